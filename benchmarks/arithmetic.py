@@ -1,6 +1,7 @@
 """The main job end to end on a task made here: a model from scratch learns to add, by examples and then by PPO.
 
-    .venv/bin/python benchmarks/arithmetic.py [--shape small] [--sft-steps 800] [--steps 60] [--shared]
+    .venv/bin/python benchmarks/arithmetic.py [--shape small] [--sft-steps 800] [--steps 60] [--shared] \
+        [--seed 1] [--staleness 0]
 
 Fine-tunes a fresh model on sums, digit by digit, of which half are one too high, then runs PPO with actor, critic and
 generator from it, rewarded where the sum is right, with the manifest that a user would write. Prints where a step's
@@ -35,6 +36,7 @@ SHAPES = {
 RATES = {"tiny": 3e-3, "small": 1e-3, "0.5b": 2e-4}
 """Of fine-tuning; PPO's are a twentieth of that, its critic's a third."""
 FOLDER = Path("runs/arithmetic")
+"""The data, and a folder for each seed."""
 LARGEST = 99
 EXAMPLES = 8
 """Answers to a sum, each right or one too high."""
@@ -59,22 +61,26 @@ def make_data() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name, part in (("sft", examples), ("prompts", exact[:5000]), ("heldout", exact[5000:5512])):
         rows = [{"prompt": f"{a} + {b} =", "answer": f" {c}", "sum": str(a + b)} for a, b, c in part]
-        (FOLDER / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        file, text = FOLDER / f"{name}.jsonl", "".join(json.dumps(row) + "\n" for row in rows)
+        if not file.exists() or file.read_text() != text:  # a run beside this one may read it
+            file.write_text(text)
 
 
-def manifest(name: str, spec: dict[str, Any]) -> Path:
+def manifest(name: str, folder: Path, spec: dict[str, Any]) -> Path:
+    """The job `name`, to be run in `folder`."""
     document = {
         "apiVersion": "rlhf.dev/v1alpha1",
         "kind": "RLHFJob",
         "metadata": {"name": name},
-        "spec": {"algorithm": name, "seed": 1, **spec},
+        "spec": {"algorithm": name, **spec},
     }
-    file = FOLDER / f"{name}.yaml"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    file = folder.with_suffix(".yaml")
     file.write_text(json.dumps(document, indent=1))  # YAML as well
     return file
 
 
-def sft(shape: str, dtype: str, steps: int) -> Path:
+def sft(shape: str, dtype: str, steps: int, seed: int, folder: Path) -> Path:
     config = {
         **SHAPES[shape],
         "num_key_value_heads": 2,
@@ -83,6 +89,7 @@ def sft(shape: str, dtype: str, steps: int) -> Path:
     }
     spec = {
         "steps": steps,
+        "seed": seed,
         "model": {
             "dtype": dtype,
             "create": {"modelType": "llama", "config": config, "tokenizer": {"vocabSize": 260}},
@@ -100,13 +107,14 @@ def sft(shape: str, dtype: str, steps: int) -> Path:
         },
         "checkpoint": {"everySteps": steps},
     }
-    return manifest("sft", spec)
+    return manifest("sft", folder, spec)
 
 
-def ppo(shape: str, dtype: str, steps: int, shared: bool) -> Path:
+def ppo(shape: str, dtype: str, steps: int, seed: int, policy: Path, folder: Path, shared: bool) -> Path:
     spec = {
         "steps": steps,
-        "model": {"dtype": dtype, "policy": f"{FOLDER}/sft/policy"},
+        "seed": seed,
+        "model": {"dtype": dtype, "policy": str(policy)},
         "data": {"train": [f"{FOLDER}/prompts.jsonl"], "maxPromptLength": 16, "promptsPerStep": 512},
         "sampling": {"maxNewTokens": 8},
         "ppo": {"klCoefficient": 0.005, "gaeLambda": 1.0, "minibatchSize": 256, "epochs": 2},
@@ -124,7 +132,7 @@ def ppo(shape: str, dtype: str, steps: int, shared: bool) -> Path:
         "generator": {"sharedWithTrainer": shared},
         "checkpoint": {"everySteps": max(10, steps // 2)},
     }
-    return manifest("ppo", spec)
+    return manifest("ppo", folder, spec)
 
 
 def main() -> None:
@@ -140,26 +148,36 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--parts", nargs="+", choices=("sft", "ppo"), default=["sft", "ppo"])
     parser.add_argument("--shared", action="store_true", help="the trainer generates itself; needs no vLLM")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--staleness", type=int, default=0, help="`rollout.maxStaleness` of the PPO part")
     parser.add_argument(
         "--set", action="append", default=[], metavar="spec.path=value", help="for the PPO part"
     )
     options = parser.parse_args()
     dtype = "bfloat16" if torch.cuda.is_available() else "float32"
     make_data()
+    shape, seed = options.shape, options.seed
+    begun = FOLDER / f"seed-{seed}" / "sft"
+    trained = begun.with_name(f"ppo-{options.staleness}")
+    ahead = [f"spec.rollout.maxStaleness={options.staleness}"] if options.staleness else []
     parts = {
-        "sft": (sft(options.shape, dtype, options.sft_steps), []),
-        "ppo": (ppo(options.shape, dtype, options.steps, options.shared), options.set),
+        "sft": (sft(shape, dtype, options.sft_steps, seed, begun), begun, []),
+        "ppo": (
+            ppo(shape, dtype, options.steps, seed, begun / "policy", trained, options.shared),
+            trained,
+            ahead + options.set,
+        ),
     }
     for name in options.parts:
-        file, overrides = parts[name]
-        shutil.rmtree(FOLDER / name, ignore_errors=True)  # an earlier run's
+        file, folder, overrides = parts[name]
+        shutil.rmtree(folder, ignore_errors=True)  # an earlier run's
         began = time.monotonic()
-        rlhf_run(file, FOLDER / name, overrides, sys.stderr)
+        rlhf_run(file, folder, overrides, sys.stderr)
         print(f"{name}: {time.monotonic() - began:.1f} s", flush=True)
     if "ppo" not in options.parts:
         return
-    print(table(read(FOLDER / "ppo/metrics.jsonl"), 512))
-    rows = read(FOLDER / "ppo/evaluation.jsonl")
+    print(table(read(trained / "metrics.jsonl"), 512))
+    rows = read(trained / "evaluation.jsonl")
     print("right answers: " + ", ".join(f"{row['mean']:.3f} after step {row['step']}" for row in rows))
 
 

@@ -54,7 +54,6 @@ from rlhf_trainer.records import Prompt
 from rlhf_trainer.replay.buffer import EpisodeReplayBuffer
 from rlhf_trainer.scoring.rewards import texts
 from rlhf_trainer.training.responses import collected
-from rlhf_trainer.weights.members import VERSION_HEADER
 
 SERVERS = 2
 WORDS = 1000
@@ -63,7 +62,7 @@ WORDS = 1000
 def serve(port: int) -> None:
     async def respond(request: web.Request) -> web.StreamResponse:
         asked = Asked.model_validate_json(await request.read())
-        response = web.StreamResponse(headers={VERSION_HEADER: "1"})
+        response = web.StreamResponse()
         await response.prepare(request)
         left = asked.max_tokens
         while left:
@@ -72,7 +71,7 @@ def serve(port: int) -> None:
             tokens = [(left + i) % WORDS for i in range(count)]
             logprobs = [-0.123456789 - 1e-6 * i for i in range(count)]
             masks = [range(1, asked.kept)] * count if asked.kept else None
-            await response.write(encode(0, Kind.TOKENS if left else Kind.LENGTH, tokens, logprobs, masks))
+            await response.write(encode(0, Kind.TOKENS if left else Kind.LENGTH, 0, tokens, logprobs, masks))
         return response
 
     app = web.Application()

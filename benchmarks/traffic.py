@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from itertools import count, pairwise
+from itertools import chain, count, pairwise
 
 from rlhf_api.run import Member
 from rlhf_api.spec import Sampling
@@ -12,19 +12,21 @@ from rlhf_trainer.generation.vllm import STREAM_INTERVAL, VllmClient
 from rlhf_trainer.generation.work import Work
 from rlhf_trainer.records import Prompt
 
+NUMBERS = count()
+
 
 class Load:
     """`answers` answers of `tokens` tokens in generation at a time, asked as the trainer does and continued where new
     weights interrupt them. The first one's tokens are sent as they come, those of the others `interval` at a time, so
-    that the first shows when tokens are computed under a load of the usual kind. `times` lists when tokens of the first
-    one came, `all_times` when those of any did."""
+    that the first shows when tokens are computed under a load of the usual kind."""
 
     def __init__(
         self, http: HttpClient, member: Member, answers: int, tokens: int, interval: int = STREAM_INTERVAL
     ) -> None:
-        self.times: list[float] = []
-        self.all_times: list[float] = []
-        self._http, self._member, self._numbers = http, member, count()
+        self.works: list[Work] = []
+        self._first: list[list[float]] = []
+        self._all: list[list[float]] = []  # when the tokens of each answer came
+        self._http, self._member = http, member
         sampling = Sampling.model_validate({"maxNewTokens": tokens, "minNewTokens": tokens})
         self._tasks = []
         for i in range(answers):
@@ -35,23 +37,32 @@ class Load:
 
     async def _answer(self, client: VllmClient, *, first: bool) -> None:
         while True:
-            work = Work.begin(Prompt(f"{next(self._numbers)}", (5,) * 32, {}), 1)
+            number = next(NUMBERS)  # no two prompts share a cached prefix
+            tokens = (5 + number % 500, 5 + number // 500 % 500, *(5,) * 30)
+            work, times = Work.begin(Prompt(f"{number}", tokens, {}), 1), list[float]()
+            self.works.append(work)
+            self._all.append(times)
+            if first:
+                self._first.append(times)
             while not work.whole:
                 try:
-                    await client.ask(self._member, work, lambda: self._came(first))
+                    await client.ask(self._member, work, lambda times=times: times.append(time.monotonic()))
                 except Interrupted:
                     continue
 
-    def _came(self, first: bool) -> None:
-        now = time.monotonic()
-        self.all_times.append(now)
-        if first:
-            self.times.append(now)
+    def gaps(self, begin: float, end: float) -> dict[str, float]:
+        """Most seconds without a token, of times that overlap these: of the `first` answers, one after the other; of
+        `any` one answer, from its first token to its last; without one of `all` answers. The last two show when tokens
+        are sent, `interval` at a time."""
 
-    def longest(self, since: float, *, of_all: bool = False) -> float:
-        """Most seconds between two tokens of the first answer, or `of_all` between any two frames."""
-        times = [t for t in (self.all_times if of_all else self.times) if t >= since]
-        return max((b - a for a, b in pairwise(times)), default=0.0)
+        def longest(times: list[float]) -> float:
+            return max((b - a for a, b in pairwise(times) if a <= end and b >= begin), default=0.0)
+
+        return {
+            "first": max(longest(times) for times in self._first[:]),
+            "any": max(longest(times) for times in self._all[:]),
+            "all": longest(sorted(chain(*self._all[:]))),
+        }
 
     def stop(self) -> None:
         for task in self._tasks:

@@ -16,10 +16,12 @@ import secrets
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import boundaries
 import raw_broadcast
 import torch
 from adapters import Adapted
@@ -34,6 +36,8 @@ from rlhf_trainer.weights.buckets import pack
 from rlhf_trainer.weights.digest import Digest
 
 TIMEOUT_S = 60.0
+CHECKED = 4
+"""Responses that went on over new weights whose log-probabilities are computed again."""
 SETTLE_SECONDS = 5.0
 """Under load, until the answers under way have been read again with the new weights."""
 
@@ -70,7 +74,7 @@ class Bench:
             "timeout_s": timeout_s,
             "bucket_bytes": bucket,
             "device": self.device,
-            "clear_cache": not keep,
+            "keep": keep,
         }
         return Broadcaster(self.http, fault=self._at, **settings)
 
@@ -118,25 +122,36 @@ def proof(bench: Bench, sync: Broadcaster, rounds: int) -> None:
 
 
 def under_load(bench: Bench, bucket: int, rounds: int, answers: int, tokens: int, interval: int) -> None:
-    """To one generator with so many answers of so many tokens under way, sent so many at a time, which the trainer
-    continues: also the longest time without a token, of the first answer, whose tokens are sent as they come, and of
-    all, with what is computed anew for them and with what is kept."""
+    """To one generator with so many answers of so many tokens under way, sent so many at a time, as
+    `rollout.inFlight` says: interrupted, which the trainer continues, or going on in their streams. Also the longest
+    times without a token: in the second before the weights come, across the swap, and in the seconds after it. Of
+    responses that went on, whether each token bears the version that sampled it."""
     for keep in (False, True):
         sync = bench.sync(bucket, keep=keep)
         bench.round(sync, check=False)
         load = Load(bench.http, bench.servers[0].member(), answers, tokens, interval)
-        before = load.longest(time.monotonic() - 1.0)
+        now = time.monotonic()
+        before = now - 1.0, now
         mode = {"in_flight": "keep" if keep else "recompute", "load": answers, "interval": interval}
         for number in range(rounds):
-            at = time.monotonic()
             found = bench.round(sync, check=False)
             sync.changed([bench.servers[0].member()])
             time.sleep(SETTLE_SECONDS)
-            gaps = {"longest_gap": load.longest(at), "longest_gap_before": before}
-            gaps["longest_gap_of_all"] = load.longest(at, of_all=True)
+            began, ended = bench.at["before-commit"], bench.at["committed"]
+            spans = {"before": before, "across": (began, ended), "after": (ended, time.monotonic())}
+            gaps = {
+                f"gap_{when}_{of}": seconds
+                for when, span in spans.items()
+                for of, seconds in load.gaps(*span).items()
+            }
             tell({"what": "sync under load", **mode, "round": number, **gaps, **found})
         load.stop()
         sync.close()
+        if keep:
+            several = [work for work in load.works if len({*work.responses[0].versions}) > 1][:CHECKED]
+            found = boundaries.errors(bench.model, partial(renew, bench.model), several)
+            renew(bench.model, bench.version)
+            tell({"what": "versions of tokens", **mode, "responses": len(several), **found})
 
 
 def to_several(bench: Bench, sync: Broadcaster, rounds: int) -> None:

@@ -49,7 +49,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What a refusal prints."""
+    """Runs `rlhf`, which must refuse its arguments; returns its error output."""
     assert cli.main(arguments) == 2
     return capsys.readouterr().err
 

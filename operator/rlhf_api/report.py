@@ -110,4 +110,6 @@ class TrainerStatus(Report):
     health: HealthStatus | None = None
     over_tcp: Text | None = None
     """Reason why NCCL uses TCP on rank 0's node although the job requests RDMA."""
+    data_changed: Text | None = None
+    """Sources whose rows have changed since the checkpoint that the trainer went on from."""
     members: tuple[MemberStatus, ...] = Field((), max_length=3000)

@@ -24,8 +24,8 @@ class Rollout(Frozen):
     """Maximum number of weight versions between sampling a token and training on it; 0: generators wait while the
     policy trains."""
     in_flight: Literal["recompute", "keep"] = "recompute"
-    """A response interrupted by new weights continues with them: after its keys and values are recomputed, or with
-    those of the earlier weights."""
+    """A response under way when new weights come continues with them: after an interruption, with its keys and values
+    recomputed, or in its stream, with those of the earlier weights."""
     proximal: Literal["policy", "sampled"] = "policy"
     """Importance ratios are relative to the policy before the step, at the cost of one more forward pass, or to the
     sampler.

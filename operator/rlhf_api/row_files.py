@@ -74,6 +74,10 @@ class RowFile(Rows):
     def __len__(self) -> int:
         return len(self._starts) - 1
 
+    def checksum(self) -> int:
+        """Checksum of all rows, in their order, as they were when the file was opened."""
+        return crc32(self._sums)
+
     def row(self, index: int) -> Row:
         if not 0 <= index < len(self):
             raise IndexError(index)

@@ -24,7 +24,7 @@ _MODELS = "model_executor/models/registry.py"
 _GENERATING = ("_TEXT_GENERATION_MODELS", "_MULTIMODAL_MODELS", "_TRANSFORMERS_SUPPORTED_MODELS")
 _PLUGINS = "vllm.general_plugins"
 _CAUSAL = "models/auto/modeling_auto.py"
-"""Where transformers names its classes; vLLM runs any causal language model of these by transformers' own code."""
+"""File where transformers names its classes; vLLM runs any causal language model of these by transformers' own code."""
 
 
 def engine_problems(spec: Spec, role: Role, where: str, model: str) -> list[Problem]:

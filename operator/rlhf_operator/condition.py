@@ -7,6 +7,7 @@ from rlhf_api.status import Condition, JobStatus
 
 ConditionType = Literal[
     "Complete",
+    "DataChanged",
     "Failed",
     "Healthy",
     "PodsScheduled",

@@ -49,7 +49,7 @@ TEMPLATES = st.fixed_dictionaries(
 
 
 def values(schema: dict[str, Any], name: str = "") -> Strategy:
-    """What the schema allows."""
+    """Generates values that the schema allows."""
     if name == "template":
         return TEMPLATES
     if name == "modelCache":  # any other place needs a volume there

@@ -32,7 +32,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 OWN = {"model.policy": "org/policy", "data.train": "[rows.jsonl]", "steps": "10"}
-"""What is the user's in every experiment."""
+"""Fields that users set in every experiment."""
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -34,7 +34,7 @@ def dashboard() -> dict[str, Any]:
 
 
 def expressions(dashboard: dict[str, Any]) -> list[str]:
-    """What its panels ask Prometheus, with Grafana's variables filled in."""
+    """Queries of the dashboard's panels, with Grafana's variables filled in."""
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
     return [query.replace("$namespace", ".*").replace("$job", ".*") for query in queries]
 

@@ -22,7 +22,7 @@ MANY = Retention(last=9)
 
 
 def tensors(step: int) -> dict[str, torch.Tensor]:
-    """What changes from step to step, what never does, and an odd dtype."""
+    """Tensors of a step: some change from step to step, some never do, and some have odd dtypes."""
     generator = torch.Generator().manual_seed(step)
     return {
         "weight": torch.randn(30, 7, generator=generator),

@@ -50,7 +50,7 @@ def reshuffled(committer: Committer, own: str) -> int:
     task = SimpleNamespace(restore=lambda _: None, reorder=times.append)
     monitor = SimpleNamespace(restore=lambda _: None, rollbacks=committer.rollbacks)
     saver = SimpleNamespace(archive=Archive(own), knows=lambda _: None)
-    ctx = SimpleNamespace(ranks=ALONE, report=lambda **_: None)
+    ctx = SimpleNamespace(ranks=ALONE, report=lambda **_: None, data={})
     found: Any = (ctx, task, monitor, saver)
     Checkpoints(*found).restore(committer.cuts)
     (number,) = times

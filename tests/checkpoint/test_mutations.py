@@ -62,7 +62,7 @@ def values_changed(draw: random.Random, content: Any) -> Any:
 
 
 def outcome(load: Callable[[], Any], *errors: type[Exception]) -> Any:
-    """What it loads, or None for one of the errors that are meant."""
+    """Calls `load`; returns its result, or None if it raises one of `errors`."""
     try:
         return load()
     except errors:
@@ -102,7 +102,7 @@ def test_manifests(stored):
 
 
 def read_all(snapshot: Snapshot) -> None:
-    """What a manifest that is well-formed promises, and the store may not hold."""
+    """Reads every tensor and blob of the snapshot: its manifest may name some that the store lacks."""
     for group in snapshot.groups:
         assert all(isinstance(tensor, torch.Tensor) for tensor in snapshot.tensors(group).values())
     assert all(isinstance(snapshot.blob(name), bytes) for name in snapshot.blobs)

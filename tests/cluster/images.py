@@ -34,7 +34,7 @@ _BUILDS = {
     TRAINER: (_OURS, ("--target=trainer",)),
     SEAWEEDFS: (("tests/cluster/Dockerfile", "constraints/common.txt"), ("--file=tests/cluster/Dockerfile",)),
 }
-"""What each is made of, and how."""
+"""The sources of each image, and the arguments of its build."""
 _BASE = "localhost/python:3.11-slim-bookworm"
 _DEBIAN = (
     *("mmdebstrap", "--quiet", "--variant=minbase", "--include=python3,python3-pip,ca-certificates,libnuma1"),

@@ -50,7 +50,7 @@ def pod(name: str, image: str, *command: str, **spec: object) -> dict:
 
 
 def output(cluster: Cluster, namespace: str, manifest: dict) -> str:
-    """What a pod prints until it ends, which must be well."""
+    """Runs a pod to its end, which must be a success; returns its output."""
     kubectl(cluster.kubeconfig, "apply", "-n", namespace, "-f", "-", input=json.dumps(manifest))
     where = (manifest["metadata"]["name"], "-n", namespace)
 
@@ -174,7 +174,8 @@ def test_a_cluster_leaves_no_trace_on_the_machine(cluster: Cluster, tmp_path: Pa
 
 
 def traces() -> dict[str, list[str]]:
-    """What a cluster could leave behind: mounts, links, routes, control groups, folders, and the machine's settings."""
+    """Lists what a cluster may leave behind: mounts, links, routes, control groups, folders, and the machine's
+    settings."""
     looks = {
         "mounts": ["cat", "/proc/self/mounts"],
         "links": ["ip", "-o", "link"],

@@ -12,14 +12,14 @@ from tests.support.rlhf import SENTIMENT, Finished, succeed
 
 @dataclass(frozen=True)
 class Chain:
-    """What PPO starts from."""
+    """The finished runs whose models PPO starts from."""
 
     sft: Finished
     reward: Finished
 
     @property
     def overrides(self) -> tuple[str, str]:
-        """What turns the shipped `ppo.yaml` to these models."""
+        """Overrides with which the shipped `ppo.yaml` starts from these models."""
         return (
             f"spec.model.policy={self.sft.workdir / 'policy'}",
             f"spec.model.reward={self.reward.workdir / 'policy'}",

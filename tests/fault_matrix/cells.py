@@ -62,6 +62,8 @@ POD_VICTIMS = {
     OPERATOR: "generating",
 }
 """Of them one pod, at one moment: the second generator, and the operator that leads."""
+UNASKED = ("reward", "reference")
+"""Victims that have answered a step by the moment of it that they have in POD_VICTIMS; before it, they have not."""
 POD_FAULTS = ("SIGKILL", "SIGTERM", "eviction", "node lost")
 NODE, EVERY_NODE = "node of a trainer and a generator", "every node"
 CONTROL_FAULTS = {
@@ -69,7 +71,8 @@ CONTROL_FAULTS = {
     ETCD: ("SIGKILL", "SIGSTOP"),
     OPERATOR: ("SIGSTOP", "connections cut"),
 }
-"""What nobody of the job talks to, and what happens to it while generators generate."""
+"""Parts of the control plane, with their faults, injected while generators generate. No process of the job calls
+them."""
 AT_ONCE = "API server, operator, a generator's node"
 """All three, of which the API server is only stopped."""
 STORE_FAULTS = ("connections cut", "SIGKILL", "SIGSTOP", "disk full")
@@ -102,6 +105,8 @@ def cells(mode: Mode) -> Iterator[Cell]:
         for fault in POD_FAULTS:
             for victim, moment in POD_VICTIMS.items():
                 yield Cell(mode, victim, fault, moment)
+        for victim in UNASKED:
+            yield Cell(mode, victim, "node lost", "generating")
         for victim in (NODE, EVERY_NODE):
             yield Cell(mode, victim, "drain", "generating")
         for victim, faults in CONTROL_FAULTS.items():

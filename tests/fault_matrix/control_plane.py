@@ -24,7 +24,7 @@ def server(place: Place, victim: str) -> psutil.Process:
 
 
 def cut(place: Place, senders: Sequence[str]) -> threading.Thread:
-    """What pods of these addresses, all on the first node, send to the API server is lost, for PAUSE_SECONDS."""
+    """Drops packets from pods of these addresses, all on the first node, to the API server, for PAUSE_SECONDS."""
     _lose(place, "--insert", senders)
     return later(PAUSE_SECONDS, lambda: _lose(place, "--delete", senders))
 

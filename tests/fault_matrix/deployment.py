@@ -16,6 +16,7 @@ from tests.fault_matrix import hook, nodes
 from tests.fault_matrix import reward as reward_module
 from tests.fault_matrix.cells import PODS
 from tests.fault_matrix.manifest import specification, write_prompts
+from tests.fault_matrix.meeting import FOLDER as MEETING
 from tests.fault_matrix.meeting import READY_SECONDS
 from tests.fault_matrix.pods import JOB, NAMESPACE, OnPods
 from tests.support.installed import install, uninstall, volume
@@ -25,7 +26,7 @@ from tests.support.operator import Jobs
 
 from rlhf_operator.cluster.pod import USER
 
-_HOOK = "hook"
+HOOK = "hook"
 
 
 @contextmanager
@@ -51,16 +52,7 @@ def on_pods(folder: Path) -> Iterator[OnPods]:
 
 def _begin(place: Place, workspace: Path) -> OnPods:
     """Installs the chart and submits the job."""
-    for module in (hook, reward_module):
-        file = Path(module.__file__)
-        target = workspace / "tests" / "fault_matrix" / file.name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(file, target)
-    (workspace / "meeting").mkdir()
-    tiny_model(workspace / "policy", tie=False, seed=1)
-    write_prompts(workspace / "prompts.jsonl")
-    for path in (workspace, *workspace.rglob("*")):
-        shutil.chown(path, USER, USER)
+    furnish(workspace)
     workspace.chmod(0o755)
     jobs = Jobs(place.kubeconfig, NAMESPACE)
     kubectl(place.kubeconfig, "create", "namespace", NAMESPACE)
@@ -68,20 +60,39 @@ def _begin(place: Place, workspace: Path) -> OnPods:
     for each in volume(workspace):
         jobs.kubectl("apply", "-f", "-", input=json.dumps(each))
     install(place.kubeconfig)
-    # A manifest's own environment has no names that begin with RLHF_.
-    point = f"{hook.wait_at_point.__module__}:{hook.wait_at_point.__name__}"
-    settings = [f"--from-literal=RLHF_FAULTS={point}", f"--from-literal={hook.FOLDER}=/workspace/meeting"]
-    jobs.kubectl("create", "secret", "generic", _HOOK, *settings)
+    make_hook(jobs)
     jobs.apply(_document())
     jobs.until(JOB, "Running", timeout=2 * READY_SECONDS)
     return OnPods(place, workspace)
+
+
+def furnish(workspace: Path) -> None:
+    """A model, prompts, the reward and the hook, for jobs of `specification` whose pods mount the workspace."""
+    for module in (hook, reward_module):
+        file = Path(module.__file__)
+        target = workspace / "tests" / "fault_matrix" / file.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, target)
+    (workspace / MEETING).mkdir()
+    tiny_model(workspace / "policy", tie=False, seed=1)
+    write_prompts(workspace / "prompts.jsonl")
+    for path in (workspace, *workspace.rglob("*")):
+        shutil.chown(path, USER, USER)
+
+
+def make_hook(jobs: Jobs) -> None:
+    """The Secret with which the processes of a job wait at named points, as `Meeting` in the folder MEETING says."""
+    # A manifest's own environment has no names that begin with RLHF_.
+    point = f"{hook.wait_at_point.__module__}:{hook.wait_at_point.__name__}"
+    settings = [f"--from-literal=RLHF_FAULTS={point}", f"--from-literal={hook.FOLDER}=/workspace/{MEETING}"]
+    jobs.kubectl("create", "secret", "generic", HOOK, *settings)
 
 
 def _document() -> dict[str, object]:
     spec = specification(PODS, policy="policy", prompts="prompts.jsonl")
     spec["environment"] = {"OMP_NUM_THREADS": "1"}  # five roles share two cores
     spec["pods"] = {
-        "secrets": [_HOOK],
+        "secrets": [HOOK],
         "tolerations": [
             {
                 "key": f"node.kubernetes.io/{state}",

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from tests.fault_matrix.hook import ARMED, GO, REACHED
 
+FOLDER = "meeting"
+"""Name of the folder, in a workspace that pods share."""
 READY_SECONDS = 480.0
 """Deadline of every role to be ready, and of a point to be reached: that an engine hangs may be noticed after 300 s."""
 Wait = Callable[[Callable[[], bool], float], object]

@@ -66,7 +66,8 @@ checkpoints of every step to the volume that all pods share. As root, `python -m
   power, and comes back after the job has gone on. Kubernetes notices after 40 s and deletes the pod after {tolerated} s
   more, which the job's `tolerations` say. A trainer's pod has a grace of {grace} s, by its template. The operator gives
   the pod up 30 s after that. With the defaults, 300 s each, a lost node costs a trainer {more} s more, another role
-  {less} s.
+  {less} s. A reward or reference that is lost while it scores has answered the step; one that is lost while generators
+  generate has not been asked yet, so that step waits for its successor.
 - **Drain**: `kubectl drain`, then `uncordon`. When every node is drained, there is nowhere to go until `uncordon`.
 - **Connections cut**: for {pause:g} s, longer than a lease, all that the leading operator sends to the API server is
   lost; with the API server as victim, all that any operator sends. The standby may see the lease renewed only after

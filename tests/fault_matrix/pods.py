@@ -16,7 +16,7 @@ from tests.fault_matrix.account import Prompts, Tokens, newest, sampled
 from tests.fault_matrix.cells import API_SERVER, AT_ONCE, ETCD, EVERY_NODE, NODE, OPERATOR, PODS, Cell
 from tests.fault_matrix.inject import later, stop
 from tests.fault_matrix.manifest import PER_STEP
-from tests.fault_matrix.meeting import READY_SECONDS, Meeting
+from tests.fault_matrix.meeting import FOLDER, READY_SECONDS, Meeting
 from tests.fault_matrix.operators import Operators, is_up
 from tests.fault_matrix.running import NoStep, Outcome
 from tests.support.installed import SYSTEM
@@ -47,7 +47,7 @@ class OnPods:
         self._place, self._jobs = place, Jobs(place.kubeconfig, NAMESPACE)
         self._operators = Operators(place)
         self._workdir = workspace / "runs" / JOB
-        self._meeting = Meeting(workspace / "meeting", self._wait_for)
+        self._meeting = Meeting(workspace / FOLDER, self._wait_for)
         self._tokens = Tokens(self._workdir, self._counters)
         self._prompts: Prompts | None = None
 

@@ -16,8 +16,8 @@ Sampled = tuple[list[int], list[int]]
 
 
 class Responses:
-    """What snapshots hold of responses, and what became of it: each key is a prompt's id and a number among its
-    responses."""
+    """Tracks responses through the snapshots of a run: which are begun, whole, or gone. Each key is a prompt's id and
+    a number among its responses."""
 
     def __init__(self, url: str, staleness: int) -> None:
         self._archive, self._staleness = Archive(url), staleness

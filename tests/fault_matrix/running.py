@@ -39,7 +39,7 @@ class NoStep(RuntimeError):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a fault did. `seconds` from the fault to the end of the next training step; `again`: tokens that were
+    """Effects of a fault. `seconds` from the fault to the end of the next training step; `again`: tokens that were
     generated and not trained on; `events`: lines of `rlhf run` since then; `end`: how the job itself ended, if it did,
     after which it was resumed. `begun`: responses of which the newest snapshot before the fault had a part; `gone`:
     responses, begun or whole, that such a snapshot had, and that are not what was trained on nor in the newest one

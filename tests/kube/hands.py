@@ -39,7 +39,7 @@ class Hands:
         await resync.fill(self.api, self.namespace, kinds, lambda body, _: self.cache.put(body))
 
     async def sweep(self) -> resync.Swept:
-        """What a listing shows that was not seen."""
+        """Lists all objects; returns those that the cache did not have so."""
         return await resync.sweep(self.api, self.namespace, await kinds_served(self.api), self.cache)
 
     async def act(self, name: str) -> None:

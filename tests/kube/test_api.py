@@ -173,7 +173,7 @@ async def answering(answer: Callable[[web.Request], Awaitable[web.StreamResponse
 
 
 def failure(answer: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> ApiError:
-    """What `get` raises."""
+    """The error that `get` raises at this reply."""
 
     async def main() -> ApiError:
         async with answering(answer) as api:

@@ -270,6 +270,19 @@ def test_a_thousand_jobs_are_small(cache):
     assert (after - before) / 2**20 < 16
 
 
+def test_of_companions_only_the_version_is_kept(cache):
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    for number in range(1000):
+        labels = {"rlhf.dev/job": f"ppo-{number}", "note": "n" * 4000}
+        meta = {"name": "config", "namespace": "team", "uid": f"u-{number}", "resourceVersion": "7"}
+        cache.put({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {**meta, "labels": labels}})
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert cache.version("ConfigMap", ("team", "ppo-999"), "config") == 7
+    assert (after - before) / 1000 < 1 << 10
+
+
 def test_a_watch_owes_what_two_sweeps_show_and_it_has_not_told():
     cache, busy, lost, brief = Cache(), pod(10, "busy"), pod(11, "lost", 1), pod(12, "brief", 2)
     cache.put(pod(9, "busy"))

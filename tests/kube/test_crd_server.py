@@ -69,7 +69,7 @@ STATUS = {
 
 
 def create(cluster: Cluster, namespace: str, *items: Any, dry: bool = False) -> list[Any]:
-    """What the server made of the objects. Raises KubectlError with what it refuses."""
+    """Creates the objects; returns them as the server stores them. Raises KubectlError with its refusals."""
     text = kubectl(
         cluster.kubeconfig,
         *("create", "-n", namespace, "-f", "-", "-o", "json", "--validate=ignore"),

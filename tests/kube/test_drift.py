@@ -32,7 +32,7 @@ async def content(operator: Hands, kind: str) -> dict:
 
 
 async def resync_and_look(operator: Hands) -> list[str]:
-    """What was applied, of a job that was looked at if the listing says so."""
+    """Lists the objects, and reconciles the job if something of it differs; returns the kinds that were applied."""
     calls, operator.api._observe = [], lambda verb, kind, *_: calls.append((verb, kind))
     swept = await operator.sweep()
     if swept.touched:

@@ -104,6 +104,21 @@ def test_what_replaces_one_of_a_running_jobs_is_left_alone(operators: Operators,
     operators(body)
 
 
+def test_the_name_of_one_generators_pod_holds_up_no_other(operators: Operators, namespace: str) -> None:
+    async def body(operator: Hands) -> None:
+        spec = {"containers": [{"name": "c", "image": "theirs:1"}]}
+        metadata = {"name": "ppo-generator-0", "namespace": namespace}
+        await operator.api.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+        made = job(namespace)
+        made["spec"] = {**made["spec"], "generator": {"replicas": 3}}
+        await operator.api.create(made)
+        with pytest.raises(ApiError, match="Pod ppo-generator-0 exists already"):
+            await operator.look("ppo")
+        assert {"ppo-generator-1", "ppo-generator-2"} < await operator.names("Pod")
+
+    operators(body)
+
+
 @pytest.mark.parametrize("lost", ["ownerReferences", "labels"])
 def test_ones_own_that_has_lost_its_owner_or_its_labels_is_put_back(
     operators: Operators,

@@ -68,7 +68,7 @@ def collecting(job: RLHFJob) -> Any:
     rounds: list[int] = []
     part = SimpleNamespace(columns={"versions": torch.zeros(1)})
 
-    def answer(*_: Any) -> Any:
+    def answer(*_: Any, **__: Any) -> Any:
         rounds.append(1)
         return SimpleNamespace(rollouts=[], refused={})
 

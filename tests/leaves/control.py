@@ -97,7 +97,8 @@ def checkpoints(job: RLHFJob) -> Any:
         patch.setattr(trainer, "Archive", archive)
         patch.setattr(trainer.architectures, "register", classes)
         patch.setattr(trainer.distributed, "barrier", lambda: None)
-        trainer.work(config(job), SimpleNamespace(first=True, watch_each_other=lambda _: None), None)
+        ranks = SimpleNamespace(first=True, watch_each_other=lambda _: None, share=lambda make: make())
+        trainer.work(config(job), ranks, None)
     return found, [(given, named["patience"]) for given, named in archive.told], classes.told
 
 

@@ -18,7 +18,7 @@ from rlhf_operator import plan_command
 from rlhf_operator.budget import Restarts, left
 from rlhf_operator.cluster.autoscale import needed
 from rlhf_operator.cluster.desired_reader import DesiredReader
-from rlhf_operator.cluster.gangs import GANGS
+from rlhf_operator.cluster.gangs import GANGS, members
 from rlhf_operator.cluster.pinned import Pinned
 from rlhf_operator.cluster.pod import NewPod, build_pod
 from rlhf_operator.cluster.snapshot import Job
@@ -62,7 +62,7 @@ def pods(job: RLHFJob) -> Any:
     made = Pinned("c", config(job), TODAY, {})
     every = [(role, i) for role in roles_of(job.spec) for i in range(replicas(job.spec, role))]
     return [build_pod(made, NewPod(role, i, 1, resume=False), "u") for role, i in every], gang.group(
-        made.config
+        made.config, members(made.config, ())
     )
 
 

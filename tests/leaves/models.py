@@ -65,7 +65,7 @@ def _model(*given: Any) -> Any:
 
 
 def engines(job: RLHFJob) -> Any:
-    """What DeepSpeed's engine of each trained model is made with, its adapter, and the learning rates."""
+    """The arguments of DeepSpeed's engine of each trained model, its adapter, and the learning rates."""
     found: list[Any] = []
     with instead(assembly, "TrainedModel") as made, pytest.MonkeyPatch.context() as patch:
         patch.setattr(assembly, "load_trained", lambda *given: deepcopy(_model(*given)))

@@ -52,7 +52,7 @@ def context(job: RLHFJob) -> Any:
     )
     services = SimpleNamespace(http=None, host="127.0.0.1", roster=None)
     return SimpleNamespace(
-        job="job", spec=job.spec, ranks=ranks, services=services, tokenizer=tokenizer(), workdir=None,
+        job="job", data={}, spec=job.spec, ranks=ranks, services=services, tokenizer=tokenizer(), workdir=None,
         report=lambda **_: None, stop_requested=lambda: False, checkpoint_requested=lambda: False,
         stop=threading.Event(),
     )  # fmt: skip

@@ -53,7 +53,7 @@ def keys(at: str) -> list[str]:
 
 
 def value(made: Any, at: str) -> Any:
-    """What a document has at a place; None where it says nothing."""
+    """The value at a place of a document; None without one."""
     for key in keys(at):
         made = made[0] if key == "[0]" and made else made.get(key) if isinstance(made, dict) else None
     return made

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,6 +23,7 @@ config = json.loads(Path(os.environ["RLHF_RUN_CONFIG"]).read_text())
 workdir = Path(config["workdir"])
 starts = workdir / f"{name}.starts"
 starts.open("a").write("x\n")
+tempfile.mkstemp(prefix=f"{name}-")  # nobody removes it
 plan = os.environ.get("FAKE_FOLLOWER" if rank else f"FAKE_{role.upper()}", "serve").split()
 number = len(starts.read_text().splitlines())
 word = plan[min(number, len(plan)) - 1]

@@ -206,7 +206,7 @@ def launched(folder: Path, **environ: str) -> Iterator[tuple["subprocess.Popen[b
 
 
 def read_until(terminal: int, words: bytes | None = None) -> bytes:
-    """What the terminal shows until then, or until its other end is closed."""
+    """Reads the terminal until it shows `words`, or until its other end is closed; returns its output."""
     shown = b""
     while words is None or words not in shown:
         assert select.select([terminal], [], [], 60)[0], shown[-4000:].decode()

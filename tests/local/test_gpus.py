@@ -23,7 +23,7 @@ def spec(**sections) -> Spec:
 
 
 def seen(spec: Spec, count: int) -> dict[str, str]:
-    """What each process sees of so many GPUs."""
+    """CUDA_VISIBLE_DEVICES of each process, on a machine with `count` GPUs."""
     each = [
         (Role.TRAINER, 0),
         (Role.GENERATOR, 0),

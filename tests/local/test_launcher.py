@@ -367,6 +367,24 @@ def test_an_interrupt_stops_everything_after_a_checkpoint(run: Run) -> None:
     assert "step 1/4" not in out
 
 
+def test_temporary_files_of_processes_go_with_the_run_or_with_its_next_start(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = tmp_path / "tmp"
+    usual.mkdir()
+    monkeypatch.setenv("TMPDIR", str(usual))
+    process = run.start(trainer="hold")
+    run.wait_for_step(2)
+    process.kill()
+    process.communicate(timeout=PATIENCE_SECONDS)
+    run.wait_for(lambda: not run.alive(), "the end of its processes")
+    (left,) = usual.iterdir()
+    assert {file.name.rpartition("-")[0] for file in left.iterdir()} > {"trainer-0", "generator-1"}
+    assert run("--resume", trainer="serve")[0] == 0
+    assert list(usual.iterdir()) == []
+    assert not (run.work / ".tmp").exists()
+
+
 def test_a_trainer_too_busy_to_answer_is_asked_to_stop_again(run: Run) -> None:
     """An optimizer's step on CPUs may keep its HTTP server waiting for longer than a request."""
     process = run.start(trainer="busy")

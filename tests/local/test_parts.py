@@ -124,6 +124,24 @@ def test_the_trainer_is_told_of_those_that_run_once_for_each_change(tmp_path: Pa
     assert told == [both, alone, alone, ["the next generator-0", *alone]]
 
 
+def test_changed_data_is_told_once_for_each_start_that_finds_it(tmp_path: Path) -> None:
+    out, reports = io.StringIO(), iter(["a.jsonl", "a.jsonl", None, "a.jsonl"])
+
+    class Control(ControlClient):
+        def __init__(self) -> None:
+            pass
+
+        async def status(self, _address: str) -> TrainerStatus:
+            return TrainerStatus(activity="training", totalSteps=4, dataChanged=next(reports))
+
+    process = Supervised(Process(Role.TRAINER, 0, 1, "http://127.0.0.1:1", "/"), tmp_path)
+    process.started, process.ready = 1.0, True
+    trainer = Trainer(process, Lines(out, 4), None)
+    for told in (1, 1, 1, 2):
+        asyncio.run(trainer.read(Control()))
+        assert out.getvalue().count("a.jsonl") == told
+
+
 def test_a_taken_port_is_named_with_its_process() -> None:
     port = _free_range(2) + 1
     with socket.socket() as taken:
@@ -499,6 +517,38 @@ def test_what_the_kernel_does_not_end_is_named_and_nothing_starts_beside_it(tmp_
     assert (said["ended"], said["at first"], said["alive"]) == (0, "", [])
     assert said["late"].startswith(f"processes of reward-0 have not ended 0 s after SIGKILL (pids: {left}); ")
     assert said["reason"].startswith("lost its supervising process, which was ended by SIGKILL; see ")
+
+
+def test_modules_of_the_current_directory_are_found_whatever_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A colon would end an entry of PYTHONPATH."""
+    here, role = tmp_path / "a:b", tmp_path / "role.py"
+    here.mkdir()
+    (here / "module_of_mine.py").write_text("print('found')\n")
+    role.write_text("import module_of_mine\n")
+    monkeypatch.chdir(here)
+    config = RunConfig(job="a", spec=job().spec, workdir=str(tmp_path))
+    process = Supervised(place(config, None)[0], tmp_path)
+    process.start(config, tmp_path / "run.json", "", lambda *_: [sys.executable, str(role)])
+    assert process.reaper is not None
+    assert process.reaper.wait(120) == 0, process.log.tail()
+    assert "found" in process.log.path.read_text()
+
+
+def test_the_configuration_of_a_run_is_on_disk_before_its_processes_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = []
+
+    def sync(opened: int) -> None:
+        path = Path(f"/proc/self/fd/{opened}").readlink()
+        synced.append((path.name, path.is_file() and path.read_text() != ""))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    workdir.write_config(tmp_path, RunConfig(job="a", spec=job().spec, workdir=str(tmp_path)))
+    folder = (tmp_path.name, False)
+    assert synced == [(".run.json.new", True), folder, ("run.json", True), folder]
 
 
 def test_a_launcher_that_stood_still_blames_nobody_for_it(tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def copied(items) -> dict[str, Tensor]:
 
 
 def sent_weights(engine: TrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """What a generator makes of the base and the adapter that it is sent."""
+    """Sends base and adapter as to a generator; yields the weights that it merges of them."""
     base, came = copied(engine.base_tensors()), copied(engine.version_tensors())
     held = HeldBase("a base", list(base.items()))
     return held.with_adapter(list(came.items()), engine.adapter.scale, engine.adapter.transposed).merged()

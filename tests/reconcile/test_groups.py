@@ -10,7 +10,7 @@ from rlhf_api.resources import plan as resource_plan
 from rlhf_api.roles import Role
 from rlhf_operator.cluster.cache import trimmed
 from rlhf_operator.cluster.consequences import KILL_SECONDS
-from rlhf_operator.cluster.gangs import GANGS
+from rlhf_operator.cluster.gangs import members as gang_members
 from rlhf_operator.cluster.kueue import workload
 from rlhf_operator.cluster.names import RANK
 from rlhf_operator.cluster.pinned import Pinned
@@ -43,7 +43,7 @@ def environment(body) -> dict[str, str]:
 def members(world: World) -> dict[str, bool]:
     """Generators that the trainer is told of, and whether they are to end."""
     pods = [Pod.of(trimmed(body)) for body in world.pods.values()]
-    found = membership(sort(world.want.spec, world.status.cluster, pods)).members
+    found = membership(sort(world.want.spec, world.status.cluster, pods), world.want.spec).members
     return {member.name: member.draining for member in found if member.role is G}
 
 
@@ -183,7 +183,7 @@ def test_all_pods_count_for_gpus_gangs_and_queues():
     planned = resource_plan(spec)[G]
     assert (planned.pods, planned.gpus) == (4, 32)
     made = Pinned.make("job", spec, TODAY)
-    assert GANGS["volcano"].group(made.config)["spec"]["minMember"] == 7
+    assert gang_members(made.config, ()) == 7
     world = running(*PAIRS, *GPUS)
     assert held([Pod.of(trimmed(body)) for body in world.pods.values()], spec)["nvidia.com/gpu"] == 32
     scaled = Pinned.make("job", job(*PAIRS, "spec.generator.autoscale={maxReplicas: 5}").spec, TODAY)
@@ -192,8 +192,28 @@ def test_all_pods_count_for_gpus_gangs_and_queues():
         assert pod_sets["generator"] == count
 
 
+def test_a_trainer_that_starts_again_waits_for_no_generator_without_a_node():
+    world = running("spec.scheduling.gang=volcano", "spec.generator.replicas=2")
+
+    def gang() -> int:
+        pods = [Pod.of(trimmed(body)) for body in world.pods.values()]
+        return gang_members(world.want.pinned.config, pods)
+
+    assert gang() == len(world.pods) == 5
+    world.overrides = ("spec.scheduling.gang=volcano", "spec.generator.replicas=9")
+    world.step()
+    assert (len(world.pods), gang()) == (12, 5)
+    world.end("job-trainer-0", 1)
+    world.step()
+    assert gang() == 5
+    del world.pods["job-generator-0"]
+    assert gang() == 4, "it may never come back"
+    world.pods.clear()
+    assert gang() == 12, "all at once, or none"
+
+
 def test_generators_of_many_pods_do_not_become_many_by_a_spec_that_has_few_pods_each():
-    """What runs keeps its pods a generator, and an operator that made a million pods would serve nobody."""
+    """A running generator keeps its number of pods: an operator that made a million pods would serve nobody."""
     world = running("spec.generator={replicas: 2, tensorParallelSize: 400, podsPerReplica: 400}")
     world.overrides = ("spec.generator.replicas=1000",)
     todo = world.step()

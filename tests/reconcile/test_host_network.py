@@ -93,7 +93,7 @@ def test_the_trainer_hears_of_everybodys_own_port(address):
         }
         world.pods[name]["status"]["podIP"] = address
     pods = [Pod.of(trimmed(body)) for body in world.pods.values()]
-    members = membership(sort(job().spec, world.status.cluster, pods)).members
+    members = membership(sort(job().spec, world.status.cluster, pods), job().spec).members
     host = f"[{address}]" if ":" in address else address
     told = {member.name: member.address for member in members}
     assert told["generator-0"] == f"http://{host}:20111"

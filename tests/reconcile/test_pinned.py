@@ -2,6 +2,7 @@
 
 import copy
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,23 @@ def test_another_number_of_generators_changes_that_number_alone():
         assert old["spec"]["generator"].pop("replicas") == 1
         assert new == old
     assert after.config.spec.generator.replicas == 5
+
+
+def test_another_number_of_generators_of_a_spec_that_was_not_read_back_is_as_if_asked_for_at_once():
+    assert pinned().scaled(5) == pinned("spec.generator.replicas=5")
+    assert pinned().scaled(5).texts == pinned("spec.generator.replicas=5").texts
+
+
+def test_what_is_kept_of_a_configuration_is_small():
+    """Its ConfigMap's content is not: 19 KiB of a job whose spec is short."""
+    made = [pinned()]
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    made += [pinned(f"spec.ppo.epochs={epochs}") for epochs in range(2, 52)]
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert sum(map(len, made[-1].texts.values())) > 18 << 10
+    assert (after - before) / (len(made) - 1) < 14 << 10
 
 
 def test_a_changed_spec_is_named_and_waits():

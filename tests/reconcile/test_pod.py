@@ -10,6 +10,7 @@ from tests.api.manifests import document, job
 from rlhf_api.problems import InvalidJob
 from rlhf_api.roles import Role
 from rlhf_api.run import RunConfig, places, roles_of
+from rlhf_operator.cluster.gangs import members
 from rlhf_operator.cluster.objects import companions, owned, token, token_secret
 from rlhf_operator.cluster.pinned import Pinned
 from rlhf_operator.cluster.pod import NewPod, build_pod
@@ -198,7 +199,7 @@ def test_a_template_cannot_take_the_pod_away_from_its_job():
 
 def test_a_gang_has_all_pods_of_the_job():
     made = pinned("spec.generator.replicas=3", "spec.scheduling={gang: volcano, queue: research}")
-    group = companions(made, "job-uid", "ns")[-1]
+    group = companions(made, "job-uid", "ns", gang=members(made.config, ()))[-1]
     assert group["spec"] == {"minMember": 6, "queue": "research"}
     body = pod(Role.REWARD, "spec.scheduling.gang=volcano")
     assert body["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == group["metadata"]["name"]

@@ -30,7 +30,7 @@ class Server(Api):
 
 
 def told(monkeypatch: pytest.MonkeyPatch, *events: Event, every: float) -> list[dict[str, Any]]:
-    """What is written where the events happen one after the other."""
+    """Records the events, one after the other; returns the objects that were written."""
     server = Server()
     recorder = Recorder(server)
 

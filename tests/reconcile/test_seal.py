@@ -39,7 +39,7 @@ def image(body: dict) -> None:
 
 
 def read(change: Callable[[dict], None], settings: Settings = SETTINGS, key: bytes = KEY) -> Desired:
-    """What another operator makes of a running job whose ConfigMap was changed, and then its spec."""
+    """Reads, as another operator, a running job whose ConfigMap was changed, and then its spec."""
     world = World(defaults=settings.defaults)
     world.step()
     (pinned,) = world.configs.values()

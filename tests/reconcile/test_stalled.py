@@ -54,7 +54,7 @@ def test_a_job_that_gets_on_is_not_stalled():
 
 def test_a_trainer_that_cannot_be_reached_is_told_of_and_left_alone():
     world = running()
-    silent = world.now.timestamp()
+    silent, begun = world.now.timestamp(), stamp(world.now)
     world.step(SILENT_SECONDS - 1, silent_since=silent)
     world.step(2, silent_since=silent)
     assert stalled(world)[0] == "False"
@@ -64,6 +64,8 @@ def test_a_trainer_that_cannot_be_reached_is_told_of_and_left_alone():
     since = world.status.conditions
     world.step(60, silent_since=silent)
     assert world.status.conditions == since  # nothing to write
+    world.step(silent_since=silent, complaint="the trainer refuses the job's token")
+    assert stalled(world)[2] == f"since {begun}: the trainer refuses the job's token"
     world.step()
     assert stalled(world)[0] == "False"
 
@@ -100,6 +102,20 @@ def unplaced(world: World, *pods: str) -> None:
         said = {"reason": "Unschedulable", "message": "0/9 nodes are available"}
         condition = {"type": "PodScheduled", "status": "False", **said}
         world.pods[name]["status"] = {"phase": "Pending", "conditions": [condition]}
+
+
+def test_the_trainer_is_told_how_many_generators_have_no_node():
+    """It waits for all others when it starts."""
+    world = running("spec.generator.replicas=2")
+    assert world.look().members.unplaced == {}
+    world.overrides = ("spec.generator.replicas=4",)
+    world.step()
+    unplaced(world, "job-generator-2", "job-generator-3")
+    assert world.look().members.unplaced == {Role.GENERATOR: 2}
+    del world.pods["job-generator-3"]
+    assert world.look(refused="exceeded quota").members.unplaced == {Role.GENERATOR: 2}
+    world.settle()
+    assert world.look().members.unplaced == {}
 
 
 def test_gangs_that_hold_gpus_for_each_other_are_told_of():
@@ -340,13 +356,16 @@ def test_a_trainer_that_hangs_again_and_again_uses_up_its_budget():
     assert "made no progress for 900 s" in world.status.message
 
 
-def test_nccl_over_tcp_where_rdma_was_asked_for_is_a_condition_and_one_event():
+@pytest.mark.parametrize(
+    ("field", "kind", "reason"),
+    [("over_tcp", "SlowNetwork", "NcclOverTcp"), ("data_changed", "DataChanged", "OtherRows")],
+)
+def test_what_the_trainer_warns_of_is_a_condition_and_one_event(field, kind, reason):
     world, why = running(), "NCCL goes over TCP though the job asks for RDMA (rdma/hca): no device"
-    assert "SlowNetwork" not in reasons(world)
-    world.trainer = world.trainer.model_copy(update={"over_tcp": why})
+    assert kind not in reasons(world)
+    world.trainer = world.trainer.model_copy(update={field: why})
     world.step()
     world.step()
-    (found,) = (c for c in world.status.conditions if c.type == "SlowNetwork")
-    assert (found.status, found.reason, found.message) == ("True", "NcclOverTcp", why)
-    assert [event for event in world.events if event[0] == "NcclOverTcp"] == [("NcclOverTcp", why)]
-    assert stalled(world)[0] == "False"
+    (found,) = (c for c in world.status.conditions if c.type == kind)
+    assert (found.status, found.reason, found.message) == ("True", reason, why)
+    assert [event for event in world.events if event[0] == reason] == [(reason, why)]

@@ -233,12 +233,14 @@ def test_a_job_from_before_the_key_was_changed_is_talked_to_by_the_former_key():
             assert asked == [("GET", False), ("GET", True)]
             assert await trainers.tell(job("a"), pods, Membership())
             assert asked[-1] == ("PUT", True)
+            assert (trainers.complaint(job("a")), trainers.key(job("a"))) == ("", former)
             await trainers.close()
 
             stranger = TrainerClient(new)
             assert await stranger.read(job("a"), pods) is None
             while stranger.silent_since(job("a")) is None:
                 await stranger.read(job("a"), pods)
+            assert "refuses the job's token: it is of another key" in stranger.complaint(job("a"))
             await stranger.close()
 
     asyncio.run(main())

@@ -4,6 +4,7 @@ import asyncio
 import json
 import ssl
 import subprocess
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -102,17 +103,18 @@ def settings(folder: Path) -> Settings:
     return Settings("image", b"k" * 32, webhook_port=port, webhook_certificates=str(folder))
 
 
-def test_it_serves_tls_and_takes_a_renewed_certificate(certificate):
-    async def post(made: Settings, body: bytes) -> tuple[int, dict, str]:
-        trust = ssl.create_default_context(cafile=str(certificate / "tls.crt"))
-        url = f"https://localhost:{made.webhook_port}/validate"
-        async with (
-            aiohttp.ClientSession() as session,
-            session.post(url, data=body, ssl=trust) as answer,
-        ):
-            text = await answer.text()
-            return answer.status, json.loads(text) if answer.ok else {}, text
+async def post(made: Settings, body: bytes) -> tuple[int, dict, str]:
+    trust = ssl.create_default_context(cafile=str(Path(made.webhook_certificates, "tls.crt")))
+    url = f"https://localhost:{made.webhook_port}/validate"
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(url, data=body, ssl=trust) as answer,
+    ):
+        text = await answer.text()
+        return answer.status, json.loads(text) if answer.ok else {}, text
 
+
+def test_it_serves_tls_and_takes_a_renewed_certificate(certificate):
     async def story() -> None:
         made = settings(certificate)
         runner = await webhook.serve(made)
@@ -127,6 +129,34 @@ def test_it_serves_tls_and_takes_a_renewed_certificate(certificate):
                 assert "not an AdmissionReview" in text
             issue(certificate, "second")
             assert (await post(made, good))[0] == 200  # trusts the second only
+        finally:
+            await runner.cleanup()
+
+    asyncio.run(story())
+
+
+def test_the_operator_works_on_while_a_job_is_validated(certificate, monkeypatch):
+    """A spec of a megabyte takes a second or two, in which no other job would be looked at."""
+    begun, worked_on = threading.Event(), threading.Event()
+
+    def review(*arguments) -> dict:
+        begun.set()
+        assert worked_on.wait(20), "the event loop waits for this"
+        return webhook_review(*arguments)
+
+    webhook_review = webhook.review
+    monkeypatch.setattr(webhook, "review", review)
+
+    async def story() -> None:
+        made = settings(certificate)
+        runner = await webhook.serve(made)
+        assert runner is not None
+        try:
+            call = asyncio.create_task(post(made, json.dumps(asked()).encode()))
+            while not begun.is_set():
+                await asyncio.sleep(0.01)
+            worked_on.set()
+            assert (await call)[1]["response"]["allowed"]
         finally:
             await runner.cleanup()
 

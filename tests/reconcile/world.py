@@ -46,7 +46,7 @@ class World:
     configs: dict[str, Pinned] = field(default_factory=dict)
     status: JobStatus | None = None
     written: dict[str, Any] = field(default_factory=dict)
-    """What another release has written into the status."""
+    """Fields of the status written by another release."""
     now: datetime.datetime = START
     generation: int = 0
     trainer: TrainerStatus | None = None
@@ -92,7 +92,7 @@ class World:
         return todo
 
     def carry_out(self, todo: Plan, *, only: Callable[[str], bool] = lambda _what: True) -> None:
-        """What the operator does with a plan; `only` says which parts it still gets to do."""
+        """Carries out a plan as the operator does; `only` selects the parts that it does before it ends."""
         if not only("status"):
             return
         self.status = todo.status or self.status
@@ -193,7 +193,7 @@ def running(*overrides: str) -> World:
 
 
 def names(todo: Plan) -> tuple[Sequence[str], Sequence[str]]:
-    """What a plan makes and deletes."""
+    """Names of the pods that a plan creates, and of those that it deletes."""
     made = [pod_name("job", new.role, new.index, new.rank) for new in todo.create]
     return made, [d.name for d in todo.delete]
 

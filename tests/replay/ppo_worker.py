@@ -140,7 +140,7 @@ def engine(kind: type, labels: int, rate: float, lora: Lora | None = None) -> Tr
 
 
 class Snapshot:
-    """What a checkpoint holds, through JSON and copies."""
+    """A checkpoint of a task in memory: its state through JSON, its tensors copied."""
 
     def __init__(self, task: OnlineTask, ranks: Ranks, step: int) -> None:
         self.step = step

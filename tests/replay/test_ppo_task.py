@@ -10,7 +10,7 @@ from tests.support.forks import run_ranks
 
 
 def ran(folder: Path, world: int) -> list[dict[str, Any]]:
-    """What each rank found."""
+    """Runs the worker on every rank; returns the results by rank."""
     run_ranks(world, "tests.replay.ppo_worker", str(folder), folder=folder)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
 

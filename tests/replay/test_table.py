@@ -37,6 +37,14 @@ def test_an_episode_survives_bit_for_bit(number, lengths, trained):
     assert (back.number, back.prompt_ids, back.trained) == (made.number, made.prompt_ids, trained)
 
 
+def test_long_responses_survive_in_several_row_groups():
+    """Parquet's writer holds a whole row group in memory, so a group has about 2^19 tokens."""
+    made = episode(2, lengths=((1, 200_000),) * 5)
+    data = encode(made, lambda sequences: (["p"] * len(sequences), ["r"] * len(sequences)))
+    assert pq.ParquetFile(io.BytesIO(data)).num_row_groups == 3
+    assert same(decode(data).columns, made.columns)
+
+
 def test_odd_floats_survive():
     made = episode(1)
     odd = torch.tensor([float("nan"), -0.0, float("inf"), 1e-45, -float("inf"), 0.1])

@@ -92,7 +92,7 @@ class FakeNodes:
         await self._call("PATCH", f"/api/v1/nodes/{NODE}/status", {"status": {"conditions": [ready]}}, _MERGE)
 
     async def _watch(self) -> None:
-        """What a list shows and what a watch adds to it, again and again."""
+        """Lists and watches the pods, again and again."""
         path = f"/api/v1/pods?labelSelector={LABELS}"
         while True:
             try:

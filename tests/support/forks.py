@@ -27,7 +27,7 @@ def fork(
 
 
 def torchrun(ranks: int) -> list[dict[str, str]]:
-    """What torchrun tells each rank of a group on this host."""
+    """The environment that torchrun gives each rank of a group on this host."""
     world = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     found = [{"RANK": rank, "LOCAL_RANK": rank, **world, **where} for rank in range(ranks)]

@@ -17,7 +17,7 @@ class HelmError(Exception):
 
 
 def helm(*arguments: str, kubeconfig: Path | None = None, input: str | None = None) -> str:
-    """What helm prints. Raises HelmError with what it complains about."""
+    """Runs helm; returns its output. Raises HelmError with its error output."""
     cluster = [f"--kubeconfig={kubeconfig}"] if kubeconfig else []
     done = subprocess.run(
         [str(_HELM), *arguments, *cluster],

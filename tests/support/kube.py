@@ -23,7 +23,7 @@ class KubectlError(Exception):
 
 
 def kubectl(kubeconfig: Path, *arguments: str, input: str | None = None, timeout: float = 60) -> str:
-    """What kubectl prints. Raises KubectlError with what it complains about, or when `timeout` is over."""
+    """Runs kubectl; returns its output. Raises KubectlError with its error output, or after `timeout` seconds."""
     environment = os.environ | {"KUBECACHEDIR": str(kubeconfig.parent / "cache")}
     command = [str(_KUBECTL), f"--kubeconfig={kubeconfig}", *arguments]
     try:

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "metrics.md"
 MODELS = r"(policy_|critic_)?"
 OF_EXAMPLES = {"chosen_share"}
-"""What the losses of algorithms of one's own in examples/ return."""
+"""Metrics of the losses of algorithms of one's own in examples/."""
 
 
 @cache

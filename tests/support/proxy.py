@@ -17,7 +17,7 @@ from tests.support.ports import free_port
 _HOP = {"connection", "transfer-encoding", "content-length", "content-encoding", "host", "keep-alive"}
 _REASONS = {409: "Conflict", 429: "TooManyRequests", 500: "InternalError", 503: "ServiceUnavailable"}
 _MISTAKES = (409,)
-"""What a server says only to those who write."""
+"""Statuses that are replies to writes alone."""
 
 
 class Proxy:

@@ -47,11 +47,11 @@ class Clock:
 @contextmanager
 def clock() -> Iterator[Clock]:
     """Of all rounds that begin in the block."""
-    made, progress, check_late = Clock(), Assignments.progress, Assignments.check_late
+    made, progress, check_late = Clock(), Assigned.progress, Assignments.check_late
 
-    def heard(self: Assignments, assigned: Assigned) -> None:
-        progress(self, assigned)
-        made.progress(assigned.place)
+    def heard(self: Assigned) -> None:
+        progress(self)
+        made.progress(self.place)
 
     def look(self: Assignments, assigned: Assigned) -> bool:
         made.look(self._load)
@@ -61,6 +61,6 @@ def clock() -> Iterator[Clock]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(assignments, "time", SimpleNamespace(monotonic=lambda: made.now))
         patch.setattr(dispatch, "LOOK_SECONDS", LOOK_SECONDS)
-        patch.setattr(Assignments, "progress", heard)
+        patch.setattr(Assigned, "progress", heard)
         patch.setattr(Assignments, "check_late", look)
         yield made

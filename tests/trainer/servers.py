@@ -12,7 +12,6 @@ from rlhf_api.run import Member
 from rlhf_trainer.comms.control import healthy
 from rlhf_trainer.comms.frames import GENERATE, Kind, encode, encode_error
 from rlhf_trainer.comms.http import HttpClient
-from rlhf_trainer.weights.members import VERSION_HEADER
 
 IN_STREAM = -1
 """A `status` that is told after the reply has begun."""
@@ -47,7 +46,7 @@ class Generator:
     async def _start(self) -> web.AppRunner:
         app = web.Application()
         app.add_routes([web.get("/health", healthy), web.post(GENERATE, self._respond)])
-        runner = web.AppRunner(app, handler_cancellation=True)
+        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         return runner
@@ -61,7 +60,7 @@ class Generator:
             failing = self._fails is not None and len(self.asked) > self._fails
             if failing and self._status > 0:
                 return web.json_response({"error": "no"}, status=self._status)
-            response = web.StreamResponse(headers={VERSION_HEADER: str(self.version)})
+            response = web.StreamResponse()
             await response.prepare(request)
             while not self.open.is_set():
                 await asyncio.sleep(0.01)
@@ -79,7 +78,7 @@ class Generator:
             for k in reversed(range(body["n"])):
                 await self.wait(first, next(pauses, 0))
                 reason = self.finish_reason if place else Kind.TOKENS
-                await send(response, k, [k if place else first], reason or Kind.TOKENS)
+                await send(response, k, [k if place else first], reason or Kind.TOKENS, self.version)
             if failing and self._status == 0:  # dies in the middle of a response
                 self._transport(response).close()
                 return None
@@ -105,7 +104,7 @@ class Generator:
 
 
 async def send(
-    response: web.StreamResponse, number: int, tokens: list[int], kind: Kind = Kind.TOKENS
+    response: web.StreamResponse, number: int, tokens: list[int], kind: Kind = Kind.TOKENS, version: int = 0
 ) -> None:
     """A frame, with log-probabilities of -0.5 a token."""
-    await response.write(encode(number, kind, tokens, [-0.5] * len(tokens)))
+    await response.write(encode(number, kind, version, tokens, [-0.5] * len(tokens)))

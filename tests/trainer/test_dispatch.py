@@ -47,7 +47,7 @@ def rounds(client: Doors) -> "Dispatch[int, int]":
 
 @pytest.mark.parametrize("turns", range(8))
 def test_a_round_that_is_cancelled_just_as_a_result_comes_ends(turns):
-    """Whatever the number of the loop's turns between the two."""
+    """`turns`: turns of the event loop between the result and the cancellation."""
 
     async def cancel() -> None:
         client = Doors(2)

@@ -15,6 +15,7 @@ from tests.support.kube import eventually
 from tests.trainer import deadlines
 from tests.trainer.servers import Generator
 
+from rlhf_api.roles import Role
 from rlhf_api.run import Membership, RunConfig
 from rlhf_trainer.comms.control import Control
 from rlhf_trainer.comms.http import HttpClient
@@ -66,6 +67,8 @@ class Sent:
         self.servers: dict[str, Generator] = {}
         self.failures, self.silent = 0, False
         """So many times nobody takes them: silent, or with a reason."""
+        self.left_out: set[str] = set()
+        """Names of those that do not take them."""
 
     def send(self, members, tensors, version, committing, base) -> BroadcastReport:
         self.came.append([name for part in (base and base.tensors, tensors) if part for name, _ in part()])
@@ -77,10 +80,12 @@ class Sent:
         committing()
         self.members.append([member.name for member in members])
         self.versions.append(version)
-        for member in members:
+        holders = tuple(member for member in members if member.name not in self.left_out)
+        for member in holders:
             self.servers[member.name].version = version
+        lost = dict.fromkeys(set(members) - set(holders), "why")
         took = {"wire_seconds": 0.0, "pause_seconds": 0.5 * version, "base_bytes": 100 if base else 0}
-        return BroadcastReport(version, len(self.members), "", tuple(members), {}, 7, 0.0, 1, **took)
+        return BroadcastReport(version, len(self.members), "", holders, lost, 7, 0.0, 1, **took)
 
     def changed(self, holders) -> str:
         self.looked.append([member.name for member in holders])
@@ -96,13 +101,19 @@ class World:
         ranks: Ranks = ALONE,
         *,
         staleness: int = 0,
+        in_flight: str = "recompute",
         max_new_tokens: int = 256,
         startup_seconds: int = 120,
+        replicas: int = 1,
     ) -> None:
         more = {
-            "rollout": {"maxStaleness": staleness},
+            "rollout": {"maxStaleness": staleness, "inFlight": in_flight},
             "sampling": {"maxNewTokens": max_new_tokens},
-            "generator": {**CONFIG["spec"]["generator"], "startupTimeoutSeconds": startup_seconds},
+            "generator": {
+                **CONFIG["spec"]["generator"],
+                "startupTimeoutSeconds": startup_seconds,
+                "replicas": replicas,
+            },
         }
         config = RunConfig.model_validate_json(json.dumps({**CONFIG, "spec": {**CONFIG["spec"], **more}}))
         self.control, self.sent = Control(1), Sent()
@@ -115,10 +126,14 @@ class World:
         self.policy: Any = Policy()
         self.fleet = Fleet(run, self.policy, *((self.sent, client) if ranks.first else (None, None)))
 
-    def announce(self, *generators: Generator, draining: tuple[Generator, ...] = ()) -> None:
+    def announce(
+        self, *generators: Generator, draining: tuple[Generator, ...] = (), unplaced: int = 0
+    ) -> None:
         self.sent.servers |= {g.member.name: g for g in (*generators, *draining)}
         leaving = [g.member.model_copy(update={"draining": True}) for g in draining]
-        self.control._members = Membership(members=(*(g.member for g in generators), *leaving)).members
+        self.control._membership = Membership(
+            members=(*(g.member for g in generators), *leaving), unplaced={Role.GENERATOR: unplaced}
+        )
 
 
 @pytest.fixture
@@ -130,6 +145,20 @@ def http() -> Iterator[HttpClient]:
 @pytest.fixture
 def world(http) -> World:
     return World(http)
+
+
+def test_a_generator_without_a_node_is_not_waited_for(http):
+    """As after `kubectl scale` beyond the room of the cluster, where it would hold up each start of the trainer."""
+    world = World(http, replicas=3)
+    world.announce(Generator(http, "a"), Generator(http, "b"), unplaced=1)
+    world.control.stop_requested.set()  # which ends any wait
+    world.fleet.weights.publish(0)
+    assert world.sent.members == [["a", "b"]]
+    world = World(http, replicas=3)
+    world.announce(Generator(http, "a"), unplaced=1)
+    world.control.stop_requested.set()
+    with pytest.raises(Stopped):
+        world.fleet.weights.publish(0)
 
 
 def test_the_queue_is_told_and_ends_empty(world, http):

@@ -8,6 +8,7 @@ import pytest
 
 from rlhf_trainer.comms.frames import (
     MOST_TOKENS,
+    NO_VERSION,
     Frame,
     FrameReader,
     Kind,
@@ -30,48 +31,52 @@ def test_frames_come_whole_however_they_are_cut_into_packets():
     for number in range(50):
         tokens = [rng.randrange(1 << 31) for _ in range(rng.randrange(40))]
         logprobs = array("f", [-rng.expovariate(1) for _ in tokens])
-        wanted.append((number, Kind(number % 4), tokens, logprobs))
-        sent += encode(number, Kind(number % 4), tokens, logprobs)
+        wanted.append((number, Kind(number % 4), 3 * number, tokens, logprobs))
+        sent += encode(number, Kind(number % 4), 3 * number, tokens, logprobs)
     cuts = sorted(rng.sample(range(len(sent)), 200))
     parts = [sent[a:b] for a, b in zip([0, *cuts], [*cuts, len(sent)], strict=True)]
     found = read(*parts)
-    assert [(f.response, f.kind, list(f.tokens), f.logprobs) for f in found] == wanted, "bit for bit"
+    assert [(f.response, f.kind, f.version, list(f.tokens), f.logprobs) for f in found] == wanted, (
+        "bit for bit"
+    )
     assert read(sent) == found
 
 
 def test_the_bytes_are_the_same_on_every_machine():
-    sent = encode(2, Kind.STOP, [1, 258], [-0.5, 0.0])
-    assert sent == bytes.fromhex("10000000 02000000 01000000 02000000 01000000 02010000 000000bf 00000000")
+    sent = encode(2, Kind.STOP, 515, [1, 258], [-0.5, 0.0])
+    header = "10000000 02000000 01000000 02000000 03020000"
+    assert sent == bytes.fromhex(f"{header} 01000000 02010000 000000bf 00000000")
 
 
 def test_a_sampling_mask_comes_with_its_tokens_for_four_bytes_each_and_one_count():
     masks = [[7], [], [1, 2]]
-    sent = encode(1, Kind.LENGTH, [5, 6, 8], [-0.5] * 3, masks)
-    assert len(sent) == 16 + 3 * 12 + 3 * 4
+    sent = encode(1, Kind.LENGTH, 0, [5, 6, 8], [-0.5] * 3, masks)
+    assert len(sent) == 20 + 3 * 12 + 3 * 4
     (found,) = read(sent)
     assert (list(found.tokens), list(found.counts), list(found.kept)) == ([5, 6, 8], [1, 0, 2], [7, 1, 2])
-    (plain,) = read(encode(1, Kind.LENGTH, [5], [-0.5]))
+    (plain,) = read(encode(1, Kind.LENGTH, 0, [5], [-0.5]))
     assert not plain.counts
     assert not plain.kept
     with pytest.raises(ValueError, match="1 tokens with 1 log-probabilities and 2 sampling masks"):
-        encode(0, Kind.TOKENS, [6], [-0.5], [[], []])
+        encode(0, Kind.TOKENS, 0, [6], [-0.5], [[], []])
 
 
 def test_more_tokens_than_one_frame_takes_are_several_whose_last_says_the_end():
     count = 2 * MOST_TOKENS + 1
-    found = read(encode(0, Kind.LENGTH, range(count), [-0.5] * count))
+    found = read(encode(0, Kind.LENGTH, 7, range(count), [-0.5] * count))
     assert [frame.kind for frame in found] == [Kind.TOKENS, Kind.TOKENS, Kind.LENGTH]
+    assert {frame.version for frame in found} == {7}
     assert [token for frame in found for token in frame.tokens] == list(range(count))
 
 
-def header(size: int, number: int, count: int = 1) -> bytes:
-    return struct.pack("<IIII", size, 0, number, count)
+def header(size: int, number: int, count: int = 1, version: int = 0) -> bytes:
+    return struct.pack("<IIIIi", size, 0, number, count, version)
 
 
 @pytest.mark.parametrize(
     ("sent", "says"),
     [
-        (b"data: {}\n\ndata: {}", "unknown kind of frame: [0-9]+"),
+        (b"data: {}\n\ndata: {}\n\n", "unknown kind of frame: [0-9]+"),
         (
             header(8 * MOST_TOKENS + 8, 0, MOST_TOKENS + 1),
             "32776 bytes and 4097 tokens; one of TOKENS has at most",
@@ -90,7 +95,8 @@ def header(size: int, number: int, count: int = 1) -> bytes:
         (header(8, 0) + struct.pack("<if", 1, float("nan")), "not finite"),
         (header(8, 0) + struct.pack("<if", 1, float("-inf")), "not finite"),
         (header(8, 0) + struct.pack("<if", 1, 0.5), "0.5 is not a log-probability"),
-        (header(8, 0) + b"1234", "ended 20 bytes into a frame"),
+        (header(8, 0) + b"1234", "ended 24 bytes into a frame"),
+        (header(8, 0, 1, NO_VERSION) + struct.pack("<if", 1, -0.5), "1 tokens of no weight version"),
         (header(2, 4, 0) + b"{}", "an ERROR frame without a valid message"),
     ],
 )
@@ -102,11 +108,11 @@ def test_what_is_no_frame_is_refused(sent, says):
 def test_an_error_is_raised_with_its_code_however_long_its_text():
     for text in ("too long", "\x00" * 100_000, "\U0001f600" * 100_000):
         with pytest.raises(RequestFailed) as caught:
-            read(encode(0, Kind.TOKENS, [1], [-0.5]), encode_error(400, text))
+            read(encode(0, Kind.TOKENS, 0, [1], [-0.5]), encode_error(400, text))
         assert caught.value.code == 400
         assert text.startswith(str(caught.value))
 
 
 def test_each_token_needs_its_log_probability():
     with pytest.raises(ValueError, match="1 tokens with 0 log-probabilities"):
-        encode(0, Kind.TOKENS, [6], [])
+        encode(0, Kind.TOKENS, 0, [6], [])

@@ -31,7 +31,7 @@ PROMPTS = [Prompt(f"0/{i}", tuple(range(65, 65 + n)), {}) for i, n in enumerate(
 
 @dataclass
 class Local:
-    """What generation needs of an engine: a whole model on one device, without DeepSpeed around it."""
+    """The part of an engine that generation uses: a whole model on one device, without DeepSpeed around it."""
 
     model: LlamaForCausalLM
     micro_batch_tokens: int = 60  # a few prompts to a batch

@@ -77,6 +77,36 @@ def test_of_an_error_s_text_only_the_start_is_read():
             assert (caught.value.status, caught.value.body) == (500, "\ufffd" * module.ERROR_BYTES)
 
 
+@pytest.mark.parametrize(("status", "after"), [(429, "7"), (408, ""), (429, "soon")])
+def test_a_busy_server_is_asked_again_when_it_says(status, after, monkeypatch):
+    """The wait is as long as `Retry-After` says, or a second. Each of the requests is refused twice."""
+    left, waits, sleep = [6], list[float](), asyncio.sleep
+
+    async def recorded(seconds: float) -> None:
+        waits.append(seconds)
+        await sleep(0)
+
+    async def answer(_request: web.Request) -> web.Response:
+        left[0] -= 1
+        return web.Response(text="done") if left[0] % 3 == 0 else busy()
+
+    def busy() -> web.Response:
+        return web.Response(status=status, headers={"Retry-After": after})
+
+    app = web.Application()
+    app.add_routes([web.post("/", answer)])
+    runner = web.AppRunner(app)
+    with HttpClient("token") as http:
+        http.run(runner.setup())
+        http.run(web.TCPSite(runner, "127.0.0.1", 0).start())
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}/"
+        monkeypatch.setattr(asyncio, "sleep", recorded)
+        assert http.run(http.post_bytes(url, b"")) == b"done"
+        assert http.run(stream(http, url)) == b"done"
+        monkeypatch.undo()
+    assert waits == [7.0 if after == "7" else 1.0] * 4
+
+
 class Counting:
     """A server that holds every request until all that are wanted are here, and counts those at once."""
 

@@ -96,7 +96,7 @@ class Rank:
         return self.out.read_text().strip()
 
     def ends(self) -> str:
-        """What it said to its end."""
+        """Waits for the process's end; returns its whole output."""
         self.process.join(240)
         assert self.process.exitcode is not None
         return self.said()

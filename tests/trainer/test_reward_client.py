@@ -38,7 +38,7 @@ class Job:
         http.run(web.TCPSite(runner, "127.0.0.1", 0).start())
         address = f"http://127.0.0.1:{runner.addresses[0][1]}"
         member = Member(role=Role.REWARD, name="reward-0", uid="0", address=address)
-        self.control._members = Membership(members=(member,)).members
+        self.control._membership = Membership(members=(member,))
 
     def _scores(self, message):
         sequences, rows = unpack(message), [row["i"] for row in rows_of(message)]

@@ -20,9 +20,10 @@ from tests.support.ports import free_port
 
 from rlhf_api.manifest import load
 from rlhf_api.problems import InvalidJob
+from rlhf_trainer.comms.http import retry_after
 from rlhf_trainer.scoring import service
 from rlhf_trainer.scoring.samples import Failure, Sample, score_all
-from rlhf_trainer.scoring.service import HttpService, retry_after, secret_headers
+from rlhf_trainer.scoring.service import HttpService, secret_headers
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "rewards"
 SAMPLES = [
@@ -75,7 +76,7 @@ def test_the_messages_of_the_docs_are_the_services(example):
 
 
 def serving(handle, work):
-    """What `work(url)` returns while `handle` serves; with the requests' bodies."""
+    """Runs `work(url)` while `handle` serves; returns its result and the requests' bodies."""
     bodies = []
 
     async def handler(request):

@@ -19,9 +19,10 @@ from rlhf_api.evaluation import Penalties
 from rlhf_api.run import Member
 from rlhf_api.spec import Sampling
 from rlhf_trainer import progress
+from rlhf_trainer.comms import http as module
 from rlhf_trainer.comms.assignments import Limits
 from rlhf_trainer.comms.dispatch import Observer
-from rlhf_trainer.comms.frames import Kind, encode, encode_error
+from rlhf_trainer.comms.frames import NO_VERSION, Kind, encode, encode_error
 from rlhf_trainer.comms.http import HttpClient, HttpError
 from rlhf_trainer.comms.outcomes import Interrupted
 from rlhf_trainer.data.stop_strings import StopStrings
@@ -124,6 +125,26 @@ def test_a_prompt_may_have_a_temperature_of_its_own(http):
         PATIENCE_SECONDS
     )
     assert {body["prompt"][0]: body["temperature"] for body in server.asked} == {0: 0.7, 1: 0.0}
+
+
+def test_a_prompt_whose_responses_are_not_trained_on_is_asked_for_without_sampling_masks(http):
+    server = Generator(http, "a")
+    asker = VllmClient(http, sampling=Sampling(topK=20, maxNewTokens=5), seed=1, ends=ENDS)
+    for masks in (True, False):
+        work = Work.begin(PROMPTS[0], 1, masks=masks)
+        server._stream = speaks([[7]] if masks else None)
+        http.run(asker.ask(server.member, work, lambda: None))
+    assert [body["kept"] for body in server.asked] == [20, 0]
+
+
+def speaks(kept: list[list[int]] | None):
+    """A server's one token of each response, with its sampling mask."""
+
+    async def speak(response: web.StreamResponse, body: dict, *_: object) -> None:
+        for k in range(body["n"]):
+            await response.write(encode(k, Kind.STOP, 0, [1], [-0.5], kept))
+
+    return speak
 
 
 def test_answers_come_in_the_order_of_the_prompts(http):
@@ -255,6 +276,28 @@ def test_a_request_that_is_refused_is_not_tried_elsewhere(http):
     assert len(refuses.asked) <= 2, "what was in flight, and no more"
 
 
+@pytest.mark.parametrize("status", [404, 502, 503])
+def test_a_gateway_whose_server_is_gone_is_a_generator_that_failed(status, http):
+    """Its own statuses say nothing of our request."""
+    gateway, other = Generator(http, "gateway", fails=3, status=status), Generator(http, "other")
+    done, left, failed = ask(http, PROMPTS, [gateway.member, other.member])
+    assert (len(done), left, failed) == (len(PROMPTS) * 2, [], {"gateway"})
+
+
+def test_a_generator_that_is_busy_for_ever_costs_its_prompts_their_deadline(http, monkeypatch):
+    """Three times, as one that accepts them and is silent."""
+    monkeypatch.setattr(module, "BUSY_SECONDS", 0.01)
+    busy = Generator(http, "busy", fails=0, status=429)
+    with deadlines.clock() as clock:
+
+        def look(_load: Counter[str]) -> None:
+            clock.now += 1.0
+
+        clock.look = look
+        outcome = start(http, PROMPTS[:1], [busy.member], silence=5.0).result(PATIENCE_SECONDS)
+    assert [why for _, why in outcome.refused] == ["no progress for 5 s, 3 times"]
+
+
 def test_a_prompt_that_is_refused_is_told_and_the_others_are_answered(http):
     picky = Generator(http, "a", fails=7, status=400)
     outcome = start(http, PROMPTS, [picky.member]).result(PATIENCE_SECONDS)
@@ -376,14 +419,14 @@ def whole(*frames: bytes) -> bytes:
     "reply",
     [
         b"{}",
-        encode(0, Kind.STOP, [1], [-0.5])[:-1],
-        encode(7, Kind.STOP, [1], [-0.5]),
-        encode(0, Kind.STOP, [], []),
-        encode(0, Kind.TOKENS, [1] * 6, [-0.5] * 6),
-        whole(*(encode(k, Kind.LENGTH, [1] * 4, [-0.5] * 4) for k in range(2))),
-        whole(encode(0, Kind.STOP, [1], [-0.5]), encode(0, Kind.TOKENS, [2], [-0.5])),
-        whole(*(encode(k, Kind.STOP, [VOCABULARY], [-0.5]) for k in range(2))),
-        whole(*(encode(k, Kind.STOP, [1], [0.5]) for k in range(2))),
+        encode(0, Kind.STOP, 0, [1], [-0.5])[:-1],
+        encode(7, Kind.STOP, 0, [1], [-0.5]),
+        encode(0, Kind.STOP, 0, [], []),
+        encode(0, Kind.TOKENS, 0, [1] * 6, [-0.5] * 6),
+        whole(*(encode(k, Kind.LENGTH, 0, [1] * 4, [-0.5] * 4) for k in range(2))),
+        whole(encode(0, Kind.STOP, 0, [1], [-0.5]), encode(0, Kind.TOKENS, 0, [2], [-0.5])),
+        whole(*(encode(k, Kind.STOP, 0, [VOCABULARY], [-0.5]) for k in range(2))),
+        whole(*(encode(k, Kind.STOP, 0, [1], [0.5]) for k in range(2))),
     ],
     ids=[
         *("no frame", "cut off", "no such response", "empty", "more than asked for", "short of the limit"),
@@ -404,7 +447,7 @@ def test_a_reply_that_is_not_understood_is_its_servers_fault(http, reply):
 
 def test_a_version_that_no_trainer_has_sent_is_its_servers_fault(http):
     odd, good = Generator(http, "odd"), Generator(http, "good")
-    odd.version = 1 << 31
+    odd.version = NO_VERSION
     done, left, failed = ask(http, PROMPTS, [odd.member, good.member])
     assert (left, failed) == ([], {"odd"})
     assert {version for rollout in done for version in rollout.versions} == {0}
@@ -413,14 +456,7 @@ def test_a_version_that_no_trainer_has_sent_is_its_servers_fault(http):
 def test_a_token_beyond_the_vocabulary_in_a_mask_is_its_servers_fault(http):
     odd, good = Generator(http, "odd"), Generator(http, "good")
 
-    def speaks(kept: int):
-        async def speak(response: web.StreamResponse, body: dict, *_: object) -> None:
-            for k in range(body["n"]):
-                await response.write(encode(k, Kind.STOP, [1], [-0.5], [[kept]]))
-
-        return speak
-
-    odd._stream, good._stream = speaks(VOCABULARY), speaks(VOCABULARY - 1)
+    odd._stream, good._stream = speaks([[VOCABULARY]]), speaks([[VOCABULARY - 1]])
     sampling = Sampling(answersPerPrompt=2, topK=20, maxNewTokens=5)
     asker = VllmClient(http, sampling=sampling, seed=1, ends=ENDS, vocabulary=VOCABULARY)
     members = [odd.member, good.member]
@@ -435,8 +471,8 @@ def test_a_stop_string_across_two_parts_of_a_response_ends_it(http):
     server, tokenizer = Generator(http, "a"), byte_tokenizer()
 
     async def speak(response: web.StreamResponse, *_: object) -> None:
-        await response.write(encode(0, Kind.TOKENS, tokenizer("D, and")["input_ids"], [-0.5] * 6))
-        await response.write(encode(0, Kind.STOP, tokenizer(" more")["input_ids"], [-0.5] * 5))
+        await response.write(encode(0, Kind.TOKENS, 0, tokenizer("D, and")["input_ids"], [-0.5] * 6))
+        await response.write(encode(0, Kind.STOP, 0, tokenizer(" more")["input_ids"], [-0.5] * 5))
 
     server._stream = speak
     for least, expected in ((1, "the END"), (9, "the END, and more")):
@@ -457,12 +493,12 @@ def test_interrupted_responses_keep_what_comes_after_the_first_of_them_has_ended
 
     async def speak(response: web.StreamResponse, body: dict, *_: object) -> None:
         if body["prompt"][-1] == 5:
-            await response.write(encode(0, Kind.ABORT, [], []))
+            await response.write(encode(0, Kind.ABORT, 0, [], []))
             interrupted.set()
         else:
             await interrupted.wait()
             await asyncio.sleep(0.2)
-            await response.write(encode(0, Kind.ABORT, [7, 8], [-0.5] * 2))
+            await response.write(encode(0, Kind.ABORT, 0, [7, 8], [-0.5] * 2))
 
     server._stream = speak
     work = Work.begin(PROMPTS[0], 2)

@@ -48,7 +48,7 @@ class Trainer:
         self.roster = Roster(self.control, http)
 
     def know(self, *members: Member) -> None:
-        self.control._members = Membership(members=members).members
+        self.control._membership = Membership(members=members)
         self.control.membership_changed.set()
 
     def scorer(self, *, tokens: int = 8, timeout: float = LONG, patience: float = LONG) -> Scorer:
@@ -238,6 +238,20 @@ def test_a_chunk_at_which_a_member_raises_is_tried_again(trainer):
     assert len(server.batches) == CHUNKS + 1
 
 
+@pytest.mark.parametrize("status", [404, 502, 503])
+def test_a_gateway_whose_server_is_gone_is_waited_for(trainer, status):
+    """Longer than the tries of a chunk at which the member itself fails."""
+    left = iter([status] * 10)
+
+    @web.middleware
+    async def gateway(request: web.Request, handler) -> web.StreamResponse:
+        gone = request.path == SCORE_ROUTE and next(left, None)
+        return web.Response(status=gone) if gone else await handler(request)
+
+    replies(trainer, lambda asked: {"scores": torch.ones(len(asked))}, behind=[gateway])
+    assert trainer.scorer().ask(SEQUENCES, "scores", ROWS).tolist() == [1.0] * len(SEQUENCES)
+
+
 def test_a_member_that_is_up_but_always_fails_is_not_asked_for_ever(trainer):
     def breaks(_number: int) -> None:
         raise MemoryError("too much at once")
@@ -259,9 +273,9 @@ def test_the_jobs_own_mistake_names_its_field(trainer):
     assert caught.value.problems == (Problem(FIELD, "the function raised KeyError: 'a: b'"),)
 
 
-def replies(trainer: Trainer, make, sent=None) -> None:
+def replies(trainer: Trainer, make, sent=None, behind=()) -> None:
     """A member that answers each message with the arrays that `make` has of its sequences, or with what `sent` makes of
-    that."""
+    that, `behind` middlewares."""
     server = Server(trainer.http, "reward-0")
     app = application(SCORE_ROUTE, lambda message: (make(unpack(message)), {}), TOKEN)
 
@@ -270,6 +284,7 @@ def replies(trainer: Trainer, make, sent=None) -> None:
             response.body = sent(response.body)
 
     app.on_response_prepare.append(other)
+    app.middlewares.extend(behind)
     runner = web.AppRunner(app)
     trainer.http.run(runner.setup())
     trainer.http.run(web.TCPSite(runner, "127.0.0.1", 0).start())

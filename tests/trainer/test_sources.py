@@ -2,6 +2,8 @@
 
 import json
 import random
+from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +23,7 @@ from rlhf_api.rows import PromptRow
 from rlhf_api.sources import Source, training_sources
 from rlhf_trainer.data.copies import local_file
 from rlhf_trainer.data.dataset import Dataset, open_dataset, open_datasets, stream
-from rlhf_trainer.roles.trainer import check_same_rows
+from rlhf_trainer.roles.trainer import check_same_rows, checksums
 
 ROWS = [{"prompt": f'p{i} "[{{,"\\ \u2028 \U0001f600', "more": {"n": [i, [{}]]}} for i in range(5)]
 
@@ -272,25 +274,36 @@ def shuffled() -> list[dict[str, object]]:
     return rows
 
 
-@pytest.mark.parametrize("same", [True, False], ids=["the same rows", "another order"])
-def test_a_rank_whose_function_returned_other_rows_than_rank_0_s_is_told(same):
-    def rank(number: int) -> SimpleNamespace:
-        random.seed(0 if same else number)
-        return SimpleNamespace(rank=number, share=share)
+def ranks_agree(source: Source, change: Callable[[], object]) -> None:
+    """Rank 0 reads the source, then rank 1, after `change`."""
+    sent: list[object] = []
 
     def share(make):
         sent.append(make())
         return sent[0]
 
-    sent: list[object] = []
+    for rank in (0, 1):
+        check_same_rows(SimpleNamespace(rank=rank, share=share), checksums([opened(source), None]))
+        change()
+
+
+@pytest.mark.parametrize("seed", [0, 1], ids=["the same rows", "another order"])
+def test_a_rank_whose_function_returned_other_rows_than_rank_0_s_is_told(seed):
     source = Source(path=f"{__name__}:shuffled")
-    check_same_rows(rank(0), [opened(source), None])
-    second = rank(1)
-    if same:
-        check_same_rows(second, [opened(source), None])
-        return
-    with pytest.raises(InvalidJob, match=f"{source.path}: rank 1 of the trainer read other rows than rank 0"):
-        check_same_rows(second, [opened(source), None])
+    random.seed(0)
+    told = pytest.raises(
+        InvalidJob, match=f"{source.path}: rank 1 of the trainer read other rows than rank 0"
+    )
+    with told if seed else nullcontext():
+        ranks_agree(source, lambda: random.seed(seed))
+
+
+def test_a_rank_whose_node_has_another_copy_of_a_file_is_told(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    source = Source(path=write(file, [{"prompt": "a"}, {"prompt": "b"}]))
+    ranks_agree(source, lambda: None)
+    with pytest.raises(InvalidJob, match=f"{file}: rank 1 .* give every node the same file"):
+        ranks_agree(source, lambda: write(file, [{"prompt": "a"}, {"prompt": "c"}]))
 
 
 def splits() -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""What a reward function's process makes of a call."""
+"""The process that runs a reward function: its results and failures of a call."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

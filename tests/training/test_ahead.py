@@ -30,39 +30,43 @@ LENGTH = 4
 
 class Sampler(Generator):
     """A response is LENGTH tokens, each of which is the weight version that the server has at that moment. New weights
-    end responses under way, as the gate of a real one does."""
+    end responses under way, as a real one does, unless it keeps them."""
 
     pause = 0.0
+    keep = False
     through = 10**6
     """How many requests are answered at once; those after them stop in their middle, until new weights come."""
 
     async def _stream(self, response: web.StreamResponse, body: dict[str, Any], failing: bool) -> None:  # noqa: ARG002
-        version, number = int(response.headers["x-weight-version"]), len(self.asked)
+        version, number = self.version, len(self.asked)
         for place in range(body["max_tokens"]):
             await asyncio.sleep(self.pause)
             while number > self.through and place == LENGTH // 2 and self.version == version:
                 await asyncio.sleep(0.01)
+            if self.keep:
+                version = self.version
             if self.version != version:
                 for k in range(body["n"]):
                     await send(response, k, [], Kind.ABORT)
                 return
             last = place == body["max_tokens"] - 1
             for k in range(body["n"]):
-                await send(response, k, [version], Kind.LENGTH if last else Kind.TOKENS)
+                await send(response, k, [version], Kind.LENGTH if last else Kind.TOKENS, version)
 
 
 class Run:
     """A run of many steps whose policy trains in no time."""
 
-    def __init__(self, http: HttpClient, staleness: int) -> None:
+    def __init__(self, http: HttpClient, staleness: int, in_flight: str = "recompute") -> None:
         self.http, self.staleness, self.version, self.issued = http, staleness, 0, 0
-        self.world = World(http, staleness=staleness, max_new_tokens=LENGTH)
+        self.keep = in_flight == "keep"
+        self.world = World(http, staleness=staleness, in_flight=in_flight, max_new_tokens=LENGTH)
         self.ahead = RolloutsAhead(self.world.ctx, self.world.fleet)
         self.servers: list[Sampler] = []
 
     def join(self, pause: float = 0.0, kind: type[Sampler] = Sampler) -> Sampler:
         server = kind(self.http, f"s{len(self.world.sent.servers)}-{self.issued}-{len(self.servers)}")
-        server.pause = pause
+        server.pause, server.keep = pause, self.keep
         self.servers.append(server)
         self.world.announce(*self.servers)
         return server
@@ -93,6 +97,12 @@ class Run:
     def some_are_begun(self) -> bool:
         return any(work.begun and not work.whole for work in self.world.fleet.ahead.waiting)
 
+    def progress(self) -> list[int]:
+        """Tokens of each prompt that is begun and waited for."""
+        return [
+            len(r.tokens) for work in self.world.fleet.ahead.waiting for r in work.responses if r.end is None
+        ]
+
     def end(self) -> None:
         self.world.fleet.ahead.cancel()
         for server in self.servers:
@@ -111,9 +121,11 @@ events = st.lists(
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(staleness=st.integers(1, 3), events=events)
-def test_no_token_is_older_than_the_bound_and_every_prompt_is_trained_on_once(http, staleness, events):
-    run = Run(http, staleness)
+@given(staleness=st.integers(1, 3), in_flight=st.sampled_from(["recompute", "keep"]), events=events)
+def test_no_token_is_older_than_the_bound_and_every_prompt_is_trained_on_once(
+    http, staleness, in_flight, events
+):
+    run = Run(http, staleness, in_flight)
     try:
         run.join()
         taken: list[str] = []
@@ -158,6 +170,70 @@ def test_responses_that_new_weights_interrupt_go_on_with_them(http):
     server.through *= 10
     run.step()
     assert any(len(body["prompt"]) > 2 for body in server.asked), "asked to go on from where it was"
+    run.end()
+
+
+def half_way(http: HttpClient, *, servers: int = 1) -> Run:
+    """A run that keeps what is under way: version 1 has sampled half of the responses of an episode."""
+    run = Run(http, 1, "keep")
+    for _ in range(servers):
+        run.join()
+    run.publish()
+    asked = run.world.fleet.ahead
+    eventually(lambda: len(asked.answered) == 2 * PROMPTS, "all are there")
+    run.step()
+    for server in run.servers:
+        server.through = 0
+    run.publish()
+    run.step()
+    most = min(PROMPTS, 2 * servers)  # a generator gets two at once
+    eventually(lambda: run.progress().count(LENGTH // 2) == most, "as many as are asked are half there")
+    return run
+
+
+def test_responses_that_new_weights_do_not_interrupt_go_on_with_them(http):
+    """In their streams. Nobody is asked again, and no generator was idle."""
+    run = half_way(http)
+    (server,) = run.servers
+    asked, idle = len(server.asked), run.ahead.figures
+    idle()
+    run.publish()
+    server.through = 10**6
+    assert idle()["generators_idle_seconds"] == 0
+    rollouts = run.ahead.episode().rollouts
+    assert [tuple(rollout.versions) for rollout in rollouts] == [(1, 1, 2, 2), (1, 1, 2, 2), (2, 2, 2, 2)]
+    fresh = [len(body["prompt"]) for body in server.asked[asked:]]
+    assert set(fresh) == {2}
+    assert len(fresh) <= 1 + PROMPTS
+    assert (run.world.fleet.continued, server.given_up) == (0, [])
+    run.end()
+
+
+@pytest.mark.parametrize("dead", [False, True])
+def test_responses_of_who_did_not_take_new_weights_go_on_with_who_did(dead, http):
+    """Whether it serves the earlier ones, or has died while it was paused."""
+    run = half_way(http, servers=2)
+    left_out, other = run.servers
+    run.world.sent.left_out = {left_out.member.name}
+    if dead:
+        committing = run.world.fleet.weights._committing
+        run.world.fleet.weights._committing = lambda: (committing(), left_out.stop())
+    run.publish()
+    rollouts = run.ahead.episode().rollouts
+    assert {tuple(rollout.versions) for rollout in rollouts} == {(1, 1, 2, 2)}
+    assert (
+        sum(len(body["prompt"]) == 2 + LENGTH // 2 for body in other.asked) == run.world.fleet.continued > 0
+    )
+    run.end()
+
+
+def test_a_generator_that_joins_at_new_weights_is_asked_while_the_others_go_on(http):
+    run = half_way(http)
+    (server,) = run.servers
+    new = run.join()
+    run.publish()
+    eventually(lambda: new.asked, "it works")
+    assert server.given_up == []
     run.end()
 
 

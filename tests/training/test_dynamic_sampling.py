@@ -108,11 +108,11 @@ class Picky(Fleet):
 
     first = True
 
-    def answer(self, prompts: list[Any], *asked: Any) -> Responses:
+    def answer(self, prompts: list[Any], *asked: Any, **more: Any) -> Responses:
         if not self.first:
             return Responses(refused={prompt.id: "HTTP 400: too long" for prompt in prompts})
         self.first = False
-        return super().answer(prompts, *asked)
+        return super().answer(prompts, *asked, **more)
 
 
 def test_fresh_prompts_that_the_generators_refuse_leave_the_step_with_the_others():

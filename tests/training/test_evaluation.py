@@ -1,16 +1,19 @@
 """Evaluation by several sets: greedy, several responses to a prompt, what cannot be judged; losses of given ones."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 from tests.support.forks import run_ranks
 from tests.training.running import RANKS, Job, low_tokens
 
+from rlhf_api.evaluation import NO_PENALTIES
 from rlhf_api.rows import AnswerRow, PairRow, PromptRow
 from rlhf_trainer.batches import ResponseLogprobs
 from rlhf_trainer.comms.roster import Stopped
 from rlhf_trainer.ops.datasets import given_columns
+from rlhf_trainer.records import Prompt
 from rlhf_trainer.training.evaluation import evaluate, score_metrics
 
 ROWS = [PromptRow(prompt=f"held out {i}") for i in range(5)]
@@ -29,6 +32,15 @@ def test_each_set_is_sampled_as_it_says():
     assert eight["mean"] <= eight["best_of_2"] <= eight["best_of_4"] <= eight["best_of_8"]
     assert [sample["prompt"] for sample in greedy["samples"]] == [row.prompt for row in ROWS[:4]]
     assert [sample["prompt"] for sample in eight["samples"]] == [row.prompt for row in ROWS[:2]]
+
+
+def test_held_out_responses_have_no_sampling_masks():
+    """Nothing is trained on them. Those of a step have masks."""
+    job = Job("grpo", "", "spec.sampling.topK=5", "spec.evaluation={function: 'a:b', data: [a]}")
+    collector, batch = job.task._collector, [Prompt("-1/0", (65, 66), {})]
+    respond = partial(collector.respond, batch, job.spec.sampling, NO_PENALTIES)
+    assert [rollout.kept_counts.tolist() for rollout in respond().rollouts] == [[]] * 4
+    assert all(rollout.kept_counts for rollout in collector._ask(batch, job.spec.sampling).rollouts)
 
 
 def test_an_evaluation_leaves_the_random_generators_as_they_were():

@@ -23,7 +23,7 @@ def refused(prompts: Sequence[Prompt]) -> Responses:
 
 
 class Refusing(Fleet):
-    def answer(self, prompts: list[Any], *_: Any) -> Responses:
+    def answer(self, prompts: list[Any], *_: Any, **__: Any) -> Responses:
         return refused(prompts)
 
     def stream(self, prompts: list[Prompt], _size: int | None) -> Iterator[Responses]:

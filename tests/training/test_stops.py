@@ -46,7 +46,7 @@ class Fleet:
     def changed(self) -> str:
         return ""
 
-    def answer(self, prompts: list[Any], sampling: Any, penalties: Any) -> Responses:
+    def answer(self, prompts: list[Any], sampling: Any, penalties: Any, *, masks: bool) -> Responses:  # noqa: ARG002
         if self.stopping:
             raise Stopped("stopped while waiting for the generator")
         model, ctx = self.job.models["policy"], self.job.ctx

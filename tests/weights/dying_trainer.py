@@ -11,7 +11,7 @@ from rlhf_trainer.comms.http import HttpClient
 from rlhf_trainer.weights.broadcaster import Broadcaster
 
 
-def send(address: str, model: Path, fatal: str) -> None:
+def send(address: str, model: Path, fatal: str, keep: bool = False) -> None:
     """Weight version 99."""
 
     def fault(point: str) -> None:
@@ -19,7 +19,7 @@ def send(address: str, model: Path, fatal: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     with HttpClient(TOKEN) as http:
-        settings = {"host": "127.0.0.1", "timeout_s": 120.0, "bucket_bytes": 1 << 16}
+        settings = {"host": "127.0.0.1", "timeout_s": 120.0, "bucket_bytes": 1 << 16, "keep": keep}
         sync = Broadcaster(http, device=torch.device("cpu"), fault=fault, **settings)
         policy = load(model)
         sync.send([generator(0, address)], lambda: weights(policy), 99)

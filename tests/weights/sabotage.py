@@ -1,5 +1,9 @@
 """A worker extension for tests: `spoil_swap` makes the next swap of weights fail half-way, `spoil_steps` every step of
-the engine, and `spoil_weight` a weight that serves. `fingerprints` are those of all that serves."""
+the engine, and `spoil_weight` a weight that serves. `hold_swap` makes the next swap wait. `fingerprints` are those of
+all that serves."""
+
+import time
+from pathlib import Path
 
 import torch
 from tests.support.paced import Paced
@@ -17,6 +21,19 @@ class Sabotage(Paced):
             raise RuntimeError("spoilt for a test")
 
         model.load_weights = half
+
+    def hold_swap(self, held: str) -> None:
+        """It makes this file, and goes on once the file is gone."""
+        swap, file = self.finish_weight_update, Path(held)
+
+        def finish_weight_update() -> None:
+            del self.finish_weight_update
+            file.touch()
+            while file.exists():
+                time.sleep(0.01)
+            swap()
+
+        self.finish_weight_update = finish_weight_update
 
     def spoil_steps(self) -> None:
         def fail(*_args, **_kwargs) -> None:

@@ -1,6 +1,7 @@
 """A server of several engines (`data-parallel-size`), by vLLM's own client: its engines alone are not there."""
 
 import asyncio
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,8 +57,9 @@ async def other(*_: Any) -> None:
     """The rest of the server."""
 
 
-def commit(front: Front, scope: dict[str, Any]) -> dict[str, Any]:
-    return asyncio.run(asyncio.wait_for(call(front.app, scope, "POST", "/commit", NEW), 10))
+def commit(front: Front, scope: dict[str, Any], *, keep: bool = False) -> dict[str, Any]:
+    asked = {**NEW, "keep": keep}
+    return asyncio.run(asyncio.wait_for(call(front.app, scope, "POST", "/commit", asked), 10))
 
 
 @pytest.mark.parametrize("behind", [{"version": 2, "digest": "c"}, {"digest": "another"}])
@@ -68,11 +70,23 @@ def test_a_commit_that_one_of_two_engines_did_not_take_has_failed(monkeypatch, b
     assert (b"1", "resume_scheduler") not in engine.engine_core.said, "none of them goes on"
 
 
-def test_a_commit_that_all_engines_took_is_one(monkeypatch):
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_commit_that_all_engines_took_is_one(monkeypatch, keep):
+    """Each goes on once all have the weights, and names their version with the tokens of its own steps from then on."""
     front, scope, engine = server(monkeypatch, {})
-    assert commit(front, scope)["pause_seconds"] > 0
-    for what in ("finish_weight_update", "rlhf_status", "resume_scheduler"):
-        assert [each for each, said in engine.engine_core.said if said == what] == [b"0", b"1"]
+    assert commit(front, scope, keep=keep)["pause_seconds"] > 0
+    said = engine.engine_core.said
+    order = (
+        "pause_scheduler",
+        "finish_weight_update",
+        "rlhf_status",
+        "set_weight_version",
+        "resume_scheduler",
+    )
+    for what in order:
+        assert [each for each, name in said if name == what] == [b"0", b"1"]
+    for before, after in pairwise(order):
+        assert max(said.index((each, before)) for each in (b"0", b"1")) < said.index((b"0", after))
 
 
 def test_all_workers_say_what_they_hold(monkeypatch):

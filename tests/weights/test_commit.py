@@ -9,8 +9,10 @@ from rlhf_trainer.comms.frames import GENERATE
 from rlhf_trainer.engines.vllm import gate
 from rlhf_trainer.engines.vllm.asgi import call, reply
 from rlhf_trainer.engines.vllm.commit import Commit
+from rlhf_trainer.engines.vllm.gate import LABELLED
 
 NEW = {"version": 3, "digest": "d"}
+KEPT = {**NEW, "keep": True}
 
 
 class TrainedModel:
@@ -22,7 +24,9 @@ class TrainedModel:
         self.paused = False
         self.fails = ""
         self.worker = {**NEW, "rank": 0}
-        self.renderer = self.engine_core = self
+        self.mode = ""
+        self.renderer = self.engine_core = self.output_processor = self
+        self.external_req_ids = {"rlhf-1": ["rlhf-1-a"], "cmpl-1": ["cmpl-1-a"]}
         self._swapped = asyncio.Event()
 
     async def _do(self, what: str) -> None:
@@ -36,15 +40,20 @@ class TrainedModel:
         await self._do("clear")
 
     async def pause_scheduler_async(self, mode: str, clear_cache: bool) -> None:
-        assert mode == "abort"
-        assert clear_cache
-        self.aborted += 1
+        assert clear_cache == (mode == "abort")
+        self.mode = mode
+        self.aborted += mode == "abort"
         if self._swapped.is_set():  # again, for requests that came late to it
             return
         await self._do("pause")
         self.paused = True
         await self._swapped.wait()
         await self._do("cleared")
+
+    async def abort(self, requests: list[str]) -> None:
+        assert self.paused
+        assert requests == ["cmpl-1"], "the others go on"
+        self.aborted += 1
 
     async def is_paused(self) -> bool:
         await asyncio.sleep(0)
@@ -59,31 +68,37 @@ class TrainedModel:
         await self._do(method)
         return [self.worker]
 
+    async def update_weight_version(self, version: str) -> None:
+        await self._do(f"version {version}")
+
     async def resume_generation(self) -> None:
         await self._do("resume")
         self.paused = False
 
 
-def commit(engine: TrainedModel) -> dict:
+def commit(engine: TrainedModel, asked: dict = NEW) -> dict:
     scope = {
         "type": "http",
         "headers": [],
         "app": SimpleNamespace(state=SimpleNamespace(engine_client=engine)),
     }
-    return asyncio.run(asyncio.wait_for(call(Commit(other), scope, "POST", "/commit", NEW), 10))
+    return asyncio.run(asyncio.wait_for(call(Commit(other), scope, "POST", "/commit", asked), 10))
 
 
 async def other(_scope, _receive, send) -> None:
     await reply(send, 200, {"the server": "itself"})
 
 
-def test_it_swaps_as_soon_as_no_step_begins_and_resumes_when_all_is_said_and_cleared():
+@pytest.mark.parametrize("asked", [NEW, KEPT])
+def test_it_swaps_as_soon_as_no_step_begins_and_resumes_when_all_is_said_and_cleared(asked):
+    """Tokens of steps before the swap are all in before those to come are of the new version."""
     engine = TrainedModel()
-    assert commit(engine)["pause_seconds"] > 0
+    assert commit(engine, asked)["pause_seconds"] > 0
     assert not engine.paused
+    assert engine.mode == ("keep" if asked is KEPT else "abort")
     order = engine.said
     assert order.index("pause") < order.index("swap") < order.index("rlhf_status") < order.index("resume")
-    assert order.index("swap") < order.index("cleared") < order.index("resume")
+    assert order.index("swap") < order.index("cleared") < order.index("version 3") < order.index("resume")
 
 
 @pytest.mark.parametrize("what", ["swap", "rlhf_status", "cleared"])
@@ -150,24 +165,43 @@ def scope_of(engine: TrainedModel, path: str) -> dict:
 
 
 @pytest.mark.parametrize("late", [0, 3])
-def test_no_response_is_under_way_when_new_weights_serve(late):
-    """Also none that reached the engine after the pause; later requests are served with the new weights."""
+@pytest.mark.parametrize(("new", "path"), [(NEW, GENERATE), (NEW, LABELLED[0]), (KEPT, LABELLED[0])])
+def test_no_response_is_under_way_when_new_weights_serve(new, path, late):
+    """Also none that reached the engine after the pause; later requests are served with the new weights. Replies of
+    vLLM's own paths, which name one version, end in either mode."""
 
     async def run() -> None:
         engine = TrainedModel()
         streams = Streams(engine, late)
         front = Commit(streams)
         before, after = Reply(), Reply()
-        asked = asyncio.create_task(front(scope_of(engine, GENERATE), None, before))
+        asked = asyncio.create_task(front(scope_of(engine, path), None, before))
         await streams.begun.wait()
-        committing = asyncio.create_task(call(front, scope_of(engine, "/"), "POST", "/commit", NEW))
+        committing = asyncio.create_task(call(front, scope_of(engine, "/"), "POST", "/commit", new))
         await asyncio.sleep(0)
-        waiting = asyncio.create_task(front(scope_of(engine, GENERATE), None, after))
+        waiting = asyncio.create_task(front(scope_of(engine, path), None, after))
         assert (await asyncio.wait_for(committing, 10))["pause_seconds"] > 0
         assert asked.done()
         assert engine.aborted > late
         await asyncio.wait_for(waiting, 10)
-        assert (before.version, after.version) == (None, b"3")
+        assert (before.version, after.version) == (None, None if path == GENERATE else b"3")
+
+    asyncio.run(run())
+
+
+def test_responses_under_way_go_on_after_a_swap_that_keeps_them():
+    async def run() -> None:
+        engine = TrainedModel()
+        streams = Streams(engine)
+        front, got = Commit(streams), Reply()
+        asked = asyncio.create_task(front(scope_of(engine, GENERATE), None, got))
+        await streams.begun.wait()
+        await asyncio.wait_for(call(front, scope_of(engine, "/"), "POST", "/commit", KEPT), 10)
+        assert not asked.done()
+        assert not engine.paused
+        engine.aborted = 1  # the response is complete
+        await asyncio.wait_for(asked, 10)
+        assert len(got.messages) == 2
 
     asyncio.run(run())
 
@@ -205,7 +239,7 @@ def test_a_stream_that_outlasts_the_swap_is_cut_off(monkeypatch):
         streams = Streams(engine)
         streams.deaf = True
         front, got = Commit(streams), Reply()
-        asked = asyncio.create_task(front(scope_of(engine, GENERATE), None, got))
+        asked = asyncio.create_task(front(scope_of(engine, LABELLED[0]), None, got))
         await streams.begun.wait()
         await asyncio.wait_for(call(front, scope_of(engine, "/"), "POST", "/commit", NEW), 10)
         streams.deaf = False

@@ -8,7 +8,7 @@ from rlhf_trainer.engines.vllm.guard import TokenGuard
 
 
 def knock(path: str, authorization: bytes | None, kind: str = "http") -> list[dict]:
-    """What comes back; the application behind the guard answers with a message "in"."""
+    """Sends a request to the guard; returns the replies. The application behind it replies with a message "in"."""
 
     async def application(_scope, _receive, send) -> None:
         await send({"type": "in"})

@@ -18,7 +18,7 @@ NOTHING = {"version": None, "digest": None, "announced_version": None, "open": F
 
 
 class Server:
-    """What vLLM does with the calls that the middleware makes or lets pass; `hung` workers answer nothing."""
+    """Stands in for vLLM behind the middleware, whose calls it answers; `hung` workers answer nothing."""
 
     def __init__(self) -> None:
         self.worker: dict[str, Any] = dict(NOTHING)
@@ -62,7 +62,7 @@ class Server:
         return sent[0]["status"], json.loads(sent[1]["body"])
 
     async def give(self, version: int) -> None:
-        """What the trainer does: all calls of one update."""
+        """Sends all calls of one update, as the trainer does."""
         for path in ("/start_weight_update", "/update_weights"):
             await self.post(path)
         self.worker |= {"version": version, "digest": f"of {version}", "announced_version": version}

@@ -1,44 +1,20 @@
 """Frames of what vLLM puts out, with its own types."""
 
 import math
+from itertools import accumulate, groupby
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from vllm.logprobs import FlatLogprobs, Logprob
-from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.outputs import CompletionOutput
 
-from rlhf_trainer.comms.frames import FrameReader, Kind, encode
-from rlhf_trainer.engines.vllm.streams import KINDS, sampled_from
-
-ALL = [(11, -0.5), (12, -1.5), (13, -2.5), (14, -3.5)]
-
-
-def put_out(new: list[tuple[int, float]], told: list[tuple[int, float]], reason: str | None) -> RequestOutput:
-    """A delta of `new` tokens with the log-probabilities of those of `told`."""
-    flat = FlatLogprobs()
-    for token, logprob in told:
-        flat.append({token: Logprob(logprob, rank=1)})
-    output = CompletionOutput(0, "", [token for token, _ in new], None, flat, finish_reason=reason)
-    return RequestOutput("r", None, [1], None, [output], finished=reason is not None)
-
-
-@pytest.mark.parametrize("waiting", [ALL[3:], ALL[1:], []])
-def test_an_aborted_response_has_each_log_probability_once(waiting):
-    """0.25.1 has those of all tokens in the empty delta that ends an aborted response, which is joined to the tokens
-    that nobody has read yet: interrupted by new weights, every generator failed."""
-    merged = put_out(waiting, waiting, None)
-    merged.add(put_out([], ALL, "abort"), aggregate=True)
-    (output,) = merged.outputs
-    assert len(output.logprobs) == len(waiting) + len(ALL)
-
-    reader = FrameReader()
-    sent = encode(0, KINDS[output.finish_reason], output.token_ids, sampled_from(output, 0)[0])
-    (frame,) = reader.feed(sent)
-    assert frame.kind is Kind.ABORT
-    assert list(zip(frame.tokens, frame.logprobs, strict=True)) == waiting
+from rlhf_trainer.comms.frames import NO_VERSION, FrameReader, Kind
+from rlhf_trainer.engines.vllm.streams import encoded, sampled_from
 
 
 def step(*entries: tuple[int, float]) -> dict[int, Logprob]:
-    """What vLLM has of one token: itself, then the likeliest of all."""
+    """Log-probabilities of one step as vLLM gives them: of the sampled token, then of the likeliest of all."""
     return {token: Logprob(logprob, rank=1) for token, logprob in entries}
 
 
@@ -64,3 +40,37 @@ def test_of_tokens_that_tie_beyond_the_bound_the_rest_is_renormalised():
     logprobs, kept = sampled_from(output, 2)
     assert kept == [[4]]
     assert logprobs == [pytest.approx(math.log(2 / 3))]
+
+
+@given(
+    versions=st.lists(st.integers(0, 3), max_size=40),
+    sizes=st.lists(st.integers(0, 9)),
+    masked=st.booleans(),
+    ahead=st.booleans(),
+)
+def test_each_token_of_a_response_comes_once_with_the_version_that_sampled_it(versions, sizes, masked, ahead):
+    """However its tokens are divided into versions and into parts to be sent, and whether versions are known already of
+    tokens that wait to be sent (`ahead`)."""
+    runs = [(version, len(list(same))) for version, same in groupby(versions)]
+    starts = [
+        (version, end - count)
+        for (version, count), end in zip(runs, accumulate(c for _, c in runs), strict=True)
+    ]
+    cuts = [end for end in accumulate(sizes) if end < len(versions)]
+    parts = list(zip([0, *cuts], [*cuts, len(versions)], strict=True))
+    reader, frames = FrameReader(), []
+    for begin, end in parts:
+        kind = Kind.LENGTH if (begin, end) == parts[-1] else Kind.TOKENS
+        known = [start for start in starts if ahead or start[1] < end] or [(NO_VERSION, 0)]
+        tokens, masks = range(begin, end), [range(place % 3) for place in range(begin, end)]
+        sent = encoded(4, kind, known, begin, tokens, [-float(t) for t in tokens], masks if masked else None)
+        frames += reader.feed(sent)
+    reader.close()
+    assert [token for frame in frames for token in frame.tokens] == list(range(len(versions)))
+    assert [-logprob for frame in frames for logprob in frame.logprobs] == list(range(len(versions)))
+    assert [frame.version for frame in frames for _ in frame.tokens] == versions
+    assert [count for frame in frames for count in frame.counts] == [
+        p % 3 for p in range(len(versions) * masked)
+    ]
+    assert [frame.kind for frame in frames] == [Kind.TOKENS] * (len(frames) - 1) + [Kind.LENGTH]
+    assert {frame.response for frame in frames} == {4}

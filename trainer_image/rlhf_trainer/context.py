@@ -1,7 +1,8 @@
 """Context of a trainer rank: configuration, ranks, work directory, connections."""
 
 import threading
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
@@ -37,6 +38,8 @@ class TrainerContext:
     services: Services | None
     stop: threading.Event
     """Set when the run is to end: by the host, or by SIGTERM to any rank's node; see `Ranks.watch_each_other`."""
+    data: Mapping[str, int] = field(default_factory=dict)
+    """Checksums of the rows of every source, by its path."""
 
     def report(self, **changes: object) -> None:
         """Updates the status that the host reads; see `rlhf_api.report.TrainerStatus`."""

@@ -5,7 +5,7 @@ import json
 import os
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 from urllib.parse import urlencode, urlsplit
@@ -21,6 +21,7 @@ from .kinds import KINDS, body_path, group_path, object_path
 from .nesting import allow_deep_json
 from .settings import FIELD_MANAGER
 
+S = TypeVar("S")
 T = TypeVar("T")
 Body = dict[str, Any]
 Key = tuple[str, str]
@@ -249,6 +250,21 @@ async def run_all(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         if isinstance(result, BaseException):
             raise result
     return [result for result in results if not isinstance(result, BaseException)]
+
+
+async def run_growing(call: Callable[[S], Coroutine[Any, Any, object]], things: Sequence[S]) -> None:
+    """Calls for things of one kind in batches of 1, 2, 4 and so on, and raises an error in the end. What the server
+    refuses once, such as a pod beyond a quota, it is not asked a thousand times; a name that is taken (409) is another
+    one's alone."""
+    failed, done, size = None, 0, 1
+    while done < len(things) and (failed is None or failed.status == 409):
+        try:
+            await run_all(map(call, things[done : done + size]))
+        except ApiError as error:
+            failed = error
+        done, size = done + size, 2 * size
+    if failed is not None:
+        raise failed
 
 
 def _proxy(host: str) -> str | None:

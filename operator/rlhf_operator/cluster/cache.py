@@ -24,7 +24,7 @@ class _Seen:
     uid: str
     version: int
     text: str
-    """JSON takes a quarter of the memory that dictionaries do; readers get their own copy."""
+    """JSON takes a quarter of the memory that dictionaries do; readers get their own copy. Empty for companions."""
 
 
 class Cache:
@@ -48,7 +48,8 @@ class Cache:
         if known is not None and known.version >= version:
             return None
         kept = trimmed(body)
-        same[meta["name"]] = _Seen(meta["uid"], version, json.dumps(kept, separators=(",", ":")))
+        text = "" if body["kind"] in COMPANIONS else json.dumps(kept, separators=(",", ":"))
+        same[meta["name"]] = _Seen(meta["uid"], version, text)
         if body["kind"] == "RLHFJob":
             rests = (body.get("status") or {}).get("phase") in AT_REST
             (self._resting.add if rests else self._resting.discard)(key)
@@ -164,8 +165,6 @@ def job_of(body: Mapping[str, Any]) -> Key | None:
 
 def trimmed(body: Mapping[str, Any]) -> Body:
     """The object without the fields that no decision depends on."""
-    if body["kind"] in COMPANIONS:
-        return {**_only(body, "apiVersion", "kind"), "metadata": _only(body["metadata"], *_OF_METADATA)}
     if body["kind"] != "Pod":
         metadata = {k: v for k, v in body["metadata"].items() if k != "managedFields"}
         return {**body, "metadata": metadata}

@@ -1,15 +1,18 @@
 """Creates the objects that a job has beside its pods: Secret, Service, ConfigMap, NetworkPolicy and gang."""
 
+from collections.abc import Sequence
+
 from .api import Api, ApiError, Body, Key, run_all
 from .cache import COMPANIONS, Cache
 from .describe import Event
+from .gangs import members
 from .objects import companions, owned, token_secret
 from .ownership import check_name
 from .pinned import Pinned
 from .recorder import Recorder
 from .seal import sealed
 from .settings import Settings
-from .snapshot import Job
+from .snapshot import Job, Pod
 
 _PLAINLY_NAMED = ("PodGroup", "Service")
 """Kinds whose names somebody else may have chosen too; others' have the job's uid or the digest of their content."""
@@ -25,16 +28,19 @@ class CompanionClient:
         self._applied: dict[Key, tuple[int, _Versions]] = {}
         """Digest of each job's configuration, and the versions of the objects that were applied for it."""
 
-    async def apply(self, key: Key, job: Job, pinned: Pinned) -> None:
+    async def apply(self, key: Key, job: Job, pinned: Pinned, pods: Sequence[Pod]) -> None:
         """Applies service, ConfigMap and so on, if they differ from those applied last, or if somebody has deleted or
         changed one."""
-        content = hash((pinned.name, *sorted(pinned.texts.items())))
+        spec, stored = pinned.config.spec, (pinned.stored or {}).items()
+        gang = members(pinned.config, pods) if spec.scheduling.gang != "none" else 0
+        # All that the objects depend on; the name is the configuration's digest, but for the number of generators.
+        content = hash((pinned.name, spec.generator.replicas, gang, *sorted(stored)))
         last, ours = self._applied.get(key, (None, _Versions()))
         seen = {each: self._cache.version(each[0], key, each[1]) for each in ours}
         if last == content and seen == ours:
             return
         settings, secret = self._settings, self._settings.token_key
-        bodies = companions(pinned, job.uid, settings.own_namespace, settings.metrics_from)
+        bodies = companions(pinned, job.uid, settings.own_namespace, settings.metrics_from, gang)
         bodies = [sealed(body, secret, job) if body["kind"] == "ConfigMap" else body for body in bodies]
         made = await run_all(self._apply_one(key, job, body) for body in bodies)
         listed = [body for body in made if body["kind"] in COMPANIONS]
@@ -54,10 +60,11 @@ class CompanionClient:
             await check_name(self._api, job, body)
         return await self._api.apply(owned(body, job))
 
-    async def create_token(self, job: Job, *, again: bool) -> None:
-        """Creates the token's Secret unless it exists; `again`: a pod did not find it, which an event reports."""
+    async def create_token(self, job: Job, key: bytes, *, again: bool) -> None:
+        """Creates the Secret of the token, of this key, unless it exists; `again`: a pod did not find it, which an
+        event reports."""
         try:
-            made = await self._api.create(owned(token_secret(self._settings.token_key, job), job))
+            made = await self._api.create(owned(token_secret(key, job), job))
         except ApiError as error:
             if error.status != 409:  # exists already, and never changes
                 raise

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rlhf_api.roles import Role
 from rlhf_api.status import ClusterStatus, Condition, JobStatus, Phase
 
-from ..condition import condition
+from ..condition import ConditionType, condition
 from ..job_status import stalled, time_text
 from ..process_state import Finish, ProcessState
 from .observed import Observed
@@ -46,10 +46,16 @@ class Look:
         return self.before.phase == "Suspended" and self.finish is None and not self.suspending
 
     @property
-    def over_tcp(self) -> str | None:
-        """Reason why the running trainer's NCCL uses TCP although the job requests RDMA."""
-        trainer = self.observed.trainer
-        return trainer.over_tcp if trainer is not None and self.finish is None else None
+    def warnings(self) -> dict[ConditionType, tuple[str, str]]:
+        """Conditions, with their reasons and messages, of what the running trainer warns about."""
+        trainer = None if self.finish else self.observed.trainer
+        if trainer is None:
+            return {}
+        found: dict[ConditionType, tuple[str, str | None]] = {
+            "SlowNetwork": ("NcclOverTcp", trainer.over_tcp),
+            "DataChanged": ("OtherRows", trainer.data_changed),
+        }
+        return {kind: (reason, message) for kind, (reason, message) in found.items() if message}
 
 
 def conditions(status: JobStatus, phase: Phase, look: Look) -> list[Condition]:
@@ -61,8 +67,8 @@ def conditions(status: JobStatus, phase: Phase, look: Look) -> list[Condition]:
         _suspended(look.finish, look.suspending, stamp),
         failed_for_good(look.finish.reason, look.finish.message, stamp)
         if look.finish and look.finish.phase == "Failed"
-        else _stalled(look.pods, observed.refused, silent_since, look.stall, phase, stamp, now),
-        *([condition("SlowNetwork", "True", "NcclOverTcp", look.over_tcp, stamp)] if look.over_tcp else ()),
+        else _stalled(look, silent_since, phase, stamp, now),
+        *(condition(kind, "True", *why, stamp) for kind, why in look.warnings.items()),
         *([condition("SpecChanged", "True", "NotApplied", ignored, stamp)] if ignored else ()),
     ]
     found.append(_ready(phase, look.finish, found, stamp))
@@ -115,25 +121,14 @@ def failed_for_good(reason: str, message: str, stamp: str) -> Condition:
     return condition("Stalled", "True", reason, message, stamp)
 
 
-def _stalled(
-    pods: Sequence[Pod],
-    refused: Finish | str | None,
-    silent_since: float | None,
-    stall: str,
-    phase: Phase,
-    stamp: str,
-    now: float,
-) -> Condition:
+def _stalled(look: Look, silent_since: float | None, phase: Phase, stamp: str, now: float) -> Condition:
     """Stalled, with kstatus semantics: the first reason why the job makes no progress."""
+    pods, refused = look.pods, look.observed.refused
     if silent_since is not None and now >= silent_since + SILENT_SECONDS:
         since = time_text(datetime.datetime.fromtimestamp(silent_since, datetime.UTC))
-        return condition(
-            "Stalled",
-            "True",
-            "TrainerUnreachable",
-            f"the trainer's pod has not answered since {since}",
-            stamp,
-        )
+        why = look.observed.complaint
+        message = f"since {since}: {why}" if why else f"the trainer's pod has not answered since {since}"
+        return condition("Stalled", "True", "TrainerUnreachable", message, stamp)
     for pod in (pod for pod in pods if lost(pod, now)):
         message = f"{pod.name} should have ended, and its node {pod.node} has not confirmed it; the pod counts as lost"
         return condition("Stalled", "True", "NodeLost", message, stamp)
@@ -150,7 +145,7 @@ def _stalled(
     for pod in (pod for pod in living if pod.waiting_reason):
         reason = (pod.waiting_reason or "").partition(":")[0]
         return condition("Stalled", "True", reason, waiting_reason([pod], None), stamp)
-    return stalled(stall, stamp)
+    return stalled(look.stall, stamp)
 
 
 def _suspended(finish: Finish | None, suspending: bool, stamp: str) -> Condition:

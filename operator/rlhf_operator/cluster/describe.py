@@ -123,8 +123,7 @@ def _events(status: JobStatus, waiting_reason: str, look: Look) -> list[Event]:
     found, before, finish, ignored = list[Event](), look.before, look.finish, look.observed.wanted.ignored
     if ignored:
         found.append(Event("Warning", "SpecChangeIgnored", ignored))
-    if look.over_tcp and not is_true(before, "SlowNetwork"):
-        found.append(Event("Warning", "NcclOverTcp", look.over_tcp))
+    found += [Event("Warning", *why) for kind, why in look.warnings.items() if not is_true(before, kind)]
     if look.stall and not any(c.reason == NO_PROGRESS for c in before.conditions):
         found.append(Event("Warning", NO_PROGRESS, look.stall))
     if waiting_reason:

@@ -18,7 +18,7 @@ from .snapshot import Job
 
 @dataclass(frozen=True)
 class Wait:
-    """Why a job cannot start yet, as a reason and a message: its runtime or its queue."""
+    """Reason and message of a job that cannot start yet, because of its runtime or its queue."""
 
     reason: str
     message: str

@@ -34,12 +34,12 @@ def token_secret(key: bytes, job: Job) -> Body:
 
 
 def companions(
-    pinned: Pinned, uid: str, operator_namespace: str, metrics_from: Sequence[Body] = ()
+    pinned: Pinned, uid: str, operator_namespace: str, metrics_from: Sequence[Body] = (), gang: int = 0
 ) -> list[Body]:
     """Objects that may be applied at any time. `uid`: the job's; `metrics_from`: NetworkPolicy peers that may scrape
-    its pods."""
+    its pods; `gang`: pods that are scheduled together, where the job asks for that."""
     config = pinned.config
-    group = GANGS[config.spec.scheduling.gang].group(config)
+    group = GANGS[config.spec.scheduling.gang].group(config, gang)
     return [
         pinned.config_map(),
         *([_service(config.job)] if _meets(config.spec) else []),

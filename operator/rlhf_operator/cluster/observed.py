@@ -22,6 +22,8 @@ class Observed:
     """Last report of the present trainer."""
     silent_since: float | None = None
     """Time since when the trainer has been silent, in seconds since the epoch."""
+    complaint: str = ""
+    """Why the trainer's last answer was of no use."""
     refused: Finish | str | None = None
     """The API server's refusal of the pods that were to be created last."""
     made: int | None = None

@@ -1,5 +1,5 @@
-"""Whose an object is that has the name of one of a job's: the job's, an earlier job's of its name, or somebody else's,
-which is left alone."""
+"""Tells the owner of an object that has the name of one of a job's objects: the job, an earlier job of the same name,
+or somebody else, whose object is left alone."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

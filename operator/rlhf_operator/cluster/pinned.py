@@ -42,7 +42,20 @@ class Pinned:
     name: str
     config: RunConfig
     defaults: Defaults
-    texts: Mapping[str, str]
+    stored: Mapping[str, str] | None = None
+    """Content of the ConfigMap that it was read from, which stays word for word; None if it was made here."""
+
+    @property
+    def texts(self) -> Mapping[str, str]:
+        """Content of its ConfigMap, made at each call: kept for each job, it would be most of the operator's memory."""
+        if self.stored is not None:
+            return self.stored
+        body = _body(self.config)
+        return {
+            START_CONFIG: _text(body),
+            RESUME_CONFIG: _text({**body, "resume": True}),
+            DEFAULTS: _defaults_text(self.defaults),
+        }
 
     @classmethod
     def make(cls, job: str, spec: Spec, defaults: Defaults) -> "Pinned":
@@ -54,16 +67,9 @@ class Pinned:
             resume=spec.checkpoint.resume,
         )
         any_number = config.model_copy(update={"spec": with_generators(config.spec, 1)})
-        kept = _defaults_text(defaults)
-        identity = any_number.model_dump_json(by_alias=True) + kept
-        body = _body(config)
-        texts = {
-            START_CONFIG: _text(body),
-            RESUME_CONFIG: _text({**body, "resume": True}),
-            DEFAULTS: kept,
-        }
+        identity = any_number.model_dump_json(by_alias=True) + _defaults_text(defaults)
         digest = hashlib.sha256(identity.encode()).hexdigest()
-        return cls(f"{job}-config-{digest[:_DIGEST]}", config, defaults, texts)
+        return cls(f"{job}-config-{digest[:_DIGEST]}", config, defaults)
 
     @classmethod
     def read(cls, config_map: Mapping[str, Any], defaults: Defaults) -> "Pinned":
@@ -88,13 +94,16 @@ class Pinned:
         differs."""
         if self.config.spec.generator.replicas == generators:
             return self
-        texts = dict(self.texts)
-        for file in (START_CONFIG, RESUME_CONFIG):
-            body = json.loads(texts[file])
-            body["spec"].setdefault("generator", {})["replicas"] = generators
-            texts[file] = json.dumps(body, indent=1)
         spec = with_generators(self.config.spec, generators)
-        return replace(self, config=self.config.model_copy(update={"spec": spec}), texts=texts)
+        config = self.config.model_copy(update={"spec": spec})
+        if self.stored is None:
+            return replace(self, config=config)
+        stored = dict(self.stored)
+        for file in (START_CONFIG, RESUME_CONFIG):
+            body = json.loads(stored[file])
+            body["spec"].setdefault("generator", {})["replicas"] = generators
+            stored[file] = json.dumps(body, indent=1)
+        return replace(self, config=config, stored=stored)
 
     def config_map(self) -> dict[str, Any]:
         return {

@@ -121,7 +121,7 @@ def _planned(
         token=finish is None and lack(sight.pods, token_name(job.name, job.uid)),
         create=tuple(create),
         delete=deletions(_leaving(made, sight, counted), sight, now),
-        members=membership(sight),
+        members=membership(sight, spec),
         events=events,
         generators=generators,
         queue="leave" if observed.quota == "left" else report_if_admitted(observed),

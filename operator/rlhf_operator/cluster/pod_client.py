@@ -22,7 +22,7 @@ class PodClient:
         self._api, self._cache, self._recorder = api, cache, recorder
 
     async def create(
-        self, job: Job, pinned: Pinned, new: NewPod, admitted: Body | None, flavors: dict[str, Body]
+        self, job: Job, pinned: Pinned, admitted: Body | None, flavors: dict[str, Body], new: NewPod
     ) -> None:
         """Creates the pod, placed by its job's Workload admission, if any. `flavors`: ResourceFlavors by name."""
         body = build_pod(pinned, new, job.uid)

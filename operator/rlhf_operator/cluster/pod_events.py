@@ -23,7 +23,7 @@ class _Known:
     asked: dict[str, float] = field(default_factory=dict)
     """Time of the last read by the pod's uid, on the monotonic clock."""
     reasons: dict[str, str] = field(default_factory=dict)
-    """What the last read told, by uid."""
+    """Reason that the last read found, by uid."""
 
 
 class PodEvents:

@@ -1,5 +1,6 @@
 """Groups a job's pods by role, index and attempt, and maps them to process states; pure."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -165,8 +166,9 @@ def evicted(sight: PodGroups) -> list[Pod]:
     return [pod for pod in sight.current.values() if pod.replica in leaving and pod.ended is None]
 
 
-def membership(sight: PodGroups) -> Membership:
-    """Members that can serve the trainer; those being deleted drain."""
+def membership(sight: PodGroups, spec: Spec) -> Membership:
+    """Members that can serve the trainer; those being deleted drain. Without a node are those for which the scheduler
+    has found none, and those that have no pod, as where a quota refuses it."""
     staying = set(sight.current.values())
     going = {pod.replica for pod in staying if pod.deletion_deadline is not None or pod.ended}
     members = [
@@ -180,4 +182,9 @@ def membership(sight: PodGroups) -> Membership:
         for pod in sight.pods
         if pod.role is not Role.TRAINER and pod.rank == 0 and pod.serving
     ]
-    return Membership(members=tuple(sorted(members, key=lambda m: (m.name, m.uid))))
+    there = {pod.replica for pod in sight.pods} - {pod.replica for pod in staying if not pod.scheduled}
+    wanted = {(role, index) for role in roles_of(spec) for index in range(replicas(spec, role))}
+    return Membership(
+        members=tuple(sorted(members, key=lambda m: (m.name, m.uid))),
+        unplaced=Counter(role for role, _ in wanted - there if role is not Role.TRAINER),
+    )

@@ -1,12 +1,14 @@
 """Reconciles one job: observe, plan, write the status, act. Called repeatedly."""
 
 from dataclasses import replace
+from functools import partial
 
 from rlhf_api.problems import InvalidJob
+from rlhf_api.roles import Role
 from rlhf_api.status import JobStatus
 
 from ..process_state import Finish
-from .api import Api, Key, run_all
+from .api import Api, Key, run_all, run_growing
 from .cache import Cache
 from .companion_client import CompanionClient
 from .desired import Desired
@@ -99,6 +101,7 @@ class Reconciler:
             pods,
             trainer,
             silent_since=self._trainers.silent_since(job),
+            complaint=self._trainers.complaint(job),
             refused=refusal.why if refusal else None,
             made=self._outcomes.made(key),
             quota=quota(job, want.spec, workload, want.pinned.name),
@@ -136,15 +139,16 @@ class Reconciler:
         await self._delete_pods(job, todo)
         with self._outcomes.noted(key, job, todo):
             if todo.companions:
-                await self._companions.apply(key, job, want.pinned)
+                await self._companions.apply(key, job, want.pinned, pods)
             if todo.create or todo.token:
-                await self._companions.create_token(job, again=todo.token)
+                await self._companions.create_token(job, self._trainers.key(job), again=todo.token)
             await self._kueue.line_up(key, job, want, todo)
             admitted = self._kueue.workload(key, job) if todo.create and job.queue else None
             known = await self._kueue.flavors(job, admitted) if admitted else {}
             for first in (True, False):  # of a generator's pods, which are not made where that one is refused
                 wave = [pod for pod in todo.create if (pod.rank == 0) == first]
-                await run_all(self._pods.create(job, want.pinned, pod, admitted, known) for pod in wave)
+                create = partial(self._pods.create, job, want.pinned, admitted, known)
+                await run_all(run_growing(create, [pod for pod in wave if pod.role is role]) for role in Role)
         if todo.generators is not None:
             await self._api.scale("RLHFJob", job.namespace, job.name, todo.generators, version)
         if todo.expire:

@@ -85,7 +85,7 @@ def suspend(
     return Plan(
         status=status,
         delete=deletions([deletion(pod) for pod in leaving], sight, now),
-        members=membership(sight),
+        members=membership(sight, observed.wanted.spec),
         stop=saving,
         queue=queue,
         events=events,

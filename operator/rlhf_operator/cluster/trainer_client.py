@@ -24,15 +24,19 @@ _PATIENCE_SECONDS = 0.2
 """Longest wait of a reconcile for a report of a trainer that answered last time, seconds."""
 _PAUSE_SECONDS, _LONGEST_PAUSE = 5.0, 60.0
 """Backoff after a failed poll, first and longest, in seconds; doubled each time."""
+_OF_OTHER_KEY = (
+    "it is of another key than the operator's; name that key's Secret in the chart's tokenKey.previousSecret"
+)
 
 
-@dataclass
+@dataclass(slots=True)
 class _Known:
     """State of one trainer pod: its last report, and requests under way."""
 
     uid: str
     status: TrainerStatus | None = None
-    told: Membership | None = None
+    told: int | None = None
+    """Hash of the membership that it was told last; the members themselves are most of a job's memory here."""
     asking: asyncio.Task[None] | None = None
     unanswered: int = 0
     """Consecutive failed polls."""
@@ -91,10 +95,10 @@ class TrainerClient:
 
     async def _ask(self, job: Job, first: Pod, known: _Known) -> None:
         try:
-            async with self._pool, ControlClient(self._token(job, known), self._reports) as control:
+            async with self._pool, ControlClient(token(self._keys[known.key], job), self._reports) as control:
                 status, complaint = await control.status(first.url), ""
         except WrongToken as error:
-            status, complaint = None, str(error)
+            status, complaint = None, f"{error}: {_OF_OTHER_KEY}"
             known.key = (known.key + 1) % len(self._keys)
             if known.key:  # not all keys have been tried
                 return
@@ -117,15 +121,25 @@ class TrainerClient:
         known = self._known.get(job.uid)
         return known.silent_since if known else None
 
+    def complaint(self, job: Job) -> str:
+        """Why the trainer's last answer was of no use; empty if it was, or if there was none."""
+        known = self._known.get(job.uid)
+        return known.complaint if known else ""
+
+    def key(self, job: Job) -> bytes:
+        """The key of which the job's token is derived: the one that its trainer knows, if it runs."""
+        known = self._known.get(job.uid)
+        return self._keys[known.key if known else 0]
+
     async def tell(self, job: Job, pods: list[Pod], members: Membership) -> bool:
         """Pushes the membership, unless this trainer has it already; False if the push failed."""
         first, known = self._listening(job, pods), self._known.get(job.uid)
-        if first is None or known is None or known.told == members:
+        if first is None or known is None or known.told == hash(members):
             return True
         async with self._control(job) as control:
             if not await control.members(first.url, members):
                 return False
-        known.told = members
+        known.told = hash(members)
         return True
 
     async def stop(self, job: Job, pods: list[Pod]) -> None:
@@ -149,10 +163,7 @@ class TrainerClient:
         return first if first.up and first.serving and known.status and not known.unanswered else None
 
     def _control(self, job: Job) -> ControlClient:
-        return ControlClient(self._token(job, self._known.get(job.uid)), self._orders)
-
-    def _token(self, job: Job, known: _Known | None) -> str:
-        return token(self._keys[known.key if known else 0], job)
+        return ControlClient(token(self.key(job), job), self._orders)
 
 
 def _first(pods: list[Pod]) -> Pod | None:

@@ -73,7 +73,12 @@ async def watch(api: Api, namespaces: Collection[str], kinds: Collection[str], s
     stop = threading.Event()
     async with BackgroundLoop() as loop:
         operator = kopf.operator(
-            registry=registry, settings=settings, standalone=True, stop_flag=stop, **where
+            registry=registry,
+            settings=settings,
+            standalone=True,
+            stop_flag=stop,
+            memo=(),  # copied for every object: this takes no memory, as kopf's own does
+            **where,
         )
         running = asyncio.create_task(loop.run(operator))
         try:

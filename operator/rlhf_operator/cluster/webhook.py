@@ -1,9 +1,11 @@
 """Optional admission webhook: rejects an invalid job at `kubectl apply`, with the field and the fix."""
 
+import asyncio
 import json
 import logging
 import ssl
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,9 @@ from .snapshot import Job
 log = logging.getLogger(__name__)
 
 _SETTINGS = web.AppKey("settings", Settings)
+_WORKER = ThreadPoolExecutor(1, thread_name_prefix="webhook")
+"""Validates beside the event loop of the reconciles: a spec of a megabyte takes seconds. One at a time, since several
+would share the interpreter with that loop."""
 _LONGEST = 2000
 _REQUEST_BYTES = 4 << 20  # an object of 1.5 MiB at most, twice
 
@@ -117,8 +122,11 @@ async def serve(settings: Settings) -> web.AppRunner | None:
 
 
 async def _validate(request: web.Request) -> web.Response:
+    body, settings = await request.read(), request.app[_SETTINGS]
     try:
-        answer = review(json.loads(await request.read()), request.app[_SETTINGS])
+        answer = await asyncio.get_running_loop().run_in_executor(
+            _WORKER, lambda: review(json.loads(body), settings)
+        )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise web.HTTPBadRequest(text=f"this is not an AdmissionReview: {error!r}") from None
     return web.json_response(answer)

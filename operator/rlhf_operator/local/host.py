@@ -34,6 +34,7 @@ from .processes import Command, Supervised
 from .progress import Display
 from .reaper import become_subreaper
 from .stopping import Tree
+from .temporary import temporary
 from .trainer import Trainer
 
 TICK_SECONDS = 0.5
@@ -73,6 +74,7 @@ class Host:
         self._last_turn = time.monotonic()
         self._tree = Tree(self.processes)
         self._token = secrets.token_hex(32)
+        self._variables: dict[str, str] = {}
         self._wake = asyncio.Event()
         self._file = workdir.StatusFile(self.folder / workdir.STATUS, display.event)
         self._metrics = Metrics(self.folder / workdir.METRICS)
@@ -83,7 +85,8 @@ class Host:
         anything is started, if the metrics port is taken."""
         async with self._server.serving() as url:
             self.display.event(f"metrics on {url}")
-            return await self._run()
+            with temporary(self.folder) as self._variables:
+                return await self._run()
 
     def stop(self) -> None:
         """Requests a checkpoint and exit; the second call ends the run at once. Same as Ctrl-C, on the loop's
@@ -95,7 +98,7 @@ class Host:
     async def _run(self) -> JobStatus:
         become_subreaper()
         self._listen_to_signals()
-        workdir.write(self.folder / workdir.CONFIG, self.config)
+        workdir.write_config(self.folder, self.config)
         finish = Finish("Failed", "LauncherError", "`rlhf run` itself failed")
         try:
             async with ControlClient(self._token) as control:
@@ -183,9 +186,11 @@ class Host:
             )
             if action.role is Role.TRAINER:
                 self.config = self.config.model_copy(update={"resume": True})
-                workdir.write(self.folder / workdir.CONFIG, self.config)
+                workdir.write_config(self.folder, self.config)
         for process in (each for index in action.indices for each in self._of(action.role, index)):
-            process.start(self.config, self.folder / workdir.CONFIG, self._token, self.make)
+            process.start(
+                self.config, self.folder / workdir.CONFIG, self._token, self.make, more=self._variables
+            )
             self.display.event(f"{process.process.name} {'started again' if action.again else 'started'}")
 
     def _of(self, role: Role, index: int, rank: int | None = None) -> list[Supervised]:

@@ -27,8 +27,8 @@ def missing(name: str) -> str:
 
 
 def unscoring(name: str) -> str:
-    """Why the reward function `package.module:name` cannot be called as one is, by its parameters; empty if it can, or
-    if more than one plain `def` would tell."""
+    """Reason why `package.module:name` cannot be called as a reward function, by its parameters; empty if it can, or if
+    its module does not define it by exactly one plain `def`."""
     module, _, wanted = name.partition(":")
     _, body = _source(module)
     found = [each for each in body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]

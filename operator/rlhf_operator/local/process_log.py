@@ -19,7 +19,7 @@ class ProcessLog:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._begin = 0
-        """Where the output of the newest start begins; below 0, in an older file."""
+        """Offset at which the output of the newest start begins; below 0, in an older file."""
 
     def open(self, title: str) -> BinaryIO:
         """The file for the output of a new start, after a line that says so."""

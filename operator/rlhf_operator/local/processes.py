@@ -8,8 +8,9 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from rlhf_api.oom import OomKills
 from rlhf_api.roles import Role
@@ -57,15 +58,24 @@ class Supervised:
         place = self.process
         return ProcessState(place.role, place.index, self.started, self.ready, self.ended, place.rank)
 
-    def start(self, config: RunConfig, config_file: Path, token: str, make: Command = command) -> None:
-        """Starts or restarts the process. Raises OSError if the machine cannot start one."""
+    def start(
+        self,
+        config: RunConfig,
+        config_file: Path,
+        token: str,
+        make: Command = command,
+        *,
+        more: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Starts or restarts the process, with `more` environment variables, which the job's override. Raises OSError
+        if the machine cannot start one."""
         argv = make(config, self.process, sys.executable)
         variables = environment(
             config, self.process, config_file=str(config_file), termination_log=str(self.end)
         )
-        environ = {**os.environ, **variables, "RLHF_TOKEN": token}
+        environ = {**os.environ, **more, **variables, "RLHF_TOKEN": token}
         environ |= gpus.variables(config.spec, self.process, gpus.present(environ))
-        environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path.cwd()), environ.get("PYTHONPATH")]))
+        environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_here(), environ.get("PYTHONPATH")]))
         environ["PYTHONUNBUFFERED"] = "1"
         cores = len(os.sched_getaffinity(0))
         environ.setdefault("OMP_NUM_THREADS", str(threads_each(config.spec, self.process.role, cores)))
@@ -129,6 +139,12 @@ def threads_each(spec: Spec, role: Role, cores: int) -> int:
     """
     ranks = spec.trainer.processes_per_replica if role is Role.TRAINER else 1
     return max(1, cores // (len(places(spec, role)) * ranks))
+
+
+def _here() -> str:
+    """The current directory as an entry of PYTHONPATH, which cannot have its separator in a path."""
+    here = str(Path.cwd())
+    return os.curdir if os.pathsep in here else here
 
 
 def _short(path: Path) -> str:

@@ -30,6 +30,7 @@ class Trainer:
         self._unreadable = ""
         self._store_fails = ""
         """The last failure of its store that was shown since its last checkpoint."""
+        self._data_changed: str | None = None
         self._health: HealthStatus | None = None
         self._stalled = False
         """True if the user was told that the trainer makes no progress."""
@@ -62,6 +63,7 @@ class Trainer:
             self._checkpoint, self._store_fails = self.status.last_checkpoint, ""
             self._display.event(f"checkpoint of step {self.status.last_checkpoint.step}")
         self._tell_store()
+        self._tell_data()
         if self.status and (health := self.status.health) is not None:
             if new_breach(health, self._health):
                 self._display.event(f"{health.reason}, {health.action}: {health.message}")
@@ -74,6 +76,13 @@ class Trainer:
         if doing.startswith(STORE_FAILS) and doing != self._store_fails:
             self._store_fails = doing
             self._display.event(doing)
+
+    def _tell_data(self) -> None:
+        """Reports data that has changed since the trainer's checkpoint, once a start that finds it."""
+        changed = self.status.data_changed if self.status else None
+        if changed and changed != self._data_changed:
+            self._display.event(changed)
+        self._data_changed = changed
 
     def tell_stall(self, stall: str) -> None:
         """Reports why the trainer makes no progress, once until it does again; `why` is empty if it does."""

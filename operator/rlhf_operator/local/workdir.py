@@ -15,6 +15,7 @@ from rlhf_api.run import RunConfig
 from rlhf_api.sources import training_sources
 from rlhf_api.spec import Spec
 from rlhf_api.status import JobStatus
+from rlhf_store.durable import make_durable
 
 Record = TypeVar("Record", bound=BaseModel)
 CONFIG, STATUS, METRICS, CURVE, POLICY = "run.json", "status.json", "metrics.jsonl", "reward.png", "policy"
@@ -151,11 +152,20 @@ def _remove_outputs(workdir: Path, spec: Spec) -> None:
             output.unlink(missing_ok=True)
 
 
-def write(file: Path, record: BaseModel) -> None:
-    """Writes JSON with the contract's keys; a reader sees the old file or the new one. Raises OSError with the file."""
+def write_config(workdir: Path, config: RunConfig) -> None:
+    """Writes the configuration, without which a run cannot be resumed: it survives a loss of power. Raises OSError with
+    the file."""
+    write(workdir / CONFIG, config, written=make_durable)
+    make_durable(workdir / CONFIG)  # its name too
+
+
+def write(file: Path, record: BaseModel, written: Callable[[Path], None] = lambda _new: None) -> None:
+    """Writes JSON with the contract's keys; a reader sees the old file or the new one. `written` gets the new one
+    before it has its name. Raises OSError with the file."""
     new = file.with_name(f".{file.name}.new")
     try:
         new.write_text(record.model_dump_json(by_alias=True, indent=2) + "\n", encoding="utf-8")
+        written(new)
         new.replace(file)
     except OSError as error:  # a full disk's has no name
         raise OSError(error.errno, error.strerror, str(file)) from None

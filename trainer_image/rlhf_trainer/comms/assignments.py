@@ -13,14 +13,19 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Assigned:
-    """An item, by its `place` in the round, that a member works on."""
+    """An item, by its `place` in the round of `among`, that a member works on."""
 
     place: int
     member: Member
+    among: "Assignments"
     heard: float
     """Time of its assignment or of its last progress."""
     begun: bool = False
     late: bool = False
+
+    def progress(self) -> None:
+        self.heard, self.begun = time.monotonic(), True
+        self.among.hear(self.member)
 
 
 @dataclass(frozen=True)
@@ -61,15 +66,16 @@ class Assignments:
 
     def give(self, place: int, member: Member) -> Assigned:
         self._load[member.uid] += 1
-        return Assigned(place, member, time.monotonic())
+        return Assigned(place, member, self, time.monotonic())
+
+    def take_over(self, assigned: Assigned, place: int) -> None:
+        """Adds an assignment of an earlier round, of the item that has this place now."""
+        self._load[assigned.member.uid] += 1
+        assigned.place, assigned.among = place, self
 
     def take_back(self, assigned: Assigned) -> None:
         """Removes an assignment."""
         self._load[assigned.member.uid] -= 1
-
-    def progress(self, assigned: Assigned) -> None:
-        assigned.heard, assigned.begun = time.monotonic(), True
-        self.hear(assigned.member)
 
     def hear(self, member: Member) -> None:
         self._heard[member.uid] = time.monotonic()

@@ -48,7 +48,7 @@ class Control:
     def __init__(self, total_steps: int) -> None:
         self._lock = threading.Lock()
         self._status = TrainerStatus(activity=STARTING, total_steps=total_steps)
-        self._members: tuple[Member, ...] = ()
+        self._membership = Membership()
         self._told = threading.Event()
         self.membership_changed = threading.Event()
         self.stop_requested = threading.Event()
@@ -73,12 +73,17 @@ class Control:
     def members(self, role: Role) -> list[Member]:
         """Members of a role that take new work."""
         with self._lock:
-            return [m for m in self._members if m.role is role and not m.draining]
+            return [m for m in self._membership.members if m.role is role and not m.draining]
+
+    def unplaced(self, role: Role) -> int:
+        """Members of a role that are wanted and have no node."""
+        with self._lock:
+            return self._membership.unplaced.get(role, 0)
 
     def present(self, role: Role) -> dict[str, Member]:
         """All members of a role by uid, draining ones included."""
         with self._lock:
-            return {m.uid: m for m in self._members if m.role is role}
+            return {m.uid: m for m in self._membership.members if m.role is role}
 
     async def serve(self, host: str, port: int, token: str) -> web.AppRunner:
         """Starts the server. Raises OSError where the port is taken."""
@@ -110,7 +115,7 @@ class Control:
         except ValidationError as error:
             raise web.HTTPBadRequest(text=str(error)) from None
         with self._lock:
-            self._members = membership.members
+            self._membership = membership
         self.membership_changed.set()
         return web.json_response({"members": len(membership.members)})
 

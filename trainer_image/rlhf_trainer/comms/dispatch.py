@@ -19,7 +19,7 @@ from rlhf_api.run import Member
 from .. import progress
 from .assignments import Assigned, Assignments, Limits
 from .http import HttpError
-from .outcomes import Client, Failed, Interrupted, Item, Outcome, Refused, Result
+from .outcomes import Client, Failed, Interrupted, Item, Outcome, Refused, Result, UnderWay
 
 log = logging.getLogger(__name__)
 
@@ -37,10 +37,14 @@ Current = Callable[[], Mapping[str, Member]]
 @dataclass
 class Switches:
     """Flags that end a round early, set by any thread. `closing`: hand out no more items, end once those under way are
-    done or interrupted; `over`: cancel them."""
+    done or interrupted; `over`: cancel them. With `keep` a closing round ends at once, and the next one takes those
+    under way over."""
 
+    keep: bool = False
     closing: bool = False
     over: bool = False
+    look: Callable[[], object] = lambda: None
+    """Has the round look at them now; set by the round."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +82,10 @@ class Dispatch(Generic[Item, Result]):
         observer: Observer[Item, Result],
         switches: Switches | None = None,
         heard: dict[str, float] | None = None,
+        under_way: Sequence[UnderWay[Item, Result]] = (),
     ) -> None:
-        """`describe` names an item in the log; `heard` as in `Assignments`."""
+        """`describe` names an item in the log; `heard` as in `Assignments`; `under_way`: some of `items`, as an earlier
+        round left them, of members that may have gone from `members`."""
         self._items, self._members, self._client = items, members, client
         self._current, self._silence, self._describe = current, limits.silence, describe
         self._observer, self._switches = observer, switches or Switches()
@@ -89,17 +95,23 @@ class Dispatch(Generic[Item, Result]):
         self._requeued: list[Item] = []
         self._assignments = Assignments(members, limits, heard)
         self._asked: dict[asyncio.Future[Result], Assigned] = {}
-        self._ended: asyncio.Queue[asyncio.Future[Result]] = asyncio.Queue()
+        self._ended: asyncio.Queue[asyncio.Future[Result] | None] = asyncio.Queue()
         self._looked_at = time.monotonic()
+        self._under_way = under_way
 
     async def run(self) -> Outcome[Item, Result]:
         """Runs the round to its end. If it is cancelled or raises, it cancels all items under way."""
+        self._switches.look = partial(
+            asyncio.get_running_loop().call_soon_threadsafe, self._ended.put_nowait, None
+        )
         self._observer.left(len(self._waiting))
+        self._take_over()
         watches = [asyncio.ensure_future(self._watch(member)) for member in self._members]
         try:
             while self._hand_out():
                 await self._settle()
                 progress.sign()  # each item has a deadline of its own
+            under_way = self._hand_over()
         finally:
             unfinished: list[asyncio.Future[Any]] = [*watches, *self._asked]
             for task in unfinished:
@@ -112,24 +124,50 @@ class Dispatch(Generic[Item, Result]):
             self._assignments.failed,
             [(self._items[place], why) for place, why in self._refused.items()],
             self._requeued,
+            under_way,
         )
+
+    def _take_over(self) -> None:
+        """Waits for the items that an earlier round left under way; gives up those of who is no member any more."""
+        places, uids = (
+            {id(item): place for place, item in enumerate(self._items)},
+            {m.uid for m in self._members},
+        )
+        for item, assigned, task in self._under_way:
+            self._assignments.take_over(assigned, places[id(item)])
+            self._waiting.remove(assigned.place)
+            self._wait_for(task, assigned)
+        for member in {each.assigned.member.uid: each.assigned.member for each in self._under_way}.values():
+            if member.uid not in uids:
+                self._give_up_on(member, "it has left the round")
+
+    def _hand_over(self) -> list[UnderWay[Item, Result]]:
+        """What the next round takes over."""
+        if not self._switches.keep:
+            return []
+        left = [UnderWay(self._items[given.place], given, task) for task, given in self._asked.items()]
+        for task in self._asked:
+            task.remove_done_callback(self._ended.put_nowait)
+        self._asked.clear()
+        return left
 
     def _hand_out(self) -> bool:
         """Assigns items to members with room; returns whether any item is assigned."""
         if self._switches.over:
             return False
         if self._switches.closing:
-            return bool(self._asked)
+            return bool(self._asked) and not self._switches.keep
         present = self._current()
         while self._waiting and (member := self._assignments.choose(self._waiting[0], present)) is not None:
             assigned = self._assignments.give(self._waiting.popleft(), member)
-            heard = partial(self._assignments.progress, assigned)
             item = self._items[assigned.place]
             self._observer.asked(item)
-            task = asyncio.ensure_future(self._client.ask(member, item, heard))
-            task.add_done_callback(self._ended.put_nowait)
-            self._asked[task] = assigned
+            self._wait_for(asyncio.ensure_future(self._client.ask(member, item, assigned.progress)), assigned)
         return bool(self._asked)
+
+    def _wait_for(self, task: "asyncio.Future[Result]", assigned: Assigned) -> None:
+        task.add_done_callback(self._ended.put_nowait)
+        self._asked[task] = assigned
 
     async def _settle(self) -> None:
         """Waits for a result, at most until the next check of the members."""
@@ -142,6 +180,8 @@ class Dispatch(Generic[Item, Result]):
             async with asyncio.timeout(LOOK_SECONDS):
                 task = await self._ended.get()
         except TimeoutError:
+            return
+        if task is None:
             return
         assigned = self._asked.pop(task)
         place, member = assigned.place, assigned.member
@@ -162,7 +202,7 @@ class Dispatch(Generic[Item, Result]):
             self._assignments.hear(member)
             self._try_again(assigned, str(error))
         except (aiohttp.ClientError, OSError, HttpError, ValueError, asyncio.CancelledError) as error:
-            if isinstance(error, HttpError) and 400 <= error.status < 500:
+            if isinstance(error, HttpError) and error.of_request:
                 raise
             if assigned.late:
                 self._try_again(assigned, f"no progress for {self._silence:g} s")

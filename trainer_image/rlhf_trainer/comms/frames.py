@@ -1,10 +1,10 @@
 """Frames of a response stream: token ids and log-probabilities in binary, from a generator to rank 0.
 
-A frame is a header of four little-endian uint32, the payload's size in bytes, the response's index among those of its
-request, the frame's `Kind` and its number of tokens n, and then the payload: n int32 token ids followed by n float32
-log-probabilities in nats; of an ERROR, its HTTP code and its message as JSON. That is 8 bytes a token, where JSON takes
-83. With a sampling mask n int32 counts follow, and then that many int32 ids of other tokens that were kept: 12 bytes a
-token and 4 for each other one.
+A frame is a header of five little-endian 32-bit integers, the payload's size in bytes, the response's index among those
+of its request, the frame's `Kind`, its number of tokens n and the weight version that sampled them; and then the
+payload: n int32 token ids followed by n float32 log-probabilities in nats; of an ERROR, its HTTP code and its message
+as JSON. That is 8 bytes a token, where JSON takes 83. With a sampling mask n int32 counts follow, and then that many
+int32 ids of other tokens that were kept: 12 bytes a token and 4 for each other one.
 """
 
 import json
@@ -25,7 +25,9 @@ from ..sampling_mask import ROUNDING
 
 GENERATE = "/generate"
 """Path. POST `Asked` as JSON to a generator; replies with the frames of the responses."""
-_HEADER = struct.Struct("<IIII")
+_HEADER = struct.Struct("<IIIIi")
+NO_VERSION = -1
+"""Weight version of a server that has none of a trainer's; tokens that it sampled are refused."""
 _TOKEN_BYTES = 8
 _COUNT_BYTES = _ID_BYTES = 4
 MOST_TOKENS = 4096
@@ -73,11 +75,13 @@ _KINDS = tuple(Kind)  # a dict, several times faster than the enum's lookup by v
 
 
 class Frame(NamedTuple):
-    """New tokens of the request's response number `response`: int32 and, in nats, float32 arrays of one length. With a
-    sampling mask `counts`, int32 of that length, says how many ids of `kept`, int32, belong to each token."""
+    """New tokens of the request's response number `response`, all sampled by weight version `version`: int32 and, in
+    nats, float32 arrays of one length. With a sampling mask `counts`, int32 of that length, says how many ids of
+    `kept`, int32, belong to each token."""
 
     response: int
     kind: Kind
+    version: int
     tokens: "array[int]"
     logprobs: "array[float]"
     counts: "array[int]" = array("i")
@@ -87,7 +91,8 @@ class Frame(NamedTuple):
         """The first `count` tokens, as the end of the response."""
         counts = self.counts[:count]
         kept = self.kept[: sum(counts)]
-        return Frame(self.response, Kind.STOP, self.tokens[:count], self.logprobs[:count], counts, kept)
+        tokens, logprobs = self.tokens[:count], self.logprobs[:count]
+        return Frame(self.response, Kind.STOP, self.version, tokens, logprobs, counts, kept)
 
 
 class RequestFailed(Exception):
@@ -106,6 +111,7 @@ class _Error(BaseModel):
 def encode(
     index: int,
     kind: Kind,
+    version: int,
     tokens: Sequence[int],
     logprobs: Sequence[float],
     kept: Sequence[Sequence[int]] | None = None,
@@ -127,7 +133,10 @@ def encode(
             masks = kept[at : at + MOST_TOKENS]
             arrays += [array("i", map(len, masks)), array("i", chain.from_iterable(masks))]
         payload = b"".join(_little(part).tobytes() for part in arrays)
-        frames += [_HEADER.pack(len(payload), index, kind if last else Kind.TOKENS, len(ids)), payload]
+        frames += [
+            _HEADER.pack(len(payload), index, kind if last else Kind.TOKENS, len(ids), version),
+            payload,
+        ]
     return b"".join(frames)
 
 
@@ -135,7 +144,7 @@ def encode_error(code: int, message: str) -> bytes:
     """The last frame of a failed request."""
     text = message.encode(errors="replace")[: MOST_ERROR_BYTES // 8].decode(errors="ignore")
     payload = json.dumps({"code": code, "message": text}).encode()
-    return _HEADER.pack(len(payload), 0, Kind.ERROR, 0) + payload
+    return _HEADER.pack(len(payload), 0, Kind.ERROR, 0, NO_VERSION) + payload
 
 
 class FrameReader:
@@ -153,7 +162,7 @@ class FrameReader:
         """
         data, at = self._rest + data if self._rest else data, 0
         while len(data) - at >= _HEADER.size:
-            size, index, number, count = _HEADER.unpack_from(data, at)
+            size, index, number, count, version = _HEADER.unpack_from(data, at)
             kind = _kind(size, number, count)
             begin, end = at + _HEADER.size, at + _HEADER.size + size
             if end > len(data):
@@ -161,7 +170,9 @@ class FrameReader:
             at = end
             if kind is Kind.ERROR:
                 raise _failure(data[begin:end])
-            yield _frame(index, kind, count, data[begin:end])
+            if count and version < 0:
+                raise ValueError(f"{count} tokens of no weight version of a trainer")
+            yield _frame(index, kind, version, count, data[begin:end])
         self._rest = data[at:]
 
     def close(self) -> None:
@@ -183,7 +194,7 @@ def _kind(size: int, number: int, count: int) -> Kind:
     return kind
 
 
-def _frame(index: int, kind: Kind, count: int, payload: bytes) -> Frame:
+def _frame(index: int, kind: Kind, version: int, count: int, payload: bytes) -> Frame:
     size = 4 * count
     tokens, logprobs = array("i", payload[:size]), array("f", payload[size : 2 * size])
     counts, kept = array("i", payload[2 * size : 3 * size]), array("i", payload[3 * size :])
@@ -196,7 +207,7 @@ def _frame(index: int, kind: Kind, count: int, payload: bytes) -> Frame:
         raise ValueError(f"{highest:g} is not a log-probability: it is above 0")
     if counts and (min(_little(counts)) < 0 or max(counts) > MOST_KEPT or sum(counts) != len(kept)):
         raise ValueError(f"a sampling mask of {len(kept)} tokens does not match its counts")
-    return Frame(index, kind, tokens, logprobs, counts, kept)
+    return Frame(index, kind, version, tokens, logprobs, counts, kept)
 
 
 def _failure(payload: bytes) -> RequestFailed:

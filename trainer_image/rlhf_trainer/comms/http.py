@@ -1,9 +1,14 @@
 """HTTP client of the training thread: aiohttp sessions on an event loop of their own."""
 
+import asyncio
+import datetime
 import logging
+import re
 import resource
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from contextlib import contextmanager
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from email.utils import parsedate_to_datetime
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,6 +29,12 @@ ERROR_BYTES = 2000
 """Bytes read of an error's text."""
 MOST_FILES = 1 << 16
 """Open-file limit to request where the hard limit is higher or absent."""
+BUSY = (408, 429)
+"""Statuses with which a server, or a gateway in front of it, takes a request later."""
+BUSY_SECONDS = 1.0
+"""Shortest wait before a busy server is asked again, seconds."""
+BUSY_LOG_SECONDS = 60.0
+"""Interval of the log lines about one that stays busy, seconds."""
 
 
 EPOCH_HEADER = "x-trainer-epoch"
@@ -42,6 +53,11 @@ class HttpError(RuntimeError):
     def __init__(self, url: str, status: int, body: str) -> None:
         super().__init__(f"{url}: HTTP {status}: {body}")
         self.status, self.body = status, body
+
+    @property
+    def of_request(self) -> bool:
+        """True if every server would refuse the request. 404 is also a gateway's whose server is gone."""
+        return 400 <= self.status < 500 and self.status != 404
 
 
 @contextmanager
@@ -63,6 +79,8 @@ class HttpClient(EventLoop):
         self.session: aiohttp.ClientSession
         self._streams: aiohttp.ClientSession
         self.session, self._streams = self.run(_sessions(token, max(1, files // 2)))
+        self._busy: dict[str, float] = {}
+        """Time of the last log line about a URL whose server is busy."""
 
     def claim(self, epoch: int) -> None:
         """Has each request from now on carry `epoch`: servers refuse trainers of earlier ones, whose calls then raise
@@ -83,27 +101,39 @@ class HttpClient(EventLoop):
                 return await response.json(content_type=None) if (await response.read()) else None
 
     async def post_bytes(self, url: str, body: bytes) -> bytes:
-        """POST raw bytes, return raw bytes, without a deadline; raises as `json` does."""
+        """POST raw bytes, again while the server is BUSY; returns the reply's. Without a deadline; raises as `json`."""
         with _without_headers(url):
-            async with self.session.post(url, data=body) as response:
-                await _check(url, response)
+            async with self._taken(self.session, url, data=body) as response:
                 return await response.read()
 
-    async def stream(
-        self, url: str, body: Any, began: Callable[[Mapping[str, str]], None] = lambda _headers: None
-    ) -> AsyncGenerator[bytes, None]:
-        """POST JSON; yields the reply's bytes as they arrive, without a deadline. `began` is called with the reply's
-        headers.
+    async def stream(self, url: str, body: Any) -> AsyncGenerator[bytes, None]:
+        """POST JSON, again while the server is BUSY; yields the reply's bytes as they arrive, without a deadline.
 
         Raises HttpError and aiohttp.ClientError as `json` does. Close the generator to stop early: that closes the
         connection and so cancels the server's work.
         """
         with _without_headers(url):
-            async with self._streams.post(url, json=body) as response:
-                await _check(url, response)
-                began(response.headers)
+            async with self._taken(self._streams, url, json=body) as response:
                 async for part in response.content.iter_any():
                     yield part
+
+    @asynccontextmanager
+    async def _taken(
+        self, session: aiohttp.ClientSession, url: str, **body: Any
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The reply to a POST, made again while the server is BUSY, after `Retry-After` if it gives one. Without a
+        deadline: the caller has one on progress."""
+        while True:
+            async with session.post(url, **body) as response:
+                if response.status not in BUSY:
+                    await _check(url, response)
+                    yield response
+                    return
+                pause = max(BUSY_SECONDS, retry_after(response.headers.get("Retry-After", ""), time.time()))
+            if time.monotonic() > self._busy.get(url, -BUSY_LOG_SECONDS) + BUSY_LOG_SECONDS:
+                self._busy[url] = time.monotonic()
+                log.warning("%s: HTTP %d; asked again in %.0f s", url, response.status, pause)
+            await asyncio.sleep(pause)
 
     async def listens(self, address: str) -> bool:
         """False only if the connection is refused: a busy server may reply late."""
@@ -162,6 +192,19 @@ def raise_file_limit() -> int:
             return soft
         log.info("raised the limit of open files to %d, from %d", wanted, soft)
     return max(soft, wanted)
+
+
+def retry_after(header: str, now: float) -> float:
+    """Seconds from `now`, a Unix time, until the header's; 0 for a time that is over and for anything else than
+    seconds or an HTTP date."""
+    if re.fullmatch(r"[0-9]{1,9}", header.strip()):
+        return float(header)
+    try:
+        date = parsedate_to_datetime(header)
+    except ValueError:
+        return 0.0
+    # A date in `-0000`, which says nothing of a zone, is UTC as all HTTP dates are.
+    return max(0.0, date.replace(tzinfo=date.tzinfo or datetime.UTC).timestamp() - now)
 
 
 def _deadline(seconds: float | None) -> aiohttp.ClientTimeout:

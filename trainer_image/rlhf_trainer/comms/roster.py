@@ -47,15 +47,18 @@ class Roster:
 
         return [m for m, up in zip(members, self._http.run(probe_all()), strict=True) if up]
 
-    def wait(self, role: Role, at_least: int, timeout: float) -> list[Member]:
-        """Waits until `at_least` members answer; one suffices at the deadline.
+    def wait(self, role: Role, wanted: int, timeout: float) -> list[Member]:
+        """Waits until all `wanted` members answer that have a node; one suffices at the deadline.
 
         Raises:
             Unavailable: none answered within `timeout` seconds.
             Stopped: the host requested a stop meanwhile.
         """
         deadline = time.monotonic() + timeout
-        while len(found := self.answering(role)) < at_least and time.monotonic() < deadline:
+        while (
+            len(found := self.answering(role)) < max(1, wanted - self._control.unplaced(role))
+            and time.monotonic() < deadline
+        ):
             progress.sign()
             if self.stopping:
                 raise Stopped(f"stopped while waiting for the {role.value}")

@@ -38,11 +38,13 @@ def encode(
     """
     if reserved := {HEADER, "__metadata__"} & set(arrays):
         raise ValueError(f"arrays cannot be named {', '.join(sorted(reserved))}: the format uses that itself")
-    # Copied: safetensors refuses arrays that share memory, such as tied weights.
-    contiguous = {
-        name: array.detach().cpu().clone(memory_format=torch.contiguous_format)
-        for name, array in arrays.items()
-    }
+    contiguous, storages = dict[str, Tensor](), set[int]()
+    for name, array in arrays.items():
+        own = array.detach().cpu().contiguous()
+        if (storage := own.untyped_storage().data_ptr()) in storages:
+            own = own.clone()  # safetensors refuses arrays that share memory, such as tied weights
+        storages.add(storage)
+        contiguous[name] = own
     contiguous[HEADER] = as_array(json.dumps(header or {}, separators=(",", ":")))
     data = save(contiguous)
     return zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True).compress(data) if compress else data

@@ -107,9 +107,9 @@ def without_oldest(messages: Sequence[Message]) -> list[Message] | None:
 
 
 def _ending(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], text: str) -> str:
-    """What the template appends to the last message, rendered as `text`: what follows ANY in its place. The content
-    itself is not looked for, as it may be part of what follows: `end` before `<|im_end|>`. All of `text` where the
-    template appends another ending to ANY."""
+    """The text that the template appends to the last message, rendered as `text`: all that follows ANY in its place.
+    The content itself is not looked for, as it may be part of what follows: `end` before `<|im_end|>`. All of `text`
+    where the template appends another ending to ANY."""
     *before, last = messages
     rendered = render(tokenizer, [*before, last.model_copy(update={"content": ANY})])
     _, known, ending = rendered.rpartition(ANY)

@@ -50,8 +50,8 @@ class Dataset(Rows):
         return list(accumulate(self.mixture.counts))
 
     def checksums(self) -> dict[str, int]:
-        """Checksums of the rows that a user's functions have returned, by the functions' names."""
-        return {file.name: file.checksum() for file in self.files if isinstance(file, ImportedRows)}
+        """Checksums of the rows of each source, by its path."""
+        return {file.name: file.checksum() for file in self.files}
 
     def check(self) -> str | None:
         """Reads and checks all rows; returns the place of the first conversation (which needs a chat template), or

@@ -17,7 +17,7 @@ import torch
 from ..comms import wire
 from ..comms.roster import Stopped
 from ..context import TrainerContext
-from ..packed import flat_floats, flat_int32s, flat_ints
+from ..packed import flat_floats, flat_int32s
 from ..records import Prompt
 from ..sampling_mask import filled
 from .fleet import Fleet
@@ -150,14 +150,14 @@ class RolloutsAhead:
 
 
 def encode(works: Iterable[Work]) -> bytes:
-    """Responses by the ids of their prompts: int64 `tokens`, `versions` and float32 `logprobs`, end to end; int32
+    """Responses by the ids of their prompts: int32 `tokens` and `versions` and float32 `logprobs`, end to end; int32
     `prompts`, their tokens, and `kept_counts` and `kept` where tokens have sampling masks."""
     works = list(works)
     responses = [response for work in works for response in work.responses]
     arrays = {
-        "tokens": flat_ints(r.tokens for r in responses),
+        "tokens": flat_int32s(r.tokens for r in responses),
         "logprobs": flat_floats(r.logprobs for r in responses),
-        "versions": flat_ints(r.versions for r in responses),
+        "versions": flat_int32s(r.versions for r in responses),
         "prompts": flat_int32s(work.prompt.tokens for work in works),
     }
     if any(r.kept_counts for r in responses):

@@ -8,7 +8,7 @@ from rlhf_api.run import Member
 from ..comms.assignments import Limits
 from ..comms.dispatch import Current, Dispatch, Observer, Switches
 from ..comms.http import HttpClient
-from ..comms.outcomes import Outcome
+from ..comms.outcomes import Outcome, UnderWay
 from .engine import EngineClient
 from .work import Work
 
@@ -28,6 +28,7 @@ def start_round(
     observer: Observer[Work, Work] = NOBODY,
     switches: Switches | None = None,
     heard: dict[str, float] | None = None,
+    under_way: Sequence[UnderWay[Work, Work]] = (),
 ) -> "Future[Round]":
     """Asks `members` on the thread of `http`; see `Dispatch`.
 
@@ -44,5 +45,6 @@ def start_round(
             observer=observer,
             switches=switches,
             heard=heard,
+            under_way=under_way,
         ).run()
     )

@@ -21,6 +21,6 @@ class EngineClient(Client[Work, Work], Protocol):
         Raises:
             comms.outcomes.Refused: the engine cannot respond to this prompt. comms.outcomes.Interrupted: the server
             interrupted the request, as before new weights.
-            HttpError: refused (4xx) as every server would, or the server failed (5xx). aiohttp.ClientError, OSError,
+            HttpError: refused as every server would (`of_request`), or the server failed. aiohttp.ClientError, OSError,
             ValueError: the server failed or its reply is invalid.
         """

@@ -12,6 +12,7 @@ from rlhf_api.spec import Sampling
 from .. import faults
 from ..comms.assignments import Limits
 from ..comms.dispatch import Observer, Switches
+from ..comms.outcomes import UnderWay
 from ..comms.roster import Stopped
 from ..context import TrainerContext
 from ..models.trained_model import TrainedModel
@@ -38,7 +39,8 @@ class Fleet:
         """`sync` and `client` on rank 0 only."""
         self._ctx, self._client = ctx, client
         self.weights = PublishedWeights(ctx, policy, sync, committing=lambda: self.ahead.close())
-        self.ahead = Requests(self._start, self.weights.left_out, ctx.stop)
+        keep = ctx.spec.rollout.in_flight == "keep"
+        self.ahead = Requests(self._start, self.weights.left_out, ctx.stop, keep=keep)
         """Requests that go on while weights are published, on rank 0."""
         self._heard: dict[str, float] = {}
         self._busy = 0.0  # seconds in which there were other requests alone than those ahead
@@ -55,9 +57,11 @@ class Fleet:
         prompts: Sequence[Prompt],
         sampling: Sampling | None = None,
         penalties: Penalties = NO_PENALTIES,
+        *,
+        masks: bool = True,
     ) -> Responses:
         """The responses to all prompts, in their order; see `stream`."""
-        (responses,) = self.stream(prompts, None, sampling, penalties)
+        (responses,) = self.stream(prompts, None, sampling, penalties, masks=masks)
         return responses
 
     def stream(
@@ -66,9 +70,12 @@ class Fleet:
         size: int | None,
         sampling: Sampling | None = None,
         penalties: Penalties = NO_PENALTIES,
+        *,
+        masks: bool = True,
     ) -> Iterator[Responses]:
         """The responses to all prompts, those to `size` prompts at a time as they come, a short rest with the last; all
-        at once for None. `sampling` says how many to each and at which temperature; the job's unless given.
+        at once for None. `sampling` says how many to each and at which temperature; the job's unless given. `masks`:
+        with their sampling masks, where training replays them.
 
         On rank 0; on the others as many empty batches. Prompts of a generator that fails go to the others; when none
         is left they wait for a replacement, which gets the policy's weights. After a first batch these may have moved
@@ -85,7 +92,7 @@ class Fleet:
         batches = (
             iter(())
             if self._client is None
-            else self._batches(self.fresh(prompts, sampling, penalties), size)
+            else self._batches(self.fresh(prompts, sampling, penalties, masks=masks), size)
         )
         while True:
             found: Responses | None = None
@@ -111,12 +118,17 @@ class Fleet:
                     yield found or Responses()
 
     def fresh(
-        self, prompts: Sequence[Prompt], sampling: Sampling | None = None, penalties: Penalties = NO_PENALTIES
+        self,
+        prompts: Sequence[Prompt],
+        sampling: Sampling | None = None,
+        penalties: Penalties = NO_PENALTIES,
+        *,
+        masks: bool = True,
     ) -> list[Work]:
         """Prompts without any response yet."""
         found = sampling or self._ctx.spec.sampling
         asked = found.answers_per_prompt, found.temperature, penalties
-        return [Work.begin(prompt, *asked) for prompt in prompts]
+        return [Work.begin(prompt, *asked, masks=masks) for prompt in prompts]
 
     def _batches(self, works: Sequence[Work], size: int | None) -> Iterator[Responses | None]:
         """The next batches, on rank 0. None if no generator is left: weights must be published before the next
@@ -151,7 +163,11 @@ class Fleet:
         yield Responses(rollouts(rest), requests.requeued, requests.refused, unanswered)
 
     def _start(
-        self, works: Sequence[Work], arrived: Callable[[Work], None], switches: Switches
+        self,
+        works: Sequence[Work],
+        arrived: Callable[[Work], None],
+        switches: Switches,
+        under_way: Sequence[UnderWay[Work, Work]] = (),
     ) -> "Future[Round]":
         assert self._ctx.services is not None
         assert self._client is not None
@@ -168,6 +184,7 @@ class Fleet:
             ),
             switches=switches,
             heard=self._heard,
+            under_way=under_way,
         )
         faults.point(f"generating:{len(works)}")
         return started

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from ..comms.dispatch import Switches
+from ..comms.outcomes import UnderWay
 from ..comms.roster import Stopped, Unavailable
 from ..records import Rollout
 from .dispatch import Round
@@ -20,8 +21,11 @@ GRACE_SECONDS = 2.0
 REFUSALS = 3
 """Refusals of weights by a live generator, or rounds in a row without a new token, after which the run fails."""
 
-Start = Callable[[Sequence[Work], Callable[[Work], None], Switches], "Future[Round]"]
-"""(prompts, callback for each complete one, switches) -> a round with the present generators."""
+Start = Callable[
+    [Sequence[Work], Callable[[Work], None], Switches, Sequence[UnderWay[Work, Work]]], "Future[Round]"
+]
+"""(prompts, callback for each complete one, switches, those of the prompts that an earlier round left under way) -> a
+round with the present generators."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +43,23 @@ class Requests:
     """Prompts requested round by round, by id: `answered` in the order of completion, `refused` with the reason, and
     `waiting`, not finished by any round so far."""
 
-    def __init__(self, start: Start, failed: Callable[[dict[str, str]], None], stop: threading.Event) -> None:
-        """`failed` is called with the generators that failed in a round, uid -> reason; `stop` ends every wait."""
-        self._start, self._failed, self._stop = start, failed, stop
+    def __init__(
+        self,
+        start: Start,
+        failed: Callable[[dict[str, str]], None],
+        stop: threading.Event,
+        *,
+        keep: bool = False,
+    ) -> None:
+        """`failed` is called with the generators that failed in a round, uid -> reason; `stop` ends every wait. `keep`:
+        new weights leave requests under way, and the next round takes them over."""
+        self._start, self._failed, self._stop, self._keep = start, failed, stop, keep
         self.waiting: list[Work] = []
         self.answered: dict[str, Work] = {}
         self.refused: dict[str, str] = {}
         self.requeued: list[str] = []
         self._round: Future[Round] | None = None
+        self._under_way: Sequence[UnderWay[Work, Work]] = ()
         self._switches = Switches()
         self._news = threading.Event()
         self._arrivals = self._fruitless = 0
@@ -60,8 +73,8 @@ class Requests:
         if not self.waiting:
             return
         self._idle, self._idle_since = self.idle_seconds, None
-        self._switches, self._before = Switches(), self._progress
-        self._round = self._start(self.waiting, self._arrived, self._switches)
+        self._switches, self._before = Switches(self._keep), self._progress
+        self._round = self._start(self.waiting, self._arrived, self._switches, self._under_way)
         self._round.add_done_callback(self._over)
 
     def until(self, enough: Callable[[], bool]) -> bool:
@@ -86,8 +99,10 @@ class Requests:
         return True
 
     def close(self) -> None:
-        """Closes the round: prompts that generators interrupt from here on, for new weights, wait for the next."""
+        """Closes the round, since generators get new weights: prompts that they interrupt from here on wait for the
+        next, which takes over those under way that they do not interrupt."""
         self._switches.closing = True
+        self._switches.look()
 
     def end(self) -> None:
         """Ends the round, whose generators have new weights by now, also those that had failed in it; incomplete
@@ -137,18 +152,20 @@ class Requests:
 
     def _over(self, ended: "Future[Round]") -> None:
         """A round has ended, of which nobody has taken the outcome yet."""
-        if self._round is ended:
+        at_work = not ended.cancelled() and not ended.exception() and ended.result().under_way
+        if self._round is ended and not at_work:
             self._idle_since = time.monotonic()
         self._news.set()
 
     def _settle(self, outcome: Round) -> None:
         self._round = None
-        if self._idle_since is None:
+        if self._idle_since is None and not outcome.under_way:
             self._idle_since = time.monotonic()
         fruitless = outcome.failed and self._progress == self._before
         # A reply may be complete, and the round cut off before it is told.
         self.answered |= {work.prompt.id: work for work in outcome.unanswered if work.whole}
         self.waiting = [work for work in outcome.unanswered if not work.whole]
+        self._under_way = [each for each in outcome.under_way if not each.item.whole]
         self.refused |= {work.prompt.id: why for work, why in outcome.refused}
         self.requeued += [work.prompt.id for work in outcome.requeued]
         self._failed(outcome.failed)

@@ -44,9 +44,11 @@ def generate_shared(
     version: int,
     stop: threading.Event,
     penalties: Penalties = NO_PENALTIES,
+    *,
+    masks: bool = True,
 ) -> list[Rollout]:
     """`sampling.answers_per_prompt` responses to each prompt, in the order of the prompts, on every rank; greedy at
-    temperature 0.
+    temperature 0. `masks`: with their sampling masks, where training replays them.
 
     A collective. Draws from torch's global random generator of each rank.
 
@@ -75,6 +77,7 @@ def generate_shared(
                 stops,
                 tokenizer.pad_token_id,
                 stop,
+                masks=masks,
             )
             responses |= dict(zip(rows, batch, strict=True))
     if ranks.any(stop.is_set()):
@@ -102,6 +105,8 @@ def _generate(
     stops: StopStrings,
     pad: int,
     stop: threading.Event,
+    *,
+    masks: bool,
 ) -> list[Sampled]:
     """One response to each prompt, with its end token; partial ones if `stop` was set."""
     unique = {tokens: i for i, tokens in enumerate(dict.fromkeys(p.tokens for p in prompts))}
@@ -123,7 +128,7 @@ def _generate(
         ends=torch.tensor(ends, device=device),
         stops=stops,
         penalized=None if penalties == NO_PENALTIES else Penalized(penalties, ids, mask),
-        most=sampling.kept,
+        most=sampling.kept if masks else 0,
         stop=stop,
     )
     found: Decoded = model.generate(

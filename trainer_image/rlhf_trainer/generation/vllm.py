@@ -3,7 +3,7 @@ own seed."""
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 
 from rlhf_api.run import Member
@@ -13,13 +13,10 @@ from ..comms.frames import GENERATE, Asked, Frame, FrameReader, Kind, RequestFai
 from ..comms.http import HttpClient, HttpError
 from ..comms.outcomes import Interrupted, Refused
 from ..data.stop_strings import StopStrings
-from ..weights.members import VERSION_HEADER
 from .work import Response, Work
 
 REFUSING_CODES = (400, 413, 422)
 """HTTP codes with which a server refuses a prompt itself."""
-LATEST = (1 << 31) - 1
-"""Largest weight version: that of a token is an int32."""
 STREAM_INTERVAL = 64
 """Tokens of a response per frame: the cost of a frame on rank 0 is shared by so many."""
 
@@ -112,19 +109,19 @@ class VllmClient:
         if work.temperature is not None:
             told["temperature"] = work.temperature
         told |= {f"{name}_penalty": value for name, value in work.penalties._asdict().items()}
-        if work.temperature == 0:  # nothing is sampled
+        if not work.masks:
             told["kept"] = 0
         asked = asked.model_copy(update=told)
         body = asked.model_dump()
-        version, reader = _Version(url), FrameReader()
+        reader = FrameReader()
         try:
-            async with aclosing(self._http.stream(url, body, version.read)) as parts:
+            async with aclosing(self._http.stream(url, body)) as parts:
                 async for part in parts:
                     progress()
                     for frame in reader.feed(part):
                         response = work.responses[indices[frame.response]]
                         last = self._completing(response, frame, begun)
-                        self._add(response, last or frame, version.value, masked=asked.kept > 0)
+                        self._add(response, last or frame, masked=asked.kept > 0)
                         if last:
                             return  # the server, which sees only its own part of the stop string, would continue
             reader.close()
@@ -148,7 +145,7 @@ class VllmClient:
                 return frame.ending(count)
         return None
 
-    def _add(self, response: Response, frame: Frame, version: int, *, masked: bool) -> None:
+    def _add(self, response: Response, frame: Frame, *, masked: bool) -> None:
         """Appends a frame's tokens. Raises ValueError for more tokens than requested, for fewer where their number ends
         the response, and for unknown ones."""
         if (highest := max(max(ids, default=0) for ids in (frame.tokens, frame.kept))) >= self._vocabulary:
@@ -160,23 +157,9 @@ class VllmClient:
             raise ValueError(f"the length limit of {most} tokens ended a response of {count}")
         if len(frame.counts) != (len(frame.tokens) if masked else 0):
             raise ValueError(f"{len(frame.tokens)} tokens with {len(frame.counts)} sampling masks")
-        response.add(frame.tokens, frame.logprobs, version, frame.counts, frame.kept)
+        response.add(frame.tokens, frame.logprobs, frame.version, frame.counts, frame.kept)
         if frame.kind in (Kind.STOP, Kind.LENGTH):
             response.finish(frame.kind.name.lower())
 
     async def listens(self, member: Member) -> bool:
         return await self._http.listens(member.address)
-
-
-class _Version:
-    """Weight version in a reply's headers."""
-
-    def __init__(self, url: str) -> None:
-        self._url, self.value = url, -1
-
-    def read(self, headers: Mapping[str, str]) -> None:
-        """Reads the headers. Raises ValueError if they name no version, of at most LATEST."""
-        said = headers.get(VERSION_HEADER, "")
-        if not said.isdecimal() or int(said) > LATEST:
-            raise ValueError(f"{self._url} gave no valid weight version in {VERSION_HEADER}: {said!r}")
-        self.value = int(said)

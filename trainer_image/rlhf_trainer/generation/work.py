@@ -69,6 +69,8 @@ class Work:
     """Sampling temperature; 0 is greedy; None: the job's."""
 
     penalties: Penalties = NO_PENALTIES
+    masks: bool = True
+    """True if tokens come with their sampling masks, where training replays them."""
 
     @classmethod
     def begin(
@@ -77,8 +79,10 @@ class Work:
         responses: int,
         temperature: float | None = None,
         penalties: Penalties = NO_PENALTIES,
+        *,
+        masks: bool = True,
     ) -> "Work":
-        return cls(prompt, [Response() for _ in range(responses)], temperature, penalties)
+        return cls(prompt, [Response() for _ in range(responses)], temperature, penalties, masks)
 
     @property
     def begun(self) -> bool:

@@ -90,7 +90,7 @@ def _received(bucket: Bucket, rows: Tensor, work: distributed.Work | None) -> Na
 
 
 def _by_deepspeed(bucket: Bucket) -> Named:
-    """Where shards are on a disk or quantized."""
+    """Lets DeepSpeed gather the bucket, for shards on a disk or quantized; yields its tensors on rank 0."""
     with deepspeed.zero.GatheredParameters([tensor for _, tensor in bucket]):
         for name, tensor in progress.each(bucket) if distributed.get_rank() == 0 else ():
             yield name, tensor.detach()

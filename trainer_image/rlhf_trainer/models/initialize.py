@@ -71,8 +71,8 @@ def _find_programs() -> None:
 
 
 def missing_tools(settings: Mapping[str, Any], *, away: bool) -> list[str]:
-    """What DeepSpeed needs to compile the configuration's optimizer and this machine lacks; nothing for PyTorch's, or
-    for one that DeepSpeed was built with. `away`: it is offloaded."""
+    """Tools that this machine lacks and DeepSpeed needs to compile the configuration's optimizer; none for PyTorch's,
+    or for one that DeepSpeed was built with. `away`: it is offloaded."""
     optimizer = settings.get("optimizer")
     if optimizer is None or optimizer.get("params", {}).get("torch_adam"):
         return []

@@ -19,6 +19,8 @@ from ..sampling_mask import Kept
 FORMAT = b"1"
 _ORDER = ("sampled_logprobs", "logprobs", "reference_logprobs", "values", "advantages", "returns")
 """Token columns that come first, in this order; those of other algorithms follow by name."""
+_GROUP_TOKENS = 1 << 19
+"""Response tokens of a row group: Parquet's writer holds all of one in memory."""
 _OWN_ROWS = ("scores", "finished", "position")
 """Row columns that are stored among the fixed ones; `scores` as `reward`."""
 
@@ -88,9 +90,11 @@ def encode(episode: Episode, texts: Texts) -> bytes:
     """Serializes an episode to Parquet, deterministically."""
     columns, sequences = episode.columns, episode.columns.sequences
     prompts, responses = texts(sequences)
-    lengths, starts = sequences.response_lengths, sequences.starts
-    prompt_tokens = sequences.tokens[ragged_index(starts, sequences.prompt_lengths)].int()
-    response_tokens = sequences.tokens[ragged_index(starts + sequences.prompt_lengths, lengths)].int()
+    lengths = sequences.response_lengths
+    # Split, not indexed: an index takes 8 bytes a token, of which a step may have tens of millions.
+    pairs = torch.stack((sequences.prompt_lengths, lengths), dim=1).flatten().tolist()
+    parts = sequences.tokens.int().split(pairs)
+    prompt_tokens, response_tokens = torch.cat(parts[0::2]), torch.cat(parts[1::2])
     count, versions = len(episode), columns["versions"]
     fixed = [
         pa.array([episode.number] * count, pa.int64()),
@@ -121,7 +125,13 @@ def encode(episode: Episode, texts: Texts) -> bytes:
     schema = pa.schema(fields, metadata={b"rlhf_episode": FORMAT})
     arrays = [*fixed, *tokens.values(), *rows.values(), *masks, _ragged(versions, lengths)]
     out = pa.BufferOutputStream()
-    pq.write_table(pa.Table.from_arrays(arrays, schema=schema), out, compression="zstd", use_dictionary=False)
+    pq.write_table(
+        pa.Table.from_arrays(arrays, schema=schema),
+        out,
+        row_group_size=max(1, _GROUP_TOKENS * count // len(versions)),
+        compression="zstd",
+        use_dictionary=False,
+    )
     data: bytes = out.getvalue().to_pybytes()
     return data
 

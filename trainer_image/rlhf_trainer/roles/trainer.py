@@ -3,7 +3,7 @@
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
@@ -102,11 +102,12 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None, run: str = 
         remove_abandoned(Path(config.workdir))
     if services is not None and committer is not None:
         services.http.claim(committer.epoch)
-    check_same_rows(ranks, [rows, *held_out.values(), text])
+    data = checksums([rows, *held_out.values(), text])
+    check_same_rows(ranks, data)
     tokenizer = prepare_model(config, ranks, rows)
     if conversation is not None:
         check_template(tokenizer, conversation)
-    ctx = TrainerContext(config.job, spec, Path(config.workdir), ranks, tokenizer, services, stop)
+    ctx = TrainerContext(config.job, spec, Path(config.workdir), ranks, tokenizer, services, stop, data)
     task = make_task(ctx, config, rows, held_out, text or ())
     told = partial(committed, ctx, config.store)
     with (
@@ -204,15 +205,20 @@ def check_rows(datasets: Sequence[Dataset | None]) -> str | None:
     return next(iter(conversations), None)
 
 
-def check_same_rows(ranks: Ranks, datasets: Sequence[Dataset | None]) -> None:
-    """Compares what a user's functions have returned with rank 0's; a collective. Raises InvalidJob on a rank where
-    they returned other rows: its ranks would train on some twice, and on others never."""
-    own = {name: sum_ for dataset in filter(None, datasets) for name, sum_ in dataset.checksums().items()}
-    if not own:
-        return
+def checksums(datasets: Sequence[Dataset | None]) -> dict[str, int]:
+    """Checksums of the rows of every source, by its path."""
+    return {name: sum_ for dataset in filter(None, datasets) for name, sum_ in dataset.checksums().items()}
+
+
+def check_same_rows(ranks: Ranks, own: Mapping[str, int]) -> None:
+    """Compares this rank's checksums of the data with rank 0's; a collective. Raises InvalidJob on a rank that read
+    other rows: the ranks would train on some twice, and on others never."""
     _, firsts = ranks.share(lambda: ({}, dict(own)))
     if others := [name for name, sum_ in own.items() if firsts[name] != sum_]:
-        message = f"rank {ranks.rank} of the trainer read other rows than rank 0, or another order; seed what is random"
+        message = (
+            f"rank {ranks.rank} of the trainer read other rows than rank 0, or another order; give every node the same "
+            "file, and seed what is random in a function"
+        )
         raise InvalidJob([Problem(name, message) for name in others])
 
 

@@ -175,7 +175,7 @@ class _ChunkClient:
             if error.status == 422:
                 where, _, message = error.body.partition(": ")
                 raise InvalidJob([Problem(where, message or error.body)]) from None
-            if error.status < 500:
+            if error.status != 500:  # of the member's work; other ones are a gateway's, or of the request
                 raise
             await asyncio.sleep(PAUSE_SECONDS)
             raise Failed(error.body) from None

@@ -23,7 +23,7 @@ MAX_REQUEST_BYTES = 1 << 30
 
 
 def no_trouble() -> str:
-    """Of a server whose work is done in its own process: the health check fails for nothing but its deadline."""
+    """`trouble` of a server that works in its own process: none. Its health check fails only by its deadline."""
     return ""
 
 

@@ -1,13 +1,10 @@
 """Rewards from an HTTP service: posts several responses per request, and validates the reply."""
 
 import asyncio
-import datetime
 import json
 import os
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from email.utils import parsedate_to_datetime
 from typing import Annotated
 
 import aiohttp
@@ -17,6 +14,7 @@ from rlhf_api import strict_json
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.rewards import RewardFunction
 
+from ..comms.http import retry_after
 from .samples import LARGEST_SCORE, Result, Sample, even_calls, failed
 
 LARGEST_REPLY, LARGEST_RESULT, LARGEST_NUMBER = 16 << 10, 2 << 10, 32
@@ -143,19 +141,6 @@ class HttpService:
                 for written in (secret, json.dumps(secret)[1:-1]):
                     text = text.replace(written, "***")
         return text
-
-
-def retry_after(header: str, now: float) -> float:
-    """Seconds from `now`, a Unix time, until the header's; 0 for a time that is over and for anything else than
-    seconds or an HTTP date."""
-    if re.fullmatch(r"[0-9]{1,9}", header.strip()):
-        return float(header)
-    try:
-        date = parsedate_to_datetime(header)
-    except ValueError:
-        return 0.0
-    # A date in `-0000`, which says nothing of a zone, is UTC as all HTTP dates are.
-    return max(0.0, date.replace(tzinfo=date.tzinfo or datetime.UTC).timestamp() - now)
 
 
 def secret_headers(

@@ -142,7 +142,7 @@ def fleet(ctx: TrainerContext, policy: TrainedModel) -> Fleet:
         timeout_s=spec.weights.timeout_seconds,
         bucket_bytes=spec.weights.bucket_megabytes << 20,
         device=ctx.ranks.device,
-        clear_cache=spec.rollout.in_flight == "recompute",
+        keep=spec.rollout.in_flight == "keep",
         fault=faults.point,
     )
     client = VllmClient(

@@ -1,7 +1,7 @@
 """A run's checkpoints: it goes on from the newest intact one, and saves all that a later start needs."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -18,6 +18,9 @@ from .monitor import Monitor
 from .task import Task
 
 log = logging.getLogger(__name__)
+
+DATA_CHANGED = 2048
+"""Maximum length of the report of changed data."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class Checkpoints:
                 )
                 continue
             self.monitor.restore(cast(dict[str, Any], snapshot.state.get("health", {})))
+            self._tell_changed_data(cast(dict[str, int], snapshot.state.get("data", {})), snapshot.step)
             self.task.reorder(self.monitor.rollbacks - snapshot.stored.manifest.rollbacks)
             self.saver.knows(snapshot.stored)
             self.ctx.report(last_checkpoint=CheckpointStatus(step=snapshot.step, time=snapshot.time, uri=url))
@@ -59,6 +63,18 @@ class Checkpoints:
         self.task.reorder(self.monitor.rollbacks)
         return 0, None
 
+    def _tell_changed_data(self, before: Mapping[str, int], step: int) -> None:
+        """Warns, also the host, about sources whose rows are others than those of the snapshot, which has none if it is
+        of an earlier release. Sources that only one of both has are a change of the manifest."""
+        changed = [path for path, rows in self.ctx.data.items() if before.get(path, rows) != rows]
+        if changed and self.ctx.ranks.first:
+            message = (
+                f"rows have changed since the checkpoint of step {step}, and the run goes on with those that are there "
+                f"now; for the old ones, put them back and use `rlhf clone --from-step {step}`: {', '.join(changed)}"
+            )
+            log.warning("%s", message)
+            self.ctx.report(data_changed=message[:DATA_CHANGED])
+
     def save(self, step: int, reward: float | None) -> None:
         """Returns when everything is copied; the upload continues in the background. `reward`: the step's evaluation,
         which a checkpoint of it may have already."""
@@ -67,7 +83,7 @@ class Checkpoints:
         self.ctx.report(activity="saving")
         ranks = self.ctx.ranks
         groups = {**self.task.groups(), "generators": save_generators(ranks).items()}
-        state = {**self.task.state(), "health": self.monitor.state()}
+        state = {**self.task.state(), "health": self.monitor.state(), "data": dict(self.ctx.data)}
         blobs = self.task.blobs() if ranks.first else {}
         self.saver.begin(step, state, groups, blobs, reward, good=self.monitor.good)
 

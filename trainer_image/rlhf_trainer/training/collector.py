@@ -63,14 +63,21 @@ class EpisodeCollector:
         return self._fleet is not None and self._fleet.weights.version != self.version
 
     def respond(self, batch: list[Prompt], sampling: Sampling, penalties: Penalties) -> Responses:
-        """The responses to a batch of prompts: on every rank if the trainer generates, else on rank 0. Raises
-        Unavailable, there, if the generators refuse every prompt."""
-        return _not_all_refused(self._ask(batch, sampling, penalties), len(batch))
+        """The responses to a batch of prompts, not to be trained on: on every rank if the trainer generates, else on
+        rank 0. Raises Unavailable, there, if the generators refuse every prompt."""
+        return _not_all_refused(self._ask(batch, sampling, penalties, masks=False), len(batch))
 
-    def _ask(self, batch: list[Prompt], sampling: Sampling, penalties: Penalties = NO_PENALTIES) -> Responses:
+    def _ask(
+        self,
+        batch: list[Prompt],
+        sampling: Sampling,
+        penalties: Penalties = NO_PENALTIES,
+        *,
+        masks: bool = True,
+    ) -> Responses:
         tokenizer = self._ctx.tokenizer
         if self._fleet is not None:
-            return self._fleet.answer(batch, sampling, penalties)
+            return self._fleet.answer(batch, sampling, penalties, masks=masks)
         return Responses(
             generate_shared(
                 self._policy,
@@ -81,6 +88,7 @@ class EpisodeCollector:
                 self.version,
                 self._ctx.stop,
                 penalties,
+                masks=masks,
             )
         )
 

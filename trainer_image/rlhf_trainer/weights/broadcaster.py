@@ -70,8 +70,7 @@ class Broadcaster:
     `bucket_bytes`. No step takes longer than `timeout_s`; nor may `tensors()` between two tensors.
 
     A generator keeps serving its old weights, unpaused, until the new ones are there and proven; then each goes over
-    to them by itself, and ends responses under way with what they have. If this process dies none is left between the
-    two.
+    to them by itself. If this process dies none is left between the two.
     """
 
     def __init__(
@@ -82,16 +81,17 @@ class Broadcaster:
         timeout_s: float,
         bucket_bytes: int,
         device: torch.device,
-        clear_cache: bool = True,
+        keep: bool = False,
         fault: Callable[[str], None] = lambda _point: None,
     ) -> None:
-        """`clear_cache`: the generators forget keys and values of earlier weights.
+        """`keep`: responses under way go on after the swap, with keys and values of earlier weights. Else they end with
+        what they have, and the generators forget those.
 
         `fault` is called at "joined", "bucket:<k>", "staged", "before-commit" and "committed", for tests."""
         self._servers = Servers(http, timeout_s)
         self._host, self._timeout_s = host, timeout_s
         self._bucket_bytes, self._device, self._fault = bucket_bytes, device, fault
-        self._clear_cache = clear_cache
+        self._keep = keep
         self._store = host_store(host, timeout_s)
         self._run = secrets.token_hex(4)  # an earlier trainer's epochs had the same numbers
         self._epochs = 0
@@ -107,7 +107,7 @@ class Broadcaster:
     ) -> BroadcastReport:
         """Brings the weights that `tensors()` yields to `targets`; calls it anew for each attempt, and always
         exhausts what it returned. With a `base` they are what is trained beside it, and who lacks it gets it first.
-        `committing` is called before they interrupt their responses under way. Whoever dies, hangs or refuses is in
+        `committing` is called before they pause. Whoever dies, hangs or refuses is in
         `lost`; only `tensors`, those of the base, and `fault` make this raise, and Deposed where a later trainer has
         come."""
         begun = time.monotonic()
@@ -226,7 +226,7 @@ class Broadcaster:
     ) -> tuple[float, dict[Member, str]]:
         """Commits what was sent; returns the longest pause in seconds, and the members that failed with the reason."""
         self._fault("before-commit")
-        wanted = {"version": version, "digest": sent.digest, "clear_cache": self._clear_cache}
+        wanted = {"version": version, "digest": sent.digest, "keep": self._keep}
         if base is not None:
             wanted["base"] = base.fingerprint
         done, doubtful = self._servers.call(targets, "POST", COMMIT, wanted).settled()

@@ -12,9 +12,7 @@ from ..comms.http import Deposed, HttpClient, HttpError
 from .group import TransferFailed
 
 COMMIT = "/commit"
-"""POST: interrupt, swap to the staged weights, check their digest, resume; in one call."""
-VERSION_HEADER = "x-weight-version"
-"""Reply header: the weight version that samples every token of the reply."""
+"""POST: pause, swap to the staged weights, check their digest, resume; in one call."""
 
 
 class MembersFailed(TransferFailed):

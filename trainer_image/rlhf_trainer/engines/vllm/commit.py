@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from ...weights.members import COMMIT
 from .asgi import body, reply
-from .gate import GENERATES, Gate
+from .gate import GENERATES, LABELLED, Gate
 from .guard import App, Receive, Scope, Send
+from .streams import REQUEST
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -21,13 +22,14 @@ log = logging.getLogger("vllm.rlhf")
 class Commit:
     """ASGI middleware, behind the token check, with a path of its own:
 
-    POST /commit {"version": v, "digest": d, "clear_cache": c}: 200 {"pause_seconds": s} once every worker serves these
+    POST /commit {"version": v, "digest": d, "keep": k}: 200 {"pause_seconds": s} once every worker serves these
     weights. Else 500 {"error": why}, and the server stays paused: its weights may be a mix of old and new.
 
-    Responses under way are aborted with the tokens so far (`finish_reason: abort`), to be continued by another request;
-    with `clear_cache` false and prefix caching, that one reuses their keys and values, computed with the earlier
-    weights. The server does all this in one request, so a trainer that dies meanwhile leaves no server paused.
-    Afterwards, between the engine's steps, the workers verify slice by slice that they serve what they loaded.
+    With `keep`, responses under way are frozen and go on after the swap, in the same streams and with their keys and
+    values. Else they are aborted with the tokens so far (`finish_reason: abort`), to be continued by another request,
+    and the caches are cleared. The server does all this in one request, so a trainer that dies meanwhile leaves no
+    server paused. Afterwards, between the engine's steps, the workers verify slice by slice that they serve what they
+    loaded.
     """
 
     def __init__(self, app: App) -> None:
@@ -42,10 +44,10 @@ class Commit:
             await self.app(scope, receive, send)
             return
         wanted = json.loads(await body(receive))
-        clear_cache = wanted.pop("clear_cache", True)
+        keep = wanted.pop("keep", False)
         self._gate.close()
         try:
-            paused = await _go_over(scope["app"].state.engine_client, self._gate, wanted, clear_cache)
+            paused = await _go_over(scope["app"].state.engine_client, self._gate, wanted, keep)
         except Exception as error:  # any error of a server whose engine is dead
             log.error("weight version %s: %s", wanted["version"], error)
             await reply(send, 500, {"error": str(error)})
@@ -55,19 +57,23 @@ class Commit:
             await reply(send, 200, {"pause_seconds": paused})
 
 
-async def _go_over(engine: "AsyncLLM", gate: Gate, wanted: dict[str, object], clear_cache: bool) -> float:
+async def _go_over(engine: "AsyncLLM", gate: Gate, wanted: dict[str, object], keep: bool) -> float:
     """Swaps to the staged weights; returns the seconds without generation. Raises ValueError where the workers have not
     staged `wanted`.
     """
     began = time.monotonic()
 
-    async def abort() -> None:
-        await engine.engine_core.pause_scheduler_async(mode="abort", clear_cache=clear_cache)
+    async def pause() -> None:
+        await engine.engine_core.pause_scheduler_async(mode="keep" if keep else "abort", clear_cache=not keep)
+
+    async def abort_labelled() -> None:
+        requests = engine.output_processor.external_req_ids
+        await engine.abort([name for name in requests if not name.startswith(REQUEST)])
 
     # vLLM's own pause_generation does these two and then sleeps for 20 ms, longer than a small model's swap.
     try:
         await engine.renderer.clear_mm_cache_async()
-        pausing = asyncio.create_task(abort())
+        pausing = asyncio.create_task(pause())
         await asyncio.sleep(0)  # asked for first, so that the engine's first answer is that it is paused
         # No step begins once the engine is paused, and workers execute calls in order: the swap comes after the steps
         # under way, whose end `pausing` awaits before it clears the caches.
@@ -83,10 +89,16 @@ async def _go_over(engine: "AsyncLLM", gate: Gate, wanted: dict[str, object], cl
     swapped = time.monotonic()
     workers = await engine.collective_rpc("rlhf_status")
     await pausing
-    await gate.empty(abort)
+    if keep:
+        await gate.empty(LABELLED, abort_labelled)
+    else:
+        await gate.empty(GENERATES, pause)
     said = [{key: worker[key] for key in wanted} for worker in workers]
     if any(worker != wanted for worker in said):
         raise ValueError(f"the workers have {said}; the trainer sent {wanted}")
+    # vLLM names this version with the tokens of each step that it takes in from here on: those of the earlier steps are
+    # in, since `pausing` is over.
+    await engine.update_weight_version(str(wanted["version"]))
     await engine.resume_generation()
     ended = time.monotonic()
     parts = f"{idle - began:.4f} until no step began, then {swapped - idle:.4f} for the swap"

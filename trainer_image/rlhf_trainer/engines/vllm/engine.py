@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from vllm.config import set_current_vllm_config
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -180,8 +179,7 @@ class BroadcastEngine(WeightTransferEngine[JoinInfo, ReceiveInfo]):
             return
         faults.point(f"swap:{staged.version}")
         try:
-            # 0.25.1's worker does not set the configuration.
-            with torch.no_grad(), set_current_vllm_config(self.vllm_config):
+            with torch.no_grad():
                 self.swap.load(staged.weights)
         except BaseException as error:
             # The model is a mix of old and new weights and must not serve, but /health would stay healthy.

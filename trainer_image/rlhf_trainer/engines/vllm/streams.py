@@ -3,14 +3,14 @@
 import logging
 import math
 import uuid
-from collections.abc import AsyncIterator
-from itertools import islice
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 from starlette.responses import StreamingResponse
 
-from ...comms.frames import GENERATE, Asked, Kind, encode, encode_error
+from ...comms.frames import GENERATE, NO_VERSION, Asked, Kind, encode, encode_error
 from ...sampling_mask import ROUNDING
 from .asgi import body, reply
 from .guard import App, Receive, Scope, Send
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("vllm.rlhf")
 
+REQUEST = "rlhf-"
+"""Beginning of the engine's names of our requests."""
 KINDS = {None: Kind.TOKENS, "stop": Kind.STOP, "length": Kind.LENGTH, "abort": Kind.ABORT}
 """Frame kinds by vLLM's `finish_reason`; any other reason means a failed request."""
 
@@ -51,7 +53,9 @@ class TokenStreams:
 
 
 async def _frames(engine: "AsyncLLM", asked: Asked) -> AsyncIterator[bytes]:
-    refused, begun = _refusals(), False
+    from vllm.exceptions import VLLMClientError
+
+    begun = False
     try:
         longest, wanted = engine.model_config.max_model_len, len(asked.prompt) + asked.max_tokens
         if wanted > longest:
@@ -59,26 +63,72 @@ async def _frames(engine: "AsyncLLM", asked: Asked) -> AsyncIterator[bytes]:
             raise ValueError(f"{parts} do not fit into a context of {longest}")
         most = min(asked.kept, engine.model_config.get_vocab_size())
         prompt: Any = {"type": "token", "prompt_token_ids": list(asked.prompt)}
-        async for found in engine.generate(prompt, _sampling(asked, most), f"rlhf-{uuid.uuid4()}"):
+        name, sent = f"{REQUEST}{uuid.uuid4()}", Counter[int]()
+        async for found in engine.generate(prompt, _sampling(asked, most), name):
             begun = True
-            for output in found.outputs:
+            # All at once: while a frame is sent, the engine may forget a response that has ended.
+            starts = [_starts(engine, name, output) for output in found.outputs]
+            for output, theirs in zip(found.outputs, starts, strict=True):
                 if output.finish_reason not in KINDS:
                     raise RuntimeError(f"vLLM ended response {output.index} with {output.finish_reason!r}")
                 logprobs, kept = sampled_from(output, most)
                 masks = kept if asked.kept else None
-                yield encode(output.index, KINDS[output.finish_reason], output.token_ids, logprobs, masks)
+                kind, first = KINDS[output.finish_reason], sent[output.index]
+                sent[output.index] += len(output.token_ids)
+                yield encoded(output.index, kind, theirs, first, output.token_ids, logprobs, masks)
     except Exception as error:  # any error of an engine, dead ones included
-        code = 400 if isinstance(error, refused) and not begun else 500
+        code = 400 if isinstance(error, ValueError | VLLMClientError) and not begun else 500
         log.log(logging.INFO if code == 400 else logging.WARNING, "a request failed: %r", error)
         yield encode_error(code, f"{type(error).__name__}: {error}" if code == 500 else str(error))
+
+
+def encoded(
+    index: int,
+    kind: Kind,
+    starts: Sequence[tuple[int, int]],
+    first: int,
+    tokens: Sequence[int],
+    logprobs: Sequence[float],
+    kept: Sequence[Sequence[int]] | None,
+) -> bytes:
+    """Frames of a response's tokens from number `first` on, one for each weight version; `starts` as in `_starts`."""
+    frames = list[bytes]()
+    for version, begin, end in _parts(starts, first, len(tokens)):
+        masks = None if kept is None else kept[begin:end]
+        last = kind if end == len(tokens) else Kind.TOKENS
+        frames.append(encode(index, last, version, tokens[begin:end], logprobs[begin:end], masks))
+    return b"".join(frames)
+
+
+def _parts(starts: Sequence[tuple[int, int]], first: int, count: int) -> Iterator[tuple[int, int, int]]:
+    """The weight versions of `count` tokens from a response's token number `first` on, each with the range of those
+    that it sampled; one empty range for no token."""
+    if not count:
+        yield NO_VERSION, 0, 0
+    ends = [*(start for _, start in starts[1:]), first + count]
+    for (version, start), end in zip(starts, ends, strict=True):
+        begin, end = max(start - first, 0), min(end - first, count)
+        if begin < end:
+            yield version, begin, end
+
+
+def _starts(engine: "AsyncLLM", name: str, output: "CompletionOutput") -> list[tuple[int, int]]:
+    """Weight versions of the response so far, each with the number of the first token that it sampled: vLLM names one
+    with the tokens of each step, and tells them with a response's end alone."""
+    if output.finish_reason is not None:
+        found = [(span.version, span.start) for span in output.weight_versions or ()]
+    else:
+        processor = engine.output_processor
+        states = (processor.request_states[each] for each in processor.external_req_ids.get(name, ()))
+        (found,) = (state.weight_version_starts for state in states if state.request_index == output.index)
+    known = [(int(version) if version.isdecimal() else NO_VERSION, start) for version, start in found]
+    return known or [(NO_VERSION, 0)]
 
 
 def _sampling(asked: Asked, most: int) -> "SamplingParams":
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     fields = asked.model_dump(exclude={"prompt", "kept"})
-    if "stream_interval" not in SamplingParams.__struct_fields__:  # 0.25.1 sends each token separately
-        del fields["stream_interval"]
     return SamplingParams(
         **fields,
         logprobs=most,
@@ -93,17 +143,15 @@ def sampled_from(output: "CompletionOutput", most: int) -> tuple[list[float], li
 
     `output.logprobs` is vLLM's FlatLogprobs: for each token first itself, then the likeliest `most` ones in that order,
     whose log-probabilities after truncation are -inf for what it left out. More tokens are kept only where some tie
-    with the last one; if none of those was sampled, the distribution is that of the others, renormalised. For an
-    aborted response, vLLM 0.25.1 appends all its tokens a second time.
+    with the last one; if none of those was sampled, the distribution is that of the others, renormalised.
     """
     flat: Any = output.logprobs
     if flat is None:
         return [], []
-    count = len(output.token_ids) if output.finish_reason == "abort" else len(flat.start_indices)
     if not most:
-        return flat.logprobs[:count], []
+        return flat.logprobs, []
     logprobs, kept = list[float](), list[list[int]]()
-    for start, end in islice(zip(flat.start_indices, flat.end_indices, strict=True), count):
+    for start, end in zip(flat.start_indices, flat.end_indices, strict=True):
         own, logprob = flat.token_ids[start], flat.logprobs[start]
         values = flat.logprobs[start + 1 : end]
         size = values.index(-math.inf) if values[-1] == -math.inf else len(values)
@@ -115,12 +163,3 @@ def sampled_from(output: "CompletionOutput", most: int) -> tuple[list[float], li
         logprobs.append(logprob)
         kept.append(list(others))
     return logprobs, kept
-
-
-def _refusals() -> tuple[type[Exception], ...]:
-    """Exceptions of vLLM for requests that it cannot serve."""
-    try:
-        from vllm.exceptions import VLLMClientError
-    except ImportError:  # 0.25.1
-        return (ValueError,)
-    return (ValueError, VLLMClientError)

@@ -34,13 +34,18 @@ class Swap:
         self._copies: Copies | None = None
 
     def load(self, weights: Weights) -> None:
-        """Loads all weights and waits for the device. Raises RuntimeError where a parameter got no new weights."""
+        """Loads all weights and waits for the device, before for steps under way, which read the old ones. Raises
+        RuntimeError where a parameter got no new weights."""
+        self._wait()
         if self._as_loaded:
             self._load_as_before(weights)
             for layer in self._attention:  # FlashInfer computes with a float32 copy of attention sinks
                 layer.impl.process_weights_after_loading(self._config.dtype)
         else:
             self._reload(weights)
+        self._wait()
+
+    def _wait(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
