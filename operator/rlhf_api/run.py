@@ -71,8 +71,8 @@ class Membership(Report):
     """All processes that serve the trainer, as known to the host."""
 
     members: tuple[Member, ...] = ()
-    unplaced: dict[Role, int] = {}
-    """Processes of a role that are wanted and have no node, which they may never get."""
+    unplaced: tuple[Role, ...] = ()
+    """Roles of processes that are wanted and have no node, which they may never get; one for each process."""
 
 
 @dataclass(frozen=True)

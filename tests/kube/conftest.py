@@ -42,9 +42,10 @@ def own_control_plane(control_plane: Cluster) -> ControlPlane:
     return control_plane
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def crd(control_plane: Cluster) -> Iterator[None]:
-    """Our kinds are known to the server while a module's tests run; those that were before stay as they are."""
+    """Our kinds are known to the server from now on: each definition is seconds of its processor. On a cluster of
+    others, those that were not there before are deleted in the end."""
     kubeconfig = control_plane.kubeconfig
     names = {f"{kind.lower()}s.rlhf.dev": kind for kind in (KIND, *RUNTIMES)}
     before = kubectl(kubeconfig, "get", "crd", *names, "--ignore-not-found", "--output=name")
@@ -56,7 +57,7 @@ def crd(control_plane: Cluster) -> Iterator[None]:
         path = f"/apis/rlhf.dev/v1alpha1/{kind.lower()}s"
         eventually(lambda path=path: kubectl(kubeconfig, "get", f"--raw={path}"), f"the server serves {kind}")
     yield
-    if missing:
+    if missing and not isinstance(control_plane, ControlPlane):
         kubectl(kubeconfig, "delete", "crd", *missing, "--ignore-not-found")
 
 

@@ -80,17 +80,6 @@ def running(served: Operator, trainer: TalkingTrainer, jobs: Jobs) -> Jobs:
     return jobs
 
 
-def test_a_cluster_without_the_operator(control_plane: Cluster, verbs: Verbs) -> None:
-    """First of all: once the CRD is there it stays for the module."""
-    if kubectl(control_plane.kubeconfig, "get", "crd", "rlhfjobs.rlhf.dev", "--ignore-not-found"):
-        pytest.skip("RLHFJob is installed here")
-    for arguments in (["status"], ["status", "ppo"], ["suspend", "ppo"], ["submit", str(SFT)]):
-        done = verbs.run(*arguments)
-        assert done.code == 1
-        assert "does not know RLHFJob (rlhf.dev/v1alpha1): install the operator, by `helm install" in done.err
-        assert done.err.count("\n") == 1
-
-
 @pytest.mark.usefixtures("crd")
 def test_a_manifest_is_checked_and_submitted_as_it_was_written(jobs: Jobs, verbs: Verbs) -> None:
     bad = verbs.run("submit", str(SFT), "--set", "spec.step=3", "--set", "spec.seed=-1")

@@ -107,15 +107,15 @@ def unplaced(world: World, *pods: str) -> None:
 def test_the_trainer_is_told_how_many_generators_have_no_node():
     """It waits for all others when it starts."""
     world = running("spec.generator.replicas=2")
-    assert world.look().members.unplaced == {}
+    assert world.look().members.unplaced == ()
     world.overrides = ("spec.generator.replicas=4",)
     world.step()
     unplaced(world, "job-generator-2", "job-generator-3")
-    assert world.look().members.unplaced == {Role.GENERATOR: 2}
+    assert world.look().members.unplaced == (Role.GENERATOR,) * 2
     del world.pods["job-generator-3"]
-    assert world.look(refused="exceeded quota").members.unplaced == {Role.GENERATOR: 2}
+    assert world.look(refused="exceeded quota").members.unplaced == (Role.GENERATOR,) * 2
     world.settle()
-    assert world.look().members.unplaced == {}
+    assert world.look().members.unplaced == ()
 
 
 def test_gangs_that_hold_gpus_for_each_other_are_told_of():

@@ -176,6 +176,7 @@ class Job:
             byte_tokenizer(),
             SimpleNamespace(control=control),
             threading.Event(),
+            {},
         )
         policy = engine(LlamaForCausalLM, 2, 0.001)
         dynamic = self.spec.replay.dynamic

@@ -32,7 +32,7 @@ def source(rows: int | Dataset) -> tuple[PromptSource, list[Any]]:
     )
     spec = job("spec.data.promptsPerStep=4", "spec.ppo.minibatchSize=4").spec
     ranks = Ranks(0, 1, torch.device("cpu"))
-    run = TrainerContext("job", spec, Path(), ranks, byte_tokenizer(), services, threading.Event())
+    run = TrainerContext("job", spec, Path(), ranks, byte_tokenizer(), services, threading.Event(), {})
     made = [PromptRow(prompt=f"prompt {i}") for i in range(rows)] if isinstance(rows, int) else rows
     return PromptSource(run, made), told
 

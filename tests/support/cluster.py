@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from tests.cluster import credentials, servers
@@ -30,18 +31,19 @@ class Cluster:
 
     @property
     def server(self) -> str:
-        return self._view()["clusters"][0]["cluster"]["server"]
+        return self._view["clusters"][0]["cluster"]["server"]
 
     @property
     def token(self) -> str:
         """Empty where its administrator uses something else."""
-        return self._view()["users"][0]["user"].get("token", "")
+        return self._view["users"][0]["user"].get("token", "")
 
     @property
     def ca(self) -> str:
         """The certificate authority of its server, as PEM."""
-        return base64.b64decode(self._view()["clusters"][0]["cluster"]["certificate-authority-data"]).decode()
+        return base64.b64decode(self._view["clusters"][0]["cluster"]["certificate-authority-data"]).decode()
 
+    @cached_property
     def _view(self) -> dict:
         arguments = ("config", "view", "--raw", "--minify", "--flatten", "--output=json")
         return json.loads(kubectl(self.kubeconfig, *arguments))

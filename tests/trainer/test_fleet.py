@@ -121,7 +121,7 @@ class World:
             Services(self.control, http, Roster(self.control, http), "127.0.0.1") if ranks.first else None
         )
         stop = self.control.stop_requested
-        self.ctx = run = TrainerContext("job", config.spec, Path(), ranks, None, services, stop)
+        self.ctx = run = TrainerContext("job", config.spec, Path(), ranks, None, services, stop, {})
         client = VllmClient(http, sampling=config.spec.sampling, seed=0, ends=[9])
         self.policy: Any = Policy()
         self.fleet = Fleet(run, self.policy, *((self.sent, client) if ranks.first else (None, None)))
@@ -132,7 +132,7 @@ class World:
         self.sent.servers |= {g.member.name: g for g in (*generators, *draining)}
         leaving = [g.member.model_copy(update={"draining": True}) for g in draining]
         self.control._membership = Membership(
-            members=(*(g.member for g in generators), *leaving), unplaced={Role.GENERATOR: unplaced}
+            members=(*(g.member for g in generators), *leaving), unplaced=(Role.GENERATOR,) * unplaced
         )
 
 

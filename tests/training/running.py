@@ -76,7 +76,7 @@ class Job:
             control=SimpleNamespace(report=lambda **changes: self.told.append(changes))
         )
         self.ctx = TrainerContext(
-            "job", self.spec, Path(), RANKS, byte_tokenizer(), services, threading.Event()
+            "job", self.spec, Path(), RANKS, byte_tokenizer(), services, threading.Event(), {}
         )
         found = resolve(self.spec)
         graph = found.graph

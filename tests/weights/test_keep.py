@@ -13,6 +13,7 @@ from tests.support.forks import fork
 from tests.support.kube import eventually
 from tests.support.models import byte_tokenizer
 from tests.weights import dying_trainer
+from tests.weights.conftest import serving
 from tests.weights.support import status, weights
 from tests.weights.test_serving import call, slow_steps, target
 
@@ -146,6 +147,22 @@ def test_replies_of_vllm_s_own_paths_end_before_new_weights(swaps):
         swaps.sync(2, begin)
     assert asked[0].result(120)["choices"][0]["finish_reason"] == "abort"
     assert {*asked[1].result(120).responses[0].versions} == {1, 2}, "ours goes on"
+
+
+@torch.no_grad()
+def test_a_fresh_prompt_does_not_reuse_keys_and_values_of_earlier_weights(folder, http, make_sync, models):
+    """Those of a system prompt, say, with which every prompt begins: they would grow older without end."""
+    for server in serving(folder, "tied", "--block-size", "32"):
+        swaps = Swaps(server, "tied", http, make_sync, models)
+        client = VllmClient(http, sampling=Sampling(maxNewTokens=8, minNewTokens=8), seed=1, ends=[256])
+        prompt = tuple(range(100))
+        for version in (1, 2):
+            swaps.sync(version)
+            work = Work.begin(Prompt("0/0", prompt, {}), 1)
+            (response,) = http.run(client.ask(target(server), work, lambda: None)).responses
+            logits = swaps.model(version)(torch.tensor([[*prompt, *response.tokens]])).logits[0, 99:-1]
+            assert (chosen(logits, response) - torch.tensor(response.logprobs)).abs().max() < 1e-4
+            assert {*response.versions} == {version}
 
 
 def held(swaps: Swaps, file: Path) -> None:

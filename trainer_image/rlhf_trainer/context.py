@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
@@ -38,7 +38,7 @@ class TrainerContext:
     services: Services | None
     stop: threading.Event
     """Set when the run is to end: by the host, or by SIGTERM to any rank's node; see `Ranks.watch_each_other`."""
-    data: Mapping[str, int] = field(default_factory=dict)
+    data: Mapping[str, int]
     """Checksums of the rows of every source, by its path."""
 
     def report(self, **changes: object) -> None:

@@ -1,6 +1,5 @@
 """Groups a job's pods by role, index and attempt, and maps them to process states; pure."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -186,5 +185,5 @@ def membership(sight: PodGroups, spec: Spec) -> Membership:
     wanted = {(role, index) for role in roles_of(spec) for index in range(replicas(spec, role))}
     return Membership(
         members=tuple(sorted(members, key=lambda m: (m.name, m.uid))),
-        unplaced=Counter(role for role, _ in wanted - there if role is not Role.TRAINER),
+        unplaced=tuple(sorted(role for role, _ in wanted - there if role is not Role.TRAINER)),
     )

@@ -78,7 +78,7 @@ class Control:
     def unplaced(self, role: Role) -> int:
         """Members of a role that are wanted and have no node."""
         with self._lock:
-            return self._membership.unplaced.get(role, 0)
+            return self._membership.unplaced.count(role)
 
     def present(self, role: Role) -> dict[str, Member]:
         """All members of a role by uid, draining ones included."""

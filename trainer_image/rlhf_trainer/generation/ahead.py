@@ -44,7 +44,7 @@ class RolloutsAhead:
         return self._fleet.ahead
 
     def publish(self, version: int, issue: Callable[[], list[Prompt]], *, collected: bool = False) -> None:
-        """New weights: responses under way are interrupted and continue with these. Then the prompts of the steps up to
+        """New weights: responses under way continue with these, interrupted or not. Then the prompts of the steps up to
         version + maxStaleness are requested; `issue` returns those of one step. `collected`: the next step has its
         episode already."""
         self._last = [], []

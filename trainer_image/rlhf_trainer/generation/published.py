@@ -50,7 +50,8 @@ class PublishedWeights:
 
     def publish(self, version: int) -> None:
         """Broadcasts the policy's weights to every generator that answers; waits for at least one. Responses under way
-        stop before the new weights; their requests are to be ended and begun again.
+        stop before the new weights or go on with them (`rollout.inFlight`); the round of their requests is to be ended,
+        and another begun.
 
         Raises:
             Unavailable: no generator took the weights within its start-up time, or all refused them three times.

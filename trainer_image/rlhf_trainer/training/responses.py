@@ -63,7 +63,7 @@ def joined(parts: Sequence[Episode]) -> Episode:
 
 def message(responses: Responses, places: Mapping[str, int]) -> Message:
     """Message with the responses for the other ranks: 8 bytes per token, plus sampling masks; `places` as in
-    `collected`. Versions are run-length encoded: they change only where new weights interrupt a response."""
+    `collected`. Versions are run-length encoded: they change only where new weights come during a response."""
     rollouts = responses.rollouts
     lengths = [(len(r.prompt.tokens), len(r.tokens)) for r in rollouts]
     dropped: dict[str, list[int]] = {}

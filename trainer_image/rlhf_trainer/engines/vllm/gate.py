@@ -15,6 +15,7 @@ VERSION_HEADER = "x-weight-version"
 LABELLED = ("/v1/completions", "/v1/chat/completions")
 """Paths of vLLM's own, whose replies have one weight version from the first to the last token."""
 GENERATES = (GENERATE, *LABELLED)
+WEIGHTS = "rlhf.weight_version"
 LINGER_SECONDS = 2.0
 """Grace period of aborted streams to send their last tokens, seconds; then the swap proceeds without them."""
 ABORT_SECONDS = 0.005
@@ -22,8 +23,8 @@ ABORT_SECONDS = 0.005
 
 
 class Gate:
-    """Admits response requests. The frames of GENERATE name the weight version of their tokens; replies of LABELLED
-    name it in a header.
+    """Admits response requests, with the weight version that serves then in the scope, under WEIGHTS. The frames of
+    GENERATE name the version of their tokens; replies of LABELLED name it in a header.
 
     While closed, new requests wait, and streams under way keep what they have until `release`: sending the tokens of
     some hundred keeps the event loop from asking for the swap. `empty` aborts those that may not outlast it. A LABELLED
@@ -53,7 +54,7 @@ class Gate:
 
         self._inside[path] += 1
         try:
-            await self.app(scope, receive, passing)
+            await self.app({**scope, WEIGHTS: version}, receive, passing)
         finally:
             self._inside[path] -= 1
 

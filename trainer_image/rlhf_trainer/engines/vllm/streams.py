@@ -13,6 +13,7 @@ from starlette.responses import StreamingResponse
 from ...comms.frames import GENERATE, NO_VERSION, Asked, Kind, encode, encode_error
 from ...sampling_mask import ROUNDING
 from .asgi import body, reply
+from .gate import WEIGHTS
 from .guard import App, Receive, Scope, Send
 
 if TYPE_CHECKING:
@@ -48,11 +49,14 @@ class TokenStreams:
             await reply(send, 422, {"error": str(error)})
             return
         engine: AsyncLLM = scope["app"].state.engine_client
-        response = StreamingResponse(_frames(engine, asked), media_type="application/octet-stream")
+        frames = _frames(engine, asked, scope.get(WEIGHTS))
+        response = StreamingResponse(frames, media_type="application/octet-stream")
         await response(scope, receive, send)
 
 
-async def _frames(engine: "AsyncLLM", asked: Asked) -> AsyncIterator[bytes]:
+async def _frames(engine: "AsyncLLM", asked: Asked, weights: int | None) -> AsyncIterator[bytes]:
+    """Frames of the responses. Of cached keys and values of other prompts they use those that were begun with the same
+    `weights`: those of earlier ones, of a system prompt say, would grow older without end."""
     from vllm.exceptions import VLLMClientError
 
     begun = False
@@ -62,7 +66,11 @@ async def _frames(engine: "AsyncLLM", asked: Asked) -> AsyncIterator[bytes]:
             parts = f"a prompt of {len(asked.prompt)} tokens and a response of up to {asked.max_tokens}"
             raise ValueError(f"{parts} do not fit into a context of {longest}")
         most = min(asked.kept, engine.model_config.get_vocab_size())
-        prompt: Any = {"type": "token", "prompt_token_ids": list(asked.prompt)}
+        prompt: Any = {
+            "type": "token",
+            "prompt_token_ids": list(asked.prompt),
+            "cache_salt": f"weights {weights}",
+        }
         name, sent = f"{REQUEST}{uuid.uuid4()}", Counter[int]()
         async for found in engine.generate(prompt, _sampling(asked, most), name):
             begun = True
