@@ -8,8 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from tests.api.manifests import document
 from tests.support.rlhf import heed_signals
 
 from rlhf_operator.cluster.telemetry import Telemetry
+from rlhf_operator.local.temporary import temporary
 
 LAUNCH = Path(__file__).with_name("launch.py")
 PATIENCE_SECONDS = 240
@@ -367,12 +370,15 @@ def test_an_interrupt_stops_everything_after_a_checkpoint(run: Run) -> None:
     assert "step 1/4" not in out
 
 
-def test_temporary_files_of_processes_go_with_the_run_or_with_its_next_start(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    usual = tmp_path / "tmp"
-    usual.mkdir()
-    monkeypatch.setenv("TMPDIR", str(usual))
+@pytest.fixture
+def usual(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A TMPDIR whose path leaves room for the names of sockets."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        monkeypatch.setenv("TMPDIR", name)
+        yield Path(name)
+
+
+def test_temporary_files_of_processes_go_with_the_run_or_with_its_next_start(run: Run, usual: Path) -> None:
     process = run.start(trainer="hold")
     run.wait_for_step(2)
     process.kill()
@@ -383,6 +389,18 @@ def test_temporary_files_of_processes_go_with_the_run_or_with_its_next_start(
     assert run("--resume", trainer="serve")[0] == 0
     assert list(usual.iterdir()) == []
     assert not (run.work / ".tmp").exists()
+
+
+def test_a_path_too_long_for_sockets_gets_no_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for size, own in ((51, True), (52, True), (53, False)):
+        with tempfile.TemporaryDirectory(dir="/tmp", prefix="x" * (size - len("/tmp/12345678"))) as name:
+            assert len(name) == size
+            monkeypatch.setattr(tempfile, "tempdir", name)
+            with temporary(tmp_path) as variables:
+                assert ("TMPDIR" in variables) == own
+                if own:
+                    assert len(f"{variables['TMPDIR']}/{uuid.uuid4()}") <= 107
+            assert list(Path(name).iterdir()) == []
 
 
 def test_a_trainer_too_busy_to_answer_is_asked_to_stop_again(run: Run) -> None:
