@@ -58,7 +58,9 @@ def responses(model, copies: int, penalties: Penalties = NO_PENALTIES, temperatu
     stops = StopStrings(TOKENIZER, ())
     torch.manual_seed(1)
     with torch.no_grad():
-        return _generate(model, prompts, settings, penalties, [END], stops, END, threading.Event())
+        return _generate(
+            model, prompts, settings, penalties, [END], stops, END, threading.Event(), masks=True
+        )
 
 
 def test_a_prompt_is_forwarded_once_and_a_response_to_its_end(model, asked):
