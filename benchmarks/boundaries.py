@@ -1,4 +1,4 @@
-"""Whether tokens bear the weight version that sampled them, where responses went on over new weights."""
+"""Check of tokens' weight versions, in responses that went on over new weights, by their log-probabilities."""
 
 from collections.abc import Callable, Sequence
 from itertools import groupby

@@ -125,7 +125,7 @@ class OnPods:
         return name, self._jobs.pods()[name]
 
     def _place_for(self, cell: Cell) -> None:
-        """Where a node is to go, its victims are put on it, alone; all else is on the first one."""
+        """Cordons nodes so that the victims of a node to be lost are on it, alone, and all else is on the first one."""
         if cell.fault == "node lost" or cell.victim in (NODE, AT_ONCE):
             nodes.cordon(self._place.kubeconfig, self._place.name)
             for name in _victims(cell):

@@ -53,13 +53,19 @@ async def told(operator: Hands, reason: str) -> list[dict[str, Any]]:
     return [event for event in events if event["reason"] == reason]
 
 
+async def begun(operator: Hands) -> str:
+    """Makes the job and, by one look, its objects; returns the name of the token's Secret."""
+    await operator.api.create(job(operator.namespace))
+    await operator.look("ppo")
+    (secret,) = await operator.names("Secret")
+    return secret
+
+
 def test_a_token_that_is_deleted_before_a_pod_starts_is_made_again_and_told(
     operators: Operators, namespace: str
 ) -> None:
     async def body(operator: Hands) -> None:
-        await operator.api.create(job(namespace))
-        await operator.look("ppo")
-        (secret,) = await operator.names("Secret")
+        secret = await begun(operator)
         await operator.bind("ppo-trainer-0")
         await operator.api.delete("Secret", namespace, secret)
         await waits_for(operator, secret)
@@ -79,9 +85,7 @@ def test_a_token_that_is_deleted_before_a_pod_starts_is_made_again_and_told(
 
 def test_for_a_secret_of_the_users_own_no_token_is_made(operators: Operators, namespace: str) -> None:
     async def body(operator: Hands) -> None:
-        await operator.api.create(job(namespace))
-        await operator.look("ppo")
-        (secret,) = await operator.names("Secret")
+        secret = await begun(operator)
         await operator.bind("ppo-trainer-0")
         await operator.api.delete("Secret", namespace, secret)
         await waits_for(operator, "s3-credentials")
@@ -97,9 +101,7 @@ def test_a_token_that_is_made_again_is_that_of_the_running_trainer(
     """A pod that starts after the operator's key was changed is to talk to those from before."""
 
     async def body(operator: Hands) -> None:
-        await operator.api.create(job(namespace))
-        await operator.look("ppo")
-        (secret,) = await operator.names("Secret")
+        secret = await begun(operator)
         known = token(FORMER, Job.of(await operator.api.get("RLHFJob", namespace, "ppo")))
 
         async def trainer(request: web.Request) -> web.StreamResponse:

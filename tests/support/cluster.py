@@ -23,7 +23,7 @@ _READY_S = 60
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where a cluster is, and what its administrator uses."""
+    """Address and files of a cluster, with the credentials of its administrator."""
 
     kubeconfig: Path
     own: bool = field(default=False, kw_only=True)

@@ -211,7 +211,7 @@ def test_responses_that_new_weights_do_not_interrupt_go_on_with_them(http):
 
 @pytest.mark.parametrize("dead", [False, True])
 def test_responses_of_who_did_not_take_new_weights_go_on_with_who_did(dead, http):
-    """Whether it serves the earlier ones, or has died while it was paused."""
+    """The one left out serves the earlier weights, or has died while it was paused."""
     run = half_way(http, servers=2)
     left_out, other = run.servers
     run.world.sent.left_out = {left_out.member.name}

@@ -208,7 +208,7 @@ def test_responses_under_way_go_on_after_a_swap_that_keeps_them():
 
 @pytest.mark.parametrize("fails", ["", "pause"])
 def test_the_swap_is_asked_for_before_streams_send_their_last_tokens(fails):
-    """Which many of them do at once; and where there is no swap, they send them too."""
+    """Many streams send at once, which would hold up the swap; where there is no swap, they send them too."""
 
     async def run() -> None:
         engine = TrainedModel()

@@ -69,7 +69,7 @@ class Server:
         await self.post("/commit")
 
     async def seconds_until(self, path: str, status: int) -> float:
-        """How long it takes until a probe says so."""
+        """Polls a probe until it answers with `status`; returns the seconds that took."""
         began = asyncio.get_running_loop().time()
         while (await self.get(path))[0] != status:
             await asyncio.sleep(0.01)

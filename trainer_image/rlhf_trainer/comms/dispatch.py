@@ -128,11 +128,9 @@ class Dispatch(Generic[Item, Result]):
         )
 
     def _take_over(self) -> None:
-        """Waits for the items that an earlier round left under way; gives up those of who is no member any more."""
-        places, uids = (
-            {id(item): place for place, item in enumerate(self._items)},
-            {m.uid for m in self._members},
-        )
+        """Waits for the items that an earlier round left under way; gives up those of members that left the round."""
+        places = {id(item): place for place, item in enumerate(self._items)}
+        uids = {member.uid for member in self._members}
         for item, assigned, task in self._under_way:
             self._assignments.take_over(assigned, places[id(item)])
             self._waiting.remove(assigned.place)
@@ -142,7 +140,7 @@ class Dispatch(Generic[Item, Result]):
                 self._give_up_on(member, "it has left the round")
 
     def _hand_over(self) -> list[UnderWay[Item, Result]]:
-        """What the next round takes over."""
+        """Items under way, for the next round to take over; none unless the round keeps them."""
         if not self._switches.keep:
             return []
         left = [UnderWay(self._items[given.place], given, task) for task, given in self._asked.items()]

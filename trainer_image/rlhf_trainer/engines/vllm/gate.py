@@ -1,4 +1,4 @@
-"""Gate of a server's response streams: while new weights come, new ones wait, and which of those under way must end."""
+"""Gate of a server's response streams: while new weights come, new streams wait, and some of those under way end."""
 
 import asyncio
 import logging
