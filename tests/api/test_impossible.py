@@ -2,6 +2,7 @@
 
 import json
 import re
+from math import lcm
 
 import pytest
 from hypothesis import given
@@ -189,21 +190,31 @@ def test_what_may_work_is_not_refused(overrides) -> None:
     dtype=st.sampled_from(["float32", "bfloat16", "float16"]),
     per_pod=st.sampled_from([1, 3, 8]),
     memory=st.sampled_from([24, 80, 141]),
+    averages=st.sampled_from(
+        [(), ("spec.ppo.referenceEma=0.9",), ("spec.ppo.referenceEma=0.9", "spec.ppo.valueEma=0.9")]
+    ),
+    shared=st.sampled_from([1, 2]),
 )
-def test_remedies_are_remedies_and_the_smallest(parameters, stage, dtype, per_pod, memory) -> None:
+def test_remedies_are_remedies_and_the_smallest(
+    parameters, stage, dtype, per_pod, memory, averages, shared
+) -> None:
     gpu = f"spec.trainer.pods.gpu={{count: {per_pod}, memoryGigabytes: {memory}}}"
     base = (f"spec.model.parameters={parameters}", ALONE, gpu, f"spec.trainer.processesPerReplica={per_pod}",
-            f"spec.trainer.dtype={dtype}", "spec.trainer.deepspeed.bf16=null")  # fmt: skip
+            f"spec.trainer.dtype={dtype}", "spec.trainer.deepspeed.bf16=null",
+            f"spec.trainer.sequenceParallelSize={shared}", *averages)  # fmt: skip
+    fewest = lcm(per_pod, shared) // per_pod  # pods, whose ranks are whole sequence groups
 
     def refused(*overrides: str) -> str:
         found = problems(unchecked(*base, STAGE + str(stage), *overrides))
         return next((p.message for p in found if p.where == "spec.trainer"), "")
 
     message = refused()
+    assert "use  (" not in message
     for ranks, other in re.findall(r"at least (\d+) ranks(?: with zero_optimization.stage (\d))?", message):
         pods, higher = divmod(int(ranks), per_pod)[0], STAGE + (other or str(stage))
+        assert pods % fewest == 0
         assert not refused(f"spec.trainer.replicas={pods}", higher)
-        assert pods == 1 or refused(f"spec.trainer.replicas={pods - 1}", higher)
+        assert pods == fewest or refused(f"spec.trainer.replicas={pods - fewest}", higher)
     if away := re.search(r"(?:zero_optimization.stage (\d) with )?offload_optimizer.device cpu", message):
         on_cpu = "spec.trainer.deepspeed.zero_optimization.offload_optimizer={device: cpu}"
         assert not refused(STAGE + (away[1] or str(stage)), on_cpu)
