@@ -15,8 +15,34 @@ from rlhf_api.resources import plan, problems
 from rlhf_api.roles import Role
 
 ON_DISK = "offload_param: {device: nvme, nvme_path: /a}"
+DEEPSPEED = "spec.trainer.deepspeed"
+ADAM = DEEPSPEED + ".optimizer={type: AdamW, params: "
+NUMBER = "must be greater than or equal to 1e-30; got "
 # overrides, field, what the message says
 REFUSED = [
+    (("spec.optimizer.epsilon=1e-300",), "spec.optimizer.epsilon", NUMBER + "1e-300"),
+    ((ADAM + "{eps: 0}}",), DEEPSPEED + ".optimizer.params.eps", NUMBER + "0"),
+    ((ADAM + "{betas: [0.9]}}",), DEEPSPEED + ".optimizer.params.betas[1]", "is required"),
+    ((ADAM + "{maximize: true}}",), DEEPSPEED + ".optimizer.params.maximize", "unknown field (value true)"),
+    *(
+        ((ADAM + f"{{torch_adam: true, {name}: false}}}}",), f"{DEEPSPEED}.optimizer.params.{name}", words)
+        for name, words in (
+            ("adam_w_mode", "is a setting of Adam alone; remove it; got false"),
+            ("bias_correction", "is a setting of DeepSpeed's own Adam alone"),
+            ("fp32_optimizer_states", "is a setting of DeepSpeed's own Adam on the CPU alone"),
+        )
+    ),
+    *(
+        (
+            (f"{DEEPSPEED}.zero_optimization={{stage: 3, {name}: {{device: nvme}}}}",),
+            *(f"{DEEPSPEED}.zero_optimization.{name}.nvme_path", "is needed for device nvme"),
+        )
+        for name in ("offload_optimizer", "offload_param")
+    ),
+    (
+        (DEEPSPEED + ".zero_optimization={stage: 2, offload_optimizer: {device: nvme, nvme_path: /a}}",),
+        *(DEEPSPEED + ".zero_optimization.offload_optimizer.device", "nvme needs zero_optimization.stage 3"),
+    ),
     *(
         (
             (setting, f"spec.trainer.{section}.zero_optimization={{stage: 3, {ON_DISK}}}"),
