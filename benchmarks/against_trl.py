@@ -35,7 +35,9 @@ TEXTS = [f"Question {i}: what is the sum of {i} and {7 * i % 100}? Answer:" for 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shape", choices=SHAPES, default="3m")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(

@@ -1,6 +1,6 @@
 """A training step: real tokens a second and the share of the GPU's matrix peak, packed and fused against padded.
 
-    .venv/bin/python benchmarks/train_step.py [--shape 1.5b] [--sequences 128] [--only padded packed-32k ...]
+    .venv/bin/python benchmarks/train_step.py [--shape 1.5b] [--sequences 128] [--only padded fused-32k ...]
 
 Models of Qwen2.5's shapes with random weights, responses of lognormal length with a long tail (`--exactly N`: of N
 tokens with their prompts), one ZeRO-1 rank unless the variant says otherwise. Each runs in processes of its own, one
@@ -64,7 +64,9 @@ ALONE = [name for name, settings in VARIANTS.items() if not {"ranks", "offload"}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shape", choices=SHAPES, default="1.5b")
     parser.add_argument("--sequences", type=int, default=128)
     parser.add_argument("--longest", type=int, default=4096)
