@@ -73,13 +73,7 @@ async def _go_over(engine: "AsyncLLM", gate: Gate, wanted: dict[str, object], ke
     # vLLM's own pause_generation does these two and then sleeps for 20 ms, longer than a small model's swap.
     try:
         await engine.renderer.clear_mm_cache_async()
-        pausing = asyncio.create_task(pause())
-        await asyncio.sleep(0)  # asked for first, so that the engine's first answer is that it is paused
-        # No step begins once the engine is paused, and workers execute calls in order: the swap comes after the steps
-        # under way, whose end `pausing` awaits before it clears the caches.
-        while not await engine.is_paused():
-            if pausing.done():
-                pausing.result()
+        await pause()  # until the steps under way have ended and their tokens are on the way
         idle = time.monotonic()
         swapping = asyncio.create_task(engine.finish_weight_update())
         await asyncio.sleep(0)  # asked for before the streams under way send their last tokens
@@ -88,7 +82,6 @@ async def _go_over(engine: "AsyncLLM", gate: Gate, wanted: dict[str, object], ke
     await swapping
     swapped = time.monotonic()
     workers = await engine.collective_rpc("rlhf_status")
-    await pausing
     if keep:
         await gate.empty(LABELLED, abort_labelled)
     else:
@@ -97,11 +90,11 @@ async def _go_over(engine: "AsyncLLM", gate: Gate, wanted: dict[str, object], ke
     if any(worker != wanted for worker in said):
         raise ValueError(f"the workers have {said}; the trainer sent {wanted}")
     # vLLM names this version with the tokens of each step that it takes in from here on: those of the earlier steps are
-    # in, since `pausing` is over.
+    # in, since the pause is over.
     await engine.update_weight_version(str(wanted["version"]))
     await engine.resume_generation()
     ended = time.monotonic()
-    parts = f"{idle - began:.4f} until no step began, then {swapped - idle:.4f} for the swap"
+    parts = f"{idle - began:.4f} until steps had ended, then {swapped - idle:.4f} for the swap"
     log.info("weight version %s serves after %.4f s of pause: %s", wanted["version"], ended - began, parts)
     return ended - began
 
