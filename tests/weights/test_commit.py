@@ -25,6 +25,7 @@ class Engine:
         self.fails = ""
         self.worker = {**NEW, "rank": 0}
         self.mode = ""
+        self.slices = 0
         self.renderer = self.engine_core = self.output_processor = self
         self.external_req_ids = {"rlhf-1": ["rlhf-1-a"], "cmpl-1": ["cmpl-1-a"]}
 
@@ -57,8 +58,11 @@ class Engine:
         assert self.paused
         await self._do("swap")
 
-    async def collective_rpc(self, method: str) -> list[dict[str, object]]:
+    async def collective_rpc(self, method: str) -> list[object]:
         await self._do(method)
+        if method == "rlhf_prove":
+            self.slices -= 1
+            return [self.slices <= 0, True]
         return [self.worker]
 
     async def update_weight_version(self, version: str) -> None:
@@ -118,6 +122,23 @@ def test_other_weights_than_were_sent_are_not_served():
     with pytest.raises(ValueError, match=r"the workers have .*another.*; the trainer sent .*'d'"):
         commit(engine)
     assert engine.paused
+
+
+def test_a_recheck_waits_until_the_proof_is_complete_and_leaves_the_steps_between_its_slices():
+    async def run() -> None:
+        engine = Engine()
+        engine.slices = 3
+        front = Commit(other)
+        await call(front, scope_of(engine, "/"), "POST", "/commit", NEW)
+        answer = await asyncio.wait_for(call(front, scope_of(engine, "/"), "POST", "/recheck"), 10)
+        assert answer == {"results": [engine.worker]}
+        proved = engine.said[engine.said.index("resume") + 1 :]
+        assert proved == ["rlhf_prove", "rlhf_prove", "rlhf_prove", "rlhf_recheck"]
+        engine.fails = "rlhf_recheck"
+        with pytest.raises(ValueError, match=r"HTTP 500 to /recheck: .*no rlhf_recheck"):
+            await call(front, scope_of(engine, "/"), "POST", "/recheck")
+
+    asyncio.run(run())
 
 
 def test_other_paths_are_the_server_s_own():
