@@ -117,4 +117,4 @@ async def _prove(engine: "AsyncLLM") -> None:
     which the watchdog reports."""
     with suppress(Exception):
         while not all(await engine.collective_rpc("rlhf_prove")):
-            await asyncio.wait({self._proving})
+            pass
