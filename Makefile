@@ -149,7 +149,7 @@ $(VENV)-operator: pyproject.toml $(PINS) $(shell find operator trainer_image -na
 	$@/bin/pip install --quiet --no-compile --constraint constraints/common.txt '.[operator]'
 	touch $@
 
-# Wheel, chart, constraints and bills of materials in dist/, and images where there is buildah; checked, not published.
+# Wheel, chart, constraints and bills of materials in dist/, and images; checked, not published.
 release: install $(BIN)/helm
 	$(BIN)/pip install --quiet --constraint constraints/common.txt rfc3987-syntax  # for addresses in the bills
 	$(BIN)/python tools/release dist
