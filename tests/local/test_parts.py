@@ -252,6 +252,7 @@ def test_the_type_of_a_failure_by_its_words(words: str, kind: str) -> None:
 
 
 LOST = "RankLost: another rank of the trainer has ended, see the log of its pod or process (gloo)"
+ENDED = "2026-11-26 22:02:10,187 ERROR rlhf"
 GLOO = "[/x/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:5525: Connection reset by peer."
 
 
@@ -260,6 +261,12 @@ GLOO = "[/x/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [127.0.0
     [
         ("loss is nan\n", "ValueError: other", False, "loss is nan"),
         ("", "ValueError: bad\nbye", False, "ValueError: bad"),
+        (
+            "",
+            f"bye\n{ENDED}: a.jsonl: cannot be read\n{ENDED}: a.end cannot be written",
+            False,
+            "a.jsonl: cannot be read",
+        ),
         ("", "step 3 done", True, ""),  # SIGKILL: its last line is about something else
         ("loss is nan", "", True, "loss is nan"),
         (LOST, "[rank1]: ValueError: bad\nx.RankLost: another\n", False, "[rank1]: ValueError: bad"),
