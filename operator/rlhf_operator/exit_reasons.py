@@ -14,7 +14,7 @@ _EXCEPTION = re.compile(
 _FOLLOWING = re.compile(
     "ChildFailedError|SignalException|EngineDeadError|RankLost|CancelledError"
     "|Engine core initialization failed|Executor failed"
-    "|gloo/transport/|DistNetworkError: (?:Broken pipe|Connection reset|failed to recv)"
+    "|gloo/transport/(?!.*Too many open files)|DistNetworkError: (?:Broken pipe|Connection reset|failed to recv)"
 )
 """Errors that only follow from another process's failure."""
 _NATIVE = re.compile(

@@ -253,6 +253,9 @@ def test_the_type_of_a_failure_by_its_words(words: str, kind: str) -> None:
 
 LOST = "RankLost: another rank of the trainer has ended, see the log of its pod or process (gloo)"
 ENDED = "2026-11-26 22:02:10,187 ERROR rlhf"
+EPOLL = (
+    "[enforce fail at /x/gloo/gloo/transport/tcp/loop.cc:105] fd_ != -1. epoll_create: Too many open files"
+)
 GLOO = "[/x/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:5525: Connection reset by peer."
 
 
@@ -273,6 +276,7 @@ GLOO = "[/x/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [127.0.0
         (LOST, "x.RankLost: another\nbye", False, LOST),  # the cause is in another pod's log
         (LOST, f"ValueError: bad\nRuntimeError: {GLOO}\nx.RankLost: {GLOO}", False, "ValueError: bad"),
         (LOST, f"RuntimeError: {GLOO}\nx.DistNetworkError: Broken pipe\nx.RankLost: {GLOO}", False, LOST),
+        (LOST, f"RuntimeError: {EPOLL}\nbye", False, f"RuntimeError: {EPOLL}"),
         (LOST, "ValueError: an old one", True, ""),
     ],
 )
