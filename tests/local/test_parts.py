@@ -19,7 +19,7 @@ from tests.api.manifests import job
 from rlhf_api import oom
 from rlhf_api.oom import OomKills
 from rlhf_api.problems import InvalidJob
-from rlhf_api.report import TrainerStatus
+from rlhf_api.report import CheckpointStatus, TrainerStatus
 from rlhf_api.roles import Role
 from rlhf_api.run import Membership, Process, RunConfig
 from rlhf_operator.cli import main
@@ -323,6 +323,24 @@ def test_status_follows_what_is_seen() -> None:
     finish = Finish("Failed", "NoCheckpoint", "y" * 3000)
     status = job_status(spec, gone, {}, None, before=status, now=later, finish=finish)
     assert (status.phase, status.step, status.reward, len(status.message)) == ("Failed", 1, 0.5, 1024)
+
+
+def test_a_trainer_that_starts_again_has_the_steps_of_the_one_before_until_it_knows_its_own() -> None:
+    spec = job().spec
+    up = [ProcessState(role, 0, started=1.0, ready=True) for role in Role]
+    saved = CheckpointStatus(step=20, time="2026-01-01T00:00:00Z", uri="file:///x")
+    begun = TrainerStatus(activity="starting", total_steps=30)
+    reports = (
+        begun,  # nothing is saved yet
+        TrainerStatus(activity="training", total_steps=30, step=23, last_checkpoint=saved),
+        begun,
+        TrainerStatus(activity="restoring", total_steps=30, step=20, last_checkpoint=saved),
+    )
+    status, steps = first_status(spec, None), []
+    for report in reports:
+        status = job_status(spec, up, {}, report, before=status, now=NOW)
+        steps.append(status.step)
+    assert steps == [0, 23, 23, 20]
 
 
 def test_a_broken_rule_of_health_is_a_condition_until_a_step_keeps_it() -> None:
