@@ -6,6 +6,8 @@ import io
 import json
 import os
 import random
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -563,6 +565,27 @@ def test_modules_of_the_current_directory_are_found_whatever_its_name(
     assert process.reaper is not None
     assert process.reaper.wait(120) == 0, process.log.tail()
     assert "found" in process.log.path.read_text()
+
+
+def test_a_full_disk_is_told_with_what_is_free_on_each(tmp_path: Path) -> None:
+    role = tmp_path / "role.py"
+    role.write_text("raise OSError(28, 'No space left on device')\n")
+    config = RunConfig(job="a", spec=job().spec, workdir=str(tmp_path))
+    process = Supervised(place(config, None)[0], tmp_path)
+    process.start(config, tmp_path / "run.json", "", lambda *_: [sys.executable, str(role)])
+    assert process.reaper is not None
+    assert process.reaper.wait(120) == 1
+    process.note_end(0.0)
+    assert process.ended is not None
+    said = re.match(
+        r"exited with code 1: OSError: \[Errno 28\] No space left on device \(free: (.*)\); see .*trainer-0.log$",
+        process.ended.reason,
+    )
+    assert said is not None, process.ended.reason
+    places = dict(reversed(words.split(" GB in ")) for words in said[1].split(", "))
+    assert {str(tmp_path), "/dev/shm"} <= places.keys()
+    assert [float(free) for free in places.values()] == sorted(map(float, places.values()))
+    assert float(places[str(tmp_path)]) == pytest.approx(shutil.disk_usage(tmp_path).free / 1e9, rel=0.5)
 
 
 def test_the_configuration_of_a_run_is_on_disk_before_its_processes_start(
