@@ -165,6 +165,33 @@ def test_a_launcher_that_cannot_go_on_says_why_and_how_to(run: Run) -> None:
     assert run.alive() == []
 
 
+def test_a_work_directory_that_is_moved_away_ends_the_run_and_is_gone_on_from_where_it_is_put_back(
+    run: Run, usual: Path
+) -> None:
+    process = run.start(trainer="hold")
+    run.wait_for_checkpoint()
+    run.work.rename(run.folder / "elsewhere")
+    _, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 1
+    assert err == (
+        f"error: the work directory {run.work} was moved or deleted while the run used it; put it back\n"
+        "the newest checkpoint is of step 2; go on with `rlhf run ... --workdir w --resume`\n"
+    )
+    assert run.alive() == []
+    assert list(usual.iterdir()) == []
+    (run.folder / "elsewhere").rename(run.work)  # nobody has made another one there
+    code, out, _ = run("--resume", trainer="serve")
+    assert code == 0
+    assert "step 3/4" in out
+    assert "step 1/4" not in out
+
+
+def test_a_run_whose_streams_are_closed_is_one_like_others(run: Run) -> None:
+    process = run.start(script="exec <&- >&- 2>&-;")
+    assert process.wait(PATIENCE_SECONDS) == 0
+    assert run.status()["phase"] == "Succeeded"
+
+
 def test_prompts_that_were_not_trained_on_are_the_last_word(run: Run) -> None:
     code, _, err = run(trainer="drops")
     assert code == 0

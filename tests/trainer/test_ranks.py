@@ -180,6 +180,13 @@ def wait_for(met: Callable[[], object], started: list[Rank]) -> None:
         time.sleep(0.01)
 
 
+def test_a_limit_that_this_process_has_reached_is_no_lost_rank():
+    gloo = "[enforce fail at /x/gloo/gloo/transport/tcp/loop.cc:105] fd_ != -1. epoll_create: Too many open files"
+    with pytest.raises(RuntimeError, match=r"^\[enforce fail") as caught, ranks.raise_if_rank_lost():
+        raise RuntimeError(gloo)
+    assert not isinstance(caught.value, ranks.RankLost)
+
+
 def test_rank_0_may_work_alone_for_longer_than_a_collective_waits(start, tmp_path):
     first, other = start(15.0, 0.5)
     other.process.join(20.0)

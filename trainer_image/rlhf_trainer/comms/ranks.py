@@ -34,6 +34,8 @@ _DTYPES = {
 """Dtypes that `share` can broadcast."""
 GLOO = "gloo/transport"
 """Substring of gloo's lost-connection errors, which have no type of their own."""
+OWN_LIMIT = "Too many open files"
+"""Substring of those of gloo's errors that are about this process and no other."""
 
 
 class RankLost(RuntimeError):
@@ -46,7 +48,8 @@ def raise_if_rank_lost() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not isinstance(error, dist.DistError) and GLOO not in str(error):
+        lost = isinstance(error, dist.DistError) or GLOO in str(error)
+        if not lost or OWN_LIMIT in str(error):
             raise
         raise RankLost(
             f"another rank of the trainer has ended or is not reached, see the log of its pod or process ({error})"
