@@ -83,59 +83,72 @@ def _admitted(
 ) -> Iterator[str]:
     """Rules that return the packets which this policy admits."""
     for rule in policy["spec"].get(way.rules, []):
-        _check(rule, {way.peers, "ports"})
-        match = ""
-        if peers := rule.get(way.peers):
-            home = policy["metadata"]["namespace"]
-            addresses = [
-                each["status"]["podIP"]
-                for each in pods
-                if any(_is_peer(peer, each, home, namespaces) for peer in peers)
-            ]
-            if not addresses:
-                continue
-            match = f"ip {way.peer_address} {{ {', '.join(addresses)} }} "
-        for port in rule.get("ports") or [{}]:
-            if way is GOES and isinstance(port.get("port"), str):
-                raise NotImplementedError("a port by its name in an egress rule")
-            if (accepted := _port(port, pod)) is not None:
-                yield f"{match}{accepted}return"
+        home = policy["metadata"]["namespace"]
+        for match, peer in _peers(rule.get(way.peers), home, way, pods, namespaces):
+            for port in rule.get("ports") or [{}]:
+                if (accepted := _port(port, pod if way is COMES else peer)) is not None:
+                    yield f"{match}{accepted}return"
 
 
-def _is_peer(peer: dict, pod: dict, namespace: str, namespaces: dict[str, dict]) -> bool:
-    _check(peer, {"podSelector", "namespaceSelector"})
-    theirs = pod["metadata"]["namespace"]
+def _peers(
+    peers: list[dict] | None, home: str, way: Way, pods: list[dict], namespaces: dict[str, dict]
+) -> Iterator[tuple[str, dict | None]]:
+    """The match of each peer's address, and the pod that has it; none named are all."""
+    if not peers:
+        yield "", None
+    for peer in peers or ():
+        if block := peer.get("ipBlock"):
+            without = "".join(f"ip {way.peer_address} != {each} " for each in block.get("except", ()))
+            if ":" not in block["cidr"]:  # pods have IPv4 alone
+                yield f"ip {way.peer_address} {block['cidr']} {without}", None
+            continue
+        for each in pods:
+            if _is_peer(peer, each["metadata"], home, namespaces):
+                yield f"ip {way.peer_address} {each['status']['podIP']} ", each
+
+
+def _is_peer(peer: dict, metadata: dict, home: str, namespaces: dict[str, dict]) -> bool:
+    theirs = metadata["namespace"]
     if "namespaceSelector" in peer:
         # Servers before 1.21 do not label a namespace with its name.
         labels = {"kubernetes.io/metadata.name": theirs} | namespaces.get(theirs, {})
-        if not _selects(peer["namespaceSelector"], labels):
-            return False
-    elif theirs != namespace:
-        return False
-    return _selects(peer.get("podSelector", {}), pod["metadata"].get("labels", {}))
+        near = _selects(peer["namespaceSelector"], labels)
+    else:
+        near = theirs == home
+    return near and _selects(peer.get("podSelector", {}), metadata.get("labels", {}))
 
 
-def _port(port: dict, pod: dict) -> str | None:
-    """The match of one of a rule's ports; None for a name that none of the pod's ports has."""
-    _check(port, {"port", "protocol"})
+def _port(port: dict, target: dict | None) -> str | None:
+    """The match of one of a rule's ports; None for a name that none of the target's ports has."""
     number = port.get("port")
+    if number is None:
+        return f"ip protocol {port['protocol'].lower()} " if port else ""
     if isinstance(number, str):
-        ports = (each for container in pod["spec"]["containers"] for each in container.get("ports", []))
+        containers = target["spec"]["containers"] if target else ()
+        ports = (each for container in containers for each in container.get("ports", ()))
         number = next((each["containerPort"] for each in ports if each.get("name") == number), None)
         if number is None:
             return None
-    return f"{port.get('protocol', 'TCP').lower()} dport {number} " if number else ""
+    last = f"-{port['endPort']}" if "endPort" in port else ""
+    return f"{port.get('protocol', 'TCP').lower()} dport {number}{last} "
 
 
 def _selects(selector: dict, labels: dict[str, str]) -> bool:
-    _check(selector, {"matchLabels"})
-    return selector.get("matchLabels", {}).items() <= labels.items()
+    return selector.get("matchLabels", {}).items() <= labels.items() and all(
+        _holds(each, labels.get(each["key"])) for each in selector.get("matchExpressions", ())
+    )
 
 
-def _check(part: dict, known: set[str]) -> None:
-    """What no policy of these tests uses is refused, so that none is taken for another."""
-    if unknown := part.keys() - known:
-        raise NotImplementedError(f"{', '.join(sorted(unknown))} of a NetworkPolicy")
+def _holds(expression: dict, value: str | None) -> bool:
+    match expression["operator"]:
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+        case "In":
+            return value in expression["values"]
+        case _:  # NotIn
+            return value not in expression["values"]
 
 
 def main(kubeconfig: Path) -> None:
