@@ -11,9 +11,7 @@ from pydantic.alias_generators import to_camel
 class Frozen(BaseModel):
     """Immutable model with camelCase keys; an unknown key is an error."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, alias_generator=to_camel, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=to_camel)
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         """Returns the same object, since it is immutable: copying the default sections into every spec took a sixth of
@@ -42,6 +40,8 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 COLDEST, HOTTEST = 0.01, 2.0
 """Bounds of vLLM's temperatures above 0: it takes a lower one for the lowest, and refuses requests at a higher one."""
+Epsilon = Annotated[float, Field(ge=1e-30)]
+"""Adam's epsilon: in float32 a much smaller one is 0, and weights whose gradient is 0 become NaN."""
 Decay = Annotated[float, Field(ge=0, lt=1)]
 """Share of a moving average that it keeps at each step."""
 Fraction = Annotated[float, Field(ge=0, le=1)]
