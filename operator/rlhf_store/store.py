@@ -99,7 +99,9 @@ class Store:
             key = f"writable-{uuid.uuid4().hex}"
             obstore.put(self._store, key, b"")
             # Not in a directory, where `create` is a hard link, which shared file systems may lack.
-            conditional = self._directory is not None or refuses_twice(self._store, key)
+            conditional = self._directory is not None or (
+                refuses_twice(self._store, key) and bool(self._read(key).known_by)
+            )
             obstore.delete(self._store, key)
             return conditional
 

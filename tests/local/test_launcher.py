@@ -451,6 +451,30 @@ def test_so_do_other_signals(run: Run, number: signal.Signals) -> None:
     assert run.alive() == []
 
 
+def test_a_run_that_was_told_to_outlive_its_terminal_does(run: Run) -> None:
+    """By nohup, or as a shell's background job."""
+    process = run.start(script="trap '' HUP;", trainer="hold")
+    run.wait_for_checkpoint()
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert err.startswith("stopped on request; "), "two signals that count would not wait for a checkpoint"
+    assert out.count("stopping after a checkpoint") == 1
+
+
+def test_a_trainer_that_does_not_stop_is_ended_after_its_grace(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLHF_TEST_STOP_SECONDS", "0.5")
+    process = run.start(trainer="deaf")
+    run.wait_for_checkpoint()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 130
+    assert "without a last checkpoint; the newest checkpoint is of step 2" in err
+    assert run.alive() == []
+
+
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The launcher waits for what it stops as if for ever: a test ends only where it does not wait."""
