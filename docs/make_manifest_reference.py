@@ -19,6 +19,7 @@ from pydantic_core import PydanticUndefined, to_jsonable_python
 from rlhf_api.algorithms import ALGORITHMS
 from rlhf_api.algorithms.policy_gradient import PolicyGradient
 from rlhf_api.deepspeed import DeepSpeedConfig
+from rlhf_api.descriptions import descriptions
 from rlhf_api.pods import PodSettings
 from rlhf_api.spec import Spec
 
@@ -91,7 +92,7 @@ def default_words(field: FieldInfo) -> str:
 
 def sections(model: type[BaseModel], where: str) -> Iterator[str]:
     """A section for the model and each model inside it, depth first."""
-    own = differences(model)
+    own, said = differences(model), descriptions(model)
     yield f"\n## `{where}`\n\n{words(model)}\n"
     if own.keys() != model.model_fields.keys():
         yield f"All fields of [{SHARED.lower()}](#{SHARED.lower().replace(' ', '-')}){', and:' if own else '.'}\n"
@@ -100,7 +101,7 @@ def sections(model: type[BaseModel], where: str) -> Iterator[str]:
         yield COLUMNS
     for name, field in own.items():
         key = field.alias or name
-        meaning = one_line(field.description)
+        meaning = one_line(said.get(name))
         models = inner_models(field.annotation)
         if models and models[0] is DeepSpeedConfig:
             meaning = meaning or DEEPSPEED
@@ -124,18 +125,19 @@ def shared_section() -> Iterator[str]:
     ]
     yield f"\n## {SHARED}\n\nIn {', '.join(places)}; where a default differs, its own section says so.\n"
     yield COLUMNS
+    said = descriptions(PolicyGradient)
     for name, field in PolicyGradient.model_fields.items():
-        yield row(field.alias or name, field, one_line(field.description))
+        yield row(field.alias or name, field, one_line(said.get(name)))
 
 
 def differences(model: type[BaseModel]) -> dict[str, FieldInfo]:
     """The model's fields, without those that it has from `PolicyGradient` as they are."""
     shared = PolicyGradient.model_fields if issubclass(model, PolicyGradient) else {}
+    said, usual = descriptions(model), descriptions(PolicyGradient)
     return {
         name: field
         for name, field in model.model_fields.items()
-        if name not in shared
-        or (field.default, field.description) != (shared[name].default, shared[name].description)
+        if name not in shared or (field.default, said.get(name)) != (shared[name].default, usual.get(name))
     }
 
 

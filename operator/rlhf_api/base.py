@@ -11,9 +11,7 @@ from pydantic.alias_generators import to_camel
 class Frozen(BaseModel):
     """Immutable model with camelCase keys; an unknown key is an error."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, alias_generator=to_camel, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=to_camel)
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         """Returns the same object, since it is immutable: copying the default sections into every spec took a sixth of

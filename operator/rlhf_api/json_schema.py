@@ -10,6 +10,7 @@ from pydantic.alias_generators import to_snake
 
 from . import deepspeed
 from .deepspeed_batches import AUTO, KEYS
+from .descriptions import Described
 from .manifest import RLHFJob
 
 Schema = dict[str, Any]
@@ -26,7 +27,7 @@ _INCLUDE: Schema = {
 def manifest_schema() -> Schema:
     """JSON schema (draft 2020-12) of one file: a manifest, or a part that others include. Objects are closed;
     cross-field rules are left to `rlhf validate`."""
-    made = RLHFJob.model_json_schema(by_alias=True)
+    made = RLHFJob.model_json_schema(schema_generator=Described)
     parts = made.pop("$defs")
     made["properties"]["include"] = _INCLUDE
     for part in (made, parts["Spec"], parts["Metadata"]):

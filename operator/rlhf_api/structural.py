@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from . import bounds
 from .base import INT_OR_STRING
 from .cel import RULES
+from .descriptions import Described
 
 Schema = dict[str, Any]
 
@@ -72,7 +73,7 @@ class Structural:
     """
 
     def __init__(self, model: type[BaseModel], *, cel: bool, authored: bool = True) -> None:
-        schema = model.model_json_schema()
+        schema = model.model_json_schema(schema_generator=Described)
         self._models = schema.get("$defs", {})
         self._cel = cel
         self._authored = authored
