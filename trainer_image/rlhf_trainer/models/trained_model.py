@@ -1,13 +1,13 @@
 """A Hugging Face model under DeepSpeed: inference on packed sequences, and optimizer steps."""
 
 import contextlib
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, distributed
 from torch.nn import Module
+from torch.nn.utils import get_total_norm
 from transformers import GenerationConfig, PreTrainedModel
 
 from rlhf_api.roles import Trainer
@@ -226,7 +226,7 @@ class TrainedModel:
         if self.stage:
             return None
         gradients = [p.grad for p in self.unwrapped.parameters() if p.grad is not None]
-        return math.sqrt(sum(float(g.norm()) ** 2 for g in gradients))
+        return float(get_total_norm(gradients))
 
     def _whole(self, items: Named) -> Named:
         if self.stage == 3:
