@@ -27,7 +27,8 @@ $(STAMP): pyproject.toml $(PINS)
 	tools/system-packages $(python)
 	$(python) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints/common.txt pip
-	$(BIN)/pip install --quiet --no-compile --constraint constraints/$(ENGINE).txt torch
+	$(BIN)/pip install --quiet --no-compile --constraint constraints/$(ENGINE).txt torch $(if $(filter cpu,$(ENGINE)),|| \
+	  { echo "error: no build of torch for CPUs and this Python: set PIP_EXTRA_INDEX_URL to an index that has it (docs/development.md)" >&2; exit 1; })
 	$(BIN)/pip install --quiet --no-compile --constraint constraints/$(ENGINE).txt --editable '.[operator,trainer,$(ENGINE),dev]'
 	$(BIN)/pip uninstall --quiet --yes $(UNUSED)
 	touch $@
@@ -149,7 +150,7 @@ $(VENV)-operator: pyproject.toml $(PINS) $(shell find operator trainer_image -na
 	$@/bin/pip install --quiet --no-compile --constraint constraints/common.txt '.[operator]'
 	touch $@
 
-# Wheel, chart, constraints and bills of materials in dist/, and images where there is buildah; checked, not published.
+# Wheel, chart, constraints and bills of materials in dist/, and images; checked, not published.
 release: install $(BIN)/helm
 	$(BIN)/pip install --quiet --constraint constraints/common.txt rfc3987-syntax  # for addresses in the bills
 	$(BIN)/python tools/release dist

@@ -11,16 +11,17 @@ forward passes of one token, beside those of the responses.
 
 import argparse
 import math
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any, cast
 
 import torch
-from tests.support.models import byte_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf_api.spec import Sampling
@@ -28,6 +29,10 @@ from rlhf_trainer.comms.ranks import Ranks
 from rlhf_trainer.generation.shared import generate_shared
 from rlhf_trainer.models.trained_model import TrainedModel
 from rlhf_trainer.records import Prompt
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.support.models import byte_tokenizer
 
 TOKENIZER, RANKS = byte_tokenizer(), Ranks(0, 1, torch.device("cpu"))
 TOKENS, NEW = 8192, 16

@@ -39,7 +39,7 @@ kubectl refuses an unknown key; the server drops it for clients that do not ask 
 change in everything, and so may one that failed validation. A null is a field left out.
 
 Unless a field says less, a string has at most 4096 characters, a list 4096 items and an object 256 keys. What is inside
-of free-form objects (`template`, `engineArguments`, `create.config`, `custom.settings`, DeepSpeed's `params`) has no
+of free-form objects (`template`, `engineArguments`, `create.config`, `custom.settings`) has no
 bounds.
 """
 

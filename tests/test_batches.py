@@ -60,6 +60,22 @@ def test_plan_deals_every_row_once_within_the_budget(lengths, ranks, budget, gro
     assert max(loads) - min(loads) <= largest
 
 
+@given(st.lists(st.integers(2, 60), max_size=40), st.integers(1, 4), st.integers(1, 200), st.integers(1, 2))
+def test_packed_micro_batches_are_filled_first_fit_longest_first(lengths, ranks, budget, group):
+    lengths = lengths[: len(lengths) // group * group]
+    dealt = plan(lengths, ranks, budget, group, packed=True)
+    assert sorted(row for rank in dealt for rows in rank for row in rows) == list(range(len(lengths)))
+    for rank in dealt:
+        mine = sorted({row // group for rows in rank for row in rows})
+        mine.sort(key=lambda g: -max(lengths[g * group : (g + 1) * group]))
+        plain: list[list[int]] = [[] for _ in rank]
+        for g in mine:
+            rows = list(range(g * group, (g + 1) * group))
+            fits = (m for m in plain if not m or sum(lengths[row] for row in [*m, *rows]) <= budget)
+            next(fits).extend(rows)
+        assert rank == plain
+
+
 def test_plan_pads_little_and_leaves_no_rank_without_its_turn():
     lengths = [10, 50] * 20
     (batches,) = plan(lengths, 1, 200)

@@ -63,6 +63,7 @@ ROWS: dict[str, list[float]] = {
     "the checkpoint store fails": [Checkpoint().timeout_seconds],
     "a model's download stalls": [STALL_SECONDS],
     "SIGKILL does not end a process": [REMAIN_SECONDS],
+    "a run's work directory is moved or deleted": [TICK_SECONDS],
     "the operator ends": [LEASE_SECONDS],
     "the API server does not answer": [LEASE_SECONDS],
 }

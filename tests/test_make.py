@@ -117,3 +117,17 @@ def test_all_linters_run_and_the_failing_ones_are_named(clone):
     assert done.returncode == 2
     assert "broken" in done.stdout
     assert "error: failed: ruff check ., ruff format --check ., lint-imports" in done.stderr
+
+
+@pytest.mark.parametrize(("engine", "told"), [("cpu", True), ("gpu", False)])
+def test_an_installation_that_finds_no_torch_for_cpus_says_what_to_set(clone, engine, told):
+    """pip itself complains of versions that conflict."""
+    programs = clone / ".venv" / "bin"
+    (clone / ".venv" / ".installed").unlink()
+    write_program(clone / "python3", f'[ "$1" = -m ] || exec {sys.executable} "$@"')
+    write_program(programs / "python", "true")
+    write_program(programs / "pip", "exit 1")
+    command = ["make", f"PYTHON={clone / 'python3'}", f"ENGINE={engine}", "install"]
+    done = subprocess.run(command, cwd=clone, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode != 0
+    assert ("PIP_EXTRA_INDEX_URL" in done.stderr) is told, done.stderr

@@ -135,6 +135,54 @@ def test_a_release_overwrites_nothing_but_a_release(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.txt"]
 
 
+def as_builder(folder: Path, script: str) -> None:
+    """Puts a program of that name on an otherwise empty PATH, in place of the machine's builders of images."""
+    (folder / "buildah").write_text(f"#!/bin/sh\n{script}\n")
+    (folder / "buildah").chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("", "no buildah here; no podman here; no docker here"),
+        (
+            "echo cannot connect to its daemon >&2; exit 1",
+            "`buildah info` failed: cannot connect to its daemon",
+        ),
+        ('[ "$1" = info ] || { echo no such host >&2; exit 125; }', "failed with 125"),
+    ],
+    ids=["no builder", "no daemon", "no registry"],
+)
+def test_a_release_says_which_images_it_lacks_and_how_to_build_them(
+    release, tmp_path, monkeypatch, capsys, script, why
+):
+    """All other parts of it are in place by then."""
+    if script:
+        as_builder(tmp_path, script)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    made = tmp_path / "dist"
+    made.mkdir()
+    (made / "SHA256SUMS").touch()
+    with pytest.raises(SystemExit) as ended:
+        release.finish(made)
+    assert f"release {release.VERSION}, checked, in {made}: SHA256SUMS" in capsys.readouterr().out
+    for image, arguments in {"operator": "", "trainer": "--build-arg=ENGINE=gpu "}.items():
+        name = f"rlhf-{image}:{release.VERSION}"
+        assert re.search(rf"{name}: .*{re.escape(why)}", str(ended.value))
+        assert f"docker build --target={image} --tag={name} {arguments}." in str(ended.value)
+
+
+def test_a_release_checks_the_images_that_it_builds(release, tmp_path, monkeypatch, capsys):
+    as_builder(tmp_path, f'[ "$1" != run ] || echo {release.VERSION}')
+    monkeypatch.setenv("PATH", str(tmp_path))
+    release.finish(tmp_path)
+    images = f"rlhf-operator:{release.VERSION}, rlhf-trainer:{release.VERSION}"
+    assert f"images, checked: {images}" in capsys.readouterr().out
+    as_builder(tmp_path, '[ "$1" != run ] || echo 0.0.1')
+    with pytest.raises(SystemExit, match=r"rlhf-operator:.*: it has version 0\.0\.1"):
+        release.finish(tmp_path)
+
+
 def pins(name: str) -> dict[str, str]:
     """Versions by normalized name that one of the constraints files sets, with those it includes."""
     found: dict[str, str] = {}

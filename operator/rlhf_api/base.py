@@ -40,6 +40,8 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 COLDEST, HOTTEST = 0.01, 2.0
 """Bounds of vLLM's temperatures above 0: it takes a lower one for the lowest, and refuses requests at a higher one."""
+Epsilon = Annotated[float, Field(ge=1e-30)]
+"""Adam's epsilon: in float32 a much smaller one is 0, and weights whose gradient is 0 become NaN."""
 Decay = Annotated[float, Field(ge=0, lt=1)]
 """Share of a moving average that it keeps at each step."""
 Fraction = Annotated[float, Field(ge=0, le=1)]

@@ -44,9 +44,10 @@ _MAY_CHANGE = (
     f"oldSelf.status.conditions.exists(c, c.type == 'Failed' && c.reason in {[*CORRECTABLE]})"
 )
 _JOB = (
-    # One rule for all sections: one rule each would take a tenth of the whole definition.
+    # One rule for all sections: one rule each would take a tenth of the whole definition. A server evaluates it at each
+    # write of a status too, where the first comparison is enough and takes half of what the others do.
     Rule(
-        f"{_MAY_CHANGE} || {' && '.join(_unchanged())}",
+        f"self.spec == oldSelf.spec || {_MAY_CHANGE} || {' && '.join(_unchanged())}",
         "while a job runs, its spec can change in "
         + ", ".join(["generator.replicas", *map(to_camel, CHANGEABLE)])
         + " alone; suspend it first (spec.suspend: true)",

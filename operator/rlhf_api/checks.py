@@ -157,6 +157,8 @@ RULES: tuple[Rule, ...] = (
     *(
         deepspeed_checks.precision,
         deepspeed_checks.optimizer,
+        deepspeed_checks.adam,
+        deepspeed_checks.disks,
         deepspeed_checks.unread,
         deepspeed_checks.switched_off,
         deepspeed_checks.averages,

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, WithJsonSchema
 
-from .base import DType, ModelField
+from .base import Decay, DType, Epsilon, Fraction, ModelField, NonNegativeFloat
 
 
 def _whole(value: Any) -> Any:
@@ -20,10 +20,17 @@ EXACT = 2**53 - 1
 Count = Annotated[
     int,
     BeforeValidator(_whole),
-    Field(ge=-EXACT, le=EXACT),
-    WithJsonSchema({"type": "number", "minimum": -EXACT, "maximum": EXACT}),
+    Field(ge=0, le=EXACT),
+    WithJsonSchema({"type": "number", "minimum": 0, "maximum": EXACT}),
 ]
 """Large whole numbers, which DeepSpeed's own documentation writes as `5e8`; CEL takes that for no integer."""
+Size = Annotated[
+    int,
+    BeforeValidator(_whole),
+    Field(ge=1, le=EXACT),
+    WithJsonSchema({"type": "number", "minimum": 1, "maximum": EXACT}),
+]
+Number = Annotated[int, Field(ge=0)]
 
 
 class _Section(BaseModel):
@@ -41,19 +48,19 @@ class BF16(_Section):
 class FP16(_Section):
     enabled: bool = False
     auto_cast: bool | None = None
-    loss_scale: float | None = None
-    initial_scale_power: int | None = None
-    loss_scale_window: int | None = None
-    hysteresis: int | None = None
+    loss_scale: NonNegativeFloat | None = None
+    initial_scale_power: int | None = Field(None, ge=0, le=127)
+    loss_scale_window: int | None = Field(None, ge=1)
+    hysteresis: int | None = Field(None, ge=1)
     consecutive_hysteresis: bool | None = None
-    min_loss_scale: float | None = None
+    min_loss_scale: Size | None = None
     fp16_master_weights_and_grads: bool | None = None
 
 
 class OffloadParam(_Section):
     device: Literal["none", "cpu", "nvme"] = "none"
     nvme_path: str | None = None
-    buffer_count: int | None = None
+    buffer_count: Number | None = None
     buffer_size: Count | None = None
     max_in_cpu: Count | None = None
     pin_memory: bool | None = None
@@ -62,21 +69,21 @@ class OffloadParam(_Section):
 class OffloadOptimizer(_Section):
     device: Literal["none", "cpu", "nvme"] = "none"
     nvme_path: str | None = None
-    buffer_count: int | None = None
+    buffer_count: Number | None = None
     pin_memory: bool | None = None
     pipeline_read: bool | None = None
     pipeline_write: bool | None = None
     fast_init: bool | None = None
-    ratio: float | None = None
+    ratio: Fraction | None = None
     super_offload: bool | None = None
-    cpuadam_cores_perc: float | None = None
+    cpuadam_cores_perc: Fraction | None = None
 
 
 class ZeroOptimization(_Section):
     stage: Literal[0, 1, 2, 3] = 0
     contiguous_gradients: bool | None = None
     reduce_scatter: bool | None = None
-    reduce_bucket_size: Count | None = None
+    reduce_bucket_size: Size | None = None
     use_multi_rank_bucket_allreduce: bool | None = None
     allgather_partitions: bool | None = None
     allgather_bucket_size: Count | None = None
@@ -95,7 +102,7 @@ class ZeroOptimization(_Section):
     stage3_allgather_sequential: bool | None = None
     ignore_unused_parameters: bool | None = None
     round_robin_gradients: bool | None = None
-    zero_hpz_partition_size: int | None = None
+    zero_hpz_partition_size: Number | None = None
     zero_quantized_weights: bool | None = None
     zero_quantized_nontrainable_weights: bool | None = None
     zero_quantized_gradients: bool | None = None
@@ -103,9 +110,21 @@ class ZeroOptimization(_Section):
     log_trace_cache_warnings: bool | None = None
 
 
+class AdamParameters(_Section):
+    lr: float | None = None
+    """Refused: the job sets it."""
+    betas: tuple[Decay, Decay] | None = None
+    eps: Epsilon | None = None
+    weight_decay: NonNegativeFloat | None = None
+    torch_adam: bool | None = None
+    adam_w_mode: bool | None = None
+    bias_correction: bool | None = None
+    fp32_optimizer_states: bool | None = None
+
+
 class OptimizerSection(_Section):
     type: str
-    params: dict[str, JsonValue] = {}
+    params: AdamParameters = AdamParameters()
 
 
 class DeepSpeedConfig(_Section):

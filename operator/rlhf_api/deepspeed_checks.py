@@ -52,16 +52,52 @@ def optimizer(spec: Spec) -> Iterator[Problem]:
             continue
         if (kind := config.optimizer.type).lower() not in OPTIMIZERS:
             yield Problem(section.where("optimizer.type"), f"must be Adam or AdamW; got {show(kind)}")
-        params, own = config.optimizer.params, spec.optimizer.model_dump(mode="json", exclude_defaults=True)
+        params = config.optimizer.params.model_dump(mode="json", exclude_none=True)
+        own = spec.optimizer.model_dump(mode="json", exclude_defaults=True)
         if "lr" in params:
             message = f"is set by the job (spec.optimizer.{section.rate}); remove it"
             yield Problem(section.where("optimizer.params.lr"), message)
         for key, name in (("betas", "betas"), ("eps", "epsilon"), ("weight_decay", "weight_decay")):
-            if name in own and params.get(key, "auto") not in ("auto", own[name]):
+            if name in own and params.get(key, own[name]) != own[name]:
                 message = (
                     f"spec.optimizer.{to_camel(name)} is {show(own[name])}; make them equal, or remove one"
                 )
                 yield Problem(section.where(f"optimizer.params.{key}"), f"{message}; got {show(params[key])}")
+
+
+def adam(spec: Spec) -> Iterator[Problem]:
+    """Problems of parameters that the chosen Adam does not have."""
+    for section, config in _sections(spec):
+        if config.optimizer is None:
+            continue
+        params, away = config.optimizer.params, config.zero_optimization.offload_optimizer
+        own = not params.torch_adam
+        for key, owner, has in (
+            ("adam_w_mode", "Adam", config.optimizer.type.lower() == "adam"),
+            ("bias_correction", "DeepSpeed's own Adam", own),
+            (
+                *("fp32_optimizer_states", "DeepSpeed's own Adam on the CPU"),
+                own and away is not None and away.device != "none",
+            ),
+        ):
+            if (value := getattr(params, key)) is not None and not has:
+                message = f"is a setting of {owner} alone; remove it; got {show(value)}"
+                yield Problem(section.where(f"optimizer.params.{key}"), message)
+
+
+def disks(spec: Spec) -> Iterator[Problem]:
+    """Problems of an offload to disks: without their path, or of an optimizer that only stage 3 offloads there."""
+    for section, config in _sections(spec):
+        zero, stage = config.zero_optimization, config.stage(spec.trained_dtype(section.model))
+        for name in ("offload_optimizer", "offload_param"):
+            away, where = getattr(zero, name), section.where(f"zero_optimization.{name}")
+            if away is None or away.device != "nvme":
+                continue
+            if away.nvme_path is None:
+                yield Problem(f"{where}.nvme_path", "is needed for device nvme: a directory on the disk")
+            if name == "offload_optimizer" and stage < 3:
+                message = f"nvme needs zero_optimization.stage 3; use that, or cpu; got stage {stage}"
+                yield Problem(f"{where}.device", message)
 
 
 def switched_off(spec: Spec) -> Iterator[Problem]:

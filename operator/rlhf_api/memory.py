@@ -11,6 +11,8 @@ from .zero import BYTES, Zero, backward, kept, updating
 
 _LIVE = 1_000_000_000
 """Default of DeepSpeed's `stage3_max_live_parameters`."""
+_AVERAGE = 4
+"""Bytes per parameter of a moving average."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class Trained:
     counted."""
     gathers: bool = False
     """True if ZeRO-3 gathers the whole weights, to generate with them."""
+    averaged: bool = False
+    """True if a moving average of the weights is kept beside them, in float32."""
 
 
 def trainer(models: Sequence[Trained]) -> Need:
@@ -65,7 +69,7 @@ def gigabytes(size: float) -> str:
 def _training(models: Sequence[Trained]) -> Need:
     parts = [*_always(models), max(_phases(models), key=lambda need: need.total, default=Need(0.0, ""))]
     buckets = sum(m.zero.bucket * m.zero.weights for m in models if m.zero.stage == 3 and not m.frozen)
-    parts += [Need(buckets, f"{gigabytes(buckets)} GB of reduce buckets"), *_frozen(models)]
+    parts += [Need(buckets, f"{gigabytes(buckets)} GB of reduce buckets"), *_beside(models)]
     there = [part for part in parts if part.total]
     return Need(
         sum(part.total for part in there), " + ".join(p.words for p in there) or "all of it on the CPU"
@@ -113,18 +117,28 @@ def _beside_activations(model: Trained) -> tuple[float, str]:
 def _generating(models: Sequence[Trained], policy: Trained) -> Need:
     size, width = policy.parameters, policy.zero.weights
     whole = Need(size * width, f"{count(size)} x {width} B gathered to generate with")
-    parts = [part for part in (*_always(models), *_frozen(models), whole) if part.total]
+    parts = [part for part in (*_always(models), *_beside(models), whole) if part.total]
     return Need(sum(part.total for part in parts), " + ".join(part.words for part in parts))
 
 
-def _frozen(models: Sequence[Trained]) -> Iterator[Need]:
-    """The weights of models with an adapter."""
+def _beside(models: Sequence[Trained]) -> Iterator[Need]:
+    """The weights of models with an adapter, and moving averages, which lie where the weights do."""
     for zero, sizes in _alike(models, frozen=True).items():
-        ranks = zero.ranks if zero.stage == 3 else 1
-        over = f" / {ranks} ranks" if ranks > 1 else ""
         if not zero.weights_away:
+            ranks, over = _share(zero)
             words = f"{_parameters(sizes)}, frozen, x {zero.weights} B{over}"
             yield Need(sum(sizes) * zero.weights / ranks, words)
+    for model in models:
+        if model.averaged and not model.zero.weights_away:
+            ranks, over = _share(model.zero)
+            words = f"{count(model.parameters)} x {_AVERAGE} B of its moving average{over}"
+            yield Need(model.parameters * _AVERAGE / ranks, words)
+
+
+def _share(zero: Zero) -> tuple[int, str]:
+    """Ranks over which weights are divided, and the words of it."""
+    ranks = zero.ranks if zero.stage == 3 else 1
+    return ranks, f" / {ranks} ranks" if ranks > 1 else ""
 
 
 def _alike(models: Sequence[Trained], *, frozen: bool) -> dict[Zero, list[float]]:

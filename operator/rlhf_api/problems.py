@@ -134,6 +134,7 @@ def in_our_words(error: ErrorDetails) -> str:
     """pydantic's message with `must ...` in place of `Input should ...`; a message of our own as it is."""
     message = re.sub(r"^\w+ should ", "must ", error["msg"].removeprefix("Value error, "))
     message = re.sub(r" after validation, not \d+$", "", message)
+    message = re.sub(r"\b0\.0{6,}\d+", lambda number: f"{float(number[0]):g}", message)
     message = re.sub(r"a valid (array|list)", "a list", message)
     message = re.sub(r"a valid string, unable .*", "Unicode text, without half of a surrogate pair", message)
     return re.sub(r"a valid dictionary( or instance of \w+)?", "an object", message)

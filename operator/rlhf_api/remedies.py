@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import replace
+from math import lcm
 from typing import get_args
 
 from .algorithms import graph_of
@@ -23,6 +24,7 @@ def remedies(spec: Spec, sizes: Sizes, memory: float) -> str:
     those before it; or the optimizer on the CPU."""
     models, per_pod = trained(spec, sizes, CERTAIN), spec.trainer.processes_per_replica
     zeros, now = [model.zero for model in models], spec.trainer.ranks
+    together = lcm(per_pod, spec.trainer.sequence_parallel_size)
     lowest, where = min(zero.stage for zero in zeros), ""
     if spec.trainer.critic_deepspeed is not None:
         where = " of deepspeed and criticDeepspeed both"
@@ -35,9 +37,9 @@ def remedies(spec: Spec, sizes: Sizes, memory: float) -> str:
         return trainer([replace(m, zero=z) for m, z in zip(models, changed, strict=True)]).total
 
     def enough(stage: int) -> int | None:
-        """Smallest number of ranks, in whole pods and at least the present number, with which each rank's share fits
-        its GPU."""
-        choices = range(now, MOST_PODS * per_pod + 1, per_pod)
+        """Smallest number of ranks, in whole pods and sequence groups and at least the present number, with which each
+        rank's share fits its GPU."""
+        choices = range(-(-now // together) * together, MOST_PODS * per_pod + 1, together)
         at = bisect_left(choices, True, key=lambda ranks: total(stage, ranks) <= memory)
         return choices[at] if at < len(choices) else None
 

@@ -13,6 +13,7 @@ from .base import (
     OBJECT,
     Decay,
     DType,
+    Epsilon,
     Frozen,
     ModelField,
     NonNegativeFloat,
@@ -129,7 +130,7 @@ class Optimizer(Frozen):
     warmup_steps: int = Field(0, ge=0)
     """Training steps in which the learning rate rises to its value."""
     betas: tuple[Decay, Decay] = (0.9, 0.95)
-    epsilon: PositiveFloat = 1e-8
+    epsilon: Epsilon = 1e-8
     weight_decay: NonNegativeFloat = 0.0
     gradient_clip: PositiveFloat = 1.0
     """Maximum 2-norm of the whole gradient."""

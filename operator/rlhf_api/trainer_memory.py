@@ -6,29 +6,21 @@ from dataclasses import replace
 from .activations import Pass, backward_bytes
 from .algorithms import graph_of
 from .graph import POLICY, Dataset, Model
-from .memory import Need, Trained, count, trainer
+from .memory import Need, Trained, trainer
 from .sizes import Size, Sizes
 from .spec import Spec
 from .zero import BYTES, Zero
 
 
 def training(spec: Spec, sizes: Sizes, share: float = 1.0) -> Need:
-    """Memory of a trainer's rank, with this share of its activations, and with its moving averages."""
-    need, total, parts = trainer(trained(spec, sizes, share)), 0.0, []
-    for model in graph_of(spec).averages:
-        size, zero = getattr(sizes, model.field), Zero.of(spec, model.field)
-        if size:
-            ranks = zero.ranks if zero.stage == 3 else 1
-            total += 4 * size.parameters / ranks
-            over = f" / {ranks} ranks" if ranks > 1 else ""
-            parts.append(f" + {count(size.parameters)} x 4 B of its moving average{over}")
-    return Need(need.total + total, need.words + "".join(parts))
+    """Memory of a trainer's rank, with this share of its activations."""
+    return trainer(trained(spec, sizes, share))
 
 
 def trained(spec: Spec, sizes: Sizes, share: float = 1.0) -> list[Trained]:
     """The models whose size is known, with this share of their activations where those of all are known."""
-    found = []
-    for model in graph_of(spec).trained:
+    found, graph = [], graph_of(spec)
+    for model in graph.trained:
         size = getattr(sizes, model.field)
         if size is not None:
             activations = _activations(spec, model, size)
@@ -38,9 +30,8 @@ def trained(spec: Spec, sizes: Sizes, share: float = 1.0) -> list[Trained]:
                     Zero.of(spec, model.field),
                     None if activations is None else share * activations,
                     frozen=spec.model.adapter(model.field) is not None,
-                    gathers=model == POLICY
-                    and graph_of(spec).generates
-                    and spec.generator.shared_with_trainer,
+                    gathers=model == POLICY and graph.generates and spec.generator.shared_with_trainer,
+                    averaged=model in graph.averages,
                 )
             )
     return found if counted(found) else [replace(model, activations=None) for model in found]

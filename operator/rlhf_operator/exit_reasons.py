@@ -14,13 +14,15 @@ _EXCEPTION = re.compile(
 _FOLLOWING = re.compile(
     "ChildFailedError|SignalException|EngineDeadError|RankLost|CancelledError"
     "|Engine core initialization failed|Executor failed"
-    "|gloo/transport/|DistNetworkError: (?:Broken pipe|Connection reset|failed to recv)"
+    "|gloo/transport/(?!.*Too many open files)|DistNetworkError: (?:Broken pipe|Connection reset|failed to recv)"
 )
 """Errors that only follow from another process's failure."""
 _NATIVE = re.compile(
     r"(?P<line>Watchdog caught collective operation timeout: .*|Fatal Python error: .*|(?<=what\(\): ).*)"
 )
 """Last log lines of libraries that end their process without a Python exception."""
+_LAST_WORDS = re.compile(r"^\S+ \S+ ERROR rlhf: (?P<line>.*)", re.MULTILINE)
+"""Log line of the error that ends a role, which is its termination message too, unless that could not be written."""
 BEYOND_LIMIT = (
     "storage usage exceeds the total limit|EmptyDir .* exceeds the limit|its local ephemeral storage limit"
 )
@@ -68,12 +70,18 @@ def telling_line(text: str) -> str:
 def cause(message: str, log: str, *, silent: bool) -> str:
     """Cause of a process's end: its termination message's last line, or the best line of its log if there is none or it
     only follows from another process's end. A `silent` end, by SIGKILL or with exit code 0, left neither."""
-    message, lines = message.strip().rpartition("\n")[2], log.splitlines()
+    message, lines = message.strip().rpartition("\n")[2] or _last_words(log), log.splitlines()
     if message and not _FOLLOWING.search(message):
         return message
     if silent:
         return ""
     return message if message and not _exceptions(lines) else telling_line(log)
+
+
+def _last_words(log: str) -> str:
+    """The first error that a role's processes logged as their end, if any."""
+    found = _LAST_WORDS.search(log)
+    return found["line"] if found else ""
 
 
 def _exceptions(lines: Iterable[str]) -> list[str]:

@@ -30,6 +30,7 @@ def say(text: str, out: TextIO) -> None:
 
 def ended(act: Callable[[], int]) -> int:
     """The exit code of a command: the result of `act`, or that of its exception, which is printed as a line."""
+    _open_the_closed()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # printing must not end a run
     try:
@@ -48,6 +49,13 @@ def ended(act: Callable[[], int]) -> int:
     for problem in problems:
         say(f"error: {problem}", sys.stderr)
     return code
+
+
+def _open_the_closed() -> None:
+    """Opens /dev/null in place of those standard streams that the caller has closed (`>&-`), which are None."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
 
 
 def _silence(out: TextIO) -> None:

@@ -102,7 +102,7 @@ def _with_progress(
     return status.model_copy(
         update={
             "estimated_end": end,
-            "step": trainer.step,
+            "step": trainer.step if _knows_its_step(trainer, status) else status.step,
             "total_steps": trainer.total_steps,
             "reward": _figure(trainer.reward_mean, status.reward),
             "kl": _figure(trainer.kl_mean, status.kl),
@@ -125,6 +125,11 @@ def _with_progress(
             "generators": tuple(m for m in trainer.members if m.role is Role.GENERATOR)[:_MEMBERS],
         }
     )
+
+
+def _knows_its_step(trainer: TrainerStatus, before: JobStatus) -> bool:
+    """False of a trainer that has not read the run's checkpoint yet: its step is 0."""
+    return trainer.step > 0 or trainer.last_checkpoint is not None or before.last_checkpoint is None
 
 
 def _figure(value: float | None, before: float | None) -> float | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TypeVar
 
-from obstore.exceptions import BaseError, GenericError
+from obstore.exceptions import BaseError, GenericError, PermissionDeniedError, UnauthenticatedError
 
 log = logging.getLogger(__name__)
 
@@ -16,6 +16,7 @@ _TOLD_SECONDS = 1.0
 """Duration of transient failures that are not reported, seconds."""
 _CAUSE = re.compile(r'InvalidCertificate\(\s*(?P<certificate>\w+)|(?:message|error): "(?P<said>[^"]+)"')
 """Pattern of the cause of a failed connection in the library's debug output, as its message names none."""
+REFUSED = (PermissionDeniedError, UnauthenticatedError)
 T = TypeVar("T")
 
 
@@ -32,20 +33,26 @@ class Conflict(RuntimeError):
 
 
 def patiently(
-    call: Callable[[], T], patience: timedelta, retrying: Callable[[str], None] = lambda _why: None
+    call: Callable[[], T],
+    patience: timedelta,
+    retrying: Callable[[str], None] = lambda _why: None,
+    *,
+    allowed: bool = False,
 ) -> T:
     """Calls `call`, retrying network and server errors for up to `patience`. `retrying` is called before each retry,
-    with the reason once the failure has lasted, else with ''.
+    with the reason once the failure has lasted, else with ''. `allowed`: the store has taken such requests before, so a
+    refusal is retried too: keys that are rotated are invalid for a while, and permissions can be put right.
 
     Raises:
         StoreError: it still fails, or the store refuses the request.
     """
     deadline, wait = time.monotonic() + patience.total_seconds(), _FIRST_WAIT_SECONDS
+    transient = (GenericError, OSError, *(REFUSED if allowed else ()))
     while True:
         try:
             return call()
         except (BaseError, OSError) as error:
-            passing = isinstance(error, GenericError | OSError) and time.monotonic() + wait < deadline
+            passing = isinstance(error, transient) and time.monotonic() + wait < deadline
             if not passing:
                 raise StoreError(f"the checkpoint store fails: {reason(error)}") from error
             why = reason(error) if wait > _TOLD_SECONDS else ""

@@ -81,6 +81,8 @@ class Store:
         except (BaseError, ValueError, OSError) as error:
             raise self._unusable(error) from error
         self._first_ask(lambda: next(iter(obstore.list(first, chunk_size=1)), None))
+        self._writable = False
+        """True once the store has taken an object."""
         self.conditional = True
         """True if the store supports conditional writes; see `check_writable`."""
 
@@ -97,15 +99,19 @@ class Store:
             key = f"writable-{uuid.uuid4().hex}"
             obstore.put(self._store, key, b"")
             # Not in a directory, where `create` is a hard link, which shared file systems may lack.
-            conditional = self._directory is not None or refuses_twice(self._store, key)
+            conditional = self._directory is not None or (
+                refuses_twice(self._store, key) and bool(self._read(key).known_by)
+            )
             obstore.delete(self._store, key)
             return conditional
 
         self.conditional = self._first_ask(check)
+        self._writable = True
 
     def put(self, key: str, data: bytes) -> None:
         """Writes an object; large ones are uploaded in concurrent parts."""
         self._ask(lambda: self._put(key, data))
+        self._writable = True
 
     def put_new(self, key: str, data: bytes) -> None:
         """Creates an object. Raises Conflict if one of this name exists with other content."""
@@ -191,7 +197,7 @@ class Store:
             self._ask(lambda: _delete_abandoned(folder, keys))
 
     def _ask(self, call: Callable[[], T]) -> T:
-        return patiently(call, self.patience, self._retrying)
+        return patiently(call, self.patience, self._retrying, allowed=self._writable)
 
     def _first_ask(self, call: Callable[[], T]) -> T:
         """The first request, with a short deadline: a mistyped name is reported soon, as an error of the job."""

@@ -188,7 +188,7 @@ def test_passed_through_parts_are_open_and_the_rest_is_closed() -> None:
         *(
             f".spec.trainer.{section}.{key}"
             for section in SECTIONS
-            for key in ("activation_checkpointing", "comms_logger", "optimizer.params")
+            for key in ("activation_checkpointing", "comms_logger")
         ),
         *(f".spec{role}.pods.template" for role in ("", ".trainer", ".generator", ".reward", ".reference")),
     }

@@ -1,9 +1,12 @@
 """Our table of DeepSpeed's keys is the installed DeepSpeed's."""
 
+import itertools
+import json
 import os
+from typing import Any
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from rlhf_api import deepspeed as ours
 
@@ -39,7 +42,7 @@ LEFT_OUT = {
 }
 
 
-@pytest.mark.parametrize(
+pairs = pytest.mark.parametrize(
     ("mine", "theirs"),
     [
         (ours.BF16, DeepSpeedBF16Config),
@@ -50,9 +53,30 @@ LEFT_OUT = {
     ],
     ids=lambda model: model.__name__,
 )
+
+
+@pairs
 def test_sections_have_the_keys_of_deepspeed(mine: type[BaseModel], theirs: type[BaseModel]) -> None:
     known = {field.alias or name for name, field in theirs.model_fields.items()}
     assert set(mine.model_fields) == known - LEFT_OUT
+
+
+@pairs
+def test_numbers_that_deepspeed_refuses_are_refused(mine: type[BaseModel], theirs: type[BaseModel]) -> None:
+    switch: dict[str, Any] = {"enabled": True} if "enabled" in theirs.model_fields else {"device": "cpu"}
+    switch = {key: value for key, value in switch.items() if key in theirs.model_fields}
+    for key, value in itertools.product(mine.model_fields, (-1, 0, 1, 2, 0.5)):
+        made = json.dumps({**switch, key: value})
+        if not _reads(theirs, made):
+            assert not _reads(mine, made), f"{key}: {value}"
+
+
+def _reads(model: type[BaseModel], made: str) -> bool:
+    try:
+        model.model_validate_json(made)
+    except ValidationError:
+        return False
+    return True
 
 
 def test_top_level_keys_are_those_of_deepspeed() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from math import lcm
 
 import pytest
 from hypothesis import given
@@ -14,8 +15,34 @@ from rlhf_api.resources import plan, problems
 from rlhf_api.roles import Role
 
 ON_DISK = "offload_param: {device: nvme, nvme_path: /a}"
+DEEPSPEED = "spec.trainer.deepspeed"
+ADAM = DEEPSPEED + ".optimizer={type: AdamW, params: "
+NUMBER = "must be greater than or equal to 1e-30; got "
 # overrides, field, what the message says
 REFUSED = [
+    (("spec.optimizer.epsilon=1e-300",), "spec.optimizer.epsilon", NUMBER + "1e-300"),
+    ((ADAM + "{eps: 0}}",), DEEPSPEED + ".optimizer.params.eps", NUMBER + "0"),
+    ((ADAM + "{betas: [0.9]}}",), DEEPSPEED + ".optimizer.params.betas[1]", "is required"),
+    ((ADAM + "{maximize: true}}",), DEEPSPEED + ".optimizer.params.maximize", "unknown field (value true)"),
+    *(
+        ((ADAM + f"{{torch_adam: true, {name}: false}}}}",), f"{DEEPSPEED}.optimizer.params.{name}", words)
+        for name, words in (
+            ("adam_w_mode", "is a setting of Adam alone; remove it; got false"),
+            ("bias_correction", "is a setting of DeepSpeed's own Adam alone"),
+            ("fp32_optimizer_states", "is a setting of DeepSpeed's own Adam on the CPU alone"),
+        )
+    ),
+    *(
+        (
+            (f"{DEEPSPEED}.zero_optimization={{stage: 3, {name}: {{device: nvme}}}}",),
+            *(f"{DEEPSPEED}.zero_optimization.{name}.nvme_path", "is needed for device nvme"),
+        )
+        for name in ("offload_optimizer", "offload_param")
+    ),
+    (
+        (DEEPSPEED + ".zero_optimization={stage: 2, offload_optimizer: {device: nvme, nvme_path: /a}}",),
+        *(DEEPSPEED + ".zero_optimization.offload_optimizer.device", "nvme needs zero_optimization.stage 3"),
+    ),
     *(
         (
             (setting, f"spec.trainer.{section}.zero_optimization={{stage: 3, {ON_DISK}}}"),
@@ -189,21 +216,31 @@ def test_what_may_work_is_not_refused(overrides) -> None:
     dtype=st.sampled_from(["float32", "bfloat16", "float16"]),
     per_pod=st.sampled_from([1, 3, 8]),
     memory=st.sampled_from([24, 80, 141]),
+    averages=st.sampled_from(
+        [(), ("spec.ppo.referenceEma=0.9",), ("spec.ppo.referenceEma=0.9", "spec.ppo.valueEma=0.9")]
+    ),
+    shared=st.sampled_from([1, 2]),
 )
-def test_remedies_are_remedies_and_the_smallest(parameters, stage, dtype, per_pod, memory) -> None:
+def test_remedies_are_remedies_and_the_smallest(
+    parameters, stage, dtype, per_pod, memory, averages, shared
+) -> None:
     gpu = f"spec.trainer.pods.gpu={{count: {per_pod}, memoryGigabytes: {memory}}}"
     base = (f"spec.model.parameters={parameters}", ALONE, gpu, f"spec.trainer.processesPerReplica={per_pod}",
-            f"spec.trainer.dtype={dtype}", "spec.trainer.deepspeed.bf16=null")  # fmt: skip
+            f"spec.trainer.dtype={dtype}", "spec.trainer.deepspeed.bf16=null",
+            f"spec.trainer.sequenceParallelSize={shared}", *averages)  # fmt: skip
+    fewest = lcm(per_pod, shared) // per_pod  # pods, whose ranks are whole sequence groups
 
     def refused(*overrides: str) -> str:
         found = problems(unchecked(*base, STAGE + str(stage), *overrides))
         return next((p.message for p in found if p.where == "spec.trainer"), "")
 
     message = refused()
+    assert "use  (" not in message
     for ranks, other in re.findall(r"at least (\d+) ranks(?: with zero_optimization.stage (\d))?", message):
         pods, higher = divmod(int(ranks), per_pod)[0], STAGE + (other or str(stage))
+        assert pods % fewest == 0
         assert not refused(f"spec.trainer.replicas={pods}", higher)
-        assert pods == 1 or refused(f"spec.trainer.replicas={pods - 1}", higher)
+        assert pods == fewest or refused(f"spec.trainer.replicas={pods - fewest}", higher)
     if away := re.search(r"(?:zero_optimization.stage (\d) with )?offload_optimizer.device cpu", message):
         on_cpu = "spec.trainer.deepspeed.zero_optimization.offload_optimizer={device: cpu}"
         assert not refused(STAGE + (away[1] or str(stage)), on_cpu)

@@ -55,6 +55,16 @@ PLANS = [
         (SEVEN, ALONE, "spec.trainer.criticDeepspeed.zero_optimization={stage: 3}", "spec.trainer.replicas=8"),
         *("trainer", 8, 0, "94.1 GB", "+ 1 GB of reduce buckets"),
     ),
+    (
+        (SEVEN, ALONE, STAGE + "3", "spec.trainer.replicas=64", "spec.ppo.valueEma=0.9"),
+        *("trainer", 64, 0, "7.7 GB", "reduce buckets + 7.6e9 x 4 B of its moving average / 64 ranks"),
+    ),
+    (
+        (SEVEN, STAGE + "3", "spec.algorithm=grpo", "spec.grpo.referenceEma=0.9",
+         "spec.trainer.deepspeed.zero_optimization.offload_param={device: cpu}",
+         "spec.trainer.deepspeed.zero_optimization.offload_optimizer={device: cpu}"),
+        *("trainer", 1, 0, "1 GB", "1 GB of reduce buckets"),  # the average lies on the CPU with the weights
+    ),
     ((SEVEN, "spec.generator.replicas=3"), "generator", 3, 0, "30.4 GB without the KV cache", "15.2 GB of new"),
     (
         (SEVEN, GPU, "spec.generator.tensorParallelSize=2", "spec.generator.pods.gpu.count=2"),

@@ -7,6 +7,7 @@ import pytest
 from tests.support.faulty_s3 import FaultyS3, faulty
 
 from rlhf_store import store as module
+from rlhf_store.failures import Conflict
 from rlhf_store.store import Store
 
 PATIENCE = timedelta(seconds=120)
@@ -36,6 +37,25 @@ def test_a_server_that_refuses_conditional_writes_is_one_without_them(server, st
     first = store.swap("LATEST", b"1", None)
     store.put_new("cuts/1", b"cut")
     assert store.swap("LATEST", b"2", first).data == store.get("LATEST") == b"2"
+
+
+def test_a_gateway_that_tells_no_version_of_what_is_read_is_one_without_conditional_writes(server, store):
+    """A proxy that compresses leaves out the ETag: the next trainer could not take the store over."""
+    server.hidden = {("Etag", "GET")}
+    store.check_writable()
+    assert not store.conditional
+    store.swap("LATEST", b"1", None)
+    assert store.swap("LATEST", b"2", store.read("LATEST")).data == store.get("LATEST") == b"2"
+
+
+def test_a_server_with_versions_has_conditional_writes(store):
+    store.check_writable()
+    assert store.conditional
+    store.swap("LATEST", b"1", None)
+    known = store.read("LATEST")
+    store.swap("LATEST", b"2", known)
+    with pytest.raises(Conflict):
+        store.swap("LATEST", b"3", known)
 
 
 def test_an_object_too_large_for_one_request_is_read_in_parts(server, store, monkeypatch):

@@ -188,6 +188,26 @@ def test_keys_that_are_rotated_in_the_file_are_used_from_then_on(keys_file, monk
     assert "secret-of-tests" not in caplog.text
 
 
+@pytest.mark.usefixtures("seaweed")
+def test_a_store_that_has_been_written_is_waited_for_while_its_keys_are_rotated(keys_file, monkeypatch):
+    """Old keys may end before the file has the new ones: training goes on meanwhile."""
+    monkeypatch.setenv("AWS_PROFILE", "team")
+    written, told = keys_file.read_text(), list[str]()
+
+    def retrying(why: str) -> None:
+        told.append(why)
+        if "403 Forbidden" in why:
+            keys_file.write_text(written)
+
+    store = Archive("s3://checkpoints/revoked", retrying=retrying).store
+    store.check_writable()
+    no_waiting(monkeypatch)
+    keys_file.write_text(written.replace("secret-of-tests", "revoked"))
+    store.put("a", b"1")
+    assert "403 Forbidden" in told[-1]
+    assert store.get("a") == b"1"
+
+
 def test_a_known_store_that_is_waited_for_is_a_sign_of_progress(seaweed, monkeypatch):
     """A run that goes on while its store is down would be ended as one that hangs."""
     for name, value in (seaweed.environment | {"AWS_ENDPOINT_URL": "http://127.0.0.1:1"}).items():

@@ -3,33 +3,27 @@
 python -m tests.cluster.dns KUBECONFIG ADDRESS
 """
 
-import base64
-import json
-import ssl
 import sys
 import threading
-import time
-import urllib.request
 from collections.abc import Iterable, Iterator
-from http.client import HTTPResponse
 from pathlib import Path
 
 from dnslib import PTR, QTYPE, RCODE, RD, RR, SRV, A, DNSRecord
 from dnslib.server import BaseResolver, DNSLogger, DNSServer
+from tests.cluster.follow import Api, Objects
 
 ZONE = "cluster.local"
 _PORT = 53
 _TTL = 5
-_LIST_S, _WATCH_S = 10, 240
-Key = tuple[str, str]
+_SERVICES, _ENDPOINTS = "/api/v1/services", "/api/v1/endpoints"
 
 
 class Records:
     """Services and Endpoints by namespace and name, and what follows from them."""
 
     def __init__(self) -> None:
-        self.services: dict[Key, dict] = {}
-        self.endpoints: dict[Key, dict] = {}
+        self.services: Objects = {}
+        self.endpoints: Objects = {}
 
     def forward(self, name: str) -> list[tuple[str, RD]] | None:
         """The records of `name`, which is in the zone: empty for a name that only has others below it.
@@ -90,13 +84,14 @@ def _srv(targets: Iterable[tuple[str, list[dict]]], port: str, protocol: str) ->
 
 
 class Resolver(BaseResolver):
-    def __init__(self, records: Records, synced: list[threading.Event]) -> None:
-        self.records, self.synced = records, synced
+    def __init__(self, records: Records) -> None:
+        self.records = records
+        self.synced = {path: threading.Event() for path in (_SERVICES, _ENDPOINTS)}
 
     def resolve(self, request: DNSRecord, _handler: object) -> DNSRecord:
         reply = request.reply()
         question, name = request.q, str(request.q.qname).rstrip(".").lower()
-        if not all(each.is_set() for each in self.synced):
+        if not all(each.is_set() for each in self.synced.values()):
             reply.header.rcode = RCODE.SERVFAIL
             return reply
         if name.endswith(".in-addr.arpa"):
@@ -113,63 +108,18 @@ class Resolver(BaseResolver):
         return reply
 
 
-class Api:
-    """Lists and watches, with a kubeconfig of ours."""
-
-    def __init__(self, kubeconfig: Path) -> None:
-        config = json.loads(kubeconfig.read_text())
-        cluster = config["clusters"][0]["cluster"]
-        authority = base64.b64decode(cluster["certificate-authority-data"]).decode()
-        self._server, self._token = cluster["server"], config["users"][0]["user"]["token"]
-        self._context = ssl.create_default_context(cadata=authority)
-
-    def follow(self, plural: str, into: dict[Key, dict], synced: threading.Event) -> None:
-        """Keeps `into` as the server has it, for ever; `synced` from the first list on."""
-        while True:
-            try:
-                listed = json.load(self._get(f"/api/v1/{plural}", _LIST_S))
-                fresh = {_key(each): each for each in listed["items"]}
-                for gone in into.keys() - fresh.keys():
-                    del into[gone]
-                into.update(fresh)
-                synced.set()
-                version = listed["metadata"]["resourceVersion"]
-                query = f"watch=1&timeoutSeconds={_WATCH_S}&resourceVersion={version}"
-                self._watch(f"/api/v1/{plural}?{query}", into)
-            except (OSError, ValueError) as error:
-                print(f"{plural}: {error!r}", file=sys.stderr, flush=True)
-                time.sleep(0.5)
-
-    def _watch(self, path: str, into: dict[Key, dict]) -> None:
-        for line in self._get(path, _WATCH_S + _LIST_S):
-            event = json.loads(line)
-            if event["type"] in ("ADDED", "MODIFIED"):
-                into[_key(event["object"])] = event["object"]
-            elif event["type"] == "DELETED":
-                into.pop(_key(event["object"]), None)
-            else:
-                return
-
-    def _get(self, path: str, timeout: float) -> HTTPResponse:
-        request = urllib.request.Request(
-            self._server + path, headers={"Authorization": f"Bearer {self._token}"}
-        )
-        return urllib.request.urlopen(request, context=self._context, timeout=timeout)
-
-
-def _key(item: dict) -> Key:
-    return item["metadata"]["namespace"], item["metadata"]["name"]
-
-
 def main(kubeconfig: Path, address: str) -> None:
     api, records = Api(kubeconfig), Records()
-    synced = [threading.Event(), threading.Event()]
+    resolver = Resolver(records)
     for tcp in (True, False):
         quiet = DNSLogger("-recv,-send,-request,-reply,-truncated")
-        server = DNSServer(Resolver(records, synced), address=address, port=_PORT, tcp=tcp, logger=quiet)
-        server.start_thread()
-    threading.Thread(target=api.follow, args=("services", records.services, synced[0]), daemon=True).start()
-    api.follow("endpoints", records.endpoints, synced[1])
+        DNSServer(resolver, address=address, port=_PORT, tcp=tcp, logger=quiet).start_thread()
+
+    def listed(path: str) -> None:
+        resolver.synced[path].set()
+
+    api.follow_beside(_SERVICES, records.services, listed)
+    api.follow(_ENDPOINTS, records.endpoints, listed)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ def main(place: Place, binaries: Path, host: str) -> None:
     for name, command in {
         "kubelet": node.kubelet(binaries, place),
         "proxy": node.proxy(binaries, place),
+        "policies": node.policies(place),
     }.items():
         started[name] = _start(place, name, command)
     names = {process.pid: name for name, process in started.items()}
@@ -100,6 +101,9 @@ def _network(place: Place, host: str) -> None:
     _run("ip", "link", "set", "services", "up")
     _run("ip", "route", "add", servers.SERVICES, "dev", "services")
     _run("ip", "route", "add", "unreachable", "default", "metric", "4000")
+    # Policies go by the addresses of pods, so only what leaves the pods' network gets the node's.
+    leaves = ("-s", node.PODS, "!", "-d", node.PODS)
+    _run("iptables", "-t", "nat", "-A", "POSTROUTING", *leaves, "-j", "MASQUERADE")
     if place.first is not None:
         first = Place(place.first)
         for there_of_first in (first.address, first.pods):

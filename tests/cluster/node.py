@@ -1,6 +1,7 @@
 """A node of the test cluster: where it lives on this machine, and its servers' files and command lines."""
 
 import json
+import sys
 import zlib
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
@@ -112,6 +113,10 @@ def proxy(binaries: Path, place: Place) -> list[str]:
     ]
 
 
+def policies(place: Place) -> list[str]:
+    return [sys.executable, "-m", "tests.cluster.policies", str(place.kubeconfig)]
+
+
 def _kubelet(place: Place) -> dict:
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -170,7 +175,6 @@ def _network(place: Place) -> dict:
                 "type": "bridge",
                 "bridge": "cni0",
                 "isGateway": True,
-                "ipMasq": True,
                 "hairpinMode": True,
                 "ipam": {
                     "type": "host-local",

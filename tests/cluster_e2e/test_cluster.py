@@ -9,59 +9,27 @@ import pytest
 from tests.cluster import images
 from tests.cluster.down import down
 from tests.cluster.node import Place
+from tests.cluster.servers import API_SERVICE
 from tests.cluster.up import up
+from tests.cluster_e2e.visitors import REACHED, READY_S, REJECTED, output, pod, tried, visit
 from tests.fault_matrix.cells import API_SERVER, ETCD
 from tests.fault_matrix.control_plane import server
 from tests.support.cluster import Cluster, existing
 from tests.support.kube import eventually, get, kubectl
 
-READY_S = 120
 SEAWEEDFS = Path(images.__file__).with_name("seaweedfs.yaml")
 
 
-def pod(name: str, image: str, *command: str, **spec: object) -> dict:
-    """One that the restricted Pod Security Standard accepts, with a root filesystem that nobody can write to."""
-    container = {
-        "name": "main",
-        "image": image,
-        "imagePullPolicy": "IfNotPresent",
-        "command": list(command),
-        "envFrom": [{"secretRef": {"name": "seaweedfs", "optional": True}}],
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
-        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
-    }
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "labels": {"app": name}},
-        "spec": {
-            "restartPolicy": "Never",
-            "terminationGracePeriodSeconds": 0,
-            "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
-            "containers": [container],
-            "volumes": [{"name": "tmp", "emptyDir": {}}],
-            **spec,
-        },
-    }
+def policy(app: str, **spec: object) -> dict:
+    head = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": app}}
+    return {**head, "spec": {"podSelector": {"matchLabels": {"app": app}}, **spec}}
 
 
-def output(cluster: Cluster, namespace: str, manifest: dict) -> str:
-    """Runs a pod to its end, which must be a success; returns its output."""
-    kubectl(cluster.kubeconfig, "apply", "-n", namespace, "-f", "-", input=json.dumps(manifest))
-    where = (manifest["metadata"]["name"], "-n", namespace)
-
-    def phase() -> str:
-        now = get(cluster.kubeconfig, "pod", *where)["status"]["phase"]
-        return now if now in ("Succeeded", "Failed") else ""
-
-    ended = eventually(phase, f"the end of pod {where[0]}", READY_S)
-    log = kubectl(cluster.kubeconfig, "logs", *where)
-    assert ended == "Succeeded", log
-    return log
+FRIENDS = {"from": [{"podSelector": {"matchLabels": {"app": "friend"}}}], "ports": [{"port": "http"}]}
+POLICIES = [
+    policy("web", policyTypes=["Ingress"], ingress=[FRIENDS]),
+    policy("prisoner", policyTypes=["Egress"]),
+]
 
 
 def test_pods_find_each_other_by_name_and_nothing_else(cluster: Cluster, namespace: str) -> None:
@@ -95,12 +63,38 @@ for host in ("one", "all", "web-0.all", "one.{namespace}.svc.cluster.local"):
 begin = time.monotonic()
 print(reach("http://192.0.2.1/"), time.monotonic() - begin < 3)
 """
-    lines = output(cluster, namespace, pod("look", images.OPERATOR, "python3", "-c", look)).splitlines()
+    looking = pod("look", images.OPERATOR, "python3", "-c", look)
+    lines = output(cluster.kubeconfig, namespace, looking).splitlines()
     assert [line.split()[-1] for line in lines[:-1]] == ["200"] * 4, lines
     if existing() is None:
         assert lines[-1].endswith("No route to host> True")
     said = kubectl(cluster.kubeconfig, "exec", "web", "-n", namespace, "--", "id", "-u")
     assert said.strip() == "65532"
+
+
+def test_what_no_network_policy_admits_is_rejected(cluster: Cluster, namespace: str) -> None:
+    if existing() is not None:
+        pytest.skip("a named cluster may enforce nothing: unset KUBECONFIG and RLHF_TEST_KUBECONFIG")
+    serve = "import http.server as s; s.test(s.SimpleHTTPRequestHandler, port=8000)"
+    web = pod("web", images.OPERATOR, "python3", "-c", serve)
+    web["spec"]["containers"][0]["ports"] = [{"name": "http", "containerPort": 8000}]
+    content = {"apiVersion": "v1", "kind": "List", "items": [*POLICIES, web]}
+    kubectl(cluster.kubeconfig, "apply", "-n", namespace, "-f", "-", input=json.dumps(content))
+    kubectl(cluster.kubeconfig, "wait", "pod/web", "-n", namespace, "--for=condition=Ready", "--timeout=60s")
+    address = get(cluster.kubeconfig, "pod", "web", "-n", namespace)["status"]["podIP"]
+    ends = [(address, 8000), (address, 8001), (API_SERVICE, 443)]
+    for name, outcomes in {
+        "friend": [REACHED, REJECTED, REACHED],
+        "stranger": [REJECTED, REJECTED, REACHED],
+        "prisoner": [REJECTED, REJECTED, REJECTED],
+    }.items():
+        visit(cluster.kubeconfig, namespace, name)
+        # Its address is known a moment after its start.
+        eventually(
+            lambda name=name, outcomes=outcomes: tried(cluster.kubeconfig, namespace, name, ends) == outcomes,
+            f"what {name} reaches is {outcomes}",
+            READY_S,
+        )
 
 
 @pytest.mark.parametrize(
@@ -114,7 +108,7 @@ def test_an_image_works_under_the_restricted_standard(
     cluster: Cluster, namespace: str, image: str, modules: str
 ) -> None:
     code = f"import getpass, os, {modules}; print(getpass.getuser(), os.getuid(), os.access('/', os.W_OK))"
-    said = output(cluster, namespace, pod("imports", image, "python3", "-c", code)).splitlines()
+    said = output(cluster.kubeconfig, namespace, pod("imports", image, "python3", "-c", code)).splitlines()
     assert said[-1] == "rlhf 65532 False"
 
 
@@ -133,7 +127,8 @@ try:
 except obstore.exceptions.AlreadyExistsError:
     print(obstore.get(store, "a").bytes().to_bytes().decode())
 """
-    assert output(cluster, namespace, pod("put", images.TRAINER, "python3", "-c", code)).strip() == "first"
+    said = output(cluster.kubeconfig, namespace, pod("put", images.TRAINER, "python3", "-c", code))
+    assert said.strip() == "first"
 
 
 @pytest.mark.parametrize("victim", [API_SERVER, ETCD])

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.cluster_e2e.network import check_network
 from tests.support.installed import JOBS, SYSTEM, workspace
 from tests.support.kube import eventually, get, kubectl
 from tests.support.operator import Jobs
@@ -96,7 +97,8 @@ def ppo(**spec: Any) -> dict[str, Any]:
 
 
 def test_ppo_runs_learns_and_survives_all_of_it(models: Jobs) -> None:
-    """One run, from apply to delete: columns, logs, scale up and down, the operator's death, suspend and resume."""
+    """One run, from apply to delete: columns, logs, who reaches its pods, scale up and down, the operator's death,
+    suspend and resume."""
     with models.explained(SYSTEM):
         check_one_run(models)
 
@@ -110,6 +112,7 @@ def check_one_run(jobs: Jobs) -> None:
     check_columns(jobs)
     check_logs(jobs)
     check_secrets(jobs)
+    check_network(jobs, "ppo")
 
     operators = get(jobs.kubeconfig, "pods", "-n", SYSTEM)["items"]
     before = jobs.pods()

@@ -39,7 +39,7 @@ $ make faults
 ```
 
 {measured}
-There were several sittings, each with the code of its day, some on a machine with up to 16 such jobs beside each other.
+There were several sittings, each with the code of its day, some on a machine with up to 26 such jobs beside each other.
 The model is tiny. So the times are those of noticing the fault, of starting processes and of loading. Loading takes
 most of them on so few cores.
 
@@ -52,9 +52,7 @@ most of them on so few cores.
   of a cell count too, so the number can be a few hundred off either way.
 - SIGSTOP lasts {pause:g} s. An outage or a full disk of the store lasts {outage:g} s.
 - Connections are cut by the kernel, which resets all connections of the process.
-- Out of memory is a limit of the address space below what the process already has. Python may then wait forever for a
-  thread that could not begin; the deadlines of a hang end that. **No step** in those rows means that the matrix waited
-  for less than these deadlines; the same cells were run again.
+- Out of memory is a limit of the address space below what the process already has.
 """
 ON_PODS = """
 The same job runs as pods of a real Kubernetes 1.20 with two nodes on this machine, each node in namespaces of its own

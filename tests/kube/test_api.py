@@ -122,6 +122,18 @@ def test_what_is_refused_says_why(talk, namespace):
     talk(body)
 
 
+@pytest.mark.parametrize("verb", ["create", "apply"])
+def test_every_character_arrives(talk, namespace, verb):
+    """Also one beyond U+FFFF, which JSON may write as two escapes and YAML may not; half of such a pair is replaced."""
+    text = "\U0001f680 \u2588 ü \x7f \x85 \u2028 \ufeff \ufffe \\ud83d\\ude80 \0"
+
+    async def body(api: Api) -> None:
+        made = await getattr(api, verb)(config_map(namespace, x=text, half="\ud83d"))
+        assert made["data"] == {"x": text, "half": "\ufffd"}
+
+    talk(body)
+
+
 def test_kinds_that_the_server_knows(talk):
     async def body(api: Api) -> None:
         assert await api.serves("Pod")

@@ -121,7 +121,7 @@ def test_what_we_accept_the_server_stores_and_hands_back(control_plane: Cluster,
         assert from_cluster(body).spec == job.spec
 
 
-NUMBERS = {"learningRate": 1e-07, "weightDecay": 1.0, "epsilon": 1e-300, "gradientClip": 1e300}
+NUMBERS = {"learningRate": 1e-07, "weightDecay": 1.0, "epsilon": 1e-30, "gradientClip": 1e300}
 
 
 def test_numbers_survive(control_plane: Cluster, namespace: str) -> None:

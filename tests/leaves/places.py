@@ -114,6 +114,8 @@ def _deepspeed(section: str, dtype: str) -> Iterator[tuple[str, tuple[str, ...]]
     half = f"spec.trainer={{{dtype}: float16, {section}: {{fp16: {{enabled: true}}}}}}"
     yield rf"trainer\.{section}\.fp16", (half,)
     yield rf"trainer\.{section}\.optimizer", (f"{where}.optimizer={{type: Adam}}",)
+    away = f"{where}.zero_optimization={{stage: 2, offload_optimizer: {{device: cpu}}}}"
+    yield rf"trainer\.{section}\..*fp32_optimizer_states", (away,)
 
 
 BASES: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -213,7 +215,13 @@ VALUES: dict[str, list[Any]] = {
 }
 """Values to try where those of the leaf's type would not do."""
 
-_NOT_READ = ("activation_checkpointing", "steps_per_print", "bf16.enabled", "fp16.enabled")
+_NOT_READ = (
+    "activation_checkpointing",
+    "steps_per_print",
+    "bf16.enabled",
+    "fp16.enabled",
+    "optimizer.params.lr",
+)
 REFUSED = {
     f"spec.trainer.{section}.{key}" for section in ("deepspeed", "criticDeepspeed") for key in _NOT_READ
 } | {"spec.cispo.dualClip"}

@@ -165,6 +165,33 @@ def test_a_launcher_that_cannot_go_on_says_why_and_how_to(run: Run) -> None:
     assert run.alive() == []
 
 
+def test_a_work_directory_that_is_moved_away_ends_the_run_and_is_gone_on_from_where_it_is_put_back(
+    run: Run, usual: Path
+) -> None:
+    process = run.start(trainer="hold")
+    run.wait_for_checkpoint()
+    run.work.rename(run.folder / "elsewhere")
+    _, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 1
+    assert err == (
+        f"error: the work directory {run.work} was moved or deleted while the run used it; put it back\n"
+        "the newest checkpoint is of step 2; go on with `rlhf run ... --workdir w --resume`\n"
+    )
+    assert run.alive() == []
+    assert list(usual.iterdir()) == []
+    (run.folder / "elsewhere").rename(run.work)  # nobody has made another one there
+    code, out, _ = run("--resume", trainer="serve")
+    assert code == 0
+    assert "step 3/4" in out
+    assert "step 1/4" not in out
+
+
+def test_a_run_whose_streams_are_closed_is_one_like_others(run: Run) -> None:
+    process = run.start(script="exec <&- >&- 2>&-;")
+    assert process.wait(PATIENCE_SECONDS) == 0
+    assert run.status()["phase"] == "Succeeded"
+
+
 def test_prompts_that_were_not_trained_on_are_the_last_word(run: Run) -> None:
     code, _, err = run(trainer="drops")
     assert code == 0
@@ -421,6 +448,30 @@ def test_so_do_other_signals(run: Run, number: signal.Signals) -> None:
     _, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 130
     assert err.startswith("stopped on request")
+    assert run.alive() == []
+
+
+def test_a_run_that_was_told_to_outlive_its_terminal_does(run: Run) -> None:
+    """By nohup, or as a shell's background job."""
+    process = run.start(script="trap '' HUP;", trainer="hold")
+    run.wait_for_checkpoint()
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert err.startswith("stopped on request; "), "two signals that count would not wait for a checkpoint"
+    assert out.count("stopping after a checkpoint") == 1
+
+
+def test_a_trainer_that_does_not_stop_is_ended_after_its_grace(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLHF_TEST_STOP_SECONDS", "0.5")
+    process = run.start(trainer="deaf")
+    run.wait_for_checkpoint()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 130
+    assert "without a last checkpoint; the newest checkpoint is of step 2" in err
     assert run.alive() == []
 
 

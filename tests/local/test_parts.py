@@ -6,6 +6,8 @@ import io
 import json
 import os
 import random
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,7 +21,7 @@ from tests.api.manifests import job
 from rlhf_api import oom
 from rlhf_api.oom import OomKills
 from rlhf_api.problems import InvalidJob
-from rlhf_api.report import TrainerStatus
+from rlhf_api.report import CheckpointStatus, TrainerStatus
 from rlhf_api.roles import Role
 from rlhf_api.run import Membership, Process, RunConfig
 from rlhf_operator.cli import main
@@ -252,6 +254,10 @@ def test_the_type_of_a_failure_by_its_words(words: str, kind: str) -> None:
 
 
 LOST = "RankLost: another rank of the trainer has ended, see the log of its pod or process (gloo)"
+ENDED = "2026-11-26 22:02:10,187 ERROR rlhf"
+EPOLL = (
+    "[enforce fail at /x/gloo/gloo/transport/tcp/loop.cc:105] fd_ != -1. epoll_create: Too many open files"
+)
 GLOO = "[/x/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:5525: Connection reset by peer."
 
 
@@ -260,12 +266,19 @@ GLOO = "[/x/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [127.0.0
     [
         ("loss is nan\n", "ValueError: other", False, "loss is nan"),
         ("", "ValueError: bad\nbye", False, "ValueError: bad"),
+        (
+            "",
+            f"bye\n{ENDED}: a.jsonl: cannot be read\n{ENDED}: a.end cannot be written",
+            False,
+            "a.jsonl: cannot be read",
+        ),
         ("", "step 3 done", True, ""),  # SIGKILL: its last line is about something else
         ("loss is nan", "", True, "loss is nan"),
         (LOST, "[rank1]: ValueError: bad\nx.RankLost: another\n", False, "[rank1]: ValueError: bad"),
         (LOST, "x.RankLost: another\nbye", False, LOST),  # the cause is in another pod's log
         (LOST, f"ValueError: bad\nRuntimeError: {GLOO}\nx.RankLost: {GLOO}", False, "ValueError: bad"),
         (LOST, f"RuntimeError: {GLOO}\nx.DistNetworkError: Broken pipe\nx.RankLost: {GLOO}", False, LOST),
+        (LOST, f"RuntimeError: {EPOLL}\nbye", False, f"RuntimeError: {EPOLL}"),
         (LOST, "ValueError: an old one", True, ""),
     ],
 )
@@ -312,6 +325,24 @@ def test_status_follows_what_is_seen() -> None:
     finish = Finish("Failed", "NoCheckpoint", "y" * 3000)
     status = job_status(spec, gone, {}, None, before=status, now=later, finish=finish)
     assert (status.phase, status.step, status.reward, len(status.message)) == ("Failed", 1, 0.5, 1024)
+
+
+def test_a_trainer_that_starts_again_has_the_steps_of_the_one_before_until_it_knows_its_own() -> None:
+    spec = job().spec
+    up = [ProcessState(role, 0, started=1.0, ready=True) for role in Role]
+    saved = CheckpointStatus(step=20, time="2026-01-01T00:00:00Z", uri="file:///x")
+    begun = TrainerStatus(activity="starting", total_steps=30)
+    reports = (
+        begun,  # nothing is saved yet
+        TrainerStatus(activity="training", total_steps=30, step=23, last_checkpoint=saved),
+        begun,
+        TrainerStatus(activity="restoring", total_steps=30, step=20, last_checkpoint=saved),
+    )
+    status, steps = first_status(spec, None), []
+    for report in reports:
+        status = job_status(spec, up, {}, report, before=status, now=NOW)
+        steps.append(status.step)
+    assert steps == [0, 23, 23, 20]
 
 
 def test_a_broken_rule_of_health_is_a_condition_until_a_step_keeps_it() -> None:
@@ -534,6 +565,27 @@ def test_modules_of_the_current_directory_are_found_whatever_its_name(
     assert process.reaper is not None
     assert process.reaper.wait(120) == 0, process.log.tail()
     assert "found" in process.log.path.read_text()
+
+
+def test_a_full_disk_is_told_with_what_is_free_on_each(tmp_path: Path) -> None:
+    role = tmp_path / "role.py"
+    role.write_text("raise OSError(28, 'No space left on device')\n")
+    config = RunConfig(job="a", spec=job().spec, workdir=str(tmp_path))
+    process = Supervised(place(config, None)[0], tmp_path)
+    process.start(config, tmp_path / "run.json", "", lambda *_: [sys.executable, str(role)])
+    assert process.reaper is not None
+    assert process.reaper.wait(120) == 1
+    process.note_end(0.0)
+    assert process.ended is not None
+    said = re.match(
+        r"exited with code 1: OSError: \[Errno 28\] No space left on device \(free: (.*)\); see .*trainer-0.log$",
+        process.ended.reason,
+    )
+    assert said is not None, process.ended.reason
+    places = dict(reversed(words.split(" GB in ")) for words in said[1].split(", "))
+    assert {str(tmp_path), "/dev/shm"} <= places.keys()
+    assert [float(free) for free in places.values()] == sorted(map(float, places.values()))
+    assert float(places[str(tmp_path)]) == pytest.approx(shutil.disk_usage(tmp_path).free / 1e9, rel=0.5)
 
 
 def test_the_configuration_of_a_run_is_on_disk_before_its_processes_start(

@@ -233,13 +233,13 @@ ADAM = {"lr": 1e-3, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.1}
 def test_settings_keep_the_users_and_add_ours():
     user = {
         "zero_optimization": {"stage": 2},
-        "optimizer": {"type": "AdamW", "params": {"lr": "auto", "eps": 1e-6, "torch_adam": True}},
+        "optimizer": {"type": "AdamW", "params": {"eps": 1e-6, "torch_adam": True}},
     }
     before = copy.deepcopy(user)
     settings = deepspeed_settings(user, ADAM, 1.0)
     assert user == before
     assert settings["gradient_clipping"] == 1.0
-    params = {"lr": 1e-3, "betas": [0.9, 0.99], "eps": 1e-6, "weight_decay": 0.1, "torch_adam": True}
+    params = {"lr": 1e-3, "betas": (0.9, 0.99), "eps": 1e-6, "weight_decay": 0.1, "torch_adam": True}
     assert settings["optimizer"]["params"] == params
 
 

@@ -23,7 +23,9 @@ class Request(BaseHTTPRequestHandler):
             connection = http.client.HTTPConnection(self.server.target, timeout=30)
             connection.request(self.command, self.path, body, dict(self.headers))
             found = connection.getresponse()
-            self.answer(found.status, found.read(), dict(found.headers))
+            self.answer(
+                found.status, found.read(), {name.title(): told for name, told in found.headers.items()}
+            )
             connection.close()
         else:
             self.answer(
@@ -35,8 +37,8 @@ class Request(BaseHTTPRequestHandler):
     def answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
         """A body longer than the server's `longest` breaks off there."""
         self.send_response_only(status)
-        for name in ("ETag", "Last-Modified", "Content-Type", "Content-Range"):
-            if name in headers:
+        for name in ("Etag", "Last-Modified", "Content-Type", "Content-Range"):
+            if name in headers and (name, self.command) not in self.server.hidden:
                 self.send_header(name, headers[name])
         length = len(body) if self.command != "HEAD" else int(headers.get("Content-Length", 0))
         self.send_header("Content-Length", str(length))
@@ -49,7 +51,8 @@ class Request(BaseHTTPRequestHandler):
 
 
 class FaultyS3(ThreadingHTTPServer):
-    """`fault`: the status with which a request is refused, or None; `longest`: bytes of a response."""
+    """`fault`: the status with which a request is refused, or None; `longest`: bytes of a response; `hidden`: headers
+    that it leaves out of the replies to a method."""
 
     daemon_threads = True
 
@@ -58,6 +61,7 @@ class FaultyS3(ThreadingHTTPServer):
         self.target = urlsplit(behind.endpoint).netloc
         self.fault: Callable[[Request], int | None] = lambda _: None
         self.longest = 1 << 40
+        self.hidden: set[tuple[str, str]] = set()
 
 
 @contextmanager

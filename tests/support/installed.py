@@ -1,5 +1,6 @@
 """Our chart on a cluster of the tests, and a workspace for its jobs."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,23 @@ from tests.support.operator import Jobs
 SYSTEM, CLAIM = "rlhf-system", "rlhf-workspace"
 JOBS = "team"
 """The namespace of the end-to-end tests' jobs."""
+MONITORING, PROMETHEUS = "team=monitoring", "prometheus"
+"""The label of the namespace from which pods with `app: PROMETHEUS` may read metrics."""
 
 
 def install(kubeconfig: Path) -> None:
-    """Returns when the operator is ready; its jobs have our images and the workspace."""
+    """Returns when the operator is ready; its jobs have our images and the workspace. Network policies admit as little
+    as the chart can say."""
+    label, value = MONITORING.split("=")
+    peer = {
+        "namespaceSelector": {"matchLabels": {label: value}},
+        "podSelector": {"matchLabels": {"app": PROMETHEUS}},
+    }
+    network = {"restrictEgress": True, "metricsFrom": [peer]}
     helm(
         *("install", "rlhf", str(CHART), "-n", SYSTEM, "--create-namespace", "--wait", "--timeout", "100s"),
+        *("--set-json", f"networkPolicy={json.dumps(network)}"),
+        *("--set-json", f"jobs.metricsFrom={json.dumps([peer])}"),
         *("--set", "image.repository=localhost/rlhf-operator", "--set", "image.tag=dev"),
         *("--set", f"jobs.trainerImage={images.TRAINER}", "--set", f"jobs.workspaceClaim={CLAIM}"),
         kubeconfig=kubeconfig,

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +19,7 @@ from tests.support.forks import fork, torchrun
 from torch import distributed
 
 from rlhf_trainer import progress
-from rlhf_trainer.comms import ranks
+from rlhf_trainer.comms import heartbeat, ranks
 
 ARRAYS = {
     "floats": torch.arange(6.0).reshape(2, 3).T,
@@ -28,9 +29,9 @@ ARRAYS = {
 }
 
 
-def shares(timeout: float, heartbeat: float, folder: Path) -> None:
+def shares(timeout: float, seconds: float, folder: Path) -> None:
     """A rank that gets from rank 0 what this one makes alone, and then at once."""
-    ranks.HEARTBEAT_SECONDS = heartbeat
+    heartbeat.HEARTBEAT_SECONDS = seconds
     mine = ranks.Ranks.join(0)
     distributed.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout))
 
@@ -81,6 +82,43 @@ def gets_on() -> None:
         time.sleep(0.1)
 
 
+def sends_within() -> None:
+    """Rank 0 has the other one take part in collectives while that waits for a message."""
+    heartbeat.HEARTBEAT_SECONDS = 0.001
+    mine = ranks.Ranks.join(0)
+
+    def send() -> str:
+        for number in range(100):
+            assert mine.say(lambda number=number: str(number)) == str(number)
+            assert add(5) == 10
+        return "done"
+
+    if mine.first:
+        mine.say(send)
+    else:
+        for number in range(100):
+            assert mine.say(lambda: "") == str(number)
+            assert add(5) == 10
+        assert mine.say(lambda: "") == "done"
+    end("shared")
+
+
+def add(number: int) -> int:
+    total = torch.tensor(number)
+    distributed.all_reduce(total)
+    return int(total)
+
+
+def runs_out_of_memory() -> None:
+    """Rank 0 has none for another thread."""
+    mine = ranks.Ranks.join(0)
+    for word in ("first", "second"):
+        if mine.first and word == "second":
+            resource.setrlimit(resource.RLIMIT_AS, (1 << 20, resource.RLIM_INFINITY))
+        assert mine.say(lambda word=word: word) == word
+    end("shared")
+
+
 def end(said: str) -> None:
     """Without what gloo still does."""
     print(said, flush=True)
@@ -128,8 +166,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Starts both ranks with a timeout and a heartbeat in seconds; returns when rank 0 works alone."""
     with ExitStack() as stack:
 
-        def both(timeout: float, heartbeat: float) -> list[Rank]:
-            started = stack.enter_context(two_ranks(tmp_path, shares, timeout, heartbeat, tmp_path))
+        def both(timeout: float, seconds: float) -> list[Rank]:
+            started = stack.enter_context(two_ranks(tmp_path, shares, timeout, seconds, tmp_path))
             wait_for((tmp_path / "working").exists, started)
             return started
 
@@ -140,6 +178,13 @@ def wait_for(met: Callable[[], object], started: list[Rank]) -> None:
     while not met():
         assert all(rank.process.exitcode is None for rank in started)
         time.sleep(0.01)
+
+
+def test_a_limit_that_this_process_has_reached_is_no_lost_rank():
+    gloo = "[enforce fail at /x/gloo/gloo/transport/tcp/loop.cc:105] fd_ != -1. epoll_create: Too many open files"
+    with pytest.raises(RuntimeError, match=r"^\[enforce fail") as caught, ranks.raise_if_rank_lost():
+        raise RuntimeError(gloo)
+    assert not isinstance(caught.value, ranks.RankLost)
 
 
 def test_rank_0_may_work_alone_for_longer_than_a_collective_waits(start, tmp_path):
@@ -180,3 +225,9 @@ def test_another_rank_is_missed_while_rank_0_works(start, tmp_path):
     other.kill()
     (tmp_path / "done").touch()
     assert first.ends() == "lost"
+
+
+@pytest.mark.parametrize("work", [sends_within, runs_out_of_memory])
+def test_both_get_each_message(work, tmp_path):
+    with two_ranks(tmp_path, work) as (first, other):
+        assert [first.ends(), other.ends()] == ["shared", "shared"], (tmp_path / "ranks.log").read_text()

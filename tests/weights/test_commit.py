@@ -15,8 +15,8 @@ NEW = {"version": 3, "digest": "d"}
 KEPT = {**NEW, "keep": True}
 
 
-class TrainedModel:
-    """vLLM's: no step begins once it is told to pause, but it says so, and clears its caches, only after a while."""
+class Engine:
+    """vLLM's: once told to pause, it begins no step; those under way end, and caches are cleared, after a while."""
 
     def __init__(self) -> None:
         self.aborted = 0
@@ -25,14 +25,13 @@ class TrainedModel:
         self.fails = ""
         self.worker = {**NEW, "rank": 0}
         self.mode = ""
+        self.slices = 0
         self.renderer = self.engine_core = self.output_processor = self
         self.external_req_ids = {"rlhf-1": ["rlhf-1-a"], "cmpl-1": ["cmpl-1-a"]}
-        self._swapped = asyncio.Event()
 
     async def _do(self, what: str) -> None:
         await asyncio.sleep(0)  # the engine is another process
         if what == self.fails:
-            self._swapped.set()
             raise RuntimeError(f"no {what}")
         self.said.append(what)
 
@@ -43,11 +42,11 @@ class TrainedModel:
         assert clear_cache == (mode == "abort")
         self.mode = mode
         self.aborted += mode == "abort"
-        if self._swapped.is_set():  # again, for requests that came late to it
+        if self.paused:  # again, for requests that came late to it
             return
         await self._do("pause")
         self.paused = True
-        await self._swapped.wait()
+        await self._do("ended")
         await self._do("cleared")
 
     async def abort(self, requests: list[str]) -> None:
@@ -55,17 +54,15 @@ class TrainedModel:
         assert requests == ["cmpl-1"], "the others go on"
         self.aborted += 1
 
-    async def is_paused(self) -> bool:
-        await asyncio.sleep(0)
-        return self.paused
-
     async def finish_weight_update(self) -> None:
         assert self.paused
         await self._do("swap")
-        self._swapped.set()
 
-    async def collective_rpc(self, method: str) -> list[dict[str, object]]:
+    async def collective_rpc(self, method: str) -> list[object]:
         await self._do(method)
+        if method == "rlhf_prove":
+            self.slices -= 1
+            return [self.slices <= 0, True]
         return [self.worker]
 
     async def update_weight_version(self, version: str) -> None:
@@ -76,7 +73,7 @@ class TrainedModel:
         self.paused = False
 
 
-def commit(engine: TrainedModel, asked: dict = NEW) -> dict:
+def commit(engine: Engine, asked: dict = NEW) -> dict:
     scope = {
         "type": "http",
         "headers": [],
@@ -90,20 +87,20 @@ async def other(_scope, _receive, send) -> None:
 
 
 @pytest.mark.parametrize("asked", [NEW, KEPT])
-def test_it_swaps_as_soon_as_no_step_begins_and_resumes_when_all_is_said_and_cleared(asked):
-    """Tokens of steps before the swap are all in before those to come are of the new version."""
-    engine = TrainedModel()
+def test_it_swaps_when_the_steps_under_way_have_ended_and_then_resumes(asked):
+    """Their tokens do not wait for the swap, and are all in before those to come are of the new version."""
+    engine = Engine()
     assert commit(engine, asked)["pause_seconds"] > 0
     assert not engine.paused
     assert engine.mode == ("keep" if asked is KEPT else "abort")
     order = engine.said
-    assert order.index("pause") < order.index("swap") < order.index("rlhf_status") < order.index("resume")
-    assert order.index("swap") < order.index("cleared") < order.index("version 3") < order.index("resume")
+    steps = ["clear", "pause", "ended", "cleared", "swap", "rlhf_status", "version 3", "resume"]
+    assert order[: len(steps)] == steps
 
 
-@pytest.mark.parametrize("what", ["swap", "rlhf_status", "cleared"])
+@pytest.mark.parametrize("what", ["cleared", "swap", "rlhf_status"])
 def test_a_server_that_may_hold_neither_stays_paused(what):
-    engine = TrainedModel()
+    engine = Engine()
     engine.fails = what
     with pytest.raises(ValueError, match=rf"HTTP 500 to /commit: .*no {what}"):
         commit(engine)
@@ -112,7 +109,7 @@ def test_a_server_that_may_hold_neither_stays_paused(what):
 
 
 def test_who_cannot_pause_does_not_swap():
-    engine = TrainedModel()
+    engine = Engine()
     engine.fails = "pause"
     with pytest.raises(ValueError, match="no pause"):
         commit(engine)
@@ -120,11 +117,28 @@ def test_who_cannot_pause_does_not_swap():
 
 
 def test_other_weights_than_were_sent_are_not_served():
-    engine = TrainedModel()
+    engine = Engine()
     engine.worker["digest"] = "another"
     with pytest.raises(ValueError, match=r"the workers have .*another.*; the trainer sent .*'d'"):
         commit(engine)
     assert engine.paused
+
+
+def test_a_recheck_waits_until_the_proof_is_complete_and_leaves_the_steps_between_its_slices():
+    async def run() -> None:
+        engine = Engine()
+        engine.slices = 3
+        front = Commit(other)
+        await call(front, scope_of(engine, "/"), "POST", "/commit", NEW)
+        answer = await asyncio.wait_for(call(front, scope_of(engine, "/"), "POST", "/recheck"), 10)
+        assert answer == {"results": [engine.worker]}
+        proved = engine.said[engine.said.index("resume") + 1 :]
+        assert proved == ["rlhf_prove", "rlhf_prove", "rlhf_prove", "rlhf_recheck"]
+        engine.fails = "rlhf_recheck"
+        with pytest.raises(ValueError, match=r"HTTP 500 to /recheck: .*no rlhf_recheck"):
+            await call(front, scope_of(engine, "/"), "POST", "/recheck")
+
+    asyncio.run(run())
 
 
 def test_other_paths_are_the_server_s_own():
@@ -135,7 +149,7 @@ def test_other_paths_are_the_server_s_own():
 class Streams:
     """A server whose responses end when they are told to; a request reaches the engine only after `late` aborts."""
 
-    def __init__(self, engine: TrainedModel, late: int = 0) -> None:
+    def __init__(self, engine: Engine, late: int = 0) -> None:
         self.engine, self.late, self.deaf = engine, late, False
         self.begun = asyncio.Event()
 
@@ -159,7 +173,7 @@ class Reply:
         return dict(self.messages[0]["headers"]).get(b"x-weight-version")
 
 
-def scope_of(engine: TrainedModel, path: str) -> dict:
+def scope_of(engine: Engine, path: str) -> dict:
     app = SimpleNamespace(state=SimpleNamespace(engine_client=engine))
     return {"type": "http", "path": path, "headers": [], "app": app}
 
@@ -171,7 +185,7 @@ def test_no_response_is_under_way_when_new_weights_serve(new, path, late):
     vLLM's own paths, which name one version, end in either mode."""
 
     async def run() -> None:
-        engine = TrainedModel()
+        engine = Engine()
         streams = Streams(engine, late)
         front = Commit(streams)
         before, after = Reply(), Reply()
@@ -191,7 +205,7 @@ def test_no_response_is_under_way_when_new_weights_serve(new, path, late):
 
 def test_responses_under_way_go_on_after_a_swap_that_keeps_them():
     async def run() -> None:
-        engine = TrainedModel()
+        engine = Engine()
         streams = Streams(engine)
         front, got = Commit(streams), Reply()
         asked = asyncio.create_task(front(scope_of(engine, GENERATE), None, got))
@@ -211,7 +225,7 @@ def test_the_swap_is_asked_for_before_streams_send_their_last_tokens(fails):
     """Many streams send at once, which would hold up the swap; where there is no swap, they send them too."""
 
     async def run() -> None:
-        engine = TrainedModel()
+        engine = Engine()
         engine.fails = fails
         streams = Streams(engine)
         front = Commit(streams)
@@ -226,7 +240,7 @@ def test_the_swap_is_asked_for_before_streams_send_their_last_tokens(fails):
         await asyncio.wait_for(asked, 10)
         await asyncio.gather(committing, return_exceptions=True)
         before = engine.said[: engine.said.index("last tokens")]
-        assert before == (["clear"] if fails else ["clear", "pause", "swap"])
+        assert before == (["clear"] if fails else ["clear", "pause", "ended", "cleared", "swap"])
 
     asyncio.run(run())
 
@@ -235,7 +249,7 @@ def test_a_stream_that_outlasts_the_swap_is_cut_off(monkeypatch):
     monkeypatch.setattr(gate, "LINGER_SECONDS", 0.05)
 
     async def run() -> None:
-        engine = TrainedModel()
+        engine = Engine()
         streams = Streams(engine)
         streams.deaf = True
         front, got = Commit(streams), Reply()

@@ -40,23 +40,37 @@ def plan(
         dealt[rank].append(g)
         loads[rank] += tokens[g]
 
-    def size(micro: list[int]) -> int:
-        return sum(tokens[g] for g in micro) if packed else len(micro) * group * longest[micro[0]]
-
-    batches: list[list[list[int]]] = [[] for _ in range(ranks)]
-    for mine, batch in zip(dealt, batches, strict=True):
-        for g in mine:
-            # First fit where any hole can be filled; padded ones fill up in the order of their lengths.
-            room = (m for m in (batch if packed else batch[-1:]) if size([*m, g]) <= token_budget)
-            if (found := next(room, None)) is not None:
-                found.append(g)
-            else:
-                batch.append([g])
-
+    pack = partial(_first_fit, tokens) if packed else partial(_in_order, longest, group)
+    batches = [pack(mine, token_budget) for mine in dealt]
     count = max(len(batch) for batch in batches)
     for batch in batches:
         batch += [[] for _ in range(count - len(batch))]
     return [[[r for g in micro for r in groups[g]] for micro in batch] for batch in batches]
+
+
+def _first_fit(tokens: Sequence[int], mine: Sequence[int], budget: int) -> list[list[int]]:
+    """Micro-batches of the groups `mine`, each put into the first one that it fits: any hole can be filled."""
+    found: list[list[int]] = []
+    sizes: list[int] = []
+    for g in mine:
+        most = budget - tokens[g]
+        at = next((i for i, size in enumerate(sizes) if size <= most), len(sizes))
+        if at == len(sizes):
+            found.append([])
+            sizes.append(0)
+        found[at].append(g)
+        sizes[at] += tokens[g]
+    return found
+
+
+def _in_order(longest: Sequence[int], group: int, mine: Sequence[int], budget: int) -> list[list[int]]:
+    """Micro-batches of the groups `mine`, longest first, filled up one after the other: similar lengths meet."""
+    found: list[list[int]] = []
+    for g in mine:
+        if not found or (len(found[-1]) + 1) * group * longest[found[-1][0]] > budget:
+            found.append([])
+        found[-1].append(g)
+    return found
 
 
 @dataclass(frozen=True)

@@ -53,10 +53,14 @@ class Kept:
         """Number of entries of each token in `tokens`: int64 [A]."""
         return self.counts.long().clamp(min=0)
 
+    @cached_property
+    def starts(self) -> Tensor:
+        """Start of each token's entries in `tokens`: int64 [A]."""
+        return self.sizes.cumsum(0) - self.sizes
+
     def select(self, index: Tensor) -> "Kept":
         """The mask of the tokens `index` (int64 [n]), in that order."""
-        starts = self.sizes.cumsum(0) - self.sizes
-        return Kept(self.counts[index], self.tokens[ragged_index(starts[index], self.sizes[index])])
+        return Kept(self.counts[index], self.tokens[ragged_index(self.starts[index], self.sizes[index])])
 
     @classmethod
     def join(cls, parts: Sequence["Kept"]) -> Self:

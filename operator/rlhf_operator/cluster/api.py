@@ -17,6 +17,7 @@ from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 
 from .clock import ServerClock
+from .encode import APPLY, as_yaml
 from .kinds import KINDS, body_path, group_path, object_path
 from .nesting import allow_deep_json
 from .settings import FIELD_MANAGER
@@ -30,7 +31,6 @@ Key = tuple[str, str]
 _DEADLINE_SECONDS = 10.0
 _PAGE, _METADATA_PAGE = 100, 500  # what is read at a time is much of the memory that is ever used
 _JSON = "application/json"
-_APPLY = "application/apply-patch+yaml"  # JSON is YAML
 _MERGE = "application/merge-patch+json"
 _METADATA = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"
 _BY_ROLES = re.compile(r'\bforbidden: User ".*?" cannot ')
@@ -194,7 +194,7 @@ class Api:
     async def _change(self, verb: str, method: str, body: Body, tail: str) -> Body:
         self._check_fence()
         query = {"fieldManager": FIELD_MANAGER, **({"force": "true"} if method == "PATCH" else {})}
-        content = _APPLY if method == "PATCH" else _JSON
+        content = APPLY if method == "PATCH" else _JSON
         path = body_path(body, tail)
         return await self._call(verb, method, body["kind"], path, query=query, body=body, content=content)
 
@@ -223,11 +223,14 @@ class Api:
     ) -> Body:
         headers = {"Accept": accept, "Content-Type": content, "User-Agent": FIELD_MANAGER}
         url = self.configuration.host + path + (f"?{urlencode(query)}" if query else "")
+        sent_body = as_yaml(body) if body is not None and content == APPLY else body
         started, status, sent = time.monotonic(), 0, self.clock.local()
         try:
             async with asyncio.timeout(_DEADLINE_SECONDS):
                 await self._client.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
-                response = await self._client.rest_client.request(method, url, headers=headers, body=body)
+                response = await self._client.rest_client.request(
+                    method, url, headers=headers, body=sent_body
+                )
                 self.clock.heard(response.headers.get("Date", ""), sent)
                 text = await response.read()
                 status = response.status

@@ -76,6 +76,7 @@ class Host:
         self._token = secrets.token_hex(32)
         self._variables: dict[str, str] = {}
         self._wake = asyncio.Event()
+        self._place = self.folder.stat()
         self._file = workdir.StatusFile(self.folder / workdir.STATUS, display.event)
         self._metrics = Metrics(self.folder / workdir.METRICS)
         self._server = MetricsServer(config.job, metrics_port)
@@ -123,6 +124,10 @@ class Host:
             await self._observe(control)
             if message := self._tree.remaining():
                 return Finish("Failed", "ProcessesRemain", message)
+            if message := workdir.moved(self.folder, self._place):
+                for process in self.processes:  # before one saves into a new folder of this name
+                    process.kill()
+                return Finish("Failed", "WorkDirectoryGone", message)
             for action in self._decide(time.monotonic()):
                 if isinstance(action, Finish):
                     return action

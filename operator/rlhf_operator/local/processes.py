@@ -6,6 +6,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -17,13 +18,16 @@ from rlhf_api.roles import Role
 from rlhf_api.run import Process, RunConfig, command, environment, places
 from rlhf_api.spec import Spec
 
-from ..exit_reasons import cause, exit_words
+from ..exit_reasons import cause, exit_words, failure_type
 from ..process_state import Ended, ProcessState
 from . import gpus, reaper
+from .disks import room
 from .process_log import ProcessLog
 
 Command = Callable[[RunConfig, Process, str], list[str]]
 """`rlhf_api.run.command`, or a test's replacement."""
+SHARED_MEMORY = Path("/dev/shm")
+"""Memory that processes of vLLM and NCCL share, a file system: Docker makes it 64 MB by default."""
 _REAPER_SECONDS = 10.0
 """Deadline of a reaper to kill its descendants, seconds."""
 
@@ -114,6 +118,8 @@ class Supervised:
         silent = bool(self._killed_because) or code in (0, 128 + signal.SIGKILL)
         telling = cause(text, self.log.tail(), silent=silent)
         reason = f"{how}: {telling}" if telling else how
+        if failure_type(reason) == "DiskFull":
+            reason += f" ({room((self.log.path.parent, Path(tempfile.gettempdir()), SHARED_MEMORY))})"
         self.ended = Ended(now, code, f"{reason}; see {_short(self.log.path)}")
 
     def terminate(self) -> None:

@@ -35,7 +35,8 @@ def temporary(workdir: Path) -> Iterator[dict[str, str]]:
     try:
         yield {"TMPDIR": str(made), _COMPILED: os.environ.get(_COMPILED, str(compiled))}
     finally:
-        _remove(note)
+        shutil.rmtree(made, ignore_errors=True)
+        note.unlink(missing_ok=True)
 
 
 def _remove(note: Path) -> None:

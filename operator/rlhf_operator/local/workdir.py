@@ -1,6 +1,7 @@
 """Work directory of a run: lock, state of an earlier run, files written by the host."""
 
 import fcntl
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -99,6 +100,18 @@ def prepare(workdir: Path, spec: Spec, *, resume: bool, overwrite: bool) -> JobS
     return None
 
 
+def moved(workdir: Path, before: os.stat_result) -> str:
+    """Error message about a work directory that was another one, `before`; empty if it is the same."""
+    try:
+        if os.path.samestat(before, workdir.stat()):
+            return ""
+    except FileNotFoundError:
+        pass
+    except OSError:  # of a file system that fails for a moment
+        return ""
+    return f"the work directory {workdir} was moved or deleted while the run used it; put it back"
+
+
 def _earlier(status: JobStatus | None) -> str:
     """Description of an earlier run's files, and the ways to run again, the one without loss first."""
     anew, elsewhere = "--overwrite to delete it and start anew", "--workdir DIR to run elsewhere"
@@ -185,9 +198,9 @@ class StatusFile:
         try:
             write(self._file, status)
         except OSError as error:
-            failed = f"{self._file} cannot be written: {error.strerror}; the run goes on"
-        if failed and failed != self._told:
-            self._tell(failed)
+            failed = f"{self._file} cannot be written: {error.strerror}"
+        if failed not in ("", self._told):
+            self._tell(failed if last else f"{failed}; the run goes on")
         self._told = failed
 
 

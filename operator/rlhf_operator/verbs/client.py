@@ -8,6 +8,7 @@ from urllib.parse import urlencode
 import aiohttp
 
 from ..cluster.api import Api, ApiError, Body
+from ..cluster.encode import APPLY
 from ..cluster.kinds import body_path, object_path
 from .kubeconfig import Target
 
@@ -42,8 +43,7 @@ class Session(Api):
         """Server-side apply, with the command line as field manager."""
         path = body_path(body, body["metadata"]["name"])
         query = {"fieldManager": FIELD_MANAGER, "force": str(force).lower()}
-        content = "application/apply-patch+yaml"
-        return await self._call("apply", "PATCH", body["kind"], path, query=query, body=body, content=content)
+        return await self._call("apply", "PATCH", body["kind"], path, query=query, body=body, content=APPLY)
 
     async def job_table(self, *, everywhere: bool) -> tuple[list[Body], list[Body]]:
         """The jobs as `kubectl get` shows them: column definitions, and rows. `everywhere`: of all namespaces."""

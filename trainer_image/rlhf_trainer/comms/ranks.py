@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .. import progress
+from .heartbeat import HEARTBEAT, Heartbeat
 from .wire import decode, encode
 
 log = logging.getLogger(__name__)
@@ -24,12 +25,8 @@ SideGroup = dist.ProcessGroup
 
 GANG_TIMEOUT = timedelta(hours=2)
 """Deadline of a collective, for ranks that hang; ranks that end are detected by their connections at once."""
-HEARTBEAT_SECONDS = 30.0
-"""Interval of rank 0's heartbeats while others wait for it, seconds; well below `GANG_TIMEOUT`."""
 STOP_SECONDS = 1.0
 """Interval at which ranks exchange stop requests and signs of progress, seconds; well below a host's grace period."""
-HEARTBEAT = -1
-"""Sent instead of a message's size."""
 _DTYPES = {
     str(dtype): dtype
     for dtype in (torch.int64, torch.int32, torch.uint8, torch.float32, torch.float64, torch.bool)
@@ -37,6 +34,8 @@ _DTYPES = {
 """Dtypes that `share` can broadcast."""
 GLOO = "gloo/transport"
 """Substring of gloo's lost-connection errors, which have no type of their own."""
+OWN_LIMIT = "Too many open files"
+"""Substring of those of gloo's errors that are about this process and no other."""
 
 
 class RankLost(RuntimeError):
@@ -49,7 +48,8 @@ def raise_if_rank_lost() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not isinstance(error, dist.DistError) and GLOO not in str(error):
+        lost = isinstance(error, dist.DistError) or GLOO in str(error)
+        if not lost or OWN_LIMIT in str(error):
             raise
         raise RankLost(
             f"another rank of the trainer has ended or is not reached, see the log of its pod or process ({error})"
@@ -63,6 +63,7 @@ class Ranks:
     rank: int
     world: int
     device: torch.device
+    _heartbeat: Heartbeat = field(default_factory=Heartbeat, repr=False, compare=False)
 
     @property
     def first(self) -> bool:
@@ -86,7 +87,7 @@ class Ranks:
         if self.world == 1:
             return make()
         if self.first:
-            with self._heartbeat():
+            with self._heartbeat.while_working():
                 arrays, header = make()
             # Each array is sent from its own memory: a copy could be gigabytes.
             whole = {name: array.detach().cpu().contiguous() for name, array in arrays.items()}
@@ -163,32 +164,6 @@ class Ranks:
         everyone = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.world)]
         dist.all_gather(everyone, padded, beside)
         return [decode(bytes(data[: int(n)].numpy()))[0] for data, n in zip(everyone, sizes, strict=True)]
-
-    @contextmanager
-    def _heartbeat(self) -> Iterator[None]:
-        """Broadcasts `HEARTBEAT` from a thread while rank 0 works alone, so that the waiting ranks do not time out.
-
-        The others are in `_broadcast_text` meanwhile: the order of collectives stays the same on every rank. Raises the
-        thread's error, such as the loss of a rank.
-        """
-        over, met = threading.Event(), list[RuntimeError]()
-
-        def beat() -> None:
-            try:
-                while not over.wait(HEARTBEAT_SECONDS):
-                    dist.broadcast(torch.tensor([HEARTBEAT]), src=0)
-            except RuntimeError as error:
-                met.append(error)
-
-        thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-        thread.join()
-        if met:
-            raise met[0]
 
     def _broadcast_text(self, text: str | None) -> str:
         data = text.encode() if text is not None else None

@@ -12,8 +12,7 @@ def deepspeed_settings(
     modified."""
     settings = copy.deepcopy(dict(user))
     if "optimizer" in settings:
-        chosen = {k: v for k, v in settings["optimizer"].get("params", {}).items() if v != "auto"}
-        settings["optimizer"]["params"] = {**adam, "betas": list(adam["betas"]), **chosen}
+        settings["optimizer"]["params"] = {**adam, **settings["optimizer"].get("params", {})}
 
     zero = settings.setdefault("zero_optimization", {})
     low_precision = any(settings.get(kind, {}).get("enabled") for kind in ("bf16", "fp16"))

@@ -51,7 +51,8 @@ class Checkpoints:
             self._tell_changed_data(cast(dict[str, int], snapshot.state.get("data", {})), snapshot.step)
             self.task.reorder(self.monitor.rollbacks - snapshot.stored.manifest.rollbacks)
             self.saver.knows(snapshot.stored)
-            self.ctx.report(last_checkpoint=CheckpointStatus(step=snapshot.step, time=snapshot.time, uri=url))
+            saved = CheckpointStatus(step=snapshot.step, time=snapshot.time, uri=url)
+            self.ctx.report(step=snapshot.step, last_checkpoint=saved)
             log.info("resumed from the checkpoint of step %d in %s", snapshot.step, url)
             return snapshot.step, entry.reward
         if earlier:

@@ -17,7 +17,7 @@ from ..comms.http import HttpClient
 from . import stream
 from .base import Base
 from .group import TransferFailed, host_store
-from .members import COMMIT, MembersFailed, Servers
+from .members import COMMIT, RECHECK, MembersFailed, Servers
 from .membership import PROBE_S, Epoch, form
 from .progress import Staging
 
@@ -152,9 +152,7 @@ class Broadcaster:
     def changed(self, holders: Sequence[Member]) -> str:
         """Asks `holders` to verify their serving weights (`WeightStatus.rlhf_recheck`); returns the names of those
         whose weights differ from what was sent, with the part, or ''. Those that do not answer in time are skipped."""
-        answers, _ = self._servers.call(
-            holders, "POST", "/collective_rpc", {"method": "rlhf_recheck"}
-        ).settled()
+        answers, _ = self._servers.call(holders, "POST", RECHECK).settled()
         said = [
             f"{target.name} (worker {worker['rank']}): {str(worker['changed'])[:TOLD]}"
             for target, answer in answers.items()

@@ -13,6 +13,8 @@ from .group import TransferFailed
 
 COMMIT = "/commit"
 """POST: pause, swap to the staged weights, check their digest, resume; in one call."""
+RECHECK = "/recheck"
+"""POST: verify a slice of the serving weights again, once all of them are verified."""
 
 
 class MembersFailed(TransferFailed):

@@ -9,7 +9,7 @@ SLICE_BYTES = {"cuda": 2 << 30, "cpu": 64 << 20}
 
 class WeightStatus:
     """`--worker-extension-cls rlhf_trainer.engines.vllm.extension.WeightStatus`, called through POST /collective_rpc
-    `{"method": "rlhf_status"}`. vLLM mixes it into its worker class, whose attributes these are."""
+    `{"method": "rlhf_status"}` and by `Commit`. vLLM mixes it into its worker class, whose attributes these are."""
 
     weight_transfer_engine: Any
     rank: int

@@ -1,0 +1,58 @@
+"""Which probes end a server: as a kubelet counts them, failures in a row."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from rlhf_api.roles import LIVE_FAILURES, Role
+from rlhf_api.run import Process
+from rlhf_operator.control import ControlClient
+from rlhf_operator.local import liveness
+from rlhf_operator.local.processes import Supervised
+
+
+class Over(Exception):
+    """Every answer has been given."""
+
+
+class Answers(ControlClient):
+    """A client whose server's answers are told beforehand."""
+
+    def __init__(self, answers: Sequence[bool]) -> None:
+        self.asked, self._answers = 0, answers
+
+    async def lives(self, url: str) -> bool:
+        assert url == "http://127.0.0.1:1/live"
+        if self.asked == len(self._answers):
+            raise Over
+        self.asked += 1
+        return self._answers[self.asked - 1]
+
+
+BUT_ONE = [False] * (LIVE_FAILURES - 1)
+
+
+@pytest.mark.parametrize(
+    ("answers", "killed"),
+    [
+        ([*BUT_ONE, False], [LIVE_FAILURES]),
+        ([*BUT_ONE, True, *BUT_ONE, True], []),
+        ([*BUT_ONE, True, *BUT_ONE, False], [2 * LIVE_FAILURES]),
+    ],
+)
+def test_failures_in_a_row_end_a_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: list[bool], killed: list[int]
+) -> None:
+    server, control, ends = (
+        Supervised(Process(Role.GENERATOR, 0, 1, "127.0.0.1", ""), tmp_path),
+        Answers(answers),
+        [],
+    )
+    server.uid, server.started, server.ready = "first", 0.0, True
+    monkeypatch.setattr(server, "kill", lambda _why: ends.append(control.asked))
+    monkeypatch.setattr(liveness, "LIVE_SECONDS", 0.0)
+    with pytest.raises(Over):
+        asyncio.run(liveness.end_the_hung([server], control))
+    assert ends == killed
