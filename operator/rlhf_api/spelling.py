@@ -4,6 +4,7 @@ Keys inside maps and free-form objects are their owners' and stay, as do those o
 """
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from pydantic import BaseModel
@@ -36,7 +37,7 @@ def keys_in_camel_case(keys: Sequence[str], model: type[BaseModel]) -> list[str]
             made.append(key)
             continue
         made.append(_aliases(below).get(key, key))
-        below = _below(below, made[-1])
+        below = _inner(below).get(made[-1])
     return made
 
 
@@ -47,23 +48,24 @@ def _renamed(node: Any, model: type[BaseModel] | None, at: Location, problems: l
         return [_renamed(item, model, (*at, i), problems) for i, item in enumerate(node)]
     if not isinstance(node, Mapping):
         return node
-    aliases, made = _aliases(model), dict[Any, Any]()
+    aliases, inner, made = _aliases(model), _inner(model), dict[Any, Any]()
     for key, value in node.items():
         name = aliases.get(key) or key
         if name != key and name in node:
             message = f"is the same field as {name}, which is there too; remove one of them"
             problems.append(Problem(path((*at, key)), message))
-        made[name] = _renamed(value, _below(model, name), (*at, key), problems)
+        made[name] = _renamed(value, inner.get(name), (*at, key), problems)
     return made
 
 
-def _aliases(model: type[BaseModel]) -> dict[str, str]:
+@cache
+def _aliases(model: type[BaseModel]) -> Mapping[str, str]:
     """The keys of a model's fields by their names in Python."""
     return {name: field.alias or name for name, field in model.model_fields.items()}
 
 
-def _below(model: type[BaseModel], key: str) -> type[BaseModel] | None:
-    """The model of the objects in a field."""
-    found = [f for name, f in model.model_fields.items() if (f.alias or name) == key]
-    inner = models_in(found[0].annotation) if found else []
-    return inner[0] if inner else None
+@cache
+def _inner(model: type[BaseModel]) -> Mapping[str, type[BaseModel]]:
+    """The models of the objects in a model's fields, by key."""
+    fields = {field.alias or name: models_in(field.annotation) for name, field in model.model_fields.items()}
+    return {key: models[0] for key, models in fields.items() if models}

@@ -61,15 +61,17 @@ class World:
     images: list[tuple[str, str]] = field(default_factory=list)
     """Default images that pods were made with, by name."""
     _asked: tuple[str, ...] | None = None
+    _document: Any = None
 
     @property
     def job(self) -> Job:
         if self._asked != self.overrides:
             self._asked, self.generation = self.overrides, self.generation + 1
-        body = document(*self.overrides)
-        body["metadata"] |= {"namespace": "ns", "uid": "job-uid", "generation": self.generation}
+            self._document = document(*self.overrides)
+        given = {"namespace": "ns", "uid": "job-uid", "generation": self.generation}
         status = self.status.model_dump(mode="json", by_alias=True) if self.status else {}
-        return Job.of({**body, "status": status | self.written})
+        metadata = self._document["metadata"] | given
+        return Job.of({**self._document, "metadata": metadata, "status": status | self.written})
 
     def look(self, **seen: Any) -> Plan:
         """As the reconciler does."""

@@ -61,6 +61,16 @@ def ended(gang: Sequence[BaseProcess], timeout: float, log: Path) -> list[int]:
     return [rank.exitcode for rank in gang]
 
 
+def forked(pid: int, parent: int) -> bool:
+    """True for a process that has its parent's layout of addresses; one that was spawned has another."""
+    return _layout(pid) == _layout(parent)
+
+
+def _layout(pid: int) -> str:
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return next(line for line in lines if line.endswith("[vdso]"))
+
+
 def _run(
     work: Callable[..., object],
     arguments: Sequence[object],

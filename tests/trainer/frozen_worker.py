@@ -1,7 +1,7 @@
 """`python -m tests.trainer.frozen_worker FOLDER`: a reference and a reward model, each by vLLM in a process of its own.
 
-They are forked from one that has imported vLLM, and fork their engines, so that it is imported once. Each writes what
-it computes of `sequences.json` to `<role>.json`, then stays until its engine dies; `codes.json` has their exit codes.
+They are forked from one that has imported vLLM, so that it is imported once. Each writes what it computes of
+`sequences.json` to `<role>.json`, then stays until its engine dies; `codes.json` has their exit codes.
 """
 
 import json
@@ -15,9 +15,7 @@ from vllm.v1.engine.async_llm import AsyncLLM  # noqa: F401  imported before the
 from rlhf_api.roles import Role
 from rlhf_api.run import RunConfig
 from rlhf_trainer.engines.vllm.frozen import FrozenModel
-from rlhf_trainer.engines.vllm.launch import engine_environment, frozen_options
 from rlhf_trainer.records import Sequences
-from rlhf_trainer.settings import frozen_source
 
 LONGEST = 128
 TEMPERATURE = 0.7
@@ -27,8 +25,7 @@ def work(folder: Path, role: Role) -> None:
     os.environ["RLHF_TERMINATION_LOG"] = str(folder / f"{role.value}.end")
     config = RunConfig.model_validate_json((folder / "run.json").read_bytes())
     rows = json.loads((folder / "sequences.json").read_text())
-    options = frozen_options(config, role, frozen_source(config, role), LONGEST, cpu=True)
-    model = FrozenModel(options, TEMPERATURE if role is Role.REFERENCE else 1.0)
+    model = FrozenModel.of(config, role, LONGEST, TEMPERATURE if role is Role.REFERENCE else 1.0)
     compute = model.logprobs if role is Role.REFERENCE else model.scores
     found = compute(Sequences.pack([tuple(row) for row in rows])).tolist()
     write(folder / f"{role.value}.json", {"found": found, "trouble": model.trouble(), "pid": os.getpid()})
@@ -44,7 +41,6 @@ def write(file: Path, told: object) -> None:
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    os.environ.update(engine_environment(os.environ, cpu=True), VLLM_WORKER_MULTIPROC_METHOD="fork")
     children = []
     for role in (Role.REFERENCE, Role.REWARD):
         pid = os.fork()

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
+from tests.support.forks import forked
 from tests.support.kube import eventually
 from tests.support.models import byte_tokenizer, tiny_model
 from tests.trainer.frozen_worker import LONGEST, TEMPERATURE
@@ -86,6 +87,7 @@ def test_what_vllm_computes_is_what_transformers_does_and_a_dead_engine_ends_its
         for each in (reference, reward):
             children = psutil.Process(each["pid"]).children()
             (engine,) = [child for child in children if "EngineCore" in child.cmdline()[0]]
+            assert forked(engine.pid, each["pid"])  # it imports nothing anew
             engine.kill()
         assert eventually(lambda: written("codes.json"), "the ends of both", 240) == [70, 70]
         for role in ("reference", "reward"):

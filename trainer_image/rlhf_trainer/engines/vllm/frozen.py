@@ -25,6 +25,7 @@ from ...comms.event_loop import EventLoop
 from ...records import Sequences
 from ...settings import frozen_source
 from . import watchdog
+from .forking import fork_engine
 from .launch import engine_environment, frozen_options, instead_of, on_cpu, option
 from .probes import ENGINE_DEAD, HUNG_SECONDS
 from .refusal import refusals
@@ -48,6 +49,8 @@ class FrozenModel:
         words = [word for name, value in options.items() for word in option(name, value)]
         parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
         arguments = AsyncEngineArgs.from_cli_args(parser.parse_args(words))
+        if on_cpu():
+            fork_engine()
         engine: Any = AsyncLLM.from_engine_args(arguments)
         watchdog.start(engine)
         self._engine = engine
@@ -67,7 +70,8 @@ class FrozenModel:
             raise InvalidJob(problems)
         cpu = on_cpu()
         options = frozen_options(config, role, model, longest, cpu=cpu)
-        os.environ.update(engine_environment(os.environ, cpu))
+        # Only what changes: a variable that is set again moves, and then no process that is forked can set its title.
+        os.environ.update(engine_environment(os.environ, cpu).items() - os.environ.items())
         with refusals(role, instead_of(role)):
             return cls(options, temperature)
 

@@ -111,7 +111,7 @@ def engine_environment(environ: Mapping[str, str], cpu: bool) -> dict[str, str]:
         # Without the first, the CPU platform starts a worker process beside the engine's: 10 s and 600 MB more.
         # Without the second, its sampler compiles C++ at the first request, with a compiler that may be missing.
         settings |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCH_COMPILE_DISABLE": "1"}
-    # A process that is forked would not call our plugin again (plugin.py), unless it is told to (server.py).
+    # A process that is forked would not call our plugin again (plugin.py), unless it is told to (forking.py).
     needed = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "1"}
     needed["VLLM_API_KEY"] = ""  # beside the job's token it would keep the probes' requests out
     return {**settings, **environ, **needed, "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
