@@ -65,9 +65,11 @@ class Commit:
         if self._proving is not None:
             await asyncio.wait({self._proving})
         try:
-            await reply(send, 200, {"results": await engine.collective_rpc("rlhf_recheck")})
+            found = await engine.collective_rpc("rlhf_recheck")
         except Exception as error:  # any error of a server whose engine is dead
             await reply(send, 500, {"error": str(error)})
+        else:
+            await reply(send, 200, {"results": found})
 
 
 async def _go_over(engine: "AsyncLLM", gate: Gate, wanted: dict[str, object], keep: bool) -> float:
