@@ -67,6 +67,11 @@ def telling_line(text: str) -> str:
     return (roots[:1] or errors or lines or [""])[-1][:300]
 
 
+def follows(reason: str) -> bool:
+    """True for an error that only follows from another process's failure."""
+    return _FOLLOWING.search(reason) is not None
+
+
 def cause(message: str, log: str, *, silent: bool) -> str:
     """Cause of a process's end: its termination message's last line, or the best line of its log if there is none or it
     only follows from another process's end. A `silent` end, by SIGKILL or with exit code 0, left neither."""

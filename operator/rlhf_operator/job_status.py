@@ -11,6 +11,7 @@ from rlhf_api.spec import Spec
 from rlhf_api.status import ENDED, Condition, FailureStatus, JobStatus, Phase, RoleStatus
 
 from .condition import LONGEST, ConditionType, condition, with_times
+from .exit_reasons import follows
 from .process_state import Ended, Finish, ProcessState
 
 NO_PROGRESS = "NoProgress"
@@ -160,13 +161,13 @@ def _role_status(
 def _last_failure(
     role: Role, seen: Sequence[ProcessState], before: RoleStatus | None, stamp: str
 ) -> FailureStatus | None:
-    """The first of a role's present failures, from which the others of a gang follow; without one, the failure that the
-    status has."""
+    """The first of a role's present failures that does not only follow from another's (a cluster tells whole seconds);
+    without any failure, the one that the status has."""
     kept = before.last_failure if before else None
     failed = [(s.name, s.ended) for s in seen if s.role is role and s.ended and _left_a_log(s.ended)]
     if not failed:
         return kept
-    name, end = min(failed, key=lambda pair: pair[1].at)
+    name, end = min(failed, key=lambda pair: (follows(pair[1].reason), pair[1].at))
     found = FailureStatus(process=name, time=stamp, reason=end.reason[:_LONGEST], log=end.log[-_LONGEST:])
     return kept if kept and kept == found.model_copy(update={"time": kept.time}) else found
 

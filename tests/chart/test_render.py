@@ -9,7 +9,7 @@ import kubernetes_validate
 import pytest
 import yaml
 from tests.chart.shapes import SHAPES
-from tests.support.helm import CHART, helm, render, the
+from tests.support.helm import CHART, Loader, helm, render, the
 
 from rlhf_api.crd import RUNTIMES, crd, definition
 from rlhf_api.manifest import parse
@@ -322,7 +322,7 @@ def test_names_of_digits_are_names():
         "webhook": {"enabled": True},
     }
     arguments = ("template", "rlhf", str(CHART), "--namespace=123", "--values=-")
-    objects = yaml.safe_load_all(helm(*arguments, input=yaml.safe_dump(values)))
+    objects = yaml.load_all(helm(*arguments, input=yaml.safe_dump(values)), Loader)
     for body in filter(None, objects):
         kubernetes_validate.validate(body, "1.37", strict=True)
 

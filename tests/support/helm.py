@@ -1,5 +1,6 @@
 """The chart, through the real helm."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,15 @@ import yaml
 CHART = Path(__file__).parents[2] / "charts" / "rlhf-operator"
 _HELM = Path(sys.executable).with_name("helm")
 _TIMEOUT_S = 120
+
+
+class Loader(yaml.CSafeLoader):
+    """Takes `1e-30` for a number, as an API server's reader does; YAML 1.1 wants a dot in it."""
+
+
+Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
 
 
 class HelmError(Exception):
@@ -36,7 +46,7 @@ def render(values: dict[str, Any] | None = None, *arguments: str) -> list[dict[s
     """Every object of release `rlhf` in namespace `rlhf-system`, `helm test`'s pod among them."""
     command = ("template", "rlhf", str(CHART), "--namespace=rlhf-system", "--values=-", *arguments)
     text = helm(*command, input=yaml.safe_dump(values or {}))
-    return [body for body in yaml.load_all(text, yaml.CSafeLoader) if body]
+    return [body for body in yaml.load_all(text, Loader) if body]
 
 
 def the(objects: list[dict[str, Any]], kind: str, name: str = "") -> dict[str, Any]:
