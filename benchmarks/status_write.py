@@ -1,4 +1,4 @@
-"""What a status write costs a current API server, and what the definition's rules add.
+"""Processor time of a current API server for a status write, with the definition's rules and without them.
 
 .venv/bin/python benchmarks/status_write.py
 

@@ -72,13 +72,11 @@ def adam(spec: Spec) -> Iterator[Problem]:
             continue
         params, away = config.optimizer.params, config.zero_optimization.offload_optimizer
         own = not params.torch_adam
+        on_cpu = own and away is not None and away.device != "none"
         for key, owner, has in (
             ("adam_w_mode", "Adam", config.optimizer.type.lower() == "adam"),
             ("bias_correction", "DeepSpeed's own Adam", own),
-            (
-                *("fp32_optimizer_states", "DeepSpeed's own Adam on the CPU"),
-                own and away is not None and away.device != "none",
-            ),
+            ("fp32_optimizer_states", "DeepSpeed's own Adam on the CPU", on_cpu),
         ):
             if (value := getattr(params, key)) is not None and not has:
                 message = f"is a setting of {owner} alone; remove it; got {show(value)}"

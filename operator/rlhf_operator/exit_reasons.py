@@ -76,7 +76,7 @@ def cause(message: str, log: str, *, silent: bool) -> str:
     """Cause of a process's end: its termination message's last line, or the best line of its log if there is none or it
     only follows from another process's end. A `silent` end, by SIGKILL or with exit code 0, left neither."""
     message, lines = message.strip().rpartition("\n")[2] or _last_words(log), log.splitlines()
-    if message and not _FOLLOWING.search(message):
+    if message and not follows(message):
         return message
     if silent:
         return ""
@@ -92,7 +92,7 @@ def _last_words(log: str) -> str:
 def _exceptions(lines: Iterable[str]) -> list[str]:
     matches = (_EXCEPTION.match(line.strip()) or _NATIVE.search(line) for line in lines)
     found = [match["line"].strip() for match in matches if match]
-    return [line for line in found if not _FOLLOWING.search(line)]
+    return [line for line in found if not follows(line)]
 
 
 def ledger_words(ledger: LedgerStatus) -> str:

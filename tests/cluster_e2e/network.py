@@ -1,4 +1,4 @@
-"""Who reaches the ports of a running job, on a cluster that enforces its NetworkPolicy."""
+"""Connections from other pods to the ports of a running job: which of them its enforced NetworkPolicy admits."""
 
 import json
 

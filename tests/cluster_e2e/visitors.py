@@ -74,6 +74,6 @@ def visit(kubeconfig: Path, namespace: str, name: str) -> None:
 
 
 def tried(kubeconfig: Path, namespace: str, name: str, ends: Iterable[tuple[str, int]]) -> list[str]:
-    """What came of a connection from that pod to each address and port: REACHED, REJECTED or another error."""
+    """Outcome of a connection from that pod to each address and port: REACHED, REJECTED or another error."""
     inside = ("exec", name, "-n", namespace, "--", "python3", "-c", _TRY, json.dumps([*ends]))
     return kubectl(kubeconfig, *inside).splitlines()

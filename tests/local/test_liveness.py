@@ -1,4 +1,4 @@
-"""Which probes end a server: as a kubelet counts them, failures in a row."""
+"""Liveness probes of `rlhf run`: as a kubelet does, they end a server after so many failures in a row."""
 
 import asyncio
 from collections.abc import Sequence
