@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed
+from torch.distributed import P2POp, Work
 from torch.nn import Module
 
 from .. import progress
@@ -14,16 +15,17 @@ from .zero import deepspeed
 Named = Iterator[tuple[str, Tensor]]
 Bucket = list[tuple[str, Any]]
 """Names with parameters as DeepSpeed divided them, whose `ds_tensor` is this rank's shard, padded; and buffers."""
-BUCKET_BYTES = 256 << 20
+ALIGNMENT = 16  # bytes, so that what was gathered can be viewed as any dtype
+BUCKET_BYTES = 512 << 20
 """Bytes of weights gathered at a time, unless one tensor is larger."""
 
 
 def whole(items: Named, device: torch.device) -> Named:
     """The tensors, whole on rank 0; the other ranks take part and get none.
 
-    A collective: all ranks iterate to the end. One gather a bucket, begun before the bucket ahead of it is handed out:
-    rank 0 holds two buckets. Nothing is sent to the ranks that need nothing, so the links of rank 0 stay free for what
-    it sends elsewhere.
+    A collective: all ranks iterate to the end. Each rank sends its shards of a bucket in one message, which is on its
+    way while the bucket ahead of it is handed out: rank 0 holds two buckets. Nothing is sent to the ranks that need
+    nothing, so the links of rank 0 stay free for what it sends elsewhere.
     """
     present: Named = iter(())
     for bucket in _buckets(items):
@@ -66,27 +68,53 @@ def _begun(bucket: Bucket, device: torch.device) -> Named:
     shards = [tensor.ds_tensor for _, tensor in bucket if _divided(tensor)]
     if any(shard.final_location == "nvme" or hasattr(shard, "ds_quant_scale") for shard in shards):
         return _by_deepspeed(bucket)
-    raw = [shard.view(torch.uint8).to(device) for shard in shards]
-    own = torch.cat([torch.empty(0, dtype=torch.uint8, device=device), *raw])
-    ranks = distributed.get_world_size() if distributed.get_rank() == 0 else 0
-    rows = own.new_empty(ranks, len(own))
-    work = distributed.gather(own, list(rows), async_op=True) if shards else None
-    return _received(bucket, rows, work)
+    own = [shard.view(torch.uint8).to(device, non_blocking=True) for shard in shards]
+    if not own:
+        return _received(bucket, [], [], [])
+    if distributed.get_rank():
+        packed = torch.cat(own)
+        return _received(bucket, [], own, _transfers([P2POp(distributed.isend, packed, 0)]))
+    peers = distributed.get_world_size() - 1
+    rows = list(torch.empty((peers, sum(map(len, own))), dtype=torch.uint8, device=device))
+    return _received(
+        bucket,
+        rows,
+        own,
+        _transfers([P2POp(distributed.irecv, row, peer) for peer, row in enumerate(rows, 1)]),
+    )
 
 
-def _received(bucket: Bucket, rows: Tensor, work: distributed.Work | None) -> Named:
-    """Tensors cut out of `rows` [ranks, bytes of a rank's shards], of which ranks that get none have none."""
-    if work is not None:
-        work.wait()
-    begin = 0
-    for name, tensor in progress.each(bucket) if len(rows) else ():
-        if not _divided(tensor):
+def _received(bucket: Bucket, rows: list[Tensor], own: list[Tensor], transfers: list[Work]) -> Named:
+    """The bucket's tensors on rank 0, whose shards are `own`, uint8; each of `rows` has those of another rank, end to
+    end."""
+    for transfer in transfers:
+        transfer.wait()
+    if distributed.get_rank():
+        return
+    parts = iter(_joined(own, rows) if own else ())
+    for name, tensor in progress.each(bucket):
+        if _divided(tensor):
+            yield name, next(parts).view(tensor.dtype)[: tensor.ds_numel].view(tensor.ds_shape)
+        else:
             yield name, tensor.detach()
-            continue
-        end = begin + tensor.ds_tensor.nbytes
-        flat = torch.cat(rows[:, begin:end].unbind())  # a copy, aligned for any dtype
-        yield name, flat.view(tensor.dtype)[: tensor.ds_numel].view(tensor.ds_shape)
-        begin = end
+
+
+def _joined(own: list[Tensor], rows: list[Tensor]) -> tuple[Tensor, ...]:
+    """Each shard of `own` with what follows it in the `rows`. One copy for all: a launch for each tensor takes more of
+    the processor's time than the copy takes of the GPU's."""
+    sizes = [len(shard) for shard in own]
+    gaps = [-size * (1 + len(rows)) % ALIGNMENT for size in sizes]
+    zeros = own[0].new_zeros(ALIGNMENT)
+    pieces: list[Tensor] = []
+    for gap, *shards in zip(gaps, own, *(row.split(sizes) for row in rows), strict=True):
+        pieces += [*shards, zeros[:gap]] if gap else shards
+    whole_sizes = [size * (1 + len(rows)) + gap for size, gap in zip(sizes, gaps, strict=True)]
+    tensors: tuple[Tensor, ...] = torch.cat(pieces).split(whole_sizes)
+    return tensors
+
+
+def _transfers(operations: list[P2POp]) -> list[Work]:
+    return distributed.batch_isend_irecv(operations) if operations else []
 
 
 def _by_deepspeed(bucket: Bucket) -> Named:
