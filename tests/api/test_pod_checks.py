@@ -77,7 +77,7 @@ BAD = [
         "pods of jobs get no credentials",
     ),
     (
-        "spec.pods.template={spec: {volumes: [{name: t, projected: {sources: [{podCertificate: {keyType: ED25519}}]}}]}}",
+        "spec.pods.template={spec: {volumes: [{name: t, projected: {sources: [{podCertificate: {}}]}}]}}",
         "spec.volumes[0].projected.sources[0].podCertificate",
         "pods of jobs get no credentials",
     ),

@@ -90,13 +90,12 @@ def test_a_queue_is_required_where_the_limits_say_so():
 
 
 def test_a_job_waits_while_its_label_names_a_priority_that_is_not_allowed():
-    world = asking({})
-    world.priority = "urgent"
+    world = World(("metadata.labels={kueue.x-k8s.io/priority-class: urgent}",), limits=LIMITED)
     assert not world.step().create
     message = world.status.message
     assert "metadata.labels['kueue.x-k8s.io/priority-class']" in message
     assert "priorityClasses may be batch; got 'urgent'" in message
-    world.priority = "batch"
+    world.overrides = ("metadata.labels={kueue.x-k8s.io/priority-class: batch}",)
     assert world.step().create
 
 

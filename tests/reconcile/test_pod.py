@@ -84,7 +84,8 @@ def test_pods_pass_the_restricted_standard(role):
 
 @pytest.mark.parametrize("kind", ["containers", "initContainers"])
 def test_containers_of_a_template_begin_without_privileges(kind):
-    asked = "{name: s, image: i, securityContext: {runAsUser: 0}}, {name: p, image: i, securityContext: {privileged: true}}"
+    root, privileged = "securityContext: {runAsUser: 0}", "securityContext: {privileged: true}"
+    asked = f"{{name: s, image: i, {root}}}, {{name: p, image: i, {privileged}}}"
     spec = pod(Role.TRAINER, f"spec.pods.template={{spec: {{{kind}: [{asked}]}}}}")["spec"]
     found = {container["name"]: container["securityContext"] for container in spec[kind]}
     assert found["s"] == {
