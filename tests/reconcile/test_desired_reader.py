@@ -71,7 +71,8 @@ def test_a_label_that_the_limits_refuse_is_noticed_at_the_same_generation():
     world.generation -= 1  # the world counts a change of labels
     world.overrides = ("metadata.labels={kueue.x-k8s.io/priority-class: urgent}",)
     waits = read(made, world).waits
-    assert waits is not None and waits.reason == "PriorityRefused"
+    assert waits is not None
+    assert waits.reason == "PriorityRefused"
 
 
 def test_only_the_newest_are_remembered(checked, monkeypatch):

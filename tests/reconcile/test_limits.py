@@ -107,8 +107,9 @@ def test_a_job_that_runs_keeps_what_it_has_until_it_is_suspended():
 
 
 def test_star_allows_everything_and_the_operators_image_needs_no_entry():
-    for name in ("service_accounts", "images", "host_paths", "capabilities", "priority_classes"):
-        allowed = LIMITED.model_copy(update={name: ("*",)})
+    lists = ("service_accounts", "images", "host_paths", "capabilities", "priority_classes")
+    for name, value in (*((name, ("*",)) for name in lists), ("privileged", True), ("host_network", True)):
+        allowed = LIMITED.model_copy(update={name: value})
         left = [pods for pods, _ in REFUSED if World(asking(pods).overrides, limits=allowed).step().create]
         assert left, name
     assert asking({}, images=()).step().create

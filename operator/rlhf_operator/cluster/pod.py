@@ -1,6 +1,7 @@
 """Builds a role's pod: the contract's commands and environment, in a pod that the `restricted` standard admits."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,12 +104,12 @@ def build_pod(pinned: Pinned, new: NewPod, uid: str) -> Body:
             **_placement(pods),
         },
     }
-    added = {"spec": _added(body["spec"], pods.template.get("spec", {}))}
+    added = {"spec": _added(body["spec"], as_object(pods.template.get("spec")))}
     merged: Body = merge(merge(gang.join(body, config.job), added), pods.template)
     return merged
 
 
-def _added(spec: Body, template: Body) -> Body:
+def _added(spec: Body, template: Mapping[str, Any]) -> Body:
     """The containers that the template adds to those of `spec`, with the privileges that they have unless it says
     otherwise. The API server refuses a privileged container with these."""
     found: Body = {}
