@@ -1,6 +1,7 @@
 """A job's configuration is checked once for each change of its spec, and those that were used last are remembered."""
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ from tests.reconcile.world import World
 from rlhf_operator.cluster import desired, desired_reader
 from rlhf_operator.cluster.desired import Desired
 from rlhf_operator.cluster.desired_reader import DesiredReader
+from rlhf_operator.cluster.limits import Limits
 from rlhf_operator.cluster.settings import Settings
 
 SETTINGS = Settings(trainer_image="trainer:1", token_key=b"k" * 32)
@@ -60,6 +62,17 @@ def test_a_changed_spec_is_checked_again(checked):
     checked.clear()
     assert "spec.steps" in str(read(made, world).ignored)
     assert checked
+
+
+def test_a_label_that_the_limits_refuse_is_noticed_at_the_same_generation():
+    world = World()
+    made = DesiredReader(replace(SETTINGS, limits=Limits()), SimpleNamespace())
+    assert read(made, world).waits is None
+    world.generation -= 1  # the world counts a change of labels
+    world.overrides = ("metadata.labels={kueue.x-k8s.io/priority-class: urgent}",)
+    waits = read(made, world).waits
+    assert waits is not None
+    assert waits.reason == "PriorityRefused"
 
 
 def test_only_the_newest_are_remembered(checked, monkeypatch):

@@ -9,7 +9,7 @@ from rlhf_api.problems import InvalidJob
 from rlhf_api.runtime import NamedRuntime, merged, with_runtime
 from rlhf_api.spec import Spec
 
-from .limit_checks import check, lacks_queue
+from .limit_checks import check, lacks_queue, wrong_priority
 from .limits import Limits
 from .pinned import Pinned, with_generators
 from .settings import Defaults
@@ -73,6 +73,8 @@ def wanted(
         check(limits, own)
         if problem := lacks_queue(limits, job.queue):
             return Desired(own, spec, waits=Wait("QueueRequired", str(problem)))
+        if problem := wrong_priority(limits, job.priority):
+            return Desired(own, spec, waits=Wait("PriorityRefused", str(problem)))
         if isinstance(runtime, NamedRuntime):
             return _joined(job, spec, runtime, own, limits)
         return Desired(own, spec, waits=runtime)

@@ -20,8 +20,8 @@ from .snapshot import Job, Pod
 _REMEMBERED = 4096
 """Maximum number of cached configurations; each takes more memory than all else that is cached of its job."""
 
-_Basis = tuple[str, int, str | None, str | None]
-"""Uid, generation, queue and active configuration of the job that a configuration was read for."""
+_Basis = tuple[str, int, str | None, str | None, str | None]
+"""Uid, generation, queue, priority and active configuration of the job that a configuration was read for."""
 
 
 class DesiredReader:
@@ -40,7 +40,7 @@ class DesiredReader:
             UnreadableConfig: the running configuration cannot be read, or is not ours and may not be run.
             ApiError: the API server did not reply.
         """
-        basis = (job.uid, job.generation, job.queue, active_config(job))
+        basis = (job.uid, job.generation, job.queue, job.priority, active_config(job))
         kept = self._kept.get(key)
         if kept is not None and kept[0] != basis and _begun(kept, basis):
             kept = self._kept[key] = basis, kept[1]

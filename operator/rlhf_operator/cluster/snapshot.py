@@ -12,7 +12,7 @@ from rlhf_api.status import JobStatus
 
 from ..condition import own_conditions
 from ..process_state import Ended
-from .names import ATTEMPT, CHECKPOINT, INDEX, JOB, QUEUE, RANK, ROLE, pod_name
+from .names import ATTEMPT, CHECKPOINT, INDEX, JOB, PRIORITY, QUEUE, RANK, ROLE, pod_name
 from .pod_status import OVER, Body, ended, initializing, let_go, seconds, unstarted, waiting_reason
 from .ports import PORT
 
@@ -31,6 +31,8 @@ class Job:
     generation: int
     queue: str | None
     """The job's Kueue queue."""
+    priority: str | None
+    """The Kueue WorkloadPriorityClass that the job names."""
     checkpoint: str | None
     """Newest checkpoint request, cut to the length that a status keeps."""
     status: JobStatus | None
@@ -49,6 +51,7 @@ class Job:
             uid=meta["uid"],
             generation=meta.get("generation", 1),
             queue=meta.get("labels", {}).get(QUEUE),
+            priority=meta.get("labels", {}).get(PRIORITY),
             checkpoint=asked and asked[:_REQUEST],
             status=status,
             unreadable=unreadable,
