@@ -11,6 +11,7 @@ import pytest
 from tests.api.manifests import document
 
 from rlhf_api.report import TrainerStatus
+from rlhf_operator import budget
 from rlhf_operator.cluster import desired
 from rlhf_operator.cluster import reconcile as module
 from rlhf_operator.cluster.api import Api, ApiError
@@ -251,29 +252,65 @@ def test_what_a_refused_look_had_to_tell_is_told_and_so_is_the_refusal():
     tell(told)
 
 
-def test_a_job_that_trains_is_not_ended_by_a_pod_that_is_suddenly_invalid(monkeypatch):
-    """The running pods have the same configuration: a webhook in the cluster has changed it, and may be fixed soon."""
+@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("gone", ["job-generator-1", "job-trainer-0"])
+def test_a_job_that_has_trained_is_not_ended_by_a_pod_that_is_suddenly_invalid(monkeypatch, gone, resumed):
+    """Pods of the same configuration were accepted: a webhook in the cluster has changed it, and may be fixed soon."""
+    monkeypatch.setattr(budget, "_FIRST", 0.0)
+    two = "spec.generator.replicas=2"
 
     async def told(story: Story) -> None:
-        async def report(*_: Any) -> TrainerStatus:
-            return TrainerStatus(activity="training", step=3, total_steps=4)
-
-        monkeypatch.setattr(story.reconciler._trainers, "read", report)
-        story.submit("first", "spec.generator.replicas=2")
+        story.submit("first", two)
         await story.look()
         story.run()
         await story.look()
-        assert story.server.status["phase"] == "Running"
-        (generator,) = (p for p in story.cache.pods(KEY) if p["metadata"]["name"] == "job-generator-1")
-        story.cache.drop(generator)
-        story.server.refuse = no_pods(ApiError(422, "Invalid", "env[3]: Duplicate value", kind="Pod"))
+        if resumed:
+            story.submit("first", two, "spec.suspend=true", generation=2)
+            await story.look()
+        for pod in story.cache.pods(KEY):
+            if resumed or pod["metadata"]["name"] == gone:
+                story.cache.drop(pod)
+        if resumed:
+            await story.look()
+            assert story.server.status["phase"] == "Suspended"
+            story.submit("first", two, generation=3)
+
+        def refuse(body: Body) -> None:
+            if body["kind"] == "Pod" and body["metadata"]["name"] == gone:
+                raise ApiError(422, "Invalid", "env[3]: Duplicate value", kind="Pod")
+
+        story.server.refuse = refuse
         for _ in range(3):
             with pytest.raises(ApiError, match="Duplicate"):
                 await story.look()
-        assert (story.server.status["phase"], story.reasons()["Stalled"]) == ("Running", "PodsRefused")
+        assert (story.server.status["phase"], story.reasons()["Stalled"]) == ("Provisioning", "PodsRefused")
         story.server.refuse = lambda _body: None
+        story.server.made.clear()
         await story.look()
-        assert story.server.made[-1]["metadata"]["name"] == "job-generator-1"
+        assert gone in {pod["metadata"]["name"] for pod in story.server.made}
+
+    tell(told)
+
+
+def test_a_resumed_job_of_another_configuration_is_ended_by_an_invalid_pod():
+    """It is the changed spec that is wrong: no pod of it was ever accepted."""
+
+    async def told(story: Story) -> None:
+        story.submit("first")
+        await story.look()
+        story.run()
+        await story.look()
+        story.submit("first", "spec.suspend=true", generation=2)
+        await story.look()
+        for pod in story.cache.pods(KEY):
+            story.cache.drop(pod)
+        await story.look()
+        story.submit("first", "spec.pods.priorityClass=none", generation=3)
+        story.server.refuse = no_pods(ApiError(422, "Invalid", "priorityClassName: no such", kind="Pod"))
+        with pytest.raises(ApiError, match="no such"):
+            await story.look()
+        await story.look()
+        assert (story.server.status["phase"], story.reasons()["Failed"]) == ("Failed", "InvalidPod")
 
     tell(told)
 

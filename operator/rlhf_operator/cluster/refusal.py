@@ -43,13 +43,13 @@ class Refusal:
     why: Finish | str
 
 
-def by_server(status: int, kind: str, message: str, *, trains: bool = False) -> Finish | str:
+def by_server(status: int, kind: str, message: str, *, accepted: bool = False) -> Finish | str:
     """The API server's refusal of an object of the job: the job's end if it is a pod that can never be accepted. A
     policy or a webhook may change, and answers with the same code; other objects are refused for their present state,
-    such as a Workload that was admitted a moment ago. A job that `trains` is not ended either: pods of its
-    configuration were accepted, so what has changed since is not the job."""
+    such as a Workload that was admitted a moment ago. If pods of the job's configuration were `accepted` before, what has
+    changed since is not the job."""
     invalid = status == 422 or (status == 400 and _NO_POD in message)
-    if invalid and kind == "Pod" and not trains and not _DENIED.search(message):
+    if invalid and kind == "Pod" and not accepted and not _DENIED.search(message):
         said = f"the API server rejects the pod, check spec.pods and its template: {message}"
         return Finish("Failed", INVALID_POD, said)
     if status == 404 and kind == "Workload" and _NO_KIND.search(message):
