@@ -438,6 +438,7 @@ def test_many_jobs_are_asked_less_often_and_a_restart_is_not_put_off_by_them(mon
         ("a pod", True),
         ("GPUs that count", True),
         ("a place in the queue", True),
+        ("a refused spec", True),
     ],
 )
 def test_an_operator_that_starts_checks_specs_of_ended_jobs_alone_that_have_something_left(
@@ -449,6 +450,10 @@ def test_an_operator_that_starts_checks_specs_of_ended_jobs_alone_that_have_some
     async def told(story: Story) -> None:
         over = {"phase": "Succeeded", "totalSteps": 1, "observedGeneration": 1}
         story.server.status = over | ({"gpus": 2} if left == "GPUs that count" else {})
+        if left == "a refused spec":
+            why = {"type": "Failed", "status": "True", "reason": "ValidationFailed"}
+            failed = [{**why, "lastTransitionTime": "2026-01-01T00:00:00Z"}]
+            story.server.status |= {"phase": "Failed", "conditions": failed}
         body = document(*["spec.ttlSecondsAfterFinished=600"] * (left == "a time to live"))
         body["metadata"] |= {"namespace": "ns", "uid": "first", "generation": 1 + (left == "a later spec")}
         story.cache.put(story.server.stored({**body, "status": story.server.status}))

@@ -5,6 +5,7 @@ from tests.reconcile.world import World, names, reasons, running
 
 from rlhf_api.report import CheckpointStatus, TrainerStatus
 from rlhf_operator.cluster.api import ApiError
+from rlhf_operator.cluster.limits import Limits
 from rlhf_operator.cluster.refusal import by_server
 from rlhf_operator.condition import observed
 from rlhf_operator.process_state import Finish
@@ -129,6 +130,21 @@ def test_a_new_job_that_was_refused_starts_anew_once_it_is_corrected():
     trainer = next(new for new in world.step().create if new.role == "trainer")
     assert (trainer.attempt, trainer.resume) == (1, False)
     assert world.status.total_steps == 4
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["new", "suspended"])
+def test_a_job_that_another_operator_refused_goes_on_under_one_that_takes_its_spec(begun):
+    """A release was rolled back for an hour, or its limits were narrower: nobody has to touch the job."""
+    world = suspended() if begun else World((SUSPENDED,))
+    world.limits = Limits(serviceAccounts=())
+    world.step()
+    assert (world.status.phase, reasons(world)["Failed"]) == ("Failed", "ValidationFailed")
+    generation, world.limits = world.generation, None
+    world.step()
+    assert (world.status.phase, world.generation) == ("Suspended", generation)
+    assert "Failed" not in reasons(world)
+    assert world.status.completion_time is None
+    assert world.status.last_checkpoint == (SAVED if begun else None)
 
 
 INVALID = Finish("Failed", "InvalidPod", 'Pod "job-trainer-0" is invalid: spec.dnsPolicy: Unsupported value')

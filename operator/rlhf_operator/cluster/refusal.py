@@ -89,15 +89,18 @@ def refuse(job: Job, error: InvalidJob, pods: Sequence[Pod], now: datetime.datet
     )
 
 
-def refused(status: JobStatus) -> bool:
-    """True if the job ended because its spec, or a pod made of it, was invalid."""
-    return any(c.type == "Failed" and c.reason in CORRECTABLE for c in status.conditions)
+def refused(status: JobStatus, *reasons: str) -> bool:
+    """True if the job ended because its spec, or a pod made of it, was invalid; `reasons`: of these alone."""
+    return any(c.type == "Failed" and c.reason in (reasons or CORRECTABLE) for c in status.conditions)
 
 
 def reopened(job: Job, spec: Spec) -> Job:
-    """A refused job whose spec has been corrected, as it was before; one that had run resumes."""
+    """A refused job whose spec is valid now, as it was before; one that had run resumes. Its spec may be the same: another
+    release, or one with other limits, refused it. After an invalid pod it has to be another one."""
     status = job.status
-    if status is None or not refused(status) or status.observed_generation == job.generation:
+    if status is None or not refused(status):
+        return job
+    if status.observed_generation == job.generation and not refused(status, INVALID_SPEC):
         return job
     cluster = status.cluster
     begun = cluster is not None and cluster.attempt > 0 and cluster.attempt != cluster.unmade

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlhf_api.roles import Role
-from rlhf_api.status import ENDED, ClusterStatus, JobStatus
+from rlhf_api.status import ENDED, INVALID_SPEC, ClusterStatus, JobStatus
 
 from ..condition import observed as seen_at
 from ..process_state import Finish, ProcessState
@@ -15,6 +15,7 @@ from .describe import describe
 from .next_step import POLL_SECONDS, Plan, Queue, deletions
 from .observed import Observed
 from .pod_groups import PodGroups, membership, sort
+from .refusal import refused
 from .snapshot import Job, Pod
 from .usage import counted
 
@@ -135,9 +136,11 @@ def deleted(metadata: Mapping[str, Any], pods: Sequence[Pod]) -> Plan:
 
 def settled(job: Job, pods: Sequence[Any], workload: Mapping[str, Any] | None) -> bool:
     """True if a job has ended and nothing of it is left to do, whatever its spec says: its pods and its place in the
-    queue are gone, and its status is of the present spec."""
+    queue are gone, and its status is of the present spec. A refused spec is read again: this release may accept it."""
     status, spec = job.status, job.body.get("spec") or {}
     if status is None or status.phase not in ENDED or status.observed_generation != job.generation:
+        return False
+    if refused(status, INVALID_SPEC):
         return False
     return not (pods or workload or status.gpus or spec.get("ttlSecondsAfterFinished") is not None)
 
