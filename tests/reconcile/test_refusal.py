@@ -66,11 +66,12 @@ def test_a_status_that_cannot_be_read_is_left_alone_and_said():
     ("written", "what"),
     [
         ({"cluster": {"attempt": 3}, "state": "Running"}, "status.phase"),
+        ({"state": "Running", "operator": {"attempt": 3}}, "status.phase"),
         ({"startTime": "yesterday"}, "status.startTime"),
         ({"usageTime": "2026-01-01T00:00:00"}, "status.usageTime"),
         ({"cluster": {"attempt": 1, "progressTime": ""}}, "status.cluster.progressTime"),
     ],
-    ids=["no phase", "no time", "no time zone", "empty"],
+    ids=["no phase", "neither phase nor cluster", "no time", "no time zone", "empty"],
 )
 def test_what_was_begun_and_cannot_be_read_is_not_begun_again(written, what):
     world = running("spec.activeDeadlineSeconds=60")

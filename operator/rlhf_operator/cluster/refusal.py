@@ -46,8 +46,8 @@ class Refusal:
 def by_server(status: int, kind: str, message: str, *, accepted: bool = False) -> Finish | str:
     """The API server's refusal of an object of the job: the job's end if it is a pod that can never be accepted. A
     policy or a webhook may change, and answers with the same code; other objects are refused for their present state,
-    such as a Workload that was admitted a moment ago. If pods of the job's configuration were `accepted` before, what has
-    changed since is not the job."""
+    such as a Workload that was admitted a moment ago. If pods of the job's configuration were `accepted` before, what
+    has changed since is not the job."""
     invalid = status == 422 or (status == 400 and _NO_POD in message)
     if invalid and kind == "Pod" and not accepted and not _DENIED.search(message):
         said = f"the API server rejects the pod, check spec.pods and its template: {message}"
@@ -95,8 +95,8 @@ def refused(status: JobStatus, *reasons: str) -> bool:
 
 
 def reopened(job: Job, spec: Spec) -> Job:
-    """A refused job whose spec is valid now, as it was before; one that had run resumes. Its spec may be the same: another
-    release, or one with other limits, refused it. After an invalid pod it has to be another one."""
+    """A refused job whose spec is valid now, as it was before; one that had run resumes. Its spec may be the same:
+    another release, or one with other limits, refused it. After an invalid pod it has to be another one."""
     status = job.status
     if status is None or not refused(status):
         return job

@@ -163,8 +163,8 @@ def _port(spec: Body) -> int:
 
 def _status(body: Any) -> tuple[JobStatus | None, str | None]:
     """The parsed status, None before the first one; or its validation errors. Other controllers may write conditions
-    into it."""
-    if not body or not {"phase", "cluster"} & body.keys():
+    into it; any other field is of an operator, perhaps of a release that names all its fields otherwise."""
+    if not body or body.keys() <= {"conditions"}:
         return None, None
     try:
         ours = {**body, "conditions": own_conditions(body) or ()}
