@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from tests.api.manifests import document
 
-from rlhf_api.report import TrainerStatus
 from rlhf_operator import budget
 from rlhf_operator.cluster import desired
 from rlhf_operator.cluster import reconcile as module
 from rlhf_operator.cluster.api import Api, ApiError
 from rlhf_operator.cluster.cache import Cache
 from rlhf_operator.cluster.clock import ServerClock
+from rlhf_operator.cluster.names import MANAGED_BY
 from rlhf_operator.cluster.reconcile import Reconciler
 from rlhf_operator.cluster.recorder import Recorder
 from rlhf_operator.cluster.settings import Settings
@@ -335,6 +335,32 @@ def test_a_refusal_for_good_is_of_the_spec_that_was_refused():
         assert story.trainers() == [("1", "start.json")]
         (trainer,) = (pod for pod in story.server.made if pod["metadata"]["name"] == "job-trainer-0")
         assert "priorityClassName" not in trainer["spec"]
+
+    tell(told)
+
+
+def test_a_trainer_that_lost_its_label_is_counted_once_while_it_ends(monkeypatch):
+    """Its name is taken until then: it is no pod of the attempt that is to follow."""
+    monkeypatch.setattr(budget, "_FIRST", 0.0)
+
+    async def told(story: Story) -> None:
+        def taken(body: Body) -> None:
+            if body["metadata"]["name"] == "job-trainer-0":
+                raise ApiError(409, "AlreadyExists", "pods job-trainer-0 already exists", kind="Pod")
+
+        story.submit("first")
+        await story.look()
+        story.run()
+        await story.look()
+        (trainer,) = (p for p in story.cache.pods(KEY) if p["metadata"]["name"] == "job-trainer-0")
+        labels = {k: v for k, v in trainer["metadata"]["labels"].items() if k != MANAGED_BY}
+        ending = {"labels": labels, "deletionTimestamp": "2026-01-01T00:00:30Z"}
+        story.cache.put(story.server.stored(trainer, **ending))
+        story.server.refuse = taken
+        for _ in range(4):
+            await story.look()
+        cluster = story.server.status["cluster"]
+        assert (cluster["attempt"], cluster["restarts"]["trainer"]["disruptions"]) == (2, 1)
 
     tell(told)
 

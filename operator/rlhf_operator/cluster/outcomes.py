@@ -12,7 +12,7 @@ from .names import pod_name
 from .next_step import Plan
 from .ownership import owned_by
 from .refusal import Refusal, by_server
-from .snapshot import Job
+from .snapshot import Job, is_marked
 
 
 class Outcomes:
@@ -50,7 +50,8 @@ class Outcomes:
             trainers = [new for new in todo.create if new.role is Role.TRAINER]
             gang = {pod_name(job.name, new.role, new.index): new.attempt for new in trainers}
             for pod in self._cache.pods(key) if gang else ():
-                if owned_by(pod, job) and (attempt := gang.get(pod["metadata"]["name"])) is not None:
+                ours = owned_by(pod, job) and is_marked(pod, job.name)  # else it only has the name still
+                if ours and (attempt := gang.get(pod["metadata"]["name"])) is not None:
                     self._made[key] = attempt
 
 
