@@ -37,6 +37,7 @@ class Server(Api):
         self.scaled: list[tuple[Any, ...]] = []
         self.status: Body = {}
         self.clock = ServerClock()
+        self.fence = lambda: True
         self.refuse: Callable[[Body], None] = lambda _body: None
 
     def stored(self, body: Body, **metadata: Any) -> Body:
@@ -435,6 +436,25 @@ def test_generators_are_scaled_from_the_job_that_was_looked_at(monkeypatch):
         before = story.server.version
         await story.look()
         assert story.server.scaled == [("RLHFJob", "ns", "job", 2, str(before + 1))]
+
+    tell(told)
+
+
+@pytest.mark.parametrize("suspend", [False, True], ids=["members", "stop"])
+def test_who_no_longer_leads_gives_a_trainer_no_order(monkeypatch, suspend):
+    """A process that was frozen in the middle of a look would push the members of then, or stop a job that goes on."""
+
+    async def told(story: Story) -> None:
+        story.submit("first")
+        await story.look()
+        story.run()
+        trainers = story.reconciler._trainers
+        monkeypatch.setattr(trainers, "_listening", lambda _job, pods: pods[0])
+        if suspend:
+            story.submit("first", "spec.suspend=true", generation=2)
+        story.server.fence = lambda: False
+        with pytest.raises(ApiError, match="no longer holds the lease"):
+            await story.look()
 
     tell(told)
 

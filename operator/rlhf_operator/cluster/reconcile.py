@@ -46,7 +46,8 @@ class Reconciler:
         self, settings: Settings, api: Api, cache: Cache, recorder: Recorder, telemetry: Telemetry
     ) -> None:
         self._settings, self._api, self._cache, self._recorder = settings, api, cache, recorder
-        self._trainers = TrainerClient(*settings.token_keys, clock=api.clock.time)
+        clock, fence = api.clock.time, api.check_fence
+        self._trainers = TrainerClient(*settings.token_keys, clock=clock, check_fence=fence)
         self._desired, self._kueue = DesiredReader(settings, api), KueueClient(api, cache, recorder)
         self._pods, self._pod_events = PodClient(api, cache, recorder), PodEvents(api)
         self._companions = CompanionClient(settings, api, cache, recorder)
