@@ -459,6 +459,28 @@ def test_who_no_longer_leads_gives_a_trainer_no_order(monkeypatch, suspend):
     tell(told)
 
 
+def test_a_gang_that_starts_again_has_its_group(monkeypatch):
+    """Somebody may have deleted it, which no listing shows; without it no scheduler places the pods."""
+    monkeypatch.setattr(budget, "_FIRST", 0.0)
+
+    async def told(story: Story) -> None:
+        story.submit("first", "spec.scheduling.gang=volcano")
+        await story.look()
+        story.run()
+        for _ in range(2):
+            await story.look()
+        (trainer,) = (p for p in story.cache.pods(KEY) if p["metadata"]["name"] == "job-trainer-0")
+        story.server.applied.clear()
+        await story.look()
+        assert "PodGroup" not in story.server.applied
+        story.cache.drop(trainer)
+        await story.look()
+        assert "PodGroup" in story.server.applied
+        assert story.trainers()[-1] == ("2", "resume.json")
+
+    tell(told)
+
+
 def test_many_jobs_are_asked_less_often_and_a_restart_is_not_put_off_by_them(monkeypatch):
     planned = module.plan
 

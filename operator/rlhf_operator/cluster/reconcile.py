@@ -140,7 +140,7 @@ class Reconciler:
         await self._delete_pods(job, todo)
         with self._outcomes.noted(key, job, todo):
             if todo.companions:
-                await self._companions.apply(key, job, want.pinned, pods)
+                await self._companions.apply(key, job, want.pinned, pods, creating=bool(todo.create))
             if todo.create or todo.token:
                 await self._companions.create_token(job, self._trainers.key(job), again=todo.token)
             await self._kueue.line_up(key, job, want, todo)
