@@ -58,8 +58,8 @@ def by_server(status: int, kind: str, message: str, *, accepted: bool = False) -
 
 
 def leave_alone(why: str) -> Plan:
-    """Reports what this release cannot read, and changes nothing until another release takes over."""
-    message = f"another release wrote objects that this one cannot read, so job and pods are left as they are: {why}"
+    """Reports what this release cannot read, and changes nothing until it can or another release takes over."""
+    message = f"this release cannot read the job's state, so job and pods are left as they are: {why}"
     return Plan(status=None, events=(Event("Warning", "Unreadable", message[:LONGEST]),), again=None)
 
 
