@@ -12,7 +12,7 @@ from rlhf_api.problems import InvalidJob
 from rlhf_api.spec import Spec
 from rlhf_api.status import CORRECTABLE, ENDED, INVALID_POD, INVALID_SPEC, JobStatus
 
-from ..condition import LONGEST, condition, observed, with_times
+from ..condition import LONGEST, condition, observed, reason, with_times
 from ..job_status import time_text
 from ..process_state import Finish
 from .conditions import failed_for_good
@@ -89,9 +89,9 @@ def refuse(job: Job, error: InvalidJob, pods: Sequence[Pod], now: datetime.datet
     )
 
 
-def refused(status: JobStatus, *reasons: str) -> bool:
-    """True if the job ended because its spec, or a pod made of it, was invalid; `reasons`: of these alone."""
-    return any(c.type == "Failed" and c.reason in (reasons or CORRECTABLE) for c in status.conditions)
+def refused(status: JobStatus) -> bool:
+    """True if the job ended because its spec, or a pod made of it, was invalid."""
+    return reason(status, "Failed") in CORRECTABLE
 
 
 def reopened(job: Job, spec: Spec) -> Job:
@@ -100,7 +100,7 @@ def reopened(job: Job, spec: Spec) -> Job:
     status = job.status
     if status is None or not refused(status):
         return job
-    if status.observed_generation == job.generation and not refused(status, INVALID_SPEC):
+    if status.observed_generation == job.generation and reason(status, "Failed") != INVALID_SPEC:
         return job
     cluster = status.cluster
     begun = cluster is not None and cluster.attempt > 0 and cluster.attempt != cluster.unmade

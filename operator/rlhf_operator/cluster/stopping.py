@@ -8,6 +8,7 @@ from rlhf_api.roles import Role
 from rlhf_api.status import ENDED, INVALID_SPEC, ClusterStatus, JobStatus
 
 from ..condition import observed as seen_at
+from ..condition import reason
 from ..process_state import Finish, ProcessState
 from .conditions import Look
 from .consequences import deletion
@@ -15,7 +16,6 @@ from .describe import describe
 from .next_step import POLL_SECONDS, Plan, Queue, deletions
 from .observed import Observed
 from .pod_groups import PodGroups, membership, sort
-from .refusal import refused
 from .snapshot import Job, Pod
 from .usage import counted
 
@@ -140,7 +140,7 @@ def settled(job: Job, pods: Sequence[Any], workload: Mapping[str, Any] | None) -
     status, spec = job.status, job.body.get("spec") or {}
     if status is None or status.phase not in ENDED or status.observed_generation != job.generation:
         return False
-    if refused(status, INVALID_SPEC):
+    if reason(status, "Failed") == INVALID_SPEC:
         return False
     return not (pods or workload or status.gpus or spec.get("ttlSecondsAfterFinished") is not None)
 
