@@ -38,6 +38,19 @@ def test_evictions_without_end_are_followed_by_longer_and_longer_pauses():
         assert world.status.phase in ("Running", "Provisioning")
 
 
+def test_one_generator_that_fails_while_the_others_load_their_models_fails_no_job():
+    world = World(("spec.generator.replicas=8",))
+    world.step()
+    world.kubelet()
+    for index in {*range(8)} - {3}:
+        world.pods[f"job-generator-{index}"]["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+    for _ in range(4):
+        world.end("job-generator-3")
+        until_made(world, "job-generator-3")
+    assert world.status.restarts == 4
+    assert world.status.phase == "Provisioning"
+
+
 def test_trainers_that_vanish_again_and_again_wait_longer_too():
     world = running()
     pauses = []
