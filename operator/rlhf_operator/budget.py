@@ -8,6 +8,9 @@ from rlhf_api.spec import Spec
 
 _FIRST, _LONG, _LONGEST = 0.5, 10.0, 300.0
 """Backoff in seconds: first, longest within the budget, longest of all."""
+_NEVER = float("-inf")
+_CALM = 2 * _LONGEST
+"""Time since the last restart after which disruptions are forgotten, seconds; kubelets forget crashes likewise."""
 
 
 @dataclass(frozen=True)
@@ -19,25 +22,25 @@ class Restarts:
     failures: int = 0
     """Counted restarts of the present window."""
     disruptions: int = 0
-    """Uncounted restarts of the present window."""
-    since: float = float("-inf")
-    """Start of the window: its first restart."""
-    last: float = float("-inf")
+    """Uncounted restarts, each soon after the one before."""
+    since: float = _NEVER
+    """Start of the window: its first restart; -inf without a window."""
+    last: float = _NEVER
 
     def at(self, now: float, window: float) -> "Restarts":
-        """Restarts in the window at `now`; an expired window is reset."""
-        return self if now < self.since + window else Restarts(self.total, last=self.last)
+        """What still holds at `now`: failures of a window that has not expired, disruptions that are not forgotten."""
+        calm = replace(self, disruptions=0) if now >= self.last + _CALM else self
+        return calm if now < self.since + window else replace(calm, failures=0, since=_NEVER)
 
     def after(self, now: float, window: float, *, counts: bool) -> "Restarts":
         """The count after one more restart."""
         left = self.at(now, window)
-        first = not (left.failures or left.disruptions)
         return replace(
             left,
             total=left.total + counts,
             failures=left.failures + counts,
             disruptions=left.disruptions + (not counts),
-            since=now if first else left.since,
+            since=now if left.since == _NEVER else left.since,
             last=now,
         )
 

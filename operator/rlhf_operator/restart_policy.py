@@ -132,9 +132,10 @@ def _gang(spec: Spec, trainers: Sequence[ProcessState], restarts: Restarts, now:
 
 def _servers(spec: Spec, processes: Sequence[ProcessState], restarts: Restarts, now: float) -> list[Action]:
     """Actions for servers, which restart independently, whatever the exit code; a multi-process one restarts when any
-    of its processes ends. When the budget is used up, the job continues as long as another server of the role works."""
+    of its processes ends. When the budget is used up, the job continues as long as another server of the role works or
+    may come to work."""
     actions: list[Action] = []
-    whole = _whole(processes)
+    whole = _whole(spec, processes, restarts, now)
     for index, group in groupby(processes, key=lambda s: s.index):
         server = list(group)
         role, ended = server[0].role, [s for s in server if s.ended]
@@ -155,10 +156,17 @@ def _servers(spec: Spec, processes: Sequence[ProcessState], restarts: Restarts, 
     return actions
 
 
-def _whole(servers: Sequence[ProcessState]) -> set[int]:
-    """Indices of servers of which all processes work."""
+def _whole(spec: Spec, servers: Sequence[ProcessState], restarts: Restarts, now: float) -> set[int]:
+    """Indices of servers of which all processes work or may come to work."""
     broken = {s.index for s in servers if s.ended}
-    return {s.index for s in servers if s.rank == 0 and s.ready} - broken
+    firsts = [s for s in servers if s.rank == 0]
+    return {s.index for s in firsts if s.ready or _may_load(spec, s.role, restarts, now)} - broken
+
+
+def _may_load(spec: Spec, role: Role, restarts: Restarts, now: float) -> bool:
+    """True if what starts may be on its first start of the window. Later it may be a server that fails each time, and
+    several of those would keep a job alive for ever, each while another one starts."""
+    return not restarts.failures or now < restarts.since + spec.section(role).startup_timeout_seconds
 
 
 def _due(spec: Spec, role: Role, restarts: Restarts, ended: float, now: float) -> bool:

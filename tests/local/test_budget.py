@@ -40,6 +40,19 @@ def test_disruptions_are_not_counted_but_make_the_pause_longer():
     assert restarts.pause(3) == 32.0
 
 
+def test_disruptions_are_forgotten_ten_minutes_after_the_last_whatever_the_window():
+    restarts = after(*range(6), counts=False)[R]
+    for window in (10, 100, 10_000):
+        assert restarts.at(604, window).disruptions == 6
+        assert restarts.at(605, window).disruptions == 0
+
+
+def test_a_failure_after_disruptions_that_outlast_their_window_opens_one():
+    restarts = after(*range(6), counts=False)[R]
+    failed = restarts.after(200, 100, counts=True)
+    assert (failed.failures, failed.disruptions, failed.since) == (1, 6, 200)
+
+
 def test_pauses_grow_to_ten_seconds_within_the_budget_and_to_five_minutes_beyond():
     pauses = [Restarts(failures=n).pause(30) for n in range(7)]
     assert pauses == [0.5, 1, 2, 4, 8, 10, 10]

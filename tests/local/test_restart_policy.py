@@ -81,8 +81,26 @@ TABLE: list[tuple[str, Spec, Sequence[ProcessState], Mapping[Role, int], Sequenc
         ),
     ),
     (
-        "until the budget is used up",
+        "beyond the budget too, while another one loads its model for the first time",
         SPEC,
+        but(ended(G, 1), starting(G, NOW - 500, 1)),
+        {G: 2},
+        (Start(G, (0,), True),),
+    ),
+    (
+        "and without a budget",
+        job("spec.generator.replicas=2", "spec.generator.backoffLimit=0").spec,
+        but(ended(G, 1), starting(G, NOW, 1)),
+        {},
+        (Start(G, (0,), True),),
+    ),
+    (
+        "until all had the time to start",
+        job(
+            "spec.generator.replicas=2",
+            "spec.generator.backoffLimit=2",
+            "spec.generator.startupTimeoutSeconds=100",
+        ).spec,
         but(ended(G, 1), starting(G, NOW, 1)),
         {G: 2},
         (

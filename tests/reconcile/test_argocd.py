@@ -90,6 +90,15 @@ def test_a_job_that_does_not_get_on():
     assert of(starting)[1].startswith("Unschedulable: ")
 
 
+def test_a_job_that_trains_while_a_further_generator_waits_for_a_node():
+    world = running()
+    world.overrides = ("spec.generator.replicas=2",)
+    world.step()
+    unplaced(world, "job-generator-1")
+    world.step()
+    assert of(world) == ("Progressing", "Running: waiting for generator 1/2")
+
+
 @pytest.mark.parametrize(
     ("world", "said"),
     [

@@ -24,9 +24,11 @@ def until_made(world: World, name: str) -> float:
     return (world.now - began).total_seconds()
 
 
-def test_evictions_without_end_are_followed_by_longer_and_longer_pauses():
-    for name in ("job-trainer-0", "job-generator-0"):
-        world = running()
+@pytest.mark.parametrize("window", [3600, 10])
+def test_evictions_without_end_are_followed_by_longer_and_longer_pauses(window):
+    """However soon failures are forgiven."""
+    for role in ("trainer", "generator"):
+        name, world = f"job-{role}-0", running(f"spec.{role}.backoffWindowSeconds={window}")
         pauses = []
         for _ in range(12):
             world.pods[name]["status"] = {**EVICTED, "startTime": world.now.strftime("%Y-%m-%dT%H:%M:%SZ")}
@@ -36,6 +38,33 @@ def test_evictions_without_end_are_followed_by_longer_and_longer_pauses():
         assert pauses[-1] >= 300
         assert world.status.restarts == 0
         assert world.status.phase in ("Running", "Provisioning")
+
+
+@pytest.mark.parametrize(
+    "reason",
+    ["OutOfnvidia.com/gpu", "NodeAffinity", "NodePorts", "TopologyAffinityError", "UnexpectedAdmissionError"],
+)
+def test_a_pod_that_its_kubelet_does_not_admit_is_replaced_and_not_counted(reason):
+    world = running()
+    refused = {"phase": "Failed", "reason": reason, "message": "Pod was rejected"}
+    world.pods["job-generator-0"]["status"] = refused | {"startTime": stamp(world.now)}
+    world.settle()
+    assert world.made.count("job-generator-0") == 2
+    assert world.runs("job-generator-0")
+    assert world.status.restarts == 0
+
+
+def test_one_generator_that_fails_while_the_others_load_their_models_fails_no_job():
+    world = World(("spec.generator.replicas=8",))
+    world.step()
+    world.kubelet()
+    for index in {*range(8)} - {3}:
+        world.pods[f"job-generator-{index}"]["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+    for _ in range(4):
+        world.end("job-generator-3")
+        until_made(world, "job-generator-3")
+    assert world.status.restarts == 4
+    assert world.status.phase == "Provisioning"
 
 
 def test_trainers_that_vanish_again_and_again_wait_longer_too():

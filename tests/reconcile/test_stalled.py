@@ -132,13 +132,33 @@ def test_gangs_that_hold_gpus_for_each_other_are_told_of():
     assert "2 other pods hold their nodes meanwhile: set spec.scheduling.gang" in stalled(world)[2]
 
 
-def test_a_generator_without_a_node_beside_a_job_that_trains_is_no_gang_s_deadlock():
+def test_a_generator_without_a_node_beside_a_job_that_trains_does_not_stall_it():
     """Gang scheduling and a deadline for the start would change nothing: the job runs."""
     world = running("spec.generator.replicas=2")
     unplaced(world, "job-generator-1")
     world.step()
+    assert stalled(world) == ("False", "NotStalled", "")
+    (placed,) = (c for c in world.status.conditions if c.type == "PodsScheduled")
+    assert (placed.status, placed.reason) == ("False", "Unschedulable")
+    assert "spec.scheduling" not in placed.message
+
+
+def test_a_generator_that_pulls_its_image_beside_a_job_that_trains_does_not_stall_it():
+    world = running("spec.generator.replicas=2")
+    waiting = {"name": "role", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "why"}}}
+    world.pods["job-generator-1"]["status"] = {"phase": "Pending", "containerStatuses": [waiting]}
+    world.step()
+    assert stalled(world)[0] == "False"
+    assert reasons(world)["RolesReady"] == "RolesNotReady"
+
+
+@pytest.mark.parametrize("name", ["job-generator-0", "job-reward-0"])
+def test_a_role_of_which_no_server_has_a_node_stalls_a_job_that_trained(name):
+    world = running()
+    unplaced(world, name)
+    world.step()
+    assert world.status.phase == "Running"
     assert stalled(world)[:2] == ("True", "Unschedulable")
-    assert "spec.scheduling" not in stalled(world)[2]
 
 
 def test_a_scheduler_that_counts_its_nodes_anew_tells_the_same_of_the_same_pod():

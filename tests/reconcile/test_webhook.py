@@ -67,6 +67,30 @@ def test_labels_and_annotations_of_a_job_that_today_is_wrong_may_change():
     assert not webhook.review(change, PLAIN)["response"]["allowed"]
 
 
+@pytest.mark.parametrize(
+    ("stored", "change", "refused"),
+    [
+        ((), "spec.suspend=true", None),
+        ((), "spec.ttlSecondsAfterFinished=60", None),
+        ((), "spec.activeDeadlineSeconds=60", None),
+        ((), "spec.generator.replicas=2", None),
+        ((), "spec.generator.replicas=-1", "spec.generator.replicas"),
+        ((), "spec.pods.volumes=[{name: data, mountPath: /data, hostPath: /etc}]", "hostPath"),
+        (("spec.suspend=true",), "spec.suspend=false", "priorityClassName"),
+        (("spec.suspend=true",), "spec.ttlSecondsAfterFinished=60", None),
+    ],
+)
+@pytest.mark.parametrize("wrong", ["spec.pods.priorityClass=system", "spec.sampling.topK=-2"])
+def test_a_job_that_runs_is_not_judged_by_limits_and_rules_of_today(wrong, stored, change, refused):
+    limited = replace(PLAIN, limits=Limits())
+    after, before = asked(wrong, *stored, change), asked(wrong, *stored)
+    asks = {"request": {**after["request"], "oldObject": before["request"]["object"]}}
+    response = webhook.review(asks, limited)["response"]
+    assert response["allowed"] is (refused is None)
+    if refused and "priority" in wrong:
+        assert refused in response["status"]["message"]
+
+
 def test_what_runs_changes_only_while_it_is_suspended():
     def change(*before: str) -> dict:
         after = asked("spec.ppo.klCoefficient=0.5")

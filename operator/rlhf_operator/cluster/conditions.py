@@ -67,7 +67,7 @@ def conditions(status: JobStatus, phase: Phase, look: Look) -> list[Condition]:
         _suspended(look.finish, look.suspending, stamp),
         failed_for_good(look.finish.reason, look.finish.message, stamp)
         if look.finish and look.finish.phase == "Failed"
-        else _stalled(look, silent_since, phase, stamp, now),
+        else _stalled(look, silent_since, status, phase, stamp, now),
         *(condition(kind, "True", *why, stamp) for kind, why in look.warnings.items()),
         *([condition("SpecChanged", "True", "NotApplied", ignored, stamp)] if ignored else ()),
     ]
@@ -121,8 +121,11 @@ def failed_for_good(reason: str, message: str, stamp: str) -> Condition:
     return condition("Stalled", "True", reason, message, stamp)
 
 
-def _stalled(look: Look, silent_since: float | None, phase: Phase, stamp: str, now: float) -> Condition:
-    """Stalled, with kstatus semantics: the first reason why the job makes no progress."""
+def _stalled(
+    look: Look, silent_since: float | None, status: JobStatus, phase: Phase, stamp: str, now: float
+) -> Condition:
+    """Stalled, with kstatus semantics: the first reason why the job makes no progress. A job that trains with at least
+    one server of each role goes on without those that still wait; RolesReady and PodsScheduled tell of them."""
     pods, refused = look.pods, look.observed.refused
     if silent_since is not None and now >= silent_since + SILENT_SECONDS:
         since = time_text(datetime.datetime.fromtimestamp(silent_since, datetime.UTC))
@@ -139,6 +142,8 @@ def _stalled(look: Look, silent_since: float | None, phase: Phase, stamp: str, n
         return condition("Stalled", "True", "PodHeld", message, stamp)
     if isinstance(refused, str):
         return condition("Stalled", "True", "PodsRefused", refused, stamp)
+    if phase == "Running" and all(role.ready for role in status.roles.values()):
+        return stalled(look.stall, stamp)
     living = [pod for pod in pods if pod.ended is None]
     if waiting := [pod for pod in living if not pod.scheduled]:
         return condition("Stalled", "True", *_unplaced(living, waiting, phase), stamp)

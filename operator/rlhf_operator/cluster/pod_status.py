@@ -15,10 +15,15 @@ _DISRUPTED = {
     "Evicted",
     "NodeLost",
     "NodeShutdown",
-    "NodeAffinity",
     "Preempting",
     "Shutdown",
     "Terminated",
+    # Kubelets do not admit a pod whose node is not, or no longer, as the scheduler saw it.
+    "InvalidNodeInfo",
+    "NodeAffinity",
+    "NodePorts",
+    "TaintToleration",
+    "TopologyAffinityError",
     "UnexpectedAdmissionError",
 }
 """Reasons of ends that are not the pod's own, for servers that have no DisruptionTarget condition."""

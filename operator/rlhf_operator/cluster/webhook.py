@@ -11,9 +11,10 @@ from typing import Any
 
 from aiohttp import web
 
-from rlhf_api.checks import check_change
+from rlhf_api.checks import CHANGEABLE, check_change
 from rlhf_api.manifest import from_cluster
 from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.spec import Spec
 
 from .limit_checks import check, lacks_queue, wrong_priority
 from .listening import listen
@@ -29,6 +30,7 @@ _SETTINGS = web.AppKey("settings", Settings)
 _WORKER = ThreadPoolExecutor(1, thread_name_prefix="webhook")
 """Validates beside the event loop of the reconciles: a spec of a megabyte takes seconds. One at a time, since several
 would share the interpreter with that loop."""
+_CHANGEABLE = {Spec.model_fields[name].alias or name for name in CHANGEABLE}
 _LONGEST = 2000
 _REQUEST_BYTES = 4 << 20  # an object of 1.5 MiB at most, twice
 
@@ -49,23 +51,31 @@ def _problems(
     body: Mapping[str, Any], before: Mapping[str, Any] | None, settings: Settings
 ) -> Sequence[Problem]:
     """Problems of a job, or of its change from the stored one."""
-    if before is not None and _asks_for(before) == _asks_for(body):
+    if before is None:
+        return _wrong_in(body, settings)
+    if _asks_for(before) == _asks_for(body):
+        return ()
+    if found := _wrong_in(body, settings):
+        known = _wrong_in(before, settings) if _goes_on(before, body) else ()
+        return [problem for problem in found if problem not in known]
+    if _failed_by_its_spec(before):
         return ()
     try:
-        spec = from_cluster(body).spec
-        labels = body["metadata"].get("labels", {})
-        check(settings.limits, Pinned.make(body["metadata"]["name"], spec, settings.defaults))
-    except InvalidJob as error:
-        return error.problems
-    required = lacks_queue(settings.limits, labels.get(QUEUE))
-    if problem := required or wrong_priority(settings.limits, labels.get(PRIORITY)):
-        return (problem,)
-    try:
-        if before is None or _failed_by_its_spec(before):
-            return ()
-        return check_change(from_cluster(before).spec, spec)
+        return check_change(from_cluster(before).spec, from_cluster(body).spec)
     except InvalidJob:
         return ()  # it was invalid before: any change may correct it
+
+
+def _wrong_in(body: Mapping[str, Any], settings: Settings) -> Sequence[Problem]:
+    """Problems of a job by today's rules and limits."""
+    try:
+        pinned = Pinned.make(body["metadata"]["name"], from_cluster(body).spec, settings.defaults)
+        check(settings.limits, pinned)
+    except InvalidJob as error:
+        return error.problems
+    labels = body["metadata"].get("labels", {})
+    found = lacks_queue(settings.limits, labels.get(QUEUE)), wrong_priority(settings.limits, labels.get(PRIORITY))
+    return [problem for problem in found if problem]
 
 
 def _failed_by_its_spec(body: Mapping[str, Any]) -> bool:
@@ -78,6 +88,20 @@ def _asks_for(body: Mapping[str, Any]) -> tuple[Any, ...]:
     release with other rules."""
     labels = body["metadata"].get("labels", {})
     return body.get("spec"), labels.get(QUEUE), labels.get(PRIORITY)
+
+
+def _goes_on(before: Mapping[str, Any], body: Mapping[str, Any]) -> bool:
+    """True if a change sets only what may change while a job runs, and does not resume it. Such a change is refused for
+    what it makes wrong alone: limits and rules may have become tighter since the job began."""
+    resumed = before["spec"].get("suspend") and not body["spec"].get("suspend")
+    return not resumed and _fixed(before) == _fixed(body)
+
+
+def _fixed(body: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Parts of a job that cannot change while it runs."""
+    spec, *labels = _asks_for(body)
+    generator = {key: value for key, value in (spec.get("generator") or {}).items() if key != "replicas"}
+    return {key: spec[key] for key in spec if key not in _CHANGEABLE} | {"generator": generator}, *labels
 
 
 class _Certificate:
