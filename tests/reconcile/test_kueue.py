@@ -8,7 +8,7 @@ from tests.reconcile.world import World
 from rlhf_api.manifest import from_cluster
 from rlhf_api.roles import Role
 from rlhf_operator.cluster.kueue import deactivated, quota, released, report, workload
-from rlhf_operator.cluster.names import QUEUE
+from rlhf_operator.cluster.names import CONFIG, QUEUE
 from rlhf_operator.cluster.pinned import Pinned
 from rlhf_operator.cluster.placement import flavors, placed, topology_request
 from rlhf_operator.cluster.settings import Defaults
@@ -60,8 +60,9 @@ def test_what_a_workload_means_for_its_job(there, generators, queue, state):
     assert quota(*job(generators, queue), there, CONFIGURATION) == state
 
 
-def test_a_workload_that_waits_asks_for_the_pods_of_the_spec_as_it_stands():
-    """An admitted one stands for pods that run as they began."""
+@pytest.mark.parametrize("held", [("QuotaReserved",), ADMITTED])
+def test_a_job_starts_only_on_quota_for_the_pods_of_the_spec_as_it_stands(held):
+    """Else quota for small pods would start large ones; pods that run, run as they began."""
     waiting, spec = job()
     more = Pinned.make(
         "job",
@@ -69,7 +70,12 @@ def test_a_workload_that_waits_asks_for_the_pods_of_the_spec_as_it_stands():
         Defaults(image="i"),
     )
     assert quota(waiting, spec, made(), more.name) == "outdated"
-    assert quota(waiting, spec, made(*ADMITTED), more.name) == "admitted"
+    assert quota(waiting, spec, made(*held), more.name) == "outgrown"
+    state = quota(waiting, spec, made(*held), CONFIGURATION)
+    assert quota(waiting, spec, made(*held), more.name, started=True) == state
+    unnamed = made(*held)
+    del unnamed["metadata"]["annotations"][CONFIG]
+    assert quota(waiting, spec, unnamed, more.name) == state, "of a release that did not note it"
 
 
 def test_a_deactivated_workload_is_left_so():
@@ -332,5 +338,5 @@ def test_quota_is_held_for_all_generators_that_may_come():
     asked["spec"]["queueName"] = "team"
     there = {**asked, "status": {"conditions": held}}
     for spec in (few, many):
-        assert quota(job()[0], spec, there, CONFIGURATION) == "admitted"
+        assert quota(job()[0], spec, there, asked["metadata"]["annotations"][CONFIG]) == "admitted"
         assert report(there, spec, ready=True, stamp=STAMP) is None, "none of it is free for others"

@@ -24,16 +24,19 @@ Body = dict[str, Any]
 
 Quota = Literal["none", "left", "absent", "outdated", "waiting", "admitted", "outgrown", "evicted"]
 """`none`: the job is in no queue; `left`: but was in one. `absent`: it has no Workload yet; `outdated`: its Workload
-waits in another queue or size than the job's, or for pods of
-an earlier configuration; `outgrown`: was admitted so; `evicted`: is to give its quota back."""
+waits in another queue or size than the job's, or for pods of another configuration; `outgrown`: has quota so, and the
+job is beyond it; `evicted`: is to give its quota back."""
 _REQUEUED = ("Preempted", "NodeFailures")
 """Reasons of evictions after which the integration lets a Workload line up again at once; after others Kueue does, in
 its own time."""
 _NOT_READY = "not all pods are ready"
 
 
-def quota(job: Job, spec: Spec, workload: Mapping[str, Any] | None, config: str) -> Quota:
-    """State of the job's Workload in its queue; `config` names the configuration that the job would start with."""
+def quota(
+    job: Job, spec: Spec, workload: Mapping[str, Any] | None, config: str, *, started: bool = False
+) -> Quota:
+    """State of the job's Workload in its queue. `config`: name of the configuration that the job runs, if it has
+    `started`, or would start with: not on quota for the pods of another one."""
     if workload is None:
         return "none" if job.queue is None else "absent"
     if job.queue is None:
@@ -48,7 +51,8 @@ def quota(job: Job, spec: Spec, workload: Mapping[str, Any] | None, config: str)
         return "evicted"
     kept = {name: count - _reclaimed(workload).get(name, 0) for name, count in _counts(workload).items()}
     fits = all(count <= kept.get(name, 0) for name, count in _wanted(spec).items())
-    if not fits or workload["spec"].get("queueName") != job.queue:
+    same = started or _config(workload) in (None, config)
+    if not (fits and same) or workload["spec"].get("queueName") != job.queue:
         return "outgrown"
     return "admitted" if "Admitted" in held else "waiting"
 

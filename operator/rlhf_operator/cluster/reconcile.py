@@ -11,7 +11,7 @@ from ..process_state import Finish
 from .api import Api, Key, run_all, run_growing
 from .cache import Cache
 from .companion_client import CompanionClient
-from .desired import Desired
+from .desired import Desired, active_config
 from .desired_reader import DesiredReader
 from .kueue import deactivated, kept_in_queue, quota
 from .kueue_client import KueueClient
@@ -95,6 +95,7 @@ class Reconciler:
         if refusal is not None and isinstance(refusal.why, Finish):
             # Of the spec of then; a later one reopens the job.
             job = replace(job, generation=refusal.generation)
+        started = active_config(job) == want.pinned.name
         seen = Observed(
             job,
             want,
@@ -104,7 +105,7 @@ class Reconciler:
             complaint=self._trainers.complaint(job),
             refused=refusal.why if refusal else None,
             made=self._outcomes.made(key),
-            quota=quota(job, want.spec, workload, want.pinned.name),
+            quota=quota(job, want.spec, workload, want.pinned.name, started=started),
             deactivated=deactivated(workload),
             prices=self._settings.gpu_prices,
         )
