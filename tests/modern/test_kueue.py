@@ -50,7 +50,8 @@ RULES = {
 LARGEST = (
     "spec.trainer.pods.template={metadata: {annotations: {kueue.x-k8s.io/podset-required-topology: rack}}}",
     "spec.generator={replicas: 3, podsPerReplica: 2, tensorParallelSize: 2, pods: {gpu: {count: 1}, template: "
-    "{metadata: {annotations: {kueue.x-k8s.io/podset-preferred-topology: rack}}}}}",
+    "{metadata: {annotations: {kueue.x-k8s.io/podset-preferred-topology: block, "
+    "kueue.x-k8s.io/podset-slice-required-topology: rack}}}}}",
 )
 FEWER_ROLES = ("spec.algorithm=sft", "spec.ppo={}")
 
@@ -138,7 +139,8 @@ def test_what_the_operator_writes_in_the_life_of_a_workload_is_accepted(kueue: S
         "reward",
         "reference",
     ]
-    assert made["spec"]["podSets"][1]["topologyRequest"]["subGroupCount"] == 3
+    asked = made["spec"]["podSets"][1]["topologyRequest"]
+    assert (asked["subGroupCount"], asked["podSetSliceSize"]) == (3, 2)
     for spec in (
         FEWER_ROLES,
         ("spec.generator.replicas=3",),

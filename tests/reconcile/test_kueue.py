@@ -274,6 +274,10 @@ def test_a_role_asks_for_a_topology_by_kueues_annotations():
             {"unconstrained": True, "podIndexLabel": "rlhf.dev/index"},
         ),
         ({"podset-unconstrained-topology": "false"}, None),
+        (
+            {"podset-slice-required-topology": "rack"},
+            {"podSetSliceRequiredTopology": "rack", "podSetSliceSize": 1, "podIndexLabel": "rlhf.dev/index"},
+        ),
         ({}, None),
     ],
 )

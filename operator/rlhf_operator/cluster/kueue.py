@@ -42,7 +42,7 @@ def quota(
     if job.queue is None:
         return "left"
     held = _held(workload)
-    if not held & {"QuotaReserved", "Admitted"}:
+    if not _has_quota(workload):
         asked = _counts(workload), workload["spec"].get("queueName"), _config(workload)
         if asked != (_wanted(spec), job.queue, config):
             return "outdated"
@@ -96,8 +96,8 @@ def workload(job: Job, pinned: Pinned, priority: Mapping[str, Any] | None = None
 
 def _pod_set(spec: Spec, role: Role, count: int, pod: Body) -> Body:
     pod_set = {"name": role.value, "count": count, "template": {"spec": pod["spec"]}}
-    groups = count // pods_each(spec, role) if pods_each(spec, role) > 1 else None
-    request = topology_request(pod["metadata"].get("annotations", {}), groups)
+    size = pods_each(spec, role)
+    request = topology_request(pod["metadata"].get("annotations", {}), count // size, size)
     return {**pod_set, "topologyRequest": request} if request else pod_set
 
 
@@ -113,9 +113,11 @@ def _priority(named: Mapping[str, Any]) -> Body:
     }
 
 
-def released(workload: Mapping[str, Any], stamp: str) -> Body:
+def released(workload: Mapping[str, Any], stamp: str) -> Body | None:
     """Merge patch of the status once the evicted job's pods are gone: its quota is free. Kueue leaves this to the
-    integration that runs the pods."""
+    integration that runs the pods. None if it is not evicted, or has no quota."""
+    if "Evicted" not in _held(workload) or not _has_quota(workload):
+        return None
     evicted = next(c for c in workload["status"]["conditions"] if c["type"] == "Evicted")
     why, requeued = str(evicted.get("message", "")), evicted.get("reason") in _REQUEUED
     changes = {
@@ -158,6 +160,10 @@ def _config(workload: Mapping[str, Any]) -> str | None:
 
 def _held(workload: Mapping[str, Any]) -> set[str]:
     return {c["type"] for c in workload.get("status", {}).get("conditions", ()) if c["status"] == "True"}
+
+
+def _has_quota(workload: Mapping[str, Any]) -> bool:
+    return bool(_held(workload) & {"QuotaReserved", "Admitted"})
 
 
 def _counts(workload: Mapping[str, Any]) -> dict[str, int]:

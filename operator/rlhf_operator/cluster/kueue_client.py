@@ -6,7 +6,7 @@ from .api import Api, ApiError, Body, Key
 from .cache import Cache
 from .describe import Event
 from .desired import Desired
-from .kueue import released, report, workload
+from .kueue import deactivated, released, report, workload
 from .names import PRIORITY
 from .next_step import Plan
 from .objects import owned
@@ -47,9 +47,15 @@ class KueueClient:
                 await self._merge(job, patch)
 
     async def leave(self, key: Key, job: Job) -> None:
-        """Gives the job's quota and its place in the queue back, where it has one."""
-        if (found := self.workload(key, job)) is not None:
+        """Gives the job's quota and its place in the queue back, where it has one. Of a deactivated Workload only the
+        quota, until the job is deleted: the next Workload would be active."""
+        found = self.workload(key, job)
+        if found is None:
+            return
+        if not deactivated(found) or "deletionTimestamp" in job.body["metadata"]:
             await self._api.delete("Workload", job.namespace, job.name, uid=found["metadata"]["uid"])
+        elif (patch := released(found, time_text(self._api.clock.now()))) is not None:
+            await self._merge(job, patch)
 
     async def flavors(self, job: Job, admitted: Body) -> dict[str, Body]:
         """The ResourceFlavors assigned to the job's Workload, by name."""
