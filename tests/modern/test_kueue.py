@@ -93,7 +93,8 @@ class Queued:
     def enter(self, *overrides: str, queue: str = "research", priority: str | None = None) -> None:
         """As the operator does: a forced server-side apply."""
         job, spec = self.job(*overrides, queue=queue)
-        named = {"metadata": {"name": priority}, "value": 7} if priority else None
+        kind = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "WorkloadPriorityClass"}
+        named = {**kind, "metadata": {"name": priority}, "value": 7} if priority else None
         body = owned(workload(job, Pinned.make(job.name, spec, Defaults(image="i")), named), job)
         query = "fieldManager=rlhf-operator&force=true&fieldValidation=Strict"
         self.server.call("PATCH", f"{self.path}?{query}", json.dumps(body), APPLY)

@@ -1,5 +1,6 @@
 """Kueue's Workload, by its published types: what its state means, and what is said back."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,8 +8,8 @@ from tests.reconcile.world import World
 
 from rlhf_api.manifest import from_cluster
 from rlhf_api.roles import Role
-from rlhf_operator.cluster.kueue import deactivated, quota, released, report, workload
-from rlhf_operator.cluster.names import CONFIG, QUEUE
+from rlhf_operator.cluster.kueue import deactivated, priority_class, quota, released, report, workload
+from rlhf_operator.cluster.names import CONFIG, PRIORITY, QUEUE
 from rlhf_operator.cluster.pinned import Pinned
 from rlhf_operator.cluster.placement import flavors, placed, topology_request
 from rlhf_operator.cluster.settings import Defaults
@@ -234,13 +235,47 @@ def test_a_workload_has_the_priority_that_the_job_names():
     waiting, spec = job()
     pinned = Pinned.make("job", spec, Defaults(image="i"))
     assert "priority" not in workload(waiting, pinned)["spec"]
-    named = workload(waiting, pinned, {"metadata": {"name": "urgent"}, "value": 7})["spec"]
+    urgent = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "WorkloadPriorityClass", "value": 7}
+    named = workload(waiting, pinned, urgent | {"metadata": {"name": "urgent"}})["spec"]
     assert named["priority"] == 7
     assert named["priorityClassRef"] == {
         "group": "kueue.x-k8s.io",
         "kind": "WorkloadPriorityClass",
         "name": "urgent",
     }
+    high = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "value": 1000}
+    of_pods = workload(waiting, pinned, high | {"metadata": {"name": "high"}})["spec"]
+    assert of_pods["priority"] == 1000
+    assert of_pods["priorityClassRef"] == {
+        "group": "scheduling.k8s.io",
+        "kind": "PriorityClass",
+        "name": "high",
+    }
+
+
+def labelled(waiting: Job, priority: str) -> Job:
+    labels = {**waiting.body["metadata"]["labels"], PRIORITY: priority}
+    return replace(waiting, body={**waiting.body, "metadata": {**waiting.body["metadata"], "labels": labels}})
+
+
+def test_a_job_without_a_class_of_workloads_has_the_priority_of_its_pods():
+    """As in Kueue's own integrations."""
+    waiting, plain = job()
+    overrides = "spec.pods.priorityClass=low", "spec.trainer.pods.priorityClass=high"
+    of_all, of_both = (from_cluster(World(overrides[:count]).job.body).spec for count in (1, 2))
+    assert priority_class(waiting, plain) is None
+    assert priority_class(waiting, of_all) == ("PriorityClass", "low")
+    assert priority_class(waiting, of_both) == ("PriorityClass", "high"), "of the first role that has one"
+    assert priority_class(labelled(waiting, "urgent"), of_both) == ("WorkloadPriorityClass", "urgent")
+
+
+def test_a_workload_that_waits_follows_the_label_of_its_priority():
+    waiting, spec = job()
+    pinned = Pinned.make("job", spec, Defaults(image="i"))
+    urgent = labelled(waiting, "urgent")
+    assert quota(urgent, spec, workload(waiting, pinned), CONFIGURATION) == "outdated"
+    assert quota(urgent, spec, workload(urgent, pinned), CONFIGURATION) == "waiting"
+    assert quota(waiting, spec, workload(urgent, pinned), CONFIGURATION) == "outdated"
 
 
 RACKS = ("cloud.example/block", "cloud.example/rack")

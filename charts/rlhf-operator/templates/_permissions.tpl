@@ -51,6 +51,10 @@
 - apiGroups: [kueue.x-k8s.io]
   resources: [resourceflavors, workloadpriorityclasses]
   verbs: [get]
+# Of pods, for the priority of their job's Workload.
+- apiGroups: [scheduling.k8s.io]
+  resources: [priorityclasses]
+  verbs: [get]
 {{- end }}
 
 {{/* In the operator's own namespace: its Lease. A name cannot limit `create`. */}}

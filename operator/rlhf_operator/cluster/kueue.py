@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
+from rlhf_api.pods import combine
 from rlhf_api.roles import Role
 from rlhf_api.run import places, pods_each, roles_of
 from rlhf_api.spec import Spec
 
 from .kinds import KUEUE
-from .names import CONFIG, common_labels
+from .names import CONFIG, PRIORITY, common_labels
 from .pinned import Pinned
 from .placement import topology_request
 from .pod import NewPod, build_pod
@@ -43,8 +44,9 @@ def quota(
         return "left"
     held = _held(workload)
     if not _has_quota(workload):
-        asked = _counts(workload), workload["spec"].get("queueName"), _config(workload)
-        if asked != (_wanted(spec), job.queue, config):
+        notes = workload["metadata"].get("annotations", {})
+        asked = _counts(workload), workload["spec"].get("queueName"), notes.get(CONFIG), notes.get(PRIORITY)
+        if asked != (_wanted(spec), job.queue, config, _label(job)):
             return "outdated"
         return "waiting"
     if "Evicted" in held:
@@ -71,8 +73,8 @@ def deactivated(workload: Mapping[str, Any] | None) -> bool:
 
 
 def workload(job: Job, pinned: Pinned, priority: Mapping[str, Any] | None = None) -> Body:
-    """The Workload that Kueue admits: a pod set for each role, with its pods as they would be. `priority`: the
-    WorkloadPriorityClass that the job names."""
+    """The Workload that Kueue admits: a pod set for each role, with its pods as they would be. `priority`: the class
+    that `priority_class` names."""
     spec, counts, nameless = pinned.config.spec, _wanted(pinned.config.spec), replace(pinned, name="")
     pods = {
         role: build_pod(nameless, NewPod(role, 0, attempt=0, resume=False), job.uid)
@@ -84,7 +86,7 @@ def workload(job: Job, pinned: Pinned, priority: Mapping[str, Any] | None = None
         "metadata": {
             "name": job.name,
             "labels": common_labels(job.name),
-            "annotations": {CONFIG: pinned.name},
+            "annotations": {CONFIG: pinned.name, **({PRIORITY: label} if (label := _label(job)) else {})},
         },
         "spec": {
             "queueName": job.queue,
@@ -101,14 +103,24 @@ def _pod_set(spec: Spec, role: Role, count: int, pod: Body) -> Body:
     return {**pod_set, "topologyRequest": request} if request else pod_set
 
 
+def priority_class(job: Job, spec: Spec) -> tuple[str, str] | None:
+    """Kind and name of the class whose value is the Workload's priority, as Kueue's own integrations choose it: that of
+    the job's label, else that of the first role whose pods have one."""
+    if label := _label(job):
+        return "WorkloadPriorityClass", label
+    pods = (combine(spec.pods, spec.section(role).pods) for role in roles_of(spec))
+    return next((("PriorityClass", each.priority_class) for each in pods if each.priority_class), None)
+
+
+def _label(job: Job) -> str | None:
+    name: str | None = job.body["metadata"].get("labels", {}).get(PRIORITY)
+    return name
+
+
 def _priority(named: Mapping[str, Any]) -> Body:
-    group = KUEUE.partition("/")[0]
+    group = named["apiVersion"].partition("/")[0]
     return {
-        "priorityClassRef": {
-            "group": group,
-            "kind": "WorkloadPriorityClass",
-            "name": named["metadata"]["name"],
-        },
+        "priorityClassRef": {"group": group, "kind": named["kind"], "name": named["metadata"]["name"]},
         "priority": named["value"],
     }
 

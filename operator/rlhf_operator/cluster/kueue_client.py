@@ -1,4 +1,4 @@
-"""Writes a job's Workload as planned, and reads Kueue's cluster-scoped objects."""
+"""Writes a job's Workload as planned, and reads the cluster-scoped objects that it refers to."""
 
 from ..condition import is_true
 from ..job_status import time_text
@@ -6,8 +6,7 @@ from .api import Api, ApiError, Body, Key
 from .cache import Cache
 from .describe import Event
 from .desired import Desired
-from .kueue import deactivated, released, report, workload
-from .names import PRIORITY
+from .kueue import deactivated, priority_class, released, report, workload
 from .next_step import Plan
 from .objects import owned
 from .ownership import check_name, is_own
@@ -17,7 +16,7 @@ from .snapshot import Job
 
 
 class KueueClient:
-    """Writes Workloads; reads WorkloadPriorityClasses and ResourceFlavors."""
+    """Writes Workloads; reads classes of priority and ResourceFlavors."""
 
     def __init__(self, api: Api, cache: Cache, recorder: Recorder) -> None:
         self._api, self._cache, self._recorder = api, cache, recorder
@@ -32,8 +31,8 @@ class KueueClient:
         if todo.queue == "leave":
             await self.leave(key, job)
         elif todo.queue == "enter":
-            name = job.body["metadata"].get("labels", {}).get(PRIORITY)
-            priority = await self._read(job, "WorkloadPriorityClass", name) if name else None
+            named = priority_class(job, want.spec)
+            priority = await self._read(job, *named) if named else None
             body = workload(job, want.pinned, priority)
             if found is None:
                 await check_name(self._api, job, body, is_own)
