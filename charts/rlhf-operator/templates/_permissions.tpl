@@ -43,7 +43,7 @@
   verbs: [patch]
 {{- end }}
 
-{{/* Of the whole cluster; with `watchNamespaces` there are no rights beyond those, and jobs name runtimes of theirs. */}}
+{{/* Of the whole cluster; with `watchNamespaces` there are no rights beyond those, unless `rbac.clusterReads` is set. */}}
 {{- define "rlhf-operator.clusterRules" -}}
 - apiGroups: [rlhf.dev]
   resources: [clusterrlhfruntimes]

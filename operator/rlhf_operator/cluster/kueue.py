@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from rlhf_api.pods import combine
 from rlhf_api.roles import Role
 from rlhf_api.run import places, pods_each, roles_of
 from rlhf_api.spec import Spec
@@ -20,6 +19,7 @@ from .pinned import Pinned
 from .placement import topology_request
 from .pod import NewPod, build_pod
 from .snapshot import Job
+from .workload_priority import priority_fields, priority_label
 
 Body = dict[str, Any]
 
@@ -46,7 +46,7 @@ def quota(
     if not _has_quota(workload):
         notes = workload["metadata"].get("annotations", {})
         asked = _counts(workload), workload["spec"].get("queueName"), notes.get(CONFIG), notes.get(PRIORITY)
-        if asked != (_wanted(spec), job.queue, config, _label(job)):
+        if asked != (_wanted(spec), job.queue, config, priority_label(job)):
             return "outdated"
         return "waiting"
     if "Evicted" in held:
@@ -86,11 +86,14 @@ def workload(job: Job, pinned: Pinned, priority: Mapping[str, Any] | None = None
         "metadata": {
             "name": job.name,
             "labels": common_labels(job.name),
-            "annotations": {CONFIG: pinned.name, **({PRIORITY: label} if (label := _label(job)) else {})},
+            "annotations": {
+                CONFIG: pinned.name,
+                **({PRIORITY: label} if (label := priority_label(job)) else {}),
+            },
         },
         "spec": {
             "queueName": job.queue,
-            **(_priority(priority) if priority else {}),
+            **(priority_fields(priority) if priority else {}),
             "podSets": [_pod_set(spec, role, counts[role.value], pod) for role, pod in pods.items()],
         },
     }
@@ -101,28 +104,6 @@ def _pod_set(spec: Spec, role: Role, count: int, pod: Body) -> Body:
     size = pods_each(spec, role)
     request = topology_request(pod["metadata"].get("annotations", {}), count // size, size)
     return {**pod_set, "topologyRequest": request} if request else pod_set
-
-
-def priority_class(job: Job, spec: Spec) -> tuple[str, str] | None:
-    """Kind and name of the class whose value is the Workload's priority, as Kueue's own integrations choose it: that of
-    the job's label, else that of the first role whose pods have one."""
-    if label := _label(job):
-        return "WorkloadPriorityClass", label
-    pods = (combine(spec.pods, spec.section(role).pods) for role in roles_of(spec))
-    return next((("PriorityClass", each.priority_class) for each in pods if each.priority_class), None)
-
-
-def _label(job: Job) -> str | None:
-    name: str | None = job.body["metadata"].get("labels", {}).get(PRIORITY)
-    return name
-
-
-def _priority(named: Mapping[str, Any]) -> Body:
-    group = named["apiVersion"].partition("/")[0]
-    return {
-        "priorityClassRef": {"group": group, "kind": named["kind"], "name": named["metadata"]["name"]},
-        "priority": named["value"],
-    }
 
 
 def released(workload: Mapping[str, Any], stamp: str) -> Body | None:

@@ -47,7 +47,7 @@ class Reconciler:
     ) -> None:
         self._settings, self._api, self._cache, self._recorder = settings, api, cache, recorder
         self._trainers = TrainerClient(*settings.token_keys, clock=api.clock.time)
-        self._desired, self._kueue = DesiredReader(settings, api), KueueClient(api, cache, recorder)
+        self._desired, self._kueue = DesiredReader(settings, api), KueueClient(api, cache)
         self._pods, self._pod_events = PodClient(api, cache, recorder), PodEvents(api)
         self._companions = CompanionClient(settings, api, cache, recorder)
         self._statuses, self._outcomes = StatusWriter(api, cache, recorder, telemetry), Outcomes(cache)
@@ -145,7 +145,7 @@ class Reconciler:
                 await self._companions.create_token(job, self._trainers.key(job), again=todo.token)
             await self._kueue.line_up(key, job, want, todo)
             admitted = self._kueue.workload(key, job) if todo.create and job.queue else None
-            known = await self._kueue.flavors(job, admitted) if admitted else {}
+            known = await self._kueue.flavors(admitted) if admitted else {}
             for first in (True, False):  # of a generator's pods, which are not made where that one is refused
                 wave = [pod for pod in todo.create if (pod.rank == 0) == first]
                 create = partial(self._pods.create, job, want.pinned, admitted, known)
