@@ -45,7 +45,7 @@ demo: install
 # test's time limit has room for it, beside parts that need nothing of it.
 test: install
 	rm -rf $(RESULTS)
-	-$(MAKE) --keep-going --jobs=$(if $(KUBECONFIG)$(RLHF_TEST_KUBECONFIG),1,$(AT_ONCE)) --output-sync=target \
+	-$(MAKE) --keep-going --jobs=$(if $(RLHF_TEST_KUBECONFIG),1,$(AT_ONCE)) --output-sync=target \
 	  cluster-binaries cluster-images modern-parts $(BIN)/helm $(PARTS)
 	@$(BIN)/python tools/results $(RESULTS) $(PARTS)
 
@@ -78,7 +78,7 @@ cluster-images: install
 modern-parts: install
 	-$(BIN)/python -m tests.modern
 
-# On a cluster with a node: the one of `make cluster`, one of the tests' own, or the one KUBECONFIG names.
+# On a cluster with a node: the one of `make cluster`, one of the tests' own, or the one RLHF_TEST_KUBECONFIG names.
 E2E := tests/cluster_e2e
 e2e: cluster-binaries cluster-images $(BIN)/helm
 	$(PYTEST) $(E2E)

@@ -17,7 +17,7 @@ HEAD = """# The chart of the RLHF operator
 
 ```
 helm install rlhf charts/rlhf-operator -n rlhf-system --create-namespace \\
-  --set image.repository=REGISTRY/rlhf-operator --set jobs.trainerImage=REGISTRY/rlhf-trainer:0.1.0
+  --set image.repository=REGISTRY/rlhf-operator --set jobs.trainerImage=REGISTRY/rlhf-trainer
 ```
 
 [docs/cluster.md](../../docs/cluster.md) tells how to install, upgrade, observe and remove it. Helm refuses values that

@@ -45,8 +45,9 @@ CLAIMS = {
 
 
 def claims_in_readme() -> str:
-    """The README without its list of pages, and on one line."""
+    """The README without samples of output and its list of pages, and on one line."""
     text, _, _ = (ROOT / "README.md").read_text().partition("## Read on")
+    text = re.sub(r"^```(\w*)\n.*?^```$", lambda block: block[0] if block[1] else "", text, flags=re.S | re.M)
     return " ".join(text.split())
 
 

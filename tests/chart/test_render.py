@@ -172,6 +172,21 @@ def test_the_operator_reads_its_settings_from_the_environment_that_the_chart_giv
     assert Settings.read(environment(render(NAMESPACED))).namespaces == ("training", "research")
 
 
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ("", "rlhf-trainer:VERSION"),
+        ("registry.example:5000/team/rlhf-trainer", "registry.example:5000/team/rlhf-trainer:VERSION"),
+        ("registry.example/t:2", "registry.example/t:2"),
+        ("registry.example/t@sha256:0f", "registry.example/t@sha256:0f"),
+    ],
+)
+def test_a_trainers_image_without_a_tag_has_the_charts_version(given, wanted):
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
+    found = environment(render({"jobs": {"trainerImage": given}}))["RLHF_TRAINER_IMAGE"]
+    assert found == wanted.replace("VERSION", version)
+
+
 def test_what_selects_the_operator_finds_its_pods(everything):
     pod = the(everything, "Deployment")["spec"]["template"]
     labels = pod["metadata"]["labels"]

@@ -40,7 +40,7 @@ def require(packages: tuple[str, ...]) -> None:
         name = next((line for line in system if line.startswith("PRETTY_NAME=")), "no Linux").split("=")[-1]
         raise Unavailable(
             f"the test cluster is made of Debian 12's packages and this is {name}: "
-            "set KUBECONFIG to a cluster, or run in a debian:12 container as root"
+            "set RLHF_TEST_KUBECONFIG to a cluster, or run in a debian:12 container as root"
         )
     with lock("packages"):  # apt-get does not wait for another
         if missing := _missing(packages):
@@ -51,7 +51,7 @@ def _install(packages: list[str]) -> None:
     command = ["apt-get", "install", "-qq", "-y", "--no-install-recommends", *packages]
     if os.geteuid() != 0:
         raise Unavailable(
-            f"the test cluster needs packages: as root `{' '.join(command)}`, or set KUBECONFIG to a cluster"
+            f"the test cluster needs packages: as root `{' '.join(command)}`, or set RLHF_TEST_KUBECONFIG to a cluster"
         )
     quiet = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
     for step in (["apt-get", "update", "-qq"], command):
@@ -65,7 +65,9 @@ def _install(packages: list[str]) -> None:
 def require_root() -> None:
     """The node's namespaces, cgroups and containers are root's."""
     if os.geteuid() != 0:
-        raise Unavailable("the test cluster with a node needs root: use sudo, or set KUBECONFIG to a cluster")
+        raise Unavailable(
+            "the test cluster with a node needs root: use sudo, or set RLHF_TEST_KUBECONFIG to a cluster"
+        )
 
 
 def _system() -> list[str]:

@@ -33,7 +33,9 @@ def up(place: Place) -> bool:
         return False
     require_root()
     if not (_GROUPS / "cpuset").is_dir():
-        raise Unavailable("the test cluster needs control groups of version 1: set KUBECONFIG to a cluster")
+        raise Unavailable(
+            "the test cluster needs control groups of version 1: set RLHF_TEST_KUBECONFIG to a cluster"
+        )
     hidden = next(
         (path for path in ("/run", "/var/lib", "/var/log") if place.state.is_relative_to(path)), None
     )

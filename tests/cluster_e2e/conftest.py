@@ -24,8 +24,8 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """The one that KUBECONFIG names, which has the images; or that of `make cluster`, taken down again only where it
-    was not up before.
+    """The one that RLHF_TEST_KUBECONFIG names, which has the images; or that of `make cluster`, taken down again only
+    where it was not up before.
     """
     if named := existing():
         yield named
@@ -55,9 +55,7 @@ def namespace(cluster: Cluster) -> Iterator[str]:
 def jobs(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
     """A cluster with the chart installed, an S3 server, and a namespace that admits only restricted pods."""
     if existing() is not None:
-        pytest.skip(
-            "needs a directory of this machine in its pods: unset KUBECONFIG and RLHF_TEST_KUBECONFIG"
-        )
+        pytest.skip("needs a directory of this machine in its pods: unset RLHF_TEST_KUBECONFIG")
     kubeconfig = cluster.kubeconfig
     workspace = tmp_path_factory.mktemp("workspace")
     shutil.copytree(ROOT / "examples", workspace / "examples")

@@ -74,7 +74,7 @@ print(reach("http://192.0.2.1/"), time.monotonic() - begin < 3)
 
 def test_what_no_network_policy_admits_is_rejected(cluster: Cluster, namespace: str) -> None:
     if existing() is not None:
-        pytest.skip("a named cluster may enforce nothing: unset KUBECONFIG and RLHF_TEST_KUBECONFIG")
+        pytest.skip("a named cluster may enforce nothing: unset RLHF_TEST_KUBECONFIG")
     serve = "import http.server as s; s.test(s.SimpleHTTPRequestHandler, port=8000)"
     web = pod("web", images.OPERATOR, "python3", "-c", serve)
     web["spec"]["containers"][0]["ports"] = [{"name": "http", "containerPort": 8000}]
@@ -136,7 +136,7 @@ def test_a_control_plane_s_server_that_is_killed_is_started_again(
     cluster: Cluster, namespace: str, victim: str
 ) -> None:
     if existing() is not None:
-        pytest.skip("kills a server of a cluster on this machine: unset KUBECONFIG and RLHF_TEST_KUBECONFIG")
+        pytest.skip("kills a server of a cluster on this machine: unset RLHF_TEST_KUBECONFIG")
     place = Place(cluster.kubeconfig.parents[1])
     killed = server(place, victim)
     killed.kill()
@@ -153,7 +153,7 @@ def test_a_control_plane_s_server_that_is_killed_is_started_again(
 
 def test_a_cluster_leaves_no_trace_on_the_machine(cluster: Cluster, tmp_path: Path) -> None:
     if existing() is not None:
-        pytest.skip("brings a second cluster up on this machine: unset KUBECONFIG and RLHF_TEST_KUBECONFIG")
+        pytest.skip("brings a second cluster up on this machine: unset RLHF_TEST_KUBECONFIG")
     place = Place(tmp_path / "second")
     before = traces()
     try:

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("crd")
 @pytest.fixture(scope="module")
 def node(control_plane: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubelet]:
     if not isinstance(control_plane, ControlPlane):
-        pytest.skip("brings a kubelet of its own: unset KUBECONFIG and RLHF_TEST_KUBECONFIG to run it")
+        pytest.skip("brings a kubelet of its own: unset RLHF_TEST_KUBECONFIG to run it")
     name = f"logs-{uuid.uuid4().hex[:8]}"
     with kubelet(control_plane.kubeconfig, tmp_path_factory.mktemp("kubelet"), name) as made:
         yield made

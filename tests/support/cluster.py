@@ -50,8 +50,8 @@ class Cluster:
 
 
 def existing() -> Cluster | None:
-    """The cluster that the user names, if any."""
-    named = os.environ.get("RLHF_TEST_KUBECONFIG") or os.environ.get("KUBECONFIG")
+    """The cluster that the user names for tests, if any; never the one that kubectl happens to use."""
+    named = os.environ.get("RLHF_TEST_KUBECONFIG")
     return Cluster(Path(named)) if named else None
 
 

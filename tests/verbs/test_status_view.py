@@ -1,6 +1,7 @@
 """The page of `rlhf status` for objects of the API server."""
 
 import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from rlhf_operator.verbs.jobs import status_of
 from rlhf_operator.verbs.status import table
 from rlhf_operator.verbs.status_view import page
 
+ROOT = Path(__file__).parents[2]
 NOW = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
 RUNNING = {
     "phase": "Running",
@@ -121,6 +123,26 @@ def test_a_running_job_at_a_glance() -> None:
         "  59m 00s ago   Normal    Running     Running happened",
         "  2m 00s ago    Warning   PodFailed   generator-1 was ended by SIGKILL (3 times)",
     ]
+
+
+@pytest.mark.parametrize("where", ["README.md", "docs/cluster.md"])
+def test_the_docs_show_such_a_page(where: str) -> None:
+    usual = {
+        name: value
+        for name, value in RUNNING.items()
+        if name not in ("responsesContinued", "importanceEffective")
+    }
+    usual |= {"staleness": 0, "trainerIdle": 0.41, "generatorIdle": 0.48}
+    ready = {
+        "type": "Ready", "status": "False", "reason": "Running", "message": "waiting for generator 1/2",
+        "lastTransitionTime": "2026-01-01T11:58:00Z",
+    }  # fmt: skip
+    usual["conditions"] = [*RUNNING["conditions"], ready]
+    events = [
+        event(58, "PodFailed", type="Warning", message="generator-1 was ended by SIGKILL"),
+        event(1, "Running", message="the trainer is running"),
+    ]
+    assert f"\n```\n{shown(usual, events)}\n```\n" in (ROOT / where).read_text()
 
 
 def test_a_job_that_no_operator_has_seen() -> None:

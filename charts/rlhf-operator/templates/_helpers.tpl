@@ -43,7 +43,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
 {{- define "rlhf-operator.trainerImage" -}}
-{{- .Values.jobs.trainerImage | default (printf "rlhf-trainer:%s" .Chart.AppVersion) -}}
+{{- $image := .Values.jobs.trainerImage | default "rlhf-trainer" -}}
+{{- if regexMatch "[:@][^/]*$" $image }}{{ $image }}{{ else }}{{ printf "%s:%s" $image .Chart.AppVersion }}{{ end -}}
 {{- end }}
 
 {{/* The Secret with the webhook's certificate: ours, or the one that cert-manager writes. */}}
