@@ -22,6 +22,7 @@ from rlhf_operator.cluster.objects import owned
 from rlhf_operator.cluster.pinned import Pinned
 from rlhf_operator.cluster.settings import Defaults
 from rlhf_operator.cluster.snapshot import Job
+from rlhf_operator.cluster.workload_priority import priority_fields
 
 STAMP = "2026-01-01T00:00:00Z"
 PATH = "/apis/kueue.x-k8s.io/v1beta2/namespaces/team/workloads"
@@ -94,7 +95,9 @@ class Queued:
         """As the operator does: a forced server-side apply."""
         job, spec = self.job(*overrides, queue=queue)
         kind = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "WorkloadPriorityClass"}
-        named = {**kind, "metadata": {"name": priority}, "value": 7} if priority else None
+        named = (
+            priority_fields({**kind, "metadata": {"name": priority}, "value": 7}, None) if priority else None
+        )
         body = owned(workload(job, Pinned.make(job.name, spec, Defaults(image="i")), named), job)
         query = "fieldManager=rlhf-operator&force=true&fieldValidation=Strict"
         self.server.call("PATCH", f"{self.path}?{query}", json.dumps(body), APPLY)

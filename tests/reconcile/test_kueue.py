@@ -14,7 +14,7 @@ from rlhf_operator.cluster.pinned import Pinned
 from rlhf_operator.cluster.placement import flavors, placed, topology_request
 from rlhf_operator.cluster.settings import Defaults
 from rlhf_operator.cluster.snapshot import Job
-from rlhf_operator.cluster.workload_priority import priority_class
+from rlhf_operator.cluster.workload_priority import priority_class, priority_fields
 
 STAMP = "2026-01-01T00:00:00Z"
 
@@ -237,7 +237,9 @@ def test_a_workload_has_the_priority_that_the_job_names():
     pinned = Pinned.make("job", spec, Defaults(image="i"))
     assert "priority" not in workload(waiting, pinned)["spec"]
     urgent = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "WorkloadPriorityClass", "value": 7}
-    named = workload(waiting, pinned, urgent | {"metadata": {"name": "urgent"}})["spec"]
+    named = workload(waiting, pinned, priority_fields(urgent | {"metadata": {"name": "urgent"}}, None))[
+        "spec"
+    ]
     assert named["priority"] == 7
     assert named["priorityClassRef"] == {
         "group": "kueue.x-k8s.io",
@@ -245,13 +247,25 @@ def test_a_workload_has_the_priority_that_the_job_names():
         "name": "urgent",
     }
     high = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "value": 1000}
-    of_pods = workload(waiting, pinned, high | {"metadata": {"name": "high"}})["spec"]
+    of_pods = workload(waiting, pinned, priority_fields(high | {"metadata": {"name": "high"}}, None))["spec"]
     assert of_pods["priority"] == 1000
     assert of_pods["priorityClassRef"] == {
         "group": "scheduling.k8s.io",
         "kind": "PriorityClass",
         "name": "high",
     }
+
+
+def test_a_value_that_an_administrator_has_set_stays_while_the_class_does():
+    """When what waits is changed in place."""
+    waiting, spec = job()
+    pinned = Pinned.make("job", spec, Defaults(image="i"))
+    kind = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "WorkloadPriorityClass", "value": 7}
+    urgent, low = (kind | {"metadata": {"name": name}} for name in ("urgent", "low"))
+    there = workload(waiting, pinned, priority_fields(urgent, None))
+    there["spec"]["priority"] = 50
+    assert priority_fields(urgent, there)["priority"] == 50
+    assert priority_fields(low, there)["priority"] == 7
 
 
 def labelled(waiting: Job, priority: str) -> Job:

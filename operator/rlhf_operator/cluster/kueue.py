@@ -19,7 +19,7 @@ from .pinned import Pinned
 from .placement import topology_request
 from .pod import NewPod, build_pod
 from .snapshot import Job
-from .workload_priority import priority_fields, priority_label
+from .workload_priority import priority_label
 
 Body = dict[str, Any]
 
@@ -72,9 +72,9 @@ def deactivated(workload: Mapping[str, Any] | None) -> bool:
     return workload is not None and not workload["spec"].get("active", True)
 
 
-def workload(job: Job, pinned: Pinned, priority: Mapping[str, Any] | None = None) -> Body:
-    """The Workload that Kueue admits: a pod set for each role, with its pods as they would be. `priority`: the class
-    that `priority_class` names."""
+def workload(job: Job, pinned: Pinned, priority: Body | None = None) -> Body:
+    """The Workload that Kueue admits: a pod set for each role, with its pods as they would be. `priority`: the
+    fields that say its priority."""
     spec, counts, nameless = pinned.config.spec, _wanted(pinned.config.spec), replace(pinned, name="")
     pods = {
         role: build_pod(nameless, NewPod(role, 0, attempt=0, resume=False), job.uid)
@@ -93,7 +93,7 @@ def workload(job: Job, pinned: Pinned, priority: Mapping[str, Any] | None = None
         },
         "spec": {
             "queueName": job.queue,
-            **(priority_fields(priority) if priority else {}),
+            **(priority or {}),
             "podSets": [_pod_set(spec, role, counts[role.value], pod) for role, pod in pods.items()],
         },
     }

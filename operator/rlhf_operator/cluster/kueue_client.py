@@ -11,7 +11,7 @@ from .objects import owned
 from .ownership import check_name, is_own
 from .placement import flavors
 from .snapshot import Job
-from .workload_priority import priority_class
+from .workload_priority import priority_class, priority_fields
 
 
 class KueueClient:
@@ -31,7 +31,8 @@ class KueueClient:
             await self.leave(key, job)
         elif todo.queue == "enter":
             named = priority_class(job, want.spec)
-            priority = await self._api.get(named[0], None, named[1]) if named else None
+            class_ = await self._api.get(named[0], None, named[1]) if named else None
+            priority = priority_fields(class_, found) if class_ else None
             body = workload(job, want.pinned, priority)
             if found is None:
                 await check_name(self._api, job, body, is_own)

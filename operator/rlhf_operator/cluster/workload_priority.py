@@ -25,10 +25,11 @@ def priority_label(job: Job) -> str | None:
     return name
 
 
-def priority_fields(named: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a Workload's spec that say its priority. `named`: the class."""
+def priority_fields(named: Mapping[str, Any], before: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The fields of a Workload's spec that say its priority. `named`: the class. The value that the Workload `before`
+    has from the same class stays: an administrator may have changed it."""
     group = named["apiVersion"].partition("/")[0]
-    return {
-        "priorityClassRef": {"group": group, "kind": named["kind"], "name": named["metadata"]["name"]},
-        "priority": named["value"],
-    }
+    reference = {"group": group, "kind": named["kind"], "name": named["metadata"]["name"]}
+    spec = before["spec"] if before else {}
+    same = spec.get("priorityClassRef") == reference
+    return {"priorityClassRef": reference, "priority": spec["priority"] if same else named["value"]}
