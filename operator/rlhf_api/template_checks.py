@@ -13,10 +13,12 @@ _METADATA = ("labels", "annotations")
 _LABELS = ("app.kubernetes.io/name", "app.kubernetes.io/managed-by", "app.kubernetes.io/component")
 _POD = ("restartPolicy", "hostname", "subdomain", "automountServiceAccountToken")
 _ROLE = ("command", "args", "workingDir", "ports", "terminationMessagePath", "terminationMessagePolicy")
-_KEPT = ("containers", "volumes", "env", "volumeMounts")
+_KEPT = ("containers", "initContainers", "volumes", "env", "volumeMounts")
 """Lists of the operator to which a template may add items, and whose items it may change."""
 _NAMED = {"containers": f'; "{CONTAINER}" is the role\'s', "initContainers": "", "volumes": ""}
 """Lists whose items all need names, by which they are merged and reported."""
+_CREDENTIALS = ("serviceAccountToken", "podCertificate")
+"""Sources of a projected volume."""
 _OURS = "is the operator's to set; remove it"
 
 
@@ -76,6 +78,9 @@ def _contents(where: str, template: Mapping[str, Any]) -> Iterator[Problem]:
         if label in _LABELS or label.startswith("rlhf.dev/"):
             yield Problem(f"{where}.metadata.labels{_key(label)}", _OURS)
     yield from _owned(f"{where}.spec", spec, _POD)
+    if "nodeName" in spec:
+        message = "would skip the scheduler, its gangs and the node's taints; use nodeSelector or affinity"
+        yield Problem(f"{where}.spec.nodeName", message)
     yield from _tokens(f"{where}.spec", spec)
     for i, container in enumerate(spec.get("containers", [])):
         if container["name"] != CONTAINER:
@@ -93,14 +98,15 @@ def _contents(where: str, template: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _tokens(where: str, spec: Mapping[str, Any]) -> Iterator[Problem]:
-    """Problems of volumes that would give the pod a service account's token, which no pod of a job has."""
+    """Problems of volumes that would give the pod its identity's credentials, which no pod of a job has."""
     for i, volume in enumerate(spec.get("volumes", [])):
         projected = volume.get("projected")
         sources = projected.get("sources") if isinstance(projected, Mapping) else None
         for j, source in enumerate(sources if isinstance(sources, list) else []):
-            if isinstance(source, Mapping) and "serviceAccountToken" in source:
-                place = f"{where}.volumes[{i}].projected.sources[{j}].serviceAccountToken"
-                yield Problem(place, "pods of jobs get no credentials of the API server; remove it")
+            for kind in _CREDENTIALS if isinstance(source, Mapping) else ():
+                if kind in source:
+                    place = f"{where}.volumes[{i}].projected.sources[{j}].{kind}"
+                    yield Problem(place, "pods of jobs get no credentials of the API server; remove it")
 
 
 def _only(where: str, node: Mapping[str, Any], keys: tuple[str, ...]) -> Iterator[Problem]:

@@ -46,6 +46,11 @@ def is_true(status: JobStatus, kind: str) -> bool:
     return any(c.type == kind and c.status == "True" for c in status.conditions)
 
 
+def reason(status: JobStatus, kind: str) -> str:
+    """Reason of the condition of this type; empty without one."""
+    return next((c.reason for c in status.conditions if c.type == kind), "")
+
+
 def observed(status: JobStatus, generation: int) -> JobStatus:
     """The status with a later generation as observed; nothing else changes."""
     conditions = tuple(c.model_copy(update={"observed_generation": generation}) for c in status.conditions)

@@ -76,6 +76,21 @@ BAD = [
         "spec.volumes[0].projected.sources[0].serviceAccountToken",
         "pods of jobs get no credentials",
     ),
+    (
+        "spec.pods.template={spec: {volumes: [{name: t, projected: {sources: [{podCertificate: {}}]}}]}}",
+        "spec.volumes[0].projected.sources[0].podCertificate",
+        "pods of jobs get no credentials",
+    ),
+    (
+        "spec.pods.template={spec: {nodeName: node1}}",
+        "spec.pods.template.spec.nodeName",
+        "use nodeSelector or affinity",
+    ),
+    (
+        "spec.pods.template={spec: {initContainers: [{name: i, $patch: replace}]}}",
+        "spec.pods.template.spec.initContainers",
+        "must be a list of what to add or change",
+    ),
     ("spec.pods.template={kind: Pod}", "spec.pods.template.kind", "metadata and spec"),
     ("spec.pods.template={spec: null}", "spec.pods.template.spec", "must be an object; got null"),
     (

@@ -207,6 +207,20 @@ def test_a_failed_generator_is_replaced_and_told_of(running, nodes):
     assert "CUDA out of memory" in told
 
 
+@pytest.mark.parametrize("change", ["-", "=helm"], ids=["removed", "changed"])
+@pytest.mark.parametrize(("role", "attempt"), [("generator", 1), ("trainer", 2)])
+def test_a_pod_that_the_watch_no_longer_shows_is_replaced(running, role, attempt, change):
+    """To a watch with a label selector, a pod that loses the label is deleted, as of the version that it has now."""
+    name, before = f"ppo-{role}-0", running.pods()
+    running.kubectl("label", "--overwrite", "pod", name, f"app.kubernetes.io/managed-by{change}")
+    eventually(lambda: running.pods().get(name, before[name]) != before[name], "another pod of this name")
+    running.until("ppo", "Running")
+    cluster = running.status("ppo")["cluster"]
+    assert (cluster["attempt"], cluster.get("unmade")) == (attempt, None)
+    (event,) = running.get("events", "--field-selector=reason=Relabelled")["items"]
+    assert name in event["message"]
+
+
 def test_success_leaves_the_trainers_log_until_its_time_is_over(running, nodes):
     running.patch("ppo", ttlSecondsAfterFinished=6)
     nodes.end(running.namespace, "ppo-trainer-0", 0)

@@ -15,6 +15,7 @@ from tests.support.limits import ALLOWED, LIMITS, REFUSED
 from rlhf_api.roles import Role
 
 QUEUE = "kueue.x-k8s.io/queue-name"
+PRIORITY = "kueue.x-k8s.io/priority-class"
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +59,14 @@ def test_a_job_needs_a_queue_and_keeps_one(limited: Jobs) -> None:
     limited.create(job("queued", {}))
     with pytest.raises(Refused, match="require a queue"):
         limited.merge({"metadata": {"labels": {QUEUE: None}}}, "queued")
+
+
+def test_a_label_names_only_a_priority_that_is_allowed_also_later(limited: Jobs) -> None:
+    with pytest.raises(Refused, match="priority class"):
+        limited.create(job("urgent", {}, **{PRIORITY: "urgent"}))
+    limited.create(job("batch", {}, **{PRIORITY: "batch"}))
+    with pytest.raises(Refused, match="priority class"):
+        limited.merge({"metadata": {"labels": {PRIORITY: "urgent"}}}, "batch")
 
 
 def test_a_change_is_judged_as_the_whole_and_other_metadata_is_not(limited: Jobs) -> None:

@@ -1,15 +1,22 @@
 """A job's configuration is checked once for each change of its spec, and those that were used last are remembered."""
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from tests.reconcile.world import World
 
 from rlhf_operator.cluster import desired, desired_reader
+from rlhf_operator.cluster.api import ApiError
+from rlhf_operator.cluster.cache import trimmed
 from rlhf_operator.cluster.desired import Desired
 from rlhf_operator.cluster.desired_reader import DesiredReader
+from rlhf_operator.cluster.limits import Limits
+from rlhf_operator.cluster.pinned import UnreadableConfig
 from rlhf_operator.cluster.settings import Settings
+from rlhf_operator.cluster.snapshot import Pod
 
 SETTINGS = Settings(trainer_image="trainer:1", token_key=b"k" * 32)
 
@@ -28,15 +35,17 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def read(reader: DesiredReader, world: World, key: str = "job") -> Desired:
-    return asyncio.run(reader.read(("ns", key), world.job, []))
+def read(reader: DesiredReader, world: World, key: str = "job", pods: Sequence[Pod] = ()) -> Desired:
+    return asyncio.run(reader.read(("ns", key), world.job, [*pods]))
 
 
-def reader(world: World) -> DesiredReader:
-    async def get(_kind: str, _namespace: str, name: str) -> dict:
+def reader(world: World, settings: Settings = SETTINGS) -> DesiredReader:
+    async def get(kind: str, _namespace: str, name: str) -> dict:
+        if name not in world.configs:
+            raise ApiError(404, "NotFound", f"{kind} {name} not found", kind=kind)
         return world.configs[name].config_map()
 
-    return DesiredReader(SETTINGS, SimpleNamespace(get=get))
+    return DesiredReader(settings, SimpleNamespace(get=get))
 
 
 def test_a_start_checks_the_spec_once(checked):
@@ -62,6 +71,17 @@ def test_a_changed_spec_is_checked_again(checked):
     assert checked
 
 
+def test_a_label_that_the_limits_refuse_is_noticed_at_the_same_generation():
+    world = World()
+    made = DesiredReader(replace(SETTINGS, limits=Limits()), SimpleNamespace())
+    assert read(made, world).waits is None
+    world.generation -= 1  # the world counts a change of labels
+    world.overrides = ("metadata.labels={kueue.x-k8s.io/priority-class: urgent}",)
+    waits = read(made, world).waits
+    assert waits is not None
+    assert waits.reason == "PriorityRefused"
+
+
 def test_only_the_newest_are_remembered(checked, monkeypatch):
     monkeypatch.setattr(desired_reader, "_REMEMBERED", 2)
     world = World()
@@ -73,3 +93,21 @@ def test_only_the_newest_are_remembered(checked, monkeypatch):
     assert checked == []
     read(made, world, "b")
     assert len(checked) == 1
+
+
+def test_a_running_job_whose_configuration_is_gone_gets_no_other():
+    """It would get pods of today's image beside those that run; of the same release and spec it is made again."""
+    world = World(defaults=SETTINGS.defaults)
+    world.settle()
+    pods = [Pod.of(trimmed(body)) for body in world.pods.values()]
+    before, upgraded = world.status.cluster.config, replace(SETTINGS, trainer_image="trainer:2")
+    world.configs.clear()
+    assert read(reader(world), world, pods=pods).pinned.name == before
+    with pytest.raises(
+        UnreadableConfig, match=f"ConfigMap {before} of its pods is gone: restore it, or suspend"
+    ):
+        read(reader(world, upgraded), world, pods=pods)
+    ending = [replace(pod, deletion_deadline=1.0) for pod in pods]
+    assert read(reader(world, upgraded), world, pods=ending).pinned.name != before
+    world.overrides = ("spec.suspend=true",)
+    assert read(reader(world, upgraded), world, pods=pods).spec.suspend

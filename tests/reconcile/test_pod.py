@@ -82,6 +82,20 @@ def test_pods_pass_the_restricted_standard(role):
     assert not any("hostPath" in volume for volume in spec["volumes"])
 
 
+@pytest.mark.parametrize("kind", ["containers", "initContainers"])
+def test_containers_of_a_template_begin_without_privileges(kind):
+    root, privileged = "securityContext: {runAsUser: 0}", "securityContext: {privileged: true}"
+    asked = f"{{name: s, image: i, {root}}}, {{name: p, image: i, {privileged}}}"
+    spec = pod(Role.TRAINER, f"spec.pods.template={{spec: {{{kind}: [{asked}]}}}}")["spec"]
+    found = {container["name"]: container["securityContext"] for container in spec[kind]}
+    assert found["s"] == {
+        "runAsUser": 0,
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert found["p"] == {"privileged": True}, "the API server refuses one without escalation"
+
+
 def test_a_large_volume_changes_its_owner_once():
     assert pod(Role.TRAINER)["spec"]["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
 

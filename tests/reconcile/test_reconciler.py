@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from tests.api.manifests import document
 
-from rlhf_api.report import TrainerStatus
+from rlhf_operator import budget
 from rlhf_operator.cluster import desired
 from rlhf_operator.cluster import reconcile as module
 from rlhf_operator.cluster.api import Api, ApiError
 from rlhf_operator.cluster.cache import Cache
 from rlhf_operator.cluster.clock import ServerClock
+from rlhf_operator.cluster.names import MANAGED_BY
 from rlhf_operator.cluster.reconcile import Reconciler
 from rlhf_operator.cluster.recorder import Recorder
 from rlhf_operator.cluster.settings import Settings
@@ -36,6 +37,7 @@ class Server(Api):
         self.scaled: list[tuple[Any, ...]] = []
         self.status: Body = {}
         self.clock = ServerClock()
+        self.fence = lambda: True
         self.refuse: Callable[[Body], None] = lambda _body: None
 
     def stored(self, body: Body, **metadata: Any) -> Body:
@@ -251,29 +253,65 @@ def test_what_a_refused_look_had_to_tell_is_told_and_so_is_the_refusal():
     tell(told)
 
 
-def test_a_job_that_trains_is_not_ended_by_a_pod_that_is_suddenly_invalid(monkeypatch):
-    """The running pods have the same configuration: a webhook in the cluster has changed it, and may be fixed soon."""
+@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("gone", ["job-generator-1", "job-trainer-0"])
+def test_a_job_that_has_trained_is_not_ended_by_a_pod_that_is_suddenly_invalid(monkeypatch, gone, resumed):
+    """Pods of the same configuration were accepted: a webhook in the cluster has changed it, and may be fixed soon."""
+    monkeypatch.setattr(budget, "_FIRST", 0.0)
+    two = "spec.generator.replicas=2"
 
     async def told(story: Story) -> None:
-        async def report(*_: Any) -> TrainerStatus:
-            return TrainerStatus(activity="training", step=3, total_steps=4)
-
-        monkeypatch.setattr(story.reconciler._trainers, "read", report)
-        story.submit("first", "spec.generator.replicas=2")
+        story.submit("first", two)
         await story.look()
         story.run()
         await story.look()
-        assert story.server.status["phase"] == "Running"
-        (generator,) = (p for p in story.cache.pods(KEY) if p["metadata"]["name"] == "job-generator-1")
-        story.cache.drop(generator)
-        story.server.refuse = no_pods(ApiError(422, "Invalid", "env[3]: Duplicate value", kind="Pod"))
+        if resumed:
+            story.submit("first", two, "spec.suspend=true", generation=2)
+            await story.look()
+        for pod in story.cache.pods(KEY):
+            if resumed or pod["metadata"]["name"] == gone:
+                story.cache.drop(pod)
+        if resumed:
+            await story.look()
+            assert story.server.status["phase"] == "Suspended"
+            story.submit("first", two, generation=3)
+
+        def refuse(body: Body) -> None:
+            if body["kind"] == "Pod" and body["metadata"]["name"] == gone:
+                raise ApiError(422, "Invalid", "env[3]: Duplicate value", kind="Pod")
+
+        story.server.refuse = refuse
         for _ in range(3):
             with pytest.raises(ApiError, match="Duplicate"):
                 await story.look()
-        assert (story.server.status["phase"], story.reasons()["Stalled"]) == ("Running", "PodsRefused")
+        assert (story.server.status["phase"], story.reasons()["Stalled"]) == ("Provisioning", "PodsRefused")
         story.server.refuse = lambda _body: None
+        story.server.made.clear()
         await story.look()
-        assert story.server.made[-1]["metadata"]["name"] == "job-generator-1"
+        assert gone in {pod["metadata"]["name"] for pod in story.server.made}
+
+    tell(told)
+
+
+def test_a_resumed_job_of_another_configuration_is_ended_by_an_invalid_pod():
+    """It is the changed spec that is wrong: no pod of it was ever accepted."""
+
+    async def told(story: Story) -> None:
+        story.submit("first")
+        await story.look()
+        story.run()
+        await story.look()
+        story.submit("first", "spec.suspend=true", generation=2)
+        await story.look()
+        for pod in story.cache.pods(KEY):
+            story.cache.drop(pod)
+        await story.look()
+        story.submit("first", "spec.pods.priorityClass=none", generation=3)
+        story.server.refuse = no_pods(ApiError(422, "Invalid", "priorityClassName: no such", kind="Pod"))
+        with pytest.raises(ApiError, match="no such"):
+            await story.look()
+        await story.look()
+        assert (story.server.status["phase"], story.reasons()["Failed"]) == ("Failed", "InvalidPod")
 
     tell(told)
 
@@ -298,6 +336,32 @@ def test_a_refusal_for_good_is_of_the_spec_that_was_refused():
         assert story.trainers() == [("1", "start.json")]
         (trainer,) = (pod for pod in story.server.made if pod["metadata"]["name"] == "job-trainer-0")
         assert "priorityClassName" not in trainer["spec"]
+
+    tell(told)
+
+
+def test_a_trainer_that_lost_its_label_is_counted_once_while_it_ends(monkeypatch):
+    """Its name is taken until then: it is no pod of the attempt that is to follow."""
+    monkeypatch.setattr(budget, "_FIRST", 0.0)
+
+    async def told(story: Story) -> None:
+        def taken(body: Body) -> None:
+            if body["metadata"]["name"] == "job-trainer-0":
+                raise ApiError(409, "AlreadyExists", "pods job-trainer-0 already exists", kind="Pod")
+
+        story.submit("first")
+        await story.look()
+        story.run()
+        await story.look()
+        (trainer,) = (p for p in story.cache.pods(KEY) if p["metadata"]["name"] == "job-trainer-0")
+        labels = {k: v for k, v in trainer["metadata"]["labels"].items() if k != MANAGED_BY}
+        ending = {"labels": labels, "deletionTimestamp": "2026-01-01T00:00:30Z"}
+        story.cache.put(story.server.stored(trainer, **ending))
+        story.server.refuse = taken
+        for _ in range(4):
+            await story.look()
+        cluster = story.server.status["cluster"]
+        assert (cluster["attempt"], cluster["restarts"]["trainer"]["disruptions"]) == (2, 1)
 
     tell(told)
 
@@ -376,6 +440,47 @@ def test_generators_are_scaled_from_the_job_that_was_looked_at(monkeypatch):
     tell(told)
 
 
+@pytest.mark.parametrize("suspend", [False, True], ids=["members", "stop"])
+def test_who_no_longer_leads_gives_a_trainer_no_order(monkeypatch, suspend):
+    """A process that was frozen in the middle of a look would push the members of then, or stop a job that goes on."""
+
+    async def told(story: Story) -> None:
+        story.submit("first")
+        await story.look()
+        story.run()
+        trainers = story.reconciler._trainers
+        monkeypatch.setattr(trainers, "_listening", lambda _job, pods: pods[0])
+        if suspend:
+            story.submit("first", "spec.suspend=true", generation=2)
+        story.server.fence = lambda: False
+        with pytest.raises(ApiError, match="no longer holds the lease"):
+            await story.look()
+
+    tell(told)
+
+
+def test_a_gang_that_starts_again_has_its_group(monkeypatch):
+    """Somebody may have deleted it, which no listing shows; without it no scheduler places the pods."""
+    monkeypatch.setattr(budget, "_FIRST", 0.0)
+
+    async def told(story: Story) -> None:
+        story.submit("first", "spec.scheduling.gang=volcano")
+        await story.look()
+        story.run()
+        for _ in range(2):
+            await story.look()
+        (trainer,) = (p for p in story.cache.pods(KEY) if p["metadata"]["name"] == "job-trainer-0")
+        story.server.applied.clear()
+        await story.look()
+        assert "PodGroup" not in story.server.applied
+        story.cache.drop(trainer)
+        await story.look()
+        assert "PodGroup" in story.server.applied
+        assert story.trainers()[-1] == ("2", "resume.json")
+
+    tell(told)
+
+
 def test_many_jobs_are_asked_less_often_and_a_restart_is_not_put_off_by_them(monkeypatch):
     planned = module.plan
 
@@ -401,6 +506,7 @@ def test_many_jobs_are_asked_less_often_and_a_restart_is_not_put_off_by_them(mon
         ("a pod", True),
         ("GPUs that count", True),
         ("a place in the queue", True),
+        ("a refused spec", True),
     ],
 )
 def test_an_operator_that_starts_checks_specs_of_ended_jobs_alone_that_have_something_left(
@@ -412,6 +518,10 @@ def test_an_operator_that_starts_checks_specs_of_ended_jobs_alone_that_have_some
     async def told(story: Story) -> None:
         over = {"phase": "Succeeded", "totalSteps": 1, "observedGeneration": 1}
         story.server.status = over | ({"gpus": 2} if left == "GPUs that count" else {})
+        if left == "a refused spec":
+            why = {"type": "Failed", "status": "True", "reason": "ValidationFailed"}
+            failed = [{**why, "lastTransitionTime": "2026-01-01T00:00:00Z"}]
+            story.server.status |= {"phase": "Failed", "conditions": failed}
         body = document(*["spec.ttlSecondsAfterFinished=600"] * (left == "a time to live"))
         body["metadata"] |= {"namespace": "ns", "uid": "first", "generation": 1 + (left == "a later spec")}
         story.cache.put(story.server.stored({**body, "status": story.server.status}))

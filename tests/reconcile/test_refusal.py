@@ -5,6 +5,7 @@ from tests.reconcile.world import World, names, reasons, running
 
 from rlhf_api.report import CheckpointStatus, TrainerStatus
 from rlhf_operator.cluster.api import ApiError
+from rlhf_operator.cluster.limits import Limits
 from rlhf_operator.cluster.refusal import by_server
 from rlhf_operator.condition import observed
 from rlhf_operator.process_state import Finish
@@ -65,11 +66,12 @@ def test_a_status_that_cannot_be_read_is_left_alone_and_said():
     ("written", "what"),
     [
         ({"cluster": {"attempt": 3}, "state": "Running"}, "status.phase"),
+        ({"state": "Running", "operator": {"attempt": 3}}, "status.phase"),
         ({"startTime": "yesterday"}, "status.startTime"),
         ({"usageTime": "2026-01-01T00:00:00"}, "status.usageTime"),
         ({"cluster": {"attempt": 1, "progressTime": ""}}, "status.cluster.progressTime"),
     ],
-    ids=["no phase", "no time", "no time zone", "empty"],
+    ids=["no phase", "neither phase nor cluster", "no time", "no time zone", "empty"],
 )
 def test_what_was_begun_and_cannot_be_read_is_not_begun_again(written, what):
     world = running("spec.activeDeadlineSeconds=60")
@@ -129,6 +131,21 @@ def test_a_new_job_that_was_refused_starts_anew_once_it_is_corrected():
     trainer = next(new for new in world.step().create if new.role == "trainer")
     assert (trainer.attempt, trainer.resume) == (1, False)
     assert world.status.total_steps == 4
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["new", "suspended"])
+def test_a_job_that_another_operator_refused_goes_on_under_one_that_takes_its_spec(begun):
+    """A release was rolled back for an hour, or its limits were narrower: nobody has to touch the job."""
+    world = suspended() if begun else World((SUSPENDED,))
+    world.limits = Limits(serviceAccounts=())
+    world.step()
+    assert (world.status.phase, reasons(world)["Failed"]) == ("Failed", "ValidationFailed")
+    generation, world.limits = world.generation, None
+    world.step()
+    assert (world.status.phase, world.generation) == ("Suspended", generation)
+    assert "Failed" not in reasons(world)
+    assert world.status.completion_time is None
+    assert world.status.last_checkpoint == (SAVED if begun else None)
 
 
 INVALID = Finish("Failed", "InvalidPod", 'Pod "job-trainer-0" is invalid: spec.dnsPolicy: Unsupported value')

@@ -22,7 +22,7 @@ from rlhf_operator.cluster.settings import Settings
 PLAIN = Settings("image", b"k" * 32)
 
 
-def asked(*overrides: str, **metadata: str) -> dict:
+def asked(*overrides: str, **metadata: object) -> dict:
     body = document(*overrides)
     body["metadata"] |= {"namespace": "ns", "uid": "1", **metadata}
     return {"request": {"uid": "42", "operation": "CREATE", "object": body}}
@@ -47,6 +47,14 @@ def test_what_the_limits_do_not_allow_is_refused_and_older_jobs_may_change_their
     assert "priorityClassName: this cluster's limits do not allow it" in response["status"]["message"]
     same = {"request": {**bad["request"], "oldObject": bad["request"]["object"]}}
     assert webhook.review(same, limited)["response"]["allowed"]
+
+
+def test_a_label_may_not_name_a_priority_that_the_limits_do_not_list_also_later():
+    limited = replace(PLAIN, limits=Limits.model_validate({"priorityClasses": ("batch",)}))
+    urgent = asked(labels={"kueue.x-k8s.io/priority-class": "urgent"})["request"]
+    for before in (None, asked()["request"]["object"]):
+        response = webhook.review({"request": {**urgent, "oldObject": before}}, limited)["response"]
+        assert "priorityClasses may be batch; got 'urgent'" in response["status"]["message"]
 
 
 def test_labels_and_annotations_of_a_job_that_today_is_wrong_may_change():

@@ -16,7 +16,8 @@ from typing import Any, Self
 import aiohttp
 from tests.support.cluster import Cluster
 
-LABELS = "app.kubernetes.io/managed-by=rlhf-operator"
+LABELS = "rlhf.dev/job"
+"""Not the label by which the operator watches: a node runs pods that have lost it."""
 NODE = "fake-node"
 _MERGE = {"Content-Type": "application/strategic-merge-patch+json"}
 _HEARTBEAT_S = 8.0

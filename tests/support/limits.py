@@ -21,9 +21,20 @@ def role(**container: Any) -> dict[str, Any]:
     return template(containers=[{"name": "role", **container}])
 
 
+def secured(**context: Any) -> dict[str, Any]:
+    """The role's container with this security context."""
+    return role(securityContext=context)
+
+
+def sidecar(kind: str = "containers", **container: Any) -> dict[str, Any]:
+    return template(**{kind: [{"name": "s", "image": "registry.example/one", **container}]})
+
+
 def volume(path: str) -> dict[str, Any]:
     return {"volumes": [{"name": "v", "mountPath": "/v", "hostPath": path}]}
 
+
+APPARMOR = "container.apparmor.security.beta.kubernetes.io"
 
 ALLOWED: list[dict[str, Any]] = [
     {},
@@ -33,7 +44,23 @@ ALLOWED: list[dict[str, Any]] = [
     {"priorityClass": "batch"},
     template(serviceAccountName="training", hostNetwork=False),
     template(volumes=[{"name": "v", "projected": {"sources": [{"secret": {"name": "s"}}]}}]),
-    role(securityContext={"capabilities": {"add": ["IPC_LOCK"]}}),
+    secured(capabilities={"add": ["IPC_LOCK"]}),
+    secured(allowPrivilegeEscalation=False, capabilities={"drop": ["ALL", "CHOWN"]}, privileged=False),
+    secured(**{"$patch": "replace"}, allowPrivilegeEscalation=False, capabilities={"drop": ["ALL"]}),
+    secured(runAsUser=None, privileged=None, seccompProfile=None, procMount="Default"),
+    sidecar(),
+    sidecar("initContainers", securityContext={"runAsUser": 0, "runAsNonRoot": False}),
+    sidecar(ports=[{"containerPort": 1, "hostPort": None}], livenessProbe={"httpGet": {"port": 1}}),
+    sidecar(ports=None),
+    role(livenessProbe=None, lifecycle=None),
+    template(serviceAccountName=None, priorityClassName=None, hostNetwork=None, securityContext=None),
+    template(securityContext={"sysctls": [{"name": "net.ipv4.tcp_rmem", "value": "4096 1 2"}]}),
+    template(securityContext={"seccompProfile": {"type": "Localhost", "localhostProfile": "p"}}),
+    template(securityContext={"seLinuxOptions": {"type": "container_t", "level": "s0"}, "sysctls": None}),
+    template(volumes=[{"name": "v", "nfs": {"server": "nas"}, "$patch": "delete"}]),
+    template(volumes=[{"name": "workspace", "nfs": None}]),
+    sidecar(securityContext={"privileged": True}, **{"$patch": "delete"}),
+    {"template": {"metadata": {"annotations": {f"{APPARMOR}/role": "runtime/default"}}}},
 ]
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"image": "registry.example/teams/trainer:1"}, "image"),
@@ -56,8 +83,58 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         template(containers=[{"name": "s", "image": "registry.example/one", "ports": [{"hostPort": 22}]}]),
         "ports",
     ),
-    (role(securityContext={"privileged": True}), "privileged"),
-    (role(securityContext={"allowPrivilegeEscalation": True}), "privileged"),
-    (role(securityContext={"capabilities": {"add": ["SYS_ADMIN"]}}), "capability"),
+    *(
+        (part, "a host of a probe")
+        for part in (
+            role(readinessProbe={"httpGet": {"host": "169.254.169.254"}}),
+            sidecar(startupProbe={"httpGet": {"host": "127.0.0.1", "port": 1}}),
+            sidecar("initContainers", livenessProbe={"tcpSocket": {"host": "127.0.0.1", "port": 1}}),
+            sidecar(lifecycle={"postStart": {"httpGet": {"host": "127.0.0.1", "port": 1}}}),
+            role(lifecycle={"preStop": {"tcpSocket": {"host": "127.0.0.1", "port": 1}}}),
+        )
+    ),
+    (secured(privileged=True), "privileged"),
+    *(
+        (part, "allowPrivilegeEscalation")
+        for part in (
+            secured(allowPrivilegeEscalation=True),
+            secured(allowPrivilegeEscalation=None),
+            secured(**{"$patch": "replace"}, capabilities={"drop": ["ALL"]}),
+            role(securityContext=None),
+            sidecar(securityContext={"allowPrivilegeEscalation": None}),
+            sidecar("initContainers", securityContext=None),
+        )
+    ),
+    (secured(capabilities={"add": ["SYS_ADMIN"]}), "capability"),
+    *(
+        (part, "capabilities without `drop")
+        for part in (
+            secured(capabilities=None),
+            secured(capabilities={"drop": None}),
+            secured(capabilities={"drop": ["CHOWN"]}),
+            secured(capabilities={"$patch": "replace", "add": ["IPC_LOCK"]}),
+            secured(**{"$patch": "replace"}, allowPrivilegeEscalation=False),
+            sidecar(securityContext={"capabilities": {"drop": []}}),
+        )
+    ),
+    *(
+        (part, word)
+        for word, context in {
+            "procMount": {"procMount": "Unmasked"},
+            "seccompProfile.type": {"seccompProfile": {"type": "Unconfined"}},
+            "appArmorProfile.type": {"appArmorProfile": {"type": "Unconfined"}},
+            "seLinuxOptions.type": {"seLinuxOptions": {"type": "spc_t"}},
+            "seLinuxOptions.user": {"seLinuxOptions": {"user": "system_u"}},
+            "seLinuxOptions.role": {"seLinuxOptions": {"role": "system_r"}},
+            "windowsOptions.hostProcess": {"windowsOptions": {"hostProcess": True}},
+        }.items()
+        for part in (
+            secured(**context),
+            sidecar("initContainers", securityContext=context),
+            template(securityContext=context),
+        )
+    ),
+    (template(securityContext={"sysctls": [{"name": "kernel.msgmax", "value": "1"}]}), "sysctl"),
+    ({"template": {"metadata": {"annotations": {f"{APPARMOR}/role": "unconfined"}}}}, "an annotation"),
 ]
 """Pod settings and a word of the policy's message."""

@@ -69,7 +69,10 @@ def launch(folder: Path, tmp_path: Path):
 
 
 def test_an_engine_on_a_cpu_has_what_its_server_imported(tied):
-    assert forked(Doomed(tied, tied.log).process("EngineCore").pid, tied.process.pid)
+    engine = Doomed(tied, tied.log).process("EngineCore")
+    assert forked(engine.pid, tied.process.pid)
+    ports = {connection.laddr.port for connection in engine.net_connections() if connection.laddr}
+    assert int(tied.address.rpartition(":")[2]) not in ports  # else it would outlive a server that is killed
 
 
 def test_an_engine_killed_idle_and_generating(launch):

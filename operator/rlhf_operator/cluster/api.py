@@ -69,7 +69,8 @@ class Api:
     def __init__(self, configuration: Configuration, observe: Observe = lambda *_: None) -> None:
         self.configuration = configuration
         self.fence: Callable[[], bool] = lambda: True
-        """Fencing: true while this process may write; checked before every create, apply and delete."""
+        """Fencing: true while this process may write; checked before every create, apply and delete, and before every
+        order to a trainer."""
         self.clock = ServerClock()
         self._client = ApiClient(configuration)
         self._observe = observe
@@ -140,7 +141,7 @@ class Api:
         self, kind: str, namespace: str, name: str, *, uid: str | None = None, grace: int | None = None
     ) -> None:
         """Deletes an object, with background propagation; a no-op if it, or the one with that uid, is gone already."""
-        self._check_fence()
+        self.check_fence()
         options: Body = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
         if uid is not None:
             options["preconditions"] = {"uid": uid}
@@ -192,18 +193,19 @@ class Api:
         return any(resource["name"] == plural for resource in found["resources"])
 
     async def _change(self, verb: str, method: str, body: Body, tail: str) -> Body:
-        self._check_fence()
+        self.check_fence()
         query = {"fieldManager": FIELD_MANAGER, **({"force": "true"} if method == "PATCH" else {})}
         content = APPLY if method == "PATCH" else _JSON
         path = body_path(body, tail)
         return await self._call(verb, method, body["kind"], path, query=query, body=body, content=content)
 
     async def _merge(self, verb: str, kind: str, path: str, patch: Body) -> Body:
-        self._check_fence()
+        self.check_fence()
         query = {"fieldManager": FIELD_MANAGER}
         return await self._call(verb, "PATCH", kind, path, query=query, body=patch, content=_MERGE)
 
-    def _check_fence(self) -> None:
+    def check_fence(self) -> None:
+        """Raises ApiError unless this process may write."""
         if not self.fence():
             raise ApiError(
                 0, "NotLeading", "this replica may not change anything, as it no longer holds the lease"

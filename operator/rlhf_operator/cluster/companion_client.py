@@ -28,16 +28,16 @@ class CompanionClient:
         self._applied: dict[Key, tuple[int, _Versions]] = {}
         """Digest of each job's configuration, and the versions of the objects that were applied for it."""
 
-    async def apply(self, key: Key, job: Job, pinned: Pinned, pods: Sequence[Pod]) -> None:
+    async def apply(self, key: Key, job: Job, pinned: Pinned, pods: Sequence[Pod], *, creating: bool) -> None:
         """Applies service, ConfigMap and so on, if they differ from those applied last, or if somebody has deleted or
-        changed one."""
+        changed one. Of a gang's object no listing tells: it is applied whenever pods are about to be created."""
         spec, stored = pinned.config.spec, (pinned.stored or {}).items()
         gang = members(pinned.config, pods) if spec.scheduling.gang != "none" else 0
         # All that the objects depend on; the name is the configuration's digest, but for the number of generators.
         content = hash((pinned.name, spec.generator.replicas, gang, *sorted(stored)))
         last, ours = self._applied.get(key, (None, _Versions()))
         seen = {each: self._cache.version(each[0], key, each[1]) for each in ours}
-        if last == content and seen == ours:
+        if last == content and seen == ours and not (gang and creating):
             return
         settings, secret = self._settings, self._settings.token_key
         bodies = companions(pinned, job.uid, settings.own_namespace, settings.metrics_from, gang)

@@ -9,7 +9,7 @@ from rlhf_api.problems import InvalidJob
 from rlhf_api.runtime import NamedRuntime, merged, with_runtime
 from rlhf_api.spec import Spec
 
-from .limit_checks import check, lacks_queue
+from .limit_checks import check, lacks_queue, wrong_priority
 from .limits import Limits
 from .pinned import Pinned, with_generators
 from .settings import Defaults
@@ -45,6 +45,12 @@ def active_config(job: Job) -> str | None:
     return status.cluster.config
 
 
+def asks_to_suspend(job: Job) -> bool:
+    """The spec's `suspend`, also of a spec that is invalid elsewhere."""
+    spec = job.body.get("spec")
+    return isinstance(spec, dict) and spec.get("suspend") is True
+
+
 def wanted(
     job: Job,
     running: Pinned | None,
@@ -63,8 +69,7 @@ def wanted(
     except InvalidJob as error:
         if running is None:
             raise
-        suspend = job.body["spec"].get("suspend") is True if isinstance(job.body.get("spec"), dict) else False
-        spec = running.config.spec.model_copy(update={"suspend": suspend})
+        spec = running.config.spec.model_copy(update={"suspend": asks_to_suspend(job)})
         return Desired(
             running, spec, f"the changed spec is not valid, so the job runs on with the one before: {error}"
         )
@@ -73,6 +78,8 @@ def wanted(
         check(limits, own)
         if problem := lacks_queue(limits, job.queue):
             return Desired(own, spec, waits=Wait("QueueRequired", str(problem)))
+        if problem := wrong_priority(limits, job.priority):
+            return Desired(own, spec, waits=Wait("PriorityRefused", str(problem)))
         if isinstance(runtime, NamedRuntime):
             return _joined(job, spec, runtime, own, limits)
         return Desired(own, spec, waits=runtime)

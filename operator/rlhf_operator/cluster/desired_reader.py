@@ -10,8 +10,8 @@ from rlhf_api.runtime import NamedRuntime, parse_runtime
 from rlhf_api.status import ENDED
 
 from .api import Api, ApiError, Body, Key
-from .desired import Desired, Wait, active_config, wanted
-from .pinned import DEFAULTS, Pinned, defaults_of_0_1, shows_defaults
+from .desired import Desired, Wait, active_config, asks_to_suspend, wanted
+from .pinned import DEFAULTS, Pinned, UnreadableConfig, defaults_of_0_1, shows_defaults
 from .refusal import refused
 from .seal import check_unsealed, is_sealed
 from .settings import Settings
@@ -20,8 +20,8 @@ from .snapshot import Job, Pod
 _REMEMBERED = 4096
 """Maximum number of cached configurations; each takes more memory than all else that is cached of its job."""
 
-_Basis = tuple[str, int, str | None, str | None]
-"""Uid, generation, queue and active configuration of the job that a configuration was read for."""
+_Basis = tuple[str, int, str | None, str | None, str | None]
+"""Uid, generation, queue, priority and active configuration of the job that a configuration was read for."""
 
 
 class DesiredReader:
@@ -40,7 +40,7 @@ class DesiredReader:
             UnreadableConfig: the running configuration cannot be read, or is not ours and may not be run.
             ApiError: the API server did not reply.
         """
-        basis = (job.uid, job.generation, job.queue, active_config(job))
+        basis = (job.uid, job.generation, job.queue, job.priority, active_config(job))
         kept = self._kept.get(key)
         if kept is not None and kept[0] != basis and _begun(kept, basis):
             kept = self._kept[key] = basis, kept[1]
@@ -87,16 +87,21 @@ class DesiredReader:
 
     async def _running(self, job: Job, pods: list[Pod], runtime: NamedRuntime | Wait | None) -> Pinned | None:
         """The configuration that the job's pods run: the spec with today's defaults if it is the same, else from its
-        ConfigMap.
+        ConfigMap; None if there is none, and no pod goes on with it.
         """
         name, defaults = active_config(job), self._settings.defaults
         if name is None:
             return None
+        now = None
         with suppress(InvalidJob):
             now = wanted(job, None, defaults, runtime=runtime).pinned
             if now.name == name:
                 return now
         if (found := await self._get("ConfigMap", job, name)) is None:
+            if now is not None and _stay(pods) and not asks_to_suspend(job):
+                raise UnreadableConfig(
+                    f"ConfigMap {name} of its pods is gone: restore it, or suspend the job"
+                )
             return None
         pinned = await self._with_defaults(found, job, pods)
         if not is_sealed(found, self._settings.token_keys, job):
@@ -125,3 +130,8 @@ def _begun(kept: tuple[_Basis, Desired], basis: _Basis) -> bool:
     """True if the job has begun with the configuration that was computed for it before it had one."""
     (*same, active), want = kept
     return active is None and want.waits is None and basis == (*same, want.pinned.name)
+
+
+def _stay(pods: list[Pod]) -> bool:
+    """True if any of the pods runs and is not being deleted."""
+    return any(pod.ended is None and pod.deletion_deadline is None for pod in pods)

@@ -10,8 +10,9 @@ from typing import Any
 from rlhf_api.problems import InvalidJob, Problem, show
 from rlhf_api.run import roles_of
 
+from .baseline import as_list, as_object, forbidden, probed_hosts, unconfined
 from .limits import ANY, Limits
-from .names import QUEUE
+from .names import PRIORITY, QUEUE
 from .pinned import Pinned
 from .pod import NewPod, build_pod
 
@@ -30,9 +31,7 @@ def check(limits: Limits | None, pinned: Pinned, own_image: str | None = None) -
     found = list[Problem]()
     for role in roles_of(pinned.config.spec):
         body = build_pod(pinned, NewPod(role, 0, attempt=1, resume=False), uid="")
-        found += _pod(
-            limits, f"the {role.value}'s pod: spec", body["spec"], own_image or pinned.defaults.image
-        )
+        found += _pod(limits, f"the {role.value}'s pod:", body, own_image or pinned.defaults.image)
     if found:
         raise InvalidJob(found)
 
@@ -45,7 +44,20 @@ def lacks_queue(limits: Limits | None, queue: str | None) -> Problem | None:
     return Problem(f"metadata.labels[{show(QUEUE)}]", message)
 
 
-def _pod(limits: Limits, where: str, spec: Body, own_image: str) -> Iterator[Problem]:
+def wrong_priority(limits: Limits | None, priority: str | None) -> Problem | None:
+    """The problem of a job whose label names a WorkloadPriorityClass that the limits do not list."""
+    if limits is None or not priority:
+        return None
+    where = f"metadata.labels[{show(PRIORITY)}]"
+    return next(_listed(where, priority, limits.priority_classes, "priorityClasses"), None)
+
+
+def _pod(limits: Limits, pod: str, body: Body, own_image: str) -> Iterator[Problem]:
+    where, spec = f"{pod} spec", body["spec"]
+    if not limits.privileged:
+        yield from _settings(f"{where}.securityContext", as_object(spec.get("securityContext")))
+        for key in unconfined(body["metadata"]):
+            yield _refusal(f"{pod} metadata.annotations[{show(key)}]", "unconfined", "privileged is false")
     accounts = {key: spec[key] for key in ("serviceAccountName", "serviceAccount") if spec.get(key)}
     for key, account in (accounts or {"serviceAccountName": "default"}).items():
         yield from _listed(f"{where}.{key}", account, limits.service_accounts)
@@ -56,9 +68,11 @@ def _pod(limits: Limits, where: str, spec: Body, own_image: str) -> Iterator[Pro
             yield _refusal(f"{where}.{key}", spec[key], "hostNetwork is false")
     for volume in spec.get("volumes", ()):
         place = f"{where}.volumes[{show(volume['name'])}]"
-        if (path := _object(volume.get("hostPath")).get("path")) and not _below(str(path), limits.host_paths):
+        if (path := as_object(volume.get("hostPath")).get("path")) and not _below(
+            str(path), limits.host_paths
+        ):
             yield _refusal(f"{place}.hostPath", path, f"hostPaths has {_names(limits.host_paths)}")
-        if image := _object(volume.get("image")).get("reference"):
+        if image := as_object(volume.get("image")).get("reference"):
             yield from _image(f"{place}.image", str(image), limits)
         yield from _types(limits, place, volume)
     for kind in ("initContainers", "containers"):
@@ -78,24 +92,37 @@ def _types(limits: Limits, where: str, volume: Body) -> Iterator[Problem]:
 
 
 def _container(limits: Limits, where: str, container: Body) -> Iterator[Problem]:
-    context = _object(container.get("securityContext"))
-    for key in ("privileged", "allowPrivilegeEscalation"):
-        if context.get(key) and not limits.privileged:
-            yield _refusal(f"{where}.securityContext.{key}", context[key], "privileged is false")
-    for added in _list(_object(context.get("capabilities")).get("add")):
-        yield from _listed(f"{where}.securityContext.capabilities.add", added, limits.capabilities)
-    for port in map(_object, _list(container.get("ports"))):
-        if port.get("hostPort") and not limits.host_network:
-            yield _refusal(f"{where}.ports.hostPort", port["hostPort"], "hostNetwork is false")
+    secured, context = f"{where}.securityContext", as_object(container.get("securityContext"))
+    if not limits.privileged:
+        yield from _settings(secured, context)
+        if (escalates := context.get("allowPrivilegeEscalation")) is not False:
+            rule = "privileged is false, so it must be false, as it is by default"
+            yield _refusal(f"{secured}.allowPrivilegeEscalation", escalates, rule)
+    yield from _capabilities(limits, f"{secured}.capabilities", context)
+    if not limits.host_network:
+        for port in map(as_object, as_list(container.get("ports"))):
+            if port.get("hostPort"):
+                yield _refusal(f"{where}.ports.hostPort", port["hostPort"], "hostNetwork is false")
+        for place, host in probed_hosts(container):
+            rule = "hostNetwork is false, and the kubelet calls it from the node's network; remove it"
+            yield _refusal(f"{where}.{place}", host, rule)
 
 
-def _object(value: Any) -> Body:
-    """The value if it is an object, else an empty one: the API server refuses the pod anyway."""
-    return value if isinstance(value, Mapping) else {}
+def _settings(where: str, context: Body) -> Iterator[Problem]:
+    for place, value, allowed in forbidden(context):
+        rule = f"privileged is false, so it may be {' or '.join(show(each) for each in allowed)}"
+        yield _refusal(f"{where}.{place}", value, rule)
 
 
-def _list(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, list) else ()
+def _capabilities(limits: Limits, where: str, context: Body) -> Iterator[Problem]:
+    """Capabilities of a container beyond the allowed ones; a privileged one has all of them, by another limit."""
+    capabilities = as_object(context.get("capabilities"))
+    for added in as_list(capabilities.get("add")):
+        yield from _listed(f"{where}.add", added, limits.capabilities)
+    free = ANY in limits.capabilities or context.get("privileged")
+    if not free and "ALL" not in as_list(dropped := capabilities.get("drop")):
+        rule = f"capabilities has {_names(limits.capabilities)}, so it must have ALL, as by default"
+        yield _refusal(f"{where}.drop", dropped, rule)
 
 
 def _image(where: str, image: str, limits: Limits) -> Iterator[Problem]:
@@ -104,9 +131,9 @@ def _image(where: str, image: str, limits: Limits) -> Iterator[Problem]:
         yield _refusal(where, image, f"images has {_names(limits.images)}")
 
 
-def _listed(where: str, value: Any, allowed: Sequence[str]) -> Iterator[Problem]:
+def _listed(where: str, value: Any, allowed: Sequence[str], name: str = "") -> Iterator[Problem]:
     if ANY not in allowed and value not in allowed:
-        yield _refusal(where, value, f"{where.rpartition('.')[2]} may be {_names(allowed)}")
+        yield _refusal(where, value, f"{name or where.rpartition('.')[2]} may be {_names(allowed)}")
 
 
 def _below(path: str, allowed: Sequence[str]) -> bool:

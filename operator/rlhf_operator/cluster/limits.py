@@ -17,13 +17,14 @@ class Limits(Frozen):
     """Directories of the nodes, with their subdirectories."""
     volume_types: tuple[str, ...] = ("csi", "downwardAPI", "ephemeral", "projected", "secret")
     """Sources of volumes, besides those of the operator's own, host paths and images. A node mounts others than these,
-    such as NFS or a cloud's disks, with its own rights, whoever's they are."""
+    such as NFS or a cloud's disks, with its own rights, whoever's they are. `ephemeral` makes claims."""
     host_network: bool = False
-    """Allows the node's network, ports, process and IPC namespaces."""
+    """Allows the node's network, ports, process and IPC namespaces, and hosts that the kubelet calls."""
     privileged: bool = False
-    """Allows privileged containers, and privilege escalation."""
+    """Allows privileged containers, privilege escalation, and what else `baseline` forbids."""
     capabilities: tuple[str, ...] = ()
-    """Linux capabilities that a container may add, such as IPC_LOCK for RDMA."""
+    """Linux capabilities that a container may have, such as IPC_LOCK for RDMA."""
     priority_classes: tuple[str, ...] = ()
+    """Of pods, and of Kueue's label."""
     require_queue: bool = False
     """Requires the label of a Kueue queue."""

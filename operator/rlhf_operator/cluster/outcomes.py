@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rlhf_api.roles import Role
+from rlhf_api.status import JobStatus
 
 from .api import ApiError, Key
 from .cache import Cache
@@ -11,7 +12,7 @@ from .names import pod_name
 from .next_step import Plan
 from .ownership import owned_by
 from .refusal import Refusal, by_server
-from .snapshot import Job
+from .snapshot import Job, is_marked
 
 
 class Outcomes:
@@ -41,13 +42,23 @@ class Outcomes:
         try:
             yield
         except ApiError as error:
-            trains = job.status is not None and job.status.phase == "Running"
-            why = by_server(error.status, error.kind, f"{error.reason}: {error.message}", trains=trains)
+            message, accepted = f"{error.reason}: {error.message}", _accepted(job.status, todo.status)
+            why = by_server(error.status, error.kind, message, accepted=accepted)
             self._refused[key] = Refusal(job.generation, why)
             raise
         finally:
             trainers = [new for new in todo.create if new.role is Role.TRAINER]
             gang = {pod_name(job.name, new.role, new.index): new.attempt for new in trainers}
             for pod in self._cache.pods(key) if gang else ():
-                if owned_by(pod, job) and (attempt := gang.get(pod["metadata"]["name"])) is not None:
+                ours = owned_by(pod, job) and is_marked(pod, job.name)  # else it only has the name still
+                if ours and (attempt := gang.get(pod["metadata"]["name"])) is not None:
                     self._made[key] = attempt
+
+
+def _accepted(before: JobStatus | None, now: JobStatus | None) -> bool:
+    """True if trainer pods of the present configuration were all accepted before, by the status before this step."""
+    if before is None or before.cluster is None or now is None or now.cluster is None:
+        return False
+    cluster = before.cluster
+    started = cluster.attempt > 1 or 0 < cluster.attempt != cluster.unmade
+    return started and cluster.config == now.cluster.config

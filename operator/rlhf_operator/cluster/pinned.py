@@ -32,7 +32,7 @@ runs, and is not checked against limits again."""
 
 
 class UnreadableConfig(Exception):
-    """The ConfigMap of a running job has content that this release cannot read."""
+    """The ConfigMap of a running job is gone, or has content that this release cannot read."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Builds a role's pod: the contract's commands and environment, in a pod that the `restricted` standard admits."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +9,7 @@ from rlhf_api.pods import PodSettings, combine
 from rlhf_api.roles import HEALTH, LIVE_FAILURES, LIVE_SECONDS, LIVE_TIMEOUT_SECONDS, Role, RoleSpec
 from rlhf_api.run import command, listens, pods_each
 
+from .baseline import as_object
 from .gangs import GANGS
 from .merge import merge
 from .names import ATTEMPT, INDEX, RANK, pod_name, role_labels, service_name
@@ -34,11 +36,8 @@ _POD_SECURITY = {
     "fsGroupChangePolicy": "OnRootMismatch",
     "seccompProfile": {"type": "RuntimeDefault"},
 }
-_CONTAINER_SECURITY = {
-    "allowPrivilegeEscalation": False,
-    "readOnlyRootFilesystem": True,
-    "capabilities": {"drop": ["ALL"]},
-}
+_UNPRIVILEGED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+_CONTAINER_SECURITY = {**_UNPRIVILEGED, "readOnlyRootFilesystem": True}
 
 
 @dataclass(frozen=True)
@@ -105,8 +104,24 @@ def build_pod(pinned: Pinned, new: NewPod, uid: str) -> Body:
             **_placement(pods),
         },
     }
-    merged: Body = merge(gang.join(body, config.job), pods.template)
+    added = {"spec": _added(body["spec"], as_object(pods.template.get("spec")))}
+    merged: Body = merge(merge(gang.join(body, config.job), added), pods.template)
     return merged
+
+
+def _added(spec: Body, template: Mapping[str, Any]) -> Body:
+    """The containers that the template adds to those of `spec`, with the privileges that they have unless it says
+    otherwise. The API server refuses a privileged container with these."""
+    found: Body = {}
+    for kind in ("containers", "initContainers"):
+        ours = {container["name"] for container in spec.get(kind, ())}
+        found[kind] = [
+            {"name": container["name"], "securityContext": _UNPRIVILEGED}
+            for container in template.get(kind, ())
+            if container["name"] not in ours
+            and not as_object(container.get("securityContext")).get("privileged")
+        ]
+    return {kind: containers for kind, containers in found.items() if containers}
 
 
 def _model_cache(role: Body, pods: PodSettings) -> Body:

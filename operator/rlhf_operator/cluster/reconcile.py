@@ -46,7 +46,8 @@ class Reconciler:
         self, settings: Settings, api: Api, cache: Cache, recorder: Recorder, telemetry: Telemetry
     ) -> None:
         self._settings, self._api, self._cache, self._recorder = settings, api, cache, recorder
-        self._trainers = TrainerClient(*settings.token_keys, clock=api.clock.time)
+        clock, fence = api.clock.time, api.check_fence
+        self._trainers = TrainerClient(*settings.token_keys, clock=clock, check_fence=fence)
         self._desired, self._kueue = DesiredReader(settings, api), KueueClient(api, cache)
         self._pods, self._pod_events = PodClient(api, cache, recorder), PodEvents(api)
         self._companions = CompanionClient(settings, api, cache, recorder)
@@ -140,7 +141,7 @@ class Reconciler:
         await self._delete_pods(job, todo)
         with self._outcomes.noted(key, job, todo):
             if todo.companions:
-                await self._companions.apply(key, job, want.pinned, pods)
+                await self._companions.apply(key, job, want.pinned, pods, creating=bool(todo.create))
             if todo.create or todo.token:
                 await self._companions.create_token(job, self._trainers.key(job), again=todo.token)
             await self._kueue.line_up(key, job, want, todo)

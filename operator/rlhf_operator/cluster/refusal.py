@@ -12,7 +12,7 @@ from rlhf_api.problems import InvalidJob
 from rlhf_api.spec import Spec
 from rlhf_api.status import CORRECTABLE, ENDED, INVALID_POD, INVALID_SPEC, JobStatus
 
-from ..condition import LONGEST, condition, observed, with_times
+from ..condition import LONGEST, condition, observed, reason, with_times
 from ..job_status import time_text
 from ..process_state import Finish
 from .conditions import failed_for_good
@@ -45,13 +45,13 @@ class Refusal:
     why: Finish | str
 
 
-def by_server(status: int, kind: str, message: str, *, trains: bool = False) -> Finish | str:
+def by_server(status: int, kind: str, message: str, *, accepted: bool = False) -> Finish | str:
     """The API server's refusal of an object of the job: the job's end if it is a pod that can never be accepted. A
     policy or a webhook may change, and answers with the same code; other objects are refused for their present state,
-    such as a Workload that was admitted a moment ago. A job that `trains` is not ended either: pods of its
-    configuration were accepted, so what has changed since is not the job."""
+    such as a Workload that was admitted a moment ago. If pods of the job's configuration were `accepted` before, what
+    has changed since is not the job."""
     invalid = status == 422 or (status == 400 and _NO_POD in message)
-    if invalid and kind == "Pod" and not trains and not _DENIED.search(message):
+    if invalid and kind == "Pod" and not accepted and not _DENIED.search(message):
         said = f"the API server rejects the pod, check spec.pods and its template: {message}"
         return Finish("Failed", INVALID_POD, said)
     if status == 404 and kind == "Workload" and _NO_KIND.search(message):
@@ -62,8 +62,8 @@ def by_server(status: int, kind: str, message: str, *, trains: bool = False) -> 
 
 
 def leave_alone(why: str) -> Plan:
-    """Reports what this release cannot read, and changes nothing until another release takes over."""
-    message = f"another release wrote objects that this one cannot read, so job and pods are left as they are: {why}"
+    """Reports what this release cannot read, and changes nothing until it can or another release takes over."""
+    message = f"this release cannot read the job's state, so job and pods are left as they are: {why}"
     return Plan(status=None, events=(Event("Warning", "Unreadable", message[:LONGEST]),), again=None)
 
 
@@ -95,13 +95,16 @@ def refuse(job: Job, error: InvalidJob, pods: Sequence[Pod], now: datetime.datet
 
 def refused(status: JobStatus) -> bool:
     """True if the job ended because its spec, or a pod made of it, was invalid."""
-    return any(c.type == "Failed" and c.reason in CORRECTABLE for c in status.conditions)
+    return reason(status, "Failed") in CORRECTABLE
 
 
 def reopened(job: Job, spec: Spec) -> Job:
-    """A refused job whose spec has been corrected, as it was before; one that had run resumes."""
+    """A refused job whose spec is valid now, as it was before; one that had run resumes. Its spec may be the same:
+    another release, or one with other limits, refused it. After an invalid pod it has to be another one."""
     status = job.status
-    if status is None or not refused(status) or status.observed_generation == job.generation:
+    if status is None or not refused(status):
+        return job
+    if status.observed_generation == job.generation and reason(status, "Failed") != INVALID_SPEC:
         return job
     cluster = status.cluster
     begun = cluster is not None and cluster.attempt > 0 and cluster.attempt != cluster.unmade

@@ -12,7 +12,7 @@ from rlhf_api.status import JobStatus
 
 from ..condition import own_conditions
 from ..process_state import Ended
-from .names import ATTEMPT, CHECKPOINT, INDEX, JOB, QUEUE, RANK, ROLE, pod_name
+from .names import ATTEMPT, CHECKPOINT, INDEX, JOB, MANAGED_BY, OPERATOR, PRIORITY, QUEUE, RANK, ROLE, pod_name
 from .pod_status import OVER, Body, ended, initializing, let_go, seconds, unstarted, waiting_reason
 from .ports import PORT
 
@@ -31,6 +31,8 @@ class Job:
     generation: int
     queue: str | None
     """The job's Kueue queue."""
+    priority: str | None
+    """The Kueue WorkloadPriorityClass that the job names."""
     checkpoint: str | None
     """Newest checkpoint request, cut to the length that a status keeps."""
     status: JobStatus | None
@@ -49,6 +51,7 @@ class Job:
             uid=meta["uid"],
             generation=meta.get("generation", 1),
             queue=meta.get("labels", {}).get(QUEUE),
+            priority=meta.get("labels", {}).get(PRIORITY),
             checkpoint=asked and asked[:_REQUEST],
             status=status,
             unreadable=unreadable,
@@ -143,11 +146,14 @@ class Pod:
 
 
 def is_marked(body: Body, job: str) -> bool:
-    """True if the pod has the labels of the job and of the role, index and rank in its name."""
+    """True if the pod has the label that the watch selects, and those of the job and of the role, index and rank in its
+    name."""
     meta = body["metadata"]
     labels: Mapping[str, str] = meta.get("labels") or {}
     role, index = labels.get(ROLE, ""), labels.get(INDEX, "")
-    if labels.get(JOB) != job or role not in list(Role) or not labels.get(ATTEMPT, "").isdecimal():
+    if labels.get(MANAGED_BY) != OPERATOR or labels.get(JOB) != job:
+        return False
+    if role not in list(Role) or not labels.get(ATTEMPT, "").isdecimal():
         return False
     rank = labels.get(RANK, "0")
     numbered = index.isdecimal() and rank.isdecimal()
@@ -163,8 +169,8 @@ def _port(spec: Body) -> int:
 
 def _status(body: Any) -> tuple[JobStatus | None, str | None]:
     """The parsed status, None before the first one; or its validation errors. Other controllers may write conditions
-    into it."""
-    if not body or not {"phase", "cluster"} & body.keys():
+    into it; any other field is of an operator, perhaps of a release that names all its fields otherwise."""
+    if not body or body.keys() <= {"conditions"}:
         return None, None
     try:
         ours = {**body, "conditions": own_conditions(body) or ()}

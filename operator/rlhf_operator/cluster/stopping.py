@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlhf_api.roles import Role
-from rlhf_api.status import ENDED, ClusterStatus, JobStatus
+from rlhf_api.status import ENDED, INVALID_SPEC, ClusterStatus, JobStatus
 
 from ..condition import observed as seen_at
+from ..condition import reason
 from ..process_state import Finish, ProcessState
 from .conditions import Look
 from .consequences import deletion
@@ -135,9 +136,11 @@ def deleted(metadata: Mapping[str, Any], pods: Sequence[Pod]) -> Plan:
 
 def settled(job: Job, pods: Sequence[Any], workload: Mapping[str, Any] | None) -> bool:
     """True if a job has ended and nothing of it is left to do, whatever its spec says: its pods and its place in the
-    queue are gone, and its status is of the present spec."""
+    queue are gone, and its status is of the present spec. A refused spec is read again: this release may accept it."""
     status, spec = job.status, job.body.get("spec") or {}
     if status is None or status.phase not in ENDED or status.observed_generation != job.generation:
+        return False
+    if reason(status, "Failed") == INVALID_SPEC:
         return False
     return not (pods or workload or status.gpus or spec.get("ttlSecondsAfterFinished") is not None)
 

@@ -56,9 +56,15 @@ class TrainerClient:
     silent trainers do not delay other jobs.
     """
 
-    def __init__(self, *token_keys: bytes, clock: Callable[[], float] = time.time) -> None:
-        """`token_keys`: the key of new jobs' tokens first, then a former one; `clock`: the time of day."""
-        self._keys, self._clock = token_keys, clock
+    def __init__(
+        self,
+        *token_keys: bytes,
+        clock: Callable[[], float] = time.time,
+        check_fence: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`token_keys`: the key of new jobs' tokens first, then a former one; `clock`: the time of day; `check_fence`:
+        called before every order, raises ApiError unless this process may give one."""
+        self._keys, self._clock, self._check_fence = token_keys, clock, check_fence
         self._orders = aiohttp.TCPConnector(limit=64, force_close=True)
         self._reports = aiohttp.TCPConnector(limit=_AT_ONCE, force_close=True)
         self._pool = asyncio.Semaphore(_AT_ONCE)
@@ -163,6 +169,8 @@ class TrainerClient:
         return first if first.up and first.serving and known.status and not known.unanswered else None
 
     def _control(self, job: Job) -> ControlClient:
+        """Client for orders."""
+        self._check_fence()
         return ControlClient(token(self.key(job), job), self._orders)
 
 

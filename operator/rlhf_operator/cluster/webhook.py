@@ -15,9 +15,9 @@ from rlhf_api.checks import check_change
 from rlhf_api.manifest import from_cluster
 from rlhf_api.problems import InvalidJob, Problem
 
-from .limit_checks import check, lacks_queue
+from .limit_checks import check, lacks_queue, wrong_priority
 from .listening import listen
-from .names import QUEUE
+from .names import PRIORITY, QUEUE
 from .pinned import Pinned
 from .refusal import refused
 from .settings import Settings
@@ -53,11 +53,12 @@ def _problems(
         return ()
     try:
         spec = from_cluster(body).spec
-        queue = body["metadata"].get("labels", {}).get(QUEUE)
+        labels = body["metadata"].get("labels", {})
         check(settings.limits, Pinned.make(body["metadata"]["name"], spec, settings.defaults))
     except InvalidJob as error:
         return error.problems
-    if problem := lacks_queue(settings.limits, queue):
+    required = lacks_queue(settings.limits, labels.get(QUEUE))
+    if problem := required or wrong_priority(settings.limits, labels.get(PRIORITY)):
         return (problem,)
     try:
         if before is None or _failed_by_its_spec(before):
@@ -72,10 +73,11 @@ def _failed_by_its_spec(body: Mapping[str, Any]) -> bool:
     return status is not None and refused(status)
 
 
-def _asks_for(body: Mapping[str, Any]) -> tuple[Any, Any]:
+def _asks_for(body: Mapping[str, Any]) -> tuple[Any, ...]:
     """Parts of a job that are validated. A change of others, such as finalizers, is not: the stored job may come from a
     release with other rules."""
-    return body.get("spec"), body["metadata"].get("labels", {}).get(QUEUE)
+    labels = body["metadata"].get("labels", {})
+    return body.get("spec"), labels.get(QUEUE), labels.get(PRIORITY)
 
 
 class _Certificate:

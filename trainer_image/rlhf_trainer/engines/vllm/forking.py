@@ -3,17 +3,45 @@ nothing by then and has no threads that compute. vLLM would spawn it, which impo
 """
 
 import importlib
+import os
+import socket
+from contextlib import suppress
 from multiprocessing.context import ForkContext, ForkProcess
+from pathlib import Path
 from typing import Any
 
 
 class Engine(ForkProcess):
-    """Calls vLLM's plugins, ours too, as an engine does that is spawned: in its own process, and behind its own log."""
+    """Calls vLLM's plugins, ours too, as an engine does that is spawned: in its own process, and behind its own log.
+    And it does not keep the server's port open."""
 
     def run(self) -> None:
+        _let_go_of_ports()
         plugins: Any = importlib.import_module("vllm.plugins")
         plugins.plugins_loaded = False
         super().run()
+
+
+def _let_go_of_ports() -> None:
+    """Replaces inherited sockets that are bound and have no peer by /dev/null: their objects in this process would
+    close whatever got their numbers."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in (int(entry.name) for entry in Path("/proc/self/fd").iterdir()):
+        with suppress(OSError), socket.socket(fileno=os.dup(number)) as found:  # OSError: no socket, or gone
+            if (
+                found.family in (socket.AF_INET, socket.AF_INET6)
+                and found.getsockname()[1]
+                and not _peer(found)
+            ):
+                os.dup2(nothing, number)
+    os.close(nothing)
+
+
+def _peer(found: socket.socket) -> bool:
+    try:
+        return bool(found.getpeername())
+    except OSError:
+        return False
 
 
 class Forking(ForkContext):
