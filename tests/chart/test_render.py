@@ -265,6 +265,19 @@ def test_a_namespaced_operator_has_no_right_beyond_its_namespaces():
     assert asked["values"] == ["training", "research"]
 
 
+def test_a_namespaced_operator_may_be_let_read_what_is_in_no_namespace():
+    objects = render({**NAMESPACED, "rbac": {"clusterReads": True}})
+    (bound,) = (o["roleRef"]["name"] for o in objects if o["kind"] == "ClusterRoleBinding")
+    rules = the(objects, "ClusterRole", bound)["rules"]
+    assert {verb for rule in rules for verb in rule["verbs"]} == {"get"}
+    assert {resource for rule in rules for resource in rule["resources"]} == {
+        "clusterrlhfruntimes",
+        "resourceflavors",
+        "workloadpriorityclasses",
+        "priorityclasses",
+    }
+
+
 def test_no_right_is_a_wildcard(objects):
     for role in (o for o in objects if o["kind"] in ("Role", "ClusterRole")):
         for rule in role["rules"]:

@@ -102,6 +102,8 @@ _POD_SET = record(
         subGroupIndexLabel=text(317),
         subGroupCount=INT,
         podSetGroupName=text(256),
+        podSetSliceRequiredTopology=text(63),
+        podSetSliceSize=INT,
     ),
 )
 _CONDITION = record(

@@ -38,6 +38,7 @@ PATH = re.compile(
     r"(?:/(?P<name>[^/]+)(?:/(?P<subresource>[^/]+))?)?"
 )
 
+ADMITTED = ("QuotaReserved", "Admitted")
 Right = tuple[str, str, str]
 """Group, resource, verb."""
 
@@ -245,17 +246,31 @@ def a_full_life(jobs: Jobs, nodes: FakeNodes) -> None:
     eventually(lambda: not jobs.get(*left)["items"], "its time is over")
 
 
-def goes_on_without_what_is_in_no_namespace(jobs: Jobs) -> None:
-    """A WorkloadPriorityClass is the whole cluster's."""
-    job = one_pod("urgent")
-    job["metadata"]["labels"] = {
-        "kueue.x-k8s.io/queue-name": "team",
-        "kueue.x-k8s.io/priority-class": "urgent",
-    }
-    jobs.apply(job)
-    eventually(lambda: jobs.get("workloads.kueue.x-k8s.io", "urgent"), "it lines up all the same")
-    (event,) = jobs.get("events", "--field-selector=reason=NotRead")["items"]
-    assert "goes on without WorkloadPriorityClass urgent, which the operator may not read" in event["message"]
+def waits_for_what_is_in_no_namespace(jobs: Jobs) -> None:
+    """Priority classes and resource flavors are the whole cluster's. Without a flavor's node labels the pods might run
+    on other nodes than their quota is for."""
+
+    def told(name: str) -> str:
+        found = (c for c in jobs.status(name).get("conditions", ()) if c["type"] == "PodsScheduled")
+        return next((c["message"] for c in found if c["status"] == "False"), "")
+
+    priority = {"kueue.x-k8s.io/priority-class": "urgent"}
+    for name, labels in (("urgent", priority), ("flavored", {})):
+        job = one_pod(name)
+        job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team", **labels}
+        jobs.apply(job)
+    eventually(lambda: "rbac.clusterReads" in told("urgent"), "it tells what gives the right that it lacks")
+    assert "workloadpriorityclasses" in told("urgent")
+    workload = ("workloads.kueue.x-k8s.io", "flavored")
+    eventually(lambda: jobs.get("workloads.kueue.x-k8s.io")["items"], "this one lines up")
+    held = [{"type": kind, "status": "True", "reason": "Test", "message": ""} for kind in ADMITTED]
+    assigned = [{"name": "trainer", "count": 1, "flavors": {"cpu": "h100"}}]
+    answer = {"conditions": held, "admission": {"clusterQueue": "all", "podSetAssignments": assigned}}
+    patch = ("--subresource=status", "--type=merge", "-p", json.dumps({"status": answer}))
+    jobs.kubectl("patch", *workload, *patch)
+    eventually(lambda: "rbac.clusterReads" in told("flavored"), "and waits for its flavor")
+    assert "resourceflavors" in told("flavored")
+    assert not {"urgent-trainer-0", "flavored-trainer-0"} & set(jobs.pods())
 
 
 @pytest.mark.usefixtures("crd", "elsewhere")
@@ -281,7 +296,7 @@ def test_every_right_is_used_and_none_is_missing(control_plane, namespace, anoth
         a_full_life(jobs, nodes)
         assert "403" not in answers(running)
         done = used(proxy.requests)
-        goes_on_without_what_is_in_no_namespace(jobs)
+        waits_for_what_is_in_no_namespace(jobs)
         assert running.stop() == 0  # gives its Lease back
     assert nobodys.status("unseen") == {}
     nobodys.kubectl("delete", "rlhfjob", "unseen")

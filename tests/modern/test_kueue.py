@@ -22,6 +22,7 @@ from rlhf_operator.cluster.objects import owned
 from rlhf_operator.cluster.pinned import Pinned
 from rlhf_operator.cluster.settings import Defaults
 from rlhf_operator.cluster.snapshot import Job
+from rlhf_operator.cluster.workload_priority import priority_fields
 
 STAMP = "2026-01-01T00:00:00Z"
 PATH = "/apis/kueue.x-k8s.io/v1beta2/namespaces/team/workloads"
@@ -50,7 +51,8 @@ RULES = {
 LARGEST = (
     "spec.trainer.pods.template={metadata: {annotations: {kueue.x-k8s.io/podset-required-topology: rack}}}",
     "spec.generator={replicas: 3, podsPerReplica: 2, tensorParallelSize: 2, pods: {gpu: {count: 1}, template: "
-    "{metadata: {annotations: {kueue.x-k8s.io/podset-preferred-topology: rack}}}}}",
+    "{metadata: {annotations: {kueue.x-k8s.io/podset-preferred-topology: block, "
+    "kueue.x-k8s.io/podset-slice-required-topology: rack}}}}}",
 )
 FEWER_ROLES = ("spec.algorithm=sft", "spec.ppo={}")
 
@@ -92,7 +94,10 @@ class Queued:
     def enter(self, *overrides: str, queue: str = "research", priority: str | None = None) -> None:
         """As the operator does: a forced server-side apply."""
         job, spec = self.job(*overrides, queue=queue)
-        named = {"metadata": {"name": priority}, "value": 7} if priority else None
+        kind = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "WorkloadPriorityClass"}
+        named = (
+            priority_fields({**kind, "metadata": {"name": priority}, "value": 7}, None) if priority else None
+        )
         body = owned(workload(job, Pinned.make(job.name, spec, Defaults(image="i")), named), job)
         query = "fieldManager=rlhf-operator&force=true&fieldValidation=Strict"
         self.server.call("PATCH", f"{self.path}?{query}", json.dumps(body), APPLY)
@@ -138,7 +143,8 @@ def test_what_the_operator_writes_in_the_life_of_a_workload_is_accepted(kueue: S
         "reward",
         "reference",
     ]
-    assert made["spec"]["podSets"][1]["topologyRequest"]["subGroupCount"] == 3
+    asked = made["spec"]["podSets"][1]["topologyRequest"]
+    assert (asked["subGroupCount"], asked["podSetSliceSize"]) == (3, 2)
     for spec in (
         FEWER_ROLES,
         ("spec.generator.replicas=3",),

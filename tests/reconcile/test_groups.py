@@ -223,6 +223,25 @@ def test_generators_of_many_pods_do_not_become_many_by_a_spec_that_has_few_pods_
     assert len(world.step().delete) == 400
 
 
+def test_each_generator_asks_kueue_for_a_domain_of_its_own():
+    """A level for all pods of the role would let a generator's pods be apart on smaller levels, and the whole role has
+    to fit; the slice of each is its pods, whatever level the role asks for besides."""
+    sliced = "kueue.x-k8s.io/podset-slice-required-topology: rack"
+    asked = "spec.generator.pods.template={metadata: {annotations: {%s}}}"
+    expected = {
+        "podSetSliceRequiredTopology": "rack",
+        "podSetSliceSize": 2,
+        "podIndexLabel": "rlhf.dev/rank",
+        "subGroupIndexLabel": "rlhf.dev/index",
+        "subGroupCount": 2,
+    }
+    block = f"{sliced}, kueue.x-k8s.io/podset-required-topology: block"
+    for annotations, level in ((sliced, {}), (block, {"required": "block"})):
+        made = Pinned.make("job", job(*PAIRS, asked % annotations).spec, TODAY)
+        pod_sets = {each["name"]: each for each in workload(World().job, made)["spec"]["podSets"]}
+        assert pod_sets["generator"]["topologyRequest"] == level | expected
+
+
 def test_kueue_counts_the_pods_of_a_generator_side_by_side():
     asked = "spec.generator.pods.template={metadata: {annotations: {kueue.x-k8s.io/podset-required-topology: rack}}}"
     made = Pinned.make("job", job(*PAIRS, asked).spec, TODAY)

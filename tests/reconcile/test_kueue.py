@@ -1,5 +1,6 @@
 """Kueue's Workload, by its published types: what its state means, and what is said back."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,11 +9,12 @@ from tests.reconcile.world import World
 from rlhf_api.manifest import from_cluster
 from rlhf_api.roles import Role
 from rlhf_operator.cluster.kueue import deactivated, quota, released, report, workload
-from rlhf_operator.cluster.names import QUEUE
+from rlhf_operator.cluster.names import CONFIG, PRIORITY, QUEUE
 from rlhf_operator.cluster.pinned import Pinned
 from rlhf_operator.cluster.placement import flavors, placed, topology_request
 from rlhf_operator.cluster.settings import Defaults
 from rlhf_operator.cluster.snapshot import Job
+from rlhf_operator.cluster.workload_priority import priority_class, priority_fields
 
 STAMP = "2026-01-01T00:00:00Z"
 
@@ -60,8 +62,9 @@ def test_what_a_workload_means_for_its_job(there, generators, queue, state):
     assert quota(*job(generators, queue), there, CONFIGURATION) == state
 
 
-def test_a_workload_that_waits_asks_for_the_pods_of_the_spec_as_it_stands():
-    """An admitted one stands for pods that run as they began."""
+@pytest.mark.parametrize("held", [("QuotaReserved",), ADMITTED])
+def test_a_job_starts_only_on_quota_for_the_pods_of_the_spec_as_it_stands(held):
+    """Else quota for small pods would start large ones; pods that run, run as they began."""
     waiting, spec = job()
     more = Pinned.make(
         "job",
@@ -69,7 +72,12 @@ def test_a_workload_that_waits_asks_for_the_pods_of_the_spec_as_it_stands():
         Defaults(image="i"),
     )
     assert quota(waiting, spec, made(), more.name) == "outdated"
-    assert quota(waiting, spec, made(*ADMITTED), more.name) == "admitted"
+    assert quota(waiting, spec, made(*held), more.name) == "outgrown"
+    state = quota(waiting, spec, made(*held), CONFIGURATION)
+    assert quota(waiting, spec, made(*held), more.name, started=True) == state
+    unnamed = made(*held)
+    del unnamed["metadata"]["annotations"][CONFIG]
+    assert quota(waiting, spec, unnamed, more.name) == state, "of a release that did not note it"
 
 
 def test_a_deactivated_workload_is_left_so():
@@ -228,13 +236,61 @@ def test_a_workload_has_the_priority_that_the_job_names():
     waiting, spec = job()
     pinned = Pinned.make("job", spec, Defaults(image="i"))
     assert "priority" not in workload(waiting, pinned)["spec"]
-    named = workload(waiting, pinned, {"metadata": {"name": "urgent"}, "value": 7})["spec"]
+    urgent = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "WorkloadPriorityClass", "value": 7}
+    named = workload(waiting, pinned, priority_fields(urgent | {"metadata": {"name": "urgent"}}, None))[
+        "spec"
+    ]
     assert named["priority"] == 7
     assert named["priorityClassRef"] == {
         "group": "kueue.x-k8s.io",
         "kind": "WorkloadPriorityClass",
         "name": "urgent",
     }
+    high = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "value": 1000}
+    of_pods = workload(waiting, pinned, priority_fields(high | {"metadata": {"name": "high"}}, None))["spec"]
+    assert of_pods["priority"] == 1000
+    assert of_pods["priorityClassRef"] == {
+        "group": "scheduling.k8s.io",
+        "kind": "PriorityClass",
+        "name": "high",
+    }
+
+
+def test_a_value_that_an_administrator_has_set_stays_while_the_class_does():
+    """When what waits is changed in place."""
+    waiting, spec = job()
+    pinned = Pinned.make("job", spec, Defaults(image="i"))
+    kind = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "WorkloadPriorityClass", "value": 7}
+    urgent, low = (kind | {"metadata": {"name": name}} for name in ("urgent", "low"))
+    there = workload(waiting, pinned, priority_fields(urgent, None))
+    there["spec"]["priority"] = 50
+    assert priority_fields(urgent, there)["priority"] == 50
+    assert priority_fields(low, there)["priority"] == 7
+
+
+def labelled(waiting: Job, priority: str) -> Job:
+    labels = {**waiting.body["metadata"]["labels"], PRIORITY: priority}
+    return replace(waiting, body={**waiting.body, "metadata": {**waiting.body["metadata"], "labels": labels}})
+
+
+def test_a_job_without_a_class_of_workloads_has_the_priority_of_its_pods():
+    """As in Kueue's own integrations."""
+    waiting, plain = job()
+    overrides = "spec.pods.priorityClass=low", "spec.trainer.pods.priorityClass=high"
+    of_all, of_both = (from_cluster(World(overrides[:count]).job.body).spec for count in (1, 2))
+    assert priority_class(waiting, plain) is None
+    assert priority_class(waiting, of_all) == ("PriorityClass", "low")
+    assert priority_class(waiting, of_both) == ("PriorityClass", "high"), "of the first role that has one"
+    assert priority_class(labelled(waiting, "urgent"), of_both) == ("WorkloadPriorityClass", "urgent")
+
+
+def test_a_workload_that_waits_follows_the_label_of_its_priority():
+    waiting, spec = job()
+    pinned = Pinned.make("job", spec, Defaults(image="i"))
+    urgent = labelled(waiting, "urgent")
+    assert quota(urgent, spec, workload(waiting, pinned), CONFIGURATION) == "outdated"
+    assert quota(urgent, spec, workload(urgent, pinned), CONFIGURATION) == "waiting"
+    assert quota(waiting, spec, workload(urgent, pinned), CONFIGURATION) == "outdated"
 
 
 RACKS = ("cloud.example/block", "cloud.example/rack")
@@ -268,6 +324,10 @@ def test_a_role_asks_for_a_topology_by_kueues_annotations():
             {"unconstrained": True, "podIndexLabel": "rlhf.dev/index"},
         ),
         ({"podset-unconstrained-topology": "false"}, None),
+        (
+            {"podset-slice-required-topology": "rack"},
+            {"podSetSliceRequiredTopology": "rack", "podSetSliceSize": 1, "podIndexLabel": "rlhf.dev/index"},
+        ),
         ({}, None),
     ],
 )
@@ -332,5 +392,5 @@ def test_quota_is_held_for_all_generators_that_may_come():
     asked["spec"]["queueName"] = "team"
     there = {**asked, "status": {"conditions": held}}
     for spec in (few, many):
-        assert quota(job()[0], spec, there, CONFIGURATION) == "admitted"
+        assert quota(job()[0], spec, there, asked["metadata"]["annotations"][CONFIG]) == "admitted"
         assert report(there, spec, ready=True, stamp=STAMP) is None, "none of it is free for others"

@@ -43,13 +43,17 @@
   verbs: [patch]
 {{- end }}
 
-{{/* Of the whole cluster; with `watchNamespaces` there are no rights beyond those, and jobs name runtimes of theirs. */}}
+{{/* Of the whole cluster; with `watchNamespaces` there are no rights beyond those, unless `rbac.clusterReads` is set. */}}
 {{- define "rlhf-operator.clusterRules" -}}
 - apiGroups: [rlhf.dev]
   resources: [clusterrlhfruntimes]
   verbs: [get]
 - apiGroups: [kueue.x-k8s.io]
   resources: [resourceflavors, workloadpriorityclasses]
+  verbs: [get]
+# Of pods, for the priority of their job's Workload.
+- apiGroups: [scheduling.k8s.io]
+  resources: [priorityclasses]
   verbs: [get]
 {{- end }}
 

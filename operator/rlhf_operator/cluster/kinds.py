@@ -15,6 +15,7 @@ KINDS = {
     "Pod": ("v1", "pods"),
     "PodGroup.scheduling.volcano.sh": ("scheduling.volcano.sh/v1beta1", "podgroups"),
     "PodGroup.scheduling.x-k8s.io": ("scheduling.x-k8s.io/v1alpha1", "podgroups"),
+    "PriorityClass": ("scheduling.k8s.io/v1", "priorityclasses"),
     "RLHFJob": ("rlhf.dev/v1alpha1", "rlhfjobs"),
     "ResourceFlavor": (KUEUE, "resourceflavors"),
     "RLHFRuntime": ("rlhf.dev/v1alpha1", "rlhfruntimes"),

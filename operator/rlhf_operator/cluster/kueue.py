@@ -14,41 +14,47 @@ from rlhf_api.run import places, pods_each, roles_of
 from rlhf_api.spec import Spec
 
 from .kinds import KUEUE
-from .names import CONFIG, common_labels
+from .names import CONFIG, PRIORITY, common_labels
 from .pinned import Pinned
 from .placement import topology_request
 from .pod import NewPod, build_pod
 from .snapshot import Job
+from .workload_priority import priority_label
 
 Body = dict[str, Any]
 
 Quota = Literal["none", "left", "absent", "outdated", "waiting", "admitted", "outgrown", "evicted"]
 """`none`: the job is in no queue; `left`: but was in one. `absent`: it has no Workload yet; `outdated`: its Workload
-waits in another queue or size than the job's, or for pods of
-an earlier configuration; `outgrown`: was admitted so; `evicted`: is to give its quota back."""
+waits in another queue or size than the job's, or for pods of another configuration; `outgrown`: has quota so, and the
+job is beyond it; `evicted`: is to give its quota back."""
 _REQUEUED = ("Preempted", "NodeFailures")
 """Reasons of evictions after which the integration lets a Workload line up again at once; after others Kueue does, in
 its own time."""
 _NOT_READY = "not all pods are ready"
 
 
-def quota(job: Job, spec: Spec, workload: Mapping[str, Any] | None, config: str) -> Quota:
-    """State of the job's Workload in its queue; `config` names the configuration that the job would start with."""
+def quota(
+    job: Job, spec: Spec, workload: Mapping[str, Any] | None, config: str, *, started: bool = False
+) -> Quota:
+    """State of the job's Workload in its queue. `config`: name of the configuration that the job runs, if it has
+    `started`, or would start with: not on quota for the pods of another one."""
     if workload is None:
         return "none" if job.queue is None else "absent"
     if job.queue is None:
         return "left"
     held = _held(workload)
-    if not held & {"QuotaReserved", "Admitted"}:
-        asked = _counts(workload), workload["spec"].get("queueName"), _config(workload)
-        if asked != (_wanted(spec), job.queue, config):
+    if not _has_quota(workload):
+        notes = workload["metadata"].get("annotations", {})
+        asked = _counts(workload), workload["spec"].get("queueName"), notes.get(CONFIG), notes.get(PRIORITY)
+        if asked != (_wanted(spec), job.queue, config, priority_label(job)):
             return "outdated"
         return "waiting"
     if "Evicted" in held:
         return "evicted"
     kept = {name: count - _reclaimed(workload).get(name, 0) for name, count in _counts(workload).items()}
     fits = all(count <= kept.get(name, 0) for name, count in _wanted(spec).items())
-    if not fits or workload["spec"].get("queueName") != job.queue:
+    same = started or _config(workload) in (None, config)
+    if not (fits and same) or workload["spec"].get("queueName") != job.queue:
         return "outgrown"
     return "admitted" if "Admitted" in held else "waiting"
 
@@ -66,9 +72,9 @@ def deactivated(workload: Mapping[str, Any] | None) -> bool:
     return workload is not None and not workload["spec"].get("active", True)
 
 
-def workload(job: Job, pinned: Pinned, priority: Mapping[str, Any] | None = None) -> Body:
+def workload(job: Job, pinned: Pinned, priority: Body | None = None) -> Body:
     """The Workload that Kueue admits: a pod set for each role, with its pods as they would be. `priority`: the
-    WorkloadPriorityClass that the job names."""
+    fields that say its priority."""
     spec, counts, nameless = pinned.config.spec, _wanted(pinned.config.spec), replace(pinned, name="")
     pods = {
         role: build_pod(nameless, NewPod(role, 0, attempt=0, resume=False), job.uid)
@@ -80,11 +86,14 @@ def workload(job: Job, pinned: Pinned, priority: Mapping[str, Any] | None = None
         "metadata": {
             "name": job.name,
             "labels": common_labels(job.name),
-            "annotations": {CONFIG: pinned.name},
+            "annotations": {
+                CONFIG: pinned.name,
+                **({PRIORITY: label} if (label := priority_label(job)) else {}),
+            },
         },
         "spec": {
             "queueName": job.queue,
-            **(_priority(priority) if priority else {}),
+            **(priority or {}),
             "podSets": [_pod_set(spec, role, counts[role.value], pod) for role, pod in pods.items()],
         },
     }
@@ -92,26 +101,16 @@ def workload(job: Job, pinned: Pinned, priority: Mapping[str, Any] | None = None
 
 def _pod_set(spec: Spec, role: Role, count: int, pod: Body) -> Body:
     pod_set = {"name": role.value, "count": count, "template": {"spec": pod["spec"]}}
-    groups = count // pods_each(spec, role) if pods_each(spec, role) > 1 else None
-    request = topology_request(pod["metadata"].get("annotations", {}), groups)
+    size = pods_each(spec, role)
+    request = topology_request(pod["metadata"].get("annotations", {}), count // size, size)
     return {**pod_set, "topologyRequest": request} if request else pod_set
 
 
-def _priority(named: Mapping[str, Any]) -> Body:
-    group = KUEUE.partition("/")[0]
-    return {
-        "priorityClassRef": {
-            "group": group,
-            "kind": "WorkloadPriorityClass",
-            "name": named["metadata"]["name"],
-        },
-        "priority": named["value"],
-    }
-
-
-def released(workload: Mapping[str, Any], stamp: str) -> Body:
+def released(workload: Mapping[str, Any], stamp: str) -> Body | None:
     """Merge patch of the status once the evicted job's pods are gone: its quota is free. Kueue leaves this to the
-    integration that runs the pods."""
+    integration that runs the pods. None if it is not evicted, or has no quota."""
+    if "Evicted" not in _held(workload) or not _has_quota(workload):
+        return None
     evicted = next(c for c in workload["status"]["conditions"] if c["type"] == "Evicted")
     why, requeued = str(evicted.get("message", "")), evicted.get("reason") in _REQUEUED
     changes = {
@@ -154,6 +153,10 @@ def _config(workload: Mapping[str, Any]) -> str | None:
 
 def _held(workload: Mapping[str, Any]) -> set[str]:
     return {c["type"] for c in workload.get("status", {}).get("conditions", ()) if c["status"] == "True"}
+
+
+def _has_quota(workload: Mapping[str, Any]) -> bool:
+    return bool(_held(workload) & {"QuotaReserved", "Admitted"})
 
 
 def _counts(workload: Mapping[str, Any]) -> dict[str, int]:

@@ -1,26 +1,24 @@
-"""Writes a job's Workload as planned, and reads Kueue's cluster-scoped objects."""
+"""Writes a job's Workload as planned, and reads the cluster-scoped objects that it refers to."""
 
 from ..condition import is_true
 from ..job_status import time_text
 from .api import Api, ApiError, Body, Key
 from .cache import Cache
-from .describe import Event
 from .desired import Desired
-from .kueue import released, report, workload
-from .names import PRIORITY
+from .kueue import deactivated, released, report, workload
 from .next_step import Plan
 from .objects import owned
 from .ownership import check_name, is_own
 from .placement import flavors
-from .recorder import Recorder
 from .snapshot import Job
+from .workload_priority import priority_class, priority_fields
 
 
 class KueueClient:
-    """Writes Workloads; reads WorkloadPriorityClasses and ResourceFlavors."""
+    """Writes Workloads; reads classes of priority and ResourceFlavors."""
 
-    def __init__(self, api: Api, cache: Cache, recorder: Recorder) -> None:
-        self._api, self._cache, self._recorder = api, cache, recorder
+    def __init__(self, api: Api, cache: Cache) -> None:
+        self._api, self._cache = api, cache
 
     def workload(self, key: Key, job: Job) -> Body | None:
         """The job's Workload, not that of an earlier job of its name, whose admission was another's."""
@@ -32,8 +30,9 @@ class KueueClient:
         if todo.queue == "leave":
             await self.leave(key, job)
         elif todo.queue == "enter":
-            name = job.body["metadata"].get("labels", {}).get(PRIORITY)
-            priority = await self._read(job, "WorkloadPriorityClass", name) if name else None
+            named = priority_class(job, want.spec)
+            class_ = await self._api.get(named[0], None, named[1]) if named else None
+            priority = priority_fields(class_, found) if class_ else None
             body = workload(job, want.pinned, priority)
             if found is None:
                 await check_name(self._api, job, body, is_own)
@@ -47,14 +46,19 @@ class KueueClient:
                 await self._merge(job, patch)
 
     async def leave(self, key: Key, job: Job) -> None:
-        """Gives the job's quota and its place in the queue back, where it has one."""
-        if (found := self.workload(key, job)) is not None:
+        """Gives the job's quota and its place in the queue back, where it has one. Of a deactivated Workload only the
+        quota, until the job is deleted: the next Workload would be active."""
+        found = self.workload(key, job)
+        if found is None:
+            return
+        if not deactivated(found) or "deletionTimestamp" in job.body["metadata"]:
             await self._api.delete("Workload", job.namespace, job.name, uid=found["metadata"]["uid"])
+        elif (patch := released(found, time_text(self._api.clock.now()))) is not None:
+            await self._merge(job, patch)
 
-    async def flavors(self, job: Job, admitted: Body) -> dict[str, Body]:
+    async def flavors(self, admitted: Body) -> dict[str, Body]:
         """The ResourceFlavors assigned to the job's Workload, by name."""
-        found = {name: await self._read(job, "ResourceFlavor", name) for name in sorted(flavors(admitted))}
-        return {name: body for name, body in found.items() if body is not None}
+        return {name: await self._api.get("ResourceFlavor", None, name) for name in sorted(flavors(admitted))}
 
     async def _merge(self, job: Job, patch: Body) -> None:
         try:
@@ -62,14 +66,3 @@ class KueueClient:
         except ApiError as error:
             if error.status != 409:  # Kueue wrote meanwhile, and its news are looked at
                 raise
-
-    async def _read(self, job: Job, kind: str, name: str) -> Body | None:
-        """A cluster-scoped object; None, with an event, if the operator has rights only in namespaces."""
-        try:
-            return await self._api.get(kind, None, name)
-        except ApiError as error:
-            if error.status != 403:
-                raise
-            message = f"goes on without {kind} {name}, which the operator may not read: {error.message}"
-            await self._recorder.record(job.body, Event("Warning", "NotRead", message))
-            return None

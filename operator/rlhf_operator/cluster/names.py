@@ -15,7 +15,7 @@ CONFIG = "rlhf.dev/config"
 """Annotation of a Workload: name of the configuration of the pods for which it requests quota."""
 QUEUE = "kueue.x-k8s.io/queue-name"
 PRIORITY = "kueue.x-k8s.io/priority-class"
-"""Label of a job: the WorkloadPriorityClass of its Workload."""
+"""Label of a job: the WorkloadPriorityClass of its Workload, which notes it as an annotation."""
 MANAGED_BY = "app.kubernetes.io/managed-by"
 OPERATOR = "rlhf-operator"
 

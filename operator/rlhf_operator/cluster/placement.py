@@ -19,24 +19,33 @@ Body = dict[str, Any]
 REQUIRED = "kueue.x-k8s.io/podset-required-topology"
 PREFERRED = "kueue.x-k8s.io/podset-preferred-topology"
 UNCONSTRAINED = "kueue.x-k8s.io/podset-unconstrained-topology"
+SLICE_REQUIRED = "kueue.x-k8s.io/podset-slice-required-topology"
 """Pod annotations by which users request topology-aware scheduling, as for a Job."""
 TOPOLOGY_AWARE = "kueue.x-k8s.io/tas"
 """Label of pods whose topology Kueue has accounted for already."""
 
 
-def topology_request(annotations: Mapping[str, str], groups: int | None = None) -> Body | None:
-    """A pod set's `topologyRequest` (PodSetTopologyRequest of v1beta2); None if its pods request none. `groups`: number
-    of its generators, if each has several pods."""
-    order: Body = {"podIndexLabel": INDEX}
-    if groups is not None:
-        order = {"podIndexLabel": RANK, "subGroupIndexLabel": INDEX, "subGroupCount": groups}
+def topology_request(annotations: Mapping[str, str], groups: int = 1, size: int = 1) -> Body | None:
+    """A pod set's `topologyRequest` (PodSetTopologyRequest of v1beta2); None if its pods request none. `size`: pods of
+    each of its replicas, a slice of Kueue's, which gets one domain of the level that slices require; `groups`: number
+    of replicas."""
+    level = _level(annotations)
+    if (each := annotations.get(SLICE_REQUIRED)) is not None:
+        level |= {"podSetSliceRequiredTopology": each, "podSetSliceSize": size}
+    if not level:
+        return None
+    if size == 1:
+        return {**level, "podIndexLabel": INDEX}
+    return {**level, "podIndexLabel": RANK, "subGroupIndexLabel": INDEX, "subGroupCount": groups}
+
+
+def _level(annotations: Mapping[str, str]) -> Body:
+    """The level that the pod set as a whole requests."""
     if (level := annotations.get(REQUIRED)) is not None:
-        return {"required": level, **order}
+        return {"required": level}
     if (level := annotations.get(PREFERRED)) is not None:
-        return {"preferred": level, **order}
-    if annotations.get(UNCONSTRAINED, "").lower() == "true":
-        return {"unconstrained": True, **order}
-    return None
+        return {"preferred": level}
+    return {"unconstrained": True} if annotations.get(UNCONSTRAINED, "").lower() == "true" else {}
 
 
 def flavors(workload: Mapping[str, Any]) -> set[str]:

@@ -11,7 +11,7 @@ from ..process_state import Finish
 from .api import Api, Key, run_all, run_growing
 from .cache import Cache
 from .companion_client import CompanionClient
-from .desired import Desired
+from .desired import Desired, active_config
 from .desired_reader import DesiredReader
 from .kueue import deactivated, kept_in_queue, quota
 from .kueue_client import KueueClient
@@ -48,7 +48,7 @@ class Reconciler:
         self._settings, self._api, self._cache, self._recorder = settings, api, cache, recorder
         clock, fence = api.clock.time, api.check_fence
         self._trainers = TrainerClient(*settings.token_keys, clock=clock, check_fence=fence)
-        self._desired, self._kueue = DesiredReader(settings, api), KueueClient(api, cache, recorder)
+        self._desired, self._kueue = DesiredReader(settings, api), KueueClient(api, cache)
         self._pods, self._pod_events = PodClient(api, cache, recorder), PodEvents(api)
         self._companions = CompanionClient(settings, api, cache, recorder)
         self._statuses, self._outcomes = StatusWriter(api, cache, recorder, telemetry), Outcomes(cache)
@@ -96,6 +96,7 @@ class Reconciler:
         if refusal is not None and isinstance(refusal.why, Finish):
             # Of the spec of then; a later one reopens the job.
             job = replace(job, generation=refusal.generation)
+        started = active_config(job) == want.pinned.name
         seen = Observed(
             job,
             want,
@@ -105,7 +106,7 @@ class Reconciler:
             complaint=self._trainers.complaint(job),
             refused=refusal.why if refusal else None,
             made=self._outcomes.made(key),
-            quota=quota(job, want.spec, workload, want.pinned.name),
+            quota=quota(job, want.spec, workload, want.pinned.name, started=started),
             deactivated=deactivated(workload),
             prices=self._settings.gpu_prices,
         )
@@ -145,7 +146,7 @@ class Reconciler:
                 await self._companions.create_token(job, self._trainers.key(job), again=todo.token)
             await self._kueue.line_up(key, job, want, todo)
             admitted = self._kueue.workload(key, job) if todo.create and job.queue else None
-            known = await self._kueue.flavors(job, admitted) if admitted else {}
+            known = await self._kueue.flavors(admitted) if admitted else {}
             for first in (True, False):  # of a generator's pods, which are not made where that one is refused
                 wave = [pod for pod in todo.create if (pod.rank == 0) == first]
                 create = partial(self._pods.create, job, want.pinned, admitted, known)

@@ -32,6 +32,8 @@ _NO_POD = "cannot be handled as a Pod"
 
 _NO_KIND = re.compile(r"page not found|could not find the requested resource")
 """The API server's words for a version or a kind that it does not serve."""
+_OF_CLUSTER = ("PriorityClass", "ResourceFlavor", "WorkloadPriorityClass")
+"""Kinds in no namespace that a job in a queue needs: without a flavor's node labels it would run beside its quota."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ def by_server(status: int, kind: str, message: str, *, accepted: bool = False) -
         return Finish("Failed", INVALID_POD, said)
     if status == 404 and kind == "Workload" and _NO_KIND.search(message):
         message += f"; the label {QUEUE} needs Kueue 0.15 or later, which serves {KUEUE}"
+    if status == 403 and kind in _OF_CLUSTER:
+        message += "; with the chart's watchNamespaces, its value rbac.clusterReads lets the operator read it"
     return f"pods cannot be created: {status or 'no answer'} {message}"
 
 

@@ -1,0 +1,35 @@
+"""Priority of a job's Workload, from the class that Kueue's own integrations would take it from; pure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rlhf_api.pods import combine
+from rlhf_api.run import roles_of
+from rlhf_api.spec import Spec
+
+from .names import PRIORITY
+from .snapshot import Job
+
+
+def priority_class(job: Job, spec: Spec) -> tuple[str, str] | None:
+    """Kind and name of the class: the WorkloadPriorityClass of the job's label, else the PriorityClass of the first
+    role whose pods have one."""
+    if label := priority_label(job):
+        return "WorkloadPriorityClass", label
+    pods = (combine(spec.pods, spec.section(role).pods) for role in roles_of(spec))
+    return next((("PriorityClass", each.priority_class) for each in pods if each.priority_class), None)
+
+
+def priority_label(job: Job) -> str | None:
+    name: str | None = job.body["metadata"].get("labels", {}).get(PRIORITY)
+    return name
+
+
+def priority_fields(named: Mapping[str, Any], before: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The fields of a Workload's spec that say its priority. `named`: the class. The value that the Workload `before`
+    has from the same class stays: an administrator may have changed it."""
+    group = named["apiVersion"].partition("/")[0]
+    reference = {"group": group, "kind": named["kind"], "name": named["metadata"]["name"]}
+    spec = before["spec"] if before else {}
+    same = spec.get("priorityClassRef") == reference
+    return {"priorityClassRef": reference, "priority": spec["priority"] if same else named["value"]}
