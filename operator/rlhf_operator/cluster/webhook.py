@@ -74,7 +74,10 @@ def _wrong_in(body: Mapping[str, Any], settings: Settings) -> Sequence[Problem]:
     except InvalidJob as error:
         return error.problems
     labels = body["metadata"].get("labels", {})
-    found = lacks_queue(settings.limits, labels.get(QUEUE)), wrong_priority(settings.limits, labels.get(PRIORITY))
+    found = (
+        lacks_queue(settings.limits, labels.get(QUEUE)),
+        wrong_priority(settings.limits, labels.get(PRIORITY)),
+    )
     return [problem for problem in found if problem]
 
 
