@@ -12,7 +12,19 @@ from rlhf_api.status import JobStatus
 
 from ..condition import own_conditions
 from ..process_state import Ended
-from .names import ATTEMPT, CHECKPOINT, INDEX, JOB, MANAGED_BY, OPERATOR, PRIORITY, QUEUE, RANK, ROLE, pod_name
+from .names import (
+    ATTEMPT,
+    CHECKPOINT,
+    INDEX,
+    JOB,
+    MANAGED_BY,
+    OPERATOR,
+    PRIORITY,
+    QUEUE,
+    RANK,
+    ROLE,
+    pod_name,
+)
 from .pod_status import OVER, Body, ended, initializing, let_go, seconds, unstarted, waiting_reason
 from .ports import PORT
 
