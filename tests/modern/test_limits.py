@@ -23,11 +23,11 @@ def limited(binary: Binary, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     values = {"limits": {"enabled": True, "requireQueue": True, **LIMITS}}
     objects = [o for o in render(values, "--kube-version=1.36.0") if "AdmissionPolicy" in o["kind"]]
     assert len(objects) == 2
-    with (
-        policies(objects) as core,
-        server(binary, tmp_path_factory.mktemp("limited"), core=core) as running,
-    ):
-        define(running)
+    folder = tmp_path_factory.mktemp("limited")
+    with server(binary, folder) as unlimited:
+        define(unlimited)
+        Jobs(unlimited).create(job("older", {"template": {"spec": {"hostNetwork": True}}}))
+    with policies(objects) as core, server(binary, folder, core=core) as running:
         yield Jobs(running)
 
 
@@ -75,6 +75,13 @@ def test_a_change_is_judged_as_the_whole_and_other_metadata_is_not(limited: Jobs
     limited.merge({"metadata": {"annotations": {"a": "b"}}}, "changed")
     with pytest.raises(Refused, match="priority class"):
         limited.merge({"spec": {"pods": {"priorityClass": "other"}}}, "changed")
+
+
+def test_a_job_from_before_the_limits_may_be_suspended_and_not_resumed(limited: Jobs) -> None:
+    limited.merge({"spec": {"ttlSecondsAfterFinished": 60, "generator": {"replicas": 2}}}, "older")
+    limited.merge({"spec": {"suspend": True}}, "older")
+    with pytest.raises(Refused, match="the node's network"):
+        limited.merge({"spec": {"suspend": False}}, "older")
 
 
 def test_the_policy_is_left_out_where_the_server_or_the_administrator_has_none() -> None:
