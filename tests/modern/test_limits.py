@@ -26,9 +26,10 @@ def limited(binary: Binary, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     folder = tmp_path_factory.mktemp("limited")
     with server(binary, folder) as unlimited:
         define(unlimited)
-        Jobs(unlimited).create(job("older", {"template": {"spec": {"hostNetwork": True}}}))
+        before = Jobs(unlimited)
+        before.create(job("older", {"template": {"spec": {"hostNetwork": True}}}))
     with policies(objects) as core, server(binary, folder, core=core) as running:
-        yield Jobs(running)
+        yield Jobs(running, namespace=before.namespace)
 
 
 def job(name: str, pods: dict, role: Role | None = None, **labels: str) -> dict:
