@@ -28,7 +28,7 @@ class Restarts:
     last: float = _NEVER
 
     def at(self, now: float, window: float) -> "Restarts":
-        """What still holds at `now`: failures of a window that has not expired, disruptions that are not forgotten."""
+        """The count at `now`: without failures of an expired window, and without disruptions long ago."""
         calm = replace(self, disruptions=0) if now >= self.last + _CALM else self
         return calm if now < self.since + window else replace(calm, failures=0, since=_NEVER)
 

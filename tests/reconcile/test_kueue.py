@@ -1,6 +1,5 @@
 """Kueue's Workload, by its published types: what its state means, and what is said back."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -270,7 +269,7 @@ def test_a_value_that_an_administrator_has_set_stays_while_the_class_does():
 
 def labelled(waiting: Job, priority: str) -> Job:
     labels = {**waiting.body["metadata"]["labels"], PRIORITY: priority}
-    return replace(waiting, body={**waiting.body, "metadata": {**waiting.body["metadata"], "labels": labels}})
+    return Job.of({**waiting.body, "metadata": {**waiting.body["metadata"], "labels": labels}})
 
 
 def test_a_job_without_a_class_of_workloads_has_the_priority_of_its_pods():

@@ -1,4 +1,4 @@
-"""What the `baseline` Pod Security Standard forbids in security contexts, annotations and probes; pure.
+"""Checks of the `baseline` Pod Security Standard on security contexts, annotations and probes; pure.
 
 Host namespaces, ports, paths and capabilities, which it also forbids, have limits of their own (`limit_checks`).
 Source: https://kubernetes.io/docs/concepts/security/pod-security-standards/

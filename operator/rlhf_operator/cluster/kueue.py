@@ -19,7 +19,6 @@ from .pinned import Pinned
 from .placement import topology_request
 from .pod import NewPod, build_pod
 from .snapshot import Job
-from .workload_priority import priority_label
 
 Body = dict[str, Any]
 
@@ -46,7 +45,7 @@ def quota(
     if not _has_quota(workload):
         notes = workload["metadata"].get("annotations", {})
         asked = _counts(workload), workload["spec"].get("queueName"), notes.get(CONFIG), notes.get(PRIORITY)
-        if asked != (_wanted(spec), job.queue, config, priority_label(job)):
+        if asked != (_wanted(spec), job.queue, config, job.priority):
             return "outdated"
         return "waiting"
     if "Evicted" in held:
@@ -88,7 +87,7 @@ def workload(job: Job, pinned: Pinned, priority: Body | None = None) -> Body:
             "labels": common_labels(job.name),
             "annotations": {
                 CONFIG: pinned.name,
-                **({PRIORITY: label} if (label := priority_label(job)) else {}),
+                **({PRIORITY: job.priority} if job.priority else {}),
             },
         },
         "spec": {

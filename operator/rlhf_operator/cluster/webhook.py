@@ -51,34 +51,35 @@ def _problems(
     body: Mapping[str, Any], before: Mapping[str, Any] | None, settings: Settings
 ) -> Sequence[Problem]:
     """Problems of a job, or of its change from the stored one."""
-    if before is None:
-        return _wrong_in(body, settings)
-    if _asks_for(before) == _asks_for(body):
+    if before is not None and _asks_for(before) == _asks_for(body):
         return ()
-    if found := _wrong_in(body, settings):
-        known = _wrong_in(before, settings) if _goes_on(before, body) else ()
+    spec, found = _judged(body, settings)
+    if before is None:
+        return found
+    if found or spec is None:
+        _, known = _judged(before, settings) if _goes_on(before, body) else (None, ())
         return [problem for problem in found if problem not in known]
     if _failed_by_its_spec(before):
         return ()
     try:
-        return check_change(from_cluster(before).spec, from_cluster(body).spec)
+        return check_change(from_cluster(before).spec, spec)
     except InvalidJob:
         return ()  # it was invalid before: any change may correct it
 
 
-def _wrong_in(body: Mapping[str, Any], settings: Settings) -> Sequence[Problem]:
-    """Problems of a job by today's rules and limits."""
+def _judged(body: Mapping[str, Any], settings: Settings) -> tuple[Spec | None, Sequence[Problem]]:
+    """A job's spec, None if it is invalid, and its problems by today's rules and limits."""
     try:
-        pinned = Pinned.make(body["metadata"]["name"], from_cluster(body).spec, settings.defaults)
-        check(settings.limits, pinned)
+        spec = from_cluster(body).spec
+        check(settings.limits, Pinned.make(body["metadata"]["name"], spec, settings.defaults))
     except InvalidJob as error:
-        return error.problems
+        return None, error.problems
     labels = body["metadata"].get("labels", {})
     found = (
         lacks_queue(settings.limits, labels.get(QUEUE)),
         wrong_priority(settings.limits, labels.get(PRIORITY)),
     )
-    return [problem for problem in found if problem]
+    return spec, [problem for problem in found if problem]
 
 
 def _failed_by_its_spec(body: Mapping[str, Any]) -> bool:

@@ -7,22 +7,16 @@ from rlhf_api.pods import combine
 from rlhf_api.run import roles_of
 from rlhf_api.spec import Spec
 
-from .names import PRIORITY
 from .snapshot import Job
 
 
 def priority_class(job: Job, spec: Spec) -> tuple[str, str] | None:
     """Kind and name of the class: the WorkloadPriorityClass of the job's label, else the PriorityClass of the first
     role whose pods have one."""
-    if label := priority_label(job):
-        return "WorkloadPriorityClass", label
+    if job.priority:
+        return "WorkloadPriorityClass", job.priority
     pods = (combine(spec.pods, spec.section(role).pods) for role in roles_of(spec))
     return next((("PriorityClass", each.priority_class) for each in pods if each.priority_class), None)
-
-
-def priority_label(job: Job) -> str | None:
-    name: str | None = job.body["metadata"].get("labels", {}).get(PRIORITY)
-    return name
 
 
 def priority_fields(named: Mapping[str, Any], before: Mapping[str, Any] | None) -> dict[str, Any]:
