@@ -31,7 +31,7 @@ from rlhf_operator.job_status import first_status, job_status
 from rlhf_operator.local import reaper, workdir
 from rlhf_operator.local.host import Host
 from rlhf_operator.local.metrics_server import check_port
-from rlhf_operator.local.ports import assign, is_free, place
+from rlhf_operator.local.ports import assign, place, reserve
 from rlhf_operator.local.preflight import check_files, of_a_cluster
 from rlhf_operator.local.processes import Supervised
 from rlhf_operator.local.progress import Lines
@@ -43,10 +43,10 @@ NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 
 
 def _free_range(count: int) -> int:
-    """The first of so many ports in a row that nobody has."""
+    """The first of so many ports in a row, kept from every other job of this machine."""
     while True:
         (base,) = assign(["the first"], None).values()
-        if all(is_free(base + i) for i in range(1, count)):
+        if all(reserve(base + i) for i in range(1, count)):
             return base
 
 
@@ -147,6 +147,7 @@ def test_changed_data_is_told_once_for_each_start_that_finds_it(tmp_path: Path) 
 def test_a_taken_port_is_named_with_its_process() -> None:
     port = _free_range(2) + 1
     with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind(("127.0.0.1", port))
         taken.listen()
         with pytest.raises(InvalidJob, match=rf"port {port} of b is taken; .* choose another --base-port"):

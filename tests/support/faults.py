@@ -39,8 +39,8 @@ def _kill_generator_at(wanted: str, point: str) -> None:
 
 
 def kill_reward_before_scoring(point: str) -> None:
-    """reward-0 is killed when step 2 begins."""
-    if point == "step:1":
+    """reward-0 is killed once, when step 2 begins: also if that is repeated, since its snapshot was not complete."""
+    if point == "step:1" and _first_time("killed-reward"):
         _kill("reward-0")
 
 

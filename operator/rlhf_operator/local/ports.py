@@ -30,7 +30,7 @@ def is_free(port: int) -> bool:
     return True
 
 
-def _reserve(port: int) -> bool:
+def reserve(port: int) -> bool:
     """Reserves a port unless somebody listens there or has reserved it."""
     bound = socket.socket()
     try:
@@ -68,7 +68,7 @@ def assign(names: Sequence[str], base: int | None) -> dict[str, int]:
     """
     if base is None:
         candidates = iter(random.sample(_AUTOMATIC, len(_AUTOMATIC)))
-        found = dict(zip(names, filter(_reserve, candidates), strict=False))
+        found = dict(zip(names, filter(reserve, candidates), strict=False))
         if len(found) < len(names):
             raise InvalidJob([Problem("ports", f"fewer than {len(names)} of {_AUTOMATIC} are free")])
         return found
