@@ -49,7 +49,7 @@ test: install
 	  cluster-binaries cluster-images modern-parts $(BIN)/helm $(PARTS)
 	@$(BIN)/python tools/results $(RESULTS) $(PARTS)
 
-PARTS   := examples heavy calm weights e2e chaos runs units lint
+PARTS   := examples calm heavy chaos e2e runs weights units lint
 AT_ONCE := $(shell expr 3 + $$(nproc))
 RESULTS := $(VENV)/.results
 PYTEST   = $(BIN)/python -m pytest --junitxml=$(RESULTS)/$@.xml
@@ -89,7 +89,7 @@ TASKS := $(VENV)/.reasoning-gym
 $(TASKS): constraints/reasoning-gym.txt | $(STAMP)
 	-$(BIN)/pip install --quiet --no-deps --no-build-isolation --requirement $< && touch $@
 
-# Whole jobs of this host: the shipped examples, and others.
+# Whole jobs of this host: the shipped examples; small ones, and those with code of their own.
 EXAMPLES := tests/examples
 examples: install $(TASKS)
 	$(PYTEST) $(EXAMPLES)
