@@ -49,7 +49,7 @@ test: install
 	  cluster-binaries cluster-images modern-parts $(BIN)/helm $(PARTS)
 	@$(BIN)/python tools/results $(RESULTS) $(PARTS)
 
-PARTS   := examples calm heavy chaos e2e runs weights units lint
+PARTS   := examples heavy calm chaos runs e2e weights units lint
 AT_ONCE := $(shell expr 3 + $$(nproc))
 RESULTS := $(VENV)/.results
 PYTEST   = $(BIN)/python -m pytest --junitxml=$(RESULTS)/$@.xml
@@ -62,7 +62,7 @@ units: install $(VENV)-operator $(BIN)/helm $(BIN)/promtool
 	$(PASSED)
 
 # They wait more than they compute.
-CALM := tests/kube tests/local tests/modern tests/verbs
+CALM := tests/kube tests/modern tests/verbs
 calm: cluster-binaries modern-parts $(BIN)/helm
 	$(PYTEST) $(CALM)
 	$(PASSED)
@@ -89,13 +89,13 @@ TASKS := $(VENV)/.reasoning-gym
 $(TASKS): constraints/reasoning-gym.txt | $(STAMP)
 	-$(BIN)/pip install --quiet --no-deps --no-build-isolation --requirement $< && touch $@
 
-# Whole jobs of this host: the shipped examples; small ones, and those with code of their own.
+# Whole jobs of this host: the shipped examples; small ones, those with code of their own, and the parts of the host.
 EXAMPLES := tests/examples
 examples: install $(TASKS)
 	$(PYTEST) $(EXAMPLES)
 	$(PASSED)
 
-RUNS := tests/e2e
+RUNS := tests/e2e tests/local
 runs: install
 	$(PYTEST) $(RUNS)
 	$(PASSED)

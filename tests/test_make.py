@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LISTS = re.findall(r"^([A-Z0-9]+) := (tests/.*)", (ROOT / "Makefile").read_text(), flags=re.M)
 TESTS = {part.lower(): paths.split() for part, paths in LISTS} | {"heavy": ["tests/any-other"]}
-UNITS, CALM = (len(TESTS[part]) for part in ("units", "calm"))
+UNITS, CALM, RUNS = (len(TESTS[part]) for part in ("units", "calm", "runs"))
 PASSES = "import sys\ndef test_it():\n    assert not sys.dont_write_bytecode\n"
 FAILS = "import pytest\n@pytest.mark.skip\ndef test_later(): ...\ndef test_it():\n    assert False\n"
 DIES = "import os\ndef test_it():\n    os._exit(0)\n"
@@ -73,15 +73,15 @@ def test_all_parts_pass(clone):
         0,
         [
             "examples passed 1 0 0",
-            f"calm passed {CALM} 0 0",
             "heavy passed 1 0 0",
+            f"calm passed {CALM} 0 0",
             "chaos passed 1 0 0",
+            f"runs passed {RUNS} 0 0",
             "e2e passed 1 0 0",
-            "runs passed 1 0 0",
             "weights passed 1 0 0",
             f"units passed {UNITS} 0 0",
             "lint passed 0 0 0",
-            f"{UNITS + CALM + 6} passed, 0 failed, 0 skipped",
+            f"{UNITS + CALM + RUNS + 5} passed, 0 failed, 0 skipped",
         ],
     )
 
@@ -95,11 +95,11 @@ def test_every_part_runs_to_its_end_and_the_failing_ones_are_named(clone):
         2,
         [
             "examples passed 1 0 0",
-            "calm FAILED 0 1 0",
             "heavy passed 1 0 0",
+            "calm FAILED 0 1 0",
             "chaos passed 1 0 0",
+            f"runs passed {RUNS} 0 0",
             "e2e FAILED 2 1 0",
-            "runs passed 1 0 0",
             "weights passed 1 0 0",
             f"units FAILED {UNITS - 1} 1 1",
             "lint FAILED 0 1 0",
@@ -107,7 +107,7 @@ def test_every_part_runs_to_its_end_and_the_failing_ones_are_named(clone):
             "FAILED e2e: failed or did not run to its end",
             "FAILED units: tests.api.test_it::test_it",
             "FAILED lint: failed or did not run to its end",
-            f"{UNITS + 6} passed, 4 failed, 1 skipped",
+            f"{UNITS + RUNS + 5} passed, 4 failed, 1 skipped",
         ],
     )
 
