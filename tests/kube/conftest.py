@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.cluster.packages import Unavailable
 from tests.kube.hands import Operators, hands
-from tests.kube.schedulers import KUEUE
+from tests.kube.schedulers import COSCHEDULING, KUEUE, VOLCANO
 from tests.support.cluster import Cluster, ControlPlane, control_plane, existing
 from tests.support.kube import eventually, kubectl, new_namespace
 
@@ -94,3 +94,15 @@ def kueue(control_plane: Cluster) -> Iterator[Callable[[], None]]:
     kubectl(kubeconfig, "wait", f"crd/{name}", "--for=condition=Established")
     yield remove
     remove()
+
+
+@pytest.fixture(scope="module")
+def gangs(control_plane: Cluster) -> Iterator[None]:
+    """The server knows the PodGroups of both schedulers."""
+    kubeconfig, definitions = control_plane.kubeconfig, (COSCHEDULING, VOLCANO)
+    names = [f"crd/{definition['metadata']['name']}" for definition in definitions]
+    for definition in definitions:
+        kubectl(kubeconfig, "create", "-f", "-", input=json.dumps(definition))
+    kubectl(kubeconfig, "wait", *names, "--for=condition=Established")
+    yield
+    kubectl(kubeconfig, "delete", *names, "--ignore-not-found")

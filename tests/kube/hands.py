@@ -73,3 +73,11 @@ async def hands(namespace: str, **settings: Any) -> AsyncIterator[Hands]:
 
 def job(namespace: str, name: str = "ppo") -> dict:
     return {**PPO, "metadata": {"name": name, "namespace": namespace}}
+
+
+def with_companion(namespace: str, kind: str) -> dict:
+    """A job that has an object of this kind."""
+    gangs = {"PodGroup.scheduling.volcano.sh": "volcano", "PodGroup.scheduling.x-k8s.io": "coscheduling"}
+    more = {"trainer": {"replicas": 2}, "scheduling": {"gang": gangs.get(kind, "none")}}
+    made = job(namespace)
+    return {**made, "spec": {**made["spec"], **more}}

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.kube.hands import Hands, Operators, job
+from tests.kube.hands import Hands, Operators, job, with_companion
 from tests.kube.jobs import ROOT
+from tests.kube.schedulers import VOLCANO
 from tests.support.cluster import Cluster
 from tests.support.kube import kubectl
 
@@ -21,11 +22,11 @@ pytestmark = pytest.mark.usefixtures("crd")
 RELEASE_0_1 = json.loads((Path(__file__).parents[1] / "reconcile" / "release-0.1.0.json").read_text())
 
 
+@pytest.mark.usefixtures("gangs")
 @pytest.mark.parametrize("kind", COMPANIONS)
 def test_what_somebody_deletes_is_made_again(operators: Operators, namespace, kind):
     async def body(operator: Hands) -> None:
-        wanted = job(namespace)
-        await operator.api.create(wanted | {"spec": wanted["spec"] | {"trainer": {"replicas": 2}}})
+        await operator.api.create(with_companion(namespace, kind))
         await operator.look("ppo")
         (name,) = await operator.names(kind)
         before = {other: await operator.names(other) for other in (*COMPANIONS, "Pod")}
@@ -161,5 +162,23 @@ def test_a_pod_whose_labels_somebody_took_is_replaced(
         after = (await operator.api.get("Pod", namespace, "ppo-reward-0"))["metadata"]
         assert after["uid"] != before
         assert after["labels"]["rlhf.dev/role"] == "reward"
+
+    operators(body)
+
+
+@pytest.mark.usefixtures("gangs")
+def test_other_listings_go_on_when_a_gangs_definition_is_removed(
+    operators: Operators, namespace: str, control_plane: Cluster
+) -> None:
+    """The last test here: nothing defines it again."""
+
+    async def body(operator: Hands) -> None:
+        await operator.api.create(with_companion(namespace, "PodGroup.scheduling.volcano.sh"))
+        await operator.look("ppo")
+        definition = f"crd/{VOLCANO['metadata']['name']}"
+        await asyncio.to_thread(kubectl, control_plane.kubeconfig, "delete", definition)
+        assert (await operator.sweep()).touched == set()
+        await operator.api.delete("Service", namespace, "ppo-rlhf")
+        assert (await operator.sweep()).touched == {(namespace, "ppo")}
 
     operators(body)

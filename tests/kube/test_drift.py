@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.kube.hands import Hands, Operators, job
+from tests.kube.hands import Hands, Operators, job, with_companion
 from tests.support.cluster import Cluster
 from tests.support.kube import kubectl
 
@@ -15,6 +15,8 @@ pytestmark = pytest.mark.usefixtures("crd")
 EDITS = {
     "ConfigMap": {"data": {"start.json": "{}"}},
     "NetworkPolicy": {"spec": {"ingress": [{}]}},
+    "PodGroup.scheduling.volcano.sh": {"spec": {"minMember": 99}},
+    "PodGroup.scheduling.x-k8s.io": {"spec": {"minMember": 99}},
     "Service": {"spec": {"selector": {"rlhf.dev/job": "another"}}},
 }
 
@@ -40,19 +42,19 @@ async def resync_and_look(operator: Hands) -> list[str]:
     return [kind for verb, kind in calls if verb == "apply"]
 
 
+@pytest.mark.usefixtures("gangs")
 @pytest.mark.parametrize("kind", COMPANIONS)
 def test_what_somebody_changes_is_put_back_and_told_once(
     operators: Operators, namespace: str, control_plane: Cluster, kind: str
 ) -> None:
     async def body(operator: Hands) -> None:
-        wanted = job(namespace)
-        await operator.api.create(wanted | {"spec": wanted["spec"] | {"trainer": {"replicas": 2}}})
+        await operator.api.create(with_companion(namespace, kind))
         await operator.look("ppo")
         before = await content(operator, kind)
         assert await resync_and_look(operator) == []
         await edit(operator, control_plane.kubeconfig, kind, EDITS[kind])
         assert await content(operator, kind) != before
-        assert kind in await resync_and_look(operator)
+        assert kind.partition(".")[0] in await resync_and_look(operator)
         assert await content(operator, kind) == before
         assert await resync_and_look(operator) == []
         # Of others' annotations nothing is told.
@@ -63,7 +65,7 @@ def test_what_somebody_changes_is_put_back_and_told_once(
         found = [event async for event in operator.api.list("Event", namespace)]
         (event,) = (each for each in found if each["reason"] == "Restored")
         assert event["count"] == 1
-        assert event["message"].startswith(f"{kind} ppo-")
+        assert event["message"].startswith(f"{kind} ppo")
 
     operators(body)
 

@@ -25,6 +25,7 @@ ELSEWHERE = {
     "scheduling.x-k8s.io": ("v1alpha1", "PodGroup"),
     "kueue.x-k8s.io": ("v1beta2", "Workload"),
 }
+GANGS = {"volcano": "scheduling.volcano.sh", "coscheduling": "scheduling.x-k8s.io"}
 VERBS = {
     "POST": {"create"},
     "PUT": {"update"},
@@ -202,13 +203,19 @@ def lacks_a_secret(jobs: Jobs) -> None:
     jobs.kubectl("delete", "node", "of-paper")
 
 
-def a_full_life(jobs: Jobs, nodes: FakeNodes) -> None:
-    """Everything that the operator does for jobs: gangs, queues, scaling, a changed spec, suspension, time to live."""
-    for gang in ("volcano", "coscheduling"):
-        # Several trainers meet by a Service.
-        jobs.apply(one_pod(gang, scheduling={"gang": gang}, trainer={"replicas": 2}))
-        eventually(lambda gang=gang: jobs.pods().get(f"{gang}-trainer-0"), f"a pod of {gang}'s")
+def gangs_are_listed(jobs: Jobs, requests: list[str]) -> None:
+    """As other companions, in the first of the listings that come every two minutes."""
+    for gang, group in GANGS.items():
+        listing = re.compile(rf"GET /apis/{re.escape(group)}/.*/podgroups")
+        eventually(
+            lambda listing=listing: any(map(listing.fullmatch, requests)), f"{gang}'s groups are listed", 240
+        )
+        assert f"{gang}-trainer-0" in jobs.pods()
         jobs.kubectl("delete", "rlhfjob", gang)
+
+
+def a_full_life(jobs: Jobs, nodes: FakeNodes) -> None:
+    """Everything that the operator does for jobs: queues, scaling, a changed spec, suspension, time to live."""
     queued = one_pod("queued")
     queued["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team"}
     jobs.apply(queued)
@@ -282,6 +289,8 @@ def test_every_right_is_used_and_none_is_missing(control_plane, namespace, anoth
     wide = ("get", "pods", "--all-namespaces", f"--as=system:serviceaccount:{namespace}:operator")
     with pytest.raises(KubectlError, match="cannot list resource"):
         kubectl(control_plane.kubeconfig, *wide)
+    for gang in GANGS:  # several trainers meet by a Service
+        jobs.apply(one_pod(gang, scheduling={"gang": gang}, trainer={"replicas": 2}))
     with (
         FakeNodes(control_plane, address=ADDRESS) as nodes,
         talking_trainer(ADDRESS),
@@ -293,6 +302,7 @@ def test_every_right_is_used_and_none_is_missing(control_plane, namespace, anoth
         theirs.until("theirs", "Running")
         waits_for_its_runtime(jobs)
         lacks_a_secret(jobs)
+        gangs_are_listed(jobs, proxy.requests)
         a_full_life(jobs, nodes)
         assert "403" not in answers(running)
         done = used(proxy.requests)

@@ -33,7 +33,7 @@
 # Gangs of Volcano and of scheduler-plugins' coscheduling.
 - apiGroups: [scheduling.volcano.sh, scheduling.x-k8s.io]
   resources: [podgroups]
-  verbs: [get, create, patch]
+  verbs: [get, list, create, patch]
 # Queues of Kueue.
 - apiGroups: [kueue.x-k8s.io]
   resources: [workloads]

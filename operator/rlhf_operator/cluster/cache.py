@@ -10,9 +10,16 @@ from typing import Any
 from rlhf_api.status import ENDED
 
 from .api import Body, Key
+from .kinds import kind_of
 from .names import JOB
 
-COMPANIONS = ("ConfigMap", "NetworkPolicy", "Service")
+COMPANIONS = (
+    "ConfigMap",
+    "NetworkPolicy",
+    "PodGroup.scheduling.volcano.sh",
+    "PodGroup.scheduling.x-k8s.io",
+    "Service",
+)
 """Kinds of a job's objects beside its pods; of these only the resourceVersion is cached."""
 AT_REST = (*ENDED, "Suspended")
 """Phases of jobs that need no reconcile until something happens to them."""
@@ -43,17 +50,18 @@ class Cache:
         meta, key = body["metadata"], job_of(body)
         if key is None or int(meta["resourceVersion"]) <= self._dropped.get(meta["uid"], -1):
             return None
-        same = self._seen[body["kind"]].setdefault(key, {})
+        kind = kind_of(body)
+        same = self._seen[kind].setdefault(key, {})
         known, version = same.get(meta["name"]), int(meta["resourceVersion"])
         if known is not None and known.version >= version:
             return None
         kept = trimmed(body)
-        text = "" if body["kind"] in COMPANIONS else json.dumps(kept, separators=(",", ":"))
+        text = "" if kind in COMPANIONS else json.dumps(kept, separators=(",", ":"))
         same[meta["name"]] = _Seen(meta["uid"], version, text)
-        if body["kind"] == "RLHFJob":
+        if kind == "RLHFJob":
             rests = (body.get("status") or {}).get("phase") in AT_REST
             (self._resting.add if rests else self._resting.discard)(key)
-        if body["kind"] == "RLHFJob" and known is not None and _asked(json.loads(known.text)) == _asked(kept):
+        if kind == "RLHFJob" and known is not None and _asked(json.loads(known.text)) == _asked(kept):
             return None  # only its status is another, which we write: watches often tell of it before the answer comes
         return key
 
@@ -61,14 +69,15 @@ class Cache:
         """Removes a deleted object, also if a reply from before the deletion arrives later."""
         meta, key = body["metadata"], job_of(body)
         self._bury(meta["uid"], int(meta["resourceVersion"]))
-        same = self._seen[body["kind"]].get(key, {}) if key else {}
+        kind = kind_of(body)
+        same = self._seen[kind].get(key, {}) if key else {}
         if key is None or meta["name"] not in same or same[meta["name"]].uid != meta["uid"]:
             return None
         del same[meta["name"]]
-        if body["kind"] == "RLHFJob":
+        if kind == "RLHFJob":
             self._resting.discard(key)
         if not same:
-            del self._seen[body["kind"]][key]
+            del self._seen[kind][key]
         return key
 
     def uids(self, kind: str, namespace: str | None = None) -> set[str]:
@@ -137,7 +146,7 @@ class Cache:
         meta, key = body["metadata"], job_of(body)
         if key is None or int(meta["resourceVersion"]) <= self._dropped.get(meta["uid"], -1):
             return True
-        seen = self._seen[body["kind"]].get(key, {}).get(meta["name"])
+        seen = self._seen[kind_of(body)].get(key, {}).get(meta["name"])
         return seen is not None and seen.version >= int(meta["resourceVersion"])
 
     def workloads(self, key: Key) -> list[Body]:

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 from .api import Api, ApiError, Body, Key, run_all
-from .cache import COMPANIONS, Cache
+from .cache import Cache
 from .describe import Event
 from .gangs import members
+from .kinds import kind_of
 from .objects import companions, owned, token_secret
 from .ownership import check_name
 from .pinned import Pinned
@@ -30,7 +31,8 @@ class CompanionClient:
 
     async def apply(self, key: Key, job: Job, pinned: Pinned, pods: Sequence[Pod], *, creating: bool) -> None:
         """Applies service, ConfigMap and so on, if they differ from those applied last, or if somebody has deleted or
-        changed one. Of a gang's object no listing tells: it is applied whenever pods are about to be created."""
+        changed one. A gang's object is also applied whenever pods are about to be created: without it no scheduler
+        places them, and the next listing may be two minutes away."""
         spec, stored = pinned.config.spec, (pinned.stored or {}).items()
         gang = members(pinned.config, pods) if spec.scheduling.gang != "none" else 0
         # All that the objects depend on; the name is the configuration's digest, but for the number of generators.
@@ -43,10 +45,9 @@ class CompanionClient:
         bodies = companions(pinned, job.uid, settings.own_namespace, settings.metrics_from, gang)
         bodies = [sealed(body, secret, job) if body["kind"] == "ConfigMap" else body for body in bodies]
         made = await run_all(self._apply_one(key, job, body) for body in bodies)
-        listed = [body for body in made if body["kind"] in COMPANIONS]
-        for body in listed:
+        for body in made:
             self._cache.put(body)
-        now = {(each["kind"], each["metadata"]["name"]): _version(each) for each in listed}
+        now = {(kind_of(each), each["metadata"]["name"]): _version(each) for each in made}
         self._applied[key] = content, now
         for kind, name in now.keys() & ours.keys() if last == content else ():
             # Of what others change in it beside ours (an annotation, say) nothing is put back.
@@ -55,8 +56,8 @@ class CompanionClient:
                 await self._recorder.record(job.body, Event("Warning", "Restored", message))
 
     async def _apply_one(self, key: Key, job: Job, body: Body) -> Body:
-        kind, name = body["kind"], body["metadata"]["name"]
-        if kind in _PLAINLY_NAMED and self._cache.version(kind, key, name) is None:
+        kind, name = kind_of(body), body["metadata"]["name"]
+        if body["kind"] in _PLAINLY_NAMED and self._cache.version(kind, key, name) is None:
             await check_name(self._api, job, body)
         return await self._api.apply(owned(body, job))
 

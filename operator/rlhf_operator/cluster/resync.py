@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from .api import Api, Body, Key
+from .api import Api, ApiError, Body, Key
 from .cache import COMPANIONS, Cache
 from .watch import OURS, SELECTORS, See
 
@@ -27,19 +27,26 @@ async def fill(api: Api, namespace: str | None, kinds: Collection[str], see: See
 
 async def sweep(api: Api, namespace: str | None, kinds: Collection[str], cache: Cache) -> Swept:
     """Removes deleted objects from the cache, and takes changes of companions, which are not watched; returns the
-    differences."""
+    differences. Companions that no job has are not listed: the server may not know their kind."""
     swept = Swept()
     for kind in (*kinds, *COMPANIONS):
         before = cache.uids(kind, namespace)  # changes during the listing are not judged
+        if kind in COMPANIONS and not before:
+            continue
         there = set[str]()
-        async for body in api.list(kind, namespace, labels=SELECTORS.get(kind, OURS), metadata_only=True):
-            there.add(uid := body["metadata"]["uid"])
-            if cache.knows(body):
-                continue
-            if kind in kinds:
-                swept.unseen[uid] = body
-            elif uid in before and (key := cache.put(body)) is not None:
-                swept.touched.add(key)
+        try:
+            async for body in api.list(kind, namespace, labels=SELECTORS.get(kind, OURS), metadata_only=True):
+                there.add(uid := body["metadata"]["uid"])
+                if cache.knows(body):
+                    continue
+                if kind in kinds:
+                    swept.unseen[uid] = body
+                elif uid in before and (key := cache.put(body)) is not None:
+                    swept.touched.add(key)
+        except ApiError as error:
+            if kind not in COMPANIONS or error.status != 404:
+                raise
+            continue  # a gang's definition was removed: its objects cannot be made again before it is back
         swept.touched.update(cache.drop_uids(kind, before - there))
     return swept
 
