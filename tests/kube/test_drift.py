@@ -1,4 +1,4 @@
-"""Changes that somebody makes to a job's objects beside its pods: reverted at the next listing, with one event."""
+"""Changes that somebody makes to a job's objects and no watch shows: found by the next listing, with one event."""
 
 import asyncio
 import json
@@ -86,3 +86,34 @@ def test_a_label_that_somebody_takes_is_put_back_once(
         assert "apply" not in calls
 
     operators(body)
+
+
+def test_a_pod_that_lost_its_label_and_that_nothing_asks_for_is_deleted(
+    operators: Operators, namespace: str, control_plane: Cluster
+) -> None:
+    """Like one that was scaled away. It would hold its GPUs for as long as the job is there."""
+
+    async def body(operator: Hands, successor: Hands) -> None:
+        await operator.api.create(job(namespace))
+        await operator.look("ppo")
+        change = ("-n", namespace, "pod/ppo-generator-0", "app.kubernetes.io/managed-by-")
+        await asyncio.to_thread(kubectl, control_plane.kubeconfig, "label", *change)
+        await operator.api.create(theirs(namespace))
+        suspend = ("rlhfjob/ppo", "-n", namespace, "--type=merge", '--patch={"spec": {"suspend": true}}')
+        await asyncio.to_thread(kubectl, control_plane.kubeconfig, "patch", *suspend)
+        await successor.look("ppo")
+        assert await successor.names("Pod") == {"ppo-generator-0", "theirs"}
+        assert (namespace, "ppo") in (await successor.sweep()).touched
+        await successor.look("ppo")
+        assert await successor.names("Pod") == {"theirs"}
+        events = [event async for event in successor.api.list("Event", namespace)]
+        assert [event["reason"] for event in events].count("Relabelled") == 1
+
+    operators(body)
+
+
+def theirs(namespace: str) -> dict:
+    """A pod that somebody made and labelled as the job's."""
+    metadata = {"name": "theirs", "namespace": namespace, "labels": {"rlhf.dev/job": "ppo"}}
+    spec = {"containers": [{"name": "shell", "image": "shell:1"}]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}

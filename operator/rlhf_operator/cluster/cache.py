@@ -44,6 +44,7 @@ class Cache:
         """Last resourceVersions of what was deleted, by uid, infinite if unknown. What a watch with a label selector
         tells to be deleted may only have lost its label: later versions show that it is there."""
         self._resting: set[Key] = set()
+        self._hidden: dict[Key, list[Body]] = {}
 
     def put(self, body: Mapping[str, Any]) -> Key | None:
         """Stores the object; returns the job that it belongs to, or None if nothing in it is new for the job."""
@@ -133,6 +134,18 @@ class Cache:
     def pods(self, key: Key) -> list[Body]:
         """Pods that name the job as their owner or in their label, whoever created them."""
         return self._read("Pod", key)
+
+    def hide(self, pod: Body) -> Key | None:
+        """Keeps metadata of a pod that has lost the label that watches select; returns the job that it belongs to."""
+        key = job_of(pod)
+        if key in self._seen["RLHFJob"]:
+            self._hidden.setdefault(key, []).append(pod)
+            return key
+        return None
+
+    def take_hidden(self, key: Key) -> list[Body]:
+        """What was kept by `hide`, once."""
+        return self._hidden.pop(key, [])
 
     def version(self, kind: str, key: Key, name: str) -> int | None:
         """Newest resourceVersion of this object of the job; None if it is not there."""

@@ -44,9 +44,10 @@ class PodClient:
             self._cache.put(found)
 
     async def replace(self, job: Job, pod: Body) -> None:
-        """Deletes a pod of the job whose labels were changed: it is no longer found by them, and its name is needed."""
+        """Deletes a pod of the job whose labels were changed: it is no longer found by them, and holds its name and its
+        GPUs."""
         name = pod["metadata"]["name"]
         if "deletionTimestamp" not in pod["metadata"]:
-            message = f"the operator's labels of {name} were removed or changed; the pod is replaced"
+            message = f"{name} has lost labels of the operator; it is deleted, and made again if it is needed"
             await self._recorder.record(job.body, Event("Warning", "Relabelled", message))
             await self._api.delete("Pod", job.namespace, name, uid=pod["metadata"]["uid"])

@@ -5,7 +5,11 @@ from dataclasses import dataclass, field
 
 from .api import Api, ApiError, Body, Key
 from .cache import COMPANIONS, Cache
+from .names import JOB, MANAGED_BY, OPERATOR
 from .watch import OURS, SELECTORS, See
+
+_HIDDEN = f"{JOB},{MANAGED_BY}!={OPERATOR}"
+_RUNNING = "status.phase!=Succeeded,status.phase!=Failed"
 
 
 @dataclass(frozen=True)
@@ -13,7 +17,7 @@ class Swept:
     """Differences between a listing and the cache."""
 
     touched: set[Key] = field(default_factory=set)
-    """Jobs with a deleted object, or a companion that somebody else has changed."""
+    """Jobs with a deleted object, a companion that somebody else has changed, or a pod that no watch shows."""
     unseen: dict[str, Body] = field(default_factory=dict)
     """Metadata by uid of watched objects whose present version no watch has delivered yet."""
 
@@ -48,6 +52,9 @@ async def sweep(api: Api, namespace: str | None, kinds: Collection[str], cache: 
                 raise
             continue  # a gang's definition was removed: its objects cannot be made again before it is back
         swept.touched.update(cache.drop_uids(kind, before - there))
+    async for pod in api.list("Pod", namespace, labels=_HIDDEN, fields=_RUNNING, metadata_only=True):
+        if (key := cache.hide(pod)) is not None:
+            swept.touched.add(key)
     return swept
 
 
