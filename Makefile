@@ -9,7 +9,7 @@ PINS   := $(wildcard constraints/*.txt)
 # The first of Python 3.11 to 3.13 that is here, unless PYTHON names one.
 python  = $(or $(shell tools/python $(PYTHON)),$(error no Python to use))
 
-.PHONY: install demo test units calm e2e runs chaos heavy faults cluster cluster-binaries cluster-images modern-parts
+.PHONY: install demo test units calm e2e examples runs chaos weights heavy faults cluster cluster-binaries cluster-images modern-parts
 .PHONY: images cluster-down lint generated release clean
 
 install: $(STAMP)
@@ -40,8 +40,8 @@ demo: install
 	$(BIN)/rlhf run examples/sentiment/ppo.yaml --overwrite
 
 # Each part runs to its end, whatever became of those before; then all are reported together. Parts wait for half of
-# their time, so there are two more at once than there are cores, the next one as soon as one ends, the longest first; on
-# a cluster that they share, one after the other. What the servers of the tests are made of is built first, since no
+# their time, so there are three more at once than there are cores, the next one as soon as one ends, the longest first;
+# on a cluster that they share, one after the other. What the servers of the tests are made of is built first, since no
 # test's time limit has room for it, beside parts that need nothing of it.
 test: install
 	rm -rf $(RESULTS)
@@ -49,8 +49,8 @@ test: install
 	  cluster-binaries cluster-images modern-parts $(BIN)/helm $(PARTS)
 	@$(BIN)/python tools/results $(RESULTS) $(PARTS)
 
-PARTS   := runs heavy calm e2e chaos units lint
-AT_ONCE := $(shell expr 2 + $$(nproc))
+PARTS   := examples calm heavy chaos e2e runs weights units lint
+AT_ONCE := $(shell expr 3 + $$(nproc))
 RESULTS := $(VENV)/.results
 PYTEST   = $(BIN)/python -m pytest --junitxml=$(RESULTS)/$@.xml
 # A pytest that dies writes nothing, whatever its exit status.
@@ -89,9 +89,14 @@ TASKS := $(VENV)/.reasoning-gym
 $(TASKS): constraints/reasoning-gym.txt | $(STAMP)
 	-$(BIN)/pip install --quiet --no-deps --no-build-isolation --requirement $< && touch $@
 
-# Whole jobs of this host.
+# Whole jobs of this host: the shipped examples; small ones, and those with code of their own.
+EXAMPLES := tests/examples
+examples: install $(TASKS)
+	$(PYTEST) $(EXAMPLES)
+	$(PASSED)
+
 RUNS := tests/e2e
-runs: install $(TASKS)
+runs: install
 	$(PYTEST) $(RUNS)
 	$(PASSED)
 
@@ -101,9 +106,15 @@ chaos: install
 	$(PYTEST) $(CHAOS)
 	$(PASSED)
 
-# All others: vLLM, models, several ranks.
+# Weights on their way to vLLM's servers.
+WEIGHTS := tests/weights
+weights: install
+	$(PYTEST) $(WEIGHTS)
+	$(PASSED)
+
+# All others: models, trainers and the other roles, several ranks.
 heavy: install $(TASKS)
-	$(PYTEST) $(patsubst %,--ignore=%,$(UNITS) $(CALM) $(E2E) $(RUNS) $(CHAOS))
+	$(PYTEST) $(patsubst %,--ignore=%,$(UNITS) $(CALM) $(E2E) $(EXAMPLES) $(RUNS) $(CHAOS) $(WEIGHTS))
 	$(PASSED)
 
 # What dies and what follows, on real processes, in docs/faults.md; a part of it is in `make chaos`. As root, for hours:

@@ -20,6 +20,7 @@ from rlhf_operator.cluster.conditions import SILENT_SECONDS
 from rlhf_operator.cluster.deadlines import MOVES_ON
 from rlhf_operator.cluster.lease import LEASE_SECONDS
 from rlhf_operator.cluster.pod_groups import LOST_SECONDS
+from rlhf_operator.cluster.tolerations import EVICTION_SECONDS
 from rlhf_operator.local.host import TICK_SECONDS
 from rlhf_operator.local.stopping import REMAIN_SECONDS
 from rlhf_operator.progress_deadline import TOLD_AT
@@ -63,6 +64,7 @@ ROWS: dict[str, list[float]] = {
     "the checkpoint store fails": [Checkpoint().timeout_seconds],
     "a model's download stalls": [STALL_SECONDS],
     "SIGKILL does not end a process": [REMAIN_SECONDS],
+    "a node falls silent": [40, 50],  # Kubernetes' own defaults
     "a run's work directory is moved or deleted": [TICK_SECONDS],
     "the operator ends": [LEASE_SECONDS],
     "the API server does not answer": [LEASE_SECONDS],
@@ -90,6 +92,7 @@ def test_times_that_are_told_elsewhere_on_the_page_agree():
     text = PAGE.read_text()
     assert set(map(int, re.findall(r"after (\d) times", text))) == {TRIES}
     assert re.findall(r"within (\d+) s`", text) == [str(STARTUP)] * 2
+    assert re.findall(r"deletes the pod (\d+) s later", text) == [str(EVICTION_SECONDS)]
     assert LOST_SECONDS == REMAIN_SECONDS, "one row tells of both"
     assert re.findall(r"more than (\d+) minutes", text) == [str(TRAINER.progress_deadline_seconds // 60)]
 

@@ -72,14 +72,16 @@ def test_all_parts_pass(clone):
     assert make_test(clone) == (
         0,
         [
-            "runs passed 1 0 0",
-            "heavy passed 1 0 0",
+            "examples passed 1 0 0",
             f"calm passed {CALM} 0 0",
-            "e2e passed 1 0 0",
+            "heavy passed 1 0 0",
             "chaos passed 1 0 0",
+            "e2e passed 1 0 0",
+            "runs passed 1 0 0",
+            "weights passed 1 0 0",
             f"units passed {UNITS} 0 0",
             "lint passed 0 0 0",
-            f"{UNITS + CALM + 4} passed, 0 failed, 0 skipped",
+            f"{UNITS + CALM + 6} passed, 0 failed, 0 skipped",
         ],
     )
 
@@ -92,18 +94,20 @@ def test_every_part_runs_to_its_end_and_the_failing_ones_are_named(clone):
     assert make_test(clone) == (
         2,
         [
-            "runs passed 1 0 0",
-            "heavy passed 1 0 0",
+            "examples passed 1 0 0",
             "calm FAILED 0 1 0",
-            "e2e FAILED 2 1 0",
+            "heavy passed 1 0 0",
             "chaos passed 1 0 0",
+            "e2e FAILED 2 1 0",
+            "runs passed 1 0 0",
+            "weights passed 1 0 0",
             f"units FAILED {UNITS - 1} 1 1",
             "lint FAILED 0 1 0",
             "FAILED calm: failed or did not run to its end",
             "FAILED e2e: failed or did not run to its end",
             "FAILED units: tests.api.test_it::test_it",
             "FAILED lint: failed or did not run to its end",
-            f"{UNITS + 4} passed, 4 failed, 1 skipped",
+            f"{UNITS + 6} passed, 4 failed, 1 skipped",
         ],
     )
 

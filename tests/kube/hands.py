@@ -50,10 +50,10 @@ class Hands:
         await self.see()
         await self.act(name)
 
-    async def bind(self, name: str) -> None:
+    async def bind(self, name: str, node: str = "of-paper") -> None:
         """Puts a pod on a node, as a scheduler does."""
         path = f"/api/v1/namespaces/{self.namespace}/pods/{name}/binding"
-        target = {"apiVersion": "v1", "kind": "Node", "name": "of-paper"}
+        target = {"apiVersion": "v1", "kind": "Node", "name": node}
         body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": target}
         await self.api._call("create", "POST", "Binding", path, body=body)
 

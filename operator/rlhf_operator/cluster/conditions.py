@@ -13,6 +13,7 @@ from ..process_state import Finish, ProcessState
 from .observed import Observed
 from .pod import NewPod
 from .pod_groups import held, lost
+from .pod_status import NODE_UNREACHABLE
 from .snapshot import Pod
 
 SILENT_SECONDS = 30.0
@@ -62,7 +63,7 @@ def conditions(status: JobStatus, phase: Phase, look: Look) -> list[Condition]:
     observed, stamp, now = look.observed, time_text(look.now), look.now.timestamp()
     silent_since, ignored = None if look.finish else observed.silent_since, observed.wanted.ignored
     found = [
-        *(c for c in status.conditions if c.type != "Suspended"),
+        *(_of_nodes(c, look, stamp) for c in status.conditions if c.type != "Suspended"),
         _scheduled(look.pods, observed.refused, phase, stamp),
         _suspended(look.finish, look.suspending, stamp),
         failed_for_good(look.finish.reason, look.finish.message, stamp)
@@ -73,6 +74,16 @@ def conditions(status: JobStatus, phase: Phase, look: Look) -> list[Condition]:
     ]
     found.append(_ready(phase, look.finish, found, stamp))
     return [c.model_copy(update={"observed_generation": observed.job.generation}) for c in found]
+
+
+def _of_nodes(found: Condition, look: Look, stamp: str) -> Condition:
+    """The condition, or RolesReady with the node that has taken a server away: the job may train on without that one,
+    and is not stalled."""
+    gone = [pod for pod in look.pods if pod.unreachable and pod.ended is None]
+    if look.finish or found.type != "RolesReady" or found.status == "True" or not gone:
+        return found
+    message = f"{found.message}; {waiting_reason(gone, None)}"
+    return condition("RolesReady", "False", NODE_UNREACHABLE, message, stamp)
 
 
 def _ready(phase: Phase, finish: Finish | None, others: Sequence[Condition], stamp: str) -> Condition:

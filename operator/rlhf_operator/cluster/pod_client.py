@@ -13,6 +13,7 @@ from .placement import placed
 from .pod import NewPod, build_pod
 from .recorder import Recorder
 from .snapshot import Job, is_marked
+from .tolerations import evictable
 
 
 class PodClient:
@@ -29,7 +30,7 @@ class PodClient:
         if admitted is not None:
             body = placed(body, new.role, admitted, flavors, size=pods_each(pinned.config.spec, new.role))
         try:
-            self._cache.put(await self._api.create(owned(body, job)))
+            self._cache.put(await self._api.create(owned(evictable(body), job)))
         except ApiError as error:
             if error.status != 409:
                 raise

@@ -78,17 +78,20 @@ def seen(
 ) -> list[ProcessState]:
     """States of the job's processes. `begun`: the present attempt's trainer pods were created, so a missing one was
     deleted, at the earliest after the `last` start. The same holds for a generator's further pods once the first has
-    been up, or is over or gone: it is created before the others, and answers when all exist."""
+    been up, or is over or gone: it is created before the others, and answers when all exist. A replica is ready only
+    while the nodes of all its pods report."""
     replaced = {pod.replica: pod for pod in sight.counted}
     waiting = {p.replica for p in sight.current.values() if p.rank == 0 and not p.up and p.ended is None}
     met = {pod.replica for pod in sight.current.values()} - waiting
+    unreachable = {pod.replica for pod in sight.current.values() if pod.unreachable}
     found = []
     for role in roles_of(spec):
         for index, rank in places(spec, role):
             pod, going = sight.current.get((role, index, rank)), replaced.get((role, index))
             if pod is not None:
                 end = pod.ended if suspending or pod.ended is None else _not_suspended(pod.ended)
-                state = ProcessState(role, index, pod.started, pod.ready, end)
+                ready = pod.ready and pod.replica not in unreachable
+                state = ProcessState(role, index, pod.started, ready, end)
             elif going is not None:
                 state = ProcessState(role, index, going.started)
             elif role is Role.TRAINER and begun:

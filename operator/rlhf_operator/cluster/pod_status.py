@@ -29,6 +29,7 @@ _DISRUPTED = {
 """Reasons of ends that are not the pod's own, for servers that have no DisruptionTarget condition."""
 _LOST = ("ContainerStatusUnknown", "Unknown")
 """Reasons of kubelets, and of containerd, for a container that is gone with no end seen: its node has started again."""
+NODE_UNREACHABLE = "NodeUnreachable"
 OVER = ("Failed", "Succeeded")
 """Phases of a pod that has ended."""
 _RACES = "OutOf"
@@ -103,8 +104,19 @@ def _time(body: Body | None, field: str) -> float | None:
     return seconds(body[field]) if body and body.get(field) else None
 
 
-def waiting_reason(status: Body, conditions: Mapping[str, Body]) -> str | None:
-    """Reason and message why the pod is not scheduled or does not start."""
+def node_unreachable(conditions: Mapping[str, Body]) -> bool:
+    """True if Kubernetes' node controller has marked the pod because its node no longer reports: it sets Ready to False
+    and leaves ContainersReady. A kubelet lets the two differ only for a readiness gate. A pod that was not ready has no
+    mark."""
+    ready, containers = conditions.get("Ready", {}), conditions.get("ContainersReady", {})
+    differ = ready.get("status") == "False" and containers.get("status") == "True"
+    return differ and ready.get("reason") != "ReadinessGatesNotReady"
+
+
+def waiting_reason(node: str | None, status: Body, conditions: Mapping[str, Body]) -> str | None:
+    """Reason and message why the pod is not scheduled, does not start, or cannot be reached."""
+    if node_unreachable(conditions):
+        return f"{NODE_UNREACHABLE}: its node {node} has stopped reporting"
     scheduled = conditions.get("PodScheduled", {})
     if scheduled.get("status") == "False":
         return f"{scheduled.get('reason', 'Unschedulable')}: {scheduled.get('message', '')}"

@@ -25,7 +25,17 @@ from .names import (
     ROLE,
     pod_name,
 )
-from .pod_status import OVER, Body, ended, initializing, let_go, seconds, unstarted, waiting_reason
+from .pod_status import (
+    OVER,
+    Body,
+    ended,
+    initializing,
+    let_go,
+    node_unreachable,
+    seconds,
+    unstarted,
+    waiting_reason,
+)
 from .ports import PORT
 
 _REQUEST = 256
@@ -95,10 +105,12 @@ class Pod:
     """True if none of its containers runs any more and its resources are free; a sidecar may outlast the role's
     container."""
     waiting_reason: str | None = None
-    """Reason why it does not start."""
+    """Reason why it does not start, or cannot be reached."""
     scheduled: bool = True
     """False once the scheduler has reported that it found no node."""
     node: str | None = None
+    unreachable: bool = False
+    """True if its node no longer reports to Kubernetes."""
     initializing: str | None = None
     """The running init container."""
     unstarted: bool = False
@@ -133,6 +145,7 @@ class Pod:
         conditions = {c["type"]: c for c in status.get("conditions", ())}
         running = role_container.get("state", {}).get("running")
         scheduled = conditions.get("PodScheduled", {}).get("status") != "False"
+        node = body.get("spec", {}).get("nodeName")
         return cls(
             name=meta["name"],
             uid=meta["uid"],
@@ -147,11 +160,12 @@ class Pod:
             deletion_deadline=seconds(meta["deletionTimestamp"]) if "deletionTimestamp" in meta else None,
             held_by=", ".join(meta.get("finalizers", ())) if let_go(meta) else "",
             over=status.get("phase") in OVER,
-            waiting_reason=waiting_reason(status, conditions),
+            waiting_reason=waiting_reason(node, status, conditions),
             scheduled=scheduled,
-            node=body.get("spec", {}).get("nodeName"),
+            node=node,
+            unreachable=node_unreachable(conditions),
             initializing=initializing(status),
-            unstarted="nodeName" in body.get("spec", {}) and unstarted(status),
+            unstarted=node is not None and unstarted(status),
             port=_port(body.get("spec", {})),
             rank=int(labels.get(RANK, "0")),
         )
