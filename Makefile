@@ -155,10 +155,12 @@ generated: install
 	$(BIN)/python docs/make_chart_reference.py
 	$(BIN)/python docs/make_algorithm_graphs.py
 
-# The wheel with the operator's extra alone, in an environment of its own: it must do without this clone and torch.
+# The wheel with the operator's extra alone, in an environment of its own: it must do without this clone and torch. The
+# wheel itself stays there too.
 $(VENV)-operator: pyproject.toml $(PINS) $(shell find operator trainer_image -name '*.py')
-	$(python) -m venv $@
-	$@/bin/pip install --quiet --no-compile --constraint constraints/common.txt '.[operator]'
+	$(python) -m venv --clear $@
+	$@/bin/pip wheel --quiet --no-deps --wheel-dir $@ .
+	$@/bin/pip install --quiet --no-compile --constraint constraints/common.txt "$$(ls $@/*.whl)[operator]"
 	touch $@
 
 # Wheel, chart, constraints and bills of materials in dist/, and images; checked, not published.

@@ -6,7 +6,9 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
+import venv
 from importlib.machinery import SourceFileLoader
 from importlib.metadata import version
 from importlib.util import module_from_spec, spec_from_loader
@@ -76,13 +78,25 @@ def test_the_wheels_commands_need_no_clone():
     assert "ModuleNotFoundError: No module named" in untrained.stderr  # the trainer's extra is not there
 
 
+@pytest.fixture
+def installed(elsewhere: Path) -> Path:
+    """Programs of an environment with the wheel. What it depends on is this environment's: a `.pth` file adds these
+    packages, but not this clone, since Python reads no `.pth` file of a folder that one has added."""
+    environment = elsewhere / "environment"
+    (wheel,) = WHEEL.glob("*.whl")
+    venv.create(environment)
+    (packages,) = environment.glob("lib/python*/site-packages")
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    pip = (sys.executable, "-m", "pip", "--python", environment, "install", "--no-deps", "--no-index")
+    brought = done(*pip, wheel)
+    assert brought.returncode == 0, brought.stderr
+    return environment / "bin"
+
+
 @OF_WHEEL
 @pytest.mark.slow
-def test_the_wheel_runs_a_manifest_elsewhere(elsewhere):
-    """With the trainer's packages from this environment, and ours from the wheel."""
-    (wheel,) = WHEEL.glob("lib/python*/site-packages")
-    run = [sys.executable, "-m", "rlhf_operator.cli", "run", "job.yaml", "--workdir", "out"]
-    finished = done(*run, PYTHONPATH=str(wheel))
+def test_the_wheel_runs_a_manifest_elsewhere(elsewhere, installed):
+    finished = done(installed / "rlhf", "run", "job.yaml", "--workdir", "out")
     assert finished.returncode == 0, finished.stderr
     assert (elsewhere / "out" / "policy" / "config.json").is_file()
 
@@ -236,3 +250,15 @@ def test_torchvision_stays_where_vllm_needs_it(engine, stays, release):
     assert ("torchvision" not in taken) is stays
     assert ("torchvision" not in release.NOT_IN_IMAGES[engine]) is stays
     assert taken <= release.NOT_IN_IMAGES[engine]
+
+
+def test_the_docs_take_away_with_a_wheel_what_make_takes_away():
+    """Otherwise an environment made as they say cannot import transformers."""
+    make = re.search(r"^UNUSED := rfc3987-syntax (.*)$", (ROOT / "Makefile").read_text(), flags=re.M)
+    docs = re.search(
+        r"whl\[operator,trainer,cpu\]'\npip uninstall --yes ([\w ]+?) +#",
+        (ROOT / "docs" / "cluster.md").read_text(),
+    )
+    assert make is not None
+    assert docs is not None
+    assert set(docs[1].split()) == set(re.findall(r"torch\w+", make[1]))

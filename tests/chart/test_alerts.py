@@ -199,3 +199,22 @@ def test_a_change_of_leader_neither_raises_nor_resets_an_alert(rules, tmp_path):
     tests = [{"interval": "1m", "input_series": given, "alert_rule_test": alerts}]
     cases = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": tests}
     run_promtool(tmp_path, "test", "rules", "cases.yaml", rules=rules, cases=cases)
+
+
+@promtool_wanted
+def test_the_dashboard_shows_the_gpus_of_each_job_and_what_they_cost(dashboard, tmp_path):
+    """One curve a job, also just after a change of leader: its series come from another pod from then on."""
+    given, expected = [], []
+    for title, metric, value in (
+        ("GPUs", "rlhf_job_gpus", 12),
+        ("GPU-hours", "rlhf_job_gpu_hours_total", 100.5),
+        ("Cost", "rlhf_job_cost_total", 251.25),
+    ):
+        (query,) = expressions({"panels": [p for p in dashboard["panels"] if p["title"] == title]})
+        given += [series(metric, f"{value}x19", f'{JOB},pod="one"')]
+        given += [series(metric, f"_x19 {value}x19", f'{JOB},pod="two"')]
+        sample = {"labels": f"{{{JOB}}}", "value": value}
+        expected += [{"expr": query, "eval_time": "21m", "exp_samples": [sample]}]
+    tests = [{"interval": "1m", "input_series": given, "promql_expr_test": expected}]
+    cases = {"evaluation_interval": "1m", "tests": tests}
+    run_promtool(tmp_path, "test", "rules", "cases.yaml", cases=cases)

@@ -168,7 +168,7 @@ def test_the_operator_reads_its_settings_from_the_environment_that_the_chart_giv
     default = Settings.read(environment(render()))
     assert (default.namespaces, default.webhook_port, default.metrics_port) == ((), None, 8080)
     assert (default.metrics_from, default.gpu_prices) == ((), {})
-    assert default.trainer_image == "rlhf-trainer:0.1.0"
+    assert default.trainer_image == "rlhf-trainer:0.2.0"
     assert Settings.read(environment(render(NAMESPACED))).namespaces == ("training", "research")
 
 

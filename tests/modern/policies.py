@@ -1,6 +1,7 @@
 """The part of a core API server that admission policies are read from: there is none beside these custom resources.
 
-It lists policies, bindings and namespaces, and its watches stay silent. Every namespace that is asked for is there.
+It lists policies, bindings and namespaces, and its watches stay silent. Every namespace that is asked for is there,
+with the label of its name, which Kubernetes sets itself.
 """
 
 import json
@@ -53,8 +54,8 @@ def policies(objects: Sequence[Mapping[str, Any]]) -> Iterator[str]:
                 self.wfile.flush()
                 ended.wait()
             elif "/namespaces/" in parts.path:
-                body = {"kind": "Namespace", "apiVersion": "v1", "metadata": {"name": last}}
-                self._answer(200, body)
+                metadata = {"name": last, "labels": {"kubernetes.io/metadata.name": last}}
+                self._answer(200, {"kind": "Namespace", "apiVersion": "v1", "metadata": metadata})
             else:
                 version = parts.path.removeprefix("/apis/").removeprefix("/api/").removesuffix(f"/{last}")
                 kind = _KINDS.get(last, "")

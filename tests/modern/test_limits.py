@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests.api.manifests import document
@@ -83,6 +84,25 @@ def test_a_job_from_before_the_limits_may_be_suspended_and_not_resumed(limited: 
     limited.merge({"spec": {"suspend": True}}, "older")
     with pytest.raises(Refused, match="the node's network"):
         limited.merge({"spec": {"suspend": False}}, "older")
+
+
+def test_the_limits_of_an_operator_are_those_of_the_namespaces_that_it_watches(
+    binary: Binary, tmp_path: Path
+) -> None:
+    """Also for a job whose runtime brings the rest of its pods: the API server judges what the job itself asks for."""
+    values = {"limits": {"enabled": True, **LIMITS}, "watchNamespaces": ["watched", "watched-too"]}
+    objects = [o for o in render(values, "--kube-version=1.36.0") if "AdmissionPolicy" in o["kind"]]
+    modest, bold = (job(name, {}) for name in ("modest", "bold"))
+    for body in (modest, bold):
+        body["spec"]["runtime"] = {"kind": "ClusterRLHFRuntime", "name": "h100"}
+    bold["spec"]["pods"] = {"template": {"spec": {"hostNetwork": True}}}
+    with policies(objects) as core, server(binary, tmp_path, core=core) as running:
+        define(running)
+        for namespace in ("watched", "watched-too"):
+            with pytest.raises(Refused, match="the node's network"):
+                Jobs(running, namespace=namespace).create(bold)
+            Jobs(running, namespace=namespace).create(modest)
+        Jobs(running, namespace="another").create(bold)
 
 
 def test_the_policy_is_left_out_where_the_server_or_the_administrator_has_none() -> None:
