@@ -9,8 +9,8 @@ PINS   := $(wildcard constraints/*.txt)
 # The first of Python 3.11 to 3.13 that is here, unless PYTHON names one.
 python  = $(or $(shell tools/python $(PYTHON)),$(error no Python to use))
 
-.PHONY: install demo test units calm e2e examples runs chaos weights heavy faults cluster cluster-binaries cluster-images modern-parts
-.PHONY: images cluster-down lint generated release clean
+.PHONY: install demo test units calm modern e2e examples runs chaos weights heavy faults
+.PHONY: cluster cluster-binaries cluster-images modern-parts images cluster-down lint generated release clean
 
 install: $(STAMP)
 
@@ -39,17 +39,22 @@ demo: install
 	$(BIN)/rlhf run examples/sentiment/reward.yaml --overwrite
 	$(BIN)/rlhf run examples/sentiment/ppo.yaml --overwrite
 
+# For the tests of examples/chat; where it cannot be compiled those skip.
+TASKS := $(VENV)/.reasoning-gym
+$(TASKS): constraints/reasoning-gym.txt | $(STAMP)
+	-$(BIN)/pip install --quiet --no-deps --no-build-isolation --requirement $< && touch $@
+
 # Each part runs to its end, whatever became of those before; then all are reported together. Parts wait for half of
 # their time, so there are three more at once than there are cores, the next one as soon as one ends, the longest first;
 # on a cluster that they share, one after the other. What the servers of the tests are made of is built first, since no
 # test's time limit has room for it, beside parts that need nothing of it.
-test: install
+test: install $(TASKS)
 	rm -rf $(RESULTS)
 	-$(MAKE) --keep-going --jobs=$(if $(RLHF_TEST_KUBECONFIG),1,$(AT_ONCE)) --output-sync=target \
 	  cluster-binaries cluster-images modern-parts $(BIN)/helm $(PARTS)
 	@$(BIN)/python tools/results $(RESULTS) $(PARTS)
 
-PARTS   := examples heavy calm chaos runs e2e weights units lint
+PARTS   := examples heavy calm chaos runs e2e weights units modern lint
 AT_ONCE := $(shell expr 3 + $$(nproc))
 RESULTS := $(VENV)/.results
 PYTEST   = $(BIN)/python -m pytest --junitxml=$(RESULTS)/$@.xml
@@ -62,9 +67,14 @@ units: install $(VENV)-operator $(BIN)/helm $(BIN)/promtool
 	$(PASSED)
 
 # They wait more than they compute.
-CALM := tests/kube tests/modern tests/verbs
-calm: cluster-binaries modern-parts $(BIN)/helm
+CALM := tests/kube tests/verbs
+calm: cluster-binaries $(BIN)/helm
 	$(PYTEST) $(CALM)
+	$(PASSED)
+
+MODERN := tests/modern
+modern: modern-parts $(BIN)/helm
+	$(PYTEST) $(MODERN)
 	$(PASSED)
 
 # Kubernetes itself, which is all that a control plane of the tests needs; and our images, for a node.
@@ -83,11 +93,6 @@ E2E := tests/cluster_e2e
 e2e: cluster-binaries cluster-images $(BIN)/helm
 	$(PYTEST) $(E2E)
 	$(PASSED)
-
-# For the tests of examples/chat; where it cannot be compiled those skip.
-TASKS := $(VENV)/.reasoning-gym
-$(TASKS): constraints/reasoning-gym.txt | $(STAMP)
-	-$(BIN)/pip install --quiet --no-deps --no-build-isolation --requirement $< && touch $@
 
 # Whole jobs of this host: the shipped examples; small ones, those with code of their own, and the parts of the host.
 EXAMPLES := tests/examples
@@ -114,7 +119,7 @@ weights: install
 
 # All others: models, trainers and the other roles, several ranks.
 heavy: install $(TASKS)
-	$(PYTEST) $(patsubst %,--ignore=%,$(UNITS) $(CALM) $(E2E) $(EXAMPLES) $(RUNS) $(CHAOS) $(WEIGHTS))
+	$(PYTEST) $(patsubst %,--ignore=%,$(UNITS) $(CALM) $(MODERN) $(E2E) $(EXAMPLES) $(RUNS) $(CHAOS) $(WEIGHTS))
 	$(PASSED)
 
 # What dies and what follows, on real processes, in docs/faults.md; a part of it is in `make chaos`. As root, for hours:

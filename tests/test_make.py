@@ -80,8 +80,9 @@ def test_all_parts_pass(clone):
             "e2e passed 1 0 0",
             "weights passed 1 0 0",
             f"units passed {UNITS} 0 0",
+            "modern passed 1 0 0",
             "lint passed 0 0 0",
-            f"{UNITS + CALM + RUNS + 5} passed, 0 failed, 0 skipped",
+            f"{UNITS + CALM + RUNS + 6} passed, 0 failed, 0 skipped",
         ],
     )
 
@@ -102,12 +103,13 @@ def test_every_part_runs_to_its_end_and_the_failing_ones_are_named(clone):
             "e2e FAILED 2 1 0",
             "weights passed 1 0 0",
             f"units FAILED {UNITS - 1} 1 1",
+            "modern passed 1 0 0",
             "lint FAILED 0 1 0",
             "FAILED calm: failed or did not run to its end",
             "FAILED e2e: failed or did not run to its end",
             "FAILED units: tests.api.test_it::test_it",
             "FAILED lint: failed or did not run to its end",
-            f"{UNITS + RUNS + 5} passed, 4 failed, 1 skipped",
+            f"{UNITS + RUNS + 6} passed, 4 failed, 1 skipped",
         ],
     )
 
