@@ -45,16 +45,17 @@ $(TASKS): constraints/reasoning-gym.txt | $(STAMP)
 	-$(BIN)/pip install --quiet --no-deps --no-build-isolation --requirement $< && touch $@
 
 # Each part runs to its end, whatever became of those before; then all are reported together. Parts wait for half of
-# their time, so there are three more at once than there are cores, the next one as soon as one ends: first those that
-# wait most, then the longest; on a cluster that they share, one after the other. What the servers of the tests are made
-# of is built first, since no test's time limit has room for it, beside parts that need nothing of it.
+# their time, so there are three more at once than there are cores, the next one as soon as one ends; on a cluster that
+# they share, one after the other. What the servers of the tests are made of is built first, since no test's time limit
+# has room for it, beside parts that need nothing of it. The longest parts go first; but make starts a part whose needs
+# are still being built after all others, so calm and e2e come when theirs are there.
 test: install $(TASKS)
 	rm -rf $(RESULTS)
 	-$(MAKE) --keep-going --jobs=$(if $(RLHF_TEST_KUBECONFIG),1,$(AT_ONCE)) --output-sync=target \
-	  cluster-binaries cluster-images modern-parts $(BIN)/helm $(PARTS)
+	  $(BIN)/helm cluster-binaries cluster-images modern-parts $(PARTS)
 	@$(BIN)/python tools/results $(RESULTS) $(PARTS)
 
-PARTS   := e2e calm examples heavy chaos runs weights units modern lint
+PARTS   := examples heavy lint calm weights e2e chaos runs units modern
 AT_ONCE := $(shell expr 3 + $$(nproc))
 RESULTS := $(VENV)/.results
 PYTEST   = $(BIN)/python -m pytest --junitxml=$(RESULTS)/$@.xml
