@@ -144,7 +144,7 @@ class Cache:
         return None
 
     def take_hidden(self, key: Key) -> list[Body]:
-        """What was kept by `hide`, once."""
+        """Returns and forgets the job's hidden pods: the next listing finds those that remain."""
         return self._hidden.pop(key, [])
 
     def version(self, kind: str, key: Key, name: str) -> int | None:

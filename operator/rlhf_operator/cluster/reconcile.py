@@ -72,9 +72,8 @@ class Reconciler:
         if self._uids.setdefault(key, job.uid) != job.uid:
             self._forget(key)
             self._uids[key] = job.uid
-        hidden = self._cache.take_hidden(key)
-        await run_all(self._pods.replace(job, pod) for pod in hidden if owned_by(pod, job))
-        bodies = [pod for pod in self._cache.pods(key) if owned_by(pod, job)]
+        found = (*self._cache.pods(key), *self._cache.take_hidden(key))
+        bodies = [pod for pod in found if owned_by(pod, job)]
         pods = [Pod.of(pod) for pod in bodies if is_marked(pod, job.name)]
         now = self._api.clock.now()
         if "deletionTimestamp" in body["metadata"]:
