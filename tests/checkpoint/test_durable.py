@@ -1,6 +1,7 @@
 """All that LATEST names survives a loss of power, in a store that is a directory."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -27,8 +28,12 @@ class Disk:
 
     def unsynced(self) -> set[str]:
         """Files and folders that a loss of power may take."""
-        parts = [path for path in self._folder.rglob("*") if path.name != ".lock"]
-        return {path.name for path in parts if path.stat().st_ino not in self._synced}
+        found = set()
+        for path in self._folder.rglob("*"):
+            with suppress(FileNotFoundError):  # another thread gives a file its name meanwhile
+                if path.name != ".lock" and path.stat().st_ino not in self._synced:
+                    found.add(path.name)
+        return found
 
 
 def test_what_latest_names_is_on_disk_before_it_is_named(directory: Place, monkeypatch: pytest.MonkeyPatch):

@@ -537,6 +537,31 @@ def test_the_children_of_a_process_whose_first_thread_has_ended_are_found() -> N
             parent.kill()
 
 
+NESTED = """
+import os, sys, time
+for depth in range(12):
+    if os.fork():
+        break
+else:
+    depth = 12
+os.write(1, f"{depth} {os.getpid()}\\n".encode())
+time.sleep(600)
+"""
+
+
+def test_parents_are_killed_before_their_children_and_say_nothing_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A shell that outlived its command wrote `Killed` below the last words of the role, which was then the cause."""
+    killed, kill = list[int](), os.kill
+    monkeypatch.setattr(os, "kill", lambda pid, number: (killed.append(pid), kill(pid, number))[1])
+    with subprocess.Popen([sys.executable, "-c", NESTED], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        chain = dict(sorted([int(word) for word in parent.stdout.readline().split()] for _ in range(13)))
+        reaper.kill(pid for pid in reaper.descendants(os.getpid()) if pid in chain.values())
+    assert killed == [*chain.values()]
+
+
 def test_what_the_kernel_does_not_end_is_named_and_nothing_starts_beside_it(tmp_path: Path) -> None:
     script = Path(__file__).with_name("stuck.py")
     spec = job().spec.model_dump_json(by_alias=True, exclude_unset=True)

@@ -31,8 +31,8 @@ def become_subreaper() -> None:
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def descendants(pid: int, besides: Collection[int] = ()) -> set[int]:
-    """Every live descendant of `pid`, except `besides` and their descendants.
+def descendants(pid: int, besides: Collection[int] = ()) -> list[int]:
+    """Every live descendant of `pid`, each after its parent, except `besides` and their descendants.
 
     A process whose first thread has ended looks like a zombie, and keeps its children until its other threads have
     ended too.
@@ -44,13 +44,10 @@ def descendants(pid: int, besides: Collection[int] = ()) -> set[int]:
             children.setdefault(parent, []).append(child)
         if state == "Z":
             zombies.add(child)
-    found: set[int] = set()
-    todo = [pid]
-    while todo:
-        new = children.get(todo.pop(), [])
-        found.update(new)
-        todo += new
-    return found - zombies
+    found = [pid]
+    for parent in found:
+        found += children.get(parent, [])
+    return [process for process in found[1:] if process not in zombies]
 
 
 def _processes() -> Iterator[tuple[int, str, int]]:
@@ -71,7 +68,7 @@ def kill(processes: Iterable[int]) -> None:
 
 def kill_descendants(pid: int, besides: Collection[int] = ()) -> None:
     """SIGKILL to all descendants of `pid`, except `besides` and theirs, repeated until none is left: a killed process
-    may just have forked."""
+    may just have forked. Parents come first: a shell that lives on says `Killed` in the log of the command."""
     deadline = time.monotonic() + _KILL_SECONDS
     while (alive := descendants(pid, besides)) and time.monotonic() < deadline:
         kill(alive)

@@ -74,7 +74,7 @@ class Tree:
     def _reapers(self) -> set[int]:
         return {p.reaper.pid for p in self._processes if p.reaper is not None and p.reaper.returncode is None}
 
-    def _left_behind(self) -> set[int]:
+    def _left_behind(self) -> list[int]:
         """Descendants without a living reaper."""
         return reaper.descendants(os.getpid(), besides={*self._reapers(), *self._before})
 
