@@ -10,6 +10,7 @@ from pydantic import Field
 from .algorithms import graph_of
 from .base import Frozen, ModelField, Positive, PositiveFloat
 from .graph import Graph, Infer
+from .parameters import Shape
 from .problems import Problem
 
 if TYPE_CHECKING:
@@ -40,6 +41,23 @@ class Adapters(Frozen):
         """The adapter of the model that starts from a field of `spec.model`."""
         found: Lora | None = getattr(self, field, None)
         return found
+
+
+def parameters(settings: Lora, shape: Shape) -> int:
+    """Parameters of a decoder's adapter: rank x (inputs + outputs) of each linear layer that has one."""
+    linear = {
+        "self_attn.q_proj": (shape.hidden, shape.queries),
+        "self_attn.k_proj": (shape.hidden, shape.keys),
+        "self_attn.v_proj": (shape.hidden, shape.keys),
+        "self_attn.o_proj": (shape.queries, shape.hidden),
+        "mlp.gate_proj": (shape.hidden, shape.inner),
+        "mlp.up_proj": (shape.hidden, shape.inner),
+        "mlp.down_proj": (shape.inner, shape.hidden),
+    }
+    ends = tuple(f".{target}" for target in settings.target_modules or linear)
+    layers = (f".model.layers.{layer}" for layer in range(shape.layers))
+    widths = (sum(linear[part]) for at in layers for part in linear if f"{at}.{part}".endswith(ends))
+    return settings.rank * sum(widths)
 
 
 def problems(spec: Spec) -> Iterator[Problem]:

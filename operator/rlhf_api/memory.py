@@ -3,7 +3,7 @@
 The KV cache, and what CUDA and its libraries keep, come on top.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from .base import DType
@@ -31,13 +31,17 @@ class Trained:
     zero: Zero
     activations: float | None = None
     """Bytes at the peak of its backward pass, where they are known."""
-    frozen: bool = False
-    """True for a model with an adapter: gradients and optimizer states exist for the adapter alone, and are not
-    counted."""
+    adapter: float | None = None
+    """Parameters of its adapter, if it has one: gradients and optimizer states exist for these alone. 0: not known."""
     gathers: bool = False
     """True if ZeRO-3 gathers the whole weights, to generate with them."""
     averaged: bool = False
     """True if a moving average of the weights is kept beside them, in float32."""
+
+    @property
+    def learned(self) -> float:
+        """Parameters that have gradients and optimizer states."""
+        return self.parameters if self.adapter is None else self.adapter
 
 
 def trainer(models: Sequence[Trained]) -> Need:
@@ -68,7 +72,7 @@ def gigabytes(size: float) -> str:
 
 def _training(models: Sequence[Trained]) -> Need:
     parts = [*_always(models), max(_phases(models), key=lambda need: need.total, default=Need(0.0, ""))]
-    buckets = sum(m.zero.bucket * m.zero.weights for m in models if m.zero.stage == 3 and not m.frozen)
+    buckets = sum(model.zero.bucket * model.zero.weights for model in models if model.zero.stage == 3)
     parts += [Need(buckets, f"{gigabytes(buckets)} GB of reduce buckets"), *_beside(models)]
     there = [part for part in parts if part.total]
     return Need(
@@ -77,21 +81,24 @@ def _training(models: Sequence[Trained]) -> Need:
 
 
 def _always(models: Sequence[Trained]) -> list[Need]:
-    """Memory of weights and optimizer states; models with equal ZeRO settings share one entry."""
-    return [
-        Need(
-            sum(sizes) * kept(zero).bytes(zero.ranks),
-            f"{_parameters(sizes)} x {kept(zero).words(zero.ranks)}",
-        )
-        for zero, sizes in _alike(models, frozen=False).items()
-    ]
+    """Memory of trained weights and optimizer states; models with equal ZeRO settings share one entry."""
+    found = []
+    for of, alike in (
+        ("parameters", [model for model in models if model.adapter is None]),
+        ("adapter parameters", [model for model in models if model.adapter]),
+    ):
+        for zero, sizes in _sizes((model.zero, model.learned) for model in alike).items():
+            share = kept(zero)
+            words = f"{_added(sizes, of)} x {share.words(zero.ranks)}"
+            found.append(Need(sum(sizes) * share.bytes(zero.ranks), words))
+    return found
 
 
 def _phases(models: Sequence[Trained]) -> Iterator[Need]:
     """Memory on top of what is kept: in each model's optimizer step, and in its backward pass."""
     for model in models:
-        size, zero = model.parameters, model.zero
-        if not model.frozen:
+        size, zero = model.learned, model.zero
+        if size:
             # At stage 3 a rank updates its part group by group.
             at_once = min(size, zero.group * zero.ranks) if zero.stage == 3 else size
             busy = updating(zero)
@@ -105,12 +112,12 @@ def _phases(models: Sequence[Trained]) -> Iterator[Need]:
 
 
 def _beside_activations(model: Trained) -> tuple[float, str]:
-    size, zero = model.parameters, model.zero
+    size, zero = model.learned, model.zero
     if zero.stage == 3:
-        live = min(size, _LIVE) * zero.weights
+        live = min(model.parameters, _LIVE) * zero.weights
         return live, f"{gigabytes(live)} GB of gathered weights and "
     beside = backward(zero)
-    live = 0.0 if model.frozen else size * beside.bytes(zero.ranks)
+    live = size * beside.bytes(zero.ranks)
     return live, f"{count(size)} x {beside.words(zero.ranks)} and " if live else ""
 
 
@@ -123,10 +130,11 @@ def _generating(models: Sequence[Trained], policy: Trained) -> Need:
 
 def _beside(models: Sequence[Trained]) -> Iterator[Need]:
     """The weights of models with an adapter, and moving averages, which lie where the weights do."""
-    for zero, sizes in _alike(models, frozen=True).items():
+    frozen = ((model.zero, model.parameters) for model in models if model.adapter is not None)
+    for zero, sizes in _sizes(frozen).items():
         if not zero.weights_away:
             ranks, over = _share(zero)
-            words = f"{_parameters(sizes)}, frozen, x {zero.weights} B{over}"
+            words = f"{_added(sizes)}, frozen, x {zero.weights} B{over}"
             yield Need(sum(sizes) * zero.weights / ranks, words)
     for model in models:
         if model.averaged and not model.zero.weights_away:
@@ -141,16 +149,15 @@ def _share(zero: Zero) -> tuple[int, str]:
     return ranks, f" / {ranks} ranks" if ranks > 1 else ""
 
 
-def _alike(models: Sequence[Trained], *, frozen: bool) -> dict[Zero, list[float]]:
-    """Parameter counts of the models, grouped by their ZeRO settings."""
+def _sizes(models: Iterable[tuple[Zero, float]]) -> dict[Zero, list[float]]:
+    """Parameter counts, grouped by ZeRO settings."""
     found: dict[Zero, list[float]] = {}
-    for model in models:
-        if model.frozen is frozen:
-            found.setdefault(model.zero, []).append(model.parameters)
+    for zero, parameters in models:
+        found.setdefault(zero, []).append(parameters)
     return found
 
 
-def _parameters(models: Sequence[float]) -> str:
-    if len(set(models)) == 1:
-        return f"{count(models[0])} parameters" + (f" x {len(models)} models" if len(models) > 1 else "")
-    return f"({' + '.join(map(count, models))}) parameters"
+def _added(sizes: Sequence[float], of: str = "parameters") -> str:
+    if len(set(sizes)) == 1:
+        return f"{count(sizes[0])} {of}" + (f" x {len(sizes)} models" if len(sizes) > 1 else "")
+    return f"({' + '.join(map(count, sizes))}) {of}"

@@ -6,6 +6,7 @@ from dataclasses import replace
 from .activations import Pass, backward_bytes
 from .algorithms import graph_of
 from .graph import POLICY, Dataset, Model
+from .lora import parameters as adapter_parameters
 from .memory import Need, Trained, trainer
 from .sizes import Size, Sizes
 from .spec import Spec
@@ -29,7 +30,7 @@ def trained(spec: Spec, sizes: Sizes, share: float = 1.0) -> list[Trained]:
                     size.parameters,
                     Zero.of(spec, model.field),
                     None if activations is None else share * activations,
-                    frozen=spec.model.adapter(model.field) is not None,
+                    adapter=_adapter(spec, model, size),
                     gathers=model == POLICY and graph.generates and spec.generator.shared_with_trainer,
                     averaged=model in graph.averages,
                 )
@@ -49,6 +50,13 @@ def largest_row(spec: Spec, model: Model) -> int:
 def counted(models: Sequence[Trained]) -> bool:
     """True if activations are counted: the widths of all models are known."""
     return bool(models) and all(model.activations is not None for model in models)
+
+
+def _adapter(spec: Spec, model: Model, size: Size) -> float | None:
+    settings = spec.model.adapter(model.field)
+    if settings is None:
+        return None
+    return adapter_parameters(settings, size.shape) if size.shape else 0.0
 
 
 def _activations(spec: Spec, model: Model, size: Size) -> float | None:

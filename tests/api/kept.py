@@ -1,4 +1,4 @@
-"""Runs under torchrun: prints, as JSON, the bytes of each parameter that a trained model keeps on rank 0."""
+"""Runs under torchrun: prints, as JSON, the bytes of each trained parameter that a model keeps on rank 0."""
 
 import gc
 import json
@@ -9,19 +9,26 @@ import torch
 from torch import distributed
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from rlhf_api.lora import Lora
+from rlhf_api.lora import parameters as adapter_parameters
+from rlhf_api.parameters import shape_of
 from rlhf_api.roles import Trainer
 from rlhf_api.spec import Optimizer
 from rlhf_trainer.batches import ResponseLogprobs
+from rlhf_trainer.models.adapter import Adapter
 from rlhf_trainer.models.trained_model import TrainedModel
 from rlhf_trainer.records import Sequences
 
-# name: (dtype, ZeRO stage)
+LORA = Lora(rank=64)
+# name: (dtype, ZeRO stage, with an adapter)
 CASES = {
-    "bfloat16-1": ("bfloat16", 1),
-    "bfloat16-2": ("bfloat16", 2),
-    "bfloat16-3": ("bfloat16", 3),
-    "float32-0": ("float32", 0),
-    "float32-1": ("float32", 1),
+    "bfloat16-1": ("bfloat16", 1, False),
+    "bfloat16-2": ("bfloat16", 2, False),
+    "bfloat16-3": ("bfloat16", 3, False),
+    "float32-0": ("float32", 0, False),
+    "float32-1": ("float32", 1, False),
+    "adapter-1": ("bfloat16", 1, True),
+    "adapter-3": ("bfloat16", 3, True),
 }
 
 
@@ -36,7 +43,7 @@ def alive() -> int:
     return sum(sizes.values())
 
 
-def kept(dtype: str, stage: int, engines: list[TrainedModel]) -> float:
+def kept(dtype: str, stage: int, adapted: bool, engines: list[TrainedModel]) -> float:
     """The engines stay, so that nothing but the new one's tensors comes or goes."""
     zero = {"stage": stage, "reduce_bucket_size": 1000, "stage3_param_persistence_threshold": 0}
     settings = {"zero_optimization": zero}
@@ -47,9 +54,21 @@ def kept(dtype: str, stage: int, engines: list[TrainedModel]) -> float:
     sequences = Sequences.pack([([1, 2, 3], [4, 5])] * 2)
     before = alive()
     model = Qwen2ForCausalLM(config).to(getattr(torch, dtype))
-    parameters = sum(p.numel() for p in model.parameters())
+    parameters, frozen, adapter = sum(p.numel() for p in model.parameters()), 0.0, None
+    if adapted:
+        adapter = Adapter(model, LORA, 0, "")
+        frozen = parameters * 2 / (2 if stage == 3 else 1)
+        learned = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        parameters = adapter_parameters(LORA, shape_of(config.to_dict()))
+        assert parameters == learned
     engine = TrainedModel(
-        model, Optimizer(), Trainer(), deepspeed=settings, micro_batch_tokens=64, pad_token_id=0
+        model,
+        Optimizer(),
+        Trainer(),
+        deepspeed=settings,
+        micro_batch_tokens=64,
+        pad_token_id=0,
+        adapter=adapter,
     )
     engines.append(engine)
     del model
@@ -59,7 +78,7 @@ def kept(dtype: str, stage: int, engines: list[TrainedModel]) -> float:
         lambda out, _: (out.sum(), {}),
         0.0,
     )
-    return (alive() - before) / parameters
+    return (alive() - before - frozen) / parameters
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from tests.api import kept as real
 from tests.support.ports import free_port
 
 from rlhf_api.activations import Pass, backward_bytes
+from rlhf_api.lora import Lora, parameters
 from rlhf_api.manifest import apply_override, parse
 from rlhf_api.memory import Trained, trainer
 from rlhf_api.parameters import Shape
@@ -124,7 +125,7 @@ def test_the_formulae_are_what_deepspeed_keeps() -> None:
     )
     assert finished.returncode == 0, finished.stderr[-4000:]
     for name, found in json.loads(finished.stdout).items():
-        dtype, stage = real.CASES[name]
+        dtype, stage, _ = real.CASES[name]
         assert found == pytest.approx(kept(Zero(dtype=dtype, stage=stage, ranks=2)).bytes(2), abs=0.05), name
 
 
@@ -163,15 +164,32 @@ def test_each_model_is_counted_by_its_own_division() -> None:
     assert "1e9 x (4 gradients) B and 30 GB of activations in the backward pass" in heavy.words
 
 
-def test_a_model_with_an_adapter_keeps_its_weights_alone() -> None:
+def test_gradients_and_optimizer_states_are_those_of_the_adapter_alone() -> None:
     zero = Zero(dtype="bfloat16", stage=1, ranks=4)
-    policy, critic = Trained(1e9, zero, frozen=True), Trained(2e9, zero, frozen=True)
-    assert trainer([policy, critic]).total == 3e9 * 2
-    whole = trainer([replace(policy, frozen=False)]).total
-    assert trainer([replace(policy, frozen=False), critic]).total == whole + 2e9 * 2
-    third = [replace(model, zero=replace(zero, stage=3)) for model in (policy, critic)]
+    policy, critic = Trained(1e9, zero, adapter=0.0), Trained(2e9, zero, adapter=0.0)
+    assert trainer([policy, critic]).total == 3e9 * 2, "widths that are not known"
+    whole = trainer([replace(policy, adapter=None)]).total
+    assert trainer([replace(policy, adapter=None), critic]).total == whole + 2e9 * 2
+    adapted = trainer([replace(policy, adapter=4e7), critic])
+    assert adapted.total == 3e9 * 2 + 4e7 * (2 + 4 + 12 / 4 + 2 + 4 / 4)
+    assert adapted.words == (
+        "40e6 adapter parameters x (2 weights + 4 gradients + (4 master weights + 8 moments) / 4 ranks) B + 40e6 x "
+        "(2 bfloat16 gradients + 4 AdamW work / 4 ranks) B in an update + (1e9 + 2e9) parameters, frozen, x 2 B"
+    )
+    third = [replace(model, zero=replace(zero, stage=3, bucket=1000)) for model in (policy, critic)]
     assert trainer([replace(third[0], gathers=True), third[1]]).total == 3e9 * 2 / 4 + 1e9 * 2
-    assert trainer(third).words == "(1e9 + 2e9) parameters, frozen, x 2 B / 4 ranks"
+    assert trainer(third).words.endswith("(1e9 + 2e9) parameters, frozen, x 2 B / 4 ranks")
+
+
+def test_an_adapter_has_the_parameters_of_the_layers_that_it_names() -> None:
+    def count(*targets: str) -> int:
+        given = {"targetModules": targets} if targets else {}
+        return parameters(Lora.model_validate({"rank": 16, **given}), QWEN["7b"])
+
+    assert count() == 40_370_176
+    assert count("q_proj", "v_proj") == 28 * 16 * (2 * 3584 + 3584 + 512)
+    assert count("layers.0.mlp.up_proj") == count("0.mlp.up_proj") == 16 * (3584 + 18_944)
+    assert count("1.mlp.down_proj") == 16 * (3584 + 18_944), "not those of layers 11 and 21"
 
 
 def test_the_page_about_memory_is_what_the_code_does() -> None:
