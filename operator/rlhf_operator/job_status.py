@@ -2,17 +2,18 @@
 
 import datetime
 import math
+import signal
 from collections.abc import Mapping, Sequence
 
 from rlhf_api.report import STARTING, HealthStatus, TrainerStatus
 from rlhf_api.roles import Role
-from rlhf_api.run import EXIT_SUSPENDED, replicas, roles_of
+from rlhf_api.run import EXIT_SUSPENDED, process_name, replicas, roles_of
 from rlhf_api.spec import Spec
 from rlhf_api.status import ENDED, Condition, FailureStatus, JobStatus, Phase, RoleStatus
 
 from .condition import LONGEST, ConditionType, condition, with_times
 from .exit_reasons import follows
-from .process_state import Ended, Finish, ProcessState
+from .process_state import SIGTERMED, Ended, Finish, ProcessState
 
 NO_PROGRESS = "NoProgress"
 """Reason of the Stalled condition for a trainer without progress."""
@@ -23,6 +24,8 @@ _CONDITION_OF: dict[Phase, ConditionType] = {
 }
 _LONGEST = 2048
 """Maximum length of a failure's reason and log, in characters."""
+_TOLD = (0, EXIT_SUSPENDED, SIGTERMED, 128 + signal.SIGKILL)
+"""Exit codes of processes that are told to end."""
 _MEMBERS = 128
 _FORESEEABLE = 10 * 365 * 86400.0
 """Largest remaining time that a status holds, in seconds; a longer one is left out."""
@@ -38,13 +41,15 @@ def job_status(
     now: datetime.datetime,
     finish: Finish | None = None,
     stall: str | None = None,
+    ended: Sequence[ProcessState] = (),
 ) -> JobStatus:
     """The new status. `before` is the last one: times and values that still hold are kept. `stall`: why the trainer
-    makes no progress, '' if it does; None: the status gets no Stalled condition."""
+    makes no progress, '' if it does; None: the status gets no Stalled condition. `ended`: processes whose ends may
+    have been reported late, those that are being replaced among them."""
     stamp = time_text(now)
     roles = {
         role: _role_status(spec, role, seen, restarts, over=finish is not None).model_copy(
-            update={"last_failure": _last_failure(role, seen, before.roles.get(role), stamp)}
+            update={"last_failure": _last_failure(role, seen, ended, before.roles.get(role), stamp)}
         )
         for role in roles_of(spec)
     }
@@ -159,17 +164,39 @@ def _role_status(
 
 
 def _last_failure(
-    role: Role, seen: Sequence[ProcessState], before: RoleStatus | None, stamp: str
+    role: Role,
+    seen: Sequence[ProcessState],
+    late: Sequence[ProcessState],
+    before: RoleStatus | None,
+    stamp: str,
 ) -> FailureStatus | None:
     """The first of a role's present failures that does not only follow from another's (a cluster tells whole seconds);
-    without any failure, the one that the status has."""
+    without any failure, the one that the status has. The cause of one that follows may be reported after it."""
     kept = before.last_failure if before else None
     failed = [(s.name, s.ended) for s in seen if s.role is role and s.ended and _left_a_log(s.ended)]
+    found = _first(failed, stamp) or kept
+    if found and follows(found.reason):
+        causes = [
+            (s.name, s.ended) for s in late if s.role is role and s.ended and _caused(found, s, s.ended)
+        ]
+        found = _first(causes, stamp) or found
+    return kept if kept and found and kept == found.model_copy(update={"time": kept.time}) else found
+
+
+def _first(failed: Sequence[tuple[str, Ended]], stamp: str) -> FailureStatus | None:
     if not failed:
-        return kept
+        return None
     name, end = min(failed, key=lambda pair: (follows(pair[1].reason), pair[1].at))
-    found = FailureStatus(process=name, time=stamp, reason=end.reason[:_LONGEST], log=end.log[-_LONGEST:])
-    return kept if kept and kept == found.model_copy(update={"time": kept.time}) else found
+    return FailureStatus(process=name, time=stamp, reason=end.reason[:_LONGEST], log=end.log[-_LONGEST:])
+
+
+def _caused(found: FailureStatus, other: ProcessState, end: Ended) -> bool:
+    """True if another process of the gang or replica failed by itself, even if it was told to end within the second,
+    which leaves one of the codes of `_TOLD`."""
+    first = process_name(other.role, other.index, 0)
+    gang = other.role.value if other.role is Role.TRAINER else first
+    same = found.process == first or found.process.startswith(f"{gang}-")
+    return same and bool(end.log) and end.code not in _TOLD and not follows(end.reason)
 
 
 def _left_a_log(end: Ended) -> bool:

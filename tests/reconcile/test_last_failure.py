@@ -44,6 +44,37 @@ def test_of_a_gang_it_is_the_first_end_that_is_kept(later):
     assert (world.status.phase, kept(world, "trainer")) == ("Succeeded", ("trainer-1", TRACE))
 
 
+LOST = "RuntimeError: Worker failed with error '[gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer'"
+KILLED = "vLLM's process Worker-1 (pid 7) was ended by SIGKILL"
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "named"),
+    [
+        (70, KILLED, "generator-0-1"),
+        (143, "some last line", "generator-0"),
+        (137, "some last line", "generator-0"),
+        (0, "some last line", "generator-0"),
+        (70, LOST, "generator-0"),
+        (70, "", "generator-0"),
+    ],
+)
+def test_a_cause_that_is_reported_later_takes_the_place_of_what_followed_from_it(code, message, named):
+    """A busy kubelet reports the end of a peer first, and both pods are told to end then."""
+    pods = ("spec.generator.podsPerReplica=2", "spec.generator.tensorParallelSize=2")
+    world = running(*pods, "spec.generator.replicas=2")
+    world.end("job-generator-0", 70, LOST)
+    world.step()
+    assert kept(world, "generator") == ("generator-0", LOST)
+    world.end("job-generator-0-1", code, message)
+    world.step()
+    assert kept(world, "generator") == (named, KILLED if named == "generator-0-1" else LOST)
+    world.settle()
+    assert world.runs("job-generator-0-1")
+    assert kept(world, "generator")[0] == named
+    assert world.status.roles[Role.GENERATOR].restarts == 1
+
+
 def test_an_end_that_is_no_failure_takes_nothing_s_place():
     world = running()
     world.end("job-generator-0", 1, TRACE)

@@ -59,7 +59,9 @@ def test_with_one_update_a_step_the_policy_is_the_one_that_sampled():
         line = job.task.train(step)
         assert line["update_kl"] == line["clip_fraction"] == 0.0
         assert line["ratio_mean"] == pytest.approx(1.0, rel=1e-6)
-        assert line["logprob_difference"] < 1e-4, "generation and training differ in rounding alone, if at all"
+        assert line["logprob_difference"] < 1e-4, (
+            "generation and training differ in rounding alone, if at all"
+        )
     two = Job("grpo", "klCoefficient: 0.01, minibatchSize: 16").steps(0, 2).lines
     assert all(line["update_kl"] > 0 for line in two), "the second update meets another policy"
 

@@ -13,6 +13,7 @@ from rlhf_api.status import JobStatus, Phase, RuntimeStatus
 
 from ..condition import LONGEST, is_true, with_times
 from ..job_status import NO_PROGRESS, job_status, new_breach, time_text
+from ..process_state import ProcessState
 from .conditions import Look, conditions, waiting_reason
 from .names import RANK, role_labels, selector
 from .observed import Observed
@@ -41,7 +42,14 @@ def describe(look: Look) -> tuple[JobStatus, tuple[Event, ...]]:
     job, spec = observed.job, observed.wanted.spec
     before = look.before.model_copy(update={"start_time": None}) if look.resumed else look.before
     status = job_status(
-        spec, look.processes, look.restarts, observed.trainer, before=before, now=look.now, finish=finish
+        spec,
+        look.processes,
+        look.restarts,
+        observed.trainer,
+        before=before,
+        now=look.now,
+        finish=finish,
+        ended=[ProcessState(pod.role, pod.index, ended=pod.ended, rank=pod.rank) for pod in pods],
     )
     reason = waiting_reason(pods, observed.refused)
     message = (
