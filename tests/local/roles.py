@@ -173,9 +173,12 @@ if word.startswith("exit"):
     print(f"last words of {role}", flush=True)
     sys.exit(int(word[4:]))
 if word == "flood":
-    while not (workdir / "logs" / f"{name}.log.3").exists():
+    log = workdir / "logs" / f"{name}.log"
+    while not log.with_name(f"{log.name}.3").exists():
         print("a line" * 20, flush=True)
         time.sleep(0.001)
+    while log.stat().st_size > int(os.environ["RLHF_TEST_LOG_BYTES"]):
+        time.sleep(0.001)  # what is written while a full log moves may be lost
     print("Traceback (most recent call last):\n  ...\nValueError: at the end of the flood", flush=True)
     sys.exit(3)
 if word == "oom":

@@ -68,6 +68,14 @@ def launch(folder: Path, tmp_path: Path):
         yield launch
 
 
+def test_an_engine_in_bfloat16_lives_through_a_first_request_of_one_token(launch):
+    """Too small for the libraries that ask the kernel for AMX: on processors with it vLLM's attention was SIGILL."""
+    engine = launch("bfloat16", "--dtype", "bfloat16")
+    engine.server.wait_ready()
+    body = {"model": "policy", "prompt": [1], "max_tokens": 2}
+    assert b'"completion_tokens":2' in b"".join(engine.ask("/v1/completions", body))
+
+
 def test_an_engine_on_a_cpu_has_what_its_server_imported(tied):
     engine = Doomed(tied, tied.log).process("EngineCore")
     assert forked(engine.pid, tied.process.pid)

@@ -7,6 +7,8 @@ import signal
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
+
 from ...parent import end_with_parent
 from .watchdog import quote_causes
 
@@ -18,9 +20,11 @@ def register() -> None:
 
     Registers the backend of `--weight-transfer-config '{"backend": "rlhf"}'` and the job's own model classes, and
     reports fatal errors to the host. Ties the life of an engine to its server and of a worker to its engine, also under
-    SIGKILL: an orphan would hold its GPU.
+    SIGKILL: an orphan would hold its GPU. Asks the kernel for AMX, where the processor has it: vLLM's attention in
+    bfloat16 uses it unasked, which is SIGILL unless a large enough product of matrices came before.
     """
     quote_causes()
+    torch.cpu._init_amx()
     if (parent := multiprocessing.parent_process()) is not None:
         end_with_parent()
         if not parent.is_alive():
