@@ -45,7 +45,7 @@ def job_status(
 ) -> JobStatus:
     """The new status. `before` is the last one: times and values that still hold are kept. `stall`: why the trainer
     makes no progress, '' if it does; None: the status gets no Stalled condition. `ended`: processes whose ends may
-    have been reported late, those that are being replaced among them."""
+    have been reported late, those that are replaced or gone among them."""
     stamp = time_text(now)
     roles = {
         role: _role_status(spec, role, seen, restarts, over=finish is not None).model_copy(

@@ -5,6 +5,8 @@ import datetime
 import pytest
 from tests.reconcile.world import Role, World, running
 
+from rlhf_operator.cluster.cache import trimmed
+from rlhf_operator.cluster.snapshot import Pod
 from rlhf_operator.redaction import redacted
 
 TRACE = 'Traceback (most recent call last):\n  File "a.py", line 1, in step\nRuntimeError: the bottom'
@@ -72,6 +74,19 @@ def test_a_cause_that_is_reported_later_takes_the_place_of_what_followed_from_it
     world.settle()
     assert world.runs("job-generator-0-1")
     assert kept(world, "generator")[0] == named
+    assert world.status.roles[Role.GENERATOR].restarts == 1
+
+
+def test_a_cause_is_known_also_if_its_pod_is_gone_before_the_next_look():
+    world = running("spec.generator.podsPerReplica=2", "spec.generator.tensorParallelSize=2")
+    world.end("job-generator-0", 70, LOST)
+    world.step()
+    world.end("job-generator-0-1", 70, KILLED)
+    gone = Pod.of(trimmed(world.pods.pop("job-generator-0-1")))
+    world.step(departed=[gone])
+    assert kept(world, "generator") == ("generator-0-1", KILLED)
+    world.settle()
+    assert kept(world, "generator") == ("generator-0-1", KILLED)
     assert world.status.roles[Role.GENERATOR].restarts == 1
 
 

@@ -45,6 +45,7 @@ class Cache:
         tells to be deleted may only have lost its label: later versions show that it is there."""
         self._resting: set[Key] = set()
         self._hidden: dict[Key, list[Body]] = {}
+        self._departed: dict[Key, list[Body]] = {}
 
     def put(self, body: Mapping[str, Any]) -> Key | None:
         """Stores the object; returns the job that it belongs to, or None if nothing in it is new for the job."""
@@ -77,6 +78,9 @@ class Cache:
         del same[meta["name"]]
         if kind == "RLHFJob":
             self._resting.discard(key)
+            self._departed.pop(key, None)
+        elif kind == "Pod" and key in self._seen["RLHFJob"]:
+            self._departed.setdefault(key, []).append(trimmed(body))
         if not same:
             del self._seen[kind][key]
         return key
@@ -97,6 +101,8 @@ class Cache:
             for key in left:
                 same.pop(key, None)
         self._resting -= left
+        for key in left:
+            self._departed.pop(key, None)
         return left
 
     def drop_uids(self, kind: str, uids: Iterable[str]) -> set[Key]:
@@ -146,6 +152,10 @@ class Cache:
     def take_hidden(self, key: Key) -> list[Body]:
         """Returns and forgets the job's hidden pods: the next listing finds those that remain."""
         return self._hidden.pop(key, [])
+
+    def take_departed(self, key: Key) -> list[Body]:
+        """Returns and forgets the job's pods that were deleted since the last call, as they were in the end."""
+        return self._departed.pop(key, [])
 
     def version(self, kind: str, key: Key, name: str) -> int | None:
         """Newest resourceVersion of this object of the job; None if it is not there."""

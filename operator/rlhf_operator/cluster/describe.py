@@ -49,7 +49,10 @@ def describe(look: Look) -> tuple[JobStatus, tuple[Event, ...]]:
         before=before,
         now=look.now,
         finish=finish,
-        ended=[ProcessState(pod.role, pod.index, ended=pod.ended, rank=pod.rank) for pod in pods],
+        ended=[
+            ProcessState(pod.role, pod.index, ended=pod.ended, rank=pod.rank)
+            for pod in (*pods, *observed.departed)
+        ],
     )
     reason = waiting_reason(pods, observed.refused)
     message = (

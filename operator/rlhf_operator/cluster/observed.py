@@ -26,6 +26,8 @@ class Observed:
     """Why the trainer's last answer was of no use."""
     refused: Finish | str | None = None
     """The API server's refusal of the pods that were to be created last."""
+    departed: Sequence[Pod] = ()
+    """Pods that are gone since the last observation: their ends may not have been seen before."""
     made: int | None = None
     """Newest attempt of the trainer gang of which this operator has created a pod."""
     quota: Quota = "none"

@@ -75,6 +75,7 @@ class Reconciler:
         found = (*self._cache.pods(key), *self._cache.take_hidden(key))
         bodies = [pod for pod in found if owned_by(pod, job)]
         pods = [Pod.of(pod) for pod in bodies if is_marked(pod, job.name)]
+        gone = self._cache.take_departed(key)
         now = self._api.clock.now()
         if "deletionTimestamp" in body["metadata"]:
             self._forget(key)
@@ -106,6 +107,7 @@ class Reconciler:
             silent_since=self._trainers.silent_since(job),
             complaint=self._trainers.complaint(job),
             refused=refusal.why if refusal else None,
+            departed=[Pod.of(pod) for pod in gone if owned_by(pod, job) and is_marked(pod, job.name)],
             made=self._outcomes.made(key),
             quota=quota(job, want.spec, workload, want.pinned.name, started=started),
             deactivated=deactivated(workload),
