@@ -78,8 +78,7 @@ class Cache:
         del same[meta["name"]]
         if kind == "RLHFJob":
             self._resting.discard(key)
-            self._departed.pop(key, None)
-        elif kind == "Pod" and key in self._seen["RLHFJob"]:
+        elif kind == "Pod":
             self._departed.setdefault(key, []).append(trimmed(body))
         if not same:
             del self._seen[kind][key]
@@ -101,8 +100,6 @@ class Cache:
             for key in left:
                 same.pop(key, None)
         self._resting -= left
-        for key in left:
-            self._departed.pop(key, None)
         return left
 
     def drop_uids(self, kind: str, uids: Iterable[str]) -> set[Key]:

@@ -64,7 +64,7 @@ class Reconciler:
         Raises:
             ApiError: an action failed; the next call continues from there.
         """
-        body = self._cache.job(key)
+        body, gone = self._cache.job(key), self._cache.take_departed(key)
         if body is None:
             self._forget(key)  # what it owned, the API server deletes
             return None
@@ -75,7 +75,6 @@ class Reconciler:
         found = (*self._cache.pods(key), *self._cache.take_hidden(key))
         bodies = [pod for pod in found if owned_by(pod, job)]
         pods = [Pod.of(pod) for pod in bodies if is_marked(pod, job.name)]
-        gone = self._cache.take_departed(key)
         now = self._api.clock.now()
         if "deletionTimestamp" in body["metadata"]:
             self._forget(key)
