@@ -10,7 +10,7 @@ PINS   := $(wildcard constraints/*.txt)
 python  = $(or $(shell tools/python $(PYTHON)),$(error no Python to use))
 
 .PHONY: install demo test units calm modern e2e examples runs chaos weights heavy faults
-.PHONY: cluster cluster-binaries cluster-images modern-parts images cluster-down lint generated release clean
+.PHONY: cluster images cluster-down lint generated release clean
 
 install: $(STAMP)
 
@@ -45,18 +45,17 @@ $(TASKS): constraints/reasoning-gym.txt | $(STAMP)
 	-$(BIN)/pip install --quiet --no-deps --no-build-isolation --requirement $< && touch $@
 
 # Each part runs to its end, whatever became of those before; then all are reported together. Parts wait for half of
-# their time, so there are three more at once than there are cores, the next one as soon as one ends; on a cluster that
-# they share, one after the other. What the servers of the tests are made of is built first, since no test's time limit
-# has room for it, beside parts that need nothing of it. The longest parts go first; but make starts a part whose needs
-# are still being built after all others, so calm and e2e come when theirs are there.
-test: install $(TASKS)
+# their time and the first two for most of it, so there are four more at once than there are cores, the next one as soon
+# as one ends; on a cluster that they share, one after the other. The longest go first, which make does only with goals
+# whose needs are all there: so what the servers of the tests are made of is built by the parts themselves, before their
+# tests, none of whose time limits has room for it.
+test: install $(TASKS) $(BIN)/helm
 	rm -rf $(RESULTS)
-	-$(MAKE) --keep-going --jobs=$(if $(RLHF_TEST_KUBECONFIG),1,$(AT_ONCE)) --output-sync=target \
-	  $(BIN)/helm cluster-binaries cluster-images modern-parts $(PARTS)
+	-$(MAKE) --keep-going --jobs=$(if $(RLHF_TEST_KUBECONFIG),1,$(AT_ONCE)) --output-sync=target $(PARTS)
 	@$(BIN)/python tools/results $(RESULTS) $(PARTS)
 
-PARTS   := examples heavy lint calm weights e2e chaos runs units modern
-AT_ONCE := $(shell expr 3 + $$(nproc))
+PARTS   := e2e calm heavy examples runs chaos weights units modern lint
+AT_ONCE := $(shell expr 4 + $$(nproc))
 RESULTS := $(VENV)/.results
 PYTEST   = $(BIN)/python -m pytest --junitxml=$(RESULTS)/$@.xml
 # A pytest that dies writes nothing, whatever its exit status.
@@ -69,29 +68,23 @@ units: install $(VENV)-operator $(BIN)/helm $(BIN)/promtool
 
 # They wait more than they compute.
 CALM := tests/kube tests/verbs
-calm: cluster-binaries $(BIN)/helm
+calm: install $(BIN)/helm
+	-$(BIN)/python -m tests.cluster binaries
 	$(PYTEST) $(CALM)
 	$(PASSED)
 
+# With the API server for custom resources of a current Kubernetes; where it cannot be built they skip.
 MODERN := tests/modern
-modern: modern-parts $(BIN)/helm
+modern: install $(BIN)/helm
+	-$(BIN)/python -m tests.modern
 	$(PYTEST) $(MODERN)
 	$(PASSED)
 
-# Kubernetes itself, which is all that a control plane of the tests needs; and our images, for a node.
-cluster-binaries: install
-	-$(BIN)/python -m tests.cluster binaries
-
-cluster-images: install
-	-$(BIN)/python -m tests.cluster build
-
-# The API server for custom resources of a current Kubernetes; tests/modern skips where it cannot be built.
-modern-parts: install
-	-$(BIN)/python -m tests.modern
-
 # On a cluster with a node: the one of `make cluster`, one of the tests' own, or the one RLHF_TEST_KUBECONFIG names.
 E2E := tests/cluster_e2e
-e2e: cluster-binaries cluster-images $(BIN)/helm
+e2e: install $(BIN)/helm
+	-$(BIN)/python -m tests.cluster binaries
+	-$(BIN)/python -m tests.cluster build
 	$(PYTEST) $(E2E)
 	$(PASSED)
 

@@ -1,13 +1,12 @@
 """Servers of Kubernetes: built from Debian's packages once, kept in the cache."""
 
 import hashlib
-import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from tests.cluster.packages import BUILD, cache, require
+from tests.cluster.packages import BUILD, cache, lock, require
 
 VERSION = "1.20.2"
 _SCRIPT = Path(__file__).with_name("build-kubernetes")
@@ -34,19 +33,11 @@ def built(name: str, script: Path, packages: tuple[str, ...]) -> Path:
     """
     recipe = hashlib.sha256(script.read_bytes()).hexdigest()[:12]
     folder = cache() / f"{name}-{recipe}"
-    if folder.exists():
-        return folder
-    require(packages)
-    print(f"building {name} into {folder}, once: about 4 minutes on 2 cores", file=sys.stderr)
-    cache().mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=cache()))
-    try:
-        subprocess.run([str(script), str(part / "out"), str(part)], check=True, timeout=_BUILD_S)
-        (part / "out").rename(folder)
-    except OSError:
-        # Someone else's build was first.
+    with lock(name):
         if not folder.exists():
-            raise
-    finally:
-        shutil.rmtree(part)
+            require(packages)
+            print(f"building {name} into {folder}, once: about 4 minutes on 2 cores", file=sys.stderr)
+            with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=cache()) as part:
+                subprocess.run([str(script), f"{part}/out", part], check=True, timeout=_BUILD_S)
+                Path(part, "out").rename(folder)
     return folder
