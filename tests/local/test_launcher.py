@@ -22,6 +22,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from tests.api.manifests import document
 from tests.support.rlhf import heed_signals
+from tests.support.run_processes import environ, processes
 
 from rlhf_operator.cluster.telemetry import Telemetry
 from rlhf_operator.local.temporary import temporary
@@ -671,16 +672,10 @@ def test_two_runs_cannot_share_a_work_directory(run: Run) -> None:
 def test_the_token_is_in_no_file_and_no_command_line(run: Run) -> None:
     process = run.start(trainer="hold")
     run.wait_for_step(2)
-    trainer = next(
-        p
-        for p in Path("/proc").glob("[0-9]*")
-        if b"roles.py\0trainer" in (p / "cmdline").read_bytes()
-        and run.mark.encode() in (p / "environ").read_bytes()
-    )
-    environ = dict(e.split("=", 1) for e in (trainer / "environ").read_text().split("\0") if "=" in e)
-    token = environ["RLHF_TOKEN"]
+    given = environ(processes(run.work, "trainer-0")[0])
+    token = given["RLHF_TOKEN"]
     assert len(token) == 64
-    assert environ["PYTHONPATH"].split(":")[0] == str(run.folder)
+    assert given["PYTHONPATH"].split(":")[0] == str(run.folder)
     assert not any(token in line for line in run.alive())
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=PATIENCE_SECONDS)
