@@ -22,7 +22,7 @@ def test_no_token_is_older_than_the_bound_though_a_generator_dies(in_flight, cha
         *("spec.generator.replicas=2", "spec.weights.bucketMegabytes=1", "spec.weights.timeoutSeconds=120.0"),
         RLHF_FAULTS="tests.support.faults:kill_generator_in_broadcast",
     )
-    assert finished.status["roles"]["generator"]["restarts"] == 1
+    assert finished.status["roles"]["generator"]["restarts"] == 1, finished.output
     assert [line["step"] for line in finished.steps] == [1, 2, 3, 4, 5, 6]
     ages = [line["staleness_max"] for line in finished.steps]
     assert max(ages) == STALENESS, "it runs ahead, and no further"

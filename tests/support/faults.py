@@ -31,7 +31,7 @@ def kill_generator_before_an_adapter(point: str) -> None:
 
 def _kill_generator_at(wanted: str, point: str) -> None:
     _seen.append(point)
-    if point == wanted and "step:1" in _seen and "step:2" not in _seen:
+    if point == wanted and "step:1" in _seen and "killed" not in _seen:  # that broadcast is begun again
         _kill("generator-1")
         _seen.append("killed")
     if point == "step:3":
