@@ -40,7 +40,8 @@ from tests.support.operator import TOKEN_KEY, Operator, operator, talking_traine
 from rlhf_api.crd import document
 from rlhf_api.manifest import parse
 from rlhf_api.run import replicas, roles_of
-from rlhf_operator.cluster.api import Api, ApiError
+from rlhf_operator.cluster.api import Api
+from rlhf_operator.cluster.api_error import ApiError
 from rlhf_operator.cluster.manager import WORKERS
 from rlhf_operator.cluster.objects import companions, owned, token_secret
 from rlhf_operator.cluster.pinned import Pinned

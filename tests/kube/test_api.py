@@ -11,7 +11,8 @@ from kubernetes.aio.client.configuration import Configuration
 from tests.support.cluster import Cluster
 
 from rlhf_operator.cluster import api as module
-from rlhf_operator.cluster.api import Api, ApiError
+from rlhf_operator.cluster.api import Api
+from rlhf_operator.cluster.api_error import ApiError
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from tests.kube.schedulers import VOLCANO
 from tests.support.cluster import Cluster
 from tests.support.kube import kubectl
 
-from rlhf_operator.cluster.api import ApiError
+from rlhf_operator.cluster.api_error import ApiError
 from rlhf_operator.cluster.cache import COMPANIONS
 
 pytestmark = pytest.mark.usefixtures("crd")

@@ -22,7 +22,8 @@ from tests.support.proxy import proxied
 
 from rlhf_operator.cluster import logs
 from rlhf_operator.cluster import manager as module
-from rlhf_operator.cluster.api import Api, ApiError, Key
+from rlhf_operator.cluster.api import Api, Key
+from rlhf_operator.cluster.api_error import ApiError
 from rlhf_operator.cluster.cache import Cache
 from rlhf_operator.cluster.describe import Event
 from rlhf_operator.cluster.lease import NAME, LeaseLost

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from tests.kube.hands import Hands, Operators, job
 
-from rlhf_operator.cluster.api import ApiError
+from rlhf_operator.cluster.api_error import ApiError
 
 pytestmark = pytest.mark.usefixtures("crd")
 ROOM, GENERATORS = 6, 100

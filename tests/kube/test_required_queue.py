@@ -6,7 +6,7 @@ import pytest
 from tests.kube.hands import Hands, Operators, job
 from tests.kube.jobs import PODS
 
-from rlhf_operator.cluster.api import ApiError
+from rlhf_operator.cluster.api_error import ApiError
 from rlhf_operator.cluster.limits import Limits
 from rlhf_operator.cluster.names import QUEUE
 

@@ -11,7 +11,7 @@ from tests.kube.schedulers import KUEUE, VOLCANO
 from tests.support.cluster import Cluster
 from tests.support.kube import kubectl
 
-from rlhf_operator.cluster.api import ApiError
+from rlhf_operator.cluster.api_error import ApiError
 from rlhf_operator.cluster.kinds import kind_of
 from rlhf_operator.cluster.names import QUEUE
 

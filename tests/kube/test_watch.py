@@ -15,7 +15,8 @@ from tests.support.cluster import Cluster, ControlPlane
 from tests.support.kube import kubectl
 
 from rlhf_operator.cluster import watch as module
-from rlhf_operator.cluster.api import Api, ApiError
+from rlhf_operator.cluster.api import Api
+from rlhf_operator.cluster.api_error import ApiError
 from rlhf_operator.cluster.cache import Cache
 from rlhf_operator.cluster.resync import fill, sweep
 from rlhf_operator.cluster.watch import kinds_served, watch

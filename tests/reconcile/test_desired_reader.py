@@ -9,7 +9,7 @@ import pytest
 from tests.reconcile.world import World
 
 from rlhf_operator.cluster import desired, desired_reader
-from rlhf_operator.cluster.api import ApiError
+from rlhf_operator.cluster.api_error import ApiError
 from rlhf_operator.cluster.cache import trimmed
 from rlhf_operator.cluster.desired import Desired
 from rlhf_operator.cluster.desired_reader import DesiredReader

@@ -13,7 +13,8 @@ from tests.api.manifests import document
 from rlhf_operator import budget
 from rlhf_operator.cluster import desired
 from rlhf_operator.cluster import reconcile as module
-from rlhf_operator.cluster.api import Api, ApiError
+from rlhf_operator.cluster.api import Api
+from rlhf_operator.cluster.api_error import ApiError
 from rlhf_operator.cluster.cache import Cache
 from rlhf_operator.cluster.clock import ServerClock
 from rlhf_operator.cluster.names import MANAGED_BY

@@ -4,7 +4,7 @@ import pytest
 from tests.reconcile.world import World, names, reasons, running
 
 from rlhf_api.report import CheckpointStatus, TrainerStatus
-from rlhf_operator.cluster.api import ApiError
+from rlhf_operator.cluster.api_error import ApiError
 from rlhf_operator.cluster.limits import Limits
 from rlhf_operator.cluster.refusal import by_server
 from rlhf_operator.condition import observed

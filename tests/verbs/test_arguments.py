@@ -11,7 +11,7 @@ from tests.api.manifests import document, job
 from rlhf_api.manifest import load, parse
 from rlhf_api.spec import Origin
 from rlhf_operator import cli
-from rlhf_operator.cluster.api import ApiError
+from rlhf_operator.cluster.api_error import ApiError
 from rlhf_operator.verbs.api_errors import explain, passing
 from rlhf_operator.verbs.argument_types import duration
 from rlhf_operator.verbs.arguments import VERBS

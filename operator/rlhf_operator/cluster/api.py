@@ -3,11 +3,10 @@
 import asyncio
 import json
 import os
-import re
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 from urllib.parse import urlencode, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -16,14 +15,13 @@ from kubernetes.aio import config
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 
+from .api_error import ApiError, refusal
 from .clock import ServerClock
 from .encode import APPLY, as_yaml
 from .kinds import KINDS, body_path, group_path, object_path
 from .nesting import allow_deep_json
 from .settings import FIELD_MANAGER
 
-S = TypeVar("S")
-T = TypeVar("T")
 Body = dict[str, Any]
 Key = tuple[str, str]
 """Namespace and name of a job."""
@@ -33,34 +31,9 @@ _PAGE, _METADATA_PAGE = 100, 500  # what is read at a time is much of the memory
 _JSON = "application/json"
 _MERGE = "application/merge-patch+json"
 _METADATA = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"
-_BY_ROLES = re.compile(r'\bforbidden: User ".*?" cannot ')
 
 Observe = Callable[[str, str, int, float], None]
 """Called after every API call: verb, kind, status (0 without a reply), seconds."""
-
-
-class ApiError(Exception):
-    """The API server refused a call, or did not answer: then `status` is 0. `kind`: kind of the object of the call."""
-
-    def __init__(
-        self, status: int, reason: str, message: str, retry_after: float | None = None, kind: str = ""
-    ) -> None:
-        super().__init__(f"{status or 'no answer'} {reason}: {message}")
-        self.kind = kind
-        self.status, self.reason, self.message, self.retry_after = status, reason, message, retry_after
-
-    @property
-    def lacks_right(self) -> bool:
-        """True for a 403 by RBAC; quotas and admission forbid with the same code and another message."""
-        return self.status == 403 and _BY_ROLES.search(self.message) is not None
-
-    @property
-    def of_job(self) -> bool:
-        """True if the call failed because of the job, by a quota, a policy, a name that is taken or an object that the
-        server does not know, and not by a failure of the operator."""
-        named = self.status == 409 and self.reason == "AlreadyExists"
-        refused = named or self.status in (400, 403, 404, 422)
-        return refused and self.kind != "RLHFJob" and not self.lacks_right
 
 
 class Api:
@@ -245,31 +218,7 @@ class Api:
         if 200 <= status < 300 and answer is not None:
             return answer
         said = answer or {"message": text[:200].decode(errors="replace")}
-        raise _refusal(status, said, f"{method} {path}", response.headers.get("Retry-After"), kind)
-
-
-async def run_all(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Runs all calls concurrently, each to its end; then raises the first error."""
-    results = await asyncio.gather(*calls, return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-    return [result for result in results if not isinstance(result, BaseException)]
-
-
-async def run_growing(call: Callable[[S], Coroutine[Any, Any, object]], things: Sequence[S]) -> None:
-    """Calls for things of one kind in batches of 1, 2, 4 and so on, and raises an error in the end. What the server
-    refuses once, such as a pod beyond a quota, it is not asked a thousand times; a name that is taken (409) is another
-    one's alone."""
-    failed, done, size = None, 0, 1
-    while done < len(things) and (failed is None or failed.status == 409):
-        try:
-            await run_all(map(call, things[done : done + size]))
-        except ApiError as error:
-            failed = error
-        done, size = done + size, 2 * size
-    if failed is not None:
-        raise failed
+        raise refusal(status, said, f"{method} {path}", response.headers.get("Retry-After"), kind)
 
 
 def _proxy(host: str) -> str | None:
@@ -285,10 +234,3 @@ def _decode(text: bytes) -> Body | None:
     except ValueError:
         return None
     return answer if isinstance(answer, dict) else None
-
-
-def _refusal(status: int, answer: Body, call: str, retry_after: str | None, kind: str) -> ApiError:
-    details = answer.get("details")  # a proxy's may be anything
-    after = retry_after or (details.get("retryAfterSeconds") if isinstance(details, dict) else None)
-    seconds = float(after) if after is not None and str(after).isdigit() else None
-    return ApiError(status, answer.get("reason") or "", f"{call}: {answer.get('message', '')}", seconds, kind)

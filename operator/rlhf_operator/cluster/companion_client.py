@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 
-from .api import Api, ApiError, Body, Key, run_all
+from .api import Api, Body, Key
+from .api_error import ApiError
 from .cache import Cache
+from .calls import run_all
 from .describe import Event
 from .gangs import members
 from .kinds import kind_of

@@ -9,7 +9,8 @@ from rlhf_api.problems import InvalidJob
 from rlhf_api.runtime import NamedRuntime, parse_runtime
 from rlhf_api.status import ENDED
 
-from .api import Api, ApiError, Body, Key
+from .api import Api, Body, Key
+from .api_error import ApiError
 from .desired import Desired, Wait, active_config, asks_to_suspend, wanted
 from .pinned import DEFAULTS, Pinned, UnreadableConfig, defaults_of_0_1, shows_defaults
 from .refusal import refused

@@ -2,7 +2,8 @@
 
 from ..condition import is_true
 from ..job_status import time_text
-from .api import Api, ApiError, Body, Key
+from .api import Api, Body, Key
+from .api_error import ApiError
 from .cache import Cache
 from .desired import Desired
 from .kueue import deactivated, released, report, workload

@@ -11,7 +11,8 @@ import secrets
 import time
 from typing import Any
 
-from .api import Api, ApiError
+from .api import Api
+from .api_error import ApiError
 
 logger = logging.getLogger(__name__)
 

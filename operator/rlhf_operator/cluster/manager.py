@@ -9,7 +9,8 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from . import resync
-from .api import Api, ApiError, Body, Key
+from .api import Api, Body, Key
+from .api_error import ApiError
 from .background_loop import BackgroundLoop
 from .cache import Cache
 from .lease import Lease, LeaseLost

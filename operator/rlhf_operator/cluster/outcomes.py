@@ -6,7 +6,8 @@ from contextlib import contextmanager
 from rlhf_api.roles import Role
 from rlhf_api.status import JobStatus
 
-from .api import ApiError, Key
+from .api import Key
+from .api_error import ApiError
 from .cache import Cache
 from .names import pod_name
 from .next_step import Plan

@@ -4,7 +4,8 @@ or somebody else, whose object is left alone."""
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .api import Api, ApiError
+from .api import Api
+from .api_error import ApiError
 from .kinds import kind_of
 from .names import JOB, MANAGED_BY, OPERATOR
 from .snapshot import Job

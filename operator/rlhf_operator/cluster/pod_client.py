@@ -2,7 +2,8 @@
 
 from rlhf_api.run import pods_each
 
-from .api import Api, ApiError, Body
+from .api import Api, Body
+from .api_error import ApiError
 from .cache import Cache
 from .describe import Event
 from .names import pod_name

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .api import Api, ApiError, Key
+from .api import Api, Key
+from .api_error import ApiError
 from .snapshot import Job, Pod
 
 logger = logging.getLogger(__name__)

@@ -8,8 +8,9 @@ from rlhf_api.roles import Role
 from rlhf_api.status import JobStatus
 
 from ..process_state import Finish
-from .api import Api, Key, run_all, run_growing
+from .api import Api, Key
 from .cache import Cache
+from .calls import run_all, run_growing
 from .companion_client import CompanionClient
 from .desired import Desired, active_config
 from .desired_reader import DesiredReader

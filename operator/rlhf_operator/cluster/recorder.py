@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..job_status import time_text
-from .api import Api, ApiError, Body
+from .api import Api, Body
+from .api_error import ApiError
 from .describe import Event
 
 logger = logging.getLogger(__name__)

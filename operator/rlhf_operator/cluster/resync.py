@@ -3,7 +3,8 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from .api import Api, ApiError, Body, Key
+from .api import Api, Body, Key
+from .api_error import ApiError
 from .cache import COMPANIONS, Cache
 from .names import JOB, MANAGED_BY, OPERATOR
 from .watch import OURS, SELECTORS, See

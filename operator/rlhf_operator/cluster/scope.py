@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection
 
-from .api import ApiError
+from .api_error import ApiError
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,8 @@ from typing import Any
 from rlhf_api.status import JobStatus
 
 from ..condition import own_conditions
-from .api import Api, ApiError, Key
+from .api import Api, Key
+from .api_error import ApiError
 from .cache import Cache
 from .describe import Event
 from .recorder import Recorder

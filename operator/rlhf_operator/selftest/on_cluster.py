@@ -9,7 +9,8 @@ from rlhf_api.manifest import RLHFJob
 from rlhf_api.roles import Role
 from rlhf_api.status import JobStatus
 
-from ..cluster.api import ApiError, Body
+from ..cluster.api import Body
+from ..cluster.api_error import ApiError
 from ..cluster.names import INDEX, JOB, ROLE
 from ..cluster.pod_status import OVER
 from ..cluster.pod_volumes import WORKSPACE

@@ -7,7 +7,8 @@ from urllib.parse import urlencode
 
 import aiohttp
 
-from ..cluster.api import Api, ApiError, Body
+from ..cluster.api import Api, Body
+from ..cluster.api_error import ApiError
 from ..cluster.encode import APPLY
 from ..cluster.kinds import body_path, object_path
 from .kubeconfig import Target

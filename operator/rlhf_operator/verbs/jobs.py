@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Callable
 
 from rlhf_api.status import ENDED, JobStatus
 
-from ..cluster.api import ApiError, Body
+from ..cluster.api import Body
+from ..cluster.api_error import ApiError
 from ..cluster.snapshot import Job
 from ..exits import Failure
 from .api_errors import passing

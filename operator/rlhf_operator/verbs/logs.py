@@ -12,7 +12,8 @@ from rlhf_api.roles import Role
 from rlhf_api.run import process_name
 from rlhf_api.status import FailureStatus, JobStatus
 
-from ..cluster.api import ApiError, Body
+from ..cluster.api import Body
+from ..cluster.api_error import ApiError
 from ..cluster.names import INDEX, JOB, RANK, ROLE
 from ..exits import Failure
 from ..text import one_line

@@ -8,7 +8,7 @@ from pathlib import Path
 from rlhf_api.manifest import load
 
 from ..archive import checkpoints
-from ..cluster.api import ApiError
+from ..cluster.api_error import ApiError
 from ..exits import Failure, Misuse, ended
 from ..manifest_arguments import parsed
 from .api_errors import explain

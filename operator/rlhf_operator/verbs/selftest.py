@@ -8,7 +8,7 @@ import sys
 
 from rlhf_api.manifest import RLHFJob, load
 
-from ..cluster.api import ApiError
+from ..cluster.api_error import ApiError
 from ..exits import FAILED, INTERRUPTED, Failure, Misuse, say
 from ..local.progress import Lines
 from ..selftest.checks import judged

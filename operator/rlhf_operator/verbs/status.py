@@ -7,7 +7,8 @@ import sys
 
 from rich.text import Text
 
-from ..cluster.api import ApiError, Body
+from ..cluster.api import Body
+from ..cluster.api_error import ApiError
 from ..cluster.snapshot import Job
 from ..exits import Misuse
 from ..text import columns, one_line

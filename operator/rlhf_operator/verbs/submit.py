@@ -8,7 +8,8 @@ from pydantic import BaseModel
 
 from rlhf_api.manifest import RLHFJob
 
-from ..cluster.api import ApiError, Body
+from ..cluster.api import Body
+from ..cluster.api_error import ApiError
 from ..cluster.refusal import refused
 from ..exits import Failure, Misuse
 from .client import Session
