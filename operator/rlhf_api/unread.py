@@ -164,8 +164,9 @@ def _compared(spec: Spec) -> Iterator[_Unread]:
 
 def without_effect(spec: Spec) -> list[str]:
     """Warnings of fields that have no effect with the present numbers: settings of larger steps in a step of one
-    update, a reward model whose weight is 0, timeouts of calls beyond those of chunks; and of a penalty with little
-    effect. Such fields are not refused, as users change these numbers from run to run."""
+    update, a reward model whose weight is 0, timeouts of calls beyond those of chunks; of a penalty with little effect,
+    and of a learning rate that no step reaches. Such fields are not refused, as users change these numbers from run to
+    run."""
     idle = [f"spec.{to_camel(algorithm_of(spec).name)}.{to_camel(name)}" for name in _unreached(spec)]
     why = "a step is one update, of a model that has not moved from what it is compared with"
     lines = [f"no effect: {', '.join(idle)}; {why}"] if idle else []
@@ -173,7 +174,7 @@ def without_effect(spec: Spec) -> list[str]:
     scored = Role.REWARD in roles_of(spec) and spec.reward.model_weight == 0
     if scored and spec.model.reward is not None and not _starts_critic(spec, "reward"):
         lines.append("no effect: spec.model.reward; spec.reward.modelWeight is 0")
-    return lines + _cut_short(spec)
+    return lines + _cut_short(spec) + _never_warm(spec)
 
 
 def _cut_short(spec: Spec) -> list[str]:
@@ -185,6 +186,13 @@ def _cut_short(spec: Spec) -> list[str]:
         for i, entry in enumerate(spec.reward.functions)
         if entry.timeout_seconds >= most and entry.timeout_seconds != default
     ]
+
+
+def _never_warm(spec: Spec) -> list[str]:
+    """A warning of a warm-up that is longer than the job."""
+    warm, steps = spec.optimizer.warmup_steps, spec.steps
+    line = f"spec.optimizer.warmupSteps {warm}: the job has {steps} steps, and none reaches the learning rate"
+    return [line] if warm > steps else []
 
 
 def _weak_penalty(spec: Spec) -> list[str]:

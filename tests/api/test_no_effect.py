@@ -339,6 +339,13 @@ def test_a_time_for_a_call_that_its_chunk_does_not_have_is_said(seconds, chunk, 
     assert without_effect(spec) == ([line] if said else [])
 
 
+@pytest.mark.parametrize(("warm", "said"), [(4, False), (5, True)])
+def test_a_warm_up_longer_than_the_job_is_said(warm, said) -> None:
+    spec = job("spec.steps=4", f"spec.optimizer.warmupSteps={warm}").spec
+    line = "spec.optimizer.warmupSteps 5: the job has 4 steps, and none reaches the learning rate"
+    assert without_effect(spec) == ([line] if said else [])
+
+
 @pytest.mark.parametrize(
     ("settings", "weak"), [("", ""), (", klIn: reward", "k3"), (", klIn: reward, klEstimator: k1", "")]
 )
