@@ -166,7 +166,7 @@ def test_a_reader_that_goes_away_ends_it(jobs: Jobs, node: Kubelet, verbs: Verbs
             assert follow.stdout.readline() == b"trainer-0 | x\n"
             follow.stdout.close()
             node.write(name, "y")
-            assert follow.wait(20) == 1
+            assert follow.wait(60) == 1
             assert follow.stderr.read() == b""
         finally:
             follow.kill()

@@ -216,7 +216,7 @@ def test_the_operator_waits_for_its_custom_resource(monkeypatch, caplog):
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         host, port = runner.addresses[0][:2]
         try:
-            async with asyncio.timeout(10), Api(Configuration(host=f"http://{host}:{port}")) as api:
+            async with asyncio.timeout(60), Api(Configuration(host=f"http://{host}:{port}")) as api:
                 return await kinds_served(api)
         finally:
             await runner.cleanup()

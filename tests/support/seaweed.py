@@ -75,7 +75,7 @@ class Server:
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(10)
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(60)
 
 
 @contextmanager
