@@ -45,7 +45,7 @@ $(TASKS): constraints/reasoning-gym.txt | $(STAMP)
 	-$(BIN)/pip install --quiet --no-deps --no-build-isolation --requirement $< && touch $@
 
 # Each part runs to its end, whatever became of those before; then all are reported together. Parts wait for half of
-# their time and the first two for most of it, so there are three more at once than there are cores, the next one as soon
+# their time, the first three for most of it, so there are three more at once than there are cores, the next one as soon
 # as one ends; on a cluster that they share, one after the other. The longest go first, which make does only with goals
 # whose needs are all there: so what the servers of the tests are made of is built by the parts themselves, before their
 # tests, none of whose time limits has room for it.
@@ -54,7 +54,7 @@ test: install $(TASKS) $(BIN)/helm
 	-$(MAKE) --keep-going --jobs=$(if $(RLHF_TEST_KUBECONFIG),1,$(AT_ONCE)) --output-sync=target $(PARTS)
 	@$(BIN)/python tools/results $(RESULTS) $(PARTS)
 
-PARTS   := e2e calm heavy examples chaos runs weights units modern lint
+PARTS   := e2e calm runs heavy examples chaos weights units modern lint
 AT_ONCE := $(shell expr 3 + $$(nproc))
 RESULTS := $(VENV)/.results
 PYTEST   = $(BIN)/python -m pytest --junitxml=$(RESULTS)/$@.xml

@@ -74,10 +74,10 @@ def test_all_parts_pass(clone):
         [
             "e2e passed 1 0 0",
             f"calm passed {CALM} 0 0",
+            f"runs passed {RUNS} 0 0",
             "heavy passed 1 0 0",
             "examples passed 1 0 0",
             "chaos passed 1 0 0",
-            f"runs passed {RUNS} 0 0",
             "weights passed 1 0 0",
             f"units passed {UNITS} 0 0",
             "modern passed 1 0 0",
@@ -97,10 +97,10 @@ def test_every_part_runs_to_its_end_and_the_failing_ones_are_named(clone):
         [
             "e2e FAILED 2 1 0",
             "calm FAILED 0 1 0",
+            f"runs passed {RUNS} 0 0",
             "heavy passed 1 0 0",
             "examples passed 1 0 0",
             "chaos passed 1 0 0",
-            f"runs passed {RUNS} 0 0",
             "weights passed 1 0 0",
             f"units FAILED {UNITS - 1} 1 1",
             "modern passed 1 0 0",
