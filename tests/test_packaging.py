@@ -163,7 +163,7 @@ def as_builder(folder: Path, script: str) -> None:
             "echo cannot connect to its daemon >&2; exit 1",
             "`buildah info` failed: cannot connect to its daemon",
         ),
-        ('[ "$1" = info ] || { echo no such host >&2; exit 125; }', "failed with 125"),
+        ('[ "$1" = info ] || { echo no such host >&2; exit 125; }', "failed with 125: no such host"),
     ],
     ids=["no builder", "no daemon", "no registry"],
 )
