@@ -80,11 +80,12 @@ modern: install $(BIN)/helm
 	$(PYTEST) $(MODERN)
 	$(PASSED)
 
-# On a cluster with a node: the one of `make cluster`, one of the tests' own, or the one RLHF_TEST_KUBECONFIG names.
+# On a cluster with a node: the one of `make cluster`, one of the tests' own, or the one RLHF_TEST_KUBECONFIG names. Images
+# first: calm builds Kubernetes meanwhile.
 E2E := tests/cluster_e2e
 e2e: install $(BIN)/helm
-	-$(BIN)/python -m tests.cluster binaries
 	-$(BIN)/python -m tests.cluster build
+	-$(BIN)/python -m tests.cluster binaries
 	$(PYTEST) $(E2E)
 	$(PASSED)
 
