@@ -31,9 +31,9 @@ def kill_generator_before_an_adapter(point: str) -> None:
 
 def _kill_generator_at(wanted: str, point: str) -> None:
     _seen.append(point)
-    if point == wanted and "step:1" in _seen and "killed" not in _seen:  # that broadcast is begun again
+    # Once: that broadcast is begun again.
+    if point == wanted and "step:1" in _seen and _first_time("killed-generator"):
         _kill("generator-1")
-        _seen.append("killed")
     if point == "step:3":
         _wait_for("generator-1")
 

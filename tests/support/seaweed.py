@@ -19,7 +19,7 @@ BUCKET = "checkpoints"
 
 @dataclass(frozen=True)
 class Seaweed:
-    """Where it listens, and what its clients find in their environment."""
+    """Address and credentials of an S3 server, as environment variables of its clients."""
 
     endpoint: str
     key: str = "key-of-tests"
