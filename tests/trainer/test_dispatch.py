@@ -1,6 +1,7 @@
 """Rounds of items without servers: the member is a coroutine here, and the clock is the test's own."""
 
 import asyncio
+from typing import Any
 
 import pytest
 from tests.support import virtual_time
@@ -8,9 +9,12 @@ from tests.support import virtual_time
 from rlhf_api.roles import Role
 from rlhf_api.run import Member
 from rlhf_trainer.comms.assignments import Limits
-from rlhf_trainer.comms.dispatch import Dispatch, Observer
+from rlhf_trainer.comms.dispatch import Dispatch, Observer, Switches
+from rlhf_trainer.comms.outcomes import Outcome
 
-MEMBER = Member(role=Role.GENERATOR, name="a", uid="a", address="http://127.0.0.1:1")
+MEMBER, OTHER = (
+    Member(role=Role.GENERATOR, name=name, uid=name, address="http://127.0.0.1:1") for name in "ab"
+)
 
 
 class Doors:
@@ -33,15 +37,16 @@ class Doors:
         return True
 
 
-def rounds(client: Doors) -> "Dispatch[int, int]":
+def rounds(client: Doors, *members: Member, concurrent: int = 8, **more: Any) -> "Dispatch[int, int]":
     return Dispatch(
         range(len(client.doors)),
-        [MEMBER],
+        members,
         client,
-        current=lambda: {MEMBER.uid: MEMBER},
-        limits=Limits(concurrent=8, silence=1e6),
+        current=lambda: {member.uid: member for member in members},
+        limits=Limits(concurrent=concurrent, silence=1e6),
         describe=str,
         observer=Observer(),
+        **more,
     )
 
 
@@ -51,7 +56,7 @@ def test_a_round_that_is_cancelled_just_as_a_result_comes_ends(turns):
 
     async def cancel() -> None:
         client = Doors(2)
-        task = asyncio.ensure_future(rounds(client).run())
+        task = asyncio.ensure_future(rounds(client, MEMBER).run())
         while len(client.asked) < 2:
             await asyncio.sleep(0)
         client.doors[0].set()
@@ -63,3 +68,29 @@ def test_a_round_that_is_cancelled_just_as_a_result_comes_ends(turns):
         assert client.cancelled[-1:] == [1], "nobody works on the other one"
 
     virtual_time.run(virtual_time.Loop(), cancel(), 60.0)
+
+
+def test_what_a_lost_member_was_at_goes_before_what_nobody_has_begun():
+    """The other member has finished its own item, and so has room, before the lost one's is taken back."""
+
+    async def go_on() -> "Outcome[int, int]":
+        client, switches = Doors(3), Switches(keep=True)
+        first = asyncio.ensure_future(rounds(client, MEMBER, OTHER, concurrent=1, switches=switches).run())
+        while len(client.asked) < 2:
+            await asyncio.sleep(0)
+        switches.closing = True
+        switches.look()
+        under_way = (await first).under_way
+        client.doors[1].set()
+        await asyncio.wait([each.task for each in under_way if each.item == 1])
+        second = asyncio.ensure_future(rounds(client, OTHER, concurrent=1, under_way=under_way).run())
+        while len(client.asked) < 3:
+            await asyncio.sleep(0)
+        for door in client.doors:
+            door.set()
+        outcome = await second
+        assert (client.asked, client.cancelled) == ([0, 1, 0, 2], [0])
+        return outcome
+
+    outcome = virtual_time.run(virtual_time.Loop(), go_on(), 60.0)
+    assert (outcome.unanswered, outcome.requeued, list(outcome.failed)) == ([], [0], ["a"])

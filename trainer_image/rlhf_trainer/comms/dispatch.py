@@ -105,9 +105,12 @@ class Dispatch(Generic[Item, Result]):
             asyncio.get_running_loop().call_soon_threadsafe, self._ended.put_nowait, None
         )
         self._observer.left(len(self._waiting))
-        self._take_over()
+        interrupted = self._take_over()
         watches = [asyncio.ensure_future(self._watch(member)) for member in self._members]
         try:
+            for task in interrupted:  # these items go before those that nobody has begun
+                while task in self._asked:
+                    await self._settle()
             while self._hand_out():
                 await self._settle()
                 progress.sign()  # each item has a deadline of its own
@@ -127,17 +130,18 @@ class Dispatch(Generic[Item, Result]):
             under_way,
         )
 
-    def _take_over(self) -> None:
-        """Waits for the items that an earlier round left under way; gives up those of members that left the round."""
+    def _take_over(self) -> list[asyncio.Future[Result]]:
+        """Waits for the items that an earlier round left under way; cancels those of members that left the round, and
+        returns them."""
         places = {id(item): place for place, item in enumerate(self._items)}
         uids = {member.uid for member in self._members}
         for item, assigned, task in self._under_way:
             self._assignments.take_over(assigned, places[id(item)])
             self._waiting.remove(assigned.place)
             self._wait_for(task, assigned)
-        for member in {each.assigned.member.uid: each.assigned.member for each in self._under_way}.values():
-            if member.uid not in uids:
-                self._give_up_on(member, "it has left the round")
+        theirs = {each.assigned.member.uid: each.assigned.member for each in self._under_way}
+        left = [member for uid, member in theirs.items() if uid not in uids]
+        return [task for member in left for task in self._give_up_on(member, "it has left the round")]
 
     def _hand_over(self) -> list[UnderWay[Item, Result]]:
         """Items under way, for the next round to take over; none unless the round keeps them."""
@@ -244,9 +248,11 @@ class Dispatch(Generic[Item, Result]):
             if self._assignments.check_late(assigned):
                 task.cancel()
 
-    def _give_up_on(self, member: Member, why: str) -> None:
+    def _give_up_on(self, member: Member, why: str) -> list[asyncio.Future[Result]]:
+        """Cancels its items, and returns them."""
         theirs = [task for task, assigned in self._asked.items() if assigned.member.uid == member.uid]
         if theirs:
             self._assignments.fail(member, why)
         for task in theirs:
             task.cancel()
+        return theirs

@@ -165,8 +165,7 @@ async def _sessions(token: str, streams: int) -> tuple[aiohttp.ClientSession, ai
     """Sessions for calls and for streams. At most `streams` streams run at once; further ones wait."""
     connectors = (
         # One connection per request: a kept-alive one may be closed by its server (idle timeout, or after an error's
-        # reply)
-        # just as the next request is sent on it. Kept-alive ones would also be open files that no limit here counts.
+        # reply) just as the next request is sent on it. Kept-alive ones would also be open files that no limit counts.
         aiohttp.TCPConnector(limit=0, limit_per_host=CALLS_PER_SERVER, force_close=True),
         aiohttp.TCPConnector(limit=streams, force_close=True),
     )
