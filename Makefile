@@ -57,7 +57,7 @@ test: install $(TASKS) $(BIN)/helm
 PARTS   := e2e calm runs heavy examples chaos weights units modern lint
 AT_ONCE := $(shell expr 3 + $$(nproc))
 RESULTS := $(VENV)/.results
-PYTEST   = $(BIN)/python -m pytest --junitxml=$(RESULTS)/$@.xml
+PYTEST   = $(BIN)/python -m pytest --durations=3 --junitxml=$(RESULTS)/$@.xml
 # A pytest that dies writes nothing, whatever its exit status.
 PASSED   = @test -s $(RESULTS)/$@.xml && touch $(RESULTS)/$@
 
