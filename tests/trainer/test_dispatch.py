@@ -23,6 +23,7 @@ class Doors:
     def __init__(self, count: int) -> None:
         self.doors = [asyncio.Event() for _ in range(count)]
         self.asked, self.cancelled = list[int](), list[int]()
+        self.gone: Member | None = None
 
     async def ask(self, _member, item: int, _progress) -> int:
         self.asked.append(item)
@@ -33,8 +34,8 @@ class Doors:
             raise
         return item
 
-    async def listens(self, _member) -> bool:
-        return True
+    async def listens(self, member) -> bool:
+        return member != self.gone
 
 
 def rounds(client: Doors, *members: Member, concurrent: int = 8, **more: Any) -> "Dispatch[int, int]":
@@ -94,3 +95,24 @@ def test_what_a_lost_member_was_at_goes_before_what_nobody_has_begun():
 
     outcome = virtual_time.run(virtual_time.Loop(), go_on(), 60.0)
     assert (outcome.unanswered, outcome.requeued, list(outcome.failed)) == ([], [0], ["a"])
+
+
+def test_items_of_a_lost_member_keep_their_order():
+    """The trainer waits for the first ones."""
+
+    async def go_on() -> list[int]:
+        client = Doors(5)
+        running = asyncio.ensure_future(rounds(client, MEMBER, OTHER, concurrent=2).run())
+        while len(client.asked) < 4:
+            await asyncio.sleep(0)
+        assert client.asked == [0, 1, 2, 3], "each member gets every other one"
+        client.gone = MEMBER
+        while len(client.cancelled) < 2:
+            await asyncio.sleep(0.1)
+        for item in (1, 3, 0, 2, 4):
+            client.doors[item].set()
+            await asyncio.sleep(0.1)
+        await running
+        return client.asked[4:]
+
+    assert virtual_time.run(virtual_time.Loop(), go_on(), 60.0) == [0, 2, 4]

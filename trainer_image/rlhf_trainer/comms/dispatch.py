@@ -5,10 +5,10 @@ that fails.
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from heapq import heappop, heappush
 from typing import Any, Generic
 
 import aiohttp
@@ -64,7 +64,8 @@ class Dispatch(Generic[Item, Result]):
     """One round of items among `members`, at most `limits.concurrent` at once with each.
 
     A draining member finishes its items and gets no more. A member that fails, refuses connections or has left
-    `current` gets no more either, and its items go to the others, at the front of the queue: no item is lost.
+    `current` gets no more either, and its items go to the others: no item is lost. Items are handed out in their order,
+    those of such a member before later ones.
 
     An item without progress for `limits.silence` seconds fails, but its member does not (see `Assignments`); another
     member with room gets it.
@@ -89,7 +90,7 @@ class Dispatch(Generic[Item, Result]):
         self._items, self._members, self._client = items, members, client
         self._current, self._silence, self._describe = current, limits.silence, describe
         self._observer, self._switches = observer, switches or Switches()
-        self._waiting = deque(range(len(items)))
+        self._waiting = list(range(len(items)))  # a heap of places
         self._results: dict[int, Result] = {}
         self._refused: dict[int, str] = {}
         self._requeued: list[Item] = []
@@ -108,7 +109,7 @@ class Dispatch(Generic[Item, Result]):
         interrupted = self._take_over()
         watches = [asyncio.ensure_future(self._watch(member)) for member in self._members]
         try:
-            for task in interrupted:  # these items go before those that nobody has begun
+            for task in interrupted:  # before items are handed out: most of these come before those
                 while task in self._asked:
                     await self._settle()
             while self._hand_out():
@@ -134,10 +135,11 @@ class Dispatch(Generic[Item, Result]):
         """Waits for the items that an earlier round left under way; cancels those of members that left the round, and
         returns them."""
         places = {id(item): place for place, item in enumerate(self._items)}
+        begun = {places[id(each.item)] for each in self._under_way}
+        self._waiting = [place for place in self._waiting if place not in begun]
         uids = {member.uid for member in self._members}
         for item, assigned, task in self._under_way:
             self._assignments.take_over(assigned, places[id(item)])
-            self._waiting.remove(assigned.place)
             self._wait_for(task, assigned)
         theirs = {each.assigned.member.uid: each.assigned.member for each in self._under_way}
         left = [member for uid, member in theirs.items() if uid not in uids]
@@ -161,7 +163,7 @@ class Dispatch(Generic[Item, Result]):
             return bool(self._asked) and not self._switches.keep
         present = self._current()
         while self._waiting and (member := self._assignments.choose(self._waiting[0], present)) is not None:
-            assigned = self._assignments.give(self._waiting.popleft(), member)
+            assigned = self._assignments.give(heappop(self._waiting), member)
             item = self._items[assigned.place]
             self._observer.asked(item)
             self._wait_for(asyncio.ensure_future(self._client.ask(member, item, assigned.progress)), assigned)
@@ -222,7 +224,7 @@ class Dispatch(Generic[Item, Result]):
             self._refuse(assigned.place, f"{why}, {TRIES} times")
 
     def _requeue(self, place: int) -> None:
-        self._waiting.appendleft(place)  # at the front of the queue
+        heappush(self._waiting, place)
         self._requeued.append(self._items[place])
 
     def _refuse(self, place: int, why: str) -> None:
