@@ -21,7 +21,7 @@ from tests.support.processes import processes
 
 from rlhf_operator.local.ports import HOST, assign
 
-_TIMEOUT_S = 60
+_TIMEOUT_S = 240
 _ADMISSION = (
     *("NamespaceLifecycle", "MutatingAdmissionWebhook", "ValidatingAdmissionWebhook"),
     *("MutatingAdmissionPolicy", "ValidatingAdmissionPolicy"),

@@ -18,7 +18,7 @@ from tests.support.processes import STOP_S, Processes, processes
 
 from rlhf_operator.local.ports import HOST, assign
 
-_READY_S = 60
+_READY_S = 240
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class ControlPlane(Cluster):
     def wait_ready(self) -> None:
         def ready() -> bool:
             self._processes.check()
-            return kubectl(self.kubeconfig, "get", "--raw=/readyz", timeout=5) == "ok"
+            return kubectl(self.kubeconfig, "get", "--raw=/readyz", timeout=20) == "ok"
 
         eventually(ready, "the API server's readiness", _READY_S)
 
