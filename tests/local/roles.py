@@ -186,6 +186,10 @@ if word == "oom":
     bytearray(1 << 30)
 if word == "silent":
     time.sleep(600)
+if role == "generator" and rank == 0 and config["spec"]["generator"]["podsPerReplica"] > 1:
+    follower = workdir / f"{name}-1.starts"  # a real one, too, serves once all its processes are there
+    while not follower.exists() or len(follower.read_text().splitlines()) < number:
+        time.sleep(0.01)
 if rank == 0:
     server = ThreadingHTTPServer(("127.0.0.1", int(os.environ["RLHF_PORT"])), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()

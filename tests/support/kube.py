@@ -22,7 +22,7 @@ class KubectlError(Exception):
     """kubectl failed; the text is what it said."""
 
 
-def kubectl(kubeconfig: Path, *arguments: str, input: str | None = None, timeout: float = 60) -> str:
+def kubectl(kubeconfig: Path, *arguments: str, input: str | None = None, timeout: float = 240) -> str:
     """Runs kubectl; returns its output. Raises KubectlError with its error output, or after `timeout` seconds."""
     environment = os.environ | {"KUBECACHEDIR": str(kubeconfig.parent / "cache")}
     command = [str(_KUBECTL), f"--kubeconfig={kubeconfig}", *arguments]

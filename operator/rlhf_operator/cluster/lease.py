@@ -76,12 +76,13 @@ class Lease:
         raise LeaseLost(f"could not renew the lease {self._namespace}/{NAME} for {_LEAD_SECONDS:g} s")
 
     async def release(self) -> None:
-        """Releases the lease, so that the next leader need not wait. Call it only after all work has stopped."""
-        held, self._renewed = self.held(), float("-inf")
-        if not held:
+        """Releases the lease, so that the next leader need not wait; tries for as long as it is held. Call it only
+        after all work has stopped."""
+        left, self._renewed = self._renewed + _LEAD_SECONDS - time.monotonic(), float("-inf")
+        if left <= 0:
             return
         try:
-            async with asyncio.timeout(_CALL_SECONDS):
+            async with asyncio.timeout(left):
                 await self._read()  # an interrupted renewal may have been stored
                 if self._stored is not None and self._holder == self.identity:
                     await self._api.replace(self._body(self._stored, holder=""))
