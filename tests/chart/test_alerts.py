@@ -56,7 +56,7 @@ def run_promtool(folder: Path, *arguments: str, **files: Any) -> None:
     for name, body in files.items():
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(body))
     command = [str(PROMTOOL), *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

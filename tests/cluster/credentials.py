@@ -20,7 +20,7 @@ _USERS = {
 _NAMES = ("localhost", *(f"kubernetes{rest}" for rest in ("", ".default", ".default.svc")))
 KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "365")
 """The kind of key, and how long its certificate is good."""
-_OPENSSL_S = 30
+_OPENSSL_S = 120
 
 
 def make(folder: Path, server: str, addresses: tuple[str, ...]) -> None:

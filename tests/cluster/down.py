@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.cluster.node import Place
 
 _MARK = ".rlhf-test-cluster"
-_GONE_S = 30
+_GONE_S = 120
 
 
 def claim(place: Place) -> None:
@@ -36,9 +36,9 @@ def down(place: Place) -> None:
         down(place.second)
     deadline = time.monotonic() + _GONE_S
     kill(place)
-    subprocess.run(["ip", "link", "delete", place.link], capture_output=True, timeout=30, check=False)
+    subprocess.run(["ip", "link", "delete", place.link], capture_output=True, timeout=120, check=False)
     route = ["ip", "route", "delete", "unreachable", str(place.subnet)]
-    subprocess.run(route, capture_output=True, timeout=30, check=False)
+    subprocess.run(route, capture_output=True, timeout=120, check=False)
     while (left := _control_groups(place)) and time.monotonic() < deadline:
         for folder in left:
             with suppress(OSError):  # busy for a moment longer

@@ -18,7 +18,7 @@ from tests.cluster import node, servers
 from tests.cluster.node import Place
 
 _ETCD_PORT, _PEER_PORT = 2379, 2380
-_READY_S = 120
+_READY_S = 240
 _STARTED_AGAIN = ("etcd", "apiserver")
 # Settings of the whole machine that kubelet writes.
 _TUNABLES = (
@@ -131,7 +131,7 @@ def _wait_for_api(place: Place, server: subprocess.Popen) -> None:
 
 
 def _run(*command: str) -> None:
-    subprocess.run(command, check=True, timeout=30, pass_fds=_FDS)
+    subprocess.run(command, check=True, timeout=120, pass_fds=_FDS)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from tests.cluster.follow import Api, Objects
 
 _PODS, _NAMESPACES = "/api/v1/pods", "/api/v1/namespaces"
 _POLICIES = "/apis/networking.k8s.io/v1/networkpolicies"
-_APPLY_S = 30
+_APPLY_S = 120
 
 
 class Way(NamedTuple):

@@ -17,7 +17,7 @@ from tests.cluster.node import Place
 from tests.cluster.packages import CONTROL_PLANE, NODE, Unavailable, require, require_root
 from tests.support.kube import KubectlError, eventually, kubectl
 
-_READY_S = 180
+_READY_S = 240
 _GROUPS = Path("/sys/fs/cgroup")
 _SHARES = 6 * 1024
 _ROOT = Path(__file__).parents[2]
@@ -85,7 +85,7 @@ def join(first: Place) -> Place:
 def _load_pause(place: Place, programs: Path) -> None:
     image = pause.archive(node.PAUSE, programs / "pause")
     command = ["ctr", "--address", str(place.containerd), "--namespace", "k8s.io", "images", "import", "-"]
-    subprocess.run(command, input=image, capture_output=True, timeout=60, check=True)
+    subprocess.run(command, input=image, capture_output=True, timeout=240, check=True)
 
 
 def _make_groups(place: Place) -> None:
@@ -104,7 +104,7 @@ def _start(place: Place, programs: Path) -> subprocess.Popen[bytes]:
     if place.first is None:
         # While the cable is not there, what is meant for the node must not leave through another one.
         route = ["ip", "route", "add", "unreachable", str(place.subnet), "metric", "4000"]
-        subprocess.run(route, check=True, timeout=30)
+        subprocess.run(route, check=True, timeout=120)
     first = () if place.first is None else (str(place.first),)
     other_end = processes(Place(place.first))[0] if place.first else "self"
     host = os.open(f"/proc/{other_end}/ns/net", os.O_RDONLY)
@@ -141,7 +141,7 @@ def _alive(place: Place, first: subprocess.Popen[bytes]) -> bool:
 def _well(place: Place) -> bool:
     condition = 'jsonpath={.status.conditions[?(@.type=="Ready")].status}'
     try:
-        return kubectl(place.kubeconfig, "get", "node", place.name, "-o", condition, timeout=10) == "True"
+        return kubectl(place.kubeconfig, "get", "node", place.name, "-o", condition, timeout=20) == "True"
     except KubectlError:
         return False
 

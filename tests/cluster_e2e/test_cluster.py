@@ -47,7 +47,7 @@ def test_pods_find_each_other_by_name_and_nothing_else(cluster: Cluster, namespa
     ]
     content = {"apiVersion": "v1", "kind": "List", "items": [web, *services]}
     kubectl(cluster.kubeconfig, "apply", "-n", namespace, "-f", "-", input=json.dumps(content))
-    kubectl(cluster.kubeconfig, "wait", "pod/web", "-n", namespace, "--for=condition=Ready", "--timeout=60s")
+    kubectl(cluster.kubeconfig, "wait", "pod/web", "-n", namespace, "--for=condition=Ready", "--timeout=240s")
     look = f"""
 import time, urllib.request
 def reach(url):
@@ -80,7 +80,7 @@ def test_what_no_network_policy_admits_is_rejected(cluster: Cluster, namespace: 
     web["spec"]["containers"][0]["ports"] = [{"name": "http", "containerPort": 8000}]
     content = {"apiVersion": "v1", "kind": "List", "items": [*POLICIES, web]}
     kubectl(cluster.kubeconfig, "apply", "-n", namespace, "-f", "-", input=json.dumps(content))
-    kubectl(cluster.kubeconfig, "wait", "pod/web", "-n", namespace, "--for=condition=Ready", "--timeout=60s")
+    kubectl(cluster.kubeconfig, "wait", "pod/web", "-n", namespace, "--for=condition=Ready", "--timeout=240s")
     address = get(cluster.kubeconfig, "pod", "web", "-n", namespace)["status"]["podIP"]
     ends = [(address, 8000), (address, 8001), (API_SERVICE, 443)]
     for name, outcomes in {
@@ -115,7 +115,7 @@ def test_an_image_works_under_the_restricted_standard(
 def test_the_store_takes_an_object_once(cluster: Cluster, namespace: str) -> None:
     kubectl(cluster.kubeconfig, "apply", "-n", namespace, "-f", str(SEAWEEDFS))
     kubectl(
-        cluster.kubeconfig, "wait", "pod/seaweedfs", "-n", namespace, "--for=condition=Ready", "--timeout=60s"
+        cluster.kubeconfig, "wait", "pod/seaweedfs", "-n", namespace, "--for=condition=Ready", "--timeout=240s"
     )
     code = """
 import obstore

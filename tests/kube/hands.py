@@ -65,7 +65,7 @@ class Hands:
 @asynccontextmanager
 async def hands(namespace: str, **settings: Any) -> AsyncIterator[Hands]:
     """In the cluster that KUBECONFIG names; `settings`: more of the operator's."""
-    async with asyncio.timeout(60), await Api.connect() as api:
+    async with asyncio.timeout(240), await Api.connect() as api:
         working = Hands(api, namespace, **settings)
         yield working
         await working.reconciler.close()

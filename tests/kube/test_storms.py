@@ -113,5 +113,5 @@ def test_an_api_server_that_answers_nobody(own_control_plane: ControlPlane, jobs
     own_control_plane.wait_ready()
     trainer.status["step"] = 31
     with operator(jobs.kubeconfig, tmp_path / "second", jobs.namespace):
-        eventually(lambda: jobs.status("held")["step"] == 31, "the job is looked after", 90)
+        eventually(lambda: jobs.status("held")["step"] == 31, "the job is looked after")
     assert jobs.pods() == before

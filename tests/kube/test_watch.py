@@ -40,7 +40,7 @@ class Reported:
         self._more.set()
 
     async def until(self, kind: str, name: str, *, deleted: bool = False) -> dict:
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(120):
             while (kind, name, deleted) not in self.told:
                 self._more.clear()
                 await self._more.wait()
@@ -55,7 +55,7 @@ def talk(
 
     def run(body: Callable[[Api, Reported], Awaitable[None]]) -> None:
         async def main() -> None:
-            async with asyncio.timeout(120), await Api.connect() as api:
+            async with asyncio.timeout(300), await Api.connect() as api:
                 await body(api, Reported())
 
         asyncio.run(main())

@@ -39,7 +39,7 @@ def test_a_port_that_is_taken_ends_the_operator_with_one_line(tmp_path) -> None:
         port = str(taken.getsockname()[1])
         environ = {**os.environ, **NEEDED, "KUBECONFIG": str(kubeconfig), "RLHF_METRICS_PORT": port}
         command = [sys.executable, "-m", "rlhf_operator.cluster"]
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == EXIT_SETTINGS
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"rlhf-operator: cannot listen on port {port}: ")

@@ -10,7 +10,7 @@ import yaml
 
 CHART = Path(__file__).parents[2] / "charts" / "rlhf-operator"
 _HELM = Path(sys.executable).with_name("helm")
-_TIMEOUT_S = 120
+_TIMEOUT_S = 240
 
 
 class Loader(yaml.CSafeLoader):

@@ -21,7 +21,7 @@ from rlhf_api.roles import HEALTH
 from rlhf_api.run import CONTROL_CHECKPOINT, CONTROL_MEMBERS, CONTROL_STATUS, CONTROL_STOP
 
 TOKEN_KEY = "k" * 48
-_STOP_S = 20
+_STOP_S = 60
 
 
 @dataclass
@@ -136,13 +136,13 @@ def talking_trainer(address: str) -> Iterator[TalkingTrainer]:
     trainer, loop = TalkingTrainer(address), asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
-    runner = asyncio.run_coroutine_threadsafe(trainer._serve(), loop).result(10)
+    runner = asyncio.run_coroutine_threadsafe(trainer._serve(), loop).result(60)
     try:
         yield trainer
     finally:
-        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(60)
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
+        thread.join(60)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-STOP_S = 10
+STOP_S = 60
 
 
 @dataclass(frozen=True)

@@ -140,10 +140,10 @@ def proxied(cluster: Cluster, folder: Path) -> Iterator[tuple[Proxy, Path]]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
-    runner = asyncio.run_coroutine_threadsafe(proxy.start(), loop).result(10)
+    runner = asyncio.run_coroutine_threadsafe(proxy.start(), loop).result(60)
     try:
         yield proxy, kubeconfig
     finally:
-        asyncio.run_coroutine_threadsafe(proxy.stop(runner), loop).result(20)
+        asyncio.run_coroutine_threadsafe(proxy.stop(runner), loop).result(60)
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
+        thread.join(60)

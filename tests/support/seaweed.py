@@ -73,7 +73,7 @@ class Server:
     def stop(self) -> None:
         self.process.terminate()
         with suppress(subprocess.TimeoutExpired):
-            self.process.wait(10)
+            self.process.wait(60)
         self.process.kill()
         self.process.wait(60)
 

@@ -96,7 +96,7 @@ def server(tmp_path: Path) -> Iterator[int]:
         yield place.port
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)
 
 
 def _answers(port: int) -> bool:

@@ -12,7 +12,7 @@ from tests.support.kube import eventually
 
 from rlhf_operator import cli
 
-_LONGEST_S = 60
+_LONGEST_S = 240
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,13 @@ class Running:
     out: Path
     err: Path
 
-    def until(self, text: str, timeout: float = 30) -> None:
+    def until(self, text: str, timeout: float = 240) -> None:
         """Waits until it has printed this, in either stream."""
         eventually(
             lambda: text in self.out.read_text() + self.err.read_text(), f"{text!r} is printed", timeout
         )
 
-    def end(self, timeout: float = 30) -> Done:
+    def end(self, timeout: float = 240) -> Done:
         code = self.process.wait(timeout)
         return Done(code, self.out.read_text(), self.err.read_text())
 

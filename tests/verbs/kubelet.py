@@ -18,7 +18,7 @@ from tests.support.kube import kubectl
 
 HOST = "127.0.0.1"
 _PATH = re.compile(r"/containerLogs/(?P<namespace>[^/]+)/(?P<pod>[^/]+)/role")
-_WAIT_S = 30
+_WAIT_S = 120
 
 
 @dataclass
