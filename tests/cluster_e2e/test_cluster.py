@@ -18,6 +18,7 @@ from tests.support.cluster import Cluster, existing
 from tests.support.kube import eventually, get, kubectl
 
 SEAWEEDFS = Path(images.__file__).with_name("seaweedfs.yaml")
+READY = ("--for=condition=Ready", "--timeout=240s")
 
 
 def policy(app: str, **spec: object) -> dict:
@@ -47,7 +48,7 @@ def test_pods_find_each_other_by_name_and_nothing_else(cluster: Cluster, namespa
     ]
     content = {"apiVersion": "v1", "kind": "List", "items": [web, *services]}
     kubectl(cluster.kubeconfig, "apply", "-n", namespace, "-f", "-", input=json.dumps(content))
-    kubectl(cluster.kubeconfig, "wait", "pod/web", "-n", namespace, "--for=condition=Ready", "--timeout=240s")
+    kubectl(cluster.kubeconfig, "wait", "pod/web", "-n", namespace, *READY)
     look = f"""
 import time, urllib.request
 def reach(url):
@@ -80,7 +81,7 @@ def test_what_no_network_policy_admits_is_rejected(cluster: Cluster, namespace: 
     web["spec"]["containers"][0]["ports"] = [{"name": "http", "containerPort": 8000}]
     content = {"apiVersion": "v1", "kind": "List", "items": [*POLICIES, web]}
     kubectl(cluster.kubeconfig, "apply", "-n", namespace, "-f", "-", input=json.dumps(content))
-    kubectl(cluster.kubeconfig, "wait", "pod/web", "-n", namespace, "--for=condition=Ready", "--timeout=240s")
+    kubectl(cluster.kubeconfig, "wait", "pod/web", "-n", namespace, *READY)
     address = get(cluster.kubeconfig, "pod", "web", "-n", namespace)["status"]["podIP"]
     ends = [(address, 8000), (address, 8001), (API_SERVICE, 443)]
     for name, outcomes in {
@@ -114,9 +115,7 @@ def test_an_image_works_under_the_restricted_standard(
 
 def test_the_store_takes_an_object_once(cluster: Cluster, namespace: str) -> None:
     kubectl(cluster.kubeconfig, "apply", "-n", namespace, "-f", str(SEAWEEDFS))
-    kubectl(
-        cluster.kubeconfig, "wait", "pod/seaweedfs", "-n", namespace, "--for=condition=Ready", "--timeout=240s"
-    )
+    kubectl(cluster.kubeconfig, "wait", "pod/seaweedfs", "-n", namespace, *READY)
     code = """
 import obstore
 from obstore.store import from_url

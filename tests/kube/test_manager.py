@@ -330,7 +330,8 @@ def test_a_namespace_that_may_not_be_listed_is_left_out_until_it_may(
 
 
 def test_a_stop_lets_a_reconcile_end_and_gives_the_lease_back(talk, namespace, monkeypatch):
-    monkeypatch.setattr(module, "_STOP_SECONDS", 100.0)  # it does not wait so long: it ends with the reconcile
+    """It does not wait for as long as it may."""
+    monkeypatch.setattr(module, "_STOP_SECONDS", 100.0)
 
     async def body() -> None:
         async with operator(namespace) as (made, running):
