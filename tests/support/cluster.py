@@ -18,8 +18,6 @@ from tests.support.processes import STOP_S, Processes, processes
 
 from rlhf_operator.local.ports import HOST, assign
 
-_READY_S = 240
-
 
 @dataclass(frozen=True)
 class Cluster:
@@ -94,7 +92,7 @@ class ControlPlane(Cluster):
             self._processes.check()
             return kubectl(self.kubeconfig, "get", "--raw=/readyz", timeout=20) == "ok"
 
-        eventually(ready, "the API server's readiness", _READY_S)
+        eventually(ready, "the API server's readiness")
 
 
 @contextmanager

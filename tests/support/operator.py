@@ -191,7 +191,7 @@ class Jobs:
 
     @contextmanager
     def explained(self, *namespaces: str) -> Iterator[None]:
-        """Where the body fails, all pods' last lines are printed, those of other namespaces too."""
+        """Prints the last lines of all pods if the body fails, of other namespaces' too."""
         try:
             yield
         except BaseException:

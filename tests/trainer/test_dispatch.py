@@ -25,6 +25,10 @@ class Doors:
         self.asked, self.cancelled = list[int](), list[int]()
         self.gone: Member | None = None
 
+    async def until_asked(self, count: int) -> None:
+        while len(self.asked) < count:
+            await asyncio.sleep(0)
+
     async def ask(self, _member, item: int, _progress) -> int:
         self.asked.append(item)
         try:
@@ -58,8 +62,7 @@ def test_a_round_that_is_cancelled_just_as_a_result_comes_ends(turns):
     async def cancel() -> None:
         client = Doors(2)
         task = asyncio.ensure_future(rounds(client, MEMBER).run())
-        while len(client.asked) < 2:
-            await asyncio.sleep(0)
+        await client.until_asked(2)
         client.doors[0].set()
         for _ in range(turns):
             await asyncio.sleep(0)
@@ -77,16 +80,14 @@ def test_what_a_lost_member_was_at_goes_before_what_nobody_has_begun():
     async def go_on() -> "Outcome[int, int]":
         client, switches = Doors(3), Switches(keep=True)
         first = asyncio.ensure_future(rounds(client, MEMBER, OTHER, concurrent=1, switches=switches).run())
-        while len(client.asked) < 2:
-            await asyncio.sleep(0)
+        await client.until_asked(2)
         switches.closing = True
         switches.look()
         under_way = (await first).under_way
         client.doors[1].set()
         await asyncio.wait([each.task for each in under_way if each.item == 1])
         second = asyncio.ensure_future(rounds(client, OTHER, concurrent=1, under_way=under_way).run())
-        while len(client.asked) < 3:
-            await asyncio.sleep(0)
+        await client.until_asked(3)
         for door in client.doors:
             door.set()
         outcome = await second
@@ -103,8 +104,7 @@ def test_items_of_a_lost_member_keep_their_order():
     async def go_on() -> list[int]:
         client = Doors(5)
         running = asyncio.ensure_future(rounds(client, MEMBER, OTHER, concurrent=2).run())
-        while len(client.asked) < 4:
-            await asyncio.sleep(0)
+        await client.until_asked(4)
         assert client.asked == [0, 1, 2, 3], "each member gets every other one"
         client.gone = MEMBER
         while len(client.cancelled) < 2:
