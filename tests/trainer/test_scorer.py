@@ -70,7 +70,18 @@ class Server:
     def __init__(self, http: HttpClient, name: str, first=lambda _number: None) -> None:
         self.batches: list[int] = []
         self.lengths: list[list[int]] = []
+        self.arrived = self.left = 0
+        """Chunks that it has begun to read; those of them that it has answered, or whose client has gone."""
         self._http = http
+
+        @web.middleware
+        async def counted(request: web.Request, handler):
+            chunk = request.path == SCORE_ROUTE
+            self.arrived += chunk
+            try:
+                return await handler(request)
+            finally:
+                self.left += chunk
 
         def scores(message):
             sequences, rows = unpack(message), rows_of(message)
@@ -79,7 +90,9 @@ class Server:
             first(len(self.batches))
             return {"scores": torch.tensor([row["score"] for row in rows])}, {}
 
-        self._runner = web.AppRunner(application(SCORE_ROUTE, scores, TOKEN), handler_cancellation=True)
+        app = application(SCORE_ROUTE, scores, TOKEN)
+        app.middlewares.append(counted)
+        self._runner = web.AppRunner(app, handler_cancellation=True)
         self.address = f"http://127.0.0.1:{http.run(self._start())}"
         self.member = Member(role=Role.REWARD, name=name, uid=self.address, address=self.address)
 
@@ -165,13 +178,15 @@ def test_a_member_that_is_slow_costs_a_chunk_another_try_and_not_the_batch(train
 
 
 def test_what_is_given_up_is_not_begun(trainer, clock):
-    """One chunk is under way and one waits behind it when nobody wants them any more."""
-    begun, over = threading.Event(), threading.Event()
-    server = Server(trainer.http, "reward-0", lambda n: n == 1 and (begun.set(), over.wait(LONG)))
+    """One chunk is under way and one waits behind it when nobody wants them any more, and the server knows it."""
+    over, tries = threading.Event(), 0
+    server = Server(trainer.http, "reward-0", lambda n: n == 1 and over.wait(LONG))
     trainer.know(server.member)
 
     def look(_load: Counter[str]) -> None:
-        clock.now += 0.5 * (begun.is_set() and not over.is_set())
+        nonlocal tries
+        if server.batches and (server.left, server.arrived) == (2 * tries, 2 * tries + 2) and tries < 3:
+            tries, clock.now = tries + 1, clock.now + 2.0
 
     clock.look = look
     scorer = trainer.scorer(timeout=1.0)
@@ -179,6 +194,7 @@ def test_what_is_given_up_is_not_begun(trainer, clock):
         RuntimeError, match=r"failed at 2 responses of \d tokens: no progress for 1 s, 3 times"
     ):
         scorer.ask(SEQUENCES, "scores", ROWS)
+    eventually(lambda: server.left == server.arrived == 6, "the server sees that nobody waits", LONG)
     over.set()
     assert trainer.scorer().ask(SEQUENCES, "scores", ROWS).tolist() == expected()
     assert len(server.batches) == 1 + CHUNKS
