@@ -1,9 +1,11 @@
 """Generation ahead of training: no token older than the bound, whatever happens to the generators."""
 
 import asyncio
+import threading
 from array import array
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,9 +19,11 @@ from tests.trainer.test_fleet import World
 
 from rlhf_trainer.comms.frames import Kind, encode_error
 from rlhf_trainer.comms.http import HttpClient
+from rlhf_trainer.comms.outcomes import UnderWay
 from rlhf_trainer.comms.roster import Stopped
 from rlhf_trainer.generation import requests
 from rlhf_trainer.generation.ahead import RolloutsAhead, decode, encode
+from rlhf_trainer.generation.dispatch import Round
 from rlhf_trainer.generation.work import Response, Work
 from rlhf_trainer.records import Prompt
 from rlhf_trainer.sampling_mask import WHOLE
@@ -281,6 +285,39 @@ def test_responses_that_are_complete_as_their_round_is_cut_off_are_answers(http,
     server.stuck.clear()
     assert run.step() == [f"0/{i}" for i in range(PROMPTS)]
     run.end()
+
+
+class Late(Work):
+    """Its last token comes when somebody has just looked: a request that is kept goes on meanwhile."""
+
+    looks = 0
+
+    @property
+    def whole(self) -> bool:
+        self.looks += 1
+        return self.looks > 1
+
+
+def test_a_response_that_completes_while_its_round_is_looked_at_is_not_lost():
+    """Its episode would wait for ever, in rounds that ask for nothing."""
+    rounds: list[tuple[list[Work], list[UnderWay]]] = []
+
+    def start(works, _arrived, _switches, under_way) -> Future[Round]:
+        rounds.append((list(works), list(under_way)))
+        given: Future[Round] = Future()
+        given.set_result(Round([], works, {}, [], [], [UnderWay(work, None, None) for work in works]))
+        return given
+
+    asked = requests.Requests(start, lambda _failed: None, threading.Event(), keep=True)
+    asked.waiting = [Late(Prompt("0/0", (1,), {}), [])]
+    for _ in range(2):
+        asked.begin()
+        asked.end()
+    (first, _), *later = rounds
+    known = {work.prompt.id for work in (*asked.waiting, *asked.answered.values())}
+    assert known == {"0/0"}
+    assert len(first) == 1
+    assert all(len(works) == len(under_way) == 1 for works, under_way in later)
 
 
 class Held(Sampler):

@@ -162,10 +162,11 @@ class Requests:
         if self._idle_since is None and not outcome.under_way:
             self._idle_since = time.monotonic()
         fruitless = outcome.failed and self._progress == self._before
-        # A reply may be complete, and the round cut off before it is told.
-        self.answered |= {work.prompt.id: work for work in outcome.unanswered if work.whole}
-        self.waiting = [work for work in outcome.unanswered if not work.whole]
-        self._under_way = [each for each in outcome.under_way if not each.item.whole]
+        # A reply may be complete, and the round cut off before it is told. Asked once of each: those under way go on.
+        whole = {work.prompt.id: work for work in outcome.unanswered if work.whole}
+        self.answered |= whole
+        self.waiting = [work for work in outcome.unanswered if work.prompt.id not in whole]
+        self._under_way = [each for each in outcome.under_way if each.item.prompt.id not in whole]
         self.refused |= {work.prompt.id: why for work, why in outcome.refused}
         self.requeued += [work.prompt.id for work in outcome.requeued]
         self._failed(outcome.failed)
