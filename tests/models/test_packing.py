@@ -215,6 +215,16 @@ def test_logits_that_are_capped_after_the_output_layer_are_read_whole():
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize(("make", "fits"), [(llama, True), (capped, False)])
+def test_a_micro_batch_without_responses_tells_as_well_how_the_model_reads_its_output(make, fits):
+    """On every rank alike: those that compute the logits once more would wait for the others for ever."""
+    model = make()
+    install(model)
+    forward = Forward(model, 40, 0)
+    assert forward(forward.build(SEQUENCES, []), ResponseLogprobs()).shape == (0,)
+    assert response_head(model).fits is fits
+
+
 @pytest.mark.parametrize(("checkpointing", "passes"), [("full", [2, 2, 2]), ("selective", [2, 1, 2])])
 def test_activations_computed_again_give_the_same_gradient(checkpointing, passes):
     packed = Forward.choose(llama(num_hidden_layers=3), 40, 0, "packed")

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator
 
 from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 
 from ..batches import MicroBatch, ResponseLogprobs
 from ..maths.logprobs import linear_logprobs
@@ -49,6 +49,8 @@ class ResponseHead(nn.Module):
             entropy=read.entropy,
             kept=micro.kept,
         )
+        if not len(found):  # an empty tensor has no memory by which `gave` could know it
+            found = pad(found, (0, 0, 0, 1))[:0]
         self._output = found[None]
         return self._output
 
