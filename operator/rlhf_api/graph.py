@@ -219,6 +219,8 @@ class Graph:
                 written[column] = node.name
             if isinstance(node, Infer) and len(node.writes) != 1:
                 yield f"node {node.name!r} writes one column, not {len(node.writes)}"
+            if isinstance(node, Score) and not self.generates:
+                yield f"node {node.name!r} asks for rewards of a dataset's responses; only sampled ones have them"
             if isinstance(node, Infer) and node.model not in self.trained and not _frozen(node.model):
                 yield f"node {node.name!r} calls {node.model.name!r}, which is neither trained nor the model of a role"
         yield from self._inferred()

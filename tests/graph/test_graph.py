@@ -97,6 +97,10 @@ WRONG: list[tuple[tuple[Node, ...], str]] = [
         (Generate(), Train(name="train", model=POLICY, loss="policy", reads="sequences")),
         "node 'train' has the text 'sequences' for its columns; write ('sequences',)",
     ),
+    (
+        (Dataset(rows="responses"), Score(), TRAIN),
+        "node 'score' asks for rewards of a dataset's responses; only sampled ones have them",
+    ),
 ]
 
 

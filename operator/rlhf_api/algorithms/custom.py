@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
@@ -22,6 +23,7 @@ from ..graph import (
     Score,
     Train,
 )
+from ..problems import Problem
 from .base import Algorithm
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ class Custom(Frozen):
     rows: RowKind = "prompts"
     """Kind of the dataset's rows; for `prompts` the policy samples the responses."""
     scores: bool = True
-    """The graph has a Score node, so the job has the reward role."""
+    """The graph has a Score node, so the job has the reward role; false for `rows` other than `prompts`."""
     reference: bool = False
     """The graph calls the reference."""
     critic: bool = False
@@ -47,7 +49,7 @@ class Custom(Frozen):
 def _graph(_spec: Spec, settings: Custom) -> Graph:
     source = Generate() if settings.rows == "prompts" else Dataset(rows=settings.rows)
     nodes: list[Node] = [source]
-    if settings.scores:
+    if settings.scores and settings.rows == "prompts":
         nodes.append(Score())
     if settings.reference:
         nodes.append(Infer(name="reference", model=REFERENCE, writes=("reference_logprobs",)))
@@ -58,4 +60,10 @@ def _graph(_spec: Spec, settings: Custom) -> Graph:
     return Graph(tuple(nodes))
 
 
-ALGORITHM = Algorithm(name="custom", settings=Custom, graph=_graph)
+def _rules(_spec: Spec, where: str, settings: Custom) -> Iterator[Problem]:
+    if settings.scores and settings.rows != "prompts":
+        message = f"must be false with rows: {settings.rows}: only sampled responses have rewards; got true"
+        yield Problem(f"{where}.scores", message)
+
+
+ALGORITHM = Algorithm(name="custom", settings=Custom, graph=_graph, rules=_rules)
