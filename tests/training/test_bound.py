@@ -1,6 +1,8 @@
 """The last guard of rollout.maxStaleness: tokens that are older than the bound are not trained on, whoever erred."""
 
+from array import array
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from tests.replay.ppo_worker import Generators
@@ -54,6 +56,29 @@ def test_older_ones_are_not():
     said = r"weight version 0 came to version 3, which is more than rollout.maxStaleness \(2\) versions later"
     with pytest.raises(StaleTokens, match=said):
         job.steps(3, 4)
+
+
+@pytest.mark.parametrize("behind", [0, 1])
+def test_tokens_of_weights_before_those_that_are_served_have_the_log_probabilities_of_their_sampler(behind):
+    """With weights.everySteps 2: the generators that sampled them have died, and the others have newer weights."""
+    seldom = ("spec.generator.sharedWithTrainer=false", "spec.weights.everySteps=2")
+    job = Job(
+        "grpo", "klCoefficient: 0", *seldom, fleet=lambda ctx, models: Generators(ctx, models["policy"])
+    )
+    asked = Late(job, behind)
+
+    def answer(batch: list[Prompt], *_: object, **__: object) -> Responses:
+        asked.publish(1, lambda: batch, collected=False)
+        rollouts = [replace(r, logprobs=array("f", [-9.0] * len(r.tokens))) for r in asked.episode().rollouts]
+        return Responses(rollouts)
+
+    job.task._fleet.answer = answer
+    job.task._collector.version = job.task._fleet.weights.version = 1
+    job.task.collect(1)
+    columns = job.task._pending.columns
+    assert ("logprobs" in columns) is bool(behind), "else those of the policy as it is"
+    if behind:
+        assert columns["logprobs"].tolist() == columns["sampled_logprobs"].tolist()
 
 
 @pytest.mark.parametrize("most", [1, 2])

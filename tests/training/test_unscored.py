@@ -77,6 +77,22 @@ def test_scores_of_tokens_may_be_missing_too():
     assert job.positions("trained") == [0, 1, 2, 3]
 
 
+def test_an_episode_that_was_scored_otherwise_than_the_job_now_asks_for_is_asked_for_again():
+    """A suspended job may change its rewards; to score responses takes the rows of their prompts."""
+
+    def per_token(sequences: Sequences, rows: Sequence[Mapping[str, Any]]) -> Tensor:
+        assert len(rows) == len(sequences)
+        return torch.repeat_interleave(low_tokens(sequences, rows), sequences.response_lengths)
+
+    before = Job("ppo", "minibatchSize: 16", FOUR).steps(0, 1)
+    before.task.publish(1)
+    before.task.collect(1)
+    after = Job("ppo", "minibatchSize: 16", FOUR, *FINE, score=per_token).restore(before.snapshot(1))
+    after.steps(1, 2)
+    assert after.positions("trained") == after.positions("issued") == before.positions("issued")
+    assert (after.ledger().lost, after.ledger().dropped) == (0, 0)
+
+
 def test_dynamic_sampling_compares_what_has_a_score():
     """A group is judged by the scores that it has."""
     settings = "klCoefficient: 0, minibatchSize: 16, dynamicSampling: 1"

@@ -175,13 +175,23 @@ class EpisodeCollector:
             f"which is more than {name} ({bound}) versions later"
         )
 
+    def not_trainable(self, part: Episode, version: int) -> str:
+        """Error message if policy `version` may not train on a snapshot's episode: it is too old, or has no scores of
+        the kind that the job now asks for, which need the prompts' rows; else empty."""
+        lacking = [name for name in score_columns(self._graph) if name not in part.columns]
+        return self.too_old(part, version) or (f"they have no {', '.join(lacking)}" if lacking else "")
+
     def _received(self, number: int, responses: Responses, *, sampled: bool) -> Episode | None:
         """The responses as (a part of) an episode, recorded in the ledger; None if there are none.
 
-        `sampled`: the sampler's log-probabilities serve as the old ones.
+        `sampled`: the sampler's log-probabilities serve as the old ones. So they do if generators that died served
+        other weights than those that the others have since.
         """
         found = self._source.take(collected(self._ctx.ranks, number, responses, self._source.places))
-        if found is None or not sampled:
+        if found is None:
+            return None
+        older = self.ahead is None and bool((found.columns["versions"] != self.version).any())
+        if not (sampled or older):
             return found
         return replace(found, columns=found.columns.with_tokens(logprobs=found.columns["sampled_logprobs"]))
 
