@@ -4,6 +4,9 @@ A response token has in every rank an int64 id, an int64 version, the sampler's 
 for each token column that the algorithm's graph writes; rank 0 also has, from arrival until it is trained on, an int32
 id and version and a float32 log-probability. Its sampling mask is an int32 count and the int32 ids of the other kept
 tokens, at most `topK` - 1: on every rank, and on rank 0 once more at arrival.
+
+Rank 0 keeps the responses that the step before trained on too, to be saved; with a replay window every rank keeps those
+of as many steps.
 """
 
 from dataclasses import dataclass
@@ -21,8 +24,8 @@ _SAID = 1e9
 
 @dataclass(frozen=True)
 class StepMemory:
-    """Bytes on each rank, and in total on rank 0, for the tokens of a step; `masks`: rank 0's bytes of sampling
-    masks."""
+    """Bytes on each rank, and in total on rank 0, for the `tokens` of a step and those of earlier ones that are kept;
+    `masks`: rank 0's bytes of sampling masks."""
 
     tokens: int
     each: int
@@ -39,8 +42,10 @@ class StepMemory:
         tokens = spec.data.prompts_per_step * sampling.answers_per_prompt * sampling.max_new_tokens
         columns = {name for node in graph.prepare for name in node.writes if name not in _OF_ROWS}
         mask = _ID * sampling.kept  # the count, and an id for each other kept token
-        each = tokens * (_HELD + _COLUMN * len(columns) + mask)
-        return cls(tokens, each, each + steps * tokens * (_ARRIVED + mask), (1 + steps) * tokens * mask)
+        token, window = _HELD + _COLUMN * len(columns) + mask, max(spec.replay.window, 0)
+        kept = max(window, 1)
+        first = tokens * ((1 + kept) * token + steps * (_ARRIVED + mask))
+        return cls(tokens, tokens * (1 + window) * token, first, (1 + kept + steps) * tokens * mask)
 
     @property
     def line(self) -> str:

@@ -157,11 +157,13 @@ def test_the_plan_tells_what_long_responses_take_with_their_masks() -> None:
     (line,) = plan_lines(unchecked(*long, "spec.sampling.topK=-1"))
     assert line == (
         "a step's responses, 32.77e6 tokens at most, take 1.44 GB of the node's memory in each rank of the trainer, "
-        "1.84 GB in rank 0"
+        "3.28 GB in rank 0"
     )
     (masked,) = plan_lines(unchecked(*long, "spec.sampling.topK=50", "spec.rollout.maxStaleness=1"))
     assert "8.13 GB of the node's memory in each rank" in masked
-    assert masked.endswith("22 GB in rank 0, of which 19.7 GB are sampling masks")
+    assert masked.endswith("30.1 GB in rank 0, of which 26.2 GB are sampling masks")
+    (replayed,) = plan_lines(unchecked(*long, "spec.sampling.topK=-1", "spec.replay.maxReplayEpisode=2"))
+    assert "4.33 GB of the node's memory in each rank of the trainer, 4.72 GB in rank 0" in replayed
 
 
 def test_validate_shows_the_plan_and_refuses_by_the_sizes_of_files(

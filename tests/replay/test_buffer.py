@@ -58,6 +58,16 @@ def test_first_in_first_out(window, offset, replayed, kept):
     assert stored(buffer) == kept, "the newest is always there to be read"
 
 
+def test_a_rank_whose_blobs_are_not_stored_keeps_what_it_replays_alone():
+    for window, kept in ((0, []), (2, [1, 2])):
+        buffer = ReplayBuffer(Replay(maxReplayEpisode=window), words, stored=False)
+        for number in (1, 2):
+            buffer.add(episode(number), step=number)
+        assert stored(buffer) == kept
+        buffer.restore(made(filled(Replay(maxReplayEpisode=window), 2)))
+        assert stored(buffer) == kept
+
+
 def test_it_survives_a_checkpoint_with_what_was_not_trained_on():
     replay = Replay(maxReplayEpisode=2)
     before, pending = filled(replay), episode(6)

@@ -68,10 +68,11 @@ class EpisodeReplayBuffer:
 
 
 class ReplayBuffer:
-    """Episodes that were trained on, first in, first out: those in the replay window, and always the newest."""
+    """Episodes that were trained on, first in, first out: those in the replay window; and, on the rank whose blobs are
+    stored, always the newest."""
 
-    def __init__(self, replay: Replay, texts: Texts) -> None:
-        self._replay, self._texts = replay, texts
+    def __init__(self, replay: Replay, texts: Texts, *, stored: bool = True) -> None:
+        self._replay, self._texts, self._stored = replay, texts, stored
         self._kept: list[EpisodeReplayBuffer] = []
 
     def add(self, episode: Episode, step: int) -> None:
@@ -120,4 +121,4 @@ class ReplayBuffer:
 
     def _keep(self, kept: EpisodeReplayBuffer) -> None:
         self._kept.append(kept)
-        self._kept = self.replayable() or [kept]
+        self._kept = self.replayable() or [kept][: self._stored]

@@ -66,7 +66,7 @@ class OnlineTask(GraphTask):
         self._judge, self._held_out = remote.judge, held_out
         self._texts = partial(texts, tokenizer=ctx.tokenizer, stop=ctx.spec.sampling.stop)
         self._sampling = EpisodeSampler(ctx.spec.replay, ctx.spec.seed)
-        self._buffer = ReplayBuffer(ctx.spec.replay, self._texts)
+        self._buffer = ReplayBuffer(ctx.spec.replay, self._texts, stored=ctx.ranks.first)
         self._source = PromptSource(ctx, rows)
         self._collector = EpisodeCollector(
             *(ctx, learner, fleet, self._executor, self._source),
@@ -77,7 +77,7 @@ class OnlineTask(GraphTask):
 
     def collect(self, step: int) -> dict[str, float]:
         """The next episode, unless a snapshot brought one that was not trained on yet; columns that this one lacks, as
-        settings have changed, are computed. `dynamic` collects while it trains. A stop while responses are awaited puts
+        settings have changed, are computed, but for scores, see `restore`. `dynamic` collects while it trains. A stop while responses are awaited puts
         their prompts back, and raises Stopped on every rank."""
         self._op_ctx.step = step
         if self._pending is not None:
@@ -160,8 +160,8 @@ class OnlineTask(GraphTask):
         except ValueError as error:
             raise DamagedSnapshot(f"the snapshot of step {snapshot.step}: {error}") from error
         self._source.restore(snapshot.state, self._pending)
-        if self._pending is not None and (older := self._collector.too_old(self._pending, snapshot.step)):
-            log.warning("the responses of the next step are asked for again: %s", older)
+        if self._pending is not None and (why := self._collector.not_trainable(self._pending, snapshot.step)):
+            log.warning("the responses of the next step are asked for again: %s", why)
             self._source.ask_again(self._pending)
             self._pending = None
         if self._text:
