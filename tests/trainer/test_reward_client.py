@@ -18,6 +18,7 @@ from rlhf_trainer.scoring.client import Scorer
 from rlhf_trainer.scoring.messages import SCORE_ROUTE, rows_of, unpack
 from rlhf_trainer.scoring.reward_client import RewardClient, Unscored
 from rlhf_trainer.scoring.server import application
+from rlhf_trainer.training.remote import _judged
 
 TOKEN = "token-of-tests"
 SEQUENCES = Sequences.pack([((i,), (i + 1,) * (1 + i % 3)) for i in range(8)])
@@ -146,6 +147,17 @@ def test_a_pause_without_progress_ends_the_job_with_the_reason(job):
     words = r"8 of 8 responses have no score \(judge: HTTP 503\); spec.reward.maxFailedShare 0.5 allows fewer"
     with pytest.raises(Unscored, match=words):
         job.client(share=0.5, patience=0.3).ask(SEQUENCES, "scores", ROWS)
+
+
+def test_failures_of_the_judge_are_counted_against_one_evaluation_alone(job):
+    """However many responses it has scored before: the mean of what is left would rank the checkpoint."""
+    judge = job.client()
+    for _ in range(20):
+        _judged(judge, SEQUENCES, ROWS)
+    job.failing = dict.fromkeys(range(5), "judge: HTTP 503")
+    judge._pause = job.failing.clear
+    assert not _judged(judge, SEQUENCES, ROWS).isnan().any()
+    assert job.told[0] == "paused: 5 of 8 responses have no score (judge: HTTP 503)"
 
 
 def test_a_paused_job_can_be_stopped(job):

@@ -40,7 +40,7 @@ class Remote:
                 nodes[node.name] = partial(_scores, reward, array=node.writes[0])
             elif role is not None:
                 nodes[node.name] = partial(_logprobs, scorer(ctx, role))
-        return cls(nodes, partial(_scores, reward_client(ctx), judge=True), reward)
+        return cls(nodes, partial(_judged, reward_client(ctx)), reward)
 
 
 def scorer(ctx: TrainerContext, role: Role) -> Scorer:
@@ -79,6 +79,14 @@ def _scores(
     **header: bool,
 ) -> Tensor:
     return reward.ask(sequences, array, rows, **header)
+
+
+def _judged(
+    judge: RewardClient, sequences: Sequences, rows: Sequence[Mapping[str, Any]], array: str = "scores"
+) -> Tensor:
+    """Scores of an evaluation set, whose failures are counted against its own responses alone."""
+    judge.take_metrics()
+    return judge.ask(sequences, array, rows, judge=True)
 
 
 def _logprobs(reference: Scorer, sequences: Sequences, _rows: Sequence[Mapping[str, Any]]) -> Tensor:
