@@ -4,6 +4,8 @@ import obstore
 import pytest
 
 from rlhf_operator.cli import main
+from rlhf_store.archive import Archive
+from rlhf_store.manifest import Entry
 from rlhf_store.retention import Retention
 
 
@@ -47,6 +49,39 @@ def test_verify_reads_everything_and_tells_by_its_exit_code(place, rlhf):
     assert lines[0].startswith("step 1: intact")
     assert lines[1].startswith("step 2: DAMAGED: segment ")
     assert error == "error: 1 checkpoint is damaged; a run goes on from the newest that is intact\n"
+
+
+def test_what_the_run_deletes_meanwhile_is_not_damaged(place, rlhf, monkeypatch):
+    """Its retention goes on while somebody reads the store."""
+    trainer = place.trainer(Retention(last=2))
+    trainer.save(1)
+    trainer.save(2)
+    trained = iter((3, 4))
+
+    def entries(archive: Archive) -> list[Entry]:
+        found = list(archive.read_root()[0].cuts)
+        if (step := next(trained, None)) is not None:
+            trainer.save(step)
+        return found
+
+    monkeypatch.setattr(Archive, "entries", entries)
+    code, lines, error = rlhf("verify", place.url)
+    assert (code, error) == (0, "")
+    assert [line[:15] for line in lines] == ["step 1: deleted", "step 2: deleted"]
+    place.damage(trainer.told[-1].entry.key)
+    code, lines, _ = rlhf("verify", place.url)
+    assert code == 1
+    assert lines[-1].startswith("step 4: DAMAGED")
+
+
+def test_ls_leaves_out_what_the_run_deletes_meanwhile(place, rlhf, monkeypatch):
+    trainer = place.trainer(Retention(last=1))
+    trainer.save(1)
+    found = Archive(place.url).entries()
+    trainer.save(2)
+    listed = iter((found, *[Archive(place.url).entries()] * 2))
+    monkeypatch.setattr(Archive, "entries", lambda _archive: next(listed))
+    assert rlhf("ls", place.url)[1] == [f"{place.url} holds no checkpoint"]
 
 
 def test_gc_deletes_what_nobody_refers_to_and_nothing_young(place, rlhf):

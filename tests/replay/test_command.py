@@ -109,6 +109,19 @@ def test_an_export_as_lines_is_json_for_every_reader(tmp_path):
     assert rows[0]["logprobs"] == [None] * 3
 
 
+def test_episodes_of_other_settings_are_exported_with_nulls_for_the_columns_that_they_lack(tmp_path):
+    """A run that went on with a reference, or without its critic."""
+    later = episode(3)
+    tokens = {name: column for name, column in later.columns.tokens.items() if name != "values"}
+    fewer = changed(later, columns=changed(later.columns, tokens=tokens))
+    for number, pair in enumerate(((episode(2), fewer), (fewer, episode(2)))):
+        path = tmp_path / f"{number}.parquet"
+        assert replay._parquet((pq.read_table(pa.BufferReader(encode(e, words))) for e in pair), path) == 8
+        rows = {row["episode"]: row for row in pq.read_table(path).to_pylist()}
+        assert rows[3]["values"] is None
+        assert len(rows[2]["values"]) == len(rows[2]["advantages"]) == 5
+
+
 @pytest.mark.parametrize("path", [".", "nowhere/answers.parquet"])
 def test_where_an_export_cannot_go_is_told_before_anything_is_read(
     store, tmp_path, monkeypatch, capsys, path

@@ -3,6 +3,7 @@
 import argparse
 import json
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import yaml
@@ -20,6 +21,7 @@ from rlhf_operator.verbs.main import kubectl_main
 from rlhf_operator.verbs.submit import as_written
 from rlhf_store.archive import Archive
 from rlhf_store.committing import Committer
+from rlhf_store.failures import StoreError
 from rlhf_store.retention import Retention
 
 CONTEXT = {"context": {"cluster": "c", "user": "u"}}
@@ -230,6 +232,20 @@ def test_a_clone_of_a_run_on_this_machine(tmp_path: Path, capsys: pytest.Capture
     assert clone.spec.ppo.kl_coefficient == 0.5
     assert clone.spec.checkpoint.start_from == Origin(store=f"file://{folder}/checkpoints", step=2)
     assert clone.spec.checkpoint.store is None
+
+
+def test_a_store_that_lists_and_cannot_be_read_is_said_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*_: object) -> NoReturn:
+        raise StoreError("s3://bucket/ppo: 403 Forbidden")
+
+    manifest, folder = tmp_path / "job.yaml", tmp_path / "runs" / "job"
+    manifest.write_text(json.dumps(document("spec.checkpoint.store=null")))
+    Committer.take_over(Archive(f"file://{folder}/checkpoints"), Retention(last=1)).commit(2, {}, {}, {})
+    monkeypatch.setattr(Archive, "open", refused)
+    assert cli.main(["clone", str(manifest), "--from-step=2", f"--workdir={folder}"]) == 1
+    assert capsys.readouterr().err == "error: s3://bucket/ppo: 403 Forbidden\n"
 
 
 def test_run_in_mode_kubernetes_submits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:

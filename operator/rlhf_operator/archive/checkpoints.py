@@ -17,6 +17,8 @@ def ls(options: argparse.Namespace) -> int:
         try:
             size = _size(sum(segment.size for segment in found.open(entry).manifest.segments()))
         except _damaged():
+            if entry not in found.entries():
+                continue  # the run has deleted it meanwhile
             size = "damaged"
         reward = "" if entry.reward is None else f"{entry.reward:.4g}"
         rows.append(
@@ -38,6 +40,9 @@ def verify(options: argparse.Namespace) -> int:
             sizes = [segment.size for segment in snapshot.verify()]
             say(f"step {entry.step}: intact, {len(sizes)} segments, {_size(sum(sizes))}", sys.stdout)
         except _damaged() as error:
+            if entry not in found.entries():
+                say(f"step {entry.step}: deleted by the run meanwhile", sys.stdout)
+                continue
             damaged += 1
             say(f"step {entry.step}: DAMAGED: {error}", sys.stdout)
     if damaged:

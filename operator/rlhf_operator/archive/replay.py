@@ -158,15 +158,12 @@ def _number(name: str) -> int:
 
 
 def _parquet(tables: Iterator[Table], path: Path) -> int:
-    parquet, count, writer = package("pyarrow.parquet"), 0, None
-    try:
-        for table in tables:
-            writer = writer or parquet.ParquetWriter(path, table.schema, compression="zstd")
-            writer.write_table(table)
-            count += table.num_rows
-    finally:
-        if writer is not None:
-            writer.close()
+    """Writes all columns of all episodes, with nulls where one lacks a column: the job's settings have changed."""
+    arrow, parquet = package("pyarrow"), package("pyarrow.parquet")
+    nullable = (table.cast(arrow.schema(f.with_nullable(True) for f in table.schema)) for table in tables)
+    whole = arrow.concat_tables(nullable, promote_options="default")
+    parquet.write_table(whole, path, compression="zstd")
+    count: int = whole.num_rows
     return count
 
 

@@ -27,7 +27,10 @@ def clone_file(options: argparse.Namespace) -> int:
     folder: Path = options.workdir or Path("runs", name)
     store = (spec.get("checkpoint") or {}).get("store") or (folder / "checkpoints").resolve().as_uri()
     origin = Origin(store=store, step=options.from_step)
-    package("rlhf_store.copying").find(origin)
+    try:
+        package("rlhf_store.copying").find(origin)
+    except RuntimeError as error:  # a failing store
+        raise Failure(str(error)) from error
     return _print(document, origin, options)
 
 
@@ -50,8 +53,8 @@ async def clone(session: Session, options: argparse.Namespace) -> int:
     if urlsplit(origin.store).scheme != "file":  # which is in the pods' workspace
         try:
             package("rlhf_store.copying").find(origin)
-        except InvalidJob as error:
-            if any(problem.where.endswith(".step") for problem in error.problems):
+        except (InvalidJob, RuntimeError) as error:  # the latter of a failing store
+            if isinstance(error, InvalidJob) and any(each.where.endswith(".step") for each in error.problems):
                 raise
             say(
                 f"warning: the checkpoint was not checked from here, the trainer will check it: {error}",
