@@ -274,13 +274,26 @@ def labelled(waiting: Job, priority: str) -> Job:
 
 def test_a_job_without_a_class_of_workloads_has_the_priority_of_its_pods():
     """As in Kueue's own integrations."""
-    waiting, plain = job()
     overrides = "spec.pods.priorityClass=low", "spec.trainer.pods.priorityClass=high"
-    of_all, of_both = (from_cluster(World(overrides[:count]).job.body).spec for count in (1, 2))
+    plain, of_all, of_both = (asking(*overrides[:count]) for count in range(3))
+    waiting = job()[0]
     assert priority_class(waiting, plain) is None
     assert priority_class(waiting, of_all) == ("PriorityClass", "low")
     assert priority_class(waiting, of_both) == ("PriorityClass", "high"), "of the first role that has one"
     assert priority_class(labelled(waiting, "urgent"), of_both) == ("WorkloadPriorityClass", "urgent")
+
+
+def asking(*overrides: str) -> Pinned:
+    return Pinned.make("job", from_cluster(World(overrides).job.body).spec, Defaults(image="i"))
+
+
+@pytest.mark.parametrize(
+    ("template", "found"), [("null", None), ("batch", ("PriorityClass", "batch"))], ids=str
+)
+def test_the_priority_is_that_of_the_pods_as_they_are_made(template, found):
+    """Which is what the limits are about: a field that a template overrides has no effect."""
+    fields = f"priorityClass: critical, template: {{spec: {{priorityClassName: {template}}}}}"
+    assert priority_class(job()[0], asking(f"spec.pods={{{fields}}}")) == found
 
 
 def test_a_workload_that_waits_follows_the_label_of_its_priority():

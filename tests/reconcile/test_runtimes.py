@@ -140,6 +140,20 @@ def test_limits_hold_for_the_outcome_and_the_job_waits():
     assert world.step().create
 
 
+def test_a_runtime_may_name_the_only_service_account_that_the_limits_allow():
+    limits = Limits.model_validate_json('{"serviceAccounts": ["training"]}')
+    named = runtime(pods={"template": {"spec": {"serviceAccountName": "training"}}})
+    world = World((NAMES,), runtime=MISSING, limits=limits)
+    world.step()
+    assert waiting(world)[1] == "RuntimeNotFound"
+    world.runtime = runtime()
+    world.step()
+    assert waiting(world)[1] == "RuntimeRefused"
+    assert "serviceAccountName may be training; got 'default'" in world.status.message
+    world.runtime = named
+    assert world.step().create
+
+
 def test_a_job_that_goes_with_no_such_runtime_waits_with_the_fields():
     world = World((NAMES,), runtime=runtime(environment={"RLHF_X": "1"}))
     assert not world.step().create

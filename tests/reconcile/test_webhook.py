@@ -49,6 +49,12 @@ def test_what_the_limits_do_not_allow_is_refused_and_older_jobs_may_change_their
     assert webhook.review(same, limited)["response"]["allowed"]
 
 
+def test_a_job_may_leave_its_service_account_to_its_runtime():
+    limited = replace(PLAIN, limits=Limits.model_validate({"serviceAccounts": ("training",)}))
+    for overrides, allowed in (((), False), (("spec.runtime={name: h100}",), True)):
+        assert webhook.review(asked(*overrides), limited)["response"]["allowed"] is allowed
+
+
 def test_a_label_may_not_name_a_priority_that_the_limits_do_not_list_also_later():
     limited = replace(PLAIN, limits=Limits.model_validate({"priorityClasses": ("batch",)}))
     urgent = asked(labels={"kueue.x-k8s.io/priority-class": "urgent"})["request"]

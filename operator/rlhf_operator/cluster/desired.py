@@ -75,7 +75,7 @@ def wanted(
         )
     if running is None:
         own = Pinned.make(job.name, spec, defaults)
-        check(limits, own)
+        check(limits, own, whole=spec.runtime is None)
         if problem := lacks_queue(limits, job.queue):
             return Desired(own, spec, waits=Wait("QueueRequired", str(problem)))
         if problem := wrong_priority(limits, job.priority):

@@ -31,7 +31,7 @@ class KueueClient:
         if todo.queue == "leave":
             await self.leave(key, job)
         elif todo.queue == "enter":
-            named = priority_class(job, want.spec)
+            named = priority_class(job, want.pinned)
             class_ = await self._api.get(named[0], None, named[1]) if named else None
             priority = priority_fields(class_, found) if class_ else None
             body = workload(job, want.pinned, priority)

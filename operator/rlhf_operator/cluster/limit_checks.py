@@ -23,15 +23,18 @@ _VOLUMES = ("configMap", "emptyDir", "persistentVolumeClaim", "hostPath", "image
 """Sources of volumes that the operator's pods have, or that other limits are about."""
 
 
-def check(limits: Limits | None, pinned: Pinned, own_image: str | None = None) -> None:
+def check(limits: Limits | None, pinned: Pinned, own_image: str | None = None, *, whole: bool = True) -> None:
     """Raises InvalidJob with everything in the job's pods that the limits do not allow. `own_image` is always allowed;
-    that of `pinned` unless given."""
+    that of `pinned` unless given. `whole` is false if a runtime is yet to be joined, which may name the service
+    account."""
     if limits is None:
         return
     found = list[Problem]()
     for role in roles_of(pinned.config.spec):
         body = build_pod(pinned, NewPod(role, 0, attempt=1, resume=False), uid="")
-        found += _pod(limits, f"the {role.value}'s pod:", body, own_image or pinned.defaults.image)
+        found += _pod(
+            limits, f"the {role.value}'s pod:", body, own_image or pinned.defaults.image, whole=whole
+        )
     if found:
         raise InvalidJob(found)
 
@@ -52,14 +55,14 @@ def wrong_priority(limits: Limits | None, priority: str | None) -> Problem | Non
     return next(_listed(where, priority, limits.priority_classes, "priorityClasses"), None)
 
 
-def _pod(limits: Limits, pod: str, body: Body, own_image: str) -> Iterator[Problem]:
+def _pod(limits: Limits, pod: str, body: Body, own_image: str, *, whole: bool) -> Iterator[Problem]:
     where, spec = f"{pod} spec", body["spec"]
     if not limits.privileged:
         yield from _settings(f"{where}.securityContext", as_object(spec.get("securityContext")))
         for key in unconfined(body["metadata"]):
             yield _refusal(f"{pod} metadata.annotations[{show(key)}]", "unconfined", "privileged is false")
     accounts = {key: spec[key] for key in ("serviceAccountName", "serviceAccount") if spec.get(key)}
-    for key, account in (accounts or {"serviceAccountName": "default"}).items():
+    for key, account in (accounts or ({"serviceAccountName": "default"} if whole else {})).items():
         yield from _listed(f"{where}.{key}", account, limits.service_accounts)
     if priority := spec.get("priorityClassName"):
         yield from _listed(f"{where}.priorityClassName", priority, limits.priority_classes)

@@ -71,7 +71,8 @@ def _judged(body: Mapping[str, Any], settings: Settings) -> tuple[Spec | None, S
     """A job's spec, None if it is invalid, and its problems by today's rules and limits."""
     try:
         spec = from_cluster(body).spec
-        check(settings.limits, Pinned.make(body["metadata"]["name"], spec, settings.defaults))
+        pinned = Pinned.make(body["metadata"]["name"], spec, settings.defaults)
+        check(settings.limits, pinned, whole=spec.runtime is None)
     except InvalidJob as error:
         return None, error.problems
     labels = body["metadata"].get("labels", {})

@@ -3,20 +3,21 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rlhf_api.pods import combine
 from rlhf_api.run import roles_of
-from rlhf_api.spec import Spec
 
+from .pinned import Pinned
+from .pod import NewPod, build_pod
 from .snapshot import Job
 
 
-def priority_class(job: Job, spec: Spec) -> tuple[str, str] | None:
+def priority_class(job: Job, pinned: Pinned) -> tuple[str, str] | None:
     """Kind and name of the class: the WorkloadPriorityClass of the job's label, else the PriorityClass of the first
     role whose pods have one."""
     if job.priority:
         return "WorkloadPriorityClass", job.priority
-    pods = (combine(spec.pods, spec.section(role).pods) for role in roles_of(spec))
-    return next((("PriorityClass", each.priority_class) for each in pods if each.priority_class), None)
+    pods = (build_pod(pinned, NewPod(role, 0, 1, resume=False), "") for role in roles_of(pinned.config.spec))
+    classes = (pod["spec"].get("priorityClassName") for pod in pods)
+    return next((("PriorityClass", named) for named in classes if named), None)
 
 
 def priority_fields(named: Mapping[str, Any], before: Mapping[str, Any] | None) -> dict[str, Any]:
