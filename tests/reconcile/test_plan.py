@@ -3,12 +3,13 @@
 import datetime
 
 import pytest
-from tests.reconcile.world import World, names, reasons, running
+from tests.reconcile.world import World, names, reasons, running, stamp
 
 from rlhf_api.report import HealthStatus, TrainerStatus
 from rlhf_api.status import JobStatus
 from rlhf_operator.cluster.pod_groups import LOST_SECONDS
-from rlhf_operator.cluster.stopping import SIDECAR_SECONDS, SUSPEND_SECONDS
+from rlhf_operator.cluster.snapshot import Pod
+from rlhf_operator.cluster.stopping import SIDECAR_SECONDS, SUSPEND_SECONDS, deleted
 from rlhf_operator.process_state import Finish
 
 TWO = "spec.trainer.replicas=2"
@@ -400,6 +401,15 @@ def test_a_pod_whose_kubelet_is_gone_is_given_up():
     assert world.step(LOST_SECONDS + 2).delete == ()
     (deletion,) = world.step().delete
     assert (deletion.name, deletion.grace) == ("job-trainer-0", 0)
+
+
+def test_a_pod_of_a_deleted_job_whose_kubelet_is_gone_is_given_up():
+    """Else a job that a finalizer holds would hold its quota too."""
+    world = running()
+    world.pods["job-trainer-0"]["metadata"]["deletionTimestamp"] = stamp(world.now)
+    pods, later = [Pod.of(body) for body in world.pods.values()], datetime.timedelta(seconds=LOST_SECONDS + 2)
+    told = {deletion.name: deletion.grace for deletion in deleted({}, pods, world.now + later).delete}
+    assert told == dict.fromkeys(world.pods) | {"job-trainer-0": 0}
 
 
 def test_a_deadline_ends_the_job():

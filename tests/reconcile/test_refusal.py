@@ -6,6 +6,7 @@ from tests.reconcile.world import World, names, reasons, running
 from rlhf_api.report import CheckpointStatus, TrainerStatus
 from rlhf_operator.cluster.api_error import ApiError
 from rlhf_operator.cluster.limits import Limits
+from rlhf_operator.cluster.pod_groups import LOST_SECONDS
 from rlhf_operator.cluster.refusal import by_server
 from rlhf_operator.condition import observed
 from rlhf_operator.process_state import Finish
@@ -198,6 +199,46 @@ def test_a_job_that_is_over_stays_so_whatever_is_written_into_its_spec():
         assert world.status == observed(before, world.generation)
         assert {c.observed_generation for c in world.status.conditions} == {world.generation}
     assert world.generation > before.observed_generation
+
+
+def over(*overrides: str) -> World:
+    """An ended job whose spec another release, or one with other limits, would take no more."""
+    world = running(*overrides)
+    world.end("job-trainer-0", 0)
+    world.settle()
+    assert world.status.phase == "Succeeded"
+    world.overrides = (*overrides, WRONG)
+    return world
+
+
+def test_a_job_that_is_over_is_deleted_after_its_time_whatever_its_spec_says():
+    world = over("spec.ttlSecondsAfterFinished=1000")
+    left = world.look().again
+    assert 800 < left < 1000
+    world.step(left - 1)
+    world.step()
+    assert not world.expired
+    world.step()
+    assert world.expired
+
+
+def test_a_refused_job_that_can_be_corrected_is_not_deleted():
+    world = World((WRONG, "spec.ttlSecondsAfterFinished=10"))
+    world.step(1000)
+    assert world.step().again is None
+    assert not world.expired
+
+
+def test_a_pod_of_a_refused_job_whose_node_is_gone_is_given_up():
+    world = running()
+    world.end("job-trainer-0", 0)
+    world.step()
+    world.overrides = (WRONG,)
+    world.step(LOST_SECONDS + 2)
+    gone = world.pods["job-generator-0"]
+    assert "deletionTimestamp" in gone["metadata"]
+    (deletion,) = (each for each in world.look().delete if each.uid == gone["metadata"]["uid"])
+    assert deletion.grace == 0
 
 
 def test_pods_whose_configuration_is_lost_do_not_go_on_behind_a_refused_spec():

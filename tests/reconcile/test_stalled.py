@@ -217,10 +217,44 @@ def test_a_trainer_that_waits_for_a_node_after_it_has_trained_fails_no_job():
     for _ in range(5):
         world.step(5)
         unplaced(world, *[name for name in world.pods if name == "job-trainer-0"])
-    world.step(1000)
+    waits = world.pods["job-trainer-0"]["metadata"]["uid"]
+    for _ in range(5):
+        world.step(1000)
+        world.step()
+        assert world.status.phase == "Provisioning"
+        assert stalled(world)[:2] == ("True", "PartlyScheduled")
+    assert world.pods["job-trainer-0"]["metadata"]["uid"] == waits
+    assert world.status.restarts == 0
+
+
+@pytest.mark.parametrize(
+    "waiting",
+    [
+        {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]},
+        {"containerStatuses": [{"name": "role", "state": {"waiting": {"reason": "ImagePullBackOff"}}}]},
+        {
+            "initContainerStatuses": [{"name": "models", "state": {"running": {"startedAt": "now"}}}],
+            "containerStatuses": [{"name": "role", "state": {"waiting": {"reason": "PodInitializing"}}}],
+        },
+    ],
+    ids=["node", "image", "model"],
+)
+def test_a_trainer_that_has_not_begun_is_not_taken_for_one_that_hangs(waiting):
+    """It waits in its place of the queue, or downloads, for however long."""
+    world = World(("spec.trainer.startupTimeoutSeconds=600",))
     world.step()
-    assert world.status.phase == "Provisioning"
-    assert stalled(world)[:2] == ("True", "PartlyScheduled")
+    world.kubelet()
+    uid = world.pods["job-trainer-0"]["metadata"]["uid"]
+    world.pods["job-trainer-0"]["status"] = {"phase": "Pending", **waiting}
+    for _ in range(8):
+        world.step(900)
+    assert (world.status.phase, world.status.restarts) == ("Provisioning", 0)
+    assert world.pods["job-trainer-0"]["metadata"]["uid"] == uid
+    world.kubelet()
+    unready(world)
+    for seconds in (450, 449, 60):
+        assert names(world.step(seconds)) == ([], []), "it has its time from its start on"
+    assert names(world.look())[1] == ["job-trainer-0"]
 
 
 def test_a_failing_init_container_is_told_of_and_counted():

@@ -3,6 +3,8 @@
 import pytest
 from tests.reconcile.world import World, running
 
+from rlhf_api.report import TrainerStatus
+from rlhf_api.runtime import parse_runtime
 from rlhf_operator.cluster.status_writer import worth_writing
 from rlhf_operator.cluster.usage import cost_per_hour
 
@@ -112,6 +114,25 @@ def test_pods_of_a_job_that_has_failed_hold_their_gpus_until_they_are_over():
     after = held(world)
     world.step(prices=PRICES)
     assert held(world) == after
+
+
+def test_gpus_that_a_runtime_gave_count_until_the_pods_are_over_too():
+    """Which of them an ended job had, its own spec does not say."""
+    named = {"kind": "ClusterRLHFRuntime", "metadata": {"name": "h100", "uid": "u", "generation": 1}}
+    spec = {"trainer": {"pods": {"gpu": {"count": 4}}}}
+    world = World(("spec.runtime={name: h100}", "spec.activeDeadlineSeconds=60", GPUS[0]))
+    world.runtime = parse_runtime({"apiVersion": "rlhf.dev/v1alpha1", "spec": spec, **named})
+    world.settle()
+    world.trainer = TrainerStatus(activity="training", step=3, total_steps=4)
+    world.step(120)
+    world.runtime = None  # which the operator does not read for a job that has ended
+    for _ in range(2):
+        world.step(3600)
+        assert (world.status.phase, world.status.gpus) == ("Failed", 4)
+    world.kubelet()
+    world.step()
+    assert world.status.gpus == 0
+    assert world.status.gpu_hours == pytest.approx(8, rel=0.1)
 
 
 def test_without_prices_there_is_no_cost():

@@ -3,7 +3,7 @@
 import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from rlhf_api.run import Membership
 from rlhf_api.status import JobStatus
@@ -11,7 +11,8 @@ from rlhf_api.status import JobStatus
 from .consequences import Deletion, deletion
 from .describe import Event
 from .pod import NewPod
-from .pod_groups import PodGroups, lost
+from .pod_groups import lost
+from .snapshot import Pod
 
 POLL_SECONDS = 5.0
 """Poll interval of a running job, seconds."""
@@ -49,9 +50,21 @@ class Plan:
     """Seconds until a process that has ended may be started again; a look at the latest then."""
 
 
-def deletions(wanted: Sequence[Deletion], sight: PodGroups, now: datetime.datetime) -> tuple[Deletion, ...]:
-    """Deletions to start: of pods that are not being deleted yet, and of those that are given up as lost."""
-    going = {pod.uid: pod.deletion_deadline for pod in sight.pods if pod.deletion_deadline is not None}
+def deletions(
+    wanted: Sequence[Deletion], pods: Sequence[Pod], now: datetime.datetime
+) -> tuple[Deletion, ...]:
+    """Deletions to start: of pods that are not being deleted yet, and of those that are given up as lost; `pods`: all
+    of the job."""
+    going = {pod.uid for pod in pods if pod.deletion_deadline is not None}
     new = {each.uid: each for each in wanted if each.uid not in going}
-    given_up = [deletion(pod, 0) for pod in sight.pods if lost(pod, now.timestamp())]
+    given_up = [deletion(pod, 0) for pod in pods if lost(pod, now.timestamp())]
     return (*new.values(), *given_up)
+
+
+def left_to_live(status: JobStatus, lifetime: Any, now: datetime.datetime) -> float | None:
+    """Seconds until an ended job is deleted; None if it stays. `lifetime`: its spec's `ttlSecondsAfterFinished`, also
+    of a spec that is invalid."""
+    if not isinstance(lifetime, int) or status.completion_time is None:
+        return None
+    ended = datetime.datetime.fromisoformat(status.completion_time)
+    return (ended + datetime.timedelta(seconds=lifetime) - now).total_seconds()

@@ -120,7 +120,7 @@ def _planned(
         companions=finish is None,
         token=finish is None and lack(sight.pods, token_name(job.name, job.uid)),
         create=tuple(create),
-        delete=deletions(_leaving(made, sight, counted), sight, now),
+        delete=deletions(_leaving(made, sight, counted), sight.pods, now),
         members=membership(sight, spec),
         events=events,
         generators=generators,

@@ -112,8 +112,10 @@ def silent(
     cluster: ClusterStatus,
     activity: str | None,
 ) -> Silence | None:
-    """The silence of the present attempt's trainers; None if none runs, or while they are being replaced."""
-    if cluster.progress_time is None or sight.counted_of(Role.TRAINER):
+    """The silence of the present attempt's trainers; None while one of them is being replaced, or has not begun: it
+    waits for a node, for its image or for a model."""
+    waits = any(pod.role is Role.TRAINER and not pod.begun for pod in sight.current.values())
+    if cluster.progress_time is None or sight.counted_of(Role.TRAINER) or waits:
         return None
     return silence(spec, processes, seconds(cluster.progress_time), activity)
 

@@ -79,7 +79,7 @@ class Reconciler:
         now = self._api.clock.now()
         if "deletionTimestamp" in body["metadata"]:
             self._forget(key)
-            return await self._give_up(key, job, deleted(body["metadata"], pods))
+            return await self._give_up(key, job, deleted(body["metadata"], pods, now))
         if job.unreadable:
             return await self._give_up(key, job, leave_alone(job.unreadable))
         job, workload = self._statuses.latest(key, job), self._kueue.workload(key, job)
@@ -169,6 +169,8 @@ class Reconciler:
             await self._kueue.leave(key, job)
         for event in todo.events:
             await self._recorder.record(job.body, event)
+        if todo.expire:
+            await self._api.delete("RLHFJob", job.namespace, job.name, uid=job.uid)
         return todo.again
 
     async def _delete_pods(self, job: Job, todo: Plan) -> None:

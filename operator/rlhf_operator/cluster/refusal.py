@@ -20,9 +20,9 @@ from .consequences import deletion
 from .describe import Event
 from .kinds import KUEUE
 from .names import QUEUE
-from .next_step import POLL_SECONDS, Plan
+from .next_step import POLL_SECONDS, Plan, deletions, left_to_live
 from .snapshot import Job, Pod
-from .usage import used
+from .usage import uncounted
 
 _DENIED = re.compile(r"denied (the )?request")
 """Pattern of refusals by admission: `admission webhook "x" denied the request: ...`, `ValidatingAdmissionPolicy 'x'
@@ -81,15 +81,17 @@ def refuse(job: Job, error: InvalidJob, pods: Sequence[Pod], now: datetime.datet
     else:
         before = observed(before, job.generation)
     living = [pod for pod in pods if not pod.over]
-    if before.gpus:  # how many a pod has, only a spec that can be read would tell
-        none_left = {} if living else {"gpus": 0, "cost_per_hour": None}
-        before = before.model_copy(update={**used(before, now), **none_left})
+    # One that can be corrected stays; for any other, what follows its end does not need a valid spec.
+    lifetime = (job.body.get("spec") or {}).get("ttlSecondsAfterFinished")
+    left = None if refused(before) else left_to_live(before, lifetime, now)
+    expire = left is not None and left <= 0
     return Plan(
-        status=before,
-        delete=tuple(deletion(pod) for pod in living if pod.deletion_deadline is None),
+        status=before.model_copy(update=uncounted(before, pods, now)),
+        delete=deletions([deletion(pod) for pod in living], pods, now),
         events=events,
         queue=None if living else "leave",
-        again=POLL_SECONDS if living else None,
+        expire=expire,
+        again=POLL_SECONDS if living else left if not expire else None,
     )
 
 

@@ -101,6 +101,8 @@ class Pod:
     """Deletion deadline, by which its kubelet has to end it; None unless it is being deleted."""
     held_by: str = ""
     """Finalizers that alone keep a deleted pod: its kubelet has confirmed its end, or it was given up."""
+    begun: bool = False
+    """True once its role's container has started, which waits for a node, for images and for init containers."""
     over: bool = False
     """True if none of its containers runs any more and its resources are free; a sidecar may outlast the role's
     container."""
@@ -159,6 +161,7 @@ class Pod:
             ended=ended(meta, status, role_container, conditions),
             deletion_deadline=seconds(meta["deletionTimestamp"]) if "deletionTimestamp" in meta else None,
             held_by=", ".join(meta.get("finalizers", ())) if let_go(meta) else "",
+            begun=bool({"running", "terminated"} & role_container.get("state", {}).keys()),
             over=status.get("phase") in OVER,
             waiting_reason=waiting_reason(node, status, conditions),
             scheduled=scheduled,

@@ -13,11 +13,11 @@ from ..process_state import Finish, ProcessState
 from .conditions import Look
 from .consequences import deletion
 from .describe import describe
-from .next_step import POLL_SECONDS, Plan, Queue, deletions
+from .next_step import POLL_SECONDS, Plan, Queue, deletions, left_to_live
 from .observed import Observed
 from .pod_groups import PodGroups, membership, sort
 from .snapshot import Job, Pod
-from .usage import counted
+from .usage import counted, uncounted
 
 RUNTIME_SECONDS = 15.0
 """Poll interval of a job that waits for its runtime, seconds."""
@@ -85,7 +85,7 @@ def suspend(
     soon = not finish or sight.pods or queue is not None
     return Plan(
         status=status,
-        delete=deletions([deletion(pod) for pod in leaving], sight, now),
+        delete=deletions([deletion(pod) for pod in leaving], sight.pods, now),
         members=membership(sight, observed.wanted.spec),
         stop=saving,
         queue=queue,
@@ -119,7 +119,7 @@ def _queue(observed: Observed, *, idle: bool) -> Queue | None:
     return "release" if quota == "evicted" else report_if_admitted(observed)
 
 
-def deleted(metadata: Mapping[str, Any], pods: Sequence[Pod]) -> Plan:
+def deleted(metadata: Mapping[str, Any], pods: Sequence[Pod], now: datetime.datetime) -> Plan:
     """The next step of a deleted job that still exists: a finalizer holds it, perhaps for ever, and until it is gone
     the API server keeps what it owns. Its pods are deleted now, as they would be with it, unless they are to be
     orphaned."""
@@ -128,7 +128,7 @@ def deleted(metadata: Mapping[str, Any], pods: Sequence[Pod]) -> Plan:
     living = [pod for pod in pods if not pod.over]
     return Plan(
         status=None,
-        delete=tuple(deletion(pod) for pod in living if pod.deletion_deadline is None),
+        delete=deletions([deletion(pod) for pod in living], pods, now),
         queue=None if living else "leave",
         again=POLL_SECONDS if living else None,
     )
@@ -156,17 +156,17 @@ def after_the_end(observed: Observed, before: JobStatus, now: datetime.datetime)
         for pod in holding
         if pod.ended is None or now.timestamp() > pod.ended.at + SIDECAR_SECONDS
     ]
-    left = None
-    lifetime = spec.ttl_seconds_after_finished
-    if lifetime is not None and before.completion_time is not None:
-        ended = datetime.datetime.fromisoformat(before.completion_time)
-        left = (ended + datetime.timedelta(seconds=lifetime) - now).total_seconds()
+    left = left_to_live(before, spec.ttl_seconds_after_finished, now)
     expire = left is not None and left <= 0
+    # Of a runtime, which may say how many GPUs a pod has, the spec knows nothing more.
+    used = (
+        counted(before, sight.pods, spec, observed.prices, now)
+        if spec.runtime is None
+        else uncounted(before, sight.pods, now)
+    )
     return Plan(
-        status=seen_at(before, observed.job.generation).model_copy(
-            update=counted(before, sight.pods, spec, observed.prices, now)
-        ),
-        delete=deletions(ending, sight, now),
+        status=seen_at(before, observed.job.generation).model_copy(update=used),
+        delete=deletions(ending, sight.pods, now),
         queue="leave"
         if observed.quota not in ("none", "absent") and not holding
         else report_if_admitted(observed),

@@ -41,6 +41,15 @@ def counted(
     return fields | (used(before, now) if gpus or before.gpus else {})
 
 
+def uncounted(before: JobStatus, pods: Sequence[Pod], now: datetime.datetime) -> dict[str, Any]:
+    """As `counted`, if the spec that the pods were made of cannot be read any more: all GPUs count until the last pod
+    is over."""
+    if not before.gpus:
+        return {}
+    none_left = {} if any(not pod.over for pod in pods) else {"gpus": 0, "cost_per_hour": None}
+    return used(before, now) | none_left
+
+
 def used(before: JobStatus, now: datetime.datetime) -> dict[str, Any]:
     """Status fields: GPU-hours and cost since the last count, for the GPUs held and at the prices of then. If the
     status cannot be written, the next reconcile counts from the last one written."""
