@@ -28,7 +28,7 @@ def served(
 ) -> Iterator[Operator]:
     """One operator for all namespaces."""
     assert nodes
-    with operator(control_plane.kubeconfig, tmp_path_factory.mktemp("operator")) as running:
+    with operator(control_plane.kubeconfig, tmp_path_factory.mktemp("operator"), deployed=True) as running:
         yield running
 
 

@@ -49,7 +49,7 @@ def served(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[None]:
     del crd, definitions, nodes, trainer
-    with operator(control_plane.kubeconfig, tmp_path_factory.mktemp("operator")):
+    with operator(control_plane.kubeconfig, tmp_path_factory.mktemp("operator"), deployed=True):
         yield
 
 

@@ -36,7 +36,7 @@ def served(
 ) -> Iterator[Operator]:
     assert nodes
     request.getfixturevalue("crd")
-    with operator(control_plane.kubeconfig, tmp_path_factory.mktemp("operator")) as running:
+    with operator(control_plane.kubeconfig, tmp_path_factory.mktemp("operator"), deployed=True) as running:
         yield running
 
 

@@ -48,9 +48,11 @@ class Operator:
 
 @contextmanager
 def operator(
-    kubeconfig: Path, folder: Path, namespace: str | None = None, **environ: str
+    kubeconfig: Path, folder: Path, namespace: str | None = None, *, deployed: bool = False, **environ: str
 ) -> Iterator[Operator]:
-    """An operator for one namespace, or for all; its Lease is in `namespace` or `default`."""
+    """An operator for one namespace, or for all; its Lease is in `namespace` or `default`. `deployed`: it is started
+    again if it ends for want of its lease, as by its Deployment: on a busy machine an API server may be too late. After
+    any other end it stays ended."""
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()
     settings = {
@@ -65,17 +67,34 @@ def operator(
         **environ,
     }
     log = folder / f"operator-{port}.log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "rlhf_operator.cluster"],
-            env={**os.environ, **settings},
-            stdout=out,
-            stderr=subprocess.STDOUT,
-        )
-    running = Operator(process, log, port)
+
+    def start() -> subprocess.Popen[bytes]:
+        with log.open("ab") as out:
+            return subprocess.Popen(
+                [sys.executable, "-m", "rlhf_operator.cluster"],
+                env={**os.environ, **settings},
+                stdout=out,
+                stderr=subprocess.STDOUT,
+            )
+
+    running, changing, over = Operator(start(), log, port), threading.Lock(), threading.Event()
+
+    def keep() -> None:
+        lost = 0
+        while running.process.wait() and (now := running.said().count("LeaseLost: ")) > lost:
+            with changing:
+                if over.is_set():
+                    return
+                running.process, lost = start(), now
+
+    if deployed:
+        threading.Thread(target=keep, daemon=True).start()
     try:
         yield running
     finally:
+        with changing:
+            over.set()
+        process = running.process
         if process.poll() is None:
             process.terminate()
             try:
