@@ -10,13 +10,14 @@ from typing import Any
 
 import yaml
 
-from .problems import InvalidJob, Problem, path, show
+from .problems import InvalidJob, Problem, first, path, show
 
 _DEEPEST = 64
 _INT64 = 2**63
 _MOST_VALUES = 1_000_000
 _VARIABLE = re.compile(r"\$\$\{|\$\{([^}]*)\}?")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_ENDLESS = "is nested too deeply, or contains itself"
 _HALF = re.compile("[\ud800-\udfff]")
 """Unpaired surrogates, which no Unicode encoding can write."""
 
@@ -90,10 +91,23 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+class _Dumper(yaml.SafeDumper):
+    """Quotes all text that `_Loader`, and Kubernetes, would read as another type."""
+
+
 # YAML 1.1 requires a dot in a float, so `1e-6`, the usual way to write a learning rate, would be a string.
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
+for _each in (_Loader, _Dumper):
+    _each.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
+        list("-+0123456789"),
+    )
+
+
+def dumped(document: Any) -> str:
+    """A document as YAML that `documents` reads back as it was, without a line end at its end."""
+    text: str = yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
+    return text.rstrip("\n")
 
 
 def documents(text: str, source: str, variables: Mapping[str, str] | None = None) -> list[Any]:
@@ -115,13 +129,20 @@ def documents(text: str, source: str, variables: Mapping[str, str] | None = None
         if mark and variables is not None and "${" in [*text.splitlines(), ""][mark.line]:
             message += "; within [...] and {...} put ${NAME} in quotes, or write the list with dashes"
         raise InvalidJob([Problem(where, message)]) from None
-    except (ValueError, RecursionError) as error:
+    except (
+        ValueError,
+        LookupError,
+        AttributeError,
+        RecursionError,
+    ) as error:  # of values that do not fit their tag
         raise InvalidJob([Problem(source, f"is not valid YAML: {error}")]) from None
     if loader.problems:
         raise InvalidJob(loader.problems)
     if sum(_values(document, {}) for document in found) > _MOST_VALUES:
         message = f"holds more than {_MOST_VALUES:,} values, as aliases of aliases make them; write them out"
         raise InvalidJob([Problem(source, message)])
+    if endless := first(each for d in found for each in not_json(d) if each.message == _ENDLESS):
+        raise InvalidJob(endless)
     return [d for d in found if d is not None]
 
 
@@ -141,7 +162,7 @@ def not_json(
 ) -> Iterator[Problem]:
     """Problems of values that JSON or the operating system cannot represent: infinities, sets, cycles, NUL."""
     if len(above) > _DEEPEST or id(node) in above:
-        yield Problem(path(location[:4]), "is nested too deeply, or contains itself")
+        yield Problem(path(location[:4]), _ENDLESS)
     elif isinstance(node, Mapping):
         for key, value in node.items():
             if isinstance(key, str):

@@ -216,7 +216,9 @@ def _set(node: Any, keys: list[str], value: Any, where: str) -> Any:
     key, rest = keys[0], keys[1:]
     if key.startswith("["):
         index = key[1:-1]
-        if not (key.endswith("]") and index.isdigit() and isinstance(node, list) and int(index) < len(node)):
+        if not (
+            key.endswith("]") and index.isdecimal() and isinstance(node, list) and int(index) < len(node)
+        ):
             raise InvalidJob([Problem(f"--set {where}", f"there is no item {key} in {show(node)}")])
         return [_set(item, rest, value, where) if i == int(index) else item for i, item in enumerate(node)]
     if node is not None and not isinstance(node, Mapping):

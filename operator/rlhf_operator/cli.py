@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import version
 
-import yaml
-
+from rlhf_api.document import dumped
 from rlhf_api.experiments import experiments
 from rlhf_api.json_schema import manifest_schema
 from rlhf_api.manifest import composed, parse
@@ -80,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
 def _render(options: argparse.Namespace) -> int:
     document = composed(options.file, options.set)
     parse(document)
-    say(yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=110).rstrip("\n"), sys.stdout)
+    say(dumped(document), sys.stdout)
     return 0
 
 

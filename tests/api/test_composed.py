@@ -8,6 +8,7 @@ import pytest
 import yaml
 from tests.api.manifests import document
 
+from rlhf_api.document import dumped
 from rlhf_api.includes import read
 from rlhf_api.manifest import apply_override, composed, load, parse
 from rlhf_api.problems import InvalidJob
@@ -136,6 +137,23 @@ def test_a_value_of_the_environment_is_text_without_quotes(override: str, value:
     key = override.partition("=")[0]
     made = apply_override(document(), f"spec.environment.{override}")
     assert parse(made).spec.environment[key] == value
+
+
+@pytest.mark.parametrize(
+    "text", ["1e-6", "5e8", "1234e56", "on", "1:30", "2026-01-01", "1_000", "~", "é", " x"]
+)
+def test_text_is_text_again_in_what_is_rendered(text: str, tmp_path: Path, capsys) -> None:
+    """Whatever YAML, or Kubernetes, would take it for without quotes."""
+    made = document()
+    made["spec"]["environment"] = {"A": text}
+    made["metadata"]["labels"] = {"commit": text.strip()}
+    file = tmp_path / "job.yaml"
+    file.write_text(dumped(made), encoding="utf-8")
+    assert cli.main(["render", str(file)]) == 0
+    file.write_text(capsys.readouterr().out, encoding="utf-8")
+    read = load(file)
+    assert read.spec.environment == {"A": text}
+    assert read.metadata.labels == {"commit": text.strip()}
 
 
 def test_an_unknown_field_hides_no_rule_between_fields() -> None:

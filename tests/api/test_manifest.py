@@ -208,6 +208,11 @@ FILES = [
     ("- 1\n", "must be one RLHFJob object; got [1]"),
     ("a: !!python/object:os.system {}\n", "is not valid YAML"),
     ("x: &a [*a, *a]\n", "contains itself"),
+    ("spec: &a [*a]\n", "contains itself"),
+    ("spec: {trainer: {deepspeed: &a {zero_optimization: *a}}}\n", "contains itself"),
+    ("spec: {suspend: !!bool maybe}\n", "is not valid YAML"),
+    ("spec: {steps: !!int ''}\n", "is not valid YAML"),
+    ("spec: {name: !!timestamp x}\n", "is not valid YAML"),
     ("x: " + "9" * 5000, "is not valid YAML"),
     ("[" * 5000, "is not valid YAML"),
     ("x: !!binary aGk=\n", "bytes is not a JSON value"),
@@ -215,7 +220,7 @@ FILES = [
 ]
 
 
-@pytest.mark.parametrize(("text", "words"), FILES, ids=[repr(words) for _, words in FILES])
+@pytest.mark.parametrize(("text", "words"), FILES, ids=[repr(text[:40]) for text, _ in FILES])
 def test_bad_files(tmp_path: Path, text: str, words: str) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(text)
@@ -269,6 +274,7 @@ def test_overrides(tmp_path: Path) -> None:
         ("spec.steps.x=3", "'x' is not a field of 4"),
         ("spec.data.train[1]=x", "there is no item [1] in"),
         ("spec.data.train[x]=x", "there is no item [x] in"),
+        ("spec.data.train[²]=x", "there is no item [²] in"),
         ("spec.model[0]=x", "there is no item [0] in"),
         ("spec.steps=[", "is not valid YAML"),
         ("spec.stepz=3", 'did you mean "steps"?'),

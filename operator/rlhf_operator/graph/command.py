@@ -12,10 +12,11 @@ from pydantic import ValidationError
 
 from rlhf_api.algorithms import ALGORITHMS
 from rlhf_api.algorithms.resolve import imported, resolve
+from rlhf_api.document import not_json
 from rlhf_api.experiments import experiments, names_experiment
 from rlhf_api.imports import look_here
 from rlhf_api.manifest import apply_override, load
-from rlhf_api.problems import from_pydantic
+from rlhf_api.problems import InvalidJob, first, from_pydantic
 from rlhf_api.spec import Spec
 
 from ..exits import say
@@ -76,6 +77,8 @@ def usual(algorithm: str, overrides: Sequence[str] = ()) -> Spec:
     document: Any = {"spec": spec}
     for override in overrides:
         document = apply_override(document, override)
+    if problems := first(not_json(document)):
+        raise InvalidJob(problems)
     try:
         return Spec.model_validate_json(json.dumps(document["spec"]))
     except ValidationError as error:

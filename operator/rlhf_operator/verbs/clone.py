@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import yaml
-
+from rlhf_api.document import dumped
 from rlhf_api.manifest import API_VERSION, KIND, apply_override, composed, parse
 from rlhf_api.problems import InvalidJob
 from rlhf_api.spec import Origin
@@ -94,5 +93,5 @@ def _print(document: Mapping[str, Any], origin: Origin, options: argparse.Namesp
     for override in options.set:
         made = apply_override(made, override)
     parse(made)
-    say(yaml.safe_dump(made, sort_keys=False, allow_unicode=True, width=110).rstrip("\n"), sys.stdout)
+    say(dumped(made), sys.stdout)
     return 0

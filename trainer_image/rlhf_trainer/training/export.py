@@ -2,12 +2,11 @@
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from rlhf_api.document import dumped
 from rlhf_api.graph import Model
 from rlhf_api.manifest import API_VERSION, KIND
 
@@ -46,7 +45,7 @@ def _lines(ctx: TrainerContext, used: Model, *, picture: bool) -> Iterator[str]:
     front: dict[str, Any] = {"library_name": "transformers", "tags": ["rlhf-operator", spec.algorithm]}
     if start is not None and not Path(start).exists():  # a hub name, not a local path
         front["base_model"] = start
-    yield from ("---", _yaml(front), "---", "")
+    yield from ("---", dumped(front), "---", "")
     yield from (f"# {ctx.job}: {used.field}", "")
     lora = spec.model.adapter(used.field)
     how = f", with a low-rank adapter (rank {lora.rank}) merged into it" if lora is not None else ""
@@ -62,7 +61,7 @@ def _lines(ctx: TrainerContext, used: Model, *, picture: bool) -> Iterator[str]:
         yield from (f"![{ctx.job}]({PICTURE})", "")
     said = json.loads(spec.model_dump_json(by_alias=True, exclude_defaults=True))
     document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": ctx.job}, "spec": said}
-    yield from ("The manifest, for `rlhf run`:", "", "```yaml", _yaml(document), "```")
+    yield from ("The manifest, for `rlhf run`:", "", "```yaml", dumped(document), "```")
 
 
 def _evaluations(lines: list[dict[str, Any]]) -> Iterator[str]:
@@ -77,7 +76,3 @@ def _evaluations(lines: list[dict[str, Any]]) -> Iterator[str]:
         cells = (f"{line['step']} | {line[figure]:.4g}" for line in (first, last))
         yield f"| {name} | {figure} | {' | '.join(cells)} |"
     yield ""
-
-
-def _yaml(document: Mapping[str, Any]) -> str:
-    return yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=110).rstrip("\n")
