@@ -128,7 +128,7 @@ def combine(job: PodSettings, role: PodSettings) -> PodSettings:
     """Merges a role's settings over the job's.
 
     Maps are merged recursively. Lists are concatenated, the role's last; a volume of the role replaces one of the same
-    name or mount path. Any other field is the role's if the role sets it.
+    name or mount path. Any other field is the role's if the role sets it; null is a field left out, as on a cluster.
     """
     return over(job, role)
 
@@ -141,7 +141,7 @@ def over(under: Settings, above: Settings) -> Settings:
 
 def _over(under: Any, over: Any) -> Any:
     if isinstance(under, BaseModel) and isinstance(over, BaseModel):
-        said = over.model_fields_set
+        said = [name for name in over.model_fields_set if getattr(over, name) is not None]
         return under.model_copy(
             update={name: _over(getattr(under, name), getattr(over, name)) for name in said}
         )

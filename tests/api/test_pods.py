@@ -81,8 +81,10 @@ def test_a_role_over_the_job(field, job, role, both):
     assert made.model_dump(exclude_unset=True) == settings(**{field: both}).model_dump(exclude_unset=True)
 
 
-def test_null_takes_away_what_the_job_says():
-    assert combine(settings(gpu=GPU, image="x"), settings(gpu=None, image=None)) == PodSettings()
+def test_null_is_a_field_left_out():
+    """A cluster does not even store it."""
+    of_all = settings(gpu=GPU, image="x")
+    assert combine(of_all, settings(gpu=None, image=None)) == of_all
 
 
 ANY = st.sampled_from(
