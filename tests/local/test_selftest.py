@@ -5,9 +5,11 @@ import struct
 from pathlib import Path
 
 import pytest
+import yaml
 from tests.support.rlhf import ROOT
 
-from rlhf_api.manifest import load
+from rlhf_api.document import dumped
+from rlhf_api.manifest import composed, load
 from rlhf_api.roles import Role
 from rlhf_api.run import roles_of
 from rlhf_operator.selftest import checks
@@ -49,6 +51,22 @@ def test_both_halves_of_every_example_are_valid(file):
         derived = load(file, as_arguments(overrides))
         assert roles_of(derived.spec) == roles_of(job.spec)
         assert derived.spec.model == job.spec.model
+
+
+@pytest.mark.parametrize(
+    "file", [PPO, *(file for file in EXAMPLES if file.stem == "sft")], ids=lambda f: f.stem
+)
+@pytest.mark.parametrize("keys", ["train_batch_size: 256", "train_micro_batch_size_per_gpu: 4"])
+def test_a_step_that_deepspeeds_names_size_is_made_small_too(file, keys, tmp_path):
+    job = tmp_path / "job.yaml"
+    text = yaml.safe_load(dumped(composed(file)))
+    ranks = load(file).spec.trainer.ranks
+    text["spec"]["trainer"] = {"processesPerReplica": ranks, "deepspeed": yaml.safe_load(f"{{{keys}}}")}
+    text["spec"].get("ppo", {}).pop("minibatchSize", None)
+    text["spec"]["data"]["promptsPerStep"] = 256
+    job.write_text(dumped(text))
+    for overrides in (first_half(load(job).spec), second_half(load(job).spec, 20)):
+        assert load(job, as_arguments(overrides)).spec.data.prompts_per_step <= 64
 
 
 def test_nothing_of_a_job_can_hide_a_fault_or_write_elsewhere():

@@ -8,10 +8,12 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pydantic.alias_generators import to_camel
+from pydantic.alias_generators import to_camel, to_snake
 
 from rlhf_api.algorithms import CUSTOM, algorithm_of, graph_of, settings_of
 from rlhf_api.algorithms.policy_gradient import PolicyGradient
+from rlhf_api.deepspeed import SECTIONS
+from rlhf_api.deepspeed_batches import AUTO, KEYS
 from rlhf_api.graph import CRITIC
 from rlhf_api.roles import Role
 from rlhf_api.run import roles_of
@@ -72,8 +74,9 @@ def _small(spec: Spec) -> Overrides:
     generates = graph_of(spec).generates
     if algorithm_of(spec) is not CUSTOM:  # whose settings may depend on a step's size
         prompts = min(prompts, max(1, RESPONSES // (sampling.answers_per_prompt if generates else 1)))
+    auto = _auto(spec) if algorithm_of(spec) is not CUSTOM else {}
     if not generates:
-        return {"data.promptsPerStep": prompts}
+        return {"data.promptsPerStep": prompts, **auto}
     uncut = {"sampling.topP": 1.0, "sampling.topK": -1} if sampling.cut else {}
     return {
         "data.promptsPerStep": prompts,
@@ -83,8 +86,15 @@ def _small(spec: Spec) -> Overrides:
         "replay": {},
         "rollout": {},
         "weights.everySteps": 1,
+        **auto,
         **_settings(spec, prompts * sampling.answers_per_prompt),
     }
+
+
+def _auto(spec: Spec) -> Overrides:
+    """DeepSpeed's own names of a step's size, which the manifest may have too, as what follows from ours."""
+    given = (each.name for each in SECTIONS if to_snake(each.name) in spec.trainer.model_fields_set)
+    return {f"trainer.{name}.{key}": AUTO for name in given for key in KEYS}
 
 
 def _settings(spec: Spec, responses: int) -> Overrides:
