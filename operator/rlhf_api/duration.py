@@ -4,7 +4,7 @@ Work is counted as in docs/duration.md: matrix operations by parameters, without
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from .algorithms import graph_of
@@ -12,6 +12,7 @@ from .base import ModelField
 from .graph import POLICY, Dataset, Graph, Infer, Score, Train
 from .problems import InvalidJob, Problem
 from .roles import Role
+from .serving import data_parallel
 from .sizes import Found, Sizes
 from .spec import Spec
 from .zero import BYTES
@@ -51,8 +52,17 @@ class Batch:
             longest, each = spec.sampling.max_new_tokens, spec.sampling.answers_per_prompt
         return cls(data.prompts_per_step * each, filled * (data.max_prompt_length + longest), longest)
 
+    def trained(self, spec: Spec) -> "Batch":
+        """The sequences that the step trains on: with those that a built-in sampler draws again; what a sampler of
+        one's own returns is unknown."""
+        replay = spec.replay
+        again = (
+            (replay.samples_per_step or self.count) if replay.window and not replay.sampler_is_import else 0
+        )
+        return replace(self, count=self.count + again)
+
     def updates(self, node: Train) -> int:
-        """Updates of a node in one pass over the step's sequences; a short rest joins the last."""
+        """Updates of a node in one pass over the sequences; a short rest joins the last."""
         return max(1, self.count // (node.minibatch_size or self.count))
 
     def text(self, spec: Spec, node: Train) -> float:
@@ -82,14 +92,15 @@ class Work:
         sizes, graph = _Sizes(Sizes.of(spec, found)), graph_of(spec)
         generate, generating = _generation(spec, sizes, batch) if graph.generates else (0.0, 0.0)
         ranks = spec.trainer.ranks
-        tokens = batch.count * batch.tokens
+        tokens, trained = batch.count * batch.tokens, batch.trained(spec)
         sent = graph.generates and not (spec.generator.shared_with_trainer or spec.model.adapter("policy"))
         return cls(
             generate=generate,
             generating=generating,
             score=_scoring(spec, sizes, graph, ranks) * tokens,
             train=sum(
-                _update(spec, sizes, node) * (tokens + batch.updates(node) * batch.text(spec, node))
+                _update(spec, sizes, node)
+                * (trained.count * batch.tokens + trained.updates(node) * batch.text(spec, node))
                 for node in graph.train
             )
             / ranks,
@@ -161,7 +172,8 @@ def _generation(spec: Spec, sizes: _Sizes, batch: Batch) -> tuple[float, float]:
         servers, gpus = trainer.ranks, 1
         at_once = max(1, trainer.micro_batch_tokens // (spec.data.max_prompt_length + batch.longest))
     else:
-        servers, gpus, at_once = section.replicas, section.tensor_parallel_size, section.concurrent_requests
+        gpus, copies = section.tensor_parallel_size, data_parallel(section)
+        servers, at_once = section.replicas * copies, ceil(section.concurrent_requests / copies)
     requests, parameters = ceil(batch.count / servers), sizes.of("policy")
     dtype = (trainer if section.shared_with_trainer else section).dtype or spec.model.dtype
     read = ceil(requests / at_once) * batch.longest * parameters * BYTES[dtype] / gpus

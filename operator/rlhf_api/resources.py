@@ -10,7 +10,7 @@ from .problems import Problem
 from .remedies import CERTAIN, remedies
 from .roles import Role
 from .run import places, roles_of
-from .serving import Serving, gpus, held, on_vllm
+from .serving import Serving, filled, gpus, held, on_vllm
 from .sizes import NOTHING, Found, Sizes
 from .spec import Spec
 from .status import RolePlan
@@ -112,8 +112,8 @@ def _fit(spec: Spec, role: Role, sizes: Sizes, memory: float) -> Iterator[Proble
         if serving is not None:
             yield from serving.problems(memory)
         return
-    need = _need(spec, role, sizes)
-    if need is None or need.total <= memory:
+    need, share = _need(spec, role, sizes), filled(spec, role) if on_vllm(spec, role) else 1.0
+    if need is None or need.total <= share * memory:
         return
     remedy = (
         f"use larger GPUs, a smaller model, or spec.{role.value}.engine vllm with a larger tensorParallelSize"
@@ -123,4 +123,5 @@ def _fit(spec: Spec, role: Role, sizes: Sizes, memory: float) -> Iterator[Proble
             return
         remedy = remedies(spec, sizes, memory)
     seen = f"one GPU must hold {gigabytes(need.total)} GB: {need.words}; it has {memory / 1e9:g} GB"
+    seen += f", of which vLLM fills {share:g}" if share < 1 else ""
     yield Problem(f"spec.{role.value}", f"{seen}; {remedy}")

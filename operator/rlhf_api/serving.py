@@ -14,6 +14,8 @@ from .spec import Spec
 
 UTILIZATION, CACHE = "gpu-memory-utilization", "kv-cache-memory-bytes"
 """vLLM's two options for the memory that it takes on a GPU."""
+REFERENCE_SHARE = 0.85
+"""The share for a reference: prompt log-probabilities need memory beside it."""
 _MOST = 0.92
 """vLLM's default `gpu-memory-utilization`, and the maximum if none is given."""
 PIPELINE, COPIES, _CONTEXT = "pipeline-parallel-size", "data-parallel-size", "prefill-context-parallel-size"
@@ -46,6 +48,11 @@ def gpus(section: Generator | ModelServerSpec) -> tuple[int, str]:
     return math.prod(sizes.values()), words or "tensorParallelSize 1"
 
 
+def data_parallel(section: Generator | ModelServerSpec) -> int:
+    """Number of copies of the model in one vLLM, among which it divides its requests."""
+    return _size(section.engine_arguments.get(COPIES))
+
+
 def held(spec: Spec, role: Role, parameters: float) -> Need | None:
     """Weights of a frozen model of `parameters` parameters on one GPU of its role; None if vLLM's arguments offload or
     quantize them."""
@@ -55,6 +62,15 @@ def held(spec: Spec, role: Role, parameters: float) -> Need | None:
         return None
     parts = section.tensor_parallel_size * _size(arguments.get(PIPELINE))
     return weights(parameters, section.dtype or spec.model.dtype, parts)
+
+
+def filled(spec: Spec, role: Role) -> float:
+    """The share of a GPU that vLLM may fill for a role's frozen model; 1 if the size of its cache is given instead."""
+    arguments = spec.model_server(role).engine_arguments
+    if CACHE in arguments:
+        return 1.0
+    usual = REFERENCE_SHARE if role.row.work == "infer" else _MOST
+    return _number(arguments.get(UTILIZATION)) or usual
 
 
 def left_open(spec: Spec) -> bool:

@@ -22,6 +22,7 @@ _DECIDE = (
     "model",
     "data",
     "sampling",
+    "replay",
     "pretraining",
     "trainer",
     "generator",

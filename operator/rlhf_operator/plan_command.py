@@ -78,14 +78,18 @@ def _batches(spec: Spec, batch: Batch) -> Iterator[str]:
         f"a step: {data.prompts_per_step} prompts x {each} = {batch.count} {what} x {batch.tokens:.0f} tokens, "
         f"prompts included = {tokens:,.0f} tokens"
     )
-    ranks = spec.trainer.ranks
+    ranks, trained = spec.trainer.ranks, batch.trained(spec)
+    if trained.count > batch.count:
+        yield f"it trains on {trained.count - batch.count} replayed responses too"
+    elif spec.replay.window:
+        yield f"what {spec.replay.sampler} draws again is not predicted"
     for node in graph.train:
-        size = min(node.minibatch_size or batch.count, batch.count)
-        share = (size / batch.count * tokens + batch.text(spec, node)) / ranks
+        size = min(node.minibatch_size or trained.count, trained.count)
+        share = (size * batch.tokens + batch.text(spec, node)) / ranks
         most = spec.trainer.micro_batch(node.model.field)
         least, largest = max(1, ceil(share / most)), largest_row(spec, node.model)
         yield (
-            f"{node.name}: epochs {node.epochs} x updates {batch.count // size} of {size} {what}; ranks {ranks} x "
+            f"{node.name}: epochs {node.epochs} x updates {trained.updates(node)} of {size} {what}; ranks {ranks} x "
             f"micro-batches {least} or more of {most} tokens"
         )
         if largest > most * spec.trainer.sequence_parallel_size:

@@ -98,6 +98,21 @@ def test_seconds_are_work_over_rates():
     assert of_step(seldom, seconds) == pytest.approx(sum(seconds.values()) - 3 / 4 * seconds["broadcast"])
 
 
+def test_replayed_responses_are_trained_on_too():
+    plain, own = work("grpo"), work("grpo", "", "spec.replay={maxReplayEpisode: 2, replaySampleFn: 'a:b'}")
+    twice = work("grpo", "", "spec.replay.maxReplayEpisode=2")
+    some = work("grpo", "", "spec.replay={maxReplayEpisode: -1, samplesPerStep: 16}")
+    batch = Batch.of(spec_of("grpo"))
+    assert twice.train == 2 * plain.train
+    assert some.train == pytest.approx(plain.train * (1 + 16 / batch.count))
+    assert (own.train, twice.generate) == (plain.train, plain.generate)
+
+
+def test_copies_of_a_model_in_one_server_share_its_requests():
+    four = work("grpo", "", "spec.generator.engineArguments={data-parallel-size: 4}")
+    assert four.generating == work("grpo", "", "spec.generator.replicas=4").generating
+
+
 def test_a_runs_rates_predict_that_run():
     found = work("ppo", "", "spec.model.dtype=bfloat16")
     measured = {"generate": 12.0, "train": 30.0, "broadcast": 0.5}

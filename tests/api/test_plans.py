@@ -105,6 +105,29 @@ def test_sizes_that_a_host_found_win() -> None:
     assert not [p for p in problems(spec, found) if p.where == "spec.trainer"]
 
 
+@pytest.mark.parametrize(("role", "share"), [("reference", 0.85), ("reward", 0.92)])
+def test_a_frozen_model_has_the_share_of_a_gpu_that_vllm_fills(role: str, share: float) -> None:
+    served = (f"spec.{role}.engine=vllm", f"spec.{role}.pods.gpu={{count: 1, memoryGigabytes: 80}}")
+
+    def refused(*overrides: str) -> list[str]:
+        found = {"policy": Size(37e9), "reward": Size(37e9)}
+        return [
+            p.message for p in problems(unchecked(*served, *overrides), found) if p.where == f"spec.{role}"
+        ]
+
+    (message,) = refused()
+    assert (
+        f"one GPU must hold 74 GB: 37e9 parameters x 2 B; it has 80 GB, of which vLLM fills {share}; "
+        in message
+    )
+    wide = f"spec.{role}.engineArguments"
+    assert (
+        refused(f"{wide}={{gpu-memory-utilization: 0.95}}")
+        == refused(f"{wide}={{kv-cache-memory-bytes: 1}}")
+        == []
+    )
+
+
 def test_a_remedy_raises_the_stage_of_both_models() -> None:
     tight = (SEVEN, GPU, ALONE, "spec.trainer.pods.gpu.count=8", "spec.trainer.processesPerReplica=8")
     own = "spec.trainer.criticDeepspeed.zero_optimization.stage="

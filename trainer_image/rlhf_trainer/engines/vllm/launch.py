@@ -13,7 +13,7 @@ from pydantic import JsonValue
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.roles import Role
 from rlhf_api.run import RunConfig
-from rlhf_api.serving import UTILIZATION
+from rlhf_api.serving import REFERENCE_SHARE, UTILIZATION
 
 from ...settings import ModelSource
 
@@ -46,7 +46,7 @@ FROZEN_OPTIONS: dict[str, JsonValue] = {
     "disable-log-stats": True,
 }
 """Token ids in and out; no prefix caching, since every token's output is needed."""
-REFERENCE_ON_GPU: dict[str, JsonValue] = {UTILIZATION: 0.85, "max-num-batched-tokens": 2048}
+REFERENCE_ON_GPU: dict[str, JsonValue] = {UTILIZATION: REFERENCE_SHARE, "max-num-batched-tokens": 2048}
 """Prompt log-probabilities need the logits of all tokens of a step, in the model's dtype and twice in float32, for
 which vLLM reserves no memory: 3 GB for 2,048 tokens and a vocabulary of 150,000."""
 
