@@ -77,8 +77,8 @@ class OnlineTask(GraphTask):
 
     def collect(self, step: int) -> dict[str, float]:
         """The next episode, unless a snapshot brought one that was not trained on yet; columns that this one lacks, as
-        settings have changed, are computed, but for scores, see `restore`. `dynamic` collects while it trains. A stop while responses are awaited puts
-        their prompts back, and raises Stopped on every rank."""
+        settings have changed, are computed, but for scores, see `restore`. `dynamic` collects while it trains. A stop
+        while responses are awaited puts their prompts back, and raises Stopped on every rank."""
         self._op_ctx.step = step
         if self._pending is not None:
             self._pending = replace(self._pending, columns=self._executor.run(self._pending.columns))
