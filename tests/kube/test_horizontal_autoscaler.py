@@ -42,7 +42,7 @@ def trainer(own_control_plane: ControlPlane) -> Iterator[TalkingTrainer]:
 
 @pytest.fixture
 def working(own_control_plane: ControlPlane, namespace: str, tmp_path: Path) -> Iterator[Operator]:
-    with operator(own_control_plane.kubeconfig, tmp_path / "operator", namespace) as working:
+    with operator(own_control_plane.kubeconfig, tmp_path / "operator", namespace, deployed=True) as working:
         yield working
 
 

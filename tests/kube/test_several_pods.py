@@ -34,7 +34,7 @@ def jobs(
     """With a job that runs, of two generators with two pods each."""
     assert nodes
     assert trainer
-    with operator(control_plane.kubeconfig, tmp_path / "operator", namespace):
+    with operator(control_plane.kubeconfig, tmp_path / "operator", namespace, deployed=True):
         made = Jobs(control_plane.kubeconfig, namespace)
         made.apply(ppo(generator=PAIRS))
         made.until("ppo", "Running")

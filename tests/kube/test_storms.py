@@ -34,10 +34,10 @@ def jobs(control_plane: Cluster, namespace: str) -> Jobs:
 
 @pytest.fixture
 def proxy(control_plane: Cluster, jobs: Jobs, tmp_path: Path) -> Iterator[Proxy]:
-    """An operator behind a proxy."""
+    """An operator behind a proxy; a storm may keep it from its lease."""
     with (
         proxied(control_plane, tmp_path) as (made, kubeconfig),
-        operator(kubeconfig, tmp_path / "operator", jobs.namespace),
+        operator(kubeconfig, tmp_path / "operator", jobs.namespace, deployed=True),
     ):
         yield made
 

@@ -125,6 +125,7 @@ BASES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"spec\.dpo\.", _algorithm("dpo", "spec.data.train=[rows-pairs.jsonl]", "spec.sampling={}")),
     (r"spec\.custom\.", _algorithm("best_of_n:ALGORITHM", "spec.custom={settings: {minibatchSize: 8}}")),
     (r"custom\.scores", ("spec.custom.critic=true",)),  # which then starts from the reward model
+    (r"custom\.rows", ("spec.custom.scores=false", "spec.model={policy: policy, parameters: 1e9}")),
     *((rf"spec\.{role}\.failureRules", (f"spec.{role}.{_RULE}",)) for role in ROLES),
     (r"spec\.trackers", ("spec.trackers=[{kind: wandb, project: p}]",)),
     (r"spec\.health", ("spec.health={rules: [{metric: kl_mean, above: 4.0, action: rollback}]}",)),
