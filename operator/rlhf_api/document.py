@@ -129,12 +129,8 @@ def documents(text: str, source: str, variables: Mapping[str, str] | None = None
         if mark and variables is not None and "${" in [*text.splitlines(), ""][mark.line]:
             message += "; within [...] and {...} put ${NAME} in quotes, or write the list with dashes"
         raise InvalidJob([Problem(where, message)]) from None
-    except (
-        ValueError,
-        LookupError,
-        AttributeError,
-        RecursionError,
-    ) as error:  # of values that do not fit their tag
+    except (ValueError, LookupError, AttributeError, RecursionError) as error:
+        # PyYAML raises any of the first three for a value that does not fit its tag.
         raise InvalidJob([Problem(source, f"is not valid YAML: {error}")]) from None
     if loader.problems:
         raise InvalidJob(loader.problems)

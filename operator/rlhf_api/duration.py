@@ -56,10 +56,9 @@ class Batch:
         """The sequences that the step trains on: with those that a built-in sampler draws again; what a sampler of
         one's own returns is unknown."""
         replay = spec.replay
-        again = (
-            (replay.samples_per_step or self.count) if replay.window and not replay.sampler_is_import else 0
-        )
-        return replace(self, count=self.count + again)
+        if not replay.window or replay.sampler_is_import:
+            return self
+        return replace(self, count=self.count + (replay.samples_per_step or self.count))
 
     def updates(self, node: Train) -> int:
         """Updates of a node in one pass over the sequences; a short rest joins the last."""

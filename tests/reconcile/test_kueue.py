@@ -291,7 +291,7 @@ def asking(*overrides: str) -> Pinned:
     ("template", "found"), [("null", None), ("batch", ("PriorityClass", "batch"))], ids=str
 )
 def test_the_priority_is_that_of_the_pods_as_they_are_made(template, found):
-    """Which is what the limits are about: a field that a template overrides has no effect."""
+    """The limits judge the pods: a `priorityClass` that a template overrides sets no priority."""
     fields = f"priorityClass: critical, template: {{spec: {{priorityClassName: {template}}}}}"
     assert priority_class(job()[0], asking(f"spec.pods={{{fields}}}")) == found
 

@@ -117,7 +117,7 @@ def test_pods_of_a_job_that_has_failed_hold_their_gpus_until_they_are_over():
 
 
 def test_gpus_that_a_runtime_gave_count_until_the_pods_are_over_too():
-    """Which of them an ended job had, its own spec does not say."""
+    """The spec of an ended job is read without its runtime, which had the number of GPUs."""
     named = {"kind": "ClusterRLHFRuntime", "metadata": {"name": "h100", "uid": "u", "generation": 1}}
     spec = {"trainer": {"pods": {"gpu": {"count": 4}}}}
     world = World(("spec.runtime={name: h100}", "spec.activeDeadlineSeconds=60", GPUS[0]))

@@ -162,7 +162,7 @@ class Requests:
         if self._idle_since is None and not outcome.under_way:
             self._idle_since = time.monotonic()
         fruitless = outcome.failed and self._progress == self._before
-        # A reply may be complete, and the round cut off before it is told. Asked once of each: those under way go on.
+        # A reply may be complete, and the round cut off before it is told. Judged once: those under way go on.
         whole = {work.prompt.id: work for work in outcome.unanswered if work.whole}
         self.answered |= whole
         self.waiting = [work for work in outcome.unanswered if work.prompt.id not in whole]

@@ -72,21 +72,15 @@ def reward_client(ctx: TrainerContext) -> RewardClient:
 
 
 def _scores(
-    reward: RewardClient,
-    sequences: Sequences,
-    rows: Sequence[Mapping[str, Any]],
-    array: str = "scores",
-    **header: bool,
+    reward: RewardClient, sequences: Sequences, rows: Sequence[Mapping[str, Any]], *, array: str
 ) -> Tensor:
-    return reward.ask(sequences, array, rows, **header)
+    return reward.ask(sequences, array, rows)
 
 
-def _judged(
-    judge: RewardClient, sequences: Sequences, rows: Sequence[Mapping[str, Any]], array: str = "scores"
-) -> Tensor:
+def _judged(judge: RewardClient, sequences: Sequences, rows: Sequence[Mapping[str, Any]]) -> Tensor:
     """Scores of an evaluation set, whose failures are counted against its own responses alone."""
     judge.take_metrics()
-    return judge.ask(sequences, array, rows, judge=True)
+    return judge.ask(sequences, "scores", rows, judge=True)
 
 
 def _logprobs(reference: Scorer, sequences: Sequences, _rows: Sequence[Mapping[str, Any]]) -> Tensor:
