@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from .base import DType
-from .zero import BYTES, Zero, backward, kept, updating
+from .zero import BYTES, Share, Zero, backward, kept, reducing, stepping
 
 _LIVE = 1_000_000_000
 """Default of DeepSpeed's `stage3_max_live_parameters`."""
@@ -95,20 +95,32 @@ def _always(models: Sequence[Trained]) -> list[Need]:
 
 
 def _phases(models: Sequence[Trained]) -> Iterator[Need]:
-    """Memory on top of what is kept: in each model's optimizer step, and in its backward pass."""
+    """Memory on top of what is kept: in each model's backward passes, at their end, and in its optimizer step."""
     for model in models:
         size, zero = model.learned, model.zero
+        bucket = _bucket(zero)
         if size:
             # At stage 3 a rank updates its part group by group.
             at_once = min(size, zero.group * zero.ranks) if zero.stage == 3 else size
-            busy = updating(zero)
-            yield Need(
-                at_once * busy.bytes(zero.ranks), f"{count(at_once)} x {busy.words(zero.ranks)} in an update"
-            )
+            yield _more(at_once, reducing(zero), zero.ranks, bucket)
+            yield _more(at_once, stepping(zero), zero.ranks, 0)
         if model.activations is not None:
             live, words = _beside_activations(model)
             words += f"{gigabytes(model.activations)} GB of activations in the backward pass"
-            yield Need(live + model.activations, words)
+            words += f" and {gigabytes(bucket)} GB of its reduce bucket" if bucket else ""
+            yield Need(live + model.activations + bucket, words)
+
+
+def _more(size: float, share: Share, ranks: int, bucket: int) -> Need:
+    """What an update takes besides activations."""
+    words = f"{count(size)} x {share.words(ranks)} in an update"
+    words += f" and {gigabytes(bucket)} GB of its reduce bucket" if bucket else ""
+    return Need(size * share.bytes(ranks) + bucket, words)
+
+
+def _bucket(zero: Zero) -> int:
+    """Bytes of the bucket in which stage 2 sends gradients while it makes them; stage 3 keeps its own."""
+    return zero.bucket * zero.weights if zero.stage == 2 else 0
 
 
 def _beside_activations(model: Trained) -> tuple[float, str]:

@@ -26,9 +26,11 @@ class Zero:
     weights_away: bool = False
     master: int = 4
     moments: int = 8
-    work: int = 4
-    """Temporary buffers of torch's AdamW, bytes per parameter; those of DeepSpeed's own are negligible."""
+    work: int = 0
+    """Temporary buffers of the optimizer, bytes per parameter: of torch's AdamW as `torch_adam` makes it. The trainer's
+    own choice, which is fused, and DeepSpeed's AdamW have none."""
     bucket: int = _BUCKET
+    """Elements of a bucket in which stages 2 and 3 send gradients."""
     group: int = _GROUP
 
     @classmethod
@@ -36,6 +38,7 @@ class Zero:
         """ZeRO settings of the model in this field of `spec.model`, with the defaults that the trainer fills in."""
         config, dtype = spec.trained_deepspeed(field), spec.trained_dtype(field)
         zero, bf16, fp16 = config.zero_optimization, config.bf16, config.fp16
+        torch_adam = config.optimizer is not None and config.optimizer.params.torch_adam
         light = (bf16 and bf16.bf16_master_weights_and_grads) or (fp16 and fp16.fp16_master_weights_and_grads)
         away = [o is not None and o.device != "none" for o in (zero.offload_optimizer, zero.offload_param)]
         master = 2 if light else 4
@@ -47,7 +50,7 @@ class Zero:
             weights_away=away[1] and zero.stage == 3,
             master=master,
             moments=4 if bf16 and bf16.bf16_optimizer_states else 8,
-            work=0 if config.optimizer else master,
+            work=master if torch_adam else 0,
             bucket=_BUCKET if zero.reduce_bucket_size is None else zero.reduce_bucket_size,
             group=_GROUP if zero.sub_group_size is None else zero.sub_group_size,
         )
@@ -73,7 +76,9 @@ class Share:
         return sum(b for b, _ in self.whole) + sum(b for b, _ in self.divided) / ranks
 
     def words(self, ranks: int) -> str:
-        """`(2 weights + (4 master weights + 8 moments) / 8 ranks) B`."""
+        """`(2 weights + (4 master weights + 8 moments) / 8 ranks) B`; `-` for nothing."""
+        if not self.whole + self.divided:
+            return "-"
         whole = self.whole if ranks > 1 else self.whole + self.divided
         divided = self.divided if ranks > 1 else ()
         terms = [f"{size} {name}" for size, name in whole]
@@ -99,25 +104,40 @@ def kept(zero: Zero) -> Share:
     return Share(divided=own + (() if zero.optimizer_away else (gradients, *states)))
 
 
-def updating(zero: Zero) -> Share:
-    """Additional peak memory of the model that is being updated."""
+def reducing(zero: Zero) -> Share:
+    """Additional memory of a model at the end of its backward passes, whose activations are gone: gradients, before and
+    after they are summed over the ranks."""
+    gradients = (zero.gradients, "gradients")
+    if zero.stage == 3:
+        return Share()
+    if zero.stage == 2:
+        return Share(divided=(gradients,))
+    if zero.stage == 0:
+        return Share(whole=(gradients,))
+    if zero.dtype == "bfloat16" and not zero.optimizer_away:
+        return Share(whole=((2, "bfloat16 gradients"),))
+    if zero.dtype == "bfloat16":
+        return Share(whole=(gradients,), divided=((4, "gradient copy"),))
+    summed = () if zero.optimizer_away else ((zero.gradients, "summed gradients"),)
+    return Share(whole=(gradients,), divided=summed)
+
+
+def stepping(zero: Zero) -> Share:
+    """Additional memory of a model in its optimizer's step."""
+    if zero.optimizer_away:
+        return Share()
     gradients, copy = (zero.gradients, "gradients"), (4, "gradient copy")
-    work = ((zero.work, "AdamW work"),) if zero.work else ()
+    flat = ((2, "flat gradients"),) if zero.dtype == "float16" else ()  # gone before the optimizer works
+    work = ((zero.work, "AdamW work"),) if zero.work else flat
     if zero.stage == 0:
         return Share(whole=(gradients, *work))
     if zero.stage == 3:
-        return Share() if zero.optimizer_away else Share(divided=(copy, *work))
-    if zero.dtype == "bfloat16":
-        if zero.optimizer_away:
-            return (
-                Share(whole=(gradients,), divided=(copy,)) if zero.stage == 1 else Share(divided=(gradients,))
-            )
-        if zero.stage == 1:
-            return Share(whole=((2, "bfloat16 gradients"),), divided=work)
-        return Share(divided=(gradients, *work))
-    backward = Share(whole=(gradients,)) if zero.stage == 1 else Share()
-    step = Share() if zero.optimizer_away else Share(divided=(gradients, copy, *work))
-    return max(backward, step, key=lambda share: share.bytes(zero.ranks))
+        return Share(divided=(copy, *work))
+    if zero.dtype != "bfloat16":
+        return Share(divided=(gradients, copy, *work))
+    if zero.stage == 1:
+        return Share(whole=((2, "bfloat16 gradients"),), divided=work)
+    return Share(divided=(gradients, *work))
 
 
 def backward(zero: Zero) -> Share:

@@ -97,7 +97,9 @@ def test_updates_are_those_of_a_plain_loop(runs, expected, world, case):
 
 @pytest.mark.parametrize("case", [case for case in ranks.cases(2) if case not in EXACT])
 def test_bfloat16_keeps_float32_master_weights(runs, expected, case):
-    _, weights = expected[case]
+    statistics, weights = expected[case]
+    for mine, theirs in zip(report(runs, 2, case)["statistics"], statistics, strict=True):
+        assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=0.02)
     state = load_file(runs[2] / f"{case}.state")
     trained = load_file(runs[2] / f"{case}.weights")
     errors = []
@@ -112,6 +114,10 @@ def test_bfloat16_keeps_float32_master_weights(runs, expected, case):
     for master in masters:
         assert master.dtype == torch.float32
         assert not torch.equal(master, master.bfloat16().float())
+
+
+def test_one_rank_rounds_no_gradient_that_it_accumulated_in_float32(runs):
+    assert report(runs, 1, "bf16-zero1")["gradients_in_bfloat16"] == [False] * ranks.UPDATES
 
 
 @every

@@ -47,8 +47,12 @@ def initialize(model: Module, settings: dict[str, Any], adam: Mapping[str, Any])
             config=settings,
             dist_init_required=False,
         )
-    if distributed.get_world_size() == 1 and not engine.zero_optimization():
-        engine.enable_backward_allreduce = False  # it would copy the whole gradient to a buffer and back
+    if hasattr(engine.optimizer, "get_grads_for_reduction") or (
+        distributed.get_world_size() == 1 and not engine.zero_optimization()
+    ):
+        # The whole gradient is summed by `TrainedModel.update`, if by anybody: DeepSpeed would copy all of it, round
+        # the copy to the type in which it is sent, and copy it back, with one rank too.
+        engine.enable_backward_allreduce = False
     return engine
 
 

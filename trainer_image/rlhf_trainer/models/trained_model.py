@@ -143,6 +143,7 @@ class TrainedModel:
             # micro-batch, or a loss that ignores its output, connected to every weight that the other ranks
             # reduce.
             engine.backward((value + output.sum() * 0) * self.world_size, scale_wrt_gas=False)
+        self._sum_whole_gradient()
         norm, scale = self._gradient_norm_before_step(), getattr(engine.optimizer, "cur_scale", 1.0)
         engine.step()
         told = self._summed(totals)
@@ -220,6 +221,19 @@ class TrainedModel:
     def gathered(self) -> contextlib.AbstractContextManager[Module]:
         """The model with whole weights on every rank and without DeepSpeed's hooks, for generation."""
         return contextlib.nullcontext(self.unwrapped) if self.stage < 3 else undivided(self.deepspeed)
+
+    def _sum_whole_gradient(self) -> None:
+        """Sums the float32 gradient of stage 1 in bfloat16 over the ranks, `reduce_bucket_size` elements at a time, in
+        the type in which DeepSpeed's configuration sends gradients. At other settings DeepSpeed did in `backward`.
+        """
+        engine = self.deepspeed
+        if engine.enable_backward_allreduce or self.world_size == 1:
+            return
+        for flat in engine.optimizer.get_grads_for_reduction()[0]:
+            for part in flat.split(engine.zero_reduce_bucket_size()):
+                sent = part.to(engine.communication_data_type)
+                distributed.all_reduce(sent)
+                part.copy_(sent).div_(self.world_size)
 
     def _gradient_norm_before_step(self) -> float | None:
         """Gradient norm without ZeRO, where nothing else computes it; ZeRO optimizers do so in step()."""
