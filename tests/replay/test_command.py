@@ -33,16 +33,17 @@ PAGE = (Path(__file__).parents[2] / "docs" / "replay.md").read_text()
 REPLAY = Replay(maxReplayEpisode=2)
 
 
-def fill(url: str) -> None:
-    """Two checkpoints; the newest has episodes 2 and 3, and 4, which is not trained on yet."""
+def fill(url: str, first: int = 1) -> None:
+    """Checkpoints of steps 2 and 3, by default; the newest has episodes 2 and 3, and 4, which is not trained on yet.
+    Older ones are deleted."""
     archive = Archive(url)
     committer = Committer.take_over(archive, Retention())
     ranks = Ranks(0, 1, torch.device("cpu"))
     saver = Saver(ranks, archive, committer, committed=lambda _cut: None)
     buffer = ReplayBuffer(REPLAY, words)
-    for step in (1, 2, 3):
+    for step in range(first, first + 3):
         buffer.add(episode(step), step)
-        pending = episode(4) if step == 3 else None
+        pending = episode(step + 1) if step == first + 2 else None
         saver.begin(step, {}, {"model": {"weight": torch.ones(3)}.items()}, buffer.blobs(pending))
     saver.finish()
 
@@ -98,6 +99,44 @@ def test_export(store, tmp_path, capsys):
     assert [reward for _, _, reward in best] == sorted((row["reward"] for row in rows), reverse=True)[:5]
 
 
+@pytest.mark.parametrize("verb", ["ls", "show", "export"])
+def test_of_a_checkpoint_that_the_run_deletes_meanwhile_the_newer_one_is_read(
+    store, tmp_path, monkeypatch, capsys, verb
+):
+    goes_on(store, monkeypatch, steps=[4])
+    path = [str(tmp_path / "answers.jsonl")] if verb == "export" else []
+    assert cli.main(["replay", verb, str(store), *path]) == 0
+    found = capsys.readouterr().out
+    assert {
+        "ls": re.findall(r"^\d+", found, flags=re.M) == ["5", "6", "7"],
+        "show": re.findall(r"^episode (\d+)", found, flags=re.M) == ["7"] * 4 + ["6"],
+        "export": found.startswith("12 responses of 3 episodes of the checkpoint of step 6 in "),
+    }[verb], found
+
+
+def test_a_run_that_deletes_faster_than_one_reads_is_named(store, tmp_path, monkeypatch, capsys):
+    goes_on(store, monkeypatch, steps=[4, 7, 10])
+    assert cli.main(["replay", "export", str(store), str(tmp_path / "answers.parquet")]) == 1
+    assert capsys.readouterr().err == (
+        f"error: {store}: the run deleted 3 checkpoints, one after the other, before they were read; keep more of "
+        "them (spec.checkpoint.keepLast) or read a copy\n"
+    )
+    assert not list(tmp_path.glob("*answers*"))
+
+
+def goes_on(store: Path, monkeypatch, steps: list[int]) -> None:
+    """Between the first two episodes that are read of a checkpoint, the run makes those of the next three steps."""
+    left, read, seen = list(steps), replay.read, []
+
+    def reading(snapshot, *given):
+        if left and snapshot.step in seen:
+            fill((store / "checkpoints").as_uri(), left.pop(0))
+        seen.append(snapshot.step)
+        return read(snapshot, *given)
+
+    monkeypatch.setattr(replay, "read", reading)
+
+
 def test_an_export_as_lines_is_json_for_every_reader(tmp_path):
     """A diverged policy's KL is NaN."""
     found = episode(2)
@@ -127,7 +166,7 @@ def test_where_an_export_cannot_go_is_told_before_anything_is_read(
     store, tmp_path, monkeypatch, capsys, path
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(replay, "newest", None)
+    monkeypatch.setattr(replay, "read_newest", None)
     assert cli.main(["replay", "export", str(store), path]) == 2
     assert capsys.readouterr().err == f"error: {path}: must be a file, in a directory that is there\n"
 

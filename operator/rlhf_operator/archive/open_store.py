@@ -2,8 +2,9 @@
 
 import argparse
 import importlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote
 
 from rlhf_api.problems import InvalidJob, Problem
@@ -12,6 +13,10 @@ from ..exits import Failure
 
 if TYPE_CHECKING:
     from rlhf_store.archive import Archive, Snapshot
+
+T = TypeVar("T")
+_READS = 3
+"""Checkpoints of a run that goes on that are tried to be read."""
 
 
 def run(options: argparse.Namespace) -> int:
@@ -51,10 +56,25 @@ def url(store: str) -> str:
     return (inner if inner.is_dir() else folder).resolve().as_uri()
 
 
-def newest(store: str) -> "Snapshot":
-    """The newest snapshot. Raises InvalidJob if there is none, DamagedSnapshot if it is damaged."""
-    found = archive(store)
-    entries = found.entries()
-    if not entries:
-        raise InvalidJob([Problem(store, "holds no checkpoint")])
-    return found.open(entries[-1])
+def read_newest(store: str, read: Callable[["Snapshot"], T]) -> T:
+    """`read(snapshot)` of the newest checkpoint; again with a newer one if the run deleted it meanwhile.
+
+    Raises:
+        InvalidJob: there is no checkpoint.
+        DamagedSnapshot: it is damaged.
+        Failure: each of several was deleted before it was read.
+    """
+    found, damaged = archive(store), package("rlhf_store.manifest").DamagedSnapshot
+    for _ in range(_READS):
+        entries = found.entries()
+        if not entries:
+            raise InvalidJob([Problem(store, "holds no checkpoint")])
+        try:
+            return read(found.open(entries[-1]))
+        except damaged:
+            if entries[-1] in found.entries():
+                raise
+    raise Failure(
+        f"{store}: the run deleted {_READS} checkpoints, one after the other, before they were read; keep more of them "
+        "(spec.checkpoint.keepLast) or read a copy"
+    )

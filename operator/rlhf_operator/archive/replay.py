@@ -11,7 +11,7 @@ from rlhf_api.replay import EPISODES
 
 from ..subcommands import Commands, add_command
 from ..text import columns, one_line
-from .open_store import newest, package
+from .open_store import package, read_newest
 
 if TYPE_CHECKING:
     from rlhf_store.archive import Snapshot
@@ -57,8 +57,12 @@ def add_replay(commands: Commands) -> None:
 
 
 def ls(options: argparse.Namespace) -> int:
-    snapshot = newest(options.store)
-    rows = [("EPISODE", "ANSWERS", "REWARD", "KL", "WEIGHTS", "TRAINED")]
+    print("\n".join(columns(read_newest(options.store, _listed))))
+    return 0
+
+
+def _listed(snapshot: "Snapshot") -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [("EPISODE", "ANSWERS", "REWARD", "KL", "WEIGHTS", "TRAINED")]
     for name in names(snapshot):
         found = read(snapshot, name, _ABOUT).to_pylist()
         mean = {key: _mean([row[key] for row in found if row[key] is not None]) for key in ("reward", "kl")}
@@ -73,8 +77,7 @@ def ls(options: argparse.Namespace) -> int:
                 _trained(found[0]),
             )
         )
-    print("\n".join(columns(rows)))
-    return 0
+    return rows
 
 
 def _mean(values: list[float]) -> str:
@@ -83,13 +86,17 @@ def _mean(values: list[float]) -> str:
 
 
 def show(options: argparse.Namespace) -> int:
-    snapshot, left = newest(options.store), options.limit
-    for name in reversed(names(snapshot, options.episode)):
-        for row in read(snapshot, name, _READ).slice(0, max(left, 0)).to_pylist():
-            print(trajectory(row))
-            left -= 1
-        if left <= 0:
-            break
+    def chosen(snapshot: "Snapshot") -> list[str]:
+        rows: list[str] = []
+        for name in reversed(names(snapshot, options.episode)):
+            left = max(options.limit - len(rows), 0)
+            rows += map(trajectory, read(snapshot, name, _READ).slice(0, left).to_pylist())
+            if len(rows) >= options.limit:
+                break
+        return rows
+
+    for row in read_newest(options.store, chosen):
+        print(row)
     return 0
 
 
@@ -97,16 +104,22 @@ def export(options: argparse.Namespace) -> int:
     path: Path = options.path
     if not path.parent.is_dir() or path.is_dir():
         raise InvalidJob([Problem(str(path), "must be a file, in a directory that is there")])
-    snapshot = newest(options.store)
-    chosen = names(snapshot, options.episode)
-    tables = (read(snapshot, name) for name in chosen)
     part = path.with_name(f".{path.name}.part")
+    write = _jsonl if path.suffix == ".jsonl" else _parquet
+
+    def written(snapshot: "Snapshot") -> str:
+        chosen = names(snapshot, options.episode)
+        count = write((read(snapshot, name) for name in chosen), part)
+        return (
+            f"{count} responses of {len(chosen)} episodes of the checkpoint of step {snapshot.step} in {path}"
+        )
+
     try:
-        count = (_jsonl if path.suffix == ".jsonl" else _parquet)(tables, part)
+        done = read_newest(options.store, written)
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
-    print(f"{count} responses of {len(chosen)} episodes of the checkpoint of step {snapshot.step} in {path}")
+    print(done)
     return 0
 
 
