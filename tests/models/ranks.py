@@ -61,6 +61,7 @@ CASES = {
     "zero3": (3, False, "tied"),
     "zero3-critic": (3, False, "critic"),
     "bf16-zero1": (1, True, "tied"),
+    "bf16-zero1-sent-in-float32": (1, True, "untied"),
     "bf16-zero2": (2, True, "critic"),
     "bf16-zero3": (3, True, "tied"),
     "lora-zero0": (0, False, "tied"),
@@ -129,6 +130,8 @@ def engine_of(case: str, seed: int) -> TrainedModel:
     settings = {"zero_optimization": {"stage": stage, "reduce_bucket_size": 5_000}}
     if bfloat16:
         settings["bf16"] = {"enabled": True}
+    if case.endswith("float32"):
+        settings["communication_data_type"] = "fp32"
     efficient = {"attention": "packed", "gradient_checkpointing": "full"} if stage in (1, 3) else {}
     if case.startswith("sequence"):  # all ranks share each micro-batch
         efficient["sequence_parallel_size"] = distributed.get_world_size()
@@ -173,7 +176,7 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 def run(case: str, out: Path, states: Path | None) -> None:
     _, _, kind = CASES[case]
     engine = engine_of(case, seed=0)
-    rounded = watch_gradients(engine.deepspeed) if case == "bf16-zero1" else []
+    rounded = watch_gradients(engine.deepspeed) if case.startswith("bf16-zero1") else []
     statistics = [step(engine, kind, update) for update in range(UPDATES - 1)]
     state = copied(training_state(engine))
     statistics.append(step(engine, kind, UPDATES - 1))

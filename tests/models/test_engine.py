@@ -116,8 +116,13 @@ def test_bfloat16_keeps_float32_master_weights(runs, expected, case):
         assert not torch.equal(master, master.bfloat16().float())
 
 
-def test_one_rank_rounds_no_gradient_that_it_accumulated_in_float32(runs):
-    assert report(runs, 1, "bf16-zero1")["gradients_in_bfloat16"] == [False] * ranks.UPDATES
+def test_a_gradient_accumulated_in_float32_is_rounded_only_to_be_sent_in_bfloat16(runs):
+    for world, case, rounded in (
+        (1, "bf16-zero1", False),
+        (2, "bf16-zero1", True),
+        (2, "bf16-zero1-sent-in-float32", False),
+    ):
+        assert report(runs, world, case)["gradients_in_bfloat16"] == [rounded] * ranks.UPDATES, (world, case)
 
 
 @every
