@@ -3,6 +3,7 @@
 import subprocess
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 
 import psutil
 from tests.cluster.down import processes
@@ -16,8 +17,11 @@ _NAMES = {API_SERVER: "kube-apiserver", ETCD: "etcd"}
 def server(place: Place, victim: str) -> psutil.Process:
     """Its process on the cluster's first node, which starts it again. Raises LookupError where there is not exactly
     one."""
-    children = (child for pid in processes(place) for child in psutil.Process(pid).children())
-    found = [child for child in children if child.name() == _NAMES[victim]]
+    found = []
+    for child in [child for pid in processes(place) for child in psutil.Process(pid).children()]:
+        with suppress(psutil.NoSuchProcess):  # it has ended since
+            if child.name() == _NAMES[victim]:
+                found.append(child)
     if len(found) != 1:
         raise LookupError(f"{len(found)} processes {_NAMES[victim]}")
     return found[0]

@@ -8,6 +8,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,8 @@ class Node:
     def destroy(self) -> None:
         """As when the machine goes: everything at once."""
         for process in [*psutil.Process(self.process.pid).children(recursive=True), self.process]:
-            process.kill()
+            with suppress(psutil.NoSuchProcess):  # it has ended with the one before
+                process.kill()
 
 
 @pytest.fixture
