@@ -98,29 +98,28 @@ def _phases(models: Sequence[Trained]) -> Iterator[Need]:
     """Memory on top of what is kept: in each model's backward passes, at their end, and in its optimizer step."""
     for model in models:
         size, zero = model.learned, model.zero
-        bucket = _bucket(zero)
         if size:
             # At stage 3 a rank updates its part group by group.
             at_once = min(size, zero.group * zero.ranks) if zero.stage == 3 else size
-            yield _more(at_once, reducing(zero), zero.ranks, bucket)
-            yield _more(at_once, stepping(zero), zero.ranks, 0)
+            yield _with_bucket(_updated(at_once, reducing(zero), zero.ranks), zero)
+            yield _updated(at_once, stepping(zero), zero.ranks)
         if model.activations is not None:
             live, words = _beside_activations(model)
             words += f"{gigabytes(model.activations)} GB of activations in the backward pass"
-            words += f" and {gigabytes(bucket)} GB of its reduce bucket" if bucket else ""
-            yield Need(live + model.activations + bucket, words)
+            yield _with_bucket(Need(live + model.activations, words), zero)
 
 
-def _more(size: float, share: Share, ranks: int, bucket: int) -> Need:
-    """What an update takes besides activations."""
-    words = f"{count(size)} x {share.words(ranks)} in an update"
-    words += f" and {gigabytes(bucket)} GB of its reduce bucket" if bucket else ""
-    return Need(size * share.bytes(ranks) + bucket, words)
+def _updated(parameters: float, share: Share, ranks: int) -> Need:
+    """Memory of gradients and the optimizer's temporary buffers, for so many parameters at once."""
+    return Need(parameters * share.bytes(ranks), f"{count(parameters)} x {share.words(ranks)} in an update")
 
 
-def _bucket(zero: Zero) -> int:
-    """Bytes of the bucket in which stage 2 sends gradients while it makes them; stage 3 keeps its own."""
-    return zero.bucket * zero.weights if zero.stage == 2 else 0
+def _with_bucket(need: Need, zero: Zero) -> Need:
+    """The need of backward passes with the bucket in which stage 2 sends gradients meanwhile; stage 3 keeps its own."""
+    bucket = zero.bucket * zero.weights
+    if zero.stage != 2 or not bucket:
+        return need
+    return Need(need.total + bucket, f"{need.words} and {gigabytes(bucket)} GB of its reduce bucket")
 
 
 def _beside_activations(model: Trained) -> tuple[float, str]:

@@ -1,6 +1,6 @@
 """Bytes per parameter of a trained model, and how ZeRO divides them over ranks, as docs/memory.md explains; pure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .base import DType, ModelField
 from .spec import Spec
@@ -105,21 +105,13 @@ def kept(zero: Zero) -> Share:
 
 
 def reducing(zero: Zero) -> Share:
-    """Additional memory of a model at the end of its backward passes, whose activations are gone: gradients, before and
-    after they are summed over the ranks."""
-    gradients = (zero.gradients, "gradients")
-    if zero.stage == 3:
-        return Share()
-    if zero.stage == 2:
-        return Share(divided=(gradients,))
-    if zero.stage == 0:
-        return Share(whole=(gradients,))
-    if zero.dtype == "bfloat16" and not zero.optimizer_away:
-        return Share(whole=((2, "bfloat16 gradients"),))
-    if zero.dtype == "bfloat16":
-        return Share(whole=(gradients,), divided=((4, "gradient copy"),))
-    summed = () if zero.optimizer_away else ((zero.gradients, "summed gradients"),)
-    return Share(whole=(gradients,), divided=summed)
+    """Additional memory of a model at the end of its backward passes, whose activations are gone: their gradients, and
+    at stage 1 of DeepSpeed's ZeRO optimizer (not the BF16_Optimizer) what a rank keeps of the sum over all ranks."""
+    gradients = backward(zero)
+    half = zero.dtype == "bfloat16"
+    if zero.stage != 1 or half != zero.optimizer_away:
+        return gradients
+    return replace(gradients, divided=((zero.gradients, "gradient copy" if half else "summed gradients"),))
 
 
 def stepping(zero: Zero) -> Share:
