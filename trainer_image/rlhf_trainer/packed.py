@@ -52,7 +52,8 @@ def ragged_index(starts: Tensor, lengths: Tensor) -> Tensor:
 
 def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
     """A CPU tensor on `device`, in the order of its stream: from pinned memory, so that the host goes on at once. From
-    pageable memory it would wait for all kernels that the GPU has yet to run."""
+    pageable memory it would wait for all kernels that the GPU has yet to run. An expanded tensor, several of whose
+    elements share their memory, is copied first: it cannot be pinned."""
     if torch.device(device).type != "cuda":
         return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.contiguous().pin_memory().to(device, non_blocking=True)
