@@ -9,7 +9,7 @@ PINS   := $(wildcard constraints/*.txt)
 # The first of Python 3.11 to 3.13 that is here, unless PYTHON names one.
 python  = $(or $(shell tools/python $(PYTHON)),$(error no Python to use))
 
-.PHONY: install demo test units calm modern e2e examples runs chaos weights heavy faults
+.PHONY: install demo test units calm modern e2e examples runs chaos weights heavy gpu faults
 .PHONY: cluster images cluster-down lint generated release clean
 
 install: $(STAMP)
@@ -52,7 +52,7 @@ $(TASKS): constraints/reasoning-gym.txt | $(STAMP)
 test: install $(TASKS) $(BIN)/helm
 	rm -rf $(RESULTS)
 	-$(MAKE) --keep-going --jobs=$(if $(RLHF_TEST_KUBECONFIG),1,$(AT_ONCE)) --output-sync=target $(PARTS)
-	@$(BIN)/python tools/results $(RESULTS) $(PARTS)
+	@$(BIN)/python tools/results $(RESULTS) $(PARTS); code=$$?; $(BIN)/python tools/gpu --state; exit $$code
 
 PARTS   := e2e calm runs heavy examples chaos weights units modern lint
 AT_ONCE := $(shell expr 3 + $$(nproc))
@@ -112,9 +112,15 @@ weights: install
 	$(PYTEST) $(WEIGHTS)
 	$(PASSED)
 
+# What only a GPU runs, on a machine with one (some with two), recorded in docs/gpu.jsonl; GPU_ARGS='-k NAME' runs a
+# part. Without a network: `python3 tools/gpu` in an unpacked source tree, with the packages on PYTHONPATH.
+GPU := tests/gpu
+gpu: install
+	$(BIN)/python tools/gpu $(GPU_ARGS)
+
 # All others: models, trainers and the other roles, several ranks.
 heavy: install $(TASKS)
-	$(PYTEST) $(patsubst %,--ignore=%,$(UNITS) $(CALM) $(MODERN) $(E2E) $(EXAMPLES) $(RUNS) $(CHAOS) $(WEIGHTS))
+	$(PYTEST) $(patsubst %,--ignore=%,$(UNITS) $(CALM) $(MODERN) $(E2E) $(EXAMPLES) $(RUNS) $(CHAOS) $(WEIGHTS) $(GPU))
 	$(PASSED)
 
 # What dies and what follows, on real processes, in docs/faults.md; a part of it is in `make chaos`. As root, for hours:
@@ -165,6 +171,7 @@ $(VENV)-operator: pyproject.toml $(PINS) $(shell find operator trainer_image -na
 
 # Wheel, chart, constraints and bills of materials in dist/, and images; checked, not published.
 release: install $(BIN)/helm
+	$(BIN)/python tools/gpu --released
 	$(BIN)/pip install --quiet --constraint constraints/common.txt rfc3987-syntax  # for addresses in the bills
 	$(BIN)/python tools/release dist
 

@@ -1,0 +1,123 @@
+"""Whole jobs on a GPU by `rlhf run`: the shipped examples as they are, and settings that a GPU alone tries."""
+
+import os
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from tests.support.rlhf import SENTIMENT, Finished, run
+
+AT_ONCE = 6
+"""Jobs beside each other: each has up to four processes, which mostly import and wait."""
+ZERO = "spec.trainer.deepspeed.zero_optimization"
+STEADY = ("spec.steps=6", "spec.optimizer.schedule=constant", "spec.optimizer.warmupSteps=0")
+SHORT = ("spec.steps=4", "spec.checkpoint.everySteps=4", "spec.data.promptsPerStep=32")
+SHARED = "spec.generator.sharedWithTrainer=true"
+VLLM = "spec.generator.sharedWithTrainer=false"
+FLOAT32, BFLOAT16, FLOAT16 = (f"spec.model.dtype={dtype}" for dtype in ("float32", "bfloat16", "float16"))
+GRPO = Path(__file__).with_name("grpo.yaml")
+
+
+@dataclass(frozen=True)
+class Job:
+    """The manifest of an example, or `GRPO`, and what a user would set in it."""
+
+    manifest: str
+    settings: tuple[str, ...] = ()
+    policy: str = ""
+    """Job whose model it starts from."""
+    reward: str = ""
+    """Job that made its reward model."""
+    resumes: str = ""
+    """Job in whose work directory it goes on."""
+    gpus: int = 1
+    vllm: bool = False
+
+    @property
+    def file(self) -> Path:
+        return GRPO if self.manifest == "grpo" else SENTIMENT / f"{self.manifest}.yaml"
+
+
+JOBS: Mapping[str, Job] = {
+    "sft": Job("sft"),
+    "reward": Job("reward", ("spec.steps=30", "spec.checkpoint.everySteps=30"), policy="sft"),
+    "ppo": Job("ppo", ("spec.steps=3", SHARED), policy="sft", reward="reward"),
+    "dpo": Job("dpo", SHORT, policy="sft"),
+    "sft-packed": Job("sft", (*STEADY, BFLOAT16, "spec.trainer.attention=packed")),
+    "sft-padded": Job("sft", (*STEADY, BFLOAT16, "spec.trainer.attention=padded")),
+    "sft-whole": Job("sft", STEADY),
+    "sft-half": Job("sft", (*STEADY, "spec.steps=3", "spec.checkpoint.everySteps=3")),
+    "sft-resumed": Job("sft", (*STEADY, "spec.checkpoint.everySteps=3"), resumes="sft-half"),
+    "sft-offload": Job("sft", (*SHORT, f"{ZERO}.stage=2", f"{ZERO}.offload_optimizer.device=cpu")),
+    "sft-float16": Job("sft", (*SHORT, FLOAT16, "spec.trainer.gradientCheckpointing=selective")),
+    "reward-zero3": Job("reward", (*SHORT, BFLOAT16, f"{ZERO}.stage=3"), policy="sft"),
+    "dpo-lora": Job("dpo", (*SHORT, BFLOAT16, "spec.model.lora.policy.rank=8"), policy="sft"),
+    "grpo": Job("grpo", policy="sft"),
+    "grpo-lora": Job(
+        "grpo",
+        (FLOAT32, "spec.model.lora.policy.rank=8", "spec.trainer.gradientCheckpointing=full"),
+        policy="sft",
+    ),
+    "ppo-zero3": Job("ppo", (*SHORT, SHARED, BFLOAT16, f"{ZERO}.stage=3"), policy="sft", reward="reward"),
+    "grpo-vllm": Job("grpo", (VLLM,), policy="sft", gpus=2, vllm=True),
+    "sft-two-ranks": Job("sft", (*STEADY, BFLOAT16, "spec.trainer.processesPerReplica=2"), gpus=2),
+    "sft-sequence-parallel": Job(
+        "sft",
+        (*STEADY, BFLOAT16, "spec.trainer.processesPerReplica=2", "spec.trainer.sequenceParallelSize=2"),
+        gpus=2,
+    ),
+    "sft-zero3-of-two": Job(
+        "sft", (*STEADY, BFLOAT16, "spec.trainer.processesPerReplica=2", f"{ZERO}.stage=3"), gpus=2
+    ),
+    "grpo-tensor-parallel": Job(
+        "grpo", (VLLM, "spec.generator.tensorParallelSize=2"), policy="sft", gpus=3, vllm=True
+    ),
+}
+"""By name; those that others start from first."""
+
+
+def why_not(job: Job) -> str:
+    """Why this machine cannot run the job; empty if it can."""
+    if job.vllm and find_spec("vllm") is None:
+        return "vLLM is not installed"
+    count = torch.cuda.device_count()
+    return f"needs {job.gpus} GPUs; {count} here" if count < job.gpus else ""
+
+
+class Jobs:
+    """All jobs of `JOBS` that this machine can run, some at a time, each after those that it needs."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._pool = ThreadPoolExecutor(AT_ONCE)
+        self._runs: dict[str, Future[Finished]] = {}
+        for name, job in JOBS.items():  # a job waits for earlier ones alone, so some worker always runs one
+            if not why_not(job):
+                self._runs[name] = self._pool.submit(self._run, name)
+
+    def result(self, name: str) -> Finished:
+        """The job's end, once it has ended; one whose predecessor failed fails with it."""
+        return self._runs[name].result()
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def _run(self, name: str) -> Finished:
+        job = JOBS[name]
+        made = {field: getattr(job, field) for field in ("policy", "reward") if getattr(job, field)}
+        for field, other in [*made.items(), *([("resumes", job.resumes)] if job.resumes else [])]:
+            earlier = self.result(other)
+            assert earlier.code == 0, f"its {field} {other!r} failed: {earlier.output[-1500:]}"
+        models = [f"spec.model.{field}={self._folder / other / 'policy'}" for field, other in made.items()]
+        flags = ("--resume",) if job.resumes else ()
+        return run(
+            job.file,
+            self._folder / (job.resumes or name),
+            *(*models, *job.settings),
+            flags=flags,
+            CUDA_VISIBLE_DEVICES=",".join(map(str, range(job.gpus))),
+            PYTHONPATH=os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(Path.cwd())))),
+        )

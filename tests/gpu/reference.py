@@ -1,0 +1,158 @@
+"""One update of a small model: on the CPU in float32, one sequence at a time, by Transformers and autograd alone, which
+is what a GPU has to agree with; and under DeepSpeed with a job's settings."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+
+from rlhf_api.lora import Lora
+from rlhf_api.roles import Trainer
+from rlhf_api.spec import Optimizer
+from rlhf_trainer.batches import MicroBatch, OutputFn, ResponseLogprobs, response_values, sequence_scores
+from rlhf_trainer.models.adapter import Adapter
+from rlhf_trainer.models.state import training_state
+from rlhf_trainer.models.trained_model import TrainedModel
+from rlhf_trainer.records import Sequences
+
+from .cases import ZERO, Update
+
+CLASSES = {
+    "policy": AutoModelForCausalLM,
+    "critic": AutoModelForTokenClassification,
+    "reward": AutoModelForSequenceClassification,
+}
+READ: Mapping[str, OutputFn] = {
+    "policy": ResponseLogprobs(),
+    "critic": response_values,
+    "reward": sequence_scores,
+}
+ADAM = Optimizer().model_copy(
+    update={"learning_rate": 1e-3, "betas": (0.9, 0.99), "epsilon": 1e-6, "gradient_clip": 1e6}
+)
+PRECISION: Mapping[str, dict[str, Any]] = {
+    "float32": {},
+    "bfloat16": {"bf16": {"enabled": True}},
+    # A scale at which no gradient of these models overflows, so that the first update is made.
+    "float16": {"fp16": {"enabled": True, "initial_scale_power": 8}},
+}
+GRADIENT = {"float32": 1e-4, "bfloat16": 4e-2, "float16": 5e-3}
+"""Largest 2-norm of a gradient's difference from the reference's, relative to that one's norm, by dtype: what sums in
+it round, some units in its last place (bfloat16: 2^-8, float16: 2^-11)."""
+OUTPUT = {"float32": 1e-4, "bfloat16": 1e-1, "float16": 1e-2}
+"""Largest difference of a log-probability in nats, value or score from the reference's, by dtype."""
+TOKENS = 300
+"""Budget of a micro-batch: several of each batch."""
+
+
+class Batch:
+    """Sequences, eleven of uneven lengths unless given, and a loss that weighs each value read from them. `lengths`: of
+    prompt and response."""
+
+    def __init__(
+        self, vocabulary: int, head: str, seed: int = 0, lengths: Sequence[Sequence[int]] | None = None
+    ) -> None:
+        dice = torch.Generator().manual_seed(seed)
+        lengths = lengths or torch.randint(4, 90, (11, 2), generator=dice).tolist()
+        pairs = [
+            [torch.randint(2, vocabulary, (n,), generator=dice).tolist() for n in both] for both in lengths
+        ]
+        self.sequences = Sequences.pack(pairs)
+        self.by_row = head == "reward"
+        count = self.sequences.response_lengths
+        self.sizes = torch.ones_like(count) if self.by_row else count
+        """int64 [N]: values of each sequence."""
+        self.weights = torch.randn(int(self.sizes.sum()), generator=dice)
+
+    def loss(self, output: Tensor, micro: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """A weighted mean of the values and their squares, so that the gradient depends on them."""
+        weights = self.weights[micro.rows if self.by_row else micro.response_index].to(output.device)
+        return ((output * weights).sum() + (output**2).sum() / 40) / len(self.weights), {}
+
+
+def make_model(
+    config: PreTrainedConfig, head: str, dtype: str, *, lora: bool
+) -> tuple[PreTrainedModel, Adapter | None]:
+    """A model with random weights, the same at every call, rounded to `dtype`."""
+    torch.manual_seed(0)
+    model = CLASSES[head].from_config(copy.deepcopy(config), dtype=torch.float32).eval()
+    adapter = Adapter(model, Lora(rank=4, alpha=6.0), 0, "base") if lora else None
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:  # zero at the start of a run, where A has no gradient
+            torch.nn.init.normal_(parameter, std=0.1)
+    return model.to(getattr(torch, dtype)), adapter
+
+
+def compute_reference(config: PreTrainedConfig, head: str, dtype: str, batch: Batch, *, lora: bool = False):
+    """Values of all sequences, float32 [sum(sizes)], and the gradient by parameter, of weights rounded to `dtype` in
+    float32 arithmetic: with eager attention, as the model's authors wrote it."""
+    model, _ = make_model(config, head, dtype, lora=lora)
+    model.float().set_attn_implementation("eager")
+    values = []
+    for row in range(len(batch.sequences)):
+        micro = MicroBatch.build(batch.sequences, [row], 1)
+        output = READ[head](model(input_ids=micro.input_ids).logits, micro)
+        batch.loss(output, micro)[0].backward()
+        values.append(output.detach())
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return torch.cat(values), gradients
+
+
+def make_engine(config: PreTrainedConfig, case: Update, tokens: int = TOKENS) -> TrainedModel:
+    """The same model under DeepSpeed, with the settings of the case and micro-batches of so many `tokens`."""
+    model, adapter = make_model(config, case.head, case.dtype, lora=case.tuned == "lora")
+    section = Trainer().model_copy(
+        update={
+            "dtype": case.dtype,
+            "attention": case.attention,
+            "gradient_checkpointing": case.checkpointing,
+            "kernels": case.kernels,
+        }
+    )
+    deepspeed = {**PRECISION[case.dtype], "zero_optimization": copy.deepcopy(dict(ZERO[case.zero]))}
+    return TrainedModel(
+        *(model, ADAM, section),
+        deepspeed=deepspeed,
+        micro_batch_tokens=tokens,
+        pad_token_id=1,
+        adapter=adapter,
+    )
+
+
+def update(engine: TrainedModel, head: str, batch: Batch, rate: float) -> dict[str, float]:
+    return engine.update(batch.sequences, READ[head], batch.loss, rate)
+
+
+def copy_state(engine: TrainedModel) -> dict[str, Tensor]:
+    """The whole training state, on the CPU."""
+    return {name: tensor.to("cpu", copy=True) for name, tensor in training_state(engine)}
+
+
+def first_gradients(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The gradient of the first update by parameter, of Adam's first moment after it: (1 - beta1) times it."""
+    moments = {name: tensor for name, tensor in state.items() if name.startswith("exp_avg/")}
+    return {name.partition("/")[2]: tensor.float() / (1 - ADAM.betas[0]) for name, tensor in moments.items()}
+
+
+def assert_close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: float) -> None:
+    """All gradients together, as one vector, and each that is no small part of it: a layer that is wrong is named."""
+    assert found.keys() == expected.keys()
+    whole = torch.cat([tensor.flatten() for tensor in expected.values()]).norm()
+    differences = {
+        name: (found[name].reshape(expected[name].shape) - expected[name]).norm() for name in expected
+    }
+    wrong = {
+        name: f"{float(difference / max(expected[name].norm(), whole / 20)):.1e}"
+        for name, difference in differences.items()
+        if difference > tolerance * max(expected[name].norm(), whole / 20)
+    }
+    assert not wrong, f"relative difference above {tolerance}: {wrong}"

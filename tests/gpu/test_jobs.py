@@ -1,0 +1,43 @@
+"""Jobs that a user of one or two GPUs submits, from their manifest to the end."""
+
+import math
+
+import pytest
+
+from .jobs import JOBS, Jobs, why_not
+
+SAME = 2e-2
+"""Relative difference of a step's loss between two orders of bfloat16 sums."""
+
+
+def losses(jobs: Jobs, name: str) -> list[float]:
+    return [line["loss"] for line in jobs.result(name).steps]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.skipif(bool(why_not(j)), reason=why_not(j))) for n, j in JOBS.items()],
+)
+def test_a_job_trains_to_its_end(jobs: Jobs, name: str):
+    finished = jobs.result(name)
+    assert finished.code == 0, finished.output[-3000:]
+    assert "started again" not in finished.output, finished.output[-3000:]
+    figures = [value for line in finished.steps for value in line.values() if isinstance(value, float)]
+    assert all(map(math.isfinite, figures))
+    assert finished.steps[-1]["grad_norm" if "grad_norm" in finished.steps[-1] else "policy_grad_norm"] > 0
+
+
+def test_packed_and_padded_sequences_train_the_same(jobs: Jobs):
+    assert losses(jobs, "sft-packed") == pytest.approx(losses(jobs, "sft-padded"), rel=SAME)
+
+
+def test_a_resumed_job_makes_the_steps_of_one_that_never_stopped(jobs: Jobs):
+    jobs.result("sft-resumed")
+    assert losses(jobs, "sft-resumed")[3:] == losses(jobs, "sft-whole")[3:]
+
+
+@pytest.mark.parametrize("name", ["sft-two-ranks", "sft-sequence-parallel", "sft-zero3-of-two"])
+def test_two_gpus_train_as_one(jobs: Jobs, name: str):
+    if reason := why_not(JOBS[name]):
+        pytest.skip(reason)
+    assert losses(jobs, name) == pytest.approx(losses(jobs, "sft-packed"), rel=SAME)

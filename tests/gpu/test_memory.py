@@ -1,0 +1,75 @@
+"""The memory that the plan has for a trained model holds on a GPU."""
+
+import gc
+
+import pytest
+import torch
+from transformers import Qwen2Config
+
+from rlhf_api.activations import Pass, backward_bytes
+from rlhf_api.memory import Trained, trainer
+from rlhf_api.parameters import shape_of
+from rlhf_api.zero import BYTES, Zero
+
+from .cases import ZERO, Update
+from .reference import Batch, make_engine, update
+
+pytestmark = pytest.mark.usefixtures("one_rank", "an_empty_gpu")
+TOKENS = 16384
+SHAPE = Qwen2Config(
+    hidden_size=1024,
+    intermediate_size=4096,
+    num_hidden_layers=12,
+    num_attention_heads=16,
+    num_key_value_heads=4,
+    vocab_size=50_000,
+    max_position_embeddings=4096,
+    tie_word_embeddings=True,
+    bos_token_id=None,
+    eos_token_id=0,
+    pad_token_id=1,
+    num_labels=1,
+)
+SLACK = 1e9
+"""Bytes that the plan may be off: cuBLAS's workspaces and what the allocator rounds up."""
+CASES = (
+    Update("bfloat16", "packed", "1", "policy", "whole", "none", "auto"),
+    Update("bfloat16", "packed", "1", "policy", "whole", "full", "auto"),
+    Update("bfloat16", "padded", "2", "policy", "whole", "selective", "torch"),
+    Update("bfloat16", "packed", "3", "critic", "whole", "none", "auto"),
+    Update("bfloat16", "packed", "2 offload", "policy", "whole", "full", "auto"),
+    Update("float32", "padded", "0", "policy", "whole", "full", "auto"),
+    Update("float16", "packed", "1", "policy", "whole", "none", "auto"),
+)
+
+
+@pytest.fixture
+def an_empty_gpu() -> None:
+    gc.collect()  # engines of earlier tests
+    torch.cuda.empty_cache()
+
+
+def planned(case: Update, parameters: int) -> float:
+    """Bytes of the plan for one model of so many parameters, and its update."""
+    shape = shape_of(SHAPE.to_dict())
+    assert shape is not None
+    run = Pass(TOKENS, BYTES[case.dtype], case.checkpointing, case.kernels == "auto")
+    zero = ZERO[case.zero]
+    divided = Zero(dtype=case.dtype, stage=zero["stage"], ranks=1, optimizer_away="offload_optimizer" in zero)
+    return trainer(
+        [Trained(parameters, divided, backward_bytes(shape, run, head=case.head == "policy"))]
+    ).total
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_an_update_takes_no_more_memory_than_planned(case: Update):
+    batch = Batch(SHAPE.vocab_size, case.head, lengths=[(64, 960)] * 32)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    engine = make_engine(SHAPE, case, tokens=TOKENS)
+    for _ in range(2):
+        update(engine, case.head, batch, 1e-6)
+    peak = torch.cuda.max_memory_allocated() - before
+    plan = planned(case, sum(getattr(p, "ds_numel", p.numel()) for p in engine.unwrapped.parameters()))
+    print(f"{case}: {peak / 1e9:.2f} GB, planned {plan / 1e9:.2f}")
+    assert peak < plan + SLACK
