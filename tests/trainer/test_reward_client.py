@@ -150,14 +150,19 @@ def test_a_pause_without_progress_ends_the_job_with_the_reason(job):
 
 
 def test_failures_of_the_judge_are_counted_against_one_evaluation_alone(job):
-    """However many responses it has scored before: the mean of what is left would rank the checkpoint."""
-    judge = job.client()
+    """However many responses it has scored before: the mean of what is left would rank the checkpoint. The job is not
+    paused for it."""
+    judge = job.client(patience=0)
     for _ in range(20):
         _judged(judge, SEQUENCES, ROWS)
     job.failing = dict.fromkeys(range(5), "judge: HTTP 503")
-    judge._pause = job.failing.clear
+    with pytest.raises(
+        Unscored, match=r"^5 of 8 responses have no score \(judge: HTTP 503\); .* allows fewer$"
+    ):
+        _judged(judge, SEQUENCES, ROWS)
+    assert job.told == []
+    job.failing = {}
     assert not _judged(judge, SEQUENCES, ROWS).isnan().any()
-    assert job.told[0] == "paused: 5 of 8 responses have no score (judge: HTTP 503)"
 
 
 def test_a_paused_job_can_be_stopped(job):

@@ -7,13 +7,18 @@ import pytest
 import torch
 from tests.support.forks import run_ranks
 from tests.training.running import RANKS, Job, low_tokens
+from tests.training.test_stops import Fleet
 
 from rlhf_api.evaluation import NO_PENALTIES
+from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.rows import AnswerRow, PairRow, PromptRow
 from rlhf_trainer.batches import ResponseLogprobs
-from rlhf_trainer.comms.roster import Stopped
+from rlhf_trainer.comms.roster import Stopped, Unavailable
+from rlhf_trainer.generation.requests import Responses
 from rlhf_trainer.ops.datasets import given_columns
 from rlhf_trainer.records import Prompt
+from rlhf_trainer.scoring.client import ScoringFailed
+from rlhf_trainer.scoring.reward_client import Unscored
 from rlhf_trainer.training.evaluation import evaluate, score_metrics
 
 ROWS = [PromptRow(prompt=f"held out {i}") for i in range(5)]
@@ -41,6 +46,58 @@ def test_held_out_responses_have_no_sampling_masks():
     respond = partial(collector.respond, batch, job.spec.sampling, NO_PENALTIES)
     assert [rollout.kept_counts.tolist() for rollout in respond().rollouts] == [[]] * 4
     assert all(rollout.kept_counts for rollout in collector._ask(batch, job.spec.sampling).rollouts)
+
+
+def test_an_evaluation_between_two_broadcasts_is_of_the_newest_weights():
+    """The generators get them for it, and its line says which they were."""
+    fleet = Fleet()
+    fleet.move_on = lambda _version: None  # without a broadcast the generators keep what they have
+    fleet.job = Job(
+        *("grpo", "klCoefficient: 0", "spec.generator.sharedWithTrainer=false", "spec.weights.everySteps=3"),
+        "spec.evaluation={function: 'a:b', data: [a]}",
+        fleet=lambda *_: fleet,
+        held_out={"held_out": ROWS},
+    )
+    versions = []
+    for step in range(5):
+        fleet.job.task.publish(step)
+        versions.append(fleet.version)
+        if step in (0, 1, 4):
+            (line,) = fleet.job.task.evaluate(step)
+            versions.append(line["weight_version"])
+        fleet.job.task.collect(step)
+        fleet.job.task.train(step)
+    assert versions == [0, 0, 0, 1, 1, 3, 3, 4], "served after each step, and evaluated after 0, 1 and 4"
+
+
+MISTAKE = InvalidJob([Problem("spec.evaluation.function", "the function raised KeyError: 'answer'")])
+
+
+@pytest.mark.parametrize(
+    "error", [Unscored("8 of 20 have no score"), Unavailable("none answers"), ScoringFailed("OOM"), MISTAKE]
+)
+def test_an_evaluation_that_cannot_be_judged_fails_with_the_reason_and_training_goes_on(error):
+    def judge(sequences, rows):
+        if len(rows) == 5:
+            raise error
+        return low_tokens(sequences, rows)
+
+    job = Job("grpo", "", f"spec.evaluation={{function: 'a:b', sets: [{SETS}]}}")
+    given = job.ctx, {"greedy": ROWS, "eight": ROWS[:2]}, job.task._collector.respond
+    failed, fine = evaluate(*given, judge)
+    assert (failed["failed"], failed["count"], fine["count"]) == (str(error), 0, 16)
+    assert math.isnan(failed["mean"])
+    assert "failed" not in fine
+    if error is MISTAKE:
+        with pytest.raises(InvalidJob):
+            evaluate(*given, judge, first=True)
+
+
+def test_an_evaluation_whose_prompts_are_all_refused_fails_with_the_reason():
+    job = Job("grpo", "", "spec.evaluation={function: 'a:b', data: [a]}")
+    refused = Responses(refused={f"-1/{i}": "HTTP 400: too long" for i in range(5)})
+    (line,) = evaluate(job.ctx, {"held_out": ROWS}, lambda *_: refused, low_tokens)
+    assert (line["failed"], line["count"], line["samples"]) == ("HTTP 400: too long", 0, [])
 
 
 def test_an_evaluation_leaves_the_random_generators_as_they_were():

@@ -43,6 +43,10 @@ Reply = tuple[Tensor, Mapping[str, Any]]
 """The requested array, and the header."""
 
 
+class ScoringFailed(RuntimeError):
+    """Members that live failed at a chunk, or took longer than the timeout, several times."""
+
+
 class Scorer:
     """Sends requests to the members of a role; while none replies, waits for a replacement until a deadline.
 
@@ -81,7 +85,7 @@ class Scorer:
         Raises:
             InvalidJob: the role says that the job itself is at fault.
             Unavailable: no member replied in time.
-            RuntimeError: members that live failed at a chunk, or took longer than the timeout, several times.
+            ScoringFailed: members that live failed at a chunk, or took longer than the timeout, several times.
             Stopped: the run is to stop, and the members fail or need longer than LAST_SECONDS.
         """
         client = _ChunkClient(self._http, self._route, sequences, array, rows, header)
@@ -111,7 +115,7 @@ class Scorer:
     ) -> Coroutine[Any, Any, Outcome[Chunk, Reply]]:
         def gave_up(chunk: Chunk, why: str) -> None:
             tokens = int(client.sequences.lengths[chunk].sum())
-            raise RuntimeError(
+            raise ScoringFailed(
                 f"the {self._role.value} failed at {len(chunk)} responses of {tokens} tokens: {why}; see its log"
             )
 

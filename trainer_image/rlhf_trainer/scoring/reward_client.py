@@ -50,7 +50,8 @@ class RewardClient:
         stopping: Callable[[], bool],
         report: Callable[[str], None],
     ) -> None:
-        """`patience`: seconds without progress after which a paused job fails; `report` sets fields of the status."""
+        """`patience`: seconds without progress after which a paused job fails, 0: it is never paused; `report` sets
+        fields of the status."""
         self._scorer, self._max_failed_share, self._patience = scorer, max_failed_share, patience
         self._stopping, self._report = stopping, report
         self._sums: defaultdict[str, float] = defaultdict(float)
@@ -76,9 +77,10 @@ class RewardClient:
             progressed = time.monotonic() if len(failures) < len(waiting) else progressed
             waiting = sorted(failures)
             words = f"{len(failures)} of {len(sequences)} responses have no score ({_first(failures)})"
-            if time.monotonic() > progressed + self._patience:
+            if not self._patience or time.monotonic() > progressed + self._patience:
                 allowed = f"spec.reward.maxFailedShare {self._max_failed_share:g} allows fewer"
-                raise Unscored(f"{words}; {allowed}, and {self._patience:g} s have brought none")
+                waited = f", and {self._patience:g} s have brought none" if self._patience else ""
+                raise Unscored(f"{words}; {allowed}{waited}")
             log.warning("paused: %s; scoring again", words)
             self._report(f"paused: {words}"[:ACTIVITY_LENGTH])
             self._pause()

@@ -64,8 +64,8 @@ class EpisodeCollector:
 
     def respond(self, batch: list[Prompt], sampling: Sampling, penalties: Penalties) -> Responses:
         """The responses to a batch of prompts, not to be trained on: on every rank if the trainer generates, else on
-        rank 0. Raises Unavailable, there, if the generators refuse every prompt."""
-        return _not_all_refused(self._ask(batch, sampling, penalties, masks=False), len(batch))
+        rank 0."""
+        return self._ask(batch, sampling, penalties, masks=False)
 
     def _ask(
         self,

@@ -134,12 +134,12 @@ class OnlineTask(GraphTask):
             self._send(self._fleet)
         return self._fleet.weights.figures()
 
-    def evaluate(self, step: int) -> list[dict[str, Any]]:  # noqa: ARG002
+    def evaluate(self, step: int) -> list[dict[str, Any]]:
         if self._fleet is not None and self._collector.stale:
             self._send(self._fleet)
         # A stop may cut it off, after which the resumed run must draw as one without a stop.
         with undisturbed_generators(self._ctx.ranks.device):
-            return evaluate(self._ctx, self._held_out, self._collector.respond, self._judge)
+            return evaluate(self._ctx, self._held_out, self._collector.respond, self._judge, first=not step)
 
     def state(self) -> Mapping[str, Any]:
         text = {"pretraining": self._text.position} if self._text else {}

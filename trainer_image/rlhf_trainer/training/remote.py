@@ -40,7 +40,7 @@ class Remote:
                 nodes[node.name] = partial(_scores, reward, array=node.writes[0])
             elif role is not None:
                 nodes[node.name] = partial(_logprobs, scorer(ctx, role))
-        return cls(nodes, partial(_judged, reward_client(ctx)), reward)
+        return cls(nodes, partial(_judged, reward_client(ctx, pauses=False)), reward)
 
 
 def scorer(ctx: TrainerContext, role: Role) -> Scorer:
@@ -58,14 +58,15 @@ def scorer(ctx: TrainerContext, role: Role) -> Scorer:
     )
 
 
-def reward_client(ctx: TrainerContext) -> RewardClient:
-    """Rank 0's client of the reward role, which tolerates failed responses."""
+def reward_client(ctx: TrainerContext, *, pauses: bool = True) -> RewardClient:
+    """Rank 0's client of the reward role, which tolerates failed responses. `pauses`: the job waits for responses that
+    cannot be scored; an evaluation fails in place of that."""
     assert ctx.services is not None
     section, roster = ctx.spec.reward, ctx.services.roster
     return RewardClient(
         scorer(ctx, Role.REWARD),
         max_failed_share=section.max_failed_share,
-        patience=section.startup_timeout_seconds,
+        patience=section.startup_timeout_seconds if pauses else 0.0,
         stopping=lambda: roster.stopping,
         report=lambda activity: ctx.report(activity=activity),
     )
