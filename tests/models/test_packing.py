@@ -25,9 +25,10 @@ from transformers import (
 
 from rlhf_api.problems import InvalidJob
 from rlhf_trainer.batches import MicroBatch, ResponseLogprobs, response_values
+from rlhf_trainer.models.attention import PACKED
 from rlhf_trainer.models.efficiency import fuse, recompute
 from rlhf_trainer.models.inference import Forward, infer
-from rlhf_trainer.models.packing import PACKED, can_pack
+from rlhf_trainer.models.packing import can_pack
 from rlhf_trainer.models.response_head import install, response_head
 from rlhf_trainer.models.sequence_parallel import check_heads
 from rlhf_trainer.records import Sequences
@@ -73,7 +74,7 @@ def qwen2() -> Qwen2ForCausalLM:
 
 
 def capped() -> Gemma2ForCausalLM:
-    """Caps its scores, which packed attention does not know, and its logits, which follows the output layer."""
+    """Caps its scores, and its logits, which follows the output layer."""
     torch.manual_seed(0)
     config = Gemma2Config(
         **SHAPE, num_key_value_heads=2, head_dim=8, final_logit_softcapping=0.3, attn_logit_softcapping=1.0
@@ -134,12 +135,12 @@ def test_a_model_that_cannot_pack_runs_padded_and_is_refused_where_packing_was_a
     monkeypatch.setattr(
         "rlhf_trainer.models.inference.Forward.device", torch.device("meta")
     )  # as if not a CPU
-    assert not Forward.choose(capped(), 40, 0, "auto").packed
+    assert not Forward.choose(windowed(), 40, 0, "auto").packed
     monkeypatch.undo()
-    model = capped()
-    with pytest.raises(ValueError, match="Gemma2ForCausalLM"):
+    model = windowed()
+    with pytest.raises(ValueError, match="Qwen2MoeForCausalLM"):
         Forward.choose(model, 40, 0, "packed")
-    assert model.config._attn_implementation == "eager"
+    assert model.config._attn_implementation == "sdpa"
 
 
 def chunked() -> Llama4ForCausalLM:

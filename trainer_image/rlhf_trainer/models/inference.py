@@ -16,8 +16,9 @@ from .. import progress
 from ..batches import MicroBatch, OutputFn, ResponseLogprobs, plan
 from ..packed import ragged_index, to_device
 from ..records import Sequences
+from .attention import PACKED
 from .efficiency import fuse
-from .packing import PACKED, can_pack, packs_exactly
+from .packing import can_pack, packs_exactly
 from .response_head import install, response_head
 from .sequence_parallel import SequenceGroup, check_heads, heads_of
 
