@@ -120,12 +120,19 @@ class Pretraining(Frozen):
     """Factor of the mean negative log-likelihood of the response's tokens, in nats, added to the policy loss."""
 
 
+CRITIC_RATE = 10.0
+"""Learning rate of a critic, as a multiple of a whole policy's (see docs/algorithms.md for the source)."""
+WHOLE_CRITIC = 1e-5
+"""Learning rate of a whole critic beside a policy's adapter: `CRITIC_RATE` times the default of a whole policy."""
+
+
 class Optimizer(Frozen):
     """AdamW, for every trained model."""
 
     learning_rate: NonNegativeFloat = 1e-6
     critic_learning_rate: NonNegativeFloat | None = None
-    """Learning rate of the critic; ten times `learningRate` unless given, as the critic's head starts at zero."""
+    """Learning rate of the critic. Unless given: ten times `learningRate`, as the critic's head starts at zero; if the
+    policy has an adapter, whose rate is higher, `learningRate` for a critic with an adapter and 1e-5 without."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: int = Field(0, ge=0)
     """Training steps in which the learning rate rises to its value."""
@@ -237,6 +244,18 @@ class Spec(Sections):
         found = self.section(role)
         assert isinstance(found, ModelServerSpec), f"{role.value} runs no frozen model"
         return found
+
+    def learning_rate(self, field: ModelField) -> float:
+        """Highest learning rate of the trained model in this field. A critic's follows what is trained: a policy's
+        adapter has some hundred times the rate of a whole model."""
+        rate, critic_rate = self.optimizer.learning_rate, self.optimizer.critic_learning_rate
+        if field != "critic":
+            return rate
+        if critic_rate is not None:
+            return critic_rate
+        if self.model.adapter("policy") is None:
+            return CRITIC_RATE * rate
+        return WHOLE_CRITIC if self.model.adapter("critic") is None else rate
 
     def trained_dtype(self, field: ModelField) -> DType:
         """The compute dtype of the trained model in this field of `model`."""

@@ -33,3 +33,17 @@ def test_the_critic_learns_ten_times_as_fast_unless_told():
     assert learning_rate_of(spec, critic=True, step=1) == pytest.approx(2e-5)
     given = job("spec.optimizer={learningRate: 2e-6, criticLearningRate: 0.0}").spec
     assert learning_rate_of(given, critic=True, step=1) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("lora", "rate"),
+    [(None, 1e-3), ("{policy: {}, critic: {}}", 1e-4), ("{policy: {}}", 1e-5), ("{critic: {}}", 1e-3)],
+)
+def test_the_critics_rate_follows_what_is_trained(lora, rate):
+    """The rate of a policy's adapter is not multiplied, and is not that of a whole critic."""
+    adapters = () if lora is None else (f"spec.model.lora={lora}",)
+    spec = job("spec.optimizer.learningRate=1e-4", *adapters).spec
+    assert learning_rate_of(spec, critic=False, step=1) == 1e-4
+    assert learning_rate_of(spec, critic=True, step=1) == pytest.approx(rate)
+    given = job("spec.optimizer={learningRate: 1e-4, criticLearningRate: 3e-4}", *adapters).spec
+    assert learning_rate_of(given, critic=True, step=1) == 3e-4

@@ -22,8 +22,6 @@ from .minibatches import balanced_minibatches, minibatches
 
 SHARED = ("kl_mean", "entropy", *AGREEMENT)
 """Metrics of the step rather than of a model: logged without the model's name."""
-CRITIC_RATE = 10.0
-"""Default learning rate of the critic, as a multiple of the policy's (see docs/algorithms.md for the source)."""
 
 
 class Updates:
@@ -140,13 +138,9 @@ def learning_rate_of(spec: Spec, critic: bool, step: int, from_step: int = 0) ->
     if step < from_step:
         return 0.0
     optimizer = spec.optimizer
-    base = optimizer.learning_rate
-    if critic:
-        given = optimizer.critic_learning_rate
-        base = CRITIC_RATE * base if given is None else given
     return learning_rate(
         step - from_step,
-        base=base,
+        base=spec.learning_rate("critic" if critic else "policy"),
         warmup_steps=optimizer.warmup_steps,
         total_steps=spec.steps - from_step,
         schedule=optimizer.schedule,
