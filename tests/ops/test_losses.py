@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.graph.specs import ONLINE
 from tests.ops.made import LENGTHS, columns, context
 
 from rlhf_trainer.batches import MicroBatch, plan
@@ -138,6 +139,34 @@ def test_policy_losses_and_their_gradients(algorithm, own, old):
             assert statistics["ratio_outside_share"] == pytest.approx(float(outside), rel=1e-6)
             kl = float((output[:, 0] - made["reference_logprobs"]).mean())
             assert statistics["kl_mean"] == pytest.approx(kl, rel=1e-6)
+
+
+@pytest.mark.parametrize("old", [True, False], ids=["before the step", "one update"])
+@pytest.mark.parametrize(
+    ("name", "algorithm", "own"),
+    [
+        *((OWN_LOSS.get(algorithm, "policy"), algorithm, own) for algorithm, own in SETTINGS),
+        ("dpo", "dpo", ""),
+        ("value", "ppo", "normalizeValues: true"),
+        ("preference", "reward", ""),
+        ("likelihood", "sft", ""),
+    ],
+)
+def test_no_loss_makes_the_host_wait_for_the_gpu(name, algorithm, own, old):
+    """A meta tensor has no data: whatever would copy some to the host raises."""
+    made, ctx = columns(), context(algorithm, own)
+    if algorithm in ONLINE and ctx.settings.overlong_filter:
+        made = COMPUTE["overlong_mask"](made, ctx)
+    if not old:
+        made = Columns(made.sequences, {k: v for k, v in made.tokens.items() if k != "logprobs"}, made.rows)
+    if name == "value" and ctx.settings.normalize_values:
+        made = COMPUTE["gae"](made.with_tokens(token_rewards=made["returns"]), ctx)
+    loss, rows = LOSSES[name](made, ctx), (2, 3, 6, 7)
+    micro = MicroBatch.build(made.sequences, rows, pad_token_id=0)
+    size = {"preference": (len(rows),), "policy": (12, 2), "gspo": (12, 2), "cispo": (12, 2)}.get(name, (12,))
+    output = torch.zeros(size, device="meta", requires_grad=True)
+    value, _ = loss(output, micro)
+    value.backward()
 
 
 def trusted(made: Columns, level: str, cap: float, mask: float) -> list[float]:

@@ -37,7 +37,8 @@ def sequence_ratio(
     unit, same dtype. Raises ValueError where they do not fit.
     Source: Zheng et al. 2025 (arXiv:2507.18071), eq. 7 (s) and 14 (its form for each token).
     """
-    counts = lengths if mask is None else pad(mask, lengths).sum(1).clamp(min=1)
+    counted = torch.ones_like(logprobs) if mask is None else mask.to(logprobs.dtype)
+    counts = sequence_sums(counted.detach(), lengths).clamp(min=1)
     sums = sequence_sums((logprobs - old_logprobs).detach(), lengths, mask)
     return to_tokens(torch.exp(sums / counts), lengths) * torch.exp(logprobs - logprobs.detach())
 

@@ -1,7 +1,12 @@
-"""Packed arrays [A] (N responses end to end, with int64 `lengths` [N]) to padded ones [N, T] and back."""
+"""Packed arrays [A] (N responses end to end, with int64 `lengths` [N]) to padded ones [N, T] and back.
+
+`lengths` are on the CPU, wherever the array is: nothing but `pad` makes the host wait for a GPU.
+"""
 
 import torch
 from torch import Tensor
+
+from ..packed import to_device
 
 
 def check_lengths(x: Tensor, lengths: Tensor) -> None:
@@ -53,6 +58,7 @@ def sequence_sums(x: Tensor, lengths: Tensor, mask: Tensor | None = None) -> Ten
         check_mask(mask, lengths)
         x = x.masked_fill(~mask, 0.0)
     # unsafe: lengths are checked above, and segment_reduce's own check fails for zero sequences.
+    lengths = to_device(lengths, x.device)
     return torch.segment_reduce(x.double(), "sum", lengths=lengths, unsafe=True).to(x.dtype)
 
 
@@ -65,4 +71,4 @@ def to_tokens(x: Tensor, lengths: Tensor) -> Tensor:
         raise ValueError(
             f"{len(lengths)} sequences need as many values, not an array of shape {tuple(x.shape)}"
         )
-    return torch.repeat_interleave(x, lengths)
+    return x[to_device(torch.arange(len(lengths)).repeat_interleave(lengths), x.device)]

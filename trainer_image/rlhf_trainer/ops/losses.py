@@ -59,7 +59,7 @@ def dpo(columns: Columns, ctx: OpContext) -> Loss:
     settings, pairs = ctx.settings, len(columns) // 2
 
     def loss(logprobs: Tensor, micro: MicroBatch) -> tuple[Tensor, Named]:
-        lengths = to_device(columns.lengths[micro.rows], logprobs.device)
+        lengths = columns.lengths[micro.rows]
         reference = to_device(columns["reference_logprobs"][micro.response_index], logprobs.device)
         own, other = sequence_sums(logprobs, lengths), sequence_sums(reference, lengths)
         rewards = implicit_rewards(own, other, settings.beta)
@@ -172,8 +172,7 @@ def _policy_gradient(columns: Columns, ctx: OpContext, ratios: Ratios, per_token
         new = logprobs.detach()
         old = column("logprobs") if compared is None else new
         mask = None if columns.mask is None else to_device(columns.mask[index], device)
-        lengths = to_device(columns.lengths[micro.rows], device)
-        r = ratios(logprobs, old, lengths, mask)
+        r = ratios(logprobs, old, columns.lengths[micro.rows], mask)
         total = (corrected * per_token(r, logprobs, column("advantages"))).sum()
         statistics = {
             "clip_fraction": (share * outside_clip(r.detach(), low, high)).sum(),
