@@ -398,13 +398,18 @@ def test_a_list_of_files_is_no_manifest(here, capsys):
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
 def test_options_and_models_that_vllm_does_not_have_are_told_before_it_is_started(here, capsys):
     options = "{max-num-seqs: 4, no-enable-prefix-caching: true, compilation-config.mode: 0, hf-overrides: {}"
-    assert cli.main(["validate", "job.yaml", f"generator.engineArguments={options}}}"]) == 0
-    found = said(capsys, "validate", "job.yaml", f"generator.engineArguments={options}, max-num-sqes: 4}}")
+    untried = "generator.untriedEngineArguments=true"
+    assert cli.main(["validate", "job.yaml", f"generator.engineArguments={options}}}", untried]) == 0
+    wrong = f"generator.engineArguments={options}, max-num-sqes: 4}}"
+    assert "was never tried with weights of a trainer; did you mean max-num-seqs?" in said(
+        capsys, "validate", "job.yaml", wrong
+    )
+    found = said(capsys, "validate", "job.yaml", wrong, untried)
     assert found == (
         "error: spec.generator.engineArguments.max-num-sqes: vLLM has no such option; did you mean max-num-seqs?; "
         "got 4\n"
     )
-    reference = "reference={engine: vllm, engineArguments: {gpu-memory: 0.5}}"
+    reference = "reference={engine: vllm, untriedEngineArguments: true, engineArguments: {gpu-memory: 0.5}}"
     assert "spec.reference.engineArguments.gpu-memory: vLLM has no" in said(
         capsys, "validate", "job.yaml", reference
     )

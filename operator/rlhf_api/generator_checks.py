@@ -1,10 +1,10 @@
 """Rules of `spec.generator`: the number of generators, their pods, vLLM's options."""
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator
 
-from pydantic import JsonValue
-
-from .problems import Problem
+from .engine_arguments import engine_argument_problems
+from .problems import Problem, show
 from .roles import MOST_PODS
 from .serving import COPIES, gpus
 from .spec import Spec
@@ -32,19 +32,14 @@ OTHER_ENGINE_ARGUMENTS = {
     **dict.fromkeys(("uds", "root-path", "ssl-keyfile", "ssl-certfile"), _REACHED),
     **dict.fromkeys(("max-num-queued-reqs", "max-num-queued-tokens"), _QUEUE),
     "api-key": "the token check",
+    "override-generation-config": "spec.sampling",
 }
-"""Options with which a server would not answer the trainer, or would refuse its requests -> what the job has in their
-place."""
+"""Options with which a server would not answer the trainer or would refuse its requests, or that requests override ->
+what the job has in their place."""
 GROUP_ENGINE_ARGUMENTS = dict.fromkeys(
     ("nnodes", "node-rank", "master-addr", "master-port", "headless"), _GROUP
 )
 """Options by which the pods of one generator find each other."""
-_ELSEWHERE = "keeps keys and values beyond the engine, where those of earlier weights are not cleared"
-_REFUSED = {
-    "enable-eplb": "moves experts between GPUs while they serve, and what is served is compared with what arrived",
-    **dict.fromkeys(("kv-transfer-config", "kv-offloading-size"), _ELSEWHERE),
-}
-"""Options that interfere with what a generator does beside vLLM -> the reason."""
 
 
 def autoscale(spec: Spec) -> Iterator[Problem]:
@@ -79,29 +74,14 @@ def pods_per_replica(spec: Spec) -> Iterator[Problem]:
 
 
 def engine_arguments(spec: Spec) -> Iterator[Problem]:
-    arguments = spec.generator.engine_arguments
     owned = OWNED_ENGINE_ARGUMENTS | OTHER_ENGINE_ARGUMENTS | GROUP_ENGINE_ARGUMENTS
-    yield from engine_argument_problems("spec.generator", arguments, owned)
-    for key, value in arguments.items():
-        if (why := _REFUSED.get(_option(key))) is not None and value is not False:
-            yield Problem(f"spec.generator.engineArguments.{key}", f"{why}; remove it")
-
-
-def engine_argument_problems(
-    section: str, arguments: Mapping[str, JsonValue], owned: Mapping[str, str]
-) -> Iterator[Problem]:
-    """Options that vLLM would not accept, or that the job sets itself: `owned` names what sets each."""
-    for key, value in arguments.items():
-        where, name = f"{section}.engineArguments.{key}", _option(key)
-        _, dot, field = key.partition(".")
-        if key != (spelled := name + dot + field):
-            yield Problem(where, f"spell it as vLLM does, without dashes: {spelled}")
-        if value is None:
-            yield Problem(where, "null is not a value; for a flag use true or false; got null")
-        if name in owned:
-            yield Problem(where, f"is set by the job ({owned[name]}); remove it")
-
-
-def _option(key: str) -> str:
-    """The vLLM option that a key sets, in whole or one of its fields, such as `kv-transfer-config.kv_role`."""
-    return key.lstrip("-").partition(".")[0].replace("_", "-")
+    yield from engine_argument_problems("spec.generator", spec.generator, owned)
+    given = spec.generator.engine_arguments.get("max-model-len", math.inf)
+    needed = spec.data.max_prompt_length + spec.sampling.max_new_tokens
+    if not isinstance(given, int | float) or given < needed:
+        yield Problem(
+            "spec.generator.engineArguments.max-model-len",
+            f"vLLM would refuse prompts that maxPromptLength ({spec.data.max_prompt_length}) and maxNewTokens "
+            f"({spec.sampling.max_new_tokens}) allow; use a number of at least {needed}, or less of those; got "
+            f"{show(given)}",
+        )

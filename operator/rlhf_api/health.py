@@ -1,6 +1,6 @@
 """`spec.health`: limits on a step's metrics, and the action if one is broken."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
@@ -13,6 +13,10 @@ from .problems import Problem, closest
 if TYPE_CHECKING:
     from .spec import Spec
 
+OUTLIERS_OF_16_BITS = 1e-3
+"""Largest share of tokens that may differ by more than 1 nat between two engines of which one computes in 16 bits."""
+FEWEST_OUTLIERS = 10
+"""Fewer tokens than these break no share above 0: in small steps they are chance."""
 Action = Literal["warn", "pause", "rollback", "fail"]
 """Action of a broken rule, before the step's weights are served or saved; see docs/health.md."""
 Limit = Annotated[float, Field(allow_inf_nan=False)]
@@ -59,9 +63,29 @@ class Health(Frozen):
     logprob_difference: float = Field(0.3, ge=0, allow_inf_nan=False)
     """The job fails if log-probabilities of trainer and generators, with the same weights, differ by more in a step. 0
     disables it, as do topP and minNewTokens without a topK of up to 256."""
+    logprob_outliers: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)
+    """The job fails if log-probabilities of trainer and generators, with the same weights, differ by more than 1 nat at
+    more than this share of a step's tokens: 0 at any token, 1 never; otherwise at 10 tokens at least. Unless given 0
+    where both compute in float32, else 0.001."""
     rules: tuple[HealthRule, ...] = Field((), max_length=32)
     max_rollbacks: Positive = 3
     """Maximum number of rollbacks; the next one fails the job."""
+
+
+def outlier_limit(spec: "Spec") -> float:
+    """`logprobOutliers` in effect. 16 bits round logits to 1/16 near 16, so a few tokens of small probability differ by
+    more than 1 nat between correct engines (docs/health.md); float32 engines differ by 1e-4 at most."""
+    given = spec.health.logprob_outliers
+    exact = {spec.trained_dtype("policy"), spec.generator.dtype or spec.model.dtype} == {"float32"}
+    if given is not None:
+        return given
+    return 0.0 if exact else OUTLIERS_OF_16_BITS
+
+
+def has_outliers(metrics: Mapping[str, float], limit: float) -> bool:
+    """True if a step's metrics break a limit of `outlier_limit`."""
+    enough = metrics.get("logprob_outliers", 0.0) >= (FEWEST_OUTLIERS if limit else 1)
+    return enough and metrics.get("logprob_outlier_share", 0.0) > limit
 
 
 def problems(spec: "Spec") -> Iterator[Problem]:

@@ -20,6 +20,7 @@ _SAMPLED = (
     *("reward_mean", "reward_std", "responses_dropped", "responses_dropped_share", "answer_length_mean"),
     *("finished_share", "kl_mean", "kl_coefficient", "entropy", "value_explained_variance"),
     *("logprob_difference", "token_mult_prob_error", "ratio_outside_share", "importance_effective_share"),
+    *("logprob_outlier_share", "logprob_outliers", "logprob_difference_max"),
     *("generate_seconds", "score_seconds", "staleness", "staleness_max", "generators_idle_seconds"),
     *("responses_continued", "replay_share", "replay_age"),
 )

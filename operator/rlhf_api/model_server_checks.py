@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from .algorithms import graph_of
-from .generator_checks import engine_argument_problems
+from .engine_arguments import engine_argument_problems
 from .graph import REFERENCE, Infer
 from .problems import Problem
 from .roles import ModelServerSpec, Role
@@ -40,7 +40,7 @@ def problems(spec: Spec) -> Iterator[Problem]:
                 "dtype": f"spec.{role.value}.dtype",
                 "tensor-parallel-size": f"spec.{role.value}.tensorParallelSize",
             }
-            yield from engine_argument_problems(f"spec.{role.value}", section.engine_arguments, owned)
+            yield from engine_argument_problems(f"spec.{role.value}", section, owned)
             yield from _served(spec, role)
         else:
             yield from _without_engine(f"spec.{role.value}", section)
@@ -56,6 +56,9 @@ def _without_engine(where: str, section: ModelServerSpec) -> Iterator[Problem]:
     if section.engine_arguments:
         message = f"apply only to {where}.engine vllm; set that, or remove them"
         yield Problem(f"{where}.engineArguments", f"{message}; got {', '.join(section.engine_arguments)}")
+    if section.untried_engine_arguments:
+        message = f"applies only to {where}.engine vllm; set that, or remove it; got true"
+        yield Problem(f"{where}.untriedEngineArguments", message)
 
 
 def _served(spec: Spec, role: Role) -> Iterator[Problem]:

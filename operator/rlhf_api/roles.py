@@ -138,6 +138,8 @@ class Generator(RoleSpec):
     """Deadline of a prompt's next token; after it the prompt is sent again, and dropped after three tries."""
     engine_arguments: dict[str, JsonValue] = {}
     """Further options of `vllm serve`, without the dashes: `{gpu-memory-utilization: 0.8}`."""
+    untried_engine_arguments: bool = False
+    """Accept `engineArguments` that were never tried with a trainer's weights (docs/engine-arguments.md)."""
 
 
 class ModelServerSpec(RoleSpec):
@@ -154,6 +156,8 @@ class ModelServerSpec(RoleSpec):
     """Number of GPUs over which engine `vllm` divides the model's layers."""
     engine_arguments: dict[str, JsonValue] = {}
     """Further options of vLLM, as in `generator`."""
+    untried_engine_arguments: bool = False
+    """Accept `engineArguments` that were never tried, as in `generator`."""
 
     def micro_batch(self, trainer: Trainer) -> int:
         """Tokens per chunk and per forward pass."""

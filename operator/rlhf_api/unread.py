@@ -21,6 +21,8 @@ from .roles import Role
 from .run import roles_of
 from .spec import Spec
 
+COMPARED = ("logprob_difference", "logprob_outliers")
+"""Fields of spec.health: limits of the difference between generators and trainer."""
 REFERENCE_COLUMN = "reference_logprobs"
 """Column of every graph that compares with a reference."""
 
@@ -132,7 +134,7 @@ def _responses(spec: Spec) -> Iterator[_Unread]:
         section: Frozen = getattr(spec, name)
         yield _Unread(f"spec.{name}", section, type(section).model_fields, of, why)
     yield _Unread("spec", spec, ["pretraining"], of, why)
-    yield _Unread("spec.health", spec.health, ["logprob_difference"], of, why)
+    yield _Unread("spec.health", spec.health, COMPARED, of, why)
 
 
 def _scores(spec: Spec) -> Iterator[_Unread]:
@@ -149,8 +151,8 @@ def _scores(spec: Spec) -> Iterator[_Unread]:
 
 
 def _compared(spec: Spec) -> Iterator[_Unread]:
-    """The limit of the log-probability difference, in a job that cannot measure it; 0 switches it off."""
-    if not graph_of(spec).generates or not spec.health.logprob_difference:
+    """Limits of the log-probability difference, in a job that cannot measure it; 0 and 1 switch them off."""
+    if not graph_of(spec).generates:
         return
     why = ""
     if spec.sampling.cut:
@@ -158,8 +160,12 @@ def _compared(spec: Spec) -> Iterator[_Unread]:
     elif spec.rollout.max_staleness and spec.rollout.proximal == "sampled":
         why = "rollout.proximal is sampled"
     if why:
-        of = "log-probabilities that are compared"
-        yield _Unread("spec.health", spec.health, ["logprob_difference"], of, why)
+        of, switched_off = (
+            "log-probabilities that are compared",
+            {"logprob_difference": 0, "logprob_outliers": 1},
+        )
+        on = [name for name in COMPARED if getattr(spec.health, name) != switched_off[name]]
+        yield _Unread("spec.health", spec.health, on, of, why)
 
 
 def without_effect(spec: Spec) -> list[str]:

@@ -92,7 +92,7 @@ def test_a_reward_function_that_raises_in_the_second_step(folder, tmp_path):
 def test_an_engine_that_computes_another_policy(folder, tmp_path):
     """Real vLLM, with the trainer's weights and other norms: rewards and curves would look plausible. It works ahead of
     training: of the tokens, those are compared that the policy's present weights sampled."""
-    other = "{engineArguments: {hf-overrides: {rms_norm_eps: 1.0}}}"
+    other = "{engineArguments: {hf-overrides: {rms_norm_eps: 1.0}}, untriedEngineArguments: true}"
     grpo = ("spec.algorithm=grpo", "spec.ppo={}", "spec.grpo={minibatchSize: 8, klCoefficient: 0.0}")
     finished, error = fail(
         folder,

@@ -9,6 +9,7 @@ from tests.leaves.host import config
 from tests.leaves.parts import Made, context, instead
 
 from rlhf_api.algorithms.resolve import resolve
+from rlhf_api.health import outlier_limit
 from rlhf_api.manifest import RLHFJob
 from rlhf_store.manifest import Root
 from rlhf_trainer.roles import trainer
@@ -60,8 +61,9 @@ def health(job: RLHFJob) -> Any:
     kl = [0.1, 0.2, 0.1, 0.3, 0.2, 5.0, 6.0, 7.0, 0.1, -3.0, -4.0, 0.2, 1.0]
     for step, value in enumerate(kl, 1):
         figures = {"kl_mean": value, "loss": float("nan") if step == 8 else 0.5, "x": -value}
-        figures["logprob_difference"] = step / 10
-        verdict = judge(section, watches, figures, step, begun=True)
+        figures |= {"logprob_difference": step / 10, "logprob_outliers": 20.0, "logprob_difference_max": 3.0}
+        figures["logprob_outlier_share"] = step / 100
+        verdict = judge(section, watches, figures, step, begun=True, outliers=outlier_limit(job.spec))
         watches = verdict.watches
         found.append((verdict, good(section, watches)))
     watcher = object.__new__(monitor.Monitor)

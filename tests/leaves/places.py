@@ -185,7 +185,7 @@ BASES: tuple[tuple[str, tuple[str, ...]], ...] = (
     *_deepspeed("criticDeepspeed", "criticDtype"),
     (r"podsPerReplica", ("spec.generator={tensorParallelSize: 4, podsPerReplica: 2}",)),
     (r"generator\.autoscale", ("spec.generator.autoscale={minReplicas: 2, maxReplicas: 6}",)),
-    (r"spec\.(reward|reference)\.(tensorParallelSize|engineArguments)", ("spec.{}.engine=vllm",)),
+    (r"spec\.(reward|reference)\.(tensorParallelSize|engineArguments|untried)", ("spec.{}.engine=vllm",)),
     (r"spec\.trainer\.sequenceParallelSize", ("spec.trainer.processesPerReplica=2",)),
 )
 """Overrides of a manifest in which the leaves act whose place a pattern finds."""
@@ -211,6 +211,7 @@ VALUES: dict[str, list[Any]] = {
     r"optimizer\.type$": ["AdamW"],
     r"(empty|sharedMemory)$": ["2Gi"],
     r"modelCache$": ["/v/models"],
+    r"engineArguments$": [{"max-num-seqs": 4}],
     r"template$": [{"metadata": {"labels": {"a": "b"}}}],
     r"trackers.*kind$": ["mlflow"],
 }
@@ -226,7 +227,9 @@ _NOT_READ = (
 REFUSED = {
     f"spec.trainer.{section}.{key}" for section in ("deepspeed", "criticDeepspeed") for key in _NOT_READ
 } | {"spec.cispo.dualClip"}
-"""Leaves that may have one value, or none: the message says why. The others of DeepSpeed's it reads itself."""
+REFUSED |= {f"spec.{role}.untriedEngineArguments" for role in ("generator", "reference", "reward")}
+"""Leaves that may have one value, or none: the message says why. The others of DeepSpeed's it reads itself. Untried
+engine arguments act themselves; the flag that allows them is refused without any."""
 
 
 def overrides(at: str) -> Iterator[str]:

@@ -38,6 +38,7 @@ RESPONSES = (
         "spec.model.reward",
     ),
     "spec.health.logprobDifference",
+    "spec.health.logprobOutliers",
 )
 SWITCH = "spec.generator.sharedWithTrainer"
 

@@ -98,6 +98,9 @@ LINES = [
     {
         "step": step,
         "logprob_difference": 1e-4,
+        "logprob_outlier_share": 0.0,
+        "logprob_outliers": 0.0,
+        "logprob_difference_max": 2e-4,
         "reward_mean": 0.2 + 0.02 * max(0, step - 8),
         "reward_std": 0.1,
     }
@@ -142,6 +145,11 @@ def test_a_good_run_passes_all():
         (spoiled(still=GOOD.still[:1]), "drift", "not reached"),
         (spoiled(lines=[{**LINES[0], "logprob_difference": 0.5}, *LINES[1:]]), "agreement", "0.5 at most, in step 1"),
         (spoiled(lines=[{**line, "logprob_difference": float("nan")} for line in LINES]), "agreement", "nan"),
+        (
+            spoiled(lines=[{**LINES[0], "logprob_outliers": 2.0, "logprob_outlier_share": 2 / 379}, *LINES[1:]]),
+            "agreement",
+            "by more than 1 nat at 2 tokens",
+        ),
         (spoiled(lines=[{**line, "reward_mean": 0.2} for line in LINES]), "canary", "from 0.200 to 0.200"),
         (spoiled(lines=[{**line, "reward_std": 9.0} for line in LINES]), "canary", "it must rise by"),
         (spoiled(ended=12), "resume", "ended with 12 of 28"),
@@ -186,7 +194,8 @@ def test_what_does_not_apply_says_why():
         "canary": None,
     }
     assert "no responses are sampled" in given["agreement"].seen
-    assert "no limit" in judged(GOOD, "health.logprobDifference=0.0")["agreement"].seen
+    off = judged(GOOD, "health.logprobDifference=0.0", "health.logprobOutliers=1")["agreement"]
+    assert "no limit" in off.seen
 
 
 def test_a_row_that_is_drawn_twice_fails_the_ledger():

@@ -5,16 +5,38 @@ import math
 import pytest
 import torch
 
-from rlhf_trainer.maths.agreement import FEW, agreement, comparable, mean_abs_difference, ratio_outside
+from rlhf_trainer.maths.agreement import FEW, agreement, comparable, ratio_outside
+
+SAMPLED = torch.tensor([-1.0, -1.0, -1.0, 0.0])
+LOGPROBS = SAMPLED - torch.tensor([0.0, 0.5, -1.5, 17.5])
 
 
-def test_mean_abs_difference_by_hand():
-    assert float(mean_abs_difference(torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -1.0]))) == 0.75
+def test_agreement_by_hand():
+    found = {name: float(value) for name, value in agreement(LOGPROBS, SAMPLED, 4).items()}
+    assert found == pytest.approx(
+        {
+            "logprob_difference": 19.5 / 4,
+            "token_mult_prob_error": (1 + math.exp(0.5) + math.exp(1.5) + math.exp(17.5)) / 4,
+            "ratio_outside_share": 0.75,
+            "logprob_outlier_share": 0.5,
+            "logprob_outliers": 2,
+            "logprob_difference_max": 17.5,
+        }
+    )
 
 
-def test_token_mult_prob_error_by_hand():
-    found = agreement(torch.log(torch.tensor([0.5, 0.4])), torch.log(torch.tensor([0.25, 0.8])))
-    assert float(found["token_mult_prob_error"]) == pytest.approx(2.0)
+@pytest.mark.parametrize("cut", [0, 1, 3, 4])
+def test_agreement_of_parts_adds_up_to_that_of_the_whole_but_for_its_maximum(cut):
+    whole = agreement(LOGPROBS, SAMPLED, 4)
+    parts = [agreement(LOGPROBS[at], SAMPLED[at], 4) for at in (slice(cut), slice(cut, 4))]
+    for name, value in whole.items():
+        join = max if name == "logprob_difference_max" else sum
+        assert float(join(part[name] for part in parts)) == pytest.approx(float(value)), name
+
+
+def test_a_token_whose_difference_is_not_a_number_is_an_outlier():
+    found = agreement(torch.tensor([math.nan, -1.0]), torch.tensor([-1.0, -1.0]), 2)
+    assert float(found["logprob_outliers"]) == 1
 
 
 def test_ratio_outside_by_hand():

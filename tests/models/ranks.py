@@ -111,7 +111,9 @@ def batch(update: int) -> tuple[Sequences, Tensor]:
 def loss(weights: Tensor):
     def of(output: Tensor, micro: MicroBatch):
         part = (output * weights[micro.response_index]).sum() / len(weights)
-        return part + (output**2).sum() / 40, {"part": part, "tokens": torch.tensor(len(output))}
+        largest = output.abs().max() if output.numel() else output.sum()
+        named = {"part": part, "tokens": torch.tensor(len(output)), "output_max": largest}
+        return part + (output**2).sum() / 40, named
 
     return of
 

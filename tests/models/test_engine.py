@@ -57,18 +57,25 @@ def plain_loop(kind: str, lora: bool) -> tuple[list[dict], dict]:
         sequences, weights = ranks.batch(update)
         for group in adam.param_groups:
             group["lr"] = ranks.rate(update)
-        total, part = torch.zeros(()), torch.zeros(())
+        total, part, largest = torch.zeros(()), torch.zeros(()), torch.zeros(())
         for row in range(len(sequences)):
             micro = MicroBatch.build(sequences, [row], 0)
             output = ranks.reader(kind)(model(input_ids=micro.input_ids).logits, micro)
             value, parts = ranks.loss(weights)(output, micro)
             total, part = total + value, part + parts["part"]
+            largest = torch.maximum(largest, parts["output_max"])
         adam.zero_grad()
         total.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), ranks.ADAM.gradient_clip)
         adam.step()
         statistics.append(
-            {"loss": total, "part": part, "tokens": torch.tensor(len(weights)), "grad_norm": norm}
+            {
+                "loss": total,
+                "part": part,
+                "tokens": torch.tensor(len(weights)),
+                "grad_norm": norm,
+                "output_max": largest,
+            }
         )
     whole = model.merge_and_unload() if lora else model
     return [{k: v.item() for k, v in s.items()} for s in statistics], whole.state_dict()

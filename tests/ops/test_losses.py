@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.graph.specs import ONLINE
 from tests.ops.made import LENGTHS, columns, context
 
-from rlhf_trainer.batches import MicroBatch, plan
+from rlhf_trainer.batches import MAXIMUM, MicroBatch, plan
 from rlhf_trainer.ops import COMPUTE, LOSSES, OpContext
 from rlhf_trainer.records import Columns
 
@@ -25,7 +25,8 @@ def summed(name: str, made: Columns, ctx: OpContext, output: torch.Tensor, budge
         value, statistics = loss(output[micro.response_index], micro)
         total = total + value
         for key, scalar in statistics.items():
-            named[key] = named.get(key, 0.0) + float(scalar)
+            joined = max if key.endswith(MAXIMUM) else sum
+            named[key] = joined((named.get(key, 0.0), float(scalar)))
     return total, named
 
 
@@ -137,6 +138,11 @@ def test_policy_losses_and_their_gradients(algorithm, own, old):
             assert statistics["token_mult_prob_error"] == pytest.approx(error, rel=1e-6)
             outside = ((off.exp() < 0.9) | (off.exp() > 1.1)).double().mean()
             assert statistics["ratio_outside_share"] == pytest.approx(float(outside), rel=1e-6)
+            assert statistics["logprob_outliers"] == int((off.abs() > 1).sum())
+            assert statistics["logprob_outlier_share"] == pytest.approx(
+                float((off.abs() > 1).double().mean())
+            )
+            assert statistics["logprob_difference_max"] == pytest.approx(float(off.abs().max()), rel=1e-6)
             kl = float((output[:, 0] - made["reference_logprobs"]).mean())
             assert statistics["kl_mean"] == pytest.approx(kl, rel=1e-6)
 

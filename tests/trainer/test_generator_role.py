@@ -7,13 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from rlhf_api import vllm_source
 from rlhf_api.checks import check
+from rlhf_api.engine_arguments import REFUSED, TRIED, option_of
 from rlhf_api.generator_checks import OTHER_ENGINE_ARGUMENTS, OWNED_ENGINE_ARGUMENTS
 from rlhf_api.problems import InvalidJob
 from rlhf_api.run import RunConfig
 from rlhf_trainer.addresses import listen_host
 from rlhf_trainer.engines.vllm.launch import CPU_HEAD_SIZES, engine_environment, group_environment, option
 from rlhf_trainer.roles.generator import arguments
+
+ROOT = Path(__file__).parents[2]
 
 
 def config(tmp_path, model: dict | None = None, **generator) -> RunConfig:
@@ -107,14 +111,58 @@ def test_options_with_which_a_generator_would_not_answer_the_trainer_are_refused
     assert OTHER_ENGINE_ARGUMENTS[name] in problem.message
 
 
+@pytest.mark.parametrize("untried", [False, True])
 @pytest.mark.parametrize(
-    "name", ["kv-transfer-config", "kv-transfer-config.kv_connector", "kv-offloading-size"]
+    "name",
+    [
+        *REFUSED,
+        *("speculative-config.method", "kv-transfer-config.kv_connector", "no-enable-lora"),
+    ],
 )
-def test_keys_and_values_beyond_the_engine_would_outlive_weights(tmp_path, name):
-    """Most of vLLM's KV connectors cannot be cleared."""
-    (problem,) = check(config(tmp_path, engineArguments={name: "x"}).spec)
+def test_options_that_break_what_a_generator_does_are_refused_whatever_the_flag(tmp_path, name, untried):
+    (problem, *more) = check(
+        config(tmp_path, engineArguments={name: "x"}, untriedEngineArguments=untried).spec
+    )
     assert problem.where == f"spec.generator.engineArguments.{name}"
-    assert "those of earlier weights are not cleared" in problem.message
+    assert problem.message == f"{REFUSED[option_of(name)]}; remove it; got 'x'"
+    assert [each.where for each in more] == ["spec.generator.untriedEngineArguments"] * untried
+
+
+def test_an_option_that_was_never_tried_needs_a_flag(tmp_path):
+    arguments = {"max-num-seqs": 4, "moe-backend": "triton", "max-num-sequences": 4}
+    unknown, misspelled = check(config(tmp_path, engineArguments=arguments).spec)
+    assert unknown.where == "spec.generator.engineArguments.moe-backend"
+    assert unknown.message.startswith(
+        "was never tried with weights of a trainer; docs/engine-arguments.md has"
+    )
+    assert "set spec.generator.untriedEngineArguments: true; got 'triton'" in unknown.message
+    assert "did you mean max-num-seqs? " in misspelled.message
+    assert not check(config(tmp_path, engineArguments=arguments, untriedEngineArguments=True).spec)
+
+
+def test_the_flag_without_an_untried_option_is_refused(tmp_path):
+    (problem,) = check(
+        config(tmp_path, engineArguments={"max-num-seqs": 4}, untriedEngineArguments=True).spec
+    )
+    assert problem.where == "spec.generator.untriedEngineArguments"
+
+
+@pytest.mark.parametrize(("length", "refused"), [(127, True), (128, False), (-1, True), ("8k", True)])
+def test_a_model_length_that_would_drop_prompts_is_refused(tmp_path, length, refused):
+    found = check(config(tmp_path, engineArguments={"max-model-len": length}).spec)
+    where = "spec.generator.engineArguments.max-model-len"
+    assert [problem.where for problem in found] == [where] * refused
+    assert all("use a number of at least 128" in problem.message for problem in found)
+
+
+def test_every_tried_option_is_one_of_vllms_and_on_the_page():
+    """Where vLLM is installed; the page says where each ran."""
+    page = (ROOT / "docs" / "engine-arguments.md").read_text()
+    rows = [row for row in page.splitlines() if row.startswith("| `")]
+    documented = [name for row in rows for name in re.findall(r"`([a-z0-9-]+)`", row.split("|")[1])]
+    assert sorted(documented) == sorted([*TRIED, *REFUSED])
+    if known := vllm_source._options():
+        assert {*TRIED, *REFUSED} <= known
 
 
 def test_a_field_of_an_option_is_the_jobs_where_the_option_is(tmp_path):

@@ -11,7 +11,8 @@ from tests.api.manifests import job
 from tests.support.rlhf import SENTIMENT, finish, run, start
 from tests.training.running import Job
 
-from rlhf_api.health import Health
+from rlhf_api.health import Health, outlier_limit
+from rlhf_api.manifest import load
 from rlhf_api.problems import InvalidJob
 from rlhf_api.report import HealthStatus
 from rlhf_api.run import EXIT_UNHEALTHY
@@ -153,6 +154,56 @@ def test_generators_that_serve_another_policy_fail_the_job():
     assert judge(Health(), {}, figures, 7, begun=True, compared=False).breach is None
     assert judge(health(logprobDifference=0), {}, figures, 7, begun=True).breach is None
     assert judge(Health(), {}, {"loss": 1.0}, 7, begun=True).breach is None
+
+
+FAR = {
+    "logprob_difference": 0.1,
+    "logprob_outlier_share": 2 / 379,
+    "logprob_outliers": 2.0,
+    "logprob_difference_max": 19.1,
+}
+"""A real step of a float32 engine whose speculation named wrong log-probabilities: under the limit of the mean."""
+
+
+def test_a_single_token_far_apart_fails_a_float32_job_whatever_the_mean():
+    one = FAR | {"logprob_outliers": 1.0, "logprob_outlier_share": 1 / 379}
+    for metrics in (FAR, one):
+        breach = judge(Health(), {}, {"loss": 1.0, **metrics}, 7, begun=True, outliers=0).breach
+        assert (breach.reason, breach.action, breach.where) == (
+            *("OtherPolicy", "fail"),
+            "spec.health.logprobOutliers",
+        )
+    assert (
+        "more than 1 nat at 1 tokens in step 7, a share of 0.0026 of those compared, by 19.1 at most"
+        in breach.message
+    )
+    assert judge(Health(), {}, {"loss": 1.0, **FAR}, 7, begun=True, outliers=1).breach is None
+    assert judge(Health(), {}, {"loss": 1.0, **FAR}, 7, begun=True, outliers=0, compared=False).breach is None
+
+
+@pytest.mark.parametrize(
+    ("tokens", "outliers", "fails"),
+    [(379, 2, False), (379, 9, False), (379, 10, True), (30_000, 25, False), (30_000, 31, True)],
+)
+def test_in_16_bits_a_share_of_outliers_fails_the_job_unless_they_are_few(tokens, outliers, fails):
+    metrics = FAR | {"logprob_outliers": float(outliers), "logprob_outlier_share": outliers / tokens}
+    breach = judge(Health(), {}, {"loss": 1.0, **metrics}, 7, begun=True, outliers=1e-3).breach
+    assert (breach is not None) == fails
+
+
+@pytest.mark.parametrize(
+    ("overrides", "limit"),
+    [
+        ((), 0),
+        (("generator.dtype=bfloat16",), 1e-3),
+        (("model.dtype=bfloat16",), 1e-3),
+        (("model.dtype=float16", "generator.dtype=float32"), 1e-3),
+        (("model.dtype=bfloat16", "health.logprobOutliers=0.02"), 0.02),
+        (("health.logprobOutliers=1",), 1),
+    ],
+)
+def test_the_default_limit_of_outliers_is_that_of_the_coarser_engine(overrides, limit):
+    assert outlier_limit(load(SENTIMENT / "ppo.yaml", ["model.dtype=float32", *overrides]).spec) == limit
 
 
 def test_generators_that_find_other_weights_than_they_were_given_fail_the_job():

@@ -1,4 +1,4 @@
-"""Generators that refuse every prompt end the run, whatever it asks them for: the job is wrong, not a prompt."""
+"""Generators that refuse every prompt end the job: it is wrong, not a prompt."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from tests.training.test_bound import Late
 from tests.training.test_dynamic import DYNAMIC
 from tests.training.test_stops import Fleet
 
-from rlhf_api.rows import PromptRow
+from rlhf_api.problems import InvalidJob
 from rlhf_trainer.comms.roster import Unavailable
 from rlhf_trainer.generation.requests import Responses
 from rlhf_trainer.records import Prompt
@@ -18,8 +18,11 @@ NOT_SHARED = "spec.generator.sharedWithTrainer=false"
 SETTINGS = "klCoefficient: 0, minibatchSize: 8"
 
 
+REASON = ["HTTP 400: too long"]
+
+
 def refused(prompts: Sequence[Prompt]) -> Responses:
-    return Responses(refused={prompt.id: "HTTP 400: too long" for prompt in prompts})
+    return Responses(refused={prompt.id: REASON[i % len(REASON)] for i, prompt in enumerate(prompts)})
 
 
 class Refusing(Fleet):
@@ -51,24 +54,33 @@ def ahead() -> Job:
     return job
 
 
-def evaluated() -> None:
-    sets = "spec.evaluation={function: 'a:b', data: [a]}"
-    job = made(NOT_SHARED, sets, held_out={"held_out": [PromptRow(prompt="held out")]})
-    job.task.publish(0)
-    job.task.evaluate(0)
-
-
-@pytest.mark.parametrize(
+every = pytest.mark.parametrize(
     "run",
     [
         lambda: made(NOT_SHARED).steps(0, 1),
         lambda: made(NOT_SHARED, settings=f"{SETTINGS}, dynamicSampling: 2").steps(0, 1),
         lambda: made(*DYNAMIC).steps(0, 1),
         lambda: ahead().steps(0, 1),
-        evaluated,
     ],
-    ids=["fixed", "dynamic sampling", "dynamic", "ahead", "evaluation"],
+    ids=["fixed", "dynamic sampling", "dynamic", "ahead"],
 )
-def test_it_ends(run: Callable[[], object]):
-    with pytest.raises(Unavailable, match="the generators refuse every prompt: HTTP 400: too long"):
+
+
+@every
+def test_the_job_fails_as_it_would_be_refused_again(run: Callable[[], object]):
+    with pytest.raises(
+        InvalidJob, match=r"spec\.generator: the generators refuse every prompt: HTTP 400: too long"
+    ):
+        run()
+
+
+@every
+def test_generators_that_are_silent_refuse_nothing_and_the_trainer_is_started_again(
+    run: Callable[[], object], monkeypatch
+):
+    """The reason of `dispatch` for a prompt that failed three times, and one refusal beside it."""
+    monkeypatch.setitem(globals(), "REASON", ["no progress for 8 s, 3 times", "HTTP 400: too long"])
+    with pytest.raises(
+        Unavailable, match=r"^the generators respond to no prompt: no progress for 8 s, 3 times$"
+    ):
         run()

@@ -156,9 +156,11 @@ class MicroBatch:
 
 OutputFn = Callable[[Tensor, MicroBatch], Tensor]
 """(logits, micro-batch) -> the values read from them, packed."""
+MAXIMUM = "_max"
+"""Suffix of statistics of a loss that are maxima over tokens; all others are sums."""
 Loss = Callable[[Tensor, MicroBatch], tuple[Tensor, Mapping[str, Tensor]]]
-"""(values read, micro-batch) -> a scalar and named scalars, weighted so that their sums over all micro-batches of all
-ranks are the loss and the statistics."""
+"""(values read, micro-batch) -> a scalar and named scalars, weighted so that their sums (maxima, of names that end in
+MAXIMUM) over all micro-batches of all ranks are the loss and the statistics."""
 
 
 @dataclass(frozen=True)

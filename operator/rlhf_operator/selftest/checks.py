@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from rlhf_api.algorithms import graph_of
+from rlhf_api.health import has_outliers, outlier_limit
 from rlhf_api.roles import Role
 from rlhf_api.spec import Spec
 
@@ -42,7 +43,7 @@ class Check:
 def judged(spec: Spec, seen: Seen, per_step: int, answers: int) -> list[Check]:
     """Every check of a job's selftest; steps had `per_step` prompts with `answers` responses each."""
     limit = spec.health.logprob_difference if graph_of(spec).generates else None
-    found = [drift(seen.still), agreement(seen.lines, limit)]
+    found = [drift(seen.still), agreement(seen.lines, limit, outlier_limit(spec))]
     found += [kill(role, seen.kills.get(role)) for role in victims(spec)]
     found += [resume(seen.stopped, seen.ended, seen.wanted), ledger(seen.state, seen.ended, per_step)]
     if has_canary(spec):
@@ -65,24 +66,37 @@ def drift(still: Sequence[Parameters]) -> Check:
     return Check("drift", bool(before) and not changed, seen, look)
 
 
-def agreement(lines: Sequence[Mapping[str, Any]], limit: float | None) -> Check:
-    """Trainer and generators agree on the log-probabilities of sampled tokens, averaged over a step. `limit`: None if
-    nothing is sampled, 0 if the job sets none."""
+def agreement(lines: Sequence[Mapping[str, Any]], limit: float | None, outliers: float) -> Check:
+    """Trainer and generators agree on the log-probabilities of sampled tokens, averaged over a step and at its worst
+    tokens. `limit`: of the mean, None if nothing is sampled, 0 if the job sets none; `outliers`: `outlier_limit`."""
     if limit is None:
         return Check("agreement", None, "no responses are sampled, so there is one engine alone")
-    if not limit:
-        return Check("agreement", None, "health.logprobDifference is 0: the job sets no limit")
-    found = {
-        int(line["step"]): float(line["logprob_difference"]) for line in lines if "logprob_difference" in line
-    }
+    if not limit and outliers == 1:
+        return Check(
+            "agreement", None, "health.logprobDifference is 0 and logprobOutliers 1: the job sets no limit"
+        )
     if not lines:
         return _not_reached("agreement")
+    found = [line for line in lines if "logprob_difference" in line]
     if not found:
         return Check("agreement", None, "the algorithm's loss measures no logprob_difference")
-    step, worst = max(found.items(), key=lambda item: item[1] if isfinite(item[1]) else float("inf"))
-    seen = f"log-probabilities differ by {worst:.2g} at most, in step {step} of {len(found)}; the limit is {limit:g}"
+
+    def broken(line: Mapping[str, Any]) -> bool:
+        return has_outliers(line, outliers) or not (not limit or line["logprob_difference"] <= limit)
+
+    def size(line: Mapping[str, Any]) -> tuple[bool, float]:
+        mean = float(line["logprob_difference"])
+        return broken(line), mean if isfinite(mean) else float("inf")
+
+    worst, apart = max(found, key=size), sum(int(line.get("logprob_outliers", 0)) for line in found)
+    mean, step = float(worst["logprob_difference"]), int(worst["step"])
+    seen = f"log-probabilities differ by {mean:.2g} at most, in step {step} of {len(found)}; the limit is {limit:g}"
+    if apart:
+        largest = max(float(line.get("logprob_difference_max", 0.0)) for line in found)
+        seen += f"; by more than 1 nat at {apart} tokens ({largest:.2g} at most), of which a step may have a share of "
+        seen += f"{outliers:g}"
     look = "docs/health.md: weights that the engine did not load as they are, quantisation, dtype, engineArguments"
-    return Check("agreement", worst <= limit, seen, look)
+    return Check("agreement", not broken(worst), seen, look)
 
 
 def kill(role: Role, found: Kill | None) -> Check:

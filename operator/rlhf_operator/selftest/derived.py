@@ -124,7 +124,7 @@ def _to_itself(spec: Spec) -> Overrides:
         "checkpoint": {"everySteps": 1, "keepEvery": BASELINE},
         "evaluation": None,
         "trackers": [],
-        "health": {"logprobDifference": 0} if graph_of(spec).generates else {},
+        "health": {"logprobDifference": 0, "logprobOutliers": 1} if graph_of(spec).generates else {},
     }
 
 

@@ -21,6 +21,11 @@ STREAM_INTERVAL = 64
 """Tokens of a response per frame: the cost of a frame on rank 0 is shared by so many."""
 
 
+def is_refusal(reason: str) -> bool:
+    """True for the reason of a prompt that a server refused itself, and that it would refuse again."""
+    return reason.startswith(tuple(f"HTTP {code}: " for code in REFUSING_CODES))
+
+
 def request_seed(seed: int, prompt_id: str) -> int:
     """A 31-bit seed for one prompt's responses, which makes them independent of the batch."""
     digest = hashlib.sha256(f"{seed}/{prompt_id}".encode()).digest()

@@ -3,8 +3,13 @@
 import torch
 from torch import Tensor
 
-AGREEMENT = ("logprob_difference", "token_mult_prob_error", "ratio_outside_share")
+AGREEMENT = (
+    *("logprob_difference", "token_mult_prob_error", "ratio_outside_share"),
+    *("logprob_outlier_share", "logprob_outliers", "logprob_difference_max"),
+)
 """Metrics that compare generator and trainer under the same weights."""
+APART = 1.0
+"""Difference in nats above which a token is an outlier: one engine gives it more than e times the probability."""
 FEW = 32
 """Minimum number of comparable tokens in a step that also has tokens of other versions: fewer are too noisy."""
 
@@ -22,23 +27,23 @@ def comparable(versions: Tensor, version: int, *, keep: bool) -> Tensor:
     return torch.zeros_like(same)
 
 
-def agreement(logprobs: Tensor, sampled_logprobs: Tensor) -> dict[str, Tensor]:
-    """Agreement metrics as means over tokens, by name. `token_mult_prob_error` is mean exp |log p - log p_sampler|;
-    NeMo-RL recommends less than 1.1.
+def agreement(logprobs: Tensor, sampled_logprobs: Tensor, tokens: int) -> dict[str, Tensor]:
+    """Agreement metrics of a part of `tokens` tokens, by name. Those of the parts are added up, but for the maximum:
 
-    Shapes: two float [A], A >= 1, in nats -> each [], same dtype.
+    - means over tokens of |log p - log p_sampler|, of its exp (NeMo-RL recommends less than 1.1), of ratios outside
+      [0.9, 1.1], and of outliers
+    - the number of outliers: tokens whose |log p - log p_sampler| is above APART, or NaN
+    - the largest |log p - log p_sampler|, 0 of no tokens
+
+    Shapes: two float [A], A >= 0, in nats -> each [], same dtype.
     """
-    factor = (logprobs - sampled_logprobs).abs().exp().mean()
-    means = mean_abs_difference(logprobs, sampled_logprobs), factor, ratio_outside(logprobs, sampled_logprobs)
-    return dict(zip(AGREEMENT, means, strict=True))
-
-
-def mean_abs_difference(logprobs: Tensor, sampled_logprobs: Tensor) -> Tensor:
-    """mean |log p - log p_sampler| over tokens.
-
-    Shapes: two float [A], A >= 1, in nats -> [] in nats, same dtype.
-    """
-    return (logprobs - sampled_logprobs).abs().mean()
+    apart = (logprobs - sampled_logprobs).abs()
+    share, outliers = len(apart) / max(1, tokens), (~(apart <= APART)).to(apart.dtype).sum()
+    if not len(apart):
+        return dict.fromkeys(AGREEMENT, outliers)
+    means = apart.mean(), apart.exp().mean(), ratio_outside(logprobs, sampled_logprobs)
+    found = (*(share * mean for mean in means), outliers / tokens, outliers, apart.max())
+    return dict(zip(AGREEMENT, found, strict=True))
 
 
 def ratio_outside(logprobs: Tensor, sampled_logprobs: Tensor, low: float = 0.9, high: float = 1.1) -> Tensor:

@@ -14,7 +14,7 @@ from rlhf_api.roles import Trainer
 from rlhf_api.spec import Optimizer
 
 from .. import progress
-from ..batches import Loss, OutputFn
+from ..batches import MAXIMUM, Loss, OutputFn
 from ..records import Sequences
 from .deepspeed_config import deepspeed_settings
 from .efficiency import fuse, recompute
@@ -164,15 +164,24 @@ class TrainedModel:
         return self._summed(totals)
 
     def _add(self, totals: dict[str, Tensor], loss: Tensor, statistics: Mapping[str, Tensor]) -> None:
-        """Adds a micro-batch's loss and statistics to this rank's sums."""
+        """Adds a micro-batch's loss and statistics to this rank's sums and maxima."""
         for name, scalar in {"loss": loss, **statistics}.items():
-            totals[name] = totals.get(name, 0.0) + scalar.detach().to(self.device, torch.float64)
+            number = scalar.detach().to(self.device, torch.float64)
+            if name in totals:
+                before = totals[name]
+                number = torch.maximum(before, number) if name.endswith(MAXIMUM) else before + number
+            totals[name] = number
 
     def _summed(self, totals: Mapping[str, Tensor]) -> dict[str, float]:
-        """All-reduced sums."""
-        summed = torch.stack(list(totals.values())) / self._together
-        distributed.all_reduce(summed)
-        return dict(zip(totals, summed.tolist(), strict=True))
+        """All-reduced sums and maxima."""
+        names = sorted(totals, key=lambda name: name.endswith(MAXIMUM))
+        sums = sum(not name.endswith(MAXIMUM) for name in names)
+        reduced = torch.stack([totals[name] for name in names])
+        reduced[:sums] /= self._together
+        distributed.all_reduce(reduced[:sums])
+        if sums < len(names):
+            distributed.all_reduce(reduced[sums:], distributed.ReduceOp.MAX)
+        return dict(zip(names, reduced.tolist(), strict=True))
 
     def named_tensors(self) -> Named:
         """The whole weights in the compute dtype, under their state-dict names, tied weights once, in a fixed

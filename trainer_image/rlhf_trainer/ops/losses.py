@@ -5,7 +5,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from ..batches import Loss, MicroBatch
-from ..maths.agreement import AGREEMENT, agreement, comparable
+from ..maths.agreement import agreement, comparable
 from ..maths.kl import kl_estimate, token_kl_k3
 from ..maths.losses import (
     clipped_surrogate,
@@ -189,19 +189,12 @@ def _policy_gradient(columns: Columns, ctx: OpContext, ratios: Ratios, per_token
             same = compared[index].nonzero()[:, 0]
             if bool(compared.any()):
                 sampled = to_device(columns["sampled_logprobs"][index[same]], device)
-                statistics |= _against_sampler(new[to_device(same, device)], sampled, int(compared.sum()))
+                statistics |= agreement(new[to_device(same, device)], sampled, int(compared.sum()))
             if "reference_logprobs" in columns:
                 statistics["kl_mean"] = (new - column("reference_logprobs")).sum() / tokens
         return total, statistics
 
     return loss
-
-
-def _against_sampler(new: Tensor, sampled: Tensor, tokens: int) -> Named:
-    """A micro-batch's part of the agreement metrics, as means over all tokens of a minibatch; see `maths.agreement`."""
-    if not len(new):
-        return dict.fromkeys(AGREEMENT, new.sum())
-    return {name: len(new) / tokens * mean for name, mean in agreement(new, sampled).items()}
 
 
 def _weights(columns: Columns, ctx: OpContext) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 
 from rlhf_api.evaluation import NO_PENALTIES, Penalties
 from rlhf_api.graph import POLICY, Generate, Node
+from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.spec import Sampling
 
 from ..comms.roster import Unavailable
@@ -17,6 +18,7 @@ from ..generation.ahead import RolloutsAhead
 from ..generation.fleet import Fleet
 from ..generation.requests import Responses
 from ..generation.shared import generate_shared
+from ..generation.vllm import is_refusal
 from ..graph.executor import Executor
 from ..graph.learner import Learner
 from ..maths.groups import has_spread
@@ -227,8 +229,11 @@ class EpisodeCollector:
 
 
 def _not_all_refused(responses: Responses, asked: int) -> Responses:
-    """The responses to `asked` prompts. Raises Unavailable if the generators refuse every one: what is wrong is then
-    the job, not a prompt."""
-    if responses.refused and len(responses.refused) == asked:
-        raise Unavailable(f"the generators refuse every prompt: {next(iter(responses.refused.values()))}")
-    return responses
+    """The responses to `asked` prompts. Raises InvalidJob if the generators refuse every one, as they will again, and
+    Unavailable if they fail at every one: what is wrong is then not a prompt."""
+    if not responses.refused or len(responses.refused) < asked:
+        return responses
+    reason = next(iter(responses.refused.values()))
+    if all(map(is_refusal, responses.refused.values())):
+        raise InvalidJob([Problem("spec.generator", f"the generators refuse every prompt: {reason}")])
+    raise Unavailable(f"the generators respond to no prompt: {reason}")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import fmean, pstdev
 from typing import Any
 
-from rlhf_api.health import Action, Health, HealthRule
+from rlhf_api.health import Action, Health, HealthRule, has_outliers
 from rlhf_api.problems import Problem, suggestion
 
 from ..maths.agreement import AGREEMENT
@@ -54,11 +54,12 @@ def judge(
     *,
     begun: bool,
     compared: bool = True,
+    outliers: float = 1.0,
     other_weights: str = "",
 ) -> Verdict:
     """The verdict on the metrics of `step`. `begun`: every model is trained by now, so every metric exists; `compared`:
-    log-probabilities of generators and trainer are comparable; `other_weights`: names of generators whose served
-    weights differ from what was sent.
+    log-probabilities of generators and trainer are comparable; `outliers`: the limit of `outlier_limit`;
+    `other_weights`: names of generators whose served weights differ from what was sent.
 
     A missing or NaN metric neither breaks a rule nor resets its count. Values that break a rule enter its running mean
     only once the rule has acted.
@@ -68,7 +69,7 @@ def judge(
         breaches.append(found)
     if other_weights:
         breaches.append(_other_weights(other_weights, step))
-    if compared and (found := _other_policy(health.logprob_difference, metrics, step)) is not None:
+    if compared and (found := _other_policy(health, outliers, metrics, step)) is not None:
         breaches.append(found)
     for i, rule in enumerate(health.rules):
         where, before = f"spec.health.rules[{i}]", watches.get(key(rule), Watch())
@@ -127,16 +128,25 @@ def _not_finite(health: Health, metrics: Mapping[str, float], step: int) -> Brea
     return Breach("spec.health.notFinite", health.not_finite, "NotFinite", message)
 
 
-def _other_policy(limit: float, metrics: Mapping[str, float], step: int) -> Breach | None:
-    value = metrics.get("logprob_difference", 0.0)
-    if not limit or not value > limit:
+def _other_policy(health: Health, outliers: float, metrics: Mapping[str, float], step: int) -> Breach | None:
+    mean = metrics.get("logprob_difference", 0.0)
+    if health.logprob_difference and mean > health.logprob_difference:
+        where, limit = "logprobDifference", health.logprob_difference
+        seen = f"differ by {mean:.4g} in the mean in step {step}, and {limit:g} is the limit"
+    elif has_outliers(metrics, outliers):
+        where, count, share = "logprobOutliers", metrics["logprob_outliers"], metrics["logprob_outlier_share"]
+        seen = (
+            f"differ by more than 1 nat at {count:.0f} tokens in step {step}, a share of {share:.2g} of those compared "
+            f"(by {metrics['logprob_difference_max']:.4g} at most), and a share of {outliers:g} is the limit"
+        )
+    else:
         return None
     message = (
         "the generators serve another policy than the trainer's: with the same weights the log-probabilities of the "
-        f"same tokens differ by {value:.4g} in the mean in step {step}, and {limit:g} is the limit; look for weights "
-        "that the engine did not load as they are, quantisation, and options that make it compute the model otherwise"
+        f"same tokens {seen}; look for weights that the engine did not load as they are, quantisation, and options "
+        "that make it compute or sample otherwise"
     )
-    return Breach("spec.health.logprobDifference", "fail", "OtherPolicy", message)
+    return Breach(f"spec.health.{where}", "fail", "OtherPolicy", message)
 
 
 def _other_weights(found: str, step: int) -> Breach:

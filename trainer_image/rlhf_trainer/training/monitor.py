@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from rlhf_api.health import Action
+from rlhf_api.health import Action, outlier_limit
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.report import HealthStatus
 from rlhf_api.run import EXIT_ROLLED_BACK, EXIT_UNHEALTHY
@@ -94,6 +94,7 @@ class Monitor:
                 step,
                 begun=begun,
                 compared=not spec.sampling.cut,
+                outliers=outlier_limit(spec),
                 other_weights=other_weights,
             )
             self._watches = verdict.watches

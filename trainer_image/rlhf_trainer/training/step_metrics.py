@@ -26,7 +26,7 @@ def step_metrics(columns: Columns, compared: Tensor | None = None) -> dict[str, 
         found["value_explained_variance"] = float(1 - residual / spread) if spread > 0 else 0.0
     if "logprobs" in columns and compared is not None and bool(compared.any()):
         pair = columns["logprobs"][compared], columns["sampled_logprobs"][compared]
-        found |= {name: float(mean) for name, mean in agreement(*pair).items()}
+        found |= {name: float(value) for name, value in agreement(*pair, len(pair[0])).items()}
     if "importance_weights" in columns:
         found["importance_effective_share"] = float(effective_share(columns["importance_weights"]))
     return found

@@ -9,6 +9,7 @@ from rlhf_api.rows import Row
 from rlhf_api.spec import Spec
 
 from .. import faults
+from ..batches import MAXIMUM
 from ..context import TrainerContext
 from ..data.dataset import stream
 from ..graph.learner import Learner
@@ -36,8 +37,7 @@ class Updates:
         """`group` consecutive sequences stay in one micro-batch; `text` is mixed into each update of the policy."""
         self._graph, self._models, self._ctx = learner.graph, learner.models, learner.op_ctx
         self._group, self._text = group, text
-        self._sums: dict[str, float] = {}
-        self._counts: dict[str, int] = {}
+        self._found: dict[str, tuple[float, int]] = {}  # sum or maximum over updates, and their number
         self._stopped: set[str] = set()  # nodes
         self._count = 0
 
@@ -57,8 +57,12 @@ class Updates:
                 self._update(node, columns.select(rows))
 
     def metrics(self) -> dict[str, float]:
-        """Means over the updates, each model's under its name where there are several."""
-        means = {key: value / self._counts[key] for key, value in self._sums.items()}
+        """Means (maxima, of names that end in MAXIMUM) over the updates, each model's under its name where there are
+        several."""
+        means = {
+            key: value if key.endswith(MAXIMUM) else value / count
+            for key, (value, count) in self._found.items()
+        }
         first = self._graph.train[0]
         if (loss := f"{_prefix(self._graph, first)}loss") in means:
             means["loss"] = means[loss]
@@ -79,8 +83,9 @@ class Updates:
         found = model.update(sequences, output_fn(node.output, spec), loss, rate, self._group)
         for name, value in found.items():
             key = name if name in SHARED else _prefix(self._graph, node) + name
-            self._sums[key] = self._sums.get(key, 0.0) + value
-            self._counts[key] = self._counts.get(key, 0) + 1
+            before, count = self._found.get(key, (value, 0))
+            joined = max(before, value) if key.endswith(MAXIMUM) else before + value
+            self._found[key] = (joined if count else value, count + 1)
         if bound is not None and "ratio_mean" in found and not 1 / bound <= found["ratio_mean"] <= bound:
             self._stopped.add(node.name)
 
