@@ -26,6 +26,7 @@ from rlhf_trainer.models.load import (
     load_reward,
     load_scorer,
     load_tokenizer,
+    padding_id,
 )
 from rlhf_trainer.records import Sequences
 
@@ -133,7 +134,9 @@ def test_a_tokenizer_without_padding_pads_with_its_end(tokenizer, tmp_path):
     bare = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, eos_token="<eos>")
     bare.save_pretrained(tmp_path)
     loaded = load_tokenizer(str(tmp_path))
-    assert loaded.pad_token_id == loaded.eos_token_id == tokenizer.eos_token_id
+    assert loaded.pad_token_id is None
+    assert padding_id(loaded) == loaded.eos_token_id == tokenizer.eos_token_id
+    assert padding_id(tokenizer) == tokenizer.pad_token_id
 
 
 def without(path: str, folder: Path, *names: str) -> str:

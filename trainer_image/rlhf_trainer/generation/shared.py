@@ -17,6 +17,7 @@ from ..comms.ranks import Ranks
 from ..comms.roster import Stopped
 from ..data.encode import end_tokens
 from ..data.stop_strings import StopStrings
+from ..models.load import padding_id
 from ..models.trained_model import TrainedModel
 from ..records import Prompt, Rollout
 from .decoding import Decoded, Decoder
@@ -75,7 +76,7 @@ def generate_shared(
                 penalties,
                 ends,
                 stops,
-                tokenizer.pad_token_id,
+                padding_id(tokenizer),
                 stop,
                 masks=masks,
             )

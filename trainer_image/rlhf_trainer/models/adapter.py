@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -114,18 +113,19 @@ class Adapter:
         """Weights [in, out], by their names in the merged model."""
         return tuple(_plain(name) for name, layer in self._layers.items() if layer.fan_in_fan_out)
 
-    def save(self, directory: Path, weights: Mapping[str, Tensor]) -> None:
-        """Writes the files of `PeftModel.from_pretrained`; `weights`: by state-dict name."""
-        directory.mkdir(parents=True)
-        names = {name: f"base_model.model.{name.replace(f'.{NAME}.', '.')}" for name in weights}
-        tensors = {names[name]: tensor.contiguous() for name, tensor in weights.items()}
-        save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
+    def save_config(self, directory: Path) -> None:
+        """Writes the settings as `PeftModel.from_pretrained` reads them; `saved_name` has the names of the weights."""
         self.config.inference_mode = True
         self.config.save_pretrained(str(directory))
 
     def _scale(self, factor: float) -> None:
         for layer in self._layers.values():
             layer.set_scale(NAME, factor)
+
+
+def saved_name(name: str) -> str:
+    """The name of a trained tensor in PEFT's files, of its state-dict name."""
+    return f"base_model.model.{name.replace(f'.{NAME}.', '.')}"
 
 
 def _plain(name: str) -> str:

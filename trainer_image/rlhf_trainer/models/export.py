@@ -1,12 +1,14 @@
 """Saves trained models in Hugging Face format."""
 
+import copy
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_args
 
+from safetensors.torch import save_file
 from torch import Tensor, distributed
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.utils import GENERATION_CONFIG_NAME
@@ -14,6 +16,7 @@ from transformers.utils import GENERATION_CONFIG_NAME
 from rlhf_api.base import ModelField
 
 from .. import progress
+from ..data.chat import end_of_turn
 from .trained_model import TrainedModel
 
 ADAPTER = "-adapter"
@@ -21,30 +24,110 @@ INITIAL = "initial"
 """Folder of the model that a job creates."""
 
 
-def save_model(engine: TrainedModel, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
-    """Writes the engine's model (policy, reward model or critic) and its tokenizer in Hugging Face format; a
-    collective, rank 0 writes. An adapter is merged, and also saved alone in PEFT's format, in a folder beside it whose
-    name ends with ADAPTER.
+def save_model(
+    engine: TrainedModel, tokenizer: PreTrainedTokenizerBase, directory: Path, ends: Sequence[int] = ()
+) -> None:
+    """Writes the engine's model (policy, reward model or critic) and its tokenizer in Hugging Face format, as
+    `write_files` does; a collective, rank 0 writes. An adapter is merged, and also saved alone in PEFT's format, in a
+    folder beside it whose name ends with ADAPTER.
 
     The files are written beside `directory` and renamed into place, so that a reader sees the old model, the new one
     or, for an instant, none, but never a partial one.
     """
-    weights = _copied(engine, engine.named_tensors())
-    if (adapter := engine.adapter) is not None:
-        trained = _copied(engine, engine.trained_tensors())
+    weights = copied(engine, engine.named_tensors())
+    if engine.adapter is not None:
+        trained = copied(engine, engine.trained_tensors())
         if engine.rank == 0:
             with renamed_into_place(directory.with_name(f"{directory.name}{ADAPTER}")) as new:
-                adapter.save(new, trained)
+                write_adapter_files(engine, tokenizer, new, ends)
+                write_adapter(new, trained)
     if engine.rank == 0:
-        model: Any = engine.unwrapped
-        config = model.config.get_text_config()
-        if config.pad_token_id is None:  # without one, a reward model cannot score batches elsewhere
-            config.pad_token_id = tokenizer.pad_token_id
         with renamed_into_place(directory) as new:
-            with _generation_config_as_it_was(model, new):
-                model.save_pretrained(new, state_dict=weights)
-            tokenizer.save_pretrained(new)
+            write_files(engine.unwrapped, tokenizer, new, ends, weights)
     distributed.barrier()
+
+
+def write_files(
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    directory: Path,
+    ends: Sequence[int],
+    weights: Mapping[str, Tensor],
+) -> None:
+    """Writes a model's folder: configuration, `weights` by their state-dict names, generation configuration and
+    tokenizer. `ends`: the tokens that end a response, which a language model's configurations name; the padding token
+    is that of `padding`."""
+    config, generates = model.config.get_text_config(), model.can_generate()
+    before = {name: getattr(config, name, None) for name in ("eos_token_id", "pad_token_id")}
+    if ends and generates:
+        config.eos_token_id = _one_or_many(ends)
+    if before["pad_token_id"] in (None, *_endings(tokenizer)):
+        config.pad_token_id = padding(tokenizer)
+    own = getattr(model, "generation_config", None)
+    if generates:  # Transformers reads configurations that it refuses to write: `write_generation` writes it
+        model.generation_config = GenerationConfig()
+    try:
+        model.save_pretrained(directory, state_dict=dict(weights))
+    finally:
+        if generates:
+            model.generation_config = own
+        for name, value in before.items():
+            setattr(config, name, value)
+    write_generation(model, tokenizer, directory, ends)
+
+
+def write_adapter_files(
+    engine: TrainedModel, tokenizer: PreTrainedTokenizerBase, directory: Path, ends: Sequence[int]
+) -> None:
+    """Writes all files of an adapter's folder but its weights: those of PEFT, and as `write_generation`."""
+    assert engine.adapter is not None, "a model with an adapter"
+    directory.mkdir(parents=True)
+    engine.adapter.save_config(directory)
+    write_generation(engine.unwrapped, tokenizer, directory, ends)
+
+
+def write_adapter(directory: Path, weights: Mapping[str, Tensor]) -> None:
+    """Writes an adapter's `weights`, by their state-dict names, under those of PEFT."""
+    from .adapter import saved_name  # PEFT takes two seconds to import
+
+    tensors = {saved_name(name): tensor.contiguous() for name, tensor in weights.items()}
+    save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
+
+
+def write_generation(
+    model: Any, tokenizer: PreTrainedTokenizerBase, directory: Path, ends: Sequence[int]
+) -> None:
+    """Writes the tokenizer, with its chat template, and a language model's generation configuration: as it was, also
+    one that Transformers refuses to write, such as one with a temperature and no `do_sample`, but with these end tokens
+    and the padding token of `padding`."""
+    written = copy.deepcopy(tokenizer)
+    if padding(tokenizer) is None:
+        written.pad_token = None
+    written.save_pretrained(directory)
+    if not model.can_generate():
+        return
+    generation = copy.deepcopy(model.generation_config)
+    generation.eos_token_id = _one_or_many(ends) if ends else generation.eos_token_id
+    if generation.pad_token_id in (None, *_endings(tokenizer)):
+        generation.pad_token_id = padding(tokenizer)
+    generation.to_json_file(directory / GENERATION_CONFIG_NAME, keys_to_pop=["compile_config"])
+
+
+def padding(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The tokenizer's padding token; None where that also ends a text or a turn: who masks padding would mask the ends,
+    and never train a model to stop."""
+    own: int | None = tokenizer.pad_token_id
+    return None if own in _endings(tokenizer) else own
+
+
+def _endings(tokenizer: PreTrainedTokenizerBase) -> tuple[int | None, ...]:
+    """The tokens that end texts and the chat template's turns."""
+    return tokenizer.eos_token_id, end_of_turn(tokenizer)
+
+
+def _one_or_many(ends: Sequence[int]) -> int | list[int]:
+    """End tokens as configurations have them: a number where it is one."""
+    return ends[0] if len(ends) == 1 else list(ends)
 
 
 def share(directory: Path) -> None:
@@ -55,29 +138,13 @@ def share(directory: Path) -> None:
         file.chmod(mode)
 
 
-def _copied(engine: TrainedModel, tensors: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
+def copied(engine: TrainedModel, tensors: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
     """Copies on rank 0, in host memory; empty on the others."""
     weights = {}
     for name, tensor in tensors:
         if engine.rank == 0:
             weights[name] = tensor.to("cpu", copy=True)
     return weights
-
-
-@contextmanager
-def _generation_config_as_it_was(model: Any, directory: Path) -> Iterator[None]:
-    """Saves the model's generation configuration beside what is saved meanwhile. Transformers reads many that it
-    refuses to write, such as one with a temperature and no `do_sample`."""
-    own: GenerationConfig | None = getattr(model, "generation_config", None)
-    if own is None or not model.can_generate():
-        yield
-        return
-    model.generation_config = GenerationConfig()
-    try:
-        yield
-    finally:
-        model.generation_config = own
-    own.to_json_file(directory / GENERATION_CONFIG_NAME, keys_to_pop=["compile_config"])
 
 
 def remove_abandoned(workdir: Path) -> None:

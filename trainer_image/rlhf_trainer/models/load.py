@@ -20,17 +20,21 @@ HEADS = {SCORE: AutoModelForSequenceClassification, VALUE: AutoModelForTokenClas
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
-    """The tokenizer at `path`; without a padding token of its own it pads with its end-of-sequence token, which is safe
-    here because every mask comes from lengths. Raises ValueError if it cannot be loaded or has no end token.
-    """
+    """The tokenizer at `path`, as it is. Raises ValueError if it cannot be loaded or has no end token."""
     tokenizer: PreTrainedTokenizerBase = from_pretrained(AutoTokenizer, path)
     if tokenizer.eos_token_id is None:
         raise ValueError(
             f"the tokenizer of {path!r} has no end-of-sequence token; set eos_token in its configuration"
         )
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def padding_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The token that fills rows in this job: the tokenizer's padding token, else its end token. Every mask here comes
+    from lengths, so an end token stays trained on; what is saved never names it as padding (`export.padding`)."""
+    own = tokenizer.pad_token_id
+    found: int = tokenizer.eos_token_id if own is None else own
+    return found
 
 
 def load_policy(path: str, dtype: torch.dtype) -> PreTrainedModel:

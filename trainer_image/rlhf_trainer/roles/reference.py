@@ -16,6 +16,7 @@ from ..comms.ranks import Message
 from ..engines.vllm.frozen import FrozenModel
 from ..models import architectures
 from ..models.inference import infer, served
+from ..models.load import padding_id
 from ..models.loading import check_served, load_frozen, load_job_tokenizer, on_device
 from ..ops import output_fn
 from ..process import run_role
@@ -32,7 +33,7 @@ def by_transformers(config: RunConfig, output: str) -> Logprobs:
     spec, tokenizer = config.spec, load_job_tokenizer(config)
     model = load_frozen(config, Role.REFERENCE, tokenizer)
     on_device(model)
-    forward = served(model, spec.trainer, spec.reference.micro_batch(spec.trainer), tokenizer.pad_token_id)
+    forward = served(model, spec.trainer, spec.reference.micro_batch(spec.trainer), padding_id(tokenizer))
     read = output_fn(output, spec)
     return lambda sequences: infer(forward, sequences, read, sequences.response_lengths)
 

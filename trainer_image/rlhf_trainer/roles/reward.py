@@ -14,7 +14,7 @@ from ..engines.vllm.frozen import FrozenModel
 from ..maths.rewards import scaled_scores
 from ..models import architectures
 from ..models.inference import served
-from ..models.load import positions_of
+from ..models.load import padding_id, positions_of
 from ..models.loading import check_served, load_frozen, load_job_tokenizer, on_device
 from ..process import run_role
 from ..scoring import kinds, process_groups
@@ -36,12 +36,12 @@ def model_scorer(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Model
     on_device(model)
     budget = spec.reward.micro_batch(spec.trainer)
     if not spec.reward.fine_grained:
-        scores = forward_scores(model, budget, own.pad_token_id or 0)
+        scores = forward_scores(model, budget, padding_id(own))
         return ModelScorer(scores, positions_of(model.config), tokenizer, own, spec.sampling.stop)
     if own.get_vocab() != tokenizer.get_vocab():
         message = "the model has another vocabulary than the policy, so its tokens are not the policy's"
         raise InvalidJob([Problem("spec.reward.fineGrained", f"{message}; got true")])
-    return TokenScorer(served(model, spec.trainer, budget, tokenizer.pad_token_id))
+    return TokenScorer(served(model, spec.trainer, budget, padding_id(tokenizer)))
 
 
 def vllm_scorer(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[FrozenModel, ModelScore]:

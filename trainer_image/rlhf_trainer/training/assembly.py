@@ -25,7 +25,7 @@ from ..graph.learner import Learner
 from ..models.average import MovingAverage
 from ..models.create import create_policy, create_tokenizer
 from ..models.export import INITIAL, renamed_into_place
-from ..models.load import load_tokenizer
+from ..models.load import load_tokenizer, padding_id
 from ..models.loading import load_job_tokenizer, load_trained, loading
 from ..models.trained_model import TrainedModel
 from ..ops import OpContext
@@ -127,7 +127,7 @@ def engine(
         spec.trainer,
         deepspeed={**precision, **spec.trained_deepspeed(used.field).raw()},
         micro_batch_tokens=spec.trainer.micro_batch(used.field),
-        pad_token_id=ctx.tokenizer.pad_token_id,
+        pad_token_id=padding_id(ctx.tokenizer),
         adapter=adapter,
     )
 

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,10 @@ from rlhf_api.graph import Model
 from rlhf_api.manifest import API_VERSION, KIND
 
 from ..context import TrainerContext
+from ..data.encode import end_tokens
 from ..graph.learner import Models
 from ..models.export import save_model
+from ..models.trained_model import TrainedModel
 from .metrics import EVALUATIONS, PICTURE, STEPS, read_lines
 
 CARD = "README.md"
@@ -23,23 +25,28 @@ SHOWN = ("reward_mean", "kl_mean", "loss", "accuracy", "answer_length_mean")
 def export_models(ctx: TrainerContext, models: Models) -> None:
     """Saves every trained model with its card to the work directory, see `save_model`; a collective."""
     for used, model in models.items():
-        folder = ctx.workdir / used.field
-        save_model(model, ctx.tokenizer, folder)
+        folder, ends = ctx.workdir / used.field, model_ends(ctx, model)
+        save_model(model, ctx.tokenizer, folder, ends)
         if ctx.ranks.first:
-            write_card(ctx, used, folder)
+            write_card(ctx, used, folder, ends)
 
 
-def write_card(ctx: TrainerContext, used: Model, folder: Path) -> None:
-    """Writes the card in the Hugging Face hub's format, with the run's plot."""
+def model_ends(ctx: TrainerContext, model: TrainedModel) -> tuple[int, ...]:
+    """The tokens that end this job's responses, for a model that generates; see `end_tokens`."""
+    generation = model.generation_config
+    return () if generation is None else end_tokens(ctx.tokenizer, generation, ctx.spec.sampling)
+
+
+def write_card(ctx: TrainerContext, used: Model, folder: Path, ends: Sequence[int] = ()) -> None:
+    """Writes the card in the Hugging Face hub's format, with the run's plot. `ends`: the model's end tokens."""
     picture = ctx.workdir / PICTURE
     if picture.exists():
         shutil.copyfile(picture, folder / PICTURE)
-    (folder / CARD).write_text(
-        "\n".join(_lines(ctx, used, picture=picture.exists())) + "\n", encoding="utf-8"
-    )
+    lines = _lines(ctx, used, ends, picture=picture.exists())
+    (folder / CARD).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _lines(ctx: TrainerContext, used: Model, *, picture: bool) -> Iterator[str]:
+def _lines(ctx: TrainerContext, used: Model, ends: Sequence[int], *, picture: bool) -> Iterator[str]:
     spec = ctx.spec
     _, start = spec.model.source(used.field) or ("", None)
     front: dict[str, Any] = {"library_name": "transformers", "tags": ["rlhf-operator", spec.algorithm]}
@@ -50,6 +57,10 @@ def _lines(ctx: TrainerContext, used: Model, *, picture: bool) -> Iterator[str]:
     lora = spec.model.adapter(used.field)
     how = f", with a low-rank adapter (rank {lora.rank}) merged into it" if lora is not None else ""
     yield from (f"Trained by {spec.algorithm} for {spec.steps} steps{how}.", "")
+    if ends:
+        named = [f"`{token}`" for token in ctx.tokenizer.convert_ids_to_tokens(list(ends))]
+        stops = [f"the text `{json.dumps(text, ensure_ascii=False)}`" for text in spec.sampling.stop]
+        yield from (f"A response ends with {' or '.join([*named, *stops])}.", "")
     steps = read_lines(ctx.workdir / STEPS)
     if steps:
         yield from ("| figure | first step | last step |", "| --- | --- | --- |")

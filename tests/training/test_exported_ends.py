@@ -1,0 +1,201 @@
+"""An exported model knows what its job knew: it ends its turns by itself, in Transformers and in vLLM, and pads with no
+end."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tests.graph.specs import spec_of
+from tests.support.models import CHATML, byte_tokenizer, chat_tokenizer
+from tests.support.vllm_server import ENVIRONMENT
+from tests.training.running import Job
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedTokenizerFast,
+)
+
+from rlhf_api.algorithms.resolve import resolve
+from rlhf_api.run import RunConfig
+from rlhf_trainer.data.dataset import open_datasets
+from rlhf_trainer.data.encode import end_tokens
+from rlhf_trainer.graph.learner import Learner
+from rlhf_trainer.models.create import create_policy
+from rlhf_trainer.models.export import write_files
+from rlhf_trainer.models.load import load_reward, padding_id
+from rlhf_trainer.models.loading import load_job_tokenizer
+from rlhf_trainer.ops import OpContext
+from rlhf_trainer.records import Sequences
+from rlhf_trainer.scoring.rewards import forward_scores
+from rlhf_trainer.training.assembly import trained_model
+from rlhf_trainer.training.offline import OfflineTask
+from rlhf_trainer.training.remote import Remote
+
+SHAPE = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 256,
+}
+TALK = {"hi": "yo", "2": "3", "film": "fun", "a": "b"}
+LIMIT = 24
+VLLM = """
+import json, sys
+from vllm import LLM
+folder, prompts, limit = json.loads(sys.stdin.read())
+llm = LLM(folder, dtype="float32", max_model_len=128, enforce_eager=True, kv_cache_memory_bytes=64 << 20)
+sampling = llm.get_default_sampling_params()
+sampling.max_tokens, sampling.temperature, sampling.skip_special_tokens = limit, 0.0, False
+print(json.dumps([r.outputs[0].text + f" {r.outputs[0].finish_reason}" for r in llm.generate(prompts, sampling)]))
+"""
+
+
+def base_model(folder: Path) -> Path:
+    """A base model: it ends texts with <eos>, and has the tokens of ChatML without its template."""
+    tokenizer = chat_tokenizer()
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(folder)
+    create_policy("llama", SHAPE, tokenizer, 0).save_pretrained(folder)
+    return folder
+
+
+def trained(folder: Path, *overrides: str) -> tuple[Path, Path]:
+    """Fine-tunes a base model on conversations until it has learned them; its work directory and its start."""
+    base = base_model(folder / "base")
+    rows = [
+        {"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": a}]}
+        for q, a in TALK.items()
+    ]
+    (folder / "talk.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    spec = spec_of(
+        "sft",
+        "",
+        *("spec.trainer.deepspeed={}", "spec.steps=60", "spec.optimizer={learningRate: 0.005}"),
+        f"spec.model={{dtype: float32, policy: {base}}}",
+        f"spec.data={{train: [{folder / 'talk.jsonl'}], promptsPerStep: 4, maxPromptLength: 64, "
+        f"maxAnswerLength: 20, chatTemplate: {json.dumps(CHATML)}}}",
+        *overrides,
+    )
+    config = RunConfig(job="talk", spec=spec, workdir=str(folder / "run"))
+    ctx = replace(Job("sft").ctx, spec=spec, workdir=folder / "run", tokenizer=load_job_tokenizer(config))
+    found = resolve(spec)
+    models = {used: trained_model(ctx, config, used) for used in found.graph.trained}
+    learner = Learner(found.graph, models, OpContext(spec, found.settings), {})
+    task = OfflineTask(ctx, learner, Remote({}, judge=nobody), open_datasets(spec)[0], {})
+    for step in range(spec.steps):
+        task.collect(step)
+        task.train(step)
+    task.export()
+    return folder / "run", base
+
+
+def nobody(*_: object) -> torch.Tensor:
+    raise AssertionError("nothing is evaluated")
+
+
+def asked(folder: Path) -> list[str]:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    questions = ([{"role": "user", "content": question}] for question in TALK)
+    return [tokenizer.apply_chat_template(q, tokenize=False, add_generation_prompt=True) for q in questions]
+
+
+def by_transformers(model, folder: Path) -> list[str]:
+    """Answers to the questions with the model's own defaults, greedy, each generated alone."""
+    tokenizer, found = AutoTokenizer.from_pretrained(folder), []
+    for prompt in asked(folder):
+        ids = tokenizer(prompt, return_tensors="pt")
+        out = model.generate(**ids, max_new_tokens=LIMIT, do_sample=False)[0, ids.input_ids.shape[1] :]
+        found.append(tokenizer.decode(out))
+    return found
+
+
+def by_vllm(folder: Path) -> list[str]:
+    said = subprocess.run(
+        [sys.executable, "-c", VLLM],
+        input=json.dumps([str(folder), asked(folder), LIMIT]),
+        env=os.environ | ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert said.returncode == 0, said.stderr[-3000:]
+    return json.loads(said.stdout.splitlines()[-1])
+
+
+TURNS = [f"{answer}<|im_end|>" for answer in TALK.values()]
+
+
+@pytest.mark.slow
+def test_a_base_model_tuned_on_conversations_ends_its_turns_wherever_it_is_loaded(tmp_path):
+    run, base = trained(tmp_path)
+    policy = AutoModelForCausalLM.from_pretrained(run / "policy")
+    assert by_transformers(policy, run / "policy") == TURNS
+    # vLLM leaves the token that ended a response out of its text.
+    assert by_vllm(run / "policy") == [f"{answer} stop" for answer in TALK.values()]
+    assert AutoTokenizer.from_pretrained(run / "policy").chat_template == CHATML
+    ends = [256, AutoTokenizer.from_pretrained(base).convert_tokens_to_ids("<|im_end|>")]
+    for name in ("config", "generation_config"):
+        assert json.loads((run / "policy" / f"{name}.json").read_text())["eos_token_id"] == ends
+    card = (run / "policy" / "README.md").read_text()
+    assert "A response ends with `<eos>` or `<|im_end|>`." in card
+
+
+def test_an_adapter_alone_has_the_ends_and_the_template_beside_it(tmp_path):
+    from peft import PeftModel
+
+    run, base = trained(tmp_path, "spec.model.lora={policy: {rank: 32}}", "spec.optimizer.learningRate=0.02")
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), run / "policy-adapter")
+    model.generation_config = GenerationConfig.from_pretrained(run / "policy-adapter")
+    answers = by_transformers(model, run / "policy-adapter")
+    assert all(answer.count("<|im_end|>") == 1 and answer.endswith("<|im_end|>") for answer in answers)
+    merged = AutoModelForCausalLM.from_pretrained(run / "policy")
+    assert by_transformers(merged, run / "policy") == answers
+
+
+@pytest.mark.parametrize(
+    ("own", "config", "saved"),
+    [(None, None, None), ("<eos>", 256, None), ("<pad>", None, 257), ("<pad>", 256, 257), (None, 7, 7)],
+)
+def test_padding_is_no_end_and_is_not_invented(own, config, saved, tmp_path):
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=byte_tokenizer().backend_tokenizer, eos_token="<eos>", pad_token=own
+    )
+    model = create_policy("llama", SHAPE, byte_tokenizer(), 0)
+    for each in (model.config, model.generation_config):
+        each.pad_token_id = config
+    ends = end_tokens(tokenizer, model.generation_config, spec_of("sft").sampling)
+    write_files(model, tokenizer, tmp_path, ends, model.state_dict())
+    assert AutoTokenizer.from_pretrained(tmp_path).pad_token_id == (
+        None if own == "<eos>" else tokenizer.pad_token_id
+    )
+    opened = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert (opened.config.pad_token_id, opened.generation_config.pad_token_id) == (saved, saved)
+    assert model.config.pad_token_id == config, "the model that trains on stays as it was"
+
+
+def test_transformers_scores_the_end_of_a_response_as_the_job_does(tmp_path):
+    """With the end as padding, it would score the token before the end."""
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=byte_tokenizer().backend_tokenizer, eos_token="<eos>"
+    )
+    create_policy("llama", SHAPE, byte_tokenizer(), 0).save_pretrained(tmp_path / "start")
+    model = load_reward(str(tmp_path / "start"), torch.float32).eval()
+    model.config.pad_token_id = None
+    rows = [(65, 66, 256), (70, 71, 72, 73, 256)]
+    scores = forward_scores(model, 64, padding_id(tokenizer))
+    expected = scores(Sequences.pack([(row[:1], row[1:]) for row in rows]))
+    write_files(model, tokenizer, tmp_path / "reward", (), model.state_dict())
+    opened = AutoModelForSequenceClassification.from_pretrained(tmp_path / "reward")
+    found = [opened(torch.tensor([row])).logits.item() for row in rows]
+    torch.testing.assert_close(torch.tensor(found), expected, rtol=0, atol=1e-5)
+    with pytest.raises(ValueError, match="no padding token is defined"):
+        opened(torch.tensor([rows[0], rows[0]]))
