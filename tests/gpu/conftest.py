@@ -8,6 +8,7 @@ import torch
 from torch import distributed
 
 from .jobs import Jobs
+from .reference import Cpu
 
 HERE = Path(__file__).parent
 
@@ -36,6 +37,13 @@ def jobs_run_meanwhile(request: pytest.FixtureRequest) -> None:
     """Starts the jobs with the first test, where one of them is asked for."""
     if torch.cuda.is_available() and any(map(uses_jobs, request.session.items)):
         request.getfixturevalue("jobs")
+
+
+@pytest.fixture(scope="session")
+def cpu() -> Iterator[Cpu]:
+    process = Cpu()
+    yield process
+    process.close()
 
 
 @pytest.fixture(scope="session")

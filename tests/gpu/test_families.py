@@ -6,8 +6,8 @@ from .cases import FAMILIES, Update
 from .reference import (
     GRADIENT,
     Batch,
+    Cpu,
     assert_close,
-    compute_reference,
     copy_state,
     first_gradients,
     make_engine,
@@ -19,12 +19,12 @@ WAYS = (("bfloat16", "auto"), ("bfloat16", "padded"), ("float32", "auto"), ("flo
 
 
 @pytest.mark.parametrize("head", ["policy", "critic"])
-@pytest.mark.parametrize(("dtype", "attention"), WAYS, ids="-".join)
+@pytest.mark.parametrize(("dtype", "attention"), WAYS, ids=["-".join(way) for way in WAYS])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_family_trains_as_on_a_cpu(family: str, dtype: str, attention: str, head: str):
+def test_a_family_trains_as_on_a_cpu(cpu: Cpu, family: str, dtype: str, attention: str, head: str):
     config = FAMILIES[family]
     batch = Batch(config.vocab_size, head)
-    _, gradients = compute_reference(config, head, dtype, batch)
+    _, gradients = cpu.compute(config, head, dtype)
     engine = make_engine(config, Update(dtype, attention, "1", head, "whole", "none", "auto"))
     assert not make_update(engine, head, batch, 1e-3).get("overflow")
     assert_close(first_gradients(copy_state(engine)), gradients, GRADIENT[dtype])

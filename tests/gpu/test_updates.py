@@ -11,8 +11,8 @@ from .reference import (
     OUTPUT,
     READ,
     Batch,
+    Cpu,
     assert_close,
-    compute_reference,
     copy_state,
     first_gradients,
     make_engine,
@@ -24,9 +24,9 @@ SHAPE = FAMILIES["qwen2"]
 
 
 @pytest.mark.parametrize("case", UPDATES, ids=str)
-def test_an_update_is_that_of_a_cpu_in_float32(case: Update):
+def test_an_update_is_that_of_a_cpu_in_float32(cpu: Cpu, case: Update):
     batch = Batch(SHAPE.vocab_size, case.head)
-    values, gradients = compute_reference(SHAPE, case.head, case.dtype, batch, lora=case.tuned == "lora")
+    values, gradients = cpu.compute(SHAPE, case.head, case.dtype, lora=case.tuned == "lora")
     engine = make_engine(SHAPE, case)
     inferred = engine.infer(batch.sequences, READ[case.head], batch.sizes)
     assert float((inferred - values).abs().max()) < OUTPUT[case.dtype]
