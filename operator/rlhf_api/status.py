@@ -84,6 +84,8 @@ class RestartWindow(Report):
     """Restarts not counted; they too lengthen the backoff before the next one."""
     since: Time
     last: Time
+    cause: Text = ""
+    """The error before the last counted restart, and the step then, if the same computation meets it again."""
 
 
 class ScalingStatus(Report):

@@ -26,14 +26,16 @@ class Restarts:
     since: float = _NEVER
     """Start of the window: its first restart; -inf without a window."""
     last: float = _NEVER
+    cause: str = ""
+    """`Start.cause` of the last counted restart."""
 
     def at(self, now: float, window: float) -> "Restarts":
         """The count at `now`: without failures of an expired window, and without disruptions long ago."""
         calm = replace(self, disruptions=0) if now >= self.last + _CALM else self
         return calm if now < self.since + window else replace(calm, failures=0, since=_NEVER)
 
-    def after(self, now: float, window: float, *, counts: bool) -> "Restarts":
-        """The count after one more restart."""
+    def after(self, now: float, window: float, *, counts: bool, cause: str = "") -> "Restarts":
+        """The count after one more restart, which follows from `cause`."""
         left = self.at(now, window)
         return replace(
             left,
@@ -42,6 +44,7 @@ class Restarts:
             disruptions=left.disruptions + (not counts),
             since=now if left.since == _NEVER else left.since,
             last=now,
+            cause=cause if counts else left.cause,
         )
 
     def pause(self, limit: int) -> float:
@@ -66,11 +69,11 @@ def left(spec: Spec, restarts: Mapping[Role, Restarts], role: Role, now: float) 
 
 
 def one_more(
-    spec: Spec, restarts: Mapping[Role, Restarts], role: Role, now: float, *, counts: bool
+    spec: Spec, restarts: Mapping[Role, Restarts], role: Role, now: float, *, counts: bool, cause: str = ""
 ) -> dict[Role, Restarts]:
     """The restarts of all roles, with one more of this one."""
     window = budget(spec, role)[1]
-    return {**restarts, role: restarts.get(role, Restarts()).after(now, window, counts=counts)}
+    return {**restarts, role: restarts.get(role, Restarts()).after(now, window, counts=counts, cause=cause)}
 
 
 def totals(restarts: Mapping[Role, Restarts]) -> dict[Role, int]:

@@ -39,6 +39,13 @@ _TYPES = {
     "EngineDead": r"vLLM's process .* (?:was ended|exited)|vLLM's engine is dead|^exited with code 70\b",
 }
 """Failure types, root causes first, by the patterns of their messages."""
+_PROGRAM = re.compile(
+    r"\b(?:Assertion|Attribute|Import|Index|Key|ModuleNotFound|Name|NotImplemented|Overflow|Recursion|Runtime|Type"
+    r"|UnboundLocal|Value|ZeroDivision)Error\b"
+)
+"""Python's errors of a program and its input, which come again when the same is computed."""
+_MACHINE = re.compile(r"CUDA|cuda|CUBLAS|cuBLAS|cuDNN|NCCL|gloo|[Cc]onnect|[Tt]imed? ?out")
+"""Words of errors that another start may not meet: a device's, a peer's or a network's."""
 _ROOTS = re.compile("|".join(list(_TYPES.values())[:3]))
 """Root causes, of which any other logged error may be a consequence."""
 
@@ -56,6 +63,13 @@ def exit_words(code: int) -> str:
 def failure_type(words: str) -> str:
     """Failure type by its message, such as `DiskFull`; empty if none matches."""
     return next((name for name, pattern in _TYPES.items() if re.search(pattern, words)), "")
+
+
+def is_repeatable(reason: str) -> bool:
+    """True for an error of the program or its input, which the same computation meets again; not for one of memory, a
+    disk, a device, a network, or another process."""
+    machine = failure_type(reason) or follows(reason) or _MACHINE.search(reason)
+    return not machine and _PROGRAM.search(reason) is not None
 
 
 def telling_line(text: str) -> str:

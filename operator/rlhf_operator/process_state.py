@@ -64,6 +64,8 @@ class Start:
     again: bool = False
     disrupted: bool = False
     """True if the last end was a disruption."""
+    cause: str = ""
+    """The error that it follows, and the job's step then, if the same computation would meet it again."""
 
     @property
     def counts(self) -> bool:

@@ -9,6 +9,7 @@ from rlhf_api.run import EXIT_INVALID, EXIT_ROLLED_BACK, EXIT_SUSPENDED, EXIT_UN
 from rlhf_api.spec import Spec
 
 from .budget import Restarts, budget, left
+from .exit_reasons import is_repeatable
 from .process_state import Action, Ended, Finish, Kill, ProcessState, Start
 
 _FOR_GOOD = {EXIT_INVALID: "InvalidConfiguration", EXIT_UNHEALTHY: "HealthRule"}
@@ -23,10 +24,11 @@ def decide(
     restarts: Mapping[Role, Restarts],
     *,
     now: float,
+    step: int = 0,
     startup_timeouts: bool = True,
 ) -> tuple[Action, ...]:
-    """Actions to take now; a Finish is the only action. `startup_timeouts`: kill processes that start too slowly, if
-    nothing else does.
+    """Actions to take now; a Finish is the only action. `step`: the job's last one; `startup_timeouts`: kill processes
+    that start too slowly, if nothing else does.
     """
     if (over := _trainer_outcome([s for s in seen if s.role is Role.TRAINER], now)) is not None:
         return (over,)
@@ -37,8 +39,11 @@ def decide(
     actions: list[Action] = []
     for role in Role:
         of_role = [s for s in processes if s.role is role]
-        act = _gang if role is Role.TRAINER else _servers
-        actions += act(spec, of_role, left(spec, restarts, role, now), now)
+        budget_left = left(spec, restarts, role, now)
+        if role is Role.TRAINER:
+            actions += _gang(spec, of_role, budget_left, now, step)
+        else:
+            actions += _servers(spec, of_role, budget_left, now)
         if startup_timeouts:
             actions += [late for s in of_role if (late := _late(spec, s, now))]
     finish = [action for action in actions if isinstance(action, Finish)]
@@ -110,8 +115,11 @@ def _exhausted(spec: Spec, process: ProcessState, ended: Ended, restarts: Restar
     return Finish("Failed", "BackoffLimitExceeded", f"{process.name} {ended.reason} ({kind}{tried})")
 
 
-def _gang(spec: Spec, trainers: Sequence[ProcessState], restarts: Restarts, now: float) -> list[Action]:
-    """Actions for the trainer's processes, which run together: all or none."""
+def _gang(
+    spec: Spec, trainers: Sequence[ProcessState], restarts: Restarts, now: float, step: int
+) -> list[Action]:
+    """Actions for the trainer's processes, which run together: all or none. An error of the program that comes twice
+    at the same step ends the job: a third start would meet it again."""
     fresh = tuple(s.index for s in trainers if s.started is None)
     if fresh:
         return [Start(Role.TRAINER, fresh)]
@@ -121,13 +129,24 @@ def _gang(spec: Spec, trainers: Sequence[ProcessState], restarts: Restarts, now:
     first, ended = _first_failure(trainers)
     if (finish := _exhausted(spec, first, ended, restarts)) is not None:
         return [finish]
+    cause = _repeatable_cause(ended, step)
+    if cause and cause == restarts.cause:
+        message = f"{first.name} {ended.reason} (twice at step {step}: another start would end the same)"
+        return [Finish("Failed", "SameErrorTwice", message)]
     running = [s for s in trainers if not s.ended]
     if running:
         return [Kill(s.role, s.index, f"its peer {first.name} {ended.reason}") for s in running]
     if not _due(spec, Role.TRAINER, restarts, max(s.ended.at for s in trainers if s.ended), now):
         return []
     every = tuple(s.index for s in trainers)
-    return [Start(Role.TRAINER, every, again=True, disrupted=ended.disrupted)]
+    return [Start(Role.TRAINER, every, again=True, disrupted=ended.disrupted, cause=cause)]
+
+
+def _repeatable_cause(ended: Ended, step: int) -> str:
+    """The end's error and the step, without the log's place; empty if another start may not meet it."""
+    if ended.disrupted or not is_repeatable(ended.reason):
+        return ""
+    return f"step {step}: {ended.reason.partition('; see ')[0]}"
 
 
 def _servers(spec: Spec, processes: Sequence[ProcessState], restarts: Restarts, now: float) -> list[Action]:

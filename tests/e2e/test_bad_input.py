@@ -133,6 +133,16 @@ def test_a_role_that_dies_and_may_not_be_started_again(folder, tmp_path):
     assert_saved(finished, 1)
 
 
+def test_an_error_of_the_program_in_each_start_ends_the_job_at_the_second(folder, tmp_path):
+    finished, error = fail(
+        folder, tmp_path / "run", *SFT, RLHF_FAULTS="tests.support.faults:refuse_second_step"
+    )
+    assert "RuntimeError: more than one element of the written-to tensor" in error
+    assert "twice at step 1: another start would end the same" in error
+    assert finished.status["restarts"] == 1
+    assert_saved(finished, 1)
+
+
 def test_a_model_without_embeddings_for_its_tokenizer(folder, tmp_path):
     tokenizer = byte_tokenizer()
     tokenizer.add_tokens(["<more>", "<and more>"])

@@ -7,7 +7,7 @@ from tests.api.manifests import job
 
 from rlhf_api.roles import Role
 from rlhf_api.spec import Spec
-from rlhf_operator.budget import Restarts
+from rlhf_operator.budget import Restarts, one_more
 from rlhf_operator.process_state import Action, Ended, Finish, Kill, ProcessState, Start
 from rlhf_operator.restart_policy import decide
 
@@ -287,3 +287,55 @@ def test_decisions(
 ) -> None:
     known = {role: recent(count) for role, count in restarts.items()}
     assert decide(spec, seen, known, now=NOW) == tuple(wanted)
+
+
+PROGRAM = "exited with code 1: RuntimeError: more than one element of a tensor; see runs/a/logs/trainer-0.log"
+
+
+def failed_trainer(reason: str) -> tuple[ProcessState, ...]:
+    return but(ProcessState(T, 0, started=0.0, ready=True, ended=Ended(0.0, 1, reason)))
+
+
+def restart_after(reason: str, step: int) -> dict[Role, Restarts]:
+    """What is known once the trainer was started again after this end."""
+    (start,) = decide(SPEC, failed_trainer(reason), {}, now=NOW, step=step)
+    assert isinstance(start, Start)
+    return one_more(SPEC, {}, T, NOW - 100, counts=start.counts, cause=start.cause)
+
+
+def test_an_error_of_the_program_that_comes_twice_at_one_step_ends_the_job():
+    known = restart_after(PROGRAM, step=3)
+    message = f"trainer-0 {PROGRAM} (twice at step 3: another start would end the same)"
+    again = decide(SPEC, failed_trainer(PROGRAM), known, now=NOW, step=3)
+    assert again == (Finish("Failed", "SameErrorTwice", message),)
+
+
+@pytest.mark.parametrize(
+    ("reason", "step"),
+    [
+        (PROGRAM, 4),
+        (PROGRAM.replace("more than", "less than"), 3),
+    ],
+    ids=["at another step", "another error"],
+)
+def test_a_trainer_that_got_further_or_failed_otherwise_is_started_again(reason: str, step: int):
+    (start,) = decide(SPEC, failed_trainer(reason), restart_after(PROGRAM, step=3), now=NOW, step=step)
+    assert isinstance(start, Start)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "Unscored: 16 of 16 responses have no score",
+        "OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB",
+        "RuntimeError: CUDA error: uncorrectable ECC error encountered",
+        "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer",
+        "RuntimeError: NCCL communicator was aborted",
+        "ValueError: No space left on device",
+        "ConnectionError: store unreachable",
+    ],
+)
+def test_an_error_of_the_machine_or_of_others_may_come_twice(error: str):
+    reason = f"exited with code 1: {error}"
+    (start,) = decide(SPEC, failed_trainer(reason), restart_after(reason, step=0), now=NOW, step=0)
+    assert isinstance(start, Start)

@@ -50,6 +50,14 @@ def kill_trainer_after_two_steps(point: str) -> None:
         os.kill(os.getpid(), 9)
 
 
+def refuse_second_step(point: str) -> None:
+    """Step 2 is an error of the program whenever it begins."""
+    if point == "step:1":
+        raise RuntimeError(
+            "more than one element of the written-to tensor refers to a single memory location"
+        )
+
+
 def kill_reward_then_trainer(point: str) -> None:
     """Both of the above, in one run."""
     kill_reward_before_scoring(point)

@@ -69,7 +69,9 @@ def carried_out(
         occupied = _occupying(sight, action)
         # Pods that vanished before this reconcile have not been counted yet.
         if occupied or (action.again and not waited):
-            made.restarts = one_more(spec, made.restarts, action.role, now.timestamp(), counts=action.counts)
+            made.restarts = one_more(
+                spec, made.restarts, action.role, now.timestamp(), counts=action.counts, cause=action.cause
+            )
         if occupied:
             made.counted |= {pod.uid for pod in occupied}
             continue

@@ -53,7 +53,12 @@ def plan(observed: Observed, now: datetime.datetime) -> Plan:
     actions = (
         (finish,)
         if finish
-        else decide(spec, known.processes, known.restarts, now=now.timestamp(), startup_timeouts=False)
+        else decide(
+            *(spec, known.processes, known.restarts),
+            now=now.timestamp(),
+            step=before.step,
+            startup_timeouts=False,
+        )
     )
     cluster = known.cluster.model_copy(
         update={"suspend_requested": None, "config": observed.wanted.pinned.name}

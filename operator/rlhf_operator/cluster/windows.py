@@ -16,9 +16,8 @@ def read(before: JobStatus, cluster: ClusterStatus) -> dict[Role, Restarts]:
     found = {role: Restarts(status.restarts) for role, status in before.roles.items()}
     for role, window in cluster.restarts.items():
         total = found.get(role, Restarts()).total
-        found[role] = Restarts(
-            total, window.failures, window.disruptions, seconds(window.since), seconds(window.last)
-        )
+        since, last = seconds(window.since), seconds(window.last)
+        found[role] = Restarts(total, window.failures, window.disruptions, since, last, window.cause)
     return found
 
 
@@ -29,6 +28,7 @@ def written(restarts: Mapping[Role, Restarts]) -> dict[Role, RestartWindow]:
             disruptions=each.disruptions,
             since=_stamp(each.since),
             last=_stamp(each.last),
+            cause=each.cause[:2048],
         )
         for role, each in restarts.items()
         if each.failures or each.disruptions

@@ -155,7 +155,7 @@ class Host:
         seen, quiet = [process.seen() for process in self.processes], self._silence()
         end = quiet.ended(now) if quiet else None
         if end is None:
-            return decide(self.config.spec, seen, self.restarts, now=now)
+            return decide(self.config.spec, seen, self.restarts, now=now, step=self.status.step)
         return [Kill(s.role, s.index, end.reason) for s in seen if s.role is Role.TRAINER and not s.ended]
 
     def _silence(self) -> Silence | None:
@@ -186,8 +186,9 @@ class Host:
             process.kill(action.why)
             return
         if action.again:
+            now, spec = time.monotonic(), self.config.spec
             self.restarts = one_more(
-                self.config.spec, self.restarts, action.role, time.monotonic(), counts=action.counts
+                spec, self.restarts, action.role, now, counts=action.counts, cause=action.cause
             )
             if action.role is Role.TRAINER:
                 self.config = self.config.model_copy(update={"resume": True})
