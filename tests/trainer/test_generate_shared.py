@@ -141,7 +141,9 @@ def test_a_response_ends_with_the_token_that_completes_a_stop_string(engine):
         assert not any(string in text(answer.tokens[2:-1]) for string in stop), "nothing follows it"
         assert answer.finished == (answer in ended or answer.tokens[-1] == TOKENIZER.eos_token_id)
         assert len(answer.logprobs) == len(answer.versions) == len(answer.tokens)
-        assert stops.text(answer.tokens) == text(answer.tokens[: -1 if answer in ended else None])
+        assert stops.text(answer.prompt.tokens, answer.tokens) == text(
+            answer.tokens[: -1 if answer in ended else None]
+        )
 
 
 @pytest.mark.parametrize("penalties", [Penalties(1.3), Penalties(1, 0.7), Penalties(0.8, -1.5, 0.4)])

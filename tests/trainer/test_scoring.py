@@ -19,7 +19,14 @@ from rlhf_trainer.models.load import positions_of
 from rlhf_trainer.records import Sequences
 from rlhf_trainer.scoring import samples
 from rlhf_trainer.scoring.function_pool import FunctionPool
-from rlhf_trainer.scoring.rewards import Function, ModelScorer, Rewards, forward_scores, texts, token_texts
+from rlhf_trainer.scoring.rewards import (
+    Function,
+    ModelScorer,
+    Rewards,
+    forward_scores,
+    texts,
+    texts_of_tokens,
+)
 
 TOKENIZER = byte_tokenizer()
 EOS = TOKENIZER.eos_token_id
@@ -294,7 +301,7 @@ def test_the_texts_of_tokens_add_up_to_the_response(tokenizer):
         [([1], [*tokens, tokenizer.eos_token_id]), ([1], tokens[:-5]), ([1], tokens[:12])]
     )
     _, responses = texts(sequences, tokenizer)
-    found = token_texts(sequences, tokenizer)
+    found = texts_of_tokens(sequences, tokenizer)
     assert ["".join(pieces) for pieces in found] == responses
     assert [len(pieces) for pieces in found] == sequences.response_lengths.tolist()
     assert found[0][-1] == ""
@@ -317,7 +324,7 @@ def test_the_text_of_a_response_ends_before_the_stop_string_that_ends_it(tokeniz
     tokens = tokenizer(response)["input_ids"]
     sequences = Sequences.pack([([1], tokens), ([1], [*tokens, tokenizer.eos_token_id])])
     assert texts(sequences, tokenizer, stop)[1] == [text, response]
-    pieces, whole = token_texts(sequences, tokenizer, stop)
+    pieces, whole = texts_of_tokens(sequences, tokenizer, stop)
     assert ("".join(pieces), "".join(whole)) == (text, response)
     assert (len(pieces), len(whole)) == (len(tokens), len(tokens) + 1)
 

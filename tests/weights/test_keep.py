@@ -124,7 +124,7 @@ def test_stop_strings_and_sampling_masks_stand_new_weights(swaps):
         ends = [
             n
             for n in range(3, len(response.tokens) + 1)
-            if stops.ending(list(response.tokens[:n])) is not None
+            if stops.ending(PROMPT, response.tokens[:n]) is not None
         ]
         assert set(ends) <= {len(response.tokens)}
         stopped += bool(ends) and {*response.versions} == {1, 2}

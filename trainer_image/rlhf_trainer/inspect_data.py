@@ -23,6 +23,7 @@ from rlhf_api.spec import Data, Spec
 from .data.chat import check_template
 from .data.dataset import Dataset, open_datasets
 from .data.encode import Encoded, encode_prompt
+from .data.text import context, continued_text
 from .models import architectures
 from .models.hub import use_cache_if_unreachable
 from .models.loading import load_job_tokenizer
@@ -96,10 +97,11 @@ def show(spec: Spec, tokenizer: PreTrainedTokenizerBase, number: int, *, colour:
         )
         marks = [("prompt", DIM)] * len(made.prompt)
         marks += [("trained", GREEN) if trained else ("-", "") for trained in made.mask]
-        for place, (token, (what, code)) in enumerate(
-            zip((*made.prompt, *made.response), marks, strict=True)
-        ):
-            line = f"{place:6} {token:7}  {what:8} {tokenizer.decode([token])!r}"
+        tokens = (*made.prompt, *made.response)
+        for place, (token, (what, code)) in enumerate(zip(tokens, marks, strict=True)):
+            before = context(tokenizer, (), tokens, place)
+            text = continued_text(tokenizer, before, [token], skip_special_tokens=False)
+            line = f"{place:6} {token:7}  {what:8} {text!r}"
             yield f"{code}{line}{RESET}" if colour and code else line
 
 

@@ -2,7 +2,7 @@
 batch that shrinks as responses end."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -37,12 +37,14 @@ class Decoder:
     for a batch of different prompts.
 
     On the model's device, int64: `copies` [n], the prompt of each response, and `ends`, the tokens that end one.
-    `most`: tokens of a sampling mask, see `with_mask`. Returns early once `stop` is set. Where a model's state is in no
-    `Cache` of Transformers', each response has a prefill of its own, and ended ones stay in the batch.
+    `prompts`: the tokens of each response's prompt, without padding. `most`: tokens of a sampling mask, see
+    `with_mask`. Returns early once `stop` is set. Where a model's state is in no `Cache` of Transformers', each
+    response has a prefill of its own, and ended ones stay in the batch.
     """
 
     copies: Tensor
     ends: Tensor
+    prompts: Sequence[Sequence[int]]
     stops: StopStrings
     penalized: Penalized | None
     most: int
@@ -71,7 +73,7 @@ class Decoder:
             logits = state.forward(model, width)[self.copies]
             state.take(self.copies)
         lengths, finished = torch.full_like(rows, room), torch.zeros_like(rows, dtype=torch.bool)
-        steps = []
+        steps, written = [], [list[int]() for _ in range(count)]
         with model._optimize_model_for_decode():
             for length in range(1, room + 1):
                 progress.sign()
@@ -80,8 +82,10 @@ class Decoder:
                 steps.append((rows, tokens, *with_mask(logprobs, tokens, self.most)))
                 state.append(tokens)
                 ended = torch.isin(tokens, self.ends)
-                if self.stops.strings and length > least:
-                    ended |= self._at_stop_string(state.input_ids[:, width:])
+                if self.stops.strings:
+                    completed = self._complete_stop_strings(rows.tolist(), tokens.tolist(), written)
+                    if length > least:
+                        ended |= torch.tensor(completed, device=ended.device)
                 new = ended & ~finished[rows]
                 lengths[rows[new]], finished[rows[new]] = length, True
                 if length == room or self.stop.is_set() or bool(finished.all()):
@@ -93,11 +97,13 @@ class Decoder:
                 logits = state.forward(model, 1)
         return _assembled(steps, lengths.clamp(max=len(steps)), finished)
 
-    def _at_stop_string(self, responses: Tensor) -> Tensor:
-        """int64 [n, R] -> bool [n]."""
-        tails = responses[:, -self.stops.window :].tolist()
-        found = [self.stops.ending(tail) is not None for tail in tails]
-        return torch.tensor(found, device=responses.device)
+    def _complete_stop_strings(
+        self, rows: Sequence[int], tokens: Sequence[int], written: Sequence[list[int]]
+    ) -> list[bool]:
+        """Appends each row's token to its response in `written`; true where that completes a stop string."""
+        for row, token in zip(rows, tokens, strict=True):
+            written[row].append(token)
+        return [self.stops.ending(self.prompts[row], written[row]) is not None for row in rows]
 
 
 @dataclass

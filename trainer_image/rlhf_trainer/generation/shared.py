@@ -127,6 +127,7 @@ def _generate(
     decoder = Decoder(
         copies=torch.tensor([unique[p.tokens] for p in prompts], device=device),
         ends=torch.tensor(ends, device=device),
+        prompts=[p.tokens for p in prompts],
         stops=stops,
         penalized=None if penalties == NO_PENALTIES else Penalized(penalties, ids, mask),
         most=sampling.kept if masks else 0,

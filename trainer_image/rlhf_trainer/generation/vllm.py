@@ -125,7 +125,7 @@ class VllmClient:
                     progress()
                     for frame in reader.feed(part):
                         response = work.responses[indices[frame.response]]
-                        last = self._completing(response, frame, begun)
+                        last = self._completing(work.prompt.tokens, response, frame, begun)
                         self._add(response, last or frame, masked=asked.kept > 0)
                         if last:
                             return  # the server, which sees only its own part of the stop string, would continue
@@ -138,15 +138,17 @@ class VllmClient:
         except (ValueError, IndexError) as error:
             raise ValueError(f"the reply to prompt {prompt_id} is malformed: {error}") from error
 
-    def _completing(self, response: Response, frame: Frame, begun: int) -> Frame | None:
+    def _completing(
+        self, prompt: Sequence[int], response: Response, frame: Frame, begun: int
+    ) -> Frame | None:
         """The start of a frame up to the token that completes a stop string whose first characters were sampled before
         this request; `begun`: tokens of the response before this request. None if there is none."""
         if self._stops is None or not begun:
             return None
-        there, window = len(response.tokens), self._stops.window
-        for count in range(1, min(len(frame.tokens), begun + window - there) + 1):
-            tokens = [*response.tokens[-window:], *frame.tokens[:count]]
-            if there + count > self._asked.min_tokens and self._stops.ending(tokens) is not None:
+        there, tokens = len(response.tokens), list(response.tokens)
+        for count in range(1, min(len(frame.tokens), begun + self._stops.window - there) + 1):
+            tokens.append(frame.tokens[count - 1])
+            if there + count > self._asked.min_tokens and self._stops.ending(prompt, tokens) is not None:
                 return frame.ending(count)
         return None
 

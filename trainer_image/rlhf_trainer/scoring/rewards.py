@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -18,6 +18,7 @@ from ..batches import sequence_scores, token_scores
 from ..data.chat import special_tokens
 from ..data.encode import encode_sampled
 from ..data.stop_strings import StopStrings
+from ..data.text import continued_text, token_texts
 from ..models.inference import Forward, infer
 from ..records import Sequences
 from .messages import PartReport, ScoreReport
@@ -80,8 +81,8 @@ class ModelScorer:
             # Its own template renders the conversation, whose roles the decoded text has lost.
             conversation = bool(own.chat_template) and isinstance(row.get("prompt"), list)
             asked = PromptRow.model_validate(row).prompt if conversation else prompt
-            ids = sequences.row(i).tolist()[int(sequences.prompt_lengths[i]) :]
-            ended = ids[-1] in ends or stops.ending(ids) is not None
+            ids, length = sequences.row(i).tolist(), int(sequences.prompt_lengths[i])
+            ended = ids[-1] in ends or stops.ending(ids[:length], ids[length:]) is not None
             tokens = encode_sampled(own, asked, response, ended=ended)[-self.positions :]  # [-0:] keeps all
             # The score is of the whole sequence: the split into prompt and response does not matter.
             pairs.append((tokens[:1], tokens[1:]))
@@ -125,7 +126,7 @@ class Rewards:
         prompts, responses = texts(sequences, self.tokenizer, self.stop)
         tokens: Sequence[list[str] | None] = [None] * len(sequences)
         if self.fine_grained:
-            tokens = token_texts(sequences, self.tokenizer, self.stop)
+            tokens = texts_of_tokens(sequences, self.tokenizer, self.stop)
         samples = [Sample(*sample) for sample in zip(prompts, responses, rows, tokens, strict=True)]
         calls = [self._ask(function, samples) for function in self.functions]
         if self.model is not None:
@@ -187,25 +188,15 @@ def _scored(name: str, scores: Tensor, why: dict[int, str], began: float) -> _Sc
     return scores, {name: PartReport(total=total, failed=len(why), seconds=seconds)}, why
 
 
-def token_texts(
+def texts_of_tokens(
     sequences: Sequences, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str] = ()
 ) -> list[list[str]]:
-    """The text that each response token adds; a response's texts joined are its text as in `texts`. A character of
-    several tokens belongs to the last one; special tokens and stop strings add none."""
+    """The text that each response token adds; a response's texts joined are its text as in `texts`: stop strings at the
+    end are removed."""
     found, stops = [], StopStrings(tokenizer, stop)
-    for i, asked in enumerate(sequences.prompt_lengths.tolist()):
-        ids = sequences.row(i)[asked:].tolist()
-        pieces, begin, read = [""] * len(ids), 0, 0
-        for at in range(len(ids)):
-            # Decoded together with the token before it, since a tokenizer may put a space between them.
-            known, now = (
-                str(tokenizer.decode(ids[begin:end], skip_special_tokens=True)) for end in (read, at + 1)
-            )
-            if now.endswith("\ufffd") and at + 1 < len(ids):
-                continue  # part of a character
-            pieces[at] = now[len(known) :]
-            begin, read = read, at + 1
-        found.append(without(pieces, len(stops.ending(ids) or "")))
+    for prompt, response in _token_ids(sequences):
+        pieces = token_texts(tokenizer, prompt, response)
+        found.append(without(pieces, len(stops.ending(prompt, response) or "")))
     return found
 
 
@@ -220,10 +211,15 @@ def texts(
     sequences: Sequences, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str] = ()
 ) -> tuple[list[str], list[str]]:
     """The prompts and the responses as text, without special tokens, and without the stop string at the end."""
-    prompts, answers = list[str](), list[str]()
-    asked, stops = StopStrings(tokenizer), StopStrings(tokenizer, stop)
+    prompts, responses, stops = list[str](), list[str](), StopStrings(tokenizer, stop)
+    for prompt, response in _token_ids(sequences):
+        prompts.append(continued_text(tokenizer, (), prompt))
+        responses.append(stops.text(prompt, response))
+    return prompts, responses
+
+
+def _token_ids(sequences: Sequences) -> Iterator[tuple[list[int], list[int]]]:
+    """Prompt and response of each sequence."""
     for i, length in enumerate(sequences.prompt_lengths.tolist()):
         row = sequences.row(i).tolist()
-        prompts.append(asked.text(row[:length]))
-        answers.append(stops.text(row[length:]))
-    return prompts, answers
+        yield row[:length], row[length:]

@@ -131,6 +131,8 @@ def _judged(ctx: TrainerContext, judge: Judge | None, responses: Responses, *, f
 def _sample(ctx: TrainerContext, rollout: Rollout, score: float) -> dict[str, Any]:
     return {
         "prompt": rollout.prompt.row["prompt"],
-        "answer": StopStrings(ctx.tokenizer, ctx.spec.sampling.stop).text(rollout.tokens),
+        "answer": StopStrings(ctx.tokenizer, ctx.spec.sampling.stop).text(
+            rollout.prompt.tokens, rollout.tokens
+        ),
         "score": None if score != score else score,
     }

@@ -11,7 +11,8 @@ from .streams import TokenStreams
 
 class Front(TokenGuard):
     """Token check, and behind it the fence against earlier trainers, the probes, the commit of new weights and the
-    token streams. Starts the watchdog at server start, and has calls reach all engines."""
+    token streams. Starts the watchdog at server start, has calls reach all engines, and responses detokenized as the
+    trainer does it."""
 
     def __init__(self, app: App) -> None:
         super().__init__(Fence(Probes(Commit(TokenStreams(app)))))
@@ -21,4 +22,7 @@ class Front(TokenGuard):
             engine = scope["app"].state.engine_client
             watchdog.start(engine)
             answer_for_all(engine)
+            from .detokenizer import install  # imports vLLM, which this module is imported without
+
+            install()
         await super().__call__(scope, receive, send)
