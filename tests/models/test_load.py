@@ -71,6 +71,41 @@ def test_any_text_comes_back_from_a_new_tokenizer(tokenizer, tmp_path, text):
     assert create_tokenizer(TEXTS, 280).get_vocab() == tokenizer.get_vocab()
 
 
+@pytest.mark.parametrize(
+    "family",
+    ["gemma3_text", "vaultgemma", "olmo2", "granite", "cohere2", "opt", "gpt_neox_japanese"],
+)
+def test_a_family_without_classes_for_rewards_and_values_has_ours(family, tokenizer, tmp_path):
+    """One output of the family's own last hidden states, and files from which the same model is loaded again."""
+    sizes = {"ffn_dim": 48, "word_embed_proj_dim": 32, "head_dim": 8, "intermediate_multiple_size": 2}
+    policy = create_policy(family, SMALL | sizes, tokenizer, seed=0).eval()
+    policy.save_pretrained(tmp_path / "policy")
+    states = []
+    policy.get_output_embeddings().register_forward_pre_hook(
+        lambda _, given: states.append(given[0].detach())
+    )
+    micro = MicroBatch.build(SEQUENCES, [0, 1, 2], 0)
+    Forward(policy, 100, 0).logits(micro)
+    (hidden,) = states
+    for load, kind, read in (
+        (load_critic, "ForTokenClassification", response_values),
+        (load_reward, "ForSequenceClassification", sequence_scores),
+    ):
+        model = load(str(tmp_path / "policy"), torch.float32).eval()
+        torch.nn.init.normal_(model.score.weight)
+        model.save_pretrained(tmp_path / kind)
+        assert AutoConfig.from_pretrained(tmp_path / kind).architectures[0].endswith(kind)
+        again = (load_critic if load is load_critic else load_scorer)(str(tmp_path / kind), torch.float32)
+        assert {n: t.tolist() for n, t in again.state_dict().items()} == {
+            n: t.tolist() for n, t in model.state_dict().items()
+        }
+        outputs = model.score(hidden)
+        if load is load_reward:
+            outputs = outputs[torch.arange(3), SEQUENCES.lengths - 1]
+        found = read(Forward(again.eval(), 100, 0).logits(micro), micro)
+        torch.testing.assert_close(found, read(outputs, micro), rtol=1e-4, atol=1e-5)
+
+
 def test_a_new_policy_depends_on_the_seed_alone(tokenizer):
     torch.manual_seed(1)
     one, two, other = (create_policy("qwen2", SMALL, tokenizer, seed).state_dict() for seed in (3, 3, 4))

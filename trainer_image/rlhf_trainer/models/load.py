@@ -12,6 +12,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from .heads import class_with_head
 from .pretrained import from_pretrained, load_config, load_model
 
 CAUSAL, SCORE, VALUE = "ForCausalLM", "ForSequenceClassification", "ForTokenClassification"
@@ -137,7 +138,8 @@ def _with_head(
     """A model of one output, whose head comes from its files if it is `trained`."""
     if _is(config, "Classification"):
         _check_one_output(config, path)
-    return load_model(HEADS[kind], path, trained_head=trained, dtype=dtype, num_labels=1)
+    found = class_with_head(HEADS[kind], kind, config)
+    return load_model(found, path, trained_head=trained, dtype=dtype, num_labels=1)
 
 
 def _check_kind(path: str, kind: str, needed: str) -> PreTrainedConfig:
