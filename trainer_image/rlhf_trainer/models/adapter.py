@@ -1,6 +1,7 @@
 """Low-rank adapter of a Hugging Face model, through PEFT: added in place, switched off, merged, saved."""
 
 import hashlib
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,8 @@ from rlhf_api.lora import Lora
 
 from .. import progress
 from ..maths.low_rank import A, B, LowRank
+
+log = logging.getLogger(__name__)
 
 NAME = "default"
 """PEFT's name of the one adapter of a model."""
@@ -46,6 +49,7 @@ class Adapter:
             fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
             base_model_name_or_path=base,
         )
+        _report_experts(model)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             inject_adapter_in_model(self.config, model)
@@ -144,10 +148,28 @@ def _targets(model: PreTrainedModel, wanted: Sequence[str] | None) -> list[str]:
     for target in wanted or ():
         if not any(f".{name}".endswith(f".{target}") for name in linear):
             known = ", ".join(ends) or "none"
+            fused = "; experts of a mixture have no adapter" if _experts(model) else ""
             raise ValueError(
-                f"no linear layer of the model is named {target!r}; it has {known}, beside its head"
+                f"no linear layer of the model is named {target!r}; it has {known}, beside its head{fused}"
             )
     return sorted(set(wanted)) if wanted else ends
+
+
+def _experts(model: PreTrainedModel) -> int:
+    """Number of parameters of a mixture's experts, which Transformers fuses into tensors [experts, out, in]."""
+    return sum(p.numel() for name, p in model.named_parameters() if p.ndim == 3 and ".experts." in name)
+
+
+def _report_experts(model: PreTrainedModel) -> None:
+    """Logs a warning if experts stay without an adapter."""
+    if experts := _experts(model):
+        share = experts / sum(p.numel() for p in model.parameters())
+        log.warning(
+            "the experts of %s, %.0f%% of its parameters, have no adapter and stay as they are: an adapter changes its "
+            "other linear layers; without spec.model.lora all of the model is trained",
+            type(model).__name__,
+            100 * share,
+        )
 
 
 def _task(model: PreTrainedModel, head: str | None) -> str:
