@@ -63,7 +63,7 @@ def engine_argument_problems(
         elif name not in TRIED:
             untried = True
             if not section.untried_engine_arguments:
-                near = closest(name, TRIED, 0.5)
+                near = closest(name, TRIED)
                 hint = f"did you mean {near}? " if near else ""
                 yield Problem(
                     here,

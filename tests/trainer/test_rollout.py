@@ -1,6 +1,7 @@
 """Responses from generators: what is read from a reply, and prompts that outlive the generator they went to."""
 
 import asyncio
+import math
 import time
 from array import array
 from collections import Counter
@@ -443,6 +444,33 @@ def test_a_reply_that_is_not_understood_is_its_servers_fault(http, reply):
     done, left, failed = ask(http, PROMPTS, [odd.member, good.member])
     assert (left, failed) == ([], {"odd"})
     assert Counter(r.prompt.id for r in done) == {p.id: 2 for p in PROMPTS}
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("-inf")])
+def test_a_log_probability_that_is_not_finite_fails_its_response_and_not_the_server(http, number):
+    """Both engines are odd at one prompt, after a good token; it is given up, and the others are answered."""
+    servers = [Generator(http, name) for name in "ab"]
+    for server in servers:
+
+        async def speak(
+            response: web.StreamResponse, body: dict, failing: bool, usual=server._stream
+        ) -> None:
+            if body["prompt"][0] != PROMPTS[3].tokens[0]:
+                return await usual(response, body, failing)
+            return await response.write(
+                whole(encode(0, Kind.TOKENS, 0, [1], [-0.5]), encode(0, Kind.STOP, 0, [2], [number]))
+            )
+
+        server._stream = speak
+    outcome = start(http, PROMPTS, [server.member for server in servers]).result(PATIENCE_SECONDS)
+    assert (outcome.failed, outcome.unanswered) == ({}, [])
+    ((work, reason),) = outcome.refused
+    assert work.prompt.id == PROMPTS[3].id
+    assert reason == "the engine failed at a response: a log-probability is not finite, 3 times"
+    assert Counter(r.prompt.id for r in rollouts(outcome)) == {
+        p.id: 2 for p in PROMPTS if p is not PROMPTS[3]
+    }
+    assert all(math.isfinite(sum(rollout.logprobs)) for rollout in rollouts(outcome))
 
 
 def test_a_version_that_no_trainer_has_sent_is_its_servers_fault(http):

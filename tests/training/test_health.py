@@ -174,7 +174,7 @@ def test_a_single_token_far_apart_fails_a_float32_job_whatever_the_mean():
             "spec.health.logprobOutliers",
         )
     assert (
-        "more than 1 nat at 1 tokens in step 7, a share of 0.0026 of those compared, by 19.1 at most"
+        "more than 1 nat at 1 tokens in step 7, a share of 0.0026 of those compared (by 19.1 at most)"
         in breach.message
     )
     assert judge(Health(), {}, {"loss": 1.0, **FAR}, 7, begun=True, outliers=1).breach is None

@@ -174,7 +174,7 @@ def test_refusals_in_one_line(status: int, message: str, said: str, again: bool)
 def test_what_is_submitted_is_what_was_written() -> None:
     said = (
         "spec.trainer.backoffLimit=3",  # its default
-        "spec.generator.engineArguments={hf-overrides: {a: null, b: [1, {c: x}]}}",
+        "spec.generator.engineArguments={compilation-config: {a: null, b: [1, {c: x}]}}",
         "metadata.labels={team: red}",
     )
     written = document(*said)

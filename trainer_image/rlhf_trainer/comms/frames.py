@@ -103,6 +103,10 @@ class RequestFailed(Exception):
         self.code = code
 
 
+class NotFinite(ValueError):
+    """A log-probability is NaN or infinite: the engine's arithmetic failed at this response, and its server lives."""
+
+
 class _Error(BaseModel):
     code: int
     message: str
@@ -202,7 +206,7 @@ def _frame(index: int, kind: Kind, version: int, count: int, payload: bytes) -> 
         if ids and (lowest := min(_little(ids))) < 0:
             raise ValueError(f"{lowest} is not a token id")
     if not math.isfinite(sum(_little(logprobs))):
-        raise ValueError("a log-probability is not finite")
+        raise NotFinite("a log-probability is not finite")
     if logprobs and (highest := max(logprobs)) > ROUNDING:
         raise ValueError(f"{highest:g} is not a log-probability: it is above 0")
     if counts and (min(_little(counts)) < 0 or max(counts) > MOST_KEPT or sum(counts) != len(kept)):

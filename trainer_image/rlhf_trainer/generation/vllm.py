@@ -9,9 +9,9 @@ from contextlib import aclosing
 from rlhf_api.run import Member
 from rlhf_api.spec import Sampling
 
-from ..comms.frames import GENERATE, Asked, Frame, FrameReader, Kind, RequestFailed
+from ..comms.frames import GENERATE, Asked, Frame, FrameReader, Kind, NotFinite, RequestFailed
 from ..comms.http import HttpClient, HttpError
-from ..comms.outcomes import Interrupted, Refused
+from ..comms.outcomes import Failed, Interrupted, Refused
 from ..data.stop_strings import StopStrings
 from .work import Response, Work
 
@@ -135,6 +135,8 @@ class VllmClient:
             if failed.status in REFUSING_CODES:
                 raise Refused(f"HTTP {failed.status}: {failed.body}") from None
             raise failed from None
+        except NotFinite as error:
+            raise Failed(f"the engine failed at a response: {error}") from None
         except (ValueError, IndexError) as error:
             raise ValueError(f"the reply to prompt {prompt_id} is malformed: {error}") from error
 
