@@ -239,6 +239,17 @@ def test_metrics_say_what_they_are_called():
     assert all(math.isfinite(value) for value in found.values())
 
 
+def test_the_reward_metrics_of_the_largest_scores_are_finite():
+    """Their sum is no float32."""
+    scores = [3.3e38, 3.3e38, -3.3e38, 3.3e38]
+    columns = Columns(Sequences.pack([((1,), (2,))] * 4)).with_rows(
+        scores=torch.tensor(scores), finished=torch.ones(4)
+    )
+    found = step_metrics(columns)
+    assert found["reward_mean"] == pytest.approx(statistics.fmean(scores))
+    assert found["reward_std"] == pytest.approx(statistics.pstdev(scores))
+
+
 def test_metrics_of_a_single_token_are_finite():
     made = experience(PPO(), pairs=[((1,), (2,))], scores=[1.0])
     assert made["advantages"].tolist() == [0.0]

@@ -26,6 +26,7 @@ from rlhf_trainer.scoring.rewards import (
     forward_scores,
     texts,
     texts_of_tokens,
+    to_float32,
 )
 
 TOKENIZER = byte_tokenizer()
@@ -68,12 +69,24 @@ def one_for_all(prompts, responses, rows): return [1.0]
 def by_place(_p, responses, _r): return {i: 0.5 for i in range(len(responses))}
 def once_each(_p, responses, _r): return {len(response) / 2 for response in responses}
 def raw(_p, responses, _r): return bytes(len(responses))
+def raw_to_change(_p, responses, _r): return bytearray(len(responses))
+def a_view(_p, responses, _r): return memoryview(bytes(len(responses)))
+def masked(_p, responses, _r): return np.ma.array([5.0] * len(responses), mask=[r == "b" for r in responses])
+def masked_one(_p, responses, _r): return [np.ma.masked if r == "b" else 1.0 for r in responses]
 def nothing(*_): return None
 def a_float(*_): return 0.5
 def nan(_p, responses, _r): return [float("nan") if r == "b" else 0.0 for r in responses]
 def infinite(_p, responses, _r): return [float("inf") if r == "b" else 0.0 for r in responses]
 def huge(_p, responses, _r): return [10**400 if r == "b" else 0 for r in responses]
 def above_float32(_p, responses, _r): return [-1e39 if r == "b" else 0.0 for r in responses]
+class Denying(float):
+    def __abs__(self): return 0.0
+    def __lt__(self, other): return True
+    def __gt__(self, other): return False
+    def __repr__(self): return "0.0"
+def denied_nan(_p, responses, _r): return [Denying("nan") if r == "b" else 0.0 for r in responses]
+def denied_size(_p, responses, _r): return [Denying(-1e39) if r == "b" else 0.0 for r in responses]
+def large(_p, responses, _r): return [3.3e38 for _ in responses]
 def texts(_p, responses, _r): return ["1" for _ in responses]
 def one_text(*_): return "11"
 def a_tensor(_p, responses, _r): return __import__("torch").tensor([len(each) / 2 for each in responses])
@@ -199,7 +212,7 @@ def score(folder, wait, monkeypatch):
 def test_functions_see_texts_and_rows_and_are_weighted(score):
     scores, report = score(("lengths", 2.0), ("grades", -1.0))
     assert scores.tolist() == [14.0, 1.0, 26.0, 1.0]
-    assert scores.dtype == torch.float32
+    assert to_float32(scores).dtype == torch.float32
     assert report.failures == {}
     assert {name: part.total for name, part in report.parts.items()} == {"lengths": 24.0, "grades": 6.0}
     assert all(part.seconds > 0 and part.failed == 0 for part in report.parts.values())
@@ -217,6 +230,12 @@ def test_functions_see_texts_and_rows_and_are_weighted(score):
         ("by_place", "returned a dict, not a list"),
         ("once_each", "returned a set, not a list"),
         ("raw", "returned a bytes, not a list"),
+        ("raw_to_change", "returned a bytearray, not a list"),
+        ("a_view", "returned a memoryview, not a list"),
+        ("masked", "finite numbers; got a masked entry for 'b'"),
+        ("masked_one", "finite numbers; got a masked entry for 'b'"),
+        ("denied_nan", "finite numbers; got NaN for 'b'"),
+        ("denied_size", r"must not exceed 3\.4e\+38; got -1e\+39 for 'b'"),
         ("nan", "scores must be finite numbers; got NaN for '(b|yz)'"),
         ("infinite", "finite numbers; got Infinity for '(b|yz)'"),
         ("huge", r"scores must not exceed 3\.4e\+38; got 1000"),
@@ -234,6 +253,17 @@ def test_what_functions_get_wrong_is_said_with_the_field(score, name, message):
     with pytest.raises(InvalidJob, match=message) as caught:
         score((name, 1.0))
     assert [problem.where for problem in caught.value.problems] == [WHERE]
+
+
+def test_large_scores_are_added_without_overflow_and_a_total_that_is_too_large_is_refused(score):
+    """3.3e38 is a float32, and 3 x 3.3e38 is none."""
+    totals, _ = score(("large", 3.0), ("large", -2.0))
+    assert to_float32(totals).tolist() == pytest.approx([3.3e38] * 4)
+    totals, _ = score(("large", -3.0))
+    with pytest.raises(
+        InvalidJob, match=r"^spec\.reward: .* not exceed 3\.4e\+38; got -9\.9e\+38; lower the weights"
+    ):
+        to_float32(totals)
 
 
 @pytest.mark.parametrize("name", ["a_tensor", "arrays"])

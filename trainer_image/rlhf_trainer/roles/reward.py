@@ -19,7 +19,7 @@ from ..models.loading import check_served, load_frozen, load_job_tokenizer, on_d
 from ..process import run_role
 from ..scoring import kinds, process_groups
 from ..scoring.messages import SCORE_ROUTE, rows_of, unpack
-from ..scoring.rewards import ModelScore, ModelScorer, Rewards, TokenScorer, forward_scores
+from ..scoring.rewards import ModelScore, ModelScorer, Rewards, TokenScorer, forward_scores, to_float32
 from ..scoring.server import application, no_trouble, serve
 from ..settings import longest
 
@@ -91,11 +91,11 @@ def run(env: ProcessEnv) -> None:
         sequences, rows = unpack(message), rows_of(message)
         if judge is not None and message[1].get("judge"):
             scores, report = loop.run(judge.score(sequences, rows))
-            return {"scores": scores}, report.model_dump(mode="json")
+            return {"scores": to_float32(scores)}, report.model_dump(mode="json")
         total, report = loop.run(rewards.score(sequences, rows))
         name = "token_scores" if section.fine_grained else "scores"
         scores = scaled_scores(total, bias=section.bias, scale=section.scale, clip=section.clip)
-        return {name: scores}, report.model_dump(mode="json")
+        return {name: to_float32(scores)}, report.model_dump(mode="json")
 
     trouble = engine.trouble if engine else no_trouble
     app = application(SCORE_ROUTE, answer, env.token, trouble, deadline=section.timeout_seconds)

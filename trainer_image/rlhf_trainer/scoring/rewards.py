@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.rows import PromptRow
 
 from ..batches import sequence_scores, token_scores
@@ -22,7 +23,7 @@ from ..data.text import continued_text, token_texts
 from ..models.inference import Forward, infer
 from ..records import Sequences
 from .messages import PartReport, ScoreReport
-from .samples import Failure, Result, Sample, Scorer, score_all
+from .samples import LARGEST_SCORE, Failure, Result, Sample, Scorer, score_all
 
 MODEL = "model"
 """The reward model's name in the metrics."""
@@ -121,7 +122,7 @@ class Rewards:
     async def score(
         self, sequences: Sequences, rows: Sequence[Mapping[str, Any]]
     ) -> tuple[Tensor, ScoreReport]:
-        """Scores in units of reward, float32 [N], or [A] with `fine_grained`; NaN for responses without a score, whose
+        """Scores in units of reward, float64 [N], or [A] with `fine_grained`; NaN for responses without a score, whose
         reasons are in the report. Raises InvalidJob if the job itself is at fault."""
         prompts, responses = texts(sequences, self.tokenizer, self.stop)
         tokens: Sequence[list[str] | None] = [None] * len(sequences)
@@ -134,7 +135,9 @@ class Rewards:
         found = await asyncio.gather(*calls)
 
         weights = [f.weight for f in self.functions] + ([self.model[0]] if self.model is not None else [])
-        total = torch.stack([weight * scores for weight, (scores, _, _) in zip(weights, found, strict=True)])
+        total = torch.stack(
+            [weight * scores.double() for weight, (scores, _, _) in zip(weights, found, strict=True)]
+        )
         failures: dict[int, str] = {}
         for _, _, why in found:
             failures |= why
@@ -166,6 +169,16 @@ class Rewards:
 
 
 _Scored = tuple[Tensor, dict[str, PartReport], dict[int, str]]
+
+
+def to_float32(totals: Tensor) -> Tensor:
+    """Totals float64, NaN for responses without a score, as float32, same shape. Raises InvalidJob for one that is too
+    large, which would be infinite there."""
+    if bool((totals.abs() > LARGEST_SCORE).any()):
+        largest = float(totals[totals.abs().nan_to_num(0.0).argmax()])
+        message = f"the total of a response must not exceed {LARGEST_SCORE:.2g}; got {largest:.3g}; lower the weights"
+        raise InvalidJob([Problem("spec.reward", f"{message} or scale, or set clip")])
+    return totals.float()
 
 
 def _whole(result: Result) -> float:

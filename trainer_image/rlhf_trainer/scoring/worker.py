@@ -26,7 +26,7 @@ from .samples import LARGEST_SCORE
 FINE_GRAINED = "rewards of tokens need spec.reward.fineGrained: true"
 FIRST_TO_KILL = "1000"
 """`oom_score_adj` of a worker: out of memory, the kernel kills a worker and not the server."""
-NO_SCORES = (str, bytes, Mapping, Set)
+NO_SCORES = (str, bytes, bytearray, memoryview, Mapping, Set)
 """Iterables that hold no scores."""
 
 
@@ -128,13 +128,23 @@ def _tokens_parameter(function: Function) -> inspect.Parameter | None:
 
 
 def _finite(score: Any, response: str) -> float:
+    """The number itself, of no subclass, whose methods might deny what it is. Raises _Unfit for anything else."""
+    if bool(getattr(score, "mask", False)):  # NumPy's masked entry, whose item is 0
+        raise _Unfit(f"scores must be finite numbers; got a masked entry for {show(response)}")
     value = score.item() if getattr(score, "ndim", None) == 0 else score  # of NumPy's arrays and of torch's
-    size: Any = abs(value) if isinstance(value, Real) else math.nan
-    if not size < math.inf:  # NaN is not less
+    try:
+        number = float(value) if isinstance(value, Real) else math.nan
+    except OverflowError:  # of an integer
+        raise _Unfit(_too_large(value, response)) from None
+    if not math.isfinite(number):
         raise _Unfit(f"scores must be finite numbers; got {show(value)} for {show(response)}")
-    if size > LARGEST_SCORE:
-        raise _Unfit(f"scores must not exceed {LARGEST_SCORE:.2g}; got {show(value)} for {show(response)}")
-    return float(value)
+    if abs(number) > LARGEST_SCORE:
+        raise _Unfit(_too_large(value, response))
+    return number
+
+
+def _too_large(value: Any, response: str) -> str:
+    return f"scores must not exceed {LARGEST_SCORE:.2g}; got {show(value)} for {show(response)}"
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ def step_metrics(columns: Columns, compared: Tensor | None = None) -> dict[str, 
     `compared`, bool [A], whose log-probabilities both computed with the same weights."""
     found: dict[str, float] = {}
     if "scores" in columns:
-        scores = columns["scores"]
+        scores = columns["scores"].double()  # the sum of large float32 scores may be infinite
         found |= {"reward_mean": float(scores.mean()), "reward_std": float(scores.std(correction=0))}
     if "logprobs" in columns and "reference_logprobs" in columns:
         found["kl_mean"] = float(token_kl(columns["logprobs"], columns["reference_logprobs"]).mean())
