@@ -1,13 +1,33 @@
-"""Grades a response that is the body of a function: exit code 0 where the row's tests pass.
+"""Grades a response that is the body of a function: exit code 0 if the row's tests pass.
 
-Runs in the sandbox: the response comes on stdin, the dataset's row is row.json.
+The tests run here. The function runs in the candidate's sandbox, which sees neither row nor tests: it reads calls from
+this program's stdout, and its replies are this program's stdin. Whatever it does, it can only reply with values, and
+the tests compare them.
 """
 
 import json
-import sys
 from pathlib import Path
+from typing import Any
+
+CANDIDATE = """
+import json, os
+
+replies = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)  # what the response prints is no reply
+names = {{}}
+exec({code!r}, names)
+while True:
+    print(json.dumps(names[{function!r}](*json.loads(input()))), file=replies, flush=True)
+"""
+
+
+def call(*arguments: Any) -> Any:
+    """The function's result, as JSON has it: a tuple is a list. Raises EOFError if the candidate has ended."""
+    print(json.dumps(arguments), flush=True)
+    return json.loads(input())
+
 
 row = json.loads(Path("row.json").read_text())
-names: dict[str, object] = {}
-exec(row["prompt"] + sys.stdin.read(), names)
-exec(row["tests"], names)
+code = row["prompt"] + Path("response.txt").read_text()
+print(repr(CANDIDATE.format(code=code, function=row["function"])), flush=True)
+exec(row["tests"], {row["function"]: call})

@@ -8,6 +8,9 @@ from pydantic import Field, model_validator
 from .base import Frozen, HttpUrl, ImportPath, NonNegativeFloat, Positive, RewardName, Variable
 from .roles import ModelServerSpec
 
+LARGEST_SCORE = 3.4028234663852886e38
+"""The largest float32, in which scores reach the trainer: what is larger would be infinite there."""
+
 RESERVED_HEADERS = (
     "accept-encoding",
     "connection",
@@ -20,16 +23,18 @@ RESERVED_HEADERS = (
 
 
 class RewardProgram(Frozen):
-    """A command that reads a response on stdin, in a sandbox without network; exit code 0 scores 1, any other 0."""
+    """A command that reads a response on stdin, in a sandbox without network; exit code 0 scores 1, any other
+    `failureScore`."""
 
     command: tuple[str, ...] = Field(min_length=1, max_length=64)
     """The program and its arguments. It sees the job's directory as `/job`, and the dataset's row as `row.json`."""
+    candidate: tuple[str, ...] | None = Field(None, min_length=1, max_length=64)
+    """Command of a second sandbox, which sees neither row nor job: what executes responses belongs here. Its stdin is
+    the program's stdout and its stdout the program's stdin; the response is in the program's `response.txt`."""
     memory_megabytes: Positive = 512
-    """Address space limit of each of its processes, of which there may be 32."""
+    """Address space limit of each process, of which a sandbox may have 32."""
     cpu_seconds: Positive = 10
-    """CPU time limit of each of its processes; exceeding it is the response's fault, exceeding `timeoutSeconds`
-    otherwise a failure.
-    """
+    """CPU time limit of each process."""
 
 
 class RewardKind(Frozen):
@@ -71,6 +76,9 @@ class RewardFunction(RewardKind):
     """Headers of each request to `url`, such as Authorization: for each, the environment variable of the reward role
     that holds its value, which no manifest or log contains."""
     weight: float = 1.0
+    failure_score: float = Field(0.0, ge=-LARGEST_SCORE, le=LARGEST_SCORE)
+    """Score of a response whose program ends with another exit code than 0, exceeds a limit or takes too long, or for
+    which a function computes for too long. What is not the response's doing has no score."""
     timeout_seconds: Positive = 30
     """Timeout of one call. A failed call of a function for several responses is repeated for each one alone."""
     retries: int = Field(2, ge=0, le=100)
@@ -82,6 +90,14 @@ class RewardFunction(RewardKind):
     def _has_a_name(self) -> Self:
         if self.function is None and self.name is None:
             raise ValueError("needs a name, under which the metrics list its scores")
+        return self
+
+    @model_validator(mode="after")
+    def _scores_failures_of_its_own(self) -> Self:
+        if self.failure_score and self.url is not None:
+            raise ValueError(
+                "failureScore applies only to function and program; a url scores every response itself"
+            )
         return self
 
     @model_validator(mode="after")

@@ -110,6 +110,17 @@ BAD = [
         *("spec.reward.functions[0]", "Content-Type is set by the request itself"),
     ),
     ("spec.reward.functions=[{url: 'http://h'}]", "spec.reward.functions[0]", "needs a name"),
+    (
+        "spec.reward.functions=[{name: n, url: 'http://h', failureScore: -1}]",
+        *(
+            "spec.reward.functions[0]",
+            "failureScore applies only to function and program; a url scores every",
+        ),
+    ),
+    (
+        "spec.reward.functions[0].failureScore=1e39",
+        *("spec.reward.functions[0].failureScore", "must be less than or equal to 34028234663852886"),
+    ),
     ("spec.reward.functions=[{name: n, url: 'http://u:p@h'}]", "spec.reward.functions[0].url", "no user"),
     (
         "spec.reward.functions=[{function: 'a:b'}, {function: 'c:b'}]",

@@ -56,7 +56,9 @@ def of_a_program() -> None:
     command = ["sh", "-c", "sleep 3600 & setsid sleep 3600"]
     program = Program(WHERE, command, memory_megabytes=512, cpu_seconds=5, concurrency=1, timeout=5.0)
     adopt_orphans()
-    assert asyncio.run(program.score([Sample("", "", {})])) == [Failure("the program ran longer than 5 s")]
+    assert asyncio.run(program.score([Sample("", "", {})])) == [
+        Failure("the program ran longer than 5 s, and no other ended in time")
+    ]
     assert psutil.Process().children(recursive=True) == []
 
 

@@ -1,6 +1,7 @@
 """Scores of functions in processes of their own, of models, and of both."""
 
 import asyncio
+import itertools
 import re
 import threading
 import time
@@ -17,7 +18,7 @@ from rlhf_trainer.imports import import_function
 from rlhf_trainer.models.create import create_tokenizer
 from rlhf_trainer.models.load import positions_of
 from rlhf_trainer.records import Sequences
-from rlhf_trainer.scoring import samples
+from rlhf_trainer.scoring import function_pool, samples
 from rlhf_trainer.scoring.function_pool import FunctionPool
 from rlhf_trainer.scoring.rewards import (
     Function,
@@ -28,6 +29,7 @@ from rlhf_trainer.scoring.rewards import (
     texts_of_tokens,
     to_float32,
 )
+from rlhf_trainer.scoring.usage import Usage
 
 TOKENIZER = byte_tokenizer()
 EOS = TOKENIZER.eos_token_id
@@ -135,6 +137,7 @@ def hangs_alone(_prompts, responses, _rows):
 
 
 hangs = ends(lambda: time.sleep(3600))
+hangs_always = lambda *_: time.sleep(3600)
 exits = ends(lambda: os._exit(3))
 crashes = ends(lambda: ctypes.string_at(0))
 is_killed = ends(lambda: os.kill(os.getpid(), 9))
@@ -196,13 +199,26 @@ def score(folder, wait, monkeypatch):
     monkeypatch.chdir(folder)
     monkeypatch.setattr("rlhf_trainer.scoring.samples.PAUSE_SECONDS", 0.01)
 
-    async def function(name: str, weight: float, timeout: float, retries: int) -> Function:
-        pool = FunctionPool(WHERE, f"functions_of_this_test:{name}", concurrency=2, timeout=timeout)
+    async def function(
+        name: str, weight: float, timeout: float, retries: int, failure_score: float
+    ) -> Function:
+        path = f"functions_of_this_test:{name}"
+        pool = FunctionPool(WHERE, path, concurrency=2, timeout=timeout, failure_score=failure_score)
         await pool.start()
         return Function(name, weight, retries, pool)
 
-    def scored(*entries, model=None, timeout=60.0, seconds=100.0, retries=0, rows=ROWS, times=1, fine=False):
-        found = [wait(function(*entry, timeout, retries)) for entry in entries]
+    def scored(
+        *entries,
+        model=None,
+        timeout=60.0,
+        seconds=100.0,
+        retries=0,
+        rows=ROWS,
+        times=1,
+        fine=False,
+        failure_score=0.0,
+    ):
+        found = [wait(function(*entry, timeout, retries, failure_score)) for entry in entries]
         rewards = Rewards(TOKENIZER, seconds, found, model, fine_grained=fine)
         return [wait(rewards.score(SEQUENCES, rows)) for _ in range(times)][-1]
 
@@ -383,6 +399,23 @@ def test_a_function_that_hangs_is_ended(score):
     scores, report = score(("hangs", 1.0), timeout=5.0)
     assert scores[[0, 2, 3]].tolist() == [1.0, 1.0, 1.0]
     assert report.failures == {1: "hangs: the function took longer than 5 s"}
+
+
+def test_a_response_that_a_function_computes_on_until_its_timeout_has_a_score(score, monkeypatch):
+    """The others end in time, so it is not the function; a retry would take as long."""
+    computed = itertools.count(0, 60)
+    monkeypatch.setattr(function_pool, "usage", lambda _: Usage(computed=next(computed)))
+    scores, report = score(("hangs", 1.0), timeout=5.0, failure_score=-2.0, retries=1)
+    assert scores.tolist() == [1.0, -2.0, 1.0, 1.0]
+    assert report.failures == {}
+
+
+def test_a_function_that_computes_too_long_for_every_response_gives_no_score(score, monkeypatch):
+    computed = itertools.count(0, 60)
+    monkeypatch.setattr(function_pool, "usage", lambda _: Usage(computed=next(computed)))
+    scores, report = score(("hangs_always", 1.0), timeout=1.0, failure_score=-2.0)
+    assert scores.isnan().all()
+    assert set(report.failures.values()) == {"hangs_always: the function took longer than 1 s"}
 
 
 def test_what_a_hanging_function_started_is_ended_with_it(score, tmp_path):

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -13,6 +14,8 @@ from rlhf_api.rewards import RewardFunction
 
 from . import process_groups
 from .samples import CallFailure, Failure, Result, Sample, even_calls, failed
+from .timeouts import Timeouts
+from .usage import usage
 
 START_SECONDS = 300.0
 """Deadline of a worker process to import the function, seconds."""
@@ -24,7 +27,11 @@ async def start(where: str, entry: RewardFunction) -> "FunctionPool":
     """The pool of `entry.function`, imported in a first process. Raises InvalidJob where it cannot be imported."""
     assert entry.function is not None, "an entry of this kind"
     pool = FunctionPool(
-        f"{where}.function", entry.function, concurrency=entry.concurrency, timeout=entry.timeout_seconds
+        f"{where}.function",
+        entry.function,
+        failure_score=entry.failure_score,
+        concurrency=entry.concurrency,
+        timeout=entry.timeout_seconds,
     )
     await pool.start()
     return pool
@@ -34,11 +41,16 @@ class FunctionPool:
     """Up to `concurrency` worker processes of a function, started on demand. Implements `Scorer`.
 
     A call that exceeds its timeout kills its process and that process's children; the next call starts another. Where a
-    call for several responses fails, each of them has a CallFailure, so that the others get their scores.
+    call for several responses fails, each of them has a CallFailure, so that the others get their scores. A response
+    for which the function computes until its timeout scores `failure_score`, if others end in time (`Timeouts`); one
+    for which it waits, for a service or for a CPU, has no score.
     """
 
-    def __init__(self, where: str, path: str, *, concurrency: int, timeout: float) -> None:
+    def __init__(
+        self, where: str, path: str, *, concurrency: int, timeout: float, failure_score: float = 0.0
+    ) -> None:
         self.concurrency = concurrency
+        self._failure_score, self._timeouts = failure_score, Timeouts()
         self._where, self._path, self._timeout = where, path, timeout
         self._idle: list[_Worker] = []
 
@@ -67,11 +79,16 @@ class FunctionPool:
             worker = await self._free()
         except _Ended as error:
             return failed(str(error))
+        began = time.monotonic()
         try:
             tokens = None if samples[0].tokens is None else [s.tokens for s in samples]
             texts = [[s.prompt for s in samples], [s.response for s in samples]]
             message = [*texts, [s.row for s in samples], tokens]
             reply = await worker.ask(message, self._timeout)
+        except _TimedOut as error:
+            if len(samples) == 1 and error.computing and self._timeouts.is_of_response(began):
+                return [self._failure_score]
+            return failed(str(error))
         except _Ended as error:
             return failed(str(error))
         finally:
@@ -80,6 +97,7 @@ class FunctionPool:
             else:
                 self._idle.append(worker)
         self._raise_if_invalid(reply)
+        self._timeouts.record_end()
         scores = reply.get("scores")
         if isinstance(scores, list) and len(scores) == len(samples):
             return scores
@@ -112,6 +130,14 @@ class _Ended(Exception):
     """The process ended, or was killed, before it replied."""
 
 
+class _TimedOut(_Ended):
+    """The process took too long; `computing`: it used a CPU for at least half of the second half of its time."""
+
+    def __init__(self, reason: str, *, computing: bool) -> None:
+        super().__init__(reason)
+        self.computing = computing
+
+
 class _Worker:
     """One process; `asking` while a reply is pending."""
 
@@ -133,27 +159,37 @@ class _Worker:
         )
 
     async def ask(self, message: Any, seconds: float) -> dict[str, Any]:
-        """Sends a message (None: nothing) and waits for the reply. Raises _Ended on timeout."""
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None
-        assert stdout is not None
+        """Sends a message (None: nothing) and waits for the reply. Raises _Ended, on timeout _TimedOut."""
         self.asking = True
+        exchange = asyncio.ensure_future(self._exchange(message))
         try:
-            async with asyncio.timeout(seconds):
-                if message is not None:
-                    stdin.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
-                    await stdin.drain()
-                line = await stdout.readline()
-                if not line.endswith(b"\n"):
-                    raise _Ended(f"the function's process {_how(await self._process.wait())}")
-        except TimeoutError:
-            raise _Ended(f"the function took longer than {seconds:g} s") from None
+            if not (await asyncio.wait([exchange], timeout=seconds / 2))[0]:
+                before = usage([self._process.pid]).computed
+                if not (await asyncio.wait([exchange], timeout=seconds / 2))[0]:
+                    computing = usage([self._process.pid]).computed - before >= seconds / 4
+                    raise _TimedOut(f"the function took longer than {seconds:g} s", computing=computing)
+            line = exchange.result()
         except (OSError, ValueError) as error:  # a broken pipe, or a line that is too long
             raise _Ended(f"the function's process cannot be asked: {error}") from None
+        finally:
+            exchange.cancel()
         reply = json.loads(line)
         assert isinstance(reply, dict), "our own worker writes objects"
         self.asking = False
         return reply
+
+    async def _exchange(self, message: Any) -> bytes:
+        """The reply's line. Raises _Ended where the process ends before it."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        if message is not None:
+            stdin.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+            await stdin.drain()
+        line = await stdout.readline()
+        if not line.endswith(b"\n"):
+            raise _Ended(f"the function's process {_how(await self._process.wait())}")
+        return line
 
     @property
     def lives(self) -> bool:

@@ -1,36 +1,31 @@
-"""Rewards from a program's exit code, in a kernel sandbox: bubblewrap's namespaces and resource limits."""
+"""Rewards from a program's exit code, in a sandbox; responses may be executed in another one, under its questions."""
 
 import asyncio
-import json
 import os
 import shutil
-import signal
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from rlhf_api import strict_json
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.rewards import RewardFunction
 
-from . import process_groups
-from .samples import Failure, Result, Sample, failed
+from .samples import Result, Sample, failed
+from .sandbox import JOB, TOOLS, Exit, Limits, Sandbox, is_root
+from .timeouts import Timeouts
+from .usage import Usage, out_of_memory_kills, usage
 
-TOOLS = {"bwrap": "bubblewrap 0.8 or newer", "prlimit": "util-linux", "choom": "util-linux"}
-SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "opt")
-"""Directories of the root visible to a program, read-only, if they exist; no home, no volumes, no /proc."""
-JOB, WORK, ROW = "/job", "/tmp", "/tmp/row.json"
-"""Paths in the sandbox: the job's directory, read-only; the program's working directory, empty except for the dataset's
-row.
-"""
-NOBODY = 65534
-"""User of programs if the role runs as root, for whom the kernel does not enforce the process limit."""
-PATH = "/usr/local/bin:/usr/bin:/bin"
-PROCESSES, FILES = 32, 256
-FILE_BYTES, WORK_BYTES = 16 << 20, 64 << 20
-"""Limits: processes, open files; bytes of one file, and of all in the working directory."""
-QUOTED = 300
+ROW, RESPONSE = "row.json", "response.txt"
+"""Files in a program's working directory: the dataset's row, and the response, which is also its stdin."""
 START_SECONDS = 30
+LOOK_SECONDS = 1.0
+"""Interval of the looks at a running program's usage; asleep for half of it, the program does not count among those
+that run at once. A tenth of a shorter timeout."""
+SLEEPING = 8
+"""Programs in all, those asleep included, for each that may run at once."""
 
 
 async def start(where: str, entry: RewardFunction) -> "Program":
@@ -40,40 +35,43 @@ async def start(where: str, entry: RewardFunction) -> "Program":
     program = Program(
         f"{where}.program",
         section.command,
+        section.candidate,
         memory_megabytes=section.memory_megabytes,
         cpu_seconds=section.cpu_seconds,
         concurrency=entry.concurrency,
         timeout=entry.timeout_seconds,
+        failure_score=entry.failure_score,
     )
     await program.start()
     return program
 
 
 class Program:
-    """Runs a command for each response, given on stdin: exit code 0 scores 1, any other 0.
+    """Runs a command for each response: exit code 0 scores 1. Implements `Scorer`.
 
-    The sandbox has no network, no other processes, no credentials, an empty working directory of WORK_BYTES, and limits
-    of memory (per process), CPU time, processes and file sizes. Exceeding those is the response's fault and gives a
-    non-zero exit code. A wall-clock timeout or a failure to create the sandbox is a `Failure`. Implements `Scorer`.
+    All else that the response can bring about scores `failure_score`: any other exit code, a signal, a limit of the
+    sandbox, and running too long. No score (`Failure`) is what it cannot: a sandbox that could not be made or was
+    ended, a kill for lack of memory, and a timeout that all responses share (`Timeouts`). Time in which the program
+    waits for a CPU does not count.
     """
 
     def __init__(
         self,
         where: str,
         command: Sequence[str],
+        candidate: Sequence[str] | None = None,
         *,
         memory_megabytes: int,
         cpu_seconds: int,
         concurrency: int,
         timeout: float,
+        failure_score: float = 0.0,
     ) -> None:
-        self.concurrency = concurrency
-        self._where, self._command, self._timeout = where, tuple(command), timeout
-        memory, cpu = memory_megabytes << 20, f"{cpu_seconds}:{cpu_seconds + 1}"
-        self._limits = (
-            *("prlimit", f"--as={memory}", f"--cpu={cpu}", f"--fsize={FILE_BYTES}", f"--nofile={FILES}"),
-            *(f"--nproc={PROCESSES}", "--core=0", "--"),
-        )
+        self.concurrency = SLEEPING * concurrency
+        self._where, self._command, self._candidate = where, command, candidate
+        self._limits, self._timeout = Limits(memory_megabytes, cpu_seconds), timeout
+        self._failure_score, self._timeouts = failure_score, Timeouts()
+        self._turns = asyncio.Semaphore(concurrency)
 
     def size(self, count: int) -> int:  # noqa: ARG002
         """One response per call."""
@@ -81,111 +79,141 @@ class Program:
 
     async def start(self) -> None:
         """Tests the sandbox. Raises InvalidJob if it cannot be created, or the program is not in it."""
-        if missing := [
-            f"{tool} (of {package})" for tool, package in TOOLS.items() if shutil.which(tool) is None
-        ]:
+        missing = [f"{tool} (of {package})" for tool, package in TOOLS.items() if shutil.which(tool) is None]
+        if missing:
             self._refuse(f"needs a sandbox, and its tools are missing: install {', '.join(missing)}")
-        check = ("/bin/sh", "-c", 'command -v "$0" >/dev/null', self._command[0])
-        found = await self._run(check, Sample("", "", {}), START_SECONDS)
-        if isinstance(found, Failure):
-            self._refuse(
-                f"needs a sandbox, and none can be made here: {found.reason}; allow user namespaces to this user (in a "
-                "pod: spec.reward.pods.template with a seccompProfile that lets it unshare (docs/rewards.md)), or use "
-                "a service"
-            )
-        if found != 0:
-            self._refuse(
-                f"{self._command[0]!r} is not a program in the sandbox, where the job's directory is {JOB}"
-            )
+        await self._check("command", self._command[0], sees_job=True)
+        if self._candidate is not None:
+            await self._check("candidate", self._candidate[0], sees_job=False)
 
     async def score(self, samples: Sequence[Sample]) -> list[Result]:
         return [await self._score(sample) for sample in samples]
 
     async def _score(self, sample: Sample) -> Result:
-        code = await self._run(self._command, sample, self._timeout)
-        return code if isinstance(code, Failure) else float(code == 0)
-
-    async def _run(self, command: Sequence[str], sample: Sample, seconds: float) -> int | Failure:
-        """Exit code of a command in the sandbox; 128 plus the signal that ended it."""
-        status, told = os.pipe()
-        os.set_blocking(status, False)
+        turn = _Turn(self._turns)
+        await turn.take()
         try:
-            with tempfile.TemporaryDirectory() as folder:
-                row = Path(folder, "row.json")
-                row.write_text(strict_json.dumps(sample.row), encoding="utf-8")
-                if _root():  # NOBODY has to be able to read it
-                    Path(folder).chmod(0o755)
-                    row.chmod(0o644)
-                return await self._bounded(command, sample, seconds, row, status, told)
-        except (OSError, TimeoutError) as error:
+            with _files(sample) as files:
+                return await self._run(files, turn)
+        except OSError as error:
             return failed(str(error) or type(error).__name__)
         finally:
-            os.close(status)
-            os.close(told)
+            turn.give_back()
 
-    async def _bounded(
-        self, command: Sequence[str], sample: Sample, seconds: float, row: Path, status: int, told: int
-    ) -> int | Failure:
-        """Runs the program as `_run` does; bubblewrap writes its status to the pipe `told`, which is read at `status`.
-        Raises TimeoutError."""
-        nobody = NOBODY if _root() else None
-        with tempfile.TemporaryFile() as errors:
-            process = await asyncio.create_subprocess_exec(
-                *("choom", "-n", "1000", "--"),  # the OOM killer takes this process and not the server
-                *("bwrap", "--json-status-fd", str(told), *_view(row), "--", *self._limits, *command),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=errors,
-                pass_fds=(told,),
-                process_group=0,
-                user=nobody,
-                group=nobody,
-                extra_groups=None if nobody is None else [],
+    async def _run(self, files: Mapping[str, Path], turn: "_Turn") -> Result:
+        """Runs the program for the response in `files`. Raises OSError where it could not be started."""
+        began, kills, running, exits = time.monotonic(), out_of_memory_kills(), list[Sandbox](), list[Exit]()
+        try:
+            await self._start(files, running)
+            in_time = await self._ends(running, turn)
+        finally:
+            exits += [await sandbox.end() for sandbox in running]
+        for ended in exits:
+            if ended.error:
+                return failed(ended.error)
+        if not in_time:
+            if self._timeouts.is_of_response(began):
+                return self._failure_score
+            return failed(f"the program ran longer than {self._timeout:g} s, and no other ended in time")
+        self._timeouts.record_end()
+        if exits[0].code == 0:
+            return 1.0
+        if out_of_memory_kills() > kills:
+            return failed("the kernel killed a process for lack of memory while the program ran")
+        return self._failure_score
+
+    async def _start(self, files: Mapping[str, Path], running: list[Sandbox]) -> None:
+        """Starts the command and adds it to `running`; then the candidate, stdout of each the stdin of the other."""
+        if self._candidate is None:
+            only_row = {ROW: files[ROW]}
+            with files[RESPONSE].open("rb") as response:
+                running.append(await Sandbox.start(self._command, self._limits, only_row, stdin=response))
+            return
+        pipes = (*os.pipe(), *os.pipe())
+        asked, asks, replied, replies = pipes
+        try:
+            for command, sees, stdin, stdout in (
+                (self._command, files, replied, asks),
+                (self._candidate, None, asked, replies),
+            ):
+                sandbox = await Sandbox.start(command, self._limits, sees, stdin=stdin, stdout=stdout)
+                running.append(sandbox)
+        finally:
+            for end in pipes:
+                os.close(end)
+
+    async def _ends(self, running: Sequence[Sandbox], turn: "_Turn") -> bool:
+        """True once the command has ended, False once its time is over. Time is counted in the pauses between looks, so
+        that a role that is frozen meanwhile takes none of it."""
+        look = min(LOOK_SECONDS, self._timeout / 10)
+        pause, passed = look, 0.0
+        while not await running[0].has_ended(pause):
+            passed += pause
+            used = usage(sandbox.pid for sandbox in running)
+            left = self._timeout - spent(used, passed)
+            if left <= 0:
+                return False
+            if passed - used.waited - used.computed >= look / 2:
+                turn.give_back()
+            pause = left if turn.is_given_back else min(look, left)
+        return True
+
+    async def _check(self, field: str, program: str, *, sees_job: bool) -> None:
+        """Raises InvalidJob unless a sandbox can be made, and has the program."""
+        test = ("/bin/sh", "-c", 'command -v "$0" >/dev/null', program)
+        try:
+            sandbox = await Sandbox.start(test, self._limits, {} if sees_job else None)
+            in_time = await sandbox.has_ended(START_SECONDS)
+            ended = await sandbox.end()
+            reason = ended.error if in_time else f"it took longer than {START_SECONDS} s"
+        except (OSError, KeyError) as error:  # KeyError: a machine whose system calls are not known
+            ended, reason = Exit(), str(error) or type(error).__name__
+        if reason:
+            self._refuse(
+                f"needs a sandbox, and none can be made here: {reason}; allow user namespaces to this user (in a "
+                "pod: spec.reward.pods.template with a seccompProfile that lets it unshare (docs/rewards.md)), or use "
+                "a service"
             )
-            try:
-                async with asyncio.timeout(seconds):
-                    await process.communicate(sample.response.encode())
-            except TimeoutError:
-                raise TimeoutError(f"the program ran longer than {seconds:g} s") from None
-            finally:
-                said = _said(status)
-                inside = [said["child-pid"]] if "child-pid" in said else []
-                code = await process_groups.end(process, *inside)
-            if (exit_code := said.get("exit-code")) is None:  # bubblewrap ended before the command did
-                errors.seek(max(0, errors.seek(0, os.SEEK_END) - QUOTED))
-                why = errors.read(QUOTED).decode(errors="replace").strip()
-                return failed(f"the sandbox ended with exit code {code}: {why}")
-        if exit_code == 128 + signal.SIGKILL:
-            return failed("the program was ended by SIGKILL, maybe for lack of memory")
-        return exit_code
+        if ended.code != 0:
+            place = f"the job's directory is {JOB}" if sees_job else "the job's directory is not visible"
+            self._refuse(f"{program!r} is not a program in the {field}'s sandbox, where {place}")
 
     def _refuse(self, message: str) -> None:
         raise InvalidJob([Problem(self._where, message)])
 
 
-def _view(row: Path) -> Iterator[str]:
-    """Bubblewrap's options: mounts, and no namespace shared with the host."""
-    yield from ("--unshare-all", "--unshare-user", "--die-with-parent", "--new-session")
-    yield from ("--clearenv", "--setenv", "PATH", PATH, "--setenv", "HOME", WORK)
-    for place in (Path("/", name) for name in SYSTEM):
-        if place.is_symlink():
-            yield from ("--symlink", str(place.readlink()), str(place))
-        elif place.is_dir():
-            yield from ("--ro-bind", str(place), str(place))
-    yield from ("--dev", "/dev", "--ro-bind", str(Path.cwd()), JOB)
-    yield from ("--size", str(WORK_BYTES), "--tmpfs", WORK, "--ro-bind", str(row), ROW, "--chdir", WORK)
-    yield from ("--remount-ro", "/dev", "--remount-ro", "/")  # both are tmpfs without a size limit
+def spent(used: Usage, passed: float) -> float:
+    """Seconds of its time limit that a program has spent: those that `passed` without a wait for a CPU; at least the
+    CPU time of its processes, who may wait for each other."""
+    return max(passed - used.waited, used.computed)
 
 
-def _said(status: int) -> dict[str, int]:
-    """Status lines of bubblewrap so far, in JSON: `child-pid`, the leader of a group of its own in the sandbox, and the
-    command's `exit-code`, which is missing if it never ran."""
-    try:
-        lines = os.read(status, 1 << 16).splitlines()
-    except BlockingIOError:
-        return {}
-    return {key: value for line in lines for key, value in json.loads(line).items()}
+class _Turn:
+    """A place among the programs that run at once."""
+
+    def __init__(self, turns: asyncio.Semaphore) -> None:
+        self._turns, self.is_given_back = turns, True
+
+    async def take(self) -> None:
+        await self._turns.acquire()
+        self.is_given_back = False
+
+    def give_back(self) -> None:
+        if not self.is_given_back:
+            self.is_given_back = True
+            self._turns.release()
 
 
-def _root() -> bool:
-    return os.geteuid() == 0
+@contextmanager
+def _files(sample: Sample) -> Iterator[dict[str, Path]]:
+    """The row and the response as files, name -> file."""
+    contents = {ROW: strict_json.dumps(sample.row), RESPONSE: sample.response}
+    with tempfile.TemporaryDirectory() as folder:
+        files = {name: Path(folder, name) for name in contents}
+        for name, file in files.items():
+            file.write_bytes(contents[name].encode())
+            if is_root():  # NOBODY has to be able to read them
+                file.chmod(0o644)
+        if is_root():
+            Path(folder).chmod(0o755)
+        yield files

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.rewards import LARGEST_SCORE
 from rlhf_api.rows import PromptRow
 
 from ..batches import sequence_scores, token_scores
@@ -23,7 +24,7 @@ from ..data.text import continued_text, token_texts
 from ..models.inference import Forward, infer
 from ..records import Sequences
 from .messages import PartReport, ScoreReport
-from .samples import LARGEST_SCORE, Failure, Result, Sample, Scorer, score_all
+from .samples import Failure, Result, Sample, Scorer, score_all
 
 MODEL = "model"
 """The reward model's name in the metrics."""

@@ -10,8 +10,6 @@ PAUSE_SECONDS = 0.5
 """Backoff before the first retry of a sample, seconds; doubled for each further one, up to LONGEST_PAUSE_SECONDS."""
 LONGEST_PAUSE_SECONDS = 8.0
 REASON_LENGTH = 500
-LARGEST_SCORE = 3.4028234663852886e38
-"""The largest float32, in which scores are weighted and added up: what is larger would be infinite there."""
 
 
 @dataclass(frozen=True)

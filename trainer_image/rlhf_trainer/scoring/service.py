@@ -12,10 +12,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rlhf_api import strict_json
 from rlhf_api.problems import InvalidJob, Problem
-from rlhf_api.rewards import RewardFunction
+from rlhf_api.rewards import LARGEST_SCORE, RewardFunction
 
 from ..comms.http import retry_after
-from .samples import LARGEST_SCORE, Result, Sample, even_calls, failed
+from .samples import Result, Sample, even_calls, failed
 
 LARGEST_REPLY, LARGEST_RESULT, LARGEST_NUMBER = 16 << 10, 2 << 10, 32
 """Maximum size of a reply in bytes: base, per response, and per token that may have a score."""

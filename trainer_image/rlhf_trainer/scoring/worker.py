@@ -18,10 +18,10 @@ from typing import Any
 
 from rlhf_api.imports import described
 from rlhf_api.problems import InvalidJob, show
+from rlhf_api.rewards import LARGEST_SCORE
 
 from ..imports import Function, import_function
 from ..parent import end_with_parent
-from .samples import LARGEST_SCORE
 
 FINE_GRAINED = "rewards of tokens need spec.reward.fineGrained: true"
 FIRST_TO_KILL = "1000"

@@ -1,0 +1,163 @@
+"""Kernel sandbox of one command: bubblewrap's namespaces, a filter of system calls, and resource limits."""
+
+import asyncio
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Self
+
+from . import process_groups
+from .syscall_filter import syscall_filter
+
+TOOLS = {"bwrap": "bubblewrap 0.8 or newer", "prlimit": "util-linux", "choom": "util-linux"}
+SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "opt")
+"""Directories of the root visible to a program, read-only, if they exist; no home, no volumes, no /proc."""
+JOB, WORK = "/job", "/tmp"
+"""Paths in the sandbox: the job's directory, read-only; the program's working directory, empty except for its files."""
+NOBODY = 65534
+"""User of programs if the role runs as root, for whom the kernel does not enforce the process limit."""
+PATH = "/usr/local/bin:/usr/bin:/bin"
+PROCESSES, FILES = 32, 256
+FILE_BYTES, WORK_BYTES = 16 << 20, 64 << 20
+"""Limits: processes, open files; bytes of one file, and of all in the working directory."""
+QUOTED = 300
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of each process of a sandbox: megabytes of address space, seconds of CPU time."""
+
+    memory_megabytes: int
+    cpu_seconds: int
+
+    def command(self) -> tuple[str, ...]:
+        """The words in front of a command that set them."""
+        cpu = f"{self.cpu_seconds}:{self.cpu_seconds + 1}"
+        return (
+            *("prlimit", f"--as={self.memory_megabytes << 20}", f"--cpu={cpu}", f"--fsize={FILE_BYTES}"),
+            *(f"--nofile={FILES}", f"--nproc={PROCESSES}", "--core=0", "--"),
+        )
+
+
+@dataclass(frozen=True)
+class Exit:
+    """End of a sandbox: the command's exit code, 128 plus the signal that ended it, or None if it had not ended; and
+    `error`, the reason why the sandbox itself has failed."""
+
+    code: int | None = None
+    error: str = ""
+
+
+class Sandbox:
+    """A command that runs in a sandbox; `end` has to be awaited."""
+
+    def __init__(self, process: asyncio.subprocess.Process, status: int, errors: IO[bytes]) -> None:
+        self._process, self._status, self._errors = process, status, errors
+
+    @classmethod
+    async def start(
+        cls,
+        command: Sequence[str],
+        limits: Limits,
+        files: Mapping[str, Path] | None,
+        *,
+        stdin: int | IO[bytes] = asyncio.subprocess.DEVNULL,
+        stdout: int = asyncio.subprocess.DEVNULL,
+    ) -> Self:
+        """Starts a command; `files`: those in its working directory, name -> file, or None for a sandbox that sees
+        neither files nor the job's directory. Raises OSError."""
+        status, status_end = os.pipe()
+        os.set_blocking(status, False)
+        rules, rules_end = os.pipe()
+        errors, nobody = tempfile.TemporaryFile(), NOBODY if is_root() else None  # noqa: SIM115
+        try:
+            os.write(rules_end, syscall_filter())
+            os.close(rules_end)
+            process = await asyncio.create_subprocess_exec(
+                *("choom", "-n", "1000", "--"),  # the OOM killer takes this process and not the server
+                *("bwrap", "--json-status-fd", str(status_end), "--seccomp", str(rules)),
+                *(*_view(files), "--", *limits.command(), *command),
+                stdin=stdin,
+                stdout=stdout,
+                stderr=errors,
+                pass_fds=(status_end, rules),
+                process_group=0,
+                user=nobody,
+                group=nobody,
+                extra_groups=None if nobody is None else [],
+            )
+        except BaseException:
+            os.close(status)
+            errors.close()
+            raise
+        finally:
+            os.close(status_end)
+            os.close(rules)
+        return cls(process, status, errors)
+
+    @property
+    def pid(self) -> int:
+        """The process whose descendants are all processes of the sandbox."""
+        return self._process.pid
+
+    async def has_ended(self, seconds: float) -> bool:
+        """Waits for the command's end, at most so many seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._process.wait()
+        return self._process.returncode is not None
+
+    async def end(self) -> Exit:
+        """Ends the command, if it has not, with all that it started."""
+        ended_itself = self._process.returncode is not None
+        try:
+            found = _status(self._status)
+            inside = [found["child-pid"]] if "child-pid" in found else []
+            code = await process_groups.end(self._process, *inside)
+            if "exit-code" in found or not (ended_itself or (code or 0) > 0):
+                return Exit(found.get("exit-code"))
+            self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - QUOTED))
+            reason = self._errors.read(QUOTED).decode(errors="replace").strip()
+            return Exit(error=f"the sandbox ended with exit code {code}: {reason}")
+        finally:
+            os.close(self._status)
+            self._errors.close()
+
+
+def is_root() -> bool:
+    return os.geteuid() == 0
+
+
+def _view(files: Mapping[str, Path] | None) -> Iterator[str]:
+    """Bubblewrap's options: mounts, and no namespace shared with the host."""
+    job = str(Path.cwd())
+    yield from ("--unshare-all", "--unshare-user", "--die-with-parent", "--new-session")
+    yield from ("--clearenv", "--setenv", "PATH", PATH, "--setenv", "HOME", WORK)
+    for place in (Path("/", name) for name in SYSTEM):
+        if place.is_symlink():
+            yield from ("--symlink", str(place.readlink()), str(place))
+        elif place.is_dir():
+            yield from ("--ro-bind", str(place), str(place))
+    yield from ("--dev", "/dev")
+    if files is not None:
+        yield from ("--ro-bind", job, JOB)
+    elif Path(job).parts[1:2] and Path(job).parts[1] in SYSTEM:
+        yield from ("--tmpfs", job, "--remount-ro", job)
+    yield from ("--size", str(WORK_BYTES), "--tmpfs", WORK, "--chdir", WORK)
+    for name, file in (files or {}).items():
+        yield from ("--ro-bind", str(file), f"{WORK}/{name}")
+    yield from ("--remount-ro", "/dev", "--remount-ro", "/")  # both are tmpfs without a size limit
+
+
+def _status(pipe: int) -> dict[str, int]:
+    """Status lines of bubblewrap so far, in JSON: `child-pid`, the leader of a group of its own in the sandbox, and the
+    command's `exit-code`, which is missing if it never ran."""
+    try:
+        lines = os.read(pipe, 1 << 16).splitlines()
+    except BlockingIOError:
+        return {}
+    return {key: value for line in lines for key, value in json.loads(line).items()}

@@ -1,0 +1,54 @@
+"""CPU time and waiting time of processes with all their descendants, and the kernel's kills for lack of memory."""
+
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Seconds: `computed` on any CPU, of all processes together, those that have ended included; `waited` for a CPU,
+    of the thread that waited longest."""
+
+    computed: float = 0.0
+    waited: float = 0.0
+
+
+def usage(roots: Iterable[int]) -> Usage:
+    """The usage of the processes with these ids and of their descendants, without those that cannot be read."""
+    computed = waited = 0.0
+    for root in roots:
+        with suppress(psutil.Error):
+            leader = psutil.Process(root)
+            for process in (leader, *leader.children(recursive=True)):
+                with suppress(psutil.Error, OSError, ValueError):
+                    computed += sum(
+                        process.cpu_times()[:4]
+                    )  # of its children too, once it has waited for them
+                    waited = max([waited, *map(_waited, _threads(process.pid))])
+    return Usage(computed, waited)
+
+
+def out_of_memory_kills() -> int:
+    """How many processes the kernel has killed for lack of memory, on this machine or in a container of it, since it
+    started. Reads the field `oom_kill` of /proc/vmstat; 0 where there is none."""
+    with suppress(OSError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            name, _, value = line.partition(" ")
+            if name == "oom_kill":
+                return int(value)
+    return 0
+
+
+def _threads(process: int) -> Iterable[Path]:
+    return Path("/proc", str(process), "task").iterdir()
+
+
+def _waited(thread: Path) -> float:
+    """Second field of schedstat: nanoseconds in a CPU's queue."""
+    with suppress(OSError):
+        return int((thread / "schedstat").read_text().split()[1]) / 1e9
+    return 0.0
