@@ -4,6 +4,7 @@ import pytest
 import torch
 from tests.api.manifests import job
 from tests.support.models import CHATML, byte_tokenizer, chat_tokenizer
+from tests.support.tokenizers_of_all_kinds import prefixed_bpe
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
@@ -182,6 +183,28 @@ def test_a_response_is_tokenized_as_it_is_read_after_its_prompt():
     assert tokenizer.convert_ids_to_tokens(found.response) == ["fox", "<eos>"]
     joins = continuation(tokenizer, "th", "e")  # "the" is one token, and the prompt is never read as that
     assert tokenizer.convert_ids_to_tokens(joins) == ["e"]
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["adds BOS", "adds BOS and EOS"])
+def test_a_text_has_one_begin_and_one_end_token(ends):
+    """Whether the tokenizer adds them, or the text has them, as data does that was rendered beforehand, or both."""
+    tokenizer = prefixed_bpe(ends=ends)
+    begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+    plain = encode(tokenizer, "the film", " was great", 99, 99)
+    assert (plain.prompt[0], plain.prompt.count(begin), plain.prompt.count(end)) == (begin, 1, 0)
+    assert (plain.response[-1], plain.response.count(end)) == (end, 1)
+    for prompt in ("<s>the film", "<s><s>the film"):
+        for response in (" was great", " was great</s>", " was great</s></s>"):
+            found = encode(tokenizer, prompt, response, 99, 99)
+            assert (found.prompt[0], found.prompt.count(begin)) == (begin, 1)
+            assert (found.response, found.mask) == (plain.response, plain.mask)
+    asked = encode_prompt(tokenizer, "the film</s>", 99).prompt
+    assert (asked[-1], asked.count(end)) == (end, 1), "the end that the text has"
+
+
+def test_a_turn_that_has_its_end_token_already_has_one():
+    found = encoded(row(messages=messages("user: Hi", "assistant: Yes<|im_end|>", *TURNS[2:])))
+    assert trained(found) == "Yes<|im_end|>.No<|im_end|>"
 
 
 def test_a_reward_model_reads_a_conversation_by_its_own_template():

@@ -123,20 +123,30 @@ def _prompt(tokenizer: PreTrainedTokenizerBase, prompt: Text, max_length: int) -
 
 
 def _prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: Text) -> list[int]:
-    if isinstance(prompt, str):
-        tokens = list(tokenizer(prompt)["input_ids"])
-        end = tokenizer.eos_token
-        # Some tokenizers end each text (`add_eos_token`); the response is to follow.
-        added = end is not None and tokens[-1:] == [tokenizer.eos_token_id] and not prompt.endswith(end)
-        return tokens[:-1] if added else tokens
-    return _ids(tokenizer, render(tokenizer, prompt, for_response=True))
+    """Tokens of a prompt, with one BOS token where the tokenizer or the text begins with it."""
+    if not isinstance(prompt, str):
+        return _ids(tokenizer, render(tokenizer, prompt, for_response=True))
+    tokens, begin, end = list(tokenizer(prompt)["input_ids"]), tokenizer.bos_token_id, tokenizer.eos_token
+    while begin is not None and tokens[:2] == [begin, begin]:  # the text has what the tokenizer adds
+        del tokens[0]
+    tokens = _with_one_end(tokens, tokenizer.eos_token_id)
+    # Some tokenizers end each text (`add_eos_token`); the response is to follow.
+    added = end is not None and tokens[-1:] == [tokenizer.eos_token_id] and not prompt.endswith(end)
+    return tokens[:-1] if added else tokens
+
+
+def _with_one_end(tokens: list[int], end: int | None) -> list[int]:
+    """The tokens without repetitions of the end token at their end: a text may have what is added to it."""
+    while end is not None and tokens[-2:] == [end, end]:
+        tokens = tokens[:-1]
+    return tokens
 
 
 def _segment(
     tokenizer: PreTrainedTokenizerBase, before: str, segment: Segment, *, last: bool
 ) -> tuple[list[int], list[bool]]:
-    """Tokens of a segment and their mask: assistant tokens up to the token that ends the turn are trained on. The last
-    segment ends with that token, or with the EOS token if the template has none."""
+    """Tokens of a segment and their mask: assistant tokens up to the token that ends the turn are trained on, once if
+    the text has it too. The last segment ends with that token, or with the EOS token if the template has none."""
     tokens = continuation(tokenizer, before, segment.text)
     if not segment.trained:
         return tokens, [False] * len(tokens)
@@ -144,11 +154,13 @@ def _segment(
     special = special_tokens(tokenizer) if ending else ()
     end = next((i for i, token in enumerate(ending) if token in special), None)
     behind = 0 if end is None else len(ending) - end - 1
-    trained = len(tokens) - behind
+    written, after = tokens[: len(tokens) - behind], tokens[len(tokens) - behind :]
+    if last and end is None:
+        written = [*written, tokenizer.eos_token_id]
+    written = _with_one_end(written, tokenizer.eos_token_id if end is None else ending[end])
     if last:
-        tokens = tokens[:trained] if end is not None else [*tokens, tokenizer.eos_token_id]
-        return tokens, [True] * len(tokens)
-    return tokens, [True] * trained + [False] * behind
+        after = []
+    return [*written, *after], [True] * len(written) + [False] * len(after)
 
 
 def turns(text: Text, role: str) -> list[Message]:
