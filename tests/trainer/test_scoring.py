@@ -5,6 +5,7 @@ import itertools
 import re
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import psutil
@@ -548,10 +549,26 @@ def test_a_model_scores_as_it_does_alone(model):
         assert found.tolist() == pytest.approx(one_by_one(model, rows), abs=1e-5)
 
 
+def finished(sequences: Sequences, ended: bool = True) -> Sequences:
+    return replace(sequences, finished=torch.full((len(sequences),), ended))
+
+
+def test_a_model_with_another_vocabulary_reads_an_end_where_the_rollout_ended(model):
+    """Not where the last token is special: `answerEndId` may be none, and a response may be cut off behind one."""
+    own = create_tokenizer([a + b for a, b in TEXTS] * 3, 290)
+    (prompt, answer), newline = TEXTS[0], ids("\n")
+    for tokens, ended in (([*ids(answer), *newline], True), ([*ids(answer), TOKENIZER.pad_token_id], False)):
+        sequences = finished(Sequences.pack([(ids(prompt), tokens)]), ended)
+        text = texts(sequences, TOKENIZER)[1][0]
+        row = [*own(prompt)["input_ids"], *own(text)["input_ids"], *[own.eos_token_id] * ended]
+        found = model_scorer(model, own)(sequences, ROWS[:1])
+        assert found.tolist() == pytest.approx(one_by_one(model, [row]), abs=1e-5)
+
+
 def test_a_model_with_another_vocabulary_reads_the_text(model):
     own = create_tokenizer([a + b for a, b in TEXTS] * 3, 290)
     cut = Sequences.pack([(ids(prompt), ids(answer)) for prompt, answer in TEXTS])
-    for sequences, end in ((SEQUENCES, [own.eos_token_id]), (cut, [])):
+    for sequences, end in ((finished(SEQUENCES), [own.eos_token_id]), (finished(cut, False), [])):
         rows = [[*own(a)["input_ids"], *own(b)["input_ids"], *end] for a, b in TEXTS]
         assert any(len(row) != len(ids(a + b)) + len(end) for row, (a, b) in zip(rows, TEXTS, strict=True))
         found = model_scorer(model, own)(sequences, ROWS)
@@ -562,7 +579,7 @@ def test_a_stop_string_is_an_end_to_a_model_with_another_vocabulary(model):
     own = create_tokenizer([a + b for a, b in TEXTS] * 3, 290)
     sequences = Sequences.pack([(ids(prompt), ids(answer + "##")) for prompt, answer in TEXTS])
     rows = [[*own(a)["input_ids"], *own(b)["input_ids"], own.eos_token_id] for a, b in TEXTS]
-    found = model_scorer(model, own, stop=["##"])(sequences, ROWS)
+    found = model_scorer(model, own, stop=["##"])(finished(sequences), ROWS)
     assert found.tolist() == pytest.approx(one_by_one(model, rows), abs=1e-5)
 
 
@@ -571,5 +588,5 @@ def test_what_another_vocabulary_makes_too_long_loses_its_beginning(model):
     own.add_tokens(["<unused>"])
     sequences = Sequences.pack([(ids("p" * 30), [*ids("an answer"), EOS])])
     row = [*own("p" * 30)["input_ids"], *own("an answer")["input_ids"], own.eos_token_id][-32:]
-    found = model_scorer(model, own)(sequences, ROWS[:1])
+    found = model_scorer(model, own)(finished(sequences), ROWS[:1])
     assert found.tolist() == pytest.approx(one_by_one(model, [row]), abs=1e-5)

@@ -49,6 +49,7 @@ class Rollout:
 class Sequences:
     """N prompts with their responses, packed: int64 `tokens` [sum(lengths)], `lengths` [N], `prompt_lengths` [N]; and
     `kept`, the sampling mask of the response tokens, None if every token was sampled from the whole vocabulary.
+    `finished`, bool [N], as in `Rollout`; None where that does not matter.
 
     Every sequence has at least one prompt token and one response token.
     """
@@ -57,6 +58,7 @@ class Sequences:
     lengths: Tensor
     prompt_lengths: Tensor
     kept: Kept | None = None
+    finished: Tensor | None = None
 
     @classmethod
     def pack(cls, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Self:
@@ -97,7 +99,8 @@ class Sequences:
         """The sequences `rows` (int64 [n]), in that order."""
         index = ragged_index(self.starts[rows], self.lengths[rows])
         kept = None if self.kept is None else self.kept.select(self.response_index(rows))
-        return Sequences(self.tokens[index], self.lengths[rows], self.prompt_lengths[rows], kept)
+        finished = None if self.finished is None else self.finished[rows]
+        return Sequences(self.tokens[index], self.lengths[rows], self.prompt_lengths[rows], kept, finished)
 
     @classmethod
     def join(cls, parts: Sequence["Sequences"]) -> Self:

@@ -8,6 +8,7 @@ other roles start on rank 0 as soon as their columns exist and go on while the r
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -75,7 +76,8 @@ class Executor:
         def choose() -> Message:
             for node in todo:
                 if self._graph.remote(node) and node not in calls.values() and _ready(node, columns):
-                    calls[self._pool.submit(self._remote[node.name], columns.sequences, rows)] = node
+                    sequences = replace(columns.sequences, finished=columns.rows.get("finished"))
+                    calls[self._pool.submit(self._remote[node.name], sequences, rows)] = node
             for node in todo:
                 if not self._graph.remote(node) and _ready(node, columns):
                     return {}, {"node": node.name}

@@ -43,8 +43,8 @@ class ScoreReport(Report):
 
 def pack(sequences: Sequences, rows: Sequence[Any] | None = None, **header: Any) -> Message:
     """Packs N sequences; with each one's dataset row, if given, stored once for all responses to one prompt: `rows`
-    uint8 [bytes] is the JSON list of distinct rows, `row` int64 [N] each sequence's index in it. Without rows, as for
-    log-probabilities, with their sampling mask: int32 `kept_counts` [A] and `kept`."""
+    uint8 [bytes] is the JSON list of distinct rows, `row` int64 [N] each sequence's index in it, and bool `finished`
+    [N]. Without rows, as for log-probabilities, with their sampling mask: int32 `kept_counts` [A] and `kept`."""
     arrays = {
         "tokens": sequences.tokens,
         "lengths": sequences.lengths,
@@ -56,6 +56,8 @@ def pack(sequences: Sequences, rows: Sequence[Any] | None = None, **header: Any)
         places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
         arrays["rows"] = as_array(f"[{','.join(places)}]")
         arrays["row"] = torch.tensor([places[text] for text in texts], dtype=torch.int64)
+        if sequences.finished is not None:
+            arrays["finished"] = sequences.finished
     elif sequences.kept is not None:
         arrays |= {"kept_counts": sequences.kept.counts, "kept": sequences.kept.tokens}
     return arrays, header
@@ -65,12 +67,22 @@ def unpack(message: Message) -> Sequences:
     """Inverse of `pack`. Raises WireError if the arrays are not packed sequences."""
     arrays, _ = message
     try:
-        sequences = Sequences(arrays["tokens"], arrays["lengths"], arrays["prompt_lengths"])
+        sequences = Sequences(
+            arrays["tokens"],
+            arrays["lengths"],
+            arrays["prompt_lengths"],
+            finished=arrays.get("finished"),
+        )
     except KeyError as error:
         raise WireError(f"the message has no array {error}") from None
     three = (sequences.tokens, sequences.lengths, sequences.prompt_lengths)
     if any(a.dtype != torch.int64 for a in three):
         raise WireError(f"packed sequences are int64; got {', '.join(str(a.dtype) for a in three)}")
+    if (ends := sequences.finished) is not None and (ends.dtype, ends.shape) != (
+        torch.bool,
+        sequences.lengths.shape,
+    ):
+        raise WireError(f"`finished` is one bool for each sequence; got {ends.dtype} {list(ends.shape)}")
     shapes = [a.ndim for a in three]
     if shapes != [1, 1, 1] or len(sequences.lengths) != len(sequences.prompt_lengths):
         raise WireError(f"packed sequences have three one-dimensional arrays; got dimensions {shapes}")

@@ -17,7 +17,6 @@ from rlhf_api.rewards import LARGEST_SCORE
 from rlhf_api.rows import PromptRow
 
 from ..batches import sequence_scores, token_scores
-from ..data.chat import special_tokens
 from ..data.encode import encode_sampled
 from ..data.stop_strings import StopStrings
 from ..data.text import continued_text, token_texts
@@ -73,18 +72,16 @@ class ModelScorer:
         return self.scores(sequences)
 
     def _tokenized_again(self, sequences: Sequences, rows: Sequence[Mapping[str, Any]]) -> Sequences:
-        """The sequences tokenized again with the model's own vocabulary. A response that was cut off gets no end token
-        here either; a sequence that is too long loses its start."""
-        own = self.own_tokenizer
-        ends, stops, pairs = special_tokens(self.tokenizer), StopStrings(self.tokenizer, self.stop), []
-        for i, (prompt, response, row) in enumerate(
-            zip(*texts(sequences, self.tokenizer, self.stop), rows, strict=True)
+        """The sequences tokenized again with the model's own vocabulary. A response that was cut off, which its rollout
+        says, gets no end token here either; a sequence that is too long loses its start."""
+        assert sequences.finished is not None, "what is scored was sampled"
+        own, pairs = self.own_tokenizer, []
+        for prompt, response, row, ended in zip(
+            *texts(sequences, self.tokenizer, self.stop), rows, sequences.finished.tolist(), strict=True
         ):
             # Its own template renders the conversation, whose roles the decoded text has lost.
             conversation = bool(own.chat_template) and isinstance(row.get("prompt"), list)
             asked = PromptRow.model_validate(row).prompt if conversation else prompt
-            ids, length = sequences.row(i).tolist(), int(sequences.prompt_lengths[i])
-            ended = ids[-1] in ends or stops.ending(ids[:length], ids[length:]) is not None
             tokens = encode_sampled(own, asked, response, ended=ended)[-self.positions :]  # [-0:] keeps all
             # The score is of the whole sequence: the split into prompt and response does not matter.
             pairs.append((tokens[:1], tokens[1:]))

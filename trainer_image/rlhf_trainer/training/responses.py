@@ -1,7 +1,7 @@
 """Broadcasts rank 0's responses to all ranks as columns, with the outcome of prompts without responses."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -49,7 +49,8 @@ def collected(ranks: Ranks, number: int, responses: Responses, places: Mapping[s
 
 def pack(rollouts: Sequence[Rollout]) -> Sequences:
     """Packs the prompt and response of each rollout."""
-    return Sequences.pack([(r.prompt.tokens, r.tokens) for r in rollouts])
+    finished = torch.tensor([r.finished for r in rollouts], dtype=torch.bool)
+    return replace(Sequences.pack([(r.prompt.tokens, r.tokens) for r in rollouts]), finished=finished)
 
 
 def joined(parts: Sequence[Episode]) -> Episode:
