@@ -44,6 +44,20 @@ def tensor_entries(file: BinaryIO) -> dict[str, Any]:
     return {name: entry for name, entry in header.items() if name != "__metadata__"}
 
 
+def token_ids(directory: Path) -> tuple[dict[str, int], list[str]] | None:
+    """Ids of the tokens, and the merges, of a tokenizer.json; None where there is none that can be read so."""
+    try:
+        made = _read(directory / "tokenizer.json")
+        ids = made["model"]["vocab"]
+        if not isinstance(ids, dict):  # of a unigram model: pairs of token and score
+            ids = {token: place for place, (token, _) in enumerate(ids)}
+        added = {token["content"]: token["id"] for token in made.get("added_tokens", ())}
+        merges = made["model"].get("merges") or ()
+        return {**ids, **added}, [pair if isinstance(pair, str) else " ".join(pair) for pair in merges]
+    except (OSError, ValueError, TypeError, LookupError, AttributeError):
+        return None
+
+
 def _parameters(directory: Path) -> int | None:
     """Parameter count from the headers of the weights' files, else computed from the configuration."""
     for count in (_in_files, _by_configuration):

@@ -19,6 +19,7 @@ from .exits import FAILED, INTERRUPTED, Misuse, say
 from .local import gpus, workdir
 from .local.host import Host
 from .local.metrics_server import check_port
+from .local.models import critic_from_policy
 from .local.ports import place
 from .local.preflight import check_files, named_files, of_a_cluster
 from .local.processes import Command
@@ -84,6 +85,8 @@ def validate(options: argparse.Namespace) -> int:
     if options.files:
         _check_files(job)
     say(f"{options.file} is valid: {_summary(job)}", sys.stdout)
+    if options.files and (line := critic_from_policy(job.spec)):
+        say(line, sys.stdout)
     for line in plan_lines(job.spec, model_sizes(job.spec) if options.files else {}):
         say(line, sys.stdout)
     return 0
@@ -114,8 +117,9 @@ def run(options: argparse.Namespace, make: Command) -> int:
         shown.event(f"{resumed}{_summary(job)}; logs in {folder / workdir.LOGS}")
         if unheeded := of_a_cluster(job.spec):
             shown.event(f"no effect on this machine, only on a cluster: {', '.join(unheeded)}")
-        for line in without_effect(job.spec):
-            shown.event(line)
+        for line in (critic_from_policy(job.spec), *without_effect(job.spec)):
+            if line is not None:
+                shown.event(line)
         try:
             status = asyncio.run(host.run())
         finally:

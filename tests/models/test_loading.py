@@ -1,6 +1,7 @@
 """Loading by the manifest's fields: which path, which head, which dtype, and whose field an error names."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -20,8 +21,8 @@ from rlhf_trainer.comms.ranks import Ranks
 from rlhf_trainer.models import loading
 from rlhf_trainer.models.adapter import Adapter
 from rlhf_trainer.models.create import create_policy, create_tokenizer
-from rlhf_trainer.models.load import load_policy, load_reward
-from rlhf_trainer.models.loading import load_frozen, load_job_tokenizer, load_trained
+from rlhf_trainer.models.load import load_policy, load_reward, load_tokenizer
+from rlhf_trainer.models.loading import load_frozen, load_job_tokenizer, load_trained, trained_source
 from rlhf_trainer.settings import ModelSource, model_source
 from rlhf_trainer.training import assembly
 
@@ -142,6 +143,43 @@ def test_errors_name_the_field_that_holds_the_path(tokenizer, path):
     other = create_tokenizer(["other words altogether, of which there are many more"], 300)
     with pytest.raises(InvalidJob, match=r"spec.model.policy: the tokenizer has \d+ tokens"):
         load_trained(config({"policy": path}), POLICY, other)
+
+
+@pytest.mark.parametrize("ends", [[1, 99999], 99999, -1])
+def test_an_end_token_outside_the_vocabulary_is_refused_with_its_file(tokenizer, path, tmp_path, ends):
+    shutil.copytree(path, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    named = r"spec.model.policy: eos_token_id of .*/generation_config.json must be .*; got (99999|-1)"
+    with pytest.raises(InvalidJob, match=named):
+        load_trained(config({"policy": str(tmp_path)}), POLICY, tokenizer)
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory) -> str:
+    """A reward model whose tokens are others; more than the policy's, so that all ids have embeddings."""
+    folder = tmp_path_factory.mktemp("other")
+    words = ["a wholly different corpus about ships, seas and weather, with many long words"]
+    create_policy("llama", LLAMA, create_tokenizer(words, 330), 0).save_pretrained(folder)
+    create_tokenizer(words, 330).save_pretrained(folder)
+    return str(folder)
+
+
+def test_a_critic_starts_from_no_model_with_other_tokens(tokenizer, path, other):
+    """It would read the policy's ids as other text."""
+    policy = ModelSource("spec.model.policy", path)
+    assert trained_source(config({"policy": path, "reward": other}), "critic", tokenizer) == policy
+    assert trained_source(config({"policy": path, "reward": other}), "policy", tokenizer) == policy
+    with pytest.raises(InvalidJob, match=r"spec.model.critic: has another tokenizer than the policy"):
+        load_trained(config({"policy": path, "critic": other}), CRITIC, tokenizer)
+
+
+def test_a_critic_starts_from_a_model_with_the_policys_tokens_and_more(tokenizer, path, tmp_path):
+    shutil.copytree(path, tmp_path, dirs_exist_ok=True)
+    more = load_tokenizer(path)
+    more.add_special_tokens({"pad_token": "[PAD]"})
+    more.save_pretrained(tmp_path)
+    source = trained_source(config({"policy": path, "reward": str(tmp_path)}), "critic", tokenizer)
+    assert source == ModelSource("spec.model.reward", str(tmp_path))
 
 
 def test_quantised_weights_are_not_trained(tokenizer, path, monkeypatch):

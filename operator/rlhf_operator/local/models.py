@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlhf_api.algorithms import graph_of
-from rlhf_api.model_files import matrices
+from rlhf_api.graph import CRITIC
+from rlhf_api.model_files import matrices, token_ids
 from rlhf_api.problems import Problem
 from rlhf_api.run import roles_of
 from rlhf_api.serving import on_vllm
@@ -44,6 +45,34 @@ def layer_problems(spec: Spec) -> Iterator[Problem]:
                 ends = ", ".join(sorted({layer.rpartition(".")[2] for layer in known}))
                 message = f"no layer of {name!r} is named so; it has {ends}; got {target!r}"
                 yield Problem(f"spec.model.lora.{field}.targetModules[{i}]", message)
+
+
+def critic_problems(spec: Spec) -> Iterator[Problem]:
+    """The problem of a critic in a directory whose tokenizer is not the policy's; the trainer compares all others."""
+    name = spec.model.critic
+    if name is not None and CRITIC in graph_of(spec).trained and not _reads_policys_tokens(spec, name):
+        message = "has another tokenizer than the policy, and would read its tokens as others"
+        yield Problem("spec.model.critic", f"{message}; got {name!r}")
+
+
+def critic_from_policy(spec: Spec) -> str | None:
+    """A line for a job whose critic would start from the reward model, but for its tokenizer."""
+    name = spec.model.reward
+    if name is None or spec.model.critic is not None or CRITIC not in graph_of(spec).trained:
+        return None
+    if _reads_policys_tokens(spec, name):
+        return None
+    return f"the critic starts from the policy: the tokenizer of {name} is another"
+
+
+def _reads_policys_tokens(spec: Spec, name: str) -> bool:
+    """False if the ids of the policy's tokenizer are other tokens in that of the model `name`, both in directories."""
+    policy = spec.model.tokenizer or spec.model.policy
+    both = (None if policy is None else token_ids(Path(policy))), token_ids(Path(name))
+    if both[0] is None or both[1] is None:
+        return True
+    (ids, merges), (own_ids, own_merges) = both[0], both[1]
+    return ids.items() <= own_ids.items() and merges == own_merges
 
 
 def mistyped(spec: Spec) -> Iterator[Problem]:

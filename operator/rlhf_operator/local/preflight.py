@@ -23,7 +23,7 @@ from rlhf_api.run import roles_of
 from rlhf_api.sources import Source, training_sources, unknown_store
 from rlhf_api.spec import Spec
 
-from .models import layer_problems, model_problems
+from .models import critic_problems, layer_problems, model_problems
 from .modules import missing, unscoring
 
 _OF_A_CLUSTER = {*CHANGEABLE, "pods", "workspace", "scheduling", "autoscale"}
@@ -35,7 +35,8 @@ def check_files(spec: Spec) -> list[Problem]:
     """Problems of data files' rows, of a chat template, of local model directories, of vLLM's options, of Python
     functions' modules, and of models that are too large for the GPUs."""
     sizes = model_sizes(spec)
-    named = (*_data(spec), *_template_syntax(spec), *model_problems(spec), *layer_problems(spec))
+    models = (*model_problems(spec), *layer_problems(spec), *critic_problems(spec))
+    named = (*_data(spec), *_template_syntax(spec), *models)
     return [*named, *_functions(spec), *problems(spec, sizes)]
 
 

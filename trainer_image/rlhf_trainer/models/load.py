@@ -1,5 +1,7 @@
 """Loads and checks Hugging Face models and tokenizers."""
 
+import json
+
 import torch
 from torch import nn
 from transformers import (
@@ -7,6 +9,7 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -120,6 +123,30 @@ def check_fit(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, max_
             f"sequences of up to {max_length} tokens do not fit a model with {positions} positions; "
             "lower the prompt or response length"
         )
+
+
+def check_end_tokens(generation: GenerationConfig | None, config: PreTrainedConfig, path: str) -> None:
+    """Raises ValueError where the model's generation_config.json names an end token that it has no embedding for:
+    engines refuse every prompt with such a token."""
+    named = generation.eos_token_id if generation is not None else None
+    size = config.get_text_config().vocab_size
+    for token in named if isinstance(named, list) else [named]:
+        if token is not None and not 0 <= token < size:
+            raise ValueError(
+                f"eos_token_id of {path}/generation_config.json must be of the model's {size} tokens, from 0 to "
+                f"{size - 1}; got {token}"
+            )
+
+
+def reads_tokens_of(own: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
+    """True if the ids that `other` makes are the same tokens to a model with the tokenizer `own`: its vocabulary has
+    them, and its merges are equal."""
+    return other.get_vocab().items() <= own.get_vocab().items() and _merges(other) == _merges(own)
+
+
+def _merges(tokenizer: PreTrainedTokenizerBase) -> object:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return None if backend is None else json.loads(backend.to_str())["model"].get("merges")
 
 
 def check_trainable(model: PreTrainedModel, path: str) -> None:

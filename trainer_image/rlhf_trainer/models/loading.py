@@ -34,15 +34,39 @@ def load_trained(config: RunConfig, used: Model, tokenizer: PreTrainedTokenizerB
     Raises InvalidJob, naming the field that holds the path, if the model cannot be loaded or trained, or does not
     support this tokenizer's ids or the job's longest sequence.
     """
-    source, dtype = model_source(config, used.field), config.spec.trained_dtype(used.field)
+    source, dtype = trained_source(config, used.field, tokenizer), config.spec.trained_dtype(used.field)
     length = longest_update(config.spec) if used.field == "policy" else longest(config.spec)
 
     def trainable(path: str, dtype: torch.dtype) -> PreTrainedModel:
         model = LOADERS[used.head](path, dtype)
         load.check_trainable(model, path)
+        if used.field == "policy":
+            load.check_end_tokens(model.generation_config, model.config, path)
         return model
 
     return _load(trainable, source, dtype, tokenizer, length)
+
+
+def trained_source(config: RunConfig, field: ModelField, tokenizer: PreTrainedTokenizerBase) -> ModelSource:
+    """What a trained model starts from: `model_source`, but the policy for a critic that would start from a reward
+    model with another tokenizer and read the policy's ids as other tokens. Raises InvalidJob where the manifest names
+    such a critic.
+    """
+    source, policy = model_source(config, field), model_source(config, "policy")
+    if field != "critic" or source.path == policy.path:
+        return source
+    try:
+        own = load.load_tokenizer(source.path)
+    except ValueError:  # a critic needs none of its own
+        return source
+    if load.reads_tokens_of(own, tokenizer):
+        return source
+    if config.spec.model.critic is None:
+        return policy
+    message = (
+        f"has another tokenizer than the policy, and would read its tokens as others; got {source.path!r}"
+    )
+    raise InvalidJob([Problem(source.where, message)])
 
 
 def load_frozen(

@@ -1,5 +1,6 @@
 """Builds a manifest's models and tasks: load, check, wrap in DeepSpeed, connect."""
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +27,7 @@ from ..models.average import MovingAverage
 from ..models.create import create_policy, create_tokenizer
 from ..models.export import INITIAL, renamed_into_place
 from ..models.load import load_tokenizer, padding_id
-from ..models.loading import load_job_tokenizer, load_trained, loading
+from ..models.loading import load_job_tokenizer, load_trained, loading, trained_source
 from ..models.trained_model import TrainedModel
 from ..ops import OpContext
 from ..settings import model_source
@@ -39,6 +40,8 @@ from .updates import PretrainingText
 
 if TYPE_CHECKING:
     from ..models.adapter import Adapter
+
+log = logging.getLogger(__name__)
 
 
 def prepare_model(config: RunConfig, ranks: Ranks, rows: Sequence[Row]) -> PreTrainedTokenizerBase:
@@ -98,14 +101,16 @@ def trained_model(ctx: TrainerContext, config: RunConfig, used: Model) -> Traine
     ctx.report(activity=f"{STARTING}: loading the {used.field} model")
     faults.point(f"load:{used.field}")
     model = load_trained(config, used, ctx.tokenizer)
+    source = trained_source(config, used.field, ctx.tokenizer)
+    if ctx.ranks.first and source != (usual := model_source(config, used.field)):
+        log.warning("the %s starts from the policy: the tokenizer of %s is another", used.field, usual.path)
     lora = config.spec.model.adapter(used.field)
     if lora is None:
         return engine(ctx, config, used, model)
     from ..models.adapter import Adapter  # PEFT takes two seconds to import
 
-    base = model_source(config, used.field).path
     where = f"spec.model.lora.{used.field}"
-    adapter = loading(where, lambda: Adapter(model, lora, config.spec.seed, base))
+    adapter = loading(where, lambda: Adapter(model, lora, config.spec.seed, source.path))
     return engine(ctx, config, used, model, adapter)
 
 
