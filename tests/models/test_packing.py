@@ -30,7 +30,7 @@ from rlhf_trainer.models.efficiency import fuse, recompute
 from rlhf_trainer.models.inference import Forward, infer
 from rlhf_trainer.models.packing import can_pack
 from rlhf_trainer.models.response_head import install, response_head
-from rlhf_trainer.models.sequence_parallel import check_heads
+from rlhf_trainer.models.sequence_parallel import SequenceGroup, check_heads
 from rlhf_trainer.records import Sequences
 
 SHAPE = {
@@ -268,6 +268,18 @@ def test_an_empty_micro_batch_is_connected_to_every_weight():
         assert output.shape == (0, 2)
         output.sum().backward()
         assert all(p.grad is not None and not p.grad.any() for p in forward.model.parameters())
+
+
+@pytest.mark.parametrize("rows", [[], [1], [1, 0]])
+def test_a_shared_rows_padding_is_no_longer_than_its_longest_sequence(rows):
+    """Attention on a GPU is undefined for tokens beyond that: their gradients reach every weight, though times 0."""
+    micro = MicroBatch.build(SEQUENCES, rows, 0, packed=True)
+    for rank in range(8):
+        group, width = SequenceGroup(rank, 8, None), -(-micro.input_ids.shape[1] // 8)
+        own = torch.zeros(len(micro.targets), dtype=torch.bool)
+        part = group._slice(micro, width, own)
+        assert part.attention_mask.flatten()[-1] == 8 * width
+        assert part.longest == part.attention_mask.diff().max()
 
 
 def test_packed_rows_say_where_they_begin():

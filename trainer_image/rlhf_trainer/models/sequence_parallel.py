@@ -62,6 +62,7 @@ class SequenceGroup:
             input_ids=pad(micro.input_ids, (0, missing), value=micro.pad_token_id)[:, here],
             position_ids=pad(micro.position_ids, (0, missing))[:, here],
             attention_mask=torch.cat([mask, mask[..., -1:] + missing], dim=-1) if missing else mask,
+            longest=max(micro.longest, missing),
             response_row=micro.response_row[own],
             response_column=micro.response_column[own] - start,
             targets=micro.targets[own],
