@@ -9,7 +9,7 @@ from math import ceil
 
 from .algorithms import graph_of
 from .base import ModelField
-from .graph import POLICY, Dataset, Graph, Infer, Score, Train
+from .graph import POLICY, Dataset, Graph, Infer, Score, Train, minibatch_count
 from .problems import InvalidJob, Problem
 from .roles import Role
 from .serving import data_parallel
@@ -61,8 +61,8 @@ class Batch:
         return replace(self, count=self.count + (replay.samples_per_step or self.count))
 
     def updates(self, node: Train) -> int:
-        """Updates of a node in one pass over the sequences; a short rest joins the last."""
-        return max(1, self.count // (node.minibatch_size or self.count))
+        """Updates of a node in one pass over the sequences."""
+        return minibatch_count(self.count, node.minibatch_size or self.count)
 
     def text(self, spec: Spec, node: Train) -> float:
         """Tokens of the pretraining rows in each update of a node, filled as the sequences are."""

@@ -106,14 +106,21 @@ class Compute(Node):
     function: str
 
 
+def minibatch_count(sequences: int, size: int) -> int:
+    """Number of minibatches of nearly equally many sequences, from 3/4 to 3/2 of `size` each, or all in one if they are
+    fewer. So a response that is dropped takes no update away."""
+    return max(1, (sequences + size // 2) // size)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Train(Node):
     """Optimizer steps of `model` on minibatches; `loss` is the key of the loss, or `module:name`.
 
-    `minibatch_size`: sequences of one update, over all ranks; None: all of the step. `balance_tokens`: minibatches have
-    equally many response tokens, in place of random rows. `epochs`: passes over each step's sampled responses; given
-    ones are one update a step. `from_step`: steps before this one leave the model as it is. `stop_ratio`: the rest of a
-    step's updates is left out once the mean importance ratio of a minibatch is above this, or below its inverse.
+    `minibatch_size`: sequences of one update, over all ranks, as nearly as `minibatch_count` makes them; None: all of
+    the step. `balance_tokens`: minibatches have equally many response tokens, in place of random rows. `epochs`: passes
+    over each step's sampled responses; given ones are one update a step. `from_step`: steps before this one leave the
+    model as it is. `stop_ratio`: the rest of a step's updates is left out once the mean importance ratio of a minibatch
+    is above this, or below its inverse.
     """
 
     model: Model

@@ -41,7 +41,7 @@ REFUSED = [
         "maxReplayEpisode; set that, or remove this; got 'newest'",
     ),
     (
-        ("spec.ppo={minibatchSize: 8, valueMinibatchSize: 5, balanceTokens: true}",),
+        ("spec.ppo={minibatchSize: 8, valueMinibatchSize: 6, balanceTokens: true}",),
         *("spec.ppo.balanceTokens", "a step is one update of 8 responses; use a minibatchSize of at most 4"),
     ),
     (
@@ -298,8 +298,8 @@ ALL = "spec.ppo.clipRatioHigh, spec.ppo.clipValue, spec.ppo.dualClip, spec.ppo.s
     [
         ((), ALL),
         (("spec.ppo.epochs=2",), ""),
-        (("spec.ppo.minibatchSize=5",), ALL),  # what is left over joins the last
-        (("spec.ppo.minibatchSize=4",), ""),
+        (("spec.ppo.minibatchSize=6",), ALL),  # of 8 responses: one update
+        (("spec.ppo.minibatchSize=5",), ""),  # two of 4
         (
             ("spec.ppo.valueMinibatchSize=4",),
             "spec.ppo.clipRatioHigh, spec.ppo.dualClip, spec.ppo.stopRatio",

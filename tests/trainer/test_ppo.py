@@ -12,6 +12,7 @@ from tests.support.models import byte_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf_api.algorithms.ppo import PPO
+from rlhf_api.graph import minibatch_count
 from rlhf_trainer.batches import (
     MicroBatch,
     ResponseLogprobs,
@@ -103,18 +104,27 @@ def test_experience_is_joined_and_picked_from():
 def test_minibatches_cover_every_row_once_an_epoch(count, size, epochs, seed):
     batches = [batch.tolist() for batch in minibatches(count, size, epochs, seed)]
     assert batches == [batch.tolist() for batch in minibatches(count, size, epochs, seed)]
-    each = max(1, count // size)
+    each = minibatch_count(count, size)
     assert len(batches) == epochs * each
     for epoch in range(epochs):
         mine = batches[epoch * each : (epoch + 1) * each]
         assert sorted(row for batch in mine for row in batch) == list(range(count))
-        assert all(len(batch) == size for batch in mine[:-1])
-        assert len(mine[-1]) == count if each == 1 else size <= len(mine[-1]) < 2 * size
+        assert max(map(len, mine)) - min(map(len, mine)) <= 1
+        assert max(map(len, mine)) <= 1.5 * size
+        assert min(map(len, mine)) >= min(count, 0.75 * size - 1)
+        if count % size == 0:
+            assert {len(batch) for batch in mine} == {size}
+
+
+def test_a_dropped_response_takes_no_update_away():
+    assert [len(batch) for batch in minibatches(511, 256, 1, 0)] == [256, 255]
+    balanced = balanced_minibatches(torch.ones(511, dtype=torch.int64), 256, 1, 0)
+    assert sorted(len(batch) for batch in balanced) == [255, 256]
 
 
 @given(st.lists(st.integers(1, 99), min_size=1, max_size=40), st.integers(1, 12), st.integers(0, 2**31))
 def test_balanced_minibatches_cover_every_row_once_an_epoch(lengths, size, seed):
-    tokens, epochs, each = torch.tensor(lengths), 2, max(1, len(lengths) // size)
+    tokens, epochs, each = torch.tensor(lengths), 2, minibatch_count(len(lengths), size)
     batches = [batch.tolist() for batch in balanced_minibatches(tokens, size, epochs, seed)]
     assert batches == [batch.tolist() for batch in balanced_minibatches(tokens, size, epochs, seed)]
     assert len(batches) == epochs * each

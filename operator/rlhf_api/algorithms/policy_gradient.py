@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from ..base import Frozen, NonNegativeFloat, Positive, PositiveFloat
+from ..graph import minibatch_count
 from ..problems import Problem
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ class PolicyGradient(Frozen):
     epochs: Positive = 1
     """Passes over each step's responses."""
     minibatch_size: Positive = 64
-    """Responses of one optimizer update, over all ranks."""
+    """Responses of one optimizer update, over all ranks. If a step has no multiple of it, its updates have
+    equally many, nearest to this."""
     balance_tokens: bool = False
     """The updates of a step have equally many response tokens, so each counts the same under lossAggregation token; in
     place of random responses."""
@@ -102,7 +104,7 @@ def _balanced(spec: Spec, where: str, settings: PolicyGradient, responses: int) 
         settings.minibatch_size,
         getattr(settings, "value_minibatch_size", None) or settings.minibatch_size,
     )
-    if all(responses < 2 * size for size in sizes):
+    if all(minibatch_count(responses, size) == 1 for size in sizes):
         message = f"a step is one update of {responses} responses; use a minibatchSize of at most {responses // 2}, "
         yield Problem(f"{where}.balanceTokens", f"{message}or remove this; got true")
     elif spec.replay.dynamic and settings.epochs == 1:
@@ -128,7 +130,7 @@ GROUPED = {"sampling": {"answersPerPrompt": 8}}
 
 
 def is_one_update(spec: Spec, settings: PolicyGradient, minibatch: int) -> bool:
-    """True if a step trains once, on all of its responses at once: those that are left over join the last minibatch."""
+    """True if a step trains once, on all of its responses at once."""
     responses = spec.data.prompts_per_step * spec.sampling.answers_per_prompt
-    whole = responses <= minibatch if spec.replay.dynamic else responses < 2 * minibatch
+    whole = responses <= minibatch if spec.replay.dynamic else minibatch_count(responses, minibatch) == 1
     return settings.epochs == 1 and whole and not spec.replay.window

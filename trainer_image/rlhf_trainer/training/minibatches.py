@@ -5,15 +5,14 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from rlhf_api.graph import minibatch_count
+
 
 def minibatches(count: int, size: int, epochs: int, seed: int) -> Iterator[Tensor]:
-    """Rows of each minibatch, `epochs` times over all rows, shuffled by `seed`; a short rest joins the last."""
+    """Rows of each minibatch, `epochs` times over all rows, shuffled by `seed`; their numbers differ by one at most."""
     generator = torch.Generator().manual_seed(seed)
     for _ in range(epochs):
-        order = torch.randperm(count, generator=generator)
-        whole = max(1, count // size)
-        for i in range(whole):
-            yield order[i * size : (i + 1) * size if i < whole - 1 else count]
+        yield from torch.randperm(count, generator=generator).tensor_split(minibatch_count(count, size))
 
 
 def balanced_minibatches(tokens: Tensor, size: int, epochs: int, seed: int) -> Iterator[Tensor]:
@@ -25,7 +24,7 @@ def balanced_minibatches(tokens: Tensor, size: int, epochs: int, seed: int) -> I
     when layers are cut, without which every epoch would deal the same sets; so any two rows meet as often as by chance.
     """
     generator = torch.Generator().manual_seed(seed)
-    count = max(1, len(tokens) // size)
+    count = minibatch_count(len(tokens), size)
     for _ in range(epochs):
         blurred = tokens * (0.5 + torch.rand(len(tokens), generator=generator))
         owner, sums = torch.empty_like(tokens), torch.zeros(count, dtype=torch.int64)
