@@ -7,14 +7,16 @@ from pydantic import Field
 from pydantic.alias_generators import to_camel
 
 from .base import Frozen, Metric, Positive
+from .engine_arguments import option_of
 from .metrics import metrics_of
 from .problems import Problem, closest
 
 if TYPE_CHECKING:
     from .spec import Spec
 
-OUTLIERS_OF_16_BITS = 1e-3
-"""Largest share of tokens that may differ by more than 1 nat between two engines of which one computes in 16 bits."""
+OUTLIERS_OF_16_BITS, OUTLIERS_OF_8_BITS = 1e-3, 2e-2
+"""Largest share of tokens that may differ by more than 1 nat between two engines of which one computes in 16 bits, or
+the generators' holds weights or keys and values in fewer."""
 FEWEST_OUTLIERS = 10
 """Fewer tokens than these break no share above 0: in small steps they are chance."""
 Action = Literal["warn", "pause", "rollback", "fail"]
@@ -66,20 +68,21 @@ class Health(Frozen):
     logprob_outliers: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)
     """The job fails if log-probabilities of trainer and generators, with the same weights, differ by more than 1 nat at
     more than this share of a step's tokens: 0 at any token, 1 never; otherwise at 10 tokens at least. Unless given 0
-    where both compute in float32, else 0.001."""
+    where both compute in float32, else 0.001, and 0.02 with engine arguments that quantize."""
     rules: tuple[HealthRule, ...] = Field((), max_length=32)
     max_rollbacks: Positive = 3
     """Maximum number of rollbacks; the next one fails the job."""
 
 
 def outlier_limit(spec: "Spec") -> float:
-    """`logprobOutliers` in effect. 16 bits round logits to 1/16 near 16, so a few tokens of small probability differ by
-    more than 1 nat between correct engines (docs/health.md); float32 engines differ by 1e-4 at most."""
-    given = spec.health.logprob_outliers
-    exact = {spec.trained_dtype("policy"), spec.generator.dtype or spec.model.dtype} == {"float32"}
+    """`logprobOutliers` in effect: by default that of the coarser of the two engines (docs/health.md)."""
+    given, arguments = spec.health.logprob_outliers, map(option_of, spec.generator.engine_arguments)
     if given is not None:
         return given
-    return 0.0 if exact else OUTLIERS_OF_16_BITS
+    if not {"quantization", "kv-cache-dtype"}.isdisjoint(arguments):
+        return OUTLIERS_OF_8_BITS
+    dtypes = {spec.trained_dtype("policy"), spec.generator.dtype or spec.model.dtype}
+    return 0.0 if dtypes == {"float32"} else OUTLIERS_OF_16_BITS
 
 
 def has_outliers(metrics: Mapping[str, float], limit: float) -> bool:

@@ -200,6 +200,7 @@ def test_in_16_bits_a_share_of_outliers_fails_the_job_unless_they_are_few(tokens
         (("model.dtype=float16", "generator.dtype=float32"), 1e-3),
         (("model.dtype=bfloat16", "health.logprobOutliers=0.02"), 0.02),
         (("health.logprobOutliers=1",), 1),
+        (("model.dtype=bfloat16", "generator.engineArguments={quantization: fp8}"), 0.02),
     ],
 )
 def test_the_default_limit_of_outliers_is_that_of_the_coarser_engine(overrides, limit):
