@@ -10,13 +10,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.support.models import tiny_model
-from transformers import AutoConfig, PreTrainedTokenizerFast
+from transformers import AutoConfig, Gemma3PreTrainedModel, Gemma3TextConfig, PreTrainedTokenizerFast
+from transformers.modeling_layers import GenericForTokenClassification
 
 from rlhf_api.problems import InvalidJob
 from rlhf_trainer import progress
 from rlhf_trainer.batches import MicroBatch, response_values, sequence_scores
 from rlhf_trainer.models.create import create_policy, create_tokenizer
 from rlhf_trainer.models.deepspeed_config import deepspeed_settings
+from rlhf_trainer.models.export import save_model
 from rlhf_trainer.models.inference import Forward, infer
 from rlhf_trainer.models.initialize import initialize, missing_tools
 from rlhf_trainer.models.load import (
@@ -28,6 +30,7 @@ from rlhf_trainer.models.load import (
     load_tokenizer,
     padding_id,
 )
+from rlhf_trainer.models.state import load_training_state, training_state
 from rlhf_trainer.records import Sequences
 
 TEXTS = ["the film was good", "the film was bad", "a good film, a bad film"] * 4
@@ -104,6 +107,52 @@ def test_a_family_without_classes_for_rewards_and_values_has_ours(family, tokeni
             outputs = outputs[torch.arange(3), SEQUENCES.lengths - 1]
         found = read(Forward(again.eval(), 100, 0).logits(micro), micro)
         torch.testing.assert_close(found, read(outputs, micro), rtol=1e-4, atol=1e-5)
+
+
+def test_a_critic_with_our_head_is_trained_exported_and_resumed_exactly(tokenizer, tmp_path, trained):
+    create_policy("gemma3_text", SMALL | {"head_dim": 8}, tokenizer, seed=0).save_pretrained(
+        tmp_path / "policy"
+    )
+
+    def critic():
+        return trained(load_critic(str(tmp_path / "policy"), torch.float32))
+
+    def update(model):
+        return model.update(
+            SEQUENCES, response_values, lambda out, _: (out.sum() - out.square().sum(), {}), 0.01
+        )
+
+    model, other = critic(), critic()
+    update(model)
+    saved = {name: tensor.clone() for name, tensor in training_state(model)}
+    assert saved["exp_avg/score.weight"].any()
+    load_training_state(other, saved.__getitem__)
+    assert update(model) == update(other)
+    for name, tensor in training_state(other):
+        assert torch.equal(tensor, dict(training_state(model))[name]), name
+    save_model(model, tokenizer, tmp_path / "critic")
+    exported = load_critic(str(tmp_path / "critic"), torch.float32).eval()
+    sizes = SEQUENCES.response_lengths
+    values = model.infer(SEQUENCES, response_values, sizes)
+    assert values.any()
+    torch.testing.assert_close(
+        infer(Forward(exported, 64, 0), SEQUENCES, response_values, sizes), values, rtol=0, atol=1e-6
+    )
+    declared = documented_class().from_pretrained(tmp_path / "critic").eval()
+    found = infer(Forward(declared, 64, 0), SEQUENCES, response_values, sizes)
+    torch.testing.assert_close(found, values, rtol=0, atol=1e-6)
+
+
+def documented_class() -> type:
+    """The class that docs/own-model.md declares for Transformers alone."""
+    text = Path("docs/own-model.md").read_text()
+    names = {
+        "GenericForTokenClassification": GenericForTokenClassification,
+        "Gemma3PreTrainedModel": Gemma3PreTrainedModel,
+        "Gemma3TextConfig": Gemma3TextConfig,
+    }
+    exec(text[text.index("class Gemma3ForTokenClassification") :].split("```")[0], names)
+    return names["Gemma3ForTokenClassification"]
 
 
 def test_a_new_policy_depends_on_the_seed_alone(tokenizer):
