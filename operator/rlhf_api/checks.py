@@ -8,6 +8,7 @@ from pydantic.alias_generators import to_camel
 from . import (
     architectures,
     deepspeed_checks,
+    deepspeed_combinations,
     evaluation,
     generator_checks,
     health,
@@ -162,6 +163,9 @@ RULES: tuple[Rule, ...] = (
         deepspeed_checks.unread,
         deepspeed_checks.switched_off,
         deepspeed_checks.averages,
+        deepspeed_combinations.low_precision_masters,
+        deepspeed_combinations.offloading,
+        deepspeed_combinations.secondary_partitions,
         health.problems,
     ),
     *(generator_checks.engine_arguments, model_server_checks.problems, trackers.problems, _environment),

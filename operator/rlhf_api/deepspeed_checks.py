@@ -16,7 +16,7 @@ OPTIMIZERS = ("adam", "adamw")
 
 
 def precision(spec: Spec) -> Iterator[Problem]:
-    for section, config in _sections(spec):
+    for section, config in given_sections(spec):
         dtype, field = spec.trained_dtype(section.model), f"spec.trainer.{section.dtype}"
         for key, wanted in (("bf16", "bfloat16"), ("fp16", "float16")):
             given, where = getattr(config, key), section.where(f"{key}.enabled")
@@ -35,7 +35,7 @@ def precision(spec: Spec) -> Iterator[Problem]:
 
 def unread(spec: Spec) -> Iterator[Problem]:
     """Problems of keys that this trainer does not read."""
-    for section, config in _sections(spec):
+    for section, config in given_sections(spec):
         for name, instead in (
             ("steps_per_print", "metrics.jsonl has every step"),
             ("activation_checkpointing", "the models here are not made with DeepSpeed's checkpoints"),
@@ -47,7 +47,7 @@ def unread(spec: Spec) -> Iterator[Problem]:
 def optimizer(spec: Spec) -> Iterator[Problem]:
     """Problems of an optimizer other than Adam or AdamW, and of hyperparameters that `spec.optimizer` sets
     differently."""
-    for section, config in _sections(spec):
+    for section, config in given_sections(spec):
         if config.optimizer is None:
             continue
         if (kind := config.optimizer.type).lower() not in OPTIMIZERS:
@@ -67,7 +67,7 @@ def optimizer(spec: Spec) -> Iterator[Problem]:
 
 def adam(spec: Spec) -> Iterator[Problem]:
     """Problems of parameters that the chosen Adam does not have."""
-    for section, config in _sections(spec):
+    for section, config in given_sections(spec):
         if config.optimizer is None:
             continue
         params, away = config.optimizer.params, config.zero_optimization.offload_optimizer
@@ -85,7 +85,7 @@ def adam(spec: Spec) -> Iterator[Problem]:
 
 def disks(spec: Spec) -> Iterator[Problem]:
     """Problems of an offload to disks: without their path, or of an optimizer that only stage 3 offloads there."""
-    for section, config in _sections(spec):
+    for section, config in given_sections(spec):
         zero, stage = config.zero_optimization, config.stage(spec.trained_dtype(section.model))
         for name in ("offload_optimizer", "offload_param"):
             away, where = getattr(zero, name), section.where(f"zero_optimization.{name}")
@@ -101,7 +101,7 @@ def disks(spec: Spec) -> Iterator[Problem]:
 def switched_off(spec: Spec) -> Iterator[Problem]:
     """Problems of keys without effect: of a later ZeRO stage, of an offload without a device, of a precision that is
     off."""
-    for section, config in _sections(spec):
+    for section, config in given_sections(spec):
         zero, stage = config.zero_optimization, config.stage(spec.trained_dtype(section.model))
         for key in _given(zero):
             later = key in _OF_STAGE_3 or key.startswith(_BEGIN_STAGE_3)
@@ -153,7 +153,7 @@ def _given(section: BaseModel) -> Iterator[str]:
             yield key
 
 
-def _sections(spec: Spec) -> Iterator[tuple[Section, DeepSpeedConfig]]:
+def given_sections(spec: Spec) -> Iterator[tuple[Section, DeepSpeedConfig]]:
     """Yields each DeepSpeed configuration that the trainer's section gives."""
     for section in SECTIONS:
         config: DeepSpeedConfig | None = getattr(spec.trainer, to_snake(section.name))

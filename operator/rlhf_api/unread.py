@@ -14,6 +14,8 @@ from .algorithms import algorithm_of, graph_of, settings_of
 from .algorithms.policy_gradient import PolicyGradient, is_one_update
 from .algorithms.ppo import PPO
 from .base import Frozen
+from .deepspeed_checks import given_sections
+from .deepspeed_idle import idle_keys
 from .graph import CRITIC
 from .problems import Problem, show
 from .rewards import RewardFunction
@@ -170,9 +172,9 @@ def _compared(spec: Spec) -> Iterator[_Unread]:
 
 def without_effect(spec: Spec) -> list[str]:
     """Warnings of fields that have no effect with the present numbers: settings of larger steps in a step of one
-    update, a reward model whose weight is 0, timeouts of calls beyond those of chunks; of a penalty with little effect,
-    and of a learning rate that no step reaches. Such fields are not refused, as users change these numbers from run to
-    run."""
+    update, a reward model whose weight is 0, timeouts of calls beyond those of chunks, keys of DeepSpeed; of a penalty
+    with little effect, and of a learning rate that no step reaches. Such fields are not refused, as users change these
+    numbers from run to run."""
     idle = [f"spec.{to_camel(algorithm_of(spec).name)}.{to_camel(name)}" for name in _unreached(spec)]
     why = "a step is one update, of a model that has not moved from what it is compared with"
     lines = [f"no effect: {', '.join(idle)}; {why}"] if idle else []
@@ -180,7 +182,16 @@ def without_effect(spec: Spec) -> list[str]:
     scored = Role.REWARD in roles_of(spec) and spec.reward.model_weight == 0
     if scored and spec.model.reward is not None and not _starts_critic(spec, "reward"):
         lines.append("no effect: spec.model.reward; spec.reward.modelWeight is 0")
-    return lines + _cut_short(spec) + _never_warm(spec)
+    return lines + _idle(spec) + _cut_short(spec) + _never_warm(spec)
+
+
+def _idle(spec: Spec) -> list[str]:
+    """A warning of each key of DeepSpeed's configurations that has no effect with the others."""
+    return [
+        f"no effect: {section.where(key)}; {why}"
+        for section, config in given_sections(spec)
+        for key, why in idle_keys(config, spec.trained_dtype(section.model))
+    ]
 
 
 def _cut_short(spec: Spec) -> list[str]:

@@ -116,6 +116,12 @@ def _deepspeed(section: str, dtype: str) -> Iterator[tuple[str, tuple[str, ...]]
     yield rf"trainer\.{section}\.optimizer", (f"{where}.optimizer={{type: Adam}}",)
     away = f"{where}.zero_optimization={{stage: 2, offload_optimizer: {{device: cpu}}}}"
     yield rf"trainer\.{section}\..*fp32_optimizer_states", (away,)
+    own = f"{where}.optimizer={{type: AdamW}}"
+    whole = f"{where}.zero_optimization={{stage: 3, offload_optimizer: {{device: cpu, super_offload: true}}}}"
+    yield rf"trainer\.{section}\..*\.(ratio|super_offload|cpuadam)", (whole, own)
+    yield rf"trainer\.{section}\.(fp16.fp16_m|bf16.bf16|zero_force)", (away, own)
+    half = f"{where}.bf16={{enabled: true, bf16_master_weights_and_grads: true}}"
+    yield rf"trainer\.{section}\.bf16.bf16_optimizer_states", (half,)
 
 
 BASES: tuple[tuple[str, tuple[str, ...]], ...] = (

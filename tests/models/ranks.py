@@ -60,10 +60,12 @@ CASES = {
     "zero2": (2, False, "untied"),
     "zero3": (3, False, "tied"),
     "zero3-critic": (3, False, "critic"),
+    "zero2-round-robin": (2, False, "untied"),
     "bf16-zero1": (1, True, "tied"),
     "bf16-zero1-sent-in-float32": (1, True, "untied"),
     "bf16-zero2": (2, True, "critic"),
     "bf16-zero3": (3, True, "tied"),
+    "bf16-zero3-secondary": (3, True, "untied"),
     "lora-zero0": (0, False, "tied"),
     "lora-zero1": (1, False, "untied"),
     "lora-zero2": (2, False, "critic"),
@@ -132,6 +134,10 @@ def engine_of(case: str, seed: int) -> TrainedModel:
     settings = {"zero_optimization": {"stage": stage, "reduce_bucket_size": 5_000}}
     if bfloat16:
         settings["bf16"] = {"enabled": True}
+    if case.endswith("round-robin"):
+        settings["zero_optimization"]["round_robin_gradients"] = True
+    if case.endswith("secondary"):
+        settings["zero_optimization"]["zero_hpz_partition_size"] = 2
     if case.endswith("float32"):
         settings["communication_data_type"] = "fp32"
     efficient = {"attention": "packed", "gradient_checkpointing": "full"} if stage in (1, 3) else {}

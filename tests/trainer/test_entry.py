@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.support.forks import ended, fork
+from tests.support.forks import ended, fork, torchrun
 
 from rlhf_api.run import EXIT_INVALID, EXIT_SUSPENDED
+from rlhf_trainer.process import run_role
+from rlhf_trainer.roles import trainer
 
 ROLE = """
 import sys, threading
@@ -28,20 +30,25 @@ run_role(role)
 
 
 def run(tmp_path: Path, body: str, **changes: str | None) -> tuple[subprocess.CompletedProcess, Path]:
+    given, end = environ(tmp_path), tmp_path / "role.end"
+    named = os.environ | {name: value for name, value in (given | changes).items() if value is not None}
+    command = [sys.executable, "-c", ROLE.format(body=body)]
+    return subprocess.run(command, env=named, capture_output=True, text=True, timeout=300, check=False), end
+
+
+def environ(tmp_path: Path, **trainer: int) -> dict[str, str]:
+    """The environment of a role's process, whose job has this section of the trainer."""
     spec = {"algorithm": "sft", "steps": 1, "model": {"policy": "x"}, "data": {"train": ["y"]}}
-    (tmp_path / "run.json").write_text(json.dumps({"job": "job", "spec": spec, "workdir": str(tmp_path)}))
-    end = tmp_path / "role.end"
-    given = {
+    config = {"job": "job", "spec": {**spec, "trainer": trainer}, "workdir": str(tmp_path)}
+    (tmp_path / "run.json").write_text(json.dumps(config))
+    return {
         "RLHF_RUN_CONFIG": str(tmp_path / "run.json"),
         "RLHF_INDEX": "0",
         "RLHF_HOST": "127.0.0.1",
         "RLHF_PORT": "1",
         "RLHF_TOKEN": "token",
-        "RLHF_TERMINATION_LOG": str(end),
-    } | changes
-    environ = os.environ | {name: value for name, value in given.items() if value is not None}
-    command = [sys.executable, "-c", ROLE.format(body=body)]
-    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300, check=False), end
+        "RLHF_TERMINATION_LOG": str(tmp_path / "role.end"),
+    }
 
 
 @pytest.mark.parametrize(
@@ -115,6 +122,26 @@ def test_a_role_that_nobody_started(tmp_path):
     ended, _ = run(tmp_path, "return 0", RLHF_RUN_CONFIG=None)
     assert ended.returncode == 1
     assert "'RLHF_RUN_CONFIG' is not set: roles are started by `rlhf run` or by the operator" in ended.stderr
+
+
+@pytest.mark.parametrize(("ranks", "world"), [(2, 1), (1, 2), (4, 2)])
+def test_a_trainer_with_other_ranks_than_the_manifest_says_does_not_train(tmp_path, ranks, world):
+    """As where a controller sets WORLD_SIZE, or torchrun is started with another job's numbers."""
+    log = tmp_path / "log"
+    gang = [
+        fork(start_trainer, log=log, **environ(tmp_path, processesPerReplica=ranks), **rank)
+        for rank in torchrun(world)
+    ]
+    assert EXIT_INVALID in ended(gang, 120, log), log.read_text()
+    message = (tmp_path / "role.end").read_text()
+    assert message.startswith(
+        f"spec.trainer: has {ranks} ranks (replicas 1 x processesPerReplica {ranks}), and "
+    )
+    assert f"WORLD_SIZE of this process is {world};" in message
+
+
+def start_trainer() -> None:
+    run_role(trainer.run)
 
 
 def test_deepspeed_brings_no_mlflow_which_a_tracker_may_still_import(tmp_path):

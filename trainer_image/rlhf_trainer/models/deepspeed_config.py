@@ -15,6 +15,8 @@ def deepspeed_settings(
         settings["optimizer"]["params"] = {**adam, **settings["optimizer"].get("params", {})}
 
     zero = settings.setdefault("zero_optimization", {})
+    # Stages 1 and 2 of DeepSpeed 0.19.8 lay the tensors out in another order then, and link names to the original one.
+    zero.pop("round_robin_gradients", None)
     low_precision = any(settings.get(kind, {}).get("enabled") for kind in ("bf16", "fp16"))
     if low_precision:
         # Stage 0 keeps no float32 master weights in a form that can be saved and loaded; stage 1 computes the

@@ -15,7 +15,7 @@ from torch.utils.cpp_extension import CUDA_HOME
 
 from rlhf_api.problems import InvalidJob, Problem
 
-from .zero import deepspeed, installed_ops
+from .zero import deepspeed, groups, installed_ops
 
 
 def initialize(model: Module, settings: dict[str, Any], adam: Mapping[str, Any]) -> Any:
@@ -107,7 +107,10 @@ def _divide(model: Module, settings: dict[str, Any]) -> None:
         if settings.get(kind, {}).get("enabled"):
             for parameter in model.parameters():  # as deepspeed.initialize does for whole models
                 parameter.data = parameter.data.to(dtype)
-    deepspeed.zero.Init(module=model, config_dict_or_path=settings)
+    hierarchical = settings["zero_optimization"].get("zero_hpz_partition_size", 1) > 1
+    # The process has one such group, which DeepSpeed makes with the first model and refuses to make again.
+    group = groups._get_zero_param_intra_parallel_group() if hierarchical else None
+    deepspeed.zero.Init(module=model, config_dict_or_path=settings, zero_param_parallel_group=group)
     device = deepspeed.get_accelerator().current_device_name()
     for buffer in model.buffers():
         buffer.data = buffer.data.to(device)

@@ -27,8 +27,9 @@ with contextlib.redirect_stdout(sys.stderr), _without("mlflow"):
     import deepspeed
     import deepspeed.comm
     from deepspeed.git_version_info import installed_ops
+    from deepspeed.utils import groups
 
-__all__ = ["deepspeed", "installed_ops"]
+__all__ = ["deepspeed", "groups", "installed_ops"]
 
 # Standard output belongs to the roles; DeepSpeed's loggers write to it by default.
 for _name in list(logging.root.manager.loggerDict):

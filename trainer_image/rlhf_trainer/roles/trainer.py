@@ -16,6 +16,7 @@ from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.report import STORE_FAILS, CheckpointStatus
 from rlhf_api.roles import Role
 from rlhf_api.run import EXIT_SUSPENDED, ProcessEnv, RunConfig
+from rlhf_api.spec import Spec
 from rlhf_api.unread import without_effect
 from rlhf_store import copying
 from rlhf_store.archive import Archive, Snapshot
@@ -54,6 +55,7 @@ second.
 
 
 def run(env: ProcessEnv) -> int:
+    check_world_size(env.config.spec, int(os.environ["WORLD_SIZE"]))
     ranks = Ranks.join(int(os.environ["LOCAL_RANK"]))
     log.info("rank %d of %d of %s, on %s", ranks.rank, ranks.world, env.config.job, ranks.device)
     seed_generators(ranks, env.config.spec.seed)
@@ -70,6 +72,19 @@ def run(env: ProcessEnv) -> int:
         if services is not None:
             services.control.wait_told(LAST_WORDS_SECONDS)
             services.http.close()
+
+
+def check_world_size(spec: Spec, started: int) -> None:
+    """Compares the number of ranks that were started with the manifest's. Raises InvalidJob where they differ: batches
+    would be divided, and memory was planned, for other ranks."""
+    wanted = spec.trainer.ranks
+    if started != wanted:
+        message = (
+            f"has {wanted} ranks (replicas {spec.trainer.replicas} x processesPerReplica "
+            f"{spec.trainer.processes_per_replica}), and WORLD_SIZE of this process is {started}; start every rank, or "
+            "change the manifest, and look for another program that sets WORLD_SIZE"
+        )
+        raise InvalidJob([Problem("spec.trainer", message)])
 
 
 def check_network(env: ProcessEnv, services: Services | None) -> None:
