@@ -26,8 +26,11 @@ class Setup:
     @classmethod
     def of(cls, config: DeepSpeedConfig, dtype: DType) -> "Setup":
         zero, chosen = config.zero_optimization, config.optimizer
-        devices = [away.device if away else "none" for away in (zero.offload_optimizer, zero.offload_param)]
-        return cls(config.stage(dtype), dtype, *devices, chosen is not None and not chosen.params.torch_adam)
+        optimizer, weights = (
+            away.device if away else "none" for away in (zero.offload_optimizer, zero.offload_param)
+        )
+        compiled = chosen is not None and not chosen.params.torch_adam
+        return cls(config.stage(dtype), dtype, optimizer, weights, compiled)
 
     @property
     def offloads(self) -> bool:

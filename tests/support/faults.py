@@ -7,8 +7,10 @@ import signal
 import threading
 import time
 import urllib.request
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 from tests.support.run_processes import environ, processes
@@ -80,6 +82,21 @@ def kill_engine_in_swap(point: str) -> None:
     """The engine's process of one generator kills itself when it is told to go over to weight version 2."""
     if point == "swap:2" and _first_time():
         os.kill(os.getpid(), 9)
+
+
+def save_the_first_tensors_again(point: str) -> None:
+    """From step 2 on, the saver copies tensors that it has kept of the first snapshot, with the new step."""
+    if point == "step:0":
+        saver = importlib.import_module("rlhf_trainer.checkpoint.saver")
+        copied, first = saver.copied, list[tuple[int, str, dict[str, Any]]]()
+
+        def stale(*given: Any) -> Iterator[tuple[int, str, dict[str, Any]]]:
+            for number, group, batch in copied(*given):
+                kept = {**batch, **next((old for n, _, old in first if n == number), {})}
+                first.append((number, group, dict(batch)))
+                yield number, group, kept | {name: batch[name] for name in batch if name == "step"}
+
+        saver.copied = stale
 
 
 def spoil_a_served_weight(point: str) -> None:

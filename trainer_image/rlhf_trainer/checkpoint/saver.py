@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 import torch
@@ -19,7 +19,8 @@ from rlhf_store.manifest import Segment, digest_of
 
 from .. import progress
 from ..comms.ranks import Ranks
-from .segments import Batch, Group, copied
+from ..wrong_snapshot import WrongSnapshot
+from .segments import Batch, Checksums, Group, copied, kind_checksums, unchanged_kinds
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +36,11 @@ class _Saving:
     state: Mapping[str, Any]
     reward: float | None
     good: bool
+    updates: Mapping[str, int]
     segments: dict[int, tuple[str, Future[Segment]]] = field(default_factory=dict)
     blobs: dict[str, Future[Segment]] = field(default_factory=dict)
+    sums: dict[int, dict[str, int]] = field(default_factory=dict)
+    """Checksums of each kind of tensors, by the number of the segment."""
 
     def uploads(self) -> list[Future[Segment]]:
         return [*(upload for _, upload in self.segments.values()), *self.blobs.values()]
@@ -62,6 +66,7 @@ class Saver:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="commit")
         self._known: set[str] = set()
         self._pending: Future[None] | None = None
+        self._last = Checksums({}, {})
 
     def __enter__(self) -> Self:
         return self
@@ -85,18 +90,20 @@ class Saver:
         reward: float | None = None,
         *,
         good: bool = True,
+        updates: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         """Copies all state of a step and starts its upload; a collective. Waits for the snapshot before it. `good`, of
-        rank 0: the snapshot may be the target of a rollback.
+        rank 0: the snapshot may be the target of a rollback. `updates`: see `Task.updates`.
 
         Raises:
-            StoreError, InvalidJob: the snapshot before could not be saved, see `finish`.
+            StoreError, InvalidJob, WrongSnapshot: the snapshot before could not be saved, see `finish`.
+            WrongSnapshot: these tensors are not the state of training.
         """
         self.finish()
-        saving, began = _Saving(step, dict(state), reward, good), time.perf_counter()
+        saving, began = _Saving(step, dict(state), reward, good, dict(updates)), time.perf_counter()
         # Everything is copied before the upload begins, so that training resumes as soon as possible.
         for number, group, batch in list(copied(groups, self._ranks.rank, self._ranks.world)):
-            saving.segments[number] = group, self._uploads.submit(self._send_tensors, number, batch)
+            saving.segments[number] = group, self._uploads.submit(self._send_tensors, saving, number, batch)
         if self._ranks.first:
             saving.blobs = {name: self._uploads.submit(self._send_blob, make) for name, make in blobs.items()}
         self._pending = self._thread.submit(self._conclude, saving)
@@ -113,6 +120,7 @@ class Saver:
         Raises:
             StoreError: the store did not take the snapshot.
             InvalidJob: another trainer has taken the store over.
+            WrongSnapshot: it had tensors of the snapshot before.
         """
         if self._pending is not None:
             pending, self._pending = self._pending, None
@@ -151,8 +159,17 @@ class Saver:
             if share["failed"] is not None:
                 raise StoreError(f"rank {rank} could not save its share: {share['failed']}")
         groups: dict[str, tuple[Segment, ...]] = {}
-        for _, group, fields in sorted(row for share in shares for row in share["segments"]):
+        sums: dict[tuple[str, str], list[int]] = {}
+        for _, group, fields, kinds in sorted(row for share in shares for row in share["segments"]):
             groups[group] = (*groups.get(group, ()), Segment.model_validate_json(json.dumps(fields)))
+            for kind, found in kinds.items():
+                sums.setdefault((group, kind), []).append(found)
+        before, self._last = self._last, Checksums(saving.updates, sums)
+        if unchanged := unchanged_kinds(before, self._last):
+            raise WrongSnapshot(
+                f"{', '.join(unchanged)} of step {saving.step} are those of the snapshot before, and updates have "
+                "changed them since"
+            )
         blobs = {name: upload.result() for name, upload in saving.blobs.items()}
         if self._committer is not None:
             snapshot = self._committer.commit(
@@ -165,17 +182,18 @@ class Saver:
         self._known = {segment.digest for segment in sent}
 
     def _shares(self, saving: _Saving, failed: str | None) -> list[dict[str, Any]]:
-        """Gathers from each rank its uploaded `segments` as (number, group, segment), and its failure, if any."""
+        """Gathers from each rank its uploaded `segments` as (number, group, segment, checksums), and its failure, if
+        any."""
         sent = [
-            (number, group, upload.result().model_dump(mode="json", by_alias=True))
+            (number, group, upload.result().model_dump(mode="json", by_alias=True), saving.sums[number])
             for number, (group, upload) in (() if failed else saving.segments.items())
         ]
         text = json.dumps({"segments": sent, "failed": failed}).encode()
         arrays = {"json": torch.frombuffer(bytearray(text), dtype=torch.uint8)}
         return [json.loads(bytes(a["json"].numpy())) for a in self._ranks.gather(arrays, self._beside)]
 
-    def _send_tensors(self, number: int, batch: Batch) -> Segment:
-        names = tuple(batch)
+    def _send_tensors(self, saving: _Saving, number: int, batch: Batch) -> Segment:
+        names, saving.sums[number] = tuple(batch), kind_checksums(batch)
         data = save(batch)
         batch.clear()  # frees the copies
         self._reached(f"segment:{number}")

@@ -1,6 +1,8 @@
 """Splits tensors into segments of bounded size, copied so that training can go on."""
 
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -31,6 +33,34 @@ def copied(groups: Mapping[str, Group], rank: int = 0, ranks: int = 1) -> Iterat
         if batch:
             yield number, group, batch
         number += count > 0
+
+
+def kind_checksums(batch: Batch) -> dict[str, int]:
+    """CRC-32 of the tensors of each kind: of names with the same part before the slash."""
+    sums = dict[str, int]()
+    for name, tensor in batch.items():
+        kind, slash, _ = name.partition("/")
+        if slash:
+            sums[kind] = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, sums.get(kind, 0))
+    return sums
+
+
+@dataclass(frozen=True)
+class Checksums:
+    """Of one snapshot: the updates of each group so far, and the checksums of each kind in the order of segments."""
+
+    updates: Mapping[str, int]
+    sums: Mapping[tuple[str, str], list[int]]
+
+
+def unchanged_kinds(before: Checksums, now: Checksums) -> list[str]:
+    """Kinds, each with its group, whose tensors are those of the snapshot before, though every kind of the group has
+    been updated since."""
+    return [
+        f"{group}/{kind}"
+        for (group, kind), sums in now.sums.items()
+        if now.updates.get(group, 0) > before.updates.get(group, 0) and before.sums.get((group, kind)) == sums
+    ]
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -49,6 +49,10 @@ class Learner:
             **{f"{used.name}_average": average.state() for used, average in self.averages.items()},
         }
 
+    def updates(self) -> dict[str, int]:
+        """Updates of each model that changed its weights and moments, by the name of its group."""
+        return {used.name: model.moving_updates for used, model in self.models.items()}
+
     def restore(self, snapshot: Snapshot) -> None:
         """Restores `state` and `groups`; a moving average that the snapshot lacks begins with the model's weights.
         Raises InvalidJob if a model, an adapter or its base has changed."""

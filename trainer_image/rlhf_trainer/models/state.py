@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ..records import Sequences
+from .live_weights import LiveWeights
 from .trained_model import TrainedModel
 from .zero import deepspeed
 
@@ -24,19 +25,23 @@ def training_state(engine: TrainedModel) -> Iterator[tuple[str, Tensor]]:
     (float16) `loss_scale` follows the step: float64 [4], in the order of `SCALER`.
 
     All ranks iterate in lockstep and get the same tensors; they may be the live state, so copy what you keep. The step
-    is 0 and the moments are zero before the first update.
+    is 0 and the moments are zero before the first update. Raises WrongSnapshot at the end, on every rank, where the
+    parameters, rounded, are not the weights with which the model computes.
     """
-    step = _step(engine)
+    step, live = _step(engine), LiveWeights(engine.stage, engine.rank)
     if step:
         _link_moments(engine)
     yield "step", torch.tensor(step)
     if (scaler := _scaler(engine)) is not None:
         yield LOSS_SCALE, torch.tensor([getattr(scaler, name) for name in SCALER], dtype=torch.float64)
     for name, parameter in _trained(engine):
-        yield f"{MASTER}/{name}", _read(engine, parameter, None)
+        master = _read(engine, parameter, None)
+        live.compare(name, parameter, master)
+        yield f"{MASTER}/{name}", master
         for moment in MOMENTS:
             value = _read(engine, parameter, moment) if step else _zeros(parameter)
             yield f"{moment}/{name}", value
+    live.check(engine.device)
 
 
 def load_training_state(engine: TrainedModel, get: Callable[[str], Tensor]) -> None:

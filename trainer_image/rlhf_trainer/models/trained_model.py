@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Mapping
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +27,9 @@ from .sequence_parallel import SequenceGroup
 
 if TYPE_CHECKING:
     from .adapter import Adapter
+
+LEAST_RATE, LEAST_NORM = 1e-9, 1e-5
+"""Learning rate and gradient norm from which on an update changes some float32 weight and both moments."""
 
 
 class TrainedModel:
@@ -73,6 +77,11 @@ class TrainedModel:
             model, micro_batch_tokens, pad_token_id, trainer.attention, self.deepspeed, group
         )
         self.stage = int(self.deepspeed.zero_optimization_stage())
+        self.moving_updates = 0
+        """Updates so far, in this process, that changed weights and moments; 0 where these are not float32, as a small
+        step may be lost in rounding then."""
+        low = ("bf16_master_weights_and_grads", "fp16_master_weights_and_grads")
+        self._keeps_float32 = not any(settings.get(key[:4], {}).get(key) for key in low)
 
     @property
     def unwrapped(self) -> Module:
@@ -148,6 +157,8 @@ class TrainedModel:
         engine.step()
         told = self._summed(totals)
         norm = engine.get_global_grad_norm() if norm is None else norm
+        if self._keeps_float32 and learning_rate >= LEAST_RATE and LEAST_NORM <= norm < inf:
+            self.moving_updates += not getattr(engine.optimizer, "overflow", False)
         if not engine.fp16_enabled():
             return told | {"grad_norm": float(norm)}
         skipped = bool(engine.optimizer.overflow)

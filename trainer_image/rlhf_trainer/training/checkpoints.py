@@ -86,7 +86,8 @@ class Checkpoints:
         groups = {**self.task.groups(), "generators": save_generators(ranks).items()}
         state = {**self.task.state(), "health": self.monitor.state(), "data": dict(self.ctx.data)}
         blobs = self.task.blobs() if ranks.first else {}
-        self.saver.begin(step, state, groups, blobs, reward, good=self.monitor.good)
+        updates = self.task.updates()
+        self.saver.begin(step, state, groups, blobs, reward, good=self.monitor.good, updates=updates)
 
     def suspend(self, step: int, reward: float | None) -> int:
         """Saves the step and waits until it is stored; returns the exit code of a suspended run."""

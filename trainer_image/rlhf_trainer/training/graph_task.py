@@ -20,6 +20,9 @@ class GraphTask:
     def groups(self) -> Mapping[str, Group]:
         return self._learner.groups()
 
+    def updates(self) -> Mapping[str, int]:
+        return self._learner.updates()
+
     @property
     def begins(self) -> int:
         return self._graph.begins

@@ -32,6 +32,9 @@ class Task(Protocol):
     def groups(self) -> Mapping[str, Group]:
         """Tensors of the task for a snapshot; iterating is a collective."""
 
+    def updates(self) -> Mapping[str, int]:
+        """Number of updates of each group of tensors that changed all of its kinds; 0 for a group that may stay."""
+
     def blobs(self) -> Mapping[str, Callable[[], bytes]]:
         """Blobs of the task for a snapshot, by name; rank 0's are stored. Each is encoded on another thread while later
         steps train, but has the state of this moment."""
