@@ -46,6 +46,19 @@ def test_check_keeps_no_tokens_of_rows_it_has_read(tmp_path):
         assert sum(isinstance(kept, Encoded) for kept in gc.get_objects()) <= 1
 
 
+def test_check_warns_of_a_template_where_there_are_conversations(tmp_path):
+    tokenizer = chat_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}{% endfor %}"
+    )
+    short = ("spec.data.maxPromptLength=99", "spec.data.maxAnswerLength=99")
+    text = {"prompt": "p", "answer": "a"}
+    *_, last = check(spec(tmp_path, [text, CHAT], *short), tokenizer)
+    assert last.startswith("warning: the chat template does not begin the assistant's turn")
+    *_, last = check(spec(tmp_path, [text, text], *short), tokenizer)
+    assert last.startswith("  response tokens")
+
+
 def test_check_names_all_that_is_wrong(tmp_path):
     rows = [{"prompt": "p"}, {"prompt": "p", "answer": "a"}, CHAT, *[{}] * 30]
     with pytest.raises(InvalidJob) as caught:

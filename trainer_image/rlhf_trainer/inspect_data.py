@@ -8,6 +8,7 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from rlhf_api.spec import Data, Spec
 from .data.chat import check_template
 from .data.dataset import Dataset, open_datasets
 from .data.encode import Encoded, encode_prompt
+from .data.template_warnings import template_warnings
 from .data.text import context, continued_text
 from .models import architectures
 from .models.hub import use_cache_if_unreachable
@@ -67,8 +69,24 @@ def check(
             yield from _lengths("prompt", prompts, spec.data.max_prompt_length)
             if kind != "prompts":
                 yield from _lengths("response", responses, spec.data.max_answer_length)
+    yield from warnings(spec, tokenizer) if tokenizer is not None else ()
     if problems:
         raise InvalidJob(problems)
+
+
+def warnings(spec: Spec, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
+    """Lines about a chat template that the job's conversations are rendered by."""
+    lines = template_warnings(tokenizer)
+    if lines and any(_has_conversation(dataset) for _, _, dataset in _named(spec)):
+        yield from (f"warning: {line}" for line in lines)
+
+
+def _has_conversation(dataset: Dataset) -> bool:
+    for number in range(len(dataset)):
+        with suppress(InvalidJob):  # reported with its row
+            if dataset[number].is_conversation:
+                return True
+    return False
 
 
 def show(spec: Spec, tokenizer: PreTrainedTokenizerBase, number: int, *, colour: bool) -> Iterator[str]:

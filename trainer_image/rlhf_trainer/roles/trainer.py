@@ -37,6 +37,7 @@ from ..comms.roster import Roster, Stopped
 from ..context import Services, TrainerContext
 from ..data.chat import check_template
 from ..data.dataset import Dataset, open_datasets
+from ..data.template_warnings import template_warnings
 from ..garbage import full_collections_by_hand
 from ..models import architectures
 from ..models.export import remove_abandoned
@@ -122,6 +123,8 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None, run: str = 
     tokenizer = prepare_model(config, ranks, rows)
     if conversation is not None:
         check_template(tokenizer, conversation)
+        for line in template_warnings(tokenizer):
+            log.warning("%s", line)
     ctx = TrainerContext(config.job, spec, Path(config.workdir), ranks, tokenizer, services, stop, data)
     task = make_task(ctx, config, rows, held_out, text or ())
     told = partial(committed, ctx, config.store)
