@@ -113,7 +113,7 @@ def test_options_that_vllms_own_parser_refuses(folder, tmp_path):
     finished, error = fail(folder, tmp_path / "run", *job, wrong)
     assert "spec.generator.engineArguments: vLLM refuses its options: argument --max-num-seqs" in error
     assert finished.status["restarts"] == 0
-    wrong = "spec.generator={engineArguments: {max-num-sqes: 4}}"
+    wrong = "spec.generator={untriedEngineArguments: true, engineArguments: {max-num-sqes: 4}}"
     _, error = fail(folder, tmp_path / "none", *job, wrong)
     assert error.startswith(
         "error: spec.generator.engineArguments.max-num-sqes: vLLM has no such option; did you mean"
