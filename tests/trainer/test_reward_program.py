@@ -1,6 +1,7 @@
 """Rewards of exit codes: what a program in the sandbox can reach and use, what scores and what has no score."""
 
 import asyncio
+import itertools
 import json
 import math
 import os
@@ -402,6 +403,21 @@ def test_a_candidate_that_cannot_be_started_is_refused():
 )
 def test_waiting_for_a_cpu_is_no_time_spent(used, passed, seconds):
     assert spent(used, passed) == seconds
+
+
+def test_a_program_that_only_waits_for_a_cpu_is_not_too_late(job, monkeypatch):
+    """By its usage it has waited all the time; it ends after the third look, long after its timeout."""
+    looks = itertools.count(1)
+
+    def waited(_pids):
+        if next(looks) == 3:
+            (job / "go").touch()
+        return Usage(0.0, math.inf)
+
+    monkeypatch.setattr(module, "usage", waited)
+    code = "import os, time\nwhile not os.path.exists('/job/go'): time.sleep(0.01)"
+    assert run(code, timeout=0.1) == [1.0]
+    assert next(looks) > 3
 
 
 def test_usage_is_that_of_a_process_and_of_all_that_it_started():
