@@ -16,8 +16,9 @@ replies = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)  # what the response prints is no reply
 names = {{}}
 exec({code!r}, names)
+function = names[{function!r}]
 while True:
-    print(json.dumps(names[{function!r}](*json.loads(input()))), file=replies, flush=True)
+    print(json.dumps(function(*json.loads(input()))), file=replies, flush=True)
 """
 
 
