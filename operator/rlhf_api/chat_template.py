@@ -1,11 +1,29 @@
 """The template of conversations that a manifest gives: inline Jinja, or a file of it."""
 
 import importlib.util
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from .problems import InvalidJob, Problem, show
 
 FIELD = "spec.data.chatTemplate"
+SET_HERE = (
+    *("messages", "conversation", "chat_template", "add_generation_prompt", "continue_final_message"),
+    *("tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
+    *("return_assistant_tokens_mask", "tokenizer_kwargs"),
+)
+"""Arguments of `apply_chat_template` that rows and manifests do not set."""
+
+
+def argument_problem(arguments: Mapping[str, Any]) -> str:
+    """Problem of arguments of a chat template beside the messages; '' if there is none."""
+    if name := next((name for name in arguments if name in SET_HERE), ""):
+        return f"{name} is no variable of chat templates, but set by the job; remove it"
+    tools = arguments.get("tools")
+    if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
+        return f"tools must be a list of objects; got {show(tools)}"
+    return ""
 
 
 def given_template(given: str) -> str:

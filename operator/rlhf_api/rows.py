@@ -1,6 +1,7 @@
 """Row types of datasets, and validation messages for rows."""
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Self
 
 from pydantic import (
@@ -14,6 +15,7 @@ from pydantic import (
     model_validator,
 )
 
+from .chat_template import argument_problem
 from .graph import RowKind
 from .problems import InvalidJob, Problem, closest, in_our_words, show
 
@@ -21,12 +23,37 @@ NonEmpty = Annotated[str, Field(min_length=1)]
 
 
 class Message(BaseModel):
-    """A turn of a conversation; further fields, such as a tool's name, go to the chat template."""
+    """A turn of a conversation, in the OpenAI format; further fields, such as a tool's name, go to the chat
+    template."""
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
     role: NonEmpty
-    content: Annotated[str, Field(min_length=0)]  # the limit has pydantic refuse text that is no Unicode
+    content: (
+        Annotated[str, Field(min_length=0)] | None
+    )  # the limit has pydantic refuse text that is no Unicode
+    """None for a message of tool calls alone."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _add_content(cls, value: Any) -> Any:
+        calls = isinstance(value, dict) and value.get("tool_calls") and "content" not in value
+        return {**value, "content": None} if calls else value
+
+    @model_validator(mode="after")
+    def _has_content(self) -> Self:
+        if self.content is None and not (
+            self.role == "assistant" and (self.model_extra or {}).get("tool_calls")
+        ):
+            raise ValueError(
+                "content must be text; only an assistant's message with tool_calls may have null"
+            )
+        return self
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as chat templates read it: fields that are null are left out, but not `content`."""
+        further = {name: value for name, value in (self.model_extra or {}).items() if value is not None}
+        return {"role": self.role, "content": self.content, **further}
 
 
 def _kind(value: Any) -> str:
@@ -78,10 +105,29 @@ class Row(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
+    @model_validator(mode="after")
+    def _has_arguments(self) -> Self:
+        if self.is_conversation:
+            self.template_arguments({})
+        return self
+
     @property
     def texts(self) -> list[str]:
-        """All text that is tokenized."""
-        return [part if isinstance(part, str) else part.content for part in self._parts]
+        """All text that is tokenized, but for that of tools and their calls."""
+        texts = (part if isinstance(part, str) else part.content for part in self._parts)
+        return [text for text in texts if text is not None]
+
+    def template_arguments(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments of the chat template besides the messages: the row's `tools` and the entries of its
+        `chat_template_kwargs`, either of which may be JSON text, before `defaults`. Raises ValueError where they are
+        not."""
+        given = self.model_extra or {}
+        own = _decoded("chat_template_kwargs", given, dict)
+        tools = _decoded("tools", given, list)
+        arguments = {**defaults, **(own or {}), **({} if tools is None else {"tools": tools})}
+        if wrong := argument_problem(arguments):
+            raise ValueError(wrong)
+        return arguments
 
     @property
     def is_conversation(self) -> bool:
@@ -94,6 +140,20 @@ class Row(BaseModel):
         for name in ROW_FIELDS:
             if name in known or hasattr(kind, name):
                 yield from _flat(getattr(self, name))
+
+
+def _decoded(name: str, fields: Mapping[str, Any], kind: type[Any]) -> Any:
+    """A field that is a list or an object, or JSON text of one, since columns of Parquet have one type."""
+    value = fields.get(name)
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            value = fields[name]
+    if value is not None and not isinstance(value, kind):
+        wanted = "a list of objects" if kind is list else "an object"
+        raise ValueError(f"{name} must be {wanted}, or JSON text of it; got {show(value)}")
+    return value
 
 
 class PromptRow(Row):
@@ -175,6 +235,8 @@ class PreferenceRow(Row):
 ROW_FIELDS = ("prompt", "answer", "pos_answers", "neg_answers")
 """Fields that training reads, over all row kinds."""
 ROW_TYPES: dict[RowKind, type[Row]] = {"prompts": PromptRow, "responses": AnswerRow, "pairs": PairRow}
+RENDERED_FIELDS = (*ROW_FIELDS, "messages", "chosen", "rejected", "tools", "chat_template_kwargs")
+"""Fields of conversations, over all row kinds, that a chat template reads."""
 OTHER_TYPES: dict[RowKind, tuple[str, type[Row]]] = {
     "responses": ("messages", ConversationRow),
     "pairs": ("chosen", PreferenceRow),

@@ -4,7 +4,7 @@ import difflib
 import re
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import AfterValidator, Field, WithJsonSchema, create_model
+from pydantic import AfterValidator, Field, JsonValue, WithJsonSchema, create_model
 
 from .algorithms import ALGORITHMS, CUSTOM
 from .base import (
@@ -21,6 +21,7 @@ from .base import (
     PositiveFloat,
     StoreUrl,
 )
+from .chat_template import argument_problem
 from .deepspeed import DeepSpeedConfig
 from .evaluation import Evaluation
 from .health import Health
@@ -50,6 +51,12 @@ AlgorithmName = Annotated[
 """An entry of `rlhf_api.algorithms.ALGORITHMS`, or an algorithm of one's own as `module:name`."""
 
 
+def _arguments(given: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    if wrong := argument_problem(given):
+        raise ValueError(wrong)
+    return given
+
+
 class Data(Frozen):
     """Files of rows: `{prompt, answer}` or `{messages}` for `sft`, `{prompt, chosen, rejected}` or
     `{prompt, pos_answers, neg_answers}` for `reward` and `dpo`, `{prompt}` where responses are sampled."""
@@ -64,6 +71,8 @@ class Data(Frozen):
     """System prompt of every conversation that has none; a prompt of plain text becomes the user's turn after it."""
     chat_template: str | None = None
     """Chat template of conversations: Jinja, or a file of it; the tokenizer's own unless given."""
+    chat_template_kwargs: Annotated[dict[str, JsonValue], AfterValidator(_arguments)] = {}
+    """Variables of the chat template, such as `enable_thinking: false`; a row's `chat_template_kwargs` come first."""
     max_prompt_length: Positive = 512
     """Maximum prompt length in tokens; a longer prompt keeps its last tokens."""
     max_answer_length: Positive = 512

@@ -89,7 +89,7 @@ def data(job: RLHFJob) -> Any:
     tokenizer = loading.load_job_tokenizer(config(job))
     places = stream(rows, spec.seed).take(12)
     if isinstance(graph_of(spec).source, Generate):
-        seen: Any = prompts(rows, places, tokenizer, spec.data.max_prompt_length)
+        seen: Any = prompts(rows, places, tokenizer, spec.data)
     else:
         kind = graph_of(spec).rows
         made, metrics = given_columns(kind, [rows[i] for _, i in places], tokenizer, spec.data)

@@ -21,7 +21,7 @@ from rlhf_api.rows import Row
 from rlhf_api.run import RunConfig
 from rlhf_api.spec import Data, Spec
 
-from .data.chat import check_template
+from .data.chat import arguments_of, check_template
 from .data.dataset import Dataset, open_datasets
 from .data.encode import Encoded, encode_prompt
 from .data.template_warnings import template_warnings
@@ -43,7 +43,8 @@ DIM, GREEN, RESET = "\033[2m", "\033[32m", "\033[0m"
 def _encode_row(row: Any, kind: RowKind, tokenizer: PreTrainedTokenizerBase, data: Data) -> list[Encoded]:
     """The sequences of one row; only the prompt if responses are sampled."""
     if kind == "prompts":
-        return [encode_prompt(tokenizer, row.prompt, data.max_prompt_length)]
+        arguments = arguments_of(tokenizer, row, data)
+        return [encode_prompt(tokenizer, row.prompt, data.max_prompt_length, arguments)]
     return ENCODE[kind]([row], tokenizer, data)
 
 

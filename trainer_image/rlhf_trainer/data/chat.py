@@ -1,17 +1,24 @@
 """Renders conversations by the tokenizer's chat template, with the assistant's turns marked."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_api.chat_template import FIELD
 from rlhf_api.problems import InvalidJob, Problem, show
-from rlhf_api.rows import Message
+from rlhf_api.rows import Message, Row
+from rlhf_api.spec import Data
 
 ANY = "\ue000"
 """Content of a message that no template has text of its own with: a private-use character."""
+NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
+_NOTHING: tuple[Any, ...] = (None, "", [], {})
+"""Values of a template's variables that are as good as none."""
 
 
 @dataclass(frozen=True)
@@ -34,17 +41,51 @@ def check_template(tokenizer: PreTrainedTokenizerBase, where: str) -> None:
         raise InvalidJob([Problem(where, message)])
 
 
+def arguments_of(tokenizer: PreTrainedTokenizerBase, row: Row, data: Data) -> dict[str, Any]:
+    """Arguments with which the tokenizer's chat template renders this row, besides the messages; none for plain text.
+
+    Raises InvalidJob for tools or variables that are no such arguments, or of which the template reads nothing.
+    """
+    if not row.is_conversation:
+        return {}
+    check_template(tokenizer, FIELD)
+    try:
+        arguments = row.template_arguments(data.chat_template_kwargs)
+        template = str(tokenizer.get_chat_template(tools=arguments.get("tools")))
+    except ValueError as error:
+        raise InvalidJob([Problem(FIELD, str(error))]) from error
+    for name, value in arguments.items():
+        if value not in _NOTHING and not _reads(template, name):
+            message = (
+                f"the template reads no {name!r}; give one that does, or leave it out; got {show(value)}"
+            )
+            raise InvalidJob([Problem(FIELD, message)])
+    return arguments
+
+
+@lru_cache(maxsize=256)
+def _reads(template: str, name: str) -> bool:
+    return re.search(rf"\b{re.escape(name)}\b", template) is not None
+
+
 def render(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], *, for_response: bool = False
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    arguments: Mapping[str, Any] = NO_ARGUMENTS,
+    *,
+    for_response: bool = False,
 ) -> str:
-    """The conversation as text; `for_response`: with the header of the assistant's next turn.
+    """The conversation as text; `arguments`: see `arguments_of`; `for_response`: with the header of the assistant's
+    next turn.
 
     Raises InvalidJob where there is no template or it raises for these messages.
     """
     check_template(tokenizer, FIELD)
-    plain = [message.model_dump(exclude_none=True) for message in messages]
+    plain = [message.for_template() for message in messages]
     try:
-        text = tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=for_response)
+        text = tokenizer.apply_chat_template(
+            plain, tokenize=False, add_generation_prompt=for_response, **arguments
+        )
     except Exception as error:  # Jinja's errors, and exceptions raised by the template
         reason = f"{type(error).__name__}: {error}"
         raise InvalidJob([Problem(FIELD, f"the template refuses {show(plain)}: {reason}")]) from error
@@ -53,25 +94,30 @@ def render(
 
 
 def segments(
-    tokenizer: PreTrainedTokenizerBase, prompt: Sequence[Message], following: Sequence[Message]
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: Sequence[Message],
+    following: Sequence[Message],
+    arguments: Mapping[str, Any] = NO_ARGUMENTS,
 ) -> list[Segment]:
-    """Text segments of `following`, which begins with an assistant message, after `render(prompt, for_response=True)`.
+    """Text segments of `following`, which begins and ends with an assistant message, after
+    `render(prompt, arguments, for_response=True)`. Messages between two of the assistant's are one segment: templates
+    may put the results of several tools into one turn.
 
     Raises InvalidJob where the template renders a turn differently once another one follows.
     """
     found: list[Segment] = []
-    done, messages = render(tokenizer, prompt, for_response=True), [*prompt]
+    done, messages = render(tokenizer, prompt, arguments, for_response=True), [*prompt]
     for i, message in enumerate(following):
         if message.role == "assistant" and i:
-            opened = render(tokenizer, messages, for_response=True)
+            opened = render(tokenizer, messages, arguments, for_response=True)
             found.append(Segment(_after(done, opened, messages), trained=False))
             done = opened
         messages.append(message)
-        rendered = render(tokenizer, messages)
-        text = _after(done, rendered, messages)
-        trained = message.role == "assistant"
-        found.append(Segment(text, trained, _ending(tokenizer, messages, text) if trained else ""))
-        done = rendered
+        if message.role == "assistant":
+            rendered = render(tokenizer, messages, arguments)
+            text = _after(done, rendered, messages)
+            found.append(Segment(text, True, _ending(tokenizer, messages, arguments, text)))
+            done = rendered
     return found
 
 
@@ -106,14 +152,33 @@ def without_oldest(messages: Sequence[Message]) -> list[Message] | None:
     return None if second is None else [*messages[:first], *messages[second:]]
 
 
-def _ending(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], text: str) -> str:
+def _ending(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    arguments: Mapping[str, Any],
+    text: str,
+) -> str:
     """The text that the template appends to the last message, rendered as `text`: all that follows ANY in its place.
     The content itself is not looked for, as it may be part of what follows: `end` before `<|im_end|>`. All of `text`
-    where the template appends another ending to ANY."""
+    where the template appends another ending to ANY.
+
+    Tool calls, whose tokens may be special too, are the assistant's, and end as text does, or else with the last
+    special token."""
     *before, last = messages
-    rendered = render(tokenizer, [*before, last.model_copy(update={"content": ANY})])
+    calls = bool((last.model_extra or {}).get("tool_calls"))
+    any_text = Message(role=last.role, content=ANY) if calls else last.model_copy(update={"content": ANY})
+    rendered = render(tokenizer, [*before, any_text], arguments)
     _, known, ending = rendered.rpartition(ANY)
-    return ending if known and text.endswith(ending) else text
+    if known and text.endswith(ending):
+        return ending
+    return text[_last_special(tokenizer, text) :] if calls else text
+
+
+def _last_special(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
+    """Place of the last special token in a text; its end if there is none."""
+    special = tokenizer.convert_ids_to_tokens(sorted(special_tokens(tokenizer)))
+    place = max(map(text.rfind, special), default=-1)
+    return place if place >= 0 else len(text)
 
 
 def _after(done: str, rendered: str, messages: Sequence[Message]) -> str:

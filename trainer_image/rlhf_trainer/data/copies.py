@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import date, time
 from decimal import Decimal
 from pathlib import Path
@@ -14,6 +14,7 @@ from pyarrow import ArrowException
 from pyarrow.parquet import ParquetFile
 
 from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.rows import RENDERED_FIELDS
 from rlhf_store.failures import Missing
 from rlhf_store.locked import locked
 from rlhf_store.store import Store
@@ -79,13 +80,25 @@ def _write_lines(path: str, file: Path, new: Path) -> None:
         with new.open("w", encoding="utf-8") as lines:
             for batch in ParquetFile(file).iter_batches(BATCH_ROWS):
                 for row in batch.to_pylist():
-                    given = {key: value for key, value in row.items() if value is not None}
+                    given = {key: value for key, value in without_nulls(row).items() if value is not None}
                     lines.write(json.dumps(given, default=plain, ensure_ascii=False) + "\n")
                     number += 1
     except ArrowException as error:
         raise InvalidJob([Problem(path, f"is not a Parquet file: {str(error).splitlines()[0]}")]) from None
     except TypeError as error:
         raise InvalidJob([Problem(f"{path}[{number}]", f"cannot be JSON: {error}")]) from None
+
+
+def without_nulls(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row without what is null at any depth of its conversations and tools: tables give each object the keys of all
+    the others, so an argument that a tool call lacks is null there."""
+    return {key: _filled(value) if key in RENDERED_FIELDS else value for key, value in row.items()}
+
+
+def _filled(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _filled(inner) for key, inner in value.items() if inner is not None}
+    return [_filled(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def plain(value: Any) -> Any:

@@ -1,7 +1,9 @@
 """Tokenization of dataset rows."""
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
@@ -9,7 +11,7 @@ from rlhf_api.problems import InvalidJob, Problem, show
 from rlhf_api.rows import Message, Text
 from rlhf_api.spec import Sampling
 
-from .chat import Segment, end_of_turn, render, segments, special_tokens, without_oldest
+from .chat import NO_ARGUMENTS, Segment, end_of_turn, render, segments, special_tokens, without_oldest
 
 
 @dataclass(frozen=True)
@@ -24,17 +26,27 @@ class Encoded:
     response_cut: int = 0
 
 
-def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Text, max_length: int) -> Encoded:
+def encode_prompt(
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: Text,
+    max_length: int,
+    arguments: Mapping[str, Any] = NO_ARGUMENTS,
+) -> Encoded:
     """A prompt cut to its last `max_length` tokens; a BOS token at its start is kept.
 
     A conversation is rendered up to the assistant's next turn. If it is too long, the oldest questions and answers are
     dropped first; the system prompt stays. Raises InvalidJob for a prompt without tokens.
     """
-    return _prompt(tokenizer, prompt, max_length)[1]
+    return _prompt(tokenizer, prompt, max_length, arguments)[1]
 
 
 def encode(
-    tokenizer: PreTrainedTokenizerBase, prompt: Text, response: Text, max_prompt: int, max_response: int
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: Text,
+    response: Text,
+    max_prompt: int,
+    max_response: int,
+    arguments: Mapping[str, Any] = NO_ARGUMENTS,
 ) -> Encoded:
     """A prompt with a given response, tokenized as one text, each cut to its limit in tokens.
 
@@ -44,12 +56,12 @@ def encode(
     """
     if not isinstance(response, str):
         prompt = turns(prompt, "user")
-    asked, encoded = _prompt(tokenizer, prompt, max_prompt)
+    asked, encoded = _prompt(tokenizer, prompt, max_prompt, arguments)
     if isinstance(asked, str):
         before, following = asked, [Segment(str(response), trained=True)]
     else:
-        before = render(tokenizer, asked, for_response=True)
-        following = segments(tokenizer, asked, turns(response, "assistant"))
+        before = render(tokenizer, asked, arguments, for_response=True)
+        following = segments(tokenizer, asked, turns(response, "assistant"), arguments)
     tokens, mask = list[int](), list[bool]()
     for i, segment in enumerate(following):
         found, trained = _segment(tokenizer, before, segment, last=i == len(following) - 1)
@@ -64,11 +76,16 @@ def encode(
 
 
 def encode_sampled(
-    tokenizer: PreTrainedTokenizerBase, prompt: Text, response: str, *, ended: bool
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: Text,
+    response: str,
+    arguments: Mapping[str, Any] = NO_ARGUMENTS,
+    *,
+    ended: bool,
 ) -> list[int]:
     """Prompt and a sampled response in another tokenizer, such as a reward model's, by its own chat template for
     conversations. A response that was cut off gets no end token."""
-    encoded = encode(tokenizer, prompt, response, sys.maxsize, sys.maxsize)
+    encoded = encode(tokenizer, prompt, response, sys.maxsize, sys.maxsize, arguments)
     return [*encoded.prompt, *(encoded.response if ended else encoded.response[:-1])]
 
 
@@ -104,14 +121,16 @@ def end_tokens(
     return tuple(dict.fromkeys(token for token in found if token is not None))
 
 
-def _prompt(tokenizer: PreTrainedTokenizerBase, prompt: Text, max_length: int) -> tuple[Text, Encoded]:
+def _prompt(
+    tokenizer: PreTrainedTokenizerBase, prompt: Text, max_length: int, arguments: Mapping[str, Any]
+) -> tuple[Text, Encoded]:
     """The rendered part of the prompt, and its tokens."""
     kept = prompt
-    tokens = _prompt_ids(tokenizer, kept)
+    tokens = _prompt_ids(tokenizer, kept, arguments)
     whole = len(tokens)
     while len(tokens) > max_length and not isinstance(kept, str) and (shorter := without_oldest(kept)):
         kept = shorter
-        tokens = _prompt_ids(tokenizer, kept)
+        tokens = _prompt_ids(tokenizer, kept, arguments)
     if not tokens:
         raise InvalidJob(
             [Problem("spec.data", f"the tokenizer makes no tokens of the prompt {show(prompt)}")]
@@ -122,10 +141,10 @@ def _prompt(tokenizer: PreTrainedTokenizerBase, prompt: Text, max_length: int) -
     return kept, Encoded(tuple(tokens), prompt_cut=whole - len(tokens))
 
 
-def _prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: Text) -> list[int]:
+def _prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: Text, arguments: Mapping[str, Any]) -> list[int]:
     """Tokens of a prompt, with one BOS token where the tokenizer or the text begins with it."""
     if not isinstance(prompt, str):
-        return _ids(tokenizer, render(tokenizer, prompt, for_response=True))
+        return _ids(tokenizer, render(tokenizer, prompt, arguments, for_response=True))
     tokens, begin, end = list(tokenizer(prompt)["input_ids"]), tokenizer.bos_token_id, tokenizer.eos_token
     while begin is not None and tokens[:2] == [begin, begin]:  # the text has what the tokenizer adds
         del tokens[0]

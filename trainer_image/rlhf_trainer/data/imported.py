@@ -12,7 +12,7 @@ from rlhf_api.row_files import Rows
 from rlhf_api.rows import Row, checked_row
 
 from ..imports import import_function
-from .copies import plain
+from .copies import plain, without_nulls
 
 COMPARED = 64
 """Rows of each rank that are compared with rank 0's."""
@@ -74,6 +74,8 @@ class ImportedRows(Rows):
                 found = json.loads(json.dumps(found, default=plain))
             except (TypeError, ValueError) as error:
                 raise InvalidJob([Problem(self.where(index), f"cannot be JSON: {error}")]) from None
+        if isinstance(found, dict):
+            found = without_nulls(found)
         return checked_row(found, self._kind, lambda: self.where(index))
 
     def where(self, index: int) -> str:

@@ -6,8 +6,10 @@ from typing import cast
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_api.rows import PromptRow, Row
+from rlhf_api.spec import Data
 
 from ..records import Prompt
+from .chat import arguments_of
 from .encode import encode_prompt
 
 
@@ -15,12 +17,14 @@ def prompts(
     rows: Sequence[Row],
     places: Sequence[tuple[int, int]],
     tokenizer: PreTrainedTokenizerBase,
-    max_length: int,
+    data: Data,
 ) -> list[Prompt]:
     """Prompts of the `places` ((epoch, row) each) in `rows`, which are checked prompt rows."""
     made: list[Prompt] = []
     for epoch, index in places:
         row = cast(PromptRow, rows[index])
-        encoded = encode_prompt(tokenizer, row.prompt, max_length)
-        made.append(Prompt(f"{epoch}/{index}", encoded.prompt, row.model_dump(), encoded.prompt_cut))
+        arguments = arguments_of(tokenizer, row, data)
+        encoded = encode_prompt(tokenizer, row.prompt, data.max_prompt_length, arguments)
+        given = row.model_dump(exclude_unset=True)
+        made.append(Prompt(f"{epoch}/{index}", encoded.prompt, given, encoded.prompt_cut))
     return made

@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_api.graph import RowKind
 from rlhf_api.spec import Data
 
+from ..data.chat import arguments_of
 from ..data.encode import Encoded, encode, turns
 from ..records import Columns, Sequences
 
@@ -18,7 +19,10 @@ Encode = Callable[[Sequence[Any], PreTrainedTokenizerBase, Data], list[Encoded]]
 def _encode_responses(rows: Sequence[Any], tokenizer: PreTrainedTokenizerBase, data: Data) -> list[Encoded]:
     """One sequence for each prompt-response row."""
     lengths = data.max_prompt_length, data.max_answer_length
-    return [encode(tokenizer, row.prompt, row.answer, *lengths) for row in rows]
+    return [
+        encode(tokenizer, row.prompt, row.answer, *lengths, arguments_of(tokenizer, row, data))
+        for row in rows
+    ]
 
 
 def _encode_pairs(rows: Sequence[Any], tokenizer: PreTrainedTokenizerBase, data: Data) -> list[Encoded]:
@@ -26,8 +30,9 @@ def _encode_pairs(rows: Sequence[Any], tokenizer: PreTrainedTokenizerBase, data:
     all are turns of a conversation: they differ in nothing but what was said."""
     lengths = data.max_prompt_length, data.max_answer_length
     return [
-        encode(tokenizer, prompt, response, *lengths)
+        encode(tokenizer, prompt, response, *lengths, arguments)
         for row in rows
+        for arguments in [arguments_of(tokenizer, row, data)]
         for prompt in [turns(row.prompt, "user") if row.is_conversation else row.prompt]
         for pair in zip(row.pos_answers, row.neg_answers, strict=True)
         for response in pair

@@ -37,7 +37,8 @@ def model_scorer(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Model
     budget = spec.reward.micro_batch(spec.trainer)
     if not spec.reward.fine_grained:
         scores = forward_scores(model, budget, padding_id(own))
-        return ModelScorer(scores, positions_of(model.config), tokenizer, own, spec.sampling.stop)
+        positions, variables = positions_of(model.config), spec.data.chat_template_kwargs
+        return ModelScorer(scores, positions, tokenizer, own, spec.sampling.stop, variables)
     if own.get_vocab() != tokenizer.get_vocab():
         message = "the model has another vocabulary than the policy, so its tokens are not the policy's"
         raise InvalidJob([Problem("spec.reward.fineGrained", f"{message}; got true")])
@@ -52,7 +53,8 @@ def vllm_scorer(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[
     if own.get_vocab() != tokenizer.get_vocab():
         length = positions or length
     engine = FrozenModel.of(config, Role.REWARD, length)
-    return engine, ModelScorer(engine.scores, length, tokenizer, own, config.spec.sampling.stop)
+    stop, variables = config.spec.sampling.stop, config.spec.data.chat_template_kwargs
+    return engine, ModelScorer(engine.scores, length, tokenizer, own, stop, variables)
 
 
 def reward_model(

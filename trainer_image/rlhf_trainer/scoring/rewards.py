@@ -4,7 +4,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.rewards import LARGEST_SCORE
-from rlhf_api.rows import PromptRow
+from rlhf_api.rows import PromptRow, Text
 
 from ..batches import sequence_scores, token_scores
 from ..data.encode import encode_sampled
@@ -57,13 +57,15 @@ def forward_scores(model: PreTrainedModel, token_budget: int, pad_token_id: int)
 @dataclass(frozen=True)
 class ModelScorer:
     """A sequence-classification model over the policy's tokens; with a vocabulary of its own, over the decoded text
-    tokenized again, cut to its last `positions` tokens (0: no limit)."""
+    tokenized again, cut to its last `positions` tokens (0: no limit). `variables`: the manifest's, for its
+    chat template."""
 
     scores: SequenceScores
     positions: int
     tokenizer: PreTrainedTokenizerBase
     own_tokenizer: PreTrainedTokenizerBase
     stop: Sequence[str] = ()
+    variables: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, sequences: Sequences, rows: Sequence[Mapping[str, Any]]) -> Tensor:
         """float32 [N]."""
@@ -81,8 +83,13 @@ class ModelScorer:
         ):
             # Its own template renders the conversation, whose roles the decoded text has lost.
             conversation = bool(own.chat_template) and isinstance(row.get("prompt"), list)
-            asked = PromptRow.model_validate(row).prompt if conversation else prompt
-            tokens = encode_sampled(own, asked, response, ended=ended)[-self.positions :]  # [-0:] keeps all
+            asked: Text = prompt
+            arguments: Mapping[str, Any] = {}
+            if conversation:
+                made = PromptRow.model_validate(row)
+                asked, arguments = made.prompt, made.template_arguments(self.variables)
+            tokens = encode_sampled(own, asked, response, arguments, ended=ended)
+            tokens = tokens[-self.positions :]  # [-0:] keeps all
             # The score is of the whole sequence: the split into prompt and response does not matter.
             pairs.append((tokens[:1], tokens[1:]))
         return Sequences.pack(pairs)

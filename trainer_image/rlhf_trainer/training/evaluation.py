@@ -54,7 +54,7 @@ def evaluate(
         rows = held_out[section.name]
         # Data epochs below 0: these ids, and so the seeds of requests, differ from all training prompts'.
         places = [(-1 - number, row) for row in range(len(rows))]
-        batch = prompts(rows, places, ctx.tokenizer, ctx.spec.data.max_prompt_length)
+        batch = prompts(rows, places, ctx.tokenizer, ctx.spec.data)
         # Not validated again: temperature 0 is invalid for training.
         update = {"answers_per_prompt": section.samples, "temperature": section.temperature}
         responses = respond(batch, ctx.spec.sampling.model_copy(update=update), penalties)

@@ -36,7 +36,7 @@ class PromptSource:
         first = self._stream.position
         places = self._stream.at(again) + self._stream.take(count - len(again))
         longest = self._ctx.spec.data.max_prompt_length
-        batch = prompts(self._rows, places, self._ctx.tokenizer, longest)
+        batch = prompts(self._rows, places, self._ctx.tokenizer, self._ctx.spec.data)
         if cut := sum(prompt.cut > 0 for prompt in batch):
             log.info("%d of %d prompts were cut to %d tokens", cut, count, longest)
         fresh = range(first, self._stream.position)
