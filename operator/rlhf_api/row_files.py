@@ -5,9 +5,11 @@ import json
 import mmap
 import os
 import re
+import sys
 from abc import abstractmethod
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from math import isinf
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, overload
 from zlib import crc32
@@ -208,9 +210,31 @@ def _index_list(file: Path, begin: int) -> _Index:
     raise AssertionError("what is no list to its end is no JSON")
 
 
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        values = " and ".join(show(value) for key, value in pairs if key == twice)
+        raise ValueError(f"an object has the key {twice!r} twice, and only one can be meant; got {values}")
+    return made
+
+
+def _number(text: str) -> float:
+    if isinf(number := float(text)):
+        raise ValueError(f"a number is beyond the largest one, {sys.float_info.max:.3g}; got {text}")
+    return number
+
+
+def _refused_constant(text: str) -> Any:
+    raise ValueError(f"{text} is no number of JSON; write null")
+
+
 def _parse(text: str, where: Callable[[], str]) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(
+            text, object_pairs_hook=_object, parse_float=_number, parse_constant=_refused_constant
+        )
     except json.JSONDecodeError as error:
         if "\n" in text.strip():
             raise InvalidJob(

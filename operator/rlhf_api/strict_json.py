@@ -1,14 +1,14 @@
 """JSON for programs of other languages: NaN and the infinities, which Python writes and JSON lacks, are null."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import isfinite, nan
 from typing import Any
 
 
-def dumps(value: Any, *, ensure_ascii: bool = True) -> str:
-    """The value on one line."""
-    return json.dumps(_finite(value), ensure_ascii=ensure_ascii, allow_nan=False)
+def dumps(value: Any, *, ensure_ascii: bool = True, default: Callable[[Any], Any] | None = None) -> str:
+    """The value on one line; `default` as in `json.dumps`."""
+    return json.dumps(_finite(value), ensure_ascii=ensure_ascii, allow_nan=False, default=default)
 
 
 def figures(line: str | bytes) -> dict[str, Any]:

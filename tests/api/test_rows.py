@@ -46,6 +46,19 @@ BAD: list[tuple[RowKind, str, str]] = [
         ":2: prompt.0.content: must be a valid string",
     ),
     ("prompts", '{"prompt": ["Hi"]}', ":2: prompt.0: "),
+    ("prompts", '{"prompt": [{"role": "user", "content": null}]}', ":2: prompt.0: content must be text"),
+    (
+        "prompts",
+        '{"prompt": "p", "n": [1, 1e999]}',
+        ":2: cannot be read: a number is beyond the largest one, 1.8e+308; got 1e999",
+    ),
+    ("prompts", '{"prompt": "p", "n": NaN}', ":2: cannot be read: NaN is no number of JSON; write null"),
+    ("prompts", '{"prompt": "p", "n": -Infinity}', "-Infinity is no number of JSON; write null"),
+    (
+        "prompts",
+        '{"prompt": "p", "x": {"a": 1, "b": 2, "a": 3}}',
+        ":2: cannot be read: an object has the key 'a' twice, and only one can be meant; got 1 and 3",
+    ),
     (
         "prompts",
         r'{"prompt": "a \ud83d"}',

@@ -1,7 +1,6 @@
 """Local copies of data that cannot be read by row in place: objects of a store, and Parquet files."""
 
 import hashlib
-import json
 import os
 from collections.abc import Callable, Mapping
 from datetime import date, time
@@ -13,6 +12,7 @@ from urllib.parse import unquote, urlsplit
 from pyarrow import ArrowException
 from pyarrow.parquet import ParquetFile
 
+from rlhf_api import strict_json
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.rows import RENDERED_FIELDS
 from rlhf_store.failures import Missing
@@ -81,11 +81,11 @@ def _write_lines(path: str, file: Path, new: Path) -> None:
             for batch in ParquetFile(file).iter_batches(BATCH_ROWS):
                 for row in batch.to_pylist():
                     given = {key: value for key, value in without_nulls(row).items() if value is not None}
-                    lines.write(json.dumps(given, default=plain, ensure_ascii=False) + "\n")
+                    lines.write(strict_json.dumps(given, default=plain, ensure_ascii=False) + "\n")
                     number += 1
     except ArrowException as error:
         raise InvalidJob([Problem(path, f"is not a Parquet file: {str(error).splitlines()[0]}")]) from None
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise InvalidJob([Problem(f"{path}[{number}]", f"cannot be JSON: {error}")]) from None
 
 
