@@ -19,6 +19,8 @@ _NAMES = {
     "spec.data.promptsPerStep": "batch_size train_batch_size rollout_batch_size sample_per_episode",
     "spec.data.samplesPerEpoch": "num_samples_each_epoch",
     "spec.data.maxPromptLength": "max_length max_seq_len prompt_max_len",
+    "spec.data.overlong": "filter_overlong_prompts truncation",
+    "spec.data.chatTemplateKwargs": "apply_chat_template_kwargs",
     "spec.sampling.answersPerPrompt": "num_generations num_return_sequences n_samples_per_prompt group_size "
     "responses_per_prompt",
     "spec.sampling.maxNewTokens": "max_tokens max_completion_length max_response_length response_length "

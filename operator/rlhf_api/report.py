@@ -112,4 +112,6 @@ class TrainerStatus(Report):
     """Reason why NCCL uses TCP on rank 0's node although the job requests RDMA."""
     data_changed: Text | None = None
     """Sources whose rows have changed since the checkpoint that the trainer went on from."""
+    overlong: Text | None = None
+    """Numbers of rows that are longer than a limit, and so left out or cut."""
     members: tuple[MemberStatus, ...] = Field((), max_length=3000)

@@ -251,9 +251,14 @@ def row_type(row: dict[str, Any], kind: RowKind) -> type[Row]:
     return other if mark in row and not {*usual.model_fields} - {"prompt"} & {*row} else usual
 
 
+def prompt_field(row: Row) -> str:
+    """The field with the prompt."""
+    return "messages" if isinstance(row, ConversationRow) else "prompt"
+
+
 def with_system_prompt(row: Row, text: str) -> Row:
     """The row as a conversation that begins with a system prompt, unless it has one."""
-    name = "messages" if isinstance(row, ConversationRow) else "prompt"
+    name = prompt_field(row)
     prompt: str | list[Message] = getattr(row, name)
     messages = [Message(role="user", content=prompt)] if isinstance(prompt, str) else prompt
     if messages[0].role == "system":

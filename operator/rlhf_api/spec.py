@@ -74,9 +74,12 @@ class Data(Frozen):
     chat_template_kwargs: Annotated[dict[str, JsonValue], AfterValidator(_arguments)] = {}
     """Variables of the chat template, such as `enable_thinking: false`; a row's `chat_template_kwargs` come first."""
     max_prompt_length: Positive = 512
-    """Maximum prompt length in tokens; a longer prompt keeps its last tokens."""
+    """Maximum prompt length in tokens."""
     max_answer_length: Positive = 512
-    """Maximum response length in tokens, for algorithms that train on given responses; a longer one is cut."""
+    """Maximum response length in tokens, for algorithms that train on given responses."""
+    overlong: Literal["refuse", "drop", "cut"] = "refuse"
+    """Rows with a longer prompt or response: refuse the job before it starts, leave these rows out, or cut. A text
+    prompt keeps its last tokens, a conversation its last turns; a response its first tokens, without an end token."""
     prompts_per_step: Positive = 64
     """Rows drawn for each training step."""
 

@@ -162,6 +162,8 @@ class JobStatus(Report):
     usage_time: Time | None = None
     last_checkpoint: CheckpointStatus | None = None
     ledger: LedgerStatus | None = None
+    overlong: str | None = None
+    """Numbers of rows that are longer than a limit, and so left out or cut."""
     health: HealthStatus | None = None
     roles: dict[Role, RoleStatus] = {}
     generator_replicas: int = 0

@@ -12,7 +12,9 @@ from .budget import Restarts, budget, left
 from .exit_reasons import is_repeatable
 from .process_state import Action, Ended, Finish, Kill, ProcessState, Start
 
-_FOR_GOOD = {EXIT_INVALID: "InvalidConfiguration", EXIT_UNHEALTHY: "HealthRule"}
+INVALID = "InvalidConfiguration"
+"""Reason of a job that is at fault itself."""
+_FOR_GOOD = {EXIT_INVALID: INVALID, EXIT_UNHEALTHY: "HealthRule"}
 """Exit codes after which a restart would not help."""
 PEERS_SECONDS = 30.0
 """Maximum time that trainer processes may outlast the first one that succeeded, seconds."""

@@ -14,9 +14,11 @@ from rlhf_api.run import RunConfig, replicas, roles_of
 from rlhf_api.status import JobStatus
 from rlhf_api.unread import without_effect
 
+from .condition import reason
 from .exit_reasons import missing_words
 from .exits import FAILED, INTERRUPTED, Misuse, say
 from .local import gpus, workdir
+from .local.data import row_problems
 from .local.host import Host
 from .local.metrics_server import check_port
 from .local.models import critic_from_policy
@@ -26,6 +28,7 @@ from .local.processes import Command
 from .local.progress import display
 from .manifest_arguments import add_manifest, add_runtime, add_trial, with_runtime_of
 from .plan_table import plan_lines
+from .restart_policy import INVALID
 from .subcommands import Commands, add_command
 
 EXIT_CODES = {"Succeeded": 0, "Failed": FAILED, "Suspended": INTERRUPTED}
@@ -84,6 +87,8 @@ def validate(options: argparse.Namespace) -> int:
     job = with_runtime_of(_loaded(options, files=options.files), options.runtime, needed=False)
     if options.files:
         _check_files(job)
+        if problems := row_problems(job):
+            raise InvalidJob(problems)
     say(f"{options.file} is valid: {_summary(job)}", sys.stdout)
     if options.files and (line := critic_from_policy(job.spec)):
         say(line, sys.stdout)
@@ -162,10 +167,14 @@ def _conclude(status: JobStatus, message: str, folder: Path) -> None:
     """Prints the outcome: where the results are, or what failed and how to continue."""
     step = status.last_checkpoint.step if status.last_checkpoint else None
     resume = f"go on with `rlhf run ... --workdir {shlex.quote(str(folder))} --resume`"
+    if status.overlong:
+        say(f"warning: {status.overlong}", sys.stderr)
     if status.phase == "Failed":
         say(f"error: {message}", sys.stderr)
         if step is not None:
-            say(f"the newest checkpoint is of step {step}; {resume}", sys.stderr)
+            again = reason(status, "Failed") == INVALID
+            mended = " once this is mended: as it is, a resumed run ends here again" if again else ""
+            say(f"the newest checkpoint is of step {step}; {resume}{mended}", sys.stderr)
     elif status.phase == "Suspended":
         say(f"{message}; {resume}", sys.stderr)
     else:

@@ -182,6 +182,7 @@ def test_a_null_never_says_more_than_nothing() -> None:
 def test_passed_through_parts_are_open_and_the_rest_is_closed() -> None:
     assert {path for path, node in nodes(ROOT) if "x-kubernetes-preserve-unknown-fields" in node} == {
         ".spec.custom.settings",
+        ".spec.data.chatTemplateKwargs",
         ".spec.model.create.config",
         *(f".spec.{role}.engineArguments" for role in ("generator", "reward", "reference")),
         ".spec.trackers[].settings",

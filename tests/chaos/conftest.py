@@ -107,7 +107,7 @@ def spec(folder: Path, policy: Path) -> dict[str, Any]:
         "model": {"policy": str(policy), "dtype": "float32"},
         "data": {
             "train": [str(folder / "prompts.jsonl")],
-            "maxPromptLength": 16,
+            "maxPromptLength": 32,
             "promptsPerStep": PROMPTS_PER_STEP,
         },
         "sampling": {"maxNewTokens": 6},

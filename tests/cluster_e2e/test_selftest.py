@@ -34,7 +34,7 @@ def manifest(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "algorithm": "grpo",
         "steps": 500,
         "model": {"policy": "tiny", "dtype": "float32"},
-        "data": {"train": ["prompts.jsonl"], "maxPromptLength": 16, "promptsPerStep": 64},
+        "data": {"train": ["prompts.jsonl"], "maxPromptLength": 32, "promptsPerStep": 64},
         "sampling": {"maxNewTokens": 64, "answersPerPrompt": 4},
         "optimizer": {"learningRate": 1e-3},
         "grpo": {"klCoefficient": 0.0},

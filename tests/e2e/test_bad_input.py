@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.models import byte_tokenizer, tiny_model
-from tests.support.rlhf import Finished, run
+from tests.support.rlhf import Finished, launch, run
 
 from rlhf_store.archive import Archive
 
@@ -87,6 +87,7 @@ def test_a_reward_function_that_raises_in_the_second_step(folder, tmp_path):
     assert "scores_of_this_test.py:10" in error
     assert finished.status["phase"] == "Failed"
     assert_saved(finished, 1)
+    assert "--resume` once this is mended: as it is, a resumed run ends here again" in finished.output
 
 
 def test_an_engine_that_computes_another_policy(folder, tmp_path):
@@ -157,6 +158,33 @@ def test_sequences_longer_than_the_model(folder, tmp_path):
     _, error = fail(folder, tmp_path / "run", *SFT, "spec.data.maxPromptLength=250")
     assert "spec.model.policy: sequences of up to 266 tokens do not fit a model with 256 positions" in error
     assert "lower" in error
+
+
+def test_a_row_that_the_chat_template_refuses(folder, tmp_path):
+    """Before the first step, and by `rlhf validate`; not at the step that would train on it."""
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes."}]
+    rows = [json.dumps({"messages": turns})] * 9 + [json.dumps({"messages": [turns[0], *turns]})]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    (tmp_path / "alternating.jinja").write_text(
+        "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('alternate') }}"
+        "{% endif %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    given = (
+        f"spec.data.train=[{tmp_path}/rows.jsonl]",
+        f"spec.data.chatTemplate={tmp_path}/alternating.jinja",
+    )
+    finished, error = fail(folder, tmp_path / "run", *SFT, *given, "spec.data.maxPromptLength=64")
+    assert f"{tmp_path}/rows.jsonl:10: messages: spec.data.chatTemplate: the template " in error
+    assert 'refuses [{"role": "user", "content": "Hi"}, {"role": "user"' in error
+    assert "TemplateError: alternate" in error
+    assert "--resume" not in finished.output
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+    sets = (*SFT, f"spec.model.policy={folder / 'model'}", *given, "spec.data.maxPromptLength=64")
+    arguments = [part for override in sets for part in ("--set", override)]
+    validated = launch("validate", str(folder / "job.yaml"), *arguments)
+    output, _ = validated.communicate(timeout=600)
+    assert validated.returncode == 2
+    assert output.partition("error: ")[2].strip() in error
 
 
 def test_a_store_that_nobody_serves(folder, tmp_path):

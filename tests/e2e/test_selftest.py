@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "model": {"policy": str(folder / "model"), "dtype": "float32"},
         "data": {
             "train": [str(folder / "rows.jsonl")],
-            "maxPromptLength": 16,
+            "maxPromptLength": 32,
             "promptsPerStep": 64,
         },
         "sampling": {"maxNewTokens": 64, "answersPerPrompt": 4},

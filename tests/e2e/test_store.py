@@ -33,6 +33,7 @@ JOB = {
             "train": [str(SENTIMENT / "sft.jsonl")],
             "maxPromptLength": 16,
             "maxAnswerLength": 16,
+            "overlong": "cut",
             "promptsPerStep": 8,
         },
         "optimizer": {"learningRate": 0.01},

@@ -54,7 +54,7 @@ def specification(mode: Mode, policy: str, prompts: str) -> dict[str, Any]:
         "model": {"policy": policy, "dtype": "float32"},
         "data": {
             "train": [prompts],
-            "maxPromptLength": 16,
+            "maxPromptLength": 32,
             "promptsPerStep": PER_STEP,
         },
         "sampling": {"maxNewTokens": 64},

@@ -38,7 +38,7 @@ def serving(job: RLHFJob) -> Any:
     for _, named in sync.told:
         found.append({key: value for key, value in named.items() if key != "fault"})
     found += [fleet._client._asked.model_dump(), fleet._client._seed]
-    works = fleet.fresh(prompts(open_datasets(job.spec)[0], [(0, 0)], tokenizer(), 8))
+    works = fleet.fresh(prompts(open_datasets(job.spec)[0], [(0, 0)], tokenizer(), job.spec.data))
     found += [len(work.responses) for work in works]
     with instead(Fleet, "_present"), pytest.MonkeyPatch.context() as patch:
         started = Made()

@@ -87,6 +87,7 @@ def checkpoints(job: RLHFJob) -> Any:
             "check_rows",
             "make_workdir",
             "prepare_model",
+            "fit_problems",
             "make_task",
             "train",
             "shared",
@@ -95,6 +96,7 @@ def checkpoints(job: RLHFJob) -> Any:
         for name in ("Saver", "Tracking", "full_collections_by_hand"):
             patch.setattr(trainer, name, lambda *_, **__: nullcontext())
         patch.setattr(trainer, "open_datasets", lambda _: ((), {}, None))
+        patch.setattr(trainer, "leave_out", lambda *_: [()])
         patch.setattr(trainer, "take_over", Made())
         patch.setattr(trainer, "Archive", archive)
         patch.setattr(trainer.architectures, "register", classes)

@@ -28,6 +28,7 @@ from rlhf_trainer.models.deepspeed_config import deepspeed_settings
 from rlhf_trainer.ops import OpContext, compute_fn, loss_fn
 from rlhf_trainer.ops.datasets import given_columns
 from rlhf_trainer.ops.pretraining import mixed
+from rlhf_trainer.ops.row_check import RowChecker, check_all
 from rlhf_trainer.replay.buffer import EpisodeReplayBuffer, ReplayBuffer
 from rlhf_trainer.replay.samplers import EpisodeSampler
 from rlhf_trainer.settings import model_source
@@ -87,6 +88,7 @@ def data(job: RLHFJob) -> Any:
     """Rows in their order and as tokens."""
     spec, (rows, held_out, text) = job.spec, open_datasets(job.spec)
     tokenizer = loading.load_job_tokenizer(config(job))
+    fit = check_all([RowChecker(rows, graph_of(spec).rows, tokenizer, spec.data)])
     places = stream(rows, spec.seed).take(12)
     if isinstance(graph_of(spec).source, Generate):
         seen: Any = prompts(rows, places, tokenizer, spec.data)
@@ -99,7 +101,7 @@ def data(job: RLHFJob) -> Any:
     if text is not None:
         source = PretrainingText(text, context(job))
         taken = source.take().sequences.tokens.tolist(), source.coefficient
-    return repr(seen), more, taken
+    return repr(seen), more, taken, fit
 
 
 def losses(job: RLHFJob) -> Any:

@@ -175,6 +175,13 @@ BASES: tuple[tuple[str, tuple[str, ...]], ...] = (
         r"[Cc]hatTemplate|systemPrompt",
         ("spec.data.chatTemplate='{% for m in messages %}{{ m.content }};{% endfor %}'",),
     ),
+    (
+        r"chatTemplateKwargs",
+        (
+            "spec.data.chatTemplate='{{ a }}{% for m in messages %}{{ m.content }};{% endfor %}'",
+            *("spec.data.systemPrompt=S", "spec.data.maxPromptLength=99"),
+        ),
+    ),
     (r"spec\.replay\.(?!stream)", ("spec.replay={maxReplayEpisode: 3}",)),
     (r"spec\.replay\..*[rR]elay", ("spec.replay={maxRelayEpisode: 3}",)),
     (r"spec\.rollout", ("spec.rollout={maxStaleness: 1}", "spec.sampling.topK=0")),

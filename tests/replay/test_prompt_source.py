@@ -114,7 +114,7 @@ def test_where_rows_are_added_or_gone_prompts_in_progress_are_those_at_their_pos
     def data(rows: int) -> Dataset:
         file = tmp_path / f"{rows}.jsonl"
         file.write_text("".join(f'{{"prompt": "p{i}"}}\n' for i in range(rows)))
-        return open_dataset("spec.data.samplesPerEpoch", [Source(path=str(file))], "prompts", samples=6)
+        return open_dataset([Source(path=str(file))], "prompts", samples=6)
 
     before, _ = source(data(8))
     before.issue(6)

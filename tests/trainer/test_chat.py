@@ -15,7 +15,15 @@ from rlhf_api.rows import Message, Row, checked_row, with_system_prompt
 from rlhf_api.spec import Data, Sampling
 from rlhf_trainer.batches import MicroBatch
 from rlhf_trainer.data.chat import check_template
-from rlhf_trainer.data.encode import Encoded, continuation, encode, encode_prompt, encode_sampled, end_tokens
+from rlhf_trainer.data.encode import (
+    Encoded,
+    TooLong,
+    continuation,
+    encode,
+    encode_prompt,
+    encode_sampled,
+    end_tokens,
+)
 from rlhf_trainer.ops import LOSSES, OpContext
 from rlhf_trainer.ops.datasets import given_columns
 from rlhf_trainer.ops.pretraining import mixed
@@ -80,6 +88,14 @@ def test_a_prompt_of_text_is_the_users_turn_before_a_message(prompt):
     assert [first, yes, no] == [f"{asked}{said}<|im_end|>" for said in ("Hello", "Yes", "No")]
 
 
+def test_an_empty_turn_of_a_template_without_an_end_has_no_tokens():
+    plain = byte_tokenizer()
+    plain.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    made = row(messages=messages("user: Hi", "assistant: ", "user: More?", "assistant: No"))
+    found = encode(plain, made.prompt, made.answer, 999, 999)  # type: ignore[attr-defined]
+    assert plain.decode(found.response) == "More?No<eos>"
+
+
 @pytest.mark.parametrize("answer", ["d", "end", "im", "", " |> ", "<|im_end"])
 def test_an_answer_may_read_as_part_of_what_ends_it(answer):
     turn = {"role": "assistant", "content": answer}
@@ -113,18 +129,36 @@ def test_long_conversations_lose_their_oldest_questions_first():
     text = TOKENIZER.decode(found.prompt)
     assert text.startswith("<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nMore?<|im_end|>")
     assert found.prompt_cut == whole - len(found.prompt)
-    assert encoded(made, 9).prompt_cut > 0
+    with pytest.raises(TooLong):  # its prompt is the first question alone
+        encoded(made, 9)
 
 
 def test_a_cut_prompt_keeps_the_token_that_begins_a_sequence():
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens({"bos_token": "<s>"})
-    tokenizer.chat_template = "<s>" + CHATML
-    prompt = [Message(role="user", content="a long question")]
-    found = encode_prompt(tokenizer, prompt, 5)
-    assert len(found.prompt) == 5
-    assert tokenizer.decode(found.prompt) == "<s>ant\n"
-    assert len(encode_prompt(tokenizer, prompt, 1).prompt) == 1
+    found = encode_prompt(tokenizer, "<s>a long question", 5)
+    assert tokenizer.decode(found.prompt) == "<s>tion"
+    assert len(encode_prompt(tokenizer, "<s>a long question", 1).prompt) == 1
+
+
+def test_a_question_is_never_cut_within():
+    prompt = [Message(**m) for m in messages("system: S", *TURNS[:2], "user: a long question")]
+    whole = len(encode_prompt(TOKENIZER, prompt, 999).prompt)
+    last = len(encode_prompt(TOKENIZER, [prompt[0], prompt[-1]], 999).prompt)
+    assert len(encode_prompt(TOKENIZER, prompt, last).prompt) == last
+    with pytest.raises(TooLong, match=f"a longer prompt, of {whole} tokens; got {last - 1}") as caught:
+        encode_prompt(TOKENIZER, prompt, last - 1)
+    assert caught.value.length == whole
+
+
+def test_a_conversation_that_is_too_long_ends_with_a_whole_turn():
+    made = row(messages=messages(*TURNS))
+    (first, whole) = (len(encoded(made, max_response=n).response) for n in (99, 999))
+    for limit in range(1, whole):
+        found = encoded(made, max_response=limit)
+        assert found.response_cut == whole - len(found.response)
+        assert trained(found) == ("Hello<|im_end|>"[:limit] if limit < 6 else "Hello<|im_end|>")
+    assert first == whole
 
 
 def test_system_prompts_begin_conversations_that_have_none():

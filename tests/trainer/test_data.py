@@ -12,7 +12,7 @@ from transformers import GenerationConfig
 
 from rlhf_api.problems import InvalidJob
 from rlhf_api.rows import PromptRow
-from rlhf_api.spec import Sampling
+from rlhf_api.spec import Data, Sampling
 from rlhf_trainer.data.dataset import stream
 from rlhf_trainer.data.encode import encode, encode_prompt, end_tokens
 from rlhf_trainer.data.prompts import prompts
@@ -152,7 +152,7 @@ def test_a_tokenizer_that_ends_each_text_ends_no_prompt():
 def test_a_prompt_knows_its_row_and_is_unique_in_the_run():
     rows = [PromptRow.model_validate({"prompt": f"p{i}", "grade": i}) for i in range(3)]
     places = stream(range(3), 0).take(7)
-    made = prompts(rows, places, TOKENIZER, 5)
+    made = prompts(rows, places, TOKENIZER, Data(train=("unused",), maxPromptLength=5))
     assert len({prompt.id for prompt in made}) == 7
     for (epoch, row), prompt in zip(places, made, strict=True):
         assert prompt.id == f"{epoch}/{row}"

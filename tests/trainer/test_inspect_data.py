@@ -20,9 +20,11 @@ from rlhf_api.problems import InvalidJob
 from rlhf_api.run import RunConfig
 from rlhf_api.spec import Spec
 from rlhf_trainer.data.encode import Encoded
-from rlhf_trainer.inspect_data import MOST_PROBLEMS, check, main, show
+from rlhf_trainer.inspect_data import check, main, problems_of, show
+from rlhf_trainer.ops.row_check import MOST_PROBLEMS
 
 SFT = ("spec.algorithm=sft", "spec.ppo={}", "spec.data.maxPromptLength=4", "spec.data.maxAnswerLength=3")
+WIDE = ("spec.data.maxPromptLength=99", "spec.data.maxAnswerLength=99")
 CHAT = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}] * 2}
 
 
@@ -33,10 +35,16 @@ def spec(folder: Path, rows: list[object], *overrides: str) -> Spec:
 
 def test_check_tells_lengths_and_what_is_cut(tmp_path):
     rows = [{"prompt": "p" * (i + 1), "answer": "a" * (i % 3 + 1)} for i in range(10)]
-    head, prompts, responses = check(spec(tmp_path, rows, "spec.data.samplesPerEpoch=4"), byte_tokenizer())
+    made = spec(tmp_path, rows, "spec.data.samplesPerEpoch=4", "spec.data.overlong=cut")
+    head, prompts, responses, said = check(made, byte_tokenizer())
     assert head == f"spec.data: {tmp_path}/rows.jsonl: 10 rows, 4 of 4 samples an epoch"
-    assert prompts == "  prompt tokens: shortest 1, 50% 5, 90% 9, 99% 9, longest 10; 6 of 10 cut to 4"
-    assert responses == "  response tokens: shortest 2, 50% 3, 90% 4, 99% 4, longest 4; 3 of 10 cut to 3"
+    assert prompts == "  prompt tokens: shortest 1, 50% 5, 90% 9, 99% 9, longest 10; 6 of 10 longer than 4"
+    assert responses == "  response tokens: shortest 2, 50% 3, 90% 4, 99% 4, longest 4; 3 of 10 longer than 3"
+    assert said == (
+        f"{tmp_path}/rows.jsonl: 7 of 10 rows are too long, 7 are cut (spec.data.overlong: cut): 6 prompts beyond "
+        "spec.data.maxPromptLength (4), the longest of 10 tokens, 3 responses beyond spec.data.maxAnswerLength (3), "
+        "the longest of 4 tokens"
+    )
 
 
 def test_check_keeps_no_tokens_of_rows_it_has_read(tmp_path):
@@ -65,13 +73,31 @@ def test_check_names_all_that_is_wrong(tmp_path):
         list(check(spec(tmp_path, rows), byte_tokenizer()))
     problems = [str(problem) for problem in caught.value.problems]
     assert problems[0].startswith(f"{tmp_path}/rows.jsonl:1: answer: is missing")
-    assert problems[1].startswith(f"{tmp_path}/rows.jsonl:3: spec.data.chatTemplate: ")
+    assert problems[1].startswith(f"{tmp_path}/rows.jsonl:3: messages: spec.data.chatTemplate: ")
     assert problems[-1] == f"{tmp_path}/rows.jsonl: {32 - MOST_PROBLEMS} more rows are invalid"
     assert len(problems) == MOST_PROBLEMS + 1
 
 
+def test_problems_of_local_rows_are_those_of_the_trainers_start(tmp_path):
+    chat_tokenizer().save_pretrained(tmp_path / "tokenizer")
+    rows = [
+        {"prompt": "p" * 5, "answer": "a"},
+        {"messages": [{"role": "user", "content": "q"}], "answer": "a"},
+    ]
+    tokenizer, more = f"spec.model.tokenizer={tmp_path}/tokenizer", "spec.pretraining=null"
+    made = spec(tmp_path, rows[:1], tokenizer, more)
+    config = RunConfig(job="job", spec=made, workdir=str(tmp_path))
+    (problem,) = problems_of(config)
+    assert problem.message.startswith(
+        "is too long, as 1 of 1 rows are: 1 prompt beyond spec.data.maxPromptLength (4)"
+    )
+    elsewhere = ("spec.data.train=['s3://bucket/rows.jsonl', 'module:function']", tokenizer)
+    made = job(*SFT, *elsewhere).spec
+    assert problems_of(RunConfig(job="job", spec=made, workdir=str(tmp_path))) == []
+
+
 def test_show_says_of_each_token_whether_it_is_trained_on(tmp_path):
-    made = spec(tmp_path, [CHAT], "spec.data.maxPromptLength=99", "spec.data.maxAnswerLength=99")
+    made = spec(tmp_path, [CHAT], *WIDE)
     lines = list(show(made, chat_tokenizer(), 0, colour=False))
     assert lines[0] == f"row 0, {tmp_path}/rows.jsonl:1"
     assert lines[1].endswith("4 trained on")
@@ -130,7 +156,7 @@ def test_a_hub_that_does_not_answer_is_asked_once(tmp_path):
 
 def test_neither_ctrl_c_nor_a_reader_that_has_enough_is_a_traceback(tmp_path):
     chat_tokenizer().save_pretrained(tmp_path / "tokenizer")
-    rows = spec(tmp_path, [CHAT], f"spec.model.tokenizer={tmp_path}/tokenizer")
+    rows = spec(tmp_path, [CHAT], f"spec.model.tokenizer={tmp_path}/tokenizer", *WIDE)
     config = RunConfig(job="job", spec=rows, workdir=str(tmp_path)).model_dump_json(by_alias=True).encode()
     command = [sys.executable, "-m", "rlhf_trainer.data_command", "show"]
     read, write = os.pipe()
@@ -147,7 +173,7 @@ def test_neither_ctrl_c_nor_a_reader_that_has_enough_is_a_traceback(tmp_path):
 @pytest.mark.parametrize(("no_colour", "codes"), [("", True), ("1", False)])
 def test_a_terminal_has_colours_unless_it_is_to_have_none(tmp_path, monkeypatch, no_colour, codes):
     chat_tokenizer().save_pretrained(tmp_path / "tokenizer")
-    rows = spec(tmp_path, [CHAT], f"spec.model.tokenizer={tmp_path}/tokenizer")
+    rows = spec(tmp_path, [CHAT], f"spec.model.tokenizer={tmp_path}/tokenizer", *WIDE)
     config = RunConfig(job="job", spec=rows, workdir=str(tmp_path)).model_dump_json(by_alias=True)
     out = io.StringIO()
     monkeypatch.setattr(out, "isatty", lambda: True, raising=False)

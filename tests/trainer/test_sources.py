@@ -45,7 +45,7 @@ def write(file: Path, rows: list[dict[str, object]]) -> str:
 
 
 def opened(*sources: Source, samples: int | None = None) -> Dataset:
-    return open_dataset("spec.data.samplesPerEpoch", sources, "prompts", samples)
+    return open_dataset(sources, "prompts", samples)
 
 
 def prompts(rows: Dataset) -> list[str]:
@@ -122,7 +122,7 @@ def test_all_files_that_cannot_be_read_are_named(tmp_path):
 
 def test_a_store_that_is_not_read_is_told_as_by_validate():
     with pytest.raises(InvalidJob) as caught:
-        open_dataset("spec.data", [Source(path="hf://datasets/owner/name/train.jsonl")], "prompts")
+        open_dataset([Source(path="hf://datasets/owner/name/train.jsonl")], "prompts")
     (problem,) = map(str, caught.value.problems)
     assert "must be a path, or begin with file://, s3://, gs://, az://; download it first" in problem
 
@@ -260,7 +260,7 @@ def no_rows() -> None:
 
 def test_rows_of_a_function_of_ones_own_are_read_when_they_are_needed():
     path = f"{__name__}:Counted"
-    rows = open_dataset("spec.data.samplesPerEpoch", [Source(path=path, weight=2.0)], "prompts", 6)
+    rows = open_dataset([Source(path=path, weight=2.0)], "prompts", 6)
     assert (len(rows), Counted.asked) == (3, [])
     assert isinstance(rows[1], PromptRow)
     assert (rows[1].prompt, Counted.asked) == ("p1", [1, 1])
@@ -347,7 +347,7 @@ def test_rows_of_a_function_are_what_reward_functions_can_be_sent():
 def test_a_function_that_has_none(name: str, said: str):
     path = f"{'builtins' if name in ('list', 'dict', 'object') else __name__}:{name}"
     with pytest.raises(InvalidJob) as raised:
-        open_dataset("spec.data.samplesPerEpoch", [Source(path=path)], "prompts")
+        open_dataset([Source(path=path)], "prompts")
     assert said in str(raised.value)
 
 

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +175,8 @@ def test_a_reward_model_of_another_vocabulary_reads_the_tools_too():
         "tools": TOOLS,
         "chat_template_kwargs": {"enable_thinking": True},
     }
-    scorer(Sequences.pack([([1], response)]), [asked])
+    sampled = replace(Sequences.pack([([1], response)]), finished=torch.tensor([True]))
+    scorer(sampled, [asked])
     wanted = rendered([*asked["prompt"], {"role": "assistant", "content": "No."}], tools=TOOLS)
     assert read == [wanted.removesuffix("\n")]
 

@@ -1,51 +1,42 @@
-"""`rlhf data check` and `rlhf data show`: prints a job's rows as tokenized for training. Reads the job as JSON on
-stdin.
+"""`rlhf data check` and `rlhf data show`: prints a job's rows as tokenized for training; `validate`: the problems
+that `rlhf validate` reports. Reads the job as JSON on stdin.
 
-`rlhf data` runs this in the trainer's environment; it loads the tokenizer and no model.
+The command line runs this in the trainer's environment; it loads the tokenizer and no model.
 """
 
 import argparse
+import json
 import os
 import sys
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_api.algorithms import graph_of
+from rlhf_api.base import names_function
 from rlhf_api.graph import RowKind
 from rlhf_api.problems import InvalidJob, Problem
-from rlhf_api.rows import Row
 from rlhf_api.run import RunConfig
-from rlhf_api.spec import Data, Spec
+from rlhf_api.spec import Spec
 
-from .data.chat import arguments_of, check_template
-from .data.dataset import Dataset, open_datasets
-from .data.encode import Encoded, encode_prompt
+from .data.chat import check_template
+from .data.dataset import Dataset, open_dataset, sources_of
 from .data.template_warnings import template_warnings
 from .data.text import context, continued_text
 from .models import architectures
+from .models.fitting import fit_problems
 from .models.hub import use_cache_if_unreachable
 from .models.loading import load_job_tokenizer
-from .ops.datasets import ENCODE
+from .ops.datasets import encode_row
+from .ops.row_check import RowChecker, check_all, fitting
 from .settings import model_source
 
-MOST_PROBLEMS = 20
-"""Maximum number of problems reported per file."""
 PERCENTILES = (50, 90, 99)
-Lengths = list[tuple[int, int]]
-"""For each sequence, its length and the number of tokens cut from it."""
 DIM, GREEN, RESET = "\033[2m", "\033[32m", "\033[0m"
-
-
-def _encode_row(row: Any, kind: RowKind, tokenizer: PreTrainedTokenizerBase, data: Data) -> list[Encoded]:
-    """The sequences of one row; only the prompt if responses are sampled."""
-    if kind == "prompts":
-        arguments = arguments_of(tokenizer, row, data)
-        return [encode_prompt(tokenizer, row.prompt, data.max_prompt_length, arguments)]
-    return ENCODE[kind]([row], tokenizer, data)
 
 
 def check(
@@ -59,17 +50,18 @@ def check(
         for i, file in enumerate(dataset.files):
             share = dataset.mixture.shares[i]
             yield f"{field}: {file.name}: {len(file):,} rows, {share:,} of {dataset.mixture.samples:,} samples an epoch"
-            prompts, responses, wrong = _read(
-                dataset, range(first, first + len(file)), kind, tokenizer, spec.data
-            )
+            found = RowChecker(dataset, kind, tokenizer, spec.data).check(range(first, first + len(file)))
             first += len(file)
-            if len(wrong) > MOST_PROBLEMS:
-                rest = Problem(file.name, f"{len(wrong) - MOST_PROBLEMS} more rows are invalid")
-                wrong = [*wrong[:MOST_PROBLEMS], rest]
-            problems += wrong
-            yield from _lengths("prompt", prompts, spec.data.max_prompt_length)
+            yield from _lengths(
+                "prompt", found.prompt_lengths, found.prompts_cut, spec.data.max_prompt_length
+            )
             if kind != "prompts":
-                yield from _lengths("response", responses, spec.data.max_answer_length)
+                lengths, cut = found.response_lengths, found.responses_cut
+                yield from _lengths("response", lengths, cut, spec.data.max_answer_length)
+            try:
+                yield from filter(None, [fitting(dataset, found, spec.data, file.name).message])
+            except InvalidJob as error:
+                problems += error.problems
     yield from warnings(spec, tokenizer) if tokenizer is not None else ()
     if problems:
         raise InvalidJob(problems)
@@ -106,7 +98,7 @@ def show(spec: Spec, tokenizer: PreTrainedTokenizerBase, number: int, *, colour:
     row = dataset[number]
     if row.is_conversation:
         check_template(tokenizer, dataset.files[source].where(at))
-    sequences = _encode_row(row, kind, tokenizer, spec.data)
+    sequences = encode_row(row, kind, tokenizer, spec.data)
     for i, made in enumerate(sequences):
         which = f", sequence {i + 1} of {len(sequences)}" if len(sequences) > 1 else ""
         yield f"row {number}, {dataset.files[source].where(at)}{which}"
@@ -125,42 +117,44 @@ def show(spec: Spec, tokenizer: PreTrainedTokenizerBase, number: int, *, colour:
 
 
 def _named(spec: Spec) -> Iterator[tuple[str, RowKind, Dataset]]:
-    rows, held_out, text = open_datasets(spec)
-    kind = graph_of(spec).rows
-    yield "spec.data", kind, rows
-    for name, dataset in held_out.items():
-        yield f"spec.evaluation, {name}", kind, dataset
-    if text:
-        yield "spec.pretraining.data", "responses", text
+    for field, kind, sources, samples in sources_of(spec):
+        yield field, kind, open_dataset(sources, kind, samples)
 
 
-def _read(
-    dataset: Dataset, rows: range, kind: RowKind, tokenizer: PreTrainedTokenizerBase | None, data: Data
-) -> tuple[Lengths, Lengths, list[Problem]]:
-    """The lengths of prompts and responses, without their tokens, which would fill the memory; and what is wrong."""
-    prompts, responses, problems = Lengths(), Lengths(), list[Problem]()
-    for number in rows:
-        source, at = dataset.place(number)
-        try:
-            row: Row = dataset[number]
-        except InvalidJob as error:
-            problems += error.problems
-            continue
-        try:
-            for made in _encode_row(row, kind, tokenizer, data) if tokenizer is not None else ():
-                prompts.append((len(made.prompt), made.prompt_cut))
-                responses.append((len(made.response), made.response_cut))
-        except InvalidJob as error:
-            problems += [Problem(dataset.files[source].where(at), str(problem)) for problem in error.problems]
-    return prompts, responses, problems
+def problems_of(config: RunConfig) -> list[Problem]:
+    """Problems of the rows of local files, as tokenized for training, and of local models."""
+    spec = config.spec
+    try:
+        tokenizer = load_job_tokenizer(config)
+        problems = fit_problems(config, tokenizer)
+    except InvalidJob as error:
+        return list(error.problems)
+    for _, kind, sources, _ in sources_of(spec):
+        for source in sources:
+            if names_function(source.path) or "://" in source.path:
+                continue
+            try:
+                dataset = open_dataset([source], kind)
+                check_all([RowChecker(dataset, kind, tokenizer, spec.data)])
+            except InvalidJob as error:
+                problems += error.problems
+    return problems
 
 
-def _lengths(what: str, found: Lengths, longest: int) -> Iterator[str]:
-    if not found:
+def _lengths(what: str, lengths: Counter[int], cut: int, longest: int) -> Iterator[str]:
+    if not (count := lengths.total()):
         return
-    whole, cut = sorted(length + lost for length, lost in found), sum(lost > 0 for _, lost in found)
-    steps = ", ".join(f"{p}% {whole[(len(whole) - 1) * p // 100]}" for p in PERCENTILES)
-    yield f"  {what} tokens: shortest {whole[0]}, {steps}, longest {whole[-1]}; {cut} of {len(whole)} cut to {longest}"
+    steps = ", ".join(f"{p}% {_percentile(lengths, (count - 1) * p // 100)}" for p in PERCENTILES)
+    yield (
+        f"  {what} tokens: shortest {min(lengths)}, {steps}, longest {max(lengths)}; "
+        f"{cut} of {count} longer than {longest}"
+    )
+
+
+def _percentile(lengths: Counter[int], place: int) -> int:
+    """The length at a place of the sorted lengths."""
+    ordered = sorted(lengths)
+    return ordered[bisect_right([*accumulate(lengths[length] for length in ordered)], place)]
 
 
 def _tokenizer(config: RunConfig) -> tuple[PreTrainedTokenizerBase | None, Sequence[Problem]]:
@@ -175,11 +169,15 @@ def _tokenizer(config: RunConfig) -> tuple[PreTrainedTokenizerBase | None, Seque
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("check", "show"))
+    parser.add_argument("what", choices=("check", "show", "validate"))
     parser.add_argument("--row", type=int, default=0)
     options = parser.parse_args()
     config = RunConfig.model_validate_json(sys.stdin.read())
     spec = config.spec
+    if options.what == "validate":
+        architectures.register(spec.model.architectures)
+        print(json.dumps([[problem.where, problem.message] for problem in problems_of(config)]))
+        return 0
     made = spec.model.create is None or Path(config.workdir, "initial").exists()
     try:
         architectures.register(spec.model.architectures)

@@ -1,14 +1,17 @@
-"""`rlhf data`: runs the trainer's packages to show how a job's rows are tokenized."""
+"""`rlhf data`, and what `rlhf validate` checks with the trainer's packages: rows as they are tokenized for training."""
 
 import argparse
 import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
 
-from rlhf_api.manifest import load
+from rlhf_api.manifest import RLHFJob, load
+from rlhf_api.problems import Problem
 from rlhf_api.run import RunConfig
 
+from ..exit_reasons import telling_line
 from ..exits import Failure
 from ..manifest_arguments import add_manifest
 from ..subcommands import Commands, add_command
@@ -48,16 +51,35 @@ def add_data(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> int:
     """Runs the command; returns the exit code."""
     job = load(options.file, options.set)
-    if importlib.util.find_spec(MODULE.partition(".")[0]) is None or not importlib.util.find_spec(
-        "transformers"
-    ):
+    if not _has_packages():
         raise Failure(
             "this needs the trainer's packages, which are not installed: pip install 'rlhf-operator[trainer]'"
         )
     folder = options.workdir or Path("runs", job.metadata.name)
-    config = RunConfig(job=job.metadata.name, spec=job.spec, workdir=str(folder.resolve()))
     row = ["--row", str(options.row)] if options.what == "show" else []
-    command = [sys.executable, "-m", MODULE, options.what, *row]
-    return subprocess.run(
-        command, input=config.model_dump_json(by_alias=True), text=True, check=False
-    ).returncode
+    return _run_in_trainer(job, folder, options.what, *row).returncode
+
+
+def row_problems(job: RLHFJob) -> list[Problem]:
+    """Problems of the rows of local files as tokenized, and of local models whose sizes do not fit them: those that the
+    trainer would find at its start. None without the trainer's packages, or if the tokenizer is not here."""
+    name = job.spec.model.tokenizer or job.spec.model.policy
+    if name is None or not Path(name).is_dir() or not _has_packages():
+        return []
+    done = _run_in_trainer(job, Path("runs", job.metadata.name), "validate", streams=subprocess.PIPE)
+    if done.returncode:
+        raise Failure(f"the trainer's packages cannot read the rows: {telling_line(done.stderr)}")
+    return [Problem(*problem) for problem in json.loads(done.stdout.splitlines()[-1])]
+
+
+def _has_packages() -> bool:
+    return all(map(importlib.util.find_spec, (MODULE.partition(".")[0], "transformers")))
+
+
+def _run_in_trainer(
+    job: RLHFJob, folder: Path, *arguments: str, streams: int | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Runs the trainer's module on a job with its work directory; `streams`: where stdout and stderr go."""
+    config = RunConfig(job=job.metadata.name, spec=job.spec, workdir=str(folder.resolve()))
+    text, command = config.model_dump_json(by_alias=True), [sys.executable, "-m", MODULE, *arguments]
+    return subprocess.run(command, input=text, stdout=streams, stderr=streams, text=True, check=False)

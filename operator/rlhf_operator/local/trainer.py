@@ -30,7 +30,7 @@ class Trainer:
         self._unreadable = ""
         self._store_fails = ""
         """The last failure of its store that was shown since its last checkpoint."""
-        self._data_changed: str | None = None
+        self._of_data: Sequence[str | None] = ()
         self._health: HealthStatus | None = None
         self._stalled = False
         """True if the user was told that the trainer makes no progress."""
@@ -78,11 +78,13 @@ class Trainer:
             self._display.event(doing)
 
     def _tell_data(self) -> None:
-        """Reports data that has changed since the trainer's checkpoint, once a start that finds it."""
-        changed = self.status.data_changed if self.status else None
-        if changed and changed != self._data_changed:
-            self._display.event(changed)
-        self._data_changed = changed
+        """Reports data that has changed since the trainer's checkpoint, and rows that are too long, once a start that
+        finds them."""
+        found = [self.status.data_changed, self.status.overlong] if self.status else []
+        for message in found:
+            if message and message not in self._of_data:
+                self._display.event(message)
+        self._of_data = found
 
     def tell_stall(self, stall: str) -> None:
         """Reports why the trainer makes no progress, once until it does again; `why` is empty if it does."""

@@ -1,10 +1,12 @@
 """Dataset: rows of several files in the manifest's mixture, read lazily."""
 
+from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
+from zlib import crc32
 
 from rlhf_api.algorithms import graph_of
 from rlhf_api.base import names_function
@@ -24,11 +26,15 @@ from .stream import Mixture, RowStream
 
 @dataclass(frozen=True)
 class Dataset(Rows):
-    """Rows of all sources, concatenated; `mixture` gives each source's share."""
+    """Rows of all sources, concatenated; `mixture` gives each source's share. `gaps`: the rows that are left out of
+    each source, ascending, each less the number of those before it."""
 
     files: tuple[RowFile | ImportedRows, ...]
     system_prompts: tuple[str | None, ...]
     mixture: Mixture
+    weights: tuple[float, ...]
+    samples: int | None
+    gaps: tuple[Sequence[int], ...] = ()
 
     def __len__(self) -> int:
         return sum(self.mixture.counts)
@@ -43,7 +49,38 @@ class Dataset(Rows):
         if not 0 <= index < len(self):
             raise IndexError(index)
         source = bisect_right(self._ends, index)
-        return source, index - self._ends[source] + self.mixture.counts[source]
+        at = index - self._ends[source] + self.mixture.counts[source]
+        return source, at + (bisect_right(self.gaps[source], at) if self.gaps else 0)
+
+    def where(self, index: int) -> str:
+        """Place of a global row number, as file and line."""
+        source, at = self.place(index)
+        return self.files[source].where(at)
+
+    @property
+    def name(self) -> str:
+        """The names of all sources."""
+        return ", ".join(file.name for file in self.files)
+
+    @property
+    def in_files(self) -> bool:
+        """True if no function returned rows."""
+        return all(isinstance(file, RowFile) for file in self.files)
+
+    def without(self, rows: Sequence[int]) -> "Dataset":
+        """The dataset without these global row numbers, ascending. Raises InvalidJob where a source has no others."""
+        assert not self.gaps, "rows are left out once"
+        left_out: list[list[int]] = [[] for _ in self.files]
+        for row in rows:
+            source, at = self.place(row)
+            left_out[source].append(at)
+        counts = [len(file) - len(out) for file, out in zip(self.files, left_out, strict=True)]
+        if 0 in counts:
+            message = "has no rows that are not too long; raise spec.data.maxPromptLength or maxAnswerLength"
+            raise InvalidJob([Problem(self.files[counts.index(0)].name, message)])
+        gaps = tuple(array("I", [row - i for i, row in enumerate(out)]) for out in left_out)
+        mixture = _mixture(counts, self.weights, self.samples)
+        return replace(self, mixture=mixture, gaps=gaps)
 
     @cached_property
     def _ends(self) -> list[int]:
@@ -51,7 +88,10 @@ class Dataset(Rows):
 
     def checksums(self) -> dict[str, int]:
         """Checksums of the rows of each source, by its path."""
-        return {file.name: file.checksum() for file in self.files}
+        sums = [file.checksum() for file in self.files]
+        for i, gaps in enumerate(self.gaps):
+            sums[i] = crc32(array("I", gaps).tobytes(), sums[i]) if gaps else sums[i]
+        return {file.name: sum_ for file, sum_ in zip(self.files, sums, strict=True)}
 
     def check(self) -> str | None:
         """Reads and checks all rows; returns the place of the first conversation (which needs a chat template), or
@@ -72,8 +112,8 @@ class Dataset(Rows):
         return conversation
 
 
-def open_dataset(field: str, sources: Sequence[Source], kind: RowKind, samples: int | None = None) -> Dataset:
-    """Opens the dataset of the manifest's `field`, indexed but not checked; `samples`: samples per epoch.
+def open_dataset(sources: Sequence[Source], kind: RowKind, samples: int | None = None) -> Dataset:
+    """Opens a dataset, indexed but not checked; `samples`: samples per epoch.
 
     Raises InvalidJob where files cannot be read.
     """
@@ -85,12 +125,17 @@ def open_dataset(field: str, sources: Sequence[Source], kind: RowKind, samples: 
             problems += error.problems
     if problems:
         raise InvalidJob(problems)
-    weights = [source.weight for source in sources if source.weight is not None]
+    weights = tuple(source.weight for source in sources if source.weight is not None)
+    mixture = _mixture([len(file) for file in files], weights, samples)
+    prompts = tuple(source.system_prompt for source in sources)
+    return Dataset(tuple(files), prompts, mixture, weights, samples)
+
+
+def _mixture(counts: Sequence[int], weights: Sequence[float], samples: int | None) -> Mixture:
     try:
-        mixture = Mixture.weighted([len(file) for file in files], weights or None, samples)
+        return Mixture.weighted(counts, weights or None, samples)
     except ValueError as error:
-        raise InvalidJob([Problem(field, str(error))]) from None
-    return Dataset(tuple(files), tuple(source.system_prompt for source in sources), mixture)
+        raise InvalidJob([Problem("spec.data.samplesPerEpoch", str(error))]) from None
 
 
 def _opened(path: str, kind: RowKind) -> RowFile | ImportedRows:
@@ -101,19 +146,29 @@ def _opened(path: str, kind: RowKind) -> RowFile | ImportedRows:
     return RowFile(local_file(path), kind, path, by_number=path.endswith(PARQUET))
 
 
+def sources_of(spec: Spec) -> Iterator[tuple[str, RowKind, Sequence[Source], int | None]]:
+    """Field, kind of rows, sources and samples per epoch of the training rows, of each evaluation set, and of the
+    pretraining text, in this order."""
+    data, kind = spec.data, graph_of(spec).rows
+    yield "spec.data", kind, training_sources(spec), data.samples_per_epoch
+    for found in evaluation_sets(spec):
+        sources = [Source(path=path, systemPrompt=data.system_prompt) for path in found.data]
+        yield f"spec.evaluation, {found.name}", kind, sources, None
+    if spec.pretraining:
+        yield (
+            "spec.pretraining.data",
+            "responses",
+            [Source(path=path) for path in spec.pretraining.data],
+            None,
+        )
+
+
 def open_datasets(spec: Spec) -> tuple[Dataset, dict[str, Dataset], Dataset | None]:
     """Training rows, those of each evaluation set by its name, and pretraining text. Raises InvalidJob where files
     cannot be read."""
-    data, field, kind = spec.data, "spec.data.samplesPerEpoch", graph_of(spec).rows
-    rows = open_dataset(field, training_sources(spec), kind, data.samples_per_epoch)
-    held_out, text = dict[str, Dataset](), None
-    for found in evaluation_sets(spec):
-        sources = [Source(path=path, systemPrompt=data.system_prompt) for path in found.data]
-        held_out[found.name] = open_dataset("spec.evaluation", sources, kind)
-    if spec.pretraining:
-        sources = [Source(path=path) for path in spec.pretraining.data]
-        text = open_dataset("spec.pretraining.data", sources, "responses")
-    return rows, held_out, text
+    opened = (open_dataset(sources, kind, samples) for _, kind, sources, samples in sources_of(spec))
+    rows, held_out = next(opened), {found.name: next(opened) for found in evaluation_sets(spec)}
+    return rows, held_out, next(opened, None)
 
 
 def stream(rows: Sequence[Row], seed: int) -> RowStream:

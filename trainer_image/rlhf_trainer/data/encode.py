@@ -26,16 +26,28 @@ class Encoded:
     response_cut: int = 0
 
 
+class TooLong(InvalidJob):
+    """A conversation that no cut between turns makes short enough; `length` in tokens."""
+
+    def __init__(self, length: int, limit: int) -> None:
+        message = (
+            f"the last turn of a conversation alone makes a longer prompt, of {length} tokens; got {limit}"
+        )
+        super().__init__([Problem("spec.data.maxPromptLength", message)])
+        self.length = length
+
+
 def encode_prompt(
     tokenizer: PreTrainedTokenizerBase,
     prompt: Text,
     max_length: int,
     arguments: Mapping[str, Any] = NO_ARGUMENTS,
 ) -> Encoded:
-    """A prompt cut to its last `max_length` tokens; a BOS token at its start is kept.
+    """A prompt of at most `max_length` tokens. Of text that is longer, the last ones and a BOS token at its start stay.
 
     A conversation is rendered up to the assistant's next turn. If it is too long, the oldest questions and answers are
-    dropped first; the system prompt stays. Raises InvalidJob for a prompt without tokens.
+    dropped; the system prompt stays. Raises InvalidJob for a prompt without tokens, TooLong if its last question alone
+    is too long.
     """
     return _prompt(tokenizer, prompt, max_length, arguments)[1]
 
@@ -52,7 +64,7 @@ def encode(
 
     A response ends with the end token, or as the chat template ends a turn; a response that was cut has no end token.
     If the response is a conversation, only the assistant's turns are trained on, each with its end token; a prompt of
-    text is the user's turn before it.
+    text is the user's turn before it. One that is too long keeps the assistant's turns that fit, if the first one does.
     """
     if not isinstance(response, str):
         prompt = turns(prompt, "user")
@@ -62,16 +74,19 @@ def encode(
     else:
         before = render(tokenizer, asked, arguments, for_response=True)
         following = segments(tokenizer, asked, turns(response, "assistant"), arguments)
-    tokens, mask = list[int](), list[bool]()
+    tokens, mask, ends = list[int](), list[bool](), list[int]()
     for i, segment in enumerate(following):
         found, trained = _segment(tokenizer, before, segment, last=i == len(following) - 1)
         tokens, mask, before = tokens + found, mask + trained, segment.text
+        if segment.trained:
+            ends.append(len(tokens) - next((i for i, mark in enumerate(reversed(trained)) if mark), 0))
+    kept = max((end for end in ends if end <= max_response), default=max_response)
     return Encoded(
         encoded.prompt,
-        tuple(tokens[:max_response]),
-        tuple(mask[:max_response]),
+        tuple(tokens[:kept]),
+        tuple(mask[:kept]),
         encoded.prompt_cut,
-        max(0, len(tokens) - max_response),
+        max(0, len(tokens) - kept),
     )
 
 
@@ -136,6 +151,8 @@ def _prompt(
             [Problem("spec.data", f"the tokenizer makes no tokens of the prompt {show(prompt)}")]
         )
     if len(tokens) > max_length:
+        if not isinstance(kept, str):
+            raise TooLong(whole, max_length)
         begins = tokens[:1] if tokens[0] == tokenizer.bos_token_id and max_length > 1 else []
         tokens = [*begins, *tokens[len(begins) - max_length :]]
     return kept, Encoded(tuple(tokens), prompt_cut=whole - len(tokens))

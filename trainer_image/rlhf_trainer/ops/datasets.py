@@ -10,7 +10,7 @@ from rlhf_api.graph import RowKind
 from rlhf_api.spec import Data
 
 from ..data.chat import arguments_of
-from ..data.encode import Encoded, encode, turns
+from ..data.encode import Encoded, encode, encode_prompt, turns
 from ..records import Columns, Sequences
 
 Encode = Callable[[Sequence[Any], PreTrainedTokenizerBase, Data], list[Encoded]]
@@ -40,6 +40,14 @@ def _encode_pairs(rows: Sequence[Any], tokenizer: PreTrainedTokenizerBase, data:
 
 
 ENCODE: dict[RowKind, Encode] = {"responses": _encode_responses, "pairs": _encode_pairs}
+
+
+def encode_row(row: Any, kind: RowKind, tokenizer: PreTrainedTokenizerBase, data: Data) -> list[Encoded]:
+    """The sequences of one row; only the prompt if responses are sampled."""
+    if kind == "prompts":
+        arguments = arguments_of(tokenizer, row, data)
+        return [encode_prompt(tokenizer, row.prompt, data.max_prompt_length, arguments)]
+    return ENCODE[kind]([row], tokenizer, data)
 
 
 def given_columns(

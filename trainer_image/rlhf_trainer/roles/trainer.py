@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import distributed
 
+from rlhf_api.algorithms import graph_of
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.report import STORE_FAILS, CheckpointStatus
 from rlhf_api.roles import Role
@@ -32,7 +33,7 @@ from ..comms import rdma
 from ..comms.control import Control
 from ..comms.event_loop import EventLoop
 from ..comms.http import HttpClient
-from ..comms.ranks import Ranks, raise_if_rank_lost
+from ..comms.ranks import Message, Ranks, raise_if_rank_lost
 from ..comms.roster import Roster, Stopped
 from ..context import Services, TrainerContext
 from ..data.chat import check_template
@@ -41,6 +42,8 @@ from ..data.template_warnings import template_warnings
 from ..garbage import full_collections_by_hand
 from ..models import architectures
 from ..models.export import remove_abandoned
+from ..models.fitting import fit_problems
+from ..ops.row_check import RowChecker, check_all
 from ..process import on_sigterm, run_role
 from ..training.assembly import make_task, prepare_model
 from ..training.loop import train
@@ -49,6 +52,8 @@ from ..training.tracking import Tracking
 
 log = logging.getLogger(__name__)
 
+OVERLONG = 2048
+"""Maximum length of the report of overlong rows, in characters."""
 LAST_WORDS_SECONDS = 2.0
 """Time that an ending trainer gives its host to read the last metrics and checkpoint, seconds; a host polls twice a
 second.
@@ -118,13 +123,20 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None, run: str = 
         remove_abandoned(Path(config.workdir))
     if services is not None and committer is not None:
         services.http.claim(committer.epoch)
-    data = checksums([rows, *held_out.values(), text])
-    check_same_rows(ranks, data)
+    check_same_rows(ranks, checksums([rows, *held_out.values(), text]))
     tokenizer = prepare_model(config, ranks, rows)
     if conversation is not None:
         check_template(tokenizer, conversation)
         for line in template_warnings(tokenizer):
             log.warning("%s", line)
+    if ranks.first and (problems := fit_problems(config, tokenizer)):
+        raise InvalidJob(problems)
+    kind = graph_of(spec).rows
+    checkers = [RowChecker(dataset, kind, tokenizer, spec.data) for dataset in (rows, *held_out.values())]
+    checkers += [RowChecker(text, "responses", tokenizer, spec.data)] if text else []
+    kept = iter(leave_out(ranks, services, checkers))
+    rows, held_out, text = next(kept), {name: next(kept) for name in held_out}, next(kept, None)
+    data = checksums([rows, *held_out.values(), text])
     ctx = TrainerContext(config.job, spec, Path(config.workdir), ranks, tokenizer, services, stop, data)
     task = make_task(ctx, config, rows, held_out, text or ())
     told = partial(committed, ctx, config.store)
@@ -221,6 +233,27 @@ def check_rows(datasets: Sequence[Dataset | None]) -> str | None:
     if problems:
         raise InvalidJob(problems)
     return next(iter(conversations), None)
+
+
+def leave_out(ranks: Ranks, services: Services | None, checkers: Sequence[RowChecker]) -> list[Dataset]:
+    """The datasets without the rows that `spec.data.overlong` leaves out, the same on every rank; rank 0 renders and
+    tokenizes all rows, for any time. Raises InvalidJob for rows that do not fit."""
+
+    def check() -> Message:
+        found = check_all(checkers)
+        arrays = {str(i): torch.tensor(each.left_out, dtype=torch.int64) for i, each in enumerate(found)}
+        return arrays, {"messages": [each.message for each in found if each.message]}
+
+    arrays, header = ranks.share(check)
+    for message in header["messages"] if ranks.first else ():
+        log.warning("%s", message)
+    if services is not None and header["messages"]:
+        services.control.report(overlong="; ".join(header["messages"])[:OVERLONG])
+    left_out = [arrays[str(i)].tolist() for i in range(len(checkers))]
+    return [
+        checker.dataset.without(rows) if rows else checker.dataset
+        for checker, rows in zip(checkers, left_out, strict=True)
+    ]
 
 
 def checksums(datasets: Sequence[Dataset | None]) -> dict[str, int]:
