@@ -44,6 +44,7 @@ def _layer(shape: Shape, run: Pass) -> int:
     """Elements that a layer keeps per token: inputs of norms and matrices, and of attention and the gate."""
     wide = 4 // run.size  # the model's own norm keeps its input in float32, and its normalised values
     norm = shape.hidden * (2 if run.fused else 2 + wide)
-    attention = 2 * shape.queries + 2 * shape.keys
+    # In float32 keys and values are repeated for each query head: no kernel takes them grouped.
+    attention = 2 * shape.queries + 2 * (shape.keys if run.size == 2 else shape.queries)
     heads = shape.queries + shape.keys if shape.head_norms else 0
     return shape.norms * norm + attention + heads + shape.inner * (3 if run.fused else 4)

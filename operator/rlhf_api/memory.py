@@ -115,9 +115,10 @@ def _updated(parameters: float, share: Share, ranks: int) -> Need:
 
 
 def _with_bucket(need: Need, zero: Zero) -> Need:
-    """The need of backward passes with the bucket in which stage 2 sends gradients meanwhile; stage 3 keeps its own."""
+    """The need of backward passes with the bucket in which DeepSpeed's ZeRO optimizer of stages 1 and 2 sends gradients
+    meanwhile; the BF16_Optimizer of stage 1 has none, and stage 3 keeps its own."""
     bucket = zero.bucket * zero.weights
-    if zero.stage != 2 or not bucket:
+    if zero.stage not in (1, 2) or zero.of_bf16_optimizer or not bucket:
         return need
     return Need(need.total + bucket, f"{need.words} and {gigabytes(bucket)} GB of its reduce bucket")
 

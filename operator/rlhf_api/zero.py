@@ -56,6 +56,11 @@ class Zero:
         )
 
     @property
+    def of_bf16_optimizer(self) -> bool:
+        """True where DeepSpeed's BF16_Optimizer trains the model, in place of its ZeRO optimizer."""
+        return self.stage == 1 and self.dtype == "bfloat16" and not self.optimizer_away
+
+    @property
     def weights(self) -> int:
         return BYTES[self.dtype]
 
@@ -96,7 +101,7 @@ def kept(zero: Zero) -> Share:
     states = () if zero.optimizer_away else ((zero.master, "master weights"), (zero.moments, "moments"))
     if zero.stage == 0:
         return Share(whole=(weights, (zero.moments, "moments")))
-    if zero.stage == 1 and zero.dtype == "bfloat16" and not zero.optimizer_away:
+    if zero.of_bf16_optimizer:
         return Share(whole=(weights, gradients), divided=states)
     if zero.stage < 3:
         return Share(whole=(weights,), divided=states)
@@ -136,7 +141,7 @@ def backward(zero: Zero) -> Share:
     """Memory besides activations of the model in its backward pass: gradients, and stage 3's gathered weights."""
     if zero.stage == 3:
         return Share()
-    if zero.dtype == "bfloat16" and zero.stage == 1 and not zero.optimizer_away:
+    if zero.of_bf16_optimizer:
         return Share(whole=((2, "bfloat16 gradients"),))
     gradients = ((zero.gradients, "gradients"),)
     return Share(divided=gradients) if zero.stage == 2 else Share(whole=gradients)

@@ -23,6 +23,8 @@ from rlhf_api.roles import Trainer
 from rlhf_api.spec import Optimizer
 from rlhf_trainer.batches import MicroBatch, OutputFn, ResponseLogprobs, response_values, sequence_scores
 from rlhf_trainer.models.adapter import Adapter
+from rlhf_trainer.models.heads import class_with_head
+from rlhf_trainer.models.load import SCORE, VALUE
 from rlhf_trainer.models.state import training_state
 from rlhf_trainer.models.trained_model import TrainedModel
 from rlhf_trainer.records import Sequences
@@ -34,6 +36,7 @@ CLASSES = {
     "critic": AutoModelForTokenClassification,
     "reward": AutoModelForSequenceClassification,
 }
+KINDS = {"critic": VALUE, "reward": SCORE}
 READ: Mapping[str, OutputFn] = {
     "policy": ResponseLogprobs(),
     "critic": response_values,
@@ -48,9 +51,11 @@ PRECISION: Mapping[str, dict[str, Any]] = {
     # A scale at which no gradient of these models overflows, so that the first update is made.
     "float16": {"fp16": {"enabled": True, "initial_scale_power": 8}},
 }
-GRADIENT = {"float32": 1e-4, "bfloat16": 4e-2, "float16": 5e-3}
-"""Largest 2-norm of a gradient's difference from the reference's, relative to that one's norm, by dtype: what sums in
-it round, some units in its last place (bfloat16: 2^-8, float16: 2^-11)."""
+GRADIENT = {"float32": 1e-5, "bfloat16": 4e-2, "float16": 5e-3}
+"""Largest 2-norm of a gradient's difference from the reference's, relative to that one's norm, by dtype: some units in
+its last place (2^-24, 2^-8 and 2^-11). On an H200 3e-6, 3.2e-2 and 4.2e-3 were the largest."""
+EXPERTS = 3.0
+"""Factor of that for a mixture, whose router chooses another expert where two are within rounding."""
 OUTPUT = {"float32": 1e-4, "bfloat16": 1e-1, "float16": 1e-2}
 """Largest difference of a log-probability in nats, value or score from the reference's, by dtype."""
 TOKENS = 300
@@ -87,7 +92,15 @@ def make_model(
 ) -> tuple[PreTrainedModel, Adapter | None]:
     """A model with random weights, the same at every call, rounded to `dtype`."""
     torch.manual_seed(0)
-    model = CLASSES[head].from_config(copy.deepcopy(config), dtype=torch.float32).eval()
+    kind = CLASSES[head]
+    made = class_with_head(kind, KINDS[head], config) if head in KINDS else kind
+    own = copy.deepcopy(config)
+    model = (
+        made.from_config(own, dtype=torch.float32)
+        if made is kind
+        else made._from_config(own, dtype=torch.float32)
+    )
+    model.eval()
     adapter = Adapter(model, Lora(rank=4, alpha=6.0), 0, "base") if lora else None
     for name, parameter in model.named_parameters():
         if "lora_B" in name:  # zero at the start of a run, where A has no gradient

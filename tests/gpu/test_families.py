@@ -4,6 +4,7 @@ import pytest
 
 from .cases import FAMILIES, Update
 from .reference import (
+    EXPERTS,
     GRADIENT,
     Batch,
     Cpu,
@@ -27,4 +28,5 @@ def test_a_family_trains_as_on_a_cpu(cpu: Cpu, family: str, dtype: str, attentio
     _, gradients = cpu.compute(config, head, dtype)
     engine = make_engine(config, Update(dtype, attention, "1", head, "whole", "none", "auto"))
     assert not make_update(engine, head, batch, 1e-3).get("overflow")
-    assert_close(first_gradients(copy_state(engine)), gradients, GRADIENT[dtype])
+    tolerance = GRADIENT[dtype] * (EXPERTS if family == "qwen3-moe" else 1)
+    assert_close(first_gradients(copy_state(engine)), gradients, tolerance)

@@ -39,6 +39,7 @@ CASES = (
     Update("bfloat16", "packed", "3", "critic", "whole", "none", "auto"),
     Update("bfloat16", "packed", "2 offload", "policy", "whole", "full", "auto"),
     Update("float32", "padded", "0", "policy", "whole", "full", "auto"),
+    Update("float32", "padded", "1", "policy", "whole", "none", "auto"),
     Update("float16", "packed", "1", "policy", "whole", "none", "auto"),
 )
 

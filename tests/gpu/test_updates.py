@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rlhf_trainer.models.state import MASTER, MOMENTS, load_training_state
+from rlhf_trainer.models.state import load_training_state
 
 from .cases import FAMILIES, UPDATES, Update
 from .reference import (
@@ -46,12 +46,6 @@ def test_a_run_that_is_resumed_goes_on_as_if_it_had_not_stopped(case: Update):
     load_training_state(resumed, saved.__getitem__)
     loaded = copy_state(resumed)
     assert {name for name in saved if not torch.equal(loaded[name], saved[name])} == set()
-    assert update(resumed, case.head, batches[1], 1e-3) == pytest.approx(expected, rel=1e-6)
+    assert update(resumed, case.head, batches[1], 1e-3) == expected
     after, uninterrupted = copy_state(resumed), copy_state(engine)
-    for kind in (
-        MASTER,
-        *MOMENTS,
-    ):  # kernels that add up in any order make the same update differ by rounding
-        assert_close(
-            *({n: t for n, t in s.items() if n.startswith(f"{kind}/")} for s in (after, uninterrupted)), 1e-6
-        )
+    assert {name for name in after if not torch.equal(after[name], uninterrupted[name])} == set()

@@ -96,6 +96,8 @@ def sdpa_attention(
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """PyTorch's attention as Transformers calls it, which would ignore a cap of the scores and sinks: applied here.
+    Grouped keys and values are repeated in float32 on a GPU, where PyTorch has no kernel for groups and would keep all
+    scores.
 
     Shapes: `query` [n, heads, Q, D], `key` and `value` [n, key heads, K, D], `attention_mask` bool (True: attended) or
     float (added to the scores), [n, 1 or heads, Q, K], or None for causal attention, `s_aux` [heads] -> [n, Q, heads,
@@ -103,6 +105,8 @@ def sdpa_attention(
     """
     _check_applied(module, others, APPLIED)
     if softcap is None and s_aux is None:
+        if query.is_cuda and query.dtype == torch.float32 and attention_mask is None:
+            key, value = _ungrouped(query, key, value)
         return sdpa_attention_forward(module, query, key, value, attention_mask, **others)
     length, causal = query.shape[2], getattr(module, "is_causal", True)
     if attention_mask is None:
@@ -113,6 +117,16 @@ def sdpa_attention(
     mask = attention_mask[..., : key.shape[2]]
     scaling = others.get("scaling")
     return _by_blocks(query, key, value, lambda q, k: mask[:, :, q, k], None, scaling, softcap, s_aux), None
+
+
+def _ungrouped(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values of each query head: two [n, key heads, K, D] -> two [n, heads, K, D]."""
+    times = query.shape[1] // key.shape[1]
+    return (
+        (key, value)
+        if times == 1
+        else (key.repeat_interleave(times, dim=1), value.repeat_interleave(times, dim=1))
+    )
 
 
 def _check_applied(module: nn.Module, given: dict[str, Any], applied: Iterable[str]) -> None:
@@ -191,9 +205,8 @@ def _by_blocks(
     are. `mask(queries, keys)`: a part of the mask, as `sdpa_attention` takes it. With a `reach` a query attends to no
     key after it, nor to one so many places before it.
     """
-    times, length = query.shape[1] // key.shape[1], query.shape[2]
-    if times > 1:
-        key, value = (x.repeat_interleave(times, dim=1) for x in (key, value))
+    length = query.shape[2]
+    key, value = _ungrouped(query, key, value)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     rows = max(1, BLOCK // (query.shape[0] * query.shape[1] * min(key.shape[2], 2 * (reach or key.shape[2]))))
     if reach is not None:

@@ -20,7 +20,8 @@ log = logging.getLogger(__name__)
 
 def fuse(model: PreTrainedModel, kernels: Kernels) -> None:
     """Replaces the model's norms, rotary embedding and SwiGLU by Liger's kernels, on GPUs (Hsu et al. 2024,
-    arXiv:2410.10989).
+    arXiv:2410.10989). A mixture's experts stay Transformers' own grouped products: Liger's are slower (0.27 s an update
+    for 0.16 s on an H200, 32 experts of 2,048 x 768), and tune themselves for two minutes at the start.
 
     `auto` leaves the model unchanged if Liger is missing or does not support its type. Raises InvalidJob for `liger` if
     it is unavailable.
@@ -35,14 +36,20 @@ def fuse(model: PreTrainedModel, kernels: Kernels) -> None:
         )
 
         if kind in MODEL_TYPE_TO_APPLY_LIGER_FN:
+            experts = {"swiglu": False} if _has_experts(model) else {}
             _apply_liger_kernel_to_instance(
-                model=model, cross_entropy=False, fused_linear_cross_entropy=False
+                model=model, cross_entropy=False, fused_linear_cross_entropy=False, **experts
             )
             return
         missing = f"Liger has none for {kind!r}"
     if kernels == "liger":
         raise InvalidJob([Problem("spec.trainer.kernels", f"is liger, but {missing}; leave it to auto")])
     log.info("no fused kernels: %s", missing)
+
+
+def _has_experts(model: nn.Module) -> bool:
+    """True for a mixture whose experts are fused: one parameter holds the matrices of all, [experts, out, in]."""
+    return any(parameter.ndim == 3 for parameter in model.parameters())
 
 
 def recompute(model: nn.Module, checkpointing: GradientCheckpointing) -> None:
