@@ -203,13 +203,13 @@ def test_each_model_is_counted_by_its_own_division() -> None:
     actor = Trained(1e9, Zero(dtype="bfloat16", stage=3, ranks=2), 3e9, gathers=True)
     critic = Trained(1e9, Zero(dtype="float32", stage=1, ranks=2), 1e9)
     both = trainer([actor, critic])
-    assert both.total == pytest.approx(1e9 * (9 + 10 + 6) + 5e8 * 2)
+    assert both.total == pytest.approx(1e9 * (9 + 10 + 6) + 5e8 * (2 + 4))
     assert both.words == (
         "1e9 parameters x (2 weights + 4 gradients + 4 master weights + 8 moments) B / 2 ranks + 1e9 parameters x "
         "(4 weights + (4 master weights + 8 moments) / 2 ranks) B + 1e9 x (4 gradients + 4 summed gradients / 2 "
-        "ranks) B in an update + 1 GB of reduce buckets"
+        "ranks) B in an update and 2 GB of its reduce bucket + 1 GB of reduce buckets"
     )
-    assert trainer([critic]).total == 1e9 * (10 + 6)
+    assert trainer([critic]).total == 1e9 * (10 + 6) + 5e8 * 4
     long = trainer([replace(actor, activations=30e9), critic])
     assert "2 GB of gathered weights and 30 GB of activations in the backward pass" in long.words
     heavy = trainer([actor, replace(critic, activations=30e9)])
