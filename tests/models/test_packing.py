@@ -30,7 +30,7 @@ from rlhf_trainer.models.efficiency import fuse, recompute
 from rlhf_trainer.models.inference import Forward, infer
 from rlhf_trainer.models.packing import can_pack
 from rlhf_trainer.models.response_head import install, response_head
-from rlhf_trainer.models.sequence_parallel import SequenceGroup, check_heads
+from rlhf_trainer.models.sequence_parallel import SequenceGroup, _Gather, check_heads
 from rlhf_trainer.records import Sequences
 
 SHAPE = {
@@ -276,10 +276,22 @@ def test_a_shared_rows_padding_is_no_longer_than_its_longest_sequence(rows):
     micro = MicroBatch.build(SEQUENCES, rows, 0, packed=True)
     for rank in range(8):
         group, width = SequenceGroup(rank, 8, None), -(-micro.input_ids.shape[1] // 8)
-        own = torch.zeros(len(micro.targets), dtype=torch.bool)
-        part = group._slice(micro, width, own)
+        part = group._slice(micro, width, torch.arange(len(micro.targets)))
         assert part.attention_mask.flatten()[-1] == 8 * width
         assert part.longest == part.attention_mask.diff().max()
+
+
+def test_sharing_a_row_makes_the_host_wait_for_no_gpu(monkeypatch):
+    """A meta tensor has no data: whatever would copy some to the host raises."""
+    monkeypatch.setattr(_Gather, "apply", lambda own, counts, _group: (own, counts))
+    micro = MicroBatch.build(SEQUENCES, [0, 3], 0, "meta", packed=True)
+    counts = [0, 0]
+    for rank in range(2):
+        group = SequenceGroup(rank, 2, None)
+        values, counts = group.read(micro, lambda part: part.targets + part.response_column)
+        assert values.device.type == "meta"
+        assert len(values) == counts[rank]
+    assert sum(counts) == len(micro.targets)
 
 
 def test_packed_rows_say_where_they_begin():

@@ -82,7 +82,8 @@ class MicroBatch:
     packed int32 [1, 1, 1, n + 1], where each row begins and the last one ends; int64 `response_row`,
     `response_column` and `targets` [A_mb], the place in [n, T] of every response token, and the token, end to end in
     the order of the rows. `longest` is the length of the longest row. On the CPU, to index packed arrays: int64 `rows`
-    [n], and `response_index` [A_mb], the place of the same tokens in response-aligned arrays of all the sequences.
+    [n], `response_index` [A_mb], the place of the same tokens in response-aligned arrays of all the sequences, and
+    `host_column` [A_mb], a copy of `response_column`.
     `kept`, int64 [A_mb, K] on the device: the tokens that each one was sampled from, see `Kept.with_own`; None for all.
     `pad_token_id` is no row's last token, so that a sequence-classification head, which pools at the last token that is
     not padding, pools at the right one.
@@ -99,6 +100,7 @@ class MicroBatch:
     response_column: Tensor
     targets: Tensor
     response_index: Tensor
+    host_column: Tensor
     longest: int
     pad_token_id: int
     kept: Tensor | None = None
@@ -144,6 +146,7 @@ class MicroBatch:
             response_column=to_device(column, device),
             targets=to_device(targets, device),
             response_index=sequences.response_index(index),
+            host_column=column,
             longest=int(lengths.max()),
             pad_token_id=pad,
             kept=None if picked.kept is None else to_device(picked.kept.with_own(targets), device),

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from rlhf_api.problems import InvalidJob, Problem
 
 from ..batches import MicroBatch
+from ..packed import to_device
 
 
 @dataclass(frozen=True)
@@ -46,28 +47,30 @@ class SequenceGroup:
         """
         length = micro.input_ids.shape[1]
         width = -(-length // self.size)
-        owner = (micro.response_column - 1) // width
+        owner = (micro.host_column - 1) // width
         counts = torch.bincount(owner, minlength=self.size).tolist()
-        own = read(self._slice(micro, width, owner == self.rank))
+        own = read(self._slice(micro, width, (owner == self.rank).nonzero()[:, 0]))
         whole: Tensor = _Gather.apply(own, counts, self)  # type: ignore[no-untyped-call]
         return whole
 
     def _slice(self, micro: MicroBatch, width: int, own: Tensor) -> MicroBatch:
-        """`width` tokens of the row; the row is padded at its end with a sequence of padding."""
+        """`width` tokens of the row, and of its response tokens those in `own` (int64, on the CPU). At its end the row
+        is padded with a sequence of padding. The host waits for no GPU."""
         start, missing = self.rank * width, self.size * width - micro.input_ids.shape[1]
         here = slice(start, start + width)
-        mask = micro.attention_mask
+        mask, chosen = micro.attention_mask, to_device(own, micro.targets.device)
         return replace(
             micro,
             input_ids=pad(micro.input_ids, (0, missing), value=micro.pad_token_id)[:, here],
             position_ids=pad(micro.position_ids, (0, missing))[:, here],
             attention_mask=torch.cat([mask, mask[..., -1:] + missing], dim=-1) if missing else mask,
             longest=max(micro.longest, missing),
-            response_row=micro.response_row[own],
-            response_column=micro.response_column[own] - start,
-            targets=micro.targets[own],
-            response_index=micro.response_index[own.cpu()],
-            kept=None if micro.kept is None else micro.kept[own],
+            response_row=micro.response_row[chosen],
+            response_column=micro.response_column[chosen] - start,
+            targets=micro.targets[chosen],
+            response_index=micro.response_index[own],
+            host_column=micro.host_column[own] - start,
+            kept=None if micro.kept is None else micro.kept[chosen],
         )
 
     def to_heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
