@@ -18,7 +18,7 @@ from .condition import reason
 from .exit_reasons import missing_words
 from .exits import FAILED, INTERRUPTED, Misuse, say
 from .local import gpus, workdir
-from .local.data import row_problems
+from .local.data import check_rows
 from .local.host import Host
 from .local.metrics_server import check_port
 from .local.models import critic_from_policy
@@ -85,12 +85,12 @@ def add_run(commands: Commands) -> None:
 
 def validate(options: argparse.Namespace) -> int:
     job = with_runtime_of(_loaded(options, files=options.files), options.runtime, needed=False)
+    warnings: list[str | None] = []
     if options.files:
         _check_files(job)
-        if problems := row_problems(job):
-            raise InvalidJob(problems)
+        warnings = [*check_rows(job), critic_from_policy(job.spec)]
     say(f"{options.file} is valid: {_summary(job)}", sys.stdout)
-    if options.files and (line := critic_from_policy(job.spec)):
+    for line in filter(None, warnings):
         say(line, sys.stdout)
     for line in plan_lines(job.spec, model_sizes(job.spec) if options.files else {}):
         say(line, sys.stdout)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.api.manifests import document, job
-from tests.support.models import byte_tokenizer, chat_tokenizer
+from tests.support.models import CHATML, byte_tokenizer, chat_tokenizer
 from tests.support.rlhf import heed_signals
 
 from rlhf_api.problems import InvalidJob
@@ -87,13 +87,18 @@ def test_problems_of_local_rows_are_those_of_the_trainers_start(tmp_path):
     tokenizer, more = f"spec.model.tokenizer={tmp_path}/tokenizer", "spec.pretraining=null"
     made = spec(tmp_path, rows[:1], tokenizer, more)
     config = RunConfig(job="job", spec=made, workdir=str(tmp_path))
-    (problem,) = problems_of(config)
+    (problem,), _ = problems_of(config)
     assert problem.message.startswith(
         "is too long, as 1 of 1 rows are: 1 prompt beyond spec.data.maxPromptLength (4)"
     )
     elsewhere = ("spec.data.train=['s3://bucket/rows.jsonl', 'module:function']", tokenizer)
     made = job(*SFT, *elsewhere).spec
-    assert problems_of(RunConfig(job="job", spec=made, workdir=str(tmp_path))) == []
+    assert problems_of(RunConfig(job="job", spec=made, workdir=str(tmp_path))) == ([], [])
+    lacking = json.dumps(CHATML.partition("{% if add_generation_prompt")[0])
+    made = spec(tmp_path, [CHAT], tokenizer, *WIDE, f"spec.data.chatTemplate={lacking}")
+    problems, (warning,) = problems_of(RunConfig(job="job", spec=made, workdir=str(tmp_path)))
+    assert problems == []
+    assert warning.startswith("warning: the chat template does not begin the assistant's turn")
 
 
 def test_show_says_of_each_token_whether_it_is_trained_on(tmp_path):

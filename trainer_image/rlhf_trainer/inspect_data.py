@@ -10,7 +10,7 @@ import os
 import sys
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
@@ -62,15 +62,16 @@ def check(
                 yield from filter(None, [fitting(dataset, found, spec.data, file.name).message])
             except InvalidJob as error:
                 problems += error.problems
-    yield from warnings(spec, tokenizer) if tokenizer is not None else ()
+    if tokenizer is not None:
+        yield from warnings(tokenizer, (dataset for _, _, dataset in _named(spec)))
     if problems:
         raise InvalidJob(problems)
 
 
-def warnings(spec: Spec, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
-    """Lines about a chat template that the job's conversations are rendered by."""
+def warnings(tokenizer: PreTrainedTokenizerBase, datasets: Iterable[Dataset]) -> Iterator[str]:
+    """Lines about a chat template that conversations of the datasets are rendered by."""
     lines = template_warnings(tokenizer)
-    if lines and any(_has_conversation(dataset) for _, _, dataset in _named(spec)):
+    if lines and any(map(_has_conversation, datasets)):
         yield from (f"warning: {line}" for line in lines)
 
 
@@ -121,24 +122,25 @@ def _named(spec: Spec) -> Iterator[tuple[str, RowKind, Dataset]]:
         yield field, kind, open_dataset(sources, kind, samples)
 
 
-def problems_of(config: RunConfig) -> list[Problem]:
-    """Problems of the rows of local files, as tokenized for training, and of local models."""
-    spec = config.spec
+def problems_of(config: RunConfig) -> tuple[list[Problem], list[str]]:
+    """Problems of the rows of local files, as tokenized for training, and of local models; and `warnings` if there are
+    none."""
+    spec, datasets = config.spec, list[Dataset]()
     try:
         tokenizer = load_job_tokenizer(config)
         problems = fit_problems(config, tokenizer)
     except InvalidJob as error:
-        return list(error.problems)
+        return list(error.problems), []
     for _, kind, sources, _ in sources_of(spec):
         for source in sources:
             if names_function(source.path) or "://" in source.path:
                 continue
             try:
-                dataset = open_dataset([source], kind)
-                check_all([RowChecker(dataset, kind, tokenizer, spec.data)])
+                datasets.append(open_dataset([source], kind))
+                check_all([RowChecker(datasets[-1], kind, tokenizer, spec.data)])
             except InvalidJob as error:
                 problems += error.problems
-    return problems
+    return problems, [] if problems else list(warnings(tokenizer, datasets))
 
 
 def _lengths(what: str, lengths: Counter[int], cut: int, longest: int) -> Iterator[str]:
@@ -176,7 +178,8 @@ def main() -> int:
     spec = config.spec
     if options.what == "validate":
         architectures.register(spec.model.architectures)
-        print(json.dumps([[problem.where, problem.message] for problem in problems_of(config)]))
+        wrong, warned = problems_of(config)
+        print(json.dumps([[[problem.where, problem.message] for problem in wrong], warned]))
         return 0
     made = spec.model.create is None or Path(config.workdir, "initial").exists()
     try:

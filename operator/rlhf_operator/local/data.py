@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from rlhf_api.manifest import RLHFJob, load
-from rlhf_api.problems import Problem
+from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.run import RunConfig
 
 from ..exit_reasons import telling_line
@@ -60,16 +60,20 @@ def run(options: argparse.Namespace) -> int:
     return _run_in_trainer(job, folder, options.what, *row).returncode
 
 
-def row_problems(job: RLHFJob) -> list[Problem]:
-    """Problems of the rows of local files as tokenized, and of local models whose sizes do not fit them: those that the
-    trainer would find at its start. None without the trainer's packages, or if the tokenizer is not here."""
+def check_rows(job: RLHFJob) -> list[str]:
+    """Checks the rows of local files as tokenized, and local models whose sizes may not fit them, as the trainer does
+    at its start; returns warnings. Raises InvalidJob with the problems. Checks nothing without the trainer's packages,
+    or if the tokenizer is not here."""
     name = job.spec.model.tokenizer or job.spec.model.policy
     if name is None or not Path(name).is_dir() or not _has_packages():
         return []
     done = _run_in_trainer(job, Path("runs", job.metadata.name), "validate", streams=subprocess.PIPE)
     if done.returncode:
         raise Failure(f"the trainer's packages cannot read the rows: {telling_line(done.stderr)}")
-    return [Problem(*problem) for problem in json.loads(done.stdout.splitlines()[-1])]
+    problems, warnings = json.loads(done.stdout.splitlines()[-1])
+    if problems:
+        raise InvalidJob([Problem(*problem) for problem in problems])
+    return list(warnings)
 
 
 def _has_packages() -> bool:
