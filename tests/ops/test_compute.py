@@ -197,6 +197,19 @@ def test_normalised_values_are_read_with_the_moments_that_the_critic_was_trained
         ctx = OpContext(ctx.spec, ctx.settings, state={"values": dict(state)})
 
 
+def test_tokens_that_the_mask_leaves_out_do_not_enter_the_moments_of_the_returns():
+    ctx = context("ppo", "normalizeValues: true, whitenAdvantages: false")
+    made = columns().with_tokens(token_rewards=3 + columns(9)["returns"])
+    made = made.with_tokens(mask=torch.arange(len(made["returns"])) % 3 > 0)
+    found = COMPUTE["gae"](made, ctx)
+    counted = found["returns"][made.mask].tolist()
+    assert len(counted) < len(found["returns"])
+    state = ctx.state["values"]
+    assert state["weight"] == len(counted)
+    assert state["mean"] == pytest.approx(statistics.fmean(counted), rel=1e-5)
+    assert state["variance"] == pytest.approx(statistics.pvariance(counted), rel=1e-5)
+
+
 def gae(rewards, values, gamma: float, decay: float) -> tuple[list[float], list[float]]:
     returns, advantages = [], []
     for r, v in zip(rewards, values, strict=True):

@@ -1,9 +1,12 @@
 """Advantages of response tokens: generalized advantages, returns-to-go, whitening, REINFORCE++."""
 
+from collections.abc import Iterator, Sequence
+
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from .ragged import pad, response_mask
+from .ragged import check_lengths
 
 
 def generalized_advantages(
@@ -16,16 +19,66 @@ def generalized_advantages(
     units of reward, same dtype. Raises ValueError where `lengths` do not fit.
     Source: Schulman et al. 2015 (arXiv:1506.02438), eq. 16.
     """
-    # Zeros on the right of a response make the value after its last token, and the advantage there, 0.
-    padded_values = torch.nn.functional.pad(pad(values, lengths), (0, 1))
-    deltas = pad(rewards, lengths) + gamma * padded_values[:, 1:] - padded_values[:, :-1]
-    advantages = torch.zeros_like(deltas)
-    following = deltas.new_zeros(len(lengths))
-    for t in reversed(range(deltas.shape[1])):
-        following = deltas[:, t] + gamma * gae_lambda * following
-        advantages[:, t] = following
-    packed = advantages[response_mask(lengths)]
-    return packed, packed + values
+    check_lengths(rewards, lengths)
+    check_lengths(values, lengths)
+    ends = lengths.cumsum(0) - 1
+    deltas = rewards - values
+    deltas[:-1] += gamma * values[1:]
+    deltas[ends] = rewards[ends] - values[ends]
+    advantages = discounted_sums_(deltas, lengths, gamma * gae_lambda)
+    return advantages, advantages + values
+
+
+def discounted_sums_(x: Tensor, lengths: Tensor, discount: float) -> Tensor:
+    """S_t = x_t + discount S_{t+1}, 0 after a response's last token; in place.
+
+    A blocked scan: `_ROWS` tokens at a time are padded, and need a few times their own memory.
+    Shapes: `x` float [A] in any unit, `lengths` int64 [N] that fit it -> `x`. `discount` in [0, 1].
+    Source: Blelloch 1990, "Prefix Sums and Their Applications", section 1.4 (recurrences as scans).
+    """
+    for part, rows in _chunks(x, lengths.tolist()):
+        sums = _suffix_sums(pad_sequence(part.split(rows), batch_first=True), discount)
+        torch.cat([row[:length] for row, length in zip(sums, rows, strict=True)], out=part)
+    return x
+
+
+_ROWS = 1 << 20
+"""Elements that are padded at a time: 4 MB in float32."""
+_BLOCK = 64
+"""Tokens of a block."""
+
+
+def _chunks(x: Tensor, lengths: Sequence[int]) -> Iterator[tuple[Tensor, list[int]]]:
+    """Views of consecutive responses that have at most `_ROWS` elements when padded, or of one response, with their
+    lengths."""
+    start, longest, rows = 0, 0, list[int]()
+    for length in lengths:
+        if rows and (len(rows) + 1) * max(length, longest) > _ROWS:
+            yield x[start : start + sum(rows)], rows
+            start, rows = start + sum(rows), []
+        longest = max(longest, length) if rows else length
+        rows.append(length)
+    if rows:
+        yield x[start:], rows
+
+
+def _suffix_sums(rows: Tensor, discount: float) -> Tensor:
+    """S[:, t] = rows[:, t] + discount S[:, t + 1]: within blocks of all rows at once, then over the blocks' first sums.
+
+    Products and sums are rounded one by one, so that a row's result is bitwise the same among any others.
+    """
+    count, length = rows.shape
+    size = min(length, _BLOCK)
+    whole = torch.nn.functional.pad(rows, (0, -length % size)) if length % size else rows
+    steps = whole.view(-1, size).t().clone(memory_format=torch.contiguous_format)
+    columns = steps.unbind()
+    for column, following in zip(columns[-2::-1], columns[:0:-1], strict=True):
+        column.add_(discount * following)
+    if length > size:
+        blocks = steps.view(size, count, -1)
+        decay = torch.tensor([discount ** (size - t) for t in range(size)], dtype=torch.float64).to(rows)
+        blocks[:, :, :-1] += decay[:, None, None] * _suffix_sums(blocks[0], discount**size)[:, 1:]
+    return steps.t().reshape(count, -1)[:, :length]
 
 
 def returns_to_go(rewards: Tensor, lengths: Tensor, gamma: float) -> Tensor:
