@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from typing import Literal
 
 from .algorithms import graph_of
-from .base import DType, Report
+from .base import DType, ModelField, Report
 from .roles import Role
 from .spec import Spec
 
@@ -53,6 +54,21 @@ class RunConfig(Report):
     def dtype(self, role: Role) -> DType:
         """The compute dtype of a role."""
         return self.spec.section(role).dtype or self.spec.model.dtype
+
+
+class ExportRequest(Report):
+    """A model of a checkpoint that the trainer's packages are to write as a Hugging Face folder, as JSON on their
+    standard input."""
+
+    store: str
+    step: int
+    out: str
+    """Absolute path of the folder to write."""
+    field: ModelField = "policy"
+    adapter: Literal["merged", "alone"] | None = None
+    """How an adapter is written; None: merged, or the model has none."""
+    model: str | None = None
+    """Folder or hub name of the model that the job started from, in place of the one that the checkpoint names."""
 
 
 class Member(Report):

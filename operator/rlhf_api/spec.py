@@ -196,6 +196,13 @@ class Checkpoint(Frozen):
     """Retry deadline of a store that does not respond; training continues meanwhile until the next checkpoint."""
 
 
+class Export(Frozen):
+    """The trained models in the work directory, in Hugging Face format."""
+
+    every_steps: int = Field(0, ge=0)
+    """Number of steps from one export to the next, each in place of the one before; 0: only at the end of the run."""
+
+
 if TYPE_CHECKING:
     Sections = Frozen
 else:  # one section for each algorithm that has settings
@@ -229,6 +236,7 @@ class Spec(Sections):
     reference: Reference = Reference()
     weights: Weights = Weights()
     checkpoint: Checkpoint = Checkpoint()
+    export: Export = Export()
     health: Health = Health()
     trackers: tuple[Tracker, ...] = Field((Tracker(kind="tensorboard"),), max_length=8)
     """Trackers that get the metrics besides `metrics.jsonl`; `[]` for none."""

@@ -129,7 +129,7 @@ def run(options: argparse.Namespace, make: Command) -> int:
             status = asyncio.run(host.run())
         finally:
             shown.close()
-    _conclude(status, host.outcome, folder)
+    _conclude(status, host.outcome, folder, job.spec.checkpoint.store)
     return EXIT_CODES[status.phase]
 
 
@@ -163,20 +163,25 @@ def _summary(job: RLHFJob) -> str:
     return f"{job.metadata.name}, {job.spec.algorithm}, {job.spec.steps} steps on {roles}"
 
 
-def _conclude(status: JobStatus, message: str, folder: Path) -> None:
-    """Prints the outcome: where the results are, or what failed and how to continue."""
+def _conclude(status: JobStatus, message: str, folder: Path, store: str | None) -> None:
+    """Prints the outcome: where the results are, or what failed, how to continue and how to get the model so far."""
     step = status.last_checkpoint.step if status.last_checkpoint else None
     resume = f"go on with `rlhf run ... --workdir {shlex.quote(str(folder))} --resume`"
     if status.overlong:
         say(f"warning: {status.overlong}", sys.stderr)
+    model = ""
+    if step is not None:
+        out = shlex.quote(str(folder / f"{workdir.POLICY}-{step}"))
+        export = f"rlhf checkpoint export {shlex.quote(store or str(folder))} {step} {out}"
+        model = f", or get its model with `{export}`"
     if status.phase == "Failed":
         say(f"error: {message}", sys.stderr)
         if step is not None:
             again = reason(status, "Failed") == INVALID
             mended = " once this is mended: as it is, a resumed run ends here again" if again else ""
-            say(f"the newest checkpoint is of step {step}; {resume}{mended}", sys.stderr)
+            say(f"the newest checkpoint is of step {step}; {resume}{mended}{model}", sys.stderr)
     elif status.phase == "Suspended":
-        say(f"{message}; {resume}", sys.stderr)
+        say(f"{message}; {resume}{model}", sys.stderr)
     else:
         say(f"done: {status.step} of {status.total_steps} steps", sys.stdout)
         for name in (workdir.POLICY, workdir.METRICS, workdir.CURVE):

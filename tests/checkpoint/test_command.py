@@ -3,6 +3,7 @@
 import obstore
 import pytest
 
+from rlhf_operator.archive.export import chosen
 from rlhf_operator.cli import main
 from rlhf_store.archive import Archive
 from rlhf_store.manifest import Entry
@@ -99,9 +100,12 @@ def test_gc_deletes_what_nobody_refers_to_and_nothing_young(place, rlhf):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("ls",), "`checkpoint ls|verify|gc STORE` looks into a store"),
+        (("ls",), "`checkpoint ls|verify|gc|export STORE` looks into a store"),
         (("ppo", "s3://bucket/x"), "`checkpoint NAME` asks a job"),
         (("ls", "nowhere"), "nowhere: no such directory"),
+        (("ls", ".", "3"), "`checkpoint ls STORE` takes no further argument; got 3"),
+        (("export", "."), "`checkpoint export STORE STEP|best|latest OUT` needs a step and a folder"),
+        (("export", ".", "latest", "/"), "/: is there already; name another folder"),
     ],
 )
 def test_what_does_not_go_together(rlhf, arguments, said):
@@ -109,3 +113,23 @@ def test_what_does_not_go_together(rlhf, arguments, said):
     assert (code, lines) == (2, [])
     assert said in error
     assert len(error.splitlines()) == 1
+
+
+def test_export_names_the_steps_that_are_there(directory, rlhf, tmp_path):
+    trainer = directory.trainer()
+    trainer.save(3)
+    trainer.save(12)
+    for asked, said in (("4", "of step 4"), ("best", "with an evaluation")):
+        code, lines, error = rlhf("export", directory.url, asked, str(tmp_path / "out"))
+        assert (code, lines) == (2, [])
+        assert error == f"error: {directory.url}: has no checkpoint {said}; it has those of steps: 3, 12\n"
+
+
+def test_the_best_of_equal_evaluations_is_the_newest_as_retention_has_it(directory):
+    trainer = directory.trainer()
+    for step, reward in ((1, 0.5), (2, 0.5), (3, None), (4, 0.25)):
+        trainer.save(step, reward=reward)
+    entries = Archive(directory.url).entries()
+    assert chosen(entries, "best", "a store").step == 2
+    assert chosen(entries, "latest", "a store").step == 4
+    assert [entry.step for entry in Retention(last=1, best=1).keep(entries)] == [2, 4]

@@ -51,7 +51,7 @@ def reshuffled(committer: Committer, own: str) -> int:
     monitor = SimpleNamespace(restore=lambda _: None, rollbacks=committer.rollbacks)
     saver = SimpleNamespace(archive=Archive(own), knows=lambda _: None)
     ctx = SimpleNamespace(ranks=ALONE, report=lambda **_: None, data={})
-    found: Any = (ctx, task, monitor, saver)
+    found: Any = (ctx, task, monitor, saver, {})
     Checkpoints(*found).restore(committer.cuts)
     (number,) = times
     return number

@@ -3,12 +3,16 @@
 import json
 import os
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from tests.support.models import byte_tokenizer, tiny_model
 from tests.support.rlhf import Finished, launch, run
 
+from rlhf_operator.cli import main
 from rlhf_store.archive import Archive
 
 FUNCTIONS = """
@@ -82,12 +86,22 @@ def test_a_reward_function_that_raises_in_the_second_step(folder, tmp_path):
         folder,
         tmp_path / "run",
         "spec.reward.functions=[{function: scores_of_this_test:fails_in_the_second_step}]",
+        "spec.export.everySteps=1",
     )
     assert "spec.reward.functions[0].function: the function raised KeyError: 'grade'" in error
     assert "scores_of_this_test.py:10" in error
     assert finished.status["phase"] == "Failed"
     assert_saved(finished, 1)
     assert "--resume` once this is mended: as it is, a resumed run ends here again" in finished.output
+    # The model so far: as it was exported after that step, and by the command that the last words say.
+    (command,) = re.findall("`rlhf (checkpoint export [^`]+)`", finished.output)
+    assert main(shlex.split(command)) == 0
+    exported, written = (
+        load_file(finished.workdir / name / "model.safetensors") for name in ("policy", "policy-1")
+    )
+    assert exported.keys() == written.keys()
+    assert all(torch.equal(tensor, written[name]) for name, tensor in exported.items())
+    assert "Trained by ppo for 1 of " in (finished.workdir / "policy" / "README.md").read_text()
 
 
 def test_an_engine_that_computes_another_policy(folder, tmp_path):

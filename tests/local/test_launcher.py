@@ -176,7 +176,8 @@ def test_a_work_directory_that_is_moved_away_ends_the_run_and_is_gone_on_from_wh
     assert process.returncode == 1
     assert err == (
         f"error: the work directory {run.work} was moved or deleted while the run used it; put it back\n"
-        "the newest checkpoint is of step 2; go on with `rlhf run ... --workdir w --resume`\n"
+        "the newest checkpoint is of step 2; go on with `rlhf run ... --workdir w --resume`, or get its model with "
+        "`rlhf checkpoint export s3://bucket/prefix 2 w/policy-2`\n"
     )
     assert run.alive() == []
     assert list(usual.iterdir()) == []
@@ -388,7 +389,10 @@ def test_an_interrupt_stops_everything_after_a_checkpoint(run: Run) -> None:
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 130
-    assert err == "stopped on request; go on with `rlhf run ... --workdir w --resume`\n"
+    assert err == (
+        "stopped on request; go on with `rlhf run ... --workdir w --resume`, or get its model with "
+        "`rlhf checkpoint export s3://bucket/prefix 2 w/policy-2`\n"
+    )
     assert run.alive() == []
     assert run.status()["phase"] == "Suspended"
 
@@ -437,7 +441,10 @@ def test_a_trainer_too_busy_to_answer_is_asked_to_stop_again(run: Run) -> None:
     run.wait_for_step(2)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=PATIENCE_SECONDS)
-    assert err == "stopped on request; go on with `rlhf run ... --workdir w --resume`\n"
+    assert err == (
+        "stopped on request; go on with `rlhf run ... --workdir w --resume`, or get its model with "
+        "`rlhf checkpoint export s3://bucket/prefix 2 w/policy-2`\n"
+    )
     assert run.alive() == []
 
 

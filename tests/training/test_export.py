@@ -38,7 +38,7 @@ def test_a_card_says_where_a_model_comes_from_and_what_it_reached(tmp_path):
     (tmp_path / "reward.png").write_bytes(b"a picture")
     folder = tmp_path / "policy"
     folder.mkdir()
-    write_card(ctx, job.task._graph.trained[0], folder)
+    write_card(ctx, job.task._graph.trained[0], folder, 40)
 
     card = (folder / "README.md").read_text()
     _, front, text = card.split("---\n", 2)
@@ -59,7 +59,7 @@ def test_a_card_says_where_a_model_comes_from_and_what_it_reached(tmp_path):
 def test_a_path_of_this_machine_is_no_base_model(tmp_path):
     job = Job("grpo", "", f"spec.model.policy={tmp_path}")
     ctx = replace(job.ctx, workdir=tmp_path)
-    write_card(ctx, job.task._graph.trained[0], tmp_path)
+    write_card(ctx, job.task._graph.trained[0], tmp_path, 40)
     card = (tmp_path / "README.md").read_text()
     assert "base_model" not in card
     assert "| figure |" not in card, "a run without a step has none"
@@ -72,7 +72,7 @@ def test_a_policys_generation_config_is_saved_as_it_was(tmp_path):
     (tmp_path / "generation_config.json").write_text(json.dumps(given))
     own = GenerationConfig.from_pretrained(tmp_path)
     job.models["policy"].unwrapped.generation_config = own
-    export_models(replace(job.ctx, workdir=tmp_path), {job.task._graph.trained[0]: job.models["policy"]})
+    export_models(replace(job.ctx, workdir=tmp_path), {job.task._graph.trained[0]: job.models["policy"]}, 40)
     saved = json.loads((tmp_path / "policy" / "generation_config.json").read_text())
     assert given.items() <= saved.items()
     assert job.models["policy"].generation_config is own
@@ -84,7 +84,7 @@ def test_a_policys_generation_config_is_saved_as_it_was(tmp_path):
 )
 def test_the_card_of_a_critic_names_the_model_that_it_started_from(given, base, tmp_path):
     ctx = replace(Job("ppo", "", f"spec.model={given}").ctx, workdir=tmp_path)
-    write_card(ctx, CRITIC, tmp_path)
+    write_card(ctx, CRITIC, tmp_path, 40)
     _, front, _ = (tmp_path / "README.md").read_text().split("---\n", 2)
     assert yaml.safe_load(front)["base_model"] == base
 
@@ -113,7 +113,7 @@ def test_the_chat_examples_policy_opens_with_its_template_and_its_ends(tmp_path,
     before = end_tokens(ctx.tokenizer, policy.generation_config, spec.sampling)
     with torch.no_grad():
         policy.unwrapped.model.layers[0].mlp.up_proj.lora_B["default"].weight.normal_()
-    export_models(ctx, {used: policy})
+    export_models(ctx, {used: policy}, spec.steps)
 
     there = AutoTokenizer.from_pretrained(tmp_path / "run" / "policy")
     opened = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "policy")

@@ -5,15 +5,14 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from tests.graph.specs import spec_of
-from tests.support.models import CHATML, byte_tokenizer, chat_tokenizer
+from tests.support.models import CHATML, byte_tokenizer
 from tests.support.vllm_server import ENVIRONMENT
-from tests.training.running import Job
+from tests.training.tuned import SHAPE, TALK, base_model, fine_tuned
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -22,31 +21,13 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from rlhf_api.algorithms.resolve import resolve
-from rlhf_api.run import RunConfig
-from rlhf_trainer.data.dataset import open_datasets
 from rlhf_trainer.data.encode import end_tokens
-from rlhf_trainer.graph.learner import Learner
 from rlhf_trainer.models.create import create_policy
 from rlhf_trainer.models.export import write_files
 from rlhf_trainer.models.load import load_reward, padding_id
-from rlhf_trainer.models.loading import load_job_tokenizer
-from rlhf_trainer.ops import OpContext
 from rlhf_trainer.records import Sequences
 from rlhf_trainer.scoring.rewards import forward_scores
-from rlhf_trainer.training.assembly import trained_model
-from rlhf_trainer.training.offline import OfflineTask
-from rlhf_trainer.training.remote import Remote
 
-SHAPE = {
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 256,
-}
-TALK = {"hi": "yo", "2": "3", "film": "fun", "a": "b"}
 LIMIT = 24
 VLLM = """
 import json, sys
@@ -57,49 +38,6 @@ sampling = llm.get_default_sampling_params()
 sampling.max_tokens, sampling.temperature, sampling.skip_special_tokens = limit, 0.0, False
 print(json.dumps([r.outputs[0].text + f" {r.outputs[0].finish_reason}" for r in llm.generate(prompts, sampling)]))
 """
-
-
-def base_model(folder: Path) -> Path:
-    """A base model: it ends texts with <eos>, and has the tokens of ChatML without its template."""
-    tokenizer = chat_tokenizer()
-    tokenizer.chat_template = None
-    tokenizer.save_pretrained(folder)
-    create_policy("llama", SHAPE, tokenizer, 0).save_pretrained(folder)
-    return folder
-
-
-def trained(folder: Path, *overrides: str) -> tuple[Path, Path]:
-    """Fine-tunes a base model on conversations until it has learned them; its work directory and its start."""
-    base = base_model(folder / "base")
-    rows = [
-        {"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": a}]}
-        for q, a in TALK.items()
-    ]
-    (folder / "talk.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    spec = spec_of(
-        "sft",
-        "",
-        *("spec.trainer.deepspeed={}", "spec.steps=60", "spec.optimizer={learningRate: 0.005}"),
-        f"spec.model={{dtype: float32, policy: {base}}}",
-        f"spec.data={{train: [{folder / 'talk.jsonl'}], promptsPerStep: 4, maxPromptLength: 64, "
-        f"maxAnswerLength: 20, chatTemplate: {json.dumps(CHATML)}}}",
-        *overrides,
-    )
-    config = RunConfig(job="talk", spec=spec, workdir=str(folder / "run"))
-    ctx = replace(Job("sft").ctx, spec=spec, workdir=folder / "run", tokenizer=load_job_tokenizer(config))
-    found = resolve(spec)
-    models = {used: trained_model(ctx, config, used) for used in found.graph.trained}
-    learner = Learner(found.graph, models, OpContext(spec, found.settings), {})
-    task = OfflineTask(ctx, learner, Remote({}, judge=nobody), open_datasets(spec)[0], {})
-    for step in range(spec.steps):
-        task.collect(step)
-        task.train(step)
-    task.export()
-    return folder / "run", base
-
-
-def nobody(*_: object) -> torch.Tensor:
-    raise AssertionError("nothing is evaluated")
 
 
 def asked(folder: Path) -> list[str]:
@@ -131,12 +69,20 @@ def by_vllm(folder: Path) -> list[str]:
     return json.loads(said.stdout.splitlines()[-1])
 
 
+def exported(folder: Path, *overrides: str) -> tuple[Path, Path]:
+    """The work directory of a base model's fine-tuning on conversations until it has learned them, and its start."""
+    base = base_model(folder / "base")
+    ctx, task = fine_tuned(folder, base, 60, *overrides)
+    task.export(60)
+    return ctx.workdir, base
+
+
 TURNS = [f"{answer}<|im_end|>" for answer in TALK.values()]
 
 
 @pytest.mark.slow
 def test_a_base_model_tuned_on_conversations_ends_its_turns_wherever_it_is_loaded(tmp_path):
-    run, base = trained(tmp_path)
+    run, base = exported(tmp_path)
     policy = AutoModelForCausalLM.from_pretrained(run / "policy")
     assert by_transformers(policy, run / "policy") == TURNS
     # vLLM leaves the token that ended a response out of its text.
@@ -152,7 +98,7 @@ def test_a_base_model_tuned_on_conversations_ends_its_turns_wherever_it_is_loade
 def test_an_adapter_alone_has_the_ends_and_the_template_beside_it(tmp_path):
     from peft import PeftModel
 
-    run, base = trained(tmp_path, "spec.model.lora={policy: {rank: 32}}", "spec.optimizer.learningRate=0.02")
+    run, base = exported(tmp_path, "spec.model.lora={policy: {rank: 32}}", "spec.optimizer.learningRate=0.02")
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), run / "policy-adapter")
     model.generation_config = GenerationConfig.from_pretrained(run / "policy-adapter")
     answers = by_transformers(model, run / "policy-adapter")

@@ -1,4 +1,5 @@
-"""`rlhf checkpoint ls|verify|gc STORE`: lists, verifies and collects garbage in any checkpoint store."""
+"""`rlhf checkpoint ls|verify|gc|export STORE`: lists, verifies and collects garbage in any checkpoint store, and writes
+models of it."""
 
 import argparse
 import datetime
@@ -7,6 +8,7 @@ import sys
 from ..exits import FAILED, Misuse, say
 from ..text import columns
 from . import open_store
+from .export import export
 from .open_store import archive, package
 
 
@@ -65,7 +67,7 @@ def gc(options: argparse.Namespace) -> int:
     return 0
 
 
-_VERBS = {"ls": ls, "verify": verify, "gc": gc}
+_VERBS = {"ls": ls, "verify": verify, "gc": gc, "export": export}
 
 
 def meant(options: argparse.Namespace) -> bool:
@@ -76,7 +78,11 @@ def meant(options: argparse.Namespace) -> bool:
 def run(options: argparse.Namespace) -> int:
     """Runs the command; returns the exit code."""
     if options.store is None or options.name not in _VERBS:
-        raise Misuse("`checkpoint NAME` asks a job, `checkpoint ls|verify|gc STORE` looks into a store")
+        raise Misuse(
+            "`checkpoint NAME` asks a job, `checkpoint ls|verify|gc|export STORE` looks into a store"
+        )
+    if options.step is not None and options.name != "export":
+        raise Misuse(f"`checkpoint {options.name} STORE` takes no further argument; got {options.step}")
     options.does = _VERBS[options.name]
     return open_store.run(options)
 

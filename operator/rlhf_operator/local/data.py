@@ -1,10 +1,8 @@
 """`rlhf data`, and what `rlhf validate` checks with the trainer's packages: rows as they are tokenized for training."""
 
 import argparse
-import importlib.util
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 from rlhf_api.manifest import RLHFJob, load
@@ -15,6 +13,7 @@ from ..exit_reasons import telling_line
 from ..exits import Failure
 from ..manifest_arguments import add_manifest
 from ..subcommands import Commands, add_command
+from ..trainer_packages import has_packages, run_module
 
 MODULE = "rlhf_trainer.data_command"
 
@@ -51,10 +50,6 @@ def add_data(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> int:
     """Runs the command; returns the exit code."""
     job = load(options.file, options.set)
-    if not _has_packages():
-        raise Failure(
-            "this needs the trainer's packages, which are not installed: pip install 'rlhf-operator[trainer]'"
-        )
     folder = options.workdir or Path("runs", job.metadata.name)
     row = ["--row", str(options.row)] if options.what == "show" else []
     return _run_in_trainer(job, folder, options.what, *row).returncode
@@ -65,7 +60,7 @@ def check_rows(job: RLHFJob) -> list[str]:
     at its start; returns warnings. Raises InvalidJob with the problems. Checks nothing without the trainer's packages,
     or if the tokenizer is not here."""
     name = job.spec.model.tokenizer or job.spec.model.policy
-    if name is None or not Path(name).is_dir() or not _has_packages():
+    if name is None or not Path(name).is_dir() or not has_packages():
         return []
     done = _run_in_trainer(job, Path("runs", job.metadata.name), "validate", streams=subprocess.PIPE)
     if done.returncode:
@@ -76,14 +71,9 @@ def check_rows(job: RLHFJob) -> list[str]:
     return list(warnings)
 
 
-def _has_packages() -> bool:
-    return all(map(importlib.util.find_spec, (MODULE.partition(".")[0], "transformers")))
-
-
 def _run_in_trainer(
     job: RLHFJob, folder: Path, *arguments: str, streams: int | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Runs the trainer's module on a job with its work directory; `streams`: where stdout and stderr go."""
     config = RunConfig(job=job.metadata.name, spec=job.spec, workdir=str(folder.resolve()))
-    text, command = config.model_dump_json(by_alias=True), [sys.executable, "-m", MODULE, *arguments]
-    return subprocess.run(command, input=text, stdout=streams, stderr=streams, text=True, check=False)
+    return run_module(MODULE, config, *arguments, streams=streams)

@@ -57,4 +57,9 @@ def _whole(pattern: str, least: int) -> Callable[[str], int]:
     return parsed
 
 
+def checkpoint_step(text: str) -> int | str:
+    """A step, `best` or `latest`."""
+    return text if text in ("best", "latest") else step(text)
+
+
 count, step, replicas = _whole(r"\d+", 0), _whole(r"0*[1-9]\d{0,8}", 1), _whole(r"\d{1,5}", 1)

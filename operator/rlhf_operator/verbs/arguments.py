@@ -7,7 +7,7 @@ from rlhf_api.roles import Role
 
 from ..manifest_arguments import add_manifest, add_set, add_trial
 from ..subcommands import Commands, add_command
-from .argument_types import count, duration, job_or_manifest, object_name, replicas, step
+from .argument_types import checkpoint_step, count, duration, job_or_manifest, object_name, replicas, step
 
 VERBS = ("status", "list", "logs", "checkpoint", "suspend", "resume", "scale", "submit", "clone")
 
@@ -84,7 +84,8 @@ def _add_checkpoint(verbs: _Verbs) -> None:
     )
     _add_name(
         checkpoint,
-        "the job; or, with STORE: ls (list checkpoints), verify (read and check them) or gc (delete garbage)",
+        "the job; or, with STORE: ls (list checkpoints), verify (read and check them), gc (delete garbage) or export "
+        "(write a model)",
     )
     checkpoint.add_argument(
         "store",
@@ -92,7 +93,33 @@ def _add_checkpoint(verbs: _Verbs) -> None:
         metavar="STORE",
         help="URL of a checkpoint store, its directory, or a run's work directory",
     )
+    checkpoint.add_argument(
+        "step",
+        nargs="?",
+        type=checkpoint_step,
+        metavar="STEP",
+        help="export: the step of the checkpoint, `latest`, or `best` by evaluation",
+    )
+    checkpoint.add_argument(
+        "out", nargs="?", metavar="OUT", help="export: the folder to write, in Hugging Face format"
+    )
     _add_timeout(checkpoint, "10m", "until the checkpoint is saved")
+    checkpoint.add_argument(
+        "--of",
+        choices=["policy", "critic"],
+        default="policy",
+        help="export: the trained model; `policy` is also what algorithm reward trains; default: policy",
+    )
+    checkpoint.add_argument(
+        "--adapter",
+        choices=["merged", "alone"],
+        help="export: a low-rank adapter merged into its model, or alone in PEFT's format; default: merged",
+    )
+    checkpoint.add_argument(
+        "--model",
+        metavar="DIR",
+        help="export: folder or hub name of the model below a merged adapter; default: where the job found it",
+    )
     checkpoint.add_argument(
         "--older-than",
         type=duration,

@@ -1,6 +1,7 @@
 """Loads and checks Hugging Face models and tokenizers."""
 
 import json
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,6 +15,8 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+
+from rlhf_api.base import Head
 
 from .heads import class_with_head
 from .pretrained import from_pretrained, load_config, load_model
@@ -107,6 +110,15 @@ def load_critic(path: str, dtype: torch.dtype) -> PreTrainedModel:
         with torch.no_grad():
             head.weight.copy_(_head(load_reward(path, dtype)).weight)
     return model
+
+
+def made_of(config: PreTrainedConfig, head: Head) -> PreTrainedModel:
+    """A model of this configuration and kind without weights, on torch's `meta` device."""
+    kind = {"causal": CAUSAL, "score": SCORE}.get(head, VALUE)
+    found: Any = AutoModelForCausalLM if kind == CAUSAL else class_with_head(HEADS[kind], kind, config)
+    with torch.device("meta"):
+        model: PreTrainedModel = getattr(found, "from_config", found)(config)
+        return model
 
 
 def check_fit(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:

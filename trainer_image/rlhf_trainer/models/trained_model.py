@@ -210,6 +210,10 @@ class TrainedModel:
         items = ((name, tensor) for name, tensor in self.state_items() if tensor.requires_grad)
         return self._whole(items)
 
+    def untrained_tensors(self) -> Named:
+        """As `named_tensors`, but only what no update changes: buffers, and weights without a gradient."""
+        return self._whole((name, tensor) for name, tensor in self.state_items() if not tensor.requires_grad)
+
     def base_tensors(self) -> Named:
         """Frozen base weights of a model with an adapter, under their names in the merged model; as `named_tensors`."""
         assert self.adapter is not None, "all of another model is trained"
@@ -232,11 +236,7 @@ class TrainedModel:
 
     def state_items(self) -> Named:
         """State-dict names with the live parameters and buffers, tied ones once under the first name."""
-        seen: set[int] = set()
-        for name, tensor in self.unwrapped.state_dict(keep_vars=True).items():
-            if id(tensor) not in seen:
-                seen.add(id(tensor))
-                yield name, tensor
+        return state_items(self.unwrapped)
 
     def gathered(self) -> contextlib.AbstractContextManager[Module]:
         """The model with whole weights on every rank and without DeepSpeed's hooks, for generation."""
@@ -266,3 +266,12 @@ class TrainedModel:
         if self.stage == 3:
             return whole(items, self.device)
         return ((name, tensor.detach()) for name, tensor in progress.each(items))
+
+
+def state_items(model: Module) -> Named:
+    """State-dict names with the live parameters and buffers, tied ones once under the first name."""
+    seen: set[int] = set()
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            yield name, tensor

@@ -1,8 +1,9 @@
 """A run's checkpoints: it goes on from the newest intact one, and saves all that a later start needs."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 from rlhf_api.problems import InvalidJob, Problem
@@ -31,6 +32,8 @@ class Checkpoints:
     task: Task
     monitor: Monitor
     saver: Saver
+    files: Mapping[str, bytes]
+    """Blobs that every snapshot of the run has; see `Task.export_files`."""
 
     def restore(self, earlier: Sequence[Entry]) -> tuple[int, float | None]:
         """Restores the newest intact snapshot; returns its step and its evaluation, or 0 and None without one. After a
@@ -85,7 +88,9 @@ class Checkpoints:
         ranks = self.ctx.ranks
         groups = {**self.task.groups(), "generators": save_generators(ranks).items()}
         state = {**self.task.state(), "health": self.monitor.state(), "data": dict(self.ctx.data)}
-        blobs = self.task.blobs() if ranks.first else {}
+        blobs: dict[str, Callable[[], bytes]] = {}
+        if ranks.first:
+            blobs = {**self.task.blobs(), **{name: partial(bytes, data) for name, data in self.files.items()}}
         updates = self.task.updates()
         self.saver.begin(step, state, groups, blobs, reward, good=self.monitor.good, updates=updates)
 

@@ -8,6 +8,7 @@ from ..graph.executor import Executor
 from ..graph.learner import Learner
 from .export import export_models
 from .remote import Remote
+from .saved_job import export_files
 
 
 class GraphTask:
@@ -27,5 +28,8 @@ class GraphTask:
     def begins(self) -> int:
         return self._graph.begins
 
-    def export(self) -> None:
-        export_models(self._ctx, self._learner.models)
+    def export(self, step: int) -> None:
+        export_models(self._ctx, self._learner.models, step)
+
+    def export_files(self) -> Mapping[str, bytes]:
+        return export_files(self._ctx, self._learner.models)

@@ -33,7 +33,7 @@ def train(
     """
     spec = ctx.spec
     monitor = Monitor(ctx, saver, begins=task.begins)
-    checkpoints = Checkpoints(ctx, task, monitor, saver)
+    checkpoints = Checkpoints(ctx, task, monitor, saver, task.export_files())
     step, reward = checkpoints.restore(earlier)
     files = None
     if tracking is not None:
@@ -86,10 +86,13 @@ def train(
             checkpoints.save(step, reward)
             if files is not None:
                 files.draw(ctx.job)
+        if spec.export.every_steps and step % spec.export.every_steps == 0 and step < spec.steps:
+            ctx.report(activity="exporting")
+            task.export(step)
 
     checkpoints.finish()
     ctx.report(activity="exporting")
-    task.export()
+    task.export(step)
     ctx.report(activity="done")
     return 0
 

@@ -49,5 +49,8 @@ class Task(Protocol):
     def begins(self) -> int:
         """Number of initial steps in which some model is not trained (critic warm-up)."""
 
-    def export(self) -> None:
-        """Writes the trained models to the work directory."""
+    def export(self, step: int) -> None:
+        """Writes the trained models, which have made `step` steps, to the work directory."""
+
+    def export_files(self) -> Mapping[str, bytes]:
+        """Blobs of every snapshot of this run, on rank 0, by which its models are written elsewhere."""

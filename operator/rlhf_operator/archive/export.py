@@ -1,0 +1,54 @@
+"""`rlhf checkpoint export`: runs the trainer's packages, which write a checkpoint's model as a Hugging Face folder."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.run import ExportRequest
+
+from ..exits import Misuse
+from ..trainer_packages import run_module
+from .open_store import archive
+
+if TYPE_CHECKING:
+    from rlhf_store.manifest import Entry
+
+BEST, LATEST = "best", "latest"
+
+
+def export(options: argparse.Namespace) -> int:
+    """Writes the model of a checkpoint; returns the exit code."""
+    if options.step is None or options.out is None:
+        raise Misuse(f"`checkpoint export STORE STEP|{BEST}|{LATEST} OUT` needs a step and a folder to write")
+    out = Path(options.out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InvalidJob([Problem(str(out), "is there already; name another folder")])
+    found = archive(options.store)
+    entry = chosen(found.entries(), options.step, options.store)
+    request = ExportRequest(
+        store=found.store.url,
+        step=entry.step,
+        out=str(out.absolute()),
+        field=options.of,
+        adapter=options.adapter,
+        model=options.model,
+    )
+    return run_module("rlhf_trainer.export_command", request).returncode
+
+
+def chosen(entries: "Sequence[Entry]", step: int | str, store: str) -> "Entry":
+    """The checkpoint of this step, the newest one, or the one with the best evaluation, the newer one of equals.
+    Raises InvalidJob if there is none; the message lists the steps that are there."""
+    if step == BEST:
+        found = max(
+            (e for e in entries if e.reward is not None), key=lambda e: (e.reward, e.step), default=None
+        )
+    else:
+        found = next((e for e in reversed(entries) if step in (LATEST, e.step)), None)
+    if found is None:
+        steps = ", ".join(str(entry.step) for entry in entries) or "none"
+        asked = "with an evaluation" if step == BEST else f"of step {step}" if step != LATEST else "at all"
+        raise InvalidJob([Problem(store, f"has no checkpoint {asked}; it has those of steps: {steps}")])
+    return found
