@@ -41,7 +41,7 @@ def load_trained(config: RunConfig, used: Model, tokenizer: PreTrainedTokenizerB
         model = LOADERS[used.head](path, dtype)
         load.check_trainable(model, path)
         if used.field == "policy":
-            load.check_end_tokens(model.generation_config, model.config, path)
+            load.check_end_tokens(getattr(model, "generation_config", None), model.config, path)
         return model
 
     return _load(trainable, source, dtype, tokenizer, length)
