@@ -16,8 +16,8 @@ TRIED = (
     *("shutdown-timeout", "disable-log-stats", "enable-log-requests", "uvicorn-log-level"),
     *("disable-uvicorn-access-log", "stream-interval"),
 )
-"""Options that ran with weights of a trainer, and gave log-probabilities of its policy; docs/engine-arguments.md says
-where each ran and what it needs."""
+"""Options that ran with weights of a trainer and gave log-probabilities of its policy, or that the code of several GPUs
+is written for; docs/engine-arguments.md says where each ran and what it needs."""
 _KEYS = "keeps keys and values beyond the engine, where those of earlier weights are not cleared"
 _MOVES = "moves experts between GPUs while they serve, and what is served is compared with what arrived"
 _SPECULATIVE = (
