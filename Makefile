@@ -10,7 +10,7 @@ PINS   := $(wildcard constraints/*.txt)
 python  = $(or $(shell tools/python $(PYTHON)),$(error no Python to use))
 
 .PHONY: install demo test units calm modern e2e examples runs chaos weights heavy gpu faults
-.PHONY: cluster images cluster-down lint generated release clean
+.PHONY: sweep cluster images cluster-down lint generated release clean
 
 install: $(STAMP)
 
@@ -122,6 +122,12 @@ gpu: install
 heavy: install $(TASKS)
 	$(PYTEST) $(patsubst %,--ignore=%,$(UNITS) $(CALM) $(MODERN) $(E2E) $(EXAMPLES) $(RUNS) $(CHAOS) $(WEIGHTS) $(GPU))
 	$(PASSED)
+
+# Every key of DeepSpeed that a manifest accepts, on two ranks; records what came of it, which tests/models/test_sweep.py
+# reads. For a new DeepSpeed or a new key; some minutes.
+sweep: install
+	OMP_NUM_THREADS=1 DS_ACCELERATOR=cpu $(BIN)/python -m torch.distributed.run --nproc-per-node 2 -m tests.models.sweep \
+		tests/models/sweep.json
 
 # What dies and what follows, on real processes, in docs/faults.md; a part of it is in `make chaos`. As root, for hours:
 # FAULTS='--minutes 30 --only "on-policy SIGKILL"' runs some of it.
