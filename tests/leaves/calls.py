@@ -80,6 +80,7 @@ def collecting(job: RLHFJob) -> Any:
             self._with_spread, self._scored = lambda *_, **__: ([part], 1), lambda *_: [part]
             self._executor = SimpleNamespace(run=lambda _: None)
             self._fleet, self.version = SimpleNamespace(weights=SimpleNamespace(version=0), answer=answer), 0
+            self._ended = None
 
     made = Collector()
     with pytest.MonkeyPatch.context() as patch:
@@ -108,7 +109,7 @@ def rewards(job: RLHFJob) -> Any:
     """The parts of a score, how they are asked for, and the score made of them."""
     if Role.REWARD not in roles_of(job.spec):
         return None
-    section, found, models, made = job.spec.reward, list[Any](), Made(), Made()
+    section, found, models, made, weighted = job.spec.reward, list[Any](), Made(), Made(), Made()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KEY", "secret")
         for module, way in (
@@ -127,15 +128,18 @@ def rewards(job: RLHFJob) -> Any:
             patch.setattr(reward, name, lambda *given: len(given))
         engine = SimpleNamespace(scores=None, trouble=None, close=lambda: None)
         patch.setattr(reward, "FrozenModel", SimpleNamespace(of=lambda *_: engine))
-        patch.setattr(reward, "Rewards", made)
+        patch.setattr(reward, "Functions", made)
+        patch.setattr(reward, "WeightedModel", weighted)
         reward.run(SimpleNamespace(config=config(job), token="t", host="h", port=1))
-    for (_, seconds, functions, *model), named in made.told:
-        found += [seconds, [(f.name, f.weight, f.retries, f.scorer.made) for f in functions], model, named]
+    for (_, seconds, functions), named in made.told:
+        found += [seconds, [(f.name, f.weight, f.retries, f.scorer.made) for f in functions], named]
+    found += [weight for (weight, *_), _ in weighted.told]
     found.append([given[1:2] + given[3:] for given, _ in models.told])
     totals = torch.tensor([-2.0, 0.25, 3.0])
     found += scaled_scores(totals, bias=section.bias, scale=section.scale, clip=section.clip).tolist()
-    client = remote.reward_client(context(job))
-    return found, client._max_failed_share, client._patience
+    client = remote.reward_client(context(job), array="scores")
+    at_once = client._functions and client._functions[1]._at_once
+    return found, client._max_failed_share, client._patience, at_once
 
 
 class _Started:

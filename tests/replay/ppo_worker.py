@@ -98,7 +98,7 @@ class Generators:
         self._ctx, self._engine, self._refuses = ctx, engine, refuses
         self.weights = Weights()
 
-    def stream(self, prompts: list[Prompt], size: int | None) -> Iterator[Responses]:
+    def stream(self, prompts: list[Prompt], size: int | None, **_more: Any) -> Iterator[Responses]:
         asked = [prompt for prompt in prompts if prompt.id != self._refuses]
         sampling, tokenizer = self._ctx.spec.sampling, self._ctx.tokenizer
         rollouts = generate_shared(

@@ -108,7 +108,7 @@ def _answers(port: int) -> bool:
 def test_the_reward_role_scores_by_it(server: int) -> None:
     tokenizer = byte_tokenizer()
     pairs = [(tokenizer("2 + 3 =")["input_ids"], tokenizer(text)["input_ids"]) for text in (" 5", " five")]
-    message = pack(Sequences.pack(pairs), [{"prompt": "2 + 3 ="}] * 2)
+    message = pack(Sequences.pack(pairs), [{"prompt": "2 + 3 ="}] * 2, part="functions")
     request = urllib.request.Request(
         f"http://127.0.0.1:{server}{SCORE_ROUTE}", encode(*message), {"Authorization": f"Bearer {TOKEN}"}
     )

@@ -11,7 +11,7 @@ from transformers import BertConfig, BertForSequenceClassification
 from rlhf_trainer.models.create import create_tokenizer
 from rlhf_trainer.records import Sequences
 from rlhf_trainer.scoring.function_pool import FunctionPool
-from rlhf_trainer.scoring.rewards import Function, Rewards
+from rlhf_trainer.scoring.rewards import Function, Functions
 
 ROOT = Path(__file__).parents[2]
 REVIEWS = [("I saw it and ", "it was gripping."), ("The film ", "bored me."), ("On Monday ", "we laughed.")]
@@ -36,7 +36,7 @@ def test_the_reward_is_the_logit_of_the_positive_label(tmp_path, monkeypatch):
         where, name = "spec.reward.functions[0].function", "examples.rewards.classifier:positive"
         pool = FunctionPool(where, name, concurrency=1, timeout=120.0)
         await pool.start()
-        rewards = Rewards(policy, 120.0, [Function("positive", 1.0, 0, pool)])
+        rewards = Functions(policy, 120.0, [Function("positive", 1.0, 0, pool)])
         scores, report = await rewards.score(sequences, [{"prompt": a} for a, _ in REVIEWS])
         assert report.failures == {}
         return scores

@@ -1,11 +1,17 @@
 """Responses that cannot be scored: left out where they are few, a pause where they are many, and never a zero."""
 
+import asyncio
 import threading
 import time
+from array import array
+from collections import Counter
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from aiohttp import web
+from tests.support.kube import eventually
 
 from rlhf_api.roles import Role
 from rlhf_api.run import Member, Membership
@@ -15,7 +21,7 @@ from rlhf_trainer.comms.roster import Roster, Stopped
 from rlhf_trainer.records import Sequences
 from rlhf_trainer.scoring import reward_client as module
 from rlhf_trainer.scoring.client import Scorer
-from rlhf_trainer.scoring.messages import SCORE_ROUTE, rows_of, unpack
+from rlhf_trainer.scoring.messages import SCORE_ROUTE, Part, rows_of, unpack
 from rlhf_trainer.scoring.reward_client import RewardClient, Unscored
 from rlhf_trainer.scoring.server import application
 from rlhf_trainer.training.remote import _judged
@@ -23,6 +29,7 @@ from rlhf_trainer.training.remote import _judged
 TOKEN = "token-of-tests"
 SEQUENCES = Sequences.pack([((i,), (i + 1,) * (1 + i % 3)) for i in range(8)])
 ROWS = [{"i": i} for i in range(8)]
+LENGTH, CALLS = 8000, 64
 
 
 class Job:
@@ -32,38 +39,62 @@ class Job:
         self.failing: dict[int, str] = {}
         self.asked: list[list[int]] = []
         self.told: list[str] = []
+        self.tokens = False
+        self.score: Callable[[int], float] = float
+        self.first: Callable[[list[int]], object] = lambda _rows: None
+        """Called for each message before its scores are made."""
         self.control = Control(total_steps=1)
         self._http, self._roster = http, Roster(self.control, http)
-        runner = web.AppRunner(application(SCORE_ROUTE, self._scores, TOKEN))
+        self._threads = ThreadPoolExecutor(max_workers=CALLS)
+        runner = web.AppRunner(application(SCORE_ROUTE, self._scores, TOKEN, waits=self._waits))
         http.run(runner.setup())
         http.run(web.TCPSite(runner, "127.0.0.1", 0).start())
         address = f"http://127.0.0.1:{runner.addresses[0][1]}"
         member = Member(role=Role.REWARD, name="reward-0", uid="0", address=address)
         self.control._membership = Membership(members=(member,))
 
+    def _waits(self, message):
+        if message[1]["part"] == Part.MODEL:
+            return None
+        return asyncio.get_running_loop().run_in_executor(self._threads, lambda: self._scores(message))
+
     def _scores(self, message):
         sequences, rows = unpack(message), [row["i"] for row in rows_of(message)]
         self.asked.append(sorted(rows))
+        self.first(rows)
         why = {place: self.failing[i] for place, i in enumerate(rows) if i in self.failing}
-        scores = torch.tensor([torch.nan if place in why else float(i) for place, i in enumerate(rows)])
+        scores = torch.tensor(
+            [torch.nan if place in why else self.score(i) for place, i in enumerate(rows)]
+        ).double()
         found = {"scores": scores}
-        if message[1].get("tokens"):
+        if self.tokens:
             found = {"token_scores": torch.repeat_interleave(scores, sequences.response_lengths)}
         part = {"total": float(scores.nansum()), "failed": len(why), "seconds": 0.5}
-        return found, {"failures": why, "parts": {"judge": part}}
+        return found, {"failures": why, "parts": {message[1]["part"]: part}}
 
-    def client(self, share: float = 0.25, patience: float = 600.0) -> RewardClient:
-        scorer = Scorer(
-            Role.REWARD,
-            SCORE_ROUTE,
-            http=self._http,
-            roster=self._roster,
-            chunk_tokens=1000,
-            timeout=120.0,
-            patience=120.0,
-        )
+    def client(
+        self,
+        share: float = 0.25,
+        patience: float = 600.0,
+        array: str = "scores",
+        parts: Collection[Part] = (Part.FUNCTIONS,),
+    ) -> RewardClient:
+        def scorer() -> Scorer:
+            return Scorer(
+                Role.REWARD,
+                SCORE_ROUTE,
+                http=self._http,
+                roster=self._roster,
+                chunk_tokens=1000,
+                timeout=120.0,
+                patience=120.0,
+                at_once=CALLS,
+            )
+
         return RewardClient(
-            scorer,
+            array,
+            functions=(Part.FUNCTIONS, scorer()) if Part.FUNCTIONS in parts else None,
+            model=scorer() if Part.MODEL in parts else None,
             max_failed_share=share,
             patience=patience,
             stopping=lambda: self._roster.stopping,
@@ -82,12 +113,16 @@ def job(monkeypatch):
 def test_a_few_without_a_score_are_named_and_counted(job):
     job.failing = {2: "judge: no answer", 5: "judge: ended by SIGSEGV"}
     client = job.client()
-    scores = client.ask(SEQUENCES, "scores", ROWS)
+    scores = client.ask(SEQUENCES, ROWS)
     assert scores.isnan().nonzero().flatten().tolist() == [2, 5]
     assert scores[[0, 1, 3, 4, 6, 7]].tolist() == [0, 1, 3, 4, 6, 7]
     assert client.failures == job.failing
-    assert (len(job.asked), job.told) == (1, [])
-    expected = {"reward_judge_mean": 21 / 6, "reward_judge_failed": 2, "reward_judge_seconds": 0.5}
+    assert (sorted(job.asked), job.told) == ([[i] for i in range(8)], []), "each alone"
+    expected = {
+        "reward_functions_mean": 21 / 6,
+        "reward_functions_failed": 2,
+        "reward_functions_seconds": 4.0,
+    }
     assert client.take_metrics() == expected | {"responses_dropped": 2, "responses_dropped_share": 0.25}
     assert client.take_metrics() == {}
 
@@ -96,9 +131,9 @@ def test_the_share_without_a_score_is_of_all_responses_of_the_step(job):
     """Responses that dynamic sampling filters out afterwards count too."""
     job.failing = {2: "judge: no answer", 5: "judge: no answer"}
     client = job.client()
-    client.ask(SEQUENCES, "scores", ROWS)
+    client.ask(SEQUENCES, ROWS)
     job.failing = {}
-    client.ask(SEQUENCES, "scores", ROWS)
+    client.ask(SEQUENCES, ROWS)
     assert client.take_metrics()["responses_dropped_share"] == 2 / 16
 
 
@@ -106,16 +141,16 @@ def test_a_batch_of_one_prompt_that_cannot_be_scored_does_not_end_a_step_whose_o
     """The last rounds of dynamic sampling score such small batches."""
     job.failing = {0: "judge: ended by SIGSEGV"}
     client = job.client()
-    client.ask(SEQUENCES, "scores", ROWS)
+    client.ask(SEQUENCES, ROWS)
     one = SEQUENCES.select(torch.tensor([0]))
-    assert client.ask(one, "scores", ROWS[:1]).isnan().all()
+    assert client.ask(one, ROWS[:1]).isnan().all()
     assert client.take_metrics()["responses_dropped"] == 2
     assert job.told == []
 
 
 def test_scores_of_tokens_are_missing_for_all_tokens_of_a_response(job):
-    job.failing = {2: "judge: no answer"}
-    found = job.client().ask(SEQUENCES, "token_scores", ROWS, tokens=True)
+    job.failing, job.tokens = {2: "judge: no answer"}, True
+    found = job.client(array="token_scores").ask(SEQUENCES, ROWS)
     missing = SEQUENCES.response_index(torch.tensor([2])).tolist()
     assert found.isnan().nonzero().flatten().tolist() == missing
 
@@ -125,7 +160,7 @@ def test_more_than_the_share_pauses_the_job_until_they_are_scored(job):
     job.failing = dict.fromkeys((1, 2, 5, 7), "judge: HTTP 503")
     found: list[torch.Tensor] = []
     client = job.client()
-    asking = threading.Thread(target=lambda: found.append(client.ask(SEQUENCES, "scores", ROWS)))
+    asking = threading.Thread(target=lambda: found.append(client.ask(SEQUENCES, ROWS)))
     asking.start()
     until = time.monotonic() + 120
     while not job.told and time.monotonic() < until:
@@ -136,8 +171,8 @@ def test_more_than_the_share_pauses_the_job_until_they_are_scored(job):
     (scores,) = found
     assert scores.isnan().nonzero().flatten().tolist() == [5]
     assert scores[[1, 2, 7]].tolist() == [1, 2, 7]
-    assert job.asked[0] == list(range(8))
-    assert all(asked == [1, 2, 5, 7] for asked in job.asked[1:])
+    counts = Counter(row for asked in job.asked for row in asked)
+    assert {row for row, count in counts.items() if count == 1} == {0, 3, 4, 6}
     assert job.told[-1] == "scoring"
     assert client.take_metrics()["responses_dropped"] == 1
 
@@ -146,7 +181,7 @@ def test_a_pause_without_progress_ends_the_job_with_the_reason(job):
     job.failing = dict.fromkeys(range(8), "judge: HTTP 503")
     words = r"8 of 8 responses have no score \(judge: HTTP 503\); spec.reward.maxFailedShare 0.5 allows fewer"
     with pytest.raises(Unscored, match=words):
-        job.client(share=0.5, patience=0.3).ask(SEQUENCES, "scores", ROWS)
+        job.client(share=0.5, patience=0.3).ask(SEQUENCES, ROWS)
 
 
 def test_failures_of_the_judge_are_counted_against_one_evaluation_alone(job):
@@ -169,11 +204,67 @@ def test_a_paused_job_can_be_stopped(job):
     job.failing = dict.fromkeys(range(8), "judge: HTTP 503")
     job.control.stop_requested.set()
     with pytest.raises(Stopped, match="while the job was paused"):
-        job.client().ask(SEQUENCES, "scores", ROWS)
+        job.client().ask(SEQUENCES, ROWS)
 
 
 @pytest.mark.parametrize("header", [{}, {"failures": {"9": "of nobody"}, "parts": {}}, {"failures": 1}])
 def test_a_reply_without_a_report_is_an_error(job, header, monkeypatch):
-    monkeypatch.setattr(Job, "_scores", lambda *_: ({"scores": torch.zeros(8)}, header))
+    monkeypatch.setattr(Job, "_scores", lambda *_: ({"scores": torch.zeros(1).double()}, header))
     with pytest.raises(RuntimeError, match="the reward's reply"):
-        Job(job._http).client().ask(SEQUENCES, "scores", ROWS)
+        Job(job._http).client().ask(SEQUENCES, ROWS)
+
+
+def test_a_response_is_scored_from_its_end_on_and_once(job):
+    """While others are generated. A batch that has two equal ones has both scores."""
+    client = job.client()
+    for i in (5, 3, 5):
+        prompt, response = SEQUENCES.row(i)[:1].tolist(), SEQUENCES.row(i)[1:].tolist()
+        client.begin(prompt, array("i", response), ROWS[i])
+    eventually(lambda: len(job.asked) == 3, "scores of what has ended", 120)
+    order = torch.tensor([*range(8), 5])
+    scores = client.ask(SEQUENCES.select(order), [ROWS[i] for i in order.tolist()])
+    assert scores.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 5]
+    assert sorted(row for asked in job.asked for row in asked) == sorted(order.tolist()), (
+        "no response is scored again"
+    )
+    assert client.ask(SEQUENCES, ROWS).tolist() == list(range(8)), "nothing is left of an earlier batch"
+    assert len(job.asked) == 9 + 8
+
+
+def test_scores_and_metrics_do_not_depend_on_who_replies_first(job):
+    """Sums of floats do depend on their order."""
+    values, gates = [1e8, 1.0, -1e8, 0.1, 3.3, 1e-3, 7.0, 0.7], {i: threading.Event() for i in range(8)}
+    job.score, job.first = values.__getitem__, lambda rows: gates[rows[0]].wait(120)
+    found = []
+
+    def ask() -> None:
+        client = job.client()
+        found.append((client.ask(SEQUENCES, ROWS).tolist(), client.take_metrics()))
+
+    for order in (range(8), reversed(range(8))):
+        asking = threading.Thread(target=ask)
+        asking.start()
+        for i in order:
+            gates[i].set()
+        asking.join(120)
+        for gate in gates.values():
+            gate.clear()
+    assert found[0] == found[1]
+    assert found[0][0] == torch.tensor(values).double().tolist()
+
+
+def test_functions_are_asked_for_each_response_and_the_model_for_micro_batches(job):
+    client = job.client(parts=Part)
+    scores = client.ask(SEQUENCES, ROWS)
+    assert scores.tolist() == [2.0 * i for i in range(8)], "the sum of both"
+    assert sorted(job.asked) == sorted([*([i] for i in range(8)), list(range(8))])
+    metrics = client.take_metrics()
+    assert (metrics["reward_model_mean"], metrics["reward_functions_mean"]) == (3.5, 3.5)
+
+
+def test_as_many_responses_are_scored_at_once_as_the_manifest_says_however_long_they_are(job):
+    """Each waits until all of them are there."""
+    together = threading.Barrier(CALLS)
+    job.first = lambda _rows: together.wait(120)
+    sequences = Sequences.pack([((1,), (2,) * LENGTH)] * CALLS)
+    assert job.client().ask(sequences, [{"i": i} for i in range(CALLS)]).tolist() == list(range(CALLS))

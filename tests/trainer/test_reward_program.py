@@ -22,8 +22,9 @@ from rlhf_api.problems import InvalidJob
 from rlhf_trainer.scoring import program as module
 from rlhf_trainer.scoring import sandbox as sandbox_module
 from rlhf_trainer.scoring import syscall_filter
+from rlhf_trainer.scoring.call_queue import CallQueue
 from rlhf_trainer.scoring.program import Program, spent
-from rlhf_trainer.scoring.samples import Failure, Sample, score_all
+from rlhf_trainer.scoring.samples import Failure, Sample
 from rlhf_trainer.scoring.timeouts import IN_A_ROW, Timeouts
 from rlhf_trainer.scoring.usage import Usage, usage
 
@@ -72,7 +73,7 @@ def run(*responses: str, row=None, **settings):
         program = made(**settings)
         await program.start()
         samples = [Sample("", response, row or {}) for response in responses]
-        return await score_all(program, samples, retries=0, seconds=120.0)
+        return (await CallQueue(program, retries=0, seconds=120.0).score(samples))[0]
 
     return asyncio.run(work())
 
@@ -469,7 +470,8 @@ IN_A_POD = """
 import asyncio, ctypes, json, os, struct, sys
 from rlhf_api.problems import InvalidJob
 from rlhf_trainer.scoring.program import Program
-from rlhf_trainer.scoring.samples import Sample, score_all
+from rlhf_trainer.scoring.call_queue import CallQueue
+from rlhf_trainer.scoring.samples import Sample
 
 libc, filtered = ctypes.CDLL(None, use_errno=True), json.loads(sys.argv[1])
 if os.geteuid() == 0:
@@ -488,7 +490,8 @@ if filtered:  # what seccomp's default profile of container runtimes denies to a
 async def work():
     made = Program("where", ["python3", "-"], memory_megabytes=512, cpu_seconds=5, concurrency=1, timeout=60)
     await made.start()
-    return await score_all(made, [Sample("", text, {}) for text in sys.argv[2:]], retries=0, seconds=120)
+    samples = [Sample("", text, {}) for text in sys.argv[2:]]
+    return (await CallQueue(made, retries=0, seconds=120).score(samples))[0]
 
 try:
     print(json.dumps(asyncio.run(work())))

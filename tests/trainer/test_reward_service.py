@@ -22,7 +22,8 @@ from rlhf_api.manifest import load
 from rlhf_api.problems import InvalidJob
 from rlhf_trainer.comms.http import retry_after
 from rlhf_trainer.scoring import service
-from rlhf_trainer.scoring.samples import Failure, Sample, score_all
+from rlhf_trainer.scoring.call_queue import CallQueue
+from rlhf_trainer.scoring.samples import Failure, Sample
 from rlhf_trainer.scoring.service import HttpService, secret_headers
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "rewards"
@@ -37,7 +38,7 @@ def asked(
     url: str, *, timeout: float = 20.0, retries: int = 0, samples=SAMPLES, concurrency: int = 1, **more
 ):
     scorer = HttpService(url, concurrency=concurrency, timeout=timeout, **more)
-    return asyncio.run(score_all(scorer, samples, retries=retries, seconds=60.0))
+    return asyncio.run(CallQueue(scorer, retries=retries, seconds=60.0).score(samples))[0]
 
 
 @pytest.fixture
@@ -187,7 +188,7 @@ def test_a_service_that_is_busy_for_longer_than_there_is_time_is_not_called_agai
 
     def twice(url):
         scorer = HttpService(url, concurrency=1, timeout=20.0)
-        return [asyncio.run(score_all(scorer, SAMPLES, retries=2, seconds=60.0)) for _ in range(2)]
+        return [asyncio.run(CallQueue(scorer, retries=2, seconds=60.0).score(SAMPLES))[0] for _ in range(2)]
 
     for found in serving(handle, twice)[0]:
         assert all(

@@ -26,7 +26,7 @@ from rlhf_trainer.comms.wire import WireError, decode, encode
 from rlhf_trainer.records import Sequences
 from rlhf_trainer.sampling_mask import WHOLE, Kept
 from rlhf_trainer.scoring import client as module
-from rlhf_trainer.scoring.client import Scorer
+from rlhf_trainer.scoring.client import Question, Scorer
 from rlhf_trainer.scoring.messages import SCORE_ROUTE, pack, rows_of, unpack
 from rlhf_trainer.scoring.server import application
 
@@ -88,7 +88,7 @@ class Server:
             self.batches.append(len(sequences))
             self.lengths.append(sequences.lengths.tolist())
             first(len(self.batches))
-            return {"scores": torch.tensor([row["score"] for row in rows])}, {}
+            return {"scores": torch.tensor([row["score"] for row in rows]).double()}, {}
 
         app = application(SCORE_ROUTE, scores, TOKEN)
         app.middlewares.append(counted)
@@ -243,6 +243,46 @@ def test_a_member_that_dies_over_a_batch_costs_its_chunks_alone(trainer):
     over.set()
 
 
+def test_a_member_that_joins_is_asked_while_the_others_work(trainer, monkeypatch):
+    """And what the others have begun goes on with them."""
+    monkeypatch.setattr(module, "JOIN_SECONDS", 0.01)
+    over = threading.Event()
+    first, second = (
+        Server(trainer.http, f"reward-{i}", lambda n: n == 1 and over.wait(LONG)) for i in range(2)
+    )
+    trainer.know(first.member)
+    scorer = trainer.scorer()
+    found: list[torch.Tensor] = []
+    asking = threading.Thread(target=lambda: found.append(scorer.ask(SEQUENCES, "scores", ROWS)))
+    asking.start()
+    eventually(lambda: first.batches, "the first chunk under way", LONG)
+    trainer.know(first.member, second.member)
+    eventually(lambda: second.batches, "a chunk for the member that has joined", LONG)
+    over.set()
+    asking.join(timeout=LONG)
+    assert [scores.tolist() for scores in found] == [expected()]
+    assert len(first.batches) + len(second.batches) == CHUNKS, "none twice"
+
+
+def test_a_message_may_be_sent_while_others_are_under_way(trainer):
+    over = threading.Event()
+    server = Server(trainer.http, "reward-0", lambda n: n == 1 and over.wait(LONG))
+    trainer.know(server.member)
+    scorer = trainer.scorer()
+
+    def send(i: int) -> Question:
+        return scorer.send(Question(SEQUENCES.select(torch.tensor([i])), "scores", ROWS[i : i + 1]))
+
+    sent = [send(0)]
+    eventually(lambda: server.batches, "the first under way", LONG)
+    sent += [send(1), send(2)]
+    eventually(lambda: server.arrived == 2, "one more, which is queued there", LONG)
+    over.set()
+    scorer.wait(sent)
+    assert [each.reply.result()[0].tolist() for each in sent] == [[0.0], [1.5], [3.0]]
+    assert len(server.batches) == 3
+
+
 def test_a_chunk_at_which_a_member_raises_is_tried_again(trainer):
     def breaks_once(number: int) -> None:
         if number == 1:
@@ -264,7 +304,7 @@ def test_a_gateway_whose_server_is_gone_is_waited_for(trainer, status):
         gone = request.path == SCORE_ROUTE and next(left, None)
         return web.Response(status=gone) if gone else await handler(request)
 
-    replies(trainer, lambda asked: {"scores": torch.ones(len(asked))}, behind=[gateway])
+    replies(trainer, lambda asked: {"scores": torch.ones(len(asked)).double()}, behind=[gateway])
     assert trainer.scorer().ask(SEQUENCES, "scores", ROWS).tolist() == [1.0] * len(SEQUENCES)
 
 
@@ -308,10 +348,10 @@ def replies(trainer: Trainer, make, sent=None, behind=()) -> None:
     trainer.know(server.member.model_copy(update={"address": address}))
 
 
-@pytest.mark.parametrize("reply", [{}, {"scores": torch.zeros(99)}, {"scores": torch.zeros(2).double()}])
+@pytest.mark.parametrize("reply", [{}, {"scores": torch.zeros(99).double()}, {"scores": torch.zeros(2)}])
 def test_a_reply_with_other_than_what_was_asked_for_is_an_error(trainer, reply):
     replies(trainer, lambda _: reply)
-    with pytest.raises(RuntimeError, match=r"the reply's scores are float32 \[\d\], not .*3 times"):
+    with pytest.raises(RuntimeError, match=r"the reply's scores are torch.float64 \[\d\], not .*3 times"):
         trainer.scorer().ask(SEQUENCES, "scores", ROWS)
 
 

@@ -5,6 +5,7 @@ import itertools
 import re
 import threading
 import time
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -19,12 +20,14 @@ from rlhf_trainer.imports import import_function
 from rlhf_trainer.models.create import create_tokenizer
 from rlhf_trainer.models.load import positions_of
 from rlhf_trainer.records import Sequences
-from rlhf_trainer.scoring import function_pool, samples
+from rlhf_trainer.scoring import call_queue, function_pool
 from rlhf_trainer.scoring.function_pool import FunctionPool
+from rlhf_trainer.scoring.messages import ScoreReport
 from rlhf_trainer.scoring.rewards import (
     Function,
+    Functions,
     ModelScorer,
-    Rewards,
+    WeightedModel,
     forward_scores,
     texts,
     texts_of_tokens,
@@ -132,7 +135,6 @@ def hangs_alone(_prompts, responses, _rows):
     if len(responses) > 1:
         os._exit(3)
     if responses == ["b"]:
-        Path("hangs-alone").touch()
         time.sleep(3600)
     return [1.0]
 
@@ -198,7 +200,7 @@ def wait():
 def score(folder, wait, monkeypatch):
     """Scores of functions, each `(name, weight)`."""
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("rlhf_trainer.scoring.samples.PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("rlhf_trainer.scoring.call_queue.PAUSE_SECONDS", 0.01)
 
     async def function(
         name: str, weight: float, timeout: float, retries: int, failure_score: float
@@ -220,8 +222,14 @@ def score(folder, wait, monkeypatch):
         failure_score=0.0,
     ):
         found = [wait(function(*entry, timeout, retries, failure_score)) for entry in entries]
-        rewards = Rewards(TOKENIZER, seconds, found, model, fine_grained=fine)
-        return [wait(rewards.score(SEQUENCES, rows)) for _ in range(times)][-1]
+        functions = Functions(TOKENIZER, seconds, found, fine_grained=fine)
+        for _ in range(times):
+            scores, report = wait(functions.score(SEQUENCES, rows))
+        if model is not None:
+            more, also = WeightedModel(*model, fine).score(SEQUENCES, rows)
+            scores = scores + more
+            report = ScoreReport(failures=report.failures | also.failures, parts=report.parts | also.parts)
+        return scores, report
 
     return scored
 
@@ -433,30 +441,42 @@ def test_a_child_that_a_function_forks_and_lets_return_replies_to_no_call(score)
     assert scores.tolist() == [7.0, 1.0, 14.0, 2.0]
 
 
-def over_once(monkeypatch, happened) -> None:
-    """The time of a batch is over once a call is done and this has happened."""
+def over_after(monkeypatch, calls: int) -> None:
+    """The time of the responses is over once so many calls have ended."""
+    ended = list[None]()
 
-    async def wait(tasks, *, timeout, **_):
-        assert timeout == 10
-        while not (any(task.done() for task in tasks) and happened()):
-            await asyncio.sleep(0.01)
-        return {task for task in tasks if task.done()}, set()
+    @asynccontextmanager
+    async def timeout(seconds):
+        assert 0 < seconds <= 10
+        async with asyncio.timeout(None) as deadline:
 
-    monkeypatch.setattr(samples, "asyncio", SimpleNamespace(**{**vars(asyncio), "wait": wait}))
+            async def expire() -> None:
+                while len(ended) < calls:
+                    await asyncio.sleep(0.01)
+                deadline.reschedule(0)
+
+            over = asyncio.ensure_future(expire())
+            try:
+                yield
+                ended.append(None)
+            finally:
+                over.cancel()
+
+    monkeypatch.setattr(call_queue, "asyncio", SimpleNamespace(**{**vars(asyncio), "timeout": timeout}))
 
 
 def test_a_batch_has_a_deadline_whatever_its_functions_do(score, monkeypatch):
     """Responses that have a score by the deadline keep it."""
-    over_once(monkeypatch, lambda: True)
+    over_after(monkeypatch, calls=1)
     scores, report = score(("hangs", 1.0), seconds=10.0)
     late = "hangs: no score within 10 s (spec.reward.timeoutSeconds)"
     assert report.failures == dict.fromkeys((0, 1), late), "one call of two responses"
     assert scores[2:].tolist() == [1.0, 1.0]
 
 
-def test_what_was_scored_alone_keeps_its_score_when_the_time_is_over(score, monkeypatch, folder):
-    """The others of its call may hang for all of it."""
-    over_once(monkeypatch, (folder / "hangs-alone").exists)
+def test_what_was_scored_alone_keeps_its_score_when_the_time_is_over(score, monkeypatch):
+    """The others of its call may hang for all of it. Two calls of two responses die, then three alone end."""
+    over_after(monkeypatch, calls=5)
     scores, report = score(("hangs_alone", 1.0), seconds=10.0)
     assert scores[[0, 2, 3]].tolist() == [1.0, 1.0, 1.0]
     assert list(report.failures) == [1]

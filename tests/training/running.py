@@ -67,7 +67,9 @@ class Job:
         held_out: Mapping[str, Sequence[Row]] = MappingProxyType({}),
         fleet: Callable[[TrainerContext, Mapping[str, TrainedModel]], Any] | None = None,
         text: Sequence[Row] = (),
+        more: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
+        """`more`: further fields of `Remote`."""
         given = (*TOY, *(SAMPLED if algorithm in ONLINE else ()))
         given += ("spec.optimizer.criticLearningRate=0.01",) if algorithm == "ppo" else ()
         self.spec = spec_of(algorithm, settings, *given, *overrides)
@@ -92,7 +94,7 @@ class Job:
         models = {used: self.models[used.name] for used in graph.trained}
         averages = {used: MovingAverage(models[used], d) for used, d in graph.averages.items()}
         learner = Learner(graph, models, self.op_ctx, averages)
-        remote = Remote({"score": score, "reference_logprobs": refer or self.reference}, judge=score)
+        remote = Remote({"score": score, "reference_logprobs": refer or self.reference}, judge=score, **more)
         torch.manual_seed(0)
         self.lines: list[dict[str, float]] = []
         self.task: Any

@@ -433,6 +433,27 @@ def test_responses_that_the_job_no_longer_asks_for_are_begun_anew(http, more, le
     run.end()
 
 
+def test_each_response_is_handed_on_once_at_its_end_also_one_of_a_snapshot(http):
+    """So that it is scored during training, and by the first trainer after a restart."""
+    run, ended = Run(http, 1), list[tuple[str, list[int]]]()
+    run.ahead = RolloutsAhead(
+        run.world.ctx, run.world.fleet, lambda prompt, r: ended.append((prompt.id, r.tokens.tolist()))
+    )
+    run.version = 7
+    tokens = array("i", [7] * LENGTH)
+    whole, begun = Response(tokens, array("f", [-0.5] * LENGTH), tokens[:], "length"), Response()
+    wanted = run.world.ctx.spec.sampling.answers_per_prompt
+    run.ahead.restore(encode([Work(Prompt("0/0", (1, 2), {}), [whole, *[begun] * (wanted - 1)])]))
+    run.join()
+    run.publish()
+    assert ended[0] == ("0/0", tokens.tolist())
+    run.step()
+    assert Counter(name for name, _ in ended if name in {f"0/{i}" for i in range(PROMPTS)}) == {
+        f"0/{i}": wanted for i in range(PROMPTS)
+    }
+    run.end()
+
+
 def test_what_is_gone_on_with_may_be_as_old_as_its_step_allows(http):
     """The first prompt of the second episode, begun when the weights of the last step came."""
     run = Run(http, 2)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -120,7 +121,7 @@ def test_a_minibatch_without_any_score_is_left_out():
 class Asked(Generators):
     """The first prompt that is answered was asked of two generators, which is told when the stream ends."""
 
-    def stream(self, prompts: list[Prompt], size: int | None) -> Iterator[Responses]:
+    def stream(self, prompts: list[Prompt], size: int | None, **_more: Any) -> Iterator[Responses]:
         first, rest = super().stream(prompts, size)
         yield first
         yield replace(rest, requeued=[first.rollouts[0].prompt.id])
@@ -144,7 +145,7 @@ def test_a_prompt_that_was_asked_twice_and_has_no_score_is_dropped():
 class Dying(Generators):
     """The last generator dies in the first step, after a batch."""
 
-    def stream(self, prompts: list[Prompt], size: int | None) -> Iterator[Responses]:
+    def stream(self, prompts: list[Prompt], size: int | None, **_more: Any) -> Iterator[Responses]:
         first, rest = super().stream(prompts, size)
         self.continued += 3
         yield first

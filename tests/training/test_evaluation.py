@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from rlhf_api.rows import AnswerRow, PairRow, PromptRow
 from rlhf_trainer.batches import ResponseLogprobs
 from rlhf_trainer.comms.roster import Stopped, Unavailable
 from rlhf_trainer.generation.requests import Responses
+from rlhf_trainer.generation.work import Ended, Response
 from rlhf_trainer.ops.datasets import given_columns
 from rlhf_trainer.records import Prompt
 from rlhf_trainer.scoring.client import ScoringFailed
@@ -68,6 +70,52 @@ def test_an_evaluation_between_two_broadcasts_is_of_the_newest_weights():
         fleet.job.task.collect(step)
         fleet.job.task.train(step)
     assert versions == [0, 0, 0, 1, 1, 3, 3, 4], "served after each step, and evaluated after 0, 1 and 4"
+
+
+class Handing(Fleet):
+    """Hands each response on at its end, as a client of generators does."""
+
+    def answer(self, prompts: list[Any], *asked: Any, ended: Ended, **more: Any) -> Responses:
+        responses = super().answer(prompts, *asked, **more)
+        for rollout in responses.rollouts:
+            ended(rollout.prompt, Response(rollout.tokens))
+        return responses
+
+
+class Begun:
+    """A reward client that keeps what it is to score."""
+
+    def __init__(self) -> None:
+        self.responses: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = []
+        self.failures: dict[int, str] = {}
+
+    def take_metrics(self) -> dict[str, float]:
+        return {}
+
+    def begin(self, prompt: Any, response: Any, row: dict[str, Any]) -> None:
+        self.responses.append((tuple(prompt), tuple(response), dict(row)))
+
+
+def test_responses_go_to_their_own_reward_when_they_end():
+    """Those of a step to the job's, those of an evaluation to its function."""
+    fleet, reward, judging = Handing(), Begun(), Begun()
+    fleet.job = Job(
+        *("grpo", "klCoefficient: 0", "spec.generator.sharedWithTrainer=false"),
+        "spec.evaluation={function: 'a:b', data: [a]}",
+        fleet=lambda *_: fleet,
+        held_out={"held_out": ROWS},
+        more={"reward": reward, "judging": judging},
+    )
+    task = fleet.job.task
+    task.publish(0)
+    (line,) = task.evaluate(0)
+    assert (len(judging.responses), line["count"], reward.responses) == (5, 5, [])
+    assert {row["prompt"] for _, _, row in judging.responses} == {row.prompt for row in ROWS}
+    task.collect(0)
+    sequences = task._pending.columns.sequences
+    assert sorted(prompt + response for prompt, response, _ in reward.responses) == sorted(
+        tuple(sequences.row(i).tolist()) for i in range(len(sequences))
+    )
 
 
 MISTAKE = InvalidJob([Problem("spec.evaluation.function", "the function raised KeyError: 'answer'")])

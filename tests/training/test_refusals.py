@@ -29,7 +29,7 @@ class Refusing(Fleet):
     def answer(self, prompts: list[Any], *_: Any, **__: Any) -> Responses:
         return refused(prompts)
 
-    def stream(self, prompts: list[Prompt], _size: int | None) -> Iterator[Responses]:
+    def stream(self, prompts: list[Prompt], _size: int | None, **_more: Any) -> Iterator[Responses]:
         yield refused(prompts)
 
 

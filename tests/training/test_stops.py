@@ -46,7 +46,7 @@ class Fleet:
     def changed(self) -> str:
         return ""
 
-    def answer(self, prompts: list[Any], sampling: Any, penalties: Any, *, masks: bool) -> Responses:  # noqa: ARG002
+    def answer(self, prompts: list[Any], sampling: Any, penalties: Any, **_more: Any) -> Responses:
         if self.stopping:
             raise Stopped("stopped while waiting for the generator")
         model, ctx = self.job.models["policy"], self.job.ctx
@@ -241,7 +241,7 @@ class Streaming(Generators):
         self._after = after
         self.weights.changed = lambda: ""  # type: ignore[attr-defined]
 
-    def stream(self, prompts: list[Prompt], size: int | None) -> Iterator[Responses]:
+    def stream(self, prompts: list[Prompt], size: int | None, **_more: Any) -> Iterator[Responses]:
         for number, batch in enumerate(super().stream(prompts, size)):
             if self.weights.version == 2 and number == self._after:
                 self._ctx.stop.set()

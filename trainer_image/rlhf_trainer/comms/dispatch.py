@@ -61,7 +61,8 @@ class Observer(Generic[Item, Result]):
 
 
 class Dispatch(Generic[Item, Result]):
-    """One round of items among `members`, at most `limits.concurrent` at once with each.
+    """One round of items among `members`, at most `limits.concurrent` at once with each. It ends once no item is under
+    way and none waits for a member.
 
     A draining member finishes its items and gets no more. A member that fails, refuses connections or has left
     `current` gets no more either, and its items go to the others: no item is lost. Items are handed out in their order,
@@ -87,7 +88,7 @@ class Dispatch(Generic[Item, Result]):
     ) -> None:
         """`describe` names an item in the log; `heard` as in `Assignments`; `under_way`: some of `items`, as an earlier
         round left them, of members that may have gone from `members`."""
-        self._items, self._members, self._client = items, members, client
+        self._items, self._members, self._client = list(items), members, client
         self._current, self._silence, self._describe = current, limits.silence, describe
         self._observer, self._switches = observer, switches or Switches()
         self._waiting = list(range(len(items)))  # a heap of places
@@ -99,6 +100,18 @@ class Dispatch(Generic[Item, Result]):
         self._ended: asyncio.Queue[asyncio.Future[Result] | None] = asyncio.Queue()
         self._looked_at = time.monotonic()
         self._under_way = under_way
+        self._said = set[tuple[int, str, str]]()
+
+    @property
+    def size(self) -> int:
+        """Number of items so far, with and without a result."""
+        return len(self._items)
+
+    def add(self, item: Item) -> None:
+        """Adds an item to the round while it runs, on its loop."""
+        self._items.append(item)
+        heappush(self._waiting, len(self._items) - 1)
+        self._ended.put_nowait(None)
 
     async def run(self) -> Outcome[Item, Result]:
         """Runs the round to its end. If it is cancelled or raises, it cancels all items under way."""
@@ -217,7 +230,12 @@ class Dispatch(Generic[Item, Result]):
 
     def _try_again(self, assigned: Assigned, why: str) -> None:
         tries, item = self._assignments.count_try(assigned), self._describe(self._items[assigned.place])
-        log.warning("try %d of %d of %s, with %s: %s", tries, TRIES, item, assigned.member.name, why)
+        said = tries, assigned.member.uid, why
+        level = (
+            logging.DEBUG if said in self._said else logging.WARNING
+        )  # a hung member fails at all of its items
+        self._said.add(said)
+        log.log(level, "try %d of %d of %s, with %s: %s", tries, TRIES, item, assigned.member.name, why)
         if tries < TRIES:
             self._requeue(assigned.place)
         else:

@@ -71,7 +71,7 @@ def _without_headers(url: str) -> Iterator[None]:
 
 class HttpClient(EventLoop):
     """Rank 0's HTTP requests, each on a connection of its own and with the job's token. Streams, which last as long as
-    a response is generated, have their own pool, so that calls never wait for them."""
+    a response is generated or scored, have their own pool, so that calls never wait for them."""
 
     def __init__(self, token: str) -> None:
         files = raise_file_limit()
@@ -101,9 +101,10 @@ class HttpClient(EventLoop):
                 return await response.json(content_type=None) if (await response.read()) else None
 
     async def post_bytes(self, url: str, body: bytes) -> bytes:
-        """POST raw bytes, again while the server is BUSY; returns the reply's. Without a deadline; raises as `json`."""
+        """POST raw bytes, again while the server is BUSY; returns the reply's. Without a deadline, and in the pool of
+        the streams: a server may be asked for many at once that it waits for. Raises as `json`."""
         with _without_headers(url):
-            async with self._taken(self.session, url, data=body) as response:
+            async with self._taken(url, data=body) as response:
                 return await response.read()
 
     async def stream(self, url: str, body: Any) -> AsyncGenerator[bytes, None]:
@@ -113,18 +114,16 @@ class HttpClient(EventLoop):
         connection and so cancels the server's work.
         """
         with _without_headers(url):
-            async with self._taken(self._streams, url, json=body) as response:
+            async with self._taken(url, json=body) as response:
                 async for part in response.content.iter_any():
                     yield part
 
     @asynccontextmanager
-    async def _taken(
-        self, session: aiohttp.ClientSession, url: str, **body: Any
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def _taken(self, url: str, **body: Any) -> AsyncIterator[aiohttp.ClientResponse]:
         """The reply to a POST, made again while the server is BUSY, after `Retry-After` if it gives one. Without a
         deadline: the caller has one on progress."""
         while True:
-            async with session.post(url, **body) as response:
+            async with self._streams.post(url, **body) as response:
                 if response.status not in BUSY:
                     await _check(url, response)
                     yield response

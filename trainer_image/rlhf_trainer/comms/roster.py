@@ -39,13 +39,21 @@ class Roster:
         return self._control.present(role)
 
     def answering(self, role: Role) -> list[Member]:
+        """As `find_answering`, on any other thread than the client's."""
+        return self._http.run(self.find_answering(role))
+
+    async def find_answering(self, role: Role) -> list[Member]:
         """Members whose health check answers within PROBE_SECONDS."""
         members = self._control.members(role)
+        answers = await asyncio.gather(*(self._answers(m) for m in members))
+        return [m for m, up in zip(members, answers, strict=True) if up]
 
-        async def probe_all() -> list[bool]:
-            return await asyncio.gather(*(self._answers(m) for m in members))
-
-        return [m for m, up in zip(members, self._http.run(probe_all()), strict=True) if up]
+    def unavailable(self, role: Role, seconds: float) -> Unavailable:
+        """The error that no member has answered for so long."""
+        known = ", ".join(f"{m.name} at {m.address}" for m in self._control.members(role))
+        return Unavailable(
+            f"no {role.value} answered within {seconds:.0f} s ({known or 'none was announced'}); see its log"
+        )
 
     def wait(self, role: Role, wanted: int, timeout: float) -> list[Member]:
         """Waits until all `wanted` members answer that have a node; one suffices at the deadline.
@@ -65,11 +73,7 @@ class Roster:
             self._control.membership_changed.wait(POLL_SECONDS)
             self._control.membership_changed.clear()
         if not found:
-            known = (
-                ", ".join(f"{m.name} at {m.address}" for m in self._control.members(role))
-                or "none was announced"
-            )
-            raise Unavailable(f"no {role.value} answered within {timeout:.0f} s ({known}); see its log")
+            raise self.unavailable(role, timeout)
         return found
 
     async def _answers(self, member: Member) -> bool:

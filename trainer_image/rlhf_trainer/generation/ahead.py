@@ -22,7 +22,7 @@ from ..records import Prompt
 from ..sampling_mask import filled
 from .fleet import Fleet
 from .requests import Requests, Responses
-from .work import Response, Work, longest_first, rollouts
+from .work import Ended, Response, Work, longest_first, nobody, rollouts
 
 BLOB = "responses-ahead"
 """Blob in a snapshot of the responses, finished or partial, that belong to no episode yet."""
@@ -31,8 +31,9 @@ BLOB = "responses-ahead"
 class RolloutsAhead:
     """Episodes requested from the generators, oldest first. Methods are collectives."""
 
-    def __init__(self, ctx: TrainerContext, fleet: Fleet) -> None:
-        self._ctx, self._fleet = ctx, fleet
+    def __init__(self, ctx: TrainerContext, fleet: Fleet, ended: Ended = nobody) -> None:
+        """`ended` is called, on rank 0, with each response when that has ended."""
+        self._ctx, self._fleet, self._ended = ctx, fleet, ended
         self._episodes: deque[list[Prompt]] = deque()
         self._restored: dict[str, Work] = {}
         self._told = 0.0
@@ -111,7 +112,10 @@ class RolloutsAhead:
         if self._ctx.ranks.first:
             works = [self._begun(work, oldest) for work in self._fleet.fresh(prompts)]
             for work, prompt in zip(works, prompts, strict=True):
-                work.prompt = prompt
+                work.prompt, work.ended = prompt, self._ended
+                for response in work.responses:
+                    if response.end:  # in a snapshot
+                        self._ended(prompt, response)
             self._requests.answered |= {work.prompt.id: work for work in works if work.whole}
             self._requests.waiting += longest_first(work for work in works if not work.whole)
 

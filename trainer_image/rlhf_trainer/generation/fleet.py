@@ -22,7 +22,7 @@ from .dispatch import Round, start_round
 from .engine import EngineClient
 from .published import PublishedWeights
 from .requests import Requests, Responses
-from .work import Work, longest_first, rollouts
+from .work import Ended, Work, longest_first, nobody, rollouts
 
 log = logging.getLogger(__name__)
 
@@ -59,9 +59,10 @@ class Fleet:
         penalties: Penalties = NO_PENALTIES,
         *,
         masks: bool = True,
+        ended: Ended = nobody,
     ) -> Responses:
         """The responses to all prompts, in their order; see `stream`."""
-        (responses,) = self.stream(prompts, None, sampling, penalties, masks=masks)
+        (responses,) = self.stream(prompts, None, sampling, penalties, masks=masks, ended=ended)
         return responses
 
     def stream(
@@ -72,10 +73,12 @@ class Fleet:
         penalties: Penalties = NO_PENALTIES,
         *,
         masks: bool = True,
+        ended: Ended = nobody,
     ) -> Iterator[Responses]:
         """The responses to all prompts, those to `size` prompts at a time as they come, a short rest with the last; all
         at once for None. `sampling` says how many to each and at which temperature; the job's unless given. `masks`:
-        with their sampling masks, where training replays them.
+        with their sampling masks, where training replays them. `ended` is called with each response at its end, on the
+        thread of the requests.
 
         On rank 0; on the others as many empty batches. Prompts of a generator that fails go to the others; when none
         is left they wait for a replacement, which gets the policy's weights. After a first batch these may have moved
@@ -92,7 +95,7 @@ class Fleet:
         batches = (
             iter(())
             if self._client is None
-            else self._batches(self.fresh(prompts, sampling, penalties, masks=masks), size)
+            else self._batches(self.fresh(prompts, sampling, penalties, masks=masks, ended=ended), size)
         )
         while True:
             found: Responses | None = None
@@ -124,11 +127,12 @@ class Fleet:
         penalties: Penalties = NO_PENALTIES,
         *,
         masks: bool = True,
+        ended: Ended = nobody,
     ) -> list[Work]:
         """Prompts without any response yet."""
         found = sampling or self._ctx.spec.sampling
         asked = found.answers_per_prompt, found.temperature, penalties
-        return [Work.begin(prompt, *asked, masks=masks) for prompt in prompts]
+        return [Work.begin(prompt, *asked, masks=masks, ended=ended) for prompt in prompts]
 
     def _batches(self, works: Sequence[Work], size: int | None) -> Iterator[Responses | None]:
         """The next batches, on rank 0. None if no generator is left: weights must be published before the next

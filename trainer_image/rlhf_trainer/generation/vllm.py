@@ -91,6 +91,7 @@ class VllmClient:
         so_far = len(response.tokens)
         if so_far >= self._asked.max_tokens:  # all tokens came, but not the finish reason
             response.finish("length")
+            work.ended(work.prompt, response)
             return
         told = {
             "seed": request_seed(self._seed, f"{work.prompt.id}/{index}/{so_far}"),
@@ -127,6 +128,8 @@ class VllmClient:
                         response = work.responses[indices[frame.response]]
                         last = self._completing(work.prompt.tokens, response, frame, begun)
                         self._add(response, last or frame, masked=asked.kept > 0)
+                        if response.end:
+                            work.ended(work.prompt, response)
                         if last:
                             return  # the server, which sees only its own part of the stop string, would continue
             reader.close()

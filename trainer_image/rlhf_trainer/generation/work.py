@@ -1,7 +1,7 @@
 """A prompt with its responses so far, which one generator may begin and another continue."""
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from rlhf_api.evaluation import NO_PENALTIES, Penalties
@@ -59,6 +59,13 @@ class Response:
         return Response(*own, self.kept_counts[:], self.kept[:])
 
 
+Ended = Callable[[Prompt, Response], None]
+
+
+def nobody(_prompt: Prompt, _response: Response) -> None:
+    """`ended` of responses that nobody waits for one by one."""
+
+
 @dataclass
 class Work:
     """The responses to one prompt. One request at a time extends them, on the event loop's thread."""
@@ -71,6 +78,8 @@ class Work:
     penalties: Penalties = NO_PENALTIES
     masks: bool = True
     """True if tokens come with their sampling masks, where training replays them."""
+    ended: Ended = nobody
+    """Called with the prompt and each of its responses when that has ended."""
 
     @classmethod
     def begin(
@@ -81,8 +90,9 @@ class Work:
         penalties: Penalties = NO_PENALTIES,
         *,
         masks: bool = True,
+        ended: Ended = nobody,
     ) -> "Work":
-        return cls(prompt, [Response() for _ in range(responses)], temperature, penalties, masks)
+        return cls(prompt, [Response() for _ in range(responses)], temperature, penalties, masks, ended)
 
     @property
     def begun(self) -> bool:

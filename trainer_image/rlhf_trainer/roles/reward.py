@@ -1,5 +1,9 @@
 """The reward role: scores responses for training and evaluation."""
 
+import asyncio
+from collections.abc import Awaitable
+
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_api.problems import InvalidJob, Problem
@@ -10,22 +14,29 @@ from rlhf_api.run import ProcessEnv, RunConfig
 from ..addresses import listen_host
 from ..comms.event_loop import EventLoop
 from ..comms.ranks import Message
+from ..comms.wire import WireError
 from ..engines.vllm.frozen import FrozenModel
-from ..maths.rewards import scaled_scores
 from ..models import architectures
 from ..models.inference import served
 from ..models.load import padding_id, positions_of
 from ..models.loading import check_served, load_frozen, load_job_tokenizer, on_device
 from ..process import run_role
 from ..scoring import kinds, process_groups
-from ..scoring.messages import SCORE_ROUTE, rows_of, unpack
-from ..scoring.rewards import ModelScore, ModelScorer, Rewards, TokenScorer, forward_scores, to_float32
+from ..scoring.messages import SCORE_ROUTE, Part, ScoreReport, rows_of, unpack
+from ..scoring.rewards import (
+    Functions,
+    ModelScore,
+    ModelScorer,
+    TokenScorer,
+    WeightedModel,
+    forward_scores,
+)
 from ..scoring.server import application, no_trouble, serve
 from ..settings import longest
 
 SHARE_OF_TIME = 0.9
-"""Share of a chunk's deadline for scoring; responses without a score by then have failed, and the trainer gets the
-reason.
+"""Share of a message's deadline for a response's calls; a response without a score by then has failed, and the trainer
+gets the reason.
 """
 
 
@@ -82,25 +93,35 @@ def run(env: ProcessEnv) -> None:
         loop.run(kinds.start(f"spec.reward.functions[{i}]", entry))
         for i, entry in enumerate(section.functions)
     ]
-    model = None if scorer is None else (section.model_weight, scorer)
-    rewards = Rewards(tokenizer, seconds, functions, model, fine_grained=section.fine_grained, stop=stop)
-    judge: Rewards | None = None
+    fine = section.fine_grained
+    parts = {Part.FUNCTIONS: Functions(tokenizer, seconds, functions, fine_grained=fine, stop=stop)}
     if spec.evaluation is not None:
         entry = RewardFunction.model_validate({"name": "evaluation", "function": spec.evaluation.function})
-        judge = Rewards(tokenizer, seconds, [loop.run(kinds.start("spec.evaluation", entry))], stop=stop)
+        judge = loop.run(kinds.start("spec.evaluation", entry))
+        parts[Part.JUDGE] = Functions(tokenizer, seconds, [judge], stop=stop)
+    model = None if scorer is None else WeightedModel(section.model_weight, scorer, fine)
 
-    def answer(message: Message) -> Message:
-        sequences, rows = unpack(message), rows_of(message)
-        if judge is not None and message[1].get("judge"):
-            scores, report = loop.run(judge.score(sequences, rows))
-            return {"scores": to_float32(scores)}, report.model_dump(mode="json")
-        total, report = loop.run(rewards.score(sequences, rows))
-        name = "token_scores" if section.fine_grained else "scores"
-        scores = scaled_scores(total, bias=section.bias, scale=section.scale, clip=section.clip)
-        return {name: to_float32(scores)}, report.model_dump(mode="json")
+    def replied(part: str, scored: tuple[Tensor, ScoreReport]) -> Message:
+        array = "token_scores" if fine and part != Part.JUDGE else "scores"
+        return {array: scored[0]}, scored[1].model_dump(mode="json")
+
+    def waits(message: Message) -> Awaitable[Message] | None:
+        part = message[1].get("part")
+        if part not in parts:
+            return None
+
+        async def scored() -> Message:
+            return replied(part, await parts[part].score(unpack(message), rows_of(message)))
+
+        return asyncio.wrap_future(loop.start(scored()))
+
+    def compute(message: Message) -> Message:
+        if model is None or message[1].get("part") != Part.MODEL:
+            raise WireError(f"nothing here scores the part {message[1].get('part')!r}")
+        return replied(Part.MODEL, model.score(unpack(message), rows_of(message)))
 
     trouble = engine.trouble if engine else no_trouble
-    app = application(SCORE_ROUTE, answer, env.token, trouble, deadline=section.timeout_seconds)
+    app = application(SCORE_ROUTE, compute, env.token, trouble, waits=waits, deadline=section.timeout_seconds)
     serve(app, listen_host(env.host), env.port)
     if engine:
         engine.close()

@@ -1,11 +1,13 @@
-"""Client of the reward and reference roles: sends a batch to the members in chunks, with retries."""
+"""Client of the reward and reference roles: sends messages to their members as they come, with retries."""
 
 import asyncio
 import concurrent.futures
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,12 +17,12 @@ from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.roles import Role
 from rlhf_api.run import Member
 
-from .. import faults
+from .. import faults, progress
 from ..batches import plan
 from ..comms.assignments import Limits
-from ..comms.dispatch import Dispatch, Observer
+from ..comms.dispatch import Dispatch, Observer, Switches
 from ..comms.http import HttpClient, HttpError
-from ..comms.outcomes import Failed, Outcome
+from ..comms.outcomes import Failed, UnderWay
 from ..comms.roster import Roster, Stopped, Unavailable
 from ..comms.wire import decode, encode
 from ..records import Sequences
@@ -29,14 +31,22 @@ from .messages import pack, places
 log = logging.getLogger(__name__)
 
 AHEAD = 2
-"""Chunks per member at once: one in progress and one queued."""
+"""Micro-batches per member at once: one in progress and one queued."""
 PAUSE_SECONDS = 1.0
 POLL_SECONDS = 0.2
+JOIN_SECONDS = 1.0
+"""Interval at which new members are looked for while the others work, seconds."""
+MOST_ITEMS = 10_000
+"""Messages of one round, which keeps them all until its end: the next one continues with those under way."""
+ACTIVITY_LENGTH = 256
+"""Maximum length of the activity text in the status."""
 LAST_SECONDS = 5.0
 """Seconds that running scoring may still take once the run is to stop: otherwise the responses would have to be
 generated again.
 """
 
+DTYPES = {"scores": torch.float64, "token_scores": torch.float64, "logprobs": torch.float32}
+"""Of the arrays of replies; scores are weighted sums, which float32 may not hold before scale and clip."""
 Chunk = list[int]
 """Row indices of a batch, ascending."""
 Reply = tuple[Tensor, Mapping[str, Any]]
@@ -44,15 +54,23 @@ Reply = tuple[Tensor, Mapping[str, Any]]
 
 
 class ScoringFailed(RuntimeError):
-    """Members that live failed at a chunk, or took longer than the timeout, several times."""
+    """Members that live failed at a message, or took longer than the timeout, several times."""
+
+
+@dataclass(eq=False)
+class Question:
+    """A message for any member of a role, and its `reply`: the named array and the header."""
+
+    sequences: Sequences
+    array: str
+    rows: Sequence[Any] | None = None
+    header: Mapping[str, Any] = field(default_factory=dict)
+    reply: "Future[Reply]" = field(default_factory=Future)
 
 
 class Scorer:
-    """Sends requests to the members of a role; while none replies, waits for a replacement until a deadline.
-
-    A chunk is one micro-batch of the member's model, so that values depend neither on the number of members nor on
-    retries. Cancelling a chunk closes its connection, and the member drops it unless it has begun.
-    """
+    """Sends messages to the members of a role, the least loaded one first; while none replies, waits for a replacement.
+    A member that joins gets messages too."""
 
     def __init__(
         self,
@@ -64,12 +82,58 @@ class Scorer:
         chunk_tokens: int,
         timeout: float,
         patience: float,
+        at_once: int = AHEAD,
+        report: Callable[[str], None] = lambda _activity: None,
     ) -> None:
-        """`chunk_tokens`: padded tokens per chunk; `timeout`: a member's deadline for a chunk, seconds; `patience`:
-        seconds to wait for a member that responds."""
-        self._role, self._route = role, route
-        self._http, self._roster = http, roster
+        """`chunk_tokens`: padded tokens per chunk; `timeout`: a member's deadline for a message, seconds; `patience`:
+        seconds to wait for a member that responds; `at_once`: messages of a member at once; `report` sets the activity
+        while no member responds."""
+        self._role, self._http, self._roster = role, http, roster
         self._chunk_tokens, self._timeout, self._patience = chunk_tokens, timeout, patience
+        self._at_once, self._report = at_once, report
+        self._client = _Client(http, route)
+        # All of this is the event loop's.
+        self._open = dict[int, Question]()
+        self._round: Dispatch[Question, None] | None = None
+        self._serving: asyncio.Future[None] | None = None
+        self._under_way: Sequence[UnderWay[Question, None]] = ()
+        self._reasons = ""
+        """Why members that answer have failed since the last reply; while none answers, empty."""
+        self._absent_since: float | None = None
+        self._warned = False
+        """True while the activity says that no member answers."""
+        self._progressed = 0.0
+
+    def send(self, question: Question) -> Question:
+        """Sends a message, from any thread, and does not wait."""
+        self._http.loop.call_soon_threadsafe(self._add, question)
+        return question
+
+    def wait(self, questions: Collection[Question]) -> None:
+        """Waits for the replies.
+
+        Raises, and then gives up all other messages too:
+            InvalidJob: the role says that the job itself is at fault.
+            Unavailable: no member replied in time.
+            ScoringFailed: members that live failed at a message, or took longer than the timeout, several times.
+            Stopped: the run is to stop, and the members fail or need longer than LAST_SECONDS.
+        """
+        faults.point(f"scoring:{self._role.value}")
+        left: set[Future[Reply]] = {question.reply for question in questions}
+        began, until = time.monotonic(), float("inf")
+        try:
+            while True:
+                done, left = concurrent.futures.wait(left, POLL_SECONDS, concurrent.futures.FIRST_EXCEPTION)
+                for reply in done:
+                    reply.result()
+                if not left:
+                    return
+                if self._roster.stopping:
+                    until = min(until, time.monotonic() + LAST_SECONDS)
+                self._check(began, until)
+        except BaseException:
+            self._http.run(self._give_up())
+            raise
 
     def ask(
         self,
@@ -79,95 +143,166 @@ class Scorer:
         replied: Callable[[Chunk, Mapping[str, Any]], None] = lambda _chunk, _header: None,
         **header: Any,
     ) -> Tensor:
-        """The named array of the replies, over all sequences in their order: float32. `replied` is called with each
-        chunk and its reply's header.
+        """The named array of the replies, over all sequences in their order. In the end `replied` is called
+        with each chunk and its reply's header, in their order. Raises as `wait` does.
 
-        Raises:
-            InvalidJob: the role says that the job itself is at fault.
-            Unavailable: no member replied in time.
-            ScoringFailed: members that live failed at a chunk, or took longer than the timeout, several times.
-            Stopped: the run is to stop, and the members fail or need longer than LAST_SECONDS.
+        A chunk is one micro-batch of the member's model, so that values depend neither on the number of members nor on
+        retries.
         """
-        client = _ChunkClient(self._http, self._route, sequences, array, rows, header)
-        waiting: list[Chunk] = [sorted(c) for c in plan(sequences.lengths.tolist(), 1, self._chunk_tokens)[0]]
-        found = torch.zeros(len(places(array, sequences, torch.arange(len(sequences)))))
-        progressed = time.monotonic()
-        while waiting:
-            members = self._roster.wait(self._role, 1, self._patience)
-            outcome = self._result(self._round(members, waiting, client))
-            for chunk, (values, reply) in outcome.results:
-                found[places(array, sequences, torch.tensor(chunk))] = values
-                replied(chunk, reply)
-                progressed = time.monotonic()
-            waiting = outcome.unanswered
-            if waiting:
-                if self._roster.stopping:
-                    raise Stopped(f"stopped while the {self._role.value} failed")
-                reasons = "; ".join(outcome.failed.values()) or "none takes work"
-                if time.monotonic() > progressed + self._timeout + self._patience:
-                    raise Unavailable(f"every {self._role.value} fails: {reasons}; see its log")
-                log.warning("no %s answers (%s); trying again", self._role.value, reasons)
-                time.sleep(PAUSE_SECONDS)
-        return found
-
-    def _round(
-        self, members: Sequence[Member], chunks: Sequence[Chunk], client: "_ChunkClient"
-    ) -> Coroutine[Any, Any, Outcome[Chunk, Reply]]:
-        def gave_up(chunk: Chunk, why: str) -> None:
-            tokens = int(client.sequences.lengths[chunk].sum())
-            raise ScoringFailed(
-                f"the {self._role.value} failed at {len(chunk)} responses of {tokens} tokens: {why}; see its log"
+        chunks = [sorted(chunk) for chunk in plan(sequences.lengths.tolist(), 1, self._chunk_tokens)[0]]
+        questions = [
+            Question(
+                sequences.select(torch.tensor(chunk)),
+                array,
+                None if rows is None else [rows[i] for i in chunk],
+                header,
             )
+            for chunk in chunks
+        ]
+        self.wait([self.send(question) for question in questions])
+        whole = torch.zeros(len(places(array, sequences, torch.arange(len(sequences)))), dtype=DTYPES[array])
+        for chunk, question in zip(chunks, questions, strict=True):
+            values, reply = question.reply.result()
+            whole[places(array, sequences, torch.tensor(chunk))] = values
+            replied(chunk, reply)
+        return whole
 
-        return Dispatch(
-            chunks,
+    def _check(self, began: float, until: float) -> None:
+        """Raises if waiting, since `began`, is of no use any more."""
+        now, absent, stopping = time.monotonic(), self._absent_since, self._roster.stopping
+        if absent is not None:
+            progress.sign()  # the wait has a deadline
+            if stopping:
+                raise Stopped(f"stopped while waiting for the {self._role.value}")
+            if now > max(began, absent) + self._patience:
+                raise self._roster.unavailable(self._role, self._patience)
+            if now > max(began, absent) + self._timeout and not self._warned:
+                self._warned = True
+                missing = self._roster.unavailable(self._role, self._timeout)
+                log.warning("%s; waiting for it or its replacement", missing)
+                self._report(f"waiting: {missing}"[:ACTIVITY_LENGTH])
+        elif self._reasons:
+            if stopping:
+                raise Stopped(f"stopped while the {self._role.value} failed")
+            if now > max(began, self._progressed) + self._timeout + self._patience:
+                raise Unavailable(f"every {self._role.value} fails: {self._reasons}; see its log")
+        if now > until:
+            raise Stopped(f"stopped while the {self._role.value} was scoring")
+
+    def _add(self, question: Question) -> None:
+        self._open[id(question)] = question
+        question.reply.add_done_callback(
+            lambda _reply: self._close(question)
+        )  # on this loop, as all of them end
+        if self._serving is None:
+            self._serving = asyncio.ensure_future(self._serve())
+        elif self._round is not None:
+            self._round.add(question)
+
+    def _close(self, question: Question) -> None:
+        self._open.pop(id(question), None)
+        self._progressed, self._reasons = time.monotonic(), ""
+
+    async def _give_up(self) -> None:
+        if self._serving is not None:
+            self._serving.cancel()
+            await asyncio.gather(self._serving, return_exceptions=True)
+
+    async def _serve(self) -> None:
+        """Rounds with the present members, one after another, while messages have no reply."""
+        error: BaseException | None = None
+        try:
+            while self._open:
+                members = await self._roster.find_answering(self._role)
+                if members:
+                    self._absent_since = None
+                    if self._warned:
+                        self._warned = False
+                        self._report("scoring")
+                    await self._run_round(members)
+                else:
+                    self._absent_since = self._absent_since or time.monotonic()
+                    await asyncio.sleep(POLL_SECONDS)
+        except BaseException as raised:
+            error = raised
+        finally:
+            for each in self._under_way:
+                each.task.cancel()
+            self._serving, self._absent_since, self._under_way = None, None, ()
+            for question in list(self._open.values()):
+                if isinstance(error, Exception):
+                    with suppress(concurrent.futures.InvalidStateError):
+                        question.reply.set_exception(error)
+                question.reply.cancel()
+            self._open.clear()
+
+    async def _run_round(self, members: Sequence[Member]) -> None:
+        switches, going_on = Switches(keep=True), {id(each.item): each.item for each in self._under_way}
+        self._round = Dispatch(
+            list((self._open | going_on).values()),
             members,
-            client,
+            self._client,
             current=lambda: self._roster.present(self._role),
-            limits=Limits(AHEAD, self._timeout),
-            describe=lambda chunk: f"{len(chunk)} responses for the {self._role.value}",
-            observer=Observer(gave_up=gave_up),
-        ).run()
+            limits=Limits(self._at_once, self._timeout),
+            describe=lambda question: f"{len(question.sequences)} responses for the {self._role.value}",
+            observer=Observer(gave_up=self._gave_up),
+            switches=switches,
+            under_way=self._under_way,
+        )
+        watch = asyncio.ensure_future(self._close_when_due(self._round, switches, {m.uid for m in members}))
+        self._under_way = ()
+        try:
+            outcome = await self._round.run()
+        finally:
+            self._round = None
+            watch.cancel()
+        self._under_way = outcome.under_way
+        if outcome.failed and outcome.unanswered and not switches.closing:
+            self._reasons = "; ".join(outcome.failed.values())
+            log.warning("no %s answers (%s); trying again", self._role.value, self._reasons)
+            await asyncio.sleep(PAUSE_SECONDS)
 
-    def _result(self, outcome: Coroutine[Any, Any, Outcome[Chunk, Reply]]) -> Outcome[Chunk, Reply]:
-        """Waits for the outcome, at most LAST_SECONDS once the run is to stop."""
-        future, until = self._http.start(outcome), float("inf")
-        faults.point(f"scoring:{self._role.value}")
-        while not concurrent.futures.wait([future], POLL_SECONDS).done:
-            if self._roster.stopping:
-                until = min(until, time.monotonic() + LAST_SECONDS)
-            if time.monotonic() > until:
-                future.cancel()
-                raise Stopped(f"stopped while the {self._role.value} was scoring")
-        result: Outcome[Chunk, Reply] = future.result()
-        return result
+    async def _close_when_due(
+        self, present: "Dispatch[Question, None]", switches: Switches, known: Collection[str]
+    ) -> None:
+        """Closes the round once a further member answers, and when it has had many messages."""
+        while True:
+            await asyncio.sleep(JOIN_SECONDS)
+            new = self._roster.present(self._role).keys() - known
+            if (new and new & {m.uid for m in await self._roster.find_answering(self._role)}) or (
+                present.size > MOST_ITEMS
+            ):
+                switches.closing = True
+                switches.look()
+                return
+
+    def _gave_up(self, question: Question, why: str) -> None:
+        responses, tokens = len(question.sequences), int(question.sequences.lengths.sum())
+        raise ScoringFailed(
+            f"the {self._role.value} failed at {responses} responses of {tokens} tokens: {why}; see its log"
+        )
 
 
 @dataclass(frozen=True)
-class _ChunkClient:
-    """Posts chunks of a batch, and checks the array of each reply. Implements `Client`."""
+class _Client:
+    """Posts messages, and checks the array of each reply. Implements `Client`."""
 
     http: HttpClient
     route: str
-    sequences: Sequences
-    array: str
-    rows: Sequence[Any] | None
-    header: Mapping[str, Any]
 
-    async def ask(self, member: Member, chunk: Chunk, _progress: Callable[[], None]) -> Reply:
-        part = self.sequences.select(torch.tensor(chunk))
-        rows = None if self.rows is None else [self.rows[i] for i in chunk]
-        body = encode(*pack(part, rows, **self.header), compress=True)
-        arrays, told = decode(await self._post(member, body))
-        values = arrays.get(self.array)
-        expected = [len(places(self.array, part, torch.arange(len(part))))]
-        if values is None or values.dtype != torch.float32 or list(values.shape) != expected:
+    async def ask(self, member: Member, question: Question, _progress: Any) -> None:
+        part, array = question.sequences, question.array
+        body = encode(*pack(part, question.rows, **question.header), compress=True)
+        arrays, header = decode(await self._post(member, body))
+        values = arrays.get(array)
+        dtype, shape = DTYPES[array], [len(places(array, part, torch.arange(len(part))))]
+        if values is None or (values.dtype, list(values.shape)) != (dtype, shape):
             got = "nothing" if values is None else f"{values.dtype} {list(values.shape)}"
-            raise Failed(f"the reply's {self.array} are float32 {expected}, not {got}")
+            raise Failed(f"the reply's {array} are {dtype} {shape}, not {got}")
         # NaN marks a response without a score; log-probabilities are never NaN.
-        if bool(values.isinf().any()) or (self.array == "logprobs" and bool(values.isnan().any())):
-            raise Failed(f"the reply's {self.array} are not finite")
-        return values, told
+        if bool(values.isinf().any()) or (array == "logprobs" and bool(values.isnan().any())):
+            raise Failed(f"the reply's {array} are not finite")
+        question.reply.set_result((values, header))
 
     async def listens(self, member: Member) -> bool:
         return await self.http.listens(member.address)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from enum import StrEnum
 from typing import Any
 
 import torch
@@ -16,11 +17,20 @@ from ..records import Sequences
 from ..sampling_mask import Kept
 
 SCORE_ROUTE = "/score"
-"""Arrays `rows` and `row`, see `pack`; header `judge`: true calls the evaluation function instead of the reward. Reply:
-`scores` float32 [N], or `token_scores` float32 [A] with token rewards, NaN for responses without a score; header: a
+"""Arrays `rows` and `row`, see `pack`; header `part`: a `Part`. Reply: `scores` float64 [N], or `token_scores` float64
+[A] with token rewards: weighted sums of the part's rewards, NaN for responses without a score; header: a
 `ScoreReport`."""
 LOGPROBS_ROUTE = "/logprobs"
 """Path. Reply: `logprobs` float32 [A], response-aligned, in nats."""
+
+
+class Part(StrEnum):
+    """Rewards that one message asks for: functions, services and programs, which wait more than they compute; the
+    reward model, which computes; or the function of an evaluation."""
+
+    FUNCTIONS = "functions"
+    MODEL = "model"
+    JUDGE = "judge"
 
 
 class PartReport(Report):
@@ -31,7 +41,7 @@ class PartReport(Report):
     failed: int
     """Number of responses that it could not score."""
     seconds: float
-    """Seconds until its last score."""
+    """Seconds of its calls."""
 
 
 class ScoreReport(Report):

@@ -2,10 +2,12 @@
 zero.
 """
 
+import hashlib
+import json
 import logging
 import math
 import time
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,16 +18,14 @@ from torch import Tensor
 from .. import progress
 from ..comms.roster import Stopped
 from ..records import Sequences
-from .client import Chunk, Scorer
-from .messages import ScoreReport, places
+from .client import ACTIVITY_LENGTH, Question, Scorer
+from .messages import Part, ScoreReport, places
 
 log = logging.getLogger(__name__)
 
 AGAIN_SECONDS = 5.0
 """Retry interval while the job is paused, seconds."""
 POLL_SECONDS = 0.2
-ACTIVITY_LENGTH = 256
-"""Maximum length of the activity text in the status."""
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -39,39 +39,54 @@ class RewardClient:
     batches may be one prompt's alone.
 
     If they are too many, the job is paused and only they are retried, until enough of them have a score.
+
+    Functions, which wait more than they compute, score each response alone, from `begin` on; the model scores a batch
+    in micro-batches once all of it is there.
     """
 
     def __init__(
         self,
-        scorer: Scorer,
+        array: str,
         *,
+        functions: tuple[Part, Scorer] | None,
+        model: Scorer | None,
         max_failed_share: float,
         patience: float,
         stopping: Callable[[], bool],
         report: Callable[[str], None],
     ) -> None:
-        """`patience`: seconds without progress after which a paused job fails, 0: it is never paused; `report` sets
-        fields of the status."""
-        self._scorer, self._max_failed_share, self._patience = scorer, max_failed_share, patience
+        """`array`: `scores` or `token_scores`; `patience`: seconds without progress after which a paused job fails, 0:
+        it is never paused; `report` sets fields of the status."""
+        self._array, self._functions, self._model = array, functions, model
+        self._max_failed_share, self._patience = max_failed_share, patience
         self._stopping, self._report = stopping, report
+        self._begun = defaultdict[bytes, deque[Question]](deque)
         self._sums: defaultdict[str, float] = defaultdict(float)
         self._scored: Counter[str] = Counter()
         self._asked = 0
         self.failures: Mapping[int, str] = {}
         """Responses of the newest batch without a score: row -> reason."""
 
-    def ask(self, sequences: Sequences, array: str, rows: Rows, **header: bool) -> Tensor:
-        """The named array over all sequences, float32: NaN where a response has no score.
+    def begin(self, prompt: Sequence[int], response: Sequence[int], row: Mapping[str, Any]) -> None:
+        """Has the functions score a response that has ended, which a later batch will have. On any thread."""
+        if self._functions is not None:
+            one = Sequences.pack([(prompt, response)])
+            self._begun[_key(one, row)].append(self._send(one, row))
+
+    def ask(self, sequences: Sequences, rows: Rows) -> Tensor:
+        """The array over all sequences, float64, as weighted sums: NaN where a response has no score.
 
         Raises:
             Unscored: the job was paused, and nothing more could be scored for too long.
-            InvalidJob, Unavailable, RuntimeError, Stopped: as `Scorer.ask` does.
+            InvalidJob, Unavailable, ScoringFailed, Stopped: as `Scorer.wait` does.
         """
-        found = torch.full((len(places(array, sequences, torch.arange(len(sequences)))),), math.nan)
+        found = torch.full(
+            (len(places(self._array, sequences, torch.arange(len(sequences)))),), math.nan
+        ).double()
         waiting, failures, progressed = list(range(len(sequences))), dict[int, str](), time.monotonic()
         dropped, asked = self._sums["responses_dropped"], self._asked + len(sequences)
         while waiting:
-            failures = self._round(sequences, array, rows, found, waiting, header)
+            failures = self._round(sequences, rows, found, waiting)
             if dropped + len(failures) <= self._max_failed_share * asked:
                 break
             progressed = time.monotonic() if len(failures) < len(waiting) else progressed
@@ -107,22 +122,22 @@ class RewardClient:
         self._asked = 0
         return metrics
 
+    def _send(self, one: Sequences, row: Mapping[str, Any]) -> Question:
+        assert self._functions is not None
+        part, scorer = self._functions
+        return scorer.send(Question(one, self._array, [row], {"part": part}))
+
     def _round(
-        self,
-        sequences: Sequences,
-        array: str,
-        rows: Rows,
-        found: Tensor,
-        waiting: Sequence[int],
-        header: Mapping[str, bool],
+        self, sequences: Sequences, rows: Rows, found: Tensor, waiting: Sequence[int]
     ) -> dict[int, str]:
         """Requests the rows `waiting` and writes their scores into `found`; returns those without a score, row ->
-        reason.
-        """
+        reason. Reports are added up in the order of the rows, whenever they came."""
         index, failures = torch.tensor(waiting), dict[int, str]()
+        batch = sequences.select(index)
+        total = torch.zeros(len(places(self._array, batch, torch.arange(len(batch)))), dtype=torch.float64)
 
-        def replied(chunk: Chunk, told: Mapping[str, Any]) -> None:
-            report = _report(told, len(chunk))
+        def add(chunk: Sequence[int], header: Mapping[str, Any]) -> None:
+            report = _report(header, len(chunk))
             failures.update({waiting[chunk[place]]: why for place, why in report.failures.items()})
             for name, part in report.parts.items():
                 self._sums[f"reward_{name}_total"] += part.total
@@ -130,10 +145,34 @@ class RewardClient:
                 self._sums[f"reward_{name}_seconds"] += part.seconds
                 self._scored[f"reward_{name}"] += len(chunk) - part.failed
 
-        part = sequences.select(index)
-        scores = self._scorer.ask(part, array, [rows[i] for i in waiting], replied, **header)
-        found[places(array, sequences, index)] = scores
+        of_rows, questions = [rows[row] for row in waiting], list[Question]()
+        try:
+            if self._functions is not None:
+                ones = [batch.select(torch.tensor([i])) for i in range(len(batch))]
+                questions = [self._begun_or_sent(*each) for each in zip(ones, of_rows, strict=True)]
+            if self._model is not None:
+                total += self._model.ask(batch, self._array, of_rows, add, part=Part.MODEL)
+            if self._functions is not None:
+                self._functions[1].wait(questions)
+        except BaseException:
+            self._begun.clear()
+            raise
+        for i, question in enumerate(questions):
+            values, header = question.reply.result()
+            total[places(self._array, batch, torch.tensor([i]))] += values
+            add([i], header)
+        found[places(self._array, sequences, index)] = total
         return failures
+
+    def _begun_or_sent(self, one: Sequences, row: Mapping[str, Any]) -> Question:
+        key = _key(one, row)
+        begun = self._begun.get(key)
+        if not begun:
+            return self._send(one, row)
+        question = begun.popleft()
+        if not begun:
+            del self._begun[key]
+        return question
 
     def _pause(self) -> None:
         until = time.monotonic() + AGAIN_SECONDS
@@ -142,6 +181,13 @@ class RewardClient:
                 raise Stopped("stopped while the job was paused, since responses could not be scored")
             progress.sign()
             time.sleep(POLL_SECONDS)
+
+
+def _key(one: Sequences, row: Mapping[str, Any]) -> bytes:
+    """A digest of a prompt, its response and its row, by which a batch finds what was begun."""
+    digest = hashlib.blake2b(one.tokens.numpy().tobytes(), digest_size=16)
+    digest.update(f"{int(one.prompt_lengths)}/{json.dumps(row)}".encode())
+    return digest.digest()
 
 
 def _first(failures: Mapping[int, str]) -> str:

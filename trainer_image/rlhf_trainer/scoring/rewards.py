@@ -1,10 +1,11 @@
-"""Rewards of responses: weighted sum of a reward model and reward functions."""
+"""Rewards of responses: weighted sums of reward functions, and a reward model's scores."""
 
 import asyncio
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -22,8 +23,9 @@ from ..data.stop_strings import StopStrings
 from ..data.text import continued_text, token_texts
 from ..models.inference import Forward, infer
 from ..records import Sequences
+from .call_queue import CallQueue
 from .messages import PartReport, ScoreReport
-from .samples import Failure, Result, Sample, Scorer, score_all
+from .samples import Failure, Result, Sample, Scorer
 
 MODEL = "model"
 """The reward model's name in the metrics."""
@@ -109,71 +111,68 @@ class Function:
 
 
 @dataclass(frozen=True)
-class Rewards:
-    """Sum of weight x score over the reward model and the functions, which run concurrently.
+class Functions:
+    """Weighted sum of functions, services and programs, of any number of batches at once.
 
-    `model`, with its weight, is None without a reward model; functions have `seconds` for a batch, retries included.
-    With `fine_grained` every token has a score: the model scores tokens, functions may, and a function's score of a
-    whole response goes to its last token. `stop`: stop strings, which are removed from the text.
+    A response has `seconds` from the begin of its first call on, retries included. With `fine_grained` tokens may have
+    scores, and the score of a whole response goes to its last token. `stop`: stop strings, which are removed from the
+    text.
     """
 
     tokenizer: PreTrainedTokenizerBase
     seconds: float
     functions: Sequence[Function]
-    model: tuple[float, ModelScore] | None = None
     fine_grained: bool = False
     stop: Sequence[str] = ()
+
+    @cached_property
+    def _queues(self) -> list[CallQueue]:
+        return [CallQueue(f.scorer, retries=f.retries, seconds=self.seconds) for f in self.functions]
 
     async def score(
         self, sequences: Sequences, rows: Sequence[Mapping[str, Any]]
     ) -> tuple[Tensor, ScoreReport]:
-        """Scores in units of reward, float64 [N], or [A] with `fine_grained`; NaN for responses without a score, whose
-        reasons are in the report. Raises InvalidJob if the job itself is at fault."""
+        """Sums before bias, scale and clip, float64 [N], or [A] with `fine_grained`; NaN for responses without a score,
+        whose reasons are in the report. Raises InvalidJob if the job itself is at fault."""
         prompts, responses = texts(sequences, self.tokenizer, self.stop)
         tokens: Sequence[list[str] | None] = [None] * len(sequences)
         if self.fine_grained:
             tokens = texts_of_tokens(sequences, self.tokenizer, self.stop)
         samples = [Sample(*sample) for sample in zip(prompts, responses, rows, tokens, strict=True)]
-        calls = [self._ask(function, samples) for function in self.functions]
-        if self.model is not None:
-            calls.append(self._infer(self.model[1], sequences, rows))
-        found = await asyncio.gather(*calls)
-
-        weights = [f.weight for f in self.functions] + ([self.model[0]] if self.model is not None else [])
-        total = torch.stack(
-            [weight * scores.double() for weight, (scores, _, _) in zip(weights, found, strict=True)]
-        )
-        failures: dict[int, str] = {}
-        for _, _, why in found:
+        scored = await asyncio.gather(*(queue.score(samples) for queue in self._queues))
+        totals, failures, parts = list[Tensor](), dict[int, str](), dict[str, PartReport]()
+        for function, (results, seconds) in zip(self.functions, scored, strict=True):
+            each = [
+                _of_tokens(r, s) if s.tokens else [_whole(r)] for r, s in zip(results, samples, strict=True)
+            ]
+            scores = torch.tensor([score for of_one in each for score in of_one])
+            why = {i: f"{function.name}: {r.reason}" for i, r in enumerate(results) if isinstance(r, Failure)}
+            totals.append(function.weight * scores.double())
             failures |= why
-        return total.sum(0), ScoreReport(
-            failures=failures, parts={name: part for _, parts, _ in found for name, part in parts.items()}
-        )
+            parts[function.name] = part_report(scores, why, seconds)
+        return torch.stack(totals).sum(0), ScoreReport(failures=failures, parts=parts)
 
-    async def _ask(self, function: Function, samples: Sequence[Sample]) -> "_Scored":
-        began = time.perf_counter()
-        results = await score_all(function.scorer, samples, retries=function.retries, seconds=self.seconds)
-        why = {i: f"{function.name}: {r.reason}" for i, r in enumerate(results) if isinstance(r, Failure)}
-        scores = [
-            _of_tokens(r, s) if s.tokens else [_whole(r)] for r, s in zip(results, samples, strict=True)
-        ]
-        return _scored(function.name, torch.tensor([s for found in scores for s in found]), why, began)
 
-    async def _infer(
-        self, model: ModelScore, sequences: Sequences, rows: Sequence[Mapping[str, Any]]
-    ) -> "_Scored":
+@dataclass(frozen=True)
+class WeightedModel:
+    """The reward model's scores, before bias, scale and clip; of tokens with `fine_grained`."""
+
+    weight: float
+    model: ModelScore
+    fine_grained: bool = False
+
+    def score(self, sequences: Sequences, rows: Sequence[Mapping[str, Any]]) -> tuple[Tensor, ScoreReport]:
+        """As `Functions.score`; a score that is not finite is none."""
         began = time.perf_counter()
-        scores = await asyncio.to_thread(model, sequences, rows)
+        scores = self.model(sequences, rows)
         owner = torch.arange(len(sequences))
         if self.fine_grained:
             owner = torch.repeat_interleave(owner, sequences.response_lengths)
         bad = owner[~scores.isfinite()].unique()
         scores = scores.masked_fill(torch.isin(owner, bad), math.nan)
         why = dict.fromkeys(bad.tolist(), f"{MODEL}: its score is not finite")
-        return _scored(MODEL, scores, why, began)
-
-
-_Scored = tuple[Tensor, dict[str, PartReport], dict[int, str]]
+        report = part_report(scores, why, time.perf_counter() - began)
+        return self.weight * scores.double(), ScoreReport(failures=why, parts={MODEL: report})
 
 
 def to_float32(totals: Tensor) -> Tensor:
@@ -201,9 +200,9 @@ def _of_tokens(result: Result, sample: Sample) -> Sequence[float]:
     return [*[0.0] * (len(sample.tokens) - 1), result]
 
 
-def _scored(name: str, scores: Tensor, why: dict[int, str], began: float) -> _Scored:
-    total, seconds = float(scores.double().nansum()), time.perf_counter() - began
-    return scores, {name: PartReport(total=total, failed=len(why), seconds=seconds)}, why
+def part_report(scores: Tensor, failures: Mapping[int, str], seconds: float) -> PartReport:
+    """The report of one reward's scores, before its weight."""
+    return PartReport(total=float(scores.double().nansum()), failed=len(failures), seconds=seconds)
 
 
 def texts_of_tokens(

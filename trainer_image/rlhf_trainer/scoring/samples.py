@@ -1,14 +1,9 @@
 """Samples scored one by one: each gets a score, a score for each token, or a failure."""
 
-import asyncio
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-PAUSE_SECONDS = 0.5
-"""Backoff before the first retry of a sample, seconds; doubled for each further one, up to LONGEST_PAUSE_SECONDS."""
-LONGEST_PAUSE_SECONDS = 8.0
 REASON_LENGTH = 500
 
 
@@ -56,55 +51,6 @@ class Scorer(Protocol):
 def even_calls(count: int, concurrency: int) -> int:
     """Number of samples per call if `count` are split evenly into `concurrency` calls."""
     return max(1, -(-count // concurrency))
-
-
-async def score_all(
-    scorer: Scorer, samples: Sequence[Sample], *, retries: int, seconds: float
-) -> list[Result]:
-    """One result each, after at most `retries` retries of failures and at most `seconds` seconds.
-
-    Samples without a result by then have failed, with the reason of their last try if they had one. A failure that
-    would have to wait longer than that for its retry is not retried.
-    """
-    deadline = time.monotonic() + seconds
-    late = Failure(f"no score within {seconds:g} s (spec.reward.timeoutSeconds)")
-    found: list[Result] = [late] * len(samples)
-    places, size, turn = range(len(samples)), scorer.size(len(samples)), asyncio.Semaphore(scorer.concurrency)
-
-    async def ask(waiting: Sequence[int]) -> None:
-        results = await scorer.score([samples[place] for place in waiting])
-        for place, result in zip(waiting, results, strict=True):
-            found[place] = result
-        for place, result in zip(waiting, results, strict=True):
-            if isinstance(result, CallFailure):
-                await ask([place])
-
-    async def settle(waiting: Sequence[int]) -> None:
-        for retry in range(retries + 1):
-            if retry:
-                waits = (failure.wait for place in waiting if isinstance(failure := found[place], Failure))
-                pause = max(min(PAUSE_SECONDS * 2 ** (retry - 1), LONGEST_PAUSE_SECONDS), *waits)
-                if time.monotonic() + pause > deadline:
-                    return
-                await asyncio.sleep(pause)
-            async with turn:
-                await ask(waiting)
-            waiting = [place for place in waiting if isinstance(found[place], Failure)]
-            if not waiting:
-                return
-
-    tasks = [asyncio.ensure_future(settle(places[i : i + size])) for i in range(0, len(samples), size)]
-    if not tasks:
-        return found
-    try:
-        done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    return found
 
 
 def failed(reason: str, wait: float = 0.0) -> Failure:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from aiohttp import web
@@ -13,13 +13,21 @@ from rlhf_api.problems import InvalidJob
 from rlhf_api.roles import HEALTH
 
 from ..comms.control import token_required
+from ..comms.http import raise_file_limit
 from ..comms.ranks import Message
 from ..comms.wire import WireError, decode, encode
 
 log = logging.getLogger(__name__)
 
 Score = Callable[[Message], Message]
+Waits = Callable[[Message], Awaitable[Message] | None]
 MAX_REQUEST_BYTES = 1 << 30
+BACKLOG = 4096
+"""Connections that wait to be accepted: a step's responses may all end at once."""
+
+
+def computes(_message: Message) -> None:
+    """`waits` of a server whose messages all compute."""
 
 
 def no_trouble() -> str:
@@ -33,10 +41,12 @@ def application(
     token: str,
     trouble: Callable[[], str] = no_trouble,
     *,
+    waits: Waits = computes,
     deadline: float = math.inf,
 ) -> web.Application:
-    """`POST route` scores a message, one at a time; the health check fails if `trouble` returns a reason, or while one
-    message takes more than `deadline` seconds, after which the trainer waits for it no more.
+    """`POST route` scores a message: those that `waits` takes all at once, the others one at a time by `score`; the
+    health check fails if `trouble` returns a reason, or while `score` takes more than `deadline` seconds for one, after
+    which the trainer waits for it no more.
 
     InvalidJob is answered with 422, an invalid message with 400, any other error with 500 and its name. Run it with
     `handler_cancellation`, so that requests of clients that have disconnected are not begun.
@@ -53,7 +63,8 @@ def application(
     async def handle(request: web.Request) -> web.Response:
         try:
             message = decode(await request.read())
-            result = await asyncio.get_running_loop().run_in_executor(worker, timed, message)
+            reply = waits(message) or asyncio.get_running_loop().run_in_executor(worker, timed, message)
+            result = await reply
         except WireError as error:
             raise web.HTTPBadRequest(text=str(error)) from None
         except InvalidJob as error:
@@ -75,6 +86,7 @@ def application(
 
 def serve(app: web.Application, host: str, port: int) -> None:
     """Serves until SIGTERM. Raises OSError where the port is taken."""
+    raise_file_limit()  # the trainer may wait for many messages at once
     log.info("loaded; answering on %s:%d", host, port)
     web.run_app(
         app,
@@ -82,6 +94,7 @@ def serve(app: web.Application, host: str, port: int) -> None:
         port=port,
         print=None,
         access_log=None,
+        backlog=BACKLOG,
         shutdown_timeout=2,
         handler_cancellation=True,
     )

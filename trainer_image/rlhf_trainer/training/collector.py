@@ -19,13 +19,15 @@ from ..generation.fleet import Fleet
 from ..generation.requests import Responses
 from ..generation.shared import generate_shared
 from ..generation.vllm import is_refusal
+from ..generation.work import Ended, nobody
 from ..graph.executor import Executor
 from ..graph.learner import Learner
 from ..maths.groups import has_spread
 from ..records import Prompt
 from ..replay.table import Episode
-from ..scoring.reward_client import Unscored
+from ..scoring.reward_client import RewardClient, Unscored
 from .prompt_source import PromptSource
+from .remote import Remote
 from .responses import collected, joined
 from .unscored import score_columns, unscored
 
@@ -49,13 +51,17 @@ class EpisodeCollector:
         fleet: Fleet | None,
         executor: Executor,
         source: PromptSource,
-        failures: Callable[[], Mapping[int, str]] = dict,
+        remote: Remote,
     ) -> None:
-        """`fleet` is None if the trainer generates itself; `failures`, on rank 0, returns why rows of the newest batch
-        have no score."""
+        """`fleet` is None if the trainer generates itself."""
         self._ctx, self._graph, self._policy, self._fleet = ctx, learner.graph, learner.models[POLICY], fleet
-        self._executor, self._source, self._failures = executor, source, failures
-        self.ahead = RolloutsAhead(ctx, fleet) if fleet and ctx.spec.rollout.max_staleness else None
+        self._executor, self._source = executor, source
+        self._failures: Callable[[], Mapping[int, str]] = lambda: (
+            remote.reward.failures if remote.reward else {}
+        )
+        self._ended, self._judge = _begin(remote.reward), _begin(remote.judging)
+        ahead = fleet is not None and ctx.spec.rollout.max_staleness > 0
+        self.ahead = RolloutsAhead(ctx, fleet, self._ended) if fleet and ahead else None
         """Episodes generated ahead of training; None at staleness 0."""
         self.version = 0
 
@@ -67,7 +73,7 @@ class EpisodeCollector:
     def respond(self, batch: list[Prompt], sampling: Sampling, penalties: Penalties) -> Responses:
         """The responses to a batch of prompts, not to be trained on: on every rank if the trainer generates, else on
         rank 0."""
-        return self._ask(batch, sampling, penalties, masks=False)
+        return self._ask(batch, sampling, penalties, masks=False, ended=self._judge)
 
     def _ask(
         self,
@@ -76,10 +82,11 @@ class EpisodeCollector:
         penalties: Penalties = NO_PENALTIES,
         *,
         masks: bool = True,
+        ended: Ended = nobody,
     ) -> Responses:
         tokenizer = self._ctx.tokenizer
         if self._fleet is not None:
-            return self._fleet.answer(batch, sampling, penalties, masks=masks)
+            return self._fleet.answer(batch, sampling, penalties, masks=masks, ended=ended)
         return Responses(
             generate_shared(
                 self._policy,
@@ -108,7 +115,7 @@ class EpisodeCollector:
             if self.ahead is not None and left == rounds:
                 responses = self.ahead.episode()
             else:
-                responses = self._ask(self._source.issue(wanted), self._ctx.spec.sampling)
+                responses = self._ask(self._source.issue(wanted), self._ctx.spec.sampling, ended=self._ended)
             if not parts:
                 _not_all_refused(responses, wanted)
             generated = time.perf_counter()
@@ -147,7 +154,7 @@ class EpisodeCollector:
         size = None if count is None else -(-count // each)
         began = time.perf_counter()
         prompts = self._source.issue(self._ctx.spec.data.prompts_per_step)
-        for responses in self._fleet.stream(prompts, size):
+        for responses in self._fleet.stream(prompts, size, ended=self._ended):
             came = time.perf_counter()
             part = self._received(number, _not_all_refused(responses, len(prompts)), sampled=True)
             if part is not None:
@@ -226,6 +233,13 @@ class EpisodeCollector:
         gone = sorted(set(columns["position"][~spread].tolist()))
         self._source.filtered(gone)
         return replace(part, columns=columns).select(spread.nonzero().flatten()), len(gone)
+
+
+def _begin(client: RewardClient | None) -> Ended:
+    """Has a reward score each response when it has ended, while the generators go on with others."""
+    if client is None:
+        return nobody
+    return lambda prompt, response: client.begin(prompt.tokens, response.tokens, prompt.row)
 
 
 def _not_all_refused(responses: Responses, asked: int) -> Responses:

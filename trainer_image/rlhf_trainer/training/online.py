@@ -68,10 +68,7 @@ class OnlineTask(GraphTask):
         self._sampling = EpisodeSampler(ctx.spec.replay, ctx.spec.seed)
         self._buffer = ReplayBuffer(ctx.spec.replay, self._texts, stored=ctx.ranks.first)
         self._source = PromptSource(ctx, rows)
-        self._collector = EpisodeCollector(
-            *(ctx, learner, fleet, self._executor, self._source),
-            failures=lambda: remote.reward.failures if remote.reward else {},
-        )
+        self._collector = EpisodeCollector(ctx, learner, fleet, self._executor, self._source, remote)
         self._metrics = OnlineMetrics(ctx, learner.models[POLICY], self._collector, fleet, remote.reward)
         self._pending: Episode | None = None
 
