@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.models import tiny_model
 from tests.support.rlhf import heed_signals
 
 from rlhf_api.fields import places
@@ -413,15 +414,15 @@ def test_options_and_models_that_vllm_does_not_have_are_told_before_it_is_starte
     assert "spec.reference.engineArguments.gpu-memory: vLLM has no" in said(
         capsys, "validate", "job.yaml", reference
     )
-    (here / "model").mkdir()
-    for file in ("model.safetensors", "tokenizer.json"):
-        (here / "model" / file).touch()
+    config = tiny_model(here / "model", tie=False, seed=0) / "config.json"
+    made, short = json.loads(config.read_text()), ("data.maxPromptLength=64", "sampling.maxNewTokens=64")
     for name, told in (("LlamaForCausalLM", False), ("LlamaForSequenceClassification", True)):
-        (here / "model" / "config.json").write_text(json.dumps({"architectures": [name]}))
-        refused = cli.main(["validate", "job.yaml", "model.policy=./model"]) == 2
-        assert (refused, f"config.json names {name}, with which" in capsys.readouterr().err) == (told, told)
-    (here / "model" / "config.json").write_text('{"architectures": ["Own"], "auto_map": {}}')
-    assert cli.main(["validate", "job.yaml", "model.policy=./model"]) == 0
+        config.write_text(json.dumps(made | {"architectures": [name]}))
+        refused = cli.main(["validate", "job.yaml", "model.policy=./model", *short]) == 2
+        error = capsys.readouterr().err
+        assert (refused, f"config.json names {name}, with which" in error) == (told, told), error
+    config.write_text(json.dumps(made | {"architectures": ["Own"], "auto_map": {}}))
+    assert cli.main(["validate", "job.yaml", "model.policy=./model", *short]) == 0
 
 
 def test_a_models_directory_lacks_what_is_named_before_anything_starts(here, capsys):

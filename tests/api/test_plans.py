@@ -197,9 +197,10 @@ def test_validate_shows_the_plan_and_refuses_by_the_sizes_of_files(
     tmp_path: Path, monkeypatch, capsys
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    tiny_model(tmp_path / "m", tie=True, seed=0)
+    tiny_model(tmp_path / "m", tie=False, seed=0)
     Path("d.jsonl").write_text('{"prompt": "x", "answer": "y"}\n')
-    spec = {"algorithm": "sft", "steps": 3, "model": {"policy": "m/"}, "data": {"train": ["d.jsonl"]}}
+    data = {"train": ["d.jsonl"], "maxPromptLength": 64, "maxAnswerLength": 64}
+    spec = {"algorithm": "sft", "steps": 3, "model": {"policy": "m/"}, "data": data}
     made = {"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "x"}, "spec": spec}
     Path("job.yaml").write_text(yaml.safe_dump(made))
     capsys.readouterr()  # whatever libraries say that made the model
@@ -207,7 +208,7 @@ def test_validate_shows_the_plan_and_refuses_by_the_sizes_of_files(
     out = capsys.readouterr().out.splitlines()
     assert out[0] == "job.yaml is valid: x, sft, 3 steps on trainer x 1"
     assert out[2].startswith("trainer     1     0  ")
-    assert " GB: 90816 parameters x (2 weights +" in out[2]
+    assert " GB: 107072 parameters x (2 weights +" in out[2]
     assert out[2].endswith("GB of activations in the backward pass")
     assert main(["validate", "job.yaml", "--no-files"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 1
@@ -215,5 +216,5 @@ def test_validate_shows_the_plan_and_refuses_by_the_sizes_of_files(
     assert main(["validate", "job.yaml", *tight]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: spec.trainer: one GPU must hold ")
-    assert " GB: 90816 parameters x " in error
+    assert " GB: 107072 parameters x " in error
     assert "; it has 0.002 GB; " in error
