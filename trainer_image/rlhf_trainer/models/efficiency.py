@@ -23,8 +23,8 @@ def fuse(model: PreTrainedModel, kernels: Kernels) -> None:
     arXiv:2410.10989). A mixture's experts stay Transformers' own grouped products: Liger's are slower (0.27 s an update
     for 0.16 s on an H200, 32 experts of 2,048 x 768), and tune themselves for two minutes at the start.
 
-    `auto` leaves the model unchanged if Liger is missing or does not support its type. Raises InvalidJob for `liger` if
-    it is unavailable.
+    `auto` leaves the model's layers unchanged if Liger is missing or does not support its class. Raises InvalidJob for
+    `liger` if it is unavailable.
     """
     if kernels == "torch" or (kernels == "auto" and not torch.cuda.is_available()):
         return
@@ -37,11 +37,15 @@ def fuse(model: PreTrainedModel, kernels: Kernels) -> None:
 
         if kind in MODEL_TYPE_TO_APPLY_LIGER_FN:
             experts = {"swiglu": False} if _has_experts(model) else {}
-            _apply_liger_kernel_to_instance(
-                model=model, cross_entropy=False, fused_linear_cross_entropy=False, **experts
-            )
-            return
-        missing = f"Liger has none for {kind!r}"
+            try:
+                _apply_liger_kernel_to_instance(
+                    model=model, cross_entropy=False, fused_linear_cross_entropy=False, **experts
+                )
+                return
+            except TypeError as error:  # of some types it takes the language model alone, not its critic
+                missing = f"Liger has none for {type(model).__name__}: {error}"
+        else:
+            missing = f"Liger has none for {kind!r}"
     if kernels == "liger":
         raise InvalidJob([Problem("spec.trainer.kernels", f"is liger, but {missing}; leave it to auto")])
     log.info("no fused kernels: %s", missing)
