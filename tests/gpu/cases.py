@@ -1,4 +1,4 @@
-"""What the tests on a GPU vary, and the cases that together have each two values that can meet."""
+"""Settings that the tests on a GPU vary, and the cases that together have each two values that can meet."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass

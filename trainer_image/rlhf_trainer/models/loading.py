@@ -48,8 +48,8 @@ def load_trained(config: RunConfig, used: Model, tokenizer: PreTrainedTokenizerB
 
 
 def trained_source(config: RunConfig, field: ModelField, tokenizer: PreTrainedTokenizerBase) -> ModelSource:
-    """What a trained model starts from: `model_source`, but the policy for a critic that would start from a reward
-    model with another tokenizer and read the policy's ids as other tokens. Raises InvalidJob where the manifest names
+    """The source of a trained model: `model_source`, but the policy's for a critic that would start from a reward model
+    with another tokenizer and read the policy's ids as other tokens. Raises InvalidJob where the manifest names
     such a critic.
     """
     source, policy = model_source(config, field), model_source(config, "policy")

@@ -25,16 +25,14 @@ def usage(roots: Iterable[int]) -> Usage:
             leader = psutil.Process(root)
             for process in (leader, *leader.children(recursive=True)):
                 with suppress(psutil.Error, OSError, ValueError):
-                    computed += sum(
-                        process.cpu_times()[:4]
-                    )  # of its children too, once it has waited for them
+                    computed += sum(process.cpu_times()[:4])  # also of children that it has waited for
                     waited = max([waited, *map(_waited, _threads(process.pid))])
     return Usage(computed, waited)
 
 
 def out_of_memory_kills() -> int:
-    """How many processes the kernel has killed for lack of memory, on this machine or in a container of it, since it
-    started. Reads the field `oom_kill` of /proc/vmstat; 0 where there is none."""
+    """Number of processes that the kernel has killed for lack of memory, on this machine or in a container of it, since
+    it started. Reads the field `oom_kill` of /proc/vmstat; 0 where there is none."""
     with suppress(OSError):
         for line in Path("/proc/vmstat").read_text().splitlines():
             name, _, value = line.partition(" ")

@@ -1,4 +1,4 @@
-"""Which rows train together: random minibatches, or minibatches of equally many tokens; the same on every rank."""
+"""Rows of each update: random minibatches, or minibatches of equally many tokens; the same on every rank."""
 
 from collections.abc import Iterator
 
