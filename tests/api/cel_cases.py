@@ -176,6 +176,7 @@ CHANGES = [
     ("spec.reference.replicas=2", "spec.reference"),
     ("spec.weights.bucketMegabytes=1", "spec.weights"),
     ("spec.checkpoint.store=s3://bucket/other", "spec.checkpoint"),
+    ("spec.export.everySteps=5", "spec.export"),
     ("spec.environment.B=b", "spec.environment"),
     ("spec.pods.template={spec: {dnsPolicy: Default}}", "spec.pods"),
     ("spec.workspace.claim=c", "spec.workspace"),
