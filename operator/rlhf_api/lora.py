@@ -25,8 +25,8 @@ class Lora(Frozen):
     alpha: PositiveFloat | None = None
     """Scale of B A, times the rank; equal to the rank unless given, which is a scale of 1."""
     target_modules: tuple[str, ...] | None = Field(None, min_length=1)
-    """Suffixes of the layers' names, such as `q_proj` or `layers.0.mlp.up_proj`; all linear layers unless given, except
-    the head and the experts of a mixture, which never have an adapter."""
+    """Suffixes of the layers' names, such as `q_proj` or `layers.0.mlp.up_proj`; all linear layers unless given, but
+    never the head or the experts of a mixture."""
 
 
 class Adapters(Frozen):

@@ -113,5 +113,5 @@ class TrainerStatus(Report):
     data_changed: Text | None = None
     """Sources whose rows have changed since the checkpoint that the trainer went on from."""
     overlong: Text | None = None
-    """Numbers of rows that are longer than a limit, and so left out or cut."""
+    """Rows beyond a limit, which are left out or cut."""
     members: tuple[MemberStatus, ...] = Field((), max_length=3000)

@@ -29,8 +29,8 @@ class RewardProgram(Frozen):
     command: tuple[str, ...] = Field(min_length=1, max_length=64)
     """The program and its arguments. It sees the job's directory as `/job`, and the dataset's row as `row.json`."""
     candidate: tuple[str, ...] | None = Field(None, min_length=1, max_length=64)
-    """Command of a second sandbox, which sees neither row nor job: what executes responses belongs here. Its stdin is
-    the program's stdout and its stdout the program's stdin; the response is in the program's `response.txt`."""
+    """Command of a second sandbox without row and job, to execute responses in. Its stdin is the program's stdout and
+    its stdout the program's stdin; the response is in the program's `response.txt`."""
     memory_megabytes: Positive = 512
     """Address space limit of each process, of which a sandbox may have 32."""
     cpu_seconds: Positive = 10
@@ -77,8 +77,8 @@ class RewardFunction(RewardKind):
     that holds its value, which no manifest or log contains."""
     weight: float = 1.0
     failure_score: float = Field(0.0, ge=-LARGEST_SCORE, le=LARGEST_SCORE)
-    """Score of a response whose program ends with another exit code than 0, exceeds a limit or takes too long, or for
-    which a function computes for too long. What is not the response's doing has no score."""
+    """Score of a response whose program fails, exceeds a limit or takes too long, or for which a function computes for
+    too long. What is not the response's doing has no score."""
     timeout_seconds: Positive = 30
     """Timeout of one call. A failed call of a function for several responses is repeated for each one alone."""
     retries: int = Field(2, ge=0, le=100)

@@ -139,7 +139,7 @@ class Generator(RoleSpec):
     engine_arguments: dict[str, JsonValue] = {}
     """Further options of `vllm serve`, without the dashes: `{gpu-memory-utilization: 0.8}`."""
     untried_engine_arguments: bool = False
-    """Accept `engineArguments` that were never tried with a trainer's weights (docs/engine-arguments.md)."""
+    """Accept `engineArguments` that were never tried (docs/engine-arguments.md)."""
 
 
 class ModelServerSpec(RoleSpec):

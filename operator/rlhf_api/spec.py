@@ -78,8 +78,8 @@ class Data(Frozen):
     max_answer_length: Positive = 512
     """Maximum response length in tokens, for algorithms that train on given responses."""
     overlong: Literal["refuse", "drop", "cut"] = "refuse"
-    """Rows with a longer prompt or response: refuse the job before it starts, leave these rows out, or cut. A text
-    prompt keeps its last tokens, a conversation its last turns; a response its first tokens, without an end token."""
+    """Rows with a longer prompt or response: refuse the job, leave the rows out, or cut. A text prompt keeps its last
+    tokens, a conversation its last turns; a response its first tokens, without an end token."""
     prompts_per_step: Positive = 64
     """Rows drawn for each training step."""
 
@@ -143,8 +143,8 @@ class Optimizer(Frozen):
 
     learning_rate: NonNegativeFloat = 1e-6
     critic_learning_rate: NonNegativeFloat | None = None
-    """Learning rate of the critic. Unless given: ten times `learningRate`, as the critic's head starts at zero; if the
-    policy has an adapter, whose rate is higher, `learningRate` for a critic with an adapter and 1e-5 without."""
+    """Learning rate of the critic. Unless given ten times `learningRate`; beside a policy with an adapter,
+    `learningRate` for a critic with one too and 1e-5 for a whole critic."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: int = Field(0, ge=0)
     """Training steps in which the learning rate rises to its value."""
@@ -200,7 +200,7 @@ class Export(Frozen):
     """The trained models in the work directory, in Hugging Face format."""
 
     every_steps: int = Field(0, ge=0)
-    """Number of steps from one export to the next, each in place of the one before; 0: only at the end of the run."""
+    """Steps from one export to the next, each in place of the one before; 0: only one, at the end."""
 
 
 if TYPE_CHECKING:

@@ -85,7 +85,7 @@ class RestartWindow(Report):
     since: Time
     last: Time
     cause: Text = ""
-    """The error before the last counted restart, and the step then, if the same computation meets it again."""
+    """The error before the last counted restart, and its step, if the same computation meets it again."""
 
 
 class ScalingStatus(Report):
@@ -163,7 +163,7 @@ class JobStatus(Report):
     last_checkpoint: CheckpointStatus | None = None
     ledger: LedgerStatus | None = None
     overlong: str | None = None
-    """Numbers of rows that are longer than a limit, and so left out or cut."""
+    """Rows beyond a limit, which are left out or cut."""
     health: HealthStatus | None = None
     roles: dict[Role, RoleStatus] = {}
     generator_replicas: int = 0
