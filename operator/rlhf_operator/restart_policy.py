@@ -145,10 +145,11 @@ def _gang(
 
 
 def _repeatable_cause(ended: Ended, step: int) -> str:
-    """The end's error and the step, without the log's place; empty if another start may not meet it."""
+    """The end's error and the step, without the log's place, as long as a status holds; empty if another start may not
+    meet it."""
     if ended.disrupted or not is_repeatable(ended.reason):
         return ""
-    return f"step {step}: {ended.reason.partition('; see ')[0]}"
+    return f"step {step}: {ended.reason.partition('; see ')[0]}"[:1024]
 
 
 def _servers(spec: Spec, processes: Sequence[ProcessState], restarts: Restarts, now: float) -> list[Action]:

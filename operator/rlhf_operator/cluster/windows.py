@@ -28,7 +28,7 @@ def written(restarts: Mapping[Role, Restarts]) -> dict[Role, RestartWindow]:
             disruptions=each.disruptions,
             since=_stamp(each.since),
             last=_stamp(each.last),
-            cause=each.cause[:2048],
+            cause=each.cause,
         )
         for role, each in restarts.items()
         if each.failures or each.disruptions
