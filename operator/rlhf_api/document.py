@@ -181,6 +181,17 @@ def not_json(
         yield Problem(path(location), f"{type(node).__name__} is not a JSON value; got {show(node)}")
 
 
+def floats_of_server(node: Any, depth: int = 0) -> Any:
+    """The node with whole numbers beyond 64 bits as floats, which they are in an API server: it writes those below 1e21
+    without an exponent. What is too deep for `not_json` stays."""
+    if isinstance(node, Mapping) and depth <= _DEEPEST:
+        return {key: floats_of_server(value, depth + 1) for key, value in node.items()}
+    if isinstance(node, list) and depth <= _DEEPEST:
+        return [floats_of_server(value, depth + 1) for value in node]
+    beyond = isinstance(node, int) and not -_INT64 <= node < _INT64
+    return float(node) if beyond and abs(node) < 10**21 else node
+
+
 def _not_text(text: str, location: tuple[int | str, ...]) -> Iterator[Problem]:
     if "\0" in text:
         yield Problem(path(location), f"must hold no NUL character; got {show(text)}")

@@ -12,7 +12,7 @@ from .base import Frozen, JobName, names_function
 from .bounds import oversized
 from .checks import check
 from .deepspeed_batches import in_our_fields
-from .document import documents, not_json
+from .document import documents, floats_of_server, not_json
 from .experiments import file_of, from_function, names_experiment, of_algorithm
 from .fields import in_text_map
 from .includes import merge, read
@@ -110,7 +110,7 @@ def from_cluster(body: Mapping[str, Any]) -> RLHFJob:
     made = {key: value for key, value in body.items() if key != "status"}
     if isinstance(metadata := body.get("metadata"), Mapping):
         made["metadata"] = {key: value for key, value in metadata.items() if key in known}
-    return parse(made)
+    return parse(floats_of_server(made))
 
 
 def load(file: Path, overrides: Iterable[str] = (), trial: str | None = None) -> RLHFJob:

@@ -15,6 +15,7 @@ from tests.support.seaweed import Seaweed
 from rlhf_store.archive import Archive
 from rlhf_trainer.checkpoint.reading import Snapshot
 from rlhf_trainer.comms.ranks import Ranks
+from rlhf_trainer.training.saved_job import JOB
 
 PROMPTS, PROMPTS_PER_STEP = 12, 4
 ALONE = Ranks(0, 1, torch.device("cpu"))
@@ -55,7 +56,8 @@ class Store:
         assert [n for n, t in wanted.items() if t.numpy().tobytes() != found[n].numpy().tobytes()] == []
         mine, theirs = self.newest(), expected.newest()
         assert (mine.step, mine.state, mine.blobs) == (theirs.step, theirs.state, theirs.blobs)
-        assert [name for name in mine.blobs if mine.blob(name) != theirs.blob(name)] == []
+        assert _job_elsewhere(mine) == _job_elsewhere(theirs)
+        assert [n for n in mine.blobs if n != JOB and mine.blob(n) != theirs.blob(n)] == []
 
     def assert_every_prompt_was_trained_once(self) -> None:
         """In every epoch; the ledger refuses a second time."""
@@ -63,6 +65,13 @@ class Store:
         ledger, taken = cut.state["ledger"], cut.step * PROMPTS_PER_STEP
         assert (ledger["issued"], ledger["trained"], ledger["dropped"]) == ([[0, taken]], [[0, taken]], {})
         assert taken % PROMPTS == 0
+
+
+def _job_elsewhere(cut: Snapshot) -> Any:
+    """The job that the cut describes, without the store that it names."""
+    job = json.loads(cut.blob(JOB))
+    del job["manifest"]["spec"]["checkpoint"]
+    return job
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,8 @@ class Job:
         As under torchrun: when one rank fails, the others are killed. A rank killed by a signal has minus its number.
         """
         spec = {**self.spec, **(overrides or {})}
-        file = self._config(spec, self.folder / name, resume=resume)
+        trainer = {**spec.get("trainer", {}), "processesPerReplica": ranks}
+        file = self._config({**spec, "trainer": trainer}, self.folder / name, resume=resume)
         control, log = free_port(), self.folder / f"{name}.log"
         gang = []
         for more in torchrun(ranks):

@@ -53,7 +53,7 @@ def test_a_run_whose_gradient_is_zero_saves_the_same_weights(tmp_path):
     """All responses of a group have one score, and nothing else moves the policy."""
     settings = "klCoefficient: 0"
     job = Job("grpo", settings, *EVERY, score=lambda sequences, _: torch.ones(len(sequences)))
-    job.task.export = lambda: None
+    job.task.export = lambda _: None
     before = job.weights()
     assert saved_steps(job, tmp_path) == [1, 2, 3]
     assert job.weights() == before
@@ -62,6 +62,6 @@ def test_a_run_whose_gradient_is_zero_saves_the_same_weights(tmp_path):
 
 def test_updates_that_move_a_model_are_counted(tmp_path):
     job = Job("ppo", "", *EVERY)
-    job.task.export = lambda: None
+    job.task.export = lambda _: None
     assert saved_steps(job, tmp_path) == [1, 2, 3]
     assert job.task.updates() == {"policy": 3, "critic": 3}
