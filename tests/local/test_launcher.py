@@ -428,7 +428,7 @@ def test_a_path_too_long_for_sockets_gets_no_longer(tmp_path: Path, monkeypatch:
         with tempfile.TemporaryDirectory(dir="/tmp", prefix="x" * (size - len("/tmp/12345678"))) as name:
             assert len(name) == size
             monkeypatch.setattr(tempfile, "tempdir", name)
-            with temporary(tmp_path) as variables:
+            with temporary(tmp_path, {}, print) as variables:
                 assert ("TMPDIR" in variables) == own
                 if own:
                     assert len(f"{variables['TMPDIR']}/{uuid.uuid4()}") <= 107

@@ -86,7 +86,8 @@ class Host:
         anything is started, if the metrics port is taken."""
         async with self._server.serving() as url:
             self.display.event(f"metrics on {url}")
-            with temporary(self.folder) as self._variables:
+            job = self.config.spec.environment
+            with temporary(self.folder, job, self.display.event) as self._variables:
                 return await self._run()
 
     def stop(self) -> None:

@@ -71,13 +71,13 @@ class Supervised:
         *,
         more: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Starts or restarts the process, with `more` environment variables, which the job's override. Raises OSError
+        """Starts or restarts the process, with `more` environment variables, which override the job's. Raises OSError
         if the machine cannot start one."""
         argv = make(config, self.process, sys.executable)
         variables = environment(
             config, self.process, config_file=str(config_file), termination_log=str(self.end)
         )
-        environ = {**os.environ, **more, **variables, "RLHF_TOKEN": token}
+        environ = {**os.environ, **variables, **more, "RLHF_TOKEN": token}
         environ |= gpus.variables(config.spec, self.process, gpus.present(environ))
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_here(), environ.get("PYTHONPATH")]))
         environ["PYTHONUNBUFFERED"] = "1"

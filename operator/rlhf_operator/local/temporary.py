@@ -3,37 +3,39 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from .caches import private_caches
 
 NOTE = ".tmp"
 """File of the work directory with the path of the folder for temporary files, while a run is under way."""
 _PREFIX = "rlhf-run-"
 _LONGEST = 107 - len("/rlhf-run-12345678/12345678-1234-1234-1234-123456789abc")
 """Longest path for the folder's parent: a socket's address has 107 bytes at most, and vLLM's are named by a UUID."""
-_COMPILED = "TORCHINDUCTOR_CACHE_DIR"
 
 
 @contextmanager
-def temporary(workdir: Path) -> Iterator[dict[str, str]]:
+def temporary(workdir: Path, job: Mapping[str, str], tell: Callable[[str], None]) -> Iterator[dict[str, str]]:
     """A folder for temporary files, removed at the end, or else at the next start in this work directory. Yields the
-    variables with which processes use it: none where the path would be too long for sockets.
+    variables with which processes use it, without TMPDIR where the path would be too long for sockets or the `job`'s
+    variables have one; and those of caches, which override the job's. `tell` gets lines for the user.
 
     It is where temporary files usually are, since paths of sockets must be short. Others may look up what they know the
-    name of, as a sandbox's user does. What torch has compiled stays beside it, for the next run.
+    name of, as a sandbox's user does.
     """
     note = workdir / NOTE
     _remove(note)
-    if len(os.fsencode(tempfile.gettempdir())) > _LONGEST:
-        yield {}
-        return
     made = Path(tempfile.mkdtemp(prefix=_PREFIX))
     made.chmod(0o711)
     note.write_text(str(made), encoding="utf-8")
-    compiled = made.with_name(f"torchinductor_{os.getuid()}")
+    used = "TMPDIR" not in job and len(os.fsencode(made.parent)) <= _LONGEST
     try:
-        yield {"TMPDIR": str(made), _COMPILED: os.environ.get(_COMPILED, str(compiled))}
+        caches, told = private_caches({**os.environ, **job}, made)
+        for line in told:
+            tell(line)
+        yield ({"TMPDIR": str(made)} if used else {}) | caches
     finally:
         shutil.rmtree(made, ignore_errors=True)
         note.unlink(missing_ok=True)
