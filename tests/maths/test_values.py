@@ -1,4 +1,4 @@
-"""Running moments of returns against those of all returns at once, in any split."""
+"""Running moments of returns against those of all returns at once, whose weights decay by batch."""
 
 import math
 
@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_trainer.maths.values import Moments, denormalize, normalize, update_moments
+from rlhf_trainer.maths.values import DECAY, Moments, denormalize, normalize, update_moments
 
 batches = st.lists(st.lists(st.floats(-100, 100), min_size=1, max_size=12), min_size=1, max_size=6)
 
@@ -21,13 +21,20 @@ def after(parts: list) -> Moments:
 
 
 @given(batches)
-def test_they_are_the_moments_of_all_returns_however_they_came(parts):
+def test_they_are_the_moments_of_all_returns_of_which_later_ones_weigh_more(parts):
+    weights = [DECAY ** (len(parts) - 1 - i) for i, part in enumerate(parts) for _ in part]
     flat = np.array([x for part in parts for x in part])
+    mean = np.average(flat, weights=weights)
     moments = after(parts)
-    assert moments.weight == len(flat)
-    assert moments.mean == pytest.approx(flat.mean(), abs=1e-9)
-    assert moments.variance == pytest.approx(flat.var(), abs=1e-8)
-    assert after(list(reversed(parts))).variance == pytest.approx(moments.variance, abs=1e-8)
+    assert moments.weight == pytest.approx(sum(weights))
+    assert moments.mean == pytest.approx(mean, abs=1e-9)
+    assert moments.variance == pytest.approx(np.average((flat - mean) ** 2, weights=weights), abs=1e-8)
+
+
+def test_a_reward_that_has_risen_is_followed():
+    moments = after([[0.0, 1.0]] * 1000 + [[9.0, 10.0]] * 1000)
+    assert moments.mean == pytest.approx(9.5, abs=0.01)
+    assert moments.deviation() == pytest.approx(0.5, abs=0.01)
 
 
 def test_a_large_mean_does_not_swallow_the_variance():

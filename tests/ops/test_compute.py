@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.ops.made import columns, context, groups, lists
 
+from rlhf_trainer.maths.values import Moments, update_moments
 from rlhf_trainer.ops import COMPUTE, OpContext
 from rlhf_trainer.records import Columns
 
@@ -178,22 +179,19 @@ def test_responses_that_were_cut_off_are_masked_whole():
 
 
 def test_normalised_values_are_read_with_the_moments_that_the_critic_was_trained_with():
-    """Values become units of reward; afterwards the moments are those of all returns so far."""
+    """Values become units of reward; afterwards the moments have the returns of the step."""
     ctx = context("ppo", "normalizeValues: true, whitenAdvantages: false, gamma: 0.9, gaeLambda: 0.8")
-    told: list[float] = []
+    known = Moments()
     for seed in range(3):
         made = columns(seed).with_tokens(token_rewards=3 + columns(seed + 9)["returns"])
-        mean, deviation = (statistics.fmean(told), statistics.pstdev(told)) if told else (0.0, 1.0)
-        values = [[v * deviation + mean for v in part] for part in lists(made, "values")]
+        values = [[v * known.deviation() + known.mean for v in part] for part in lists(made, "values")]
         returns, advantages = gae(lists(made, "token_rewards"), values, 0.9, 0.8)
         found = COMPUTE["gae"](made, ctx)
         assert found["values"].tolist() == pytest.approx(flat(values), rel=1e-5, abs=1e-5)
         assert found["advantages"].tolist() == pytest.approx(advantages, rel=1e-4, abs=1e-5)
         assert found["returns"].tolist() == pytest.approx(returns, rel=1e-4, abs=1e-5)
-        told += returns
-        state = ctx.state["values"]
-        assert state["mean"] == pytest.approx(statistics.fmean(told), rel=1e-5)
-        assert state["variance"] == pytest.approx(statistics.pvariance(told), rel=1e-5)
+        known, state = update_moments(known, torch.tensor(returns)), ctx.state["values"]
+        assert [state["mean"], state["variance"]] == pytest.approx([known.mean, known.variance], rel=1e-5)
         ctx = OpContext(ctx.spec, ctx.settings, state={"values": dict(state)})
 
 

@@ -18,6 +18,7 @@ from rlhf_api.rows import AnswerRow
 from rlhf_api.spec import Spec
 from rlhf_trainer.batches import ResponseLogprobs
 from rlhf_trainer.checkpoint.reading import MissingTensor
+from rlhf_trainer.maths.values import DECAY
 from rlhf_trainer.models.state import load_training_state, training_state
 from rlhf_trainer.models.trained_model import TrainedModel
 from rlhf_trainer.ops.compute import kl_coefficient
@@ -239,7 +240,8 @@ def test_the_critic_learns_normalised_returns_and_its_moments_are_json():
     job.steps(0, 3)
     state = json.loads(json.dumps(job.task.state()))["algorithm"]["values"]
     assert before == {}, "a snapshot is written while the next steps train: it holds what was"
-    assert state["weight"] == sum(line["answer_length_mean"] * 32 for line in job.lines)
+    tokens = [line["answer_length_mean"] * 32 for line in job.lines]
+    assert state["weight"] == pytest.approx(sum(n * DECAY**age for age, n in enumerate(reversed(tokens))))
     assert 0.2 < state["mean"] < 1.0
 
 

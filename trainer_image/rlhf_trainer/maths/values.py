@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+DECAY = 0.99
+"""What a batch of returns weighs after each later one: about the last hundred count, so a rising reward is followed."""
+
 
 @dataclass(frozen=True)
 class Moments:
@@ -23,17 +26,18 @@ class Moments:
 
 
 def update_moments(moments: Moments, returns: Tensor, mask: Tensor | None = None) -> Moments:
-    """The moments of all returns so far and one more batch of them; the weight is the number of tokens.
+    """The moments of the returns so far, whose weight decays, and one more batch, whose weight is its tokens.
 
     The two weighted sets are merged by their means and variances, which avoids a difference of large squares.
     Shapes: `returns` float [A] in units of reward, `mask` bool [A] of the tokens that count; if none does, the moments
     stay.
-    Source: Chan, Golub and LeVeque 1979, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances".
+    Source: Chan, Golub and LeVeque 1979, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances";
+    Yu et al. 2022 (MAPPO, arXiv:2103.01955), whose statistics decay too.
     """
     x = (returns if mask is None else returns[mask]).double()
     if len(x) == 0:
         return moments
-    known, new = moments.weight, float(len(x))
+    known, new = DECAY * moments.weight, float(len(x))
     total = known + new
     mean, variance = float(x.mean()), float(x.var(correction=0))
     step = mean - moments.mean
