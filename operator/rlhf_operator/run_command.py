@@ -14,6 +14,7 @@ from rlhf_api.run import RunConfig, replicas, roles_of
 from rlhf_api.status import JobStatus
 from rlhf_api.unread import without_effect
 
+from .archive.export import export_command
 from .condition import reason
 from .exit_reasons import missing_words
 from .exits import FAILED, INTERRUPTED, Misuse, say
@@ -171,8 +172,7 @@ def _conclude(status: JobStatus, message: str, folder: Path, store: str | None) 
         say(f"warning: {status.overlong}", sys.stderr)
     model = ""
     if step is not None:
-        out = shlex.quote(str(folder / f"{workdir.POLICY}-{step}"))
-        export = f"rlhf checkpoint export {shlex.quote(store or str(folder))} {step} {out}"
+        export = export_command(store or str(folder), step, str(folder / f"{workdir.POLICY}-{step}"))
         model = f", or get its model with `{export}`"
     if status.phase == "Failed":
         say(f"error: {message}", sys.stderr)

@@ -179,6 +179,12 @@ def test_the_end_of_a_job_makes_no_condition_look_wrong() -> None:
     assert f"[{'#' * 40}]  step 4/4" in text
 
 
+@pytest.mark.parametrize("phase", ["Failed", "Suspended", "Succeeded"])
+def test_a_job_that_has_left_no_model_says_how_to_get_one(phase: str) -> None:
+    told = str(shown({**RUNNING, "phase": phase}))
+    assert ("rlhf checkpoint export s3://bucket/ppo 100 policy-100" in told) == (phase != "Succeeded")
+
+
 def test_the_newest_eight_events_in_order_of_time() -> None:
     events = [event(minute, f"E{minute}") for minute in (5, 3, 9, 1, 7, 2, 8, 6, 4)]
     series = {

@@ -1,6 +1,7 @@
 """`rlhf checkpoint export`: runs the trainer's packages, which write a checkpoint's model as a Hugging Face folder."""
 
 import argparse
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,6 +37,11 @@ def export(options: argparse.Namespace) -> int:
         model=options.model,
     )
     return run_module("rlhf_trainer.export_command", request).returncode
+
+
+def export_command(store: str, step: int, out: str) -> str:
+    """The command line that writes the model of a checkpoint, for messages."""
+    return f"rlhf checkpoint export {shlex.quote(store)} {step} {shlex.quote(out)}"
 
 
 def chosen(entries: "Sequence[Entry]", step: int | str, store: str) -> "Entry":

@@ -9,6 +9,7 @@ from rich.text import Text
 from rlhf_api.roles import Role
 from rlhf_api.status import Condition, JobStatus
 
+from ..archive.export import export_command
 from ..cluster.snapshot import Job
 from ..exit_reasons import ledger_words
 from ..local.figures import time_left
@@ -80,9 +81,11 @@ def _progress(status: JobStatus, now: datetime.datetime) -> Text:
     if known := figures(status):
         pairs = [Text.assemble((f"{name} ", "dim"), (value, "bold")) for name, value in known]
         lines.append(Text("  ").join(pairs))
-    if status.last_checkpoint:
-        words = one_line(checkpoint_words(status.last_checkpoint, now))
-        lines.append(Text.assemble(("checkpoint ", "dim"), words))
+    if saved := status.last_checkpoint:
+        lines.append(Text.assemble(("checkpoint ", "dim"), one_line(checkpoint_words(saved, now))))
+        if status.phase in ("Failed", "Suspended"):  # Succeeded: the job has left its model
+            command = export_command(saved.uri, saved.step, f"policy-{saved.step}")
+            lines.append(Text.assemble(("its model ", "dim"), one_line(command)))
     if status.gpu_hours is not None:
         cost = f", cost {status.cost:,.2f}" if status.cost is not None else ""
         lines.append(Text.assemble(("used ", "dim"), f"{status.gpu_hours:,.1f} GPU-hours{cost}"))
