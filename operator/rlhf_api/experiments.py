@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .algorithms import ALGORITHMS
-from .imports import described, look_here, named_object
+from .imports import described, named_object
 from .problems import InvalidJob, Problem, closest, show
 
 FOLDER = Path("experiments")
@@ -45,11 +45,10 @@ def of_algorithm(name: str) -> dict[str, Any]:
 
 
 def from_function(name: str) -> Any:
-    """The document that the function returns; modules are searched in the current directory first.
+    """The document that the function returns; modules are searched in the current directory last.
 
     Raises InvalidJob if it cannot be imported, raises, or does not return an object.
     """
-    look_here()
     try:
         with redirect_stdout(sys.stderr):  # ours is the manifest, or a picture of it
             document = named_object(name)()

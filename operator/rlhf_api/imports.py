@@ -14,14 +14,11 @@ _LONGEST_MESSAGE = 2000
 """Characters of an error's message: a reward function's may quote all responses."""
 
 
-def look_here() -> None:
-    """Puts the current directory first on the module search path, as in a role that runs there."""
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)
-
-
 def named_object(path: str) -> Any:
-    """Imports the object; raises whatever its module raises."""
+    """Imports the object; raises whatever its module raises. Modules are looked for in the current directory last: a
+    file there with a library's name would run in its place, whoever imports it."""
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)
 

@@ -11,21 +11,20 @@ from rlhf_api.document import dumped
 from rlhf_api.experiments import experiments
 from rlhf_api.json_schema import manifest_schema
 from rlhf_api.manifest import composed, parse
-from rlhf_api.run import command
 
 from . import plan_command, run_command
 from .archive import open_store, replay
 from .exits import ended, say
 from .graph import command as graph
 from .local import data
-from .local.processes import Command
+from .local.processes import Command, local_command
 from .manifest_arguments import add_manifest, parsed
 from .selftest import command as selftest
 from .subcommands import add_command
 from .verbs.arguments import VERBS, add_verbs
 
 
-def main(arguments: Sequence[str] | None = None, make: Command = command) -> int:
+def main(arguments: Sequence[str] | None = None, make: Command = local_command) -> int:
     """Runs the command line; returns the exit code. `make` builds the processes' command lines."""
     options = parsed(_parser(), arguments)
     if options.command in VERBS:

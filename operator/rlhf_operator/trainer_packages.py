@@ -23,5 +23,5 @@ def run_module(
         raise Failure(
             "this needs the trainer's packages, which are not installed: pip install 'rlhf-operator[trainer]'"
         )
-    text, command = request.model_dump_json(by_alias=True), [sys.executable, "-m", module, *arguments]
+    text, command = request.model_dump_json(by_alias=True), [sys.executable, "-P", "-m", module, *arguments]
     return subprocess.run(command, input=text, stdout=streams, stderr=streams, text=True, check=False)

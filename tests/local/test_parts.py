@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.api.manifests import job
@@ -33,7 +34,7 @@ from rlhf_operator.local.host import Host
 from rlhf_operator.local.metrics_server import check_port
 from rlhf_operator.local.ports import assign, place, reserve
 from rlhf_operator.local.preflight import check_files, of_a_cluster
-from rlhf_operator.local.processes import Supervised
+from rlhf_operator.local.processes import Supervised, local_command
 from rlhf_operator.local.progress import Lines
 from rlhf_operator.local.trainer import Trainer
 from rlhf_operator.process_state import Ended, Finish, Kill, ProcessState
@@ -576,21 +577,28 @@ def test_what_the_kernel_does_not_end_is_named_and_nothing_starts_beside_it(tmp_
     assert said["reason"].startswith("lost its supervising process, which was ended by SIGKILL; see ")
 
 
-def test_modules_of_the_current_directory_are_found_whatever_its_name(
+def test_of_the_current_directory_only_what_a_manifest_names_is_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A colon would end an entry of PYTHONPATH."""
-    here, role = tmp_path / "a:b", tmp_path / "role.py"
+    """A folder of somebody's data, with files that have the names of modules that Python and libraries import."""
+    here = tmp_path / "a:b"
     here.mkdir()
-    (here / "module_of_mine.py").write_text("print('found')\n")
-    role.write_text("import module_of_mine\n")
+    for name in ("sitecustomize", "usercustomize", "argparse", "psutil", "pydantic", "torch", "aiohttp"):
+        (here / f"{name}.py").write_text("import os\nprint('ran')\nos._exit(7)\n")
+    (here / "module_of_mine.py").write_text("def found():\n    print('found', __file__)\n")
     monkeypatch.chdir(here)
     config = RunConfig(job="a", spec=job().spec, workdir=str(tmp_path))
     process = Supervised(place(config, None)[0], tmp_path)
-    process.start(config, tmp_path / "run.json", "", lambda *_: [sys.executable, str(role)])
+    own = "from rlhf_trainer.imports import import_function; import_function('module_of_mine:found', '')()"
+
+    def role(*contract: Any) -> list[str]:
+        python, safe, *_ = local_command(*contract)
+        return [python, safe, "-c", f"import argparse, psutil, pydantic, torch, aiohttp; {own}"]
+
+    process.start(config, tmp_path / "run.json", "", role)
     assert process.reaper is not None
     assert process.reaper.wait(120) == 0, process.log.tail()
-    assert "found" in process.log.path.read_text()
+    assert f"found {here}" in process.log.path.read_text()
 
 
 def test_a_full_disk_is_told_with_what_is_free_on_each(tmp_path: Path) -> None:

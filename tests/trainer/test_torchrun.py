@@ -52,6 +52,26 @@ def test_a_rank_that_is_alone_needs_no_torch_beside_it(alone):
     assert ends(alone, "") == 0
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ranks_import_nothing_by_the_way_from_the_directory_they_run_in(tmp_path, ranks):
+    """A file there with a library's name would run in its place."""
+    module, here = tmp_path / "modules", tmp_path / "here"
+    module.mkdir(), here.mkdir()
+    (module / "rank_of_this_test.py").write_text("import sys, psutil; print(sys.flags.safe_path)")
+    (here / "psutil.py").write_text("raise SystemExit('ran')")
+    options = ["--nnodes", "1", "--nproc-per-node", str(ranks), "--master-addr", "127.0.0.1", "--master-port"]
+    done = subprocess.run(
+        [*(sys.executable, "-P", "-m", "rlhf_trainer.torchrun"), *options, "0", "-m", "rank_of_this_test"],
+        env=os.environ | {"PYTHONPATH": str(module)},
+        cwd=here,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("True") == ranks
+
+
 @pytest.mark.parametrize(
     ("doing", "code"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), signal.SIGKILL)", 128 + signal.SIGKILL)]
 )

@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     try:
-        run.main(["--signals-to-handle", HANDLED, *arguments])
+        run.main(["--signals-to-handle", HANDLED, *_safe_path(arguments)])
     except ChildFailedError as error:
         _, failure = error.get_first_failure()
         return _exit_code(failure.exitcode)
@@ -54,7 +54,13 @@ def _alone(arguments: Sequence[str]) -> list[str] | None:
         return None
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
     os.environ |= {"MASTER_ADDR": options.master_addr, "MASTER_PORT": options.master_port}
-    return [sys.executable, "-m", options.m]
+    return [sys.executable, "-P", "-m", options.m]
+
+
+def _safe_path(arguments: Sequence[str]) -> list[str]:
+    """The arguments with `-P` for the ranks' Python, as for this process's; torchrun would start them without."""
+    module = arguments.index("-m")
+    return [*arguments[:module], "--no-python", sys.executable, "-P", "-u", *arguments[module:]]
 
 
 def _exit_code(code: int) -> int:

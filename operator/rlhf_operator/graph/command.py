@@ -14,7 +14,6 @@ from rlhf_api.algorithms import ALGORITHMS
 from rlhf_api.algorithms.resolve import imported, resolve
 from rlhf_api.document import not_json
 from rlhf_api.experiments import experiments, names_experiment
-from rlhf_api.imports import look_here
 from rlhf_api.manifest import apply_override, load
 from rlhf_api.problems import InvalidJob, first, from_pydantic
 from rlhf_api.spec import Spec
@@ -53,7 +52,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _drawing(subject: str, overrides: list[str]) -> Drawing:
-    look_here()
     file = Path(subject)
     if subject in ALGORITHMS and experiments()[subject] is None:
         spec = usual(subject, overrides)

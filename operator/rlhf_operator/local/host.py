@@ -15,7 +15,6 @@ from rlhf_api.run import (
     EXIT_SUSPENDED,
     Process,
     RunConfig,
-    command,
     listens,
 )
 from rlhf_api.status import JobStatus
@@ -30,7 +29,7 @@ from . import workdir
 from .liveness import end_the_hung
 from .metrics import Metrics
 from .metrics_server import MetricsServer
-from .processes import Command, Supervised
+from .processes import Command, Supervised, local_command
 from .progress import Display
 from .reaper import become_subreaper
 from .stopping import Tree
@@ -57,7 +56,7 @@ class Host:
         places: Sequence[Process],
         *,
         before: JobStatus | None = None,
-        make: Command = command,
+        make: Command = local_command,
         metrics_port: int | None = None,
     ) -> None:
         """`places`: processes, trainers first; `before`: the status of the run to resume; `metrics_port` None: any free

@@ -12,7 +12,7 @@ CALLED_WITH = ("prompts", "responses", "rows")
 
 
 def missing(name: str) -> str:
-    """The missing part of `package.module:name`, looked for in the current directory and among installed modules;
+    """The missing part of `package.module:name`, looked for among installed modules and in the current directory;
     empty if none is missing, or if only running the module would tell."""
     module, _, wanted = name.partition(":")
     try:
@@ -23,7 +23,11 @@ def missing(name: str) -> str:
     if file is None or wanted in defined or defined & {"*", "__getattr__"}:
         return ""
     close = difflib.get_close_matches(wanted, defined, n=1)
-    return f"{file} defines no {wanted!r}" + (f"; did you mean {close[0]!r}?" if close else "")
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    here = Path(*module.split(".")).with_suffix(".py")
+    if here.is_file() and not here.samefile(file):
+        hint = f"; {here} is not used, since an installed module has its name: rename it"
+    return f"{file} defines no {wanted!r}{hint}"
 
 
 def unscoring(name: str) -> str:
@@ -56,7 +60,7 @@ def _source(module: str) -> tuple[Path | None, Sequence[ast.stmt]]:
     """The file of a module and its statements; (None, ()) for one that is not written in Python. Raises LookupError
     if there is none or it cannot be read."""
     found: ModuleSpec | None = None
-    within: Sequence[str] | None = [str(Path.cwd()), *sys.path]
+    within: Sequence[str] | None = [*sys.path, str(Path.cwd())]
     for part in module.split("."):
         found = None if within is None else PathFinder.find_spec(part, within)
         if found is None:

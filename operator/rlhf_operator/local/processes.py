@@ -25,11 +25,18 @@ from .disks import room
 from .process_log import ProcessLog
 
 Command = Callable[[RunConfig, Process, str], list[str]]
-"""`rlhf_api.run.command`, or a test's replacement."""
+"""`local_command`, or a test's replacement."""
 SHARED_MEMORY = Path("/dev/shm")
 """Memory that processes of vLLM and NCCL share, a file system: Docker makes it 64 MB by default."""
 _REAPER_SECONDS = 10.0
 """Deadline of a reaper to kill its descendants, seconds."""
+
+
+def local_command(config: RunConfig, process: Process, python: str) -> list[str]:
+    """The contract's command with `-P`: without it Python imports what has a library's name from the directory it runs
+    in, which may be one of somebody's data."""
+    program, *arguments = command(config, process, python)
+    return [program, "-P", *arguments]
 
 
 class Supervised:
@@ -67,7 +74,7 @@ class Supervised:
         config: RunConfig,
         config_file: Path,
         token: str,
-        make: Command = command,
+        make: Command = local_command,
         *,
         more: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
@@ -79,7 +86,6 @@ class Supervised:
         )
         environ = {**os.environ, **variables, **more, "RLHF_TOKEN": token}
         environ |= gpus.variables(config.spec, self.process, gpus.present(environ))
-        environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_here(), environ.get("PYTHONPATH")]))
         environ["PYTHONUNBUFFERED"] = "1"
         cores = len(os.sched_getaffinity(0))
         environ.setdefault("OMP_NUM_THREADS", str(threads_each(config.spec, self.process.role, cores)))
@@ -145,12 +151,6 @@ def threads_each(spec: Spec, role: Role, cores: int) -> int:
     """
     ranks = spec.trainer.processes_per_replica if role is Role.TRAINER else 1
     return max(1, cores // (len(places(spec, role)) * ranks))
-
-
-def _here() -> str:
-    """The current directory as an entry of PYTHONPATH, which cannot have its separator in a path."""
-    here = str(Path.cwd())
-    return os.curdir if os.pathsep in here else here
 
 
 def _short(path: Path) -> str:

@@ -133,7 +133,7 @@ def run(env: ProcessEnv) -> None:
     sys.stderr.flush()
     # Exec replaces this process: signals and the exit code are the server's own.
     environ = engine_environment(own | os.environ, cpu)
-    os.execve(sys.executable, [sys.executable, "-m", module, *options], environ)
+    os.execve(sys.executable, [sys.executable, "-P", "-m", module, *options], environ)
 
 
 if __name__ == "__main__":

@@ -150,7 +150,7 @@ class _Worker:
         module = "rlhf_trainer.scoring.worker"
         return cls(
             await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", module, where, path, str(os.getpid())),
+                *(sys.executable, "-P", "-m", module, where, path, str(os.getpid())),
                 stdin=pipe,
                 stdout=pipe,
                 limit=LONGEST_LINE,

@@ -105,7 +105,6 @@ def main() -> None:
     end_with_parent()
     if os.getppid() != parent:
         return
-    sys.path.insert(0, str(Path.cwd()))  # the user's modules are found there
     try:
         function = import_function(path, where)
     except InvalidJob as error:
