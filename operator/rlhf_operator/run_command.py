@@ -24,7 +24,7 @@ from .local.host import Host
 from .local.metrics_server import check_port
 from .local.models import critic_from_policy
 from .local.ports import place
-from .local.preflight import check_files, named_files, of_a_cluster
+from .local.preflight import check_files, named_files, of_a_cluster, plain_secrets
 from .local.processes import Command
 from .local.progress import display
 from .manifest_arguments import add_manifest, add_runtime, add_trial, with_runtime_of
@@ -91,7 +91,7 @@ def validate(options: argparse.Namespace) -> int:
         _check_files(job)
         warnings = [*check_rows(job), critic_from_policy(job.spec)]
     say(f"{options.file} is valid: {_summary(job)}", sys.stdout)
-    for line in filter(None, warnings):
+    for line in filter(None, (*warnings, *plain_secrets(job.spec))):
         say(line, sys.stdout)
     for line in plan_lines(job.spec, model_sizes(job.spec) if options.files else {}):
         say(line, sys.stdout)
@@ -123,7 +123,7 @@ def run(options: argparse.Namespace, make: Command) -> int:
         shown.event(f"{resumed}{_summary(job)}; logs in {folder / workdir.LOGS}")
         if unheeded := of_a_cluster(job.spec):
             shown.event(f"no effect on this machine, only on a cluster: {', '.join(unheeded)}")
-        for line in (critic_from_policy(job.spec), *without_effect(job.spec)):
+        for line in (critic_from_policy(job.spec), *without_effect(job.spec), *plain_secrets(job.spec)):
             if line is not None:
                 shown.event(line)
         try:

@@ -20,6 +20,7 @@ import pytest
 from tests.api.manifests import job
 
 from rlhf_api import oom
+from rlhf_api.manifest import load
 from rlhf_api.oom import OomKills
 from rlhf_api.problems import InvalidJob
 from rlhf_api.report import CheckpointStatus, TrainerStatus
@@ -505,6 +506,17 @@ def test_validate(
     )
     assert main(["validate", "job.yaml", "--no-files", "--set", "spec.trainer.replicas=2"]) == 0
     assert capsys.readouterr().out == "job.yaml is valid: x, sft, 3 steps on trainer x 2\n"
+    secret = ["--set", "environment.HF_TOKEN=s3cr3t", "--set", "environment.URL=https://me:s3cr3t@h"]
+    assert main(["validate", "job.yaml", "--no-files", *secret]) == 0
+    warned = capsys.readouterr().out
+    assert re.findall(r"warning: (\S+) looks like a secret", warned) == [
+        "spec.environment.HF_TOKEN",
+        "spec.environment.URL",
+    ]
+    assert "s3cr3t" not in warned
+    config = RunConfig(job="x", spec=load(Path("job.yaml"), secret[1::2]).spec, workdir=str(tmp_path))
+    workdir.write_config(tmp_path, config)
+    assert "s3cr3t" not in (tmp_path / workdir.CONFIG).read_text()
     assert main(["validate", "job.yaml", "--no-files", "--set", "spec.seeds=1", "--set", "spec.steps=0"]) == 2
     assert [line.split(": ")[:2] for line in capsys.readouterr().err.splitlines()] == [
         ["error", "spec.steps"],

@@ -7,7 +7,6 @@ from tests.reconcile.world import Role, World, running
 
 from rlhf_operator.cluster.cache import trimmed
 from rlhf_operator.cluster.snapshot import Pod
-from rlhf_operator.redaction import redacted
 
 TRACE = 'Traceback (most recent call last):\n  File "a.py", line 1, in step\nRuntimeError: the bottom'
 
@@ -103,34 +102,13 @@ def test_an_end_that_is_no_failure_takes_nothing_s_place():
 
 def test_it_is_written_once_and_bounded():
     world = running("spec.trainer.backoffLimit=0")
-    world.end("job-trainer-0", 1, "x" * 4000 + "\nRuntimeError: last")
+    world.end("job-trainer-0", 1, "x" * 50 + "\n" + "y" * 3950 + "\nRuntimeError: last")
     world.step()
     found = world.status.roles[Role.TRAINER].last_failure
     assert len(found.log) == 2048
     assert found.log.endswith("RuntimeError: last")
     world.step(60)
     assert world.status.roles[Role.TRAINER].last_failure == found
-
-
-@pytest.mark.parametrize(
-    ("text", "left"),
-    [
-        ("401 for https://u:pa55@h.example/x", "401 for https://u:***@h.example/x"),
-        ("Authorization: Bearer abc.def-1", "Authorization: ***"),
-        ("sent 'Bearer abcdefgh12'", "sent 'Bearer ***'"),
-        ('{"api_key": "abc", "n": 1}', '{"api_key": "***", "n": 1}'),
-        ("WANDB_API_KEY=abc HF_TOKEN=def rest", "WANDB_API_KEY=*** HF_TOKEN=*** rest"),
-        ("AWS_SECRET_ACCESS_KEY=a/b+c", "AWS_SECRET_ACCESS_KEY=***"),
-        ("token hf_abcdefghijklmnopqr is wrong", "token *** is wrong"),
-        ("AKIAABCDEFGHIJKLMNOP", "***"),
-        (
-            "max_tokens=512, tokens: 7, KeyError: 'x', s3://b/c",
-            "max_tokens=512, tokens: 7, KeyError: 'x', s3://b/c",
-        ),
-    ],
-)
-def test_what_looks_like_a_secret_is_left_out(text, left):
-    assert redacted(text) == left
 
 
 def test_neither_reason_nor_last_lines_have_secrets():

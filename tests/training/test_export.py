@@ -24,6 +24,7 @@ from rlhf_trainer.models.export import remove_abandoned, renamed_into_place
 from rlhf_trainer.models.loading import load_job_tokenizer
 from rlhf_trainer.training.assembly import trained_model
 from rlhf_trainer.training.export import export_models, write_card
+from rlhf_trainer.training.saved_job import describe_job
 
 STEPS = [{"step": i, "reward_mean": 0.1 * i, "loss": 0.5, "seconds": 1.0} for i in (1, 2, 3)]
 JUDGED = [{"step": i, "set": "greedy", "mean": 0.25 * i, "count": 8} for i in (0, 2)]
@@ -54,6 +55,20 @@ def test_a_card_says_where_a_model_comes_from_and_what_it_reached(tmp_path):
     assert (folder / "reward.png").read_bytes() == b"a picture"
     (block,) = re.findall(r"```yaml\n(.*?)```", text, flags=re.S)
     assert parse(yaml.safe_load(block)).spec == job.spec
+
+
+def test_a_card_and_a_snapshot_have_no_secrets_of_the_manifest(tmp_path):
+    """A card is made to be published, and a snapshot has what cards are written from."""
+    secret = 'spec.environment={"HF_TOKEN": "s3cr3t", "MLFLOW_TRACKING_URI": "https://me:s3cr3t@h", "B": "b"}'
+    job = Job("grpo", "klCoefficient: 0.1", secret)
+    ctx = replace(job.ctx, workdir=tmp_path)
+    write_card(ctx, job.task._graph.trained[0], tmp_path, 40)
+    card = (tmp_path / "README.md").read_text()
+    assert "s3cr3t" not in card + describe_job(ctx).model_dump_json()
+    assert "Values that look like secrets are left out, as `***`" in card
+    (block,) = re.findall(r"```yaml\n(.*?)```", card, flags=re.S)
+    left = parse(yaml.safe_load(block)).spec.environment
+    assert left == {"HF_TOKEN": "***", "MLFLOW_TRACKING_URI": "https://me:***@h", "B": "b"}
 
 
 def test_a_path_of_this_machine_is_no_base_model(tmp_path):

@@ -104,6 +104,17 @@ def test_one_of_your_own_gets_figures_in_order_settings_and_the_manifest(tmp_pat
     assert told.run.manifest["algorithm"] == "ppo"
 
 
+def test_no_tracker_gets_secrets_of_the_manifest(tmp_path, monkeypatch):
+    monkeypatch.setenv("GRADER_TOKEN", "of-a-Secret")
+    given = {"HF_TOKEN": "s3cr3t", "MLFLOW_TRACKING_URI": "https://me:s3cr3t@h", "A": "of-a-Secret", "B": "b"}
+    overrides = (f"spec.environment={json.dumps(given)}", f'spec.trackers=[{{"kind": "{here("Told")}"}}]')
+    with tracking.Tracking("job", job(*overrides).spec, tmp_path) as feeds:
+        feeds.begin(0, 0)
+    (told,) = Told.made
+    sent = told.run.manifest["environment"]
+    assert sent == {"HF_TOKEN": "***", "MLFLOW_TRACKING_URI": "https://me:***@h", "A": "***", "B": "b"}
+
+
 def test_a_resumed_run_is_the_same_one_and_a_failed_one_ends_so(tmp_path):
     run(tmp_path, {"kind": here("Told")})
     feeds = tracked(tmp_path, {"kind": here("Told")})

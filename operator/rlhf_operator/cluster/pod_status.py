@@ -5,9 +5,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from rlhf_api.redaction import end_of_log
+
 from ..exit_reasons import BEYOND_LIMIT, exit_words, telling_line
 from ..process_state import SIGTERMED, Ended
-from ..redaction import redacted
 
 Body = Mapping[str, Any]
 
@@ -85,7 +86,7 @@ def _by_its_node(reason: str, end: Body | None, conditions: Mapping[str, Body]) 
 
 def _last_lines(end: Body) -> str:
     """The termination message of a container, without secrets."""
-    return redacted(end.get("message") or "").rstrip()
+    return end_of_log(end.get("message") or "").rstrip()
 
 
 def let_go(meta: Body) -> bool:

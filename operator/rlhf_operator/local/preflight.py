@@ -17,6 +17,7 @@ from rlhf_api.graph import RowKind
 from rlhf_api.model_files import model_sizes
 from rlhf_api.pods import PodSettings
 from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.redaction import secret_fields
 from rlhf_api.resources import problems
 from rlhf_api.row_files import RowFile, is_parquet
 from rlhf_api.run import roles_of
@@ -45,6 +46,17 @@ def named_files(spec: Spec, told: Sequence[Problem]) -> list[Problem]:
     data = [] if any(problem.where.startswith("spec.data") for problem in told) else _data(spec)
     found = [*data, *_template_syntax(spec), *model_problems(spec), *_functions(spec)]
     return [problem for problem in found if not any(other.where == problem.where for other in told)]
+
+
+def plain_secrets(spec: Spec) -> list[str]:
+    """Warnings of values that look like secrets. They are left out of cards, of trackers and of snapshots, and stay in
+    the job's own object."""
+    found = secret_fields(json.loads(spec.model_dump_json(by_alias=True, exclude_defaults=True)), "spec")
+    remedy = "put it into a Secret that spec.pods.secrets names, or into the environment of `rlhf run`"
+    return [
+        f"warning: {where} looks like a secret, and all who may read the job read it; {remedy}"
+        for where in found[:MOST_ROWS]
+    ]
 
 
 def of_a_cluster(spec: Spec) -> list[str]:

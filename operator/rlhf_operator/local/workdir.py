@@ -12,6 +12,7 @@ from typing import TypeVar
 from pydantic import BaseModel, JsonValue, ValidationError
 
 from rlhf_api.problems import InvalidJob, Problem, show
+from rlhf_api.redaction import masked
 from rlhf_api.run import RunConfig
 from rlhf_api.sources import training_sources
 from rlhf_api.spec import Spec
@@ -166,9 +167,12 @@ def _remove_outputs(workdir: Path, spec: Spec) -> None:
 
 
 def write_config(workdir: Path, config: RunConfig) -> None:
-    """Writes the configuration, without which a run cannot be resumed: it survives a loss of power. Raises OSError with
-    the file."""
-    write(workdir / CONFIG, config, written=make_durable)
+    """Writes the configuration, without which a run cannot be resumed: it survives a loss of power. Environment
+    variables reach processes by their environment, and those that are secrets are left out. Raises OSError with the
+    file."""
+    environment = masked({"environment": config.spec.environment})["environment"]
+    public = config.spec.model_copy(update={"environment": environment})
+    write(workdir / CONFIG, config.model_copy(update={"spec": public}), written=make_durable)
     make_durable(workdir / CONFIG)  # its name too
 
 

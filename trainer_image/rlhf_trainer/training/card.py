@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from rlhf_api.document import dumped
+from rlhf_api.redaction import MASK
 
 from .saved_job import SavedJob, SavedModel
 
@@ -32,13 +33,16 @@ def card(
         *_evaluations(evaluations),
         *([f"Evaluation at this step: {evaluation:.4g}", ""] if evaluation is not None else []),
         *([f"![{job.job}]({picture})", ""] if picture else []),
-        *(
-            ["The manifest, for `rlhf run`:", "", "```yaml", dumped(job.manifest), "```"]
-            if job.manifest
-            else []
-        ),
+        *(_manifest(dumped(job.manifest)) if job.manifest else []),
     ]
     return "\n".join(parts) + "\n"
+
+
+def _manifest(text: str) -> Iterator[str]:
+    yield from ("The manifest, for `rlhf run`:", "")
+    if MASK in text:
+        yield from (f"Values that look like secrets are left out, as `{MASK}`; put yours there.", "")
+    yield from ("```yaml", text, "```")
 
 
 def _head(job: SavedJob, model: SavedModel, step: int, adapter: str) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Files of a snapshot from which its models are written as Hugging Face folders, without the job and its start."""
 
 import json
+import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from rlhf_api.base import DType, Head, ModelField, Report
 from rlhf_api.graph import Model
 from rlhf_api.lora import Lora
 from rlhf_api.manifest import API_VERSION, KIND
+from rlhf_api.redaction import masked, secrets_of
 
 from ..context import TrainerContext
 from ..data.encode import end_tokens
@@ -42,7 +44,8 @@ class SavedModel(Report):
 
 
 class SavedJob(Report):
-    """The job of a snapshot. `stops`: its stop strings; `manifest`: what it was started with, defaults left out."""
+    """The job of a snapshot. `stops`: its stop strings; `manifest`: what it was started with, defaults left out and
+    secrets replaced, see `masked`."""
 
     job: str
     algorithm: str
@@ -56,7 +59,8 @@ class SavedJob(Report):
 
 def describe_job(ctx: TrainerContext, models: Sequence[SavedModel] = ()) -> SavedJob:
     spec = ctx.spec
-    given = json.loads(spec.model_dump_json(by_alias=True, exclude_defaults=True))
+    whole = json.loads(spec.model_dump_json(by_alias=True, exclude_defaults=True))
+    given = masked(whole, secrets_of(os.environ))
     return SavedJob(
         job=ctx.job,
         algorithm=spec.algorithm,

@@ -24,7 +24,7 @@ class Run:
     step: int
     """Metrics of later steps follow; a run that had gone further before its resume may have logged some already."""
     manifest: Mapping[str, Any]
-    """The job's spec as JSON."""
+    """The job's spec as JSON, secrets replaced."""
 
 
 class Tracker(Protocol):

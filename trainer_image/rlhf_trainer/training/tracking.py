@@ -4,6 +4,7 @@ import importlib.util
 import json
 import logging
 import math
+import os
 import queue
 import secrets
 import threading
@@ -15,6 +16,7 @@ from typing import Any, Self
 
 from rlhf_api.base import TRACKER_PACKAGES
 from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.redaction import masked, secrets_of
 from rlhf_api.spec import Spec
 from rlhf_api.trackers import Tracker as Wanted
 
@@ -50,7 +52,7 @@ class Tracking:
         if not self._makers:
             return
         after = f"-rollback-{rollbacks}" if rollbacks else ""
-        manifest = json.loads(self._spec.model_dump_json(by_alias=True))
+        manifest = masked(json.loads(self._spec.model_dump_json(by_alias=True)), secrets_of(os.environ))
         names = (_run_id(self._folder, self._identity, step) + after, self._job + after)
         for wanted, make in zip(self._spec.trackers, self._makers, strict=True):
             project = wanted.project or PROJECT
