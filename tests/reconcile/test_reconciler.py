@@ -76,8 +76,9 @@ class Server(Api):
     async def scale(self, *asked: Any) -> None:
         self.scaled.append(asked)
 
-    async def delete(self, _kind: str, _namespace: str, name: str, **_: Any) -> None:
+    async def delete(self, _kind: str, _namespace: str, name: str, **_: Any) -> Body | None:
         self.made = [body for body in self.made if body["metadata"]["name"] != name]
+        return None
 
 
 class Story:

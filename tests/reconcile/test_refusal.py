@@ -275,7 +275,7 @@ def test_pods_whose_configuration_is_lost_do_not_go_on_behind_a_refused_spec():
     ],
 )
 def test_only_a_pod_that_can_never_be_taken_ends_its_job(status, kind, message, for_good):
-    refused = by_server(status, kind, message)
+    refused = by_server(ApiError(status, "", message, kind=kind))
     assert isinstance(refused, Finish) is for_good
     assert message in (refused.message if isinstance(refused, Finish) else refused)
 

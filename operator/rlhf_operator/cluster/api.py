@@ -112,8 +112,9 @@ class Api:
 
     async def delete(
         self, kind: str, namespace: str, name: str, *, uid: str | None = None, grace: int | None = None
-    ) -> None:
-        """Deletes an object, with background propagation; a no-op if it, or the one with that uid, is gone already."""
+    ) -> Body | None:
+        """Deletes an object, with background propagation; a no-op if it, or the one with that uid, is gone already.
+        Returns the object while finalizers or its grace period hold it."""
         self.check_fence()
         options: Body = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
         if uid is not None:
@@ -121,10 +122,14 @@ class Api:
         if grace is not None:
             options["gracePeriodSeconds"] = grace
         try:
-            await self._call("delete", "DELETE", kind, object_path(kind, namespace, name), body=options)
+            left = await self._call(
+                "delete", "DELETE", kind, object_path(kind, namespace, name), body=options
+            )
         except ApiError as error:
             if error.status != 404 and not (uid is not None and error.status == 409):
                 raise
+            return None
+        return left if "deletionTimestamp" in left.get("metadata", {}) else None
 
     async def list(
         self,

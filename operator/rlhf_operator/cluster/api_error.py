@@ -4,6 +4,8 @@ import re
 from typing import Any
 
 _BY_ROLES = re.compile(r'\bforbidden: User ".*?" cannot ')
+_NOT_SERVED = re.compile(r"page not found|could not find the requested resource")
+"""The API server's words for a version or a kind that it does not serve."""
 
 
 class ApiError(Exception):
@@ -20,6 +22,11 @@ class ApiError(Exception):
     def lacks_right(self) -> bool:
         """True for a 403 by RBAC; quotas and admission forbid with the same code and another message."""
         return self.status == 403 and _BY_ROLES.search(self.message) is not None
+
+    @property
+    def not_served(self) -> bool:
+        """True for a 404 of the kind, not of the object: whether that exists is unknown."""
+        return self.status == 404 and _NOT_SERVED.search(self.message) is not None
 
     @property
     def of_job(self) -> bool:

@@ -22,8 +22,11 @@ from .snapshot import Job
 
 Body = dict[str, Any]
 
-Quota = Literal["none", "left", "absent", "outdated", "waiting", "admitted", "outgrown", "evicted"]
-"""`none`: the job is in no queue; `left`: but was in one. `absent`: it has no Workload yet; `outdated`: its Workload
+_Outside = Literal["none", "left", "absent", "unknown", "deleted"]
+_Inside = Literal["outdated", "waiting", "admitted", "outgrown", "evicted"]
+Quota = _Outside | _Inside
+"""`none`: the job is in no queue; `left`: but was in one. `absent`: it has no Workload yet; `unknown`: the API server
+does not say whether it has; `deleted`: somebody has deleted its Workload, which is going; `outdated`: its Workload
 waits in another queue or size than the job's, or for pods of another configuration; `outgrown`: has quota so, and the
 job is beyond it; `evicted`: is to give its quota back."""
 _REQUEUED = ("Preempted", "NodeFailures")
@@ -42,6 +45,8 @@ def quota(
     if job.queue is None:
         return "left"
     held = _held(workload)
+    if "deletionTimestamp" in workload["metadata"]:
+        return "deleted"
     if not _has_quota(workload):
         notes = workload["metadata"].get("annotations", {})
         asked = _counts(workload), workload["spec"].get("queueName"), notes.get(CONFIG), notes.get(PRIORITY)
@@ -56,6 +61,14 @@ def quota(
     if not (fits and same) or workload["spec"].get("queueName") != job.queue:
         return "outgrown"
     return "admitted" if "Admitted" in held else "waiting"
+
+
+def stands(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> bool:
+    """True if the admission that a plan was made on is still as it was: pods are made on no other."""
+    if before is None or now is None or "deletionTimestamp" in now["metadata"]:
+        return False
+    held = _held(now)
+    return "Admitted" in held and "Evicted" not in held and _admission(before) == _admission(now)
 
 
 def kept_in_queue(job: Job, workload: Mapping[str, Any] | None, *, required: bool) -> Job:
@@ -143,6 +156,13 @@ def _pods_ready(before: Mapping[str, Any], *, ready: bool) -> tuple[str, str, st
     if before.get("status") == "True" or before.get("reason") == "WaitForRecovery":
         return "False", "WaitForRecovery", "a pod that was ready is ready no more"
     return "False", "WaitForStart", _NOT_READY
+
+
+def _admission(workload: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What an admission says of the pods."""
+    status: Mapping[str, Any] = workload.get("status", {})
+    updates = [check.get("podSetUpdates") for check in status.get("admissionChecks") or ()]
+    return workload["metadata"].get("uid"), status.get("admission"), updates
 
 
 def _config(workload: Mapping[str, Any]) -> str | None:

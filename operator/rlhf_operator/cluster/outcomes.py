@@ -43,8 +43,7 @@ class Outcomes:
         try:
             yield
         except ApiError as error:
-            message, accepted = f"{error.reason}: {error.message}", _accepted(job.status, todo.status)
-            why = by_server(error.status, error.kind, message, accepted=accepted)
+            why = by_server(error, accepted=_accepted(job.status, todo.status))
             self._refused[key] = Refusal(job.generation, why)
             raise
         finally:

@@ -91,9 +91,11 @@ def _known(observed: Observed, before: JobStatus, now: datetime.datetime) -> _Kn
 
 
 def _is_to_stop(observed: Observed) -> bool:
-    """True if the job is suspended, waits for something, or has no quota."""
+    """True if the job is suspended, waits for something, or has no quota; what is unknown stops nothing that runs."""
     waits = observed.wanted.waits is not None
-    return observed.wanted.spec.suspend or waits or observed.quota not in ("none", "left", "admitted")
+    return (
+        observed.wanted.spec.suspend or waits or observed.quota not in ("none", "left", "admitted", "unknown")
+    )
 
 
 def _planned(

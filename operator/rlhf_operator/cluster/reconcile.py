@@ -8,13 +8,14 @@ from rlhf_api.roles import Role
 from rlhf_api.status import JobStatus
 
 from ..process_state import Finish
-from .api import Api, Key
+from .api import Api, Body, Key
+from .api_error import ApiError
 from .cache import Cache
 from .calls import run_all, run_growing
 from .companion_client import CompanionClient
 from .desired import Desired, active_config
 from .desired_reader import DesiredReader
-from .kueue import deactivated, kept_in_queue, quota
+from .kueue import Quota, deactivated, kept_in_queue, quota
 from .kueue_client import KueueClient
 from .next_step import POLL_SECONDS, Plan
 from .observed import Observed
@@ -82,7 +83,10 @@ class Reconciler:
             return await self._give_up(key, job, deleted(body["metadata"], pods, now))
         if job.unreadable:
             return await self._give_up(key, job, leave_alone(job.unreadable))
-        job, workload = self._statuses.latest(key, job), self._kueue.workload(key, job)
+        job, limits = self._statuses.latest(key, job), self._settings.limits
+        requires_queue = limits is not None and limits.require_queue
+        found_workload = await self._kueue.read(key, job, required=requires_queue)
+        workload = None if isinstance(found_workload, ApiError) else found_workload
         if settled(job, bodies, workload):  # as most jobs of a cluster are; their specs are not read again
             return None
         try:
@@ -93,12 +97,15 @@ class Reconciler:
             return await self._give_up(key, job, refuse(job, error, pods, now))
         job, pods = reopened(job, want.spec), await self._pod_events.told(key, job, pods)
         trainer = await self._trainers.read(job, pods)
-        refusal, limits = self._outcomes.refusal(key), self._settings.limits
-        job = kept_in_queue(job, workload, required=limits is not None and limits.require_queue)
+        refusal = self._outcomes.refusal(key)
+        job = kept_in_queue(job, workload, required=requires_queue)
         if refusal is not None and isinstance(refusal.why, Finish):
             # Of the spec of then; a later one reopens the job.
             job = replace(job, generation=refusal.generation)
-        started = active_config(job) == want.pinned.name
+        held: Quota = "unknown"
+        if not isinstance(found_workload, ApiError):
+            started = active_config(job) == want.pinned.name
+            held = quota(job, want.spec, workload, want.pinned.name, started=started)
         seen = Observed(
             job,
             want,
@@ -109,7 +116,7 @@ class Reconciler:
             refused=refusal.why if refusal else None,
             departed=[Pod.of(pod) for pod in gone if owned_by(pod, job) and is_marked(pod, job.name)],
             made=self._outcomes.made(key),
-            quota=quota(job, want.spec, workload, want.pinned.name, started=started),
+            quota=held,
             deactivated=deactivated(workload),
             prices=self._settings.gpu_prices,
         )
@@ -118,16 +125,18 @@ class Reconciler:
             self._desired.forget(key)
             self._companions.forget(key)
         await run_all(self._pods.replace(job, pod) for pod in bodies if not is_marked(pod, job.name))
-        told = await self._carry_out(key, job, want, pods, todo)
+        told = await self._carry_out(key, job, want, pods, todo, found_workload)
         if todo.again != POLL_SECONDS:
             return todo.again
         again = POLL_SECONDS if told else RETRY_SECONDS
         again = max(again, self._cache.active / JOBS_PER_POLL_SECOND)
         return again if todo.due is None else min(again, todo.due)
 
-    async def _carry_out(self, key: Key, job: Job, want: Desired, pods: list[Pod], todo: Plan) -> bool:
+    async def _carry_out(
+        self, key: Key, job: Job, want: Desired, pods: list[Pod], todo: Plan, workload: Body | ApiError | None
+    ) -> bool:
         """Writes the status with the intended actions first, so that an interrupted reconcile is completed and nothing
-        is done twice.
+        is done twice. `workload`: the one that was planned on.
 
         Returns whether the trainer has the present membership.
         """
@@ -147,18 +156,23 @@ class Reconciler:
                 await self._companions.apply(key, job, want.pinned, pods, creating=bool(todo.create))
             if todo.create or todo.token:
                 await self._companions.create_token(job, self._trainers.key(job), again=todo.token)
-            await self._kueue.line_up(key, job, want, todo)
-            admitted = self._kueue.workload(key, job) if todo.create and job.queue else None
-            known = await self._kueue.flavors(admitted) if admitted else {}
-            for first in (True, False):  # of a generator's pods, which are not made where that one is refused
-                wave = [pod for pod in todo.create if (pod.rank == 0) == first]
-                create = partial(self._pods.create, job, want.pinned, admitted, known)
-                await run_all(run_growing(create, [pod for pod in wave if pod.role is role]) for role in Role)
+            if not isinstance(workload, ApiError):
+                await self._kueue.line_up(job, want, todo, workload)
+            if todo.create and await self._kueue.stands(key, job, workload):
+                await self._create_pods(job, want, todo, workload if isinstance(workload, dict) else None)
         if todo.generators is not None:
             await self._api.scale("RLHFJob", job.namespace, job.name, todo.generators, version)
         if todo.expire:
             await self._api.delete("RLHFJob", job.namespace, job.name, uid=job.uid)
         return told
+
+    async def _create_pods(self, job: Job, want: Desired, todo: Plan, workload: Body | None) -> None:
+        admitted = workload if job.queue is not None else None
+        known = await self._kueue.flavors(admitted) if admitted else {}
+        for first in (True, False):  # of a generator's pods, which are not made where that one is refused
+            wave = [pod for pod in todo.create if (pod.rank == 0) == first]
+            create = partial(self._pods.create, job, want.pinned, admitted, known)
+            await run_all(run_growing(create, [pod for pod in wave if pod.role is role]) for role in Role)
 
     async def _give_up(self, key: Key, job: Job, todo: Plan) -> float | None:
         """Carries out the actions that are possible without a valid spec."""
@@ -166,7 +180,7 @@ class Reconciler:
             await self._statuses.write(key, job, todo.status)
         await self._delete_pods(job, todo)
         if todo.queue == "leave":
-            await self._kueue.leave(key, job)
+            await self._kueue.leave(job, self._kueue.workload(key, job))
         for event in todo.events:
             await self._recorder.record(job.body, event)
         if todo.expire:

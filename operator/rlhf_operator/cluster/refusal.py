@@ -15,6 +15,7 @@ from rlhf_api.status import CORRECTABLE, ENDED, INVALID_POD, INVALID_SPEC, JobSt
 from ..condition import LONGEST, condition, observed, reason, with_times
 from ..job_status import time_text
 from ..process_state import Finish
+from .api_error import ApiError
 from .conditions import failed_for_good
 from .consequences import deletion
 from .describe import Event
@@ -30,8 +31,6 @@ with binding 'y' denied request: ...`."""
 _NO_POD = "cannot be handled as a Pod"
 """The API server's words for a body that it cannot read: a field of the template has a value of another type."""
 
-_NO_KIND = re.compile(r"page not found|could not find the requested resource")
-"""The API server's words for a version or a kind that it does not serve."""
 _OF_CLUSTER = ("PriorityClass", "ResourceFlavor", "WorkloadPriorityClass")
 """Kinds in no namespace that a job in a queue needs: without a flavor's node labels it would run beside its quota."""
 
@@ -45,16 +44,17 @@ class Refusal:
     why: Finish | str
 
 
-def by_server(status: int, kind: str, message: str, *, accepted: bool = False) -> Finish | str:
+def by_server(error: ApiError, *, accepted: bool = False) -> Finish | str:
     """The API server's refusal of an object of the job: the job's end if it is a pod that can never be accepted. A
     policy or a webhook may change, and answers with the same code; other objects are refused for their present state,
     such as a Workload that was admitted a moment ago. If pods of the job's configuration were `accepted` before, what
     has changed since is not the job."""
+    status, kind, message = error.status, error.kind, f"{error.reason}: {error.message}"
     invalid = status == 422 or (status == 400 and _NO_POD in message)
     if invalid and kind == "Pod" and not accepted and not _DENIED.search(message):
         said = f"the API server rejects the pod, check spec.pods and its template: {message}"
         return Finish("Failed", INVALID_POD, said)
-    if status == 404 and kind == "Workload" and _NO_KIND.search(message):
+    if error.not_served and kind == "Workload":
         message += f"; the label {QUEUE} needs Kueue 0.15 or later, which serves {KUEUE}"
     if status == 403 and kind in _OF_CLUSTER:
         message += "; with the chart's watchNamespaces, its value rbac.clusterReads lets the operator read it"

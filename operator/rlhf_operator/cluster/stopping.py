@@ -112,7 +112,7 @@ def _queue(observed: Observed, *, idle: bool) -> Queue | None:
     suspended, quota = observed.wanted.spec.suspend or observed.wanted.waits is not None, observed.quota
     if quota in ("absent", "outdated") and not suspended:
         return "enter"
-    if not idle or quota in ("none", "absent"):
+    if not idle or quota in ("none", "absent", "unknown", "deleted"):
         return report_if_admitted(observed)
     if (suspended or quota == "outgrown") and not observed.deactivated:
         return "leave"
