@@ -40,6 +40,19 @@ def config_map(namespace: str, name: str = "a", **data: str) -> dict:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
 
 
+def test_a_dry_run_is_judged_and_makes_nothing(talk, namespace):
+    async def body(api: Api) -> None:
+        await api.create(config_map(namespace), dry_run=True)
+        with pytest.raises(ApiError) as wrong:
+            await api.create(config_map(namespace, "No Name"), dry_run=True)
+        assert wrong.value.status == 422
+        with pytest.raises(ApiError) as none:
+            await api.get("ConfigMap", namespace, "a")
+        assert none.value.status == 404
+
+    talk(body)
+
+
 def test_objects_come_and_go(talk, namespace):
     async def body(api: Api) -> None:
         made = await api.create(config_map(namespace, x="1"))

@@ -2,6 +2,7 @@
 
 import asyncio
 import datetime
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -21,6 +22,7 @@ from rlhf_operator.cluster.names import MANAGED_BY
 from rlhf_operator.cluster.reconcile import Reconciler
 from rlhf_operator.cluster.recorder import Recorder
 from rlhf_operator.cluster.settings import Settings
+from rlhf_operator.cluster.stopping import ASK_AGAIN_SECONDS
 from rlhf_operator.cluster.telemetry import Telemetry
 
 KEY = ("ns", "job")
@@ -60,9 +62,10 @@ class Server(Api):
         self.configs |= {body["metadata"]["name"]: body} if body["kind"] == "ConfigMap" else {}
         return self.stored(body)
 
-    async def create(self, body: Body) -> Body:
+    async def create(self, body: Body, *, dry_run: bool = False) -> Body:
         self.refuse(body)
-        self.made.append(made := self.stored(body))
+        made = self.stored(body)
+        self.made += [] if dry_run else [made]
         return made
 
     async def get(self, kind: str, _namespace: str | None, name: str) -> Body:
@@ -314,6 +317,38 @@ def test_a_resumed_job_of_another_configuration_is_ended_by_an_invalid_pod():
             await story.look()
         await story.look()
         assert (story.server.status["phase"], story.reasons()["Failed"]) == ("Failed", "InvalidPod")
+
+    tell(told)
+
+
+def test_a_pod_that_its_namespace_made_invalid_is_asked_for_again_and_the_job_goes_on():
+    """A LimitRange's default limit below the job's request is refused as the job's own mistake would be."""
+
+    async def told(story: Story) -> None:
+        asked = list[str]()
+
+        def refuse(body: Body) -> None:
+            if body["kind"] == "Pod":
+                asked.append(body["metadata"]["name"])
+                raise ApiError(
+                    422, "Invalid", "requests: must be less than or equal to cpu limit", kind="Pod"
+                )
+
+        story.submit("first")
+        story.server.refuse = refuse
+        with pytest.raises(ApiError, match="less than"):
+            await story.look()
+        asked.clear()
+        for _ in range(3):
+            again = await story.look()
+        assert (story.reasons()["Failed"], again, asked) == ("InvalidPod", ASK_AGAIN_SECONDS, [])
+        before, story.server.clock.local = story.server.status, lambda: time.time() + ASK_AGAIN_SECONDS
+        await story.look()
+        assert (asked, story.server.status, story.trainers()) == (["job-trainer-0"], before, [])
+        story.server.refuse = lambda _body: None
+        await story.look()
+        assert (story.server.status["phase"], story.trainers()) == ("Provisioning", [("1", "start.json")])
+        assert "Failed" not in story.reasons()
 
     tell(told)
 

@@ -8,6 +8,7 @@ from rlhf_operator.cluster.api_error import ApiError
 from rlhf_operator.cluster.limits import Limits
 from rlhf_operator.cluster.pod_groups import LOST_SECONDS
 from rlhf_operator.cluster.refusal import by_server
+from rlhf_operator.cluster.stopping import ASK_AGAIN_SECONDS
 from rlhf_operator.condition import observed
 from rlhf_operator.process_state import Finish
 
@@ -222,11 +223,13 @@ def test_a_job_that_is_over_is_deleted_after_its_time_whatever_its_spec_says():
     assert world.expired
 
 
-def test_a_refused_job_that_can_be_corrected_is_not_deleted():
-    world = World((WRONG, "spec.ttlSecondsAfterFinished=10"))
-    world.step(1000)
-    assert world.step().again is None
-    assert not world.expired
+@pytest.mark.parametrize("refused", [None, INVALID], ids=["spec", "pod"])
+def test_a_refused_job_that_can_be_corrected_is_not_deleted(refused):
+    world = World(("spec.ttlSecondsAfterFinished=10", *([] if refused else [WRONG])))
+    world.step(1000, refused=refused)
+    assert world.step(1000).again == (ASK_AGAIN_SECONDS if refused else None)
+    world.step()
+    assert (world.status.phase, world.expired) == ("Failed", False)
 
 
 def test_a_pod_of_a_refused_job_whose_node_is_gone_is_given_up():

@@ -4,8 +4,8 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import AsyncIterator, Callable
-from types import TracebackType
+from collections.abc import AsyncIterator, Callable, Mapping
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 from urllib.parse import urlencode, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -85,8 +85,9 @@ class Api:
     async def get(self, kind: str, namespace: str | None, name: str) -> Body:
         return await self._call("get", "GET", kind, object_path(kind, namespace, name))
 
-    async def create(self, body: Body) -> Body:
-        return await self._change("create", "POST", body, "")
+    async def create(self, body: Body, *, dry_run: bool = False) -> Body:
+        """`dry_run`: only asks whether the API server, with all that admits objects, would take it."""
+        return await self._change("create", "POST", body, "", {"dryRun": "All"} if dry_run else {})
 
     async def apply(self, body: Body) -> Body:
         """Server-side apply, forced: takes over ownership of all fields in the body."""
@@ -170,9 +171,11 @@ class Api:
             raise
         return any(resource["name"] == plural for resource in found["resources"])
 
-    async def _change(self, verb: str, method: str, body: Body, tail: str) -> Body:
+    async def _change(
+        self, verb: str, method: str, body: Body, tail: str, more: Mapping[str, str] = MappingProxyType({})
+    ) -> Body:
         self.check_fence()
-        query = {"fieldManager": FIELD_MANAGER, **({"force": "true"} if method == "PATCH" else {})}
+        query = {"fieldManager": FIELD_MANAGER, **({"force": "true"} if method == "PATCH" else {}), **more}
         content = APPLY if method == "PATCH" else _JSON
         path = body_path(body, tail)
         return await self._call(verb, method, body["kind"], path, query=query, body=body, content=content)

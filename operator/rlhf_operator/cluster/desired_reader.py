@@ -12,8 +12,8 @@ from rlhf_api.status import ENDED
 from .api import Api, Body, Key
 from .api_error import ApiError
 from .desired import Desired, Wait, active_config, asks_to_suspend, wanted
+from .next_step import refused
 from .pinned import DEFAULTS, Pinned, UnreadableConfig, defaults_of_0_1, shows_defaults
-from .refusal import refused
 from .seal import check_unsealed, is_sealed
 from .settings import Settings
 from .snapshot import Job, Pod

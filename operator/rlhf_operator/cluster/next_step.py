@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rlhf_api.run import Membership
-from rlhf_api.status import JobStatus
+from rlhf_api.status import CORRECTABLE, JobStatus
 
+from ..condition import reason
 from .consequences import Deletion, deletion
 from .describe import Event
 from .pod import NewPod
@@ -61,10 +62,15 @@ def deletions(
     return (*new.values(), *given_up)
 
 
+def refused(status: JobStatus) -> bool:
+    """True if the job ended because its spec, or a pod made of it, was invalid."""
+    return reason(status, "Failed") in CORRECTABLE
+
+
 def left_to_live(status: JobStatus, lifetime: Any, now: datetime.datetime) -> float | None:
-    """Seconds until an ended job is deleted; None if it stays. `lifetime`: its spec's `ttlSecondsAfterFinished`, also
-    of a spec that is invalid."""
-    if not isinstance(lifetime, int) or status.completion_time is None:
+    """Seconds until an ended job is deleted; None if it stays, as one that can be corrected does. `lifetime`: its
+    spec's `ttlSecondsAfterFinished`, also of a spec that is invalid."""
+    if not isinstance(lifetime, int) or status.completion_time is None or refused(status):
         return None
     ended = datetime.datetime.fromisoformat(status.completion_time)
     return (ended + datetime.timedelta(seconds=lifetime) - now).total_seconds()

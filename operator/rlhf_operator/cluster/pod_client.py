@@ -1,6 +1,6 @@
 """Creates a job's pods, each once, and replaces those whose identifying labels are gone."""
 
-from rlhf_api.run import pods_each
+from rlhf_api.run import pods_each, roles_of
 
 from .api import Api, Body
 from .api_error import ApiError
@@ -43,6 +43,17 @@ class PodClient:
             if not is_marked(found, job.name):
                 await self.replace(job, found)
             self._cache.put(found)
+
+    async def accepted(self, job: Job, pinned: Pinned) -> bool:
+        """True if the API server would take the first pod of each role now; none is made."""
+        for role in roles_of(pinned.config.spec):
+            body = build_pod(pinned, NewPod(role, 0, attempt=1, resume=False), job.uid)
+            try:
+                await self._api.create(owned(evictable(body), job), dry_run=True)
+            except ApiError as error:
+                if error.status not in (403, 409):  # a quota, or a pod of then: such a job waits
+                    return False
+        return True
 
     async def replace(self, job: Job, pod: Body) -> None:
         """Deletes a pod of the job whose labels were changed: it is no longer found by them, and holds its name and its

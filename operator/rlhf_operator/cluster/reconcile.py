@@ -26,7 +26,7 @@ from .plan import plan
 from .pod_client import PodClient
 from .pod_events import PodEvents
 from .recorder import Recorder
-from .refusal import leave_alone, refuse, reopened
+from .refusal import leave_alone, refuse, reopened, tried_again
 from .settings import Settings
 from .snapshot import Job, Pod, is_marked
 from .status_writer import StatusWriter
@@ -95,7 +95,9 @@ class Reconciler:
             return await self._give_up(key, job, leave_alone(str(error)))
         except InvalidJob as error:
             return await self._give_up(key, job, refuse(job, error, pods, now))
-        job, pods = reopened(job, want.spec), await self._pod_events.told(key, job, pods)
+        retried = want.waits is None and all(pod.over for pod in pods) and tried_again(job, now)
+        job = reopened(job, want.spec, accepted=retried and await self._pods.accepted(job, want.pinned))
+        pods = await self._pod_events.told(key, job, pods)
         trainer = await self._trainers.read(job, pods)
         refusal = self._outcomes.refusal(key)
         job = kept_in_queue(job, workload, required=requires_queue)

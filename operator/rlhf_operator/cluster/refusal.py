@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from rlhf_api.problems import InvalidJob
 from rlhf_api.spec import Spec
-from rlhf_api.status import CORRECTABLE, ENDED, INVALID_POD, INVALID_SPEC, JobStatus
+from rlhf_api.status import ENDED, INVALID_POD, INVALID_SPEC, JobStatus
 
 from ..condition import LONGEST, condition, observed, reason, with_times
 from ..job_status import time_text
@@ -21,8 +21,9 @@ from .consequences import deletion
 from .describe import Event
 from .kinds import KUEUE
 from .names import QUEUE
-from .next_step import POLL_SECONDS, Plan, deletions, left_to_live
+from .next_step import POLL_SECONDS, Plan, deletions, left_to_live, refused
 from .snapshot import Job, Pod
+from .stopping import ASK_AGAIN_SECONDS
 from .usage import uncounted
 
 _DENIED = re.compile(r"denied (the )?request")
@@ -83,7 +84,7 @@ def refuse(job: Job, error: InvalidJob, pods: Sequence[Pod], now: datetime.datet
     living = [pod for pod in pods if not pod.over]
     # One that can be corrected stays; for any other, what follows its end does not need a valid spec.
     lifetime = (job.body.get("spec") or {}).get("ttlSecondsAfterFinished")
-    left = None if refused(before) else left_to_live(before, lifetime, now)
+    left = left_to_live(before, lifetime, now)
     expire = left is not None and left <= 0
     return Plan(
         status=before.model_copy(update=uncounted(before, pods, now)),
@@ -95,18 +96,25 @@ def refuse(job: Job, error: InvalidJob, pods: Sequence[Pod], now: datetime.datet
     )
 
 
-def refused(status: JobStatus) -> bool:
-    """True if the job ended because its spec, or a pod made of it, was invalid."""
-    return reason(status, "Failed") in CORRECTABLE
+def tried_again(job: Job, now: datetime.datetime) -> bool:
+    """True if it is time to ask whether the API server takes the pods of a job that it refused as invalid: what a
+    LimitRange or a webhook of its namespace has made of them looks the same, and may be another by now."""
+    status = job.status
+    if status is None or status.observed_generation != job.generation or status.completion_time is None:
+        return False
+    ended = datetime.datetime.fromisoformat(status.completion_time)
+    return reason(status, "Failed") == INVALID_POD and (now - ended).total_seconds() >= ASK_AGAIN_SECONDS
 
 
-def reopened(job: Job, spec: Spec) -> Job:
+def reopened(job: Job, spec: Spec, *, accepted: bool = False) -> Job:
     """A refused job whose spec is valid now, as it was before; one that had run resumes. Its spec may be the same:
-    another release, or one with other limits, refused it. After an invalid pod it has to be another one."""
+    another release, or one with other limits, refused it. After an invalid pod it has to be another one, unless its
+    pods are `accepted` now."""
     status = job.status
     if status is None or not refused(status):
         return job
-    if status.observed_generation == job.generation and reason(status, "Failed") != INVALID_SPEC:
+    same = status.observed_generation == job.generation
+    if same and not accepted and reason(status, "Failed") != INVALID_SPEC:
         return job
     cluster = status.cluster
     begun = cluster is not None and cluster.attempt > 0 and cluster.attempt != cluster.unmade

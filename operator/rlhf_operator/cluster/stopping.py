@@ -5,15 +5,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlhf_api.roles import Role
-from rlhf_api.status import ENDED, INVALID_SPEC, ClusterStatus, JobStatus
+from rlhf_api.status import ENDED, ClusterStatus, JobStatus
 
 from ..condition import observed as seen_at
-from ..condition import reason
 from ..process_state import Finish, ProcessState
 from .conditions import Look
 from .consequences import deletion
 from .describe import describe
-from .next_step import POLL_SECONDS, Plan, Queue, deletions, left_to_live
+from .next_step import POLL_SECONDS, Plan, Queue, deletions, left_to_live, refused
 from .observed import Observed
 from .pod_groups import PodGroups, membership, sort
 from .snapshot import Job, Pod
@@ -23,6 +22,8 @@ RUNTIME_SECONDS = 15.0
 """Poll interval of a job that waits for its runtime, seconds."""
 SUSPEND_SECONDS = 600.0
 """Deadline of a trainer's last checkpoint before its pods are deleted, seconds."""
+ASK_AGAIN_SECONDS = 600.0
+"""Interval at which the API server is asked again for the pods of a job that it has refused as invalid, seconds."""
 SIDECAR_SECONDS = 30.0
 """Grace period of a pod's sidecars after the role's container has ended at the end of a job, seconds: time to ship
 logs.
@@ -136,11 +137,12 @@ def deleted(metadata: Mapping[str, Any], pods: Sequence[Pod], now: datetime.date
 
 def settled(job: Job, pods: Sequence[Any], workload: Mapping[str, Any] | None) -> bool:
     """True if a job has ended and nothing of it is left to do, whatever its spec says: its pods and its place in the
-    queue are gone, and its status is of the present spec. A refused spec is read again: this release may accept it."""
+    queue are gone, and its status is of the present spec. A refused spec is read again: this release may accept it,
+    and a refused pod the API server."""
     status, spec = job.status, job.body.get("spec") or {}
     if status is None or status.phase not in ENDED or status.observed_generation != job.generation:
         return False
-    if reason(status, "Failed") == INVALID_SPEC:
+    if refused(status):
         return False
     return not (pods or workload or status.gpus or spec.get("ttlSecondsAfterFinished") is not None)
 
@@ -158,6 +160,7 @@ def after_the_end(observed: Observed, before: JobStatus, now: datetime.datetime)
     ]
     left = left_to_live(before, spec.ttl_seconds_after_finished, now)
     expire = left is not None and left <= 0
+    later = ASK_AGAIN_SECONDS if refused(before) else left
     # Of a runtime, which may say how many GPUs a pod has, the spec knows nothing more.
     used = (
         counted(before, sight.pods, spec, observed.prices, now)
@@ -171,5 +174,5 @@ def after_the_end(observed: Observed, before: JobStatus, now: datetime.datetime)
         if observed.quota not in ("none", "absent") and not holding
         else report_if_admitted(observed),
         expire=expire,
-        again=POLL_SECONDS if holding else left if not expire else None,
+        again=POLL_SECONDS if holding else later if not expire else None,
     )

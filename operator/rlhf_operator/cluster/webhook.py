@@ -19,8 +19,8 @@ from rlhf_api.spec import Spec
 from .limit_checks import check, lacks_queue, wrong_priority
 from .listening import listen
 from .names import PRIORITY, QUEUE
+from .next_step import refused
 from .pinned import Pinned
-from .refusal import refused
 from .settings import Settings
 from .snapshot import Job
 

@@ -10,7 +10,7 @@ from rlhf_api.manifest import RLHFJob
 
 from ..cluster.api import Body
 from ..cluster.api_error import ApiError
-from ..cluster.refusal import refused
+from ..cluster.next_step import refused
 from ..exits import Failure, Misuse
 from .client import Session
 from .jobs import check_served, over, status_of
