@@ -15,6 +15,8 @@ from .problems import InvalidJob, Problem, first, path, show
 _DEEPEST = 64
 _INT64 = 2**63
 _MOST_VALUES = 1_000_000
+_MOST_MERGED = 10_000
+_MERGE = "tag:yaml.org,2002:merge"
 _VARIABLE = re.compile(r"\$\$\{|\$\{([^}]*)\}?")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ENDLESS = "is nested too deeply, or contains itself"
@@ -79,11 +81,25 @@ class _Loader(yaml.SafeLoader):
 
         return _VARIABLE.sub(value, text)
 
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        # PyYAML copies merged keys, and those of merges of merges again, before it drops what is there twice.
+        merged = [value for key, value in node.value if key.tag == _MERGE]
+        keys = 0
+        for value in merged:
+            for each in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                if isinstance(each, yaml.MappingNode):
+                    self.flatten_mapping(each)
+                    keys += len(each.value)
+                if keys > _MOST_MERGED:
+                    message = f"<< merges more than {_MOST_MERGED:,} keys into one object; write them out"
+                    raise yaml.constructor.ConstructorError(None, None, message, node.start_mark)
+        super().flatten_mapping(node)
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
             # Except the merge key, which may occur several times.
-            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+            if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE:
                 if key.value in seen:
                     message = f"the key {show(key.value)} appears twice in one object; remove one"
                     raise yaml.constructor.ConstructorError(None, None, message, key.start_mark)
@@ -118,6 +134,13 @@ def documents(text: str, source: str, variables: Mapping[str, str] | None = None
     """
     try:
         loader = _Loader(text, source)
+    except yaml.YAMLError as error:
+        at = getattr(error, "position", 0)
+        line = text.count("\n", 0, at) + 1
+        raise InvalidJob(
+            [Problem(f"{source}:{line}", "is not valid YAML: a character that it does not allow")]
+        ) from None
+    try:
         loader.variables = variables
         found = []
         while loader.check_data():  # type: ignore[no-untyped-call]
@@ -125,13 +148,20 @@ def documents(text: str, source: str, variables: Mapping[str, str] | None = None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source
-        message = f"is not valid YAML: {getattr(error, 'problem', error)}"
+        # Without what it quotes: the file may be one that is no manifest.
+        problem = re.sub(r"\b(alias|anchor|handle|tag) '.*'", r"\1", str(getattr(error, "problem", "") or ""))
+        message = f"is not valid YAML: {problem or 'a character that it does not allow'}"
         if mark and variables is not None and "${" in [*text.splitlines(), ""][mark.line]:
             message += "; within [...] and {...} put ${NAME} in quotes, or write the list with dashes"
         raise InvalidJob([Problem(where, message)]) from None
-    except (ValueError, LookupError, AttributeError, RecursionError) as error:
-        # PyYAML raises any of the first three for a value that does not fit its tag.
-        raise InvalidJob([Problem(source, f"is not valid YAML: {error}")]) from None
+    except RecursionError:
+        raise InvalidJob([Problem(source, f"is not valid YAML: {_ENDLESS}")]) from None
+    except (ValueError, LookupError, AttributeError):
+        # PyYAML raises any of these for a value that does not fit its tag.
+        line = loader.line + 1
+        raise InvalidJob(
+            [Problem(source, f"is not valid YAML: a value at line {line} or above does not fit its type")]
+        ) from None
     if loader.problems:
         raise InvalidJob(loader.problems)
     if sum(_values(document, {}) for document in found) > _MOST_VALUES:

@@ -15,10 +15,10 @@ from .deepspeed_batches import in_our_fields
 from .document import documents, floats_of_server, not_json
 from .experiments import file_of, from_function, names_experiment, of_algorithm
 from .fields import in_text_map
-from .includes import merge, read
+from .includes import INCLUDE, merge, read
 from .partial import further
 from .pods import RuntimeKind
-from .problems import InvalidJob, Problem, closest, first, from_pydantic, show
+from .problems import InvalidJob, Problem, closest, first, from_pydantic, kind_of, show
 from .spec import Spec
 from .spelling import in_camel_case, keys_in_camel_case
 
@@ -51,7 +51,7 @@ def parse(document: Any) -> RLHFJob:
         InvalidJob: with every problem found, each naming its field.
     """
     if not isinstance(document, Mapping):
-        raise InvalidJob([Problem("manifest", f"must be one {KIND} object; got {show(document)}")])
+        raise InvalidJob([Problem("manifest", f"must be one {KIND} object; it holds {kind_of(document)}")])
     if problems := first(not_json(document)):
         raise InvalidJob(problems)
     _check_outline(document)
@@ -172,14 +172,31 @@ def _named(file: Path) -> Any:
     if names_function(str(file)):
         return _spelled(from_function(str(file)), f"{file}: ")
     if not names_experiment(file):
-        return read(file, spelled=_spelled)
+        return read(file, spelled=_of_file)
     if own := file_of(str(file)):
-        return read(own, spelled=_spelled)
+        return read(own, spelled=_of_file)
     return {"apiVersion": API_VERSION, "kind": KIND, **of_algorithm(str(file))}
 
 
 def _spelled(document: Any, where: str = "") -> Any:
     return in_camel_case(document, RLHFJob, where)
+
+
+def _of_file(document: Any, where: str) -> Any:
+    """A file's document with its keys in camelCase. Raises InvalidJob for one that is no part of a manifest, and quotes
+    nothing of it: an include may name any file of the machine."""
+    spelled = _spelled(document, where)
+    if isinstance(spelled, Mapping) and spelled:
+        kind = spelled.get("kind", KIND)
+        known = any(key in _TOP or key in Spec.model_fields or key == INCLUDE for key in spelled)
+        if not known or not isinstance(kind, str) or not closest(kind, [KIND]):
+            if isinstance(kind, str) and kind in get_args(RuntimeKind):
+                return spelled  # named with its remedy
+            message = f"is no {KIND}, nor a part of one: it has none of {', '.join(sorted(_TOP))}"
+            if known:
+                message = f"is an object of another kind than {KIND}"
+            raise InvalidJob([Problem(where.rstrip(": "), message)])
+    return spelled
 
 
 def apply_override(document: Any, override: str) -> Any:

@@ -3,7 +3,7 @@
 import difflib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -50,6 +50,15 @@ def show(value: object) -> str:
     except (TypeError, ValueError, RecursionError):
         text = repr(value)
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+
+
+def kind_of(value: object) -> str:
+    """What a value is, for messages that must not quote it."""
+    if isinstance(value, str):
+        return "text"
+    if isinstance(value, Mapping):
+        return "an object"
+    return "a list" if isinstance(value, list | tuple) else "a single value"
 
 
 def path(location: Sequence[int | str]) -> str:
@@ -113,7 +122,9 @@ def _describe(error: ErrorDetails, model: type[BaseModel], section: str) -> Prob
             message = "applies to evaluation alone, as a field of spec.evaluation: training does not compute with it"
             return Problem(where, f"{message}; remove it here (value {show(value)})")
         meant = _meant(key, keys_at(model, location[:-1]), model, section, path(location[:-1]))
-        return Problem(where, f"unknown field (value {show(value)}); {meant}")
+        # A file that is no manifest has fields at the top, whose values are not ours to quote.
+        quoted = f" (value {show(value)})" if location[1:] else ""
+        return Problem(where, f"unknown field{quoted}; {meant}")
     if error["type"] == "missing":
         return Problem(where, "is required and missing")
     if error["type"] == "literal_error" and isinstance(value, str):

@@ -17,7 +17,7 @@ from pydantic import (
 
 from .chat_template import argument_problem
 from .graph import RowKind
-from .problems import InvalidJob, Problem, closest, in_our_words, show
+from .problems import InvalidJob, Problem, closest, in_our_words, kind_of, show
 
 NonEmpty = Annotated[str, Field(min_length=1)]
 
@@ -289,7 +289,7 @@ def _row_problem(error: ValidationError, where: str, row: Any, model: type[Row])
 def checked_row(row: Any, kind: RowKind, where: Callable[[], str]) -> Row:
     """Validates a row. Raises InvalidJob with the field, and with its place, for which `where` is called only then."""
     if not isinstance(row, dict):
-        raise InvalidJob([Problem(where(), f"a row must be an object; got {show(row)}")])
+        raise InvalidJob([Problem(where(), f"a row must be an object; it is {kind_of(row)}")])
     model = row_type(row, kind)
     try:
         return model.model_validate(row)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 from rlhf_api.problems import InvalidJob
+from rlhf_api.variables import ENVIRONMENT
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 """Exit codes."""
@@ -47,7 +48,7 @@ def ended(act: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     for problem in problems:
-        say(f"error: {problem}", sys.stderr)
+        say(f"error: {ENVIRONMENT.conceal(problem)}", sys.stderr)
     return code
 
 

@@ -1,5 +1,6 @@
 """Manifests made of several files, of variables and of overrides."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from rlhf_api.document import dumped
 from rlhf_api.includes import read
 from rlhf_api.manifest import apply_override, composed, load, parse
 from rlhf_api.problems import InvalidJob
+from rlhf_api.row_files import RowFile
 from rlhf_operator import cli
 
 
@@ -98,7 +100,7 @@ def test_includes_that_cannot_be_are_told_together(tmp_path: Path) -> None:
     none, cycle, listed = map(str, caught.value.problems)
     assert none.startswith(f"{job}: include[0]: {tmp_path}/none.yaml is not a file")
     assert cycle == f"{tmp_path}/a.yaml: include[0]: {tmp_path}/job.yaml includes itself; take it out"
-    assert listed == f"{tmp_path}/b.yaml: must be one object; got [1]"
+    assert listed == f"{tmp_path}/b.yaml: must be one object; it holds a list"
     with pytest.raises(InvalidJob, match=r"must be a list of files; got 'base\.yaml'"):
         read(files(tmp_path, job="include: base.yaml\n"), {})
 
@@ -215,3 +217,67 @@ def test_the_chat_template_of_the_scenario_renders_turns() -> None:
     made = jinja2.Template(document["spec"]["data"]["chatTemplate"], trim_blocks=True, lstrip_blocks=True)
     text = made.render(messages=turns, add_generation_prompt=True)
     assert text == "Human:\na\nAssistant:\nb\nHuman:\nc\nAssistant:\n"
+
+
+SECRET = "wJalrXUtnFEMIK7MDENG"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("token", f"eyJhbGciOi.{SECRET}"),
+        ("token", f"*{SECRET}"),
+        ("token", f"!{SECRET} x"),
+        ("token", f"%{SECRET}\n"),
+        ("token", f"!!int {SECRET}"),
+        ("token", f"- {SECRET}\n- a"),
+        ("token", f"a: {SECRET}"),
+        ("key.json", json.dumps({"type": "service_account", "private_key": SECRET})),
+        ("kubeconfig", f"apiVersion: v1\nkind: Config\nusers: [{{name: x, user: {{token: {SECRET}}}}}]\n"),
+        ("values.yaml", f"steps: 1\npassword: {SECRET}\n"),
+    ],
+)
+@pytest.mark.parametrize("as_include", [True, False])
+def test_no_message_quotes_a_file_that_is_no_manifest(tmp_path, capsys, name, text, as_include) -> None:
+    """A manifest that somebody else wrote may name any file of the machine that validates it."""
+    (tmp_path / name).write_text(text)
+    job = files(tmp_path, job=yaml.safe_dump({**document(), "include": [name]}))
+    assert cli.main(["validate", str(job if as_include else tmp_path / name)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert SECRET not in error
+
+
+def test_no_message_quotes_a_file_that_holds_no_rows(tmp_path: Path) -> None:
+    (tmp_path / "token.jsonl").write_text(SECRET)
+    with pytest.raises(InvalidJob, match="is not valid JSON") as caught:
+        list(next(iter([RowFile(tmp_path / "token.jsonl", "prompts")])))
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "steps: ${KEY_OF_STORE}",
+        "model: {policy: '/none/${KEY_OF_STORE}'}",
+        "model: {policy: '${LONG_ONE}'}",
+        "seeds: '${KEY_OF_STORE}'",
+        "algorithm: ${KEY_OF_STORE}",
+        "steps: 0x${NUMBER}",
+        "seed: ${NUMBER}",
+        "seed: ${SHORT}",
+    ],
+)
+def test_a_message_names_a_variable_and_quotes_no_value_of_one(tmp_path, capsys, monkeypatch, text) -> None:
+    """The environment of whoever validates is not that of whoever wrote the manifest."""
+    values = {"KEY_OF_STORE": SECRET, "LONG_ONE": 12 * SECRET, "NUMBER": "987654321987654321", "SHORT": "-77"}
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    base = files(tmp_path, base=yaml.safe_dump(document()))
+    job = files(base.parent, job=f"include: [base.yaml]\nspec:\n  {text}\n")
+    assert cli.main(["validate", str(job)]) == 2
+    error = capsys.readouterr().err
+    (used,) = [name for name in values if name in text]
+    assert f"${{{used}}}" in error or not any(value in error for value in values.values())
+    assert not any(value[:8] in error for value in values.values() if len(value) > 8)
+    assert "-77" not in error

@@ -216,7 +216,7 @@ FILES = [
     ("a: \t1\n\tb: 2", ":1:4: is not valid YAML"),
     ("", "must hold one RLHFJob; it holds 0 documents"),
     ("a: 1\n---\nb: 1\n", "it holds 2 documents"),
-    ("- 1\n", "must be one RLHFJob object; got [1]"),
+    ("- 1\n", "must be one RLHFJob object; it holds a list"),
     ("a: !!python/object:os.system {}\n", "is not valid YAML"),
     ("x: &a [*a, *a]\n", "contains itself"),
     ("spec: &a [*a]\n", "contains itself"),
@@ -226,8 +226,8 @@ FILES = [
     ("spec: {name: !!timestamp x}\n", "is not valid YAML"),
     ("x: " + "9" * 5000, "is not valid YAML"),
     ("[" * 5000, "is not valid YAML"),
-    ("x: !!binary aGk=\n", "bytes is not a JSON value"),
-    ('x: "\\0"\n', "must hold no NUL character"),
+    ("spec: {x: !!binary aGk=}\n", "bytes is not a JSON value"),
+    ('spec: {x: "\\0"}\n', "must hold no NUL character"),
 ]
 
 

@@ -26,7 +26,7 @@ BAD: list[tuple[RowKind, str, str]] = [
     ("prompts", '{"prompt": null}', "got null"),
     ("prompts", '{"prompt": ["p"]}', ":2: prompt.0: must be an object; got 'p'"),
     ("responses", '{"messages": "p"}', ":2: messages: must be a list; got 'p'"),
-    ("prompts", '["p"]', ':2: a row must be an object; got ["p"]'),
+    ("prompts", '["p"]', ":2: a row must be an object; it is a list"),
     ("prompts", '{"prompt": ' + "9" * 5000 + "}", ":2: cannot be read: Exceeds the limit"),
     ("prompts", '{"prompt": ' + "[" * 100000 + "}", ":2: "),
     (

@@ -76,7 +76,7 @@ def test_one_line_of_json_holds_a_list_too(tmp_path):
         ('[{"prompt": "a"},]', r"rows\[1\]: is not valid JSON"),
         ('[{"prompt": "a"} {"prompt": "b"}]', r"rows\[0\]: is not valid JSON: Extra data"),
         ('[{"prompt": "a"}] []', "rows: is not valid JSON: Extra data"),
-        ('[{"prompt": "a"}, 5]', r"rows\[1\]: a row must be an object; got 5"),
+        ('[{"prompt": "a"}, 5]', r"rows\[1\]: a row must be an object; it is a single value"),
         ('[{"prompt": "a"}, {"prompt": "b"', "rows: is not valid JSON"),
         ('{"prompt": "a"}\n\n{"prompt": 3}\n', "rows:3: prompt: must be a valid string; got 3"),
         ("[ ]", "rows: has no rows"),
