@@ -58,6 +58,12 @@ def env(body):
     return {e["name"]: e.get("value", e.get("valueFrom")) for e in role_container(body)["env"]}
 
 
+def test_a_dollar_means_on_a_cluster_what_it_means_in_rlhf_run():
+    """A kubelet replaces `$(NAME)`, and makes `$` of `$$`."""
+    found = env(pod(Role.TRAINER, "spec.environment={PRICE: costs $$5, HOME_OF: you are $(HOME)}"))
+    assert (found["PRICE"], found["HOME_OF"]) == ("costs $$$$5", "you are $$(HOME)")
+
+
 @pytest.mark.parametrize("gang", ["none", "volcano", "coscheduling"])
 @pytest.mark.parametrize("overrides", [(), EVERYTHING], ids=["plain", "everything"])
 def test_everything_is_valid_for_kubernetes_1_37(overrides, gang):

@@ -14,7 +14,7 @@ from .gangs import GANGS
 from .merge import merge
 from .names import ATTEMPT, INDEX, RANK, pod_name, role_labels, service_name
 from .pinned import Pinned
-from .pod_process import environment_of, ports, process_of, shares_node_network
+from .pod_process import environment_of, literal, ports, process_of, shares_node_network
 from .pod_volumes import WORKSPACE, mounts, volumes
 from .settings import Defaults
 
@@ -128,7 +128,7 @@ def _model_cache(role: Body, pods: PodSettings) -> Body:
     """The init container that downloads the role's models into the cache; it has the role container's settings without
     GPUs.
     """
-    hub = {"HF_HUB_CACHE": pods.model_cache, "HF_HUB_OFFLINE": "0"}
+    hub = {"HF_HUB_CACHE": literal(pods.model_cache), "HF_HUB_OFFLINE": "0"}
     env = [each for each in role["env"] if each["name"] not in hub]
     gpu = {pods.gpu.resource} if pods.gpu is not None else set()
     resources = {

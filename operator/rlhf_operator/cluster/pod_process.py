@@ -65,14 +65,15 @@ def environment_of(
         termination_log="/dev/termination-log",
     )
     # Use the cache as it is: the same revision for all roles and restarts.
-    hub = {"HF_HUB_CACHE": pods.model_cache, "HF_HUB_OFFLINE": "1"} if pods.model_cache else {}
+    hub = {"HF_HUB_CACHE": literal(pods.model_cache), "HF_HUB_OFFLINE": "1"} if pods.model_cache else {}
+    given = config.spec.environment
     fixed = {
         "HOME": "/tmp",
         "PYTHONUNBUFFERED": "1",
         "PYTHONPATH": WORKSPACE,
         **hub,
         **_threads(pods),
-        **variables,
+        **{name: literal(v) if v == given.get(name) else v for name, v in variables.items()},
         **({"RLHF_RUN": uid} if process.role is Role.TRAINER else {}),
     }
     del fixed["RLHF_HOST"]
@@ -85,6 +86,11 @@ def environment_of(
             "valueFrom": {"secretKeyRef": {"name": token_name(config.job, uid), "key": "token"}},
         },
     ]
+
+
+def literal(value: str) -> str:
+    """The value of a variable as a manifest means it: a kubelet would replace `$(NAME)`, and make `$` of `$$`."""
+    return value.replace("$", "$$")
 
 
 def _threads(pods: PodSettings) -> dict[str, str]:
