@@ -1,7 +1,6 @@
 """The chart as helm renders it: objects are valid and consistent, and hold the settings that the operator reads."""
 
 import base64
-import ssl
 from typing import Any
 
 import jsonschema
@@ -9,7 +8,7 @@ import kubernetes_validate
 import pytest
 import yaml
 from tests.chart.shapes import SHAPES
-from tests.support.helm import CHART, Loader, helm, render, the
+from tests.support.helm import CHART, HelmError, Loader, helm, render, the
 
 from rlhf_api.crd import RUNTIMES, crd, definition
 from rlhf_api.manifest import parse
@@ -22,6 +21,7 @@ from rlhf_operator.cluster.settings import Defaults, Settings
 SYSTEM = "rlhf-system"
 OPERATOR = {"app.kubernetes.io/name": "rlhf-operator", "app.kubernetes.io/component": "operator"}
 MONITORING = [{"namespaceSelector": {"matchLabels": {"monitoring": "yes"}}, "podSelector": {}}]
+GIVEN = {"existingSecret": "certificate", "caBundle": "UEVN"}
 EVERYTHING: dict[str, Any] = {
     "replicaCount": 3,
     "logFormat": "text",
@@ -56,11 +56,11 @@ EVERYTHING: dict[str, Any] = {
         "alerts": {"enabled": True, "labels": {"release": "prometheus"}},
         "dashboard": {"enabled": True, "annotations": {"folder": "RLHF"}},
     },
-    "webhook": {"enabled": True, "port": 9999, "failurePolicy": "Fail"},
+    "webhook": {"enabled": True, "port": 9999, "failurePolicy": "Fail", **GIVEN},
 }
 NAMESPACED: dict[str, Any] = {
     "watchNamespaces": ["training", "research"],
-    "webhook": {"enabled": True},
+    "webhook": {"enabled": True, **GIVEN},
     "replicaCount": 1,
 }
 ISSUED: dict[str, Any] = {
@@ -305,29 +305,24 @@ def test_one_replica_may_be_drained():
     assert not [o for o in render(NAMESPACED) if o["kind"] == "PodDisruptionBudget"]
 
 
-def test_the_api_server_can_verify_the_webhook(everything, tmp_path):
-    """A TLS handshake with what helm made."""
-    files = the(everything, "Secret", "rlhf-operator-webhook-certificate")["data"]
-    for name in ("tls.crt", "tls.key"):
-        (tmp_path / name).write_bytes(base64.b64decode(files[name]))
-    (webhook,) = the(everything, "ValidatingWebhookConfiguration")["webhooks"]
-    where = webhook["clientConfig"]["service"]
-    assert where["path"] == "/validate"
-    assert where["name"] == the(everything, "Service", "rlhf-operator-webhook")["metadata"]["name"]
-    serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    serving.load_cert_chain(tmp_path / "tls.crt", tmp_path / "tls.key")
-    calling = ssl.create_default_context(
-        cadata=base64.b64decode(webhook["clientConfig"]["caBundle"]).decode()
-    )
-    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
-    client = calling.wrap_bio(back, there, server_hostname=f"{where['name']}.{where['namespace']}.svc")
-    server = serving.wrap_bio(there, back, server_side=True)
-    for side in (client, server, client, server):
-        try:
-            side.do_handshake()
-        except ssl.SSLWantReadError:
-            continue
-    assert client.getpeercert()["subjectAltName"] == (("DNS", f"rlhf-operator-webhook.{SYSTEM}.svc"),)
+def test_without_the_cluster_a_certificate_is_given_and_none_is_made():
+    """Each rendering would make another one: an API server would get the new authority before pods have its
+    certificate."""
+    with pytest.raises(HelmError, match=r"set webhook\.certManager\.enabled, or webhook\.existingSecret"):
+        render({"webhook": {"enabled": True}})
+    for wrong, complaint in (
+        ({"existingSecret": "mine"}, "needs webhook.caBundle"),
+        ({"caBundle": "UEVN"}, "needs webhook.existingSecret"),
+        ({**GIVEN, "certManager": {"enabled": True}}, "give one of them"),
+    ):
+        with pytest.raises(HelmError, match=complaint):
+            render({"webhook": {"enabled": True, **wrong}})
+    objects = render({"webhook": {"enabled": True, **GIVEN}})
+    (webhook,) = the(objects, "ValidatingWebhookConfiguration")["webhooks"]
+    assert webhook["clientConfig"]["caBundle"] == GIVEN["caBundle"]
+    (volume,) = (v for v in pod_of(objects)["volumes"] if v["name"] == "webhook")
+    assert volume["secret"]["secretName"] == GIVEN["existingSecret"]
+    assert [o["metadata"]["name"] for o in objects if o["kind"] == "Secret"] == ["rlhf-operator-token-key"]
 
 
 def test_cert_manager_makes_the_secret_that_the_operator_mounts():
@@ -347,7 +342,7 @@ def test_names_of_digits_are_names():
         "tokenKey": {"previousSecret": "34", "key": "1"},
         "serviceAccount": {"name": "77"},
         "priorityClassName": "100",
-        "webhook": {"enabled": True},
+        "webhook": {"enabled": True, **GIVEN},
     }
     arguments = ("template", "rlhf", str(CHART), "--namespace=123", "--values=-")
     objects = yaml.load_all(helm(*arguments, input=yaml.safe_dump(values)), Loader)

@@ -45,7 +45,8 @@ def test_a_wrong_value_is_refused_by_name(wrong, complaint):
 
 
 def test_one_port_for_metrics_and_webhook_is_refused():
-    same = {"metrics": {"port": 9443}, "webhook": {"enabled": True}}
+    given = {"existingSecret": "certificate", "caBundle": "UEVN"}
+    same = {"metrics": {"port": 9443}, "webhook": {"enabled": True, **given}}
     with pytest.raises(HelmError, match=r"metrics\.port and webhook\.port must differ; both are 9443"):
         render(same)
     render({"metrics": {"port": 9443}})

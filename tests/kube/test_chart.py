@@ -1,6 +1,9 @@
 """The chart on a real API server: installed, used, upgraded, rolled back and removed by the real helm."""
 
+import base64
+import ssl
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -56,11 +59,12 @@ def release(control_plane: Cluster, namespace: str) -> Iterator[Release]:
     made.helm("uninstall", "--ignore-not-found")
 
 
-def test_install_upgrade_rollback_uninstall_and_install_again(release):
+def test_install_upgrade_rollback_uninstall_and_install_again(release, tmp_path):
     notes = release.install("install", "--set=webhook.enabled=true")
     assert f"deployment/{release.name}" in notes
     assert release.kubectl("get", "deployment", release.name, "--output=name")
     key, certificate = release.data("token-key"), release.data("webhook-certificate")
+    the_api_server_can_verify_the_webhook(release, tmp_path)
 
     # Jobs can be declared; nobody asks the webhook where none answers.
     release.kubectl("apply", f"--filename={JOB}")
@@ -92,6 +96,29 @@ def test_install_upgrade_rollback_uninstall_and_install_again(release):
     assert release.kubectl("get", "rlhfjob", "ppo", "--output=jsonpath={.metadata.uid}") == uid
     release.install()
     assert release.data("token-key") == key
+
+
+def the_api_server_can_verify_the_webhook(release: Release, folder: Path) -> None:
+    """A TLS handshake with what helm made."""
+    files = release.data("webhook-certificate")
+    for name in ("tls.crt", "tls.key"):
+        (folder / name).write_bytes(base64.b64decode(files[name]))
+    (webhook,) = get(release.kubeconfig, "validatingwebhookconfiguration", release.name)["webhooks"]
+    where = webhook["clientConfig"]["service"]
+    assert where["path"] == "/validate"
+    assert release.kubectl("get", "service", where["name"], "--output=name")
+    serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    serving.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+    authority = base64.b64decode(webhook["clientConfig"]["caBundle"]).decode()
+    calling = ssl.create_default_context(cadata=authority)
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    host = f"{where['name']}.{where['namespace']}.svc"
+    client = calling.wrap_bio(back, there, server_hostname=host)
+    server = serving.wrap_bio(there, back, server_side=True)
+    for side in (client, server, client, server):
+        with suppress(ssl.SSLWantReadError):
+            side.do_handshake()
+    assert client.getpeercert()["subjectAltName"] == (("DNS", host),)
 
 
 def test_another_token_key_is_refused_not_taken(release):

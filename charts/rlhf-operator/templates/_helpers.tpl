@@ -47,9 +47,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if regexMatch "[:@][^/]*$" $image }}{{ $image }}{{ else }}{{ printf "%s:%s" $image .Chart.AppVersion }}{{ end -}}
 {{- end }}
 
-{{/* The Secret with the webhook's certificate: ours, or the one that cert-manager writes. */}}
+{{/* The Secret with the webhook's certificate: the given one, ours, or the one that cert-manager writes. */}}
 {{- define "rlhf-operator.webhookSecret" -}}
-{{- include "rlhf-operator.fullname" . -}}-webhook-{{ ternary "issued" "certificate" .Values.webhook.certManager.enabled }}
+{{- $ours := printf "%s-webhook-%s" (include "rlhf-operator.fullname" .) (ternary "issued" "certificate" .Values.webhook.certManager.enabled) -}}
+{{- .Values.webhook.existingSecret | default $ours -}}
 {{- end }}
 
 {{/* Of a list of names. */}}
