@@ -128,7 +128,7 @@ def _model_cache(role: Body, pods: PodSettings) -> Body:
     """The init container that downloads the role's models into the cache; it has the role container's settings without
     GPUs.
     """
-    hub = {"HF_HUB_CACHE": literal(pods.model_cache), "HF_HUB_OFFLINE": "0"}
+    hub = {"HF_HUB_CACHE": literal(pods.model_cache or ""), "HF_HUB_OFFLINE": "0"}
     env = [each for each in role["env"] if each["name"] not in hub]
     gpu = {pods.gpu.resource} if pods.gpu is not None else set()
     resources = {
