@@ -64,7 +64,8 @@ def job_status(
         update={
             "phase": phase,
             "message": message[:LONGEST],
-            "start_time": before.start_time or stamp,
+            # As of a Job of Kubernetes: one that only waits has none.
+            "start_time": before.start_time if phase == "Suspended" else before.start_time or stamp,
             "completion_time": stamp if phase in ENDED else None,
             "estimated_end": None,
             "activity": trainer.activity if trainer and not finish else None,

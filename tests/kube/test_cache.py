@@ -1,12 +1,17 @@
 """The operator's cache: the newest version of each object, reduced to what it reads, without deleted ones."""
 
+import asyncio
 import json
 import tracemalloc
+from collections.abc import AsyncIterator
 
 import pytest
 
+from rlhf_operator.cluster.api import Api
 from rlhf_operator.cluster.cache import Cache, trimmed
-from rlhf_operator.cluster.resync import overdue
+from rlhf_operator.cluster.deletion_watch import DeletionWatch
+from rlhf_operator.cluster.pod_status import seconds
+from rlhf_operator.cluster.resync import overdue, sweep
 from rlhf_operator.cluster.snapshot import Pod
 
 KEY = ("team", "ppo")
@@ -239,6 +244,67 @@ def test_readers_cannot_change_what_is_kept(cache):
 def test_nothing_is_left_out_that_is_looked_at(status):
     full = pod(**status)
     assert Pod.of(trimmed(full)) == Pod.of(full)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        None,
+        {"running": {"startedAt": None}},
+        {"terminated": {"exitCode": None, "finishedAt": None, "reason": None, "message": None}},
+        {"waiting": {"reason": None, "message": None}},
+    ],
+    ids=str,
+)
+def test_a_null_is_as_if_nothing_was_said(state):
+    """Kubelets that are no kubelets write null for a time that they do not know."""
+    told = {"name": "role", "ready": False, "state": state}
+    body = pod(containerStatuses=[told], conditions=None, podIP=None, startTime=None)
+    body["metadata"]["deletionGracePeriodSeconds"] = None
+    found = Pod.of(trimmed(body))
+    assert found == Pod.of(body)
+    assert found.started == seconds("2026-01-01T00:00:00Z")
+
+
+def test_a_pods_deadline_is_its_whole_grace_period_as_this_process_observes_it():
+    """The servers' clocks differ: its deadline is of one of them, and what it is compared with of another."""
+    body, clock = pod(), 1000.0
+    body["metadata"] |= {"deletionTimestamp": "2026-01-01T00:05:00Z", "deletionGracePeriodSeconds": 300}
+    deadline = seconds("2026-01-01T00:05:00Z")
+    watch, living = DeletionWatch(lambda: clock), Pod.of(pod(uid="pod-2", index=1))
+
+    def at(now: float) -> float | None:
+        gone, stays = watch.observed(KEY, [Pod.of(body), living], now)
+        assert stays == living
+        return gone.deletion_deadline
+
+    assert at(deadline - 300) == deadline
+    for ahead in (500, 275):  # of the clock that wrote the deadline
+        clock += 5
+        assert at(deadline - 295 + ahead) == pytest.approx(deadline - 295 + ahead + 300 - (clock - 1000))
+    clock = 1300.0
+    assert at(deadline) == deadline
+    assert at(deadline + 500) == deadline + 500, "its grace period has passed, whatever the time"
+    watch.forget(KEY)
+    assert at(deadline + 500) == deadline + 800, "another process begins anew"
+
+
+def test_revisions_that_go_back_are_told_of(cache):
+    """After a restore of etcd from a backup, no watch and no listing would be news to the cache."""
+
+    class Restored(Api):
+        def __init__(self) -> None:
+            pass
+
+        async def list(self, kind: str, *_: object, **__: object) -> AsyncIterator[dict]:
+            for body in (job(version=7), pod(version=30)):
+                if body["kind"] == kind:
+                    yield body
+
+    cache.put(job(version=9))
+    cache.put(pod(version=10))
+    swept = asyncio.run(sweep(Restored(), None, ("Pod", "RLHFJob"), cache))
+    assert swept.older == ["RLHFJob team/ppo"]
 
 
 def test_what_is_not_looked_at_is_left_out(cache):

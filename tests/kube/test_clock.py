@@ -30,8 +30,11 @@ def test_the_grace_of_a_pod_and_the_deadline_of_a_job_are_the_servers(
         assert pod["metadata"]["deletionGracePeriodSeconds"] == 300
         status = (await right.api.get("RLHFJob", namespace, "ppo"))["status"]
         assert status["phase"] == "Provisioning"
-        # By the server's time, in which no answer contradicts this clock, a pod is given up.
+        # Nor does another server's clock, which no answer of the one that wrote its deadline contradicts.
         wrong.api.clock = ServerClock(lambda: time.time() + 400)
+        await wrong.act("ppo")
+        assert "ppo-trainer-0" in await right.names("Pod")
+        wrong.reconciler._deletions._clock = lambda: time.monotonic() + 400
         await wrong.act("ppo")
         assert "ppo-trainer-0" not in await right.names("Pod")
 

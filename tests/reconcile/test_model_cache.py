@@ -33,7 +33,7 @@ def test_models_are_put_where_the_role_looks_for_them():
     for same in ("image", "volumeMounts", "envFrom", "securityContext", "workingDir"):
         assert init[same] == role[same]
     assert "nvidia.com/gpu" in role["resources"]["limits"]
-    assert "nvidia.com/gpu" not in init["resources"]["limits"]
+    assert init["resources"] == {}
     assert "livenessProbe" not in init
 
 

@@ -347,6 +347,27 @@ def test_a_job_that_waits_for_quota_says_so():
     assert reasons(world)["Suspended"] == "WaitingForQuota"
 
 
+def test_a_job_has_no_start_time_before_it_starts_and_a_new_one_when_it_is_resumed():
+    """As a Job of Kubernetes."""
+    world = World()
+    for quota in ("absent", "waiting"):
+        world.step(60, quota=quota)
+        assert status(world).start_time is None
+    starts = stamp(world.now)
+    for _ in range(3):
+        world.step(60, quota="admitted")
+        world.kubelet()
+        assert status(world).start_time == starts
+    world.end("job-trainer-0", 79)
+    for _ in range(3):
+        world.step(60, quota="waiting")
+        world.kubelet()
+    assert (status(world).phase, status(world).start_time) == ("Suspended", starts)
+    starts = stamp(world.now)
+    world.step(quota="admitted")
+    assert status(world).start_time == starts
+
+
 def test_an_admitted_job_runs_and_an_evicted_one_saves_itself_and_lines_up_anew():
     world = World()
     world.step(quota="absent")

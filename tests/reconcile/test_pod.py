@@ -109,7 +109,9 @@ def test_a_large_volume_changes_its_owner_once():
 def test_autoscalers_leave_trainers_alone_unless_they_are_told_otherwise():
     key = "cluster-autoscaler.kubernetes.io/safe-to-evict"
     assert pod(Role.TRAINER)["metadata"]["annotations"][key] == "false"
-    assert "annotations" not in pod(Role.GENERATOR)["metadata"]
+    assert pod(Role.GENERATOR)["metadata"]["annotations"] == {
+        "kubectl.kubernetes.io/default-container": "role"
+    }
     other = f"spec.pods.template={{metadata: {{annotations: {{{key}: 'true'}}}}}}"
     assert pod(Role.TRAINER, other)["metadata"]["annotations"][key] == "true"
 
@@ -198,7 +200,7 @@ def test_the_manifests_wishes_reach_the_pod():
     assert container["imagePullPolicy"] == "IfNotPresent"
     assert container["envFrom"] == [{"secretRef": {"name": "s3"}}]
     assert container["resources"]["requests"] == {"cpu": "2", "memory": "4Gi"}
-    assert body["metadata"]["annotations"] == {"team": "rl"}
+    assert body["metadata"]["annotations"]["team"] == "rl"
     assert env(body)["X"] == "y"
     assert env(body)["OMP_NUM_THREADS"] == "2"
     assert env(body)["OMP_WAIT_POLICY"] == "ACTIVE"
@@ -210,6 +212,10 @@ def test_the_manifests_wishes_reach_the_pod():
     assert volumes["workspace"]["persistentVolumeClaim"] == {"claimName": "mine"}
     assert "nvidia.com/gpu" not in container["resources"]["limits"]
     assert role_container(pod(Role.TRAINER, *EVERYTHING))["resources"]["limits"]["nvidia.com/gpu"] == "1"
+
+
+def test_a_pod_that_asks_for_no_resources_says_nothing_of_them():
+    assert role_container(pod(Role.GENERATOR))["resources"] == {}
 
 
 def test_a_template_cannot_take_the_pod_away_from_its_job():

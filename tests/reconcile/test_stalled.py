@@ -227,6 +227,17 @@ def test_a_trainer_that_waits_for_a_node_after_it_has_trained_fails_no_job():
     assert world.status.restarts == 0
 
 
+def test_a_container_that_waits_for_no_reason_that_is_told_gives_no_condition_without_one():
+    """Virtual kubelets report so; a condition's reason must not be empty."""
+    world = World()
+    world.step()
+    waits = {"containerStatuses": [{"name": "role", "state": {"waiting": {"reason": "", "message": "soon"}}}]}
+    world.pods["job-trainer-0"]["status"] = {"phase": "Pending", **waits}
+    world.step()
+    assert all(condition.reason for condition in world.status.conditions)
+    assert stalled(world)[0] == "False"
+
+
 @pytest.mark.parametrize(
     "waiting",
     [

@@ -86,8 +86,12 @@ class Cache:
 
     def uids(self, kind: str, namespace: str | None = None) -> set[str]:
         """Uids of the kind's objects in one namespace, or in all."""
+        return {*self.versions(kind, namespace)}
+
+    def versions(self, kind: str, namespace: str | None = None) -> dict[str, int]:
+        """Newest resourceVersions of the kind's objects, by uid."""
         return {
-            seen.uid
+            seen.uid: seen.version
             for key, same in self._seen[kind].items()
             if namespace in (None, key[0])
             for seen in same.values()

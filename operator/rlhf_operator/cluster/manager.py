@@ -149,6 +149,11 @@ class Process:
                     self._stopping.set()
                     return
                 swept = await self._list(kinds, first=False)
+                if swept.older:
+                    told = "revisions have gone back, as after a restore of etcd, at %s: stopping, to be restarted"
+                    logger.warning(told + " by Kubernetes", swept.older[0])
+                    self._stopping.set()
+                    return
             except ApiError as error:
                 logger.warning("could not list the watched objects, trying again in %g s: %s", wait, error)
                 continue
@@ -173,6 +178,7 @@ class Process:
                 swept = await resync.sweep(self._api, namespace, kinds, self._cache)
                 all_swept.touched.update(swept.touched)
                 all_swept.unseen.update(swept.unseen)
+                all_swept.older.extend(swept.older)
             if first or namespace in self._scope.closed:
                 await resync.fill(self._api, namespace, kinds, self._keep)
                 found, active = self._cache.keys(), set(self._cache.active_keys())

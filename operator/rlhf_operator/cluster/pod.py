@@ -25,6 +25,8 @@ KEEP = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh
 """Annotations of trainers that keep autoscalers from evicting them: a freed node is worth less than the steps since the
 last checkpoint.
 """
+DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
+"""Annotation by which `kubectl logs` and `exec` choose the container of a pod with sidecars."""
 MODEL_CACHE = "models"
 """The init container that fills the model cache."""
 _POD_SECURITY = {
@@ -80,7 +82,7 @@ def build_pod(pinned: Pinned, new: NewPod, uid: str) -> Body:
         "metadata": {
             "name": name,
             "labels": labels,
-            **({"annotations": KEEP} if role is Role.TRAINER else {}),
+            "annotations": {DEFAULT_CONTAINER: "role", **(KEEP if role is Role.TRAINER else {})},
         },
         "spec": {
             "hostname": name,
@@ -140,7 +142,7 @@ def _model_cache(role: Body, pods: PodSettings) -> Body:
         "name": MODEL_CACHE,
         "command": ["python3", "-m", "rlhf_trainer.model_cache"],
         "env": [*env, *({"name": name, "value": value} for name, value in hub.items())],
-        "resources": resources,
+        "resources": {kind: found for kind, found in resources.items() if found},
     }
 
 
@@ -153,7 +155,7 @@ def _resources(pods: PodSettings) -> Body:
     requests, limits = dict(pods.resources.requests), dict(pods.resources.limits)
     if pods.gpu is not None:
         limits[pods.gpu.resource] = requests[pods.gpu.resource] = str(pods.gpu.count)
-    return {"requests": requests, "limits": limits}
+    return {kind: found for kind, found in (("requests", requests), ("limits", limits)) if found}
 
 
 def _probes(role: Role, section: RoleSpec) -> Body:

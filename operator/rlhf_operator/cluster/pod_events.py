@@ -72,7 +72,7 @@ def hindrance(events: Sequence[Mapping[str, Any]]) -> str | None:
     newest = max(events, key=lambda event: (_time(event), event.get("type") == "Normal"), default=None)
     if newest is None or newest.get("type") != "Warning":
         return None
-    return f"{newest.get('reason')}: {newest.get('message')}"
+    return f"{newest.get('reason') or 'Warning'}: {newest.get('message') or ''}"
 
 
 def _time(event: Mapping[str, Any]) -> str:

@@ -120,12 +120,12 @@ def waiting_reason(node: str | None, status: Body, conditions: Mapping[str, Body
         return f"{NODE_UNREACHABLE}: its node {node} has stopped reporting"
     scheduled = conditions.get("PodScheduled", {})
     if scheduled.get("status") == "False":
-        return f"{scheduled.get('reason', 'Unschedulable')}: {scheduled.get('message', '')}"
+        return f"{scheduled.get('reason') or 'Unschedulable'}: {scheduled.get('message', '')}"
     if (failed := _failed_init(status)) is not None:
         return f"InitContainerFailed: {failed[1]}"
     for container in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
         waiting = container.get("state", {}).get("waiting")
-        if waiting and waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
+        if waiting and waiting.get("reason", "") not in ("", "ContainerCreating", "PodInitializing"):
             return f"{waiting['reason']}: {waiting.get('message', '')}"
     return None
 

@@ -13,6 +13,7 @@ from .api_error import ApiError
 from .cache import Cache
 from .calls import run_all, run_growing
 from .companion_client import CompanionClient
+from .deletion_watch import DeletionWatch
 from .desired import Desired, active_config
 from .desired_reader import DesiredReader
 from .kueue import Quota, deactivated, kept_in_queue, quota
@@ -54,6 +55,7 @@ class Reconciler:
         self._pods, self._pod_events = PodClient(api, cache, recorder), PodEvents(api)
         self._companions = CompanionClient(settings, api, cache, recorder)
         self._statuses, self._outcomes = StatusWriter(api, cache, recorder, telemetry), Outcomes(cache)
+        self._deletions = DeletionWatch()
         self._uids: dict[Key, str] = {}
         """Uid of the job that the state above belongs to; a job of the same name with another uid starts afresh."""
 
@@ -76,8 +78,9 @@ class Reconciler:
             self._uids[key] = job.uid
         found = (*self._cache.pods(key), *self._cache.take_hidden(key))
         bodies = [pod for pod in found if owned_by(pod, job)]
-        pods = [Pod.of(pod) for pod in bodies if is_marked(pod, job.name)]
         now = self._api.clock.now()
+        pods = [Pod.of(pod) for pod in bodies if is_marked(pod, job.name)]
+        pods = self._deletions.observed(key, pods, now.timestamp())
         if "deletionTimestamp" in body["metadata"]:
             self._forget(key)
             return await self._give_up(key, job, deleted(body["metadata"], pods, now))
@@ -208,5 +211,12 @@ class Reconciler:
     def _forget(self, key: Key) -> None:
         if (uid := self._uids.pop(key, None)) is not None:
             self._trainers.forget(uid)
-        for each in (self._desired, self._companions, self._statuses, self._outcomes, self._pod_events):
+        for each in (
+            self._desired,
+            self._companions,
+            self._statuses,
+            self._outcomes,
+            self._pod_events,
+            self._deletions,
+        ):
             each.forget(key)

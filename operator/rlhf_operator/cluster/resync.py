@@ -21,6 +21,9 @@ class Swept:
     """Jobs with a deleted object, a companion that somebody else has changed, or a pod that no watch shows."""
     unseen: dict[str, Body] = field(default_factory=dict)
     """Metadata by uid of watched objects whose present version no watch has delivered yet."""
+    older: list[str] = field(default_factory=list)
+    """Objects that had a later version before the listing, which shows the newest: etcd was restored from a backup, and
+    counts on from there."""
 
 
 async def fill(api: Api, namespace: str | None, kinds: Collection[str], see: See) -> None:
@@ -35,13 +38,15 @@ async def sweep(api: Api, namespace: str | None, kinds: Collection[str], cache: 
     differences. Companions that no job has are not listed: the server may not know their kind."""
     swept = Swept()
     for kind in (*kinds, *COMPANIONS):
-        before = cache.uids(kind, namespace)  # changes during the listing are not judged
+        before = cache.versions(kind, namespace)  # changes during the listing are not judged
         if kind in COMPANIONS and not before:
             continue
         there = set[str]()
         try:
             async for body in api.list(kind, namespace, labels=SELECTORS.get(kind, OURS), metadata_only=True):
                 there.add(uid := body["metadata"]["uid"])
+                if int(body["metadata"]["resourceVersion"]) < before.get(uid, 0):
+                    swept.older.append(f"{kind} {body['metadata']['namespace']}/{body['metadata']['name']}")
                 if cache.knows(body):
                     continue
                 if kind in kinds:
@@ -52,7 +57,7 @@ async def sweep(api: Api, namespace: str | None, kinds: Collection[str], cache: 
             if kind not in COMPANIONS or error.status != 404:
                 raise
             continue  # a gang's definition was removed: its objects cannot be made again before it is back
-        swept.touched.update(cache.drop_uids(kind, before - there))
+        swept.touched.update(cache.drop_uids(kind, before.keys() - there))
     async for pod in api.list("Pod", namespace, labels=_HIDDEN, fields=_RUNNING, metadata_only=True):
         if (key := cache.hide(pod)) is not None:
             swept.touched.add(key)

@@ -99,6 +99,8 @@ class Pod:
     ended: Ended | None = None
     deletion_deadline: float | None = None
     """Deletion deadline, by which its kubelet has to end it; None unless it is being deleted."""
+    grace: float = 0.0
+    """Of its deletion, seconds."""
     held_by: str = ""
     """Finalizers that alone keep a deleted pod: its kubelet has confirmed its end, or it was given up."""
     begun: bool = False
@@ -140,6 +142,7 @@ class Pod:
     @classmethod
     def of(cls, body: Body) -> "Pod":
         """Parses a pod. Raises KeyError or ValueError for one that is not the operator's."""
+        body = _without_nulls(body)  # as kubelets that are no kubelets write times that they do not know
         meta, status = body["metadata"], body.get("status", {})
         labels = meta["labels"]
         containers: Sequence[Body] = status.get("containerStatuses", ())
@@ -155,11 +158,12 @@ class Pod:
             index=int(labels[INDEX]),
             attempt=int(labels[ATTEMPT]),
             address=status.get("podIP") or None,
-            started=seconds(running["startedAt"]) if running else seconds(meta["creationTimestamp"]),
+            started=seconds((running or {}).get("startedAt") or meta["creationTimestamp"]),
             up=bool(role_container.get("started")),
             ready=conditions.get("Ready", {}).get("status") == "True",
             ended=ended(meta, status, role_container, conditions),
             deletion_deadline=seconds(meta["deletionTimestamp"]) if "deletionTimestamp" in meta else None,
+            grace=float(meta.get("deletionGracePeriodSeconds", 0)),
             held_by=", ".join(meta.get("finalizers", ())) if let_go(meta) else "",
             begun=bool({"running", "terminated"} & role_container.get("state", {}).keys()),
             over=status.get("phase") in OVER,
@@ -172,6 +176,13 @@ class Pod:
             port=_port(body.get("spec", {})),
             rank=int(labels.get(RANK, "0")),
         )
+
+
+def _without_nulls(value: Any) -> Any:
+    """A null stands for what is not there."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+    return [*map(_without_nulls, value)] if isinstance(value, list) else value
 
 
 def is_marked(body: Body, job: str) -> bool:
