@@ -18,7 +18,7 @@ def synchronize(device: torch.device) -> None:
 
 def peer(port: int, nbytes: int, device: torch.device) -> None:
     """The other end of `seconds`, a process of its own."""
-    group = Group(connect_store(HOST, port, EPOCH, TIMEOUT_S), EPOCH, 1, 2, TIMEOUT_S, device)
+    group = Group(connect_store(HOST, port, EPOCH, TIMEOUT_S), EPOCH, "", 1, 2, TIMEOUT_S, device)
     room = torch.empty(nbytes, dtype=torch.uint8, device=device)
     for _ in range(ROUNDS):
         group.wait(group.broadcast(room))
@@ -31,7 +31,7 @@ def seconds(nbytes: int, device: torch.device, peer_device: str) -> list[float]:
     publish_epoch(store, EPOCH)
     arguments = [str(store.port), str(nbytes), peer_device]
     other = subprocess.Popen([sys.executable, __file__, *arguments])
-    group = Group(store, EPOCH, 0, 2, TIMEOUT_S, device)
+    group = Group(store, EPOCH, "", 0, 2, TIMEOUT_S, device)
     room = torch.randint(0, 255, (nbytes,), dtype=torch.uint8, device=device)
     found = []
     for _ in range(ROUNDS):

@@ -13,7 +13,7 @@ from rlhf_api.engine_arguments import REFUSED, TRIED, option_of
 from rlhf_api.generator_checks import OTHER_ENGINE_ARGUMENTS, OWNED_ENGINE_ARGUMENTS
 from rlhf_api.problems import InvalidJob
 from rlhf_api.run import RunConfig
-from rlhf_trainer.addresses import listen_host
+from rlhf_trainer.addresses import interface, listen_host
 from rlhf_trainer.engines.vllm.launch import CPU_HEAD_SIZES, engine_environment, group_environment, option
 from rlhf_trainer.roles.generator import arguments
 
@@ -285,6 +285,12 @@ def test_what_users_set_in_the_environment_stands_but_for_what_weights_and_the_p
     assert found["DO_NOT_TRACK"] == "1"
     assert found["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
     assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in engine_environment({}, cpu=False)
+
+
+def test_on_one_machine_vllm_s_groups_listen_on_loopback():
+    found = engine_environment({"RLHF_HOST": "127.0.0.1"}, cpu=False)
+    assert (found["VLLM_HOST_IP"], found["GLOO_SOCKET_IFNAME"]) == ("127.0.0.1", interface("127.0.0.1"))
+    assert "GLOO_SOCKET_IFNAME" not in engine_environment({"RLHF_HOST": "10.0.0.7"}, cpu=False)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,12 @@ parent = open(f"/proc/{{os.getppid()}}/maps").read()
 print(json.dumps({{**{{name: os.environ[name] for name in {TOLD}}}, "torch": "libtorch" in parent}}), flush=True)
 exec(sys.stdin.read())
 """
+SAFE = """
+import json, os, psutil, sys
+sockets = psutil.Process(os.getppid()).net_connections()
+told = [bool(sys.flags.safe_path), [each.laddr.ip for each in sockets if each.status == "LISTEN"]]
+print(json.dumps(told) + "\\n", end="", flush=True)
+"""
 
 
 @pytest.fixture
@@ -53,11 +59,11 @@ def test_a_rank_that_is_alone_needs_no_torch_beside_it(alone):
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_ranks_import_nothing_by_the_way_from_the_directory_they_run_in(tmp_path, ranks):
-    """A file there with a library's name would run in its place."""
+def test_ranks_import_nothing_by_the_way_from_their_directory_and_meet_on_loopback(tmp_path, ranks):
+    """A file there with a library's name would run in its place; torch's store would listen on all interfaces."""
     module, here = tmp_path / "modules", tmp_path / "here"
     module.mkdir(), here.mkdir()
-    (module / "rank_of_this_test.py").write_text("import sys, psutil; print(sys.flags.safe_path)")
+    (module / "rank_of_this_test.py").write_text(SAFE)
     (here / "psutil.py").write_text("raise SystemExit('ran')")
     options = ["--nnodes", "1", "--nproc-per-node", str(ranks), "--master-addr", "127.0.0.1", "--master-port"]
     done = subprocess.run(
@@ -69,7 +75,8 @@ def test_ranks_import_nothing_by_the_way_from_the_directory_they_run_in(tmp_path
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("True") == ranks
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert told == [[True, ["127.0.0.1"] if ranks > 1 else []]] * ranks
 
 
 @pytest.mark.parametrize(

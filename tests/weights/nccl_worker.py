@@ -20,7 +20,7 @@ def main(port: int, timeout_s: float, device: torch.device) -> None:
         match line.split():
             case ["join", epoch, rank, size]:
                 store = connect_store("127.0.0.1", port, epoch, timeout_s)
-                group = Group(store, epoch, int(rank), int(size), timeout_s, device)
+                group = Group(store, epoch, "a secret", int(rank), int(size), timeout_s, device)
             case ["receive", update]:
                 assert group is not None
                 began = time.monotonic()

@@ -4,16 +4,19 @@ import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
+import psutil
 import pytest
 import torch
-from torch.distributed import PrefixStore
+from tests.support.ports import free_port
+from torch.distributed import PrefixStore, rendezvous
 
+from rlhf_trainer.comms.tcp_store import use_everywhere
 from rlhf_trainer.weights import stream
 from rlhf_trainer.weights.buckets import unpack
 from rlhf_trainer.weights.group import Group, TransferFailed, connect_store, host_store, publish_epoch
 
 CPU = torch.device("cpu")
-HOST = "127.0.0.1"
+HOST, SECRET = "127.0.0.1", "a secret"
 TIMEOUT_S = 300.0
 """A deadline that what comes at once does not wait for, on a busy machine either."""
 
@@ -30,14 +33,14 @@ def threads():
 
 
 def join(store, rank: int, size: int) -> Group:
-    return Group(connect_store(HOST, store.port, "e1", TIMEOUT_S), "e1", rank, size, TIMEOUT_S, CPU)
+    return Group(connect_store(HOST, store.port, "e1", TIMEOUT_S), "e1", SECRET, rank, size, TIMEOUT_S, CPU)
 
 
 def form(store, threads, workers: int) -> tuple[Group, list[Group]]:
     publish_epoch(store, "e1")
     size = workers + 1
     joining = [threads.submit(join, store, rank, size) for rank in range(1, size)]
-    trainer = Group(store, "e1", 0, size, TIMEOUT_S, CPU)
+    trainer = Group(store, "e1", SECRET, 0, size, TIMEOUT_S, CPU)
     return trainer, [future.result(TIMEOUT_S) for future in joining]
 
 
@@ -67,7 +70,7 @@ def test_every_worker_receives_what_was_sent(store, threads):
 
 def test_an_epoch_that_is_over_is_refused(store):
     publish_epoch(store, "e2")
-    with pytest.raises(TransferFailed, match=r"epoch e1 is over .* at e2"):
+    with pytest.raises(TransferFailed, match=r"epoch e1 is over .* at 'e2'"):
         connect_store(HOST, store.port, "e1", TIMEOUT_S)
 
 
@@ -79,7 +82,7 @@ def test_who_gives_up_early_frees_those_who_came(store, threads):
         raise TransferFailed("the other refused")
 
     with pytest.raises(TransferFailed, match="the other refused"):
-        Group(store, "e1", 0, 3, TIMEOUT_S, CPU, check=refused)
+        Group(store, "e1", SECRET, 0, 3, TIMEOUT_S, CPU, check=refused)
     with pytest.raises(TransferFailed, match="gave this epoch up"):
         came.result(TIMEOUT_S / 2)
 
@@ -87,7 +90,7 @@ def test_who_gives_up_early_frees_those_who_came(store, threads):
 def test_a_member_that_never_comes_is_noticed_at_the_deadline(store):
     publish_epoch(store, "e1")
     with pytest.raises(TransferFailed, match=r"not all workers joined within 0\.2 s"):
-        Group(store, "e1", 0, 2, 0.2, CPU)
+        Group(store, "e1", SECRET, 0, 2, 0.2, CPU)
 
 
 @pytest.mark.parametrize("received", [0, 1], ids=["waiting for a table", "waiting for bytes"])
@@ -151,3 +154,41 @@ def test_waiting_gives_up_when_told_to(store, threads):
     worker.abort()
     del trainer, worker
     assert time.monotonic() - began < TIMEOUT_S
+
+
+def test_who_reaches_the_store_without_the_secret_sends_nothing(store, threads):
+    """It may read and list all of it, as torch's stores ask nobody for a secret."""
+    trainer, (worker,) = form(store, threads, 1)
+    stranger = PrefixStore("rlhf/e1", connect_store(HOST, store.port, "e1", TIMEOUT_S))
+    trainer.tell("1/0", {"specs": [["w", "float32", [4]]]})
+    stranger.set("2/0", '{"specs": [["w", "float32", [4611686018427387904]]]}')
+    stranger.set("3/0", stranger.get("1/0"))  # the trainer's own, of another bucket
+    for update in (2, 3):
+        with pytest.raises(TransferFailed, match=f"somebody else than the trainer wrote '{update}/0'"):
+            stream.receive(worker, update)
+    trainer.abort(), worker.abort()
+
+
+def test_no_memory_is_taken_for_more_than_the_model(store, threads):
+    trainer, (worker,) = form(store, threads, 1)
+    trainer.tell("1/0", {"specs": [["w", "float32", [1 << 40]]]})
+    with pytest.raises(TransferFailed, match=f"take {4 << 40} bytes, more than this model's 100"):
+        stream.receive(worker, 1, most=100)
+    trainer.abort(), worker.abort()
+
+
+def test_the_store_listens_where_http_servers_do(store):
+    """That of one machine on loopback; torch's own on all interfaces."""
+    other = host_store("127.0.0.2", TIMEOUT_S)
+    listening = [each.laddr for each in psutil.Process().net_connections("tcp") if each.status == "LISTEN"]
+    found = {each.port: each.ip for each in listening if each.port in (store.port, other.port)}
+    assert found == {store.port: HOST, other.port: "127.0.0.2"}
+
+
+def test_stores_that_torch_makes_for_one_machine_listen_on_loopback_too():
+    """Those of torchrun, and of vLLM's workers, which meet at an address."""
+    use_everywhere()
+    port = free_port()
+    store, _, _ = next(rendezvous(f"tcp://{HOST}:{port}?rank=0&world_size=1"))
+    listening = [each.laddr for each in psutil.Process().net_connections("tcp") if each.status == "LISTEN"]
+    assert [each.ip for each in listening if each.port == store.port == port] == [HOST]

@@ -79,7 +79,7 @@ def form(store, epoch: str, *workers: Worker) -> Group:
     size = 1 + len(workers)
     for rank, worker in enumerate(workers, 1):
         worker.do("join", epoch, rank, size)
-    return Group(store, epoch, 0, size, TIMEOUT_S, torch.device("cuda:0"))
+    return Group(store, epoch, "a secret", 0, size, TIMEOUT_S, torch.device("cuda:0"))
 
 
 def tensors(count: int = 16) -> list[tuple[str, torch.Tensor]]:

@@ -10,8 +10,13 @@ def interface(address: str) -> str | None:
     return next((name for name, own in found for each in own if each.address.split("%")[0] == address), None)
 
 
+def is_loopback(host: str) -> bool:
+    """True for an address to which only this machine connects."""
+    return host.startswith("127.") or host == "::1"
+
+
 def listen_host(host: str) -> str:
     """The address to bind to: loopback if only this machine connects, else all interfaces."""
-    if host.startswith("127."):
+    if is_loopback(host):
         return host
     return "::" if ":" in host else "0.0.0.0"

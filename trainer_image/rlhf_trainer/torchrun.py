@@ -36,6 +36,9 @@ def main(arguments: list[str]) -> int:
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+    from .comms.tcp_store import use_everywhere
+
+    use_everywhere()
     try:
         run.main(["--signals-to-handle", HANDLED, *_safe_path(arguments)])
     except ChildFailedError as error:

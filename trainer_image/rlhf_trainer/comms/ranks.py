@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import HashStore
 
 from .. import progress
 from .heartbeat import HEARTBEAT, Heartbeat
@@ -79,7 +81,12 @@ class Ranks:
         else:
             device, backend = torch.device("cpu"), "gloo"
         with raise_if_rank_lost():
-            dist.init_process_group(backend, timeout=GANG_TIMEOUT)
+            if os.environ["WORLD_SIZE"] == "1":  # nobody comes: nothing listens for them
+                dist.init_process_group(
+                    backend, timeout=GANG_TIMEOUT, store=HashStore(), rank=0, world_size=1
+                )
+            else:
+                dist.init_process_group(backend, timeout=GANG_TIMEOUT)
         return cls(dist.get_rank(), dist.get_world_size(), device)
 
     def share(self, make: Callable[[], Message]) -> Message:

@@ -1,5 +1,6 @@
 """Buckets: whole named tensors laid end to end in one uint8 tensor, which is what travels."""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +31,9 @@ class Spec:
             ValueError: the row is not of that form, or torch has no such dtype.
         """
         name, dtype, shape = row
-        if not isinstance(getattr(torch, dtype, None), torch.dtype) or any(d < 0 for d in shape):
+        if not isinstance(getattr(torch, dtype, None), torch.dtype) or any(
+            type(d) is not int or d < 0 for d in shape
+        ):
             raise ValueError(f"not a tensor: {row!r}; expected [name, torch dtype, [dimensions]]")
         return cls(name, dtype, tuple(shape))
 
@@ -44,7 +47,7 @@ class Spec:
 
     @property
     def nbytes(self) -> int:
-        return torch.Size(self.shape).numel() * self.torch_dtype.itemsize
+        return math.prod(self.shape) * self.torch_dtype.itemsize
 
     @property
     def room(self) -> int:

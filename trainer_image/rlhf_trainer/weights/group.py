@@ -1,5 +1,10 @@
-"""Weight group of one membership epoch: a store for messages and a process group for broadcasts."""
+"""Weight group of one membership epoch: a store for messages and a process group for broadcasts.
 
+Whoever reaches the store may write there. So each message has an HMAC with the epoch's secret, which its members get
+with their invitation, a request with the job's token. Without it one can stop an epoch, but send nothing that is read.
+"""
+
+import hmac
 import json
 import threading
 import time
@@ -13,10 +18,13 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed import BroadcastOptions, Work
 
+from ..comms.tcp_store import tcp_store
 from .process_group import connect
 
 CURRENT = "rlhf/epoch"  # store key: the only epoch that may be joined
+MAC_BYTES = 64  # hexadecimal, before each message
 ABORTED = "aborted"  # key of an epoch: the trainer has abandoned it
+EPOCH_CHARACTERS = 64  # of what the store says, in a message
 POLL_S, MAX_POLL_S, ABORT_POLL_S = 0.00005, 0.01, 0.05
 
 
@@ -26,7 +34,7 @@ class TransferFailed(RuntimeError):
 
 def host_store(host: str, timeout_s: float) -> TCPStore:
     """The trainer's store, at a free port, for the whole run."""
-    return TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
+    return tcp_store(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
 
 
 def publish_epoch(store: TCPStore, epoch: str) -> None:
@@ -43,10 +51,10 @@ def connect_store(host: str, port: int, epoch: str, timeout_s: float) -> TCPStor
     store = TCPStore(
         host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s)
     )
-    current = store.get(CURRENT).decode()
+    current = store.get(CURRENT).decode(errors="replace")[:EPOCH_CHARACTERS]
     if current != epoch:
         raise TransferFailed(
-            f"weight epoch {epoch} is over (the trainer is at {current}): this request came too late"
+            f"weight epoch {epoch} is over (the trainer is at {current!r}): this request came too late"
         )
     return store
 
@@ -62,13 +70,14 @@ class Group:
         self,
         store: TCPStore,
         epoch: str,
+        secret: str,
         rank: int,
         size: int,
         timeout_s: float,
         device: torch.device,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        self._store = PrefixStore(f"rlhf/{epoch}", store)
+        self._store, self._secret = PrefixStore(f"rlhf/{epoch}", store), secret.encode()
         self._rank, self._timeout_s = rank, timeout_s
         self.device = device
         self._travelling: list[tuple[Work, Tensor]] = []
@@ -114,13 +123,21 @@ class Group:
     def tell(self, key: str, message: Any) -> None:
         """Publishes a JSON value under a key of this epoch."""
         with _failing("publishing to the workers"):
-            self._store.set(key, json.dumps(message))
+            text = json.dumps(message)
+            self._store.set(key, self._mac(key, text) + text)
 
     def hear(self, key: str) -> Any:
         """Waits for the value that the trainer publishes under `key` with `tell`."""
         with _failing("waiting for the trainer"):
             self._until(lambda: self._store.check([key]), "the trainer sent nothing")
-            return json.loads(self._store.get(key))
+            said = self._store.get(key)
+        mac, text = said[:MAC_BYTES], said[MAC_BYTES:].decode(errors="replace")
+        if not hmac.compare_digest(mac, self._mac(key, text).encode()):
+            raise TransferFailed(f"somebody else than the trainer wrote {key!r} into its store")
+        return json.loads(text)
+
+    def _mac(self, key: str, text: str) -> str:
+        return hmac.new(self._secret, f"{key}\n{text}".encode(), "sha256").hexdigest()
 
     def forget(self, key: str) -> None:
         with _failing("tidying the store"):

@@ -1,5 +1,6 @@
 """Membership epoch: the generators in the weight group with the trainer."""
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,18 +44,19 @@ def form(
         TransferFailed: someone did not come. Those who did are free again.
     """
     publish_epoch(store, name)
-    ranks, size = {}, 1
+    ranks, size, secret = {}, 1, secrets.token_hex(32)
     for target, answer in servers.call(targets, "GET", "/get_world_size").results().items():
         ranks[target] = size
         size += answer["world_size"]
 
     def invitation(target: Member) -> dict[str, Any]:
-        info = {"host": host, "port": store.port, "epoch": name, "rank_offset": ranks[target]}
-        return {"init_info": info | {"world_size": size, "timeout_s": timeout_s}}
+        info: dict[str, Any] = {"host": host, "port": store.port, "epoch": name, "secret": secret}
+        info |= {"rank_offset": ranks[target], "world_size": size, "timeout_s": timeout_s}
+        return {"init_info": info}
 
     joining = servers.call(targets, "POST", "/init_weight_transfer_engine", invitation, timeout=2 * timeout_s)
     try:
-        group = Group(store, name, 0, size, timeout_s, device, joining.check)
+        group = Group(store, name, secret, 0, size, timeout_s, device, joining.check)
         joining.results()
     except BaseException:
         joining.settled(PROBE_S)

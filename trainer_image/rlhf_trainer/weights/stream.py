@@ -1,5 +1,6 @@
 """One update on the wire: before each bucket its table through the store, then its bytes by broadcast."""
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from torch.distributed import Work
 
 from .buckets import Bucket, Spec, pack
 from .digest import Digest
-from .group import Group
+from .group import Group, TransferFailed
 
 
 @dataclass(frozen=True)
@@ -68,19 +69,25 @@ def clear(group: Group, update: int, sent: Sent) -> None:
         group.forget(_key(update, bucket))
 
 
-def receive(group: Group, update: int) -> tuple[tuple[Bucket, ...], str]:
+def receive(group: Group, update: int, most: float = math.inf) -> tuple[tuple[Bucket, ...], str]:
     """Receives the buckets of update number `update`, in memory of their own on the group's device, and their digest; a
     bucket is hashed while the next one is received.
 
     Raises:
-        TransferFailed: see `Group`.
+        TransferFailed: see `Group`; or the buckets announced take more than `most` bytes.
     """
     buckets: list[Bucket] = []
-    digest = Digest()
+    digest, room = Digest(), 0
     travelling: Work | None = None
     while "end" not in (head := group.hear(_key(update, len(buckets)))):
         specs = tuple(Spec.from_json(row) for row in head["specs"])
-        data = torch.empty(sum(spec.room for spec in specs), dtype=torch.uint8, device=group.device)
+        size = sum(spec.room for spec in specs)
+        room += size
+        if room > most:
+            raise TransferFailed(
+                f"the weights announced take {room} bytes, more than this model's {most:.0f}"
+            )
+        data = torch.empty(size, dtype=torch.uint8, device=group.device)
         work = group.broadcast(data)
         if travelling:
             group.wait(travelling)

@@ -4,7 +4,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +25,7 @@ from .receiver import Received, Reception
 from .served import Served
 from .swap import Swap
 from .watchdog import EXIT_ENGINE_DEAD
-from .weight_check import Table, architecture_table, check_fits, checkpoint_table
+from .weight_check import Table, architecture_table, check_fits, checkpoint_table, most_bytes
 
 log = logging.getLogger("vllm.rlhf")  # below vLLM's logger, so that it goes where vLLM's lines go
 
@@ -34,12 +34,14 @@ FAREWELL_S = 0.5
 
 @dataclass
 class JoinInfo(WeightTransferInitInfo):
-    """Join membership epoch `epoch` of the trainer whose store is at host:port; `rank_offset` is the rank of this
-    server's first worker, `world_size` counts all workers and the trainer."""
+    """Join membership epoch `epoch` of the trainer whose store is at host:port, where messages have an HMAC with
+    `secret`; `rank_offset` is the rank of this server's first worker, `world_size` counts all workers and the
+    trainer."""
 
     host: str
     port: int
     epoch: str
+    secret: str = field(repr=False)
     rank_offset: int
     world_size: int
     timeout_s: float
@@ -110,7 +112,13 @@ class BroadcastEngine(WeightTransferEngine[JoinInfo, ReceiveInfo]):
         parallel = self.parallel_config
         rank = init_info.rank_offset + parallel.data_parallel_index * parallel.world_size + parallel.rank
         self.group = Group(
-            store, init_info.epoch, rank, init_info.world_size, init_info.timeout_s, torch.device(self.device)
+            store,
+            init_info.epoch,
+            init_info.secret,
+            rank,
+            init_info.world_size,
+            init_info.timeout_s,
+            torch.device(self.device),
         )
         self.epoch = init_info.epoch
         log.info("joined weight epoch %s as rank %d of %d", self.epoch, rank, init_info.world_size)
@@ -149,7 +157,12 @@ class BroadcastEngine(WeightTransferEngine[JoinInfo, ReceiveInfo]):
         if info.part != "adapter":
             self.base = None  # memory for one copy beside the serving weights
         self.reception = Reception(
-            self.group, info.update, info.version, fit=self._fitting(info), stream=self.stream
+            self.group,
+            info.update,
+            info.version,
+            most=most_bytes(self.tables),
+            fit=self._fitting(info),
+            stream=self.stream,
         )
 
     def _fitting(self, info: ReceiveInfo) -> Callable[[Named], Weights | HeldBase]:

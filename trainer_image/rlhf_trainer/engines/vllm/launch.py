@@ -15,6 +15,7 @@ from rlhf_api.roles import Role
 from rlhf_api.run import RunConfig
 from rlhf_api.serving import REFERENCE_SHARE, UTILIZATION
 
+from ...addresses import interface, is_loopback
 from ...settings import ModelSource
 
 CPU_OPTIONS: dict[str, JsonValue] = {
@@ -111,6 +112,10 @@ def engine_environment(environ: Mapping[str, str], cpu: bool) -> dict[str, str]:
         # Without the first, the CPU platform starts a worker process beside the engine's: 10 s and 600 MB more.
         # Without the second, its sampler compiles C++ at the first request, with a compiler that may be missing.
         settings |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCH_COMPILE_DISABLE": "1"}
+    host = environ.get("RLHF_HOST", "")
+    if is_loopback(host) and (name := interface(host)):
+        # By default gloo would listen at the host name's address, which others may reach.
+        settings |= {"VLLM_HOST_IP": host, "GLOO_SOCKET_IFNAME": name}
     # A process that is forked would not call our plugin again (plugin.py), unless it is told to (forking.py).
     needed = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "1"}
     needed["VLLM_API_KEY"] = ""  # beside the job's token it would keep the probes' requests out

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from ...comms.tcp_store import use_everywhere
 from ...parent import end_with_parent
 from .watchdog import quote_causes
 
@@ -19,11 +20,13 @@ def register() -> None:
     """Entry point of `vllm.general_plugins`: vLLM calls it in each of its processes, possibly more than once.
 
     Registers the backend of `--weight-transfer-config '{"backend": "rlhf"}'` and the job's own model classes, and
-    reports fatal errors to the host. Ties the life of an engine to its server and of a worker to its engine, also under
-    SIGKILL: an orphan would hold its GPU. Asks the kernel for AMX, where the processor has it: vLLM's attention in
-    bfloat16 uses it unasked, which is SIGILL unless a large enough product of matrices came before.
+    reports fatal errors to the host. Keeps the stores of one machine's workers on loopback. Ties the life of an engine
+    to its server and of a worker to its engine, also under SIGKILL: an orphan would hold its GPU. Asks the kernel for
+    AMX, where the processor has it: vLLM's attention in bfloat16 uses it unasked, which is SIGILL unless a large enough
+    product of matrices came before.
     """
     quote_causes()
+    use_everywhere()
     torch.cpu._init_amx()
     if (parent := multiprocessing.parent_process()) is not None:
         end_with_parent()

@@ -40,22 +40,23 @@ class Reception:
         update: int,
         version: int,
         *,
+        most: float,
         fit: Callable[[Named], Weights | HeldBase],
         stream: torch.cuda.Stream | None,
     ) -> None:
-        """`stream`: on a GPU, a CUDA stream that the engine does not use, so that its steps do not wait for the
-        network.
+        """`most`: bytes, above which it is no update of this model. `stream`: on a GPU, a CUDA stream that the engine
+        does not use, so that its steps do not wait for the network.
         """
         self.received: Received | None = None
         self.failure: str | None = None
         self._group, self._update, self._version = group, update, version
-        self._fit, self._stream = fit, stream
+        self._most, self._fit, self._stream = most, fit, stream
         threading.Thread(target=self._run, name="rlhf-weights", daemon=True).start()
 
     def _run(self) -> None:
         try:
             with self._on_stream():
-                buckets, digest = receive(self._group, self._update)
+                buckets, digest = receive(self._group, self._update, self._most)
                 # Here and not in the swap, during which generation is paused.
                 weights = self._fit(tuple(pair for bucket in buckets for pair in unpack(bucket)))
         except Exception as error:  # reported to the trainer on request

@@ -1,5 +1,6 @@
 """Check of received tensors' names, shapes and dtypes against a served model."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from rlhf_api.model_files import tensor_entries
 from ...weights.buckets import Spec
 
 Table = Mapping[str, Spec]
+WIDEST, SLACK_BYTES = 8, 64 << 20
+"""Bytes of the widest number; of the alignment of tensors, and of a tiny model's adapter, which may exceed it."""
 
 # safetensors' names of torch's dtypes
 _DTYPES = {
@@ -43,6 +46,13 @@ def architecture_table(config: PretrainedConfig) -> Table:
     tensors = dict(model.named_parameters())  # tied ones once
     tensors |= {name: buffer for name, buffer in model.named_buffers() if name in saved}
     return {name: Spec.of(name, tensor) for name, tensor in tensors.items()}
+
+
+def most_bytes(tables: Sequence[Table]) -> float:
+    """Size above which what arrives is no update of the model, adapters of any rank included; without a table nothing
+    is known."""
+    sizes = [sum(math.prod(spec.shape) for spec in table.values()) for table in tables]
+    return WIDEST * max(sizes) + SLACK_BYTES if sizes else math.inf
 
 
 def check_fits(given: Sequence[Spec], tables: Sequence[Table], *, optional: frozenset[str]) -> None:
