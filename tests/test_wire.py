@@ -164,6 +164,8 @@ def test_a_message_that_shrinks_and_one_that_claims_too_much():
     small = encode(tokens, compress=True)
     assert len(small) < len(encode(tokens)) / 4
     assert torch.equal(decode(small)[0]["tokens"], tokens["tokens"])
+    with pytest.raises(WireError, match="at most 1000 are accepted"):
+        decode(small, 1000)
     bomb = zstandard.ZstdCompressor().compress(bytes(LARGEST + 1))
     assert len(bomb) < 200_000
     with pytest.raises(WireError, match=rf"it claims {LARGEST + 1} bytes when decompressed; at most"):

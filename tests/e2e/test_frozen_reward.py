@@ -47,7 +47,7 @@ def test_a_stopped_reward_and_its_supervisor_are_noticed_and_hold_up_no_stop(tmp
     assert {address for _, address, _ in ports} == {"127.0.0.1"}, "another machine reaches none"
     count = Counter(name for name, _, _ in ports)
     assert (count[""], count["reward-0"]) == (1, 1), "metrics, and scores"
-    assert set(count) == {"", "reward-0", "trainer-0", "generator-0"}
+    assert set(count) == {"", "reward-0", "trainer-0"}
     roles = [p for p in psutil.Process(process.pid).children(recursive=True)
              if "rlhf_trainer.roles.reward" in p.cmdline()]  # fmt: skip
     assert len(roles) == 2, "the supervisor and the process"

@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import gzip
 import json
 import logging
 import resource
 import socket
 import subprocess
 import sys
+from typing import Any
 
 import aiohttp
 import pytest
@@ -32,7 +34,11 @@ def test_no_error_shows_the_token(answer):
     with HttpClient("secret-of-the-job") as http:
         server = http.run(asyncio.start_server(speak, "127.0.0.1", 0))
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
-        for asked in (http.json("POST", url, {}, timeout=120), http.post_bytes(url, b""), stream(http, url)):
+        for asked in (
+            http.json("POST", url, {}, timeout=120),
+            http.post_bytes(url, b"", 1000),
+            stream(http, url),
+        ):
             with pytest.raises(aiohttp.ClientError) as caught:
                 http.run(asked)
             assert "secret-of-the-job" not in repr(caught.value)
@@ -50,7 +56,7 @@ def test_a_connection_has_a_deadline_of_its_own_whatever_its_request_has(monkeyp
         with socket.create_connection(full.getsockname()):  # the one that waits to be accepted
             for asked in (
                 http.json("GET", url, timeout=120),
-                http.post_bytes(url, b""),
+                http.post_bytes(url, b"", 1000),
                 stream(http, url),
             ):
                 with pytest.raises(aiohttp.ConnectionTimeoutError):
@@ -71,10 +77,62 @@ def test_of_an_error_s_text_only_the_start_is_read():
     with HttpClient("token") as http:
         server = http.run(asyncio.start_server(speak, "127.0.0.1", 0))
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
-        for asked in (http.json("GET", url, timeout=60), http.post_bytes(url, b""), stream(http, url)):
+        for asked in (http.json("GET", url, timeout=60), http.post_bytes(url, b"", 1000), stream(http, url)):
             with pytest.raises(HttpError) as caught:
                 http.run(asyncio.wait_for(asked, 60))
             assert (caught.value.status, caught.value.body) == (500, "\ufffd" * module.ERROR_BYTES)
+
+
+def served(http: HttpClient, **reply: Any) -> str:
+    """The URL of a server that replies so to everything."""
+
+    async def answer(_request: web.Request) -> web.Response:
+        return web.Response(**reply)
+
+    app = web.Application()
+    app.add_routes([web.route("*", "/{path:.*}", answer)])
+    runner = web.AppRunner(app)
+    http.run(runner.setup())
+    http.run(web.TCPSite(runner, "127.0.0.1", 0).start())
+    return f"http://127.0.0.1:{runner.addresses[0][1]}/"
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd", "identity, gzip"])
+def test_what_inflates_is_refused_before_it_does(coding):
+    """A few bytes of gzip may hold gigabytes."""
+    with HttpClient("token") as http:
+        url = served(http, body=gzip.compress(bytes(1 << 20)), headers={"Content-Encoding": coding})
+        for asked in (
+            http.json("GET", url, timeout=60),
+            http.post_bytes(url, b"", 1 << 30),
+            stream(http, url),
+        ):
+            with pytest.raises(aiohttp.ClientPayloadError, match=f"compressed with '{coding}'"):
+                http.run(asked)
+
+
+def test_no_more_is_read_of_a_reply_than_it_may_have():
+    with HttpClient("token") as http:
+        url = served(http, body=bytes(1001))
+        with pytest.raises(aiohttp.ClientPayloadError, match="the reply is longer than 1000 bytes"):
+            http.run(http.post_bytes(url, b"", 1000))
+        assert http.run(http.post_bytes(url, b"", 1001)) == bytes(1001)
+        url = served(http, body=b" " * (module.JSON_BYTES + 1))
+        with pytest.raises(aiohttp.ClientPayloadError, match=f"longer than {module.JSON_BYTES} bytes"):
+            http.run(http.json("GET", url, timeout=60))
+
+
+def test_a_redirect_is_not_followed():
+    """It would have the token, and the reply, go elsewhere."""
+    with HttpClient("token") as http:
+        url = served(http, status=307, headers={"Location": served(http, text="{}")})
+        for asked in (
+            http.json("POST", url, {}, timeout=60),
+            http.post_bytes(url, b"", 9),
+            stream(http, url),
+        ):
+            with pytest.raises(HttpError, match="HTTP 307"):
+                http.run(asked)
 
 
 @pytest.mark.parametrize(("status", "after"), [(429, "7"), (408, ""), (429, "soon")])
@@ -101,7 +159,7 @@ def test_a_busy_server_is_asked_again_when_it_says(status, after, monkeypatch):
         http.run(web.TCPSite(runner, "127.0.0.1", 0).start())
         url = f"http://127.0.0.1:{runner.addresses[0][1]}/"
         monkeypatch.setattr(asyncio, "sleep", recorded)
-        assert http.run(http.post_bytes(url, b"")) == b"done"
+        assert http.run(http.post_bytes(url, b"", 1000)) == b"done"
         assert http.run(stream(http, url)) == b"done"
         monkeypatch.undo()
     assert waits == [7.0 if after == "7" else 1.0] * 4

@@ -202,6 +202,8 @@ def test_a_service_that_is_busy_for_longer_than_there_is_time_is_not_called_agai
     ("header", "seconds"),
     [
         ("120", 120.0),
+        ("999999999", 3600.0),
+        ("Fri, 26 Nov 2027 12:00:00 GMT", 3600.0),
         ("Thu, 26 Nov 2026 12:00:30 GMT", 30.0),
         ("Thu, 26 Nov 2026 12:00:30 -0000", 30.0),
         ("Thu, 26 Nov 2026 11:00:00 GMT", 0.0),
@@ -224,7 +226,7 @@ RESULTS = json.dumps({"results": [{"score": 1.0}] * 3}).encode()
     ("reply", "reason"),
     [
         (lambda: web.Response(status=302, headers={"Location": "/elsewhere"}), "HTTP 302"),
-        (body(gzip.compress(b"0" * (1 << 24)), **{"Content-Encoding": "gzip"}), "compressed with gzip"),
+        (body(gzip.compress(b"0" * (1 << 24)), **{"Content-Encoding": "gzip"}), "compressed with 'gzip'"),
         (body(b"[" * (1 << 20)), "the reply is longer than 22528 bytes"),
         (body(b"<html>"), "the reply is not as documented"),
         (body(b'{"results": [{"score": NaN}, {"score": 1}, {"score": 1}]}'), "results.0.score"),

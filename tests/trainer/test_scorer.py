@@ -386,7 +386,7 @@ def test_a_server_that_hangs_over_a_message_fails_its_health_check(trainer):
     trainer.http.run(runner.setup())
     trainer.http.run(web.TCPSite(runner, "127.0.0.1", 0).start())
     address = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    asked = trainer.http.start(trainer.http.post_bytes(address + SCORE_ROUTE, encode(*pack(SEQUENCES))))
+    asked = trainer.http.start(trainer.http.post_bytes(address + SCORE_ROUTE, encode(*pack(SEQUENCES)), 1000))
     assert begun.wait(60)
     with pytest.raises(HttpError, match=r"503: .*one message has taken \d+ s so far"):
         trainer.http.run(trainer.http.json("GET", address + HEALTH, timeout=60))
@@ -492,6 +492,7 @@ ONE = torch.ones(7, dtype=torch.int64)
         changed(prompt_lengths=SEQUENCES.lengths),
         changed(prompt_lengths=ONE[:3]),
         changed(lengths=SEQUENCES.lengths[None]),
+        changed(lengths=SEQUENCES.lengths + (torch.arange(7) < 4) * (1 << 62)),  # their sum wraps around
         encode(*pack(SEQUENCES)),
         encode(*pack(SEQUENCES, rows=ROWS[:3])),
         changed(rows=text("[{}, {}")),

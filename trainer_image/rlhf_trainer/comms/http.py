@@ -2,6 +2,7 @@
 
 import asyncio
 import datetime
+import json
 import logging
 import re
 import resource
@@ -25,8 +26,12 @@ CONNECT_SECONDS = 10.0
 CALLS_PER_SERVER = 32
 """Connections per server, streams excluded; further calls are queued."""
 PROBE_SECONDS = 2.0
+CODING_CHARACTERS = 50
+"""Characters of an unknown coding's name in a message."""
 ERROR_BYTES = 2000
 """Bytes read of an error's text."""
+JSON_BYTES = 1 << 20
+"""Maximum size of a reply of JSON, which has a few numbers for each worker."""
 MOST_FILES = 1 << 16
 """Open-file limit to request where the hard limit is higher or absent."""
 BUSY = (408, 429)
@@ -35,6 +40,10 @@ BUSY_SECONDS = 1.0
 """Shortest wait before a busy server is asked again, seconds."""
 BUSY_LOG_SECONDS = 60.0
 """Interval of the log lines about one that stays busy, seconds."""
+LONGEST_WAIT = 3600.0
+"""Longest time for which a server that asks for it is left alone, seconds."""
+PLAIN = {"Accept-Encoding": "identity"}
+"""Request header: a reply that is compressed may be of any size once it is inflated, and is refused."""
 
 
 EPOCH_HEADER = "x-trainer-epoch"
@@ -93,19 +102,23 @@ class HttpClient(EventLoop):
 
         Raises:
             HttpError: the reply was not 200.
-            TimeoutError, aiohttp.ClientError: no reply within `timeout` seconds, or no connection.
+            TimeoutError, aiohttp.ClientError: no reply within `timeout` seconds, no connection, or too long a reply.
+        ValueError: it is not JSON.
         """
         with _without_headers(url):
-            async with self.session.request(method, url, json=body, timeout=_deadline(timeout)) as response:
+            async with self.session.request(
+                method, url, json=body, timeout=_deadline(timeout), allow_redirects=False
+            ) as response:
                 await _check(url, response)
-                return await response.json(content_type=None) if (await response.read()) else None
+                text = await read_reply(response, JSON_BYTES)
+                return json.loads(text) if text else None
 
-    async def post_bytes(self, url: str, body: bytes) -> bytes:
-        """POST raw bytes, again while the server is BUSY; returns the reply's. Without a deadline, and in the pool of
-        the streams: a server may be asked for many at once that it waits for. Raises as `json`."""
+    async def post_bytes(self, url: str, body: bytes, most: int) -> bytes:
+        """POST raw bytes, again while the server is BUSY; returns the reply's, `most` at most. Without a deadline, and
+        in the pool of the streams: a server may be asked for many at once that it waits for. Raises as `json`."""
         with _without_headers(url):
             async with self._taken(url, data=body) as response:
-                return await response.read()
+                return await read_reply(response, most)
 
     async def stream(self, url: str, body: Any) -> AsyncGenerator[bytes, None]:
         """POST JSON, again while the server is BUSY; yields the reply's bytes as they arrive, without a deadline.
@@ -123,7 +136,7 @@ class HttpClient(EventLoop):
         """The reply to a POST, made again while the server is BUSY, after `Retry-After` if it gives one. Without a
         deadline: the caller has one on progress."""
         while True:
-            async with self._streams.post(url, **body) as response:
+            async with self._streams.post(url, allow_redirects=False, **body) as response:
                 if response.status not in BUSY:
                     await _check(url, response)
                     yield response
@@ -168,9 +181,11 @@ async def _sessions(token: str, streams: int) -> tuple[aiohttp.ClientSession, ai
         aiohttp.TCPConnector(limit=0, limit_per_host=CALLS_PER_SERVER, force_close=True),
         aiohttp.TCPConnector(limit=streams, force_close=True),
     )
-    headers = {"Authorization": f"Bearer {token}"}
+    headers = PLAIN | {"Authorization": f"Bearer {token}"}
     calls, streaming = (
-        aiohttp.ClientSession(headers=headers, connector=connector, timeout=_deadline(None))
+        aiohttp.ClientSession(
+            headers=headers, connector=connector, timeout=_deadline(None), auto_decompress=False
+        )
         for connector in connectors
     )
     return calls, streaming
@@ -193,16 +208,47 @@ def raise_file_limit() -> int:
 
 
 def retry_after(header: str, now: float) -> float:
-    """Seconds from `now`, a Unix time, until the header's; 0 for a time that is over and for anything else than
-    seconds or an HTTP date."""
+    """Seconds from `now`, a Unix time, until the header's, LONGEST_WAIT at most; 0 for a time that is over and for
+    anything else than seconds or an HTTP date."""
     if re.fullmatch(r"[0-9]{1,9}", header.strip()):
-        return float(header)
+        return min(LONGEST_WAIT, float(header))
     try:
         date = parsedate_to_datetime(header)
     except ValueError:
         return 0.0
     # A date in `-0000`, which says nothing of a zone, is UTC as all HTTP dates are.
-    return max(0.0, date.replace(tzinfo=date.tzinfo or datetime.UTC).timestamp() - now)
+    return min(LONGEST_WAIT, max(0.0, date.replace(tzinfo=date.tzinfo or datetime.UTC).timestamp() - now))
+
+
+async def read_reply(response: aiohttp.ClientResponse, most: int) -> bytes:
+    """The body, of at most `most` bytes; the session must not decompress.
+
+    Raises:
+        aiohttp.ClientPayloadError: it is longer, or compressed. No more than `most` bytes of it are kept.
+    """
+    _check_plain(response)
+    found = bytearray()
+    async for part in response.content.iter_any():
+        found += part
+        if len(found) > most:
+            raise aiohttp.ClientPayloadError(f"the reply is longer than {most} bytes")
+    return bytes(found)
+
+
+async def read_start(response: aiohttp.ClientResponse, most: int) -> bytes:
+    """The first `most` bytes of the body, whatever they are."""
+    found = bytearray()
+    async for part in response.content.iter_any():
+        found += part
+        if len(found) >= most:
+            break
+    return bytes(found[:most])
+
+
+def _check_plain(response: aiohttp.ClientResponse) -> None:
+    if (coding := response.headers.get("Content-Encoding", "identity").lower()) != "identity":
+        how = f"compressed with {coding[:CODING_CHARACTERS]!r}, which the request does not accept"
+        raise aiohttp.ClientPayloadError(f"the reply is {how}")
 
 
 def _deadline(seconds: float | None) -> aiohttp.ClientTimeout:
@@ -212,13 +258,9 @@ def _deadline(seconds: float | None) -> aiohttp.ClientTimeout:
 
 async def _check(url: str, response: aiohttp.ClientResponse) -> None:
     if response.status == 200:
+        _check_plain(response)
         return
-    start = b""
-    async for part in response.content.iter_any():
-        start += part
-        if len(start) >= ERROR_BYTES:
-            break
-    text = start[:ERROR_BYTES].decode(errors="replace")
+    text = (await read_start(response, ERROR_BYTES)).decode(errors="replace")
     if response.status == DEPOSED:
         raise Deposed(f"a later trainer of this run has taken over, and this one ends: {url}: {text}")
     raise HttpError(url, response.status, text)

@@ -50,14 +50,14 @@ def encode(
     return zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True).compress(data) if compress else data
 
 
-def decode(data: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Arrays and header of a message, compressed or not.
+def decode(data: bytes, largest: int = LARGEST) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Arrays and header of a message, compressed or not, of at most `largest` bytes then.
 
     Raises:
         WireError: `data` is truncated, corrupt or not a message.
     """
     if data.startswith(_ZSTD):
-        data = _decompressed(data)
+        data = _decompressed(data, largest)
     try:
         arrays = load(data)
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
@@ -84,13 +84,13 @@ def json_of(array: Tensor, what: str) -> Any:
         raise WireError(f"{what} is not valid JSON: {error}") from None
 
 
-def _decompressed(data: bytes) -> bytes:
+def _decompressed(data: bytes, largest: int) -> bytes:
     where = f"not a message of named arrays ({len(data)} bytes, compressed)"
     try:
         size = zstandard.frame_content_size(data)
-        if not 0 <= size <= LARGEST:
+        if not 0 <= size <= largest:
             claimed = "no size" if size < 0 else f"{size} bytes"
-            raise WireError(f"{where}: it claims {claimed} when decompressed; at most {LARGEST} are accepted")
+            raise WireError(f"{where}: it claims {claimed} when decompressed; at most {largest} are accepted")
         return zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise WireError(f"{where}: {error}") from error

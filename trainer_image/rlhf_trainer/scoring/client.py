@@ -44,7 +44,8 @@ LAST_SECONDS = 5.0
 """Seconds that running scoring may still take once the run is to stop: otherwise the responses would have to be
 generated again.
 """
-
+REPLY_BYTES, REASON_BYTES, NUMBER_BYTES = 1 << 20, 8 << 10, 8
+"""Maximum size of a reply in bytes: base, per response, whose failure it may tell, and per token."""
 DTYPES = {"scores": torch.float64, "token_scores": torch.float64, "logprobs": torch.float32}
 """Of the arrays of replies; scores are weighted sums, which float32 may not hold before scale and clip."""
 Chunk = list[int]
@@ -293,7 +294,8 @@ class _Client:
     async def ask(self, member: Member, question: Question, _progress: Any) -> None:
         part, array = question.sequences, question.array
         body = encode(*pack(part, question.rows, **question.header), compress=True)
-        arrays, header = decode(await self._post(member, body))
+        most = REPLY_BYTES + REASON_BYTES * len(part) + NUMBER_BYTES * len(part.tokens)
+        arrays, header = decode(await self._post(member, body, most), most)
         values = arrays.get(array)
         dtype, shape = DTYPES[array], [len(places(array, part, torch.arange(len(part))))]
         if values is None or (values.dtype, list(values.shape)) != (dtype, shape):
@@ -307,9 +309,9 @@ class _Client:
     async def listens(self, member: Member) -> bool:
         return await self.http.listens(member.address)
 
-    async def _post(self, member: Member, body: bytes) -> bytes:
+    async def _post(self, member: Member, body: bytes, most: int) -> bytes:
         try:
-            return await self.http.post_bytes(member.address + self.route, body)
+            return await self.http.post_bytes(member.address + self.route, body, most)
         except HttpError as error:
             if error.status == 422:
                 where, _, message = error.body.partition(": ")

@@ -97,7 +97,10 @@ def unpack(message: Message) -> Sequences:
     if shapes != [1, 1, 1] or len(sequences.lengths) != len(sequences.prompt_lengths):
         raise WireError(f"packed sequences have three one-dimensional arrays; got dimensions {shapes}")
     shortest = torch.cat([sequences.prompt_lengths, sequences.response_lengths])
-    if int(sequences.lengths.sum()) != len(sequences.tokens) or bool((shortest < 1).any()):
+    # Each is compared too: a sum of large ones wraps around.
+    longest = int(sequences.lengths.max()) if len(sequences.lengths) else 0
+    whole = longest <= len(sequences.tokens) and int(sequences.lengths.sum()) == len(sequences.tokens)
+    if not whole or bool((shortest < 1).any()):
         raise WireError(
             "the lengths of packed sequences must add up to their tokens, with a prompt and a response each"
         )

@@ -14,7 +14,7 @@ from rlhf_api import strict_json
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.rewards import LARGEST_SCORE, RewardFunction
 
-from ..comms.http import retry_after
+from ..comms.http import PLAIN, read_reply, read_start, retry_after
 from .samples import Result, Sample, even_calls, failed
 
 LARGEST_REPLY, LARGEST_RESULT, LARGEST_NUMBER = 16 << 10, 2 << 10, 32
@@ -103,14 +103,15 @@ class HttpService:
         return [failure] * len(samples)
 
     async def _post(self, samples: Sequence[Sample]) -> bytes:
-        """The reply's body. Raises ValueError for a reply that is too large or not 200."""
+        """The reply's body. Raises ValueError for a reply that is not 200, and aiohttp.ClientError for one that is too
+        large."""
         responses = [
             {"prompt": s.prompt, "response": s.response, "row": s.row}
             | ({} if s.tokens is None else {"tokens": s.tokens})
             for s in samples
         ]
         body = strict_json.dumps({"responses": responses}).encode()
-        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", **self._secrets}
+        headers = PLAIN | {"Content-Type": "application/json", **self._secrets}
         # A session per call: its event loop is the role's, and a connection costs little compared with a batch.
         async with (
             aiohttp.ClientSession(
@@ -119,20 +120,13 @@ class HttpService:
             session.post(self._url, data=body, headers=headers, allow_redirects=False) as reply,
         ):
             if reply.status != 200:
-                text = (await _read(reply, LARGEST_REPLY)).decode(errors="replace")
+                text = (await read_start(reply, LARGEST_REPLY)).decode(errors="replace")
                 reason = f"HTTP {reply.status}: {self._without_secrets(text)[:QUOTED]}"
                 seconds = retry_after(reply.headers.get("Retry-After", ""), time.time())
                 raise _Busy(reason, seconds) if reply.status in BUSY and seconds else ValueError(reason)
-            if (coding := reply.headers.get("Content-Encoding", "identity")) != "identity":
-                raise ValueError(
-                    f"the reply is compressed with {coding[:QUOTED]}, which the request does not accept"
-                )
             numbers = sum(len(s.tokens or ()) for s in samples)
             most = LARGEST_REPLY + LARGEST_RESULT * len(samples) + LARGEST_NUMBER * numbers
-            found = await _read(reply, most + 1)
-            if len(found) > most:
-                raise ValueError(f"the reply is longer than {most} bytes")
-            return found
+            return await read_reply(reply, most)
 
     def _without_secrets(self, text: str) -> str:
         """The service's text with the secrets redacted, for logs."""
@@ -164,14 +158,6 @@ def secret_headers(
     if problems:
         raise InvalidJob(problems)
     return found
-
-
-async def _read(reply: aiohttp.ClientResponse, most: int) -> bytes:
-    """Reads at most `most` bytes of the body."""
-    found = bytearray()
-    while len(found) < most and (part := await reply.content.read(most - len(found))):
-        found += part
-    return bytes(found)
 
 
 def _results(body: bytes, samples: Sequence[Sample], redacted: Callable[[str], str] = str) -> list[Result]:
