@@ -278,6 +278,16 @@ def test_a_namespaced_operator_may_be_let_read_what_is_in_no_namespace():
     }
 
 
+def test_kueue_may_read_jobs_where_a_value_names_its_account():
+    assert not [o for o in render() if o["metadata"]["name"] == "rlhf-operator-kueue"]
+    kueue = {"namespace": "kueue-system", "name": "kueue-controller-manager"}
+    objects = render({**NAMESPACED, "rbac": {"kueue": kueue}})
+    bound = the(objects, "ClusterRoleBinding", "rlhf-operator-kueue")
+    assert bound["subjects"] == [{"kind": "ServiceAccount", **kueue}]
+    (rule,) = the(objects, "ClusterRole", bound["roleRef"]["name"])["rules"]
+    assert rule == {"apiGroups": ["rlhf.dev"], "resources": ["rlhfjobs"], "verbs": ["get", "list", "watch"]}
+
+
 def test_no_right_is_a_wildcard(objects):
     for role in (o for o in objects if o["kind"] in ("Role", "ClusterRole")):
         for rule in role["rules"]:

@@ -260,7 +260,7 @@ def test_kueue_counts_the_pods_of_a_generator_side_by_side():
         }
     ]
     assigned = {"name": "generator", "topologyAssignment": {"levels": ["rack"], "slices": slices}}
-    admitted = {"status": {"admission": {"podSetAssignments": [assigned]}}}
+    admitted = {"metadata": {"name": "job"}, "status": {"admission": {"podSetAssignments": [assigned]}}}
     racks = [
         placed(pod(index, rank), G, admitted, {}, size=2)["spec"]["nodeSelector"]["rack"]
         for index in range(2)

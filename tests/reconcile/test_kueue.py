@@ -209,9 +209,8 @@ def test_the_flavors_of_a_role_are_put_on_its_pods_and_on_no_others():
     pod = placed(POD, Role.TRAINER, there, {"h100": FLAVOR})
     assert pod["spec"]["nodeSelector"] == {"zone": "a", "gpu": "h100"}
     assert pod["spec"]["tolerations"] == [{"key": "spot"}, {"key": "gpu", "operator": "Exists"}]
-    for role in (Role.REWARD, Role.GENERATOR):
-        assert placed(POD, role, there, {"h100": FLAVOR}) == POD
-    assert placed(POD, Role.TRAINER, there, {}) == POD  # where it may not be read
+    assert placed(POD, Role.REWARD, there, {"h100": FLAVOR})["spec"] == POD["spec"]
+    assert placed(POD, Role.GENERATOR, there, {"h100": FLAVOR}) == POD
     assert placed(POD, Role.TRAINER, made(*ADMITTED), {}) == POD
 
 
@@ -228,7 +227,7 @@ def test_what_an_admission_check_says_of_a_role_is_put_on_its_pods():
     assert pod["spec"]["tolerations"] == [{"key": "spot"}, {"key": "pool"}]
     assert pod["metadata"]["labels"] == {"team": "a", "rlhf.dev/job": "job"}
     assert pod["metadata"]["annotations"] == {"provision": "request-1"}
-    assert placed(POD, Role.TRAINER, admitted(update), {}) == POD
+    assert placed(POD, Role.TRAINER, admitted(update), {})["spec"] == POD["spec"]
 
 
 def test_a_workload_has_the_priority_that_the_job_names():
@@ -386,8 +385,40 @@ def test_each_pod_is_made_for_its_domain_of_the_topology(slices):
     assert [rack["cloud.example/rack"] for rack in racks] == ["r1", "r1", "r2"]
     assert racks[2] == {"zone": "a", "cloud.example/block": "b1", "cloud.example/rack": "r2"}
     assert pod(0)["metadata"]["labels"]["kueue.x-k8s.io/tas"] == "true"
+    assert "kueue.x-k8s.io/tas" not in pod(0, Role.REWARD)["metadata"]["labels"]
     assert pod(0, Role.REWARD)["spec"]["nodeSelector"] == {"zone": "a"}
     assert pod(3)["spec"]["nodeSelector"] == {"zone": "a"}  # more than were admitted are never made
+
+
+KUEUE_READS = {
+    "IsTAS": {
+        f"kueue.x-k8s.io/podset-{level}-topology" for level in ("required", "preferred", "unconstrained")
+    }
+    | {"kueue.x-k8s.io/podset-slice-required-topology"},
+    "IndexPodWorkloadSliceName": {"kueue.x-k8s.io/workload"},
+}
+"""Annotations of pods that Kueue reads (pkg/util/tas, pkg/controller/core/indexer of 0.17 to 0.20), by function."""
+
+
+@pytest.mark.parametrize("asked", [None, "required-topology", "slice-required-topology"])
+def test_kueue_knows_the_pods_of_a_workload_and_that_their_topology_is_counted(asked):
+    """It would count other pods as foreign usage of their nodes, beside their Workload's, and move running ones."""
+    notes = {f"kueue.x-k8s.io/podset-{asked}": "rack"} if asked else {"mine": "1"}
+    labels = {"rlhf.dev/job": "job", "rlhf.dev/index": "0"}
+    slices = [{"domainCount": 1, "valuesPerLevel": [{"universal": "r1"}], "podCounts": {"universal": 1}}]
+    topology = {"levels": ["rack"], "slices": slices}
+    assigned = [{"name": "trainer", "topologyAssignment": topology}, {"name": "reward"}]
+    there = made(*ADMITTED, admission={"podSetAssignments": assigned})
+    pod = {"metadata": {"labels": labels, "annotations": notes}, "spec": {}}
+    trainer, reward = (placed(pod, role, there, {})["metadata"] for role in (Role.TRAINER, Role.REWARD))
+    topologies = KUEUE_READS["IsTAS"]
+    unasked = {} if asked else {"kueue.x-k8s.io/podset-unconstrained-topology": "true"}
+    assert {k: v for k, v in trainer["annotations"].items() if k in topologies} == unasked or notes
+    assert len(topologies & trainer["annotations"].keys()) == 1, "Kueue refuses two"
+    assert topologies & reward["annotations"].keys() == topologies & notes.keys()
+    for metadata, role in ((trainer, "trainer"), (reward, "reward")):
+        assert metadata["annotations"]["kueue.x-k8s.io/workload"] == there["metadata"]["name"]
+        assert metadata["labels"]["kueue.x-k8s.io/podset"] == role
 
 
 def test_quota_is_held_for_all_generators_that_may_come():

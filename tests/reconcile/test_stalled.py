@@ -227,6 +227,24 @@ def test_a_trainer_that_waits_for_a_node_after_it_has_trained_fails_no_job():
     assert world.status.restarts == 0
 
 
+@pytest.mark.parametrize("told", [True, False], ids=["told by the server", "not yet"])
+def test_a_pod_that_kueue_has_put_into_a_queue_of_its_own_is_told_of(told):
+    """As Kueue's webhook does since 0.16 unless it knows the pod's owner; it would wait for ever, beside its job."""
+    world = World()
+    world.step()
+    gated = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "gates"}
+    for name, body in world.pods.items():
+        if name != "job-reward-0":
+            body["spec"] = {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}], "containers": []}
+            body["status"] = {"phase": "Pending", "conditions": [gated] * told}
+    world.run("job-reward-0")
+    world.step()
+    status, reason, message = stalled(world)
+    assert (status, reason) == ("True", "GatedByKueue")
+    assert "integrations.externalFrameworks" in message
+    assert reasons(world)["PodsScheduled"] == "GatedByKueue"
+
+
 def test_a_container_that_waits_for_no_reason_that_is_told_gives_no_condition_without_one():
     """Virtual kubelets report so; a condition's reason must not be empty."""
     world = World()

@@ -210,7 +210,10 @@ def trimmed(body: Mapping[str, Any]) -> Body:
     return {
         **_only(body, "apiVersion", "kind"),
         "metadata": _only(body["metadata"], *_OF_METADATA),
-        "spec": {**_only(spec, "nodeName"), "containers": [_only(c, "name", "ports") for c in containers]},
+        "spec": {
+            **_only(spec, "nodeName", "schedulingGates"),
+            "containers": [_only(c, "name", "ports") for c in containers],
+        },
         "status": status,
     }
 

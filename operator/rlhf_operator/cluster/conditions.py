@@ -13,7 +13,7 @@ from ..process_state import Finish, ProcessState
 from .observed import Observed
 from .pod import NewPod
 from .pod_groups import held, lost
-from .pod_status import NODE_UNREACHABLE
+from .pod_status import GATED, NODE_UNREACHABLE
 from .snapshot import Pod
 
 SILENT_SECONDS = 30.0
@@ -120,6 +120,8 @@ def _scheduled(pods: Sequence[Pod], refused: Finish | str | None, phase: Phase, 
 def _unplaced(pods: Sequence[Pod], waiting: Sequence[Pod], phase: Phase) -> tuple[str, str]:
     """Reason and message of pods without a node. Of two jobs that each have some pods scheduled, either may wait for
     the other for ever; a job that runs waits for no other."""
+    if gated := [pod for pod in waiting if pod.gated]:
+        return GATED, waiting_reason(gated, None)
     holding, why = [pod for pod in pods if pod.node and pod.ended is None], waiting_reason(waiting, None)
     if not holding or phase == "Running":
         return "Unschedulable", why

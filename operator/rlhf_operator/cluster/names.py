@@ -16,6 +16,8 @@ CONFIG = "rlhf.dev/config"
 QUEUE = "kueue.x-k8s.io/queue-name"
 PRIORITY = "kueue.x-k8s.io/priority-class"
 """Label of a job: the WorkloadPriorityClass of its Workload, which notes it as an annotation."""
+QUEUE_GATE = "kueue.x-k8s.io/admission"
+"""Scheduling gate of pods that Kueue has put into a queue, each by itself."""
 MANAGED_BY = "app.kubernetes.io/managed-by"
 OPERATOR = "rlhf-operator"
 

@@ -21,8 +21,14 @@ PREFERRED = "kueue.x-k8s.io/podset-preferred-topology"
 UNCONSTRAINED = "kueue.x-k8s.io/podset-unconstrained-topology"
 SLICE_REQUIRED = "kueue.x-k8s.io/podset-slice-required-topology"
 """Pod annotations by which users request topology-aware scheduling, as for a Job."""
+_TOPOLOGY = (REQUIRED, PREFERRED, UNCONSTRAINED, SLICE_REQUIRED)
 TOPOLOGY_AWARE = "kueue.x-k8s.io/tas"
-"""Label of pods whose topology Kueue has accounted for already."""
+"""Label of pods whose topology Kueue has accounted for already, until 0.16; later ones know them by their annotations
+of `_TOPOLOGY`, and count the usage of others beside their Workload's."""
+WORKLOAD = "kueue.x-k8s.io/workload"
+"""Annotation by which Kueue finds the pods of a Workload, where a node fails."""
+POD_SET = "kueue.x-k8s.io/podset"
+"""Label with the pod's set in its Workload."""
 
 
 def topology_request(annotations: Mapping[str, str], groups: int = 1, size: int = 1) -> Body | None:
@@ -65,7 +71,11 @@ def placed(
     it, override the admission's."""
     meta, spec = pod["metadata"], pod["spec"]
     index, rank = (int(meta["labels"].get(label, 0)) for label in (INDEX, RANK))
-    updates = [*_updates(role, workload, known), *_domain(role, index * size + rank, workload)]
+    asked = any(each in meta.get("annotations", {}) for each in _TOPOLOGY)
+    updates = [
+        *_updates(role, workload, known),
+        *_domain(role, index * size + rank, workload, asked=asked),
+    ]
     selector, tolerations = dict(spec.get("nodeSelector") or {}), list(spec.get("tolerations") or ())
     labels, annotations = Body(), Body()
     for update in updates:
@@ -95,6 +105,7 @@ def _updates(
 ) -> Iterator[Mapping[str, Any]]:
     for assigned in _assignments(workload):
         if assigned["name"] == role.value:
+            yield {"labels": {POD_SET: role.value}, "annotations": {WORKLOAD: workload["metadata"]["name"]}}
             for name in sorted(set((assigned.get("flavors") or {}).values()) & known.keys()):
                 spec = known[name].get("spec") or {}
                 yield {"nodeSelector": spec.get("nodeLabels"), "tolerations": spec.get("tolerations")}
@@ -102,8 +113,11 @@ def _updates(
         yield from (each for each in check.get("podSetUpdates") or () if each["name"] == role.value)
 
 
-def _domain(role: Role, place: int, workload: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Topology domain of the pod with this place: the domains take as many pods each as Kueue counted, in order."""
+def _domain(
+    role: Role, place: int, workload: Mapping[str, Any], *, asked: bool
+) -> Iterator[Mapping[str, Any]]:
+    """Topology domain of the pod with this place: the domains take as many pods each as Kueue counted, in order. A pod
+    that has not `asked` for a topology is marked as Kueue marks those of its own jobs."""
     for assigned in _assignments(workload):
         topology = assigned.get("topologyAssignment")
         if assigned["name"] != role.value or not topology:
@@ -111,7 +125,12 @@ def _domain(role: Role, place: int, workload: Mapping[str, Any]) -> Iterator[Map
         for count, values in _domains(topology):
             if place < count:
                 selector = dict(zip(topology["levels"], values, strict=True))
-                yield {"nodeSelector": selector, "labels": {TOPOLOGY_AWARE: "true"}}
+                annotations = {} if asked else {UNCONSTRAINED: "true"}
+                yield {
+                    "nodeSelector": selector,
+                    "labels": {TOPOLOGY_AWARE: "true"},
+                    "annotations": annotations,
+                }
                 return
             place -= count
 

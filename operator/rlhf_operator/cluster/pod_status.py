@@ -9,6 +9,7 @@ from rlhf_api.redaction import end_of_log
 
 from ..exit_reasons import BEYOND_LIMIT, exit_words, telling_line
 from ..process_state import SIGTERMED, Ended
+from .names import QUEUE_GATE
 
 Body = Mapping[str, Any]
 
@@ -31,6 +32,12 @@ _DISRUPTED = {
 _LOST = ("ContainerStatusUnknown", "Unknown")
 """Reasons of kubelets, and of containerd, for a container that is gone with no end seen: its node has started again."""
 NODE_UNREACHABLE = "NodeUnreachable"
+GATED = "GatedByKueue"
+_GATED_SAYS = (
+    f"Kueue has put the pod itself into a queue (scheduling gate {QUEUE_GATE}): list RLHFJob.v1alpha1.rlhf.dev in "
+    "integrations.externalFrameworks of Kueue's configuration, give the job a queue if its namespace has one named "
+    "default, and suspend and resume the job"
+)
 OVER = ("Failed", "Succeeded")
 """Phases of a pod that has ended."""
 _RACES = "OutOf"
@@ -114,10 +121,17 @@ def node_unreachable(conditions: Mapping[str, Body]) -> bool:
     return differ and ready.get("reason") != "ReadinessGatesNotReady"
 
 
-def waiting_reason(node: str | None, status: Body, conditions: Mapping[str, Body]) -> str | None:
+def is_gated(spec: Body) -> bool:
+    """True if Kueue has put the pod into a queue of its own."""
+    return any(gate.get("name") == QUEUE_GATE for gate in spec.get("schedulingGates", ()))
+
+
+def waiting_reason(spec: Body, status: Body, conditions: Mapping[str, Body]) -> str | None:
     """Reason and message why the pod is not scheduled, does not start, or cannot be reached."""
     if node_unreachable(conditions):
-        return f"{NODE_UNREACHABLE}: its node {node} has stopped reporting"
+        return f"{NODE_UNREACHABLE}: its node {spec.get('nodeName')} has stopped reporting"
+    if is_gated(spec):
+        return f"{GATED}: {_GATED_SAYS}"
     scheduled = conditions.get("PodScheduled", {})
     if scheduled.get("status") == "False":
         return f"{scheduled.get('reason') or 'Unschedulable'}: {scheduled.get('message', '')}"

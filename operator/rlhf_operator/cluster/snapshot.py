@@ -30,6 +30,7 @@ from .pod_status import (
     Body,
     ended,
     initializing,
+    is_gated,
     let_go,
     node_unreachable,
     seconds,
@@ -112,6 +113,8 @@ class Pod:
     """Reason why it does not start, or cannot be reached."""
     scheduled: bool = True
     """False once the scheduler has reported that it found no node."""
+    gated: bool = False
+    """True if Kueue has put it into a queue of its own, beside its job's."""
     node: str | None = None
     unreachable: bool = False
     """True if its node no longer reports to Kubernetes."""
@@ -150,7 +153,8 @@ class Pod:
         conditions = {c["type"]: c for c in status.get("conditions", ())}
         running = role_container.get("state", {}).get("running")
         scheduled = conditions.get("PodScheduled", {}).get("status") != "False"
-        node = body.get("spec", {}).get("nodeName")
+        spec = body.get("spec", {})
+        node = spec.get("nodeName")
         return cls(
             name=meta["name"],
             uid=meta["uid"],
@@ -167,13 +171,14 @@ class Pod:
             held_by=", ".join(meta.get("finalizers", ())) if let_go(meta) else "",
             begun=bool({"running", "terminated"} & role_container.get("state", {}).keys()),
             over=status.get("phase") in OVER,
-            waiting_reason=waiting_reason(node, status, conditions),
-            scheduled=scheduled,
+            waiting_reason=waiting_reason(spec, status, conditions),
+            scheduled=scheduled and not is_gated(spec),
+            gated=is_gated(spec),
             node=node,
             unreachable=node_unreachable(conditions),
             initializing=initializing(status),
             unstarted=node is not None and unstarted(status),
-            port=_port(body.get("spec", {})),
+            port=_port(spec),
             rank=int(labels.get(RANK, "0")),
         )
 
