@@ -5,8 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from .foreign_files import read_regular
 from .problems import InvalidJob, Problem, show
 
+LARGEST = 1 << 20
+"""Maximum size of a template's file, bytes."""
 FIELD = "spec.data.chatTemplate"
 SET_HERE = (
     *("messages", "conversation", "chat_template", "add_generation_prompt", "continue_final_message"),
@@ -31,8 +34,8 @@ def given_template(given: str) -> str:
     if "{{" in given or "{%" in given:
         return given
     try:
-        return Path(given).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return read_regular(Path(given), LARGEST).decode()
+    except (OSError, ValueError) as error:
         message = f"is neither a template nor a file that can be read: {error}; got {show(given)}"
         raise InvalidJob([Problem(FIELD, message)]) from None
 
@@ -48,7 +51,7 @@ def template_problems(given: str) -> list[Problem]:
         return []
     from jinja2 import Environment, TemplateSyntaxError
     from jinja2.ext import Extension, loopcontrols
-    from jinja2.nodes import Node
+    from jinja2.nodes import Filter, Node, Test
     from jinja2.parser import Parser
 
     class Generation(Extension):
@@ -60,9 +63,18 @@ def template_problems(given: str) -> list[Problem]:
             next(parser.stream)
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
+    # Only parsed: to compile a template is to compute its constants, such as 9**(9**9).
+    environment = Environment(autoescape=True, extensions=[loopcontrols, Generation])
+    known = {Filter: environment.filters, Test: environment.tests}
     try:
-        Environment(autoescape=True, extensions=[loopcontrols, Generation]).from_string(text)
+        for node in environment.parse(text).find_all((Filter, Test)):
+            assert isinstance(node, Filter | Test)
+            if node.name not in known[type(node)]:
+                message = f"No {type(node).__name__.lower()} named {node.name!r}"
+                raise TemplateSyntaxError(message, node.lineno)
     except TemplateSyntaxError as error:
         why = str(error.message).rstrip(".")
         return [Problem(FIELD, f"is not a Jinja template: line {error.lineno}: {why}; got {show(given)}")]
+    except RecursionError:
+        return [Problem(FIELD, f"is not a Jinja template: is nested too deeply; got {show(given)}")]
     return []

@@ -1,17 +1,17 @@
 """Sizes of models in local directories, from file headers and configurations, without loading weights."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from .foreign_files import LARGEST_JSON, READ_ERRORS, open_regular, parse_json, read_json
+from .model_directory import shard_names
 from .parameters import Shape, count_parameters, shape_of
 from .sizes import LOADED, Size
 from .spec import Spec
 
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
-_LONGEST_HEADER = 100 << 20
-"""Maximum header size of the safetensors format, bytes."""
+_MOST_DIMENSIONS = 16
 
 
 def model_sizes(spec: Spec) -> dict[str, Size]:
@@ -29,7 +29,7 @@ def matrices(directory: Path) -> list[str]:
     """Names of layers with a weight matrix, from a model's files; empty if unreadable."""
     try:
         shapes = {name: shape for file in _files(directory) for name, shape in _shapes(file).items()}
-    except (OSError, ValueError, TypeError, LookupError, AttributeError):
+    except READ_ERRORS:
         return []
     return [n.removesuffix(".weight") for n, s in shapes.items() if n.endswith(".weight") and len(s) == 2]
 
@@ -38,23 +38,23 @@ def tensor_entries(file: BinaryIO) -> dict[str, Any]:
     """`dtype`, `shape` and `data_offsets` of each tensor in an open safetensors file, which is then positioned at its
     data. The format: 8 bytes of length, a JSON header, the tensors. Raises ValueError for another format."""
     length = int.from_bytes(file.read(8), "little")
-    if length > _LONGEST_HEADER:
+    if length > LARGEST_JSON:
         raise ValueError(f"no safetensors file: its header would have {length} bytes")
-    header = json.loads(file.read(length))
+    header = parse_json(file.read(length))
     return {name: entry for name, entry in header.items() if name != "__metadata__"}
 
 
 def token_ids(directory: Path) -> tuple[dict[str, int], list[str]] | None:
     """Ids of the tokens, and the merges, of a tokenizer.json; None where there is none that can be read so."""
     try:
-        made = _read(directory / "tokenizer.json")
+        made = read_json(directory / "tokenizer.json")
         ids = made["model"]["vocab"]
         if not isinstance(ids, dict):  # of a unigram model: pairs of token and score
             ids = {token: place for place, (token, _) in enumerate(ids)}
         added = {token["content"]: token["id"] for token in made.get("added_tokens", ())}
         merges = made["model"].get("merges") or ()
         return {**ids, **added}, [pair if isinstance(pair, str) else " ".join(pair) for pair in merges]
-    except (OSError, ValueError, TypeError, LookupError, AttributeError):
+    except READ_ERRORS:
         return None
 
 
@@ -63,7 +63,7 @@ def _parameters(directory: Path) -> int | None:
     for count in (_in_files, _by_configuration):
         try:
             parameters = count(directory)
-        except (OSError, ValueError, TypeError, LookupError, AttributeError):
+        except READ_ERRORS:
             continue  # reported when the model is loaded
         if parameters:
             return parameters
@@ -72,8 +72,8 @@ def _parameters(directory: Path) -> int | None:
 
 def _shape(directory: Path) -> Shape | None:
     try:
-        return shape_of(_read(directory / "config.json"))
-    except (OSError, ValueError, TypeError, LookupError, AttributeError):
+        return shape_of(read_json(directory / "config.json"))
+    except READ_ERRORS:
         return None
 
 
@@ -83,18 +83,23 @@ def _in_files(directory: Path) -> int:
 
 def _files(directory: Path) -> list[Path]:
     index = directory / _INDEX
-    names = set(_read(index)["weight_map"].values()) if index.is_file() else {_WEIGHTS}
+    names = shard_names(read_json(index)) if index.is_file() else {_WEIGHTS}
     return [directory / name for name in names]
 
 
 def _shapes(file: Path) -> dict[str, list[int]]:
-    with file.open("rb") as opened:
-        return {name: entry["shape"] for name, entry in tensor_entries(opened).items()}
+    with open_regular(file) as opened:
+        return {name: _dimensions(entry["shape"]) for name, entry in tensor_entries(opened).items()}
+
+
+def _dimensions(shape: Any) -> list[int]:
+    """The shape. Raises ValueError for what is none."""
+    if not isinstance(shape, list) or len(shape) > _MOST_DIMENSIONS:
+        raise ValueError("a shape is a list of few numbers")
+    if not all(isinstance(size, int) and 0 <= size < 2**63 for size in shape):
+        raise ValueError("a shape is of whole numbers from 0 on")
+    return shape
 
 
 def _by_configuration(directory: Path) -> int | None:
-    return count_parameters(_read(directory / "config.json"))
-
-
-def _read(file: Path) -> Any:
-    return json.loads(file.read_bytes())
+    return count_parameters(read_json(directory / "config.json"))

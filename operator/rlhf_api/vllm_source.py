@@ -5,7 +5,6 @@ Empty where vLLM is not installed; then vLLM's own parser says it, in the role t
 
 import ast
 import importlib.util
-import json
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
+from .foreign_files import READ_ERRORS, read_json
 from .problems import Problem, closest, show
 from .roles import Role
 from .serving import engine_section
@@ -51,9 +51,9 @@ def _unknown_architecture(where: str, directory: Path) -> Iterator[Problem]:
     """A policy in a local directory whose class neither vLLM nor transformers has for text generation. Code of its own
     (`auto_map`) and plugins of vLLM beside ours may bring any."""
     try:
-        config = json.loads((directory / "config.json").read_bytes())
+        config = read_json(directory / "config.json")
         named = [str(name) for name in config.get("architectures") or ()]
-    except (OSError, ValueError, AttributeError, TypeError):
+    except READ_ERRORS:
         return  # reported when the model is loaded
     known, plugins = _generating(), {point.module.partition(".")[0] for point in entry_points(group=_PLUGINS)}
     if not named or not known or plugins - {"vllm", "rlhf_trainer"} or "auto_map" in config:

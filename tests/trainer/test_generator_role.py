@@ -58,6 +58,9 @@ def test_what_the_job_says_reaches_vllm(tmp_path):
     assert found["generation-config"] == "vllm", "the model repository has no say in sampling"
     assert found["middleware"] == "rlhf_trainer.engines.vllm.middleware.Front"
     assert found["disable-uvicorn-access-log"] is True, "a line for each prompt and probe"
+    assert "messages" in found["chat-template"], (
+        "not the policy's own, a program that vLLM would run as it starts"
+    )
 
 
 def test_a_tokenizer_or_a_policy_of_the_jobs_own(tmp_path):

@@ -1,12 +1,13 @@
 """Checks of the models that a manifest names: directories, names of the hub, what vLLM serves, layers of adapters."""
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from rlhf_api.algorithms import graph_of
+from rlhf_api.foreign_files import read_json
 from rlhf_api.graph import CRITIC
+from rlhf_api.model_directory import directory_problem
 from rlhf_api.model_files import matrices, token_ids
 from rlhf_api.problems import Problem
 from rlhf_api.run import roles_of
@@ -92,6 +93,8 @@ def mistyped(spec: Spec) -> Iterator[Problem]:
             yield Problem(where, f"no such directory, and no hub name (`owner/name`){hint}; got {name!r}")
         elif not (Path(name) / wanted).is_file():
             yield Problem(where, f"must be in Hugging Face format, but has no {wanted}; got {name!r}")
+        elif what := directory_problem(Path(name)):
+            yield Problem(where, f"{what}; got {name!r}")
         elif field != "tokenizer" and (
             lacks := _lacks(Path(name), alone=field == "policy" and not model.tokenizer)
         ):
@@ -105,11 +108,6 @@ def mistyped(spec: Spec) -> Iterator[Problem]:
 
 def _lacks(directory: Path, *, alone: bool) -> str:
     """Files that a model's directory lacks, as text, or ''; `alone`: the manifest names no other tokenizer."""
-    try:
-        if not isinstance(json.loads((directory / "config.json").read_bytes()), dict):
-            return "its config.json is not an object"
-    except (OSError, ValueError) as error:
-        return f"its config.json cannot be read: {error}"
     if not any(found for kind in _WEIGHTS for found in directory.glob(kind)):
         return f"has no weights ({', '.join(_WEIGHTS)})"
     if alone and not any(found for kind in _TOKENIZER for found in directory.glob(kind)):
@@ -121,7 +119,7 @@ def _lacks(directory: Path, *, alone: bool) -> str:
 
 def _only_causal(directory: Path) -> str:
     """The classes of a language model's directory; '' for any other model."""
-    named = json.loads((directory / "config.json").read_bytes()).get("architectures") or ()
+    named = read_json(directory / "config.json").get("architectures") or ()
     return ", ".join(map(str, named)) if all(str(name).endswith("ForCausalLM") for name in named) else ""
 
 

@@ -13,6 +13,7 @@ from rlhf_api.base import names_function
 from rlhf_api.chat_template import template_problems
 from rlhf_api.checks import CHANGEABLE
 from rlhf_api.evaluation import evaluation_sets
+from rlhf_api.foreign_files import READ_ERRORS, read_json
 from rlhf_api.graph import RowKind
 from rlhf_api.model_files import model_sizes
 from rlhf_api.pods import PodSettings
@@ -136,8 +137,8 @@ def _template(spec: Spec, where: str) -> Iterator[Problem]:
 
 def _names_template(folder: Path) -> bool:
     try:
-        return "chat_template" in json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return "chat_template" in read_json(folder / "tokenizer_config.json")
+    except READ_ERRORS:
         return True  # reported elsewhere, or by the tokenizer itself
 
 

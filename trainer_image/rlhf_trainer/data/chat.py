@@ -14,6 +14,8 @@ from rlhf_api.problems import InvalidJob, Problem, show
 from rlhf_api.rows import Message, Row
 from rlhf_api.spec import Data
 
+from .template_renderer import RefusedByTemplate, render_template
+
 ANY = "\ue000"
 """Content of a message that no template has text of its own with: a private-use character."""
 NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
@@ -78,19 +80,15 @@ def render(
     """The conversation as text; `arguments`: see `arguments_of`; `for_response`: with the header of the assistant's
     next turn.
 
-    Raises InvalidJob where there is no template or it raises for these messages.
+    Raises InvalidJob where there is no template, or it raises for these messages or takes too much.
     """
     check_template(tokenizer, FIELD)
     plain = [message.for_template() for message in messages]
     try:
-        text = tokenizer.apply_chat_template(
-            plain, tokenize=False, add_generation_prompt=for_response, **arguments
-        )
-    except Exception as error:  # Jinja's errors, and exceptions raised by the template
-        reason = f"{type(error).__name__}: {error}"
+        return render_template(tokenizer, plain, arguments, for_response=for_response)
+    except Exception as error:  # Jinja's errors, exceptions raised by the template, and limits
+        reason = str(error) if isinstance(error, RefusedByTemplate) else f"{type(error).__name__}: {error}"
         raise InvalidJob([Problem(FIELD, f"the template refuses {show(plain)}: {reason}")]) from error
-    assert isinstance(text, str), "one conversation gives one text"
-    return text
 
 
 def segments(

@@ -13,12 +13,18 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
+from transformers.utils.peft_utils import find_adapter_config_file
+
+from rlhf_api.model_directory import config_problem, directory_problem
 
 from .. import progress
 
 
 def load_config(path: str) -> PreTrainedConfig:
+    """Raises ValueError also where it names code of another repository."""
     config: PreTrainedConfig = from_pretrained(AutoConfig, path)
+    if what := config_problem(PreTrainedConfig.get_config_dict(path)[0]):
+        raise ValueError(f"cannot load {path!r}: {what}")
     return config
 
 
@@ -26,6 +32,10 @@ def load_model(kind: Any, path: str, *, trained_head: bool = True, **arguments: 
     """A model of an Auto class. Each parameter that is made or filled, and what is downloaded, is a sign of progress.
     Raises ValueError where the files lack weights, which Transformers makes at random; those of the head may be lacking
     unless it is a `trained_head`."""
+    if find_adapter_config_file(path) is not None:
+        raise ValueError(
+            f"cannot load {path!r}: it is an adapter of another model; name one that it is merged into"
+        )
     told = register_module_parameter_registration_hook(lambda *_: progress.sign())
     try:
         with progress.growing(Path(HF_HUB_CACHE, f"models--{path.replace('/', '--')}")):
@@ -47,6 +57,8 @@ def load_model(kind: Any, path: str, *, trained_head: bool = True, **arguments: 
 def from_pretrained(kind: Any, path: str, **arguments: Any) -> Any:
     if path.startswith((".", "/", "~")) and not Path(path).is_dir():
         raise ValueError(f"there is no directory {path!r}")
+    if Path(path).is_dir() and (what := directory_problem(Path(path))):
+        raise ValueError(f"cannot load {path!r}: {what}")
     try:
         return kind.from_pretrained(path, trust_remote_code=False, **arguments)
     except Exception as error:  # the libraries below raise almost any exception for invalid input

@@ -7,9 +7,11 @@ import json
 import logging
 import os
 import sys
+from pathlib import Path
 
 from pydantic import JsonValue
 
+from rlhf_api.model_directory import directory_problem
 from rlhf_api.model_files import model_sizes
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.roles import Role
@@ -68,6 +70,8 @@ def arguments(
         "weight-transfer-config": json.dumps({"backend": "rlhf"}),
         "worker-extension-cls": EXTENSION,
         "middleware": FRONT,
+        # vLLM renders the model's own, a program of its author, as it starts, without limits. Nothing asks it to chat.
+        "chat-template": "{{ messages }}",
         # One log line per prompt and probe would bury all others.
         "disable-uvicorn-access-log": True,
     }
@@ -122,6 +126,8 @@ def run(env: ProcessEnv) -> None:
     policy = model_source(env.config, "policy")
     if problems := engine_problems(env.config.spec, Role.GENERATOR, policy.where, policy.path):
         raise InvalidJob(problems)
+    if Path(policy.path).is_dir() and (what := directory_problem(Path(policy.path))):
+        raise InvalidJob([Problem(policy.where, f"{what}; got {policy.path!r}")])
     cpu = on_cpu()
     memory = None if cpu else gpu_memory()
     if not cpu and (why := rdma.over_tcp(env.config, Role.GENERATOR, os.environ)) is not None:

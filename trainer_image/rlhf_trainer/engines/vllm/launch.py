@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
+from rlhf_api.foreign_files import READ_ERRORS, read_json
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.roles import Role
 from rlhf_api.run import RunConfig
@@ -83,12 +84,12 @@ def check_head_size(model: ModelSource, instead: str) -> None:
     """Raises InvalidJob where the attention heads of a model in a directory have a size that vLLM on CPUs lacks.
     Accepts models whose config.json does not tell: hub names, several towers, compressed attention."""
     try:
-        config = json.loads(Path(model.path, "config.json").read_bytes())
+        config = read_json(Path(model.path, "config.json"))
         if "kv_lora_rank" in config or "text_config" in config:
             return
         width, heads = (config.get(new) or config[old] for new, old in SHAPE_KEYS)
         size = config.get("head_dim") or width // heads
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
+    except READ_ERRORS:
         return  # reported when the model is loaded
     if size not in CPU_HEAD_SIZES:
         message = (

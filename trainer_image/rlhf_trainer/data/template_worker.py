@@ -1,0 +1,52 @@
+"""Process that renders chat templates, which are a stranger's programs: `python3 -m rlhf_trainer.data.template_worker`.
+
+Each line of its standard input is a request, each of its standard output a reply. A rendering that takes too long ends
+this process by SIGVTALRM: no template catches it, nor any computation within one statement. Imports no torch.
+"""
+
+import json
+import resource
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from transformers.utils.chat_template_utils import render_jinja_template
+
+SECONDS = 2.0
+"""Computing time of one rendering."""
+MEMORY = 1 << 30
+"""Memory beside what its modules take, bytes."""
+LONGEST = 16 << 20
+"""Characters of a rendered conversation."""
+
+
+def reply(request: dict[str, Any]) -> dict[str, str]:
+    try:
+        rendered: Any = render_jinja_template(conversations=[request.pop("messages")], **request)
+        text = rendered[0][0]
+    except MemoryError:
+        return {"error": f"it takes more than {MEMORY >> 20} MiB of memory"}
+    except Exception as error:  # Jinja's errors, and exceptions raised by the template
+        return {"error": f"{type(error).__name__}: {str(error)[:1000]}"}
+    if len(text) > LONGEST:
+        return {"error": f"it makes {len(text)} characters, more than {LONGEST}"}
+    return {"text": text}
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the end of its input ends it
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, size + MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    replies, sys.stdout = sys.stdout, sys.stderr
+    for line in sys.stdin:
+        signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
+        answer = json.dumps(reply(json.loads(line)))
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        replies.write(f"{answer}\n")
+        replies.flush()
+
+
+if __name__ == "__main__":
+    main()
