@@ -35,8 +35,8 @@ Unknown keys are errors, and the message names the key that was likely meant. Re
 
 On a cluster the same document goes to `kubectl apply`, and `kubectl explain rlhfjob.spec.ppo` tells what stands here.
 kubectl refuses an unknown key; the server drops it for clients that do not ask for validation. While a job runs, only
-`suspend`, `generator.replicas`, `activeDeadlineSeconds` and `ttlSecondsAfterFinished` may change; a suspended job may
-change in everything, and so may one that failed validation. A null is a field left out.
+`suspend`, `generator.replicas`, `activeDeadlineSeconds`, `ttlSecondsAfterFinished` and `podRetention` may change; a
+suspended job may change in everything, and so may one that failed validation. A null is a field left out.
 
 Unless a field says less, a string has at most 4096 characters, a list 4096 items and an object 256 keys. What is inside
 of free-form objects (`template`, `engineArguments`, `create.config`, `custom.settings`) has no

@@ -179,7 +179,7 @@ def check(spec: Spec) -> list[Problem]:
     return [problem for rule in RULES for problem in rule(spec)]
 
 
-CHANGEABLE = ("suspend", "active_deadline_seconds", "ttl_seconds_after_finished")
+CHANGEABLE = ("suspend", "active_deadline_seconds", "ttl_seconds_after_finished", "pod_retention")
 """Fields that may change while a job runs, besides the number of generators; all others only while it is suspended."""
 
 

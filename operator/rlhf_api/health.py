@@ -66,9 +66,9 @@ class Health(Frozen):
     """The job fails if log-probabilities of trainer and generators, with the same weights, differ by more in a step. 0
     disables it, as do topP and minNewTokens without a topK of up to 256."""
     logprob_outliers: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)
-    """The job fails if log-probabilities of trainer and generators differ by more than 1 nat at more than this share of
-    a step's tokens: 0 at any, 1 never; otherwise at 10 at least. Unless given 0 in float32, else 0.001, and 0.02 with
-    engine arguments that quantize."""
+    """The job fails if log-probabilities of trainer and generators differ by over 1 nat at more than this share of a
+    step's tokens, and at 10: 0 at any, 1 never. Unless given 0 in float32, 0.02 if engine arguments quantize, else
+    0.001."""
     rules: tuple[HealthRule, ...] = Field((), max_length=32)
     max_rollbacks: Positive = 3
     """Maximum number of rollbacks; the next one fails the job."""

@@ -26,7 +26,7 @@ MOST_PODS = 1000
 
 
 class FailureRule(Frozen):
-    """Action after a process ends with one of these exit codes, or for one of these reasons."""
+    """Action after an end with one of these exit codes or reasons."""
 
     action: Literal["FailJob", "Ignore", "Count"]
     """`FailJob`: the job fails at once; `Ignore`: the process is restarted, uncounted; `Count`: restarted, and
@@ -51,19 +51,18 @@ class RoleSpec(Frozen):
     dtype: DType | None = None
     """Compute dtype of the role; the job's `model.dtype` unless given."""
     backoff_limit: int = Field(3, ge=0)
-    """Maximum number of restarts of this role's processes, all together, within `backoffWindowSeconds`. After that the
-    job fails; as long as others of the role serve, a failed one is instead restarted after up to five minutes each
-    time."""
+    """Maximum number of restarts of this role's processes, together, within `backoffWindowSeconds`. After that the job
+    fails; while others of the role serve, a failed one is restarted after up to five minutes instead."""
     backoff_window_seconds: Positive = 3600
     """Length of the window in which `backoffLimit` counts restarts, seconds from the first one; a later restart begins
     a new window."""
     failure_rules: tuple[FailureRule, ...] = Field((), max_length=16)
-    """Rules of what follows a failure; the first that matches applies. Without one, the failure is counted unless the
+    """Rules of what follows a failure; the first that matches applies. Without one, a failure counts unless the
     node was drained, lost or wanted by others, and exit code 78 fails the job."""
     startup_timeout_seconds: Positive = 600
     """Deadline of a process to answer after its start."""
     pods: PodSettings = PodSettings()
-    """Settings of this role's pods on a cluster, merged over `spec.pods`."""
+    """Settings of this role's pods, merged over `spec.pods`."""
 
 
 Attention = Literal["auto", "packed", "padded"]
@@ -82,12 +81,12 @@ class Trainer(RoleSpec):
     critic_micro_batch_tokens: Positive | None = None
     """Token budget of the critic's micro-batches; `microBatchTokens` unless given."""
     attention: Attention = "auto"
-    """`packed`: sequences end to end, without padding, where a trial at the start shows that the model computes the
-    same; `padded`: each filled up to the longest beside it. `auto`: packed on GPUs where that holds, else padded.
-    Reference and reward models by token follow it too."""
+    """`packed`: sequences end to end, where a trial at the start shows that the model computes the same; `padded`: each
+    filled up to the longest. `auto`: packed on GPUs where that holds, else padded. For reference and reward models by
+    token too."""
     sequence_parallel_size: Positive = 1
-    """Number of neighbouring ranks that share each packed micro-batch, with a slice of its tokens each, so that it may
-    have this many times `microBatchTokens`. Must divide the ranks and the policy's attention heads."""
+    """Number of neighbouring ranks that share each packed micro-batch, of up to this many times `microBatchTokens`, by
+    its tokens. Must divide the ranks and the policy's attention heads."""
     kernels: Kernels = "auto"
     """`liger`: fused norms, rotary embedding and SwiGLU; `torch`: the model's own. `auto`: Liger's on GPUs, where it is
     installed and supports the model."""

@@ -190,8 +190,8 @@ class Checkpoint(Frozen):
     keep_every: int = Field(0, ge=0)
     """Checkpoints of steps that are multiples of this are kept too; 0: none."""
     keep_best: int = Field(0, ge=0)
-    """Number of checkpoints with the best evaluation at their step that are kept too: the highest mean, or the lowest
-    loss for algorithms that train on given responses; with several sets, their mean."""
+    """Number of checkpoints with the best evaluation that are kept too: the highest mean, or the lowest loss where
+    given responses are trained on; with several sets, their mean."""
     timeout_seconds: Positive = 600
     """Retry deadline of a store that does not respond; training continues meanwhile until the next checkpoint."""
 
@@ -248,6 +248,8 @@ class Spec(Sections):
     """On a cluster: the job fails after this running time, suspended time not counted."""
     ttl_seconds_after_finished: int | None = Field(None, ge=0)
     """On a cluster: the job is deleted this long after its end."""
+    pod_retention: Literal["never", "onFailure", "always"] = "never"
+    """On a cluster: when servers that still run at the job's end stay, with their GPUs."""
     runtime: RuntimeReference | None = None
     pods: PodSettings = PodSettings()
     """On a cluster: settings of the pods of every role."""

@@ -261,7 +261,7 @@ def test_a_model_in_several_places_describes_its_fields_in_the_uppermost() -> No
         assert described == set()
         assert (
             at(f".spec.{role}.pods")["description"]
-            == "Settings of this role's pods on a cluster, merged over `spec.pods`."
+            == "Settings of this role's pods, merged over `spec.pods`."
         )
     assert not any("title" in node for _, node in nodes(ROOT))
 

@@ -6,6 +6,7 @@ import pytest
 from tests.reconcile.world import World, names, reasons, running, stamp
 
 from rlhf_api.report import HealthStatus, TrainerStatus
+from rlhf_api.run import EXIT_INVALID
 from rlhf_api.status import JobStatus
 from rlhf_operator.cluster.pod_groups import LOST_SECONDS
 from rlhf_operator.cluster.snapshot import Pod
@@ -449,6 +450,24 @@ def test_a_finished_job_is_deleted_after_its_time():
     assert not world.expired
     world.step()
     assert world.expired
+
+
+@pytest.mark.parametrize("retention", ["never", "onFailure", "always"])
+@pytest.mark.parametrize("code", [0, EXIT_INVALID])
+def test_servers_stay_after_the_end_where_the_spec_says_so(retention, code):
+    """So that one can look at them; trainers that still run go, and the rest at once when the spec changes."""
+    world = running(f"spec.podRetention={retention}", "spec.trainer.replicas=2")
+    for rank in range(1 if code else 2):
+        world.end(f"job-trainer-{rank}", code)
+    world.settle()
+    assert world.status.phase == ("Succeeded" if code == 0 else "Failed")
+    stay = retention == "always" or (retention == "onFailure" and code != 0)
+    servers = {"job-generator-0", "job-reward-0", "job-reference-0"} if stay else set()
+    living = {name for name, body in world.pods.items() if Pod.of(body).ended is None}
+    assert living == servers
+    world.overrides = ("spec.podRetention=never", "spec.trainer.replicas=2")
+    world.settle()
+    assert not {name for name, body in world.pods.items() if Pod.of(body).ended is None}
 
 
 def test_pods_that_the_server_refuses_are_told_of_and_not_counted_as_taken_away():

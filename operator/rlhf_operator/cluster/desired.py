@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from rlhf_api.checks import CHANGEABLE
 from rlhf_api.generator_checks import pods_per_replica
 from rlhf_api.manifest import from_cluster
 from rlhf_api.problems import InvalidJob
@@ -86,13 +87,7 @@ def wanted(
     if running.defaults.runtime is not None and spec.runtime is not None:
         spec = merged(spec, running.defaults.runtime.spec)
     running = running.scaled(_generators(running, spec.generator.replicas))
-    kept = running.config.spec.model_copy(
-        update={
-            "suspend": spec.suspend,
-            "active_deadline_seconds": spec.active_deadline_seconds,
-            "ttl_seconds_after_finished": spec.ttl_seconds_after_finished,
-        }
-    )
+    kept = running.config.spec.model_copy(update={name: getattr(spec, name) for name in CHANGEABLE})
     changed = ", ".join(_changed(kept, spec, same_release=running.defaults.release == defaults.release))
     reason = f"{changed} changed while the job runs; suspend and resume the job to apply that"
     return Desired(running, kept, reason if changed else None)

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import to_json
 
+from rlhf_api.checks import CHANGEABLE
 from rlhf_api.pods import PodSettings, combine
 from rlhf_api.problems import from_pydantic
 from rlhf_api.roles import Role
@@ -116,9 +117,7 @@ class Pinned:
 
 def lasting(spec: Spec) -> Spec:
     """The spec without the fields that may change while the processes run, except the number of generators."""
-    return spec.model_copy(
-        update={"suspend": False, "active_deadline_seconds": None, "ttl_seconds_after_finished": None}
-    )
+    return spec.model_copy(update={name: Spec.model_fields[name].get_default() for name in CHANGEABLE})
 
 
 def with_generators(spec: Spec, replicas: int) -> Spec:

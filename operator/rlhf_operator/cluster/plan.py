@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlhf_api.roles import Role
+from rlhf_api.spec import Spec
 from rlhf_api.status import ENDED, ClusterStatus, JobStatus
 
 from ..budget import Restarts, totals
@@ -20,7 +21,7 @@ from .names import token_name
 from .next_step import POLL_SECONDS, Plan, deletions
 from .observed import Observed
 from .pod_groups import PodGroups, adopted, evicted, hung, lack, membership, seen, silent, sort
-from .stopping import after_the_end, report_if_admitted, suspend
+from .stopping import after_the_end, report_if_admitted, stays, suspend
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def _planned(
         companions=finish is None,
         token=finish is None and lack(sight.pods, token_name(job.name, job.uid)),
         create=tuple(create),
-        delete=deletions(_leaving(made, sight, counted), sight.pods, now),
+        delete=deletions(_leaving(made, sight, counted, spec), sight.pods, now),
         members=membership(sight, spec),
         events=events,
         generators=generators,
@@ -144,11 +145,15 @@ def _recorded(made: Consequences, sight: PodGroups, counted: set[str]) -> Cluste
     return made.cluster.model_copy(update=changes)
 
 
-def _leaving(made: Consequences, sight: PodGroups, counted: set[str]) -> list[Deletion]:
-    """Pods to delete: all that run, if the job ends; else those that are evicted, replaced or surplus."""
+def _leaving(made: Consequences, sight: PodGroups, counted: set[str], spec: Spec) -> list[Deletion]:
+    """Pods to delete: all that run, if the job ends, but those that stay; else those evicted, replaced or surplus."""
     delete = made.delete
     if made.finish is not None:
-        delete = [deletion(pod) for pod in sight.pods if pod.ended is None]
+        delete = [
+            deletion(pod)
+            for pod in sight.pods
+            if pod.ended is None and not stays(spec, made.finish.phase, pod)
+        ]
     leaving = [pod for pod in sight.pods if pod.uid in counted or pod in sight.surplus]
     return [*map(deletion, evicted(sight)), *delete, *map(deletion, leaving)]
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlhf_api.roles import Role
+from rlhf_api.spec import Spec
 from rlhf_api.status import ENDED, ClusterStatus, JobStatus
 
 from ..condition import observed as seen_at
@@ -28,6 +29,9 @@ SIDECAR_SECONDS = 30.0
 """Grace period of a pod's sidecars after the role's container has ended at the end of a job, seconds: time to ship
 logs.
 """
+
+STAYING_SECONDS = 60.0
+"""Interval at which the GPUs of servers that stay after a job's end are counted, seconds."""
 
 ORPHANS = "orphan"
 """Finalizer of an object that is deleted without what it owns, as by `kubectl delete --cascade=orphan`."""
@@ -120,6 +124,13 @@ def _queue(observed: Observed, *, idle: bool) -> Queue | None:
     return "release" if quota == "evicted" else report_if_admitted(observed)
 
 
+def stays(spec: Spec, phase: str, pod: Pod) -> bool:
+    """True for a pod that the job's end leaves running: a server that has started, where `podRetention` says so.
+    Trainers never stay: they would train on."""
+    wanted = spec.pod_retention == "always" or (spec.pod_retention == "onFailure" and phase == "Failed")
+    return wanted and pod.begun and pod.ended is None and pod.role is not Role.TRAINER
+
+
 def deleted(metadata: Mapping[str, Any], pods: Sequence[Pod], now: datetime.datetime) -> Plan:
     """The next step of a deleted job that still exists: a finalizer holds it, perhaps for ever, and until it is gone
     the API server keeps what it owns. Its pods are deleted now, as they would be with it, unless they are to be
@@ -153,14 +164,17 @@ def after_the_end(observed: Observed, before: JobStatus, now: datetime.datetime)
     spec = observed.wanted.spec
     sight = sort(spec, before.cluster or ClusterStatus(), observed.pods)
     holding = [pod for pod in sight.pods if not pod.over]
+    leaving = [pod for pod in holding if not stays(spec, before.phase, pod)]
     ending = [
         deletion(pod)
-        for pod in holding
+        for pod in leaving
         if pod.ended is None or now.timestamp() > pod.ended.at + SIDECAR_SECONDS
     ]
     left = left_to_live(before, spec.ttl_seconds_after_finished, now)
     expire = left is not None and left <= 0
     later = ASK_AGAIN_SECONDS if refused(before) else left
+    if holding:
+        later = min(later or STAYING_SECONDS, STAYING_SECONDS)
     # Of a runtime, which may say how many GPUs a pod has, the spec knows nothing more.
     used = (
         counted(before, sight.pods, spec, observed.prices, now)
@@ -174,5 +188,5 @@ def after_the_end(observed: Observed, before: JobStatus, now: datetime.datetime)
         if observed.quota not in ("none", "absent") and not holding
         else report_if_admitted(observed),
         expire=expire,
-        again=POLL_SECONDS if holding else later if not expire else None,
+        again=POLL_SECONDS if leaving else later if not expire else None,
     )
