@@ -1,8 +1,19 @@
-"""The middleware alone; test_serving.py knocks at every path of a real server."""
+"""The middleware alone, and behind the server's own parsers of HTTP; test_serving.py knocks at every path of a real
+server."""
 
 import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Mount, Route, WebSocketRoute
+from starlette.websockets import WebSocket
 
 from rlhf_trainer.engines.vllm.guard import TokenGuard
 
@@ -61,3 +72,83 @@ def test_websockets_are_closed_and_the_lifespan_passes(monkeypatch):
     monkeypatch.setenv("RLHF_TOKEN", "right")
     assert knock("/v1/realtime", None, "websocket") == [{"type": "websocket.close", "code": 1008}]
     assert knock("", None, "lifespan") == [{"type": "in"}]
+
+
+SECRET = b"only for those with the token"
+TARGETS = (
+    *("/collective_rpc", "/health/../collective_rpc", "/health%2f..%2fcollective_rpc", "//collective_rpc"),
+    *("/metrics/../collective_rpc", "/HEALTH", "http://x/health/../server_info", "/docs", "/openapi.json"),
+    *("/tokenize", "/load_lora_adapter", "/server_info", "*", "/metrics/x", "/health;/server_info"),
+    *("/health?/server_info", "/%68ealth", "/health%00", "/health#/server_info"),
+)
+HEADERS = (
+    b"",
+    b"Authorization: Bearer \r\n",
+    b"X-Forwarded-Prefix: /health\r\n",
+    b"X-Original-URL: /health\r\n",
+)
+HEAD = b" HTTP/1.1\r\nHost: x\r\n"
+SMUGGLED = (
+    b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /server_info" + HEAD + b"\r\n"
+)
+UPGRADE = b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+
+
+@contextmanager
+def served(parser: str) -> Iterator[int]:
+    """The port of an application of routes like vLLM's behind the guard."""
+
+    async def secret(_request: Request) -> PlainTextResponse:
+        return PlainTextResponse(SECRET)
+
+    async def health(_request: Request) -> PlainTextResponse:
+        return PlainTextResponse("well")
+
+    async def realtime(websocket: WebSocket) -> None:
+        await websocket.accept()
+        await websocket.send_bytes(SECRET)
+
+    app = Starlette(
+        routes=[
+            Route("/health", health, methods=["GET", "POST"]),
+            Mount("/metrics", health),
+            WebSocketRoute("/v1/realtime", realtime),
+            Route("/{path:path}", secret, methods=["GET", "POST"]),
+        ]
+    )
+    config = uvicorn.Config(TokenGuard(app), log_level="error", http=parser, lifespan="off")
+    server = uvicorn.Server(config)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=server.run, args=([listening],))
+        thread.start()
+        yield listening.getsockname()[1]
+        server.should_exit = True
+        thread.join()
+
+
+def ask(port: int, raw: bytes, end: bool = True) -> bytes:
+    """The answer to raw bytes, after which the sender closes its side, up to the end of the connection."""
+    answer = b""
+    with socket.create_connection(("127.0.0.1", port), 60) as connection, suppress(ConnectionError):
+        connection.sendall(raw)
+        if end:
+            connection.shutdown(socket.SHUT_WR)
+        while part := connection.recv(1 << 16):
+            answer += part
+    return answer
+
+
+@pytest.mark.parametrize("parser", ["httptools", "h11"])
+def test_no_way_of_writing_a_request_passes_without_the_token(monkeypatch, parser):
+    monkeypatch.setenv("RLHF_TOKEN", "right")
+    close = HEAD + b"Connection: close\r\n"
+    with served(parser) as port:
+        for target in TARGETS:
+            for header in HEADERS:
+                answer = ask(port, b"GET " + target.encode() + close + header + b"\r\n", end=False)
+                assert SECRET not in answer, (target, header)
+        assert ask(port, b"GET /health" + close + b"\r\n", end=False).endswith(b"well")
+        assert SECRET in ask(port, b"GET /x" + close + b"Authorization: Bearer right\r\n\r\n", end=False)
+        assert SECRET not in ask(port, b"POST /health" + HEAD + SMUGGLED)
+        refused = ask(port, b"GET /v1/realtime" + HEAD + UPGRADE + b"Sec-WebSocket-Version: 13\r\n\r\n")
+        assert refused.startswith(b"HTTP/1.1 403 ")

@@ -42,13 +42,13 @@ class Server:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": json.dumps(answer.get(scope["path"], {})).encode()})
 
-    async def get(self, path: str) -> tuple[int, dict[str, Any]]:
-        return await self.request("GET", path)
+    async def get(self, path: str, client: str = "10.0.0.1") -> tuple[int, dict[str, Any]]:
+        return await self.request("GET", path, client)
 
     async def post(self, path: str) -> None:
         assert (await self.request("POST", path))[0] == 200
 
-    async def request(self, method: str, path: str) -> tuple[int, dict[str, Any]]:
+    async def request(self, method: str, path: str, client: str = "10.0.0.1") -> tuple[int, dict[str, Any]]:
         sent: list[dict[str, Any]] = []
 
         async def receive() -> dict[str, Any]:
@@ -58,6 +58,7 @@ class Server:
             sent.append(message)
 
         scope = {"type": "http", "method": method, "path": path, "headers": [], "app": self}
+        scope["client"] = (client, 1)
         await self.probes(scope, receive, send)
         return sent[0]["status"], json.loads(sent[1]["body"])
 
@@ -240,3 +241,24 @@ async def test_drain_waits_for_prompts_under_way_and_for_a_while_of_quiet(server
     ended = asyncio.get_running_loop().time()
     assert (await drained)[0] == 200
     assert asyncio.get_running_loop().time() - ended >= probes.QUIET_SECONDS
+
+
+@scenario
+async def test_who_asks_often_for_the_drain_keeps_nobody_else_from_it(server: Server) -> None:
+    """Anybody may ask, as a kubelet has no token, and each request waits for as long as prompts are under way."""
+    server.running.clear()
+    prompt = asyncio.create_task(server.post(GENERATE))
+    waiting = [asyncio.create_task(server.get("/drain", "10.0.0.66")) for _ in range(1000)]
+    await asyncio.sleep(0)
+    refused = [task for task in waiting if task.done()]
+    assert len(waiting) - len(refused) == probes.DRAINS
+    assert {(await task)[0] for task in refused} == {503}
+    kubelet = asyncio.create_task(server.get("/drain", "10.0.0.1"))
+    await asyncio.sleep(60)
+    assert not kubelet.done()
+    server.running.set()
+    await prompt
+    assert (await kubelet)[0] == 200
+    await asyncio.gather(*waiting)
+    assert (await server.get("/drain", "10.0.0.66"))[0] == 200
+    assert not server.probes._drains

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -28,6 +29,8 @@ CHANGE_SECONDS = 600.0
 QUIET_SECONDS = 3.0
 """Idle time before a server counts as drained, seconds: the trainer knows by then that this server is draining."""
 DRAIN_SECONDS = 600.0
+DRAINS = 4
+"""Requests of one address that may wait for the drain: a kubelet makes one, and anybody may make them."""
 _POLL_SECONDS = 0.1
 
 ENGINE_DEAD = "vLLM's engine is dead"
@@ -42,12 +45,14 @@ class Probes:
     GET /ready: 200 once every worker holds the newest weights that the trainer sent and has generated a token with
     them; else 503. During an update the last result is kept.
     GET /live: 503 when the engine is dead or its workers hang.
-    GET /drain: replies once no request has been running for QUIET_SECONDS; for a pod's `preStop`."""
+    GET /drain: replies once no request has been running for QUIET_SECONDS; for a pod's `preStop`. 503 at once beyond
+    DRAINS from one address, whose waits would keep the event loop busy."""
 
     def __init__(self, app: App) -> None:
         self.app = app
         self._answers = {READY: self._ready, LIVE: self._live, DRAIN: self._drain}
         self._prompts = 0  # running requests
+        self._drains = Counter[str]()  # addresses of those who wait for the drain
         self._quiet_since = time.monotonic()
         self._changes = 0  # running calls that change weights
         self._changed_at = 0.0  # time of the last one
@@ -105,7 +110,17 @@ class Probes:
         owed = time.monotonic() - since
         return f"the workers have not answered for {owed:.0f} s" if owed > limit else ""
 
-    async def _drain(self, _scope: Scope) -> str:
+    async def _drain(self, scope: Scope) -> str:
+        address, _ = scope.get("client") or ("", 0)
+        if self._drains[address] >= DRAINS:
+            return f"{DRAINS} requests from {address} wait already"
+        self._drains[address] += 1
+        try:
+            return await self._drained()
+        finally:
+            self._drains -= Counter([address])  # and forgets it at 0
+
+    async def _drained(self) -> str:
         deadline = time.monotonic() + DRAIN_SECONDS
         began = time.monotonic()
         while time.monotonic() < deadline:
