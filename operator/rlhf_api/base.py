@@ -60,7 +60,7 @@ _JOB_NAME = r"^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$"
 SCHEMES = ("file", "s3", "gs", "az")
 """Kinds of object stores, by their URLs."""
 _STORE_URL = rf"^(file:///|({'|'.join(SCHEMES[1:])})://)[^/?#]+(/[^/?#]+)*/?$"
-_QUANTITY = r"^[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+|[numkMGTPE]|[KMGTPE]i)?$"
+QUANTITY = r"^[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+|[numkMGTPE]|[KMGTPE]i)?$"
 _NAME = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
 _PATH = r"^(/\.?[A-Za-z0-9_-][^/:]*)+$"
 _SUB_PATH = r"^\.?[A-Za-z0-9_-][^/:]*(/\.?[A-Za-z0-9_-][^/:]*)*$"
@@ -75,7 +75,7 @@ PATTERNS = {
     _LABEL: "must be at most 40 of a-z, 0-9 and -, with no - at either end",
     _JOB_NAME: "must be at most 40 of a-z, 0-9 and -, begin with a letter and not end with -",
     _STORE_URL: "must be a URL that begins with file:///, s3://, gs:// or az://, without ?, # and empty parts (//)",
-    _QUANTITY: 'must be a Kubernetes quantity, such as "500m" or "16Gi"',
+    QUANTITY: 'must be a Kubernetes quantity, such as "500m" or "16Gi"',
     _NAME: "must be the name of an object in the cluster: a-z, 0-9, - and . with a letter or digit at both ends",
     _PATH: "must be an absolute path without .. and : and with no / at its end",
     _SUB_PATH: "must be a relative path without .. and : and with no / at its end",
@@ -108,7 +108,7 @@ JobName = Annotated[str, Field(pattern=_JOB_NAME, max_length=40)]
 """The name of a job, and of its Service: a DNS label (RFC 1035), which begins with a letter."""
 StoreUrl = Annotated[str, Field(pattern=_STORE_URL, max_length=1024)]
 """A place in an object store."""
-Quantity = Annotated[str, Field(pattern=_QUANTITY, max_length=32)]
+Quantity = Annotated[str, Field(pattern=QUANTITY, max_length=32)]
 """A Kubernetes quantity, such as `500m` or `16Gi`."""
 
 
@@ -124,7 +124,7 @@ Amount = Annotated[
         {
             INT_OR_STRING: True,
             "anyOf": [{"type": "integer"}, {"type": "string"}],
-            "pattern": _QUANTITY,
+            "pattern": QUANTITY,
             "maxLength": 32,
         }
     ),

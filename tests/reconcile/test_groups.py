@@ -185,7 +185,7 @@ def test_all_pods_count_for_gpus_gangs_and_queues():
     made = Pinned.make("job", spec, TODAY)
     assert gang_members(made.config, ()) == 7
     world = running(*PAIRS, *GPUS)
-    assert held([Pod.of(trimmed(body)) for body in world.pods.values()], spec)["nvidia.com/gpu"] == 32
+    assert held([Pod.of(trimmed(body)) for body in world.pods.values()], spec, {})["nvidia.com/gpu"] == 32
     scaled = Pinned.make("job", job(*PAIRS, "spec.generator.autoscale={maxReplicas: 5}").spec, TODAY)
     for pinned, count in ((made, 4), (scaled, 10)):
         pod_sets = {each["name"]: each["count"] for each in workload(world.job, pinned)["spec"]["podSets"]}

@@ -135,6 +135,38 @@ def test_gpus_that_a_runtime_gave_count_until_the_pods_are_over_too():
     assert world.status.gpu_hours == pytest.approx(8, rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("asked", "gpus", "cost"),
+    [
+        ("spec.reward.pods.gpu={count: 2}", 2, 5.0),
+        ("spec.reward.pods.resources={limits: {nvidia.com/gpu: 2}}", 2, 5.0),
+        ("spec.reward.pods.resources={limits: {nvidia.com/mig-1g.5gb: 2}}", 2, None),
+        ("spec.reward.pods.resources={limits: {example.com/wafer: 2}}", 2, 2.0),
+        ("spec.reward.pods.resources={limits: {example.com/nic: 2, cpu: 4}}", 0, None),
+        (
+            "spec.reward.pods.template={spec: {containers: [{name: role, resources: {limits: {amd.com/gpu: '2'}}}]}}",
+            2,
+            None,
+        ),
+        (
+            "spec.reward.pods.template={spec: {"
+            "initContainers: [{name: i, image: i, resources: {limits: {nvidia.com/gpu: 4}}}],"
+            " containers: [{name: other, image: i, resources: {limits: {nvidia.com/gpu: 1}}},"
+            " {name: role, resources: {limits: {nvidia.com/gpu: 2}}}]}}",
+            4,
+            10.0,
+        ),
+    ],
+)
+def test_gpus_count_however_the_pods_ask_for_them(asked, gpus, cost):
+    """From the pods as they are stored: also what a template or a webhook has put there."""
+    world = running(asked)
+    world.step(3600, prices=PRICES | {"example.com/wafer": 1.0})
+    world.step(0, prices=PRICES | {"example.com/wafer": 1.0})
+    assert (world.status.gpus, world.status.cost_per_hour) == (gpus, cost)
+    assert (world.status.gpu_hours or 0) == pytest.approx(gpus, rel=0.01)
+
+
 def test_without_prices_there_is_no_cost():
     world = running(*GPUS)
     world.step(3600)

@@ -22,6 +22,7 @@ from rlhf_operator.cluster.next_step import Plan
 from rlhf_operator.cluster.observed import Observed
 from rlhf_operator.cluster.pinned import Pinned
 from rlhf_operator.cluster.plan import plan
+from rlhf_operator.cluster.pod import build_pod
 from rlhf_operator.cluster.refusal import leave_alone, refuse, reopened
 from rlhf_operator.cluster.settings import Defaults
 from rlhf_operator.cluster.snapshot import Job, Pod
@@ -106,6 +107,7 @@ class World:
             name = pod_name("job", new.role, new.index, new.rank)
             if name not in self.pods and only("create"):
                 self.pods[name] = new_pod(new.role, new.index, new.attempt, self.now, new.rank)
+                self.pods[name]["spec"] = build_pod(self.want.pinned, new, "job-uid")["spec"]
                 self.made.append(name)
                 self.remembered = new.attempt if new.role is T else self.remembered
                 self.images.append((name, self.want.pinned.defaults.image))
@@ -147,7 +149,7 @@ class World:
             "conditions": [{"type": "Ready", "status": "True"}],
             "containerStatuses": [{"name": "role", "started": True, "state": state}],
         }
-        self.pods[name]["spec"] = {"nodeName": "node-1"}
+        self.pods[name]["spec"] = {**self.pods[name].get("spec", {}), "nodeName": "node-1"}
 
     def end(self, name: str, code: int = 1, message: str = "", **status: Any) -> None:
         end = {"exitCode": code, "finishedAt": stamp(self.now), "message": message}

@@ -12,6 +12,7 @@ from rlhf_api.status import ENDED
 from .api import Body, Key
 from .kinds import kind_of
 from .names import JOB
+from .pod_resources import only_devices
 
 COMPANIONS = (
     "ConfigMap",
@@ -203,6 +204,7 @@ def trimmed(body: Mapping[str, Any]) -> Body:
         return {**body, "metadata": metadata}
     spec: Mapping[str, Any] = body.get("spec", {})
     containers = spec.get("containers", ())
+    inits = [kept for kept in map(only_devices, spec.get("initContainers", ())) if kept]
     status = _only(body.get("status", {}), "phase", "podIP", "startTime", "reason", "message")
     for field, kept in _OF_STATUS.items():
         if entries := body.get("status", {}).get(field):
@@ -212,7 +214,8 @@ def trimmed(body: Mapping[str, Any]) -> Body:
         "metadata": _only(body["metadata"], *_OF_METADATA),
         "spec": {
             **_only(spec, "nodeName", "schedulingGates"),
-            "containers": [_only(c, "name", "ports") for c in containers],
+            "containers": [{**_only(c, "name", "ports"), **only_devices(c)} for c in containers],
+            **({"initContainers": inits} if inits else {}),
         },
         "status": status,
     }

@@ -25,6 +25,7 @@ from .names import (
     ROLE,
     pod_name,
 )
+from .pod_resources import devices
 from .pod_status import (
     OVER,
     Body,
@@ -115,6 +116,8 @@ class Pod:
     """False once the scheduler has reported that it found no node."""
     gated: bool = False
     """True if Kueue has put it into a queue of its own, beside its job's."""
+    devices: tuple[tuple[str, int], ...] = ()
+    """Devices that it asks for, such as GPUs, by the names of their resources."""
     node: str | None = None
     unreachable: bool = False
     """True if its node no longer reports to Kubernetes."""
@@ -174,6 +177,7 @@ class Pod:
             waiting_reason=waiting_reason(spec, status, conditions),
             scheduled=scheduled and not is_gated(spec),
             gated=is_gated(spec),
+            devices=devices(spec),
             node=node,
             unreachable=node_unreachable(conditions),
             initializing=initializing(status),

@@ -6,23 +6,26 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlhf_api.resources import gpu_of
-from rlhf_api.run import roles_of
 from rlhf_api.spec import Spec
 from rlhf_api.status import JobStatus
 
 from ..job_status import time_text
+from .pod_resources import is_gpu
 from .snapshot import Pod
 
 _DIGITS = 6
 """Decimal digits of the sums: a second of one GPU is 0.000278 hours."""
 
 
-def held(pods: Sequence[Pod], spec: Spec) -> Counter[str]:
-    """GPUs by resource name held by scheduled pods until all their containers have ended."""
-    found, roles = Counter[str](), roles_of(spec)
+def held(pods: Sequence[Pod], spec: Spec, prices: Mapping[str, float]) -> Counter[str]:
+    """GPUs by resource name held by scheduled pods until all their containers have ended: however the pods came to ask
+    for them, by `pods.gpu`, resources or a template. `prices`: any resource that has a price counts as GPUs."""
+    found = Counter[str]()
     for pod in pods:
-        if pod.node and not pod.over and pod.role in roles and (gpu := gpu_of(spec, pod.role)) is not None:
-            found[gpu.resource] += gpu.count
+        if pod.node and not pod.over:
+            gpu = gpu_of(spec, pod.role)
+            named = {*prices, *([gpu.resource] if gpu else [])}
+            found += Counter({name: count for name, count in pod.devices if name in named or is_gpu(name)})
     return found
 
 
@@ -36,7 +39,7 @@ def counted(
     before: JobStatus, pods: Sequence[Pod], spec: Spec, prices: Mapping[str, float], now: datetime.datetime
 ) -> dict[str, Any]:
     """Fields of the status: GPUs that the pods hold now, and what has been used up to now."""
-    gpus = held(pods, spec)
+    gpus = held(pods, spec, prices)
     fields = {"gpus": gpus.total(), "cost_per_hour": cost_per_hour(gpus, prices)}
     return fields | (used(before, now) if gpus or before.gpus else {})
 

@@ -1,0 +1,72 @@
+"""What a pod asks of its node, from its body as it was built or is stored; pure."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rlhf_api.base import QUANTITY
+from rlhf_api.pods import amount
+
+from .baseline import as_object
+
+Body = Mapping[str, Any]
+Amounts = dict[str, float]
+"""By resource name."""
+
+_GPU = re.compile(r"[^/]+/(gpu|gpu\.shared|mig|mig-[^/]+|gaudi|tpu)")
+"""Resources of devices that are counted as GPUs unasked: NVIDIA's, AMD's, Intel's, Google's."""
+
+
+def requests(spec: Body) -> Amounts:
+    """As the scheduler adds them up: of all containers, or of an init container that needs more than they together."""
+    beside, most = Amounts(), Amounts()
+    for init in spec.get("initContainers", ()):
+        own = total((beside, _of_container(init)))
+        if init.get("restartPolicy") == "Always":  # a sidecar, which stays
+            beside = own
+        else:
+            most = {name: max(own.get(name, 0), most.get(name, 0)) for name in {*own, *most}}
+    found = total((beside, *map(_of_container, spec.get("containers", ()))))
+    return {name: max(found.get(name, 0), most.get(name, 0)) for name in sorted({*found, *most})}
+
+
+def total(each: Iterable[Mapping[str, float]]) -> Amounts:
+    found = Amounts()
+    for amounts in each:
+        for name, value in amounts.items():
+            found[name] = found.get(name, 0.0) + value
+    return found
+
+
+def devices(spec: Body) -> tuple[tuple[str, int], ...]:
+    """Devices that the pod holds, by the names of their resources."""
+    return tuple((name, int(value)) for name, value in requests(spec).items() if _is_device(name) and value)
+
+
+def only_devices(container: Body) -> dict[str, Any]:
+    """The container's part that `devices` reads."""
+    limits = as_object(as_object(container.get("resources")).get("limits"))
+    kept = {name: value for name, value in limits.items() if _is_device(name)}
+    policy = {"restartPolicy": container["restartPolicy"]} if "restartPolicy" in container else {}
+    return {"resources": {"limits": kept}, **policy} if kept else {}
+
+
+def is_gpu(name: str) -> bool:
+    return _GPU.fullmatch(name) is not None
+
+
+def _is_device(name: str) -> bool:
+    """True for a resource of a device plugin."""
+    domain, slash, _ = name.partition("/")
+    return bool(slash) and not domain.endswith("kubernetes.io")
+
+
+def _of_container(container: Body) -> Amounts:
+    resources = as_object(container.get("resources"))
+    asked = {**as_object(resources.get("limits")), **as_object(resources.get("requests"))}
+    return {name: _number(value) for name, value in asked.items()}
+
+
+def _number(value: Any) -> float:
+    """0 for what is no quantity, which the API server refuses."""
+    return amount(str(value)) if re.match(QUANTITY, str(value)) else 0.0
