@@ -92,6 +92,7 @@ def test_the_trainer_hears_of_everybodys_own_port(address):
             "containers": [{"name": "role", "ports": [{"name": "http", "containerPort": port}]}]
         }
         world.pods[name]["status"]["podIP"] = address
+    world.pods["job-reference-0"]["spec"]["containers"] = [{"name": "role"}]
     pods = [Pod.of(trimmed(body)) for body in world.pods.values()]
     members = membership(sort(job().spec, world.status.cluster, pods), job().spec).members
     host = f"[{address}]" if ":" in address else address
