@@ -34,6 +34,7 @@ EVERYTHING: dict[str, Any] = {
         "workspaceClaim": "shared",
         "metricsFrom": MONITORING,
         "gpuPrices": {"nvidia.com/gpu": 2.5, "nvidia.com/mig-1g.10gb": 0},
+        "giveUpLostPods": False,
     },
     "nodeSelector": {"disk": "ssd"},
     "tolerations": [{"key": "system", "operator": "Exists", "effect": "NoSchedule"}],
@@ -162,6 +163,7 @@ def test_the_operator_reads_its_settings_from_the_environment_that_the_chart_giv
         metrics_port=9000,
         metrics_from=tuple(MONITORING),
         gpu_prices={"nvidia.com/gpu": 2.5, "nvidia.com/mig-1g.10gb": 0},
+        keep_lost_pods=True,
         webhook_port=9999,
         log_format="text",
     )

@@ -12,7 +12,7 @@ import pytest
 from tests.api.manifests import document
 
 from rlhf_operator import budget
-from rlhf_operator.cluster import desired
+from rlhf_operator.cluster import desired, pod_groups
 from rlhf_operator.cluster import reconcile as module
 from rlhf_operator.cluster.api import Api
 from rlhf_operator.cluster.api_error import ApiError
@@ -401,6 +401,33 @@ def test_a_trainer_that_lost_its_label_is_counted_once_while_it_ends(monkeypatch
         assert (cluster["attempt"], cluster["restarts"]["trainer"]["disruptions"]) == (2, 1)
 
     tell(told)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_pod_whose_node_is_silent_is_given_up_unless_the_chart_says_no(monkeypatch, keep):
+    monkeypatch.setattr(pod_groups, "LOST_SECONDS", -1)
+    forced: list[str] = []
+
+    async def told(story: Story) -> None:
+        async def delete(
+            _kind: str, _namespace: str, name: str, *, grace: int | None = None, **_: Any
+        ) -> None:
+            forced.extend([name] if grace == 0 else [])
+
+        monkeypatch.setattr(story.server, "delete", delete)
+        story.reconciler._settings = replace(story.reconciler._settings, keep_lost_pods=keep)
+        story.submit("first")
+        await story.look()
+        story.run()
+        await story.look()
+        (trainer,) = (p for p in story.cache.pods(KEY) if p["metadata"]["name"] == "job-trainer-0")
+        story.cache.put(story.server.stored(trainer, deletionTimestamp="2026-01-01T00:00:30Z"))
+        await story.look()
+        stalled = next(c for c in story.server.status["conditions"] if c["type"] == "Stalled")
+        assert (stalled["status"], stalled["reason"]) == ("True", "NodeLost")
+
+    tell(told)
+    assert forced == ([] if keep else ["job-trainer-0"])
 
 
 def test_a_job_made_again_under_its_name_inherits_nothing():

@@ -28,6 +28,11 @@ class Deletion:
     grace: int | None = None
     """Seconds; the pod's own unless given."""
 
+    @property
+    def forced(self) -> bool:
+        """True if the pod's name is freed without its kubelet."""
+        return self.grace == 0
+
 
 @dataclass
 class Consequences:

@@ -196,6 +196,7 @@ class Reconciler:
         await run_all(
             self._api.delete("Pod", job.namespace, pod.name, uid=pod.uid, grace=pod.grace)
             for pod in todo.delete
+            if not (pod.forced and self._settings.keep_lost_pods)
         )
 
     async def _with_checkpoint(self, job: Job, pods: list[Pod], status: JobStatus) -> JobStatus:

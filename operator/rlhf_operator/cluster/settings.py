@@ -67,6 +67,8 @@ class Settings:
     """Price per GPU hour, by resource name."""
     limits: Limits | None = None
     """Allow-lists for jobs; none unless given."""
+    keep_lost_pods: bool = False
+    """True if a pod whose node does not confirm its end is left, and its name with it."""
     log_format: str = "json"
     """`json` or `text`."""
 
@@ -126,6 +128,7 @@ class Settings:
             metrics_from=_peers(environ.get("RLHF_METRICS_FROM")),
             gpu_prices=_prices(environ.get("RLHF_GPU_PRICES")),
             limits=_limits(environ.get("RLHF_LIMITS")),
+            keep_lost_pods=environ.get("RLHF_KEEP_LOST_PODS") == "true",
             log_format=log_format,
         )
 
