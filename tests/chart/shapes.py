@@ -20,7 +20,14 @@ def _list(items: dict[str, Any]) -> dict[str, Any]:
     return {"type": "array", "minItems": 1, "items": items}
 
 
-_ENDPOINT = _object("port path", port=STRING, path=STRING, interval=DURATION, honorLabels={"type": "boolean"})
+_ENDPOINT = _object(
+    "port path",
+    port=STRING,
+    path=STRING,
+    interval=DURATION,
+    honorLabels={"type": "boolean"},
+    bearerTokenFile=STRING,
+)
 _ALERT = _object(
     "alert expr annotations",
     alert=STRING,

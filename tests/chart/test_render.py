@@ -161,6 +161,7 @@ def test_the_operator_reads_its_settings_from_the_environment_that_the_chart_giv
         workspace_claim="shared",
         image_pull_policy="Never",
         metrics_port=9000,
+        review_metrics=True,
         metrics_from=tuple(MONITORING),
         gpu_prices={"nvidia.com/gpu": 2.5, "nvidia.com/mig-1g.10gb": 0},
         keep_lost_pods=True,
@@ -280,6 +281,27 @@ def test_a_namespaced_operator_may_be_let_read_what_is_in_no_namespace():
     }
 
 
+@pytest.mark.parametrize(
+    ("values", "reviewed"),
+    [
+        ({}, True),
+        ({"metrics": {"access": "open"}}, False),
+        (NAMESPACED, False),
+        ({**NAMESPACED, "metrics": {"access": "authorized"}}, True),
+    ],
+)
+def test_metrics_ask_for_a_token_where_the_operator_may_have_it_reviewed(values, reviewed):
+    objects = render(
+        {**values, "metrics": {**values.get("metrics", {}), "serviceMonitor": {"enabled": True}}}
+    )
+    (env,) = (c["env"] for c in pod_of(objects)["containers"])
+    assert ({"name": "RLHF_REVIEW_METRICS", "value": "true"} in env) == reviewed
+    names = {o["metadata"]["name"] for o in objects if o["kind"] == "ClusterRole"}
+    assert ({"rlhf-operator-reviews", "rlhf-operator-metrics-reader"} <= names) == reviewed
+    (endpoint,) = the(objects, "ServiceMonitor")["spec"]["endpoints"]
+    assert ("bearerTokenFile" in endpoint) == reviewed
+
+
 def test_kueue_may_read_jobs_where_a_value_names_its_account():
     assert not [o for o in render() if o["metadata"]["name"] == "rlhf-operator-kueue"]
     kueue = {"namespace": "kueue-system", "name": "kueue-controller-manager"}
@@ -293,7 +315,7 @@ def test_kueue_may_read_jobs_where_a_value_names_its_account():
 def test_no_right_is_a_wildcard(objects):
     for role in (o for o in objects if o["kind"] in ("Role", "ClusterRole")):
         for rule in role["rules"]:
-            assert "*" not in rule["apiGroups"] + rule["resources"] + rule["verbs"]
+            assert not any("*" in named for named in rule.values())
 
 
 def test_every_subject_is_the_account_of_the_operators_pods(objects):

@@ -6,6 +6,8 @@ import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
 
 import aiohttp
 import pytest
@@ -15,6 +17,8 @@ from tests.support.helm import render, the
 from tests.support.ports import free_port
 
 from rlhf_operator.cluster import probes
+from rlhf_operator.cluster.api_error import ApiError
+from rlhf_operator.cluster.metrics_access import Review
 from rlhf_operator.cluster.settings import Settings
 from rlhf_operator.cluster.telemetry import Telemetry
 from rlhf_operator.local.ports import HOST
@@ -113,12 +117,21 @@ def test_errors_have_a_series_before_the_first_one():
     assert samples(Telemetry(), "rlhf_operator_")["rlhf_operator_reconcile_seconds_count", "error"] == 0
 
 
+async def nobody(body: dict[str, Any]) -> dict[str, Any]:
+    raise AssertionError(f"no {body['kind']} is needed")
+
+
 @asynccontextmanager
-async def served(telemetry: Telemetry, *, ready: bool = True, alive: bool = True) -> AsyncIterator[str]:
+async def served(
+    telemetry: Telemetry, *, ready: bool = True, alive: bool = True, review: Review | None = None
+) -> AsyncIterator[str]:
     """The address of an operator's server."""
     port = free_port()
     settings = Settings(trainer_image="t", token_key=b"k", metrics_port=port)
-    runner = await probes.serve(settings, telemetry, lambda: ready, lambda: alive)
+    settings = replace(settings, review_metrics=review is not None)
+    runner = await probes.serve(
+        settings, telemetry, review or nobody, ready=lambda: ready, alive=lambda: alive
+    )
     try:
         yield f"http://{HOST}:{port}"
     finally:
@@ -156,6 +169,76 @@ def test_prometheus_can_read_metrics():
 )
 def test_probes(path, state, status):
     assert asyncio.run(_answers(path, **state))[0] == status
+
+
+class Reviewer:
+    """An API server that knows the tokens `reader` and `other`, and hears of everything it is asked."""
+
+    def __init__(self, broken: bool = False) -> None:
+        self.asked: list[str] = []
+        self.hold = asyncio.Event()
+        self.hold.set()
+        self._broken = broken
+
+    async def __call__(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.asked.append(body["kind"])
+        await self.hold.wait()
+        if self._broken:
+            raise ApiError(403, "Forbidden", "tokenreviews is forbidden: User cannot create")
+        spec = body["spec"]
+        if body["kind"] == "TokenReview":
+            known = spec["token"] in ("reader", "other")
+            user = {"username": spec["token"], "uid": "1", "groups": ["all"]}
+            return {"status": {"authenticated": True, "user": user} if known else {"error": "unknown"}}
+        assert spec["nonResourceAttributes"] == {"path": "/metrics", "verb": "get"}
+        assert (spec["uid"], spec["groups"]) == ("1", ["all"])
+        return {"status": {"allowed": spec["user"] == "reader"}}
+
+
+async def _scrapes(review: Reviewer, *headers: str) -> list[int]:
+    async with served(Telemetry(), review=review) as address, aiohttp.ClientSession() as session:
+        found = []
+        for header in headers:
+            sent = {"Authorization": header} if header else {}
+            async with session.get(f"{address}/metrics", headers=sent) as answer:
+                found.append(answer.status)
+        return found
+
+
+def test_metrics_are_for_who_may_get_them():
+    review = Reviewer()
+    headers = ("", "Basic cmVhZGVyOg==", "Bearer ", "Bearer unknown", "Bearer other", "Bearer reader")
+    assert asyncio.run(_scrapes(review, *headers)) == [401, 401, 401, 401, 403, 200]
+    assert review.asked.count("TokenReview") == 3, "the others have no token"
+    review = Reviewer()
+    assert asyncio.run(_scrapes(review, *["Bearer reader"] * 3)) == [200] * 3
+    assert review.asked == ["TokenReview", "SubjectAccessReview"], "it is remembered for a while"
+    assert asyncio.run(_scrapes(Reviewer(broken=True), "Bearer reader")) == [503]
+
+
+async def _flood() -> tuple[int, list[int]]:
+    review = Reviewer()
+    review.hold.clear()
+    async with served(Telemetry(), review=review) as address, aiohttp.ClientSession() as session:
+
+        async def scrape(token: int) -> int:
+            headers = {"Authorization": f"Bearer {token}"}
+            async with session.get(f"{address}/metrics", headers=headers) as answer:
+                return answer.status
+
+        scrapes = [asyncio.create_task(scrape(number)) for number in range(50)]
+        await asyncio.wait(scrapes, return_when=asyncio.FIRST_COMPLETED)
+        while len(review.asked) < 8 or sum(task.done() for task in scrapes) < 42:
+            await asyncio.sleep(0.01)
+        under_way = len(review.asked)
+        review.hold.set()
+        return under_way, await asyncio.gather(*scrapes)
+
+
+def test_wrong_tokens_are_no_way_to_flood_the_api_server():
+    under_way, statuses = asyncio.run(_flood())
+    assert under_way == 8
+    assert (statuses.count(401), statuses.count(503)) == (8, 42)
 
 
 async def _helm_test(*, leads: bool, ready: bool) -> int:

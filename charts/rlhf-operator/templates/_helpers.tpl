@@ -53,6 +53,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- .Values.webhook.existingSecret | default $ours -}}
 {{- end }}
 
+{{/* Whether tokens for /metrics are reviewed, which is a right in the whole cluster. */}}
+{{- define "rlhf-operator.reviewsMetrics" -}}
+{{- if or (eq .Values.metrics.access "authorized") (and (eq .Values.metrics.access "auto") (empty .Values.watchNamespaces)) }}true{{ end -}}
+{{- end }}
+
 {{/* Of a list of names. */}}
 {{- define "rlhf-operator.namespaceSelector" -}}
 matchExpressions:

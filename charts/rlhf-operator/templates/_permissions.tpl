@@ -67,3 +67,13 @@
   resourceNames: [rlhf-operator]
   verbs: [get, update]
 {{- end }}
+
+{{/* Of tokens that come with requests for /metrics: whose they are, and whether that account may get it. */}}
+{{- define "rlhf-operator.reviewRules" -}}
+- apiGroups: [authentication.k8s.io]
+  resources: [tokenreviews]
+  verbs: [create]
+- apiGroups: [authorization.k8s.io]
+  resources: [subjectaccessreviews]
+  verbs: [create]
+{{- end }}

@@ -49,7 +49,7 @@ async def operate(settings: Settings) -> None:
         reconciler = Reconciler(settings, api, cache, Recorder(api), telemetry)
         closing.push_async_callback(reconciler.close)
         process = Process(settings, api, cache, telemetry, reconciler.reconcile)
-        server = await probes.serve(settings, telemetry, process.ready, process.alive)
+        server = await probes.serve(settings, telemetry, api.review, ready=process.ready, alive=process.alive)
         closing.push_async_callback(server.cleanup)
         if (hook := await webhook.serve(settings)) is not None:
             closing.push_async_callback(hook.cleanup)

@@ -89,6 +89,12 @@ class Api:
         """`dry_run`: only asks whether the API server, with all that admits objects, would take it."""
         return await self._change("create", "POST", body, "", {"dryRun": "All"} if dry_run else {})
 
+    async def review(self, body: Body) -> Body:
+        """Creates a review, which stores nothing: every replica may."""
+        return await self._call(
+            "create", "POST", body["kind"], object_path(body["kind"], None, ""), body=body
+        )
+
     async def apply(self, body: Body) -> Body:
         """Server-side apply, forced: takes over ownership of all fields in the body."""
         return await self._change("apply", "PATCH", body, body["metadata"]["name"])

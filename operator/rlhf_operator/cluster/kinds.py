@@ -21,6 +21,8 @@ KINDS = {
     "RLHFRuntime": ("rlhf.dev/v1alpha1", "rlhfruntimes"),
     "Secret": ("v1", "secrets"),
     "Service": ("v1", "services"),
+    "SubjectAccessReview": ("authorization.k8s.io/v1", "subjectaccessreviews"),
+    "TokenReview": ("authentication.k8s.io/v1", "tokenreviews"),
     "Workload": (KUEUE, "workloads"),
     "WorkloadPriorityClass": (KUEUE, "workloadpriorityclasses"),
 }

@@ -57,6 +57,8 @@ class Settings:
     image_pull_policy: str | None = None
     metrics_port: int = 8080
     """Prometheus metrics at /metrics and the probes' /healthz and /readyz."""
+    review_metrics: bool = False
+    """Whether /metrics asks for a token, which the API server reviews."""
     webhook_port: int | None = None
     """Port of the admission webhook; none unless given."""
     webhook_certificates: str = "/etc/rlhf/webhook"
@@ -123,6 +125,7 @@ class Settings:
             workspace_claim=environ.get("RLHF_WORKSPACE_CLAIM") or None,
             image_pull_policy=environ.get("RLHF_IMAGE_PULL_POLICY") or None,
             metrics_port=metrics_port,
+            review_metrics=environ.get("RLHF_REVIEW_METRICS") == "true",
             webhook_port=webhook_port,
             webhook_certificates=environ.get("RLHF_WEBHOOK_CERTIFICATES") or "/etc/rlhf/webhook",
             metrics_from=_peers(environ.get("RLHF_METRICS_FROM")),

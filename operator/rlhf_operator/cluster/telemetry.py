@@ -17,6 +17,7 @@ class Telemetry:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.leads = False
         ProcessCollector(registry=self.registry)
         self._jobs = JobMetrics()
         self.registry.register(self._jobs)
@@ -64,6 +65,7 @@ class Telemetry:
         self._queue.set(waiting)
 
     def leading(self, on: bool) -> None:
+        self.leads = on
         self._leading.set(on)
 
     def job(self, key: Key, status: Status | None) -> None:
