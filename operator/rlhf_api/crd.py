@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 
 from .manifest import API_VERSION, KIND, Metadata, RLHFJob
+from .printing import write_line
 from .runtime import Runtime, RuntimeSpec
 from .spec import Spec
 from .status import JobStatus
@@ -183,4 +184,4 @@ def document(minor: int = 37, kind: str = KIND) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(document(kind=sys.argv[1] if sys.argv[1:] else KIND))
+    write_line(document(kind=sys.argv[1] if sys.argv[1:] else KIND).removesuffix("\n"), sys.stdout)

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from .printing import clean
 from .problems import InvalidJob, Problem, first, path, show
 
 _DEEPEST = 64
@@ -121,9 +122,13 @@ for _each in (_Loader, _Dumper):
 
 
 def dumped(document: Any) -> str:
-    """A document as YAML that `documents` reads back as it was, without a line end at its end."""
-    text: str = yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
-    return text.rstrip("\n")
+    """A document as YAML that `documents` reads back as it was, without a line end at its end. What would be
+    printed in another way is escaped."""
+    plain, escaped = (
+        str(yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=shown, width=110)).rstrip("\n")
+        for shown in (True, False)
+    )
+    return plain if clean(plain) == plain else escaped
 
 
 def documents(text: str, source: str, variables: Mapping[str, str] | None = None) -> list[Any]:

@@ -20,7 +20,7 @@ from .local import data
 from .local.processes import Command, local_command
 from .manifest_arguments import add_manifest, parsed
 from .selftest import command as selftest
-from .subcommands import add_command
+from .subcommands import CommandParser, add_command
 from .verbs.arguments import VERBS, add_verbs
 
 
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None, make: Command = local_command) 
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser: argparse.ArgumentParser = CommandParser(
         prog="rlhf",
         description="Runs RLHF jobs, each declared as one RLHFJob manifest, on this machine or a cluster.",
     )

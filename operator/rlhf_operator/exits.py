@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import TextIO
 
+from rlhf_api.printing import write_line
 from rlhf_api.problems import InvalidJob
 from rlhf_api.variables import ENVIRONMENT
 
@@ -24,7 +25,7 @@ class Misuse(Failure):
 def say(text: str, out: TextIO) -> None:
     """Prints a line. After a closed pipe or terminal, prints nothing more."""
     try:
-        print(text, file=out, flush=True)
+        write_line(text, out)
     except OSError:
         _silence(out)
 

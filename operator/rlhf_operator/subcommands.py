@@ -2,10 +2,19 @@
 
 import argparse
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
+
+from rlhf_api.printing import clean
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 """Result of `ArgumentParser.add_subparsers`, which is generic for type checkers alone."""
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser, as are those of its subcommands, that quotes arguments without control characters."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(clean(message))
 
 
 def add_command(

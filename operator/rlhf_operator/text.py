@@ -3,6 +3,8 @@
 import datetime
 from collections.abc import Sequence
 
+from rlhf_api.printing import clean
+
 
 def span(seconds: float) -> str:
     """A duration in its two largest units: `40s`, `2m 40s`, `3h 05m`, `4d 02h`."""
@@ -22,7 +24,8 @@ def age(since: str, now: datetime.datetime) -> str:
 
 
 def columns(rows: Sequence[Sequence[str]], gap: int = 3) -> list[str]:
-    """Rows of cells as aligned lines."""
+    """Rows of cells as aligned lines, each cell in one."""
+    rows = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     space = " " * gap
     return [
@@ -32,5 +35,5 @@ def columns(rows: Sequence[Sequence[str]], gap: int = 3) -> list[str]:
 
 
 def one_line(text: str) -> str:
-    """Text from the cluster, which may contain anything, as part of a line."""
-    return "".join(c if c.isprintable() else " " for c in text)
+    """Text from elsewhere, which may contain anything, as part of a line."""
+    return clean(text).replace("\n", " ").replace("\t", " ")

@@ -243,4 +243,4 @@ def test_spans(seconds: float, words: str) -> None:
 def test_small_texts() -> None:
     assert age("2026-01-01T11:59:20.123456Z", NOW) == "40s"
     assert columns([("a", "b", "c"), ("long", "", "d")]) == ["a      b   c", "long       d"]
-    assert one_line("a\x1b[31m\nb") == "a [31m b"
+    assert one_line("a\x1b[31m\nb") == "a␛[31m b"

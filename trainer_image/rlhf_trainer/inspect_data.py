@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_api.base import names_function
 from rlhf_api.graph import RowKind
+from rlhf_api.printing import write_line
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.run import RunConfig
 from rlhf_api.spec import Spec
@@ -179,7 +180,7 @@ def main() -> int:
     if options.what == "validate":
         architectures.register(spec.model.architectures)
         wrong, warned = problems_of(config)
-        print(json.dumps([[[problem.where, problem.message] for problem in wrong], warned]))
+        write_line(json.dumps([[[problem.where, problem.message] for problem in wrong], warned]), sys.stdout)
         return 0
     made = spec.model.create is None or Path(config.workdir, "initial").exists()
     try:
@@ -196,15 +197,13 @@ def main() -> int:
         else:
             lines = check(spec, tokenizer, problems)
             if not made:
-                print(
-                    "the tokenizer is made when the job runs: rows are checked, but their lengths in tokens are not"
-                )
+                note = "the tokenizer is made when the job runs: rows are checked, but their lengths in tokens are not"
+                write_line(note, sys.stdout)
         for line in lines:
-            print(line)
-        sys.stdout.flush()
+            write_line(line, sys.stdout)
     except InvalidJob as error:
         for problem in error.problems:
-            print(f"error: {problem}", file=sys.stderr)
+            write_line(f"error: {problem}", sys.stderr)
         return 2
     except BrokenPipeError:  # of a reader such as head, which has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from types import FrameType
 
 from rlhf_api.imports import described
+from rlhf_api.printing import CleanFormatter
 from rlhf_api.problems import InvalidJob
 from rlhf_api.run import EXIT_INVALID, ProcessEnv
 
@@ -27,9 +28,9 @@ class RoleEnd(RuntimeError):
 
 def run_role(run: Callable[[ProcessEnv], int | None]) -> None:
     """Runs a role and exits with its code: EXIT_INVALID if the job itself is at fault, 1 for other errors."""
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(CleanFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     gc.freeze()  # what was imported stays
     gc.enable()
     try:

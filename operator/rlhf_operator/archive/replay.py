@@ -1,6 +1,7 @@
 """`rlhf replay`: prints the episodes of a run's newest checkpoint."""
 
 import argparse
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from rlhf_api import strict_json
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.replay import EPISODES
 
+from ..exits import say
 from ..subcommands import Commands, add_command
 from ..text import columns, one_line
 from .open_store import package, read_newest
@@ -57,7 +59,7 @@ def add_replay(commands: Commands) -> None:
 
 
 def ls(options: argparse.Namespace) -> int:
-    print("\n".join(columns(read_newest(options.store, _listed))))
+    say("\n".join(columns(read_newest(options.store, _listed))), sys.stdout)
     return 0
 
 
@@ -96,7 +98,7 @@ def show(options: argparse.Namespace) -> int:
         return rows
 
     for row in read_newest(options.store, chosen):
-        print(row)
+        say(row, sys.stdout)
     return 0
 
 
@@ -119,7 +121,7 @@ def export(options: argparse.Namespace) -> int:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
-    print(done)
+    say(done, sys.stdout)
     return 0
 
 
@@ -162,7 +164,6 @@ def _trained(row: Mapping[str, Any]) -> str:
 
 
 def _indented(text: str, by: str) -> str:
-    """Escapes control characters, which a model may write, and indents."""
     return "\n".join(by + one_line(line) for line in (text.splitlines() or [""]))
 
 

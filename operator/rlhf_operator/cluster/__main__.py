@@ -5,6 +5,8 @@ import logging
 import sys
 from contextlib import AsyncExitStack
 
+from rlhf_api.printing import write_line
+
 from . import logs, probes, webhook
 from .api import Api
 from .cache import Cache
@@ -26,7 +28,7 @@ def main() -> int:
         logs.set_up(settings.log_format)
         asyncio.run(operate(settings))
     except ValueError as error:
-        print(f"rlhf-operator: {error}", file=sys.stderr)
+        write_line(f"rlhf-operator: {error}", sys.stderr)
         return EXIT_SETTINGS
     except ExceptionGroup as group:
         for failure in group.exceptions:

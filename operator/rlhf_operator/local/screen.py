@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any, TextIO
 
 from rich.columns import Columns
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -16,6 +16,7 @@ from rich.text import Text
 
 from rlhf_api.status import JobStatus
 
+from ..rich_console import CleanConsole
 from .figures import time_left, timing
 
 _EVENTS = 6
@@ -24,7 +25,7 @@ _COLOURS = {"Running": "green", "Succeeded": "green", "Failed": "red", "Suspende
 
 def can_redraw(out: TextIO) -> bool:
     """True for a terminal whose lines can be rewritten; one with TERM=dumb cannot, such as a shell in Emacs."""
-    return out.isatty() and not Console(file=out).is_dumb_terminal
+    return out.isatty() and not CleanConsole(file=out).is_dumb_terminal
 
 
 class Screen:
@@ -33,7 +34,7 @@ class Screen:
     def __init__(self, job: str, out: TextIO) -> None:
         self._job = job
         self._events: deque[str] = deque(maxlen=_EVENTS)
-        self._live = Live(console=Console(file=out), auto_refresh=False)
+        self._live = Live(console=CleanConsole(file=out), auto_refresh=False)
         self._step: Mapping[str, Any] = {}
         self._broken = False
 

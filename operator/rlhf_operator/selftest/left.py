@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf_api import strict_json
+from rlhf_api.printing import write_line
 
 from ..archive import open_store
 from .weights import Digests, digests
@@ -88,7 +89,8 @@ def main() -> None:
     if options.remove:
         shutil.rmtree(options.folder, ignore_errors=True)
         return
-    sys.stdout.writelines(f"{line}\n" for line in told(left_by(options.folder, options.models)))
+    for line in told(left_by(options.folder, options.models)):
+        write_line(line, sys.stdout)
 
 
 def _snapshots(folder: Path) -> "list[Snapshot]":

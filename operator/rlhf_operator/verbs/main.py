@@ -11,6 +11,7 @@ from ..archive import checkpoints
 from ..cluster.api_error import ApiError
 from ..exits import Failure, Misuse, ended
 from ..manifest_arguments import parsed
+from ..subcommands import CommandParser
 from .api_errors import explain
 from .argument_types import of_this_machine
 from .arguments import add_selftest, add_verbs
@@ -42,7 +43,9 @@ _VERBS: dict[str, Callable[[Session, argparse.Namespace], Awaitable[int]]] = {
 def kubectl_main(arguments: Sequence[str] | None = None) -> int:
     """`kubectl rlhf`: kubectl runs `kubectl-rlhf` with what follows."""
     program = "kubectl rlhf"
-    parser = argparse.ArgumentParser(prog=program, description="Shows and controls RLHF jobs on a cluster.")
+    parser: argparse.ArgumentParser = CommandParser(
+        prog=program, description="Shows and controls RLHF jobs on a cluster."
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_verbs(commands, program)
     add_selftest(commands, program)

@@ -4,19 +4,22 @@ import datetime
 from types import TracebackType
 from typing import Self, TextIO
 
-from rich.console import Console
 from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
+
+from rlhf_api.printing import write_line
+
+from ..rich_console import CleanConsole
 
 
 def put(text: str | Text, out: TextIO) -> None:
     """Prints at once. Raises BrokenPipeError if the reader is gone."""
     if isinstance(text, Text) and out.isatty():
-        Console(file=out).print(text, soft_wrap=True)
+        CleanConsole(file=out).print(text, soft_wrap=True)
+        out.flush()
     else:
-        print(text, file=out)  # a Text without styles
-    out.flush()
+        write_line(str(text), out)  # a Text without styles
 
 
 class Changing:
@@ -25,7 +28,7 @@ class Changing:
     def __init__(self, out: TextIO, *, spinner: bool = False) -> None:
         self._out, self._last = out, ""
         self._spinner = Spinner("dots") if spinner else None
-        console = Console(file=out)
+        console = CleanConsole(file=out)
         self._live = Live(console=console, auto_refresh=spinner, transient=spinner) if out.isatty() else None
 
     def __enter__(self) -> Self:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Set
 from contextlib import suppress
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rlhf_api.imports import described
 from rlhf_api.problems import InvalidJob, show
@@ -108,15 +108,20 @@ def main() -> None:
     try:
         function = import_function(path, where)
     except InvalidJob as error:
-        print(json.dumps({"invalid": error.problems[0].message}), file=replies, flush=True)
+        _send({"invalid": error.problems[0].message}, replies)
         return
-    print(json.dumps({"ready": True}), file=replies, flush=True)
+    _send({"ready": True}, replies)
     own = os.getpid()
     for line in calls:
         reply = call(function, *json.loads(line))
         if os.getpid() != own:  # a child that the function forked, and that returned as well
             os._exit(0)
-        print(json.dumps(reply), file=replies, flush=True)
+        _send(reply, replies)
+
+
+def _send(reply: Mapping[str, object], replies: TextIO) -> None:
+    replies.write(f"{json.dumps(reply)}\n")
+    replies.flush()
 
 
 def _tokens_parameter(function: Function) -> inspect.Parameter | None:

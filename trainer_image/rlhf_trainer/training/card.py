@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from rlhf_api.document import dumped
+from rlhf_api.printing import clean
 from rlhf_api.redaction import MASK
 
 from .saved_job import SavedJob, SavedModel
@@ -35,7 +36,7 @@ def card(
         *([f"![{job.job}]({picture})", ""] if picture else []),
         *(_manifest(dumped(job.manifest)) if job.manifest else []),
     ]
-    return "\n".join(parts) + "\n"
+    return clean("\n".join(parts)) + "\n"
 
 
 def _manifest(text: str) -> Iterator[str]:
@@ -60,8 +61,14 @@ def _head(job: SavedJob, model: SavedModel, step: int, adapter: str) -> Iterator
     of = "" if step == job.steps else f"{step} of "
     yield from (f"Trained{by} for {of}{job.steps} steps{how}.", "")
     if model.ends:
-        ends = [f"`{token}`" for token in model.ends] + [f"the text `{text!r}`" for text in job.stops]
+        ends = [f"`{_in_code(token)}`" for token in model.ends]
+        ends += [f"the text `{_in_code(repr(text))}`" for text in job.stops]
         yield from (f"A response ends with {' or '.join(ends)}.", "")
+
+
+def _in_code(text: str) -> str:
+    """Text of a stranger's tokenizer, which ends neither the code that it stands in nor the line."""
+    return text.replace("`", "\u02cb").replace("\n", " ")
 
 
 def _figures(lines: Lines) -> Iterator[str]:

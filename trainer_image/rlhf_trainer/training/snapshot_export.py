@@ -13,6 +13,7 @@ from transformers import GenerationConfig
 
 from rlhf_api.base import DType
 from rlhf_api.lora import Lora
+from rlhf_api.printing import write_line
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.run import ExportRequest
 from rlhf_api.spec import Sampling
@@ -190,10 +191,10 @@ def main() -> int:
         export_snapshot(request)
     except InvalidJob as error:
         for problem in error.problems:
-            print(f"error: {problem}", file=sys.stderr)
+            write_line(f"error: {problem}", sys.stderr)
         return 2
     except RuntimeError as error:  # a failing store, or a damaged checkpoint
-        print(f"error: {error}", file=sys.stderr)
+        write_line(f"error: {error}", sys.stderr)
         return 1
-    print(f"the {request.field} of step {request.step} is in {request.out}")
+    write_line(f"the {request.field} of step {request.step} is in {request.out}", sys.stdout)
     return 0

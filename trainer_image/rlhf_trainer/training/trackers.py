@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from rlhf_api.printing import clean
+
 Figures = Mapping[str, float]
 
 
@@ -118,7 +120,7 @@ class MLflow:
         made = self._client.create_run(within, run_name=run.name, tags={"rlhf.run": run.id})
         self._id = made.info.run_id
         for name, value in run.manifest.items():
-            self._client.log_param(self._id, name, str(value)[:6000])
+            self._client.log_param(self._id, name, clean(str(value))[:6000])
 
     def log(self, figures: Figures, step: int) -> None:
         from mlflow.entities import Metric
