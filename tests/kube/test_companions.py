@@ -44,7 +44,9 @@ def test_what_somebody_deletes_is_made_again(operators: Operators, namespace, ki
 def test_a_prometheus_may_scrape_generators_of_running_jobs_too(operators: Operators, namespace):
     """With the values and the PodMonitor of docs/operator.md."""
     page = (ROOT / "docs" / "operator.md").read_text()
-    values, monitor = (yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", page, flags=re.S))
+    values, monitor, *_ = (
+        yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", page, flags=re.S)
+    )
     peers = tuple(values["jobs"]["metricsFrom"])
 
     async def let_in(operator: Hands) -> list[dict]:

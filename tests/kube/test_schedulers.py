@@ -61,12 +61,16 @@ def jobs(control_plane: Cluster, namespace: str) -> Jobs:
 @pytest.mark.parametrize(
     ("gang", "kind", "spec"),
     [
-        ({"gang": "volcano", "queue": "research"}, "podgroups.scheduling.volcano.sh", {"queue": "research"}),
+        (
+            {"gang": "volcano", "queue": "research"},
+            "podgroups.scheduling.volcano.sh",
+            {"queue": "research", "minResources": {"cpu": "200m"}},
+        ),
         ({"gang": "coscheduling"}, "podgroups.scheduling.x-k8s.io", {}),
     ],
 )
 def test_a_gang_is_as_large_as_the_job(jobs, gang, kind, spec):
-    jobs.apply(ppo(scheduling=gang))
+    jobs.apply(ppo(scheduling=gang, pods={"resources": {"requests": {"cpu": "50m"}}}))
     jobs.until_pods(4)
     assert jobs.get(kind, "ppo")["spec"] == {"minMember": 4, **spec}
     jobs.kubectl("scale", "rlhfjob", "ppo", "--replicas=2")

@@ -18,7 +18,8 @@ from rlhf_operator import plan_command
 from rlhf_operator.budget import Restarts, left
 from rlhf_operator.cluster.autoscale import needed
 from rlhf_operator.cluster.desired_reader import DesiredReader
-from rlhf_operator.cluster.gangs import GANGS, members
+from rlhf_operator.cluster.gangs import members
+from rlhf_operator.cluster.objects import companions
 from rlhf_operator.cluster.pinned import Pinned
 from rlhf_operator.cluster.pod import NewPod, build_pod
 from rlhf_operator.cluster.snapshot import Job
@@ -58,12 +59,11 @@ def arithmetic(job: RLHFJob) -> Any:
 
 def pods(job: RLHFJob) -> Any:
     """Every pod, and the object of a gang scheduler."""
-    gang = GANGS[job.spec.scheduling.gang]
     made = Pinned("c", config(job), TODAY, {})
     every = [(role, i) for role in roles_of(job.spec) for i in range(replicas(job.spec, role))]
-    return [build_pod(made, NewPod(role, i, 1, resume=False), "u") for role, i in every], gang.group(
-        made.config, members(made.config, ())
-    )
+    beside = companions(made, "u", "ns", gang=members(made.config, ()))
+    group = [body for body in beside if body["kind"] == "PodGroup"]
+    return [build_pod(made, NewPod(role, i, 1, resume=False), "u") for role, i in every], group
 
 
 def processes(job: RLHFJob) -> Any:

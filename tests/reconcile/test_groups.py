@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 from tests.api.manifests import job
-from tests.reconcile.world import TODAY, World, names, reasons, running
+from tests.reconcile.world import TODAY, F, R, T, World, names, reasons, running
 
 from rlhf_api.resources import plan as resource_plan
 from rlhf_api.roles import Role
@@ -183,7 +183,7 @@ def test_all_pods_count_for_gpus_gangs_and_queues():
     planned = resource_plan(spec)[G]
     assert (planned.pods, planned.gpus) == (4, 32)
     made = Pinned.make("job", spec, TODAY)
-    assert gang_members(made.config, ()) == 7
+    assert gang_members(made.config, ()) == {T: 1, G: 4, R: 1, F: 1}
     world = running(*PAIRS, *GPUS)
     assert held([Pod.of(trimmed(body)) for body in world.pods.values()], spec, {})["nvidia.com/gpu"] == 32
     scaled = Pinned.make("job", job(*PAIRS, "spec.generator.autoscale={maxReplicas: 5}").spec, TODAY)
@@ -197,7 +197,7 @@ def test_a_trainer_that_starts_again_waits_for_no_generator_without_a_node():
 
     def gang() -> int:
         pods = [Pod.of(trimmed(body)) for body in world.pods.values()]
-        return gang_members(world.want.pinned.config, pods)
+        return sum(gang_members(world.want.pinned.config, pods).values())
 
     assert gang() == len(world.pods) == 5
     world.overrides = ("spec.scheduling.gang=volcano", "spec.generator.replicas=9")

@@ -226,12 +226,37 @@ def test_a_template_cannot_take_the_pod_away_from_its_job():
 def test_a_gang_has_all_pods_of_the_job():
     made = pinned("spec.generator.replicas=3", "spec.scheduling={gang: volcano, queue: research}")
     group = companions(made, "job-uid", "ns", gang=members(made.config, ()))[-1]
-    assert group["spec"] == {"minMember": 6, "queue": "research"}
+    assert group["spec"] == {"minMember": 6, "queue": "research"}, "nothing that its pods do not ask for"
     body = pod(Role.REWARD, "spec.scheduling.gang=volcano")
     assert body["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == group["metadata"]["name"]
     assert body["spec"]["schedulerName"] == "volcano"
     body = pod(Role.REWARD, "spec.scheduling.gang=coscheduling")
     assert body["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"] == "job"
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["whole", "trainers that start again"])
+def test_volcano_is_told_the_priority_of_a_group_and_what_its_pods_need_together(again):
+    """It orders and preempts groups by it, and lets none in for which there is no room."""
+    made = pinned(
+        "spec.scheduling.gang=volcano",
+        "spec.generator.replicas=3",
+        "spec.reward.pods.priorityClass=high",
+        "spec.pods.resources={requests: {cpu: 500m, memory: 2Gi}, limits: {memory: 4Gi}}",
+        "spec.generator.pods.gpu={count: 1}",
+        "spec.generator.pods.resources={requests: {cpu: 1500m}}",
+    )
+    there = members(made.config, ())
+    gang = {**there, Role.GENERATOR: 1, Role.REWARD: 0} if again else there
+    spec = companions(made, "job-uid", "ns", gang=gang)[-1]["spec"]
+    wanted = {"cpu": "6", "memory": str(6 * 2**31), "nvidia.com/gpu": "3"}
+    fewer = {"cpu": "2500m", "memory": str(3 * 2**31), "nvidia.com/gpu": "1"}
+    assert spec == {
+        "minMember": 3 if again else 6,
+        "priorityClassName": "high",
+        "minResources": fewer if again else wanted,
+    }
+    other = pinned("spec.scheduling.gang=coscheduling", "spec.pods.priorityClass=high")
+    assert companions(other, "job-uid", "ns", gang=members(other.config, ()))[-1]["spec"] == {"minMember": 4}
 
 
 def test_the_configuration_is_another_one_for_every_change_but_the_number_of_generators():

@@ -36,9 +36,9 @@ class CompanionClient:
         changed one. A gang's object is also applied whenever pods are about to be created: without it no scheduler
         places them, and the next listing may be two minutes away."""
         spec, stored = pinned.config.spec, (pinned.stored or {}).items()
-        gang = members(pinned.config, pods) if spec.scheduling.gang != "none" else 0
+        gang = members(pinned.config, pods) if spec.scheduling.gang != "none" else {}
         # All that the objects depend on; the name is the configuration's digest, but for the number of generators.
-        content = hash((pinned.name, spec.generator.replicas, gang, *sorted(stored)))
+        content = hash((pinned.name, spec.generator.replicas, *gang.items(), *sorted(stored)))
         last, ours = self._applied.get(key, (None, _Versions()))
         seen = {each: self._cache.version(each[0], key, each[1]) for each in ours}
         if last == content and seen == ours and not (gang and creating):

@@ -1,6 +1,8 @@
 """Gang schedulers: all pods of a job are scheduled at once, or none. A new one is a class here and a line in GANGS."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rlhf_api.roles import Role
@@ -12,20 +14,34 @@ from .snapshot import Pod
 Body = dict[str, Any]
 
 
-def members(config: RunConfig, pods: Sequence[Pod]) -> int:
-    """Number of pods that are scheduled together: all of the job, or of one that runs the trainers and who has a node.
-    A trainer that starts again would wait for generators for which there is no room.
+def members(config: RunConfig, pods: Sequence[Pod]) -> dict[Role, int]:
+    """Number of pods of each role that are scheduled together: all of the job, or of one that runs the trainers and who
+    has a node. A trainer that starts again would wait for generators for which there is no room.
     """
-    whole = sum(len(places(config.spec, role)) for role in roles_of(config.spec))
-    others = sum(pod.role is not Role.TRAINER and pod.node is not None and pod.ended is None for pod in pods)
-    return min(whole, len(places(config.spec, Role.TRAINER)) + others) if others else whole
+    whole = {role: len(places(config.spec, role)) for role in roles_of(config.spec)}
+    there = Counter(pod.role for pod in pods if pod.node is not None and pod.ended is None)
+    del there[Role.TRAINER]
+    if not there:
+        return whole
+    return {role: n if role is Role.TRAINER else min(n, there[role]) for role, n in whole.items()}
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What the pods of a group need together."""
+
+    size: int
+    priority: str | None
+    """Their PriorityClass."""
+    resources: Mapping[str, str]
+    """The sum of their requests, as quantities."""
 
 
 class Gang:
     """Gang scheduling: labels and objects by which a scheduler groups pods; this base does nothing."""
 
-    def group(self, _config: RunConfig, _size: int) -> Body | None:
-        """The group's object, named after the job, of `size` pods."""
+    def group(self, _config: RunConfig, _needs: Needs) -> Body | None:
+        """The group's object, named after the job."""
         return None
 
     def join(self, pod: Body, _job: str) -> Body:
@@ -34,15 +50,20 @@ class Gang:
 
 
 class Volcano(Gang):
-    """Volcano's PodGroup, in the job's queue if it names one."""
+    """Volcano's PodGroup, in the job's queue if it names one. Its order among others and the room that it needs are the
+    group's, whatever its pods say."""
 
-    def group(self, config: RunConfig, size: int) -> Body:
-        queue = {"queue": config.spec.scheduling.queue} if config.spec.scheduling.queue else {}
+    def group(self, config: RunConfig, needs: Needs) -> Body:
+        more = {
+            "queue": config.spec.scheduling.queue,
+            "priorityClassName": needs.priority,
+            "minResources": dict(needs.resources),
+        }
         return {
             "apiVersion": "scheduling.volcano.sh/v1beta1",
             "kind": "PodGroup",
             "metadata": {"name": config.job, "labels": common_labels(config.job)},
-            "spec": {"minMember": size, **queue},
+            "spec": {"minMember": needs.size, **{key: value for key, value in more.items() if value}},
         }
 
     def join(self, pod: Body, job: str) -> Body:
@@ -54,12 +75,12 @@ class Volcano(Gang):
 class Coscheduling(Gang):
     """The coscheduling plugin of kubernetes-sigs/scheduler-plugins, with the scheduler name of its chart."""
 
-    def group(self, config: RunConfig, size: int) -> Body:
+    def group(self, config: RunConfig, needs: Needs) -> Body:
         return {
             "apiVersion": "scheduling.x-k8s.io/v1alpha1",
             "kind": "PodGroup",
             "metadata": {"name": config.job, "labels": common_labels(config.job)},
-            "spec": {"minMember": size},
+            "spec": {"minMember": needs.size},
         }
 
     def join(self, pod: Body, job: str) -> Body:

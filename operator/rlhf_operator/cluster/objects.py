@@ -2,16 +2,20 @@
 
 import hashlib
 import hmac
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from rlhf_api.roles import Role
 from rlhf_api.run import pods_each, replicas
 from rlhf_api.spec import Spec
 
-from .gangs import GANGS
+from .gangs import GANGS, Needs
 from .names import OPERATOR, common_labels, policy_name, service_name, token_name
 from .pinned import Pinned
+from .pod import NewPod, build_pod
+from .pod_resources import requests, total
 from .ports import PORT
 from .snapshot import Job
 
@@ -34,18 +38,34 @@ def token_secret(key: bytes, job: Job) -> Body:
 
 
 def companions(
-    pinned: Pinned, uid: str, operator_namespace: str, metrics_from: Sequence[Body] = (), gang: int = 0
+    pinned: Pinned,
+    uid: str,
+    operator_namespace: str,
+    metrics_from: Sequence[Body] = (),
+    gang: Mapping[Role, int] = MappingProxyType({}),
 ) -> list[Body]:
     """Objects that may be applied at any time. `uid`: the job's; `metrics_from`: NetworkPolicy peers that may scrape
-    its pods; `gang`: pods that are scheduled together, where the job asks for that."""
+    its pods; `gang`: pods of each role that are scheduled together, where the job asks for that."""
     config = pinned.config
-    group = GANGS[config.spec.scheduling.gang].group(config, gang)
+    group = GANGS[config.spec.scheduling.gang].group(config, _needs(pinned, uid, gang))
     return [
         pinned.config_map(),
         *([_service(config.job)] if _meets(config.spec) else []),
         _policy(config.job, uid, operator_namespace, metrics_from),
         *([group] if group else []),
     ]
+
+
+def _needs(pinned: Pinned, uid: str, gang: Mapping[Role, int]) -> Needs:
+    specs = {role: build_pod(pinned, NewPod(role, 0, 1, resume=False), uid)["spec"] for role in gang}
+    each = [{name: count * n for name, n in requests(specs[role]).items()} for role, count in gang.items()]
+    classes = (spec.get("priorityClassName") for spec in specs.values())
+    sums = {name: _quantity(n) for name, n in total(each).items() if n}
+    return Needs(sum(gang.values()), next(filter(None, classes), None), sums)
+
+
+def _quantity(amount: float) -> str:
+    return str(int(amount)) if amount == int(amount) else f"{math.ceil(amount * 1000)}m"
 
 
 def _meets(spec: Spec) -> bool:
