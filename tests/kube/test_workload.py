@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from tests.kube.hands import Hands, Operators, job
 
+from rlhf_operator.cluster.kinds import KINDS
 from rlhf_operator.cluster.names import QUEUE
 
 pytestmark = pytest.mark.usefixtures("crd", "kueue")
@@ -120,5 +121,54 @@ def test_a_deactivated_job_stays_so_through_a_spec_that_is_refused_and_a_label_t
         await operator.sweep()
         assert not operator.cache.workloads((namespace, "ppo")), "a deleted job holds nothing"
         await change(operator, JOB, metadata={"finalizers": None})
+
+    operators(story)
+
+
+def test_an_operator_that_is_told_of_no_workloads_stops_no_job(
+    operators: Operators, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server's own words for a version that it does not serve, as while Kueue's definitions are installed anew."""
+
+    async def story(operator: Hands, successor: Hands) -> None:
+        await operator.api.create(queued(namespace))
+        await look(operator)
+        await answer(operator, "QuotaReserved", "Admitted")
+        await look(operator, 2)
+        before = await operator.names("Pod")
+        assert len(before) == 4
+        with monkeypatch.context() as patch:
+            patch.setitem(KINDS, "Workload", ("kueue.x-k8s.io/v1beta9", "workloads"))
+            assert not await successor.api.serves("Workload")
+            await look(successor, 2)
+            assert await operator.names("Pod") == before
+            assert (await status(operator))["phase"] == "Provisioning"
+        await operator.api.delete("Workload", namespace, "ppo")
+        await look(successor)
+        assert not await operator.names("Pod"), "the server says that there is none"
+
+    operators(story)
+
+
+def test_a_workload_whose_deletion_a_finalizer_holds_admits_nobody(
+    operators: Operators, namespace: str
+) -> None:
+    """Kueue has one on each. The answer to the deletion tells of it before any watch does."""
+
+    async def story(operator: Hands) -> None:
+        await operator.api.create(queued(namespace))
+        await look(operator)
+        await change(operator, WORKLOAD, metadata={"finalizers": ["kueue.x-k8s.io/resource-in-use"]})
+        await answer(operator, "QuotaReserved", "Admitted")
+        await change(operator, JOB, spec={"suspend": True})
+        await look(operator)
+        (held,) = operator.cache.workloads((namespace, "ppo"))
+        assert "deletionTimestamp" in held["metadata"]
+        await change(operator, JOB, spec={"suspend": False})
+        await look(operator, 2)
+        assert not await operator.names("Pod")
+        await change(operator, WORKLOAD, metadata={"finalizers": None})
+        await look(operator)
+        assert (await found(operator))["metadata"]["uid"] != held["metadata"]["uid"]
 
     operators(story)
