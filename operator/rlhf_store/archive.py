@@ -8,7 +8,7 @@ from pydantic import JsonValue
 
 from rlhf_api.problems import InvalidJob, Problem
 
-from .failures import Missing
+from .failures import Missing, TooLarge
 from .manifest import (
     CUTS,
     ROOT,
@@ -66,6 +66,8 @@ class Snapshot:
             data = self._store.get(segment.key, segment.size)
         except Missing:
             raise DamagedSnapshot(f"{what} is missing") from None
+        except TooLarge as error:
+            raise DamagedSnapshot(f"{what} is not what its hash says: {error}") from None
         if digest_of(data) != segment.digest:
             raise DamagedSnapshot(f"{what} is not what its hash says")
         return data
@@ -130,6 +132,8 @@ class Archive:
             data = self.store.get(entry.key)
         except Missing:
             raise DamagedSnapshot(f"the manifest of step {entry.step} is missing") from None
+        except TooLarge as error:
+            raise DamagedSnapshot(f"the manifest of step {entry.step} cannot be read: {error}") from None
         return Snapshot(self.store, entry, decode_manifest(data, entry))
 
     def garbage(self) -> list[Listed]:

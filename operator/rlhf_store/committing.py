@@ -23,7 +23,7 @@ from .manifest import (
     is_named_by_content,
 )
 from .retention import Retention
-from .store import Version
+from .store import JSON_BYTES, Version
 
 log = logging.getLogger(__name__)
 
@@ -127,6 +127,10 @@ class Committer:
             rollbacks=self.rollbacks,
         )
         data = encode_manifest(manifest)
+        if len(data) > JSON_BYTES:
+            raise ValueError(
+                f"the manifest of step {step} has {len(data)} bytes; {JSON_BYTES} can be read again"
+            )
         entry = Entry(
             step=step, epoch=self.epoch, digest=digest_of(data), time=time, reward=reward, good=good
         )

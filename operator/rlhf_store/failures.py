@@ -24,6 +24,10 @@ class StoreError(RuntimeError):
     """The store refuses a request, or does not respond within the deadline."""
 
 
+class TooLarge(StoreError):
+    """An object is larger than it may be; nothing of it was read."""
+
+
 class Missing(LookupError):
     """There is no object with this key."""
 

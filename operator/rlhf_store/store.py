@@ -19,7 +19,7 @@ from rlhf_api.problems import InvalidJob, Problem
 
 from .connecting import connect, hint, refuses_twice
 from .durable import make_durable
-from .failures import Conflict, Missing, StoreError, patiently, reason
+from .failures import Conflict, Missing, StoreError, TooLarge, patiently, reason
 from .locked import locked
 
 FIRST_PATIENCE = timedelta(seconds=5)
@@ -30,6 +30,8 @@ PART_BYTES = 16 << 20
 PARTS_AT_ONCE = 4
 READ_BYTES = 128 << 20
 """Segments have 64 MiB and up to one tensor more: those beyond this size are read in parts of it."""
+JSON_BYTES = 256 << 20
+"""Limit of an object of which nothing else tells the size: a manifest, or LATEST."""
 ABANDONED_SECONDS = 3600.0
 """Age of a file that no writer still writes, seconds."""
 T = TypeVar("T")
@@ -122,15 +124,17 @@ class Store:
             if self.get(key) != data:  # otherwise our own first try succeeded
                 raise
 
-    def get(self, key: str, size: int = 0) -> bytes:
-        """Reads an object; in parts, if it should have a `size` that a slow link does not bring within the timeout of a
-        request. Raises Missing."""
-        if size <= READ_BYTES:
-            return self.read(key).data
-        return b"".join(self._parts(self.attributes(key), READ_BYTES))
+    def get(self, key: str, size: int | None = None) -> bytes:
+        """Reads an object of at most `size` bytes, by default JSON_BYTES; in parts, if a slow link does not bring so
+        many within the timeout of a request. Raises Missing and TooLarge."""
+        if size is None or size <= READ_BYTES:
+            return self._ask(lambda: self._read(key, size)).data
+        found = self.attributes(key)
+        _check_size(key, found.size, size)
+        return b"".join(self._parts(found, READ_BYTES))
 
     def read(self, key: str) -> Version:
-        """Reads an object with its version. Raises Missing."""
+        """Reads an object of at most JSON_BYTES with its version. Raises Missing and TooLarge."""
         return self._ask(lambda: self._read(key))
 
     def swap(self, key: str, data: bytes, known: Version | None) -> Version:
@@ -226,9 +230,10 @@ class Store:
                 with suppress(NotFoundError, FileNotFoundError):
                     obstore.delete(self._store, key)
 
-    def _read(self, key: str) -> Version:
+    def _read(self, key: str, most: int | None = None) -> Version:
         try:
             found = obstore.get(self._store, key)
+            _check_size(key, found.meta["size"], JSON_BYTES if most is None else most)
             data = bytes(found.bytes())
         except (NotFoundError, FileNotFoundError) as error:
             raise Missing(key) from error
@@ -260,6 +265,11 @@ class Store:
     def _unusable(self, error: BaseException) -> InvalidJob:
         message = f"cannot use {self.url}: {reason(error)}; {hint(self.url)}"
         return InvalidJob([Problem("spec.checkpoint.store", message)])
+
+
+def _check_size(key: str, size: int, most: int) -> None:
+    if size > most:
+        raise TooLarge(f"{key} in the checkpoint store has {size} bytes, and may have {most}")
 
 
 def _delete_abandoned(folder: Path, keys: Callable[[str], bool]) -> None:

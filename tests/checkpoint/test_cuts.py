@@ -8,12 +8,13 @@ import pytest
 import torch
 from tests.checkpoint.conftest import ALONE, assert_is, tensors
 
+from rlhf_store import store as store_module
 from rlhf_store.archive import Archive
 from rlhf_store.connecting import connect
-from rlhf_store.failures import StoreError
+from rlhf_store.failures import StoreError, TooLarge
 from rlhf_store.manifest import DamagedSnapshot
 from rlhf_store.retention import Retention
-from rlhf_store.store import FIRST_PATIENCE
+from rlhf_store.store import FIRST_PATIENCE, Store
 from rlhf_trainer.checkpoint import segments as module
 from rlhf_trainer.checkpoint.segments import copied
 
@@ -125,6 +126,21 @@ def test_a_damaged_segment_is_not_counted_as_stored(place):
     place.trainer().save(3)
     assert_is(place.snapshot(3), 3)
     assert torch.equal(place.snapshot(3).tensor("frozen", "embedding"), torch.arange(12.0))
+
+
+def test_of_what_is_larger_than_it_may_be_nothing_is_read(place, monkeypatch):
+    """Who may write the store could fill the memory of whoever reads it, before the hash tells."""
+    segment = place.trainer().save(2).manifest.groups["frozen"][0]
+    obstore.put(place.raw, segment.key, bytes(segment.size + 1))
+    may = f"has {segment.size + 1} bytes, and may have {segment.size}"
+    with pytest.raises(DamagedSnapshot, match=f"segment .* of step 2 is not what its hash says: .* {may}"):
+        place.snapshot(2).tensors("frozen")
+    monkeypatch.setattr(store_module, "READ_BYTES", segment.size - 1)  # one that is read in parts
+    with pytest.raises(TooLarge, match=may):
+        Store(place.url).get(segment.key, segment.size)
+    monkeypatch.setattr(store_module, "JSON_BYTES", 100)
+    with pytest.raises(StoreError, match=r"LATEST in the checkpoint store has \d+ bytes, and may have 100"):
+        place.steps()
 
 
 @pytest.mark.parametrize(
