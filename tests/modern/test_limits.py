@@ -63,6 +63,18 @@ def test_a_job_needs_a_queue_and_keeps_one(limited: Jobs) -> None:
         limited.merge({"metadata": {"labels": {QUEUE: None}}}, "queued")
 
 
+def test_a_queue_of_volcano_is_one_that_the_limits_list(limited: Jobs) -> None:
+    theirs, ours = job("theirs", {}), job("ours", {})
+    theirs["spec"]["scheduling"] = {"gang": "volcano", "queue": "theirs"}
+    ours["spec"]["scheduling"] = {"gang": "volcano", "queue": "team"}
+    with pytest.raises(Refused, match="a queue of Volcano"):
+        limited.create(theirs)
+    limited.create(ours)
+    limited.merge({"spec": {"suspend": True}}, "ours")
+    with pytest.raises(Refused, match="a queue of Volcano"):
+        limited.merge({"spec": {"scheduling": {"queue": "theirs"}}}, "ours")
+
+
 def test_a_label_names_only_a_priority_that_is_allowed_also_later(limited: Jobs) -> None:
     with pytest.raises(Refused, match="priority class"):
         limited.create(job("urgent", {}, **{PRIORITY: "urgent"}))

@@ -83,6 +83,16 @@ def test_a_template_that_leaves_a_forbidden_default_is_refused():
     assert "serviceAccountName may be training; got 'default'" in world.status.message
 
 
+def test_a_queue_of_volcano_is_one_that_the_limits_list():
+    world = World(("spec.scheduling={gang: volcano, queue: theirs}",), limits=LIMITED)
+    world.step()
+    assert (
+        "spec.scheduling.queue: this cluster's limits do not allow it: queues may be team"
+        in world.status.message
+    )
+    assert World(("spec.scheduling={gang: volcano, queue: team}",), limits=LIMITED).step().create
+
+
 def test_a_queue_is_required_where_the_limits_say_so():
     world = asking({}, require_queue=True)
     world.step()

@@ -9,6 +9,9 @@ LIMITS: dict[str, Any] = {
     "volumeTypes": ["projected"],
     "capabilities": ["IPC_LOCK"],
     "priorityClasses": ["batch"],
+    "queues": ["team"],
+    "runtimeClasses": ["gvisor"],
+    "tolerations": ["nvidia.com/gpu"],
 }
 """Values of the chart; all else as it is by default."""
 
@@ -32,6 +35,16 @@ def sidecar(kind: str = "containers", **container: Any) -> dict[str, Any]:
 
 def volume(path: str) -> dict[str, Any]:
     return {"volumes": [{"name": "v", "mountPath": "/v", "hostPath": path}]}
+
+
+def affine(place: str, **term: Any) -> dict[str, Any]:
+    """A node affinity of one term, required or preferred."""
+    terms: Any = {"nodeSelectorTerms": [term]} if place == "required" else [{"weight": 1, "preference": term}]
+    return template(affinity={"nodeAffinity": {f"{place}DuringSchedulingIgnoredDuringExecution": terms}})
+
+
+def by(key: str) -> dict[str, Any]:
+    return {"key": key, "operator": "In", "values": ["one"]}
 
 
 APPARMOR = "container.apparmor.security.beta.kubernetes.io"
@@ -61,6 +74,14 @@ ALLOWED: list[dict[str, Any]] = [
     template(volumes=[{"name": "workspace", "nfs": None}]),
     sidecar(securityContext={"privileged": True}, **{"$patch": "delete"}),
     {"template": {"metadata": {"annotations": {f"{APPARMOR}/role": "runtime/default"}}}},
+    template(schedulerName="default-scheduler", runtimeClassName="gvisor"),
+    template(schedulerName=None, runtimeClassName=None, tolerations=None, nodeSelector=None, affinity=None),
+    {"tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}], "nodeSelector": {"pool": "gpus"}},
+    template(
+        tolerations=[{"key": "node.kubernetes.io/unreachable", "operator": "Exists", "tolerationSeconds": 9}]
+    ),
+    affine("required", matchExpressions=[by("topology.kubernetes.io/zone")], matchFields=None),
+    template(affinity={"nodeAffinity": None, "podAntiAffinity": {}}),
 ]
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"image": "registry.example/teams/trainer:1"}, "image"),
@@ -76,6 +97,22 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (template(volumes=[{"name": "v", "awsElasticBlockStore": {"volumeID": "vol-1"}}]), "type of volume"),
     ({"priorityClass": "system-node-critical"}, "priority class"),
     (template(priorityClassName="system-node-critical"), "priority class"),
+    ({"template": {"metadata": {"labels": {"kueue.x-k8s.io/priority-class": "urgent"}}}}, "priority class"),
+    ({"image": "registry.example/one:5000/trainer"}, "image"),
+    (template(schedulerName="volcano"), "a scheduler"),
+    (template(runtimeClassName="host"), "runtime class"),
+    ({"tolerations": [{"operator": "Exists"}]}, "a toleration"),
+    (
+        {"tolerations": [{"key": "node-role.kubernetes.io/control-plane", "operator": "Exists"}]},
+        "a toleration",
+    ),
+    (template(tolerations=[{"key": None, "operator": "Exists"}]), "a toleration"),
+    (template(tolerations=[{"key": "team", "operator": "Exists"}]), "a toleration"),
+    ({"nodeSelector": {"kubernetes.io/hostname": "one"}}, "a node's name"),
+    (template(nodeSelector={"node-role.kubernetes.io/control-plane": ""}), "a node's name"),
+    (affine("required", matchFields=[by("metadata.name")]), "a node's name"),
+    (affine("required", matchExpressions=[by("kubernetes.io/hostname")]), "a node's name"),
+    (affine("preferred", matchExpressions=[by("node-role.kubernetes.io/master")]), "a node's name"),
     (template(serviceAccountName="admin"), "service account"),
     (template(serviceAccount="admin"), "service account"),
     *((template(**{key: True}), "node's network") for key in ("hostNetwork", "hostPID", "hostIPC")),

@@ -40,6 +40,9 @@ class Needs:
 class Gang:
     """Gang scheduling: labels and objects by which a scheduler groups pods; this base does nothing."""
 
+    scheduler: str | None = None
+    """Name of the scheduler that places the pods; the cluster's own unless given."""
+
     def group(self, _config: RunConfig, _needs: Needs) -> Body | None:
         """The group's object, named after the job."""
         return None
@@ -52,6 +55,8 @@ class Gang:
 class Volcano(Gang):
     """Volcano's PodGroup, in the job's queue if it names one. Its order among others and the room that it needs are the
     group's, whatever its pods say."""
+
+    scheduler = "volcano"
 
     def group(self, config: RunConfig, needs: Needs) -> Body:
         more = {
@@ -69,11 +74,13 @@ class Volcano(Gang):
     def join(self, pod: Body, job: str) -> Body:
         annotations = {**pod["metadata"].get("annotations", {}), "scheduling.k8s.io/group-name": job}
         metadata = {**pod["metadata"], "annotations": annotations}
-        return {**pod, "metadata": metadata, "spec": {**pod["spec"], "schedulerName": "volcano"}}
+        return {**pod, "metadata": metadata, "spec": {**pod["spec"], "schedulerName": self.scheduler}}
 
 
 class Coscheduling(Gang):
     """The coscheduling plugin of kubernetes-sigs/scheduler-plugins, with the scheduler name of its chart."""
+
+    scheduler = "scheduler-plugins-scheduler"
 
     def group(self, config: RunConfig, needs: Needs) -> Body:
         return {
@@ -86,8 +93,7 @@ class Coscheduling(Gang):
     def join(self, pod: Body, job: str) -> Body:
         labels = {**pod["metadata"]["labels"], "scheduling.x-k8s.io/pod-group": job}
         metadata = {**pod["metadata"], "labels": labels}
-        scheduler = {"schedulerName": "scheduler-plugins-scheduler"}
-        return {**pod, "metadata": metadata, "spec": {**pod["spec"], **scheduler}}
+        return {**pod, "metadata": metadata, "spec": {**pod["spec"], "schedulerName": self.scheduler}}
 
 
 GANGS: dict[str, Gang] = {"none": Gang(), "volcano": Volcano(), "coscheduling": Coscheduling()}

@@ -11,9 +11,11 @@ from rlhf_api.problems import InvalidJob, Problem, show
 from rlhf_api.run import roles_of
 
 from .baseline import as_list, as_object, forbidden, probed_hosts, unconfined
-from .limits import ANY, Limits
+from .gangs import GANGS
+from .limits import ANY, Limits, listed, names, refusal
 from .names import PRIORITY, QUEUE
 from .pinned import Pinned
+from .placement_limits import check_placement
 from .pod import NewPod, build_pod
 
 Body = Mapping[str, Any]
@@ -29,12 +31,14 @@ def check(limits: Limits | None, pinned: Pinned, own_image: str | None = None, *
     account."""
     if limits is None:
         return
-    found = list[Problem]()
+    found, scheduling = list[Problem](), pinned.config.spec.scheduling
+    if scheduling.queue:
+        found += listed("spec.scheduling.queue", scheduling.queue, limits.queues, "queues")
     for role in roles_of(pinned.config.spec):
         body = build_pod(pinned, NewPod(role, 0, attempt=1, resume=False), uid="")
-        found += _pod(
-            limits, f"the {role.value}'s pod:", body, own_image or pinned.defaults.image, whole=whole
-        )
+        pod = f"the {role.value}'s pod:"
+        found += _pod(limits, pod, body, own_image or pinned.defaults.image, whole=whole)
+        found += check_placement(limits, pod, body, GANGS[scheduling.gang].scheduler)
     if found:
         raise InvalidJob(found)
 
@@ -52,7 +56,7 @@ def wrong_priority(limits: Limits | None, priority: str | None) -> Problem | Non
     if limits is None or not priority:
         return None
     where = f"metadata.labels[{show(PRIORITY)}]"
-    return next(_listed(where, priority, limits.priority_classes, "priorityClasses"), None)
+    return next(listed(where, priority, limits.priority_classes, "priorityClasses"), None)
 
 
 def _pod(limits: Limits, pod: str, body: Body, own_image: str, *, whole: bool) -> Iterator[Problem]:
@@ -60,21 +64,19 @@ def _pod(limits: Limits, pod: str, body: Body, own_image: str, *, whole: bool) -
     if not limits.privileged:
         yield from _settings(f"{where}.securityContext", as_object(spec.get("securityContext")))
         for key in unconfined(body["metadata"]):
-            yield _refusal(f"{pod} metadata.annotations[{show(key)}]", "unconfined", "privileged is false")
+            yield refusal(f"{pod} metadata.annotations[{show(key)}]", "unconfined", "privileged is false")
     accounts = {key: spec[key] for key in ("serviceAccountName", "serviceAccount") if spec.get(key)}
     for key, account in (accounts or ({"serviceAccountName": "default"} if whole else {})).items():
-        yield from _listed(f"{where}.{key}", account, limits.service_accounts)
-    if priority := spec.get("priorityClassName"):
-        yield from _listed(f"{where}.priorityClassName", priority, limits.priority_classes)
+        yield from listed(f"{where}.{key}", account, limits.service_accounts)
     for key in _HOST:
         if spec.get(key) and not limits.host_network:
-            yield _refusal(f"{where}.{key}", spec[key], "hostNetwork is false")
+            yield refusal(f"{where}.{key}", spec[key], "hostNetwork is false")
     for volume in spec.get("volumes", ()):
         place = f"{where}.volumes[{show(volume['name'])}]"
         if (path := as_object(volume.get("hostPath")).get("path")) and not _below(
             str(path), limits.host_paths
         ):
-            yield _refusal(f"{place}.hostPath", path, f"hostPaths has {_names(limits.host_paths)}")
+            yield refusal(f"{place}.hostPath", path, f"hostPaths has {names(limits.host_paths)}")
         if image := as_object(volume.get("image")).get("reference"):
             yield from _image(f"{place}.image", str(image), limits)
         yield from _types(limits, place, volume)
@@ -90,8 +92,8 @@ def _types(limits: Limits, where: str, volume: Body) -> Iterator[Problem]:
     allowed = (*limits.volume_types, *_VOLUMES, "name")
     for kind in volume if ANY not in allowed else ():
         if kind not in allowed:
-            rule = f"volumeTypes has {_names(limits.volume_types)}"
-            yield _refusal(f"{where}.{kind}", volume[kind], rule)
+            rule = f"volumeTypes has {names(limits.volume_types)}"
+            yield refusal(f"{where}.{kind}", volume[kind], rule)
 
 
 def _container(limits: Limits, where: str, container: Body) -> Iterator[Problem]:
@@ -100,43 +102,43 @@ def _container(limits: Limits, where: str, container: Body) -> Iterator[Problem]
         yield from _settings(secured, context)
         if (escalates := context.get("allowPrivilegeEscalation")) is not False:
             rule = "privileged is false, so it must be false, as it is by default"
-            yield _refusal(f"{secured}.allowPrivilegeEscalation", escalates, rule)
+            yield refusal(f"{secured}.allowPrivilegeEscalation", escalates, rule)
     yield from _capabilities(limits, f"{secured}.capabilities", context)
     if not limits.host_network:
         for port in map(as_object, as_list(container.get("ports"))):
             if port.get("hostPort"):
-                yield _refusal(f"{where}.ports.hostPort", port["hostPort"], "hostNetwork is false")
+                yield refusal(f"{where}.ports.hostPort", port["hostPort"], "hostNetwork is false")
         for place, host in probed_hosts(container):
             rule = "hostNetwork is false, and the kubelet calls it from the node's network; remove it"
-            yield _refusal(f"{where}.{place}", host, rule)
+            yield refusal(f"{where}.{place}", host, rule)
 
 
 def _settings(where: str, context: Body) -> Iterator[Problem]:
     for place, value, allowed in forbidden(context):
         rule = f"privileged is false, so it may be {' or '.join(show(each) for each in allowed)}"
-        yield _refusal(f"{where}.{place}", value, rule)
+        yield refusal(f"{where}.{place}", value, rule)
 
 
 def _capabilities(limits: Limits, where: str, context: Body) -> Iterator[Problem]:
     """Capabilities of a container beyond the allowed ones; a privileged one has all of them, by another limit."""
     capabilities = as_object(context.get("capabilities"))
     for added in as_list(capabilities.get("add")):
-        yield from _listed(f"{where}.add", added, limits.capabilities)
+        yield from listed(f"{where}.add", added, limits.capabilities)
     free = ANY in limits.capabilities or context.get("privileged")
     if not free and "ALL" not in as_list(dropped := capabilities.get("drop")):
-        rule = f"capabilities has {_names(limits.capabilities)}, so it must have ALL, as by default"
-        yield _refusal(f"{where}.drop", dropped, rule)
+        rule = f"capabilities has {names(limits.capabilities)}, so it must have ALL, as by default"
+        yield refusal(f"{where}.drop", dropped, rule)
 
 
 def _image(where: str, image: str, limits: Limits) -> Iterator[Problem]:
-    begins = any(image.startswith(prefix.rstrip("/") + end) for prefix in limits.images for end in "/:@")
-    if ANY not in limits.images and not begins and image not in limits.images:
-        yield _refusal(where, image, f"images has {_names(limits.images)}")
+    if ANY not in limits.images and not any(_is_of(image, entry.rstrip("/")) for entry in limits.images):
+        yield refusal(where, image, f"images has {names(limits.images)}")
 
 
-def _listed(where: str, value: Any, allowed: Sequence[str], name: str = "") -> Iterator[Problem]:
-    if ANY not in allowed and value not in allowed:
-        yield _refusal(where, value, f"{name or where.rpartition('.')[2]} may be {_names(allowed)}")
+def _is_of(image: str, entry: str) -> bool:
+    """True for the entry, what lies below it, and its tags and digests: a port after a registry is another registry."""
+    rest = image.removeprefix(entry)
+    return image.startswith(entry) and (rest[:1] in ("", "/") or (rest[0] in ":@" and "/" not in rest))
 
 
 def _below(path: str, allowed: Sequence[str]) -> bool:
@@ -144,11 +146,3 @@ def _below(path: str, allowed: Sequence[str]) -> bool:
         return True
     within = any(f"{path.rstrip('/')}/".startswith(f"{top.rstrip('/')}/") for top in allowed)
     return within and ".." not in path.split("/")
-
-
-def _refusal(where: str, value: Any, rule: str) -> Problem:
-    return Problem(where, f"this cluster's limits do not allow it: {rule}; got {show(value)}")
-
-
-def _names(allowed: Sequence[str]) -> str:
-    return ", ".join(allowed) or "no entries"
