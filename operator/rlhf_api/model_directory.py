@@ -1,5 +1,6 @@
 """Checks of a model's directory, which may be a stranger's: nothing in it leads elsewhere, or has no end."""
 
+import os
 import stat
 from collections.abc import Iterator, Mapping
 from itertools import islice
@@ -11,9 +12,24 @@ from .problems import show
 
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
 INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+PICKLES = "RLHF_PICKLED_WEIGHTS"
+"""Variable with which pickled weights are loaded: `allow`. They may hold code; torch's loader refuses what it knows."""
 MOST_FILES = 10_000
 MOST_LAYERS = 10_000
 """Layers of a model; each is an object of its own before a weight is read."""
+
+
+def takes_pickles() -> bool:
+    """True where the environment allows pickled weights."""
+    return os.environ.get(PICKLES) == "allow"
+
+
+def pickled(name: str) -> str:
+    """What to say of pickled weights that are not allowed."""
+    return (
+        f"has its weights only as pickles ({name}), which can hold code; save them as safetensors, or set "
+        f"{PICKLES}=allow (in spec.environment too on a cluster)"
+    )
 
 
 def directory_problem(directory: Path) -> str:
@@ -57,6 +73,8 @@ def _entries(directory: Path) -> Iterator[str]:
             continue
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
             yield f"its {file.name} is neither a file nor a directory"
+    if not takes_pickles() and not any(file.suffix == ".safetensors" for file in files):
+        yield from (pickled(file.name) for file in sorted(files) if file.match("pytorch_model*.bin"))
     if any(file.name == ADAPTER_CONFIG for file in files):
         yield (
             f"has an {ADAPTER_CONFIG}, by which Transformers would load another model; merge the adapter, and remove "

@@ -373,3 +373,16 @@ def test_a_file_of_another_user_is_said_to_be_unreadable_not_missing(path):
     assert "user 65534 may not read model.safetensors, which is of user 0 with mode -rw-------" in str(
         raised.value
     )
+
+
+def test_pickled_weights_are_loaded_only_where_that_is_asked_for(path, tmp_path, monkeypatch):
+    """They may hold code, from which only their loader protects."""
+    model = load_policy(path, torch.float32)
+    folder = shutil.copytree(path, tmp_path / "pickled", ignore=shutil.ignore_patterns("*.safetensors"))
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    refused = r"only as pickles \(pytorch_model.bin\), .* save them as safetensors, or set RLHF_PICKLED_WEIGHTS=allow"
+    with pytest.raises(ValueError, match=refused):
+        load_policy(str(folder), torch.float32)
+    monkeypatch.setenv("RLHF_PICKLED_WEIGHTS", "allow")
+    again = load_policy(str(folder), torch.float32)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))

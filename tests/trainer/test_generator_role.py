@@ -14,7 +14,13 @@ from rlhf_api.generator_checks import OTHER_ENGINE_ARGUMENTS, OWNED_ENGINE_ARGUM
 from rlhf_api.problems import InvalidJob
 from rlhf_api.run import RunConfig
 from rlhf_trainer.addresses import interface, listen_host
-from rlhf_trainer.engines.vllm.launch import CPU_HEAD_SIZES, engine_environment, group_environment, option
+from rlhf_trainer.engines.vllm.launch import (
+    CPU_HEAD_SIZES,
+    engine_environment,
+    group_environment,
+    option,
+    weight_options,
+)
 from rlhf_trainer.roles.generator import arguments
 
 ROOT = Path(__file__).parents[2]
@@ -302,3 +308,11 @@ def test_on_one_machine_vllm_s_groups_listen_on_loopback():
 )
 def test_only_loopback_hides_from_other_machines(host, bound):
     assert listen_host(host) == bound
+
+
+def test_of_a_hub_s_model_no_pickled_weights_are_loaded(tmp_path, monkeypatch):
+    """Of a directory's they are refused at the start."""
+    assert weight_options(str(tmp_path)) == {}
+    assert weight_options("team/model") == {"load-format": "safetensors"}
+    monkeypatch.setenv("RLHF_PICKLED_WEIGHTS", "allow")
+    assert weight_options("team/model") == {}

@@ -12,7 +12,7 @@ from tests.support.models import tiny_model
 
 from rlhf_api.roles import Role
 from rlhf_api.run import EXIT_INVALID, RunConfig
-from rlhf_trainer.model_cache import chosen, wanted
+from rlhf_trainer.model_cache import PickledWeights, chosen, wanted
 
 NAME = "team/tiny"
 
@@ -149,7 +149,7 @@ def test_each_role_takes_what_it_loads(role, overrides, found):
     assert {name: weights for name, (_, weights) in named.items()} == expected
 
 
-def test_weights_are_taken_in_one_form():
+def test_weights_are_taken_in_one_form(monkeypatch):
     beside = ["config.json", "generation_config.json", "merges.txt", "tokenizer.json"]
     both = [
         *beside,
@@ -161,4 +161,9 @@ def test_weights_are_taken_in_one_form():
     ]
     assert chosen(both, weights=True) == sorted([*beside, "model-1.safetensors", "model-2.safetensors"])
     assert chosen(both, weights=False) == beside
-    assert chosen([*beside, "pytorch_model.bin"], weights=True) == sorted([*beside, "pytorch_model.bin"])
+    pickles = [*beside, "pytorch_model.bin"]
+    with pytest.raises(PickledWeights, match="RLHF_PICKLED_WEIGHTS=allow"):
+        chosen(pickles, weights=True)
+    assert chosen(pickles, weights=False) == beside
+    monkeypatch.setenv("RLHF_PICKLED_WEIGHTS", "allow")
+    assert chosen(pickles, weights=True) == sorted(pickles)

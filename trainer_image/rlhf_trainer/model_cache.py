@@ -25,6 +25,7 @@ from huggingface_hub.errors import (
 
 from rlhf_api.algorithms import graph_of
 from rlhf_api.base import ModelField
+from rlhf_api.model_directory import pickled, takes_pickles
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.roles import Role
 from rlhf_api.run import ProcessEnv, RunConfig
@@ -55,6 +56,10 @@ OTHER_FORMS = (
 """File patterns of the same weights in other formats, and of subfolders."""
 
 
+class PickledWeights(ValueError):
+    """A model has no other weights than pickled ones, which are not allowed."""
+
+
 def wanted(config: RunConfig, role: Role) -> dict[str, tuple[str, bool]]:
     """Hub names that a role loads: name -> (field of the manifest, whether its weights are loaded too)."""
     row, spec = role.row, config.spec
@@ -74,21 +79,24 @@ def wanted(config: RunConfig, role: Role) -> dict[str, tuple[str, bool]]:
 
 
 def chosen(files: Iterable[str], *, weights: bool) -> list[str]:
-    """Files of a repository to load: weights in one format, safetensors if present, and all that are not weights."""
+    """Files of a repository to load: weights in one format, safetensors if present, and all that are not weights.
+    Raises PickledWeights for weights that are not allowed."""
     named = [Path(name) for name in files]
     others = [
         name for name in named if not any(name.match(form) for form in (*OTHER_FORMS, TENSORS, PICKLED))
     ]
     tensors = [name for name in named if "/" not in str(name) and name.match(TENSORS)]
-    pickled = [name for name in named if "/" not in str(name) and name.match(PICKLED)]
-    return sorted(map(str, others + (tensors or pickled if weights else [])))
+    pickles = [name for name in named if "/" not in str(name) and name.match(PICKLED)]
+    if weights and pickles and not tensors and not takes_pickles():
+        raise PickledWeights(pickled(str(pickles[0])))
+    return sorted(map(str, others + (tensors or pickles if weights else [])))
 
 
 def fill(cache: Path, name: str, where: str, *, weights: bool) -> None:
     """Downloads a model unless it is there.
 
     Raises:
-        InvalidJob: the hub has no such model, or does not let this job have it.
+        InvalidJob: the hub has no such model, does not let this job have it, or has it only as pickles.
         RuntimeError: the volume cannot hold it, or no byte came for `STALL_SECONDS`.
     """
     if _is_filled(cache, name, weights=weights):
@@ -100,6 +108,8 @@ def fill(cache: Path, name: str, where: str, *, weights: bool) -> None:
         fix = "correct the name, or give the pods a token (HF_TOKEN)"
         message = f"the hub does not serve it: {_first_line(error)}; {fix}; got {name!r}"
         raise InvalidJob([Problem(where, message)]) from error
+    except PickledWeights as error:
+        raise InvalidJob([Problem(where, f"{error}; got {name!r}")]) from None
     except Exception as error:
         raise RuntimeError(f"cannot fill {cache} with {name} ({where}): {_first_line(error)}") from error
     log.info("%s (%s) is in %s now", name, where, cache)

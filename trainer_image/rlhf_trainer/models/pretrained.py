@@ -15,7 +15,7 @@ from transformers import (
 )
 from transformers.utils.peft_utils import find_adapter_config_file
 
-from rlhf_api.model_directory import config_problem, directory_problem
+from rlhf_api.model_directory import config_problem, directory_problem, takes_pickles
 
 from .. import progress
 
@@ -36,10 +36,11 @@ def load_model(kind: Any, path: str, *, trained_head: bool = True, **arguments: 
         raise ValueError(
             f"cannot load {path!r}: it is an adapter of another model; name one that it is merged into"
         )
+    only = {} if takes_pickles() else {"use_safetensors": True}
     told = register_module_parameter_registration_hook(lambda *_: progress.sign())
     try:
         with progress.growing(Path(HF_HUB_CACHE, f"models--{path.replace('/', '--')}")):
-            model, loaded = from_pretrained(kind, path, output_loading_info=True, **arguments)
+            model, loaded = from_pretrained(kind, path, output_loading_info=True, **only, **arguments)
     finally:
         told.remove()
     needed = "" if trained_head else f"{model.base_model_prefix}."

@@ -33,6 +33,7 @@ from ..engines.vllm.launch import (
     group_options,
     on_cpu,
     option,
+    weight_options,
 )
 from ..process import run_role
 from ..settings import longest, model_source
@@ -75,6 +76,7 @@ def arguments(
         # One log line per prompt and probe would bury all others.
         "disable-uvicorn-access-log": True,
     }
+    options |= weight_options(model_source(config, "policy").path)
     if memory is None:
         check_head_size(model_source(config, "policy"), SHARED)
         check_cpu_workers(spec)

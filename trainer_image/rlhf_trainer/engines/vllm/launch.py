@@ -11,6 +11,7 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from rlhf_api.foreign_files import READ_ERRORS, read_json
+from rlhf_api.model_directory import takes_pickles
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.roles import Role
 from rlhf_api.run import RunConfig
@@ -53,6 +54,11 @@ REFERENCE_ON_GPU: dict[str, JsonValue] = {UTILIZATION: REFERENCE_SHARE, "max-num
 which vLLM reserves no memory: 3 GB for 2,048 tokens and a vocabulary of 150,000."""
 
 
+def weight_options(path: str) -> dict[str, JsonValue]:
+    """Has vLLM load no pickled weights of a hub's model; those in a directory are refused before."""
+    return {} if takes_pickles() or Path(path).is_dir() else {"load-format": "safetensors"}
+
+
 def instead_of(role: Role) -> str:
     """Setting that runs a role's frozen model without vLLM, where vLLM cannot."""
     return f"`{role.value}.engine: transformers`"
@@ -64,12 +70,16 @@ def frozen_options(
     """Options with which vLLM runs a role's frozen model on sequences of up to `longest` tokens; the manifest's
     `engineArguments` come last. Raises InvalidJob for models that vLLM does not run."""
     section = config.spec.model_server(role)
-    options = FROZEN_OPTIONS | {
-        "model": model.path,
-        "dtype": config.dtype(role),
-        "max-model-len": longest,
-        "tensor-parallel-size": section.tensor_parallel_size,
-    }
+    options = (
+        FROZEN_OPTIONS
+        | weight_options(model.path)
+        | {
+            "model": model.path,
+            "dtype": config.dtype(role),
+            "max-model-len": longest,
+            "tensor-parallel-size": section.tensor_parallel_size,
+        }
+    )
     if cpu:
         check_head_size(model, instead_of(role))
         options |= cpu_options(longest, section.tensor_parallel_size)
