@@ -1,10 +1,12 @@
 """GPU-hours and cost in a job's status: what its pods held, for as long as they held it."""
 
 import pytest
+from tests.reconcile.test_reconciler import KEY, Server, Story, tell
 from tests.reconcile.world import World, running
 
 from rlhf_api.report import TrainerStatus
 from rlhf_api.runtime import parse_runtime
+from rlhf_operator.cluster.api_error import ApiError
 from rlhf_operator.cluster.status_writer import worth_writing
 from rlhf_operator.cluster.usage import cost_per_hour
 
@@ -197,3 +199,45 @@ def test_counting_alone_is_written_every_half_minute():
     now = before | {"gpuHours": 1.1, "cost": 2.2, "usageTime": "2026-01-01T00:00:05Z"}
     assert not worth_writing(before, now, 5.0)
     assert worth_writing(before, now, 30.0)
+
+
+CLAIM = {"results": [{"driver": "gpu.nvidia.com", "device": f"gpu-{i}"} for i in range(2)]}
+CLAIM["results"] += [
+    {"driver": "gpu.nvidia.com", "device": "gpu-0", "adminAccess": True},
+    {"driver": "nic.example.com", "device": "rdma-0"},
+]
+
+
+@pytest.mark.parametrize(
+    "error", [None, ApiError(403, "Forbidden", "no"), ApiError(0, "TimeoutError", "no answer")]
+)
+def test_devices_that_pods_claim_are_counted_by_their_allocation(error):
+    """As a GPU's driver allocates them (resource.k8s.io/v1); who may not read claims goes on without."""
+    asked = list[str]()
+
+    class Claims(Server):
+        async def get(self, kind, namespace, name):
+            if kind != "ResourceClaim":
+                return await super().get(kind, namespace, name)
+            asked.append(name)
+            if error:
+                raise error
+            return {"status": {"allocation": {"devices": CLAIM}}}
+
+    async def told(story: Story) -> None:
+        story.server.__class__ = Claims
+        claims = "resourceClaims: [{name: own, resourceClaimTemplateName: t}, {name: all, resourceClaimName: shared}]"
+        story.submit("first", f"spec.pods.template={{spec: {{{claims}}}}}")
+        await story.look()
+        story.run()
+        for pod in story.cache.pods(KEY):
+            made = [{"name": "own", "resourceClaimName": f"{pod['metadata']['name']}-own"}]
+            status = {**pod["status"], "resourceClaimStatuses": made}
+            story.cache.put(story.server.stored({**pod, "status": status}))
+        for _ in range(2):
+            await story.look()
+        names = [f"job-{role}-0-own" for role in ("generator", "reference", "reward", "trainer")] + ["shared"]
+        assert sorted(asked) == sorted(names * (2 if error and error.status == 0 else 1))
+        assert story.server.status["gpus"] == (0 if error else 5 * 2)
+
+    tell(told)

@@ -26,6 +26,10 @@
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [list, create, patch]
+# Devices that pods claim, to count GPUs.
+- apiGroups: [resource.k8s.io]
+  resources: [resourceclaims]
+  verbs: [get]
 # Written, never read.
 - apiGroups: [""]
   resources: [secrets]

@@ -213,7 +213,7 @@ def trimmed(body: Mapping[str, Any]) -> Body:
         **_only(body, "apiVersion", "kind"),
         "metadata": _only(body["metadata"], *_OF_METADATA),
         "spec": {
-            **_only(spec, "nodeName", "schedulingGates"),
+            **_only(spec, "nodeName", "schedulingGates", "resourceClaims"),
             "containers": [{**_only(c, "name", "ports"), **only_devices(c)} for c in containers],
             **({"initContainers": inits} if inits else {}),
         },
@@ -240,6 +240,7 @@ _OF_METADATA = (
     "ownerReferences",
 )
 _OF_STATUS = {
+    "resourceClaimStatuses": ("name", "resourceClaimName"),
     "conditions": ("type", "status", "reason", "message"),
     "initContainerStatuses": ("name", "state"),
     "containerStatuses": ("name", "state", "ready", "started", "restartCount"),

@@ -17,6 +17,7 @@ KINDS = {
     "PodGroup.scheduling.x-k8s.io": ("scheduling.x-k8s.io/v1alpha1", "podgroups"),
     "PriorityClass": ("scheduling.k8s.io/v1", "priorityclasses"),
     "RLHFJob": ("rlhf.dev/v1alpha1", "rlhfjobs"),
+    "ResourceClaim": ("resource.k8s.io/v1", "resourceclaims"),
     "ResourceFlavor": (KUEUE, "resourceflavors"),
     "RLHFRuntime": ("rlhf.dev/v1alpha1", "rlhfruntimes"),
     "Secret": ("v1", "secrets"),

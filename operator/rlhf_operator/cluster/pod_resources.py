@@ -13,8 +13,8 @@ Body = Mapping[str, Any]
 Amounts = dict[str, float]
 """By resource name."""
 
-_GPU = re.compile(r"[^/]+/(gpu|gpu\.shared|mig|mig-[^/]+|gaudi|tpu)")
-"""Resources of devices that are counted as GPUs unasked: NVIDIA's, AMD's, Intel's, Google's."""
+_GPU = re.compile(r"[^/]+/(gpu|gpu\.shared|mig|mig-[^/]+|gaudi|tpu)|(gpu|gaudi|tpu)\.[^/]+")
+"""Resources, and drivers of allocated devices, that count as GPUs unasked: NVIDIA's, AMD's, Intel's, Google's."""
 
 
 def requests(spec: Body) -> Amounts:
@@ -41,6 +41,15 @@ def total(each: Iterable[Mapping[str, float]]) -> Amounts:
 def devices(spec: Body) -> tuple[tuple[str, int], ...]:
     """Devices that the pod holds, by the names of their resources."""
     return tuple((name, int(value)) for name, value in requests(spec).items() if _is_device(name) and value)
+
+
+def claims(spec: Body, status: Body) -> tuple[str, ...]:
+    """Names of the ResourceClaims of a stored pod: those that it names, and those that were made for it."""
+    made = {each["name"]: each.get("resourceClaimName") for each in status.get("resourceClaimStatuses", ())}
+    named = (
+        each.get("resourceClaimName") or made.get(each["name"]) for each in spec.get("resourceClaims", ())
+    )
+    return tuple(name for name in named if name)
 
 
 def only_devices(container: Body) -> dict[str, Any]:

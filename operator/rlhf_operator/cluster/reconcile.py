@@ -16,6 +16,7 @@ from .companion_client import CompanionClient
 from .deletion_watch import DeletionWatch
 from .desired import Desired, active_config
 from .desired_reader import DesiredReader
+from .device_claims import DeviceClaims
 from .kueue import Quota, deactivated, kept_in_queue, quota
 from .kueue_client import KueueClient
 from .next_step import POLL_SECONDS, Plan
@@ -55,7 +56,7 @@ class Reconciler:
         self._pods, self._pod_events = PodClient(api, cache, recorder), PodEvents(api)
         self._companions = CompanionClient(settings, api, cache, recorder)
         self._statuses, self._outcomes = StatusWriter(api, cache, recorder, telemetry), Outcomes(cache)
-        self._deletions = DeletionWatch()
+        self._deletions, self._claims = DeletionWatch(), DeviceClaims(api)
         self._uids: dict[Key, str] = {}
         """Uid of the job that the state above belongs to; a job of the same name with another uid starts afresh."""
 
@@ -100,7 +101,7 @@ class Reconciler:
             return await self._give_up(key, job, refuse(job, error, pods, now))
         retried = want.waits is None and all(pod.over for pod in pods) and tried_again(job, now)
         job = reopened(job, want.spec, accepted=retried and await self._pods.accepted(job, want.pinned))
-        pods = await self._pod_events.told(key, job, pods)
+        pods = await self._claims.held(key, job, await self._pod_events.told(key, job, pods))
         trainer = await self._trainers.read(job, pods)
         refusal = self._outcomes.refusal(key)
         job = kept_in_queue(job, workload, required=requires_queue)
@@ -219,5 +220,6 @@ class Reconciler:
             self._outcomes,
             self._pod_events,
             self._deletions,
+            self._claims,
         ):
             each.forget(key)

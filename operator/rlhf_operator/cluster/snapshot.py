@@ -25,7 +25,7 @@ from .names import (
     ROLE,
     pod_name,
 )
-from .pod_resources import devices
+from .pod_resources import claims, devices
 from .pod_status import (
     OVER,
     Body,
@@ -118,6 +118,8 @@ class Pod:
     """True if Kueue has put it into a queue of its own, beside its job's."""
     devices: tuple[tuple[str, int], ...] = ()
     """Devices that it asks for, such as GPUs, by the names of their resources."""
+    claims: tuple[str, ...] = ()
+    """Names of its ResourceClaims."""
     node: str | None = None
     unreachable: bool = False
     """True if its node no longer reports to Kubernetes."""
@@ -178,6 +180,7 @@ class Pod:
             scheduled=scheduled and not is_gated(spec),
             gated=is_gated(spec),
             devices=devices(spec),
+            claims=claims(spec, status),
             node=node,
             unreachable=node_unreachable(conditions),
             initializing=initializing(status),

@@ -25,8 +25,9 @@ def held(pods: Sequence[Pod], spec: Spec, prices: Mapping[str, float]) -> Counte
         if pod.node and not pod.over:
             gpu = gpu_of(spec, pod.role)
             named = {*prices, *([gpu.resource] if gpu else [])}
-            found += Counter({name: count for name, count in pod.devices if name in named or is_gpu(name)})
-    return found
+            for name, count in pod.devices:
+                found[name] += count if name in named or is_gpu(name) else 0
+    return +found
 
 
 def cost_per_hour(gpus: Mapping[str, int], prices: Mapping[str, float]) -> float | None:
