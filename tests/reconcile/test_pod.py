@@ -14,6 +14,7 @@ from rlhf_operator.cluster.gangs import members
 from rlhf_operator.cluster.objects import companions, owned, token, token_secret
 from rlhf_operator.cluster.pinned import Pinned
 from rlhf_operator.cluster.pod import NewPod, build_pod
+from rlhf_operator.cluster.ports import PORT
 from rlhf_operator.cluster.settings import Settings
 from rlhf_operator.cluster.snapshot import Job
 
@@ -179,6 +180,19 @@ def test_no_policy_of_somebody_elses_has_the_name_of_a_jobs():
     )
     assert mine["metadata"]["name"] == "job-rlhf-01234567"
     assert other["metadata"]["name"] == "job-rlhf-98765432"
+
+
+def test_from_elsewhere_only_the_http_port_is_reached():
+    """The stores at which ranks and weights meet take no token: their ports are for the job's own pods."""
+    monitoring = {"podSelector": {"matchLabels": {"app": "prometheus"}}}
+    bodies = companions(pinned(), "job-uid", "system", (monitoring,))
+    (policy,) = (body["spec"] for body in bodies if body["kind"] == "NetworkPolicy")
+    labels = pod(Role.TRAINER)["metadata"]["labels"]
+    assert policy["podSelector"]["matchLabels"].items() <= labels.items()
+    own = [{"podSelector": policy["podSelector"]}]
+    for rule in policy["ingress"]:
+        assert rule.get("from") == own or rule["ports"] == [{"port": PORT, "protocol": "TCP"}]
+    assert policy["policyTypes"] == ["Ingress"]
 
 
 def test_only_a_resumed_trainer_reads_the_other_configuration():

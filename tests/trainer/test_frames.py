@@ -5,6 +5,8 @@ import struct
 from array import array
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rlhf_trainer.comms.frames import (
     MOST_TOKENS,
@@ -103,6 +105,25 @@ def header(size: int, number: int, count: int = 1, version: int = 0) -> bytes:
 def test_what_is_no_frame_is_refused(sent, says):
     with pytest.raises(ValueError, match=says):
         read(sent)
+
+
+VALID = encode(1, Kind.LENGTH, 3, [5, 6, 8], [-0.5] * 3, [[7], [], [1, 2]]) + encode_error(400, "too long")
+PLACE = st.integers(0, len(VALID) - 1)
+
+
+@settings(derandomize=True, deadline=None)
+@given(st.lists(st.tuples(PLACE, st.integers(0, 255)), max_size=4), PLACE, st.binary(max_size=40))
+def test_whatever_comes_is_frames_or_refused(changes, cut, more):
+    """Never another error, and never more tokens than came."""
+    data = bytearray(VALID)
+    for place, value in changes:
+        data[place] = value
+    sent = bytes(data[:cut]) + more
+    try:
+        found = read(sent)
+    except (ValueError, RequestFailed):
+        return
+    assert 8 * sum(len(frame.tokens) for frame in found) <= len(sent)
 
 
 def test_an_error_is_raised_with_its_code_however_long_its_text():
