@@ -103,8 +103,8 @@ class RuntimeReference(Frozen):
 class Scheduling(Frozen):
     """Scheduler of the pods. A `kueue.x-k8s.io/queue-name` label on the job makes it wait for Kueue's admission."""
 
-    gang: Literal["none", "volcano", "coscheduling"] = "none"
-    """Gang scheduling: all pods at once, by a PodGroup of Volcano or of scheduler-plugins; or one by one."""
+    gang: Literal["none", "kubernetes", "volcano", "coscheduling"] = "none"
+    """All pods at once, by a PodGroup of Kubernetes 1.37 on, Volcano or scheduler-plugins."""
     queue: Name | None = None
     """Volcano's queue."""
     pre_running_deadline_seconds: Positive | None = None

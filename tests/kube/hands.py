@@ -9,7 +9,7 @@ from tests.kube.jobs import PPO
 
 from rlhf_operator.cluster import resync
 from rlhf_operator.cluster.api import Api
-from rlhf_operator.cluster.cache import Cache
+from rlhf_operator.cluster.cache import COMPANIONS, Cache
 from rlhf_operator.cluster.reconcile import Reconciler
 from rlhf_operator.cluster.recorder import Recorder
 from rlhf_operator.cluster.settings import Settings
@@ -69,6 +69,10 @@ async def hands(namespace: str, **settings: Any) -> AsyncIterator[Hands]:
         working = Hands(api, namespace, **settings)
         yield working
         await working.reconciler.close()
+
+
+SERVED = tuple(kind for kind in COMPANIONS if kind != "PodGroup.scheduling.k8s.io")
+"""Kinds beside pods that this API server can serve: it is older than Kubernetes' own gangs."""
 
 
 def job(namespace: str, name: str = "ppo") -> dict:

@@ -9,34 +9,33 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.kube.hands import Hands, Operators, job, with_companion
+from tests.kube.hands import SERVED, Hands, Operators, job, with_companion
 from tests.kube.jobs import ROOT
 from tests.kube.schedulers import VOLCANO
 from tests.support.cluster import Cluster
 from tests.support.kube import kubectl
 
 from rlhf_operator.cluster.api_error import ApiError
-from rlhf_operator.cluster.cache import COMPANIONS
 
 pytestmark = pytest.mark.usefixtures("crd")
 RELEASE_0_1 = json.loads((Path(__file__).parents[1] / "reconcile" / "release-0.1.0.json").read_text())
 
 
 @pytest.mark.usefixtures("gangs")
-@pytest.mark.parametrize("kind", COMPANIONS)
+@pytest.mark.parametrize("kind", SERVED)
 def test_what_somebody_deletes_is_made_again(operators: Operators, namespace, kind):
     async def body(operator: Hands) -> None:
         await operator.api.create(with_companion(namespace, kind))
         await operator.look("ppo")
         (name,) = await operator.names(kind)
-        before = {other: await operator.names(other) for other in (*COMPANIONS, "Pod")}
+        before = {other: await operator.names(other) for other in (*SERVED, "Pod")}
         await operator.api.delete(kind, namespace, name)
         await operator.look("ppo")
         assert await operator.names(kind) == set()  # nobody has looked for it yet
         swept = await operator.sweep()
         assert (namespace, "ppo") in swept.touched
         await operator.look("ppo")
-        assert {other: await operator.names(other) for other in (*COMPANIONS, "Pod")} == before
+        assert {other: await operator.names(other) for other in (*SERVED, "Pod")} == before
 
     operators(body)
 

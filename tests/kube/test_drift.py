@@ -5,11 +5,9 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.kube.hands import Hands, Operators, job, with_companion
+from tests.kube.hands import SERVED, Hands, Operators, job, with_companion
 from tests.support.cluster import Cluster
 from tests.support.kube import kubectl
-
-from rlhf_operator.cluster.cache import COMPANIONS
 
 pytestmark = pytest.mark.usefixtures("crd")
 EDITS = {
@@ -43,7 +41,7 @@ async def resync_and_look(operator: Hands) -> list[str]:
 
 
 @pytest.mark.usefixtures("gangs")
-@pytest.mark.parametrize("kind", COMPANIONS)
+@pytest.mark.parametrize("kind", SERVED)
 def test_what_somebody_changes_is_put_back_and_told_once(
     operators: Operators, namespace: str, control_plane: Cluster, kind: str
 ) -> None:

@@ -118,6 +118,10 @@ def account(
         helm("uninstall", namespace, f"--namespace={namespace}", kubeconfig=admin)
 
 
+NOT_SERVED = "scheduling.k8s.io"
+"""Whose gangs this API server is too old for."""
+
+
 def granted(namespace: str) -> set[Right]:
     where = f"--namespace={namespace}"
     command = ("template", namespace, str(CHART), where, f"--set=watchNamespaces={{{namespace}}}")
@@ -128,6 +132,7 @@ def granted(namespace: str) -> set[Right]:
         if role["kind"] == "Role"
         for rule in role["rules"]
         for group in rule["apiGroups"]
+        if group != NOT_SERVED
         for resource in rule["resources"]
         for verb in rule["verbs"]
     }

@@ -65,14 +65,16 @@ def test_a_dollar_means_on_a_cluster_what_it_means_in_rlhf_run():
     assert (found["PRICE"], found["HOME_OF"]) == ("costs $$$$5", "you are $$(HOME)")
 
 
-@pytest.mark.parametrize("gang", ["none", "volcano", "coscheduling"])
+@pytest.mark.parametrize("gang", ["none", "kubernetes", "volcano", "coscheduling"])
 @pytest.mark.parametrize("overrides", [(), EVERYTHING], ids=["plain", "everything"])
 def test_everything_is_valid_for_kubernetes_1_37(overrides, gang):
     made = pinned(*overrides, f"spec.scheduling.gang={gang}")
     bodies = [pod(role, *overrides, f"spec.scheduling.gang={gang}") for role in roles_of(made.config.spec)]
     bodies += [*companions(made, "job-uid", "rlhf-system"), token_secret(b"k", owner())]
+    there = members(made.config, ())
+    bodies += companions(made, "job-uid", "ns", gang=there)[-1:] if gang == "kubernetes" else []
     for body in bodies:
-        if body["kind"] != "PodGroup":
+        if body["kind"] != "PodGroup" or body["apiVersion"].startswith("scheduling.k8s.io/"):
             kubernetes_validate.validate(owned(body, owner()), "1.37", strict=True)
 
 
@@ -246,6 +248,19 @@ def test_a_gang_has_all_pods_of_the_job():
     assert body["spec"]["schedulerName"] == "volcano"
     body = pod(Role.REWARD, "spec.scheduling.gang=coscheduling")
     assert body["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"] == "job"
+
+
+def test_a_gang_of_kubernetes_itself_has_a_group_that_its_pods_name():
+    settings = (
+        "spec.generator.replicas=3",
+        "spec.scheduling.gang=kubernetes",
+        "spec.pods.priorityClass=high",
+    )
+    made = pinned(*settings)
+    group = companions(made, "job-uid", "ns", gang=members(made.config, ()))[-1]
+    assert group["spec"] == {"schedulingPolicy": {"gang": {"minCount": 6}}, "priorityClassName": "high"}
+    spec = pod(Role.REWARD, *settings)["spec"]
+    assert (spec["schedulingGroup"], "schedulerName" in spec) == ({"podGroupName": "job"}, False)
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["whole", "trainers that start again"])

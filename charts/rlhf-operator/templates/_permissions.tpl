@@ -34,8 +34,8 @@
 - apiGroups: [""]
   resources: [secrets]
   verbs: [create]
-# Gangs of Volcano and of scheduler-plugins' coscheduling.
-- apiGroups: [scheduling.volcano.sh, scheduling.x-k8s.io]
+# Gangs of Kubernetes, Volcano and scheduler-plugins' coscheduling.
+- apiGroups: [scheduling.k8s.io, scheduling.volcano.sh, scheduling.x-k8s.io]
   resources: [podgroups]
   verbs: [get, list, create, patch]
 # Queues of Kueue.

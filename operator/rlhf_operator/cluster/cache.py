@@ -17,6 +17,7 @@ from .pod_resources import only_devices
 COMPANIONS = (
     "ConfigMap",
     "NetworkPolicy",
+    "PodGroup.scheduling.k8s.io",
     "PodGroup.scheduling.volcano.sh",
     "PodGroup.scheduling.x-k8s.io",
     "Service",

@@ -13,6 +13,7 @@ KINDS = {
     "NetworkPolicy": ("networking.k8s.io/v1", "networkpolicies"),
     "PersistentVolumeClaim": ("v1", "persistentvolumeclaims"),
     "Pod": ("v1", "pods"),
+    "PodGroup.scheduling.k8s.io": ("scheduling.k8s.io/v1beta1", "podgroups"),
     "PodGroup.scheduling.volcano.sh": ("scheduling.volcano.sh/v1beta1", "podgroups"),
     "PodGroup.scheduling.x-k8s.io": ("scheduling.x-k8s.io/v1alpha1", "podgroups"),
     "PriorityClass": ("scheduling.k8s.io/v1", "priorityclasses"),
