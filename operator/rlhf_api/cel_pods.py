@@ -1,7 +1,7 @@
 """CEL rules of a job's pod settings."""
 
 from .cel_sections import Rule, or_default
-from .pod_checks import CONFIG_DIRECTORY, MOUNTS, NOT_OVER, SOURCES, VOLUMES
+from .pod_checks import CONFIG_DIRECTORY, GPU_CLAIMED, MOUNTS, NOT_OVER, SOURCES, VOLUMES
 from .pods import Gpu
 
 _POD_SETTINGS = (
@@ -18,6 +18,7 @@ _POD_SETTINGS = (
         "resources names what gpu.count asks for; remove one of them",
     ),
 )
+_GPU = (Rule("!has(self.resource) || !has(self.deviceClass)", f"{GPU_CLAIMED}; remove one of them"),)
 _VOLUME = (
     Rule(
         f"[{', '.join(f'has(self.{source})' for source in SOURCES)}].exists_one(given, given)",
@@ -46,6 +47,7 @@ _TOLERATION = (
 
 PODS: dict[str, tuple[Rule, ...]] = {
     "PodSettings": _POD_SETTINGS,
+    "Gpu": _GPU,
     "Volume": _VOLUME,
     "Toleration": _TOLERATION,
 }

@@ -18,6 +18,9 @@ NOT_OVER = ("/dev", "/etc", "/proc", "/sys")
 SOURCES = ("claim", "configMap", "secret", "hostPath", "empty")
 
 
+GPU_CLAIMED = "deviceClass claims the GPUs in place of resource"
+
+
 def pods(spec: Spec) -> Iterator[Problem]:
     yield from _settings("spec.pods", spec.pods)
     yield from _gpu_resource("spec.pods", spec.pods)
@@ -114,6 +117,10 @@ def _toleration(where: str, toleration: Toleration) -> Iterator[Problem]:
 def _gpu_resource(where: str, settings: PodSettings) -> Iterator[Problem]:
     if settings.gpu is None:
         return
+    if settings.gpu.device_class is not None and "resource" in settings.gpu.model_fields_set:
+        yield Problem(
+            f"{where}.gpu.resource", f"{GPU_CLAIMED}; remove one of them; got {show(settings.gpu.resource)}"
+        )
     for kind in ("requests", "limits"):
         if settings.gpu.resource in getattr(settings.resources, kind):
             message = f"{settings.gpu.resource} is what gpu.count asks for; remove one of them"

@@ -16,8 +16,10 @@ class Gpu(Frozen):
     count: Positive
     resource: str = Field("nvidia.com/gpu", max_length=317)
     """The device plugin's resource name."""
+    device_class: Name | None = None
+    """DeviceClass from which they are claimed instead (Kubernetes 1.34 or newer)."""
     memory_gigabytes: PositiveFloat | None = None
-    """Memory of one GPU, in units of 10^9 bytes; with it, the job's memory is checked before any pod starts."""
+    """Memory of one GPU, in units of 10^9 bytes; with it, memory is checked before any pod starts."""
 
 
 class Resources(Frozen):

@@ -106,6 +106,11 @@ CASES = [
         "two of them have the same mountPath",
     ),
     (
+        "spec.reward.pods={gpu: {count: 1, deviceClass: gpu.nvidia.com}}",
+        "spec.reward.pods={gpu: {count: 1, deviceClass: gpu.nvidia.com, resource: amd.com/gpu}}",
+        "deviceClass claims the GPUs in place of resource",
+    ),
+    (
         "spec.reward.pods={gpu: {count: 1}, resources: {requests: {cpu: '1'}}}",
         "spec.reward.pods={gpu: {count: 1}, resources: {requests: {nvidia.com/gpu: '1'}}}",
         "resources names what gpu.count asks for",

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.cluster.packages import Unavailable
 from tests.kube.hands import Operators, hands
-from tests.kube.schedulers import COSCHEDULING, KUEUE, VOLCANO
+from tests.kube.schedulers import CLAIM_TEMPLATE, COSCHEDULING, KUEUE, VOLCANO
 from tests.support.cluster import Cluster, ControlPlane, control_plane, existing
 from tests.support.kube import eventually, kubectl, new_namespace
 
@@ -98,8 +98,8 @@ def kueue(control_plane: Cluster) -> Iterator[Callable[[], None]]:
 
 @pytest.fixture(scope="module")
 def gangs(control_plane: Cluster) -> Iterator[None]:
-    """The server knows the PodGroups of both schedulers."""
-    kubeconfig, definitions = control_plane.kubeconfig, (COSCHEDULING, VOLCANO)
+    """The server knows the PodGroups of both schedulers, and the claims of newer servers."""
+    kubeconfig, definitions = control_plane.kubeconfig, (COSCHEDULING, VOLCANO, CLAIM_TEMPLATE)
     names = [f"crd/{definition['metadata']['name']}" for definition in definitions]
     for definition in definitions:
         kubectl(kubeconfig, "create", "-f", "-", input=json.dumps(definition))

@@ -84,4 +84,7 @@ def with_companion(namespace: str, kind: str) -> dict:
     gangs = {"PodGroup.scheduling.volcano.sh": "volcano", "PodGroup.scheduling.x-k8s.io": "coscheduling"}
     more = {"trainer": {"replicas": 2}, "scheduling": {"gang": gangs.get(kind, "none")}}
     made = job(namespace)
+    if kind == "ResourceClaimTemplate":
+        claimed = {"gpu": {"count": 1, "deviceClass": "gpu.example.com"}}
+        more["reward"] = {**made["spec"].get("reward", {}), "pods": claimed}
     return {**made, "spec": {**made["spec"], **more}}

@@ -84,6 +84,22 @@ COSCHEDULING = definition(
     {"minMember": INT, "minResources": OPEN, "scheduleTimeoutSeconds": INT},
     [],
 )
+_EXACTLY = record(
+    ["deviceClassName"],
+    deviceClassName=TEXT,
+    allocationMode={"type": "string", "enum": ["ExactCount", "All"]},
+    count=INT,
+)
+_REQUESTS = {"type": "array", "items": record(["name"], name=TEXT, exactly=_EXACTLY)}
+CLAIM_TEMPLATE = definition(
+    "resource.k8s.io",
+    "v1",
+    "ResourceClaimTemplate",
+    {"spec": record([], devices=record([], requests=_REQUESTS))},
+    ["spec"],
+)
+"""Of Kubernetes 1.34 and newer, by its published types; the spec of a real one cannot be changed."""
+CLAIM_TEMPLATE["metadata"]["annotations"] = {"api-approved.kubernetes.io": "https://example.org/1"}
 _LABEL = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 _NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 _COUNT = {"type": "integer", "minimum": 0}

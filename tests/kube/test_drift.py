@@ -15,6 +15,7 @@ EDITS = {
     "NetworkPolicy": {"spec": {"ingress": [{}]}},
     "PodGroup.scheduling.volcano.sh": {"spec": {"minMember": 99}},
     "PodGroup.scheduling.x-k8s.io": {"spec": {"minMember": 99}},
+    "ResourceClaimTemplate": {"spec": {"spec": {"devices": {"requests": []}}}},
     "Service": {"spec": {"selector": {"rlhf.dev/job": "another"}}},
 }
 

@@ -42,7 +42,9 @@ PATH = re.compile(
 ADMITTED = ("QuotaReserved", "Admitted")
 Right = tuple[str, str, str]
 """Group, resource, verb."""
-OF_NEWER = {("resource.k8s.io", "resourceclaims", "get")}
+OF_NEWER = {("resource.k8s.io", "resourceclaims", "get")} | {
+    ("resource.k8s.io", "resourceclaimtemplates", verb) for verb in ("list", "create", "patch")
+}
 """For pods of Kubernetes 1.34 or newer: this server knows no claims of pods."""
 
 

@@ -234,6 +234,32 @@ def test_a_pod_that_asks_for_no_resources_says_nothing_of_them():
     assert role_container(pod(Role.GENERATOR))["resources"] == {}
 
 
+def test_gpus_of_a_device_class_are_claimed_by_a_template_of_their_role():
+    asked = (
+        "spec.pods.gpu={count: 1, deviceClass: gpu.nvidia.com}",
+        "spec.pods.modelCache=/workspace/hub",
+        "spec.workspace.claim=mine",
+        "spec.reward.pods.gpu={count: 2}",
+    )
+    made = pinned(*asked)
+    templates = {
+        body["metadata"]["name"]: body["spec"]["spec"]["devices"]["requests"]
+        for body in companions(made, "job-uid", "ns")
+        if body["kind"] == "ResourceClaimTemplate"
+    }
+    assert len(templates) == len(roles_of(made.config.spec))
+    for role in roles_of(made.config.spec):
+        spec = pod(role, *asked)["spec"]
+        (claim,) = spec["resourceClaims"]
+        (request,) = templates[claim["resourceClaimTemplateName"]]
+        assert request["exactly"]["deviceClassName"] == "gpu.nvidia.com"
+        assert request["exactly"]["count"] == (2 if role is Role.REWARD else 1)
+        assert role_container({"spec": spec})["resources"] == {"claims": [{"name": claim["name"]}]}
+        assert spec["initContainers"][0]["resources"] == {}
+    other = pod(Role.REWARD, "spec.pods.gpu={count: 1, deviceClass: mig.nvidia.com}")["spec"]
+    assert other["resourceClaims"][0]["resourceClaimTemplateName"] not in templates, "one cannot be changed"
+
+
 def test_a_template_cannot_take_the_pod_away_from_its_job():
     with pytest.raises(InvalidJob, match="is the operator's to set"):
         pod(Role.TRAINER, "spec.pods.template={metadata: {labels: {rlhf.dev/role: reward}}}")

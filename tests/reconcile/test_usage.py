@@ -142,6 +142,7 @@ def test_gpus_that_a_runtime_gave_count_until_the_pods_are_over_too():
     [
         ("spec.reward.pods.gpu={count: 2}", 2, 5.0),
         ("spec.reward.pods.resources={limits: {nvidia.com/gpu: 2}}", 2, 5.0),
+        ("spec.reward.pods.gpu={count: 2, deviceClass: a.class}", 2, 6.0),
         ("spec.reward.pods.resources={limits: {nvidia.com/mig-1g.5gb: 2}}", 2, None),
         ("spec.reward.pods.resources={limits: {example.com/wafer: 2}}", 2, 2.0),
         ("spec.reward.pods.resources={limits: {example.com/nic: 2, cpu: 4}}", 0, None),
@@ -163,8 +164,8 @@ def test_gpus_that_a_runtime_gave_count_until_the_pods_are_over_too():
 def test_gpus_count_however_the_pods_ask_for_them(asked, gpus, cost):
     """From the pods as they are stored: also what a template or a webhook has put there."""
     world = running(asked)
-    world.step(3600, prices=PRICES | {"example.com/wafer": 1.0})
-    world.step(0, prices=PRICES | {"example.com/wafer": 1.0})
+    world.step(3600, prices=PRICES | {"example.com/wafer": 1.0, "a.class": 3.0})
+    world.step(0, prices=PRICES | {"example.com/wafer": 1.0, "a.class": 3.0})
     assert (world.status.gpus, world.status.cost_per_hour) == (gpus, cost)
     assert (world.status.gpu_hours or 0) == pytest.approx(gpus, rel=0.01)
 

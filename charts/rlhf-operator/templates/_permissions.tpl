@@ -26,7 +26,10 @@
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [list, create, patch]
-# Devices that pods claim, to count GPUs.
+# GPUs that pods claim from a DeviceClass, and devices that they claim otherwise, to count GPUs.
+- apiGroups: [resource.k8s.io]
+  resources: [resourceclaimtemplates]
+  verbs: [list, create, patch]
 - apiGroups: [resource.k8s.io]
   resources: [resourceclaims]
   verbs: [get]

@@ -20,6 +20,7 @@ COMPANIONS = (
     "PodGroup.scheduling.k8s.io",
     "PodGroup.scheduling.volcano.sh",
     "PodGroup.scheduling.x-k8s.io",
+    "ResourceClaimTemplate",
     "Service",
 )
 """Kinds of a job's objects beside its pods; of these only the resourceVersion is cached."""

@@ -5,6 +5,8 @@ from typing import Any
 
 KUEUE = "kueue.x-k8s.io/v1beta2"
 """Served by Kueue 0.15 and later; 0.20 serves no earlier version."""
+CLAIMS = "resource.k8s.io/v1"
+"""Of dynamic resource allocation: served by Kubernetes 1.34 and later."""
 KINDS = {
     "ClusterRLHFRuntime": ("rlhf.dev/v1alpha1", "clusterrlhfruntimes"),
     "ConfigMap": ("v1", "configmaps"),
@@ -18,7 +20,8 @@ KINDS = {
     "PodGroup.scheduling.x-k8s.io": ("scheduling.x-k8s.io/v1alpha1", "podgroups"),
     "PriorityClass": ("scheduling.k8s.io/v1", "priorityclasses"),
     "RLHFJob": ("rlhf.dev/v1alpha1", "rlhfjobs"),
-    "ResourceClaim": ("resource.k8s.io/v1", "resourceclaims"),
+    "ResourceClaim": (CLAIMS, "resourceclaims"),
+    "ResourceClaimTemplate": (CLAIMS, "resourceclaimtemplates"),
     "ResourceFlavor": (KUEUE, "resourceflavors"),
     "RLHFRuntime": ("rlhf.dev/v1alpha1", "rlhfruntimes"),
     "Secret": ("v1", "secrets"),

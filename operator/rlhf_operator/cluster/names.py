@@ -1,5 +1,8 @@
 """Names and labels of a job's objects."""
 
+import hashlib
+
+from rlhf_api.pods import Gpu
 from rlhf_api.roles import Role
 from rlhf_api.run import process_name
 
@@ -22,6 +25,10 @@ MANAGED_BY = "app.kubernetes.io/managed-by"
 OPERATOR = "rlhf-operator"
 
 
+GPU_CLAIM = "rlhf-gpus"
+"""Name of the claim of a pod whose GPUs are claimed from a DeviceClass."""
+
+
 def pod_name(job: str, role: Role, index: int, rank: int = 0) -> str:
     return f"{job}-{process_name(role, index, rank)}"
 
@@ -29,6 +36,12 @@ def pod_name(job: str, role: Role, index: int, rank: int = 0) -> str:
 def service_name(job: str) -> str:
     """The headless service that gives the job's pods their DNS names."""
     return f"{job}-rlhf"
+
+
+def claim_template_name(job: str, role: Role, gpu: Gpu) -> str:
+    """The ResourceClaimTemplate of a role's GPUs, which cannot be changed: another claim has another name."""
+    digest = hashlib.sha256(f"{gpu.count} {gpu.device_class}".encode()).hexdigest()
+    return f"{job}-{role.value}-gpus-{digest[:8]}"
 
 
 def token_name(job: str, uid: str) -> str:

@@ -7,14 +7,16 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from rlhf_api.resources import gpu_of
 from rlhf_api.roles import Role
-from rlhf_api.run import pods_each, replicas
+from rlhf_api.run import pods_each, replicas, roles_of
 from rlhf_api.spec import Spec
 
 from .gangs import GANGS, Needs
-from .names import OPERATOR, common_labels, policy_name, service_name, token_name
+from .kinds import CLAIMS
+from .names import OPERATOR, claim_template_name, common_labels, policy_name, service_name, token_name
 from .pinned import Pinned
-from .pod import NewPod, build_pod
+from .pod import NewPod, build_pod, is_claimed
 from .pod_resources import requests, total
 from .ports import PORT
 from .snapshot import Job
@@ -53,7 +55,30 @@ def companions(
         *([_service(config.job)] if _meets(config.spec) else []),
         _policy(config.job, uid, operator_namespace, metrics_from),
         *([group] if group else []),
+        *_claim_templates(config.job, config.spec),
     ]
+
+
+def _claim_templates(job: str, spec: Spec) -> list[Body]:
+    """ResourceClaimTemplates of the roles whose GPUs are claimed: Kubernetes makes a claim of it for each pod."""
+    found = []
+    for role in roles_of(spec):
+        if is_claimed(gpu := gpu_of(spec, role)):
+            exactly = {
+                "deviceClassName": gpu.device_class,
+                "allocationMode": "ExactCount",
+                "count": gpu.count,
+            }
+            name = claim_template_name(job, role, gpu)
+            found.append(
+                {
+                    "apiVersion": CLAIMS,
+                    "kind": "ResourceClaimTemplate",
+                    "metadata": {"name": name, "labels": common_labels(job)},
+                    "spec": {"spec": {"devices": {"requests": [{"name": "gpus", "exactly": exactly}]}}},
+                }
+            )
+    return found
 
 
 def _needs(pinned: Pinned, uid: str, gang: Mapping[Role, int]) -> Needs:

@@ -3,16 +3,25 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
-from rlhf_api.pods import PodSettings, combine
+from rlhf_api.pods import Gpu, PodSettings, combine
 from rlhf_api.roles import HEALTH, LIVE_FAILURES, LIVE_SECONDS, LIVE_TIMEOUT_SECONDS, Role, RoleSpec
 from rlhf_api.run import command, listens, pods_each
 
 from .baseline import as_object
 from .gangs import GANGS
 from .merge import merge
-from .names import ATTEMPT, INDEX, RANK, pod_name, role_labels, service_name
+from .names import (
+    ATTEMPT,
+    GPU_CLAIM,
+    INDEX,
+    RANK,
+    claim_template_name,
+    pod_name,
+    role_labels,
+    service_name,
+)
 from .pinned import Pinned
 from .pod_process import environment_of, literal, ports, process_of, shares_node_network
 from .pod_volumes import WORKSPACE, mounts, volumes
@@ -103,6 +112,7 @@ def build_pod(pinned: Pinned, new: NewPod, uid: str) -> Body:
                 }
             ],
             "volumes": volumes(config, pods, pinned.name, defaults),
+            **_gpu_claims(config.job, role, pods.gpu),
             **_placement(pods),
         },
     }
@@ -132,17 +142,13 @@ def _model_cache(role: Body, pods: PodSettings) -> Body:
     """
     hub = {"HF_HUB_CACHE": literal(pods.model_cache or ""), "HF_HUB_OFFLINE": "0"}
     env = [each for each in role["env"] if each["name"] not in hub]
-    gpu = {pods.gpu.resource} if pods.gpu is not None else set()
-    resources = {
-        kind: {name: amount for name, amount in found.items() if name not in gpu}
-        for kind, found in role["resources"].items()
-    }
+    resources = _resources(pods.model_copy(update={"gpu": None}))
     return {
         **role,
         "name": MODEL_CACHE,
         "command": ["python3", "-m", "rlhf_trainer.model_cache"],
         "env": [*env, *({"name": name, "value": value} for name, value in hub.items())],
-        "resources": {kind: found for kind, found in resources.items() if found},
+        "resources": resources,
     }
 
 
@@ -153,9 +159,23 @@ def _pull(pods: PodSettings, defaults: Defaults) -> Body:
 
 def _resources(pods: PodSettings) -> Body:
     requests, limits = dict(pods.resources.requests), dict(pods.resources.limits)
-    if pods.gpu is not None:
+    claims = [{"name": GPU_CLAIM}] if is_claimed(pods.gpu) else []
+    if pods.gpu is not None and not claims:
         limits[pods.gpu.resource] = requests[pods.gpu.resource] = str(pods.gpu.count)
-    return {kind: found for kind, found in (("requests", requests), ("limits", limits)) if found}
+    asked = {"requests": requests, "limits": limits, "claims": claims}
+    return {kind: found for kind, found in asked.items() if found}
+
+
+def is_claimed(gpu: Gpu | None) -> TypeGuard[Gpu]:
+    """True for GPUs that pods claim from a DeviceClass."""
+    return gpu is not None and gpu.device_class is not None
+
+
+def _gpu_claims(job: str, role: Role, gpu: Gpu | None) -> Body:
+    if not is_claimed(gpu):
+        return {}
+    template = {"resourceClaimTemplateName": claim_template_name(job, role, gpu)}
+    return {"resourceClaims": [{"name": GPU_CLAIM, **template}]}
 
 
 def _probes(role: Role, section: RoleSpec) -> Body:

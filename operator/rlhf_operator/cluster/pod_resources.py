@@ -8,6 +8,7 @@ from rlhf_api.base import QUANTITY
 from rlhf_api.pods import amount
 
 from .baseline import as_object
+from .names import GPU_CLAIM
 
 Body = Mapping[str, Any]
 Amounts = dict[str, float]
@@ -44,11 +45,10 @@ def devices(spec: Body) -> tuple[tuple[str, int], ...]:
 
 
 def claims(spec: Body, status: Body) -> tuple[str, ...]:
-    """Names of the ResourceClaims of a stored pod: those that it names, and those that were made for it."""
+    """Names of the ResourceClaims of a stored pod, those that were made for it too, without that of `pods.gpu`."""
     made = {each["name"]: each.get("resourceClaimName") for each in status.get("resourceClaimStatuses", ())}
-    named = (
-        each.get("resourceClaimName") or made.get(each["name"]) for each in spec.get("resourceClaims", ())
-    )
+    others = [each for each in spec.get("resourceClaims", ()) if each["name"] != GPU_CLAIM]
+    named = (each.get("resourceClaimName") or made.get(each["name"]) for each in others)
     return tuple(name for name in named if name)
 
 

@@ -57,6 +57,8 @@ def by_server(error: ApiError, *, accepted: bool = False) -> Finish | str:
         return Finish("Failed", INVALID_POD, said)
     if error.not_served and kind == "Workload":
         message += f"; the label {QUEUE} needs Kueue 0.15 or later, which serves {KUEUE}"
+    if error.not_served and kind == "ResourceClaimTemplate":
+        message += "; pods.gpu.deviceClass needs Kubernetes 1.34 or newer"
     if status == 403 and kind in _OF_CLUSTER:
         message += "; with the chart's watchNamespaces, its value rbac.clusterReads lets the operator read it"
     return f"pods cannot be created: {status or 'no answer'} {message}"

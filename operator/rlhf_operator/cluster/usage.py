@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlhf_api.resources import gpu_of
+from rlhf_api.run import roles_of
 from rlhf_api.spec import Spec
 from rlhf_api.status import JobStatus
 
@@ -20,11 +21,13 @@ _DIGITS = 6
 def held(pods: Sequence[Pod], spec: Spec, prices: Mapping[str, float]) -> Counter[str]:
     """GPUs by resource name held by scheduled pods until all their containers have ended: however the pods came to ask
     for them, by `pods.gpu`, resources or a template. `prices`: any resource that has a price counts as GPUs."""
-    found = Counter[str]()
+    found, roles = Counter[str](), roles_of(spec)
     for pod in pods:
         if pod.node and not pod.over:
             gpu = gpu_of(spec, pod.role)
             named = {*prices, *([gpu.resource] if gpu else [])}
+            if gpu is not None and gpu.device_class is not None and pod.role in roles:
+                found[gpu.device_class] += gpu.count
             for name, count in pod.devices:
                 found[name] += count if name in named or is_gpu(name) else 0
     return +found
