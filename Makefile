@@ -22,14 +22,16 @@ unexport PYTHONDONTWRITEBYTECODE
 # does not start without torchvision, whose build there is torch's. rfc3987-syntax, which only a release needs, would
 # compile a grammar for 1.6 s in each process that imports jsonschema, as those of the operator do here. Compiling all of
 # 29,000 modules would take most of the time: those that are imported are compiled then.
+# PIP_EXTRA_INDEX_URL gives torch alone: of all else that it has, pip would take a version that PyPI has too.
+TORCH  := $(shell sed -n 's/^torch==//p' constraints/common.txt)$(if $(filter cpu,$(ENGINE)),+cpu)
 UNUSED := rfc3987-syntax torchaudio torchcodec $(if $(filter cpu,$(ENGINE)),torchvision)
 $(STAMP): pyproject.toml $(PINS)
 	tools/system-packages $(python)
 	$(python) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints/common.txt pip
-	$(BIN)/pip install --quiet --no-compile --constraint constraints/$(ENGINE).txt torch $(if $(filter cpu,$(ENGINE)),|| \
+	$(BIN)/pip install --quiet --no-compile --no-deps torch==$(TORCH) $(if $(filter cpu,$(ENGINE)),|| \
 	  { echo "error: no build of torch for CPUs and this Python: set PIP_EXTRA_INDEX_URL to an index that has it (docs/development.md)" >&2; exit 1; })
-	$(BIN)/pip install --quiet --no-compile --constraint constraints/$(ENGINE).txt --editable '.[operator,trainer,$(ENGINE),dev]'
+	env -u PIP_EXTRA_INDEX_URL $(BIN)/pip install --quiet --no-compile --constraint constraints/$(ENGINE).txt --editable '.[operator,trainer,$(ENGINE),dev]'
 	$(BIN)/pip uninstall --quiet --yes $(UNUSED)
 	touch $@
 

@@ -214,6 +214,41 @@ def normalized(package: str) -> str:
     return re.sub(r"[-_.]+", "-", package).lower()
 
 
+def test_the_operators_image_installs_by_hash_what_is_pinned():
+    """Whether nothing is missing, pip says as it builds the image: with one hash it asks for all."""
+    text = (ROOT / "constraints" / "operator-hashes.txt").read_text()
+    entries = re.findall(
+        r"^([\w.-]+)==(\S+) \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", text, flags=re.M
+    )
+    pinned = pins("common.txt")
+    assert {(name, wanted) for name, wanted, _ in entries} == {
+        (name, pinned.get(normalized(name))) for name, _, _ in entries
+    }
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = [*extras["dependencies"], *extras["optional-dependencies"]["operator"]]
+    named = {normalized(re.match(r"[\w.-]+", each)[0]) for each in asked}
+    assert named <= {normalized(name) for name, _, _ in entries}
+    assert len(re.findall("^[a-z].*==", text, flags=re.M)) == len(entries)
+
+
+def test_an_index_beside_pypi_gives_torch_alone_and_stays_in_no_image():
+    """Its URL may have a password, which the history of an image keeps of an argument."""
+    docker = (ROOT / "Dockerfile").read_text()
+    assert re.findall(r"^ARG (\w+)", docker, flags=re.M) == ["BASE_IMAGE", "ENGINE"]
+    install = re.search(r"^RUN --mount=type=secret,id=torch-index (.*?)\n[A-Z#]", docker, flags=re.M | re.S)[
+        1
+    ]
+    within, _, after = install.partition('pip install --quiet --no-deps "$torch")')
+    assert "PIP_EXTRA_INDEX_URL" in within
+    assert "PIP_EXTRA_INDEX_URL" not in after
+    planned = done("make", "--dry-run", "--always-make", "--directory", ROOT, "ENGINE=cpu", "install").stdout
+    installs = [line for line in planned.splitlines() if "pip install" in line and "--constraint" not in line]
+    assert [line.partition("torch==")[2].split()[0] for line in installs if "torch==" in line] == [
+        "2.13.0+cpu"
+    ]
+    assert re.search(r"env -u PIP_EXTRA_INDEX_URL \S+pip install .*--constraint constraints/cpu.txt", planned)
+
+
 # Of a GPU's torch there is only PyPI's build, which wants CUDA's libraries and its own triton; `===` takes no other.
 @pytest.mark.parametrize(("engine", "torch"), [("cpu", "=="), ("gpu", "===")])
 @pytest.mark.skipif(
