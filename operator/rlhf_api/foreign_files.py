@@ -1,5 +1,6 @@
 """Reads files that may be anybody's, such as a model's: regular ones, of a maximum size, JSON of numbers that exist."""
 
+import errno
 import json
 import os
 import stat
@@ -17,11 +18,13 @@ READ_ERRORS = (OSError, ValueError, TypeError, LookupError, AttributeError, Arit
 def open_regular(file: Path) -> BinaryIO:
     """Opens a regular file; raises ValueError for a pipe or a device, which may have no end, and waits for none."""
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    opened = os.fdopen(descriptor, "rb")
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        opened.close()
-        raise ValueError(f"{file} is not a regular file")
-    return opened
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(file))
+    raise ValueError(f"{file} is not a regular file")
 
 
 def read_regular(file: Path, most: int) -> bytes:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, overload
 from zlib import crc32
 
+from .foreign_files import open_regular
 from .graph import RowKind
 from .problems import InvalidJob, Problem, show
 from .rows import Row, checked_row
@@ -62,9 +63,14 @@ class RowFile(Rows):
         """
         self._file, self._kind, self.name = file, kind, name or str(file)
         try:
+            open_regular(file).close()  # a pipe or a device may have no end
             if other := _other_form(file):
                 raise InvalidJob([Problem(self.name, other)])
             self._starts, self._sums, self._is_list = _index(file)
+        except InvalidJob:
+            raise
+        except ValueError:
+            raise InvalidJob([Problem(self.name, "is not a regular file")]) from None
         except OSError as error:
             raise InvalidJob(
                 [Problem(self.name, f"cannot be read: {error.strerror}{_hint(self.name)}")]

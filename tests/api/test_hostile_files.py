@@ -18,6 +18,7 @@ from rlhf_api.manifest import load
 from rlhf_api.model_directory import directory_problem
 from rlhf_api.model_files import matrices, model_sizes
 from rlhf_api.problems import InvalidJob
+from rlhf_api.row_files import RowFile
 
 CPU_SECONDS, MEMORY = 5, 1 << 30
 
@@ -180,6 +181,12 @@ def test_a_template_that_is_no_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     assert "is not a regular file" in limited(lambda: template_problems(str(tmp_path / "pipe")))
     assert "is not a regular file" in limited(lambda: template_problems("/dev/zero"))
+
+
+def test_rows_of_what_is_no_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    for file in (tmp_path / "pipe.jsonl", Path("/dev/zero")):
+        assert limited(lambda: RowFile(file, "prompts")) == f"{file}: is not a regular file"  # noqa: B023
 
 
 def test_these_limits_end_what_computes_for_ever() -> None:

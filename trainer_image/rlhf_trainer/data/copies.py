@@ -13,6 +13,7 @@ from pyarrow import ArrowException
 from pyarrow.parquet import ParquetFile
 
 from rlhf_api import strict_json
+from rlhf_api.foreign_files import open_regular
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.rows import RENDERED_FIELDS
 from rlhf_store.failures import Missing
@@ -38,10 +39,12 @@ def local_file(path: str) -> Path:
     if not path.endswith(PARQUET):
         return file
     try:
-        with file.open("rb") as opened:  # a directory, as Spark writes one, is refused here
+        with open_regular(file) as opened:  # a directory, as Spark writes one, is refused here
             status = os.fstat(opened.fileno())
     except OSError as error:
         raise InvalidJob([Problem(path, f"cannot be read: {error.strerror}")]) from None
+    except ValueError:
+        raise InvalidJob([Problem(path, "is not a regular file")]) from None
     version = f"{file.resolve()} {status.st_mtime_ns} {status.st_size}"
     return _copy(version, ".jsonl", lambda new: _write_lines(path, file, new))
 
