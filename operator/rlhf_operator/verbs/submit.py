@@ -12,6 +12,7 @@ from ..cluster.api import Body
 from ..cluster.api_error import ApiError
 from ..cluster.next_step import refused
 from ..exits import Failure, Misuse
+from ..local.preflight import plain_secrets
 from .client import Session
 from .jobs import check_served, over, status_of
 from .terminal import put
@@ -25,6 +26,8 @@ async def submit(session: Session, options: argparse.Namespace) -> int:
         raise Misuse(
             f"{options.file} is for namespace {namespace}, and -n says {options.namespace}; leave one out"
         )
+    for line in plain_secrets(job.spec):
+        put(line, sys.stderr)
     before = await _stored(session, namespace, name)
     try:
         after = await session.submit(as_written(job, namespace), force=options.force_conflicts)
