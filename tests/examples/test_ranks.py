@@ -1,5 +1,9 @@
 """Several trainer ranks: the same job, weights gathered for the generators."""
 
+import json
+from collections import Counter
+
+from tests.support.faults import PORTS
 from tests.support.rlhf import SENTIMENT, stop_after_first_step, succeed
 
 
@@ -13,10 +17,16 @@ def test_two_ranks_of_zero_3_feed_a_generator(chain, tmp_path):
         "spec.replay.streamDataLoaderType=dynamic",
     )
     two = ("spec.trainer.processesPerReplica=2", "spec.trainer.deepspeed.zero_optimization.stage=3")
-    finished = succeed(SENTIMENT / "ppo.yaml", tmp_path / "two", *overrides, *small, *two)
+    noted = {"RLHF_FAULTS": "tests.support.faults:note_ports"}
+    finished = succeed(SENTIMENT / "ppo.yaml", tmp_path / "two", *overrides, *small, *two, **noted)
     assert [line["step"] for line in finished.steps] == [1, 2]
     assert all(line["logprob_difference"] < 1e-4 for line in finished.steps), "vLLM has the gathered weights"
     assert all(line["staleness"] == 0 for line in finished.steps), "generation waits for the weights"
+    ports = json.loads((finished.workdir / PORTS).read_text())
+    assert {address for _, address, _ in ports} == {"127.0.0.1"}, "another machine reaches none"
+    count = Counter(name for name, _, _ in ports)
+    assert count.keys() == {"", "trainer-0", "generator-0", "reward-0"}
+    assert (count[""], count["reward-0"]) == (1, 1), "metrics, and scores"
     ledger = finished.status["ledger"]
     assert (ledger["issued"], ledger["trained"], ledger["dropped"], ledger["lost"]) == (32, 32, 0, 0)
 

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from tests.support.run_processes import environ, processes
+from tests.support.run_processes import environ, listening, processes
 
 ASKED = "asked-to-stop"
+PORTS = "ports.json"
 QUIET, HUNG = "quiet", "hung"
 """Marks of a silence that is meant (tests/support/haste.py)."""
 _seen: list[str] = []
@@ -38,6 +39,13 @@ def _kill_generator_at(wanted: str, point: str) -> None:
         _kill("generator-1")
     if point == "step:3":
         _wait_for("generator-1")
+
+
+def note_ports(point: str) -> None:
+    """PORTS gets the ports on which the run listens as step 2 begins, when all of its processes are at work."""
+    if point == "step:1" and os.environ["RANK"] == "0":
+        (host,) = (p for p in psutil.Process().parents() if "rlhf_operator.cli" in p.cmdline())
+        Path(os.environ["RLHF_RUN_CONFIG"]).with_name(PORTS).write_text(json.dumps([*listening(host)]))
 
 
 def kill_reward_before_scoring(point: str) -> None:

@@ -6,12 +6,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 from tests.support import metrics_page
 from tests.support.faults import ASKED
 from tests.support.run_processes import processes
@@ -90,15 +88,9 @@ def finish(process: subprocess.Popen, workdir: Path, timeout: float = 1500) -> F
     return Finished(process.returncode, output, workdir)
 
 
-def stop_after_first_step(
-    manifest: Path,
-    workdir: Path,
-    *overrides: str,
-    timeout: float,
-    look: Callable[[psutil.Process], None] = lambda _run: None,
-) -> Finished:
+def stop_after_first_step(manifest: Path, workdir: Path, *overrides: str, timeout: float) -> Finished:
     """A run that gets a Ctrl-C after step 1, of which its trainer hears before step 2; it has `timeout` seconds to
-    end then. `look` is called before."""
+    end then."""
     process = start(manifest, workdir, *overrides, RLHF_FAULTS="tests.support.faults:hold_second_step")
     late = threading.Timer(1200, process.kill)
     late.start()
@@ -107,7 +99,6 @@ def stop_after_first_step(
     for line in process.stdout:
         printed.append(line)
         if "step 1/" in line:
-            look(psutil.Process(process.pid))
             process.send_signal(signal.SIGINT)
         if "stopping after a checkpoint" in line:
             (workdir / ASKED).touch()
