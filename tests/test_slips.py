@@ -327,7 +327,7 @@ def test_a_forgotten_spec_is_told_with_what_is_wrong_below_it(here, capsys):
     fields = "algorithm, steps, model, data, sampling, reward"
     assert found[0] == f"error: spec: its fields are at the top level: {fields}; indent them under spec:"
     assert sorted(found[1:], reverse=True) == [
-        "error: stepps: unknown field (value 3); known here: apiVersion, kind, metadata, spec",
+        "error: stepps: unknown field; known here: apiVersion, kind, metadata, spec",
         'error: spec.sampling.topp: unknown field (value 0.5); did you mean "topP"?',
     ]
 
@@ -339,9 +339,8 @@ def test_a_forgotten_spec_is_told_with_what_is_wrong_below_it(here, capsys):
 @pytest.mark.parametrize("command", ["validate", "run"])
 def test_an_object_of_another_kind_is_no_job(here, capsys, command, kind, more):
     (here / "job.yaml").write_text(json.dumps({**HEAD, "kind": kind, "spec": {"pods": {}}}))
-    assert said(capsys, command, "job.yaml") == (
-        f"error: kind: must be RLHFJob: this is not a job's manifest{more}; got '{kind}'\n"
-    )
+    told = said(capsys, command, "job.yaml").removeprefix("error: ").removeprefix("job.yaml: ")
+    assert told == f"kind: must be RLHFJob: this is not a job's manifest{more}; got '{kind}'\n"
 
 
 def test_a_job_is_no_runtime(capsys):
@@ -389,7 +388,7 @@ def test_every_name_of_another_system_leads_to_a_field():
 
 def test_a_list_of_files_is_no_manifest(here, capsys):
     (here / "list.yaml").write_text("- job.yaml\n")
-    assert 'must be one RLHFJob object; got ["job.yaml"]' in said(capsys, "validate", "list.yaml")
+    assert "must be one RLHFJob object; it holds a list" in said(capsys, "validate", "list.yaml")
     assert "is a file of rows; give a manifest" in said(capsys, "validate", "rows.jsonl")
     with pytest.raises(SystemExit):
         cli.main(["validate", "job.yaml", "list.yaml"])

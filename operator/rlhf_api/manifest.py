@@ -192,10 +192,14 @@ def _of_file(document: Any, where: str) -> Any:
         if not known or not isinstance(kind, str) or not closest(kind, [KIND]):
             if isinstance(kind, str) and kind in get_args(RuntimeKind):
                 return spelled  # named with its remedy
-            message = f"is no {KIND}, nor a part of one: it has none of {', '.join(sorted(_TOP))}"
-            if known:
-                message = f"is an object of another kind than {KIND}"
-            raise InvalidJob([Problem(where.rstrip(": "), message)])
+            if not known:
+                message = f"is no {KIND}, nor a part of one: it has none of {', '.join(sorted(_TOP))}"
+                raise InvalidJob([Problem(where.rstrip(": "), message)])
+            named = "apiVersion" in spelled and isinstance(kind, str) and kind.isalpha()
+            message = f"must be {KIND}: this is not a job's manifest" + (
+                f"; got {show(kind)}" if named else ""
+            )
+            raise InvalidJob([Problem(f"{where}kind", message)])
     return spelled
 
 
