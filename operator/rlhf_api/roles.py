@@ -34,8 +34,8 @@ class FailureRule(Frozen):
     exit_codes: tuple[ExitCode, ...] = Field((), max_length=64)
     """Exit codes of the process; from 129 on, 128 plus a signal's number."""
     reasons: tuple[Reason, ...] = Field((), max_length=16)
-    """Types of failures: `CudaOutOfMemory`, `HostOutOfMemory`, `DiskFull`, `NcclError`, `NcclTimeout`, `EngineDead`,
-    `Hung`, `NoProgress`; on a cluster also those of containers and pods, such as `OOMKilled`."""
+    """Types of failures: `GpuError`, `CudaOutOfMemory`, `HostOutOfMemory`, `DiskFull`, `NcclError`, `NcclTimeout`,
+    `EngineDead`, `Hung`, `NoProgress`; on a cluster also those of containers and pods, such as `OOMKilled`."""
 
     @model_validator(mode="after")
     def _fits_something(self) -> "FailureRule":

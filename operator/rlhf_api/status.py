@@ -42,6 +42,8 @@ class FailureStatus(Report):
     """The end of a failed process, kept when its pod is gone; on one machine there is its log."""
 
     process: Word
+    node: Word = ""
+    """On a cluster: where it ran."""
     time: Time
     reason: Text
     log: Text

@@ -28,6 +28,9 @@ BEYOND_LIMIT = (
 )
 """Kubelets' words for a pod that they evict for what it wrote to the disk."""
 _TYPES = {
+    "GpuError": r"uncorrectable ECC|no CUDA-capable device|No CUDA GPUs are available|GPU is lost|fallen off the bus"
+    r"|CUDA-capable device\(s\) is/are busy or unavailable"
+    "|CUDA_ERROR_(?:ECC_UNCORRECTABLE|NO_DEVICE|DEVICE_UNAVAILABLE)",
     "CudaOutOfMemory": "CUDA out of memory|CUDA error: out of memory|CUDA_ERROR_OUT_OF_MEMORY",
     "DiskFull": f"No space left on device|os error 28|Disk quota exceeded|{BEYOND_LIMIT}",
     "HostOutOfMemory": r"\bMemoryError\b|can't allocate memory|Cannot allocate memory|std::bad_alloc"
@@ -46,7 +49,7 @@ _PROGRAM = re.compile(
 """Python's errors of a program and its input, which come again when the same is computed."""
 _MACHINE = re.compile(r"CUDA|cuda|CUBLAS|cuBLAS|cuDNN|NCCL|gloo|[Cc]onnect|[Tt]imed? ?out")
 """Words of errors that another start may not meet: a device's, a peer's or a network's."""
-_ROOTS = re.compile("|".join(list(_TYPES.values())[:3]))
+_ROOTS = re.compile("|".join(list(_TYPES.values())[:4]))
 """Root causes, of which any other logged error may be a consequence."""
 
 
@@ -73,8 +76,8 @@ def is_repeatable(reason: str) -> bool:
 
 
 def telling_line(text: str) -> str:
-    """The line of a log that best explains its process's end: the first error about memory or a full disk, else the
-    last one that does not follow from another process's end, else the last line."""
+    """The line of a log that best explains its process's end: the first error about a GPU, memory or a full disk, else
+    the last one that does not follow from another process's end, else the last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = _exceptions(lines)
     roots = [line for line in errors if _ROOTS.search(line)]

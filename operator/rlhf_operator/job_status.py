@@ -175,21 +175,26 @@ def _last_failure(
     """The first of a role's present failures that does not only follow from another's (a cluster tells whole seconds);
     without any failure, the one that the status has. The cause of one that follows may be reported after it."""
     kept = before.last_failure if before else None
-    failed = [(s.name, s.ended) for s in seen if s.role is role and s.ended and _left_a_log(s.ended)]
+    failed = [s for s in seen if s.role is role and s.ended and _left_a_log(s.ended)]
     found = _first(failed, stamp) or kept
     if found and follows(found.reason):
-        causes = [
-            (s.name, s.ended) for s in late if s.role is role and s.ended and _caused(found, s, s.ended)
-        ]
+        causes = [s for s in late if s.role is role and s.ended and _caused(found, s, s.ended)]
         found = _first(causes, stamp) or found
     return kept if kept and found and kept == found.model_copy(update={"time": kept.time}) else found
 
 
-def _first(failed: Sequence[tuple[str, Ended]], stamp: str) -> FailureStatus | None:
-    if not failed:
+def _first(failed: Sequence[ProcessState], stamp: str) -> FailureStatus | None:
+    ends = [(follows(s.ended.reason), s.ended.at, i, s, s.ended) for i, s in enumerate(failed) if s.ended]
+    if not ends:
         return None
-    name, end = min(failed, key=lambda pair: (follows(pair[1].reason), pair[1].at))
-    return FailureStatus(process=name, time=stamp, reason=end.reason[:_LONGEST], log=end.log[-_LONGEST:])
+    *_, process, end = min(ends)
+    return FailureStatus(
+        process=process.name,
+        node=process.node,
+        time=stamp,
+        reason=end.reason[:_LONGEST],
+        log=end.log[-_LONGEST:],
+    )
 
 
 def _caused(found: FailureStatus, other: ProcessState, end: Ended) -> bool:

@@ -49,6 +49,8 @@ class ProcessState:
     ended: Ended | None = None
     rank: int = 0
     """Rank in a multi-pod generator; rank 0 has the API."""
+    node: str = ""
+    """On a cluster: where it runs, or ran."""
 
     @property
     def name(self) -> str:

@@ -6,6 +6,7 @@ import pytest
 from tests.reconcile.world import Role, World, running
 
 from rlhf_operator.cluster.cache import trimmed
+from rlhf_operator.cluster.node_avoidance import AVOID_SECONDS
 from rlhf_operator.cluster.snapshot import Pod
 
 TRACE = 'Traceback (most recent call last):\n  File "a.py", line 1, in step\nRuntimeError: the bottom'
@@ -43,6 +44,37 @@ def test_of_a_gang_it_is_the_first_end_that_is_kept(later):
     world.end("job-trainer-1", 0)
     world.settle()
     assert (world.status.phase, kept(world, "trainer")) == ("Succeeded", ("trainer-1", TRACE))
+
+
+ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+
+
+def avoided(world: World, name: str) -> list[str]:
+    """Nodes that the pod would rather not have."""
+    affinity = world.pods[name]["spec"].get("affinity", {}).get("nodeAffinity", {})
+    preferred = affinity.get("preferredDuringSchedulingIgnoredDuringExecution", [])
+    fields = [field for each in preferred for field in each["preference"]["matchFields"]]
+    assert all((field["key"], field["operator"]) == ("metadata.name", "NotIn") for field in fields)
+    return [node for field in fields for node in field["values"]]
+
+
+@pytest.mark.parametrize("reason", [ECC, "RuntimeError: NCCL error: unhandled system error", TRACE])
+def test_a_gang_prefers_other_nodes_than_that_of_a_broken_gpu(reason):
+    """For an hour. The scheduler would else choose the node that has just become free."""
+    world = running("spec.trainer.replicas=2", "spec.pods.template={spec: {affinity: {podAntiAffinity: {}}}}")
+    world.end("job-trainer-1", 1, reason)
+    world.end("job-trainer-0", 1, "RankLost: another rank of the trainer is gone")
+    world.settle()
+    wanted = [] if reason == TRACE else ["node-1"]
+    assert [avoided(world, f"job-trainer-{rank}") for rank in (0, 1)] == [wanted, wanted]
+    assert "podAntiAffinity" in world.pods["job-trainer-0"]["spec"]["affinity"]
+    told = [message for reason, message in world.events if reason == "NodeAvoided"]
+    assert all(f"than node-1 (trainer-1: exited with code 1: {reason}" in message for message in told)
+    assert bool(told) == bool(wanted)
+    world.now += datetime.timedelta(seconds=AVOID_SECONDS)
+    world.end("job-generator-0", 1, TRACE)
+    world.settle()
+    assert avoided(world, "job-generator-0") == []
 
 
 LOST = "RuntimeError: Worker failed with error '[gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer'"

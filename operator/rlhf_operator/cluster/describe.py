@@ -50,7 +50,7 @@ def describe(look: Look) -> tuple[JobStatus, tuple[Event, ...]]:
         now=look.now,
         finish=finish,
         ended=[
-            ProcessState(pod.role, pod.index, ended=pod.ended, rank=pod.rank)
+            ProcessState(pod.role, pod.index, ended=pod.ended, rank=pod.rank, node=pod.node or "")
             for pod in (*pods, *observed.departed)
         ],
     )

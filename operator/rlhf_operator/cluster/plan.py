@@ -2,7 +2,7 @@
 
 import datetime
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlhf_api.roles import Role
 from rlhf_api.spec import Spec
@@ -16,9 +16,10 @@ from ..restart_policy import decide, pause_left
 from . import autoscale, deadlines, windows
 from .conditions import Look
 from .consequences import Consequences, Deletion, carried_out, deletion, once_made
-from .describe import describe
+from .describe import Event, describe
 from .names import token_name
 from .next_step import POLL_SECONDS, Plan, deletions
+from .node_avoidance import avoided_words, nodes_to_avoid
 from .observed import Observed
 from .pod_groups import PodGroups, adopted, evicted, hung, lack, membership, seen, silent, sort
 from .stopping import after_the_end, report_if_admitted, stays, suspend
@@ -121,13 +122,16 @@ def _planned(
         stall=known.quiet.told(now.timestamp(), now) if known.quiet else "",
     )
     status, events = describe(found)
+    avoid = nodes_to_avoid(status, now) if create else ()
+    if avoid:
+        events = (*events, Event("Warning", "NodeAvoided", avoided_words(status, avoid)))
     if generators is not None:
         events = (*events, autoscale.told(status, spec.generator.replicas, generators))
     return Plan(
         status=status,
         companions=finish is None,
         token=finish is None and lack(sight.pods, token_name(job.name, job.uid)),
-        create=tuple(create),
+        create=tuple(replace(new, avoid=avoid) for new in create),
         delete=deletions(_leaving(made, sight, counted, spec), sight.pods, now),
         members=membership(sight, spec),
         events=events,

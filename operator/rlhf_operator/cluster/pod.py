@@ -22,6 +22,7 @@ from .names import (
     role_labels,
     service_name,
 )
+from .node_avoidance import prefer_others
 from .pinned import Pinned
 from .pod_process import environment_of, literal, ports, process_of, shares_node_network
 from .pod_volumes import WORKSPACE, mounts, volumes
@@ -60,6 +61,8 @@ class NewPod:
     attempt: int
     resume: bool
     rank: int = 0
+    avoid: tuple[str, ...] = ()
+    """Nodes to which it prefers others."""
 
 
 def build_pod(pinned: Pinned, new: NewPod, uid: str) -> Body:
@@ -118,7 +121,7 @@ def build_pod(pinned: Pinned, new: NewPod, uid: str) -> Body:
     }
     added = {"spec": _added(body["spec"], as_object(pods.template.get("spec")))}
     merged: Body = merge(merge(gang.join(body, config.job), added), pods.template)
-    return merged
+    return prefer_others(merged, new.avoid)
 
 
 def _added(spec: Body, template: Mapping[str, Any]) -> Body:

@@ -91,7 +91,7 @@ def seen(
             if pod is not None:
                 end = pod.ended if suspending or pod.ended is None else _not_suspended(pod.ended)
                 ready = pod.ready and pod.replica not in unreachable
-                state = ProcessState(role, index, pod.started, ready, end)
+                state = ProcessState(role, index, pod.started, ready, end, node=pod.node or "")
             elif going is not None:
                 state = ProcessState(role, index, going.started)
             elif role is Role.TRAINER and begun:
