@@ -163,6 +163,10 @@ def test_a_queued_job_runs_while_it_is_admitted(jobs, nodes, trainer):
     assert GPU in jobs.get("pod", "ppo-trainer-0")["spec"]["tolerations"]
     assert nodes_of["ppo-generator-0"] == nodes_of["ppo-generator-1"] == {"pool": "made-for-it"}
     assert nodes_of["ppo-reward-0"] is None
+    marks = jobs.get("pod", "ppo-trainer-0")["metadata"]
+    assert marks["annotations"]["kueue.x-k8s.io/workload"] == "ppo"
+    assert marks["annotations"]["kueue.x-k8s.io/podset-unconstrained-topology"] == "true"
+    assert marks["labels"]["kueue.x-k8s.io/podset"] == "trainer"
     eventually(lambda: holds(jobs, "PodsReady"), "Kueue hears that all pods are ready")
     jobs.kubectl("scale", "rlhfjob", "ppo", "--replicas=1")
     free = [{"name": "generator", "count": 1}]
