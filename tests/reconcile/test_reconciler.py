@@ -430,6 +430,39 @@ def test_a_pod_whose_node_is_silent_is_given_up_unless_the_chart_says_no(monkeyp
     assert forced == ([] if keep else ["job-trainer-0"])
 
 
+@pytest.mark.parametrize("deleted", [False, True], ids=["a job that goes on", "a job that a finalizer holds"])
+def test_a_pod_is_given_up_once_its_grace_period_was_observed(monkeypatch, deleted):
+    async def told(story: Story) -> None:
+        clock, forced = 0.0, list[str]()
+        delete = story.server.delete
+
+        async def record(kind: str, namespace: str, name: str, **options: Any) -> Body | None:
+            forced.extend([name] * (options.get("grace") == 0))
+            return await delete(kind, namespace, name, **options)
+
+        story.submit("first")
+        await story.look()
+        story.run()
+        if deleted:
+            body = story.cache.job(KEY) or {}
+            going = {"deletionTimestamp": "2020-01-01T00:00:00Z", "finalizers": ["example.com/holds"]}
+            story.cache.put(story.server.stored(body, **going))
+        (trainer,) = (p for p in story.cache.pods(KEY) if p["metadata"]["name"] == "job-trainer-0")
+        ending = {"deletionTimestamp": "2020-01-01T00:00:00Z", "deletionGracePeriodSeconds": 300}
+        story.cache.put(story.server.stored(trainer, **ending))
+        monkeypatch.setattr(story.server, "delete", record)
+        story.reconciler._deletions._clock = lambda: clock
+        for since in (0.0, 200.0, 329.0):
+            clock = since
+            await story.look()
+            assert not forced
+        clock = 331.0
+        await story.look()
+        assert forced == ["job-trainer-0"]
+
+    tell(told)
+
+
 def test_a_job_made_again_under_its_name_inherits_nothing():
     """`kubectl replace --force`: no look saw that the first one was gone."""
 

@@ -72,6 +72,7 @@ class Reconciler:
         body, gone = self._cache.job(key), self._cache.take_departed(key)
         if body is None:
             self._forget(key)  # what it owned, the API server deletes
+            self._deletions.forget(key)
             return None
         job = Job.of(body)
         if self._uids.setdefault(key, job.uid) != job.uid:
@@ -219,7 +220,6 @@ class Reconciler:
             self._statuses,
             self._outcomes,
             self._pod_events,
-            self._deletions,
             self._claims,
         ):
             each.forget(key)
