@@ -32,7 +32,7 @@ def load_model(kind: Any, path: str, *, trained_head: bool = True, **arguments: 
     """A model of an Auto class. Each parameter that is made or filled, and what is downloaded, is a sign of progress.
     Raises ValueError where the files lack weights, which Transformers makes at random; those of the head may be lacking
     unless it is a `trained_head`."""
-    if find_adapter_config_file(path) is not None:
+    if _is_adapter(path):
         raise ValueError(
             f"cannot load {path!r}: it is an adapter of another model; name one that it is merged into"
         )
@@ -70,6 +70,14 @@ def from_pretrained(kind: Any, path: str, **arguments: Any) -> Any:
         # What such a line introduces is the reason.
         reason = " ".join(" ".join([first, *rest]).split()) if first.rstrip().endswith(":") else first
         raise ValueError(f"cannot load {path!r}{where}: {reason}") from error
+
+
+def _is_adapter(path: str) -> bool:
+    """True for a directory or a hub name with an adapter, in whose place Transformers loads the model that it names."""
+    try:
+        return find_adapter_config_file(path) is not None
+    except Exception:  # of the hub; reported when the model is loaded
+        return False
 
 
 def _check_known(path: str) -> None:
