@@ -20,6 +20,7 @@ from .partial import further
 from .pods import RuntimeKind
 from .problems import InvalidJob, Problem, closest, first, from_pydantic, kind_of, show
 from .spec import Spec
+from .spec_size import too_large, too_large_when_complete
 from .spelling import in_camel_case, keys_in_camel_case
 
 API_VERSION = "rlhf.dev/v1alpha1"
@@ -52,6 +53,8 @@ def parse(document: Any) -> RLHFJob:
     """
     if not isinstance(document, Mapping):
         raise InvalidJob([Problem("manifest", f"must be one {KIND} object; it holds {kind_of(document)}")])
+    if large := too_large(document):  # before anything that takes time with its size
+        raise InvalidJob([large])
     if problems := first(not_json(document)):
         raise InvalidJob(problems)
     _check_outline(document)
@@ -98,6 +101,7 @@ def _section(document: Mapping[str, Any]) -> str:
 def _broken(job: RLHFJob) -> Iterator[Problem]:
     yield from oversized(job.spec, "spec")
     yield from check(job.spec)
+    yield from too_large_when_complete(job.spec)
 
 
 def from_cluster(body: Mapping[str, Any]) -> RLHFJob:
@@ -106,6 +110,8 @@ def from_cluster(body: Mapping[str, Any]) -> RLHFJob:
     Raises:
         InvalidJob: with every problem found, each naming its field.
     """
+    if large := too_large(body):
+        raise InvalidJob([large])
     known = {field.alias or name for name, field in Metadata.model_fields.items()}
     made = {key: value for key, value in body.items() if key != "status"}
     if isinstance(metadata := body.get("metadata"), Mapping):

@@ -5,6 +5,7 @@ One contract, two hosts: both start `command(...)` with `environment(...)`, push
 API, read its status there, and judge an ended process by its exit code and termination message.
 """
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,6 +37,14 @@ CONTROL_CHECKPOINT = "/v1/checkpoint"
 """POST: checkpoint at the next safe point and continue."""
 
 
+_FILE = "configuration"
+
+
+def of_file(name: str) -> dict[str, str]:
+    """The reference to the configuration in another file of the same directory."""
+    return {_FILE: name}
+
+
 class RunConfig(Report):
     """The configuration file of a job's processes: a ConfigMap on a cluster, `run.json` on one machine."""
 
@@ -45,6 +54,17 @@ class RunConfig(Report):
     """Absolute path of the work directory, in the roles' file system."""
     resume: bool = False
     """Resume from the newest checkpoint, if there is one; false: start anew."""
+
+    @classmethod
+    def read(cls, file: Path) -> "RunConfig":
+        """Reads a configuration, or a file that names one beside it (`of_file`) and says whether to resume: a spec is
+        stored once, though a start and a resume have a file each."""
+        text = file.read_bytes()
+        said = json.loads(text)
+        if not isinstance(said, dict) or _FILE not in said:
+            return cls.model_validate_json(text)
+        config = cls.model_validate_json((file.parent / said[_FILE]).read_bytes())
+        return config.model_copy(update={"resume": said["resume"]})
 
     @property
     def store(self) -> str:
@@ -215,7 +235,7 @@ class ProcessEnv:
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> "ProcessEnv":
         """Raises KeyError if a variable is missing: the process was not started by a host."""
-        config = RunConfig.model_validate_json(Path(environ["RLHF_RUN_CONFIG"]).read_bytes())
+        config = RunConfig.read(Path(environ["RLHF_RUN_CONFIG"]))
         return cls(
             config=config,
             index=int(environ["RLHF_INDEX"]),

@@ -4,7 +4,7 @@
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -16,9 +16,10 @@ from .checks import check
 from .document import not_json
 from .includes import read
 from .pods import PodSettings, RuntimeKind, Scheduling, Workspace, combine, over
-from .problems import InvalidJob, Problem, closest, from_pydantic, show
+from .problems import InvalidJob, Problem, closest, first, from_pydantic, show
 from .run import roles_of
 from .spec import Spec
+from .spec_size import too_large, too_large_when_complete
 
 
 class RuntimeRole(Frozen):
@@ -78,7 +79,9 @@ def parse_runtime(body: Any) -> NamedRuntime:
     """
     if not isinstance(body, Mapping) or not isinstance(body.get("metadata", {}), Mapping):
         raise InvalidJob([Problem("runtime", f"must be one ClusterRLHFRuntime object; got {show(body)}")])
-    if problems := list(not_json(body)):
+    if large := too_large(body):
+        raise InvalidJob([large])
+    if problems := first(not_json(body)):
         raise InvalidJob(problems)
     kind, kinds = body.get("kind"), get_args(RuntimeKind)
     if isinstance(kind, str) and not closest(kind, kinds):
@@ -90,7 +93,7 @@ def parse_runtime(body: Any) -> NamedRuntime:
         runtime = Runtime.model_validate_json(json.dumps({**body, "metadata": metadata}))
     except ValidationError as error:
         raise from_pydantic(error, Runtime) from None
-    if problems := list(oversized(runtime.spec, "spec")):
+    if problems := first(oversized(runtime.spec, "spec")):
         raise InvalidJob(problems)
     meta = runtime.metadata
     return NamedRuntime(kind=runtime.kind, name=meta.name, generation=meta.generation, spec=runtime.spec)
@@ -135,6 +138,12 @@ def with_runtime(spec: Spec, runtime: NamedRuntime) -> Spec:
         InvalidJob: job and runtime are not compatible.
     """
     outcome = merged(spec, runtime.spec)
-    if problems := [*oversized(outcome, "spec"), *check(outcome)]:
+    if problems := first(_broken(outcome)):
         raise InvalidJob(problems)
     return outcome
+
+
+def _broken(spec: Spec) -> Iterator[Problem]:
+    yield from oversized(spec, "spec")
+    yield from check(spec)
+    yield from too_large_when_complete(spec)

@@ -49,7 +49,8 @@ def test_what_is_beyond_the_bounds_of_all_fields_is_refused(manifest: dict, prob
 
 def test_what_is_within_them_is_not() -> None:
     parse(with_spec("model", {"policy": "p", "reward": TEXT[1:]}))
-    parse(with_spec("environment", {f"A{i}": TEXT[1:] for i in KEYS[1:]}))
+    parse(with_spec("environment", {f"A{i}": "x" * 900 for i in KEYS[1:]}))
+    parse(with_spec("environment", {"A": TEXT[1:]}))
 
 
 def test_free_form_contents_have_no_bounds() -> None:

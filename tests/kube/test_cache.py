@@ -8,11 +8,12 @@ from collections.abc import AsyncIterator
 import pytest
 
 from rlhf_operator.cluster.api import Api
-from rlhf_operator.cluster.cache import Cache, trimmed
+from rlhf_operator.cluster.cache import Cache
 from rlhf_operator.cluster.deletion_watch import DeletionWatch
 from rlhf_operator.cluster.pod_status import seconds
 from rlhf_operator.cluster.resync import overdue, sweep
 from rlhf_operator.cluster.snapshot import Pod
+from rlhf_operator.cluster.trimmed import trimmed
 
 KEY = ("team", "ppo")
 

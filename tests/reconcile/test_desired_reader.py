@@ -10,13 +10,13 @@ from tests.reconcile.world import World
 
 from rlhf_operator.cluster import desired, desired_reader
 from rlhf_operator.cluster.api_error import ApiError
-from rlhf_operator.cluster.cache import trimmed
 from rlhf_operator.cluster.desired import Desired
 from rlhf_operator.cluster.desired_reader import DesiredReader
 from rlhf_operator.cluster.limits import Limits
 from rlhf_operator.cluster.pinned import UnreadableConfig
 from rlhf_operator.cluster.settings import Settings
 from rlhf_operator.cluster.snapshot import Pod
+from rlhf_operator.cluster.trimmed import trimmed
 
 SETTINGS = Settings(trainer_image="trainer:1", token_key=b"k" * 32)
 

@@ -8,7 +8,6 @@ from tests.reconcile.world import TODAY, F, R, T, World, names, reasons, running
 
 from rlhf_api.resources import plan as resource_plan
 from rlhf_api.roles import Role
-from rlhf_operator.cluster.cache import trimmed
 from rlhf_operator.cluster.consequences import KILL_SECONDS
 from rlhf_operator.cluster.gangs import members as gang_members
 from rlhf_operator.cluster.kueue import workload
@@ -18,6 +17,7 @@ from rlhf_operator.cluster.placement import placed
 from rlhf_operator.cluster.pod import NewPod, build_pod
 from rlhf_operator.cluster.pod_groups import membership, sort
 from rlhf_operator.cluster.snapshot import Pod, is_marked
+from rlhf_operator.cluster.trimmed import trimmed
 from rlhf_operator.cluster.usage import held
 
 G = Role.GENERATOR

@@ -7,6 +7,7 @@ import kubernetes_validate
 import pytest
 from tests.api.manifests import document, job
 
+from rlhf_api import spec_size
 from rlhf_api.problems import InvalidJob
 from rlhf_api.roles import Role
 from rlhf_api.run import RunConfig, places, roles_of
@@ -197,13 +198,34 @@ def test_from_elsewhere_only_the_http_port_is_reached():
     assert policy["policyTypes"] == ["Ingress"]
 
 
-def test_only_a_resumed_trainer_reads_the_other_configuration():
+def test_only_a_resumed_trainer_reads_the_other_configuration(tmp_path):
     assert env(pod(Role.TRAINER))["RLHF_RUN_CONFIG"].endswith("start.json")
     assert env(pod(Role.TRAINER, resume=True))["RLHF_RUN_CONFIG"].endswith("resume.json")
     made = pinned()
     data = companions(made, "job-uid", "ns")[0]["data"]
-    assert [json.loads(data[file])["resume"] for file in ("start.json", "resume.json")] == [False, True]
-    RunConfig.model_validate_json(data["start.json"])
+    for file, text in data.items():
+        (tmp_path / file).write_text(text)
+    start, resume = (RunConfig.read(tmp_path / file) for file in ("start.json", "resume.json"))
+    assert (start.resume, resume.resume) == (False, True)
+    assert start.spec == resume.spec == made.config.spec
+
+
+def test_the_largest_spec_fits_into_its_config_map():
+    """Which may have 1 MiB. Deep lists are the worst: with indents an item of one character is a line of sixty."""
+    deep: object = ["x"] * 60_000
+    for _ in range(40):
+        deep = [deep]
+    template = json.dumps({"spec": {"deep": deep}})
+    made = pinned(
+        f"spec.pods.template={template}",
+        f"spec.trainer.pods.template={'{spec: {note: ' + 'é' * 9_000 + '}}'}",
+    )
+    body = companions(made, "job-uid", "ns")[0]
+    assert sum(len(text.encode()) for text in body["data"].values()) < spec_size.MOST_BYTES + (64 << 10)
+
+
+def test_what_a_runtime_adds_fits_too():
+    assert spec_size.MOST_COMPLETE_BYTES + spec_size.MOST_BYTES + (128 << 10) <= 1 << 20
 
 
 def test_the_manifests_wishes_reach_the_pod():

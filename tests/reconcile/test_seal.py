@@ -13,7 +13,7 @@ from rlhf_operator.cluster.desired import Desired
 from rlhf_operator.cluster.desired_reader import DesiredReader
 from rlhf_operator.cluster.limits import Limits
 from rlhf_operator.cluster.pinned import DEFAULTS, UnreadableConfig
-from rlhf_operator.cluster.pod_process import RESUME_CONFIG, START_CONFIG
+from rlhf_operator.cluster.pod_process import START_CONFIG
 from rlhf_operator.cluster.seal import sealed
 from rlhf_operator.cluster.settings import Settings
 
@@ -26,10 +26,9 @@ def template(**spec: Any) -> Callable[[dict], None]:
     """Changes a ConfigMap as a user may."""
 
     def change(body: dict) -> None:
-        for file in (START_CONFIG, RESUME_CONFIG):
-            content = json.loads(body["data"][file])
-            content["spec"]["pods"] = {"template": {"spec": spec}}
-            body["data"][file] = json.dumps(content)
+        content = json.loads(body["data"][START_CONFIG])
+        content["spec"]["pods"] = {"template": {"spec": spec}}
+        body["data"][START_CONFIG] = json.dumps(content)
 
     return change
 

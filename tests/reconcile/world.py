@@ -14,7 +14,6 @@ from rlhf_api.report import TrainerStatus
 from rlhf_api.roles import Role
 from rlhf_api.runtime import NamedRuntime
 from rlhf_api.status import JobStatus
-from rlhf_operator.cluster.cache import trimmed
 from rlhf_operator.cluster.desired import Wait, active_config, wanted
 from rlhf_operator.cluster.limits import Limits
 from rlhf_operator.cluster.names import ATTEMPT, INDEX, RANK, ROLE, pod_name
@@ -26,6 +25,7 @@ from rlhf_operator.cluster.pod import build_pod
 from rlhf_operator.cluster.refusal import leave_alone, refuse, reopened
 from rlhf_operator.cluster.settings import Defaults
 from rlhf_operator.cluster.snapshot import Job, Pod
+from rlhf_operator.cluster.trimmed import trimmed
 
 T, G, R, F = Role.TRAINER, Role.GENERATOR, Role.REWARD, Role.REFERENCE
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)

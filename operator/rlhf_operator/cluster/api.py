@@ -20,13 +20,15 @@ from .clock import ServerClock
 from .encode import APPLY, as_yaml
 from .kinds import KINDS, body_path, group_path, object_path
 from .nesting import allow_deep_json
+from .pages import Body as Body
+from .pages import Keep, Page
 from .settings import FIELD_MANAGER
 
-Body = dict[str, Any]
 Key = tuple[str, str]
 """Namespace and name of a job."""
 
-_DEADLINE_SECONDS = 10.0
+_DEADLINE_SECONDS, _PAGE_SECONDS = 10.0, 60.0
+_CHUNK = 1 << 18
 _PAGE, _METADATA_PAGE = 100, 500  # what is read at a time is much of the memory that is ever used
 _JSON = "application/json"
 _MERGE = "application/merge-patch+json"
@@ -146,21 +148,32 @@ class Api:
         labels: str = "",
         fields: str = "",
         metadata_only: bool = False,
+        keep: Keep = dict,
     ) -> AsyncIterator[Body]:
-        """All objects of a kind, in one namespace or in all, fetched page by page."""
+        """All objects of a kind, in one namespace or in all, fetched page by page; of each page only what `keep` leaves
+        of its objects is in memory."""
         version, _ = KINDS[kind]
         page_size = _METADATA_PAGE if metadata_only else _PAGE
         selectors = {"labelSelector": labels, "fieldSelector": fields}
         query = {"limit": str(page_size)} | {key: value for key, value in selectors.items() if value}
         accept = f"{_METADATA},{_JSON}" if metadata_only else _JSON
         path = object_path(kind, namespace, "")
+        # Items of a list lack apiVersion and kind.
+        named = {"apiVersion": version, "kind": kind.partition(".")[0]}
         while True:
-            page = await self._call("list", "GET", kind, path, query=query, accept=accept)
+            page = await self._call(
+                "list",
+                "GET",
+                kind,
+                path,
+                query=query,
+                accept=accept,
+                keep=lambda item: keep({**item, **named}),
+            )
             items, more = page.get("items") or [], page.get("metadata", {}).get("continue")
             del page
             for item in items:
-                # Items of a list lack apiVersion and kind.
-                yield {**item, "apiVersion": version, "kind": kind.partition(".")[0]}
+                yield item
             del items
             if not more:
                 return
@@ -209,30 +222,50 @@ class Api:
         body: Body | None = None,
         content: str = _JSON,
         accept: str = _JSON,
+        keep: Keep | None = None,
     ) -> Body:
         headers = {"Accept": accept, "Content-Type": content, "User-Agent": FIELD_MANAGER}
         url = self.configuration.host + path + (f"?{urlencode(query)}" if query else "")
         sent_body = as_yaml(body) if body is not None and content == APPLY else body
         started, status, sent = time.monotonic(), 0, self.clock.local()
         try:
-            async with asyncio.timeout(_DEADLINE_SECONDS):
+            async with asyncio.timeout(_DEADLINE_SECONDS) as deadline:
                 await self._client.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
                 response = await self._client.rest_client.request(
                     method, url, headers=headers, body=sent_body
                 )
                 self.clock.heard(response.headers.get("Date", ""), sent)
-                text = await response.read()
+                if keep is not None and response.status == 200:
+                    text, answer = b"", await _read_page(response, keep, deadline)
+                else:
+                    text = await response.read()
+                    answer = _decode(text)
                 status = response.status
         except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
             why = str(error) or f"no answer within {_DEADLINE_SECONDS:g} s"
             raise ApiError(0, type(error).__name__, f"{method} {path}: {why}") from None
         finally:
             self._observe(verb, kind.partition(".")[0], status, time.monotonic() - started)
-        answer = _decode(text)
         if 200 <= status < 300 and answer is not None:
             return answer
         said = answer or {"message": text[:200].decode(errors="replace")}
         raise refusal(status, said, f"{method} {path}", response.headers.get("Retry-After"), kind)
+
+
+async def _read_page(response: aiohttp.ClientResponse, keep: Keep, deadline: asyncio.Timeout) -> Body | None:
+    """The list, None if it is none. A page of the largest jobs takes seconds: the deadline is extended while it comes,
+    and what waits for the loop has its turn between its parts."""
+    page, now = Page(keep), asyncio.get_running_loop().time
+    last = now() + _PAGE_SECONDS
+    try:
+        async for data in response.content.iter_chunked(_CHUNK):
+            page.feed(data)
+            deadline.reschedule(min(now() + _DEADLINE_SECONDS, last))
+            await asyncio.sleep(0)
+        answer = page.end()
+    except ValueError:
+        return None
+    return answer if isinstance(answer, dict) else None
 
 
 def _proxy(host: str) -> str | None:

@@ -12,7 +12,7 @@ from rlhf_api.status import ENDED
 from .api import Body, Key
 from .kinds import kind_of
 from .names import JOB
-from .pod_resources import only_devices
+from .trimmed import trimmed
 
 COMPANIONS = (
     "ConfigMap",
@@ -199,55 +199,7 @@ def job_of(body: Mapping[str, Any]) -> Key | None:
     return (meta["namespace"], name) if name else None
 
 
-def trimmed(body: Mapping[str, Any]) -> Body:
-    """The object without the fields that no decision depends on."""
-    if body["kind"] != "Pod":
-        metadata = {k: v for k, v in body["metadata"].items() if k != "managedFields"}
-        return {**body, "metadata": metadata}
-    spec: Mapping[str, Any] = body.get("spec", {})
-    containers = spec.get("containers", ())
-    inits = [kept for kept in map(only_devices, spec.get("initContainers", ())) if kept]
-    status = _only(body.get("status", {}), "phase", "podIP", "startTime", "reason", "message")
-    for field, kept in _OF_STATUS.items():
-        if entries := body.get("status", {}).get(field):
-            status[field] = [_only(entry, *kept) for entry in entries]
-    return {
-        **_only(body, "apiVersion", "kind"),
-        "metadata": _only(body["metadata"], *_OF_METADATA),
-        "spec": {
-            **_only(spec, "nodeName", "schedulingGates", "resourceClaims"),
-            "containers": [{**_only(c, "name", "ports"), **only_devices(c)} for c in containers],
-            **({"initContainers": inits} if inits else {}),
-        },
-        "status": status,
-    }
-
-
 def _asked(job: Body) -> Body:
     """The part of a job written by users: spec and metadata, without the resourceVersion."""
     metadata = {k: v for k, v in job["metadata"].items() if k != "resourceVersion"}
     return {"metadata": metadata, "spec": job.get("spec")}
-
-
-_OF_METADATA = (
-    "name",
-    "namespace",
-    "uid",
-    "resourceVersion",
-    "labels",
-    "creationTimestamp",
-    "deletionTimestamp",
-    "deletionGracePeriodSeconds",
-    "finalizers",
-    "ownerReferences",
-)
-_OF_STATUS = {
-    "resourceClaimStatuses": ("name", "resourceClaimName"),
-    "conditions": ("type", "status", "reason", "message"),
-    "initContainerStatuses": ("name", "state"),
-    "containerStatuses": ("name", "state", "ready", "started", "restartCount"),
-}
-
-
-def _only(body: Mapping[str, Any], *fields: str) -> Body:
-    return {field: body[field] for field in fields if field in body}

@@ -17,7 +17,7 @@ from rlhf_api.checks import CHANGEABLE
 from rlhf_api.pods import PodSettings, combine
 from rlhf_api.problems import from_pydantic
 from rlhf_api.roles import Role
-from rlhf_api.run import RunConfig
+from rlhf_api.run import RunConfig, of_file
 from rlhf_api.spec import Spec
 
 from .names import common_labels
@@ -27,6 +27,8 @@ from .settings import Defaults
 
 DEFAULTS = "defaults.json"
 """Key of the operator's settings in the ConfigMap, beside the two configurations."""
+_READABLE = 64 << 10
+"""Maximum length of a text with indents, in bytes."""
 _DIGEST = 32
 """Hexadecimal digits of a configuration's digest in its name, 128 bits: a changed spec of that name is taken for what
 runs, and is not checked against limits again."""
@@ -51,10 +53,9 @@ class Pinned:
         """Content of its ConfigMap, made at each call: kept for each job, it would be most of the operator's memory."""
         if self.stored is not None:
             return self.stored
-        body = _body(self.config)
         return {
-            START_CONFIG: _text(body),
-            RESUME_CONFIG: _text({**body, "resume": True}),
+            START_CONFIG: _text(_body(self.config)),
+            RESUME_CONFIG: _text({**of_file(START_CONFIG), "resume": True}),
             DEFAULTS: _defaults_text(self.defaults),
         }
 
@@ -102,8 +103,9 @@ class Pinned:
         stored = dict(self.stored)
         for file in (START_CONFIG, RESUME_CONFIG):
             body = json.loads(stored[file])
-            body["spec"].setdefault("generator", {})["replicas"] = generators
-            stored[file] = json.dumps(body, indent=1)
+            if "spec" in body:  # earlier releases stored it in both
+                body["spec"].setdefault("generator", {})["replicas"] = generators
+                stored[file] = _text(body)
         return replace(self, config=config, stored=stored)
 
     def config_map(self) -> dict[str, Any]:
@@ -151,7 +153,7 @@ def _defaults_text(defaults: Defaults) -> str:
         body["runtime"]["spec"] = defaults.runtime.spec.model_dump(
             mode="json", by_alias=True, exclude_unset=True
         )
-    return json.dumps(body, indent=1, ensure_ascii=False)
+    return _text(body)
 
 
 def _defaults(text: str) -> Defaults:
@@ -172,7 +174,9 @@ def _body(config: RunConfig) -> dict[str, Any]:
 
 
 def _text(body: dict[str, Any]) -> str:
-    return to_json(body, indent=1).decode()  # an indent makes json.dumps ten times as slow
+    """Readable JSON; without spaces if it is long, as these may be many times the rest."""
+    text = to_json(body, indent=1)  # an indent makes json.dumps ten times as slow
+    return (text if len(text) <= _READABLE else to_json(body)).decode()
 
 
 def _said(pods: PodSettings) -> PodSettings:

@@ -7,6 +7,7 @@ from .api import Api, Body, Key
 from .api_error import ApiError
 from .cache import COMPANIONS, Cache
 from .names import JOB, MANAGED_BY, OPERATOR
+from .trimmed import trimmed
 from .watch import OURS, SELECTORS, See
 
 _HIDDEN = f"{JOB},{MANAGED_BY}!={OPERATOR}"
@@ -29,7 +30,7 @@ class Swept:
 async def fill(api: Api, namespace: str | None, kinds: Collection[str], see: See) -> None:
     """Adds every object once, jobs last, so that no pod counts as missing before it is listed."""
     for kind in sorted(kinds, key=lambda kind: kind == "RLHFJob"):
-        async for body in api.list(kind, namespace, labels=SELECTORS[kind]):
+        async for body in api.list(kind, namespace, labels=SELECTORS[kind], keep=trimmed):
             see(body, False)
 
 
@@ -43,7 +44,8 @@ async def sweep(api: Api, namespace: str | None, kinds: Collection[str], cache: 
             continue
         there = set[str]()
         try:
-            async for body in api.list(kind, namespace, labels=SELECTORS.get(kind, OURS), metadata_only=True):
+            label = SELECTORS.get(kind, OURS)
+            async for body in api.list(kind, namespace, labels=label, metadata_only=True, keep=trimmed):
                 there.add(uid := body["metadata"]["uid"])
                 if int(body["metadata"]["resourceVersion"]) < before.get(uid, 0):
                     swept.older.append(f"{kind} {body['metadata']['namespace']}/{body['metadata']['name']}")
@@ -58,7 +60,8 @@ async def sweep(api: Api, namespace: str | None, kinds: Collection[str], cache: 
                 raise
             continue  # a gang's definition was removed: its objects cannot be made again before it is back
         swept.touched.update(cache.drop_uids(kind, before.keys() - there))
-    async for pod in api.list("Pod", namespace, labels=_HIDDEN, fields=_RUNNING, metadata_only=True):
+    hidden = api.list("Pod", namespace, labels=_HIDDEN, fields=_RUNNING, metadata_only=True, keep=trimmed)
+    async for pod in hidden:
         if (key := cache.hide(pod)) is not None:
             swept.touched.add(key)
     return swept

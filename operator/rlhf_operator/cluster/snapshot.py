@@ -39,9 +39,7 @@ from .pod_status import (
     waiting_reason,
 )
 from .ports import PORT
-
-_REQUEST = 256
-"""Maximum length of a checkpoint request that is compared, in characters; an annotation may have 256 KiB."""
+from .trimmed import REQUEST
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,7 @@ class Job:
             generation=meta.get("generation", 1),
             queue=meta.get("labels", {}).get(QUEUE),
             priority=meta.get("labels", {}).get(PRIORITY),
-            checkpoint=asked and asked[:_REQUEST],
+            checkpoint=asked and asked[:REQUEST],
             status=status,
             unreadable=unreadable,
         )

@@ -13,12 +13,14 @@ from collections import deque
 from collections.abc import Callable, Collection
 from typing import Any
 
+import aiohttp
 import kopf
 
 from .api import Api, Body
 from .background_loop import BackgroundLoop
 from .kinds import KINDS
 from .names import MANAGED_BY, OPERATOR
+from .watch_response import TrimmedResponse
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +59,9 @@ async def watch(api: Api, namespaces: Collection[str], kinds: Collection[str], s
     crossing = _Crossing(here, see)
 
     @kopf.on.login(registry=registry)
-    async def login(**_: Any) -> kopf.ConnectionInfo:
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_credentials(api), here))
+    async def login(**_: Any) -> kopf.AiohttpSession:
+        found = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_credentials(api), here))
+        return _session(found)
 
     async def seen(event: kopf.RawEvent, **_: Any) -> None:
         crossing.put(dict(event["object"]), event["type"] == "DELETED")
@@ -95,7 +98,7 @@ def _settings() -> kopf.OperatorSettings:
     settings.posting.enabled = False
     settings.persistence.diffbase_storage = _NoDiffs([])
     settings.process.ultimate_exiting_timeout = None  # this process ends itself
-    settings.networking.request_timeout = 30
+    settings.networking.request_timeout = 120  # of a page of jobs, each as large as the server stores
     settings.networking.connect_timeout = 5
     # After five minutes of refusals by the API server the process exits and its pod is restarted; without any reply
     # it waits without limit.
@@ -123,6 +126,18 @@ async def _credentials(api: Api) -> kopf.ConnectionInfo:
         private_key_path=configuration.key_file,
         proxy_url=configuration.proxy,
     )
+
+
+def _session(info: kopf.ConnectionInfo) -> kopf.AiohttpSession:
+    """As kopf makes one, with replies that are trimmed; kopf closes it."""
+    session = aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, ssl=info.as_ssl_context()),
+        headers=info.as_http_headers(),
+        proxy=info.proxy_url,
+        trust_env=info.trust_env,
+        response_class=TrimmedResponse,
+    )
+    return kopf.AiohttpSession(server=info.server, aiohttp_session=session)
 
 
 class _Crossing:
