@@ -1,6 +1,7 @@
 """A job's configuration is checked once for each change of its spec, and those that were used last are remembered."""
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -8,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 from tests.reconcile.world import World
 
+from rlhf_api.spec_size import size
 from rlhf_operator.cluster import desired, desired_reader
 from rlhf_operator.cluster.api_error import ApiError
 from rlhf_operator.cluster.desired import Desired
@@ -93,6 +95,37 @@ def test_only_the_newest_are_remembered(checked, monkeypatch):
     assert checked == []
     read(made, world, "b")
     assert len(checked) == 1
+
+
+def test_as_many_bytes_of_specs_are_remembered_as_memory_allows(checked, monkeypatch):
+    world = World()
+    monkeypatch.setattr(desired_reader, "_REMEMBERED_BYTES", 2 * size(world.job.body["spec"]))
+    made = reader(world)
+    for key in ("a", "b", "c"):
+        read(made, world, key)
+    checked.clear()
+    for key in ("b", "c"):
+        read(made, world, key)
+    assert checked == []
+    read(made, world, "a")
+    assert len(checked) == 1
+
+
+def test_a_large_spec_is_checked_in_a_thread(monkeypatch):
+    names, check = list[str](), desired.from_cluster
+
+    def noted(body):
+        names.append(threading.current_thread().name)
+        return check(body)
+
+    monkeypatch.setattr(desired, "from_cluster", noted)
+    world = World()
+    read(reader(world), world)
+    world.overrides = (f"spec.pods.template={{spec: {{note: {'x' * 20_000}}}}}",)
+    read(reader(world), world)
+    first, second = names
+    assert first == threading.current_thread().name
+    assert second.startswith("checks")
 
 
 def test_a_running_job_whose_configuration_is_gone_gets_no_other():

@@ -7,6 +7,7 @@ import yaml
 from tests.reconcile.world import World, running
 from tests.support.limits import ALLOWED, LIMITS, REFUSED, template
 
+from rlhf_api.problems import MOST
 from rlhf_api.roles import Role
 from rlhf_operator.cluster.limits import Limits
 from rlhf_operator.cluster.settings import Settings
@@ -130,3 +131,10 @@ def test_wrong_limits_end_the_operator_with_their_name(text):
     environ = {"RLHF_TOKEN_KEY": "k" * 32, "RLHF_TRAINER_IMAGE": "i", "RLHF_LIMITS": text}
     with pytest.raises(ValueError, match="RLHF_LIMITS"):
         Settings.read(environ)
+
+
+def test_problems_are_bounded():
+    kinds = {kind: {} for kind in ("nfs", "iscsi", "rbd", "cephfs", "glusterfs")}
+    world = asking(template(volumes=[{"name": f"a{i}", **kinds} for i in range(40)]))
+    world.step()
+    assert world.status.message.startswith(f"{MOST + 1} problems: ")

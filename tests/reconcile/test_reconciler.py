@@ -12,7 +12,7 @@ import pytest
 from tests.api.manifests import document
 
 from rlhf_operator import budget
-from rlhf_operator.cluster import desired, pod_groups
+from rlhf_operator.cluster import desired, pod_client, pod_groups
 from rlhf_operator.cluster import reconcile as module
 from rlhf_operator.cluster.api import Api
 from rlhf_operator.cluster.api_error import ApiError
@@ -636,3 +636,39 @@ def test_an_operator_that_starts_checks_specs_of_ended_jobs_alone_that_have_some
 
     tell(told)
     assert bool(seen) is checked
+
+
+def test_of_many_pods_few_are_in_memory_and_the_loop_has_a_turn_between_two(monkeypatch):
+    async def story(one: Story) -> None:
+        turns, built, waiting, most = 0, [], 0, 0
+        build, create = pod_client.build_pod, one.server.create
+
+        async def beat() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        def counted(*given):
+            built.append(turns)
+            return build(*given)
+
+        async def slow(body):
+            nonlocal waiting, most
+            waiting += body["kind"] == "Pod"
+            most = max(most, waiting)
+            for _ in range(100):
+                await asyncio.sleep(0)
+            waiting -= body["kind"] == "Pod"
+            return await create(body)
+
+        monkeypatch.setattr(pod_client, "build_pod", counted)
+        one.server.create = slow
+        one.submit("1", "spec.generator.replicas=100")
+        beating = asyncio.create_task(beat())
+        await one.look()
+        beating.cancel()
+        assert len(built) == len(set(built)) == 103
+        assert most == pod_client.MOST_BODIES
+
+    tell(story)

@@ -1,25 +1,34 @@
 """Reads each job's desired configuration, with the objects it needs from the API server: the referenced runtime, and
 the ConfigMap of the job's pods."""
 
+import asyncio
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 
 from rlhf_api.manifest import from_cluster
 from rlhf_api.problems import InvalidJob
 from rlhf_api.runtime import NamedRuntime, parse_runtime
+from rlhf_api.spec_size import size
 from rlhf_api.status import ENDED
 
 from .api import Api, Body, Key
 from .api_error import ApiError
 from .desired import Desired, Wait, active_config, asks_to_suspend, wanted
+from .limits import Limits
 from .next_step import refused
 from .pinned import DEFAULTS, Pinned, UnreadableConfig, defaults_of_0_1, shows_defaults
 from .seal import check_unsealed, is_sealed
 from .settings import Settings
 from .snapshot import Job, Pod
 
-_REMEMBERED = 4096
-"""Maximum number of cached configurations; each takes more memory than all else that is cached of its job."""
+_REMEMBERED, _REMEMBERED_BYTES = 4096, 4 << 20
+"""Maximum number of cached configurations, and bytes of their specs as JSON, which take up to thirty times that as
+objects; a configuration takes more memory than all else that is cached of its job."""
+_QUICK_BYTES = 16 << 10
+"""Maximum size of a spec that is checked in the event loop: the largest takes a second."""
+_ASIDE = ThreadPoolExecutor(1, thread_name_prefix="checks")
 
 _Basis = tuple[str, int, str | None, str | None, str | None]
 """Uid, generation, queue, priority and active configuration of the job that a configuration was read for."""
@@ -32,6 +41,7 @@ class DesiredReader:
     def __init__(self, settings: Settings, api: Api) -> None:
         self._settings, self._api = settings, api
         self._kept: OrderedDict[Key, tuple[_Basis, Desired]] = OrderedDict()
+        self._sizes: dict[Key, int] = {}
 
     async def read(self, key: Key, job: Job, pods: list[Pod]) -> Desired:
         """The configuration that `job` is to run; `pods`: its present pods.
@@ -48,17 +58,32 @@ class DesiredReader:
         if kept is None or kept[0] != basis:
             runtime = await self._runtime(job)
             running = await self._running(job, pods, runtime)
-            want = wanted(job, running, self._settings.defaults, self._settings.limits, runtime)
+            want = await self._wanted(job, running, runtime, self._settings.limits)
             if runtime is not None and running is None:
                 return want  # the runtime as of the job's start
-            kept = self._kept[key] = basis, want
-            if len(self._kept) > _REMEMBERED:
-                self._kept.popitem(last=False)
+            kept = self._remember(key, job, (basis, want))
         self._kept.move_to_end(key)
         return kept[1]
 
     def forget(self, key: Key) -> None:
         self._kept.pop(key, None)
+        self._sizes.pop(key, None)
+
+    def _remember(self, key: Key, job: Job, kept: tuple[_Basis, Desired]) -> tuple[_Basis, Desired]:
+        self._kept[key], self._sizes[key] = kept, size(job.body.get("spec"))
+        self._kept.move_to_end(key)
+        while len(self._kept) > _REMEMBERED or sum(self._sizes.values()) > _REMEMBERED_BYTES:
+            self.forget(next(iter(self._kept)))
+        return kept
+
+    async def _wanted(
+        self, job: Job, running: Pinned | None, runtime: NamedRuntime | Wait | None, limits: Limits | None
+    ) -> Desired:
+        """Raises InvalidJob, as `wanted` does; a large spec is checked in a thread."""
+        check = partial(wanted, job, running, self._settings.defaults, limits, runtime)
+        if size(job.body.get("spec")) <= _QUICK_BYTES:
+            return check()
+        return await asyncio.get_running_loop().run_in_executor(_ASIDE, check)
 
     async def _runtime(self, job: Job) -> NamedRuntime | Wait | None:
         """The runtime that the job references, or why it cannot be used; None if there is none or the job has ended."""
@@ -95,7 +120,7 @@ class DesiredReader:
             return None
         now = None
         with suppress(InvalidJob):
-            now = wanted(job, None, defaults, runtime=runtime).pinned
+            now = (await self._wanted(job, None, runtime, None)).pinned
             if now.name == name:
                 return now
         if (found := await self._get("ConfigMap", job, name)) is None:

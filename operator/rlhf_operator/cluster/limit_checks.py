@@ -7,7 +7,7 @@ has. The chart's ValidatingAdmissionPolicy checks the manifest in the same way, 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rlhf_api.problems import InvalidJob, Problem, show
+from rlhf_api.problems import InvalidJob, Problem, first, show
 from rlhf_api.run import roles_of
 
 from .baseline import as_list, as_object, forbidden, probed_hosts, unconfined
@@ -26,21 +26,24 @@ _VOLUMES = ("configMap", "emptyDir", "persistentVolumeClaim", "hostPath", "image
 
 
 def check(limits: Limits | None, pinned: Pinned, own_image: str | None = None, *, whole: bool = True) -> None:
-    """Raises InvalidJob with everything in the job's pods that the limits do not allow. `own_image` is always allowed;
+    """Raises InvalidJob with what the limits do not allow in the job's pods. `own_image` is always allowed;
     that of `pinned` unless given. `whole` is false if a runtime is yet to be joined, which may name the service
     account."""
     if limits is None:
         return
-    found, scheduling = list[Problem](), pinned.config.spec.scheduling
+    if found := first(_problems(limits, pinned, own_image or pinned.defaults.image, whole=whole)):
+        raise InvalidJob(found)
+
+
+def _problems(limits: Limits, pinned: Pinned, own_image: str, *, whole: bool) -> Iterator[Problem]:
+    scheduling = pinned.config.spec.scheduling
     if scheduling.queue:
-        found += listed("spec.scheduling.queue", scheduling.queue, limits.queues, "queues")
+        yield from listed("spec.scheduling.queue", scheduling.queue, limits.queues, "queues")
     for role in roles_of(pinned.config.spec):
         body = build_pod(pinned, NewPod(role, 0, attempt=1, resume=False), uid="")
         pod = f"the {role.value}'s pod:"
-        found += _pod(limits, pod, body, own_image or pinned.defaults.image, whole=whole)
-        found += check_placement(limits, pod, body, GANGS[scheduling.gang].scheduler)
-    if found:
-        raise InvalidJob(found)
+        yield from _pod(limits, pod, body, own_image, whole=whole)
+        yield from check_placement(limits, pod, body, GANGS[scheduling.gang].scheduler)
 
 
 def lacks_queue(limits: Limits | None, queue: str | None) -> Problem | None:

@@ -1,5 +1,7 @@
 """Creates a job's pods, each once, and replaces those whose identifying labels are gone."""
 
+import asyncio
+
 from rlhf_api.run import pods_each, roles_of
 
 from .api import Api, Body
@@ -16,20 +18,32 @@ from .recorder import Recorder
 from .snapshot import Job, is_marked
 from .tolerations import evictable
 
+MOST_BODIES = 32
+"""Maximum number of pods of all jobs that are being created: a body takes up to a megabyte."""
+
 
 class PodClient:
-    """Creates pods, and deletes those that have lost their labels."""
+    """Creates pods, and deletes those that have lost their labels. Bodies are built one by one, between which the event
+    loop has its turn, and few are in memory at a time, whatever jobs ask for."""
 
     def __init__(self, api: Api, cache: Cache, recorder: Recorder) -> None:
         self._api, self._cache, self._recorder = api, cache, recorder
+        self._places, self._building = asyncio.Semaphore(MOST_BODIES), asyncio.Lock()
 
     async def create(
         self, job: Job, pinned: Pinned, admitted: Body | None, flavors: dict[str, Body], new: NewPod
     ) -> None:
         """Creates the pod, placed by its job's Workload admission, if any. `flavors`: ResourceFlavors by name."""
-        body = build_pod(pinned, new, job.uid)
-        if admitted is not None:
-            body = placed(body, new.role, admitted, flavors, size=pods_each(pinned.config.spec, new.role))
+        async with self._places:
+            async with self._building:
+                body = build_pod(pinned, new, job.uid)
+                if admitted is not None:
+                    size = pods_each(pinned.config.spec, new.role)
+                    body = placed(body, new.role, admitted, flavors, size=size)
+                await asyncio.sleep(0)
+            await self._create(job, new, body)
+
+    async def _create(self, job: Job, new: NewPod, body: Body) -> None:
         try:
             self._cache.put(await self._api.create(owned(evictable(body), job)))
         except ApiError as error:
