@@ -141,9 +141,9 @@ def settings(folder: Path) -> Settings:
     return Settings("image", b"k" * 32, webhook_port=port, webhook_certificates=str(folder))
 
 
-async def post(made: Settings, body: bytes) -> tuple[int, dict, str]:
+async def post(made: Settings, body: bytes, query: str = "") -> tuple[int, dict, str]:
     trust = ssl.create_default_context(cafile=str(Path(made.webhook_certificates, "tls.crt")))
-    url = f"https://localhost:{made.webhook_port}/validate"
+    url = f"https://localhost:{made.webhook_port}/validate{query}"
     async with (
         aiohttp.ClientSession() as session,
         session.post(url, data=body, ssl=trust) as answer,
@@ -195,6 +195,55 @@ def test_the_operator_works_on_while_a_job_is_validated(certificate, monkeypatch
                 await asyncio.sleep(0.01)
             worked_on.set()
             assert (await call)[1]["response"]["allowed"]
+        finally:
+            await runner.cleanup()
+
+    asyncio.run(story())
+
+
+def test_who_has_left_or_waited_too_long_is_not_served_and_namespaces_take_turns(certificate, monkeypatch):
+    """A tenant's flood of large dry runs kept everybody's jobs waiting, long after their callers had gone."""
+    reviewed, go = list[str](), threading.Event()
+
+    def review(asks: dict, _settings: Settings) -> dict:
+        reviewed.append(asks["request"]["uid"])
+        assert go.wait(20)
+        return {"response": {"allowed": True}}
+
+    monkeypatch.setattr(webhook, "review", review)
+
+    def call(made: Settings, namespace: str, uid: str, query: str = "") -> asyncio.Task:
+        large = {"pods": {"template": {"spec": {"note": "x" * 100_000}}}}
+        # In the order of the API server's own type.
+        request = {"uid": uid, "name": uid, "namespace": namespace, "object": {"spec": large}}
+        text = json.dumps({"kind": "AdmissionReview", "request": request}, separators=(",", ":"))
+        return asyncio.create_task(post(made, text.encode(), query))
+
+    async def story() -> None:
+        made = settings(certificate)
+        runner = await webhook.serve(made)
+        assert runner is not None
+        waiting = runner.app[webhook._TURNS]._waiting
+
+        async def until_waits(namespace: str, number: int) -> None:
+            while len(waiting.get(namespace, ())) != number:
+                await asyncio.sleep(0.01)
+
+        try:
+            calls = [call(made, "a", "a1")]
+            while not reviewed:
+                await asyncio.sleep(0.01)
+            gone, late = call(made, "a", "gone"), call(made, "a", "late", "?timeout=1s")
+            await until_waits("a", 2)
+            gone.cancel()
+            assert (await late)[0] == 503
+            await until_waits("a", 0)
+            for number, (namespace, uid) in enumerate([("a", "a2"), ("a", "a3"), ("b", "b1")]):
+                calls.append(call(made, namespace, uid, "?timeout=30s"))
+                await until_waits(namespace, number + 1 if namespace == "a" else 1)
+            go.set()
+            assert [status for status, *_ in await asyncio.gather(*calls)] == [200] * 4
+            assert reviewed == ["a1", "a2", "b1", "a3"]
         finally:
             await runner.cleanup()
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import re
 import ssl
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,16 +24,20 @@ from .next_step import refused
 from .pinned import Pinned
 from .settings import Settings
 from .snapshot import Job
+from .turns import TooManyWaiting, Turns
 
 log = logging.getLogger(__name__)
 
 _SETTINGS = web.AppKey("settings", Settings)
+_TURNS = web.AppKey("turns", Turns)
 _WORKER = ThreadPoolExecutor(1, thread_name_prefix="webhook")
-"""Validates beside the event loop of the reconciles: a spec of a megabyte takes seconds. One at a time, since several
+"""Validates beside the event loop of the reconciles: the largest spec takes a second. One at a time, since several
 would share the interpreter with that loop."""
 _CHANGEABLE = {Spec.model_fields[name].alias or name for name in CHANGEABLE}
 _LONGEST = 2000
 _REQUEST_BYTES = 4 << 20  # an object of 1.5 MiB at most, twice
+_START_BYTES = 4 << 10
+_LONGEST_SECONDS, _BODY_SECONDS = 30.0, 2.0
 
 
 def review(request: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
@@ -144,20 +149,62 @@ async def serve(settings: Settings) -> web.AppRunner | None:
     if settings.webhook_port is None:
         return None
     context = _Certificate(Path(settings.webhook_certificates)).context
-    app = web.Application(client_max_size=_REQUEST_BYTES)
-    app[_SETTINGS] = settings
+    app = web.Application()
+    app[_SETTINGS], app[_TURNS] = settings, Turns()
     app.add_routes([web.post("/validate", _validate)])
-    runner = web.AppRunner(app, access_log=None)
+    # A caller that has gone away waits for no turn.
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
     await listen(runner, settings.webhook_port, context)
     return runner
 
 
 async def _validate(request: web.Request) -> web.Response:
-    body, settings = await request.read(), request.app[_SETTINGS]
+    """Answers a review. Only its beginning is read before its turn has come: what waits takes no memory."""
     try:
-        answer = await asyncio.get_running_loop().run_in_executor(
-            _WORKER, lambda: review(json.loads(body), settings)
-        )
+        async with asyncio.timeout(_patience(request)):
+            start = await _start(request)
+            async with request.app[_TURNS].turn(_namespace(start)):
+                body = await _rest(request, start)
+                answer = await asyncio.get_running_loop().run_in_executor(
+                    _WORKER, lambda: review(json.loads(body), request.app[_SETTINGS])
+                )
+    except TooManyWaiting:
+        raise web.HTTPTooManyRequests(text="this namespace has too many jobs under review") from None
+    except TimeoutError:
+        raise web.HTTPServiceUnavailable(text="the review was not done in time") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise web.HTTPBadRequest(text=f"this is not an AdmissionReview: {error!r}") from None
     return web.json_response(answer)
+
+
+def _patience(request: web.Request) -> float:
+    """Seconds for which the API server waits for an answer, which it says in the URL: `?timeout=5s`."""
+    found = re.fullmatch(r"(\d{1,2})s", request.query.get("timeout", ""))
+    return min(float(found[1]), _LONGEST_SECONDS) if found else _LONGEST_SECONDS
+
+
+def _namespace(start: bytes) -> str:
+    """The job's namespace, which the API server writes before the job; a quote in a text before it is escaped."""
+    found = re.search(rb'"namespace":"([^"\\]{1,63})"', start)
+    return found[1].decode(errors="replace") if found else ""
+
+
+async def _start(request: web.Request) -> bytes:
+    try:
+        return await request.content.readexactly(_START_BYTES)
+    except asyncio.IncompleteReadError as short:
+        return short.partial
+
+
+async def _rest(request: web.Request, start: bytes) -> bytes:
+    """The whole body. Raises ValueError if it is too long or does not come."""
+    body = bytearray(start)
+    try:
+        async with asyncio.timeout(_BODY_SECONDS):
+            async for data in request.content.iter_any():
+                body += data
+                if len(body) > _REQUEST_BYTES:
+                    raise ValueError(f"more than {_REQUEST_BYTES} bytes")
+    except TimeoutError:
+        raise ValueError(f"not complete within {_BODY_SECONDS:g} s") from None
+    return bytes(body)
