@@ -236,7 +236,7 @@ class Api:
                 )
                 self.clock.heard(response.headers.get("Date", ""), sent)
                 if keep is not None and response.status == 200:
-                    text, answer = b"", await _read_page(response, keep, deadline)
+                    text, answer = b"", await _read_page(response.response, keep, deadline)
                 else:
                     text = await response.read()
                     answer = _decode(text)
@@ -258,10 +258,11 @@ async def _read_page(response: aiohttp.ClientResponse, keep: Keep, deadline: asy
     page, now = Page(keep), asyncio.get_running_loop().time
     last = now() + _PAGE_SECONDS
     try:
-        async for data in response.content.iter_chunked(_CHUNK):
-            page.feed(data)
-            deadline.reschedule(min(now() + _DEADLINE_SECONDS, last))
-            await asyncio.sleep(0)
+        async with response:
+            async for data in response.content.iter_chunked(_CHUNK):
+                page.feed(data)
+                deadline.reschedule(min(now() + _DEADLINE_SECONDS, last))
+                await asyncio.sleep(0)
         answer = page.end()
     except ValueError:
         return None

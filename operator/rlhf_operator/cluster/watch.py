@@ -11,7 +11,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import kopf
@@ -20,7 +20,8 @@ from .api import Api, Body
 from .background_loop import BackgroundLoop
 from .kinds import KINDS
 from .names import MANAGED_BY, OPERATOR
-from .watch_response import TrimmedResponse
+from .settings import FIELD_MANAGER
+from .watch_session import WatchSession
 
 logger = logging.getLogger(__name__)
 
@@ -129,15 +130,13 @@ async def _credentials(api: Api) -> kopf.ConnectionInfo:
 
 
 def _session(info: kopf.ConnectionInfo) -> kopf.AiohttpSession:
-    """As kopf makes one, with replies that are trimmed; kopf closes it."""
-    session = aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, ssl=info.as_ssl_context()),
-        headers=info.as_http_headers(),
+    session = WatchSession(
+        {**info.as_http_headers(), "User-Agent": FIELD_MANAGER},
+        lambda: aiohttp.TCPConnector(limit=0, ssl=info.as_ssl_context()),
         proxy=info.proxy_url,
         trust_env=info.trust_env,
-        response_class=TrimmedResponse,
     )
-    return kopf.AiohttpSession(server=info.server, aiohttp_session=session)
+    return kopf.AiohttpSession(server=info.server, aiohttp_session=cast(aiohttp.ClientSession, session))
 
 
 class _Crossing:
