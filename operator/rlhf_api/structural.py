@@ -11,6 +11,7 @@ from . import bounds
 from .base import INT_OR_STRING
 from .cel import RULES
 from .descriptions import Described
+from .template_checks import MOST_ITEMS
 
 Schema = dict[str, Any]
 
@@ -24,6 +25,16 @@ _LIST_KEYS = {"conditions": ["type"], "volumes": ["name"]}
 """Keys of list items: two clients may each apply their own items, and the server refuses a duplicate key."""
 _MODEL = "title"
 """Schema key with the model's name until `describe_once` removes it."""
+
+
+def _template() -> Schema:
+    """What a pod template has at most of what an admission policy walks; all else in it is free-form."""
+    free: Schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    lists = {
+        key: {"type": "array", "maxItems": most, "items": dict(free)} for key, most in MOST_ITEMS.items()
+    }
+    notes = {"annotations": {**free, "maxProperties": bounds.KEYS}}
+    return {"metadata": {**free, "properties": notes}, "spec": {**free, "properties": lists}}
 
 
 def rules_of(model: str) -> list[Schema]:
@@ -100,6 +111,8 @@ class Structural:
                 made |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": _LIST_KEYS[key]}
         if node["type"] == "object":
             made |= self._object(node) if "properties" in node else self._map(node)
+        if key == "template":
+            made["properties"] = _template()
         if "enum" not in node and "properties" not in node:
             for name, most in _BOUNDS.get(node["type"], {}).items():
                 made.setdefault(name, most)

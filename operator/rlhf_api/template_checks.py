@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from .bounds import KEYS
 from .problems import Problem, first, path, show
 
 CONTAINER = "role"
@@ -17,6 +18,9 @@ _KEPT = ("containers", "initContainers", "volumes", "env", "volumeMounts")
 """Lists of the operator to which a template may add items, and whose items it may change."""
 _NAMED = {"containers": f'; "{CONTAINER}" is the role\'s', "initContainers": "", "volumes": ""}
 """Lists whose items all need names, by which they are merged and reported."""
+MOST_ITEMS = {"containers": 16, "initContainers": 16, "volumes": 64}
+"""Maximum length of lists of a template: the chart's admission policy walks those of all templates of a job, in the API
+server."""
 _CREDENTIALS = ("serviceAccountToken", "podCertificate")
 """Sources of a projected volume."""
 _OURS = "is the operator's to set; remove it"
@@ -39,6 +43,8 @@ def _shape(where: str, template: Mapping[str, Any]) -> Iterator[Problem]:
             yield Problem(f"{where}{place}", f"must be an object; got {show(value)}")
         elif "$patch" in value:
             yield Problem(f"{where}{place}.$patch", "would take away what the operator needs; remove it")
+        elif place == ".metadata.annotations" and len(value) > KEYS:
+            yield Problem(f"{where}{place}", f"must have at most {KEYS} keys; got {len(value)}")
     if not isinstance(places[".spec"], Mapping):
         return
     for key, more in _NAMED.items():
@@ -47,6 +53,10 @@ def _shape(where: str, template: Mapping[str, Any]) -> Iterator[Problem]:
             yield Problem(
                 f"{where}.spec.{key}", f"must be a list of what to add or change; got {show(items)}"
             )
+            continue
+        if len(items) > MOST_ITEMS[key]:
+            message = f"must have at most {MOST_ITEMS[key]} items; got {len(items)}"
+            yield Problem(f"{where}.spec.{key}", message)
             continue
         for i, item in enumerate(items):
             if not isinstance(item, Mapping) or not isinstance(item.get("name"), str):

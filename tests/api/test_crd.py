@@ -27,6 +27,10 @@ VERSION = crd()["spec"]["versions"][0]
 ROOT = VERSION["schema"]["openAPIV3Schema"]
 
 
+TEMPLATE = ".pods.template"
+"""Free-form, with bounds of some lists in it."""
+
+
 def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
     yield path, schema
     for key, inner in schema.get("properties", {}).items():
@@ -48,7 +52,7 @@ def test_the_file_is_current_and_fits(folder: str, kind: str) -> None:
         f"{folder}/{file.name} is out of date: run `make generated`"
     )
     assert yaml.safe_load(file.read_text()) == definition(kind)
-    assert file.stat().st_size < 111_000
+    assert file.stat().st_size < 112_000
     # `kubectl apply` keeps the object in an annotation, of which an object has 256 KiB at most.
     assert len(json.dumps(definition(kind), separators=(",", ":"))) < 128 * 1024
 
@@ -104,7 +108,7 @@ def test_it_is_structural() -> None:
         assert not ("properties" in node and "additionalProperties" in node), path
         if node["type"] == "object" and path != "metadata":
             inner = {"properties", "additionalProperties", "x-kubernetes-preserve-unknown-fields"} & set(node)
-            assert len(inner) == 1, path
+            assert len(inner) == 1 or TEMPLATE in path, path
 
 
 def test_an_old_server_gets_the_same_but_for_what_it_does_not_know() -> None:
@@ -180,7 +184,8 @@ def test_a_null_never_says_more_than_nothing() -> None:
 
 
 def test_passed_through_parts_are_open_and_the_rest_is_closed() -> None:
-    assert {path for path, node in nodes(ROOT) if "x-kubernetes-preserve-unknown-fields" in node} == {
+    opened = {path for path, node in nodes(ROOT) if "x-kubernetes-preserve-unknown-fields" in node}
+    assert {path for path in opened if f"{TEMPLATE}." not in path} == {
         ".spec.custom.settings",
         ".spec.data.chatTemplateKwargs",
         ".spec.model.create.config",
@@ -234,6 +239,8 @@ def test_every_string_list_and_map_is_bounded() -> None:
     bound = {"string": "maxLength", "array": "maxItems", "object": "maxProperties"}
     for path, node in nodes(ROOT):
         if path in (".apiVersion", ".kind") or "enum" in node or "properties" in node:
+            continue
+        if f"{TEMPLATE}." in path and node["type"] == "object":
             continue
         if "type" not in node:
             assert node["maxLength"] == 32, path

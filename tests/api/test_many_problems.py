@@ -24,7 +24,7 @@ def refused(**spec: object) -> InvalidJob:
     [
         {"spec": {"k" * 60_000: [{"name": [1]} for _ in range(1_000)]}},
         {"spec": {"k.k" * 20_000: {"$patch": "x", "list": [{"name": [1]} for _ in range(1_000)]}}},
-        {"spec": {"containers": [1] * 50_000}},
+        {"spec": {"tolerations": [{"name": [1]}] * 10_000}},
         {"metadata": {"labels": {f"rlhf.dev/{i}": "x" for i in range(10_000)}}},
     ],
     ids=["under a long key", "under a long quoted key", "of one list", "of one map"],
