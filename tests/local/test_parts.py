@@ -228,6 +228,8 @@ def test_the_telling_line_of_a_log(log: str, line: str) -> None:
     [
         ("exited with code 1: ValueError: bad", ""),
         ("exited with code 1: torch.OutOfMemoryError: CUDA out of memory. Tried", "CudaOutOfMemory"),
+        ("exited with code 1: RuntimeError: CUDA error: uncorrectable ECC error encountered", "GpuError"),
+        ("exited with code 1: RuntimeError: No CUDA GPUs are available", "GpuError"),
         ("exited with code 70: torch.OutOfMemoryError: CUDA out of memory. Tried", "CudaOutOfMemory"),
         ("exited with code 70: ValueError: bad", "EngineDead"),
         ("exited with code 70: vLLM's process EngineCore (pid 7) was ended by SIGSEGV", "EngineDead"),
