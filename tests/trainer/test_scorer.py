@@ -26,8 +26,9 @@ from rlhf_trainer.comms.wire import WireError, decode, encode
 from rlhf_trainer.records import Sequences
 from rlhf_trainer.sampling_mask import WHOLE, Kept
 from rlhf_trainer.scoring import client as module
-from rlhf_trainer.scoring.client import Question, Scorer
+from rlhf_trainer.scoring.client import Scorer
 from rlhf_trainer.scoring.messages import SCORE_ROUTE, pack, rows_of, unpack
+from rlhf_trainer.scoring.questions import Question
 from rlhf_trainer.scoring.server import application
 
 TOKEN = "token-of-tests"

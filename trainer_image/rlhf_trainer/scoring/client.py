@@ -7,13 +7,11 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.roles import Role
 from rlhf_api.run import Member
 
@@ -21,18 +19,17 @@ from .. import faults, progress
 from ..batches import plan
 from ..comms.assignments import Limits
 from ..comms.dispatch import Dispatch, Observer, Switches
-from ..comms.http import HttpClient, HttpError
-from ..comms.outcomes import Failed, UnderWay
+from ..comms.http import HttpClient
+from ..comms.outcomes import UnderWay
 from ..comms.roster import Roster, Stopped, Unavailable
-from ..comms.wire import decode, encode
 from ..records import Sequences
-from .messages import pack, places
+from .messages import places
+from .questions import DTYPES, PAUSE_SECONDS, Question, QuestionClient, Reply
 
 log = logging.getLogger(__name__)
 
 AHEAD = 2
 """Micro-batches per member at once: one in progress and one queued."""
-PAUSE_SECONDS = 1.0
 POLL_SECONDS = 0.2
 JOIN_SECONDS = 1.0
 """Interval at which new members are looked for while the others work, seconds."""
@@ -44,29 +41,12 @@ LAST_SECONDS = 5.0
 """Seconds that running scoring may still take once the run is to stop: otherwise the responses would have to be
 generated again.
 """
-REPLY_BYTES, REASON_BYTES, NUMBER_BYTES = 1 << 20, 8 << 10, 8
-"""Maximum size of a reply in bytes: base, per response, whose failure it may tell, and per token."""
-DTYPES = {"scores": torch.float64, "token_scores": torch.float64, "logprobs": torch.float32}
-"""Of the arrays of replies; scores are weighted sums, which float32 may not hold before scale and clip."""
 Chunk = list[int]
 """Row indices of a batch, ascending."""
-Reply = tuple[Tensor, Mapping[str, Any]]
-"""The requested array, and the header."""
 
 
 class ScoringFailed(RuntimeError):
     """Members that live failed at a message, or took longer than the timeout, several times."""
-
-
-@dataclass(eq=False)
-class Question:
-    """A message for any member of a role, and its `reply`: the named array and the header."""
-
-    sequences: Sequences
-    array: str
-    rows: Sequence[Any] | None = None
-    header: Mapping[str, Any] = field(default_factory=dict)
-    reply: "Future[Reply]" = field(default_factory=Future)
 
 
 class Scorer:
@@ -92,7 +72,7 @@ class Scorer:
         self._role, self._http, self._roster = role, http, roster
         self._chunk_tokens, self._timeout, self._patience = chunk_tokens, timeout, patience
         self._at_once, self._report = at_once, report
-        self._client = _Client(http, route)
+        self._client = QuestionClient(http, route)
         # All of this is the event loop's.
         self._open = dict[int, Question]()
         self._round: Dispatch[Question, None] | None = None
@@ -282,41 +262,3 @@ class Scorer:
         raise ScoringFailed(
             f"the {self._role.value} failed at {responses} responses of {tokens} tokens: {why}; see its log"
         )
-
-
-@dataclass(frozen=True)
-class _Client:
-    """Posts messages, and checks the array of each reply. Implements `Client`."""
-
-    http: HttpClient
-    route: str
-
-    async def ask(self, member: Member, question: Question, _progress: Any) -> None:
-        part, array = question.sequences, question.array
-        body = encode(*pack(part, question.rows, **question.header), compress=True)
-        most = REPLY_BYTES + REASON_BYTES * len(part) + NUMBER_BYTES * len(part.tokens)
-        arrays, header = decode(await self._post(member, body, most), most)
-        values = arrays.get(array)
-        dtype, shape = DTYPES[array], [len(places(array, part, torch.arange(len(part))))]
-        if values is None or (values.dtype, list(values.shape)) != (dtype, shape):
-            got = "nothing" if values is None else f"{values.dtype} {list(values.shape)}"
-            raise Failed(f"the reply's {array} are {dtype} {shape}, not {got}")
-        # NaN marks a response without a score; log-probabilities are never NaN.
-        if bool(values.isinf().any()) or (array == "logprobs" and bool(values.isnan().any())):
-            raise Failed(f"the reply's {array} are not finite")
-        question.reply.set_result((values, header))
-
-    async def listens(self, member: Member) -> bool:
-        return await self.http.listens(member.address)
-
-    async def _post(self, member: Member, body: bytes, most: int) -> bytes:
-        try:
-            return await self.http.post_bytes(member.address + self.route, body, most)
-        except HttpError as error:
-            if error.status == 422:
-                where, _, message = error.body.partition(": ")
-                raise InvalidJob([Problem(where, message or error.body)]) from None
-            if error.status != 500:  # of the member's work; other ones are a gateway's, or of the request
-                raise
-            await asyncio.sleep(PAUSE_SECONDS)
-            raise Failed(error.body) from None

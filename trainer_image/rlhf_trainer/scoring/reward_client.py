@@ -18,8 +18,9 @@ from torch import Tensor
 from .. import progress
 from ..comms.roster import Stopped
 from ..records import Sequences
-from .client import ACTIVITY_LENGTH, Question, Scorer
+from .client import ACTIVITY_LENGTH, Scorer
 from .messages import Part, ScoreReport, places
+from .questions import Question
 
 log = logging.getLogger(__name__)
 
