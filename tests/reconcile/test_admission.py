@@ -54,7 +54,9 @@ class Kueue(Server):
 
     async def merge_status(self, _kind: str, _namespace: str, _name: str, patch: Body) -> Body:
         found = self.workload
-        if found is None or found["metadata"]["resourceVersion"] != patch["metadata"]["resourceVersion"]:
+        if found is None:
+            raise ApiError(404, "NotFound", 'workloads "job" not found', kind="Workload")
+        if found["metadata"]["resourceVersion"] != patch["metadata"]["resourceVersion"]:
             raise ApiError(409, "Conflict", "the object has been modified", kind="Workload")
         status = found.get("status", {}) | patch["status"]
         self.workload = self.stored({**found, "status": status})

@@ -105,5 +105,8 @@ class KueueClient:
         try:
             self._cache.put(await self._api.merge_status("Workload", job.namespace, job.name, patch))
         except ApiError as error:
-            if error.status != 409:  # Kueue wrote meanwhile, and its news are looked at
+            if error.status not in (
+                404,
+                409,
+            ):  # Kueue wrote meanwhile, or it is gone: such news are looked at
                 raise
