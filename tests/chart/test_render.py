@@ -46,6 +46,7 @@ EVERYTHING: dict[str, Any] = {
     ],
     "priorityClassName": "system-cluster-critical",
     "podAnnotations": {"example/one": "1"},
+    "podLabels": {"sidecar.istio.io/inject": "false"},
     "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}],
     "networkPolicy": {
         "metricsFrom": MONITORING,
@@ -333,6 +334,13 @@ def test_the_token_key_is_long_and_given_ones_are_used():
     for name, secret in (("RLHF_TOKEN_KEY", "mine"), ("RLHF_PREVIOUS_TOKEN_KEY", "former")):
         assert entries[name]["valueFrom"]["secretKeyRef"] == {"name": secret, "key": "k"}
     assert Settings.read(environment(issued)).token_keys == (b"x" * 32, b"x" * 32)
+
+
+def test_pods_of_the_operator_get_labels_beside_those_that_select_them(everything):
+    deployment = the(everything, "Deployment")
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert labels["sidecar.istio.io/inject"] == "false"
+    assert deployment["spec"]["selector"]["matchLabels"].items() <= labels.items()
 
 
 def test_one_replica_may_be_drained():
