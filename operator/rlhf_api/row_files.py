@@ -50,6 +50,10 @@ class Rows(Sequence[Row]):
         """Raises IndexError beyond the last row, InvalidJob as `[]` does."""
 
 
+LARGEST_ROW = 64 << 20
+"""Maximum size of a row, bytes."""
+
+
 class RowFile(Rows):
     """The rows of a file, read and checked on access."""
 
@@ -112,6 +116,7 @@ class RowFile(Rows):
                     yield error
 
     def _read(self, file: BinaryIO, index: int) -> Row:
+        _check_size(self._starts[index + 1] - self._starts[index], f"{self.name}, row {index}")
         file.seek(self._starts[index])
         data = _content(file.read(self._starts[index + 1] - self._starts[index]), is_list=self._is_list)
         if crc32(data) != self._sums[index]:
@@ -180,15 +185,22 @@ def _index(file: Path) -> _Index:
     with file.open("rb") as lines:
         at = len(_BYTE_ORDER_MARK) if lines.read(3) == _BYTE_ORDER_MARK else 0
         lines.seek(at)
-        for line in lines:
+        while line := lines.readline(LARGEST_ROW + 1):
             if text := _content(line, is_list=False):
                 if not starts and text[:1] == b"[":
                     return _index_list(file, at)
+                _check_size(len(line), f"{file}, row {len(starts)}")
                 starts.append(at)
                 sums.append(crc32(text))
             at += len(line)
     starts.append(at)
     return _Index(starts, sums, is_list=False)
+
+
+def _check_size(size: int, where: str) -> None:
+    """Raises InvalidJob for more bytes than a row may have."""
+    if size > LARGEST_ROW:
+        raise InvalidJob([Problem(where, f"is larger than {LARGEST_ROW >> 20} MiB, as no row is")])
 
 
 def _content(data: bytes, *, is_list: bool) -> bytes:
@@ -208,10 +220,13 @@ def _index_list(file: Path, begin: int) -> _Index:
                 empty = len(starts) == 1 and not data[starts[0] : found.start()].strip()
                 if not data[found.end() :].strip():
                     ends = array("Q", starts[1:] if empty else [*starts[1:], found.start()])
+                    for i, (start, end) in enumerate(zip(starts, ends, strict=False)):
+                        _check_size(end - start, f"{file}[{i}]")
                     rows = (data[start:end] for start, end in zip(starts, ends, strict=False))
                     sums = array("I", (crc32(_content(row, is_list=True)) for row in rows))
                     return _Index(starts[:1] + ends, sums, is_list=True)
                 break
+    _check_size(file.stat().st_size, f"{file}, a list without an end")
     _parse(file.read_text(encoding="utf-8-sig", errors="replace"), lambda: str(file))
     raise AssertionError("what is no list to its end is no JSON")
 

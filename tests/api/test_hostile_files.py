@@ -189,6 +189,15 @@ def test_rows_of_what_is_no_file(tmp_path: Path) -> None:
         assert limited(lambda: RowFile(file, "prompts")) == f"{file}: is not a regular file"  # noqa: B023
 
 
+@pytest.mark.parametrize("begin", [b"", b'{"prompt": "a"}\n', b"[1, "])
+def test_a_row_without_an_end(tmp_path: Path, begin: bytes) -> None:
+    """Files with holes, of 3 GB and, where they are mapped, of 66 MB."""
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes(begin)
+    os.truncate(file, 66 << 20 if begin.startswith(b"[") else 3 << 30)
+    assert "is larger than 64 MiB" in limited(lambda: list(RowFile(file, "prompts").each()))
+
+
 def test_these_limits_end_what_computes_for_ever() -> None:
     """The tests above would show it."""
     with pytest.raises(AssertionError, match="was ended: -"):
