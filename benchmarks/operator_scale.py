@@ -2,12 +2,14 @@
 
 .venv/bin/python benchmarks/operator_scale.py --jobs 10 100 1000
 .venv/bin/python benchmarks/operator_scale.py --jobs 1000 --ended 9000
+.venv/bin/python benchmarks/operator_scale.py --jobs 100 --hostile 100
 
 A control plane of its own for each measurement, whose nodes exist on paper, and one trainer that talks for all jobs.
 Bare: the same objects made by the same client, as many at a time as the operator has workers. Ratios within one
 run; seconds are this machine's. Prints a table, and each kind of API call for a job that runs. The operator's own
 milliseconds of processor time a job are until all pods exist, and until the end. `--ended` adds jobs that have
-succeeded before; `--quiet` is for how long the jobs are followed after all their pods exist.
+succeeded before; `--quiet` is for how long the jobs are followed after all their pods exist. `--hostile` adds another
+tenant's jobs that are as large as the API server stores, and compares with the same jobs alone.
 """
 
 import argparse
@@ -23,6 +25,7 @@ from collections import Counter
 from collections.abc import Awaitable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import psutil
@@ -48,6 +51,7 @@ from rlhf_operator.cluster.pinned import Pinned
 from rlhf_operator.cluster.pod import NewPod, build_pod
 from rlhf_operator.cluster.settings import Settings
 from rlhf_operator.cluster.snapshot import Job
+from rlhf_operator.cluster.trimmed import trimmed
 from rlhf_operator.condition import observed
 from rlhf_operator.job_status import first_status
 
@@ -235,12 +239,108 @@ def measure(folder: Path, count: int, ended: int, quiet: float) -> tuple[str, Co
     return line, calls
 
 
+def hostile(number: int) -> dict[str, Any]:
+    """A job of 1.4 MB, whose small objects take twenty times that in memory."""
+    made = manifest(number)
+    made["spec"]["pods"] = {"template": {"spec": {"tolerations": [{"key": f"k{i}"} for i in range(80_000)]}}}
+    return made
+
+
+async def make_hostile(namespace: str, count: int) -> None:
+    async with await Api.connect() as api:
+        for number in range(count):
+            body = hostile(number)
+            body["metadata"]["namespace"] = namespace
+            await make(api, body)
+
+
+async def refusals(namespace: str) -> int:
+    """Number of jobs that were refused for their size."""
+    async with await Api.connect() as api:
+        found = [job.get("status", {}) async for job in api.list("RLHFJob", namespace, keep=trimmed)]
+    return sum("must have at most" in status.get("message", "") for status in found)
+
+
+class Probe:
+    """Asks for the operator's health five times a second, as a kubelet does more rarely; the slowest answer counts."""
+
+    def __init__(self, running: Operator) -> None:
+        self._url, self.slowest, self._over = f"http://127.0.0.1:{running.metrics_port}/healthz", 0.0, Event()
+        self._thread = Thread(target=self._ask)
+
+    def __enter__(self) -> "Probe":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _ask(self) -> None:
+        while not self._over.wait(0.2):
+            began = time.monotonic()
+            try:
+                urllib.request.urlopen(self._url, timeout=30).close()
+            except OSError:
+                self.slowest = float("inf")
+            self.slowest = max(self.slowest, time.monotonic() - began)
+
+
+def beside(folder: Path, count: int, others: int) -> tuple[float, float, float, int]:
+    """Seconds until all pods of the jobs exist, beside others' hostile ones; the slowest answer of the health check in
+    seconds; peak memory in MiB; and the number of hostile jobs that were refused by then or a minute later."""
+    with cluster() as (kubeconfig, namespace), talking_trainer(ADDRESS), new_namespace(kubeconfig) as bad:
+        asyncio.run(make_hostile(bad, others))
+        asyncio.run(make_jobs(namespace, range(count)))
+        with operator(kubeconfig, folder / f"operator-{count}-{others}") as running:
+            limit_memory(running)
+            eventually(lambda: "leading as" in running.said(), "the operator leads")
+            began = time.monotonic()
+            eventually(lambda: metrics(running), "its metrics")
+            with Probe(running) as probe:
+                asyncio.run(pods_exist(namespace, 4 * count, running))
+                took = time.monotonic() - began
+                for _ in range(12):
+                    if (refused := asyncio.run(refusals(bad))) == others:
+                        break
+                    time.sleep(5)
+            return took, probe.slowest, peak_mib(running), refused
+
+
+def limit_memory(running: Operator) -> None:
+    """512 MiB, as in the chart, where this process may set it (cgroups of version 1)."""
+    group = Path("/sys/fs/cgroup/memory/operator-scale")
+    try:
+        group.mkdir(exist_ok=True)
+        (group / "memory.limit_in_bytes").write_text(str(512 << 20))
+        (group / "cgroup.procs").write_text(str(running.process.pid))
+    except OSError as error:
+        print(f"its memory is not limited: {error}", file=sys.stderr)
+
+
+def compare(folder: Path, count: int, others: int) -> None:
+    print("| jobs | hostile | alone s | beside s | ratio | refused | slowest health s | MiB alone | MiB beside |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    alone, _, before, _ = beside(folder, count, 0)
+    took, slowest, memory, refused = beside(folder, count, others)
+    print(
+        f"| {count} | {others} | {alone:.1f} | {took:.1f} | {took / alone:.2f} | {refused} | {slowest:.2f} | "
+        f"{before:.0f} | {memory:.0f} |",
+        flush=True,
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--jobs", type=int, nargs="+", default=[10, 100, 1000])
     parser.add_argument("--ended", type=int, default=0, help="jobs beside them that have succeeded before")
     parser.add_argument("--quiet", type=float, default=60, help="seconds after all pods exist")
+    parser.add_argument("--hostile", type=int, default=0, help="jobs of 1.4 MB of another tenant")
     options = parser.parse_args()
+    if options.hostile:
+        with tempfile.TemporaryDirectory() as name:
+            compare(Path(name), options.jobs[0], options.hostile)
+        return
     print(
         "| jobs | ended | bare s | operator s | ratio | of processor seconds | reconcile p50 ms <= | p99 ms <= | "
         "API calls per job | own ms, start | own ms, whole | memory MiB |"

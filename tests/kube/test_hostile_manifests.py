@@ -1,4 +1,4 @@
-"""A manifest that is nested as deep as an API server accepts fails its own job, and no other notices."""
+"""A manifest that is as deep or as large as an API server accepts fails its own job, and no other notices."""
 
 import asyncio
 import json
@@ -68,5 +68,33 @@ def test_the_watch_delivers_it_and_what_comes_after(operators: Operators, namesp
         assert ended.done()
         watching.cancel()
         await asyncio.wait({watching})
+
+    operators(body)
+
+
+def test_one_that_is_too_large_fails_with_its_size_and_is_never_kept(
+    operators: Operators, namespace: str
+) -> None:
+    large = job(namespace, "large")
+    tolerations = [{"key": f"k{i}"} for i in range(80_000)]
+    large["spec"] = large["spec"] | {"pods": {"template": {"spec": {"tolerations": tolerations}}}}
+
+    async def body(operator: Hands) -> None:
+        told = asyncio.Queue[dict]()
+        watching = asyncio.create_task(
+            watch(operator.api, [namespace], ["RLHFJob"], lambda body, _deleted: told.put_nowait(body))
+        )
+        await operator.api.create(large)
+        assert len(json.dumps(await told.get())) < 4_000
+        watching.cancel()
+        await asyncio.wait({watching})
+        await operator.api.create(job(namespace))
+        await operator.look("large")
+        await operator.look("ppo")
+        status = (await operator.api.get("RLHFJob", namespace, "large"))["status"]
+        failed = next(each for each in status["conditions"] if each["type"] == "Failed")
+        assert failed["reason"] == "ValidationFailed"
+        assert "spec: must have at most 262,144 bytes as JSON; got 1,3" in failed["message"]
+        assert await operator.names("Pod") == PODS
 
     operators(body)
