@@ -1,10 +1,13 @@
 """Lists and watches are read object by object, whatever their objects hold and however their bytes come."""
 
+import asyncio
 import json
 import tracemalloc
 
 import pytest
 
+from rlhf_operator.cluster.api import Api
+from rlhf_operator.cluster.api_error import ApiError
 from rlhf_operator.cluster.pages import Lines, Page
 
 ODD = [
@@ -75,3 +78,24 @@ def test_an_event_of_a_watch_is_shortened_if_it_is_long():
     first, second = map(json.loads, given.splitlines())
     assert first == events[0]
     assert second == {"type": "ADDED", "object": {"name": "b"}}
+
+
+def test_a_page_that_the_server_does_not_answer_in_time_is_asked_for_in_smaller_ones():
+    asked = list[int]()
+
+    class Slow(Api):
+        def __init__(self) -> None:
+            pass
+
+        async def _call(self, *_, query, **__):
+            asked.append(limit := int(query["limit"]))
+            if limit > 5:
+                raise ApiError(0, "TimeoutError", "no answer")
+            more = {} if "continue" in query else {"continue": "next"}
+            return {"items": [{"metadata": {"name": str(len(asked))}}], "metadata": more}
+
+    async def names() -> list[str]:
+        return [body["metadata"]["name"] async for body in Slow().list("RLHFJob")]
+
+    assert asyncio.run(names()) == ["2", "3"]
+    assert asked == [20, 5, 5]

@@ -30,6 +30,9 @@ Key = tuple[str, str]
 _DEADLINE_SECONDS, _PAGE_SECONDS = 10.0, 60.0
 _CHUNK = 1 << 18
 _PAGE, _METADATA_PAGE = 100, 500  # what is read at a time is much of the memory that is ever used
+_JOBS_PAGE = 20
+"""A page of a hundred jobs that are as large as they are stored, even of their metadata, takes an API server gigabytes
+and more seconds than a call has."""
 _JSON = "application/json"
 _MERGE = "application/merge-patch+json"
 _METADATA = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"
@@ -153,7 +156,7 @@ class Api:
         """All objects of a kind, in one namespace or in all, fetched page by page; of each page only what `keep` leaves
         of its objects is in memory."""
         version, _ = KINDS[kind]
-        page_size = _METADATA_PAGE if metadata_only else _PAGE
+        page_size = _JOBS_PAGE if kind == "RLHFJob" else _METADATA_PAGE if metadata_only else _PAGE
         selectors = {"labelSelector": labels, "fieldSelector": fields}
         query = {"limit": str(page_size)} | {key: value for key, value in selectors.items() if value}
         accept = f"{_METADATA},{_JSON}" if metadata_only else _JSON
@@ -161,15 +164,23 @@ class Api:
         # Items of a list lack apiVersion and kind.
         named = {"apiVersion": version, "kind": kind.partition(".")[0]}
         while True:
-            page = await self._call(
-                "list",
-                "GET",
-                kind,
-                path,
-                query=query,
-                accept=accept,
-                keep=lambda item: keep({**item, **named}),
-            )
+            try:
+                page = await self._call(
+                    "list",
+                    "GET",
+                    kind,
+                    path,
+                    query=query,
+                    accept=accept,
+                    keep=lambda item: keep({**item, **named}),
+                )
+            except ApiError as error:
+                if error.status or query["limit"] == "1":
+                    raise
+                query["limit"] = str(
+                    int(query["limit"]) // 4 or 1
+                )  # no answer in time: a page of large objects
+                continue
             items, more = page.get("items") or [], page.get("metadata", {}).get("continue")
             del page
             for item in items:

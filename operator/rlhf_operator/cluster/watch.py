@@ -108,7 +108,7 @@ def _settings() -> kopf.OperatorSettings:
     settings.watching.server_timeout = 300
     settings.watching.client_timeout = 330
     settings.watching.reconnect_backoff = 0.5
-    settings.watching.chunk_size = 100
+    settings.watching.chunk_size = 25  # see Api.list
     settings.queueing.idle_timeout = 0.1
     settings.queueing.exit_timeout = 0.5
     return settings
