@@ -319,7 +319,9 @@ def limit_memory(running: Operator) -> None:
 
 
 def compare(folder: Path, count: int, others: int) -> None:
-    print("| jobs | hostile | alone s | beside s | ratio | refused | slowest health s | MiB alone | MiB beside |")
+    print(
+        "| jobs | hostile | alone s | beside s | ratio | refused | slowest health s | MiB alone | MiB beside |"
+    )
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     alone, _, before, _ = beside(folder, count, 0)
     took, slowest, memory, refused = beside(folder, count, others)
