@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.api.manifests import document
 
+from rlhf_api import spec_size
 from rlhf_operator import budget
 from rlhf_operator.cluster import desired, pod_client, pod_groups
 from rlhf_operator.cluster import reconcile as module
@@ -670,5 +671,36 @@ def test_of_many_pods_few_are_in_memory_and_the_loop_has_a_turn_between_two(monk
         beating.cancel()
         assert len(built) == len(set(built)) == 103
         assert most == pod_client.MOST_BODIES
+
+    tell(story)
+
+
+def test_jobs_that_are_too_large_are_refused_one_at_a_time():
+    """Each write of their statuses takes an API server seconds."""
+
+    async def story(one: Story) -> None:
+        large = {"template": {"spec": {"note": "x" * spec_size.MOST_BYTES}}}
+        keys = [("ns", name) for name in ("first", "second")]
+        for _, name in keys:
+            body = document()
+            body["spec"]["pods"] = large
+            body["metadata"] |= {"name": name, "namespace": "ns", "uid": name, "generation": 1}
+            one.cache.put(one.server.stored(body))
+        written, go = list[str](), asyncio.Event()
+
+        async def apply_status(body: Body) -> Body:
+            written.append(body["metadata"]["name"])
+            assert "must have at most 262,144 bytes" in body["status"]["message"]
+            await go.wait()
+            return one.server.stored({**(one.cache.job(("ns", written[-1])) or {}), "status": body["status"]})
+
+        one.server.apply_status = apply_status
+        looks = [asyncio.create_task(one.reconciler.reconcile(key)) for key in keys]
+        assert await looks[1] == module.LARGE_SECONDS
+        assert written == ["first"]
+        go.set()
+        assert await looks[0] is None
+        await one.reconciler.reconcile(keys[1])
+        assert written == ["first", "second"]
 
     tell(story)

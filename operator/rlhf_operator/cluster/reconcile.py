@@ -1,10 +1,12 @@
 """Reconciles one job: observe, plan, write the status, act. Called repeatedly."""
 
+import asyncio
 from dataclasses import replace
 from functools import partial
 
 from rlhf_api.problems import InvalidJob
 from rlhf_api.roles import Role
+from rlhf_api.spec_size import CUT
 from rlhf_api.status import JobStatus
 
 from ..process_state import Finish
@@ -38,6 +40,8 @@ from .trainer_client import TrainerClient
 
 RETRY_SECONDS = 1.0
 """Retry interval of a membership push that failed, seconds."""
+LARGE_SECONDS = 5.0
+"""Time until the next look at a job that is too large, while another such one is refused, seconds."""
 JOBS_PER_POLL_SECOND = 20
 """Maximum number of jobs polled per second: with many active jobs each is polled less often, while what is due is not
 delayed."""
@@ -57,6 +61,9 @@ class Reconciler:
         self._companions = CompanionClient(settings, api, cache, recorder)
         self._statuses, self._outcomes = StatusWriter(api, cache, recorder, telemetry), Outcomes(cache)
         self._deletions, self._claims = DeletionWatch(), DeviceClaims(api)
+        self._large = asyncio.Lock()
+        """Held while a job that is too large is refused: the write of its status takes an API server seconds, and many
+        at a time leave none for other jobs."""
         self._uids: dict[Key, str] = {}
         """Uid of the job that the state above belongs to; a job of the same name with another uid starts afresh."""
 
@@ -99,7 +106,8 @@ class Reconciler:
         except UnreadableConfig as error:
             return await self._give_up(key, job, leave_alone(str(error)))
         except InvalidJob as error:
-            return await self._give_up(key, job, refuse(job, error, pods, now))
+            todo = refuse(job, error, pods, now)
+            return await (self._give_up_large if CUT in job.body else self._give_up)(key, job, todo)
         retried = want.waits is None and all(pod.over for pod in pods) and tried_again(job, now)
         job = reopened(job, want.spec, accepted=retried and await self._pods.accepted(job, want.pinned))
         pods = await self._claims.held(key, job, await self._pod_events.told(key, job, pods))
@@ -193,6 +201,13 @@ class Reconciler:
         if todo.expire:
             await self._api.delete("RLHFJob", job.namespace, job.name, uid=job.uid)
         return todo.again
+
+    async def _give_up_large(self, key: Key, job: Job, todo: Plan) -> float | None:
+        """As `_give_up`, for one job at a time; a worker does not wait for its turn, which others need."""
+        if self._large.locked():
+            return LARGE_SECONDS
+        async with self._large:
+            return await self._give_up(key, job, todo)
 
     async def _delete_pods(self, job: Job, todo: Plan) -> None:
         await run_all(
