@@ -226,6 +226,8 @@ VALUES: dict[str, list[Any]] = {
     r"modelCache$": ["/v/models"],
     r"engineArguments$": [{"max-num-seqs": 4}],
     r"template$": [{"metadata": {"labels": {"a": "b"}}}],
+    r"template\.spec\.(containers|initContainers)$": [[{"name": "s", "image": "i"}]],
+    r"template\.spec\.volumes$": [[{"name": "w", "emptyDir": {}}]],
     r"trackers.*kind$": ["mlflow"],
 }
 """Values to try where those of the leaf's type would not do."""

@@ -470,7 +470,7 @@ def test_an_epoch_that_is_over_is_refused_and_the_next_send_recovers(tied, http,
     mine = models("tied", 1)
     sync.send([target(tied)], lambda: weights(mine), 1)
     store = {"host": "127.0.0.1", "port": sync._store.port, "epoch": "0.0", "timeout_s": 5.0}
-    late = {"init_info": store | {"rank_offset": 1, "world_size": 2}}
+    late = {"init_info": store | {"secret": "of then", "rank_offset": 1, "world_size": 2}}
     with pytest.raises(HttpError, match=r"weight epoch 0\.0 is over"):
         http.run(http.json("POST", f"{tied.address}/init_weight_transfer_engine", late, timeout=120))
     assert serves(http, tied, mine)
