@@ -5,9 +5,10 @@ job with no other node starts there again.
 """
 
 import datetime
+from collections.abc import Sequence
 from typing import Any
 
-from rlhf_api.status import JobStatus
+from rlhf_api.status import FailureStatus, JobStatus
 
 from ..exit_reasons import failure_type
 
@@ -18,25 +19,23 @@ NODE_FAILURES = ("GpuError", "NcclError", "NcclTimeout")
 _WEIGHT = 100
 
 
-def nodes_to_avoid(status: JobStatus, now: datetime.datetime) -> tuple[str, ...]:
-    """Nodes of the roles' last failures, of at most one node for each role."""
+def node_failures(status: JobStatus, now: datetime.datetime) -> list[FailureStatus]:
+    """The roles' last failures for which their nodes are avoided now, of at most one node for each role."""
     failures = [role.last_failure for role in status.roles.values() if role.last_failure]
-    found = {
-        failure.node
+    return [
+        failure
         for failure in failures
         if failure.node
         and failure_type(failure.reason) in NODE_FAILURES
         and (now - datetime.datetime.fromisoformat(failure.time)).total_seconds() < AVOID_SECONDS
-    }
-    return tuple(sorted(found))
+    ]
 
 
-def avoided_words(status: JobStatus, nodes: tuple[str, ...]) -> str:
-    """What an event says of the nodes, with the failures on them."""
-    failures = [role.last_failure for role in status.roles.values() if role.last_failure]
-    told = [f"{f.node} ({f.process}: {f.reason[:200]})" for f in failures if f.node in nodes]
+def describe_avoidance(failures: Sequence[FailureStatus]) -> str:
+    """The message of the event that tells of the nodes and of the failures on them."""
+    nodes = [f"{f.node} ({f.process}: {f.reason[:200]})" for f in failures]
     hours = round(AVOID_SECONDS / 3600)
-    return f"for {hours} h after their failures, new pods prefer other nodes than {', '.join(told)}"
+    return f"for {hours} h after their failures, new pods prefer other nodes than {', '.join(nodes)}"
 
 
 def prefer_others(pod: dict[str, Any], nodes: tuple[str, ...]) -> dict[str, Any]:

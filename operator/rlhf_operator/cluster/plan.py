@@ -19,7 +19,7 @@ from .consequences import Consequences, Deletion, carried_out, deletion, once_ma
 from .describe import Event, describe
 from .names import token_name
 from .next_step import POLL_SECONDS, Plan, deletions
-from .node_avoidance import avoided_words, nodes_to_avoid
+from .node_avoidance import describe_avoidance, node_failures
 from .observed import Observed
 from .pod_groups import PodGroups, adopted, evicted, hung, lack, membership, seen, silent, sort
 from .stopping import after_the_end, report_if_admitted, stays, suspend
@@ -122,9 +122,10 @@ def _planned(
         stall=known.quiet.told(now.timestamp(), now) if known.quiet else "",
     )
     status, events = describe(found)
-    avoid = nodes_to_avoid(status, now) if create else ()
+    failures = node_failures(status, now) if create else []
+    avoid = tuple(sorted({failure.node for failure in failures}))
     if avoid:
-        events = (*events, Event("Warning", "NodeAvoided", avoided_words(status, avoid)))
+        events = (*events, Event("Warning", "NodeAvoided", describe_avoidance(failures)))
     if generators is not None:
         events = (*events, autoscale.told(status, spec.generator.replicas, generators))
     return Plan(
