@@ -32,6 +32,8 @@ _ASIDE = ThreadPoolExecutor(1, thread_name_prefix="checks")
 
 _Basis = tuple[str, int, str | None, str | None, str | None]
 """Uid, generation, queue, priority and active configuration of the job that a configuration was read for."""
+_Kept = tuple[_Basis, Desired, int]
+"""A configuration with what it was computed from, and the size of its spec."""
 
 
 class DesiredReader:
@@ -40,8 +42,9 @@ class DesiredReader:
 
     def __init__(self, settings: Settings, api: Api) -> None:
         self._settings, self._api = settings, api
-        self._kept: OrderedDict[Key, tuple[_Basis, Desired]] = OrderedDict()
-        self._sizes: dict[Key, int] = {}
+        self._kept: OrderedDict[Key, _Kept] = OrderedDict()
+        self._bytes = 0
+        """Sum of the sizes in `_kept`."""
 
     async def read(self, key: Key, job: Job, pods: list[Pod]) -> Desired:
         """The configuration that `job` is to run; `pods`: its present pods.
@@ -54,27 +57,28 @@ class DesiredReader:
         basis = (job.uid, job.generation, job.queue, job.priority, active_config(job))
         kept = self._kept.get(key)
         if kept is not None and kept[0] != basis and _begun(kept, basis):
-            kept = self._kept[key] = basis, kept[1]
+            kept = self._kept[key] = basis, *kept[1:]
         if kept is None or kept[0] != basis:
             runtime = await self._runtime(job)
             running = await self._running(job, pods, runtime)
             want = await self._wanted(job, running, runtime, self._settings.limits)
             if runtime is not None and running is None:
                 return want  # the runtime as of the job's start
-            kept = self._remember(key, job, (basis, want))
+            kept = basis, want, size(job.body.get("spec"))
+            self._remember(key, kept)
         self._kept.move_to_end(key)
         return kept[1]
 
     def forget(self, key: Key) -> None:
-        self._kept.pop(key, None)
-        self._sizes.pop(key, None)
+        if (kept := self._kept.pop(key, None)) is not None:
+            self._bytes -= kept[2]
 
-    def _remember(self, key: Key, job: Job, kept: tuple[_Basis, Desired]) -> tuple[_Basis, Desired]:
-        self._kept[key], self._sizes[key] = kept, size(job.body.get("spec"))
-        self._kept.move_to_end(key)
-        while len(self._kept) > _REMEMBERED or sum(self._sizes.values()) > _REMEMBERED_BYTES:
+    def _remember(self, key: Key, kept: _Kept) -> None:
+        self.forget(key)
+        self._kept[key] = kept
+        self._bytes += kept[2]
+        while len(self._kept) > _REMEMBERED or self._bytes > _REMEMBERED_BYTES:
             self.forget(next(iter(self._kept)))
-        return kept
 
     async def _wanted(
         self, job: Job, running: Pinned | None, runtime: NamedRuntime | Wait | None, limits: Limits | None
@@ -152,9 +156,9 @@ class DesiredReader:
             return None
 
 
-def _begun(kept: tuple[_Basis, Desired], basis: _Basis) -> bool:
+def _begun(kept: _Kept, basis: _Basis) -> bool:
     """True if the job has begun with the configuration that was computed for it before it had one."""
-    (*same, active), want = kept
+    (*same, active), want, _ = kept
     return active is None and want.waits is None and basis == (*same, want.pinned.name)
 
 
