@@ -35,13 +35,17 @@ class PodClient:
     ) -> None:
         """Creates the pod, placed by its job's Workload admission, if any. `flavors`: ResourceFlavors by name."""
         async with self._places:
-            async with self._building:
-                body = build_pod(pinned, new, job.uid)
-                if admitted is not None:
-                    size = pods_each(pinned.config.spec, new.role)
-                    body = placed(body, new.role, admitted, flavors, size=size)
-                await asyncio.sleep(0)
+            body = await self._build(job, pinned, new)
+            if admitted is not None:
+                size = pods_each(pinned.config.spec, new.role)
+                body = placed(body, new.role, admitted, flavors, size=size)
             await self._create(job, new, body)
+
+    async def _build(self, job: Job, pinned: Pinned, new: NewPod) -> Body:
+        async with self._building:
+            body = build_pod(pinned, new, job.uid)
+            await asyncio.sleep(0)
+        return body
 
     async def _create(self, job: Job, new: NewPod, body: Body) -> None:
         try:
@@ -61,12 +65,13 @@ class PodClient:
     async def accepted(self, job: Job, pinned: Pinned) -> bool:
         """True if the API server would take the first pod of each role now; none is made."""
         for role in roles_of(pinned.config.spec):
-            body = build_pod(pinned, NewPod(role, 0, attempt=1, resume=False), job.uid)
-            try:
-                await self._api.create(owned(evictable(body), job), dry_run=True)
-            except ApiError as error:
-                if error.status not in (403, 409):  # a quota, or a pod of then: such a job waits
-                    return False
+            async with self._places:
+                body = await self._build(job, pinned, NewPod(role, 0, attempt=1, resume=False))
+                try:
+                    await self._api.create(owned(evictable(body), job), dry_run=True)
+                except ApiError as error:
+                    if error.status not in (403, 409):  # a quota, or a pod of then: such a job waits
+                        return False
         return True
 
     async def replace(self, job: Job, pod: Body) -> None:
