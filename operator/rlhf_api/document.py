@@ -124,11 +124,13 @@ for _each in (_Loader, _Dumper):
 def dumped(document: Any) -> str:
     """A document as YAML that `documents` reads back as it was, without a line end at its end. What would be
     printed in another way is escaped."""
-    plain, escaped = (
-        str(yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=shown, width=110)).rstrip("\n")
-        for shown in (True, False)
-    )
-    return plain if clean(plain) == plain else escaped
+    plain = _yaml(document, allow_unicode=True)
+    return plain if clean(plain) == plain else _yaml(document, allow_unicode=False)
+
+
+def _yaml(document: Any, *, allow_unicode: bool) -> str:
+    text = yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=allow_unicode, width=110)
+    return str(text).rstrip("\n")
 
 
 def documents(text: str, source: str, variables: Mapping[str, str] | None = None) -> list[Any]:
