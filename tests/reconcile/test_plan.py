@@ -463,11 +463,10 @@ def test_servers_stay_after_the_end_where_the_spec_says_so(retention, code):
     assert world.status.phase == ("Succeeded" if code == 0 else "Failed")
     stay = retention == "always" or (retention == "onFailure" and code != 0)
     servers = {"job-generator-0", "job-reward-0", "job-reference-0"} if stay else set()
-    living = {name for name, body in world.pods.items() if Pod.of(body).ended is None}
-    assert living == servers
+    assert {name for name in world.pods if world.runs(name)} == servers
     world.overrides = ("spec.podRetention=never", "spec.trainer.replicas=2")
     world.settle()
-    assert not {name for name, body in world.pods.items() if Pod.of(body).ended is None}
+    assert not any(map(world.runs, world.pods))
 
 
 def test_pods_that_the_server_refuses_are_told_of_and_not_counted_as_taken_away():
