@@ -286,7 +286,7 @@ class Probe:
             self.slowest = max(self.slowest, time.monotonic() - began)
 
 
-def beside(folder: Path, count: int, others: int) -> tuple[float, float, float, int]:
+def measure_beside(folder: Path, count: int, others: int) -> tuple[float, float, float, int]:
     """Seconds until all pods of the jobs exist, beside others' hostile ones; the slowest answer of the health check in
     seconds; peak memory in MiB; and the number of hostile jobs that were refused by then or a minute later."""
     with cluster() as (kubeconfig, namespace), talking_trainer(ADDRESS), new_namespace(kubeconfig) as bad:
@@ -323,8 +323,8 @@ def compare(folder: Path, count: int, others: int) -> None:
         "| jobs | hostile | alone s | beside s | ratio | refused | slowest health s | MiB alone | MiB beside |"
     )
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
-    alone, _, before, _ = beside(folder, count, 0)
-    took, slowest, memory, refused = beside(folder, count, others)
+    alone, _, before, _ = measure_beside(folder, count, 0)
+    took, slowest, memory, refused = measure_beside(folder, count, others)
     print(
         f"| {count} | {others} | {alone:.1f} | {took:.1f} | {took / alone:.2f} | {refused} | {slowest:.2f} | "
         f"{before:.0f} | {memory:.0f} |",

@@ -25,7 +25,7 @@ def takes_pickles() -> bool:
 
 
 def pickled(name: str) -> str:
-    """What to say of pickled weights that are not allowed."""
+    """The message that refuses pickled weights, with the remedies."""
     return (
         f"has its weights only as pickles ({name}), which can hold code; save them as safetensors, or set "
         f"{PICKLES}=allow (in spec.environment too on a cluster)"
@@ -33,7 +33,7 @@ def pickled(name: str) -> str:
 
 
 def directory_problem(directory: Path) -> str:
-    """What keeps a model in a directory from being loaded safely, as text that says what it is; '' if nothing does."""
+    """The first problem that keeps a model in a directory from being loaded safely, as text; '' without one."""
     try:
         problems = (*_entries(directory), *_indices(directory), *_configuration(directory))
     except OSError as error:
@@ -42,7 +42,7 @@ def directory_problem(directory: Path) -> str:
 
 
 def config_problem(config: Any) -> str:
-    """What a model's configuration names beside its own files, or asks for without end; '' if nothing."""
+    """The first part of a model's configuration that names code elsewhere or has no end, as text; '' without one."""
     if not isinstance(config, Mapping):
         return "its config.json is not an object"
     for key, value in _values(config):

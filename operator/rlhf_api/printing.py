@@ -10,9 +10,7 @@ from typing import TextIO
 _PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n\x1b"} | {0x7F: 0x2421}
 """Control characters that Unicode has a picture of, one character wide, as the control character is not."""
 # C1, directions of writing, which reorder a line, and line ends that are none.
-_OTHERS = dict.fromkeys(
-    (*range(0x80, 0xA0), *range(0x2028, 0x202F), *range(0x2066, 0x206A), 0x61C, 0x200E, 0x200F)
-)
+_OTHERS = (*range(0x80, 0xA0), *range(0x2028, 0x202F), *range(0x2066, 0x206A), 0x61C, 0x200E, 0x200F)
 _TABLE = {**_PICTURES, **dict.fromkeys(_OTHERS, 0xFFFD)}
 _ESCAPE = re.compile(r"\x1b(?!\[(?:[012]|3[1-6])m)")
 """An escape character that does not begin one of the colours and weights that this program uses."""

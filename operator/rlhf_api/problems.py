@@ -53,7 +53,7 @@ def show(value: object) -> str:
 
 
 def kind_of(value: object) -> str:
-    """What a value is, for messages that must not quote it."""
+    """The JSON type of a value in words, for messages that must not quote it."""
     if isinstance(value, str):
         return "text"
     if isinstance(value, Mapping):

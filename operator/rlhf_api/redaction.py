@@ -94,7 +94,7 @@ def secrets_of(environment: Mapping[str, str]) -> list[str]:
     found = {
         value.strip()
         for name, value in environment.items()
-        if len(value.strip()) >= SHORTEST and (is_secret(name, value) or _looks_secret(value))
+        if len(value.strip()) >= SHORTEST and (is_secret(name, value) or _has_secret_form(value))
     }
     return sorted(found, key=len, reverse=True)
 
@@ -166,7 +166,7 @@ def _userinfo(text: str) -> str:
     return _USERINFO.sub(kept, text)
 
 
-def _looks_secret(value: str) -> bool:
+def _has_secret_form(value: str) -> bool:
     return any(pattern.search(value) for pattern in (_PEM, _KNOWN, _USERINFO)) or bool(_HEX.fullmatch(value))
 
 

@@ -28,7 +28,7 @@ _MODEL = "title"
 
 
 def _template() -> Schema:
-    """What a pod template has at most of what an admission policy walks; all else in it is free-form."""
+    """Schema of a pod template: bounds of what an admission policy walks; all else in it is free-form."""
     free: Schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     lists = {
         key: {"type": "array", "maxItems": most, "items": dict(free)} for key, most in MOST_ITEMS.items()

@@ -177,9 +177,8 @@ class Api:
             except ApiError as error:
                 if error.status or query["limit"] == "1":
                     raise
-                query["limit"] = str(
-                    int(query["limit"]) // 4 or 1
-                )  # no answer in time: a page of large objects
+                # No answer in time: a page of large objects.
+                query["limit"] = str(int(query["limit"]) // 4 or 1)
                 continue
             items, more = page.get("items") or [], page.get("metadata", {}).get("continue")
             del page

@@ -28,7 +28,7 @@ def members(config: RunConfig, pods: Sequence[Pod]) -> dict[Role, int]:
 
 @dataclass(frozen=True)
 class Needs:
-    """What the pods of a group need together."""
+    """Pods, priority and resources that a group is scheduled with."""
 
     size: int
     priority: str | None

@@ -159,7 +159,7 @@ def _pods_ready(before: Mapping[str, Any], *, ready: bool) -> tuple[str, str, st
 
 
 def _admission(workload: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What an admission says of the pods."""
+    """The parts of an admission that pods are made by: the Workload's uid, its assignments, updates of its checks."""
     status: Mapping[str, Any] = workload.get("status", {})
     updates = [check.get("podSetUpdates") for check in status.get("admissionChecks") or ()]
     return workload["metadata"].get("uid"), status.get("admission"), updates

@@ -105,8 +105,6 @@ class KueueClient:
         try:
             self._cache.put(await self._api.merge_status("Workload", job.namespace, job.name, patch))
         except ApiError as error:
-            if error.status not in (
-                404,
-                409,
-            ):  # Kueue wrote meanwhile, or it is gone: such news are looked at
+            # Kueue wrote meanwhile, or it is gone: such news are looked at.
+            if error.status not in (404, 409):
                 raise
