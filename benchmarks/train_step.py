@@ -32,6 +32,7 @@ from rlhf_api.roles import Trainer
 from rlhf_api.spec import Optimizer
 from rlhf_api.zero import Zero
 from rlhf_trainer.batches import ResponseLogprobs, response_values
+from rlhf_trainer.checkpoint.rng import choose_kernels
 from rlhf_trainer.models.response_head import response_head
 from rlhf_trainer.models.trained_model import TrainedModel
 from rlhf_trainer.records import Sequences
@@ -50,6 +51,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "packed": PACKED,
     "fused": FUSED,
     "fused-32k": {**FUSED, "tokens": 32768},
+    "exact-32k": {**FUSED, "tokens": 32768, "deterministic": True},
     "selective-32k": {**FUSED, "tokens": 32768, "gradient_checkpointing": "selective"},
     "full-64k": {**FUSED, "tokens": 65536, "gradient_checkpointing": "full"},
     "critic-padded": {**PADDED, "critic": True},
@@ -98,6 +100,7 @@ def measure(name: str, options: argparse.Namespace) -> None:
     own = settings.pop("tokens")
     tokens = options.tokens or own
     cuda = torch.cuda.is_available()
+    choose_kernels(Trainer().model_copy(update=settings))
     if cuda:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     distributed.init_process_group("nccl" if cuda else "gloo")

@@ -92,6 +92,8 @@ class Trainer(RoleSpec):
     installed and supports the model."""
     gradient_checkpointing: GradientCheckpointing = "none"
     """Layers whose activations the backward pass computes again: none, `selective` every second one, or `full`, all."""
+    deterministic: bool = False
+    """On GPUs only kernels whose sums have one order, so that runs and resumed runs are equal bit for bit; slower."""
     deepspeed: DeepSpeedConfig = DeepSpeedConfig()
     critic_dtype: DType | None = None
     """Compute dtype of the critic; `dtype` unless given."""

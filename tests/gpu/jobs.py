@@ -15,6 +15,8 @@ AT_ONCE = 6
 ZERO = "spec.trainer.deepspeed.zero_optimization"
 STEADY = ("spec.steps=6", "spec.optimizer.schedule=constant", "spec.optimizer.warmupSteps=0")
 SHORT = ("spec.steps=4", "spec.checkpoint.everySteps=4", "spec.data.promptsPerStep=32")
+EXACT = "spec.trainer.deterministic=true"
+FOUR = ("spec.steps=4", "spec.checkpoint.everySteps=2")
 SHARED = "spec.generator.sharedWithTrainer=true"
 VLLM = "spec.generator.sharedWithTrainer=false"
 FLOAT32, BFLOAT16, FLOAT16 = (f"spec.model.dtype={dtype}" for dtype in ("float32", "bfloat16", "float16"))
@@ -48,9 +50,12 @@ JOBS: Mapping[str, Job] = {
     "dpo": Job("dpo", SHORT, policy="sft"),
     "sft-packed": Job("sft", (*STEADY, BFLOAT16, "spec.trainer.attention=packed")),
     "sft-padded": Job("sft", (*STEADY, BFLOAT16, "spec.trainer.attention=padded")),
-    "sft-whole": Job("sft", STEADY),
-    "sft-half": Job("sft", (*STEADY, "spec.steps=3", "spec.checkpoint.everySteps=3")),
-    "sft-resumed": Job("sft", (*STEADY, "spec.checkpoint.everySteps=3"), resumes="sft-half"),
+    "sft-whole": Job("sft", (*STEADY, EXACT)),
+    "sft-half": Job("sft", (*STEADY, EXACT, "spec.steps=3", "spec.checkpoint.everySteps=3")),
+    "sft-resumed": Job("sft", (*STEADY, EXACT, "spec.checkpoint.everySteps=3"), resumes="sft-half"),
+    "grpo-whole": Job("grpo", (EXACT, *FOUR), policy="sft"),
+    "grpo-half": Job("grpo", (EXACT, *FOUR, "spec.steps=2"), policy="sft"),
+    "grpo-resumed": Job("grpo", (EXACT, *FOUR), policy="sft", resumes="grpo-half"),
     "sft-offload": Job("sft", (*SHORT, f"{ZERO}.stage=2", f"{ZERO}.offload_optimizer.device=cpu")),
     "sft-float16": Job("sft", (*SHORT, FLOAT16, "spec.trainer.gradientCheckpointing=selective")),
     "reward-zero3": Job("reward", (*SHORT, BFLOAT16, f"{ZERO}.stage=3"), policy="sft"),

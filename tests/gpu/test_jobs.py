@@ -31,9 +31,9 @@ def test_packed_and_padded_sequences_train_the_same(jobs: Jobs):
     assert losses(jobs, "sft-packed") == pytest.approx(losses(jobs, "sft-padded"), rel=SAME)
 
 
-def test_a_resumed_job_makes_the_steps_of_one_that_never_stopped(jobs: Jobs):
-    jobs.result("sft-resumed")
-    assert losses(jobs, "sft-resumed")[3:] == losses(jobs, "sft-whole")[3:]
+@pytest.mark.parametrize(("name", "half"), [("sft", 3), ("grpo", 2)])
+def test_a_resumed_job_makes_the_steps_of_one_that_never_stopped(jobs: Jobs, name: str, half: int):
+    assert losses(jobs, f"{name}-resumed")[half:] == losses(jobs, f"{name}-whole")[half:]
 
 
 @pytest.mark.parametrize("name", ["sft-two-ranks", "sft-sequence-parallel", "sft-zero3-of-two"])

@@ -21,6 +21,7 @@ from rlhf_api.manifest import RLHFJob
 from rlhf_api.run import roles_of
 from rlhf_trainer.batches import MicroBatch
 from rlhf_trainer.batches import plan as micro_batches
+from rlhf_trainer.checkpoint.rng import choose_kernels
 from rlhf_trainer.data.dataset import open_datasets, stream
 from rlhf_trainer.data.prompts import prompts
 from rlhf_trainer.models import create, loading
@@ -80,8 +81,10 @@ def engines(job: RLHFJob) -> Any:
         found += [type(model).__name__, model.dtype, named, adam, trainer.model_dump(include=read)]
         found += [deepspeed_settings(named["deepspeed"], adam, optimizer.gradient_clip)]
         found += [adapter and (adapter.fingerprint, adapter.config.to_dict())]
+    with instead(torch, "use_deterministic_algorithms") as chosen:
+        choose_kernels(job.spec.trainer)
     rates = [learning_rate_of(job.spec, critic, step) for critic in (True, False) for step in range(4)]
-    return found, rates
+    return found, chosen.told, rates
 
 
 def data(job: RLHFJob) -> Any:

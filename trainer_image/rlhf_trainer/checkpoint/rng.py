@@ -1,6 +1,8 @@
-"""State of every random generator (Python, NumPy, torch CPU and GPU) of every rank."""
+"""State of every random generator (Python, NumPy, torch CPU and GPU) of every rank, and kernels that do not add in a
+random order."""
 
 import math
+import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlhf_api.roles import Trainer
+
 from ..comms.ranks import Ranks
 
 
@@ -19,6 +23,17 @@ def seed_generators(ranks: Ranks, seed: int) -> None:
     random.seed(seed + ranks.rank)
     np.random.seed(seed + ranks.rank)
     torch.manual_seed(seed + ranks.rank)
+
+
+def choose_kernels(trainer: Trainer) -> None:
+    """If `deterministic`, torch takes kernels whose sums have one order, from its first use of a GPU on: the backward
+    passes of FlashAttention and of memory-efficient attention otherwise add with atomics, and cuBLAS in workspaces of
+    several streams. torch warns of an operation that has no such kernel, with its name."""
+    if not trainer.deterministic:
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def save_generators(ranks: Ranks) -> dict[str, Tensor]:

@@ -27,7 +27,7 @@ from rlhf_store.retention import Retention
 
 from .. import faults, progress
 from ..addresses import listen_host
-from ..checkpoint.rng import seed_generators
+from ..checkpoint.rng import choose_kernels, seed_generators
 from ..checkpoint.saver import Saver
 from ..comms import rdma
 from ..comms.control import Control
@@ -62,6 +62,7 @@ second.
 
 def run(env: ProcessEnv) -> int:
     check_world_size(env.config.spec, int(os.environ["WORLD_SIZE"]))
+    choose_kernels(env.config.spec.trainer)
     ranks = Ranks.join(int(os.environ["LOCAL_RANK"]))
     log.info("rank %d of %d of %s, on %s", ranks.rank, ranks.world, env.config.job, ranks.device)
     seed_generators(ranks, env.config.spec.seed)
