@@ -6,14 +6,20 @@ A whole algorithm: its settings, its graph, one compute function, one loss. The 
 
 import torch
 
-from rlhf_api.algorithms import Algorithm
-from rlhf_api.base import Frozen, Positive
-from rlhf_api.graph import POLICY, SEQUENCES, Compute, Generate, Graph, Score, Train
-from rlhf_api.spec import Spec
-from rlhf_trainer.batches import Loss
-from rlhf_trainer.maths.ragged import to_tokens
-from rlhf_trainer.ops import OpContext
-from rlhf_trainer.records import Columns
+from rlhf_api import (
+    POLICY,
+    SEQUENCES,
+    Algorithm,
+    Compute,
+    Frozen,
+    Generate,
+    Graph,
+    Positive,
+    Score,
+    Spec,
+    Train,
+)
+from rlhf_trainer.extend import Columns, Loss, OpContext, to_tokens
 
 
 class Settings(Frozen):

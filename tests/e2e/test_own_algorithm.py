@@ -23,7 +23,7 @@ WRONG = """
 from dataclasses import replace
 
 from examples.own_algorithm.best_of_n import ALGORITHM, graph
-from rlhf_api.graph import Graph
+from rlhf_api import Graph
 
 NUMBER = 3
 
@@ -109,7 +109,7 @@ def test_a_wrong_one_is_refused(override, said, folder, tmp_path):
     [
         (
             "spec.algorithm=wrong_algorithms:NUMBER",
-            "spec.algorithm: 'wrong_algorithms:NUMBER' is a int, not a rlhf_api.algorithms.Algorithm",
+            "spec.algorithm: 'wrong_algorithms:NUMBER' is a int, not an rlhf_api.Algorithm",
         ),
         (
             "spec.algorithm=wrong_algorithms:MISSPELT",

@@ -156,7 +156,7 @@ def test_an_algorithm_of_ones_own(own, capsys):
             "'absent:ALGORITHM' cannot be imported: ModuleNotFoundError: No module named 'absent'",
         ),
         ("own:ABSENT", "'own:ABSENT' cannot be imported: AttributeError"),
-        ("own:OTHER", "'own:OTHER' is a int, not a rlhf_api.algorithms.Algorithm"),
+        ("own:OTHER", "'own:OTHER' is a int, not an rlhf_api.Algorithm"),
     ],
 )
 @pytest.mark.usefixtures("own")

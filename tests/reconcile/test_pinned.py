@@ -162,6 +162,45 @@ def test_two_configurations_of_one_name_are_not_to_be_found_by_search():
     assert len(bytes.fromhex(digest)) * 8 >= 128
 
 
+def test_fields_keep_their_order():
+    """The digest in a configuration's name is of text: in another order every running job would seem to be edited."""
+    text = pinned().config.spec.model_dump_json(by_alias=True)
+    sections = ["dpo", "ppo", "grpo", "drGrpo", "rloo", "reinforcePp", "gspo", "cispo", "custom"]
+    common = [
+        "algorithm",
+        "steps",
+        "seed",
+        "model",
+        "data",
+        "sampling",
+        "replay",
+        "rollout",
+        "optimizer",
+        "evaluation",
+    ]
+    common += [
+        "pretraining",
+        "trainer",
+        "generator",
+        "reward",
+        "reference",
+        "weights",
+        "checkpoint",
+        "export",
+        "health",
+    ]
+    common += [
+        "trackers",
+        "environment",
+        "suspend",
+        "activeDeadlineSeconds",
+        "ttlSecondsAfterFinished",
+        "podRetention",
+    ]
+    released = [*sections, *common, "runtime", "pods", "workspace", "scheduling"]
+    assert [key for key in json.loads(text) if key in released] == released
+
+
 @pytest.mark.parametrize("broken", [{}, {START_CONFIG: "{}", RESUME_CONFIG: "{}"}, {START_CONFIG: "no JSON"}])
 def test_a_configuration_that_cannot_be_read_is_said_so(broken):
     body = pinned().config_map()

@@ -111,14 +111,14 @@ def _import(path: str) -> Algorithm:
     except Exception as error:  # a user's module may raise any exception
         raise _wrong(f"{path!r} cannot be imported: {described(error)}") from error
     if not isinstance(found, Algorithm):
-        raise _wrong(f"{path!r} is a {type(found).__name__}, not a rlhf_api.algorithms.Algorithm")
+        raise _wrong(f"{path!r} is a {type(found).__name__}, not an rlhf_api.Algorithm")
     return found
 
 
 def _settings(path: str, algorithm: Algorithm, declared: Custom) -> Frozen:
     model: object = algorithm.settings or Frozen
     if not (isinstance(model, type) and issubclass(model, Frozen)):
-        raise _wrong(f"the settings of {path!r} have to be a class that derives from rlhf_api.base.Frozen")
+        raise _wrong(f"the settings of {path!r} have to be a class that derives from rlhf_api.Frozen")
     try:
         return model.model_validate_json(json.dumps(declared.settings))
     except ValidationError as error:
