@@ -8,8 +8,8 @@ from typing import Any
 from .foreign_files import read_regular
 from .problems import InvalidJob, Problem, show
 
-LARGEST = 1 << 20
-"""Maximum size of a template's file, bytes."""
+LARGEST = 64 << 10
+"""Maximum size of a template, bytes: Jinja parses this much within a second."""
 FIELD = "spec.data.chatTemplate"
 SET_HERE = (
     *("messages", "conversation", "chat_template", "add_generation_prompt", "continue_final_message"),
@@ -32,6 +32,8 @@ def argument_problem(arguments: Mapping[str, Any]) -> str:
 def given_template(given: str) -> str:
     """The template's text. Raises InvalidJob where the file cannot be read."""
     if "{{" in given or "{%" in given:
+        if len(given.encode()) > LARGEST:
+            raise InvalidJob([Problem(FIELD, f"is larger than {LARGEST >> 10} KiB; got {show(given)}")])
         return given
     try:
         return read_regular(Path(given), LARGEST).decode()

@@ -24,15 +24,21 @@ def open_regular(file: Path) -> BinaryIO:
     os.close(descriptor)
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(file))
-    raise ValueError(f"{file} is not a regular file")
+    raise ValueError("is not a regular file")
 
 
 def read_regular(file: Path, most: int) -> bytes:
     """The content of a regular file. Raises ValueError for one of more bytes than `most`."""
     with open_regular(file) as opened:
-        data = opened.read(most + 1)
+        return read_at_most(opened, most)
+
+
+def read_at_most(opened: BinaryIO, most: int) -> bytes:
+    """The rest of an open file, which may be a pipe. Raises ValueError for more bytes than `most`."""
+    data = opened.read(most + 1)
     if len(data) > most:
-        raise ValueError(f"{file.name} has more than {most >> 20} MiB")
+        size = f"{most >> 20} MiB" if most >> 20 else f"{most >> 10} KiB"
+        raise ValueError(f"is larger than {size}")
     return data
 
 

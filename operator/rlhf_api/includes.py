@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from .document import documents
+from .foreign_files import open_regular, read_at_most
 from .problems import InvalidJob, Problem, kind_of, show
 from .variables import ENVIRONMENT
 
@@ -52,7 +53,7 @@ class _Reader:
         return self._known[place]
 
     def _with_includes(self, file: Path, above: tuple[Path, ...]) -> Any:
-        document = self._spelled(_document(file, self._variables), f"{file}: ")
+        document = self._spelled(_document(file, self._variables, included=bool(above)), f"{file}: ")
         if not isinstance(document, Mapping) or INCLUDE not in document:
             return document
         above = (*above, file.resolve())
@@ -87,20 +88,21 @@ class _Reader:
         return merge(merged, {key: value for key, value in document.items() if key != INCLUDE})
 
 
-def _document(file: Path, variables: Mapping[str, str]) -> Any:
+def _document(file: Path, variables: Mapping[str, str], *, included: bool) -> Any:
+    """The one document of a file. The one that the user names may be a pipe, such as `<(kustomize build)`; those that a
+    manifest names may be a stranger's choice."""
     if file.suffix in (".jsonl", ".parquet"):
         message = "is a file of rows; give a manifest, which names it under spec.data.train"
         raise InvalidJob([Problem(str(file), message)])
     try:
-        with file.open("rb") as opened:
-            data = opened.read(LARGEST + 1)
-        text = data.decode("utf-8-sig")
+        with open_regular(file) if included else file.open("rb") as opened:
+            text = read_at_most(opened, LARGEST).decode("utf-8-sig")
     except OSError as error:
         raise InvalidJob([Problem(str(file), f"cannot be read: {error.strerror}")]) from None
     except UnicodeDecodeError:
         raise InvalidJob([Problem(str(file), "is not UTF-8 text")]) from None
-    if len(data) > LARGEST:
-        raise InvalidJob([Problem(str(file), f"is larger than {LARGEST >> 20} MiB, as no manifest is")])
+    except ValueError as error:
+        raise InvalidJob([Problem(str(file), f"{error}, as no manifest is")]) from None
     found = documents(text, str(file), variables)
     if len(found) != 1:
         raise InvalidJob([Problem(str(file), f"must hold one RLHFJob; it holds {len(found)} documents")])

@@ -1,6 +1,7 @@
 """Manifests made of several files, of variables and of overrides."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,17 @@ def test_a_null_takes_an_included_field_or_section_back(tmp_path: Path) -> None:
     )
     assert read(job, {})["spec"].keys() - document()["spec"].keys() == {"workspace"}
     assert load(job).spec.weights == load(files(tmp_path, job=yaml.safe_dump(document()))).spec.weights
+
+
+def test_the_manifest_itself_may_be_a_pipe() -> None:
+    """As `rlhf validate <(kustomize build)` has it."""
+    end, begin = os.pipe()
+    os.write(begin, yaml.safe_dump(document()).encode())
+    os.close(begin)
+    try:
+        assert load(Path(f"/dev/fd/{end}")).metadata.name == "job"
+    finally:
+        os.close(end)
 
 
 def test_includes_that_cannot_be_are_told_together(tmp_path: Path) -> None:

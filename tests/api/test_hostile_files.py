@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.api.manifests import document, job
 
-from rlhf_api.chat_template import template_problems
+from rlhf_api.chat_template import LARGEST, template_problems
 from rlhf_api.document import documents, dumped
 from rlhf_api.manifest import load
 from rlhf_api.model_directory import directory_problem
@@ -89,6 +89,9 @@ def test_includes_of_includes(tmp_path: Path) -> None:
     assert limited(lambda: load(tmp_path / "0.yaml").metadata.name) == "job", "each is read once"
     (tmp_path / "0.yaml").write_text("include: [" + ", ".join(["8.yaml"] * 1001) + "]")
     assert "more than 1000 files are included" in limited(lambda: load(tmp_path / "0.yaml"))
+    os.mkfifo(tmp_path / "pipe.yaml")
+    (tmp_path / "0.yaml").write_text("include: [pipe.yaml]")
+    assert "pipe.yaml is not a file" in limited(lambda: load(tmp_path / "0.yaml"))
     (tmp_path / "0.yaml").write_text("include: [/dev/zero]")
     assert "/dev/zero is not a file" in limited(lambda: load(tmp_path / "0.yaml"))
     assert "is larger than 1 MiB" in limited(lambda: load(Path("/dev/zero")))
@@ -165,6 +168,8 @@ TEMPLATES = {
     "parentheses, 3,000 deep": ("{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "is nested too deeply"),
     "no Jinja": ("{% for %}", "is not a Jinja template: line 1"),
     "an unknown filter": ("{{ 'a'|scream }}", "No filter named 'scream'"),
+    "filters to the limit": ("{{a|e}}" * (LARGEST // 7), ""),
+    "filters beyond it": ("{{a|e}}" * LARGEST, "is larger than 64 KiB"),
 }
 
 
@@ -172,12 +177,14 @@ TEMPLATES = {
 def test_chat_templates(name: str) -> None:
     """They are read here, and rendered only in a process of limited time and memory (see test_chat.py)."""
     text, words = TEMPLATES[name]
-    said = limited(lambda: "".join(map(str, template_problems(text))))
+    said = limited(lambda: "".join(map(str, template_problems(text))), 2)
     assert words in said
     assert bool(said) == bool(words)
 
 
 def test_a_template_that_is_no_file(tmp_path: Path) -> None:
+    (tmp_path / "long").write_text("a" * (LARGEST + 1))
+    assert "is larger than 64 KiB" in limited(lambda: template_problems(str(tmp_path / "long")))
     os.mkfifo(tmp_path / "pipe")
     assert "is not a regular file" in limited(lambda: template_problems(str(tmp_path / "pipe")))
     assert "is not a regular file" in limited(lambda: template_problems("/dev/zero"))

@@ -267,8 +267,8 @@ def test_the_losses_count_the_tokens_that_are_trained_on():
 
 
 HOSTILE = {
-    "{{ 9**(9**9) }}": "it computes longer than 2 s",
-    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}": "it computes longer than 2 s",
+    "{{ 9**(9**9) }}": "it computes longer than 0.8 s",
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}": "it computes longer than 0.8 s",
     "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(60) }}": "it computes longer",
     "{{ 'a' * 30000000000 }}": "it takes more than 1024 MiB of memory",
     "{{ '%20000000000d' % 1 }}": "it takes more than 1024 MiB of memory",

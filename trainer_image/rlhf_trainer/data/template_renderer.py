@@ -89,6 +89,6 @@ def _started() -> "subprocess.Popen[str]":
 
 
 def _end(code: int) -> str:
-    if code == -signal.SIGVTALRM:
+    if code == -signal.SIGPROF:
         return f"it computes longer than {SECONDS:g} s"
     return f"the process that renders it has ended ({code})"
