@@ -16,6 +16,7 @@ import torch
 from tests.replay.made import episode, words
 from tests.support import strict
 
+from rlhf_api import parquet_pages
 from rlhf_api.replay import Replay
 from rlhf_operator import cli
 from rlhf_operator.archive import replay
@@ -62,6 +63,20 @@ def test_ls(store, capsys):
         assert [(row[0], row[1]) for row in rows] == [("2", "4"), ("3", "4"), ("4", "4")]
         assert [" ".join(row[5:]) for row in rows] == ["in step 2", "in step 3", "not yet"]
         assert float(rows[0][2]) == pytest.approx(float(episode(2).columns["scores"].mean()), rel=1e-3)
+
+
+@pytest.mark.parametrize("verb", ["ls", "show", "export"])
+def test_an_episode_that_decodes_to_far_more_than_its_file_is_refused(store, monkeypatch, capsys, verb):
+    """Any of these does, where nothing may be decoded."""
+    monkeypatch.setattr(parquet_pages, "SMALL", 0)
+    monkeypatch.setattr(parquet_pages, "_RATIO", 0)
+    path = [str(store / "answers.parquet")] if verb == "export" else []
+    assert cli.main(["replay", verb, str(store), *path]) == 2
+    found = capsys.readouterr()
+    assert re.match(
+        r"error: episodes/\d+\.parquet: is not a readable episode: would take more than 0 MiB", found.err
+    )
+    assert (found.out, "Traceback" in found.err) == ("", False)
 
 
 def test_show(store, capsys):

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.replay.made import LENGTHS, episode, same, words
 
+from rlhf_api import parquet_pages
 from rlhf_trainer.records import Columns
 from rlhf_trainer.replay.table import decode, encode
 from rlhf_trainer.sampling_mask import WHOLE, Kept
@@ -118,7 +119,7 @@ def test_people_can_read_it():
 
 def written(table: pa.Table) -> bytes:
     out = io.BytesIO()
-    pq.write_table(table, out)
+    pq.write_table(table, out, compression="zstd", use_dictionary=False)
     return out.getvalue()
 
 
@@ -127,8 +128,8 @@ def test_what_is_no_episode_is_an_error():
     for data, says in (
         (b"", "not an episode's Parquet table"),
         (encode(episode(1), words)[:-9], "not an episode's Parquet table"),
-        (written(pa.table({"a": [1]})), "not an episode's table of format 1"),
-        (written(table.drop_columns(["kl"])), "not an episode's table of format 1"),
+        (written(pa.table({"a": [1]})), "not the columns of format 1"),
+        (written(table.drop_columns(["kl"])), "not the columns of format 1"),
         (written(table.slice(0, 0)), "has no rows"),
         (
             written(table.set_column(14, table.schema.field(14), table.column(13).take([1, 0, 2, 3]))),
@@ -137,6 +138,18 @@ def test_what_is_no_episode_is_an_error():
     ):
         with pytest.raises(ValueError, match=says):
             decode(data)
+
+
+def test_an_episode_that_decodes_to_far_more_than_its_file_is_an_error(monkeypatch):
+    """That of a bucket may be anybody's. test_parquet_pages.py has the ways in which a file may inflate."""
+    monkeypatch.setattr(parquet_pages, "SMALL", 1 << 20)
+    table = pq.read_table(io.BytesIO(encode(episode(1), words)))
+    place = table.schema.get_field_index("prompt_tokens")
+    kind = table.schema.field(place).type
+    data = written(table.set_column(place, table.schema.field(place), pa.array([[0] * 99_999] * 4, kind)))
+    assert len(data) < 20_000
+    with pytest.raises(ValueError, match="episode's Parquet table: would take more than 1 MiB"):
+        decode(data)
 
 
 def test_a_sampling_mask_survives():
@@ -158,7 +171,5 @@ def test_a_sampling_mask_survives():
     assert pa.types.is_large_list(kind), "a step's masks may have more tokens than 2^31"
     place = table.schema.get_field_index("kept_counts")
     wrong = pa.array([[1] * len(row["kept_counts"]) for row in rows], table.schema.field(place).type)
-    out = io.BytesIO()
-    pq.write_table(table.set_column(place, table.schema.field(place), wrong), out)
     with pytest.raises(ValueError, match="as many token ids as they add up to"):
-        decode(out.getvalue())
+        decode(written(table.set_column(place, table.schema.field(place), wrong)))

@@ -1,12 +1,14 @@
 """`rlhf replay`: prints the episodes of a run's newest checkpoint."""
 
 import argparse
+import io
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf_api import strict_json
+from rlhf_api.parquet_pages import check_inflation
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.replay import EPISODES
 
@@ -138,13 +140,16 @@ def names(snapshot: "Snapshot", episode: int | None = None) -> list[str]:
 
 
 def read(snapshot: "Snapshot", name: str, fields: tuple[str, ...] | None = None) -> Table:
-    """An episode's table. Raises DamagedSnapshot, and InvalidJob for a table of another format."""
+    """An episode's table. Raises DamagedSnapshot, and InvalidJob for a table of another format, or one that would
+    decode to far more than its file."""
     arrow, parquet = package("pyarrow"), package("pyarrow.parquet")
+    data = snapshot.blob(name)
     try:
         # On this thread: an Arrow thread that still holds a Python buffer when Python exits aborts the process.
-        with parquet.ParquetFile(arrow.BufferReader(snapshot.blob(name)), pre_buffer=False) as file:
+        with parquet.ParquetFile(arrow.BufferReader(data), pre_buffer=False) as file:
+            check_inflation(file.metadata, io.BytesIO(data), len(data))
             return file.read(columns=fields and list(fields), use_threads=False)
-    except (arrow.ArrowException, KeyError) as error:
+    except (arrow.ArrowException, KeyError, ValueError) as error:
         raise InvalidJob([Problem(name, f"is not a readable episode: {error}")]) from error
 
 

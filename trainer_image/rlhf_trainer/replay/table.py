@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from rlhf_api.parquet_pages import check_inflation
+
 from ..maths.kl import token_kl
 from ..packed import ragged_index
 from ..records import Columns, Sequences
@@ -137,15 +139,18 @@ def encode(episode: Episode, texts: Texts) -> bytes:
 
 
 def decode(data: bytes) -> Episode:
-    """Inverse of `encode`. Raises ValueError for bytes that are no episode or one of another format."""
+    """Inverse of `encode`. Raises ValueError for bytes that are no episode or one of another format, or would decode to
+    far more than they are."""
     try:
         # On this thread: an Arrow thread that still holds a Python buffer when Python exits aborts the process.
         with pq.ParquetFile(io.BytesIO(data), pre_buffer=False) as file:
+            schema = file.schema_arrow
+            if (schema.metadata or {}).get(b"rlhf_episode") != FORMAT or not _known(schema):
+                raise ValueError(f"it has not the columns of format {FORMAT.decode()}: {schema.names}")
+            check_inflation(file.metadata, io.BytesIO(data), len(data))
             table = file.read(use_threads=False).combine_chunks()
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, ValueError, OSError) as error:
         raise ValueError(f"not an episode's Parquet table: {error}") from error
-    if (table.schema.metadata or {}).get(b"rlhf_episode") != FORMAT or not _known(table.schema):
-        raise ValueError(f"not an episode's table of format {FORMAT.decode()}: {table.schema.names}")
     if not table.num_rows:
         raise ValueError("an episode has at least one response; the table has no rows")
     columns = {name: table.column(name).chunk(0) for name in table.schema.names}
