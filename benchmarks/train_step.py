@@ -1,13 +1,14 @@
 """A training step: real tokens a second and the share of the GPU's matrix peak, packed and fused against padded.
 
-    .venv/bin/python benchmarks/train_step.py [--shape 1.5b] [--sequences 128] [--only padded fused-32k ...]
+    .venv/bin/python benchmarks/train_step.py [--shape 1.5b] [--sequences 128] [--only padded fused-32k ...] [--profile]
 
 Models of Qwen2.5's shapes with random weights, responses of lognormal length with a long tail (`--exactly N`: of N
 tokens with their prompts), one ZeRO-1 rank unless the variant says otherwise. Each runs in processes of its own, one
 after the other, and prints a JSON line for its update and its inference, with the memory that the plan has for it.
 Operations are counted for real tokens alone: 6 per parameter and token of the layers, of the output layer for response
 tokens only, and of attention 6 x layers x width x length^2 for causal pairs; a third of it for inference. `peak` is
-what a bfloat16 matrix product of 8192^3 reaches on the same GPU in the same run.
+what a bfloat16 matrix product of 8192^3 reaches on the same GPU in the same run. `--profile` adds how much of an update
+the GPU is busy, and with which kernels.
 """
 
 import argparse
@@ -18,11 +19,13 @@ import random
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import distributed
+from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, Qwen2Config
 
 from rlhf_api.activations import Pass, backward_bytes
@@ -76,6 +79,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, help="tokens of a micro-batch, in place of the variant's")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs="*", choices=VARIANTS, default=ALONE)
+    parser.add_argument("--profile", action="store_true")
     parser.add_argument("--variant", choices=VARIANTS, help=argparse.SUPPRESS)
     parser.add_argument("--peak", type=float, default=0.0, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -152,6 +156,10 @@ def measure(name: str, options: argparse.Namespace) -> None:
         if model.rank == 0:
             line = {**found, **share, **memories, "micro_batches": micro, "grad_norm": round(norms[0], 6)}
             print(json.dumps(line), flush=True)
+    if options.profile and cuda:
+        shares = profiled(update)
+        if model.rank == 0:
+            print(json.dumps({"variant": name, "what": "profile", **shares}), flush=True)
     distributed.destroy_process_group()
 
 
@@ -168,6 +176,39 @@ def timed(call: Callable[[], None], rounds: int) -> tuple[float, int]:
     if cuda:
         torch.cuda.synchronize()
     return (time.perf_counter() - began) / rounds, torch.cuda.max_memory_allocated() if cuda else 0
+
+
+KINDS = {
+    "matrix products": ("gemm", "nvjet", "cutlass", "cublas"),
+    "attention": ("flash", "fmha", "attention"),
+    "loss": ("softmax", "logsumexp", "cross_entropy"),
+    "optimizer": ("adam", "multi_tensor"),
+    "copies": ("memcpy", "memset", "copy"),
+}
+"""Parts of kernels' names, in the order in which they are looked for."""
+
+
+def profiled(call: Callable[[], None]) -> dict[str, Any]:
+    """Share of a call's time in which the GPU is busy, its shares by kind of kernel, and the ten longest kernels."""
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    with profile(activities=[ProfilerActivity.CUDA]) as recorded:
+        call()
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - began
+    shares = Counter[str]()
+    for event in recorded.key_averages():
+        shares[event.key] += event.self_device_time_total / 1e6 / seconds
+    kinds = Counter[str]()
+    for name, share in shares.items():
+        kind = next((k for k, parts in KINDS.items() if any(p in name.lower() for p in parts)), "others")
+        kinds[kind] += share
+    return {
+        "seconds": round(seconds, 3),
+        "busy": round(sum(shares.values()), 3),
+        "kinds": {kind: round(share, 3) for kind, share in kinds.most_common()},
+        "longest": {name[:80]: round(share, 3) for name, share in shares.most_common(10)},
+    }
 
 
 def make_model(shape: str, *, critic: bool, device: str) -> Any:
