@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rlhf_trainer.models.create import create_tokenizer
+from rlhf_trainer.models.pretrained.create import create_tokenizer
 
 PROMPTS, GROUP, TOKENS = 8, 8, 62
 SHAPES = {

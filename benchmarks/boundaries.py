@@ -6,7 +6,7 @@ from statistics import mean
 
 import torch
 
-from rlhf_trainer.generation.work import Response, Work
+from rlhf_trainer.rollout.partial_rollout import Response, Work
 
 
 def errors(model: torch.nn.Module, hold: Callable[[int], None], works: Sequence[Work]) -> dict[str, float]:

@@ -32,7 +32,7 @@ from rlhf_store.retention import Retention
 from rlhf_trainer.checkpoint.reading import AHEAD, Snapshot
 from rlhf_trainer.checkpoint.saver import UPLOADS, Saver
 from rlhf_trainer.checkpoint.segments import SEGMENT_BYTES
-from rlhf_trainer.comms.ranks import Ranks
+from rlhf_trainer.ranks.ranks import Ranks
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 MEGABYTE = 1_000_000

@@ -23,9 +23,9 @@ from serving import Server, make_model, run_config, save, tell
 from rlhf_api.roles import Role, Trainer
 from rlhf_api.run import Member
 from rlhf_api.spec import Optimizer
-from rlhf_trainer.comms.http import HttpClient
-from rlhf_trainer.comms.ranks import Ranks
 from rlhf_trainer.models.trained_model import TrainedModel
+from rlhf_trainer.ranks.ranks import Ranks
+from rlhf_trainer.transport.http import HttpClient
 from rlhf_trainer.weights.broadcaster import Broadcaster, BroadcastReport
 
 Named = Iterator[tuple[str, torch.Tensor]]
@@ -119,7 +119,7 @@ def alone(sender: Sender | None, model: Any) -> BroadcastReport | None:
 
 
 def together(sender: Sender | None, ranks: Ranks, engine: TrainedModel) -> BroadcastReport | None:
-    """As `rlhf_trainer.generation.fleet` does: the other ranks gather in step."""
+    """As `rlhf_trainer.rollout.fleet` does: the other ranks gather in step."""
 
     def announced() -> Named:
         ranks.agree(lambda: True)

@@ -19,9 +19,9 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from rlhf_api.roles import GradientCheckpointing, Trainer
 from rlhf_api.spec import Optimizer
-from rlhf_trainer.batches import ResponseLogprobs
+from rlhf_trainer.maths.outputs import ResponseLogprobs
 from rlhf_trainer.models.trained_model import TrainedModel
-from rlhf_trainer.records import Sequences
+from rlhf_trainer.tensors.records import Sequences
 
 BATCHES, TOKENS, ROUNDS = 10, 16, 4
 

@@ -19,13 +19,10 @@ from aiohttp import web
 
 from rlhf_api.roles import Role
 from rlhf_api.run import Member, Membership
-from rlhf_trainer.comms.control import Control
-from rlhf_trainer.comms.event_loop import EventLoop
-from rlhf_trainer.comms.http import HttpClient
-from rlhf_trainer.comms.ranks import Message
-from rlhf_trainer.comms.roster import Roster
-from rlhf_trainer.models.create import create_tokenizer
-from rlhf_trainer.records import Sequences
+from rlhf_trainer.dispatch.control import Control
+from rlhf_trainer.dispatch.roster import Roster
+from rlhf_trainer.models.pretrained.create import create_tokenizer
+from rlhf_trainer.ranks.ranks import Message
 from rlhf_trainer.scoring.call_queue import MOST_PER_CALL
 from rlhf_trainer.scoring.client import Scorer
 from rlhf_trainer.scoring.messages import SCORE_ROUTE, Part, rows_of, unpack
@@ -33,6 +30,9 @@ from rlhf_trainer.scoring.reward_client import RewardClient
 from rlhf_trainer.scoring.rewards import Function, Functions
 from rlhf_trainer.scoring.samples import Result, Sample
 from rlhf_trainer.scoring.server import BACKLOG, application
+from rlhf_trainer.tensors.records import Sequences
+from rlhf_trainer.transport.event_loop import EventLoop
+from rlhf_trainer.transport.http import HttpClient
 
 TOKEN, PROMPT = "token", [2] * 100
 

@@ -25,12 +25,12 @@ from serving import Server, make_model, run_config, save, tell
 
 from rlhf_api.run import Member
 from rlhf_api.spec import Sampling
-from rlhf_trainer.comms.assignments import Limits
-from rlhf_trainer.comms.http import HttpClient
-from rlhf_trainer.generation.dispatch import start_round
-from rlhf_trainer.generation.vllm import VllmClient
-from rlhf_trainer.generation.work import Work, longest_first
-from rlhf_trainer.records import Prompt
+from rlhf_trainer.dispatch.assignments import Limits
+from rlhf_trainer.rollout.partial_rollout import Work, longest_first
+from rlhf_trainer.rollout.rounds import start_round
+from rlhf_trainer.rollout.vllm_client import VllmClient
+from rlhf_trainer.tensors.records import Prompt
+from rlhf_trainer.transport.http import HttpClient
 
 SHORTEST, LONGEST, FACTOR = 8, 64, 4
 VOCABULARY = 512

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from vllm.logprobs import FlatLogprobs, append_logprobs_for_next_position
 from vllm.outputs import CompletionOutput
 
-from rlhf_trainer.engines.vllm.streams import sampled_from
+from rlhf_trainer.engines.vllm.front.streams import sampled_from
 
 TOKENS, RUNS = 512, 20
 

@@ -15,9 +15,9 @@ import torch
 from serving import SHAPES
 from torch import nn
 
-from rlhf_trainer.engines.vllm.copy_plan import Copies, Named
-from rlhf_trainer.engines.vllm.held import HeldBase, Weights
-from rlhf_trainer.engines.vllm.served import Served
+from rlhf_trainer.engines.vllm.weights.copy_plan import Copies, Named
+from rlhf_trainer.engines.vllm.weights.held import HeldBase, Weights
+from rlhf_trainer.engines.vllm.weights.served import Served
 from rlhf_trainer.maths.low_rank import A, B
 from rlhf_trainer.weights.buckets import Bucket, pack, unpack
 

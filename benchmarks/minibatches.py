@@ -15,8 +15,8 @@ from statistics import fmean, pstdev
 import torch
 from torch import Tensor
 
-from rlhf_trainer.batches import plan
-from rlhf_trainer.training.minibatches import balanced_minibatches, minibatches
+from rlhf_trainer.tensors.batches import plan
+from rlhf_trainer.updates.minibatches import balanced_minibatches, minibatches
 
 STEPS, EPOCHS, BUDGET = 20, 2, 16384
 CASES = ((256, 32, 4), (1024, 64, 8), (1024, 128, 8), (1000, 96, 8))

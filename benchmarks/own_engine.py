@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from serving import Server, logprobs, renew, served_logprobs, tell
 
-from rlhf_trainer.comms.http import HttpClient
+from rlhf_trainer.transport.http import HttpClient
 
 
 def own_command(model: Path, engine: dict[str, Any]) -> list[str]:

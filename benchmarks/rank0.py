@@ -39,21 +39,21 @@ from rlhf_api.roles import Role
 from rlhf_api.run import CONTROL_STATUS, Member
 from rlhf_api.spec import Sampling
 from rlhf_operator.local.ports import HOST, assign
-from rlhf_trainer.comms.assignments import Limits
-from rlhf_trainer.comms.control import Control
-from rlhf_trainer.comms.event_loop import EventLoop
-from rlhf_trainer.comms.frames import GENERATE, Asked, Kind, encode
-from rlhf_trainer.comms.http import HttpClient
-from rlhf_trainer.comms.ranks import Ranks
-from rlhf_trainer.garbage import full_collections_by_hand
-from rlhf_trainer.generation.dispatch import start_round
-from rlhf_trainer.generation.requests import Responses
-from rlhf_trainer.generation.vllm import VllmClient
-from rlhf_trainer.generation.work import Work, rollouts
-from rlhf_trainer.records import Prompt
+from rlhf_trainer.dispatch.assignments import Limits
+from rlhf_trainer.dispatch.control import Control
+from rlhf_trainer.process.garbage import full_collections_by_hand
+from rlhf_trainer.ranks.ranks import Ranks
 from rlhf_trainer.replay.buffer import EpisodeReplayBuffer
+from rlhf_trainer.rollout.partial_rollout import Work, rollouts
+from rlhf_trainer.rollout.requests import Responses
+from rlhf_trainer.rollout.responses import collected
+from rlhf_trainer.rollout.rounds import start_round
+from rlhf_trainer.rollout.vllm_client import VllmClient
 from rlhf_trainer.scoring.rewards import texts
-from rlhf_trainer.training.responses import collected
+from rlhf_trainer.tensors.records import Prompt
+from rlhf_trainer.transport.event_loop import EventLoop
+from rlhf_trainer.transport.frames import GENERATE, Asked, Kind, encode
+from rlhf_trainer.transport.http import HttpClient
 
 SERVERS = 2
 WORDS = 1000

@@ -25,10 +25,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf_api.spec import Sampling
-from rlhf_trainer.comms.ranks import Ranks
-from rlhf_trainer.generation.shared import generate_shared
+from rlhf_trainer.local_generation.shared import generate_shared
 from rlhf_trainer.models.trained_model import TrainedModel
-from rlhf_trainer.records import Prompt
+from rlhf_trainer.ranks.ranks import Ranks
+from rlhf_trainer.tensors.records import Prompt
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 

@@ -22,13 +22,13 @@ from typing import Any
 import torch
 from serving import Server, make_model, run_config, save, tell
 
-from rlhf_trainer.comms.assignments import Limits
-from rlhf_trainer.comms.http import HttpClient
-from rlhf_trainer.generation import vllm as client_module
-from rlhf_trainer.generation.dispatch import start_round
-from rlhf_trainer.generation.vllm import VllmClient, request_seed
-from rlhf_trainer.generation.work import Work
-from rlhf_trainer.records import Prompt
+from rlhf_trainer.dispatch.assignments import Limits
+from rlhf_trainer.rollout import vllm_client as client_module
+from rlhf_trainer.rollout.partial_rollout import Work
+from rlhf_trainer.rollout.rounds import start_round
+from rlhf_trainer.rollout.vllm_client import VllmClient, request_seed
+from rlhf_trainer.tensors.records import Prompt
+from rlhf_trainer.transport.http import HttpClient
 from rlhf_trainer.weights.broadcaster import Broadcaster
 
 EOS = 0

@@ -23,7 +23,7 @@ from rlhf_api.row_files import Rows
 from rlhf_api.sources import Source
 from rlhf_api.spec import Data
 from rlhf_trainer.data.dataset import open_dataset, stream
-from rlhf_trainer.models.load import load_tokenizer
+from rlhf_trainer.models.pretrained.load import load_tokenizer
 from rlhf_trainer.ops.row_check import RowChecker
 
 T = TypeVar("T")

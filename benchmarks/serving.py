@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from rlhf_api.manifest import parse
 from rlhf_api.roles import Role
 from rlhf_api.run import Member, Process, RunConfig, environment
-from rlhf_trainer.comms.http import HttpClient
+from rlhf_trainer.transport.http import HttpClient
 
 SHAPES = {
     "tiny": (64, 128, 2, 2, 1, 512, True),

@@ -6,11 +6,11 @@ from itertools import chain, count, pairwise
 
 from rlhf_api.run import Member
 from rlhf_api.spec import Sampling
-from rlhf_trainer.comms.http import HttpClient
-from rlhf_trainer.comms.outcomes import Interrupted
-from rlhf_trainer.generation.vllm import STREAM_INTERVAL, VllmClient
-from rlhf_trainer.generation.work import Work
-from rlhf_trainer.records import Prompt
+from rlhf_trainer.dispatch.outcomes import Interrupted
+from rlhf_trainer.rollout.partial_rollout import Work
+from rlhf_trainer.rollout.vllm_client import STREAM_INTERVAL, VllmClient
+from rlhf_trainer.tensors.records import Prompt
+from rlhf_trainer.transport.http import HttpClient
 
 NUMBERS = count()
 

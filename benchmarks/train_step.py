@@ -34,11 +34,11 @@ from rlhf_api.parameters import shape_of
 from rlhf_api.roles import Trainer
 from rlhf_api.spec import Optimizer
 from rlhf_api.zero import Zero
-from rlhf_trainer.batches import ResponseLogprobs, response_values
 from rlhf_trainer.checkpoint.rng import choose_kernels
-from rlhf_trainer.models.response_head import response_head
+from rlhf_trainer.maths.outputs import ResponseLogprobs, response_values
+from rlhf_trainer.models.forward.response_head import response_head
 from rlhf_trainer.models.trained_model import TrainedModel
-from rlhf_trainer.records import Sequences
+from rlhf_trainer.tensors.records import Sequences
 
 SHAPES = {
     "0.5b": (896, 4864, 24, 14, 2, 151936),

@@ -27,9 +27,9 @@ from rlhf_api.manifest import parse
 from rlhf_api.problems import InvalidJob
 from rlhf_api.spec import Spec
 from rlhf_api.zero import Zero, reducing, stepping
-from rlhf_trainer.batches import ResponseLogprobs
+from rlhf_trainer.maths.outputs import ResponseLogprobs
 from rlhf_trainer.models.trained_model import TrainedModel
-from rlhf_trainer.records import Sequences
+from rlhf_trainer.tensors.records import Sequences
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "default": {},

@@ -29,8 +29,8 @@ from own_engine import own_command, own_rounds
 from serving import Server, free_port, logprobs, make_model, renew, run_config, save, served_logprobs, tell
 from traffic import Load
 
-from rlhf_trainer.comms.http import HttpClient
-from rlhf_trainer.generation.vllm import STREAM_INTERVAL
+from rlhf_trainer.rollout.vllm_client import STREAM_INTERVAL
+from rlhf_trainer.transport.http import HttpClient
 from rlhf_trainer.weights.broadcaster import Broadcaster
 from rlhf_trainer.weights.buckets import pack
 from rlhf_trainer.weights.digest import Digest

@@ -9,16 +9,11 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, Qwen2Config
 from transformers import Qwen2ForTokenClassification as Critic
 
-from rlhf_trainer import batches
-from rlhf_trainer.batches import (
-    MicroBatch,
-    ResponseLogprobs,
-    plan,
-    response_values,
-    sequence_scores,
-)
-from rlhf_trainer.models.inference import Forward, infer
-from rlhf_trainer.records import Sequences
+from rlhf_trainer.maths.logprobs import CHUNK_ELEMENTS
+from rlhf_trainer.maths.outputs import ResponseLogprobs, response_values, sequence_scores
+from rlhf_trainer.models.forward.inference import Forward, infer
+from rlhf_trainer.tensors.batches import MicroBatch, plan
+from rlhf_trainer.tensors.records import Sequences
 
 VOCABULARY = 128
 SHAPE = {
@@ -154,7 +149,7 @@ def test_an_empty_micro_batch_still_has_an_input_and_reads_nothing():
 
 def test_logprobs_are_a_float64_log_softmax_also_across_chunks_and_backwards(monkeypatch):
     chunk = 256
-    monkeypatch.setitem(batches.CHUNK_ELEMENTS, "cpu", chunk * VOCABULARY)
+    monkeypatch.setitem(CHUNK_ELEMENTS, "cpu", chunk * VOCABULARY)
     generator = torch.Generator().manual_seed(0)
     length = chunk + 9
     tokens = torch.randint(VOCABULARY, (length + 2,), generator=generator)

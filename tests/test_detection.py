@@ -24,9 +24,9 @@ from rlhf_operator.cluster.tolerations import EVICTION_SECONDS
 from rlhf_operator.local.host import TICK_SECONDS
 from rlhf_operator.local.stopping import REMAIN_SECONDS
 from rlhf_operator.progress_deadline import TOLD_AT
-from rlhf_trainer.comms.dispatch import LISTENING_SECONDS, TRIES
-from rlhf_trainer.engines.vllm.probes import CHANGE_SECONDS, HUNG_SECONDS
-from rlhf_trainer.engines.vllm.watchdog import LINGER_SECONDS, POLL_SECONDS
+from rlhf_trainer.dispatch.dispatch import LISTENING_SECONDS, TRIES
+from rlhf_trainer.engines.vllm.front.probes import CHANGE_SECONDS, HUNG_SECONDS
+from rlhf_trainer.engines.vllm.serve.watchdog import LINGER_SECONDS, POLL_SECONDS
 from rlhf_trainer.model_cache import STALL_SECONDS
 
 PAGE = Path(__file__).parents[1] / "docs" / "detection.md"

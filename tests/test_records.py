@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf_trainer.batches import MicroBatch
-from rlhf_trainer.packed import ragged_index
-from rlhf_trainer.records import Columns, MissingColumn, Sequences
-from rlhf_trainer.sampling_mask import WHOLE, Kept
+from rlhf_trainer.tensors.batches import MicroBatch
+from rlhf_trainer.tensors.packed import ragged_index
+from rlhf_trainer.tensors.records import Columns, MissingColumn, Sequences
+from rlhf_trainer.tensors.sampling_mask import WHOLE, Kept
 
 repeatable = settings(derandomize=True, deadline=None)
 tokens = st.lists(st.integers(0, 50), min_size=1, max_size=6)

@@ -9,7 +9,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf_trainer.comms.wire import LARGEST, WireError, decode, encode
+from rlhf_trainer.transport.wire import LARGEST, WireError, decode, encode
 
 repeatable = settings(derandomize=True, deadline=None)
 

@@ -14,10 +14,10 @@ from rlhf_api.lora import parameters as adapter_parameters
 from rlhf_api.parameters import shape_of
 from rlhf_api.roles import Trainer
 from rlhf_api.spec import Optimizer
-from rlhf_trainer.batches import ResponseLogprobs
+from rlhf_trainer.maths.outputs import ResponseLogprobs
 from rlhf_trainer.models.adapter import Adapter
 from rlhf_trainer.models.trained_model import TrainedModel
-from rlhf_trainer.records import Sequences
+from rlhf_trainer.tensors.records import Sequences
 
 LORA = Lora(rank=64)
 # name: (dtype, ZeRO stage, with an adapter)

@@ -95,7 +95,7 @@ from rlhf_operator.cluster.settings import Settings
 from rlhf_operator.local.ports import place
 from rlhf_operator.restart_policy import decide
 from rlhf_operator.process_state import ProcessState
-from rlhf_trainer.settings import frozen_source
+from rlhf_trainer.process.settings import frozen_source
 
 job = parse({
     "apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "job"},

@@ -14,8 +14,8 @@ from tests.support.seaweed import Seaweed
 
 from rlhf_store.archive import Archive
 from rlhf_trainer.checkpoint.reading import Snapshot
-from rlhf_trainer.comms.ranks import Ranks
-from rlhf_trainer.training.saved_job import JOB
+from rlhf_trainer.export.saved_job import JOB
+from rlhf_trainer.ranks.ranks import Ranks
 
 PROMPTS, PROMPTS_PER_STEP = 12, 4
 ALONE = Ranks(0, 1, torch.device("cpu"))

@@ -11,12 +11,12 @@ from tests.support import vllm_server
 from tests.support.roles import TOKEN, Job
 
 from rlhf_api.replay import EPISODES
-from rlhf_trainer.comms.http import HttpClient
-from rlhf_trainer.generation.ahead import BLOB
-from rlhf_trainer.generation.ahead import decode as decode_works
-from rlhf_trainer.generation.work import Response
 from rlhf_trainer.replay.table import Episode
 from rlhf_trainer.replay.table import decode as decode_episode
+from rlhf_trainer.rollout.ahead import BLOB
+from rlhf_trainer.rollout.ahead import decode as decode_works
+from rlhf_trainer.rollout.partial_rollout import Response
+from rlhf_trainer.transport.http import HttpClient
 
 pytestmark = pytest.mark.slow
 KILLS, STEPS, STALENESS, TOKENS = 12, 24, 2, 100

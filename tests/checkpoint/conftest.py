@@ -15,7 +15,7 @@ from rlhf_store.committing import Committer
 from rlhf_store.retention import Retention
 from rlhf_trainer.checkpoint.reading import Snapshot
 from rlhf_trainer.checkpoint.saver import Saver
-from rlhf_trainer.comms.ranks import Ranks
+from rlhf_trainer.ranks.ranks import Ranks
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 MANY = Retention(last=9)

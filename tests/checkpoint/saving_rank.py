@@ -11,7 +11,7 @@ from rlhf_store.committing import Committer
 from rlhf_store.failures import StoreError
 from rlhf_store.retention import Retention
 from rlhf_trainer.checkpoint.saver import Saver
-from rlhf_trainer.comms.ranks import Ranks
+from rlhf_trainer.ranks.ranks import Ranks
 
 
 def main(stores: list[str]) -> None:

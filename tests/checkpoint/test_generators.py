@@ -13,7 +13,7 @@ from rlhf_trainer.checkpoint.rng import (
     seed_generators,
     undisturbed_generators,
 )
-from rlhf_trainer.comms.ranks import Ranks
+from rlhf_trainer.ranks.ranks import Ranks
 
 
 def draw() -> list[float]:

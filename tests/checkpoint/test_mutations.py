@@ -26,7 +26,7 @@ from rlhf_store.manifest import (
     encode_root,
 )
 from rlhf_trainer.checkpoint.reading import Snapshot
-from rlhf_trainer.comms.wire import WireError, decode
+from rlhf_trainer.transport.wire import WireError, decode
 
 MANY = 2500
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rlhf_trainer.checkpoint import segments
-from rlhf_trainer.wrong_snapshot import WrongSnapshot
+from rlhf_trainer.checkpoint.wrong_snapshot import WrongSnapshot
 
 KINDS = ("parameters", "exp_avg", "exp_avg_sq")
 

@@ -102,7 +102,7 @@ def test_what_no_network_policy_admits_is_rejected(cluster: Cluster, namespace: 
     ("image", "modules"),
     [
         (images.OPERATOR, "rlhf_operator.cli, kopf"),
-        (images.TRAINER, "rlhf_trainer.comms.wire, deepspeed, vllm.config"),
+        (images.TRAINER, "rlhf_trainer.transport.wire, deepspeed, vllm.config"),
     ],
 )
 def test_an_image_works_under_the_restricted_standard(

@@ -16,7 +16,7 @@ from tests.support.models import tiny_model
 from tests.support.operator import Jobs
 from tests.support.rlhf import heed_signals
 
-from rlhf_trainer.models.export import share
+from rlhf_trainer.export.model_files import share
 
 RUN_S = 420
 pytestmark = pytest.mark.timeout(900)

@@ -22,10 +22,10 @@ from transformers import AutoModelForCausalLM
 
 from rlhf_api.spec import Sampling
 from rlhf_operator.cli import main
-from rlhf_trainer.comms.ranks import Ranks
-from rlhf_trainer.generation.shared import generate_shared
-from rlhf_trainer.models.load import load_tokenizer
-from rlhf_trainer.records import Prompt
+from rlhf_trainer.local_generation.shared import generate_shared
+from rlhf_trainer.models.pretrained.load import load_tokenizer
+from rlhf_trainer.ranks.ranks import Ranks
+from rlhf_trainer.tensors.records import Prompt
 
 PAGE = ROOT / "docs" / "tutorial.md"
 END, TURN = 0, 2

@@ -69,7 +69,7 @@ def of_processes(workdir: Path) -> dict[Hashable, int]:
     """The counts of the servers of `rlhf run`."""
     found: dict[Hashable, int] = {}
     for process in processes(workdir):
-        if "rlhf_trainer.engines.vllm.server" in " ".join(_command(process)[:4]):
+        if "rlhf_trainer.engines.vllm.serve.server" in " ".join(_command(process)[:4]):
             environ = process.environ()
             request = urllib.request.Request(
                 f"http://127.0.0.1:{environ['RLHF_PORT']}/metrics",

@@ -16,8 +16,8 @@ MOMENTS = {
     "committing": "swap",
     "checkpointing": "segment",
 }
-"""Moments of a step, with the point of `rlhf_trainer.faults` that is reached then: by rank 0, or where a generator goes
-over to new weights by its engine."""
+"""Moments of a step, with the point of `rlhf_trainer.process.faults` that is reached then: by rank 0, or where a
+generator goes over to new weights by its engine."""
 PAUSE_SECONDS = 30.0
 """From SIGSTOP to SIGCONT."""
 HANG_SECONDS = 90
@@ -40,7 +40,7 @@ VICTIMS = {
     "trainer rank 0": Victim("trainer-0", "RANK=0"),
     SECOND_RANK: Victim("trainer-0", "RANK=1"),
     "torchrun": Victim("trainer-0", "rlhf_trainer.torchrun"),
-    "generator server": Victim("generator-1", "rlhf_trainer.engines.vllm.server"),
+    "generator server": Victim("generator-1", "rlhf_trainer.engines.vllm.serve.server"),
     "generator engine": Victim("generator-1", "EngineCore"),
     "reward": Victim("reward-0", "rlhf_trainer.roles.reward"),
     "reference": Victim("reference-0", "rlhf_trainer.roles.reference"),

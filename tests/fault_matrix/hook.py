@@ -1,5 +1,6 @@
-"""Rendezvous at named points of `rlhf_trainer.faults`: the process that reaches the armed point waits there until the
-fault has been injected. The files lie beside the run's configuration, or in the folder that `FOLDER` names."""
+"""Rendezvous at named points of `rlhf_trainer.process.faults`: the process that reaches the armed point waits there
+until the fault has been injected. The files lie beside the run's configuration, or in the folder that `FOLDER`
+names."""
 
 import os
 import time

@@ -21,13 +21,14 @@ from transformers import (
 from rlhf_api.lora import Lora
 from rlhf_api.roles import Trainer
 from rlhf_api.spec import Optimizer
-from rlhf_trainer.batches import MicroBatch, OutputFn, ResponseLogprobs, response_values, sequence_scores
+from rlhf_trainer.maths.outputs import ResponseLogprobs, response_values, sequence_scores
 from rlhf_trainer.models.adapter import Adapter
-from rlhf_trainer.models.heads import class_with_head
-from rlhf_trainer.models.load import SCORE, VALUE
+from rlhf_trainer.models.pretrained.heads import class_with_head
+from rlhf_trainer.models.pretrained.load import SCORE, VALUE
 from rlhf_trainer.models.state import training_state
 from rlhf_trainer.models.trained_model import TrainedModel
-from rlhf_trainer.records import Sequences
+from rlhf_trainer.tensors.batches import MicroBatch, OutputFn
+from rlhf_trainer.tensors.records import Sequences
 
 from .cases import ZERO, Update
 

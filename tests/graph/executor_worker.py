@@ -10,10 +10,10 @@ from tests.graph.test_executor import PATIENCE, REFER, columns, executor, logpro
 from torch import distributed
 
 from rlhf_api.graph import Compute, Score
-from rlhf_trainer.comms.ranks import Ranks
-from rlhf_trainer.comms.roster import Stopped
+from rlhf_trainer.dispatch.roster import Stopped
 from rlhf_trainer.ops import OpContext
-from rlhf_trainer.records import Columns, Sequences
+from rlhf_trainer.ranks.ranks import Ranks
+from rlhf_trainer.tensors.records import Columns, Sequences
 
 order: list[str] = []
 referred = threading.Event()

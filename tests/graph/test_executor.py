@@ -11,12 +11,12 @@ from tests.support.forks import run_ranks
 from rlhf_api.algorithms import settings_of
 from rlhf_api.graph import POLICY, REFERENCE, SEQUENCES, Compute, Generate, Graph, Infer, Node, Score, Train
 from rlhf_api.problems import InvalidJob
-from rlhf_trainer.comms.ranks import Ranks
-from rlhf_trainer.comms.roster import Stopped
+from rlhf_trainer.dispatch.roster import Stopped
 from rlhf_trainer.graph.executor import Executor
 from rlhf_trainer.graph.learner import Learner
 from rlhf_trainer.ops import OpContext
-from rlhf_trainer.records import Columns, Sequences
+from rlhf_trainer.ranks.ranks import Ranks
+from rlhf_trainer.tensors.records import Columns, Sequences
 
 PATIENCE = 240
 ALONE = Ranks(0, 1, torch.device("cpu"))

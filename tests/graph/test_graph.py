@@ -20,8 +20,8 @@ from rlhf_api.graph import (
     Train,
 )
 from rlhf_api.roles import Role
-from rlhf_trainer.batches import plan
 from rlhf_trainer.ops import COMPUTE, LOSSES, OUTPUTS, output_fn
+from rlhf_trainer.tensors.batches import plan
 
 TRAIN = Train(name="train", model=POLICY, loss="policy", reads=(SEQUENCES,))
 

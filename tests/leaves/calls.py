@@ -15,15 +15,16 @@ from rlhf_api.roles import Role
 from rlhf_api.run import roles_of
 from rlhf_trainer.data.dataset import open_datasets
 from rlhf_trainer.data.prompts import prompts
-from rlhf_trainer.engines.vllm.launch import frozen_options
-from rlhf_trainer.generation.ahead import RolloutsAhead
-from rlhf_trainer.generation.fleet import Fleet
+from rlhf_trainer.engines.vllm.serve.launch import frozen_options
 from rlhf_trainer.maths.rewards import scaled_scores
+from rlhf_trainer.process.settings import ModelSource
 from rlhf_trainer.roles import generator, reward
+from rlhf_trainer.rollout import collector, remote
+from rlhf_trainer.rollout.ahead import RolloutsAhead
+from rlhf_trainer.rollout.evaluation import evaluate
+from rlhf_trainer.rollout.fleet import Fleet
 from rlhf_trainer.scoring import function_pool, program, service
-from rlhf_trainer.settings import ModelSource
-from rlhf_trainer.training import assembly, collector, remote
-from rlhf_trainer.training.evaluation import evaluate
+from rlhf_trainer.training import assembly
 
 
 def serving(job: RLHFJob) -> Any:
@@ -42,7 +43,7 @@ def serving(job: RLHFJob) -> Any:
     found += [len(work.responses) for work in works]
     with instead(Fleet, "_present"), pytest.MonkeyPatch.context() as patch:
         started = Made()
-        patch.setattr("rlhf_trainer.generation.fleet.start_round", started)
+        patch.setattr("rlhf_trainer.rollout.fleet.start_round", started)
         fleet._start(works, lambda _: None, None)
         found.append(started.told[0][1]["limits"])
     if job.spec.rollout.max_staleness:

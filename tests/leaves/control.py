@@ -12,8 +12,9 @@ from rlhf_api.algorithms.resolve import resolve
 from rlhf_api.health import outlier_limit
 from rlhf_api.manifest import RLHFJob
 from rlhf_store.manifest import Root
+from rlhf_trainer.metrics import tracking
 from rlhf_trainer.roles import trainer
-from rlhf_trainer.training import loop, monitor, tracking
+from rlhf_trainer.training import loop, monitor
 from rlhf_trainer.training.health import good, judge
 from rlhf_trainer.training.online import OnlineTask
 

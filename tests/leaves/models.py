@@ -19,23 +19,24 @@ from rlhf_api.base import ModelField
 from rlhf_api.graph import Compute, Generate
 from rlhf_api.manifest import RLHFJob
 from rlhf_api.run import roles_of
-from rlhf_trainer.batches import MicroBatch
-from rlhf_trainer.batches import plan as micro_batches
 from rlhf_trainer.checkpoint.rng import choose_kernels
 from rlhf_trainer.data.dataset import open_datasets, stream
 from rlhf_trainer.data.prompts import prompts
-from rlhf_trainer.models import create, loading
 from rlhf_trainer.models.deepspeed_config import deepspeed_settings
+from rlhf_trainer.models.pretrained import create
+from rlhf_trainer.models.pretrained import job_models as loading
 from rlhf_trainer.ops import OpContext, compute_fn, loss_fn
 from rlhf_trainer.ops.datasets import given_columns
 from rlhf_trainer.ops.pretraining import mixed
 from rlhf_trainer.ops.row_check import RowChecker, check_all
+from rlhf_trainer.process.settings import model_source
 from rlhf_trainer.replay.buffer import EpisodeReplayBuffer, ReplayBuffer
 from rlhf_trainer.replay.samplers import EpisodeSampler
-from rlhf_trainer.settings import model_source
+from rlhf_trainer.tensors.batches import MicroBatch
+from rlhf_trainer.tensors.batches import plan as micro_batches
 from rlhf_trainer.training import assembly
-from rlhf_trainer.training.kl_control import adapt_kl_coefficient
-from rlhf_trainer.training.updates import PretrainingText, learning_rate_of
+from rlhf_trainer.updates.kl_control import adapt_kl_coefficient
+from rlhf_trainer.updates.updates import PretrainingText, learning_rate_of
 
 _MODELS: dict[Any, Any] = {}
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rlhf_api.manifest import RLHFJob
-from rlhf_trainer.models import load
+from rlhf_trainer.models.pretrained import load
 
 
 class Made:

@@ -603,7 +603,7 @@ def test_of_the_current_directory_only_what_a_manifest_names_is_imported(
     monkeypatch.chdir(here)
     config = RunConfig(job="a", spec=job().spec, workdir=str(tmp_path))
     process = Supervised(place(config, None)[0], tmp_path)
-    own = "from rlhf_trainer.imports import import_function; import_function('module_of_mine:found', '')()"
+    own = "from rlhf_trainer.process.imports import import_function; import_function('module_of_mine:found', '')()"
 
     def role(*contract: Any) -> list[str]:
         python, safe, *_ = local_command(*contract)

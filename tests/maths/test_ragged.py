@@ -7,7 +7,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_trainer.maths.ragged import check_lengths, check_mask, pad, response_mask, sequence_sums, to_tokens
+from rlhf_trainer.tensors.ragged import (
+    check_lengths,
+    check_mask,
+    pad,
+    response_mask,
+    sequence_sums,
+    to_tokens,
+)
 
 
 def test_by_hand():

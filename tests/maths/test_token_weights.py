@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rlhf_trainer.maths.groups import group_standardized
 from rlhf_trainer.maths.kl import kl_estimate
 from rlhf_trainer.maths.losses import clipped_surrogate, ratio, sequence_ratio, token_weights
-from rlhf_trainer.maths.ragged import to_tokens
+from rlhf_trainer.tensors.ragged import to_tokens
 
 aggregation = st.sampled_from(["token", "sequence", "constant"])
 masks = st.lists(st.lists(st.booleans(), min_size=1, max_size=9), min_size=1, max_size=7)

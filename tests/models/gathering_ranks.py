@@ -13,11 +13,11 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf_api.roles import Trainer
-from rlhf_trainer.batches import ResponseLogprobs
+from rlhf_trainer.maths.outputs import ResponseLogprobs
 from rlhf_trainer.models import gathering
 from rlhf_trainer.models.adapter import Adapter
 from rlhf_trainer.models.trained_model import TrainedModel
-from rlhf_trainer.records import Sequences
+from rlhf_trainer.tensors.records import Sequences
 from rlhf_trainer.weights.buckets import pack
 from rlhf_trainer.weights.digest import Digest
 

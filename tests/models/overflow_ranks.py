@@ -10,11 +10,11 @@ from tests.models.ranks import ADAM, copied, make
 from torch import distributed
 
 from rlhf_api.roles import Trainer
-from rlhf_trainer.batches import ResponseLogprobs
+from rlhf_trainer.maths.outputs import ResponseLogprobs
 from rlhf_trainer.models.state import training_state
 from rlhf_trainer.models.trained_model import TrainedModel
 from rlhf_trainer.models.zero import deepspeed
-from rlhf_trainer.records import Sequences
+from rlhf_trainer.tensors.records import Sequences
 
 SEQUENCES = Sequences.pack([((5, 6, 7), (8, 9, 10)), ((12, 11), (13, 14, 15)), ((3, 4), (5, 6, 7))])
 FP16 = {"enabled": True, "initial_scale_power": 8, "hysteresis": 1}

@@ -21,14 +21,15 @@ from transformers import Qwen2ForTokenClassification as Qwen2Critic
 from rlhf_api.lora import Lora
 from rlhf_api.roles import Trainer
 from rlhf_api.spec import Optimizer
-from rlhf_trainer.batches import MicroBatch, ResponseLogprobs, response_values
-from rlhf_trainer.engines.vllm.held import HeldBase
+from rlhf_trainer.engines.vllm.weights.held import HeldBase
+from rlhf_trainer.export.model_files import save_model
+from rlhf_trainer.maths.outputs import ResponseLogprobs, response_values
 from rlhf_trainer.models.adapter import Adapter
-from rlhf_trainer.models.create import create_tokenizer
-from rlhf_trainer.models.export import save_model
+from rlhf_trainer.models.pretrained.create import create_tokenizer
 from rlhf_trainer.models.state import load_training_state, training_state
 from rlhf_trainer.models.trained_model import TrainedModel
-from rlhf_trainer.records import Sequences
+from rlhf_trainer.tensors.batches import MicroBatch
+from rlhf_trainer.tensors.records import Sequences
 
 SHAPE = {
     "vocab_size": 300,

@@ -10,9 +10,9 @@ from tests.support.models import byte_tokenizer
 
 from rlhf_api.checks import check
 from rlhf_api.problems import InvalidJob
-from rlhf_trainer.models import architectures
-from rlhf_trainer.models.create import create_policy
-from rlhf_trainer.models.load import load_critic, load_policy, load_tokenizer
+from rlhf_trainer.models.pretrained import architectures
+from rlhf_trainer.models.pretrained.create import create_policy
+from rlhf_trainer.models.pretrained.load import load_critic, load_policy, load_tokenizer
 
 PRIMER = [
     f"examples.own_model.primer:Primer{kind}" for kind in ("Model", "ForCausalLM", "ForTokenClassification")

@@ -10,11 +10,11 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelF
 from transformers.models.llama.modeling_llama import LlamaAttention
 
 from rlhf_api.problems import InvalidJob
-from rlhf_trainer.batches import ResponseLogprobs
-from rlhf_trainer.models import attention
-from rlhf_trainer.models.inference import Forward
-from rlhf_trainer.models.load import load_policy
-from rlhf_trainer.records import Sequences
+from rlhf_trainer.maths.outputs import ResponseLogprobs
+from rlhf_trainer.models.forward import attention
+from rlhf_trainer.models.forward.inference import Forward
+from rlhf_trainer.models.pretrained.load import load_policy
+from rlhf_trainer.tensors.records import Sequences
 
 SHAPE = {
     "vocab_size": 61,

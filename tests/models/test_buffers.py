@@ -7,10 +7,10 @@ import torch
 from tests.support.models import byte_tokenizer, tiny_biased_experts
 from transformers import AutoModelForCausalLM
 
-from rlhf_trainer.batches import ResponseLogprobs
-from rlhf_trainer.models.export import save_model
+from rlhf_trainer.export.model_files import save_model
+from rlhf_trainer.maths.outputs import ResponseLogprobs
 from rlhf_trainer.models.state import load_training_state, training_state
-from rlhf_trainer.records import Sequences
+from rlhf_trainer.tensors.records import Sequences
 
 BIAS = "model.layers.1.mlp.gate.e_score_correction_bias"
 SEQUENCES = Sequences.pack([((65, 66, 67), (68, 69)), ((70,), (71, 72, 256))])

@@ -11,8 +11,8 @@ from transformers import (
     OPTConfig,
 )
 
-from rlhf_trainer.batches import ResponseLogprobs, response_values
-from rlhf_trainer.records import Sequences
+from rlhf_trainer.maths.outputs import ResponseLogprobs, response_values
+from rlhf_trainer.tensors.records import Sequences
 
 SEQUENCES = Sequences.pack([((5, 6, 7), (8, 9, 10, 11)), ((12,), (13, 14)), ((15, 16), (17, 18, 19))])
 CONFIGS = {

@@ -12,7 +12,7 @@ from tests.models import ranks
 from tests.support.forks import run_ranks
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
 
-from rlhf_trainer.batches import MicroBatch
+from rlhf_trainer.tensors.batches import MicroBatch
 
 WORLDS = (2, 1)
 LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

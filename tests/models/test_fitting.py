@@ -10,8 +10,8 @@ from tests.support.models import byte_tokenizer, tiny_model
 
 from rlhf_api.manifest import parse
 from rlhf_api.run import RunConfig
-from rlhf_trainer.models import load
-from rlhf_trainer.models.fitting import fit_problems
+from rlhf_trainer.models.pretrained import load
+from rlhf_trainer.models.pretrained.fitting import fit_problems
 
 
 @pytest.fixture(scope="module")

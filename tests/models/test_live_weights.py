@@ -8,9 +8,9 @@ from tests.models import ranks
 from tests.models.wrong_ranks import CASES, FIRST
 from tests.support.forks import run_ranks
 
+from rlhf_trainer.checkpoint.wrong_snapshot import WrongSnapshot
 from rlhf_trainer.models.live_weights import LiveWeights
 from rlhf_trainer.models.state import training_state
-from rlhf_trainer.wrong_snapshot import WrongSnapshot
 
 
 @pytest.fixture(scope="module")

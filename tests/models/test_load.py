@@ -14,14 +14,13 @@ from transformers import AutoConfig, Gemma3PreTrainedModel, Gemma3TextConfig, Pr
 from transformers.modeling_layers import GenericForTokenClassification
 
 from rlhf_api.problems import InvalidJob
-from rlhf_trainer import progress
-from rlhf_trainer.batches import MicroBatch, response_values, sequence_scores
-from rlhf_trainer.models.create import create_policy, create_tokenizer
+from rlhf_trainer.export.model_files import save_model
+from rlhf_trainer.maths.outputs import response_values, sequence_scores
 from rlhf_trainer.models.deepspeed_config import deepspeed_settings
-from rlhf_trainer.models.export import save_model
-from rlhf_trainer.models.inference import Forward, infer
+from rlhf_trainer.models.forward.inference import Forward, infer
 from rlhf_trainer.models.initialize import initialize, missing_tools
-from rlhf_trainer.models.load import (
+from rlhf_trainer.models.pretrained.create import create_policy, create_tokenizer
+from rlhf_trainer.models.pretrained.load import (
     check_fit,
     load_critic,
     load_policy,
@@ -31,7 +30,9 @@ from rlhf_trainer.models.load import (
     padding_id,
 )
 from rlhf_trainer.models.state import load_training_state, training_state
-from rlhf_trainer.records import Sequences
+from rlhf_trainer.process import progress
+from rlhf_trainer.tensors.batches import MicroBatch
+from rlhf_trainer.tensors.records import Sequences
 
 TEXTS = ["the film was good", "the film was bad", "a good film, a bad film"] * 4
 SMALL = {

@@ -16,14 +16,19 @@ from rlhf_api.problems import InvalidJob
 from rlhf_api.roles import Role
 from rlhf_api.rows import AnswerRow
 from rlhf_api.run import RunConfig
-from rlhf_trainer import progress
-from rlhf_trainer.comms.ranks import Ranks
-from rlhf_trainer.models import loading
 from rlhf_trainer.models.adapter import Adapter
-from rlhf_trainer.models.create import create_policy, create_tokenizer
-from rlhf_trainer.models.load import load_policy, load_reward, load_tokenizer
-from rlhf_trainer.models.loading import load_frozen, load_job_tokenizer, load_trained, trained_source
-from rlhf_trainer.settings import ModelSource, model_source
+from rlhf_trainer.models.pretrained import job_models as loading
+from rlhf_trainer.models.pretrained.create import create_policy, create_tokenizer
+from rlhf_trainer.models.pretrained.job_models import (
+    load_frozen,
+    load_job_tokenizer,
+    load_trained,
+    trained_source,
+)
+from rlhf_trainer.models.pretrained.load import load_policy, load_reward, load_tokenizer
+from rlhf_trainer.process import progress
+from rlhf_trainer.process.settings import ModelSource, model_source
+from rlhf_trainer.ranks.ranks import Ranks
 from rlhf_trainer.training import assembly
 
 LLAMA = {

@@ -8,10 +8,10 @@ import torch
 from tests.support.forks import run_ranks
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rlhf_trainer.batches import ResponseLogprobs
+from rlhf_trainer.maths.outputs import ResponseLogprobs
 from rlhf_trainer.models.state import load_training_state, training_state
 from rlhf_trainer.models.zero import deepspeed
-from rlhf_trainer.records import Sequences
+from rlhf_trainer.tensors.records import Sequences
 
 SEQUENCES = Sequences.pack([((5, 6, 7), (8, 9, 10, 11)), ((12,), (13, 14)), ((15, 16), (17, 18, 19))])
 SHAPE = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}

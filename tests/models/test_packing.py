@@ -24,14 +24,15 @@ from transformers import (
 )
 
 from rlhf_api.problems import InvalidJob
-from rlhf_trainer.batches import MicroBatch, ResponseLogprobs, response_values
-from rlhf_trainer.models.attention import PACKED
-from rlhf_trainer.models.efficiency import fuse, recompute
-from rlhf_trainer.models.inference import Forward, infer
-from rlhf_trainer.models.packing import can_pack
-from rlhf_trainer.models.response_head import install, response_head
-from rlhf_trainer.models.sequence_parallel import SequenceGroup, _Gather, check_heads
-from rlhf_trainer.records import Sequences
+from rlhf_trainer.maths.outputs import ResponseLogprobs, response_values
+from rlhf_trainer.models.forward.attention import PACKED
+from rlhf_trainer.models.forward.efficiency import fuse, recompute
+from rlhf_trainer.models.forward.inference import Forward, infer
+from rlhf_trainer.models.forward.packing import can_pack
+from rlhf_trainer.models.forward.response_head import install, response_head
+from rlhf_trainer.models.forward.sequence_parallel import SequenceGroup, _Gather, check_heads
+from rlhf_trainer.tensors.batches import MicroBatch
+from rlhf_trainer.tensors.records import Sequences
 
 SHAPE = {
     "vocab_size": 61,
@@ -133,7 +134,7 @@ def test_values_are_packed_too():
 
 def test_a_model_that_cannot_pack_runs_padded_and_is_refused_where_packing_was_asked_for(monkeypatch):
     monkeypatch.setattr(
-        "rlhf_trainer.models.inference.Forward.device", torch.device("meta")
+        "rlhf_trainer.models.forward.inference.Forward.device", torch.device("meta")
     )  # as if not a CPU
     assert not Forward.choose(windowed(), 40, 0, "auto").packed
     monkeypatch.undo()

@@ -11,10 +11,10 @@ from tests.models import ranks
 from torch import distributed
 
 from rlhf_api.roles import Trainer
+from rlhf_trainer.checkpoint.wrong_snapshot import WrongSnapshot
 from rlhf_trainer.models import trained_model
 from rlhf_trainer.models.state import training_state
 from rlhf_trainer.models.trained_model import TrainedModel
-from rlhf_trainer.wrong_snapshot import WrongSnapshot
 
 FIRST = "model.layers.0.mlp.up_proj.weight"
 Break = Callable[[TrainedModel], None]

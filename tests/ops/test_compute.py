@@ -11,7 +11,7 @@ from tests.ops.made import columns, context, groups, lists
 
 from rlhf_trainer.maths.values import Moments, update_moments
 from rlhf_trainer.ops import COMPUTE, OpContext
-from rlhf_trainer.records import Columns
+from rlhf_trainer.tensors.records import Columns
 
 CLOSE = {"rel": 1e-5, "abs": 2e-6}
 

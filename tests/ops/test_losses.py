@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from tests.graph.specs import ONLINE
 from tests.ops.made import LENGTHS, columns, context
 
-from rlhf_trainer.batches import MAXIMUM, MicroBatch, plan
 from rlhf_trainer.ops import COMPUTE, LOSSES, OpContext
-from rlhf_trainer.records import Columns
+from rlhf_trainer.tensors.batches import MAXIMUM, MicroBatch, plan
+from rlhf_trainer.tensors.records import Columns
 
 BUDGETS = (1000, 12)
 """One micro-batch; and as many as there can be."""

@@ -11,8 +11,8 @@ from rlhf_api.algorithms.policy_gradient import PolicyGradient
 from rlhf_api.base import Frozen
 from rlhf_api.graph import POLICY, SEQUENCES, Compute, Dataset, Graph, Train
 from rlhf_api.problems import InvalidJob
-from rlhf_trainer.batches import MicroBatch
 from rlhf_trainer.ops import OpContext, check, compute_fn, loss_fn, output_fn
+from rlhf_trainer.tensors.batches import MicroBatch
 
 FUNCTIONS = """
 import json

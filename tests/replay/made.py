@@ -2,8 +2,8 @@
 
 import torch
 
-from rlhf_trainer.records import Columns, Sequences
 from rlhf_trainer.replay.table import Episode
+from rlhf_trainer.tensors.records import Columns, Sequences
 
 LENGTHS = ((2, 3), (1, 1), (4, 2), (3, 5))
 """Tokens of each prompt and of its answer."""

@@ -27,18 +27,18 @@ from rlhf_api.roles import Trainer
 from rlhf_api.rows import PromptRow
 from rlhf_api.spec import Optimizer
 from rlhf_trainer.checkpoint.rng import restore_generators, save_generators
-from rlhf_trainer.comms.ranks import Ranks
-from rlhf_trainer.context import TrainerContext
-from rlhf_trainer.generation.requests import Responses
-from rlhf_trainer.generation.shared import generate_shared
 from rlhf_trainer.graph.learner import Learner
+from rlhf_trainer.local_generation.shared import generate_shared
 from rlhf_trainer.models.adapter import Adapter
 from rlhf_trainer.models.trained_model import TrainedModel
 from rlhf_trainer.ops import OpContext
-from rlhf_trainer.records import Prompt, Rollout, Sequences
+from rlhf_trainer.ranks.context import TrainerContext
+from rlhf_trainer.ranks.ranks import Ranks
 from rlhf_trainer.replay.table import decode
+from rlhf_trainer.rollout.remote import Remote
+from rlhf_trainer.rollout.requests import Responses
+from rlhf_trainer.tensors.records import Prompt, Rollout, Sequences
 from rlhf_trainer.training.online import OnlineTask
-from rlhf_trainer.training.remote import Remote
 
 ROWS = [PromptRow(prompt=f"prompt {i} of the data") for i in range(10)]
 SMALL = (

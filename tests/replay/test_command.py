@@ -25,7 +25,7 @@ from rlhf_store.archive import Archive
 from rlhf_store.committing import Committer
 from rlhf_store.retention import Retention
 from rlhf_trainer.checkpoint.saver import Saver
-from rlhf_trainer.comms.ranks import Ranks
+from rlhf_trainer.ranks.ranks import Ranks
 from rlhf_trainer.replay.buffer import EpisodeReplayBuffer, ReplayBuffer
 from rlhf_trainer.replay.samplers import EpisodeSampler
 from rlhf_trainer.replay.table import encode

@@ -15,13 +15,13 @@ from tests.support.models import byte_tokenizer
 from rlhf_api.problems import InvalidJob
 from rlhf_api.rows import PromptRow
 from rlhf_api.sources import Source
-from rlhf_trainer.comms.ranks import Ranks
-from rlhf_trainer.context import TrainerContext
 from rlhf_trainer.data.dataset import Dataset, open_dataset
-from rlhf_trainer.records import Prompt
+from rlhf_trainer.ranks.context import TrainerContext
+from rlhf_trainer.ranks.ranks import Ranks
 from rlhf_trainer.replay.table import Episode
-from rlhf_trainer.training.prompt_source import PromptSource
-from rlhf_trainer.training.responses import Collected
+from rlhf_trainer.rollout.prompt_source import PromptSource
+from rlhf_trainer.rollout.responses import Collected
+from rlhf_trainer.tensors.records import Prompt
 
 
 def source(rows: int | Dataset) -> tuple[PromptSource, list[Any]]:

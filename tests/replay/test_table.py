@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tests.replay.made import LENGTHS, episode, same, words
 
 from rlhf_api import parquet_pages
-from rlhf_trainer.records import Columns
 from rlhf_trainer.replay.table import decode, encode
-from rlhf_trainer.sampling_mask import WHOLE, Kept
+from rlhf_trainer.tensors.records import Columns
+from rlhf_trainer.tensors.sampling_mask import WHOLE, Kept
 
 NAMES = [
     *("episode", "prompt_id", "prompt", "response", "reward", "kl", "weight_version", "finished", "trained"),

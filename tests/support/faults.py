@@ -1,4 +1,4 @@
-"""Faults that tests inject at named points of a trainer (`rlhf_trainer.faults`)."""
+"""Faults that tests inject at named points of a trainer (`rlhf_trainer.process.faults`)."""
 
 import importlib
 import json
@@ -110,7 +110,7 @@ def save_the_first_tensors_again(point: str) -> None:
 def spoil_a_served_weight(point: str) -> None:
     """Once generator-1 has gone over to weight version 2 and has proven it, one value of its last norm changes."""
     if point == "swap:2" and os.environ["RLHF_NAME"] == "generator-1":
-        served = importlib.import_module("rlhf_trainer.engines.vllm.served").Served
+        served = importlib.import_module("rlhf_trainer.engines.vllm.weights.served").Served
         loaded = served.loaded
 
         def spoilt(self, *told) -> None:

@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from rlhf_trainer.engines.vllm.extension import WeightStatus
+from rlhf_trainer.engines.vllm.weights.extension import WeightStatus
 
 
 class Paced(WeightStatus):

@@ -125,7 +125,7 @@ def start(place: Process, config_file: Path, log: Path, **environ: str) -> BaseP
 
 def _run(role: str) -> None:
     """In the new process."""
-    from rlhf_trainer.process import run_role
+    from rlhf_trainer.process.role import run_role
 
     run_role(importlib.import_module(f"rlhf_trainer.roles.{role}").run)
 

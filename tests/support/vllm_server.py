@@ -19,7 +19,7 @@ ARGUMENTS = (
     *("--enforce-eager", "--dtype", "float32", "--max-model-len", "128", "--no-enable-chunked-prefill"),
     *("--weight-transfer-config", '{"backend": "rlhf"}'),
     *("--worker-extension-cls", "tests.support.paced.Paced"),
-    *("--middleware", "rlhf_trainer.engines.vllm.middleware.Front"),
+    *("--middleware", "rlhf_trainer.engines.vllm.front.middleware.Front"),
     *("--logprobs-mode", "processed_logprobs", "--max-logprobs", "256", "--served-model-name", "policy"),
     # Without these the engine's worker is a process more (10 s of imports, 600 MB) and 1 GiB of cache is touched.
     *("--distributed-executor-backend", "uni", "--kv-cache-memory-bytes", str(64 << 20)),
@@ -84,7 +84,7 @@ def launch(
 ) -> Server:
     """Begins to start a server; several can start at once. `wait_ready` it, and stop it in a `finally`."""
     port = port or free_port()
-    command = [sys.executable, "-m", "rlhf_trainer.engines.vllm.server", "--model", str(model)]
+    command = [sys.executable, "-m", "rlhf_trainer.engines.vllm.serve.server", "--model", str(model)]
     with log.open("ab") as out:
         process = subprocess.Popen(
             [*command, "--host", "127.0.0.1", "--port", str(port), *ARGUMENTS, *arguments],

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlhf_trainer.comms import assignments, dispatch
-from rlhf_trainer.comms.assignments import Assigned, Assignments
+from rlhf_trainer.dispatch import assignments, dispatch
+from rlhf_trainer.dispatch.assignments import Assigned, Assignments
 
 LOOK_SECONDS = 0.01
 

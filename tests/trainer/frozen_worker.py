@@ -15,7 +15,7 @@ from vllm.v1.engine.async_llm import AsyncLLM  # noqa: F401  imported before the
 from rlhf_api.roles import Role
 from rlhf_api.run import RunConfig
 from rlhf_trainer.engines.vllm.frozen import FrozenModel
-from rlhf_trainer.records import Sequences
+from rlhf_trainer.tensors.records import Sequences
 
 LONGEST = 128
 TEMPERATURE = 0.7

@@ -9,9 +9,9 @@ from aiohttp import web
 
 from rlhf_api.roles import Role
 from rlhf_api.run import Member
-from rlhf_trainer.comms.control import healthy
-from rlhf_trainer.comms.frames import GENERATE, Kind, encode, encode_error
-from rlhf_trainer.comms.http import HttpClient
+from rlhf_trainer.dispatch.control import healthy
+from rlhf_trainer.transport.frames import GENERATE, Kind, encode, encode_error
+from rlhf_trainer.transport.http import HttpClient
 
 IN_STREAM = -1
 """A `status` that is told after the reply has begun."""

@@ -16,9 +16,9 @@ from tests.trainer.servers import Generator
 from tests.trainer.test_fleet import PROMPTS, World
 from torch import distributed
 
-from rlhf_trainer.comms.http import HttpClient
-from rlhf_trainer.comms.ranks import Ranks
-from rlhf_trainer.comms.roster import Stopped
+from rlhf_trainer.dispatch.roster import Stopped
+from rlhf_trainer.ranks.ranks import Ranks
+from rlhf_trainer.transport.http import HttpClient
 
 
 def ended(wait: Callable[[], object]) -> str:

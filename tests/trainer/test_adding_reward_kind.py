@@ -17,10 +17,10 @@ from tests.support.ports import free_port
 from rlhf_api.rewards import RewardKind
 from rlhf_api.roles import HEALTH, Role
 from rlhf_api.run import Process, RunConfig, environment
-from rlhf_trainer.comms.wire import decode, encode
-from rlhf_trainer.records import Sequences
 from rlhf_trainer.scoring.kinds import KINDS
 from rlhf_trainer.scoring.messages import SCORE_ROUTE, pack
+from rlhf_trainer.tensors.records import Sequences
+from rlhf_trainer.transport.wire import decode, encode
 
 ROOTS = ("operator", "trainer_image")
 TOKEN, READY_S = "token-of-tests", 120

@@ -13,7 +13,6 @@ from rlhf_api.chat_template import given_template
 from rlhf_api.problems import InvalidJob
 from rlhf_api.rows import Message, Row, checked_row, with_system_prompt
 from rlhf_api.spec import Data, Sampling
-from rlhf_trainer.batches import MicroBatch
 from rlhf_trainer.data.chat import check_template, render
 from rlhf_trainer.data.encode import (
     Encoded,
@@ -27,7 +26,8 @@ from rlhf_trainer.data.encode import (
 from rlhf_trainer.ops import LOSSES, OpContext
 from rlhf_trainer.ops.datasets import given_columns
 from rlhf_trainer.ops.pretraining import mixed
-from rlhf_trainer.records import Columns, Sequences
+from rlhf_trainer.tensors.batches import MicroBatch
+from rlhf_trainer.tensors.records import Columns, Sequences
 
 TOKENIZER = chat_tokenizer()
 END = TOKENIZER.convert_tokens_to_ids("<|im_end|>")

@@ -8,10 +8,10 @@ import torch
 from tests.support.models import byte_tokenizer
 from transformers import BertConfig, BertForSequenceClassification
 
-from rlhf_trainer.models.create import create_tokenizer
-from rlhf_trainer.records import Sequences
+from rlhf_trainer.models.pretrained.create import create_tokenizer
 from rlhf_trainer.scoring.function_pool import FunctionPool
 from rlhf_trainer.scoring.rewards import Function, Functions
+from rlhf_trainer.tensors.records import Sequences
 
 ROOT = Path(__file__).parents[2]
 REVIEWS = [("I saw it and ", "it was gripping."), ("The film ", "bored me."), ("On Monday ", "we laughed.")]

@@ -11,9 +11,9 @@ import pytest
 from tests.support.ports import free_port
 
 from rlhf_api.roles import Role
-from rlhf_trainer import progress
-from rlhf_trainer.comms.control import Control
-from rlhf_trainer.comms.http import HttpClient
+from rlhf_trainer.dispatch.control import Control
+from rlhf_trainer.process import progress
+from rlhf_trainer.transport.http import HttpClient
 
 TOKEN = "token-of-tests"
 MEMBERS = {

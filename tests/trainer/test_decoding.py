@@ -12,10 +12,10 @@ from transformers.cache_utils import DynamicLayer
 from rlhf_api.evaluation import NO_PENALTIES, Penalties
 from rlhf_api.spec import Sampling
 from rlhf_trainer.data.stop_strings import StopStrings
-from rlhf_trainer.generation.growing_cache import GrowingLayer
-from rlhf_trainer.generation.processors import draw
-from rlhf_trainer.generation.shared import Sampled, _generate
-from rlhf_trainer.records import Prompt
+from rlhf_trainer.local_generation.growing_cache import GrowingLayer
+from rlhf_trainer.local_generation.processors import draw
+from rlhf_trainer.local_generation.shared import Sampled, _generate
+from rlhf_trainer.tensors.records import Prompt
 
 TOKENIZER = byte_tokenizer()
 END = TOKENIZER.eos_token_id

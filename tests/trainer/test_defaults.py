@@ -6,7 +6,7 @@ from tests.api.manifests import job
 
 from rlhf_api.algorithms.ppo import PPO
 from rlhf_trainer.maths.advantages import generalized_advantages
-from rlhf_trainer.training.updates import learning_rate_of
+from rlhf_trainer.updates.updates import learning_rate_of
 
 
 def test_the_reward_reaches_the_first_token_whole():

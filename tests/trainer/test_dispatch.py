@@ -8,9 +8,9 @@ from tests.support import virtual_time
 
 from rlhf_api.roles import Role
 from rlhf_api.run import Member
-from rlhf_trainer.comms.assignments import Limits
-from rlhf_trainer.comms.dispatch import Dispatch, Observer, Switches
-from rlhf_trainer.comms.outcomes import Outcome
+from rlhf_trainer.dispatch.assignments import Limits
+from rlhf_trainer.dispatch.dispatch import Dispatch, Observer, Switches
+from rlhf_trainer.dispatch.outcomes import Outcome
 
 MEMBER, OTHER = (
     Member(role=Role.GENERATOR, name=name, uid=name, address="http://127.0.0.1:1") for name in "ab"

@@ -5,21 +5,23 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from tests.support.forks import ended, fork, torchrun
 
+from rlhf_api.roles import Role
 from rlhf_api.run import EXIT_INVALID, EXIT_SUSPENDED
-from rlhf_trainer import termination
-from rlhf_trainer.process import run_role
+from rlhf_trainer.process import termination
+from rlhf_trainer.process.role import run_role
 from rlhf_trainer.roles import trainer
 
 ROLE = """
 import sys, threading
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.run import EXIT_SUSPENDED
-from rlhf_trainer.process import run_role
+from rlhf_trainer.process.role import run_role
 
 def role(env):
     assert env.config.job == "job"
@@ -50,6 +52,17 @@ def environ(tmp_path: Path, **trainer: int) -> dict[str, str]:
         "RLHF_TOKEN": "token",
         "RLHF_TERMINATION_LOG": str(tmp_path / "role.end"),
     }
+
+
+MODULES = ("torchrun", "model_cache", *(f"roles.{role.value}" for role in Role))
+"""Modules that pods run by name, those of a job that began under another release included."""
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_pods_find_the_modules_of_every_release(name):
+    module = find_spec(f"rlhf_trainer.{name}")
+    assert module is not None
+    assert '__name__ == "__main__"' in Path(module.origin).read_text()
 
 
 @pytest.mark.parametrize(

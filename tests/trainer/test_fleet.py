@@ -17,15 +17,15 @@ from tests.trainer.servers import Generator
 
 from rlhf_api.roles import Role
 from rlhf_api.run import Membership, RunConfig
-from rlhf_trainer.comms.control import Control
-from rlhf_trainer.comms.http import HttpClient
-from rlhf_trainer.comms.ranks import Ranks
-from rlhf_trainer.comms.roster import Roster, Stopped, Unavailable
-from rlhf_trainer.context import Services, TrainerContext
-from rlhf_trainer.generation.fleet import Fleet
-from rlhf_trainer.generation.requests import REFUSALS
-from rlhf_trainer.generation.vllm import VllmClient, request_seed
-from rlhf_trainer.records import Prompt
+from rlhf_trainer.dispatch.control import Control
+from rlhf_trainer.dispatch.roster import Roster, Stopped, Unavailable
+from rlhf_trainer.ranks.context import Services, TrainerContext
+from rlhf_trainer.ranks.ranks import Ranks
+from rlhf_trainer.rollout.fleet import Fleet
+from rlhf_trainer.rollout.requests import REFUSALS
+from rlhf_trainer.rollout.vllm_client import VllmClient, request_seed
+from rlhf_trainer.tensors.records import Prompt
+from rlhf_trainer.transport.http import HttpClient
 from rlhf_trainer.weights.broadcaster import BroadcastReport
 
 PROMPTS = [Prompt(f"0/{i}", (i,), {}) for i in range(8)]

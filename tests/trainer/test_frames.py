@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf_trainer.comms.frames import (
+from rlhf_trainer.transport.frames import (
     MOST_TOKENS,
     NO_VERSION,
     Frame,

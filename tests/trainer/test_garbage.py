@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlhf_trainer.garbage import full_collections_by_hand
+from rlhf_trainer.process.garbage import full_collections_by_hand
 
 
 class Node:

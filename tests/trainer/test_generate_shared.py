@@ -13,16 +13,16 @@ from vllm.v1.sample.ops.penalties import apply_all_penalties
 
 from rlhf_api.evaluation import Penalties
 from rlhf_api.spec import Sampling
-from rlhf_trainer.batches import ResponseLogprobs
-from rlhf_trainer.comms.ranks import Ranks
 from rlhf_trainer.data.stop_strings import StopStrings
-from rlhf_trainer.generation.processors import Penalized
-from rlhf_trainer.generation.requests import Responses
-from rlhf_trainer.generation.shared import generate_shared
-from rlhf_trainer.models.inference import Forward, infer
-from rlhf_trainer.packed import flat_floats
-from rlhf_trainer.records import Prompt, Rollout
-from rlhf_trainer.training.responses import collected, message
+from rlhf_trainer.local_generation.processors import Penalized
+from rlhf_trainer.local_generation.shared import generate_shared
+from rlhf_trainer.maths.outputs import ResponseLogprobs
+from rlhf_trainer.models.forward.inference import Forward, infer
+from rlhf_trainer.ranks.ranks import Ranks
+from rlhf_trainer.rollout.requests import Responses
+from rlhf_trainer.rollout.responses import collected, message
+from rlhf_trainer.tensors.packed import flat_floats
+from rlhf_trainer.tensors.records import Prompt, Rollout
 
 TOKENIZER = byte_tokenizer()
 ALONE = Ranks(0, 1, torch.device("cpu"))

@@ -13,14 +13,14 @@ from rlhf_api.engine_arguments import REFUSED, TRIED, option_of
 from rlhf_api.generator_checks import OTHER_ENGINE_ARGUMENTS, OWNED_ENGINE_ARGUMENTS
 from rlhf_api.problems import InvalidJob
 from rlhf_api.run import RunConfig
-from rlhf_trainer.addresses import interface, listen_host
-from rlhf_trainer.engines.vllm.launch import (
+from rlhf_trainer.engines.vllm.serve.launch import (
     CPU_HEAD_SIZES,
     engine_environment,
     group_environment,
     option,
     weight_options,
 )
+from rlhf_trainer.process.addresses import interface, listen_host
 from rlhf_trainer.roles.generator import arguments
 
 ROOT = Path(__file__).parents[2]
@@ -62,7 +62,7 @@ def test_what_the_job_says_reaches_vllm(tmp_path):
     assert json.loads(found["weight-transfer-config"]) == {"backend": "rlhf"}
     assert found["logprobs-mode"] == "processed_logprobs", "of what is sampled, not of what is sampled from"
     assert found["generation-config"] == "vllm", "the model repository has no say in sampling"
-    assert found["middleware"] == "rlhf_trainer.engines.vllm.middleware.Front"
+    assert found["middleware"] == "rlhf_trainer.engines.vllm.front.middleware.Front"
     assert found["disable-uvicorn-access-log"] is True, "a line for each prompt and probe"
     assert "messages" in found["chat-template"], (
         "not the policy's own, a program that vLLM would run as it starts"

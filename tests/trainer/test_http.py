@@ -15,8 +15,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from rlhf_trainer.comms import http as module
-from rlhf_trainer.comms.http import HttpClient, HttpError
+from rlhf_trainer.transport import http as module
+from rlhf_trainer.transport.http import HttpClient, HttpError
 
 
 async def stream(http: HttpClient, url: str) -> bytes:
@@ -208,7 +208,7 @@ FEW_FILES = """
 import asyncio, json, logging, resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 256))
 logging.basicConfig(level=logging.INFO, stream=sys.stderr)
-from rlhf_trainer.comms.http import HttpClient, HttpError
+from rlhf_trainer.transport.http import HttpClient, HttpError
 
 async def ask(http, url):
     return [part async for part in http.stream(url, {})]

@@ -19,8 +19,8 @@ from tests.support.rlhf import heed_signals
 from rlhf_api.problems import InvalidJob
 from rlhf_api.run import RunConfig
 from rlhf_api.spec import Spec
+from rlhf_trainer.commands.inspect_data import check, main, problems_of, show
 from rlhf_trainer.data.encode import Encoded
-from rlhf_trainer.inspect_data import check, main, problems_of, show
 from rlhf_trainer.ops.row_check import MOST_PROBLEMS
 
 SFT = ("spec.algorithm=sft", "spec.ppo={}", "spec.data.maxPromptLength=4", "spec.data.maxAnswerLength=3")
@@ -143,7 +143,7 @@ def test_a_hub_that_does_not_answer_is_asked_once(tmp_path):
         closed.bind(("127.0.0.1", 0))  # and listens to nobody
         hub = f"http://127.0.0.1:{closed.getsockname()[1]}"
         done = subprocess.run(
-            [sys.executable, "-m", "rlhf_trainer.data_command", "check"],
+            [sys.executable, "-m", "rlhf_trainer.commands.data", "check"],
             input=config.model_dump_json(by_alias=True),
             env={**os.environ, "HF_ENDPOINT": hub, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "0"},
             capture_output=True,
@@ -163,7 +163,7 @@ def test_neither_ctrl_c_nor_a_reader_that_has_enough_is_a_traceback(tmp_path):
     chat_tokenizer().save_pretrained(tmp_path / "tokenizer")
     rows = spec(tmp_path, [CHAT], f"spec.model.tokenizer={tmp_path}/tokenizer", *WIDE)
     config = RunConfig(job="job", spec=rows, workdir=str(tmp_path)).model_dump_json(by_alias=True).encode()
-    command = [sys.executable, "-m", "rlhf_trainer.data_command", "show"]
+    command = [sys.executable, "-m", "rlhf_trainer.commands.data", "show"]
     read, write = os.pipe()
     os.close(read)  # the reader is gone
     done = subprocess.run(command, input=config, stdout=write, stderr=subprocess.PIPE, check=False)
@@ -192,7 +192,7 @@ def test_a_terminal_has_colours_unless_it_is_to_have_none(tmp_path, monkeypatch,
 
 INTERRUPTED = """
 import os, signal, sys
-from rlhf_trainer import data_command
+from rlhf_trainer.commands import data as data_command
 class Interrupts:
     def find_spec(self, name, *_):
         if name == "transformers":

@@ -10,8 +10,8 @@ from tests.api.manifests import job
 from tests.support import metrics_page, strict
 
 from rlhf_api.metrics import metrics_of
-from rlhf_trainer.training.metrics import MetricsFiles, read_lines, reward_figure
-from rlhf_trainer.training.tracking import Tracking
+from rlhf_trainer.metrics.files import MetricsFiles, read_lines, reward_figure
+from rlhf_trainer.metrics.tracking import Tracking
 
 TRAINER = Path(__file__).parents[2] / "trainer_image" / "rlhf_trainer"
 PPO = [{"step": i, "reward_mean": i / 4, "kl_mean": 0.01 * i, "loss": -0.1} for i in range(1, 6)]

@@ -62,7 +62,7 @@ def ended(process) -> tuple[int, str]:
 
 LOAD = f"""
 import torch
-from rlhf_trainer.models.load import load_policy, load_tokenizer
+from rlhf_trainer.models.pretrained.load import load_policy, load_tokenizer
 print(load_policy({NAME!r}, torch.float32).num_parameters(), len(load_tokenizer({NAME!r})))
 """
 
@@ -102,7 +102,7 @@ def test_a_model_that_the_hub_does_not_have_fails_the_job(tmp_path):
 
 IMPATIENT = """
 from rlhf_trainer import model_cache
-from rlhf_trainer.process import run_role
+from rlhf_trainer.process.role import run_role
 model_cache.STALL_SECONDS = 1.0
 run_role(model_cache.run)
 """

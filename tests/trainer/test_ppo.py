@@ -13,17 +13,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf_api.algorithms.ppo import PPO
 from rlhf_api.graph import minibatch_count
-from rlhf_trainer.batches import (
-    MicroBatch,
-    ResponseLogprobs,
-    plan,
-    response_values,
-)
-from rlhf_trainer.models.inference import Forward, infer
+from rlhf_trainer.maths.outputs import ResponseLogprobs, response_values
+from rlhf_trainer.metrics.step import step_metrics
+from rlhf_trainer.models.forward.inference import Forward, infer
 from rlhf_trainer.ops import COMPUTE, LOSSES, OpContext
-from rlhf_trainer.records import Columns, Sequences
-from rlhf_trainer.training.minibatches import balanced_minibatches, minibatches
-from rlhf_trainer.training.step_metrics import step_metrics
+from rlhf_trainer.tensors.batches import MicroBatch, plan
+from rlhf_trainer.tensors.records import Columns, Sequences
+from rlhf_trainer.updates.minibatches import balanced_minibatches, minibatches
 
 PAIRS = [((1, 2), (3, 4, 5)), ((6,), (7,)), ((8, 9, 10), (11, 12)), ((13, 14), (15, 16, 17, 18))]
 SCORES = [1.0, -0.5, 2.0, 0.25]

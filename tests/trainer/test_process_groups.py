@@ -8,8 +8,8 @@ import psutil
 import pytest
 from tests.trainer.test_reward_program import NONE
 
+from rlhf_trainer.process.process_groups import adopt_orphans
 from rlhf_trainer.scoring.function_pool import FunctionPool
-from rlhf_trainer.scoring.process_groups import adopt_orphans
 from rlhf_trainer.scoring.program import Program
 from rlhf_trainer.scoring.samples import Failure, Sample
 

@@ -18,8 +18,8 @@ import torch
 from tests.support.forks import fork, torchrun
 from torch import distributed
 
-from rlhf_trainer import progress
-from rlhf_trainer.comms import heartbeat, ranks
+from rlhf_trainer.process import progress
+from rlhf_trainer.ranks import heartbeat, ranks
 
 ARRAYS = {
     "floats": torch.arange(6.0).reshape(2, 3).T,

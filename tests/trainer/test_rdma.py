@@ -5,7 +5,7 @@ from tests.api.manifests import job
 
 from rlhf_api.roles import Role
 from rlhf_api.run import RunConfig
-from rlhf_trainer.comms.rdma import asked_for, hindrance, over_tcp
+from rlhf_trainer.transport.rdma import asked_for, hindrance, over_tcp
 
 HERE = "libc.so.6"
 """A library that can be loaded."""

@@ -15,16 +15,16 @@ from tests.support.kube import eventually
 
 from rlhf_api.roles import Role
 from rlhf_api.run import Member, Membership
-from rlhf_trainer.comms.control import Control
-from rlhf_trainer.comms.http import HttpClient
-from rlhf_trainer.comms.roster import Roster, Stopped
-from rlhf_trainer.records import Sequences
+from rlhf_trainer.dispatch.control import Control
+from rlhf_trainer.dispatch.roster import Roster, Stopped
+from rlhf_trainer.rollout.remote import _judged
 from rlhf_trainer.scoring import reward_client as module
 from rlhf_trainer.scoring.client import Scorer
 from rlhf_trainer.scoring.messages import SCORE_ROUTE, Part, rows_of, unpack
 from rlhf_trainer.scoring.reward_client import RewardClient, Unscored
 from rlhf_trainer.scoring.server import application
-from rlhf_trainer.training.remote import _judged
+from rlhf_trainer.tensors.records import Sequences
+from rlhf_trainer.transport.http import HttpClient
 
 TOKEN = "token-of-tests"
 SEQUENCES = Sequences.pack([((i,), (i + 1,) * (1 + i % 3)) for i in range(8)])

@@ -20,11 +20,11 @@ from tests.support.ports import free_port
 
 from rlhf_api.manifest import load
 from rlhf_api.problems import InvalidJob
-from rlhf_trainer.comms.http import retry_after
 from rlhf_trainer.scoring import service
 from rlhf_trainer.scoring.call_queue import CallQueue
 from rlhf_trainer.scoring.samples import Failure, Sample
 from rlhf_trainer.scoring.service import HttpService, secret_headers
+from rlhf_trainer.transport.http import retry_after
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "rewards"
 SAMPLES = [

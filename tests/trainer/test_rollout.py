@@ -19,18 +19,18 @@ from tests.trainer.servers import IN_STREAM, Generator
 from rlhf_api.evaluation import Penalties
 from rlhf_api.run import Member
 from rlhf_api.spec import Sampling
-from rlhf_trainer import progress
-from rlhf_trainer.comms import http as module
-from rlhf_trainer.comms.assignments import Limits
-from rlhf_trainer.comms.dispatch import Observer
-from rlhf_trainer.comms.frames import NO_VERSION, Kind, encode, encode_error
-from rlhf_trainer.comms.http import HttpClient, HttpError
-from rlhf_trainer.comms.outcomes import Interrupted
 from rlhf_trainer.data.stop_strings import StopStrings
-from rlhf_trainer.generation.dispatch import Round, start_round
-from rlhf_trainer.generation.vllm import VllmClient, request_seed
-from rlhf_trainer.generation.work import Response, Work
-from rlhf_trainer.records import Prompt, Rollout
+from rlhf_trainer.dispatch.assignments import Limits
+from rlhf_trainer.dispatch.dispatch import Observer
+from rlhf_trainer.dispatch.outcomes import Interrupted
+from rlhf_trainer.process import progress
+from rlhf_trainer.rollout.partial_rollout import Response, Work
+from rlhf_trainer.rollout.rounds import Round, start_round
+from rlhf_trainer.rollout.vllm_client import VllmClient, request_seed
+from rlhf_trainer.tensors.records import Prompt, Rollout
+from rlhf_trainer.transport import http as module
+from rlhf_trainer.transport.frames import NO_VERSION, Kind, encode, encode_error
+from rlhf_trainer.transport.http import HttpClient, HttpError
 
 PATIENCE_SECONDS = 120.0
 PROMPTS = [Prompt(f"0/{i}", (i, i + 1), {}) for i in range(12)]

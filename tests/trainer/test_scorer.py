@@ -18,18 +18,18 @@ from tests.trainer.deadlines import Clock
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.roles import HEALTH, Role
 from rlhf_api.run import Member, Membership
-from rlhf_trainer.batches import plan
-from rlhf_trainer.comms.control import Control
-from rlhf_trainer.comms.http import HttpClient, HttpError
-from rlhf_trainer.comms.roster import Roster, Stopped, Unavailable
-from rlhf_trainer.comms.wire import WireError, decode, encode
-from rlhf_trainer.records import Sequences
-from rlhf_trainer.sampling_mask import WHOLE, Kept
+from rlhf_trainer.dispatch.control import Control
+from rlhf_trainer.dispatch.roster import Roster, Stopped, Unavailable
 from rlhf_trainer.scoring import client as module
 from rlhf_trainer.scoring.client import Scorer
 from rlhf_trainer.scoring.messages import SCORE_ROUTE, pack, rows_of, unpack
 from rlhf_trainer.scoring.questions import Question
 from rlhf_trainer.scoring.server import application
+from rlhf_trainer.tensors.batches import plan
+from rlhf_trainer.tensors.records import Sequences
+from rlhf_trainer.tensors.sampling_mask import WHOLE, Kept
+from rlhf_trainer.transport.http import HttpClient, HttpError
+from rlhf_trainer.transport.wire import WireError, decode, encode
 
 TOKEN = "token-of-tests"
 SEQUENCES = Sequences.pack([((i,), (i + 1,) * (1 + i % 3)) for i in range(7)])

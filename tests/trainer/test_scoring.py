@@ -16,10 +16,9 @@ from tests.support.models import byte_tokenizer
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from rlhf_api.problems import InvalidJob
-from rlhf_trainer.imports import import_function
-from rlhf_trainer.models.create import create_tokenizer
-from rlhf_trainer.models.load import positions_of
-from rlhf_trainer.records import Sequences
+from rlhf_trainer.models.pretrained.create import create_tokenizer
+from rlhf_trainer.models.pretrained.load import positions_of
+from rlhf_trainer.process.imports import import_function
 from rlhf_trainer.scoring import call_queue, function_pool
 from rlhf_trainer.scoring.function_pool import FunctionPool
 from rlhf_trainer.scoring.messages import ScoreReport
@@ -34,6 +33,7 @@ from rlhf_trainer.scoring.rewards import (
     to_float32,
 )
 from rlhf_trainer.scoring.usage import Usage
+from rlhf_trainer.tensors.records import Sequences
 
 TOKENIZER = byte_tokenizer()
 EOS = TOKENIZER.eos_token_id

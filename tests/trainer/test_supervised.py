@@ -10,10 +10,10 @@ from tests.support.models import byte_tokenizer
 from rlhf_api.base import Frozen
 from rlhf_api.rows import AnswerRow, PairRow
 from rlhf_api.spec import Data
-from rlhf_trainer.batches import MicroBatch
 from rlhf_trainer.ops import LOSSES, OpContext
 from rlhf_trainer.ops.datasets import given_columns
-from rlhf_trainer.records import Columns, Sequences
+from rlhf_trainer.tensors.batches import MicroBatch
+from rlhf_trainer.tensors.records import Columns, Sequences
 
 EOS = 256
 CONTEXT = OpContext(job().spec, Frozen())

@@ -14,7 +14,7 @@ import rlhf_trainer
 from rlhf_trainer.data.encode import encode
 from rlhf_trainer.data.stop_strings import StopStrings
 from rlhf_trainer.data.text import context, continued_text, token_texts
-from rlhf_trainer.engines.vllm.detokenizer import ContinuedText
+from rlhf_trainer.engines.vllm.front.detokenizer import ContinuedText
 
 WORDS = [
     "the film",

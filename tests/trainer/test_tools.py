@@ -23,8 +23,8 @@ from rlhf_trainer.data.encode import Encoded
 from rlhf_trainer.data.imported import ImportedRows
 from rlhf_trainer.data.prompts import prompts
 from rlhf_trainer.ops.datasets import ENCODE
-from rlhf_trainer.records import Sequences
 from rlhf_trainer.scoring.rewards import ModelScorer
+from rlhf_trainer.tensors.records import Sequences
 
 TEMPLATE = """
 {%- if tools %}<|im_start|>system

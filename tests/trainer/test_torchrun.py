@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from rlhf_api.run import EXIT_SUSPENDED
-from rlhf_trainer.addresses import interface
+from rlhf_trainer.process.addresses import interface
 
 OPTIONS = (
     "--nnodes 1 --nproc-per-node 1 --node-rank 0 --master-addr 127.0.0.1 --master-port 29500 --max-restarts 0"

@@ -20,12 +20,12 @@ from transformers import LlamaForCausalLM, LlamaForSequenceClassification
 from rlhf_api.problems import InvalidJob
 from rlhf_api.roles import Role
 from rlhf_api.run import RunConfig
-from rlhf_trainer.batches import ResponseLogprobs
 from rlhf_trainer.engines.vllm.frozen import response_logprobs
-from rlhf_trainer.models.inference import Forward, infer
-from rlhf_trainer.models.loading import check_served
-from rlhf_trainer.records import Sequences
+from rlhf_trainer.maths.outputs import ResponseLogprobs
+from rlhf_trainer.models.forward.inference import Forward, infer
+from rlhf_trainer.models.pretrained.job_models import check_served
 from rlhf_trainer.scoring.rewards import forward_scores
+from rlhf_trainer.tensors.records import Sequences
 
 pytestmark = pytest.mark.slow
 TOKENIZER = byte_tokenizer()

@@ -8,7 +8,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from rlhf_api.problems import InvalidJob
 from rlhf_api.roles import Role
 from rlhf_api.vllm_source import _options
-from rlhf_trainer.engines.vllm.refusal import refusals
+from rlhf_trainer.engines.vllm.serve.refusal import refusals
 
 
 def test_every_option_of_the_parser_is_known():

@@ -12,11 +12,11 @@ from tests.training.running import Job
 from torch import distributed
 
 from rlhf_api.rows import PromptRow
-from rlhf_trainer.comms.ranks import Ranks
-from rlhf_trainer.comms.roster import Stopped
-from rlhf_trainer.generation.requests import Responses
-from rlhf_trainer.generation.shared import generate_shared
-from rlhf_trainer.training.evaluation import evaluate
+from rlhf_trainer.dispatch.roster import Stopped
+from rlhf_trainer.local_generation.shared import generate_shared
+from rlhf_trainer.ranks.ranks import Ranks
+from rlhf_trainer.rollout.evaluation import evaluate
+from rlhf_trainer.rollout.requests import Responses
 
 SETS = "spec.evaluation={function: 'a:b', sets: [{name: one, data: [a]}, {name: two, data: [b]}]}"
 ROWS = [PromptRow(prompt=f"held out {i}") for i in range(3)]

@@ -19,20 +19,20 @@ from transformers import LlamaForCausalLM, LlamaForSequenceClassification, Llama
 from rlhf_api.algorithms.resolve import resolve
 from rlhf_api.lora import Adapters
 from rlhf_api.rows import PairRow, PromptRow, Row
-from rlhf_trainer.batches import ResponseLogprobs
 from rlhf_trainer.checkpoint.rng import restore_generators
-from rlhf_trainer.comms.ranks import Ranks
-from rlhf_trainer.context import TrainerContext
 from rlhf_trainer.graph.learner import Learner
+from rlhf_trainer.maths.outputs import ResponseLogprobs
 from rlhf_trainer.models.average import MovingAverage
-from rlhf_trainer.models.inference import Forward, infer
+from rlhf_trainer.models.forward.inference import Forward, infer
 from rlhf_trainer.models.trained_model import TrainedModel
 from rlhf_trainer.ops import OpContext
-from rlhf_trainer.records import Sequences
+from rlhf_trainer.ranks.context import TrainerContext
+from rlhf_trainer.ranks.ranks import Ranks
+from rlhf_trainer.rollout.remote import Remote
+from rlhf_trainer.tensors.records import Sequences
 from rlhf_trainer.training.offline import OfflineTask
 from rlhf_trainer.training.online import OnlineTask
-from rlhf_trainer.training.remote import Remote
-from rlhf_trainer.training.updates import PretrainingText
+from rlhf_trainer.updates.updates import PretrainingText
 
 RANKS = Ranks(0, 1, torch.device("cpu"))
 ROWS = [PromptRow(prompt=f"p{i}") for i in range(10)]

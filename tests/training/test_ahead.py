@@ -17,16 +17,16 @@ from tests.support.kube import eventually
 from tests.trainer.servers import Generator, send
 from tests.trainer.test_fleet import World
 
-from rlhf_trainer.comms.frames import Kind, encode_error
-from rlhf_trainer.comms.http import HttpClient
-from rlhf_trainer.comms.outcomes import UnderWay
-from rlhf_trainer.comms.roster import Stopped
-from rlhf_trainer.generation import requests
-from rlhf_trainer.generation.ahead import RolloutsAhead, decode, encode
-from rlhf_trainer.generation.dispatch import Round
-from rlhf_trainer.generation.work import Response, Work
-from rlhf_trainer.records import Prompt
-from rlhf_trainer.sampling_mask import WHOLE
+from rlhf_trainer.dispatch.outcomes import UnderWay
+from rlhf_trainer.dispatch.roster import Stopped
+from rlhf_trainer.rollout import requests
+from rlhf_trainer.rollout.ahead import RolloutsAhead, decode, encode
+from rlhf_trainer.rollout.partial_rollout import Response, Work
+from rlhf_trainer.rollout.rounds import Round
+from rlhf_trainer.tensors.records import Prompt
+from rlhf_trainer.tensors.sampling_mask import WHOLE
+from rlhf_trainer.transport.frames import Kind, encode_error
+from rlhf_trainer.transport.http import HttpClient
 
 PROMPTS = 3
 LENGTH = 4

@@ -14,10 +14,10 @@ from rlhf_store.archive import Archive
 from rlhf_store.committing import Committer
 from rlhf_store.retention import Retention
 from rlhf_trainer.checkpoint.saver import Saver
-from rlhf_trainer.comms.roster import Stopped
-from rlhf_trainer.records import Sequences
+from rlhf_trainer.dispatch.roster import Stopped
+from rlhf_trainer.metrics.tracking import Tracking
+from rlhf_trainer.tensors.records import Sequences
 from rlhf_trainer.training.loop import train
-from rlhf_trainer.training.tracking import Tracking
 
 
 class Run:

@@ -8,11 +8,11 @@ import pytest
 from tests.replay.ppo_worker import Generators
 from tests.training.running import Job
 
-from rlhf_trainer.generation.ahead import encode
-from rlhf_trainer.generation.requests import Responses
-from rlhf_trainer.generation.shared import generate_shared
-from rlhf_trainer.records import Prompt
-from rlhf_trainer.training.collector import StaleTokens
+from rlhf_trainer.local_generation.shared import generate_shared
+from rlhf_trainer.rollout.ahead import encode
+from rlhf_trainer.rollout.collector import StaleTokens
+from rlhf_trainer.rollout.requests import Responses
+from rlhf_trainer.tensors.records import Prompt
 
 
 class Late:

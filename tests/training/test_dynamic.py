@@ -21,12 +21,12 @@ from rlhf_store.archive import Archive
 from rlhf_store.committing import Committer
 from rlhf_store.retention import Retention
 from rlhf_trainer.checkpoint.saver import Saver
-from rlhf_trainer.context import TrainerContext
-from rlhf_trainer.generation.requests import Responses
+from rlhf_trainer.metrics.tracking import Tracking
 from rlhf_trainer.models.trained_model import TrainedModel
-from rlhf_trainer.records import Prompt, Sequences
+from rlhf_trainer.ranks.context import TrainerContext
+from rlhf_trainer.rollout.requests import Responses
+from rlhf_trainer.tensors.records import Prompt, Sequences
 from rlhf_trainer.training.loop import train
-from rlhf_trainer.training.tracking import Tracking
 
 
 class Keep(Frozen):

@@ -9,12 +9,12 @@ from tests.training.running import ROWS, Job, resumed_is_whole
 from tests.training.test_stops import Fleet
 from torch import Tensor
 
-from rlhf_trainer.comms.roster import Stopped
 from rlhf_trainer.data.stream import epoch_order
-from rlhf_trainer.generation.requests import Responses
+from rlhf_trainer.dispatch.roster import Stopped
 from rlhf_trainer.maths.groups import has_spread
-from rlhf_trainer.records import Sequences
+from rlhf_trainer.rollout.requests import Responses
 from rlhf_trainer.scoring.reward_client import Unscored
+from rlhf_trainer.tensors.records import Sequences
 
 FLAT = {ROWS[i].prompt for i in (0, 3, 4, 7)}
 """Prompts that every response answers equally well."""

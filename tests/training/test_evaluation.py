@@ -13,15 +13,15 @@ from tests.training.test_stops import Fleet
 from rlhf_api.evaluation import NO_PENALTIES
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.rows import AnswerRow, PairRow, PromptRow
-from rlhf_trainer.batches import ResponseLogprobs
-from rlhf_trainer.comms.roster import Stopped, Unavailable
-from rlhf_trainer.generation.requests import Responses
-from rlhf_trainer.generation.work import Ended, Response
+from rlhf_trainer.dispatch.roster import Stopped, Unavailable
+from rlhf_trainer.maths.outputs import ResponseLogprobs
 from rlhf_trainer.ops.datasets import given_columns
-from rlhf_trainer.records import Prompt
+from rlhf_trainer.rollout.evaluation import evaluate, score_metrics
+from rlhf_trainer.rollout.partial_rollout import Ended, Response
+from rlhf_trainer.rollout.requests import Responses
 from rlhf_trainer.scoring.client import ScoringFailed
 from rlhf_trainer.scoring.reward_client import Unscored
-from rlhf_trainer.training.evaluation import evaluate, score_metrics
+from rlhf_trainer.tensors.records import Prompt
 
 ROWS = [PromptRow(prompt=f"held out {i}") for i in range(5)]
 SETS = "{name: greedy, data: [a], temperature: 0}, {name: eight, data: [b], samples: 8}"

@@ -19,12 +19,12 @@ from rlhf_api.graph import CRITIC
 from rlhf_api.manifest import load, parse
 from rlhf_api.run import RunConfig
 from rlhf_trainer.data.encode import end_tokens
-from rlhf_trainer.models.create import create_policy
-from rlhf_trainer.models.export import remove_abandoned, renamed_into_place
-from rlhf_trainer.models.loading import load_job_tokenizer
+from rlhf_trainer.export.model_files import remove_abandoned, renamed_into_place
+from rlhf_trainer.export.saved_job import describe_job
+from rlhf_trainer.export.trained_models import export_models, write_card
+from rlhf_trainer.models.pretrained.create import create_policy
+from rlhf_trainer.models.pretrained.job_models import load_job_tokenizer
 from rlhf_trainer.training.assembly import trained_model
-from rlhf_trainer.training.export import export_models, write_card
-from rlhf_trainer.training.saved_job import describe_job
 
 STEPS = [{"step": i, "reward_mean": 0.1 * i, "loss": 0.5, "seconds": 1.0} for i in (1, 2, 3)]
 JUDGED = [{"step": i, "set": "greedy", "mean": 0.25 * i, "count": 8} for i in (0, 2)]

@@ -22,11 +22,11 @@ from transformers import (
 )
 
 from rlhf_trainer.data.encode import end_tokens
-from rlhf_trainer.models.create import create_policy
-from rlhf_trainer.models.export import write_files
-from rlhf_trainer.models.load import load_reward, padding_id
-from rlhf_trainer.records import Sequences
+from rlhf_trainer.export.model_files import write_files
+from rlhf_trainer.models.pretrained.create import create_policy
+from rlhf_trainer.models.pretrained.load import load_reward, padding_id
 from rlhf_trainer.scoring.rewards import forward_scores
+from rlhf_trainer.tensors.records import Sequences
 
 LIMIT = 24
 VLLM = """

@@ -17,11 +17,11 @@ from rlhf_api.problems import InvalidJob
 from rlhf_api.report import HealthStatus
 from rlhf_api.run import EXIT_UNHEALTHY
 from rlhf_store.archive import Archive
-from rlhf_trainer.comms.ranks import Ranks
-from rlhf_trainer.process import RoleEnd
+from rlhf_trainer.metrics.builtin_trackers import Run
+from rlhf_trainer.process.role import RoleEnd
+from rlhf_trainer.ranks.ranks import Ranks
 from rlhf_trainer.training.health import Verdict, good, judge, restored, saved
 from rlhf_trainer.training.monitor import Monitor
-from rlhf_trainer.training.trackers import Run
 
 
 def health(*rules: dict, **fields: object) -> Health:

@@ -15,7 +15,7 @@ from rlhf_api.problems import InvalidJob
 from rlhf_api.roles import Role
 from rlhf_api.rows import AnswerRow
 from rlhf_api.run import roles_of
-from rlhf_trainer.models.export import save_model
+from rlhf_trainer.export.model_files import save_model
 
 POLICY = "spec.model.lora={policy: {rank: 4}}"
 BOTH = "spec.model.lora={policy: {rank: 4}, critic: {rank: 2, alpha: 4, targetModules: [q_proj]}}"

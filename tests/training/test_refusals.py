@@ -10,9 +10,9 @@ from tests.training.test_dynamic import DYNAMIC
 from tests.training.test_stops import Fleet
 
 from rlhf_api.problems import InvalidJob
-from rlhf_trainer.comms.roster import Unavailable
-from rlhf_trainer.generation.requests import Responses
-from rlhf_trainer.records import Prompt
+from rlhf_trainer.dispatch.roster import Unavailable
+from rlhf_trainer.rollout.requests import Responses
+from rlhf_trainer.tensors.records import Prompt
 
 NOT_SHARED = "spec.generator.sharedWithTrainer=false"
 SETTINGS = "klCoefficient: 0, minibatchSize: 8"

@@ -16,13 +16,13 @@ from rlhf_api.graph import POLICY, Graph, Infer
 from rlhf_api.problems import InvalidJob
 from rlhf_api.rows import AnswerRow
 from rlhf_api.spec import Spec
-from rlhf_trainer.batches import ResponseLogprobs
 from rlhf_trainer.checkpoint.reading import MissingTensor
+from rlhf_trainer.maths.outputs import ResponseLogprobs
 from rlhf_trainer.maths.values import DECAY
 from rlhf_trainer.models.state import load_training_state, training_state
 from rlhf_trainer.models.trained_model import TrainedModel
 from rlhf_trainer.ops.compute import kl_coefficient
-from rlhf_trainer.records import Sequences
+from rlhf_trainer.tensors.records import Sequences
 
 WARMING_UP = "klCoefficient: 0.1, klTarget: 0.5, klHorizon: 200, criticWarmupSteps: 2"
 EMPTY = ("sampling", "generator", "reward")

@@ -20,8 +20,8 @@ from rlhf_store.archive import Archive
 from rlhf_store.committing import Committer
 from rlhf_store.retention import Retention
 from rlhf_trainer.checkpoint.saver import Saver
-from rlhf_trainer.training.saved_job import FOLDER
-from rlhf_trainer.training.snapshot_export import export_snapshot
+from rlhf_trainer.export.saved_job import FOLDER
+from rlhf_trainer.export.snapshot import export_snapshot
 
 ADAPTER = "spec.model.lora={policy: {rank: 4}}"
 

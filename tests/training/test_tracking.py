@@ -22,9 +22,9 @@ from tests.support.models import tiny_model
 from tests.support.rlhf import succeed
 
 from rlhf_api.problems import InvalidJob
-from rlhf_trainer.training import tracking
-from rlhf_trainer.training.metrics import MetricsFiles
-from rlhf_trainer.training.trackers import Run, WandB
+from rlhf_trainer.metrics import tracking
+from rlhf_trainer.metrics.builtin_trackers import Run, WandB
+from rlhf_trainer.metrics.files import MetricsFiles
 
 STEP = {"reward_mean": 0.5, "kl_mean": 0.01, "loss": float("nan"), "tokens": 128}
 

@@ -10,7 +10,7 @@ from tests.training.running import Job, low_tokens, resumed_is_whole
 from torch import Tensor
 
 from rlhf_trainer.maths.groups import group_standardized, leave_one_out
-from rlhf_trainer.records import Sequences
+from rlhf_trainer.tensors.records import Sequences
 
 FOUR = "spec.data.promptsPerStep=4"
 FINE = ("spec.reward.functions=[]", "spec.reward.fineGrained=true")

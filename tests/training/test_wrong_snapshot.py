@@ -10,11 +10,11 @@ from tests.training.running import RANKS, Job
 from rlhf_store.archive import Archive
 from rlhf_store.committing import Committer
 from rlhf_store.retention import Retention
-from rlhf_trainer import faults
 from rlhf_trainer.checkpoint import saver as module
 from rlhf_trainer.checkpoint.saver import Saver
+from rlhf_trainer.checkpoint.wrong_snapshot import WrongSnapshot
+from rlhf_trainer.process import faults
 from rlhf_trainer.training.loop import train
-from rlhf_trainer.wrong_snapshot import WrongSnapshot
 
 EVERY = ("spec.steps=3", "spec.checkpoint={everySteps: 1, keepLast: 9}")
 

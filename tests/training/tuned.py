@@ -11,15 +11,15 @@ from tests.training.running import Job
 
 from rlhf_api.algorithms.resolve import resolve
 from rlhf_api.run import RunConfig
-from rlhf_trainer.context import TrainerContext
 from rlhf_trainer.data.dataset import open_datasets
 from rlhf_trainer.graph.learner import Learner
-from rlhf_trainer.models.create import create_policy
-from rlhf_trainer.models.loading import load_job_tokenizer
+from rlhf_trainer.models.pretrained.create import create_policy
+from rlhf_trainer.models.pretrained.job_models import load_job_tokenizer
 from rlhf_trainer.ops import OpContext
+from rlhf_trainer.ranks.context import TrainerContext
+from rlhf_trainer.rollout.remote import Remote
 from rlhf_trainer.training.assembly import trained_model
 from rlhf_trainer.training.offline import OfflineTask
-from rlhf_trainer.training.remote import Remote
 
 SHAPE = {
     "hidden_size": 64,

@@ -241,7 +241,7 @@ PRINTS = {
 }
 STREAMS = {"sys.stdout.write", "sys.stderr.write", "sys.stdout.writelines", "sys.stderr.writelines"}
 ELSEWHERE = {"print", "Console", "logging.StreamHandler", *STREAMS}
-HANDLERS = {"operator/rlhf_operator/cluster/logs.py", "trainer_image/rlhf_trainer/process.py"}
+HANDLERS = {"operator/rlhf_operator/cluster/logs.py", "trainer_image/rlhf_trainer/process/role.py"}
 """Log handlers, whose formatters clean; see `logged` above, and tests/reconcile/test_logs.py."""
 
 

@@ -8,7 +8,7 @@ from tests.support.models import tiny_biased_experts, tiny_experts, tiny_model
 from tests.support.vllm_server import Server
 from tests.weights.support import TOKEN, load
 
-from rlhf_trainer.comms.http import HttpClient
+from rlhf_trainer.transport.http import HttpClient
 from rlhf_trainer.weights.broadcaster import Broadcaster
 
 SPOILABLE = ("--worker-extension-cls", "tests.weights.sabotage.Sabotage")

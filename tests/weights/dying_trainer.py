@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from tests.weights.support import TOKEN, generator, load, weights
 
-from rlhf_trainer.comms.http import HttpClient
+from rlhf_trainer.transport.http import HttpClient
 from rlhf_trainer.weights.broadcaster import Broadcaster
 
 

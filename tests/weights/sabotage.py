@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from tests.support.paced import Paced
 
-from rlhf_trainer.engines.vllm.served import parts
+from rlhf_trainer.engines.vllm.weights.served import parts
 
 
 class Sabotage(Paced):

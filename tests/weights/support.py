@@ -11,9 +11,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from rlhf_api.lora import Lora
 from rlhf_api.roles import Role
 from rlhf_api.run import Member
-from rlhf_trainer.comms.http import HttpClient
 from rlhf_trainer.models.adapter import Adapter
 from rlhf_trainer.models.trained_model import TrainedModel
+from rlhf_trainer.transport.http import HttpClient
 from rlhf_trainer.weights.base import Base
 
 TOKEN = "a token for tests"

@@ -3,7 +3,7 @@ import torch
 from tests.support.models import tiny_biased_experts, tiny_model
 from transformers import AutoModelForCausalLM, GPT2Config
 
-from rlhf_trainer.engines.vllm.weight_check import architecture_table, check_fits, checkpoint_table
+from rlhf_trainer.engines.vllm.weights.weight_check import architecture_table, check_fits, checkpoint_table
 from rlhf_trainer.weights.buckets import Spec
 
 TABLE = {

@@ -9,9 +9,9 @@ import pytest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core_client import DPLBAsyncMPClient
 
-from rlhf_trainer.engines.vllm import watchdog
-from rlhf_trainer.engines.vllm.asgi import call
-from rlhf_trainer.engines.vllm.middleware import Front
+from rlhf_trainer.engines.vllm.front.asgi import call
+from rlhf_trainer.engines.vllm.front.middleware import Front
+from rlhf_trainer.engines.vllm.serve import watchdog
 
 NEW = {"version": 3, "digest": "d"}
 

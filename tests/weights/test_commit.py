@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlhf_trainer.comms.frames import GENERATE
-from rlhf_trainer.engines.vllm import gate
-from rlhf_trainer.engines.vllm.asgi import call, reply
-from rlhf_trainer.engines.vllm.commit import Commit
-from rlhf_trainer.engines.vllm.gate import LABELLED
+from rlhf_trainer.engines.vllm.front import gate
+from rlhf_trainer.engines.vllm.front.asgi import call, reply
+from rlhf_trainer.engines.vllm.front.commit import Commit
+from rlhf_trainer.engines.vllm.front.gate import LABELLED
+from rlhf_trainer.transport.frames import GENERATE
 
 NEW = {"version": 3, "digest": "d"}
 KEPT = {**NEW, "keep": True}

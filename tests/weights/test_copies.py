@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rlhf_trainer.engines.vllm import copy_plan
-from rlhf_trainer.engines.vllm.copy_plan import Copies, Named
+from rlhf_trainer.engines.vllm.weights import copy_plan
+from rlhf_trainer.engines.vllm.weights.copy_plan import Copies, Named
 
 
 class Fused(nn.Module):

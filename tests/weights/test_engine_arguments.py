@@ -13,11 +13,11 @@ from tests.weights.support import TOKEN, generator, weights
 from tests.weights.test_serving import of_model
 
 from rlhf_api.spec import Sampling
-from rlhf_trainer.comms.outcomes import Failed
-from rlhf_trainer.generation.vllm import VllmClient
-from rlhf_trainer.generation.work import Work
+from rlhf_trainer.dispatch.outcomes import Failed
 from rlhf_trainer.maths.agreement import agreement
-from rlhf_trainer.records import Prompt
+from rlhf_trainer.rollout.partial_rollout import Work
+from rlhf_trainer.rollout.vllm_client import VllmClient
+from rlhf_trainer.tensors.records import Prompt
 
 pytestmark = pytest.mark.slow
 

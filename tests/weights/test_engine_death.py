@@ -17,7 +17,7 @@ from tests.support.forks import forked
 from tests.support.vllm_server import Server
 from tests.weights.support import TOKEN, generator, weights
 
-from rlhf_trainer.engines.vllm.watchdog import EXIT_ENGINE_DEAD
+from rlhf_trainer.engines.vllm.serve.watchdog import EXIT_ENGINE_DEAD
 
 pytestmark = pytest.mark.slow
 PATIENCE_SECONDS = 240

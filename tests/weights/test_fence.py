@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from rlhf_trainer.comms.http import DEPOSED, EPOCH_HEADER
-from rlhf_trainer.engines.vllm.fence import Fence
+from rlhf_trainer.engines.vllm.front.fence import Fence
+from rlhf_trainer.transport.http import DEPOSED, EPOCH_HEADER
 
 
 async def application(_scope, _receive, send) -> None:

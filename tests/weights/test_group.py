@@ -10,7 +10,7 @@ import torch
 from tests.support.ports import free_port
 from torch.distributed import PrefixStore, rendezvous
 
-from rlhf_trainer.comms.tcp_store import use_everywhere
+from rlhf_trainer.transport.tcp_store import use_everywhere
 from rlhf_trainer.weights import stream
 from rlhf_trainer.weights.buckets import unpack
 from rlhf_trainer.weights.group import Group, TransferFailed, connect_store, host_store, publish_epoch

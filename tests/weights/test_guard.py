@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from rlhf_trainer.engines.vllm.guard import TokenGuard
+from rlhf_trainer.engines.vllm.front.guard import TokenGuard
 
 
 def knock(path: str, authorization: bytes | None, kind: str = "http") -> list[dict]:

@@ -6,8 +6,8 @@ from tests.weights.support import Adapted
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from rlhf_trainer.engines.vllm.held import HeldBase
-from rlhf_trainer.engines.vllm.served import Served
+from rlhf_trainer.engines.vllm.weights.held import HeldBase
+from rlhf_trainer.engines.vllm.weights.served import Served
 
 
 def llama() -> PreTrainedModel:

@@ -18,11 +18,11 @@ from tests.weights.support import status, weights
 from tests.weights.test_serving import call, slow_steps, target
 
 from rlhf_api.spec import Sampling
-from rlhf_trainer.comms.http import HttpError
 from rlhf_trainer.data.stop_strings import StopStrings
-from rlhf_trainer.generation.vllm import VllmClient
-from rlhf_trainer.generation.work import Response, Work
-from rlhf_trainer.records import Prompt
+from rlhf_trainer.rollout.partial_rollout import Response, Work
+from rlhf_trainer.rollout.vllm_client import VllmClient
+from rlhf_trainer.tensors.records import Prompt
+from rlhf_trainer.transport.http import HttpError
 
 pytestmark = pytest.mark.slow
 

@@ -10,9 +10,9 @@ import pytest
 from tests.support.virtual_time import Loop, run
 
 from rlhf_api.roles import Role
-from rlhf_trainer.comms.frames import GENERATE
-from rlhf_trainer.engines.vllm import probes
-from rlhf_trainer.engines.vllm.probes import Probes
+from rlhf_trainer.engines.vllm.front import probes
+from rlhf_trainer.engines.vllm.front.probes import Probes
+from rlhf_trainer.transport.frames import GENERATE
 
 NOTHING = {"version": None, "digest": None, "announced_version": None, "open": False, "failure": None}
 

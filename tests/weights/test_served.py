@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rlhf_trainer.engines.vllm.served import Served, fingerprint, parts
+from rlhf_trainer.engines.vllm.weights.served import Served, fingerprint, parts
 from rlhf_trainer.weights.buckets import Bucket, Spec
 from rlhf_trainer.weights.digest import Digest, lanes
 

@@ -25,20 +25,20 @@ from tests.weights.support import TOKEN, Adapted, generator, serves, status, wei
 from rlhf_api.evaluation import NO_PENALTIES, Penalties
 from rlhf_api.run import Member
 from rlhf_api.spec import Sampling
-from rlhf_trainer.batches import ResponseLogprobs
-from rlhf_trainer.comms.assignments import Limits
-from rlhf_trainer.comms.dispatch import Observer
-from rlhf_trainer.comms.frames import GENERATE
-from rlhf_trainer.comms.http import HttpError
-from rlhf_trainer.comms.outcomes import Interrupted, Refused
 from rlhf_trainer.data.stop_strings import StopStrings
-from rlhf_trainer.generation.dispatch import start_round
-from rlhf_trainer.generation.processors import Penalized
-from rlhf_trainer.generation.vllm import VllmClient, request_seed
-from rlhf_trainer.generation.work import Work
-from rlhf_trainer.models.inference import Forward, infer
-from rlhf_trainer.records import Prompt, Rollout, Sequences
-from rlhf_trainer.sampling_mask import Kept
+from rlhf_trainer.dispatch.assignments import Limits
+from rlhf_trainer.dispatch.dispatch import Observer
+from rlhf_trainer.dispatch.outcomes import Interrupted, Refused
+from rlhf_trainer.local_generation.processors import Penalized
+from rlhf_trainer.maths.outputs import ResponseLogprobs
+from rlhf_trainer.models.forward.inference import Forward, infer
+from rlhf_trainer.rollout.partial_rollout import Work
+from rlhf_trainer.rollout.rounds import start_round
+from rlhf_trainer.rollout.vllm_client import VllmClient, request_seed
+from rlhf_trainer.tensors.records import Prompt, Rollout, Sequences
+from rlhf_trainer.tensors.sampling_mask import Kept
+from rlhf_trainer.transport.frames import GENERATE
+from rlhf_trainer.transport.http import HttpError
 
 pytestmark = pytest.mark.slow
 

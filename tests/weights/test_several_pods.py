@@ -17,7 +17,7 @@ from tests.support.ports import free_port
 from tests.support.vllm_server import Server
 from tests.weights.support import TOKEN, generator, serves, weights
 
-from rlhf_trainer.comms.http import HttpError
+from rlhf_trainer.transport.http import HttpError
 
 pytestmark = pytest.mark.slow
 SPEC = {
@@ -114,7 +114,7 @@ def test_a_process_that_was_told_to_end_does_when_the_engine_has():
     engine.settimeout(120)
     lines = [
         "import signal, threading",
-        "from rlhf_trainer.engines.vllm.follower import _end_after",
+        "from rlhf_trainer.engines.vllm.serve.follower import _end_after",
         "told = threading.Event()",
         "signal.signal(signal.SIGTERM, lambda *_: told.set())",
         f"threading.Thread(target=_end_after, args=(told, {engine.getsockname()})).start()",

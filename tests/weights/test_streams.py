@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from vllm.logprobs import FlatLogprobs, Logprob
 from vllm.outputs import CompletionOutput
 
-from rlhf_trainer.comms.frames import NO_VERSION, FrameReader, Kind
-from rlhf_trainer.engines.vllm.streams import encoded, sampled_from
+from rlhf_trainer.engines.vllm.front.streams import encoded, sampled_from
+from rlhf_trainer.transport.frames import NO_VERSION, FrameReader, Kind
 
 
 def step(*entries: tuple[int, float]) -> dict[int, Logprob]:

@@ -11,7 +11,7 @@ from tests.support.ports import free_port
 from tests.weights.support import TOKEN, Adapted, generator, served_logprobs, serves, status, weights
 
 from rlhf_api.run import Member
-from rlhf_trainer.comms.http import Deposed, HttpClient
+from rlhf_trainer.transport.http import Deposed, HttpClient
 
 pytestmark = pytest.mark.slow
 TIMEOUT_S = 20.0  # of a step; what a hung member costs

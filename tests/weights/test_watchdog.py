@@ -11,8 +11,8 @@ from multiprocessing.process import BaseProcess
 
 import pytest
 
-from rlhf_trainer.engines.vllm.watchdog import cause_of_death, quote_causes
-from rlhf_trainer.termination import VARIABLE
+from rlhf_trainer.engines.vllm.serve.watchdog import cause_of_death, quote_causes
+from rlhf_trainer.process.termination import VARIABLE
 
 OOM = " for lack of memory"
 

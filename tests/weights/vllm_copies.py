@@ -17,9 +17,9 @@ from vllm.distributed import (
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader.utils import initialize_model
 
-from rlhf_trainer.engines.vllm.held import HeldBase, Weights
-from rlhf_trainer.engines.vllm.served import Served
-from rlhf_trainer.engines.vllm.swap import Swap
+from rlhf_trainer.engines.vllm.weights.held import HeldBase, Weights
+from rlhf_trainer.engines.vllm.weights.served import Served
+from rlhf_trainer.engines.vllm.weights.swap import Swap
 from rlhf_trainer.weights.buckets import Bucket, pack, unpack
 
 

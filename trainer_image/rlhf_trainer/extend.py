@@ -1,11 +1,11 @@
 """What code outside this repository imports of the trainer (docs/extending.md); modules behind this one may move."""
 
-from .batches import Loss, MicroBatch
-from .maths.ragged import pad, response_mask, sequence_sums, to_tokens
+from .metrics.builtin_trackers import Run, Tracker
 from .ops.context import ComputeFn, LossFn, OpContext
-from .records import Columns, Sequences
 from .replay.buffer import EpisodeReplayBuffer
-from .training.trackers import Run, Tracker
+from .tensors.batches import Loss, MicroBatch
+from .tensors.ragged import pad, response_mask, sequence_sums, to_tokens
+from .tensors.records import Columns, Sequences
 
 __all__ = [
     "Columns",

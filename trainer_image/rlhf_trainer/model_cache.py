@@ -30,8 +30,8 @@ from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.roles import Role
 from rlhf_api.run import ProcessEnv, RunConfig
 
-from .process import run_role
-from .settings import model_source
+from .process.role import run_role
+from .process.settings import model_source
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 import psutil
 
-from .addresses import interface
+from .process.addresses import interface
 
 HANDLED = "SIGINT,SIGHUP,SIGQUIT"
 """Signals that torchrun handles, without SIGTERM, after which it would give the ranks only 30 s: a pod's grace period
@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    from .comms.tcp_store import use_everywhere
+    from .transport.tcp_store import use_everywhere
 
     use_everywhere()
     try:

@@ -36,7 +36,7 @@ def export(options: argparse.Namespace) -> int:
         adapter=options.adapter,
         model=options.model,
     )
-    return run_module("rlhf_trainer.export_command", request).returncode
+    return run_module("rlhf_trainer.commands.export", request).returncode
 
 
 def export_command(store: str, step: int, out: str) -> str:

@@ -15,7 +15,7 @@ from ..manifest_arguments import add_manifest
 from ..subcommands import Commands, add_command
 from ..trainer_packages import has_packages, run_module
 
-MODULE = "rlhf_trainer.data_command"
+MODULE = "rlhf_trainer.commands.data"
 
 
 def add_data(commands: Commands) -> None:

@@ -10,9 +10,9 @@ from rlhf_store import archive
 from rlhf_store.archive import Archive
 from rlhf_store.manifest import DamagedSnapshot, Entry, Segment
 
-from .. import progress
-from ..comms.ranks import Ranks
-from ..comms.wire import WireError, decode
+from ..process import progress
+from ..ranks.ranks import Ranks
+from ..transport.wire import WireError, decode
 from .segments import Batch
 
 AHEAD = 3

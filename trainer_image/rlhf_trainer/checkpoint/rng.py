@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rlhf_api.roles import Trainer
 
-from ..comms.ranks import Ranks
+from ..ranks.ranks import Ranks
 
 
 def seed_generators(ranks: Ranks, seed: int) -> None:

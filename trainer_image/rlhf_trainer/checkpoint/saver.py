@@ -17,10 +17,10 @@ from rlhf_store.committing import Committer
 from rlhf_store.failures import StoreError
 from rlhf_store.manifest import Segment, digest_of
 
-from .. import progress
-from ..comms.ranks import Ranks
-from ..wrong_snapshot import WrongSnapshot
+from ..process import progress
+from ..ranks.ranks import Ranks
 from .segments import Batch, Checksums, Group, copied, kind_checksums, unchanged_kinds
+from .wrong_snapshot import WrongSnapshot
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from rlhf_store.failures import Missing
 from rlhf_store.locked import locked
 from rlhf_store.store import Store
 
-from .. import progress
+from ..process import progress
 
 PARQUET = ".parquet"
 DAY = 86_400.0

@@ -18,7 +18,7 @@ from rlhf_api.rows import Row, with_system_prompt
 from rlhf_api.sources import Source, training_sources, unknown_store
 from rlhf_api.spec import Spec
 
-from .. import progress
+from ..process import progress
 from .copies import PARQUET, local_file
 from .imported import ImportedRows
 from .stream import Mixture, RowStream

@@ -11,7 +11,7 @@ from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.row_files import Rows
 from rlhf_api.rows import Row, checked_row
 
-from ..imports import import_function
+from ..process.imports import import_function
 from .copies import plain, without_nulls
 
 COMPARED = 64

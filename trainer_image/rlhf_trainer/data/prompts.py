@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_api.rows import PromptRow, Row
 from rlhf_api.spec import Data
 
-from ..records import Prompt
+from ..tensors.records import Prompt
 from .chat import arguments_of
 from .encode import encode_prompt
 

@@ -17,10 +17,10 @@ from torch import Tensor
 from rlhf_api.graph import SEQUENCES, Compute, Infer, Node, Score
 from rlhf_api.problems import InvalidJob, Problem
 
-from ..comms.ranks import Message, Ranks
-from ..comms.roster import Stopped
+from ..dispatch.roster import Stopped
 from ..ops import ROW_OUTPUTS, compute_fn, output_fn
-from ..records import Columns, Sequences
+from ..ranks.ranks import Message, Ranks
+from ..tensors.records import Columns, Sequences
 from .learner import Learner
 
 RemoteCall = Callable[[Sequences, Sequence[Mapping[str, Any]]], Tensor]

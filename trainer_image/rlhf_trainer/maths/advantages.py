@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from .ragged import check_lengths
+from ..tensors.ragged import check_lengths
 
 
 def generalized_advantages(

@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .ragged import sequence_sums, to_tokens
+from ..tensors.ragged import sequence_sums, to_tokens
 
 
 def importance_weights(

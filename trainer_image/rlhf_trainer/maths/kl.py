@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .ragged import check_lengths, check_mask
+from ..tensors.ragged import check_lengths, check_mask
 
 Estimator = Literal["k1", "k2", "k3"]
 

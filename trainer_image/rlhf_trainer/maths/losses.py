@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from .ragged import check_mask, pad, sequence_sums, to_tokens
+from ..tensors.ragged import check_mask, pad, sequence_sums, to_tokens
 
 Aggregation = Literal["token", "sequence", "constant"]
 

@@ -16,8 +16,8 @@ from transformers.pytorch_utils import Conv1D
 
 from rlhf_api.lora import Lora
 
-from .. import progress
 from ..maths.low_rank import A, B, LowRank
+from ..process import progress
 
 log = logging.getLogger(__name__)
 

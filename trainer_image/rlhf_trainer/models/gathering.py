@@ -9,7 +9,7 @@ from torch import Tensor, distributed
 from torch.distributed import P2POp, Work
 from torch.nn import Module
 
-from .. import progress
+from ..process import progress
 from .zero import deepspeed
 
 Named = Iterator[tuple[str, Tensor]]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, distributed
 from torch.nn import Parameter
 
-from ..wrong_snapshot import WrongSnapshot
+from ..checkpoint.wrong_snapshot import WrongSnapshot
 
 NAMED = 3
 """Tensors that the error names."""

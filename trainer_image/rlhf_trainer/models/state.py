@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ..records import Sequences
+from ..tensors.records import Sequences
 from .live_weights import LiveWeights
 from .trained_model import TrainedModel
 from .zero import deepspeed

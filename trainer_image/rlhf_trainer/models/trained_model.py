@@ -14,16 +14,16 @@ from transformers import GenerationConfig, PreTrainedModel
 from rlhf_api.roles import Trainer
 from rlhf_api.spec import Optimizer
 
-from .. import progress
-from ..batches import MAXIMUM, Loss, OutputFn
-from ..records import Sequences
+from ..process import progress
+from ..tensors.batches import MAXIMUM, Loss, OutputFn
+from ..tensors.records import Sequences
 from .deepspeed_config import deepspeed_settings
-from .efficiency import fuse, recompute
+from .forward.efficiency import fuse, recompute
+from .forward.inference import Forward
+from .forward.response_head import install
+from .forward.sequence_parallel import SequenceGroup
 from .gathering import Named, undivided, whole
-from .inference import Forward
 from .initialize import initialize
-from .response_head import install
-from .sequence_parallel import SequenceGroup
 
 if TYPE_CHECKING:
     from .adapter import Adapter

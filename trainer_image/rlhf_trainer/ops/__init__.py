@@ -9,12 +9,8 @@ from rlhf_api.graph import Compute, Graph, Infer, Train
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.spec import Spec
 
-from ..batches import (
-    OutputFn,
-    ResponseLogprobs,
-    response_values,
-    sequence_scores,
-)
+from ..maths.outputs import ResponseLogprobs, response_values, sequence_scores
+from ..tensors.batches import OutputFn
 from . import compute, losses
 from .context import ComputeFn, LossFn, OpContext
 from .own import guarded_compute, guarded_loss, guarded_output, own_function

@@ -9,10 +9,10 @@ from ..maths.advantages import generalized_advantages, reinforce_pp_advantages, 
 from ..maths.groups import group_centered, group_standardized, leave_one_out
 from ..maths.importance import importance_weights
 from ..maths.kl import kl_estimate, token_rewards
-from ..maths.ragged import sequence_sums, to_tokens
 from ..maths.rewards import overlong_penalty
 from ..maths.values import Moments, denormalize, update_moments
-from ..records import Columns
+from ..tensors.ragged import sequence_sums, to_tokens
+from ..tensors.records import Columns
 from .context import OpContext
 
 

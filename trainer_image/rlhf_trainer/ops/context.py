@@ -6,8 +6,8 @@ from typing import Any
 
 from rlhf_api.spec import Spec
 
-from ..batches import Loss
-from ..records import Columns
+from ..tensors.batches import Loss
+from ..tensors.records import Columns
 
 
 @dataclass

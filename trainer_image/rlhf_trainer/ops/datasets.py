@@ -11,7 +11,7 @@ from rlhf_api.spec import Data
 
 from ..data.chat import arguments_of
 from ..data.encode import Encoded, encode, encode_prompt, turns
-from ..records import Columns, Sequences
+from ..tensors.records import Columns, Sequences
 
 Encode = Callable[[Sequence[Any], PreTrainedTokenizerBase, Data], list[Encoded]]
 

@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from ..batches import Loss, MicroBatch
 from ..maths.agreement import agreement, comparable
 from ..maths.kl import kl_estimate, token_kl_k3
 from ..maths.losses import (
@@ -18,10 +17,11 @@ from ..maths.losses import (
     token_weights,
 )
 from ..maths.preference import dpo_loss, implicit_rewards, ipo_loss
-from ..maths.ragged import sequence_sums
 from ..maths.values import normalize
-from ..packed import to_device
-from ..records import Columns
+from ..tensors.batches import Loss, MicroBatch
+from ..tensors.packed import to_device
+from ..tensors.ragged import sequence_sums
+from ..tensors.records import Columns
 from .compute import kl_coefficient, value_moments
 from .context import OpContext
 

@@ -14,9 +14,9 @@ from rlhf_api.algorithms.resolve import WHERE
 from rlhf_api.imports import described
 from rlhf_api.problems import InvalidJob, Problem
 
-from ..batches import Loss, MicroBatch, OutputFn
-from ..imports import import_function
-from ..records import Columns
+from ..process.imports import import_function
+from ..tensors.batches import Loss, MicroBatch, OutputFn
+from ..tensors.records import Columns
 from .context import ComputeFn, LossFn, OpContext
 
 OF_THE_MACHINE = (OSError, MemoryError, torch.OutOfMemoryError, torch.AcceleratorError, distributed.DistError)

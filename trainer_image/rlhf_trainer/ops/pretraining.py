@@ -4,10 +4,10 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from ..batches import Loss, MicroBatch
 from ..maths.losses import token_weights
-from ..packed import to_device
-from ..records import Columns, Sequences
+from ..tensors.batches import Loss, MicroBatch
+from ..tensors.packed import to_device
+from ..tensors.records import Columns, Sequences
 
 
 def mixed(own: Sequences, loss: Loss, text: Columns, coefficient: float) -> tuple[Sequences, Loss]:

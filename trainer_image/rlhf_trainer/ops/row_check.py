@@ -16,10 +16,10 @@ from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.rows import prompt_field
 from rlhf_api.spec import Data
 
-from .. import progress
 from ..data.dataset import Dataset
 from ..data.encode import TooLong
-from ..parent import end_with_parent
+from ..process import progress
+from ..process.parent import end_with_parent
 from .datasets import encode_row
 
 CHUNK = 500

@@ -9,7 +9,7 @@ import torch
 
 from rlhf_api.replay import EPISODES, Replay
 
-from ..records import Columns
+from ..tensors.records import Columns
 from .table import Episode, Texts, decode, encode, token_columns
 
 

@@ -11,7 +11,7 @@ from rlhf_api.imports import described
 from rlhf_api.problems import InvalidJob, Problem, show
 from rlhf_api.replay import Replay
 
-from ..imports import import_function
+from ..process.imports import import_function
 from .buffer import EpisodeReplayBuffer
 
 Sample = dict[str, Any]

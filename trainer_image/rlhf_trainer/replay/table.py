@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from rlhf_api.parquet_pages import check_inflation
 
 from ..maths.kl import token_kl
-from ..packed import ragged_index
-from ..records import Columns, Sequences
-from ..sampling_mask import Kept
+from ..tensors.packed import ragged_index
+from ..tensors.records import Columns, Sequences
+from ..tensors.sampling_mask import Kept
 
 FORMAT = b"1"
 _ORDER = ("sampled_logprobs", "logprobs", "reference_logprobs", "values", "advantages", "returns")

@@ -21,9 +21,7 @@ from rlhf_api.sizes import Sizes
 from rlhf_api.spec import MOST_KEPT, Spec
 from rlhf_api.vllm_source import engine_problems
 
-from ..addresses import interface, listen_host
-from ..comms import rdma
-from ..engines.vllm.launch import (
+from ..engines.vllm.serve.launch import (
     SHARED,
     check_head_size,
     cpu_options,
@@ -35,15 +33,17 @@ from ..engines.vllm.launch import (
     option,
     weight_options,
 )
-from ..process import run_role
-from ..settings import longest, model_source
+from ..process.addresses import interface, listen_host
+from ..process.role import run_role
+from ..process.settings import longest, model_source
+from ..transport import rdma
 
 log = logging.getLogger(__name__)
 
-EXTENSION = "rlhf_trainer.engines.vllm.extension.WeightStatus"
-FRONT = "rlhf_trainer.engines.vllm.middleware.Front"
-SERVER = "rlhf_trainer.engines.vllm.server"
-FOLLOWER = "rlhf_trainer.engines.vllm.follower"
+EXTENSION = "rlhf_trainer.engines.vllm.weights.extension.WeightStatus"
+FRONT = "rlhf_trainer.engines.vllm.front.middleware.Front"
+SERVER = "rlhf_trainer.engines.vllm.serve.server"
+FOLLOWER = "rlhf_trainer.engines.vllm.serve.follower"
 
 
 def arguments(

@@ -11,19 +11,19 @@ from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.roles import Role
 from rlhf_api.run import ProcessEnv, RunConfig
 
-from ..addresses import listen_host
-from ..comms.ranks import Message
 from ..engines.vllm.frozen import FrozenModel
-from ..models import architectures
-from ..models.inference import infer, served
-from ..models.load import padding_id
-from ..models.loading import check_served, load_frozen, load_job_tokenizer, on_device
+from ..models.forward.inference import infer, served
+from ..models.pretrained import architectures
+from ..models.pretrained.job_models import check_served, load_frozen, load_job_tokenizer, on_device
+from ..models.pretrained.load import padding_id
 from ..ops import output_fn
-from ..process import run_role
-from ..records import Sequences
+from ..process.addresses import listen_host
+from ..process.role import run_role
+from ..process.settings import longest
+from ..ranks.ranks import Message
 from ..scoring.messages import LOGPROBS_ROUTE, unpack
 from ..scoring.server import application, no_trouble, serve
-from ..settings import longest
+from ..tensors.records import Sequences
 
 Logprobs = Callable[[Sequences], Tensor]
 """Log-probabilities of the response tokens: float32 [A]."""

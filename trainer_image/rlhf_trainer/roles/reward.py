@@ -11,17 +11,17 @@ from rlhf_api.rewards import RewardFunction
 from rlhf_api.roles import Role
 from rlhf_api.run import ProcessEnv, RunConfig
 
-from ..addresses import listen_host
-from ..comms.event_loop import EventLoop
-from ..comms.ranks import Message
-from ..comms.wire import WireError
 from ..engines.vllm.frozen import FrozenModel
-from ..models import architectures
-from ..models.inference import served
-from ..models.load import padding_id, positions_of
-from ..models.loading import check_served, load_frozen, load_job_tokenizer, on_device
-from ..process import run_role
-from ..scoring import kinds, process_groups
+from ..models.forward.inference import served
+from ..models.pretrained import architectures
+from ..models.pretrained.job_models import check_served, load_frozen, load_job_tokenizer, on_device
+from ..models.pretrained.load import padding_id, positions_of
+from ..process import process_groups
+from ..process.addresses import listen_host
+from ..process.role import run_role
+from ..process.settings import longest
+from ..ranks.ranks import Message
+from ..scoring import kinds
 from ..scoring.messages import SCORE_ROUTE, Part, ScoreReport, rows_of, unpack
 from ..scoring.rewards import (
     Functions,
@@ -32,7 +32,8 @@ from ..scoring.rewards import (
     forward_scores,
 )
 from ..scoring.server import application, no_trouble, serve
-from ..settings import longest
+from ..transport.event_loop import EventLoop
+from ..transport.wire import WireError
 
 SHARE_OF_TIME = 0.9
 """Share of a message's deadline for a response's calls; a response without a score by then has failed, and the trainer

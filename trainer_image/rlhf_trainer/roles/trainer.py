@@ -25,30 +25,30 @@ from rlhf_store.committing import Committer
 from rlhf_store.manifest import Entry
 from rlhf_store.retention import Retention
 
-from .. import faults, progress
-from ..addresses import listen_host
 from ..checkpoint.rng import choose_kernels, seed_generators
 from ..checkpoint.saver import Saver
-from ..comms import rdma
-from ..comms.control import Control
-from ..comms.event_loop import EventLoop
-from ..comms.http import HttpClient
-from ..comms.ranks import Message, Ranks, raise_if_rank_lost
-from ..comms.roster import Roster, Stopped
-from ..context import Services, TrainerContext
 from ..data.chat import check_template
 from ..data.dataset import Dataset, open_datasets
 from ..data.template_warnings import template_warnings
-from ..garbage import full_collections_by_hand
-from ..models import architectures
-from ..models.export import remove_abandoned
-from ..models.fitting import fit_problems
+from ..dispatch.control import Control
+from ..dispatch.roster import Roster, Stopped
+from ..export.model_files import remove_abandoned
+from ..metrics.tracking import Tracking
+from ..models.pretrained import architectures
+from ..models.pretrained.fitting import fit_problems
 from ..ops.row_check import RowChecker, check_all
-from ..process import on_sigterm, run_role
+from ..process import faults, progress
+from ..process.addresses import listen_host
+from ..process.garbage import full_collections_by_hand
+from ..process.role import on_sigterm, run_role
+from ..ranks.context import Services, TrainerContext
+from ..ranks.ranks import Message, Ranks, raise_if_rank_lost
 from ..training.assembly import make_task, prepare_model
 from ..training.loop import train
 from ..training.monitor import ACTIVITY
-from ..training.tracking import Tracking
+from ..transport import rdma
+from ..transport.event_loop import EventLoop
+from ..transport.http import HttpClient
 
 log = logging.getLogger(__name__)
 

@@ -15,14 +15,14 @@ from torch import Tensor
 from rlhf_api.roles import Role
 from rlhf_api.run import Member
 
-from .. import faults, progress
-from ..batches import plan
-from ..comms.assignments import Limits
-from ..comms.dispatch import Dispatch, Observer, Switches
-from ..comms.http import HttpClient
-from ..comms.outcomes import UnderWay
-from ..comms.roster import Roster, Stopped, Unavailable
-from ..records import Sequences
+from ..dispatch.assignments import Limits
+from ..dispatch.dispatch import Dispatch, Observer, Switches
+from ..dispatch.outcomes import UnderWay
+from ..dispatch.roster import Roster, Stopped, Unavailable
+from ..process import faults, progress
+from ..tensors.batches import plan
+from ..tensors.records import Sequences
+from ..transport.http import HttpClient
 from .messages import places
 from .questions import DTYPES, PAUSE_SECONDS, Question, QuestionClient, Reply
 

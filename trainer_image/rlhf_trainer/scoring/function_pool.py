@@ -12,7 +12,7 @@ from typing import Any, Self
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.rewards import RewardFunction
 
-from . import process_groups
+from ..process import process_groups
 from .samples import CallFailure, Failure, Result, Sample, even_calls, failed
 from .timeouts import Timeouts
 from .usage import usage

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from rlhf_api.base import Report
 
-from ..comms.ranks import Message
-from ..comms.wire import WireError, as_array, json_of
-from ..records import Sequences
-from ..sampling_mask import Kept
+from ..ranks.ranks import Message
+from ..tensors.records import Sequences
+from ..tensors.sampling_mask import Kept
+from ..transport.wire import WireError, as_array, json_of
 
 SCORE_ROUTE = "/score"
 """Arrays `rows` and `row`, see `pack`; header `part`: a `Part`. Reply: `scores` float64 [N], or `token_scores` float64

@@ -12,10 +12,10 @@ from torch import Tensor
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.run import Member
 
-from ..comms.http import HttpClient, HttpError
-from ..comms.outcomes import Failed
-from ..comms.wire import decode, encode
-from ..records import Sequences
+from ..dispatch.outcomes import Failed
+from ..tensors.records import Sequences
+from ..transport.http import HttpClient, HttpError
+from ..transport.wire import decode, encode
 from .messages import pack, places
 
 PAUSE_SECONDS = 1.0

@@ -15,9 +15,9 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from .. import progress
-from ..comms.roster import Stopped
-from ..records import Sequences
+from ..dispatch.roster import Stopped
+from ..process import progress
+from ..tensors.records import Sequences
 from .client import ACTIVITY_LENGTH, Scorer
 from .messages import Part, ScoreReport, places
 from .questions import Question

@@ -17,12 +17,12 @@ from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.rewards import LARGEST_SCORE
 from rlhf_api.rows import PromptRow, Text
 
-from ..batches import sequence_scores, token_scores
 from ..data.encode import encode_sampled
 from ..data.stop_strings import StopStrings
 from ..data.text import continued_text, token_texts
-from ..models.inference import Forward, infer
-from ..records import Sequences
+from ..maths.outputs import sequence_scores, token_scores
+from ..models.forward.inference import Forward, infer
+from ..tensors.records import Sequences
 from .call_queue import CallQueue
 from .messages import PartReport, ScoreReport
 from .samples import Failure, Result, Sample, Scorer

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Self
 
-from . import process_groups
+from ..process import process_groups
 from .syscall_filter import syscall_filter
 
 TOOLS = {"bwrap": "bubblewrap 0.8 or newer", "prlimit": "util-linux", "choom": "util-linux"}

@@ -12,10 +12,10 @@ from aiohttp import web
 from rlhf_api.problems import InvalidJob
 from rlhf_api.roles import HEALTH
 
-from ..comms.control import token_required
-from ..comms.http import raise_file_limit
-from ..comms.ranks import Message
-from ..comms.wire import WireError, decode, encode
+from ..dispatch.control import token_required
+from ..ranks.ranks import Message
+from ..transport.http import raise_file_limit
+from ..transport.wire import WireError, decode, encode
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from rlhf_api import strict_json
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.rewards import LARGEST_SCORE, RewardFunction
 
-from ..comms.http import PLAIN, read_reply, read_start, retry_after
+from ..transport.http import PLAIN, read_reply, read_start, retry_after
 from .samples import Result, Sample, even_calls, failed
 
 LARGEST_REPLY, LARGEST_RESULT, LARGEST_NUMBER = 16 << 10, 2 << 10, 32

@@ -20,8 +20,8 @@ from rlhf_api.imports import described
 from rlhf_api.problems import InvalidJob, show
 from rlhf_api.rewards import LARGEST_SCORE
 
-from ..imports import Function, import_function
-from ..parent import end_with_parent
+from ..process.imports import Function, import_function
+from ..process.parent import end_with_parent
 
 FINE_GRAINED = "rewards of tokens need spec.reward.fineGrained: true"
 FIRST_TO_KILL = "1000"

@@ -15,28 +15,29 @@ from rlhf_api.report import STARTING
 from rlhf_api.rows import Row
 from rlhf_api.run import RunConfig
 
-from .. import faults, ops, progress
-from ..comms.ranks import Ranks
-from ..context import TrainerContext
+from .. import ops
 from ..data.encode import end_tokens
 from ..data.stop_strings import StopStrings
-from ..generation.fleet import Fleet
-from ..generation.vllm import VllmClient
+from ..export.model_files import INITIAL, renamed_into_place
 from ..graph.learner import Learner
 from ..models.average import MovingAverage
-from ..models.create import create_policy, create_tokenizer
-from ..models.export import INITIAL, renamed_into_place
-from ..models.load import load_tokenizer, padding_id
-from ..models.loading import load_job_tokenizer, load_trained, loading, trained_source
+from ..models.pretrained.create import create_policy, create_tokenizer
+from ..models.pretrained.job_models import load_job_tokenizer, load_trained, loading, trained_source
+from ..models.pretrained.load import load_tokenizer, padding_id
 from ..models.trained_model import TrainedModel
 from ..ops import OpContext
-from ..settings import model_source
+from ..process import faults, progress
+from ..process.settings import model_source
+from ..ranks.context import TrainerContext
+from ..ranks.ranks import Ranks
+from ..rollout.fleet import Fleet
+from ..rollout.remote import Remote
+from ..rollout.vllm_client import VllmClient
+from ..updates.updates import PretrainingText
 from ..weights.broadcaster import Broadcaster
 from .offline import OfflineTask
 from .online import OnlineTask
-from .remote import Remote
 from .task import Task
-from .updates import PretrainingText
 
 if TYPE_CHECKING:
     from ..models.adapter import Adapter

@@ -14,7 +14,7 @@ from rlhf_store.manifest import DamagedSnapshot, Entry
 from ..checkpoint.reading import Snapshot
 from ..checkpoint.rng import restore_generators, save_generators
 from ..checkpoint.saver import Saver
-from ..context import TrainerContext
+from ..ranks.context import TrainerContext
 from .monitor import Monitor
 from .task import Task
 

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 
 from ..checkpoint.segments import Group
-from ..context import TrainerContext
+from ..export.saved_job import export_files
+from ..export.trained_models import export_models
 from ..graph.executor import Executor
 from ..graph.learner import Learner
-from .export import export_models
-from .remote import Remote
-from .saved_job import export_files
+from ..ranks.context import TrainerContext
+from ..rollout.remote import Remote
 
 
 class GraphTask:

@@ -10,16 +10,16 @@ from statistics import fmean
 
 from rlhf_store.manifest import Entry
 
-from .. import faults
 from ..checkpoint.saver import Saver
-from ..comms.roster import Stopped
-from ..context import TrainerContext
+from ..dispatch.roster import Stopped
+from ..metrics.files import MetricsFiles
+from ..metrics.recording import record
+from ..metrics.tracking import Tracking
+from ..process import faults
+from ..ranks.context import TrainerContext
 from .checkpoints import Checkpoints
-from .metrics import MetricsFiles
 from .monitor import Monitor
-from .recording import record
 from .task import Task
-from .tracking import Tracking
 
 log = logging.getLogger(__name__)
 

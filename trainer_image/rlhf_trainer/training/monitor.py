@@ -11,11 +11,11 @@ from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.report import HealthStatus
 from rlhf_api.run import EXIT_ROLLED_BACK, EXIT_UNHEALTHY
 
-from .. import progress
 from ..checkpoint.saver import Saver
-from ..comms.roster import Stopped
-from ..context import TrainerContext
-from ..process import RoleEnd
+from ..dispatch.roster import Stopped
+from ..process import progress
+from ..process.role import RoleEnd
+from ..ranks.context import TrainerContext
 from .health import Breach, Watch, good, judge, restored, saved
 
 log = logging.getLogger(__name__)

@@ -10,15 +10,15 @@ from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.rows import Row
 
 from ..checkpoint.reading import Snapshot
-from ..comms.roster import Stopped
-from ..context import TrainerContext
 from ..data.dataset import stream
+from ..dispatch.roster import Stopped
 from ..graph.learner import Learner
 from ..ops.datasets import given_columns
-from ..records import Columns
+from ..ranks.context import TrainerContext
+from ..rollout.remote import Remote
+from ..tensors.records import Columns
+from ..updates.updates import Updates, held_out_losses
 from .graph_task import GraphTask
-from .remote import Remote
-from .updates import Updates, held_out_losses
 
 
 class OfflineTask(GraphTask):

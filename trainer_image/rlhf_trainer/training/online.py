@@ -18,25 +18,25 @@ from rlhf_store.manifest import DamagedSnapshot
 
 from ..checkpoint.reading import Snapshot
 from ..checkpoint.rng import remember_generators, undisturbed_generators
-from ..comms.roster import Stopped
-from ..context import TrainerContext
-from ..generation.ahead import BLOB
-from ..generation.fleet import Fleet
+from ..dispatch.roster import Stopped
 from ..graph.learner import Learner
-from ..records import Columns
+from ..ranks.context import TrainerContext
 from ..replay.buffer import EpisodeReplayBuffer, ReplayBuffer
 from ..replay.samplers import EpisodeSampler
 from ..replay.table import Episode
+from ..rollout.ahead import BLOB
+from ..rollout.collector import EpisodeCollector
+from ..rollout.evaluation import evaluate
+from ..rollout.fleet import Fleet
+from ..rollout.prompt_source import PromptSource
+from ..rollout.remote import Remote
+from ..rollout.responses import joined
 from ..scoring.rewards import texts
-from .collector import EpisodeCollector
-from .evaluation import evaluate
+from ..tensors.records import Columns
+from ..updates.kl_control import adapt_kl_coefficient
+from ..updates.updates import PretrainingText, Updates
 from .graph_task import GraphTask
-from .kl_control import adapt_kl_coefficient
 from .online_metrics import OnlineMetrics
-from .prompt_source import PromptSource
-from .remote import Remote
-from .responses import joined
-from .updates import PretrainingText, Updates
 
 log = logging.getLogger(__name__)
 

@@ -2,15 +2,15 @@
 
 from torch import Tensor
 
-from ..context import TrainerContext
-from ..generation.fleet import Fleet
 from ..maths.agreement import AGREEMENT, comparable
+from ..metrics.step import step_metrics
 from ..models.trained_model import TrainedModel
 from ..ops import output_fn
-from ..records import Columns
+from ..ranks.context import TrainerContext
+from ..rollout.collector import EpisodeCollector
+from ..rollout.fleet import Fleet
 from ..scoring.reward_client import RewardClient
-from .collector import EpisodeCollector
-from .step_metrics import step_metrics
+from ..tensors.records import Columns
 
 
 class OnlineMetrics:

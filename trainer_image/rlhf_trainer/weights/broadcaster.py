@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlhf_api.run import Member
 
-from ..comms.http import HttpClient
+from ..transport.http import HttpClient
 from . import stream
 from .base import Base
 from .group import TransferFailed, host_store

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed import BroadcastOptions, Work
 
-from ..comms.tcp_store import tcp_store
+from ..transport.tcp_store import tcp_store
 from .process_group import connect
 
 CURRENT = "rlhf/epoch"  # store key: the only epoch that may be joined

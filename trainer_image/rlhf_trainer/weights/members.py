@@ -8,7 +8,7 @@ import aiohttp
 
 from rlhf_api.run import Member
 
-from ..comms.http import Deposed, HttpClient, HttpError
+from ..transport.http import Deposed, HttpClient, HttpError
 from .group import TransferFailed
 
 COMMIT = "/commit"

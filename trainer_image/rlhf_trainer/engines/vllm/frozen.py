@@ -21,16 +21,16 @@ from rlhf_api.roles import Role
 from rlhf_api.run import RunConfig
 from rlhf_api.vllm_source import engine_problems
 
-from ...comms.event_loop import EventLoop
-from ...records import Sequences
-from ...settings import frozen_source
-from . import watchdog
-from .forking import fork_engine
-from .launch import engine_environment, frozen_options, instead_of, on_cpu, option
-from .probes import ENGINE_DEAD, HUNG_SECONDS
-from .refusal import refusals
+from ...process.settings import frozen_source
+from ...tensors.records import Sequences
+from ...transport.event_loop import EventLoop
+from .front.probes import ENGINE_DEAD, HUNG_SECONDS
+from .serve import watchdog
+from .serve.forking import fork_engine
+from .serve.launch import engine_environment, frozen_options, instead_of, on_cpu, option
+from .serve.refusal import refusals
 
-TEMPERED = "rlhf_trainer.engines.vllm.extension.Tempered"
+TEMPERED = "rlhf_trainer.engines.vllm.weights.extension.Tempered"
 
 
 class FrozenModel:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 
-from ...comms.tcp_store import use_everywhere
-from ...parent import end_with_parent
-from .watchdog import quote_causes
+from ...process.parent import end_with_parent
+from ...transport.tcp_store import use_everywhere
+from .serve.watchdog import quote_causes
 
 BACKEND = "rlhf"
 
@@ -36,10 +36,10 @@ def register() -> None:
 
     if BACKEND not in WeightTransferEngineFactory._registry:  # register_engine raises for a registered name
         WeightTransferEngineFactory.register_engine(
-            BACKEND, "rlhf_trainer.engines.vllm.engine", "BroadcastEngine"
+            BACKEND, "rlhf_trainer.engines.vllm.weights.engine", "BroadcastEngine"
         )
     if names := own_architectures(os.environ):
-        from ...models.architectures import register_served
+        from ...models.pretrained.architectures import register_served
 
         register_served(names)
 

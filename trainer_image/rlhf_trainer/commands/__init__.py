@@ -1,0 +1,1 @@
+"""Processes that `rlhf` starts in the trainer's environment."""

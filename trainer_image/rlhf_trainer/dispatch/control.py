@@ -1,0 +1,128 @@
+"""The trainer's control API: status, membership, and requests to checkpoint or stop."""
+
+import secrets
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiohttp import web
+from pydantic import ValidationError
+
+from rlhf_api.report import STARTING, TrainerStatus
+from rlhf_api.roles import HEALTH, Role
+from rlhf_api.run import (
+    CONTROL_CHECKPOINT,
+    CONTROL_MEMBERS,
+    CONTROL_STATUS,
+    CONTROL_STOP,
+    Member,
+    Membership,
+)
+
+from ..process import progress
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def token_required(token: str) -> Any:
+    """aiohttp middleware: every path but `/health` needs the job's token."""
+    expected = f"Bearer {token}".encode()
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        if request.path != HEALTH and not secrets.compare_digest(given, expected):
+            raise web.HTTPUnauthorized(text="this API needs the job's token")
+        return await handler(request)
+
+    return check
+
+
+async def healthy(_request: web.Request) -> web.Response:
+    return web.json_response({"status": "ok"})
+
+
+class Control:
+    """State shared by the host's requests and the training loop; handlers run on another thread than the loop."""
+
+    def __init__(self, total_steps: int) -> None:
+        self._lock = threading.Lock()
+        self._status = TrainerStatus(activity=STARTING, total_steps=total_steps)
+        self._membership = Membership()
+        self._told = threading.Event()
+        self.membership_changed = threading.Event()
+        self.stop_requested = threading.Event()
+        self.checkpoint_requested = threading.Event()
+
+    def report(self, **changes: Any) -> None:
+        """Changes fields of the status, by their Python names; a sign of progress."""
+        progress.sign()
+        with self._lock:
+            self._status = self._status.model_copy(update=changes)
+            self._told.clear()
+
+    def wait_told(self, timeout: float) -> None:
+        """Before the process ends: waits until the host has read the present status, at most `timeout` seconds."""
+        self._told.wait(timeout)
+
+    @property
+    def status(self) -> TrainerStatus:
+        with self._lock:
+            return self._status
+
+    def members(self, role: Role) -> list[Member]:
+        """Members of a role that take new work."""
+        with self._lock:
+            return [m for m in self._membership.members if m.role is role and not m.draining]
+
+    def unplaced(self, role: Role) -> int:
+        """Members of a role that are wanted and have no node."""
+        with self._lock:
+            return self._membership.unplaced.count(role)
+
+    def present(self, role: Role) -> dict[str, Member]:
+        """All members of a role by uid, draining ones included."""
+        with self._lock:
+            return {m.uid: m for m in self._membership.members if m.role is role}
+
+    async def serve(self, host: str, port: int, token: str) -> web.AppRunner:
+        """Starts the server. Raises OSError where the port is taken."""
+        app = web.Application(middlewares=[token_required(token)])
+        app.add_routes(
+            [
+                web.get(HEALTH, healthy),
+                web.get(CONTROL_STATUS, self._get_status),
+                web.put(CONTROL_MEMBERS, self._put_members),
+                web.post(CONTROL_STOP, self._post_stop),
+                web.post(CONTROL_CHECKPOINT, self._post_checkpoint),
+            ]
+        )
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, host, port).start()
+        return runner
+
+    async def _get_status(self, _request: web.Request) -> web.Response:
+        with self._lock:
+            status = self._status.model_copy(update={"progress_count": progress.count()})
+            text = status.model_dump_json(by_alias=True)
+            self._told.set()
+        return web.Response(text=text, content_type="application/json")
+
+    async def _put_members(self, request: web.Request) -> web.Response:
+        try:
+            membership = Membership.model_validate_json(await request.read())
+        except ValidationError as error:
+            raise web.HTTPBadRequest(text=str(error)) from None
+        with self._lock:
+            self._membership = membership
+        self.membership_changed.set()
+        return web.json_response({"members": len(membership.members)})
+
+    async def _post_stop(self, _request: web.Request) -> web.Response:
+        self.stop_requested.set()
+        return web.json_response({"stopping": True})
+
+    async def _post_checkpoint(self, _request: web.Request) -> web.Response:
+        self.checkpoint_requested.set()
+        return web.json_response({"checkpointing": True})

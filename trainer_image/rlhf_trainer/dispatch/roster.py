@@ -1,0 +1,84 @@
+"""Members that respond right now: the host pushes the membership, health checks filter it."""
+
+import asyncio
+import time
+
+import aiohttp
+
+from rlhf_api.roles import HEALTH, Role
+from rlhf_api.run import Member
+
+from ..process import progress
+from ..transport.http import PROBE_SECONDS, HttpClient, HttpError
+from .control import Control
+
+POLL_SECONDS = 0.2
+
+
+class Unavailable(RuntimeError):
+    """No member of a role answered within its deadline."""
+
+
+class Stopped(RuntimeError):
+    """The host requested a stop during a wait."""
+
+
+class Roster:
+    """Members of each role whose health checks succeed."""
+
+    def __init__(self, control: Control, http: HttpClient) -> None:
+        self._control, self._http = control, http
+
+    @property
+    def stopping(self) -> bool:
+        """True once the host requested a stop."""
+        return self._control.stop_requested.is_set()
+
+    def present(self, role: Role) -> dict[str, Member]:
+        """All members of a role by uid, draining ones included, as last pushed by the host."""
+        return self._control.present(role)
+
+    def answering(self, role: Role) -> list[Member]:
+        """As `find_answering`, on any other thread than the client's."""
+        return self._http.run(self.find_answering(role))
+
+    async def find_answering(self, role: Role) -> list[Member]:
+        """Members whose health check answers within PROBE_SECONDS."""
+        members = self._control.members(role)
+        answers = await asyncio.gather(*(self._answers(m) for m in members))
+        return [m for m, up in zip(members, answers, strict=True) if up]
+
+    def unavailable(self, role: Role, seconds: float) -> Unavailable:
+        """The error that no member has answered for so long."""
+        known = ", ".join(f"{m.name} at {m.address}" for m in self._control.members(role))
+        return Unavailable(
+            f"no {role.value} answered within {seconds:.0f} s ({known or 'none was announced'}); see its log"
+        )
+
+    def wait(self, role: Role, wanted: int, timeout: float) -> list[Member]:
+        """Waits until all `wanted` members answer that have a node; one suffices at the deadline.
+
+        Raises:
+            Unavailable: none answered within `timeout` seconds.
+            Stopped: the host requested a stop meanwhile.
+        """
+        deadline = time.monotonic() + timeout
+        while (
+            len(found := self.answering(role)) < max(1, wanted - self._control.unplaced(role))
+            and time.monotonic() < deadline
+        ):
+            progress.sign()
+            if self.stopping:
+                raise Stopped(f"stopped while waiting for the {role.value}")
+            self._control.membership_changed.wait(POLL_SECONDS)
+            self._control.membership_changed.clear()
+        if not found:
+            raise self.unavailable(role, timeout)
+        return found
+
+    async def _answers(self, member: Member) -> bool:
+        try:
+            await self._http.json("GET", member.address + HEALTH, timeout=PROBE_SECONDS)
+        except (HttpError, TimeoutError, aiohttp.ClientError, ValueError):
+            return False
+        return True

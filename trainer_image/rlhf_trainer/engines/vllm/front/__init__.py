@@ -1,0 +1,1 @@
+"""The routes and middleware of vLLM's server."""

@@ -1,0 +1,173 @@
+"""Responses as binary frames on a path of our own: no JSON per token, detokenized for stop strings only."""
+
+import logging
+import math
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+from starlette.responses import StreamingResponse
+
+from ....tensors.sampling_mask import ROUNDING
+from ....transport.frames import GENERATE, NO_VERSION, Asked, Kind, encode, encode_error
+from .asgi import body, reply
+from .gate import WEIGHTS
+from .guard import App, Receive, Scope, Send
+
+if TYPE_CHECKING:
+    from vllm.outputs import CompletionOutput
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+log = logging.getLogger("vllm.rlhf")
+
+REQUEST = "rlhf-"
+"""Beginning of the engine's names of our requests."""
+KINDS = {None: Kind.TOKENS, "stop": Kind.STOP, "length": Kind.LENGTH, "abort": Kind.ABORT}
+"""Frame kinds by vLLM's `finish_reason`; any other reason means a failed request."""
+
+
+class TokenStreams:
+    """ASGI middleware, behind the gate, with a path of its own:
+
+    POST /generate, a `transport.frames.Asked` as JSON: 200 and the frames of the responses as they come. Later errors,
+    including a prompt that the engine refuses (400), are ERROR frames. A client that disconnects aborts its request.
+    """
+
+    def __init__(self, app: App) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] != GENERATE:
+            await self.app(scope, receive, send)
+            return
+        try:
+            asked = Asked.model_validate_json(await body(receive))
+        except ValidationError as error:
+            await reply(send, 422, {"error": str(error)})
+            return
+        engine: AsyncLLM = scope["app"].state.engine_client
+        frames = _frames(engine, asked, scope.get(WEIGHTS))
+        response = StreamingResponse(frames, media_type="application/octet-stream")
+        await response(scope, receive, send)
+
+
+async def _frames(engine: "AsyncLLM", asked: Asked, weights: int | None) -> AsyncIterator[bytes]:
+    """Frames of the responses. Of cached keys and values of other prompts they use those that were begun with the same
+    `weights`: those of earlier ones, of a system prompt say, would grow older without end."""
+    from vllm.exceptions import VLLMClientError
+
+    begun = False
+    try:
+        longest, wanted = engine.model_config.max_model_len, len(asked.prompt) + asked.max_tokens
+        if wanted > longest:
+            parts = f"a prompt of {len(asked.prompt)} tokens and a response of up to {asked.max_tokens}"
+            raise ValueError(f"{parts} do not fit into a context of {longest}")
+        most = min(asked.kept, engine.model_config.get_vocab_size())
+        prompt: Any = {
+            "type": "token",
+            "prompt_token_ids": list(asked.prompt),
+            "cache_salt": f"weights {weights}",
+        }
+        name, sent = f"{REQUEST}{uuid.uuid4()}", Counter[int]()
+        async for found in engine.generate(prompt, _sampling(asked, most), name):
+            begun = True
+            # All at once: while a frame is sent, the engine may forget a response that has ended.
+            starts = [_starts(engine, name, output) for output in found.outputs]
+            for output, theirs in zip(found.outputs, starts, strict=True):
+                if output.finish_reason not in KINDS:
+                    raise RuntimeError(f"vLLM ended response {output.index} with {output.finish_reason!r}")
+                logprobs, kept = sampled_from(output, most)
+                masks = kept if asked.kept else None
+                kind, first = KINDS[output.finish_reason], sent[output.index]
+                sent[output.index] += len(output.token_ids)
+                yield encoded(output.index, kind, theirs, first, output.token_ids, logprobs, masks)
+    except Exception as error:  # any error of an engine, dead ones included
+        code = 400 if isinstance(error, ValueError | VLLMClientError) and not begun else 500
+        log.log(logging.INFO if code == 400 else logging.WARNING, "a request failed: %r", error)
+        yield encode_error(code, f"{type(error).__name__}: {error}" if code == 500 else str(error))
+
+
+def encoded(
+    index: int,
+    kind: Kind,
+    starts: Sequence[tuple[int, int]],
+    first: int,
+    tokens: Sequence[int],
+    logprobs: Sequence[float],
+    kept: Sequence[Sequence[int]] | None,
+) -> bytes:
+    """Frames of a response's tokens from number `first` on, one for each weight version; `starts` as in `_starts`."""
+    frames = list[bytes]()
+    for version, begin, end in _parts(starts, first, len(tokens)):
+        masks = None if kept is None else kept[begin:end]
+        last = kind if end == len(tokens) else Kind.TOKENS
+        frames.append(encode(index, last, version, tokens[begin:end], logprobs[begin:end], masks))
+    return b"".join(frames)
+
+
+def _parts(starts: Sequence[tuple[int, int]], first: int, count: int) -> Iterator[tuple[int, int, int]]:
+    """The weight versions of `count` tokens from a response's token number `first` on, each with the range of those
+    that it sampled; one empty range for no token."""
+    if not count:
+        yield NO_VERSION, 0, 0
+    ends = [*(start for _, start in starts[1:]), first + count]
+    for (version, start), end in zip(starts, ends, strict=True):
+        begin, end = max(start - first, 0), min(end - first, count)
+        if begin < end:
+            yield version, begin, end
+
+
+def _starts(engine: "AsyncLLM", name: str, output: "CompletionOutput") -> list[tuple[int, int]]:
+    """Weight versions of the response so far, each with the number of the first token that it sampled: vLLM names one
+    with the tokens of each step, and tells them with a response's end alone."""
+    if output.finish_reason is not None:
+        found = [(span.version, span.start) for span in output.weight_versions or ()]
+    else:
+        processor = engine.output_processor
+        states = (processor.request_states[each] for each in processor.external_req_ids.get(name, ()))
+        (found,) = (state.weight_version_starts for state in states if state.request_index == output.index)
+    known = [(int(version) if version.isdecimal() else NO_VERSION, start) for version, start in found]
+    return known or [(NO_VERSION, 0)]
+
+
+def _sampling(asked: Asked, most: int) -> "SamplingParams":
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    fields = asked.model_dump(exclude={"prompt", "kept"})
+    return SamplingParams(
+        **fields,
+        logprobs=most,
+        flat_logprobs=True,
+        detokenize=bool(asked.stop),
+        output_kind=RequestOutputKind.DELTA,
+    )
+
+
+def sampled_from(output: "CompletionOutput", most: int) -> tuple[list[float], list[list[int]]]:
+    """The log-probability of each sampled token, and with `most` > 0 the other tokens that it was sampled from.
+
+    `output.logprobs` is vLLM's FlatLogprobs: for each token first itself, then the likeliest `most` ones in that order,
+    whose log-probabilities after truncation are -inf for what it left out. More tokens are kept only where some tie
+    with the last one; if none of those was sampled, the distribution is that of the others, renormalised.
+    """
+    flat: Any = output.logprobs
+    if flat is None:
+        return [], []
+    if not most:
+        return flat.logprobs, []
+    logprobs, kept = list[float](), list[list[int]]()
+    for start, end in zip(flat.start_indices, flat.end_indices, strict=True):
+        own, logprob = flat.token_ids[start], flat.logprobs[start]
+        values = flat.logprobs[start + 1 : end]
+        size = values.index(-math.inf) if values[-1] == -math.inf else len(values)
+        others = dict(zip(flat.token_ids[start + 1 : start + 1 + size], values, strict=False))
+        others.pop(own, None)
+        if len(others) >= most - 1:
+            total = math.exp(logprob) + sum(map(math.exp, others.values()))
+            logprob -= math.log(total) if total < 1 - ROUNDING else 0.0
+        logprobs.append(logprob)
+        kept.append(list(others))
+    return logprobs, kept

@@ -1,0 +1,1 @@
+"""vLLM's processes: options, start, watch and end."""

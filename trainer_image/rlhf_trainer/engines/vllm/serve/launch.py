@@ -1,0 +1,169 @@
+"""Options and environment with which vLLM starts, on GPUs or a CPU. Imports no torch.
+
+Heavy imports are avoided, except to read a GPU's memory: they would add to vLLM's start-up time.
+"""
+
+import json
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+
+from pydantic import JsonValue
+
+from rlhf_api.foreign_files import READ_ERRORS, read_json
+from rlhf_api.model_directory import takes_pickles
+from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.roles import Role
+from rlhf_api.run import RunConfig
+from rlhf_api.serving import REFERENCE_SHARE, UTILIZATION
+
+from ....process.addresses import interface, is_loopback
+from ....process.settings import ModelSource
+
+CPU_OPTIONS: dict[str, JsonValue] = {
+    "enforce-eager": True,
+    "kv-cache-memory-bytes": 256 << 20,
+    "enable-chunked-prefill": False,
+}
+"""vLLM's options on CPUs. By its defaults it would compile for half a minute and reserve half of the machine's memory
+as cache; chunked prefill of a seeded prompt crashes its engine, as torch's CPU generators have no offset to rewind."""
+CPU_BATCH_TOKENS = 2048
+"""Largest number of tokens per engine step on a CPU, unless a sequence may be longer."""
+SHARED = "`generator.sharedWithTrainer: true`"
+"""Setting with which the trainer generates, where vLLM cannot."""
+SHAPE_KEYS = (("hidden_size", "n_embd"), ("num_attention_heads", "n_head"))
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Head sizes of vLLM 0.32's attention on CPUs; it starts with any other one, and crashes at the first request."""
+
+
+def cpu_options(longest: int, tensor_parallel_size: int) -> dict[str, JsonValue]:
+    """Engine options on a CPU, for sequences of up to `longest` tokens."""
+    options = CPU_OPTIONS | {"max-num-batched-tokens": max(CPU_BATCH_TOKENS, longest)}
+    return options | ({"distributed-executor-backend": "uni"} if tensor_parallel_size == 1 else {})
+
+
+FROZEN_OPTIONS: dict[str, JsonValue] = {
+    "skip-tokenizer-init": True,
+    "generation-config": "vllm",
+    "enable-prefix-caching": False,
+    "disable-log-stats": True,
+}
+"""Token ids in and out; no prefix caching, since every token's output is needed."""
+REFERENCE_ON_GPU: dict[str, JsonValue] = {UTILIZATION: REFERENCE_SHARE, "max-num-batched-tokens": 2048}
+"""Prompt log-probabilities need the logits of all tokens of a step, in the model's dtype and twice in float32, for
+which vLLM reserves no memory: 3 GB for 2,048 tokens and a vocabulary of 150,000."""
+
+
+def weight_options(path: str) -> dict[str, JsonValue]:
+    """Has vLLM load no pickled weights of a hub's model; those in a directory are refused before."""
+    return {} if takes_pickles() or Path(path).is_dir() else {"load-format": "safetensors"}
+
+
+def instead_of(role: Role) -> str:
+    """Setting that runs a role's frozen model without vLLM, where vLLM cannot."""
+    return f"`{role.value}.engine: transformers`"
+
+
+def frozen_options(
+    config: RunConfig, role: Role, model: ModelSource, longest: int, *, cpu: bool
+) -> dict[str, JsonValue]:
+    """Options with which vLLM runs a role's frozen model on sequences of up to `longest` tokens; the manifest's
+    `engineArguments` come last. Raises InvalidJob for models that vLLM does not run."""
+    section = config.spec.model_server(role)
+    options = (
+        FROZEN_OPTIONS
+        | weight_options(model.path)
+        | {
+            "model": model.path,
+            "dtype": config.dtype(role),
+            "max-model-len": longest,
+            "tensor-parallel-size": section.tensor_parallel_size,
+        }
+    )
+    if cpu:
+        check_head_size(model, instead_of(role))
+        options |= cpu_options(longest, section.tensor_parallel_size)
+    elif role.row.work == "infer":
+        options |= REFERENCE_ON_GPU
+    if role.row.work == "score":
+        options |= {"runner": "pooling", "convert": "classify"}
+    return options | dict(section.engine_arguments)
+
+
+def check_head_size(model: ModelSource, instead: str) -> None:
+    """Raises InvalidJob where the attention heads of a model in a directory have a size that vLLM on CPUs lacks.
+    Accepts models whose config.json does not tell: hub names, several towers, compressed attention."""
+    try:
+        config = read_json(Path(model.path, "config.json"))
+        if "kv_lora_rank" in config or "text_config" in config:
+            return
+        width, heads = (config.get(new) or config[old] for new, old in SHAPE_KEYS)
+        size = config.get("head_dim") or width // heads
+    except READ_ERRORS:
+        return  # reported when the model is loaded
+    if size not in CPU_HEAD_SIZES:
+        message = (
+            f"vLLM on CPUs has no attention for heads of {size}, only for {', '.join(map(str, CPU_HEAD_SIZES))}; "
+            f"use another model, GPUs, or {instead}"
+        )
+        raise InvalidJob([Problem(model.where, message)])
+
+
+def option(name: str, value: object) -> list[str]:
+    """One command-line option of vLLM: flags for booleans, JSON for objects."""
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    return [f"--{name}", json.dumps(value) if isinstance(value, dict | list) else str(value)]
+
+
+def engine_environment(environ: Mapping[str, str], cpu: bool) -> dict[str, str]:
+    """Environment variables of vLLM; the user's own values win."""
+    settings = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    if cpu:
+        # Without the first, the CPU platform starts a worker process beside the engine's: 10 s and 600 MB more.
+        # Without the second, its sampler compiles C++ at the first request, with a compiler that may be missing.
+        settings |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCH_COMPILE_DISABLE": "1"}
+    host = environ.get("RLHF_HOST", "")
+    if is_loopback(host) and (name := interface(host)):
+        # By default gloo would listen at the host name's address, which others may reach.
+        settings |= {"VLLM_HOST_IP": host, "GLOO_SOCKET_IFNAME": name}
+    # A process that is forked would not call our plugin again (plugin.py), unless it is told to (forking.py).
+    needed = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "1"}
+    needed["VLLM_API_KEY"] = ""  # beside the job's token it would keep the probes' requests out
+    return {**settings, **environ, **needed, "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+
+
+def group_options(rank: int, pods: int, master: str) -> dict[str, JsonValue]:
+    """Options of one pod of a multi-pod generator; the pods connect at `master`, host and port of rank 0. Their workers
+    are one group of torch.distributed."""
+    host, _, port = master.rpartition(":")
+    return {
+        "distributed-executor-backend": "mp",
+        "nnodes": pods,
+        "node-rank": rank,
+        "master-addr": host,
+        "master-port": int(port),
+    }
+
+
+def group_environment(host: str, interface: str | None) -> dict[str, str]:
+    """`host`: this process's address, on this network interface. By default vLLM would use the address of the default
+    route, and gloo that of the host name. On a CPU, all would bind their threads to the same cores."""
+    gloo = {} if interface is None else {"GLOO_SOCKET_IFNAME": interface}
+    return {"VLLM_HOST_IP": host, "VLLM_CPU_OMP_THREADS_BIND": "nobind", **gloo}
+
+
+def on_cpu() -> bool:
+    """True if the installed vLLM is the build for CPUs."""
+    try:
+        metadata.version("vllm-cpu")
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def gpu_memory() -> int:
+    """Memory of one GPU in bytes, counted as vLLM does."""
+    import torch
+
+    return torch.cuda.get_device_properties(0).total_memory

@@ -1,0 +1,41 @@
+"""The stock vLLM server, whose start is mostly imports: done without garbage collections, and on a CPU done once.
+`python -m rlhf_trainer.engines.vllm.serve.server` takes the options of `vllm serve`.
+"""
+
+import gc
+import importlib
+import runpy
+import sys
+
+from rlhf_api.problems import InvalidJob
+from rlhf_api.roles import Role
+from rlhf_api.run import EXIT_INVALID
+
+from ....process import termination
+from .forking import fork_engine
+from .launch import SHARED, on_cpu
+from .refusal import refusals
+
+SERVER = "vllm.entrypoints.openai.api_server"
+IMPORTED = ("vllm.v1.engine.async_llm", "vllm.v1.engine.core")
+"""Modules of vLLM that server and engine import."""
+
+
+def main() -> None:
+    gc.disable()
+    for module in IMPORTED:
+        importlib.import_module(module)
+    gc.freeze()
+    gc.enable()
+    if on_cpu():
+        fork_engine()
+    try:
+        with refusals(Role.GENERATOR, SHARED):
+            runpy.run_module(SERVER, run_name="__main__")
+    except InvalidJob as error:
+        termination.write(str(error))
+        sys.exit(EXIT_INVALID)
+
+
+if __name__ == "__main__":
+    main()

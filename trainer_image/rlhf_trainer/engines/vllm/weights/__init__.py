@@ -1,0 +1,1 @@
+"""A worker's weights: received, checked, swapped in."""

@@ -1,0 +1,62 @@
+"""Weights to load into a model, merged lazily, and the frozen base that a worker keeps to merge adapters into."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from torch import Tensor
+
+from ....maths.low_rank import A, B, LowRank
+from .copy_plan import Named
+from .served import Part, fingerprint
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Weights of a version: `plain` tensors, some with a low-rank update in `updates`."""
+
+    plain: Named
+    updates: Mapping[str, LowRank] = field(default_factory=dict)
+
+    def merged(self) -> Iterator[tuple[str, Tensor]]:
+        """All weights as they are served; a low-rank update is merged when its tensor is requested."""
+        for name, weight in self.plain:
+            update = self.updates.get(name)
+            yield name, weight if update is None else update.merged(weight)
+
+
+class HeldBase:
+    """Frozen weights that a worker keeps across versions."""
+
+    def __init__(self, name: str, weights: Named) -> None:
+        """`name`: the trainer's fingerprint of the weights."""
+        self.name, self._weights = name, weights
+        buckets = {weight.untyped_storage().data_ptr(): weight for _, weight in weights}
+        self.parts = [
+            (
+                Part(
+                    f"bucket {i} of the base", weight.untyped_storage().nbytes(), partial(fingerprint, weight)
+                ),
+                fingerprint(weight),
+            )
+            for i, weight in enumerate(buckets.values())
+        ]
+        """Memory of the base weights, with fingerprints of the tensors as received."""
+
+    def with_adapter(self, came: Named, scale: float, transposed: Sequence[str]) -> Weights:
+        """The version whose trained tensors `came`: matrices A and B, and weights that replace those of the base or are
+        added to it. Raises ValueError where a matrix has no counterpart or no weight of its shape."""
+        given = dict(came)
+        plain = dict(self._weights) | {n: w for n, w in came if not n.endswith((A, B))}
+        names = {name.removesuffix(end) for name in given for end in (A, B) if name.endswith(end)}
+        updates = {}
+        for name in sorted(names):
+            if not {name + A, name + B} <= given.keys() or name not in plain:
+                raise ValueError(
+                    f"a low-rank update of {name} came without its base weights or one of its two matrices"
+                )
+            updates[name] = LowRank(given[name + A], given[name + B], scale, name in transposed)
+            if updates[name].shape != plain[name].shape:
+                was, has = list(updates[name].shape), list(plain[name].shape)
+                raise ValueError(f"the low-rank update of {name} has shape {was}, its base weights {has}")
+        return Weights(tuple(plain.items()), updates)

@@ -1,0 +1,1 @@
+"""Generation by the trainer itself, with the policy's own weights."""

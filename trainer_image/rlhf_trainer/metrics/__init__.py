@@ -1,0 +1,1 @@
+"""A step's metrics: files, log, host and trackers."""

@@ -1,0 +1,44 @@
+"""Metrics of a step: of its responses, from the columns that its algorithm has, and of GPU memory."""
+
+import torch
+from torch import Tensor
+
+from ..maths.agreement import agreement
+from ..maths.importance import effective_share
+from ..maths.kl import token_kl
+from ..tensors.records import Columns
+
+
+def step_metrics(columns: Columns, compared: Tensor | None = None) -> dict[str, float]:
+    """Reward, KL and lengths of a batch of responses, and the agreement of generators and trainer on the tokens
+    `compared`, bool [A], whose log-probabilities both computed with the same weights."""
+    found: dict[str, float] = {}
+    if "scores" in columns:
+        scores = columns["scores"].double()  # the sum of large float32 scores may be infinite
+        found |= {"reward_mean": float(scores.mean()), "reward_std": float(scores.std(correction=0))}
+    if "logprobs" in columns and "reference_logprobs" in columns:
+        found["kl_mean"] = float(token_kl(columns["logprobs"], columns["reference_logprobs"]).mean())
+    found["answer_length_mean"] = float(columns.lengths.float().mean())
+    found["finished_share"] = float(columns["finished"].float().mean())
+    if "values" in columns and "returns" in columns:
+        residual = (columns["returns"] - columns["values"]).var(correction=0)
+        spread = columns["returns"].var(correction=0)
+        found["value_explained_variance"] = float(1 - residual / spread) if spread > 0 else 0.0
+    if "logprobs" in columns and compared is not None and bool(compared.any()):
+        pair = columns["logprobs"][compared], columns["sampled_logprobs"][compared]
+        found |= {name: float(value) for name, value in agreement(*pair, len(pair[0])).items()}
+    if "importance_weights" in columns:
+        found["importance_effective_share"] = float(effective_share(columns["importance_weights"]))
+    return found
+
+
+def gpu_memory(device: torch.device) -> dict[str, float]:
+    """Memory of this rank's GPU since the last call: peak memory allocated, in 10^9 bytes, and how many allocations
+    failed until the allocator had given back what it keeps. Empty on a CPU."""
+    if device.type != "cuda":
+        return {}
+    peak = torch.cuda.max_memory_allocated(device)
+    retries = torch.cuda.memory_stats(device).get("num_alloc_retries", 0)
+    torch.cuda.reset_peak_memory_stats(device)
+    torch.cuda.reset_accumulated_memory_stats(device)
+    return {"memory_peak_gigabytes": peak / 1e9, "memory_retries": float(retries)}

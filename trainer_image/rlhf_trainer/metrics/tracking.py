@@ -1,0 +1,191 @@
+"""Sends a run's metrics to its trackers, on a thread each: none slows a step down or ends the job."""
+
+import importlib.util
+import json
+import logging
+import math
+import os
+import queue
+import secrets
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rlhf_api.base import TRACKER_PACKAGES
+from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.redaction import masked, secrets_of
+from rlhf_api.spec import Spec
+from rlhf_api.trackers import Tracker as Wanted
+
+from ..process.imports import import_function
+from .builtin_trackers import BUILT_IN, Run, Tracker
+
+log = logging.getLogger(__name__)
+
+WAITING = 1000
+"""Queue size of a tracker in lines; lines beyond it are dropped."""
+CLOSE_SECONDS = 30.0
+"""Deadline for a tracker to empty its queue at the end of the run, seconds."""
+ID = "run-id"
+"""File in the work directory: the run's id for trackers, then the identity that its host gave the run, if any."""
+PROJECT = "rlhf"
+AGAIN_SECONDS = 60.0
+"""Interval between the tries to create a tracker whose server is down, seconds."""
+
+
+class Tracking:
+    """The trackers of a job: created by `begin`, closed on exit of the context."""
+
+    def __init__(self, job: str, spec: Spec, folder: Path, identity: str = "") -> None:
+        """`identity`: of this run, where its host gives one. Raises InvalidJob, naming all of them, if trackers are not
+        installed or cannot be imported."""
+        self._job, self._spec, self._folder, self._identity = job, spec, folder, identity
+        self._makers = _makers(spec)
+        self._feeds: list[_Feed] = []
+
+    def begin(self, step: int, rollbacks: int) -> None:
+        """Creates the trackers; metrics of steps after `step` follow. After each of the `rollbacks` of health rules
+        they are of a new run: W&B, MLflow and trackio take no value back, and the undone steps have other ones."""
+        if not self._makers:
+            return
+        after = f"-rollback-{rollbacks}" if rollbacks else ""
+        manifest = masked(json.loads(self._spec.model_dump_json(by_alias=True)), secrets_of(os.environ))
+        names = (_run_id(self._folder, self._identity, step) + after, self._job + after)
+        for wanted, make in zip(self._spec.trackers, self._makers, strict=True):
+            project = wanted.project or PROJECT
+            run = Run(*names, project, self._folder, step, manifest)
+            self._feeds.append(_Feed(wanted, make, run))
+
+    def log(self, step: int, values: Mapping[str, Any], prefix: str = "") -> None:
+        """Logs the numbers among the values, except the step's own number."""
+        figures = {prefix + name: float(v) for name, v in values.items() if _is_figure(v) and name != "step"}
+        for feed in self._feeds:
+            feed.put(figures, step)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for feed in self._feeds:
+            feed.end(ok=kind is None)
+        for feed in self._feeds:
+            feed.join()
+
+
+class _Feed:
+    """One tracker and its thread."""
+
+    def __init__(self, wanted: Wanted, make: Callable[..., Tracker], run: Run) -> None:
+        self._kind = wanted.kind
+        self._make: Callable[[], Tracker] = partial(make, run, **wanted.settings)
+        self._lines: queue.Queue[tuple[Mapping[str, float], int]] = queue.Queue(WAITING)
+        self._over, self._ok, self._complained = threading.Event(), True, False
+        self._dropped, self._refused = 0, 0  # counted on a thread each
+        # A daemon thread: a client that hangs does not block the trainer's exit.
+        self._thread = threading.Thread(target=self._run, name=f"tracker {self._kind}", daemon=True)
+        self._thread.start()
+
+    def put(self, figures: Mapping[str, float], step: int) -> None:
+        try:
+            self._lines.put_nowait((figures, step))
+        except queue.Full:
+            if not self._dropped:
+                log.warning("tracker %s is %d lines behind; further lines are dropped", self._kind, WAITING)
+            self._dropped += 1
+
+    def end(self, *, ok: bool) -> None:
+        self._ok = ok
+        self._over.set()
+
+    def join(self) -> None:
+        self._thread.join(CLOSE_SECONDS)
+        behind, lost = self._lines.qsize(), self._dropped + self._refused
+        if self._thread.is_alive():
+            log.warning(
+                "tracker %s did not close within %g s, %d lines behind", self._kind, CLOSE_SECONDS, behind
+            )
+        else:
+            lost += behind  # nothing, if it could be created
+        if lost:
+            log.warning("tracker %s: %d lines were not sent", self._kind, lost)
+
+    def _run(self) -> None:
+        tracker = self._created()
+        if tracker is None:
+            return
+        while True:
+            try:
+                figures, step = self._lines.get(timeout=0.2)
+            except queue.Empty:
+                if self._over.is_set():
+                    break
+                continue
+            try:
+                tracker.log(figures, step)
+            except Exception as error:
+                self._refused += 1
+                self._complain(f"did not take the figures of step {step}", error)
+        try:
+            tracker.close(ok=self._ok)
+        except Exception as error:
+            self._complain("cannot be closed", error)
+
+    def _created(self) -> Tracker | None:
+        """The tracker, as soon as it can be created: while its server is down its lines wait. None if it cannot by the
+        end of the run."""
+        while True:
+            last = self._over.is_set()
+            try:
+                return self._make()
+            except Exception as error:
+                self._complain(f"cannot be begun, and is tried again every {AGAIN_SECONDS:g} s", error)
+            if last:
+                return None
+            self._over.wait(AGAIN_SECONDS)
+
+    def _complain(self, what: str, error: Exception) -> None:
+        """Logs an error once: an unreachable server would fill the log."""
+        if not self._complained:
+            self._complained = True
+            log.warning("tracker %s %s: %s: %s", self._kind, what, type(error).__name__, error)
+
+
+def _makers(spec: Spec) -> list[Callable[..., Tracker]]:
+    found, problems = list[Callable[..., Tracker]](), list[Problem]()
+    for i, wanted in enumerate(spec.trackers):
+        where, package = f"spec.trackers[{i}].kind", TRACKER_PACKAGES.get(wanted.kind)
+        if package is None:
+            try:
+                found.append(import_function(wanted.kind, where))
+            except InvalidJob as error:
+                problems += error.problems
+        elif importlib.util.find_spec(package) is None:
+            message = f"{wanted.kind} is not installed where the trainer runs; `pip install {package}` there"
+            problems.append(Problem(where, message))
+        else:
+            found.append(BUILT_IN[wanted.kind])
+    if problems:
+        raise InvalidJob(problems)
+    return found
+
+
+def _run_id(folder: Path, identity: str, step: int) -> str:
+    """The id in the work directory; a new one for a run that starts where another one, such as a deleted job of the
+    same name, has left its own."""
+    file = folder / ID
+    before = file.read_text() if file.exists() else ""
+    found, _, owner = before.partition(" ")
+    if not found or (step == 0 and owner != identity):
+        found = secrets.token_hex(8)
+    if (now := f"{found} {identity}".rstrip()) != before:
+        file.write_text(now)
+    return found
+
+
+def _is_figure(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,1 @@
+"""A model's forward pass over packed or padded micro-batches."""

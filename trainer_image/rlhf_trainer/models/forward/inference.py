@@ -1,0 +1,165 @@
+"""Forward passes of a Hugging Face model over micro-batches, padded or packed."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.roles import Attention, Trainer
+
+from ...maths.outputs import ResponseLogprobs
+from ...process import progress
+from ...tensors.batches import MicroBatch, OutputFn, plan
+from ...tensors.packed import ragged_index, to_device
+from ...tensors.records import Sequences
+from .attention import PACKED
+from .efficiency import fuse
+from .packing import can_pack, packs_exactly
+from .response_head import install, response_head
+from .sequence_parallel import SequenceGroup, check_heads, heads_of
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Forward:
+    """Forward passes of one model over micro-batches of at most `token_budget` tokens, through `engine` (DeepSpeed's
+    wrapper of the model) if given.
+
+    A model's `ResponseHead` computes log-probabilities without the logits of prompts. The ranks of a `sequence_group`
+    call it together with the same packed micro-batches, and each gets all values.
+    """
+
+    model: PreTrainedModel
+    token_budget: int
+    pad_token_id: int
+    engine: Any = None
+    packed: bool = False
+    sequence_group: SequenceGroup | None = None
+
+    @classmethod
+    def choose(
+        cls,
+        model: PreTrainedModel,
+        token_budget: int,
+        pad_token_id: int,
+        attention: Attention,
+        engine: Any = None,
+        sequence_group: SequenceGroup | None = None,
+    ) -> Self:
+        """Packed if `attention` asks for it (`auto`: on GPUs) and a trial shows that packed logits equal padded ones.
+        Raises InvalidJob for `packed`, or a `sequence_group`, if the model does not support it.
+        """
+        padded = cls(model, token_budget, pad_token_id, engine)
+        if sequence_group is not None:
+            check_heads(*heads_of(model), sequence_group.size)
+            attention = "packed"
+        if attention == "padded" or (attention == "auto" and padded.device.type == "cpu"):
+            return padded
+        if can_pack(model):
+            own, model.config._attn_implementation = model.config._attn_implementation, PACKED
+            with torch.no_grad():
+                if packs_exactly(padded.logits, model.dtype, padded.device):
+                    return replace(padded, packed=True, sequence_group=sequence_group)
+            model.config._attn_implementation = own
+        if attention == "packed":
+            field, value = (
+                ("attention", "packed") if sequence_group is None else ("sequenceParallelSize", "above 1")
+            )
+            message = (
+                f"is {value}, but the outputs of {type(model).__name__} in {model.dtype} change with what is packed "
+                f"beside them on {padded.device.type}; leave it out"
+            )
+            raise InvalidJob([Problem(f"spec.trainer.{field}", message)])
+        log.info("%s in %s runs on padded sequences: it cannot pack", type(model).__name__, model.dtype)
+        return padded
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.model.device if self.engine is None else self.engine.device)
+
+    def plan(self, sequences: Sequences, ranks: int = 1, group: int = 1) -> list[list[list[int]]]:
+        """The micro-batches of every rank, or of every sequence group; see `batches.plan`."""
+        together = self.sequence_group.size if self.sequence_group else 1
+        lengths, budget = sequences.lengths.tolist(), self.token_budget * together
+        return plan(lengths, ranks // together, budget, group, packed=self.packed)
+
+    def build(self, sequences: Sequences, rows: Sequence[int]) -> MicroBatch:
+        return MicroBatch.build(sequences, rows, self.pad_token_id, self.device, packed=self.packed)
+
+    def __call__(self, micro: MicroBatch, read: OutputFn) -> Tensor:
+        """The values that `read` computes from one micro-batch; a sign of progress."""
+        progress.sign()
+        if self.sequence_group is not None:
+            return self.sequence_group.read(micro, lambda part: self._read(part, read))
+        return self._read(micro, read)
+
+    def _read(self, micro: MicroBatch, read: OutputFn) -> Tensor:
+        head = response_head(self.model)
+        if head is not None and head.fits and isinstance(read, ResponseLogprobs):
+            with head.reading(read, micro):
+                found = self.logits(micro)
+                # A model that caps or scales its logits has applied that to log-probabilities here: never call it
+                # again.
+                head.fits = head.gave(found)
+            if head.fits:
+                return read.columns(found[0])
+        return read(self.logits(micro), micro)
+
+    def logits(self, micro: MicroBatch) -> Tensor:
+        """The model's own output, [n, T, V] for a language model."""
+        text = self.model.config.get_text_config()
+        # A sequence-classification head pools before the padding token named by its configuration.
+        kept, text.pad_token_id = text.pad_token_id, micro.pad_token_id
+        options: dict[str, Any] = {"max_length_q": micro.longest} if micro.packed else {}
+        if self.sequence_group is not None:
+            options["sequence_group"] = self.sequence_group
+        try:
+            logits: Tensor = (self.engine or self.model)(
+                input_ids=micro.input_ids,
+                attention_mask=micro.attention_mask,
+                position_ids=micro.position_ids,
+                use_cache=False,
+                **options,
+            ).logits
+            return logits
+        finally:
+            text.pad_token_id = kept
+
+    @torch.no_grad()
+    def infer(
+        self, sequences: Sequences, read: OutputFn, sizes: Tensor, batches: Sequence[Sequence[int]]
+    ) -> Tensor:
+        """The values that `read` computes for the rows of `batches`, packed in the order of all sequences; zero for
+        other rows.
+
+        `sizes` int64 [N]: values per row (the response lengths, or ones) -> float32 [sum(sizes)] on the model's device.
+        """
+        starts = sizes.cumsum(0) - sizes
+        packed = torch.zeros(int(sizes.sum()), device=self.device)
+        for rows in batches:
+            micro = self.build(sequences, rows)
+            index = ragged_index(starts[micro.rows], sizes[micro.rows])
+            packed[to_device(index, self.device)] = self(micro, read).float()
+        return packed
+
+
+def infer(forward: Forward, sequences: Sequences, read: OutputFn, sizes: Tensor) -> Tensor:
+    """The values that `read` computes for every row, packed in the order of the sequences: one model on one device.
+
+    `sizes` int64 [N]: values per row (the response lengths, or ones) -> float32 [sum(sizes)] on the CPU.
+    """
+    (batches,) = forward.plan(sequences)
+    return forward.infer(sequences, read, sizes, batches).cpu()
+
+
+def served(model: PreTrainedModel, trainer: Trainer, token_budget: int, pad_token_id: int) -> Forward:
+    """Forward passes of an inference-only model with the trainer's own fused kernels, attention and output layer."""
+    fuse(model, trainer.kernels)
+    install(model)
+    return Forward.choose(model, token_budget, pad_token_id, trainer.attention)

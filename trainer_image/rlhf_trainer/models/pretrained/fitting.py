@@ -1,0 +1,61 @@
+"""Checks that tokenizer, lengths and end tokens of a job fit its models, by their configurations alone: no weights are
+read. The trainer runs them at its start, and `rlhf validate` on models that are here."""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+
+from rlhf_api.algorithms import graph_of
+from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.roles import Role
+from rlhf_api.run import RunConfig, roles_of
+
+from ...data.encode import end_tokens
+from ...process.settings import ModelSource, frozen_source, longest, longest_update, model_source
+from .files import load_config
+from .job_models import load_job_tokenizer, loading, trained_source
+from .load import check_end_tokens, check_fit
+
+GENERATION_CONFIG = "generation_config.json"
+
+
+def fit_problems(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> list[Problem]:
+    """Problems of models in local directories; those of a hub are checked when a role loads them."""
+    problems = dict[str, Problem]()
+    for source, length, own in _models(config, tokenizer):
+        try:
+            model = loading(source.where, partial(load_config, source.path))
+            loading(source.where, partial(check_fit, model, own, length))
+            if source == model_source(config, "policy") and graph_of(config.spec).generates:
+                generation = loading(source.where, partial(_generation_config, source.path))
+                loading(source.where, partial(check_end_tokens, generation, model, source.path))
+                end_tokens(tokenizer, generation, config.spec.sampling)
+        except InvalidJob as error:
+            problems |= {str(problem): problem for problem in error.problems}
+    return list(problems.values())
+
+
+def _models(
+    config: RunConfig, tokenizer: PreTrainedTokenizerBase
+) -> Iterator[tuple[ModelSource, int, PreTrainedTokenizerBase]]:
+    """Local models with the longest sequence that each gets, and the tokenizer of its tokens."""
+    spec = config.spec
+    for used in graph_of(spec).trained:
+        source = trained_source(config, used.field, tokenizer)
+        if Path(source.path).is_dir():
+            yield source, longest_update(spec) if used.field == "policy" else longest(spec), tokenizer
+    for role in roles_of(spec):
+        if role.row.model is None or (role is Role.REWARD and not spec.reward.model_weight):
+            continue
+        source = frozen_source(config, role)
+        if not Path(source.path).is_dir():
+            continue
+        own = load_job_tokenizer(config, "reward") if role is Role.REWARD else tokenizer
+        yield source, longest(spec), own
+
+
+def _generation_config(path: str) -> GenerationConfig | None:
+    named = (Path(path) / GENERATION_CONFIG).is_file()
+    return GenerationConfig.from_pretrained(path) if named else None

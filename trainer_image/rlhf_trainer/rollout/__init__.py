@@ -1,0 +1,1 @@
+"""Prompts to episodes: requests to the generators, responses, scores."""

@@ -1,0 +1,253 @@
+"""Collects episodes: prompts -> responses -> the algorithm's preparing nodes, all at once or as responses come."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from rlhf_api.evaluation import NO_PENALTIES, Penalties
+from rlhf_api.graph import POLICY, Generate, Node
+from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.spec import Sampling
+
+from ..dispatch.roster import Unavailable
+from ..graph.executor import Executor
+from ..graph.learner import Learner
+from ..local_generation.shared import generate_shared
+from ..maths.groups import has_spread
+from ..ranks.context import TrainerContext
+from ..replay.table import Episode
+from ..scoring.reward_client import RewardClient, Unscored
+from ..tensors.records import Prompt
+from .ahead import RolloutsAhead
+from .fleet import Fleet
+from .partial_rollout import Ended, nobody
+from .prompt_source import PromptSource
+from .remote import Remote
+from .requests import Responses
+from .responses import collected, joined
+from .unscored import score_columns, unscored
+from .vllm_client import is_refusal
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+class StaleTokens(RuntimeError):
+    """Responses older than `rollout.maxStaleness` were about to be trained on: a bug of ours."""
+
+
+class EpisodeCollector:
+    """Responses of the policy to the next prompts, with the columns that training needs. Its methods are collectives.
+
+    `version`: the policy's weight version, set by the task.
+    """
+
+    def __init__(
+        self,
+        ctx: TrainerContext,
+        learner: Learner,
+        fleet: Fleet | None,
+        executor: Executor,
+        source: PromptSource,
+        remote: Remote,
+    ) -> None:
+        """`fleet` is None if the trainer generates itself."""
+        self._ctx, self._graph, self._policy, self._fleet = ctx, learner.graph, learner.models[POLICY], fleet
+        self._executor, self._source = executor, source
+        self._failures: Callable[[], Mapping[int, str]] = lambda: (
+            remote.reward.failures if remote.reward else {}
+        )
+        self._ended, self._judge = _begin(remote.reward), _begin(remote.judging)
+        ahead = fleet is not None and ctx.spec.rollout.max_staleness > 0
+        self.ahead = RolloutsAhead(ctx, fleet, self._ended) if fleet and ahead else None
+        """Episodes generated ahead of training; None at staleness 0."""
+        self.version = 0
+
+    @property
+    def stale(self) -> bool:
+        """True if the generators hold earlier weights than the policy; the old log-probabilities are then theirs."""
+        return self._fleet is not None and self._fleet.weights.version != self.version
+
+    def respond(self, batch: list[Prompt], sampling: Sampling, penalties: Penalties) -> Responses:
+        """The responses to a batch of prompts, not to be trained on: on every rank if the trainer generates, else on
+        rank 0."""
+        return self._ask(batch, sampling, penalties, masks=False, ended=self._judge)
+
+    def _ask(
+        self,
+        batch: list[Prompt],
+        sampling: Sampling,
+        penalties: Penalties = NO_PENALTIES,
+        *,
+        masks: bool = True,
+        ended: Ended = nobody,
+    ) -> Responses:
+        tokenizer = self._ctx.tokenizer
+        if self._fleet is not None:
+            return self._fleet.answer(batch, sampling, penalties, masks=masks, ended=ended)
+        return Responses(
+            generate_shared(
+                self._policy,
+                self._ctx.ranks,
+                tokenizer,
+                batch,
+                sampling,
+                self.version,
+                self._ctx.stop,
+                penalties,
+                masks=masks,
+            )
+        )
+
+    def episode(self, number: int) -> tuple[Episode, dict[str, float]]:
+        """The episode of a step, and the seconds of its parts. If the graph has rounds, groups whose responses all have
+        the same score are replaced by those of fresh prompts, for at most that number of rounds."""
+        assert isinstance(self._graph.source, Generate)
+        rounds = self._graph.source.rounds
+        wanted = self._ctx.spec.data.prompts_per_step
+        seconds = {"generate_seconds": 0.0, "score_seconds": 0.0}
+        parts: list[Episode] = []
+        for left in range(rounds, -1, -1):
+            began = time.perf_counter()
+            self._ctx.report(activity="generating")
+            if self.ahead is not None and left == rounds:
+                responses = self.ahead.episode()
+            else:
+                responses = self._ask(self._source.issue(wanted), self._ctx.spec.sampling, ended=self._ended)
+            if not parts:
+                _not_all_refused(responses, wanted)
+            generated = time.perf_counter()
+            self._ctx.report(activity="scoring")
+            part = self._received(number, responses, sampled=self.sampled)
+            if part is None:  # all prompts of a later round were refused
+                break
+            if older := self.too_old(part, self.version):
+                raise StaleTokens(older)
+            rows = [dict(r.prompt.row) for r in responses.rollouts]
+            if rounds:
+                part, wanted = self._with_spread(part, rows, keep=not left and not parts)
+            else:
+                part, wanted = self._scored(part, rows), 0
+            parts += [part] if len(part) else []
+            seconds["generate_seconds"] += generated - began
+            seconds["score_seconds"] += time.perf_counter() - generated
+            if not wanted:
+                break
+        if not parts:
+            raise Unscored(
+                "every group of the step's first round had one score, and no response since has any"
+            )
+        episode = joined(parts)
+        return replace(episode, columns=self._executor.run(episode.columns)), seconds
+
+    def stream(self, number: int, count: int | None) -> Iterator[tuple[Episode | None, dict[str, float]]]:
+        """The episode of a step in parts of about `count` responses, as they come while the generators go on, with the
+        seconds that each part was waited for and prepared; all at once for None. A part is None where its prompts have
+        no response, or none with a score.
+
+        The policy moves between the parts, so the old log-probabilities are those of the sampler.
+        """
+        assert self._fleet is not None, "checked with the manifest"
+        each = self._ctx.spec.sampling.answers_per_prompt
+        size = None if count is None else -(-count // each)
+        began = time.perf_counter()
+        prompts = self._source.issue(self._ctx.spec.data.prompts_per_step)
+        for responses in self._fleet.stream(prompts, size, ended=self._ended):
+            came = time.perf_counter()
+            part = self._received(number, _not_all_refused(responses, len(prompts)), sampled=True)
+            if part is not None:
+                rows = [dict(r.prompt.row) for r in responses.rollouts]
+                part = self._scored(part, rows)
+                part = replace(part, columns=self._executor.run(part.columns)) if len(part) else None
+            scored = time.perf_counter() - came
+            yield part, {"generate_seconds": came - began, "score_seconds": scored}
+            began = time.perf_counter()
+
+    @property
+    def sampled(self) -> bool:
+        """True if the sampler's log-probabilities serve as the old ones, those of the policy before the step."""
+        if self.ahead is not None:
+            return self._ctx.spec.rollout.proximal == "sampled"
+        return self.stale
+
+    def too_old(self, part: Episode, version: int) -> str:
+        """Error message if a token is older than policy `version` may train on; else empty."""
+        spec, oldest = self._ctx.spec, int(part.columns["versions"].min())
+        bound = max(spec.rollout.max_staleness, spec.weights.every_steps - 1)
+        if version - oldest <= bound:
+            return ""
+        name = "weights.everySteps - 1" if bound > spec.rollout.max_staleness else "rollout.maxStaleness"
+        return (
+            f"a token of weight version {oldest} came to version {version}, "
+            f"which is more than {name} ({bound}) versions later"
+        )
+
+    def not_trainable(self, part: Episode, version: int) -> str:
+        """Error message if policy `version` may not train on a snapshot's episode: it is too old, or has no scores of
+        the kind that the job now asks for, which need the prompts' rows; else empty."""
+        lacking = [name for name in score_columns(self._graph) if name not in part.columns]
+        return self.too_old(part, version) or (f"they have no {', '.join(lacking)}" if lacking else "")
+
+    def _received(self, number: int, responses: Responses, *, sampled: bool) -> Episode | None:
+        """The responses as (a part of) an episode, recorded in the ledger; None if there are none.
+
+        `sampled`: the sampler's log-probabilities serve as the old ones. So they do if generators that died served
+        other weights than those that the others have since.
+        """
+        found = self._source.take(collected(self._ctx.ranks, number, responses, self._source.places))
+        if found is None:
+            return None
+        older = self.ahead is None and bool((found.columns["versions"] != self.version).any())
+        if not (sampled or older):
+            return found
+        return replace(found, columns=found.columns.with_tokens(logprobs=found.columns["sampled_logprobs"]))
+
+    def _scored(self, part: Episode, rows: Rows, *, until: Node | None = None) -> Episode:
+        """The responses that have a score, with all columns that do not depend on scores. Responses without a score are
+        left out, and prompts without any other response are dropped; baselines and advantages use the rest."""
+        names = score_columns(self._graph)
+        columns = self._executor.run(part.columns, rows, until=until, without=names)
+        part, gone = replace(part, columns=columns), unscored(columns, names)
+        if not bool(gone.any()):
+            return part
+        _, told = self._ctx.ranks.share(lambda: ({}, {"reasons": list(self._failures().items())}))
+        positions, left = columns["position"], set(columns["position"][~gone].tolist())
+        why = {int(positions[row]): reason for row, reason in told["reasons"]}
+        for position in sorted(set(positions[gone].tolist()) - left):
+            self._source.unscored([position], why.get(position, "its responses have no score"))
+        return part.select((~gone).nonzero().flatten())
+
+    def _with_spread(self, part: Episode, rows: Rows, *, keep: bool) -> tuple[Episode, int]:
+        """The groups whose scores differ, and the number of prompts filtered out; none is filtered if `keep` is set and
+        all groups would be."""
+        scored = next(node for node in self._graph.prepare if "scores" in node.writes)
+        part = self._scored(part, rows, until=scored)
+        if not len(part):  # of a later round: in the first some have a score
+            return part, 0
+        columns = self._executor.run(part.columns, until=scored)
+        spread = has_spread(columns["scores"], columns["position"])
+        if keep and not bool(spread.any()):
+            spread = torch.ones_like(spread)
+        gone = sorted(set(columns["position"][~spread].tolist()))
+        self._source.filtered(gone)
+        return replace(part, columns=columns).select(spread.nonzero().flatten()), len(gone)
+
+
+def _begin(client: RewardClient | None) -> Ended:
+    """Has a reward score each response when it has ended, while the generators go on with others."""
+    if client is None:
+        return nobody
+    return lambda prompt, response: client.begin(prompt.tokens, response.tokens, prompt.row)
+
+
+def _not_all_refused(responses: Responses, asked: int) -> Responses:
+    """The responses to `asked` prompts. Raises InvalidJob if the generators refuse every one, as they will again, and
+    Unavailable if they fail at every one: what is wrong is then not a prompt."""
+    if not responses.refused or len(responses.refused) < asked:
+        return responses
+    reason = next(iter(responses.refused.values()))
+    if all(map(is_refusal, responses.refused.values())):
+        raise InvalidJob([Problem("spec.generator", f"the generators refuse every prompt: {reason}")])
+    raise Unavailable(f"the generators respond to no prompt: {reason}")

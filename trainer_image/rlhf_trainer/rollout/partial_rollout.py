@@ -1,0 +1,130 @@
+"""A prompt with its responses so far, which one generator may begin and another continue."""
+
+from array import array
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+from rlhf_api.evaluation import NO_PENALTIES, Penalties
+
+from ..tensors.records import Prompt, Rollout
+from ..tensors.sampling_mask import filled
+
+ENDS = ("stop", "length")
+"""Finish reasons of a complete response: end token or stop string, or the length limit."""
+
+
+@dataclass
+class Response:
+    """Tokens of one response so far, with each one's log-probability in nats and weight version: int32, float32 and
+    int32 arrays, since a step may have tens of millions of tokens."""
+
+    tokens: "array[int]" = field(default_factory=lambda: array("i"))
+    logprobs: "array[float]" = field(default_factory=lambda: array("f"))
+    versions: "array[int]" = field(default_factory=lambda: array("i"))
+    end: str | None = None
+    """One of ENDS once the response is complete."""
+    kept_counts: "array[int]" = field(default_factory=lambda: array("i"))
+    kept: "array[int]" = field(default_factory=lambda: array("i"))
+    """Sampling mask, as in `Rollout`."""
+
+    def add(
+        self,
+        tokens: "array[int]",
+        logprobs: "array[float]",
+        version: int,
+        counts: "array[int] | None" = None,
+        kept: "array[int] | None" = None,
+    ) -> None:
+        """Appends tokens sampled by weight version `version`, with their log-probabilities and, if there is one, their
+        sampling mask."""
+        if counts and kept is not None:
+            self.kept_counts += filled(array("i"), len(self.tokens) - len(self.kept_counts)) + counts
+            self.kept += kept
+        self.tokens += tokens
+        self.logprobs += logprobs
+        self.versions += array("i", [version]) * len(tokens)
+
+    def finish(self, reason: str) -> None:
+        """Marks the response as complete. Raises ValueError for a reason not in ENDS, and for a response without
+        tokens.
+        """
+        if reason not in ENDS:
+            raise ValueError(f"a response was not finished: {reason!r}")
+        if not self.tokens:
+            raise ValueError("a response has no tokens")
+        self.end = reason
+
+    def copy(self) -> "Response":
+        own = self.tokens[:], self.logprobs[:], self.versions[:], self.end
+        return Response(*own, self.kept_counts[:], self.kept[:])
+
+
+Ended = Callable[[Prompt, Response], None]
+
+
+def nobody(_prompt: Prompt, _response: Response) -> None:
+    """`ended` of responses that nobody waits for one by one."""
+
+
+@dataclass
+class Work:
+    """The responses to one prompt. One request at a time extends them, on the event loop's thread."""
+
+    prompt: Prompt
+    responses: list[Response]
+    temperature: float | None = None
+    """Sampling temperature; 0 is greedy; None: the job's."""
+
+    penalties: Penalties = NO_PENALTIES
+    masks: bool = True
+    """True if tokens come with their sampling masks, where training replays them."""
+    ended: Ended = nobody
+    """Called with the prompt and each of its responses when that has ended."""
+
+    @classmethod
+    def begin(
+        cls,
+        prompt: Prompt,
+        responses: int,
+        temperature: float | None = None,
+        penalties: Penalties = NO_PENALTIES,
+        *,
+        masks: bool = True,
+        ended: Ended = nobody,
+    ) -> "Work":
+        return cls(prompt, [Response() for _ in range(responses)], temperature, penalties, masks, ended)
+
+    @property
+    def begun(self) -> bool:
+        return any(response.tokens for response in self.responses)
+
+    @property
+    def whole(self) -> bool:
+        return all(response.end for response in self.responses)
+
+    @property
+    def unfinished(self) -> list[int]:
+        """Indices of the unfinished responses."""
+        return [i for i, response in enumerate(self.responses) if response.end is None]
+
+    def frozen(self) -> "Work":
+        """A copy that later tokens do not change."""
+        return replace(self, responses=[r if r.end else r.copy() for r in self.responses])
+
+    def rollouts(self) -> list[Rollout]:
+        """Rollouts of the finished responses."""
+        return [
+            Rollout(self.prompt, r.tokens, r.logprobs, r.versions, r.end == "stop", r.kept_counts, r.kept)
+            for r in self.responses
+        ]
+
+
+def rollouts(works: Iterable[Work]) -> list[Rollout]:
+    """Rollouts of the works' finished responses, in order."""
+    return [rollout for work in works for rollout in work.rollouts()]
+
+
+def longest_first(works: Iterable[Work]) -> list[Work]:
+    """The works by the length of their prompts, which is all that is known of the length of a response: where responses
+    grow with their prompts, no long one is begun last and keeps a generator busy alone."""
+    return sorted(works, key=lambda work: len(work.prompt.tokens), reverse=True)

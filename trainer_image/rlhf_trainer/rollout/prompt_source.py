@@ -1,0 +1,141 @@
+"""Prompts in the run's order, and their ledger."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.rows import Row
+
+from ..data.dataset import stream
+from ..data.prompts import prompts
+from ..ranks.context import TrainerContext
+from ..replay.ledger import Ledger
+from ..replay.table import Episode
+from ..tensors.records import Prompt
+from .responses import Collected
+
+log = logging.getLogger(__name__)
+
+
+class PromptSource:
+    """Takes prompts from the dataset and records their states in the ledger. The same on every rank."""
+
+    def __init__(self, ctx: TrainerContext, rows: Sequence[Row]) -> None:
+        self._ctx, self._rows = ctx, rows
+        self._stream = stream(rows, ctx.spec.seed)
+        self._ledger = Ledger(self._stream.mixture.samples)
+        self.places: dict[str, int] = {}
+        """Positions of the prompts in progress, by id."""
+        self._again: list[int] = []
+        """Positions of prompts to issue again: from a snapshot, or from a step that ended without them."""
+
+    def issue(self, count: int) -> list[Prompt]:
+        """The next `count` prompts; those of a snapshot are issued again first."""
+        again, self._again = self._again[:count], self._again[count:]
+        first = self._stream.position
+        places = self._stream.at(again) + self._stream.take(count - len(again))
+        longest = self._ctx.spec.data.max_prompt_length
+        batch = prompts(self._rows, places, self._ctx.tokenizer, self._ctx.spec.data)
+        if cut := sum(prompt.cut > 0 for prompt in batch):
+            log.info("%d of %d prompts were cut to %d tokens", cut, count, longest)
+        fresh = range(first, self._stream.position)
+        self.places |= {prompt.id: at for prompt, at in zip(batch, (*again, *fresh), strict=True)}
+        self._ledger.issue(fresh)
+        self._tell()
+        return batch
+
+    def take(self, collected: Collected) -> Episode | None:
+        """Records responses, and prompts that will have none; returns the episode."""
+        self._ledger.requeue(collected.requeued)
+        for reason, positions in collected.dropped.items():
+            self._ledger.drop(positions, reason)
+            self._settle(positions)
+        if collected.episode is not None:
+            self._ledger.answer(_each_once(collected.episode))
+        again = set(collected.unanswered)
+        self._again += [at for at in self.places.values() if at in again]
+        self._settle(collected.unanswered)
+        self._tell()
+        return collected.episode
+
+    def filtered(self, positions: Sequence[int]) -> None:
+        """Records prompts whose responses are not trained on because they all have the same score."""
+        self._ledger.filter(positions)
+        self._settle(positions)
+        self._tell()
+
+    def unscored(self, positions: Sequence[int], reason: str) -> None:
+        """Records prompts whose responses are not trained on because none could be scored."""
+        self._ledger.drop(positions, reason)
+        self._settle(positions)
+        self._tell()
+
+    def trained(self, episode: Episode) -> None:
+        """Records the episode's prompts as trained on."""
+        positions = _each_once(episode)
+        self._ledger.train(positions)
+        self._settle(positions)
+        self._tell()
+
+    def reorder(self, times: int) -> None:
+        """Reshuffles the prompts that were never issued."""
+        self._stream.reorder(times)
+
+    def state(self, pending: Episode | None) -> dict[str, Any]:
+        """State for a snapshot; `pending`: the episode not trained on yet; `held`: positions of prompts without an
+        episode yet."""
+        answered = set(_each_once(pending)) if pending else set()
+        return {
+            **self._stream.state(),
+            "ledger": self._ledger.state(),
+            "held": [at for at in (*self.places.values(), *self._again) if at not in answered],
+        }
+
+    def restore(self, state: Mapping[str, Any], pending: Episode | None) -> None:
+        """Inverse of `state`; `pending`: the episode not trained on yet.
+
+        If sources have changed otherwise, prompts to issue again are those that are at their positions now. Raises
+        InvalidJob if the number of samples has changed, and if the run trained on given responses, whose positions are
+        of another dataset.
+        """
+        if "ledger" not in state:
+            message = "the checkpoint is of a run that trained on given responses"
+            raise InvalidJob([Problem("spec.algorithm", f"{message}; start anew from its exported policy")])
+        ledger = Ledger.restored(state["ledger"])
+        self._stream.restore({"samples": ledger.rows, **state})
+        self._ledger = ledger
+        self.places = (
+            dict(zip(pending.prompt_ids, pending.columns["position"].tolist(), strict=True))
+            if pending
+            else {}
+        )
+        # Of an earlier release with their ids.
+        held = [at if isinstance(at, int) else at[1] for at in state.get("held", ())]
+        self._again = [at for at in held if at not in self.places.values()]
+        self._tell()
+
+    def ask_again(self, episode: Episode) -> None:
+        """Gives up an episode's responses: its prompts are the next ones to be issued."""
+        positions = _each_once(episode)
+        self._ledger.give_up(positions)
+        self._again = [*positions, *self._again]
+        self._settle(positions)
+        self._tell()
+
+    def _settle(self, positions: Sequence[int]) -> None:
+        gone = set(positions)
+        self.places = {name: at for name, at in self.places.items() if at not in gone}
+
+    def _tell(self) -> None:
+        status = self._ledger.status((*self.places.values(), *self._again))
+        if status.lost:
+            log.error(
+                "%d prompts are lost: issued, and neither trained on nor dropped nor pending", status.lost
+            )
+        self._ctx.report(ledger=status)
+
+
+def _each_once(episode: Episode) -> list[int]:
+    """Positions of the episode's prompts, without duplicates."""
+    return list(dict.fromkeys(episode.columns["position"].tolist()))

@@ -1,0 +1,193 @@
+"""The policy's weights on the generators: which holds which version, and how each gets the next."""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import partial
+
+from torch import Tensor
+
+from rlhf_api.report import MemberStatus
+from rlhf_api.roles import Role
+from rlhf_api.run import Member
+
+from ..dispatch.roster import Stopped, Unavailable
+from ..models.trained_model import TrainedModel
+from ..ranks.context import TrainerContext
+from ..weights.base import Base
+from ..weights.broadcaster import Broadcaster, BroadcastReport
+from .requests import REFUSALS
+
+log = logging.getLogger(__name__)
+
+
+class PublishedWeights:
+    """The generators that hold weights of the policy, all of one version. Its methods are collectives, but for those of
+    rank 0 that say so.
+
+    A generator that dies costs the weight group one epoch; one that is new, or back, gets the current weights before
+    it is asked anything. Of a policy with an adapter the matrices alone travel with each version, and the frozen
+    weights once to each generator.
+    """
+
+    def __init__(
+        self,
+        ctx: TrainerContext,
+        policy: TrainedModel,
+        sync: Broadcaster | None,
+        committing: Callable[[], None],
+    ) -> None:
+        """`sync` on rank 0 only; `committing` is called there before generators swap weights."""
+        self._ctx, self._policy, self._sync, self._committing = ctx, policy, sync, committing
+        self._members: list[Member] = []
+        self._refusals: Counter[str] = Counter()  # of the newest weights, by uid
+        self._deadline = 0.0  # for generators that do not answer
+        self._holders: dict[str, Member] = {}
+        self._version = self._current = -1
+        self._figures = {"broadcast_bytes": 0.0, "generators_paused_seconds": 0.0}
+
+    def publish(self, version: int) -> None:
+        """Broadcasts the policy's weights to every generator that answers; waits for at least one. Responses under way
+        stop before the new weights or go on with them (`rollout.inFlight`); the round of their requests is to be ended,
+        and another begun.
+
+        Raises:
+            Unavailable: no generator took the weights within its start-up time, or all refused them three times.
+            Stopped: the run is to stop, on every rank.
+        """
+        self._refusals.clear()
+        self._deadline = time.monotonic() + self._ctx.spec.generator.startup_timeout_seconds
+        said = self._ctx.ranks.say(self._wait_for_members)
+        while said != "stop":
+            if self._sent(version):
+                self._version = self._current = version
+                return
+            said = self._ctx.ranks.say(self._wait_again)
+        raise Stopped("stopped while waiting for the generators")
+
+    @property
+    def version(self) -> int:
+        """The weight version that the generators hold; -1 before the first."""
+        return self._version
+
+    @property
+    def current(self) -> int:
+        """The policy's weight version."""
+        return self._current
+
+    def move_on(self, version: int) -> None:
+        """Sets the policy's version; the generators keep theirs until `publish`, or until a new one joins."""
+        self._current = version
+
+    def figures(self) -> dict[str, float]:
+        """Since the last call: the most bytes that one generator received, and its longest pause; on rank 0."""
+        found, self._figures = self._figures, dict.fromkeys(self._figures, 0.0)
+        return found
+
+    def changed(self) -> str:
+        """Names of generators whose served weights differ from what was sent, with those weights; '' if none."""
+        return self._ctx.ranks.say(lambda: self._sync.changed(self.holders) if self._sync else "")
+
+    @property
+    def holders(self) -> list[Member]:
+        """Generators with weights, on rank 0."""
+        return list(self._holders.values())
+
+    def someone_is_new(self) -> bool:
+        """True if a generator responds and has no weights, or had some and responds no more; on rank 0."""
+        assert self._ctx.services is not None
+        answering = {m.uid for m in self._ctx.services.roster.answering(Role.GENERATOR)}
+        return answering != set(self._holders)
+
+    def left_out(self, failed: Mapping[str, str]) -> None:
+        """Marks generators that failed in a round, by uid, as without weights; on rank 0."""
+        for uid in failed:
+            self._holders.pop(uid, None)
+
+    def _wait_for_members(self) -> str:
+        """Waits, on rank 0, for as long as the generators take to start."""
+        assert self._ctx.services is not None
+        role, roster = self._ctx.spec.generator, self._ctx.services.roster
+        wanted = role.replicas if self._version < 0 else 1
+        try:
+            self._members = roster.wait(Role.GENERATOR, wanted, role.startup_timeout_seconds)
+        except Stopped:
+            return "stop"
+        return "send"
+
+    def _wait_again(self) -> str:
+        """Waits, on rank 0, after members that answered did not take the weights: they may hang until their host ends
+        them."""
+        return "stop" if self._ctx.stop.is_set() else self._wait_for_members()
+
+    def _sent(self, version: int) -> bool:
+        """True if a generator has taken the weights, on every rank."""
+        ranks = self._ctx.ranks
+        if ranks.first:
+            return ranks.say(lambda: "sent" if self._send(version) else "again") == "sent"
+        while (said := ranks.say(lambda: "")) not in ("sent", "again"):
+            for _ in self._tensors(said):  # gathering the weights is a collective
+                pass
+        return said == "sent"
+
+    def _send(self, version: int) -> bool:
+        """Sends the weights, on rank 0, to the members that it has waited for."""
+        assert self._sync is not None
+        members = self._members
+        adapter = self._policy.adapter
+        base = Base.of(adapter, partial(self._announced, "base")) if adapter else None
+        report = self._sync.send(
+            members, partial(self._announced, "version"), version, self._committing, base
+        )
+        for target, reason in report.lost.items():
+            log.warning("%s did not take weight version %d: %s", target.name, version, reason)
+        if not report.holders:
+            self._give_up(report, members)
+            return False
+        self._figures["broadcast_bytes"] += report.bytes + report.base_bytes
+        paused = self._figures["generators_paused_seconds"]
+        self._figures["generators_paused_seconds"] = max(paused, report.pause_seconds)
+        held = {target.uid for target in report.holders}
+        for target in report.holders:
+            if target.uid not in self._holders:
+                log.info("%s joined with weight version %d", target.name, version)
+        self._holders = {member.uid: member for member in members if member.uid in held}
+        self._tell(report)
+        return True
+
+    def _give_up(self, report: BroadcastReport, members: Sequence[Member]) -> None:
+        """Raises Unavailable for good where no generator took the weights. One that does not answer, dead or hung, is
+        replaced by its host, which may take as long as a start; one that answers may refuse three times."""
+        self._refusals.update(target.uid for target in report.lost if target not in report.silent)
+        late = bool(report.silent) and time.monotonic() > self._deadline
+        if late or all(self._refusals[member.uid] >= REFUSALS for member in members):
+            why = "; ".join(f"{target.name}: {reason}" for target, reason in report.lost.items())
+            raise Unavailable(f"no generator took weight version {report.version}: {why}")
+
+    def _announced(self, part: str) -> Iterator[tuple[str, Tensor]]:
+        """A part of the policy, after telling the other ranks to gather it too."""
+        self._ctx.ranks.say(lambda: part)
+        yield from self._tensors(part)
+
+    def _tensors(self, part: str) -> Iterator[tuple[str, Tensor]]:
+        return self._policy.base_tensors() if part == "base" else self._policy.version_tensors()
+
+    def _tell(self, report: BroadcastReport) -> None:
+        assert self._ctx.services is not None
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        self._ctx.report(
+            members=tuple(
+                MemberStatus(
+                    role=Role.GENERATOR,
+                    name=member.name,
+                    uid=member.uid,
+                    ready=member.uid in self._holders,
+                    weight_version=report.version if member.uid in self._holders else None,
+                    epoch=report.epoch if member.uid in self._holders else None,
+                    last_sync_time=now if member.uid in self._holders else None,
+                )
+                for member in self._ctx.services.control.members(Role.GENERATOR)
+            )
+        )

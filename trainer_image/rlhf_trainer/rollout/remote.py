@@ -1,0 +1,129 @@
+"""Rank 0's calls to the roles that score and infer."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Self
+
+from torch import Tensor
+
+from rlhf_api.graph import Graph
+from rlhf_api.rewards import Reward, RewardFunction
+from rlhf_api.roles import Role
+
+from ..graph.executor import RemoteCall
+from ..maths.rewards import scaled_scores
+from ..ranks.context import TrainerContext
+from ..scoring.call_queue import MOST_PER_CALL
+from ..scoring.client import AHEAD, Scorer
+from ..scoring.messages import LOGPROBS_ROUTE, SCORE_ROUTE, Part
+from ..scoring.reward_client import RewardClient
+from ..scoring.rewards import to_float32
+from ..tensors.records import Sequences
+from .evaluation import Judge
+
+
+@dataclass(frozen=True)
+class Remote:
+    """Calls of other roles; none on ranks other than 0."""
+
+    nodes: Mapping[str, RemoteCall] = field(default_factory=dict)
+    """The calls, by the names of the graph's nodes that they answer."""
+    judge: Judge | None = None
+    """Scores of an evaluation set."""
+    reward: RewardClient | None = None
+    """Client of the reward role, which has the metrics of the scores and the reasons of missing ones."""
+    judging: RewardClient | None = None
+    """Client of the evaluation's function."""
+
+    @classmethod
+    def of(cls, ctx: TrainerContext, graph: Graph) -> Self:
+        if ctx.services is None:
+            return cls()
+        nodes, reward = dict[str, RemoteCall](), None
+        for node in graph.prepare:
+            role = graph.remote(node)
+            if role is not None and role.row.work == "score":
+                reward = reward_client(ctx, array=node.writes[0])
+                nodes[node.name] = partial(_scores, reward, ctx.spec.reward)
+            elif role is not None:
+                nodes[node.name] = partial(_logprobs, scorer(ctx, role))
+        judging = judge_client(ctx)
+        return cls(nodes, partial(_judged, judging), reward, judging)
+
+
+def scorer(ctx: TrainerContext, role: Role, at_once: int = AHEAD) -> Scorer:
+    """Rank 0's client of a role that scores or infers, which sends a member so many messages `at_once`."""
+    assert ctx.services is not None
+    section = ctx.spec.model_server(role)
+    return Scorer(
+        role,
+        SCORE_ROUTE if role.row.work == "score" else LOGPROBS_ROUTE,
+        http=ctx.services.http,
+        roster=ctx.services.roster,
+        chunk_tokens=section.micro_batch(ctx.spec.trainer),
+        timeout=section.timeout_seconds,
+        patience=section.startup_timeout_seconds,
+        at_once=at_once,
+        report=lambda activity: ctx.report(activity=activity),
+    )
+
+
+def reward_client(ctx: TrainerContext, *, array: str) -> RewardClient:
+    """Rank 0's client of the job's rewards, which tolerates failed responses."""
+    section = ctx.spec.reward
+    functions, model = section.functions, ctx.spec.model.reward is not None and section.model_weight != 0
+    return _client(
+        ctx,
+        array,
+        functions=(Part.FUNCTIONS, max(f.concurrency for f in functions)) if functions else None,
+        model=scorer(ctx, Role.REWARD) if model else None,
+        patience=section.startup_timeout_seconds,
+    )
+
+
+def judge_client(ctx: TrainerContext) -> RewardClient:
+    """Rank 0's client of the evaluation's function, for which the job is never paused."""
+    concurrency = int(RewardFunction.model_fields["concurrency"].default)
+    return _client(ctx, "scores", functions=(Part.JUDGE, concurrency), model=None, patience=0.0)
+
+
+def _client(
+    ctx: TrainerContext,
+    array: str,
+    *,
+    functions: tuple[Part, int] | None,
+    model: Scorer | None,
+    patience: float,
+) -> RewardClient:
+    """`functions`: their part of a message, and how many calls of one a member makes at once; it gets as many responses
+    as these can take."""
+    assert ctx.services is not None
+    roster = ctx.services.roster
+    return RewardClient(
+        array,
+        functions=functions
+        and (functions[0], scorer(ctx, Role.REWARD, at_once=functions[1] * MOST_PER_CALL)),
+        model=model,
+        max_failed_share=ctx.spec.reward.max_failed_share,
+        patience=patience,
+        stopping=lambda: roster.stopping,
+        report=lambda activity: ctx.report(activity=activity),
+    )
+
+
+def _scores(
+    reward: RewardClient, section: Reward, sequences: Sequences, rows: Sequence[Mapping[str, Any]]
+) -> Tensor:
+    totals = reward.ask(sequences, rows)
+    return to_float32(scaled_scores(totals, bias=section.bias, scale=section.scale, clip=section.clip))
+
+
+def _judged(judge: RewardClient, sequences: Sequences, rows: Sequence[Mapping[str, Any]]) -> Tensor:
+    """Scores of an evaluation set, whose failures are counted against its own responses alone."""
+    judge.take_metrics()
+    return to_float32(judge.ask(sequences, rows))
+
+
+def _logprobs(reference: Scorer, sequences: Sequences, _rows: Sequence[Mapping[str, Any]]) -> Tensor:
+    return reference.ask(sequences, "logprobs")

@@ -1,0 +1,50 @@
+"""Dispatches prompts to the generators that hold the same weights."""
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+from rlhf_api.run import Member
+
+from ..dispatch.assignments import Limits
+from ..dispatch.dispatch import Current, Dispatch, Observer, Switches
+from ..dispatch.outcomes import Outcome, UnderWay
+from ..transport.http import HttpClient
+from .engine_client import EngineClient
+from .partial_rollout import Work
+
+Round = Outcome[Work, Work]
+"""Prompts whose responses are complete, and the outcome of the others."""
+NOBODY: Observer[Work, Work] = Observer()
+
+
+def start_round(
+    http: HttpClient,
+    client: EngineClient,
+    works: Sequence[Work],
+    members: Sequence[Member],
+    *,
+    current: Current,
+    limits: Limits,
+    observer: Observer[Work, Work] = NOBODY,
+    switches: Switches | None = None,
+    heard: dict[str, float] | None = None,
+    under_way: Sequence[UnderWay[Work, Work]] = (),
+) -> "Future[Round]":
+    """Asks `members` on the thread of `http`; see `Dispatch`.
+
+    Each prompt ends with all its responses, refused with a reason, or unanswered.
+    """
+    return http.start(
+        Dispatch(
+            works,
+            members,
+            client,
+            current=current,
+            limits=limits,
+            describe=lambda work: f"prompt {work.prompt.id}",
+            observer=observer,
+            switches=switches,
+            heard=heard,
+            under_way=under_way,
+        ).run()
+    )

@@ -1,0 +1,25 @@
+"""Responses without a score: NaN in the columns of Score nodes."""
+
+import torch
+from torch import Tensor
+
+from rlhf_api.graph import Graph, Score
+
+from ..tensors.records import Columns
+
+
+def score_columns(graph: Graph) -> tuple[str, ...]:
+    """Names of the columns that the reward role writes."""
+    return tuple(name for node in graph.prepare if isinstance(node, Score) for name in node.writes)
+
+
+def unscored(columns: Columns, names: tuple[str, ...]) -> Tensor:
+    """True for responses with NaN in any of the present columns: bool [N]."""
+    owner = torch.arange(len(columns))
+    found = torch.zeros(len(columns), dtype=torch.bool)
+    for name in names:
+        if name in columns.rows:
+            found |= columns[name].isnan()
+        elif name in columns.tokens:
+            found |= torch.isin(owner, torch.repeat_interleave(owner, columns.lengths)[columns[name].isnan()])
+    return found

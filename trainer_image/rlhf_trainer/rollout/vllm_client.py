@@ -1,0 +1,177 @@
+"""Client of vLLM servers: one streamed request for a fresh prompt, and one for each continued response, each with its
+own seed."""
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+
+from rlhf_api.run import Member
+from rlhf_api.spec import Sampling
+
+from ..data.stop_strings import StopStrings
+from ..dispatch.outcomes import Failed, Interrupted, Refused
+from ..transport.frames import GENERATE, Asked, Frame, FrameReader, Kind, NotFinite, RequestFailed
+from ..transport.http import HttpClient, HttpError
+from .partial_rollout import Response, Work
+
+REFUSING_CODES = (400, 413, 422)
+"""HTTP codes with which a server refuses a prompt itself."""
+STREAM_INTERVAL = 64
+"""Tokens of a response per frame: the cost of a frame on rank 0 is shared by so many."""
+
+
+def is_refusal(reason: str) -> bool:
+    """True for the reason of a prompt that a server refused itself, and that it would refuse again."""
+    return reason.startswith(tuple(f"HTTP {code}: " for code in REFUSING_CODES))
+
+
+def request_seed(seed: int, prompt_id: str) -> int:
+    """A 31-bit seed for one prompt's responses, which makes them independent of the batch."""
+    digest = hashlib.sha256(f"{seed}/{prompt_id}".encode()).digest()
+    return int.from_bytes(digest[:4], "little") >> 1
+
+
+class VllmClient:
+    """Generates through the path that our extension adds to vLLM, see `transport.frames`. Implements `EngineClient`."""
+
+    def __init__(
+        self,
+        http: HttpClient,
+        *,
+        sampling: Sampling,
+        seed: int,
+        ends: Sequence[int],
+        stops: StopStrings | None = None,
+        vocabulary: int = 1 << 31,
+        stream_interval: int = STREAM_INTERVAL,
+    ) -> None:
+        """`ends`: end tokens, see `data.encode.end_tokens`; `stops`: stop strings; `vocabulary`: number of tokens that
+        the policy has embeddings for; `stream_interval`: tokens of a response per frame."""
+        self._http, self._seed, self._stops = http, seed, stops
+        self._vocabulary = vocabulary
+        self._asked = Asked(
+            prompt=(),
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_tokens=sampling.min_new_tokens,
+            max_tokens=sampling.max_new_tokens,
+            stop_token_ids=ends,
+            stop=stops.strings if stops else (),
+            stream_interval=stream_interval,
+            kept=sampling.kept,
+        )
+
+    async def ask(self, member: Member, work: Work, progress: Callable[[], None]) -> Work:
+        """Extends the responses until they are complete: one request for all responses to a fresh prompt, else one for
+        each unfinished response, with the tokens so far appended to its prompt."""
+        if work.begun:
+            parts = [self._continue(member, work, index, progress) for index in work.unfinished]
+        else:
+            told = {"seed": request_seed(self._seed, work.prompt.id), "n": len(work.responses)}
+            asked = self._asked.model_copy(update=told)
+            parts = [self._stream(member, work, range(len(work.responses)), asked, progress)]
+        tasks = [asyncio.ensure_future(part) for part in parts]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        if not work.whole:  # told once all have their last tokens
+            raise Interrupted
+        return work
+
+    async def _continue(self, member: Member, work: Work, index: int, progress: Callable[[], None]) -> None:
+        if work.penalties.presence or work.penalties.frequency:
+            # Penalties count the response's tokens, but the server would treat these as part of the prompt.
+            work.responses[index] = Response()
+        response = work.responses[index]
+        so_far = len(response.tokens)
+        if so_far >= self._asked.max_tokens:  # all tokens came, but not the finish reason
+            response.finish("length")
+            work.ended(work.prompt, response)
+            return
+        told = {
+            "seed": request_seed(self._seed, f"{work.prompt.id}/{index}/{so_far}"),
+            "max_tokens": self._asked.max_tokens - so_far,
+            "min_tokens": max(0, self._asked.min_tokens - so_far),
+        }
+        await self._stream(member, work, [index], self._asked.model_copy(update=told), progress)
+
+    async def _stream(
+        self,
+        member: Member,
+        work: Work,
+        indices: Sequence[int],
+        asked: Asked,
+        progress: Callable[[], None],
+    ) -> None:
+        """One request, whose k-th response is the response `indices[k]`; they share the tokens so far."""
+        url, prompt_id = member.address + GENERATE, work.prompt.id
+        begun = len(work.responses[indices[0]].tokens)
+        told: dict[str, object] = {"prompt": (*work.prompt.tokens, *work.responses[indices[0]].tokens)}
+        if work.temperature is not None:
+            told["temperature"] = work.temperature
+        told |= {f"{name}_penalty": value for name, value in work.penalties._asdict().items()}
+        if not work.masks:
+            told["kept"] = 0
+        asked = asked.model_copy(update=told)
+        body = asked.model_dump()
+        reader = FrameReader()
+        try:
+            async with aclosing(self._http.stream(url, body)) as parts:
+                async for part in parts:
+                    progress()
+                    for frame in reader.feed(part):
+                        response = work.responses[indices[frame.response]]
+                        last = self._completing(work.prompt.tokens, response, frame, begun)
+                        self._add(response, last or frame, masked=asked.kept > 0)
+                        if response.end:
+                            work.ended(work.prompt, response)
+                        if last:
+                            return  # the server, which sees only its own part of the stop string, would continue
+            reader.close()
+        except (RequestFailed, HttpError) as error:
+            failed = error if isinstance(error, HttpError) else HttpError(url, error.code, str(error))
+            if failed.status in REFUSING_CODES:
+                raise Refused(f"HTTP {failed.status}: {failed.body}") from None
+            raise failed from None
+        except NotFinite as error:
+            raise Failed(f"the engine failed at a response: {error}") from None
+        except (ValueError, IndexError) as error:
+            raise ValueError(f"the reply to prompt {prompt_id} is malformed: {error}") from error
+
+    def _completing(
+        self, prompt: Sequence[int], response: Response, frame: Frame, begun: int
+    ) -> Frame | None:
+        """The start of a frame up to the token that completes a stop string whose first characters were sampled before
+        this request; `begun`: tokens of the response before this request. None if there is none."""
+        if self._stops is None or not begun:
+            return None
+        there, tokens = len(response.tokens), list(response.tokens)
+        for count in range(1, min(len(frame.tokens), begun + self._stops.window - there) + 1):
+            tokens.append(frame.tokens[count - 1])
+            if there + count > self._asked.min_tokens and self._stops.ending(prompt, tokens) is not None:
+                return frame.ending(count)
+        return None
+
+    def _add(self, response: Response, frame: Frame, *, masked: bool) -> None:
+        """Appends a frame's tokens. Raises ValueError for more tokens than requested, for fewer where their number ends
+        the response, and for unknown ones."""
+        if (highest := max(max(ids, default=0) for ids in (frame.tokens, frame.kept))) >= self._vocabulary:
+            raise ValueError(f"token id {highest} is outside the vocabulary of {self._vocabulary}")
+        count, most = len(response.tokens) + len(frame.tokens), self._asked.max_tokens
+        if response.end is not None or count > most:
+            raise ValueError(f"{count} tokens of a response that had ended, or that has at most {most}")
+        if frame.kind is Kind.LENGTH and count < most:
+            raise ValueError(f"the length limit of {most} tokens ended a response of {count}")
+        if len(frame.counts) != (len(frame.tokens) if masked else 0):
+            raise ValueError(f"{len(frame.tokens)} tokens with {len(frame.counts)} sampling masks")
+        response.add(frame.tokens, frame.logprobs, frame.version, frame.counts, frame.kept)
+        if frame.kind in (Kind.STOP, Kind.LENGTH):
+            response.finish(frame.kind.name.lower())
+
+    async def listens(self, member: Member) -> bool:
+        return await self._http.listens(member.address)

@@ -1,0 +1,1 @@
+"""Packed arrays: records of a step, sampling masks, micro-batches."""

@@ -1,0 +1,164 @@
+"""Micro-batches: rows grouped under a token budget, padded or packed."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from .packed import ragged_index, to_device
+from .records import Sequences
+
+
+def plan(
+    lengths: Sequence[int], ranks: int, token_budget: int, group: int = 1, *, packed: bool = False
+) -> list[list[list[int]]]:
+    """Per rank a list of micro-batches, each a list of row indices; deterministic.
+
+    Every row appears once. `group` consecutive rows (2i and 2i + 1 for pairs) stay together. All ranks get
+    the same number of micro-batches, because ZeRO-3 gathers weights in lockstep; a rank that has no more rows
+    gets empty lists. The size of a micro-batch, its padded one (rows x longest) or where `packed` its tokens, is at
+    most `token_budget`, unless it is a single group. Ranks differ by at most one group's tokens. Raises ValueError
+    where `group` does not divide the rows.
+    """
+    if len(lengths) % group:
+        raise ValueError(f"{len(lengths)} rows cannot be split into groups of {group}")
+    groups = [range(i, i + group) for i in range(0, len(lengths), group)]
+    longest = [max(lengths[r] for r in rows) for rows in groups]
+    tokens = [sum(lengths[r] for r in rows) for rows in groups]
+    # Longest first: similar lengths meet in a micro-batch, and the last groups dealt even out the ranks.
+    order = sorted(range(len(groups)), key=lambda g: (-longest[g], g))
+
+    loads = [0] * ranks
+    dealt: list[list[int]] = [[] for _ in range(ranks)]
+    for g in order:
+        rank = loads.index(min(loads))
+        dealt[rank].append(g)
+        loads[rank] += tokens[g]
+
+    pack = partial(_first_fit, tokens) if packed else partial(_in_order, longest, group)
+    batches = [pack(mine, token_budget) for mine in dealt]
+    count = max(len(batch) for batch in batches)
+    for batch in batches:
+        batch += [[] for _ in range(count - len(batch))]
+    return [[[r for g in micro for r in groups[g]] for micro in batch] for batch in batches]
+
+
+def _first_fit(tokens: Sequence[int], mine: Sequence[int], budget: int) -> list[list[int]]:
+    """Micro-batches of the groups `mine`, each put into the first one that it fits: any hole can be filled."""
+    found: list[list[int]] = []
+    sizes: list[int] = []
+    for g in mine:
+        most = budget - tokens[g]
+        at = next((i for i, size in enumerate(sizes) if size <= most), len(sizes))
+        if at == len(sizes):
+            found.append([])
+            sizes.append(0)
+        found[at].append(g)
+        sizes[at] += tokens[g]
+    return found
+
+
+def _in_order(longest: Sequence[int], group: int, mine: Sequence[int], budget: int) -> list[list[int]]:
+    """Micro-batches of the groups `mine`, longest first, filled up one after the other: similar lengths meet."""
+    found: list[list[int]] = []
+    for g in mine:
+        if not found or (len(found[-1]) + 1) * group * longest[found[-1][0]] > budget:
+            found.append([])
+        found[-1].append(g)
+    return found
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """n rows of `Sequences`, each right-padded to T columns or all packed end to end into one row of T tokens, and
+    where their A_mb response tokens lie.
+
+    On the model's device: int64 `input_ids`, `position_ids` [n, T] ([1, T] packed); `attention_mask`, int64 [n, T], or
+    packed int32 [1, 1, 1, n + 1], where each row begins and the last one ends; int64 `response_row`,
+    `response_column` and `targets` [A_mb], the place in [n, T] of every response token, and the token, end to end in
+    the order of the rows. `longest` is the length of the longest row. On the CPU, to index packed arrays: int64 `rows`
+    [n], `response_index` [A_mb], the place of the same tokens in response-aligned arrays of all the sequences, and
+    `host_column` [A_mb], a copy of `response_column`.
+    `kept`, int64 [A_mb, K] on the device: the tokens that each one was sampled from, see `Kept.with_own`; None for all.
+    `pad_token_id` is no row's last token, so that a sequence-classification head, which pools at the last token that is
+    not padding, pools at the right one.
+
+    Without rows (n = 0, A_mb = 0) the input still holds one token of the first sequence, so that the forward
+    pass happens; everything read from its output is empty.
+    """
+
+    rows: Tensor
+    input_ids: Tensor
+    attention_mask: Tensor
+    position_ids: Tensor
+    response_row: Tensor
+    response_column: Tensor
+    targets: Tensor
+    response_index: Tensor
+    host_column: Tensor
+    longest: int
+    pad_token_id: int
+    kept: Tensor | None = None
+
+    @classmethod
+    def build(
+        cls,
+        sequences: Sequences,
+        rows: Sequence[int],
+        pad_token_id: int,
+        device: torch.device | str = "cpu",
+        *,
+        packed: bool = False,
+    ) -> Self:
+        """The micro-batch of `rows`; `pad_token_id` is used where no row ends in it."""
+        index = torch.tensor(rows, dtype=torch.int64)
+        picked = sequences.select(index)
+        tokens, lengths = (
+            (picked.tokens, picked.lengths) if rows else (sequences.tokens[:1], torch.ones(1).long())
+        )
+        ends = set(tokens[lengths.cumsum(0) - 1].tolist())
+        pad = next(t for t in (pad_token_id, *range(len(ends) + 1)) if t not in ends)
+        row = torch.repeat_interleave(torch.arange(len(index)), picked.response_lengths)
+        column = ragged_index(picked.prompt_lengths, picked.response_lengths)
+        if packed:
+            starts = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+            input_ids, mask = tokens[None], starts.to(torch.int32)[None, None, None]
+            positions = ragged_index(torch.zeros_like(lengths), lengths)[None]
+            row, column = torch.zeros_like(row), column + starts[row]
+        else:
+            columns = torch.arange(int(lengths.max()))
+            real = columns < lengths[:, None]
+            input_ids = torch.full(real.shape, pad, dtype=torch.int64)
+            input_ids[real] = tokens
+            mask, positions = real.to(torch.int64), columns.expand(real.shape)
+        targets = input_ids[row, column]
+        return cls(
+            rows=index,
+            input_ids=to_device(input_ids, device),
+            attention_mask=to_device(mask, device),
+            position_ids=to_device(positions, device),
+            response_row=to_device(row, device),
+            response_column=to_device(column, device),
+            targets=to_device(targets, device),
+            response_index=sequences.response_index(index),
+            host_column=column,
+            longest=int(lengths.max()),
+            pad_token_id=pad,
+            kept=None if picked.kept is None else to_device(picked.kept.with_own(targets), device),
+        )
+
+    @property
+    def packed(self) -> bool:
+        return self.attention_mask.ndim == 4
+
+
+OutputFn = Callable[[Tensor, MicroBatch], Tensor]
+"""(logits, micro-batch) -> the values read from them, packed."""
+MAXIMUM = "_max"
+"""Suffix of statistics of a loss that are maxima over tokens; all others are sums."""
+Loss = Callable[[Tensor, MicroBatch], tuple[Tensor, Mapping[str, Tensor]]]
+"""(values read, micro-batch) -> a scalar and named scalars, weighted so that their sums (maxima, of names that end in
+MAXIMUM) over all micro-batches of all ranks are the loss and the statistics."""

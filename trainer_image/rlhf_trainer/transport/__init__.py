@@ -1,0 +1,1 @@
+"""HTTP, frames and stores between processes."""

@@ -1,0 +1,152 @@
+"""Optimizer steps of a graph's training nodes in one training step, and their metrics."""
+
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor
+
+from rlhf_api.graph import CRITIC, POLICY, Graph, Train
+from rlhf_api.rows import Row
+from rlhf_api.spec import Spec
+
+from ..data.dataset import stream
+from ..graph.learner import Learner
+from ..maths.agreement import AGREEMENT
+from ..maths.schedule import learning_rate
+from ..ops import loss_fn, output_fn
+from ..ops.datasets import given_columns
+from ..ops.pretraining import mixed
+from ..process import faults
+from ..ranks.context import TrainerContext
+from ..tensors.batches import MAXIMUM
+from ..tensors.records import Columns
+from .minibatches import balanced_minibatches, minibatches
+
+SHARED = ("kl_mean", "entropy", *AGREEMENT)
+"""Metrics of the step rather than of a model: logged without the model's name."""
+
+
+class Updates:
+    """One training step: each call of `run` trains every node on minibatches of its own size."""
+
+    def __init__(
+        self,
+        learner: Learner,
+        group: int = 1,
+        text: "PretrainingText | None" = None,
+    ) -> None:
+        """`group` consecutive sequences stay in one micro-batch; `text` is mixed into each update of the policy."""
+        self._graph, self._models, self._ctx = learner.graph, learner.models, learner.op_ctx
+        self._group, self._text = group, text
+        self._found: dict[str, tuple[float, int]] = {}  # sum or maximum over updates, and their number
+        self._stopped: set[str] = set()  # nodes
+        self._count = 0
+
+    def run(self, columns: Columns, *, whole: bool = False, first: int = 0, last: int | None = None) -> None:
+        """Trains on all sequences, in the epochs of each node from `first` on and before `last`; `whole`: once, as one
+        minibatch."""
+        step = self._ctx.step
+        seed = self._ctx.spec.seed * 1_000_003 + step
+        for node in self._graph.train:
+            if step < node.from_step:
+                continue
+            if whole:
+                self._update(node, columns)
+                continue
+            passes = (node.epochs if last is None else min(last, node.epochs)) - first
+            for rows in _chosen(node, columns, passes, seed):
+                self._update(node, columns.select(rows))
+
+    def metrics(self) -> dict[str, float]:
+        """Means (maxima, of names that end in MAXIMUM) over the updates, each model's under its name where there are
+        several."""
+        means = {
+            key: value if key.endswith(MAXIMUM) else value / count
+            for key, (value, count) in self._found.items()
+        }
+        first = self._graph.train[0]
+        if (loss := f"{_prefix(self._graph, first)}loss") in means:
+            means["loss"] = means[loss]
+        rate = learning_rate_of(self._ctx.spec, first.model == CRITIC, self._ctx.step, first.from_step)
+        return {**means, "learning_rate": rate}
+
+    def _update(self, node: Train, part: Columns) -> None:
+        spec, bound = self._ctx.spec, node.stop_ratio
+        if node.name in self._stopped:
+            return
+        faults.point(f"update:{self._ctx.step}.{self._count}")
+        self._count += 1
+        loss = loss_fn(node.loss, spec)(part, self._ctx)
+        rate = learning_rate_of(spec, node.model == CRITIC, self._ctx.step, node.from_step)
+        model, sequences = self._models[node.model], part.sequences
+        if self._text is not None and node.model == POLICY:
+            sequences, loss = mixed(sequences, loss, self._text.take(), self._text.coefficient)
+        found = model.update(sequences, output_fn(node.output, spec), loss, rate, self._group)
+        for name, value in found.items():
+            key = name if name in SHARED else _prefix(self._graph, node) + name
+            before, count = self._found.get(key, (value, 0))
+            joined = max(before, value) if key.endswith(MAXIMUM) else before + value
+            self._found[key] = (joined if count else value, count + 1)
+        if bound is not None and "ratio_mean" in found and not 1 / bound <= found["ratio_mean"] <= bound:
+            self._stopped.add(node.name)
+
+
+def held_out_losses(learner: Learner, columns: Columns, group: int) -> dict[str, float]:
+    """Loss and statistics of every training node over all sequences, under the names of `Updates.metrics`, without an
+    update. A collective."""
+    graph, ctx, found = learner.graph, learner.op_ctx, dict[str, float]()
+    for node in graph.train:
+        loss = loss_fn(node.loss, ctx.spec)(columns, ctx)
+        read, model = output_fn(node.output, ctx.spec), learner.models[node.model]
+        measured = model.measure(columns.sequences, read, loss, group)
+        found |= {_prefix(graph, node) + name: value for name, value in measured.items()}
+    return {**found, "loss": found[f"{_prefix(graph, graph.train[0])}loss"]}
+
+
+def _chosen(node: Train, columns: Columns, epochs: int, seed: int) -> Iterator[Tensor]:
+    size = node.minibatch_size or len(columns)
+    if node.balance_tokens:
+        return balanced_minibatches(columns.lengths, size, epochs, seed)
+    return minibatches(len(columns), size, epochs, seed)
+
+
+def _prefix(graph: Graph, node: Train) -> str:
+    return f"{node.model.name}_" if len(graph.trained) > 1 else ""
+
+
+class PretrainingText:
+    """Sequences for the language-modelling loss, in an order of their own."""
+
+    def __init__(self, rows: Sequence[Row], ctx: TrainerContext) -> None:
+        assert ctx.spec.pretraining is not None
+        self._rows, self._tokenizer, self._data = rows, ctx.tokenizer, ctx.spec.data
+        self._count, self.coefficient = ctx.spec.pretraining.rows_per_update, ctx.spec.pretraining.coefficient
+        self._stream = stream(rows, ctx.spec.seed)
+
+    @property
+    def position(self) -> int:
+        """Rows taken so far: part of a snapshot."""
+        return self._stream.position
+
+    @position.setter
+    def position(self, value: int) -> None:
+        self._stream.position = value
+
+    def take(self) -> Columns:
+        """The sequences of the next update."""
+        rows = [self._rows[row] for _, row in self._stream.take(self._count)]
+        return given_columns("responses", rows, self._tokenizer, self._data)[0]
+
+
+def learning_rate_of(spec: Spec, critic: bool, step: int, from_step: int = 0) -> float:
+    """The learning rate of the policy, or of the critic, in a training step: 0 before `from_step`, where its schedule
+    begins."""
+    if step < from_step:
+        return 0.0
+    optimizer = spec.optimizer
+    return learning_rate(
+        step - from_step,
+        base=spec.learning_rate("critic" if critic else "policy"),
+        warmup_steps=optimizer.warmup_steps,
+        total_steps=spec.steps - from_step,
+        schedule=optimizer.schedule,
+    )
