@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from tests.support.cluster import Cluster
 from tests.support.kube import kubectl
 
 from rlhf_operator.cluster.api_error import ApiError
-from rlhf_operator.cluster.kinds import kind_of
+from rlhf_operator.cluster.kinds import body_path, kind_of
 from rlhf_operator.cluster.names import QUEUE
 
 PORTS = [{"port": 80}]
@@ -161,6 +162,45 @@ def test_a_workload_whose_labels_somebody_takes_is_found_again(
             await operator.look("ppo")
         (found,) = operator.cache.workloads((namespace, "ppo"))
         assert found["metadata"]["labels"]["rlhf.dev/job"] == "ppo"
+
+    operators(body)
+
+
+@pytest.mark.parametrize(("version", "kind"), [("v1", "Service"), GANG])
+def test_what_the_collector_is_to_take_from_an_earlier_job_is_waited_for(
+    operators: Operators, namespace: str, version: str, kind: str
+) -> None:
+    """A collector deletes by uid, whoever owns the object by then: here it has begun, and a finalizer holds it up."""
+
+    async def hold(operator: Hands, key: str, finalizers: list[str] | None) -> None:
+        path = body_path(theirs(namespace, version, kind), THEIRS[version, kind][0])
+        await operator.api._merge("patch", key, path, {"metadata": {"finalizers": finalizers}})
+
+    async def body(operator: Hands) -> None:
+        name, key = THEIRS[version, kind][0], kind_of(theirs(namespace, version, kind))
+        first = await operator.api.create(with_all(namespace))
+        await operator.look("ppo")
+        configurations = await operator.names("ConfigMap")
+        await hold(operator, key, ["example.com/hold"])
+        await operator.api.delete("RLHFJob", namespace, "ppo")
+        while "deletionTimestamp" not in (await operator.api.get(key, namespace, name))["metadata"]:
+            await asyncio.sleep(0.1)
+        second = await operator.api.create(with_all(namespace))
+        operator.cache.drop_uids("RLHFJob", [first["metadata"]["uid"]])
+        for _ in range(2):
+            with pytest.raises(ApiError, match=f"{kind} {name} of an earlier job of this name has not gone"):
+                await operator.look("ppo")
+        (owner,) = (await operator.api.get(key, namespace, name))["metadata"]["ownerReferences"]
+        assert owner["uid"] == first["metadata"]["uid"]
+        assert len(await operator.names("ConfigMap") - configurations) == 1
+        await hold(operator, key, None)
+        while not (found := await operator.names("Pod")) or name not in await operator.names(key):
+            with suppress(ApiError):  # its earlier pods, where the collector is slow
+                await operator.look("ppo")
+            await asyncio.sleep(0.1)
+        (owner,) = (await operator.api.get(key, namespace, name))["metadata"]["ownerReferences"]
+        assert owner["uid"] == second["metadata"]["uid"]
+        assert "ppo-trainer-0" in found
 
     operators(body)
 

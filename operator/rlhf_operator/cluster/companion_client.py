@@ -1,6 +1,6 @@
 """Creates the objects that a job has beside its pods: Secret, Service, ConfigMap, NetworkPolicy and gang."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from .api import Api, Body, Key
 from .api_error import ApiError
@@ -18,7 +18,7 @@ from .settings import Settings
 from .snapshot import Job, Pod
 
 _PLAINLY_NAMED = ("PodGroup", "Service")
-"""Kinds whose names somebody else may have chosen too; others' have the job's uid or the digest of their content."""
+"""Kinds whose names somebody else may have chosen too, or an earlier job of this name; others' are of the job's uid."""
 _Versions = dict[tuple[str, str], int]
 """Versions of objects, by kind and name."""
 
@@ -46,7 +46,8 @@ class CompanionClient:
         settings, secret = self._settings, self._settings.token_key
         bodies = companions(pinned, job.uid, settings.own_namespace, settings.metrics_from, gang)
         bodies = [sealed(body, secret, job) if body["kind"] == "ConfigMap" else body for body in bodies]
-        made = await run_all(self._apply_one(key, job, body) for body in bodies)
+        there = {each for each, version in seen.items() if version is not None}
+        made = await run_all(self._apply_one(job, body, there) for body in bodies)
         for body in made:
             self._cache.put(body)
         now = {(kind_of(each), each["metadata"]["name"]): _version(each) for each in made}
@@ -57,9 +58,9 @@ class CompanionClient:
                 message = f"{kind} {name} was changed by someone else; the operator has restored it"
                 await self._recorder.record(job.body, Event("Warning", "Restored", message))
 
-    async def _apply_one(self, key: Key, job: Job, body: Body) -> Body:
-        kind, name = kind_of(body), body["metadata"]["name"]
-        if body["kind"] in _PLAINLY_NAMED and self._cache.version(kind, key, name) is None:
+    async def _apply_one(self, job: Job, body: Body, there: Collection[tuple[str, str]]) -> Body:
+        """`there`: kinds and names of what was applied for this job before, and is still there."""
+        if body["kind"] in _PLAINLY_NAMED and (kind_of(body), body["metadata"]["name"]) not in there:
             await check_name(self._api, job, body)
         return await self._api.apply(owned(body, job))
 

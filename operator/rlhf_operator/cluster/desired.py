@@ -75,7 +75,7 @@ def wanted(
             running, spec, f"the changed spec is not valid, so the job runs on with the one before: {error}"
         )
     if running is None:
-        own = Pinned.make(job.name, spec, defaults)
+        own = Pinned.make(job.name, spec, defaults, job.uid)
         check(limits, own, whole=spec.runtime is None)
         if problem := lacks_queue(limits, job.queue):
             return Desired(own, spec, waits=Wait("QueueRequired", str(problem)))
@@ -105,7 +105,8 @@ def _joined(job: Job, spec: Spec, runtime: NamedRuntime, own: Pinned, limits: Li
     refused although the job itself was not, the job waits for a change of either."""
     try:
         outcome = with_runtime(spec, runtime)
-        pinned = Pinned.make(job.name, outcome, own.defaults.model_copy(update={"runtime": runtime}))
+        joint = own.defaults.model_copy(update={"runtime": runtime})
+        pinned = Pinned.make(job.name, outcome, joint, job.uid)
         check(limits, pinned)
     except InvalidJob as error:
         said = "; ".join(map(str, error.problems))

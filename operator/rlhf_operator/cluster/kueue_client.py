@@ -71,7 +71,7 @@ class KueueClient:
             priority = priority_fields(class_, found) if class_ else None
             body = workload(job, want.pinned, priority)
             if found is None:
-                await check_name(self._api, job, body, is_own)
+                await check_name(self._api, job, body)
             self._cache.put(await self._api.apply(owned(body, job)))
         elif todo.queue is not None and found is not None:
             status = todo.status or job.status

@@ -38,9 +38,10 @@ def service_name(job: str) -> str:
     return f"{job}-rlhf"
 
 
-def claim_template_name(job: str, role: Role, gpu: Gpu) -> str:
-    """The ResourceClaimTemplate of a role's GPUs, which cannot be changed: another claim has another name."""
-    digest = hashlib.sha256(f"{gpu.count} {gpu.device_class}".encode()).hexdigest()
+def claim_template_name(job: str, uid: str, role: Role, gpu: Gpu) -> str:
+    """The ResourceClaimTemplate of a role's GPUs, which cannot be changed: another claim has another name, and so has
+    that of an earlier job of this name."""
+    digest = hashlib.sha256(f"{uid} {gpu.count} {gpu.device_class}".encode()).hexdigest()
     return f"{job}-{role.value}-gpus-{digest[:8]}"
 
 

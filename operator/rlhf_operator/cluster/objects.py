@@ -55,11 +55,11 @@ def companions(
         *([_service(config.job)] if _meets(config.spec) else []),
         _policy(config.job, uid, operator_namespace, metrics_from),
         *([group] if group else []),
-        *_claim_templates(config.job, config.spec),
+        *_claim_templates(config.job, uid, config.spec),
     ]
 
 
-def _claim_templates(job: str, spec: Spec) -> list[Body]:
+def _claim_templates(job: str, uid: str, spec: Spec) -> list[Body]:
     """ResourceClaimTemplates of the roles whose GPUs are claimed: Kubernetes makes a claim of it for each pod."""
     found = []
     for role in roles_of(spec):
@@ -69,7 +69,7 @@ def _claim_templates(job: str, spec: Spec) -> list[Body]:
                 "allocationMode": "ExactCount",
                 "count": gpu.count,
             }
-            name = claim_template_name(job, role, gpu)
+            name = claim_template_name(job, uid, role, gpu)
             found.append(
                 {
                     "apiVersion": CLAIMS,

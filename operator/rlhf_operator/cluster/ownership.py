@@ -1,7 +1,8 @@
 """Tells the owner of an object that has the name of one of a job's objects: the job, an earlier job of the same name,
-or somebody else, whose object is left alone."""
+or somebody else. Another one's is left alone, also an earlier job's: the garbage collector deletes that by its uid,
+whoever owns it by then."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from .api import Api
@@ -23,12 +24,6 @@ def is_own(body: Body, job: Job) -> bool:
     return owned_by(body, job) or _lost_owner(body, job)
 
 
-def may_take_over(body: Body, job: Job) -> bool:
-    """True for an object of this job or of an earlier one of its name, which the garbage collector has yet to delete:
-    applying it makes it this job's."""
-    return is_own(body, job) or _of_earlier(body, job)
-
-
 def name_taken(body: Body, job: Job) -> ApiError:
     """The refusal to touch an object that is not the job's."""
     kind, name = body["kind"], body["metadata"]["name"]
@@ -41,17 +36,15 @@ def name_taken(body: Body, job: Job) -> ApiError:
     return ApiError(409, "AlreadyExists", message, kind=kind)
 
 
-async def check_name(
-    api: Api, job: Job, body: Body, own: Callable[[Body, Job], bool] = may_take_over
-) -> None:
-    """Raises ApiError if the name of an object that the job is to have belongs to one that is not `own`."""
+async def check_name(api: Api, job: Job, body: Body) -> None:
+    """Raises ApiError if the name of an object that the job is to have belongs to one that is not its own."""
     try:
         found = await api.get(kind_of(body), job.namespace, body["metadata"]["name"])
     except ApiError as error:
         if error.status != 404:
             raise
         return
-    if not own(found, job):
+    if not is_own(found, job):
         raise name_taken(found, job)
 
 

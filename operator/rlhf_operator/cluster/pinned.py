@@ -60,8 +60,9 @@ class Pinned:
         }
 
     @classmethod
-    def make(cls, job: str, spec: Spec, defaults: Defaults) -> "Pinned":
-        """Makes a pinned configuration; its name does not depend on the number of generators."""
+    def make(cls, job: str, spec: Spec, defaults: Defaults, uid: str = "") -> "Pinned":
+        """Makes a pinned configuration. Its name does not depend on the number of generators, but on the job's `uid`:
+        a later job of the same name and spec has a ConfigMap of its own."""
         config = RunConfig(
             job=job,
             spec=lasting(spec),
@@ -69,7 +70,7 @@ class Pinned:
             resume=spec.checkpoint.resume,
         )
         any_number = config.model_copy(update={"spec": with_generators(config.spec, 1)})
-        identity = any_number.model_dump_json(by_alias=True) + _defaults_text(defaults)
+        identity = uid + any_number.model_dump_json(by_alias=True) + _defaults_text(defaults)
         digest = hashlib.sha256(identity.encode()).hexdigest()
         return cls(f"{job}-config-{digest[:_DIGEST]}", config, defaults)
 

@@ -115,7 +115,7 @@ def build_pod(pinned: Pinned, new: NewPod, uid: str) -> Body:
                 }
             ],
             "volumes": volumes(config, pods, pinned.name, defaults),
-            **_gpu_claims(config.job, role, pods.gpu),
+            **_gpu_claims(config.job, uid, role, pods.gpu),
             **_placement(pods),
         },
     }
@@ -174,10 +174,10 @@ def is_claimed(gpu: Gpu | None) -> TypeGuard[Gpu]:
     return gpu is not None and gpu.device_class is not None
 
 
-def _gpu_claims(job: str, role: Role, gpu: Gpu | None) -> Body:
+def _gpu_claims(job: str, uid: str, role: Role, gpu: Gpu | None) -> Body:
     if not is_claimed(gpu):
         return {}
-    template = {"resourceClaimTemplateName": claim_template_name(job, role, gpu)}
+    template = {"resourceClaimTemplateName": claim_template_name(job, uid, role, gpu)}
     return {"resourceClaims": [{"name": GPU_CLAIM, **template}]}
 
 
