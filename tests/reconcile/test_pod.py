@@ -266,7 +266,7 @@ def test_gpus_of_a_device_class_are_claimed_by_a_template_of_their_role():
     made = pinned(*asked)
     templates = {
         body["metadata"]["name"]: body["spec"]["spec"]["devices"]["requests"]
-        for body in companions(made, "job-uid", "ns")
+        for body in companions(made, "1", "ns")
         if body["kind"] == "ResourceClaimTemplate"
     }
     assert len(templates) == len(roles_of(made.config.spec))
