@@ -12,6 +12,7 @@ import yaml
 
 from .printing import clean
 from .problems import InvalidJob, Problem, first, path, show
+from .variables import NO_ENVIRONMENT
 
 _DEEPEST = 64
 _INT64 = 2**63
@@ -77,6 +78,10 @@ class _Loader(yaml.SafeLoader):
                 return variables[name]
             elif not colon:
                 message = f"the environment variable {name} is not set; set it, or write ${{{name}:default}}"
+                if variables is NO_ENVIRONMENT:
+                    message = (
+                        f"takes the environment variable {name}, which --no-env refuses; write its value"
+                    )
                 self.problems.append(Problem(where, message))
             return default
 

@@ -22,6 +22,7 @@ from .problems import InvalidJob, Problem, closest, first, from_pydantic, kind_o
 from .spec import Spec
 from .spec_size import too_large, too_large_when_complete
 from .spelling import in_camel_case, keys_in_camel_case
+from .variables import ENVIRONMENT
 
 API_VERSION = "rlhf.dev/v1alpha1"
 KIND = "RLHFJob"
@@ -119,14 +120,20 @@ def from_cluster(body: Mapping[str, Any]) -> RLHFJob:
     return parse(floats_of_server(made))
 
 
-def load(file: Path, overrides: Iterable[str] = (), trial: str | None = None) -> RLHFJob:
+def load(
+    file: Path,
+    overrides: Iterable[str] = (),
+    trial: str | None = None,
+    *,
+    variables: Mapping[str, str] = ENVIRONMENT,
+) -> RLHFJob:
     """Validates a job from a YAML file or an experiment, after its includes and `path=value` overrides. A `trial` is
     named `<name>-<trial>`.
 
     Raises:
         InvalidJob: a file cannot be read or is not YAML, or the job is invalid.
     """
-    document = composed(file, overrides)
+    document = composed(file, overrides, variables)
     job = parse(document)
     if trial is None:
         return job
@@ -137,14 +144,14 @@ def load(file: Path, overrides: Iterable[str] = (), trial: str | None = None) ->
         raise InvalidJob([Problem("--trial", problem.message) for problem in error.problems]) from None
 
 
-def composed(file: Path, overrides: Iterable[str] = ()) -> Any:
+def composed(file: Path, overrides: Iterable[str] = (), variables: Mapping[str, str] = ENVIRONMENT) -> Any:
     """The document of a YAML file as it is submitted: variables replaced, files included, overrides applied, keys in
     camelCase. In place of a file: an experiment by name, or the function `package.module:name` that returns it.
 
     Raises:
         InvalidJob: a file cannot be read or is not YAML, nothing has this name, or an override's path does not exist.
     """
-    document = _named(file)
+    document = _named(file, variables)
     problems: list[Problem] = []
     for override in overrides:
         try:
@@ -174,13 +181,13 @@ def _read(document: Any) -> Spec | None:
         return job.spec if job else None
 
 
-def _named(file: Path) -> Any:
+def _named(file: Path, variables: Mapping[str, str]) -> Any:
     if names_function(str(file)):
         return _spelled(from_function(str(file)), f"{file}: ")
     if not names_experiment(file):
-        return read(file, spelled=_of_file)
+        return read(file, variables, _of_file)
     if own := file_of(str(file)):
-        return read(own, spelled=_of_file)
+        return read(own, variables, _of_file)
     return {"apiVersion": API_VERSION, "kind": KIND, **of_algorithm(str(file))}
 
 

@@ -20,6 +20,7 @@ from .problems import InvalidJob, Problem, closest, first, from_pydantic, show
 from .run import roles_of
 from .spec import Spec
 from .spec_size import too_large, too_large_when_complete
+from .variables import ENVIRONMENT
 
 
 class RuntimeRole(Frozen):
@@ -99,9 +100,9 @@ def parse_runtime(body: Any) -> NamedRuntime:
     return NamedRuntime(kind=runtime.kind, name=meta.name, generation=meta.generation, spec=runtime.spec)
 
 
-def load_runtime(file: Path) -> NamedRuntime:
+def load_runtime(file: Path, variables: Mapping[str, str] = ENVIRONMENT) -> NamedRuntime:
     """Reads a runtime from a YAML file. Raises InvalidJob if the file is not a valid runtime."""
-    document = read(file)
+    document = read(file, variables)
     try:
         return parse_runtime(document)
     except InvalidJob as error:

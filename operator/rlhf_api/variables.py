@@ -44,6 +44,8 @@ class Variables(Mapping[str, str]):
 
 ENVIRONMENT = Variables(os.environ)
 """The environment of this command."""
+NO_ENVIRONMENT = Variables({})
+"""In place of it for a stranger's manifest: each `${NAME}` without a default is refused."""
 
 
 def _forms(value: str) -> set[str]:

@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _render(options: argparse.Namespace) -> int:
-    document = composed(options.file, options.set)
+    document = composed(options.file, options.set, options.variables)
     parse(document)
     say(dumped(document), sys.stdout)
     return 0

@@ -1,18 +1,20 @@
-"""Arguments of every command that reads a manifest: FILE, `path=value`, `--set` and `--runtime`. Imports nothing
-heavy.
+"""Arguments of every command that reads a manifest: FILE, `path=value`, `--set`, `--no-env` and `--runtime`. Imports
+nothing heavy.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rlhf_api.manifest import RLHFJob
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.runtime import load_runtime, with_runtime
+from rlhf_api.variables import ENVIRONMENT, NO_ENVIRONMENT
 
 
 def add_manifest(parser: argparse.ArgumentParser) -> None:
-    """Adds FILE, `path=value` and `--set`; the options have `file`, and the overrides in order as `set`."""
+    """Adds FILE, `path=value`, `--set` and `--no-env`; the options have `file`, the overrides in order as `set`, and
+    `variables`."""
     parser.add_argument(
         "file",
         type=Path,
@@ -53,13 +55,21 @@ def add_trial(parser: argparse.ArgumentParser) -> None:
 
 
 def add_set(parser: argparse.ArgumentParser) -> None:
-    """Adds only `--set`."""
+    """Adds only `--set` and `--no-env`."""
     parser.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="path=value",
         help="override a field of the manifest, such as ppo.klCoefficient=0.1; may be repeated",
+    )
+    parser.add_argument(
+        "--no-env",
+        dest="variables",
+        action="store_const",
+        const=NO_ENVIRONMENT,
+        default=ENVIRONMENT,
+        help="refuse ${NAME} in the manifest and take no environment variable into it: for a stranger's manifest",
     )
 
 
@@ -70,7 +80,9 @@ def add_runtime(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def with_runtime_of(job: RLHFJob, file: Path | None, *, needed: bool) -> RLHFJob:
+def with_runtime_of(
+    job: RLHFJob, file: Path | None, variables: Mapping[str, str] = ENVIRONMENT, *, needed: bool
+) -> RLHFJob:
     """The job merged with the runtime that it references, read from the given file.
 
     Raises:
@@ -78,7 +90,7 @@ def with_runtime_of(job: RLHFJob, file: Path | None, *, needed: bool) -> RLHFJob
     """
     named = job.spec.runtime
     if file is not None:
-        runtime = load_runtime(file)
+        runtime = load_runtime(file, variables)
         if named is None or (named.kind, named.name) != (runtime.kind, runtime.name):
             asked = f"{named.kind} {named.name}" if named else "none"
             message = f"has {runtime.kind} {runtime.name}; spec.runtime names {asked}"

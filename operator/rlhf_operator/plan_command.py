@@ -49,7 +49,7 @@ def add_plan(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command; returns the exit code."""
-    job = load(options.file, options.set)
+    job = load(options.file, options.set, variables=options.variables)
     machine, filled = Machine(options.flops, options.memory, options.link), 1.0
     if options.measured is not None:
         measured = Measured.read(options.measured)

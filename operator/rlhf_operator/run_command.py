@@ -13,6 +13,7 @@ from rlhf_api.problems import InvalidJob
 from rlhf_api.run import RunConfig, replicas, roles_of
 from rlhf_api.status import JobStatus
 from rlhf_api.unread import without_effect
+from rlhf_api.variables import NO_ENVIRONMENT
 
 from .archive.export import export_command
 from .condition import reason
@@ -85,7 +86,9 @@ def add_run(commands: Commands) -> None:
 
 
 def validate(options: argparse.Namespace) -> int:
-    job = with_runtime_of(_loaded(options, files=options.files), options.runtime, needed=False)
+    job = with_runtime_of(
+        _loaded(options, files=options.files), options.runtime, options.variables, needed=False
+    )
     warnings: list[str | None] = []
     if options.files:
         _check_files(job)
@@ -100,7 +103,7 @@ def validate(options: argparse.Namespace) -> int:
 
 def run(options: argparse.Namespace, make: Command) -> int:
     """Runs the job on this machine; `make` builds the processes' command lines."""
-    job = with_runtime_of(_loaded(options, options.trial), options.runtime, needed=True)
+    job = with_runtime_of(_loaded(options, options.trial), options.runtime, options.variables, needed=True)
     _check_files(job)
     folder: Path = options.workdir or Path("runs", job.metadata.name)
     config = RunConfig(
@@ -141,13 +144,14 @@ def as_submit(options: argparse.Namespace) -> list[str]:
             raise Misuse(f"--{name.replace('_', '-')} applies only to --mode local; leave it out")
     sets = [part for override in options.set for part in ("--set", override)]
     trial = [] if options.trial is None else ["--trial", options.trial]
-    return ["submit", str(options.file), *sets, *trial]
+    no_env = ["--no-env"] if options.variables is NO_ENVIRONMENT else []
+    return ["submit", str(options.file), *sets, *trial, *no_env]
 
 
 def _loaded(options: argparse.Namespace, trial: str | None = None, *, files: bool = True) -> RLHFJob:
     """The manifest's job. Raises InvalidJob; with `files`, also for missing files of a job that can be read in part."""
     try:
-        return load(options.file, options.set, trial)
+        return load(options.file, options.set, trial, variables=options.variables)
     except InvalidJob as error:
         if error.job is None or not files:
             raise

@@ -105,6 +105,35 @@ def test_the_manifest_itself_may_be_a_pipe() -> None:
         os.close(end)
 
 
+COMMANDS = (
+    *(
+        ("validate", "--no-files"),
+        ("validate", "sft", "steps=1", "model.policy=p", "data.train=[d]", "--runtime"),
+        ("run",),
+        ("run", "--mode", "kubernetes"),
+    ),
+    *(("plan",), ("render",), ("graph",), ("data", "check"), ("submit",), ("selftest",)),
+    ("clone", "--from-step", "1"),
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_no_env_takes_nothing_of_the_environment_into_a_strangers_manifest(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: tuple[str, ...],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STEPS", "4711")
+    base = files(tmp_path, base=yaml.safe_dump(document()))
+    job = files(base.parent, job="include: [base.yaml]\nspec:\n  seed: ${SEED:3}\n  steps: ${STEPS}\n")
+    assert cli.main([*command, str(job), "--no-env"]) == 2
+    found = capsys.readouterr()
+    message = "takes the environment variable STEPS, which --no-env refuses; write its value"
+    assert (found.out, found.err) == ("", f"error: {job}:4:10: {message}\n")
+
+
 def test_includes_that_cannot_be_are_told_together(tmp_path: Path) -> None:
     job = files(tmp_path, job="include: [none.yaml, a.yaml, b.yaml]\n", a="include: [job.yaml]\n", b="- 1\n")
     with pytest.raises(InvalidJob) as caught:

@@ -3,7 +3,7 @@
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -44,14 +44,14 @@ def add_graph(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> int:
     """Prints the graph as Mermaid; returns the exit code."""
     with redirect_stdout(sys.stderr):  # of an algorithm of one's own, which is imported
-        drawn = _drawing(options.subject, options.set)
+        drawn = _drawing(options.subject, options.set, options.variables)
     if options.png is not None:
         write_png(drawn, options.png)
     say(mermaid(drawn).rstrip("\n"), sys.stdout)
     return 0
 
 
-def _drawing(subject: str, overrides: list[str]) -> Drawing:
+def _drawing(subject: str, overrides: list[str], variables: Mapping[str, str]) -> Drawing:
     file = Path(subject)
     if subject in ALGORITHMS and experiments()[subject] is None:
         spec = usual(subject, overrides)
@@ -59,7 +59,7 @@ def _drawing(subject: str, overrides: list[str]) -> Drawing:
     if names_experiment(file) and ":" in subject:
         spec = usual(subject, overrides)
         return drawing(subject, spec, imported(spec)[1])
-    job = load(file, overrides)
+    job = load(file, overrides, variables=variables)
     return drawing(f"{job.metadata.name} ({job.spec.algorithm})", job.spec, resolve(job.spec).graph)
 
 

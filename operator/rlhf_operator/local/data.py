@@ -49,7 +49,7 @@ def add_data(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command; returns the exit code."""
-    job = load(options.file, options.set)
+    job = load(options.file, options.set, variables=options.variables)
     folder = options.workdir or Path("runs", job.metadata.name)
     row = ["--row", str(options.row)] if options.what == "show" else []
     return _run_in_trainer(job, folder, options.what, *row).returncode

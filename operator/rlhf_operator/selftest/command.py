@@ -51,8 +51,8 @@ def run(options: argparse.Namespace, make: Command) -> int:
     """Runs the command; exit code 0 if every applicable check has passed."""
 
     def derive(overrides: Overrides) -> RLHFJob:
-        job = load(options.file, [*options.set, *as_arguments(overrides)])
-        return with_runtime_of(job, options.runtime, needed=True)
+        job = load(options.file, [*options.set, *as_arguments(overrides)], variables=options.variables)
+        return with_runtime_of(job, options.runtime, options.variables, needed=True)
 
     spec = derive({}).spec
     small = derive(first_half(spec)).spec

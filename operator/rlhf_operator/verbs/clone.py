@@ -20,7 +20,7 @@ from .jobs import find, status_of
 
 def clone_file(options: argparse.Namespace) -> int:
     """Clones a run of `rlhf run`, whose checkpoints are in its work directory unless the manifest names a store."""
-    document = composed(options.run)
+    document = composed(options.run, variables=options.variables)
     parse(document)
     spec, name = document["spec"], document["metadata"]["name"]
     folder: Path = options.workdir or Path("runs", name)

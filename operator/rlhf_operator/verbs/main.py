@@ -66,9 +66,9 @@ async def _run(options: argparse.Namespace) -> int:
     if verb is status and options.watch and options.name is None:
         raise Misuse("--watch needs the NAME of a job; `kubectl get rlhfjobs --watch` follows them all")
     if verb is submit:
-        options.job = load(options.file, options.set, options.trial)
+        options.job = load(options.file, options.set, options.trial, variables=options.variables)
     if verb is selftest:
-        options.job = load(options.file, options.set)
+        options.job = load(options.file, options.set, variables=options.variables)
     try:
         target = await locate(options.kubeconfig, options.context, options.namespace)
     except Failure as error:

@@ -36,7 +36,8 @@ async def selftest(session: Session, options: argparse.Namespace) -> int:
     settings = on_cluster(job.spec, name, (len(victims(job.spec)) + 3) * patience(job.spec))
 
     def derive(overrides: Overrides) -> RLHFJob:
-        return load(options.file, [*options.set, *as_arguments(overrides), *as_arguments(settings)])
+        given = [*options.set, *as_arguments(overrides), *as_arguments(settings)]
+        return load(options.file, given, variables=options.variables)
 
     small = derive(first_half(job.spec)).spec
     trial = OnCluster(session, derive, name, Lines(sys.stdout, 0).event)

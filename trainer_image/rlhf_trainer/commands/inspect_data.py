@@ -28,6 +28,7 @@ from ..data.chat import check_template
 from ..data.dataset import Dataset, open_dataset, sources_of
 from ..data.template_warnings import template_warnings
 from ..data.text import context, continued_text
+from ..data.tokenizer_trial import tokenizer_problem
 from ..models.pretrained import architectures
 from ..models.pretrained.fitting import fit_problems
 from ..models.pretrained.hub import use_cache_if_unreachable
@@ -128,7 +129,7 @@ def problems_of(config: RunConfig) -> tuple[list[Problem], list[str]]:
     none."""
     spec, datasets = config.spec, list[Dataset]()
     try:
-        tokenizer = load_job_tokenizer(config)
+        tokenizer = _tried_tokenizer(config)
         problems = fit_problems(config, tokenizer)
     except InvalidJob as error:
         return list(error.problems), []
@@ -165,9 +166,18 @@ def _tokenizer(config: RunConfig) -> tuple[PreTrainedTokenizerBase | None, Seque
     if not Path(model_source(config, "tokenizer").path).is_dir():
         use_cache_if_unreachable()
     try:
-        return load_job_tokenizer(config), ()
+        return _tried_tokenizer(config), ()
     except InvalidJob as error:
         return None, error.problems
+
+
+def _tried_tokenizer(config: RunConfig) -> PreTrainedTokenizerBase:
+    """The job's tokenizer. Raises InvalidJob also for a local one that takes too long or too much."""
+    source = model_source(config, "tokenizer")
+    file = Path(source.path, "tokenizer.json")
+    if file.exists() and (problem := tokenizer_problem(file)):
+        raise InvalidJob([Problem(source.where, f"cannot load {source.path!r}: {problem}")])
+    return load_job_tokenizer(config)
 
 
 def main() -> int:
