@@ -1,12 +1,14 @@
 """Pods that have a node and no container: their job says what their kubelet lacks, as only the pods' events tell."""
 
 import uuid
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from tests.kube.hands import Hands, Operators, job
 
 from rlhf_operator.cluster import pod_events
+from rlhf_operator.cluster.pages import Body, Keep
 
 pytestmark = pytest.mark.usefixtures("crd")
 SAID = 'MountVolume.SetUp failed for volume "keys" : secret "wandb-key" not found'
@@ -103,6 +105,36 @@ def test_each_pod_that_waits_is_asked_for_in_turn_and_none_that_runs(
         assert (await stalled(operator))["reason"] != "FailedMount"
 
     operators(body)
+
+
+def test_of_a_flood_of_events_a_bounded_part_is_read(
+    operators: Operators, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+
+    async def body(operator: Hands) -> None:
+        listing = operator.api.list
+
+        async def flooded(kind: str, *place: str, keep: Keep = dict, **more: Any) -> AsyncIterator[Body]:
+            if kind != "Event":
+                async for each in listing(kind, *place, keep=keep, **more):
+                    yield each
+                return
+            for number in range(10_000):
+                read.append(number)
+                at = f"2026-01-01T{600 - abs(number - 3):06d}Z"  # the fourth is the newest
+                event = {"type": "Warning", "reason": f"Reason{number}", "message": "m" * 100_000}
+                yield keep({**event, "lastTimestamp": at, "eventTime": None, "series": None})
+
+        await operator.api.create(job(namespace))
+        await operator.look("ppo")
+        await operator.bind("ppo-generator-0")
+        monkeypatch.setattr(operator.api, "list", flooded)
+        await operator.look("ppo")
+        assert (await stalled(operator))["reason"] == "Reason3"
+
+    operators(body)
+    assert len(read) == 500
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,13 @@ Secret that a volume names; the pod's status says `ContainerCreating`."""
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .api import Api, Key
+from .api import Api, Body, Key
 from .api_error import ApiError
+from .baseline import as_object
 from .snapshot import Job, Pod
 
 logger = logging.getLogger(__name__)
@@ -17,14 +19,26 @@ _PATIENCE_SECONDS = 20.0
 """Age from which a pod's events are read, seconds."""
 _PAUSE_SECONDS = 10.0
 """Seconds between two reads of one job; each is of one pod, in turn."""
+_MOST = 500
+"""Events read of a pod. A kubelet writes some 35 in the hour that a server keeps them; anybody may write more."""
+_MESSAGE = 1024
+"""Characters kept of an event's message."""
+_READ = ("type", "reason", "message", "lastTimestamp", "eventTime")
 
 
 @dataclass
 class _Known:
+    last: float = float("-inf")
+    """Time of the last read, on the monotonic clock."""
     asked: dict[str, float] = field(default_factory=dict)
-    """Time of the last read by the pod's uid, on the monotonic clock."""
+    """The same by the pod's uid."""
     reasons: dict[str, str] = field(default_factory=dict)
     """Reason that the last read found, by uid."""
+
+    def keep(self, uids: set[str]) -> None:
+        """Forgets all other pods."""
+        self.asked = {uid: at for uid, at in self.asked.items() if uid in uids}
+        self.reasons = {uid: reason for uid, reason in self.reasons.items() if uid in uids}
 
 
 class PodEvents:
@@ -44,9 +58,10 @@ class PodEvents:
             self.forget(key)
             return [*pods]
         known = self._known.setdefault(key, _Known())
-        if time.monotonic() >= max(known.asked.values(), default=float("-inf")) + _PAUSE_SECONDS:
+        known.keep({pod.uid for pod in waiting})
+        if time.monotonic() >= known.last + _PAUSE_SECONDS:
             pod = min(waiting, key=lambda pod: known.asked.get(pod.uid, float("-inf")))
-            known.asked[pod.uid] = time.monotonic()
+            known.last = known.asked[pod.uid] = time.monotonic()
             await self._read(job, pod, known)
         reasons = {pod.uid: known.reasons.get(pod.uid) for pod in waiting}
         return [replace(pod, waiting_reason=pod.waiting_reason or reasons.get(pod.uid)) for pod in pods]
@@ -56,23 +71,42 @@ class PodEvents:
 
     async def _read(self, job: Job, pod: Pod, known: _Known) -> None:
         selector = f"involvedObject.uid={pod.uid}"
+        newest: list[Mapping[str, Any]] = []
+        events = self._api.list("Event", job.namespace, fields=selector, keep=_trim)
+        count = 0
         try:
-            events = [event async for event in self._api.list("Event", job.namespace, fields=selector)]
+            async with aclosing(events):
+                async for event in events:
+                    newest, count = [max([*newest, event], key=_order)], count + 1
+                    if count == _MOST:
+                        break
         except ApiError as error:
             logger.warning("could not read the events of %s: %s", pod.name, error)
             return
         known.reasons.pop(pod.uid, None)
-        if (said := hindrance(events)) is not None:
+        if (said := hindrance(newest)) is not None:
             known.reasons[pod.uid] = f"{said} (namespace {job.namespace})"
 
 
 def hindrance(events: Sequence[Mapping[str, Any]]) -> str | None:
     """Reason and message of the newest event, if it is a warning: a kubelet repeats it until it is over, and then goes
     on with events such as `Pulling`."""
-    newest = max(events, key=lambda event: (_time(event), event.get("type") == "Normal"), default=None)
+    newest = max(events, key=_order, default=None)
     if newest is None or newest.get("type") != "Warning":
         return None
     return f"{newest.get('reason') or 'Warning'}: {newest.get('message') or ''}"
+
+
+def _trim(event: Body) -> Body:
+    """The parts that are read, all bounded: anybody who may write events chooses their size."""
+    kept: Body = {name: str(event[name])[:_MESSAGE] for name in _READ if event.get(name)}
+    if seen := as_object(event.get("series")).get("lastObservedTime"):
+        kept["series"] = {"lastObservedTime": str(seen)}
+    return kept
+
+
+def _order(event: Mapping[str, Any]) -> tuple[str, bool]:
+    return _time(event), event.get("type") == "Normal"
 
 
 def _time(event: Mapping[str, Any]) -> str:
