@@ -38,6 +38,6 @@ if conditions.Healthy ~= nil and not is("Healthy") then
   return {status = "Degraded", message = said("Healthy")}
 end
 if is("Ready") then
-  return {status = "Healthy", message = "Running " .. (status.progress or "")}
+  return {status = "Healthy", message = "Running " .. status.step .. "/" .. status.totalSteps}
 end
 return {status = "Progressing", message = said("Ready")}

@@ -12,7 +12,8 @@ Word = Annotated[str, Field(max_length=256)]
 STARTING = "starting"
 """Prefix of the activity of a trainer that is not ready for a step; a colon and what it does follow."""
 Text = Annotated[str, Field(max_length=2048)]
-Count = Annotated[int, Field(ge=0, le=2**53 - 1)]
+LARGEST_COUNT = 2**53 - 1
+Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
 
 
 STORE_FAILS = "the checkpoint store fails, trying again"

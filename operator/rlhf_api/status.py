@@ -138,28 +138,27 @@ class JobStatus(Report):
     activity: Word | None = None
     step: Count = 0
     total_steps: Count
-    progress: str = ""
-    """`step/totalSteps`."""
     reward: float | None = None
     kl: float | None = None
     loss: float | None = None
     tokens_per_second: float | None = None
     weight_version: Count = 0
     staleness: float | None = None
-    staleness_max: float | None = None
+    staleness_max: Count | None = None
     staleness_bound: Count | None = None
     trainer_idle: float | None = None
     generator_idle: float | None = None
-    responses_continued: float | None = None
+    responses_continued: Count | None = None
     importance_effective: float | None = None
     queue: Count | None = None
     restarts: int = 0
     """Restarts of all roles."""
     gpus: Count = 0
     """GPUs of the job's pods that are scheduled on a node now."""
-    gpu_hours: float | None = None
-    """GPU hours used up to `usage_time`."""
+    gpu_seconds: Count | None = None
+    """GPU-seconds used up to `usage_time`."""
     cost: float | None = None
+    """In the currency of the operator's prices, as `cost_per_hour`."""
     cost_per_hour: float | None = None
     usage_time: Time | None = None
     last_checkpoint: CheckpointStatus | None = None
@@ -170,8 +169,6 @@ class JobStatus(Report):
     roles: dict[Role, RoleStatus] = {}
     generator_replicas: int = 0
     """Existing generator processes, for `kubectl scale` and autoscalers."""
-    generators_ready: str = ""
-    """`ready/desired`."""
     selector: str = ""
     """Label selector of the generator pods, for autoscalers."""
     generators: tuple[MemberStatus, ...] = Field((), max_length=128)

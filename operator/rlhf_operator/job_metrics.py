@@ -98,6 +98,11 @@ def _learned(name: str, *roles: Role) -> Callable[[Status], float | None]:
     return read
 
 
+def _gpu_hours(status: Status) -> float | None:
+    seconds = _field("gpuSeconds")(status)
+    return None if seconds is None else seconds / 3600
+
+
 def _checkpoint_time(status: Status) -> float | None:
     checkpoint = status.get("lastCheckpoint")
     text = checkpoint.get("time") if isinstance(checkpoint, Mapping) else None
@@ -155,7 +160,7 @@ _JOB_METRICS: dict[str, tuple[str, Callable[[Status], float | None]]] = {
     ),
     "rlhf_job_generators_ready": ("Generators that serve.", _field("roles", "generator", "ready")),
     "rlhf_job_gpus": ("GPUs of the job's pods that have a node.", _field("gpus")),
-    "rlhf_job_gpu_hours_total": ("GPU-hours that the job has used.", _field("gpuHours")),
+    "rlhf_job_gpu_hours_total": ("GPU-hours that the job has used.", _gpu_hours),
     "rlhf_job_cost_total": ("Cost of these GPU-hours, by the prices that the operator has.", _field("cost")),
     "rlhf_job_restarts_total": (
         "Starts that count against a backoff limit, of all roles.",

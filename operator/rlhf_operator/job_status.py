@@ -5,7 +5,7 @@ import math
 import signal
 from collections.abc import Mapping, Sequence
 
-from rlhf_api.report import STARTING, HealthStatus, TrainerStatus
+from rlhf_api.report import LARGEST_COUNT, STARTING, HealthStatus, TrainerStatus
 from rlhf_api.roles import Role
 from rlhf_api.run import EXIT_SUSPENDED, process_name, replicas, roles_of
 from rlhf_api.spec import Spec
@@ -71,7 +71,6 @@ def job_status(
             "activity": trainer.activity if trainer and not finish else None,
             "roles": roles,
             "restarts": sum(role.restarts for role in roles.values()),
-            "generators_ready": _ready_text(roles.get(Role.GENERATOR)),
             "generators": (),
             "conditions": with_times(conditions, before.conditions),
         }
@@ -83,7 +82,7 @@ def job_status(
         status = status.model_copy(update={"conditions": with_times(conditions, before.conditions)})
     if phase == "Succeeded":  # the trainer may have ended before its last step was seen
         status = status.model_copy(update={"step": status.total_steps})
-    return status.model_copy(update={"progress": f"{status.step}/{status.total_steps}"})
+    return status
 
 
 def first_status(spec: Spec, before: JobStatus | None) -> JobStatus:
@@ -117,13 +116,13 @@ def _with_progress(
             "tokens_per_second": _figure(trainer.tokens_per_second, status.tokens_per_second),
             "weight_version": trainer.weight_version,
             "staleness": _figure(trainer.staleness, status.staleness),
-            "staleness_max": _figure(trainer.staleness_max, status.staleness_max),
+            "staleness_max": _count(trainer.staleness_max, status.staleness_max),
             "staleness_bound": status.staleness_bound
             if trainer.staleness_bound is None
             else trainer.staleness_bound,
             "trainer_idle": _figure(trainer.trainer_idle, status.trainer_idle),
             "generator_idle": _figure(trainer.generator_idle, status.generator_idle),
-            "responses_continued": _figure(trainer.responses_continued, status.responses_continued),
+            "responses_continued": _count(trainer.responses_continued, status.responses_continued),
             "importance_effective": _figure(trainer.importance_effective, status.importance_effective),
             "queue": trainer.queue,
             "last_checkpoint": trainer.last_checkpoint or status.last_checkpoint,
@@ -148,8 +147,11 @@ def _figure(value: float | None, before: float | None) -> float | None:
     return float(f"{value:.4g}") if math.isfinite(value) else None
 
 
-def _ready_text(role: RoleStatus | None) -> str:
-    return f"{role.ready}/{role.desired}" if role else ""
+def _count(value: float | None, before: int | None) -> int | None:
+    """As `_figure`, of what is whole though the trainer's metrics have it as a float."""
+    if value is None:
+        return before
+    return round(value) if 0 <= value <= LARGEST_COUNT else None
 
 
 def _phase(seen: Sequence[ProcessState], trainer: TrainerStatus | None) -> Phase:

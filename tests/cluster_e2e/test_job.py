@@ -80,7 +80,7 @@ def check_two_trainers(jobs: Jobs) -> None:
     kubectl(jobs.kubeconfig, *where, "--", "python3", "-c", kill_ranks)
 
     status = jobs.until("sft", "Succeeded", timeout=RUN_S)
-    assert (status["progress"], status["restarts"]) == ("200/200", 1)
+    assert (status["step"], status["restarts"]) == (200, 1)
     after = jobs.pods()
     assert after.keys() == before.keys()
     assert not set(after.values()) & set(before.values()), "the pods of one gang start and end together"
@@ -108,7 +108,9 @@ def check_one_run(jobs: Jobs) -> None:
     jobs.until("ppo", "Running", timeout=START_S)
     step_reached(jobs, "ppo", 1)
     # The first steps may be made before the kubelet's next look at the generator, every five seconds.
-    eventually(lambda: jobs.status("ppo")["generatorsReady"] == "1/1", "the generator counts as ready", 60)
+    eventually(
+        lambda: jobs.status("ppo")["roles"]["generator"]["ready"] == 1, "the generator counts as ready", 60
+    )
     check_columns(jobs)
     check_logs(jobs)
     check_secrets(jobs)
@@ -117,7 +119,9 @@ def check_one_run(jobs: Jobs) -> None:
     operators = get(jobs.kubeconfig, "pods", "-n", SYSTEM)["items"]
     before = jobs.pods()
     jobs.kubectl("scale", "rlhfjob", "ppo", "--replicas=2")
-    eventually(lambda: jobs.status("ppo")["generatorsReady"] == "2/2", "two generators serve", START_S)
+    eventually(
+        lambda: jobs.status("ppo")["roles"]["generator"]["ready"] == 2, "two generators serve", START_S
+    )
     assert before.items() <= jobs.pods().items()
     for pod in operators:
         kubectl(
@@ -145,7 +149,7 @@ def check_one_run(jobs: Jobs) -> None:
     assert "resumed from the checkpoint" in jobs.kubectl("logs", "ppo-trainer-0")
 
     status = jobs.until("ppo", "Succeeded", timeout=RUN_S)
-    assert (status["progress"], status["restarts"]) == (f"{last}/{last}", 0)
+    assert (status["step"], status["restarts"]) == (last, 0)
     log = jobs.kubectl("logs", "ppo-trainer-0")
     assert token_of(jobs) not in log
     check_reward_rose(jobs, last)

@@ -27,15 +27,14 @@ STATUS = {
     "phase": "Running",
     "totalSteps": 40,
     "step": 7,
-    "progress": "7/40",
     "reward": 0.25,
     "kl": 2.0,
     "weightVersion": 6,
     "staleness": 0.5,
-    "stalenessMax": 1.0,
+    "stalenessMax": 1,
     "trainerIdle": 0.25,
     "generatorIdle": 0.125,
-    "responsesContinued": 3.0,
+    "responsesContinued": 3,
     "importanceEffective": 0.75,
     "queue": 3,
     "tokensPerSecond": 812.5,
@@ -43,7 +42,6 @@ STATUS = {
     "message": "waiting for generator 1/2",
     "roles": {"trainer": {"desired": 1, "ready": 1}, "generator": {"desired": 2, "ready": 1, "restarts": 1}},
     "generatorReplicas": 2,
-    "generatorsReady": "1/2",
     "selector": "rlhf.dev/job=job,rlhf.dev/role=generator",
     "generators": [
         {"role": "generator", "name": "generator-0", "uid": "u", "ready": True, "weightVersion": 6}
@@ -217,7 +215,8 @@ def test_status_is_stored_whole_and_shown(control_plane: Cluster, namespace: str
     assert {key for key, value in dumped.items() if stored.get(key) != value} == set()
     table = kubectl(control_plane.kubeconfig, "get", "rlhf", "-n", namespace, "-o", "wide").splitlines()
     assert table[0].split() == [
-        *("NAME", "PHASE", "STEP", "REWARD", "KL", "WEIGHTS", "GEN", "GPUS", "RESTARTS", "AGE"),
+        *("NAME", "PHASE", "STEP", "STEPS", "REWARD", "KL", "WEIGHTS"),
+        *("GEN", "GENREADY", "GPUS", "RESTARTS", "AGE"),
         *(
             "STALENESS",
             "OLDEST",
@@ -230,8 +229,8 @@ def test_status_is_stored_whole_and_shown(control_plane: Cluster, namespace: str
             "MESSAGE",
         ),
     ]
-    assert table[1].split()[:9] == ["job", "Running", "7/40", "0.25", "2", "6", "1/2", "0", "1"]
-    assert table[1].split()[10:] == [
+    assert table[1].split()[:11] == ["job", "Running", "7", "40", "0.25", "2", "6", "2", "1", "0", "1"]
+    assert table[1].split()[12:] == [
         *("0.5", "1", "0.25", "0.125", "3", "0.75", "812.5", "3", "waiting", "for", "generator", "1/2"),
     ]
     path = f"/apis/rlhf.dev/v1alpha1/namespaces/{namespace}/rlhfjobs/job/scale"

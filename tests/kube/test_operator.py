@@ -153,7 +153,7 @@ def test_generators_follow_the_trainer_s_wait(trainer, jobs):
     trainer.status |= {"trainerIdle": 0.66, "generatorIdle": 0.34}
     jobs.apply(ppo(generator=generator))
     jobs.until("ppo", "Running")
-    eventually(lambda: jobs.status("ppo")["generatorsReady"] == "1/1", "the generator serves")
+    eventually(lambda: jobs.status("ppo")["roles"]["generator"]["ready"] == 1, "the generator serves")
 
     def steps() -> bool:
         trainer.status["step"] += 1

@@ -38,7 +38,9 @@ def jobs(
         made = Jobs(control_plane.kubeconfig, namespace)
         made.apply(ppo(generator=PAIRS))
         made.until("ppo", "Running")
-        eventually(lambda: made.status("ppo")["generatorsReady"] == "2/2", "both generators are ready")
+        eventually(
+            lambda: made.status("ppo")["roles"]["generator"]["ready"] == 2, "both generators are ready"
+        )
         yield made
 
 
@@ -74,7 +76,9 @@ def test_the_end_of_one_pod_is_the_end_of_its_generator_and_of_no_other_pod(
         "both pods are made again",
     )
     assert {name for name in before if again[name] != before[name]} == {*FIRST}
-    eventually(lambda: jobs.status("ppo")["generatorsReady"] == "2/2", "both generators are ready again")
+    eventually(
+        lambda: jobs.status("ppo")["roles"]["generator"]["ready"] == 2, "both generators are ready again"
+    )
     assert jobs.status("ppo")["roles"]["generator"]["restarts"] == restarts
     members = eventually(lambda: served(trainer, again), "the trainer knows the new one")
     assert members == {"generator-0": again[FIRST[0]], "generator-1": before[SECOND[0]]}

@@ -323,7 +323,7 @@ def test_status_follows_what_is_seen() -> None:
     status = job_status(spec, up, {Role.REWARD: 1}, trainer, before=status, now=later)
     assert (status.phase, status.reward, status.estimated_end) == ("Running", 0.5, "2026-01-01T00:00:35Z")
     assert status.conditions[0].last_transition_time == "2026-01-01T00:00:05Z"
-    assert (status.responses_continued, status.importance_effective) == (3.0, 0.75)
+    assert (status.responses_continued, status.importance_effective) == (3, 0.75)
     assert status.roles[Role.REWARD].restarts == 1
 
     gone = [ProcessState(role, 0, started=1.0, ready=True, ended=Ended(9.0, 1, "x")) for role in Role]

@@ -55,7 +55,7 @@ def test_a_generator_is_two_pods_of_which_the_first_serves_and_is_counted():
     world = running(*PAIRS)
     assert of_generators(world.made) == ["job-generator-0", "job-generator-0-1", *SECOND]
     assert members(world) == {"generator-0": False, "generator-1": False}
-    assert (world.status.generators_ready, world.status.generator_replicas) == ("2/2", 2)
+    assert (world.status.roles[Role.GENERATOR].ready, world.status.generator_replicas) == (2, 2)
     assert world.status.selector.endswith("rlhf.dev/role=generator,rlhf.dev/rank=0")
 
 

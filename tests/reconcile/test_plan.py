@@ -6,6 +6,7 @@ import pytest
 from tests.reconcile.world import World, names, reasons, running, stamp
 
 from rlhf_api.report import HealthStatus, TrainerStatus
+from rlhf_api.roles import Role
 from rlhf_api.run import EXIT_INVALID
 from rlhf_api.status import JobStatus
 from rlhf_operator.cluster.pod_groups import LOST_SECONDS
@@ -57,9 +58,9 @@ def test_pods_that_are_there_are_left_alone():
     for _ in range(3):
         assert names(world.step()) == ([], [])
     assert status(world).phase == "Running"
-    assert status(world).progress == "3/4"
+    assert (status(world).step, status(world).total_steps) == (3, 4)
     assert status(world).reward == 0.1235
-    assert status(world).generators_ready == "1/1"
+    assert status(world).roles[Role.GENERATOR].ready == 1
     assert ("Running", "the trainer is running") in world.events
 
 
@@ -248,7 +249,7 @@ def test_success_keeps_the_trainer_for_its_log_and_makes_nothing_again():
     world.end("job-trainer-0", 0)
     world.settle()
     assert status(world).phase == "Succeeded"
-    assert status(world).progress == "4/4"
+    assert (status(world).step, status(world).total_steps) == (4, 4)
     assert status(world).completion_time is not None
     assert set(world.pods) == {"job-trainer-0"}
     world.pods.clear()
@@ -405,7 +406,7 @@ def test_scaling_up_makes_the_missing_and_down_drains_the_last():
     draining = {m.name: m.draining for m in todo.members.members if m.role == "generator"}
     assert draining == {"generator-0": False, "generator-1": True, "generator-2": True}
     world.settle()
-    assert status(world).generators_ready == "1/1"
+    assert status(world).roles[Role.GENERATOR].ready == 1
 
 
 def test_a_deleted_generator_is_drained_while_it_lasts():

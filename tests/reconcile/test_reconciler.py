@@ -182,7 +182,7 @@ def test_a_status_of_which_the_definition_lacks_fields_is_not_written_at_every_l
         async def drops(body: Body) -> Body:
             writes.append(status := dict(body["status"]))
             status["cluster"] = {k: v for k, v in status["cluster"].items() if k != "config"}
-            del status["generatorsReady"]
+            del status["selector"]
             return await stores({**body, "status": status})
 
         monkeypatch.setattr(story.server, "apply_status", drops)

@@ -3,6 +3,8 @@
 import pytest
 from tests.reconcile.world import World, names, reasons, running
 
+from rlhf_api.roles import Role
+
 TWO = "spec.generator.replicas=2"
 PAIR = "spec.generator={replicas: 1, tensorParallelSize: 2, podsPerReplica: 2}"
 WHY = "NodeUnreachable: its node node-1 has stopped reporting"
@@ -51,7 +53,7 @@ def test_a_generator_of_two_pods_is_not_ready_while_either_node_is_silent(name):
     world = running(PAIR)
     mark(world, name)
     world.step()
-    assert world.status.generators_ready == "0/1"
+    assert world.status.roles[Role.GENERATOR].ready == 0
     assert told(world, "Stalled") == ("True", "NodeUnreachable", f"{name}: {WHY}")
 
 

@@ -22,7 +22,7 @@ PER_HOUR = 4 * 2.5 + 2 * 0.5
 
 def held(world: World) -> tuple[float, float]:
     assert world.status is not None
-    return world.status.gpu_hours or 0, world.status.cost or 0
+    return (world.status.gpu_seconds or 0) / 3600, world.status.cost or 0
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_a_spec_that_is_refused_is_counted_to_its_end():
     world.kubelet()
     world.step()
     assert (world.status.phase, world.status.gpus) == ("Failed", 0)
-    assert world.status.gpu_hours == pytest.approx(before[0] + 12, rel=1e-3)
+    assert world.status.gpu_seconds / 3600 == pytest.approx(before[0] + 12, rel=1e-3)
 
 
 def test_pods_of_a_job_that_has_failed_hold_their_gpus_until_they_are_over():
@@ -134,7 +134,7 @@ def test_gpus_that_a_runtime_gave_count_until_the_pods_are_over_too():
     world.kubelet()
     world.step()
     assert world.status.gpus == 0
-    assert world.status.gpu_hours == pytest.approx(8, rel=0.1)
+    assert world.status.gpu_seconds / 3600 == pytest.approx(8, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -167,21 +167,21 @@ def test_gpus_count_however_the_pods_ask_for_them(asked, gpus, cost):
     world.step(3600, prices=PRICES | {"example.com/wafer": 1.0, "a.class": 3.0})
     world.step(0, prices=PRICES | {"example.com/wafer": 1.0, "a.class": 3.0})
     assert (world.status.gpus, world.status.cost_per_hour) == (gpus, cost)
-    assert (world.status.gpu_hours or 0) == pytest.approx(gpus, rel=0.01)
+    assert ((world.status.gpu_seconds or 0) / 3600) == pytest.approx(gpus, rel=0.01)
 
 
 def test_without_prices_there_is_no_cost():
     world = running(*GPUS)
     world.step(3600)
     world.step()
-    assert world.status.gpu_hours > 6
+    assert world.status.gpu_seconds > 6 * 3600
     assert (world.status.cost, world.status.cost_per_hour) == (None, None)
     assert cost_per_hour({"amd.com/gpu": 8}, PRICES) is None
     assert cost_per_hour({"amd.com/gpu": 8, "nvidia.com/mig": 3}, PRICES) == 1.5
 
 
 def test_a_status_of_another_release_is_counted_from_now_on(world):
-    world.status = world.status.model_copy(update={"usage_time": None, "gpu_hours": None, "cost": None})
+    world.status = world.status.model_copy(update={"usage_time": None, "gpu_seconds": None, "cost": None})
     world.step(3600, prices=PRICES)
     assert held(world) == (0, 0)
     world.step(0, prices=PRICES)
@@ -192,12 +192,16 @@ def test_a_job_without_gpus_has_neither():
     world = running()
     world.step(3600, prices=PRICES)
     world.step(prices=PRICES)
-    assert (world.status.gpu_hours, world.status.usage_time, world.status.cost_per_hour) == (None, None, None)
+    assert (world.status.gpu_seconds, world.status.usage_time, world.status.cost_per_hour) == (
+        None,
+        None,
+        None,
+    )
 
 
 def test_counting_alone_is_written_every_half_minute():
-    before = {"phase": "Running", "gpuHours": 1.0, "cost": 2.0, "usageTime": "2026-01-01T00:00:00Z"}
-    now = before | {"gpuHours": 1.1, "cost": 2.2, "usageTime": "2026-01-01T00:00:05Z"}
+    before = {"phase": "Running", "gpuSeconds": 3600, "cost": 2.0, "usageTime": "2026-01-01T00:00:00Z"}
+    now = before | {"gpuSeconds": 3960, "cost": 2.2, "usageTime": "2026-01-01T00:00:05Z"}
     assert not worth_writing(before, now, 5.0)
     assert worth_writing(before, now, 30.0)
 

@@ -30,11 +30,11 @@ RUNNING = {
     "tokensPerSecond": 12340,
     "weightVersion": 120,
     "staleness": 0.5,
-    "responsesContinued": 3.0,
+    "responsesContinued": 3,
     "importanceEffective": 0.75,
     "queue": 12,
     "restarts": 1,
-    "gpuHours": 24.1,
+    "gpuSeconds": 86_760,
     "cost": 60.25,
     "lastCheckpoint": {"step": 100, "time": "2026-01-01T11:56:50+00:00", "uri": "s3://bucket/ppo"},
     "ledger": {

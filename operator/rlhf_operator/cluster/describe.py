@@ -152,7 +152,7 @@ def _events(status: JobStatus, waiting_reason: str, look: Look) -> list[Event]:
         return found
     if finish is not None:
         kind: Literal["Normal", "Warning"] = "Warning" if finish.phase == "Failed" else "Normal"
-        message = finish.message or f"{status.progress} steps"
+        message = finish.message or f"{status.step}/{status.total_steps} steps"
         found.append(Event(kind, finish.reason if finish.phase == "Failed" else finish.phase, message))
     elif status.phase == "Running":
         found.append(Event("Normal", "Running", "the trainer is running"))

@@ -20,7 +20,7 @@ from .telemetry import Telemetry
 
 _VOLATILE = {
     *("activity", "estimatedEnd", "generators", "ledger", "queue", "tokensPerSecond"),
-    *("cost", "gpuHours", "usageTime"),
+    *("cost", "gpuSeconds", "usageTime"),
 }
 """Fields that change within a step, and on which no decision depends."""
 _FIELDS = {field.alias for field in JobStatus.model_fields.values() if field.alias}

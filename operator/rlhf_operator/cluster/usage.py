@@ -1,4 +1,4 @@
-"""Accumulates a job's GPU-hours and cost in its status, from one reconcile to the next; pure."""
+"""Accumulates a job's GPU-seconds and cost in its status, from one reconcile to the next; pure."""
 
 import datetime
 from collections import Counter
@@ -15,7 +15,7 @@ from .pod_resources import is_gpu
 from .snapshot import Pod
 
 _DIGITS = 6
-"""Decimal digits of the sums: a second of one GPU is 0.000278 hours."""
+"""Decimal digits of costs."""
 
 
 def held(pods: Sequence[Pod], spec: Spec, prices: Mapping[str, float]) -> Counter[str]:
@@ -58,15 +58,15 @@ def uncounted(before: JobStatus, pods: Sequence[Pod], now: datetime.datetime) ->
 
 
 def used(before: JobStatus, now: datetime.datetime) -> dict[str, Any]:
-    """Status fields: GPU-hours and cost since the last count, for the GPUs held and at the prices of then. If the
+    """Status fields: GPU-seconds and cost since the last count, for the GPUs held and at the prices of then. If the
     status cannot be written, the next reconcile counts from the last one written."""
     stamp, since = time_text(now), before.usage_time
     fields: dict[str, Any] = {"usage_time": stamp}
     if before.gpus and since is not None:
         # Both times are cut to whole seconds: the fraction lost in one interval is in the next.
         passed = datetime.datetime.fromisoformat(stamp) - datetime.datetime.fromisoformat(since)
-        hours = max(passed.total_seconds(), 0) / 3600
-        fields["gpu_hours"] = round((before.gpu_hours or 0) + before.gpus * hours, _DIGITS)
+        seconds = max(round(passed.total_seconds()), 0)
+        fields["gpu_seconds"] = (before.gpu_seconds or 0) + before.gpus * seconds
         if before.cost_per_hour is not None:
-            fields["cost"] = round((before.cost or 0) + before.cost_per_hour * hours, _DIGITS)
+            fields["cost"] = round((before.cost or 0) + before.cost_per_hour * seconds / 3600, _DIGITS)
     return fields

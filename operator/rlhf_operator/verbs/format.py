@@ -18,7 +18,7 @@ def figures(status: JobStatus) -> list[tuple[str, str]]:
         ("staleness", status.staleness, ".3g"),
         ("trainer idle", status.trainer_idle, ".0%"),
         ("generators idle", status.generator_idle, ".0%"),
-        ("continued", status.responses_continued or None, ",.0f"),
+        ("continued", status.responses_continued or None, ",d"),
         ("effective sample", status.importance_effective, ".0%"),
         ("queue", status.queue, "d"),
         ("weights", status.weight_version or None, "d"),

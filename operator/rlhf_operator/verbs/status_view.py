@@ -86,9 +86,9 @@ def _progress(status: JobStatus, now: datetime.datetime) -> Text:
         if status.phase in ("Failed", "Suspended"):  # Succeeded: the job has left its model
             command = export_command(saved.uri, saved.step, f"policy-{saved.step}")
             lines.append(Text.assemble(("its model ", "dim"), one_line(command)))
-    if status.gpu_hours is not None:
+    if status.gpu_seconds is not None:
         cost = f", cost {status.cost:,.2f}" if status.cost is not None else ""
-        lines.append(Text.assemble(("used ", "dim"), f"{status.gpu_hours:,.1f} GPU-hours{cost}"))
+        lines.append(Text.assemble(("used ", "dim"), f"{status.gpu_seconds / 3600:,.1f} GPU-hours{cost}"))
     if status.ledger:
         lines.append(
             Text.assemble(
