@@ -1,21 +1,28 @@
-"""The verbs on a cluster that knows no RLHFJob. First of all tests: once our kinds are defined they stay."""
+"""The verbs on a cluster that knows no RLHFJob: one of its own, since other tests define it in theirs."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.cluster.packages import Unavailable
 from tests.kube.jobs import ROOT
-from tests.support.cluster import Cluster, existing
-from tests.support.kube import kubectl
+from tests.support.cluster import Cluster, control_plane
 from tests.verbs.command import Verbs
 
 SFT = ROOT / "examples" / "sentiment" / "sft.yaml"
 
 
-def test_a_cluster_without_the_operator(control_plane: Cluster, namespace: str, tmp_path: Path) -> None:
-    if kubectl(control_plane.kubeconfig, "get", "crd", "rlhfjobs.rlhf.dev", "--ignore-not-found"):
-        assert existing(), "another test has defined our kinds before"
-        pytest.skip("RLHFJob is installed here")
-    verbs = Verbs(control_plane.kubeconfig, namespace, tmp_path)
+@pytest.fixture
+def bare_cluster(tmp_path: Path) -> Iterator[Cluster]:
+    try:
+        with control_plane(tmp_path / "bare") as plane:
+            yield plane
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+
+
+def test_a_cluster_without_the_operator(bare_cluster: Cluster, tmp_path: Path) -> None:
+    verbs = Verbs(bare_cluster.kubeconfig, "default", tmp_path)
     for arguments in (["status"], ["status", "ppo"], ["suspend", "ppo"], ["submit", str(SFT)]):
         done = verbs.run(*arguments)
         assert done.code == 1
