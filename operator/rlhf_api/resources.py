@@ -1,6 +1,7 @@
 """Resource plan of a job: pods, GPUs and memory of each role, computed before any pod starts; pure."""
 
 from collections.abc import Iterator
+from math import ceil
 
 from .algorithms import graph_of
 from .graph import CRITIC
@@ -42,6 +43,21 @@ def problems(spec: Spec, found: Found = NOTHING) -> Iterator[Problem]:
 def gpu_of(spec: Spec, role: Role) -> Gpu | None:
     """The GPUs of a role's pods, from the job's settings merged with the role's."""
     return combine(spec.pods, spec.section(role).pods).gpu
+
+
+def host_memory(spec: Spec, role: Role) -> str | None:
+    """Memory that a role's pod requests unasked, as a quantity: the least that its models need on CPUs. None if the
+    manifest asks for resources, does not tell a model's size, or gives the pod GPUs, whose memory alone is known."""
+    pods = combine(spec.pods, spec.section(role).pods)
+    if pods.gpu is not None or pods.resources.requests or pods.resources.limits:
+        return None
+    sizes = Sizes.of(spec, NOTHING).certain
+    need = training(spec, sizes, CERTAIN) if role.row.work == "train" and sizes.policy else None
+    need = need or _need(spec, role, sizes)
+    if need is None:
+        return None
+    processes, _ = gpus_each(spec, role)
+    return f"{ceil(processes * need.total / 2**20)}Mi"
 
 
 def _memory(spec: Spec, role: Role, sizes: Sizes, gpu: Gpu | None) -> str | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from rlhf_api.resources import gpu_of, plan
+from rlhf_api.resources import gpu_of, host_memory, plan
 from rlhf_api.run import roles_of
 from rlhf_api.sizes import NOTHING, Found
 from rlhf_api.spec import Spec
@@ -24,9 +24,16 @@ def plan_lines(spec: Spec, found: Found = NOTHING) -> list[str]:
     widths = [max(len(row[i]) for row in (_HEAD, *rows)) for i in range(3)]
     return [
         *(f"{r:{widths[0]}}  {p:>{widths[1]}}  {g:>{widths[2]}}  {m}" for r, p, g, m in (_HEAD, *rows)),
+        *_requested(spec),
         *_advice(spec, worked_out=any(each.memory for each in plans.values())),
         *last,
     ]
+
+
+def _requested(spec: Spec) -> Iterator[str]:
+    asked = [f"{role.value} {memory}" for role in roles_of(spec) if (memory := host_memory(spec, role))]
+    if asked:
+        yield f"on a cluster each pod requests this memory, unless pods.resources says otherwise: {', '.join(asked)}"
 
 
 def _advice(spec: Spec, *, worked_out: bool) -> Iterator[str]:

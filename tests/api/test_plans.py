@@ -179,6 +179,18 @@ def test_the_table_of_a_job() -> None:
     ]
 
 
+def test_the_plan_tells_what_pods_request_on_a_cluster() -> None:
+    served = "spec.pods.gpu={count: 1}", "spec.reference.pods.gpu=null"
+    sizes = "spec.model.parameters=1e9", "spec.model.reference=null"
+    lines = plan_lines(unchecked(*sizes))
+    requested = "on a cluster each pod requests this memory, unless pods.resources says otherwise: "
+    (line,) = (line for line in lines if line.startswith(requested))
+    assert line.endswith("reference 1908Mi")
+    assert not [line for line in plan_lines(unchecked(*sizes, served[0])) if requested in line]
+    own = "spec.pods.resources={requests: {cpu: '1'}}"
+    assert not [line for line in plan_lines(unchecked(*sizes, own)) if requested in line]
+
+
 def test_the_plan_tells_what_long_responses_take_with_their_masks() -> None:
     long = ("spec.data.promptsPerStep=1000", "spec.sampling.maxNewTokens=32768")
     (line,) = plan_lines(unchecked(*long, "spec.sampling.topK=-1"))

@@ -32,6 +32,8 @@ EVERYTHING: dict[str, Any] = {
         "trainerImage": "registry.example/t:2",
         "imagePullPolicy": "Never",
         "workspaceClaim": "shared",
+        "defaultRequests": False,
+        "tmpSizeLimit": "200Gi",
         "metricsFrom": MONITORING,
         "gpuPrices": {"nvidia.com/gpu": 2.5, "nvidia.com/mig-1g.10gb": 0},
         "giveUpLostPods": False,
@@ -160,6 +162,8 @@ def test_the_operator_reads_its_settings_from_the_environment_that_the_chart_giv
         own_namespace="x" * 32,
         identity="x" * 32,
         workspace_claim="shared",
+        requests=False,
+        tmp_size_limit="200Gi",
         image_pull_policy="Never",
         metrics_port=9000,
         review_metrics=True,
@@ -172,6 +176,7 @@ def test_the_operator_reads_its_settings_from_the_environment_that_the_chart_giv
     default = Settings.read(environment(render()))
     assert (default.namespaces, default.webhook_port, default.metrics_port) == ((), None, 8080)
     assert (default.metrics_from, default.gpu_prices) == ((), {})
+    assert (default.requests, default.tmp_size_limit) == (True, None)
     assert default.trainer_image == "rlhf-trainer:0.2.0"
     assert Settings.read(environment(render(NAMESPACED))).namespaces == ("training", "research")
 

@@ -7,6 +7,7 @@ from tests.reconcile.world import World
 
 from rlhf_api.manifest import from_cluster
 from rlhf_api.roles import Role
+from rlhf_operator.cluster.desired import wanted
 from rlhf_operator.cluster.kueue import deactivated, quota, released, report, workload
 from rlhf_operator.cluster.names import CONFIG, PRIORITY, QUEUE
 from rlhf_operator.cluster.pinned import Pinned
@@ -35,6 +36,13 @@ def made(*conditions: str, reason: str = "Test", **status: Any) -> dict[str, Any
 
 CONFIGURATION = Pinned.make("job", job()[1], Defaults(image="i")).name
 ADMITTED = ("QuotaReserved", "Admitted")
+
+
+@pytest.mark.parametrize("queue", [None, "team"])
+def test_only_what_a_manifest_asks_for_is_charged_to_a_queue(queue):
+    """A queue without quota for memory admits no pod that requests some."""
+    made = wanted(job(queue=queue)[0], None, Defaults(image="i", requests=True))
+    assert made.pinned.defaults.requests is (queue is None)
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,43 @@ def test_pods_pass_the_restricted_standard(role):
     assert not any("hostPath" in volume for volume in spec["volumes"])
 
 
+ASKING = "containers: [{name: role, resources: {limits: {cpu: '1'}}}]"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "asked"),
+    [
+        ((), {}),
+        (("spec.model.parameters=1e9",), {"requests": {"memory": "1908Mi"}}),
+        (
+            ("spec.model.parameters=1e9", "spec.reference.pods.gpu={count: 1}"),
+            {"requests": {"nvidia.com/gpu": "1"}, "limits": {"nvidia.com/gpu": "1"}},
+        ),
+        (
+            ("spec.model.parameters=1e9", "spec.pods.resources={requests: {cpu: '1'}}"),
+            {"requests": {"cpu": "1"}},
+        ),
+        (
+            ("spec.model.parameters=1e9", f"spec.pods.template.spec={{{ASKING}}}"),
+            {"limits": {"cpu": "1"}},
+        ),
+    ],
+    ids=["unknown", "known", "gpu", "resources", "template"],
+)
+def test_a_pod_on_cpus_that_asks_for_nothing_requests_the_memory_of_its_model(overrides, asked):
+    assert role_container(pod(Role.REFERENCE, *overrides))["resources"] == asked
+    off = SETTINGS.defaults.model_copy(update={"requests": False})
+    made = Pinned.make("job", job("spec.model.parameters=1e9").spec, off, "1")
+    assert role_container(build_pod(made, NewPod(Role.REFERENCE, 0, 1, False), "1"))["resources"] == {}
+
+
+def test_the_temporary_directory_has_the_limit_that_the_operator_was_given():
+    assert {"name": "tmp", "emptyDir": {}} in pod(Role.TRAINER)["spec"]["volumes"]
+    limited = SETTINGS.defaults.model_copy(update={"tmp_size_limit": "200Gi"})
+    made = build_pod(Pinned.make("job", job().spec, limited, "1"), NewPod(Role.TRAINER, 0, 1, False), "1")
+    assert {"name": "tmp", "emptyDir": {"sizeLimit": "200Gi"}} in made["spec"]["volumes"]
+
+
 @pytest.mark.parametrize("kind", ["containers", "initContainers"])
 def test_containers_of_a_template_begin_without_privileges(kind):
     root, privileged = "securityContext: {runAsUser: 0}", "securityContext: {privileged: true}"

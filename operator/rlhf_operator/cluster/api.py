@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from types import MappingProxyType, TracebackType
 from typing import Self
 from urllib.parse import urlencode, urlsplit
@@ -152,7 +152,7 @@ class Api:
         fields: str = "",
         metadata_only: bool = False,
         keep: Keep = dict,
-    ) -> AsyncIterator[Body]:
+    ) -> AsyncGenerator[Body, None]:
         """All objects of a kind, in one namespace or in all, fetched page by page; of each page only what `keep` leaves
         of its objects is in memory."""
         version, _ = KINDS[kind]

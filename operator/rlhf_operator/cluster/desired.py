@@ -75,6 +75,8 @@ def wanted(
             running, spec, f"the changed spec is not valid, so the job runs on with the one before: {error}"
         )
     if running is None:
+        if job.queue is not None:  # a queue without quota for memory would never admit pods that ask for some
+            defaults = defaults.model_copy(update={"requests": False})
         own = Pinned.make(job.name, spec, defaults, job.uid)
         check(limits, own, whole=spec.runtime is None)
         if problem := lacks_queue(limits, job.queue):

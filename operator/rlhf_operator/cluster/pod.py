@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from rlhf_api.pods import Gpu, PodSettings, combine
+from rlhf_api.resources import host_memory
 from rlhf_api.roles import HEALTH, LIVE_FAILURES, LIVE_SECONDS, LIVE_TIMEOUT_SECONDS, Role, RoleSpec
 from rlhf_api.run import command, listens, pods_each
 
@@ -121,6 +122,8 @@ def build_pod(pinned: Pinned, new: NewPod, uid: str) -> Body:
     }
     added = {"spec": _added(body["spec"], as_object(pods.template.get("spec")))}
     merged: Body = merge(merge(gang.join(body, config.job), added), pods.template)
+    if defaults.requests:
+        _request_memory(merged["spec"], host_memory(config.spec, role))
     return prefer_others(merged, new.avoid)
 
 
@@ -167,6 +170,13 @@ def _resources(pods: PodSettings) -> Body:
         limits[pods.gpu.resource] = requests[pods.gpu.resource] = str(pods.gpu.count)
     asked = {"requests": requests, "limits": limits, "claims": claims}
     return {kind: found for kind, found in asked.items() if found}
+
+
+def _request_memory(spec: Body, memory: str | None) -> None:
+    """Gives the role's container a request, unless it or its pod asks for anything already."""
+    container = next(each for each in spec["containers"] if each["name"] == "role")
+    if memory and not spec.get("resources") and not container.get("resources"):
+        container["resources"] = {"requests": {"memory": memory}}
 
 
 def is_claimed(gpu: Gpu | None) -> TypeGuard[Gpu]:

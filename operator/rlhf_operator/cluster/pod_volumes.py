@@ -38,10 +38,11 @@ def mounts(config: RunConfig, pods: PodSettings) -> list[Body]:
 def volumes(config: RunConfig, pods: PodSettings, config_name: str, defaults: Defaults) -> list[Body]:
     """The volumes of `mounts`."""
     claim = config.spec.workspace.claim or defaults.workspace_claim
+    limit = {"sizeLimit": defaults.tmp_size_limit} if defaults.tmp_size_limit else {}
     workspace: Body = {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {}}
     return [
         {"name": "config", "configMap": {"name": config_name}},
-        {"name": "tmp", "emptyDir": {}},
+        {"name": "tmp", "emptyDir": limit},
         {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": pods.shared_memory}},
         {"name": "workspace", **workspace},
         *({"name": volume.name, **_source(volume)} for volume in pods.volumes),

@@ -1,6 +1,7 @@
 """The operator's own settings, from environment variables that the chart sets."""
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -9,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from rlhf_api.base import Report
+from rlhf_api.base import QUANTITY, Report
 from rlhf_api.problems import from_pydantic
 from rlhf_api.run import TORCHRUN
 from rlhf_api.runtime import NamedRuntime
@@ -28,6 +29,10 @@ class Defaults(Report):
     image: str
     image_pull_policy: str | None = None
     workspace_claim: str | None = None
+    requests: bool = False
+    """Pods on CPUs without requests ask for the memory that their models need."""
+    tmp_size_limit: str | None = None
+    """Of /tmp, a quantity."""
     torchrun: str = TORCHRUN
     """Module in the image that starts a trainer's ranks."""
     runtime: NamedRuntime | None = None
@@ -55,6 +60,10 @@ class Settings:
     workspace_claim: str | None = None
     """PersistentVolumeClaim, in their own namespaces, of jobs that name none."""
     image_pull_policy: str | None = None
+    requests: bool = True
+    """Whether pods without requests ask for the memory of the plan."""
+    tmp_size_limit: str | None = None
+    """Of the pods' /tmp."""
     metrics_port: int = 8080
     """Prometheus metrics at /metrics and the probes' /healthz and /readyz."""
     review_metrics: bool = False
@@ -86,6 +95,8 @@ class Settings:
             image=self.trainer_image,
             image_pull_policy=self.image_pull_policy,
             workspace_claim=self.workspace_claim,
+            requests=self.requests,
+            tmp_size_limit=self.tmp_size_limit,
             release=_RELEASE,
         )
 
@@ -124,6 +135,8 @@ class Settings:
             identity=environ.get("POD_NAME") or f"operator-{os.getpid()}",
             workspace_claim=environ.get("RLHF_WORKSPACE_CLAIM") or None,
             image_pull_policy=environ.get("RLHF_IMAGE_PULL_POLICY") or None,
+            requests=environ.get("RLHF_NO_REQUESTS") != "true",
+            tmp_size_limit=_quantity("RLHF_TMP_SIZE_LIMIT", environ),
             metrics_port=metrics_port,
             review_metrics=environ.get("RLHF_REVIEW_METRICS") == "true",
             webhook_port=webhook_port,
@@ -134,6 +147,13 @@ class Settings:
             keep_lost_pods=environ.get("RLHF_KEEP_LOST_PODS") == "true",
             log_format=log_format,
         )
+
+
+def _quantity(name: str, environ: Mapping[str, str]) -> str | None:
+    text = environ.get(name) or None
+    if text is not None and not re.match(QUANTITY, text):
+        raise ValueError(f"{name} must be a Kubernetes quantity, such as 100Gi; got {text!r}")
+    return text
 
 
 def _peers(text: str | None) -> tuple[dict[str, Any], ...]:
