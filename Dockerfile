@@ -2,7 +2,7 @@
 #   docker build --target operator -t rlhf-operator .
 #   docker build --target trainer -t rlhf-trainer --secret id=torch-index,src=<file with an index's URL> .
 #   docker build --target trainer -t rlhf-trainer --build-arg ENGINE=gpu .
-# A tag, which its owner moves: `--build-arg BASE_IMAGE=python@sha256:...` names one image.
+# A tag, which its owner moves: `--build-arg BASE_IMAGE=python@sha256:...` names one image, as each release does.
 ARG BASE_IMAGE=python:3.11-slim-bookworm
 
 FROM ${BASE_IMAGE} AS base
@@ -21,14 +21,16 @@ extras = {'contract': project['dependencies'], **project['optional-dependencies'
 FROM base AS wheel
 WORKDIR /source
 COPY LICENSE README.md pyproject.toml ./
+COPY constraints/build-hashes.txt constraints/
+RUN pip install --quiet --require-hashes -r constraints/build-hashes.txt
 COPY constraints constraints
 COPY operator operator
 COPY trainer_image trainer_image
-RUN PIP_CONSTRAINT=constraints/common.txt pip wheel --quiet --no-deps --wheel-dir /wheel .
+RUN pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /wheel .
 
 FROM base AS operator
-COPY constraints/operator-hashes.txt /requirements/
-RUN pip install --quiet --require-hashes -r /requirements/operator-hashes.txt
+COPY constraints/operator-hashes.txt /requirements/constraints/
+RUN pip install --quiet --require-hashes -r /requirements/constraints/operator-hashes.txt
 COPY --from=wheel /wheel /wheel
 RUN pip install --quiet --no-deps /wheel/*.whl
 USER 65532:65532
@@ -43,19 +45,21 @@ ARG ENGINE=cpu
 RUN packages=libnuma1; if [ "$ENGINE" = gpu ]; then packages="gcc libc6-dev libibverbs1 ibverbs-providers"; fi; \
     dpkg -s $packages >/dev/null 2>&1 || { apt-get update -qq \
     && apt-get install -qq -y --no-install-recommends $packages && rm -rf /var/lib/apt/lists/*; }
-COPY --from=requirements /requirements/contract.txt /requirements/trainer.txt /requirements/cpu.txt \
-    /requirements/gpu.txt /requirements/
+COPY --from=requirements /requirements/contract.txt /requirements/trainer.txt /requirements/cpu.txt /requirements/
 COPY constraints /requirements/constraints
-# torch first and torchvision's family last, as in the Makefile, and in one layer: what goes leaves no bytes behind. The
-# index of the secret, whose URL may have a password, gives torch alone, and is in no layer and no history. Triton is 1 GB
-# that the CPU build finds of no use and turns off.
+# For GPUs by hash, as PyPI has all; for CPUs by version: torch's build is not PyPI's. That first and torchvision's family
+# last, as in the Makefile, and in one layer: what goes leaves no bytes behind. The index of the secret, whose URL may have
+# a password, gives torch alone, and is in no layer and no history. Triton is 1 GB that the CPU build finds of no use and
+# turns off.
 RUN --mount=type=secret,id=torch-index cd /requirements \
-    && torch=$(grep ^torch== constraints/common.txt) && if [ "$ENGINE" = cpu ]; then torch="$torch+cpu"; fi \
+    && if [ "$ENGINE" = gpu ]; then \
+    pip install --quiet --require-hashes -r constraints/gpu-hashes.txt \
+    && pip uninstall --quiet --yes torchaudio torchcodec; \
+    else torch="$(grep ^torch== constraints/common.txt)+cpu" \
     && (if [ -s /run/secrets/torch-index ]; then export PIP_EXTRA_INDEX_URL="$(cat /run/secrets/torch-index)"; fi; \
     pip install --quiet --no-deps "$torch") \
-    && pip install --quiet -c "constraints/$ENGINE.txt" -r contract.txt -r trainer.txt -r "$ENGINE.txt" \
-    && pip uninstall --quiet --yes torchaudio torchcodec \
-    && if [ "$ENGINE" = cpu ]; then pip uninstall --quiet --yes torchvision triton; fi
+    && pip install --quiet -c constraints/cpu.txt -r contract.txt -r trainer.txt -r cpu.txt \
+    && pip uninstall --quiet --yes torchaudio torchcodec torchvision triton; fi
 # The sandbox of programs that score responses.
 RUN command -v bwrap >/dev/null || { apt-get update -qq \
     && apt-get install -qq -y --no-install-recommends bubblewrap && rm -rf /var/lib/apt/lists/*; }

@@ -177,7 +177,8 @@ $(VENV)-operator: pyproject.toml $(PINS) $(shell find operator trainer_image -na
 	$@/bin/pip install --quiet --no-compile --constraint constraints/common.txt "$$(ls $@/*.whl)[operator]"
 	touch $@
 
-# Wheel, chart, constraints and bills of materials in dist/, and images; checked, not published.
+# Wheel, chart, constraints and bills of materials in dist/, and images; checked, not published. BASE_IMAGE names the
+# image from which ours start, by its digest.
 release: install $(BIN)/helm
 	$(BIN)/python tools/gpu --released
 	$(BIN)/pip install --quiet --constraint constraints/common.txt rfc3987-syntax  # for addresses in the bills

@@ -149,6 +149,21 @@ def test_a_release_overwrites_nothing_but_a_release(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.txt"]
 
 
+@pytest.mark.parametrize("named", ["", "python:3.11-slim-bookworm", f"python@sha256:{'a' * 63}"])
+def test_a_release_starts_from_an_image_that_nobody_moves(tmp_path, named):
+    refused = done(sys.executable, ROOT / "tools" / "release", tmp_path / "dist", BASE_IMAGE=named)
+    assert refused.returncode == 1
+    assert re.search(rf"must name the image .* by its digest, .*; got '{named}'", refused.stderr)
+    assert not (tmp_path / "dist").exists()
+
+
+@pytest.fixture
+def base(monkeypatch: pytest.MonkeyPatch) -> str:
+    name = f"python@sha256:{'a' * 64}"
+    monkeypatch.setenv("BASE_IMAGE", name)
+    return name
+
+
 def as_builder(folder: Path, script: str) -> None:
     """Puts a program of that name on an otherwise empty PATH, in place of the machine's builders of images."""
     (folder / "buildah").write_text(f"#!/bin/sh\n{script}\n")
@@ -168,7 +183,7 @@ def as_builder(folder: Path, script: str) -> None:
     ids=["no builder", "no daemon", "no registry"],
 )
 def test_a_release_says_which_images_it_lacks_and_how_to_build_them(
-    release, tmp_path, monkeypatch, capsys, script, why
+    release, base, tmp_path, monkeypatch, capsys, script, why
 ):
     """All other parts of it are in place by then."""
     if script:
@@ -183,11 +198,14 @@ def test_a_release_says_which_images_it_lacks_and_how_to_build_them(
     for image, arguments in {"operator": "", "trainer": "--build-arg=ENGINE=gpu "}.items():
         name = f"rlhf-{image}:{release.VERSION}"
         assert re.search(rf"{name}: .*{re.escape(why)}", str(ended.value))
-        assert f"docker build --target={image} --tag={name} {arguments}." in str(ended.value)
+        command = f"docker build --target={image} --tag={name} {arguments}--build-arg=BASE_IMAGE={base} ."
+        assert command in str(ended.value)
 
 
-def test_a_release_checks_the_images_that_it_builds(release, tmp_path, monkeypatch, capsys):
-    as_builder(tmp_path, f'[ "$1" != run ] || echo {release.VERSION}')
+def test_a_release_checks_the_images_that_it_builds(release, base, tmp_path, monkeypatch, capsys):
+    other = f"--build-arg=BASE_IMAGE={base}"
+    script = f'case "$1 $*" in run*) echo {release.VERSION};; build*{other}*) ;; build*) exit 1;; esac'
+    as_builder(tmp_path, script)
     monkeypatch.setenv("PATH", str(tmp_path))
     release.finish(tmp_path)
     images = f"rlhf-operator:{release.VERSION}, rlhf-trainer:{release.VERSION}"
@@ -214,20 +232,35 @@ def normalized(package: str) -> str:
     return re.sub(r"[-_.]+", "-", package).lower()
 
 
-def test_the_operators_image_installs_by_hash_what_is_pinned():
+@pytest.mark.parametrize(
+    ("name", "constraints", "extras"),
+    [
+        ("operator", "common.txt", ("operator",)),
+        ("gpu", "gpu.txt", ("trainer", "gpu")),
+        ("build", "common.txt", ()),
+    ],
+)
+def test_images_install_by_hash_what_is_pinned(name, constraints, extras):
     """Whether nothing is missing, pip says as it builds the image: with one hash it asks for all."""
-    text = (ROOT / "constraints" / "operator-hashes.txt").read_text()
+    installed = rf"pip install --quiet --require-hashes -r \S*constraints/{name}-hashes\.txt"
+    assert re.search(installed, (ROOT / "Dockerfile").read_text())
+    text = (ROOT / "constraints" / f"{name}-hashes.txt").read_text()
     entries = re.findall(
         r"^([\w.-]+)==(\S+) \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", text, flags=re.M
     )
-    pinned = pins("common.txt")
-    assert {(name, wanted) for name, wanted, _ in entries} == {
-        (name, pinned.get(normalized(name))) for name, _, _ in entries
+    pinned = pins(constraints)
+    assert {(package, wanted) for package, wanted, _ in entries} == {
+        (package, pinned.get(normalized(package))) for package, _, _ in entries
     }
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    asked = [*extras["dependencies"], *extras["optional-dependencies"]["operator"]]
+    document = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project, asked = document["project"], document["build-system"]["requires"]
+    if extras:
+        asked = [
+            *project["dependencies"],
+            *(one for each in extras for one in project["optional-dependencies"][each]),
+        ]
     named = {normalized(re.match(r"[\w.-]+", each)[0]) for each in asked}
-    assert named <= {normalized(name) for name, _, _ in entries}
+    assert named <= {normalized(package) for package, _, _ in entries}
     assert len(re.findall("^[a-z].*==", text, flags=re.M)) == len(entries)
 
 
