@@ -21,10 +21,12 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import distributed
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, Qwen2Config
 
@@ -179,8 +181,8 @@ def timed(call: Callable[[], None], rounds: int) -> tuple[float, int]:
 
 
 KINDS = {
-    "matrix products": ("gemm", "nvjet", "cutlass", "cublas"),
     "attention": ("flash", "fmha", "attention"),
+    "matrix products": ("gemm", "nvjet", "cutlass", "cublas"),
     "loss": ("softmax", "logsumexp", "cross_entropy"),
     "optimizer": ("adam", "multi_tensor"),
     "copies": ("memcpy", "memset", "copy"),
@@ -189,7 +191,8 @@ KINDS = {
 
 
 def profiled(call: Callable[[], None]) -> dict[str, Any]:
-    """Share of a call's time in which the GPU is busy, its shares by kind of kernel, and the ten longest kernels."""
+    """Share of a call's time in which the GPU is busy, its shares by kind of kernel, the ten longest kernels, and the
+    longest times without any: milliseconds after the call's start, their number, the kernels before and after."""
     torch.cuda.synchronize()
     began = time.perf_counter()
     with profile(activities=[ProfilerActivity.CUDA]) as recorded:
@@ -199,6 +202,15 @@ def profiled(call: Callable[[], None]) -> dict[str, Any]:
     shares = Counter[str]()
     for event in recorded.key_averages():
         shares[event.key] += event.self_device_time_total / 1e6 / seconds
+    kernels = sorted(
+        (event.time_range.start, event.time_range.end, event.name)
+        for event in recorded.events()
+        if event.device_type == DeviceType.CUDA
+    )
+    gaps = sorted(
+        ((after[0] - before[1]) / 1e3, (before[1] - kernels[0][0]) / 1e3, before[2][:50], after[2][:50])
+        for before, after in pairwise(kernels)
+    )[:-7:-1]
     kinds = Counter[str]()
     for name, share in shares.items():
         kind = next((k for k, parts in KINDS.items() if any(p in name.lower() for p in parts)), "others")
@@ -208,6 +220,7 @@ def profiled(call: Callable[[], None]) -> dict[str, Any]:
         "busy": round(sum(shares.values()), 3),
         "kinds": {kind: round(share, 3) for kind, share in kinds.most_common()},
         "longest": {name[:80]: round(share, 3) for name, share in shares.most_common(10)},
+        "gaps": [[round(at, 1), round(length, 1), before, after] for length, at, before, after in gaps],
     }
 
 
