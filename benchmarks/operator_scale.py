@@ -43,17 +43,17 @@ from tests.support.operator import TOKEN_KEY, Operator, operator, talking_traine
 from rlhf_api.crd import document
 from rlhf_api.manifest import parse
 from rlhf_api.run import replicas, roles_of
-from rlhf_operator.cluster.api import Api
-from rlhf_operator.cluster.api_error import ApiError
+from rlhf_operator.cluster.config.settings import Settings
 from rlhf_operator.cluster.manager import WORKERS
-from rlhf_operator.cluster.objects import companions, owned, token_secret
-from rlhf_operator.cluster.pinned import Pinned
-from rlhf_operator.cluster.pod import NewPod, build_pod
-from rlhf_operator.cluster.settings import Settings
-from rlhf_operator.cluster.snapshot import Job
-from rlhf_operator.cluster.trimmed import trimmed
-from rlhf_operator.condition import observed
-from rlhf_operator.job_status import first_status
+from rlhf_operator.cluster.objects.companions import companions, owned, token_secret
+from rlhf_operator.cluster.objects.pinned import Pinned
+from rlhf_operator.cluster.objects.pod import NewPod, build_pod
+from rlhf_operator.job.snapshot import Job
+from rlhf_operator.job.trimmed import trimmed
+from rlhf_operator.kube.api import Api
+from rlhf_operator.kube.api_error import ApiError
+from rlhf_operator.status.condition import observed
+from rlhf_operator.status.job_status import first_status
 
 SETTINGS = Settings(trainer_image="trainer", token_key=TOKEN_KEY.encode())
 CREATED = ("Pod", "RLHFJob", "Secret")

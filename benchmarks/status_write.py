@@ -27,8 +27,8 @@ from tests.modern.server import APPLY, Server, server
 
 from rlhf_api.crd import crd
 from rlhf_api.manifest import parse
-from rlhf_operator.condition import observed
-from rlhf_operator.job_status import first_status
+from rlhf_operator.status.condition import observed
+from rlhf_operator.status.job_status import first_status
 
 PATH = "/apis/rlhf.dev/v1alpha1/namespaces/default/rlhfjobs"
 RULES = "x-kubernetes-validations"

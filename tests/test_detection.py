@@ -16,14 +16,14 @@ from rlhf_api.roles import (
     Trainer,
 )
 from rlhf_api.spec import Checkpoint, Spec, Weights
-from rlhf_operator.cluster.conditions import SILENT_SECONDS
-from rlhf_operator.cluster.deadlines import MOVES_ON
-from rlhf_operator.cluster.lease import LEASE_SECONDS
-from rlhf_operator.cluster.pod_groups import LOST_SECONDS
-from rlhf_operator.cluster.tolerations import EVICTION_SECONDS
+from rlhf_operator.cluster.decide.conditions import SILENT_SECONDS
+from rlhf_operator.cluster.decide.deadlines import MOVES_ON
+from rlhf_operator.cluster.decide.pod_groups import LOST_SECONDS
+from rlhf_operator.cluster.objects.tolerations import EVICTION_SECONDS
+from rlhf_operator.kube.lease import LEASE_SECONDS
 from rlhf_operator.local.host import TICK_SECONDS
 from rlhf_operator.local.stopping import REMAIN_SECONDS
-from rlhf_operator.progress_deadline import TOLD_AT
+from rlhf_operator.supervision.progress_deadline import TOLD_AT
 from rlhf_trainer.dispatch.dispatch import LISTENING_SECONDS, TRIES
 from rlhf_trainer.engines.vllm.front.probes import CHANGE_SECONDS, HUNG_SECONDS
 from rlhf_trainer.engines.vllm.serve.watchdog import LINGER_SECONDS, POLL_SECONDS

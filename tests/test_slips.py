@@ -17,8 +17,8 @@ from rlhf_api.fields import places
 from rlhf_api.manifest import RLHFJob
 from rlhf_api.other_names import OTHER_NAMES
 from rlhf_operator import cli
+from rlhf_operator.kubectl import kubectl_main
 from rlhf_operator.local.modules import missing
-from rlhf_operator.verbs.main import kubectl_main
 
 SPEC: dict[str, Any] = {
     "algorithm": "grpo",

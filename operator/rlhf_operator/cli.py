@@ -12,15 +12,16 @@ from rlhf_api.experiments import experiments
 from rlhf_api.json_schema import manifest_schema
 from rlhf_api.manifest import composed, parse
 
-from . import plan_command, run_command
 from .archive import open_store, replay
-from .exits import ended, say
+from .commands import data
+from .commands import plan as plan_command
+from .commands import run as run_command
+from .console.exits import ended, say
+from .console.manifest_arguments import add_manifest, parsed
+from .console.subcommands import CommandParser, add_command
 from .graph import command as graph
-from .local import data
 from .local.processes import Command, local_command
-from .manifest_arguments import add_manifest, parsed
 from .selftest import command as selftest
-from .subcommands import CommandParser, add_command
 from .verbs.arguments import VERBS, add_verbs
 
 
@@ -29,7 +30,7 @@ def main(arguments: Sequence[str] | None = None, make: Command = local_command) 
     options = parsed(_parser(), arguments)
     if options.command in VERBS:
         # The Kubernetes client loads slowly, and `rlhf run` does not need it.
-        from .verbs.main import run
+        from .kubectl import run
 
         return run(options)
     if options.command == "run" and options.mode == "kubernetes":

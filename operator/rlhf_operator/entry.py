@@ -10,7 +10,7 @@ def rlhf() -> int:
 
 
 def kubectl_rlhf() -> int:
-    return _run("rlhf_operator.verbs.main", "kubectl_main")
+    return _run("rlhf_operator.kubectl", "kubectl_main")
 
 
 def _run(module: str, function: str) -> int:

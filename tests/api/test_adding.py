@@ -89,12 +89,12 @@ from rlhf_api.manifest import parse
 from rlhf_api.resources import gpus_each, plan
 from rlhf_api.roles import Role
 from rlhf_api.run import Process, RunConfig, command, roles_of
-from rlhf_operator.cluster.pinned import Pinned
-from rlhf_operator.cluster.pod import NewPod, build_pod
-from rlhf_operator.cluster.settings import Settings
+from rlhf_operator.cluster.objects.pinned import Pinned
+from rlhf_operator.cluster.objects.pod import NewPod, build_pod
+from rlhf_operator.cluster.config.settings import Settings
 from rlhf_operator.local.ports import place
-from rlhf_operator.restart_policy import decide
-from rlhf_operator.process_state import ProcessState
+from rlhf_operator.supervision.restart_policy import decide
+from rlhf_operator.supervision.process_state import ProcessState
 from rlhf_trainer.process.settings import frozen_source
 
 job = parse({

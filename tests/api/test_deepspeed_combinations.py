@@ -6,7 +6,7 @@ from tests.api.manifests import job
 from rlhf_api.problems import InvalidJob
 from rlhf_api.unread import without_effect
 from rlhf_api.zero import Zero
-from rlhf_operator.plan_table import plan_lines
+from rlhf_operator.commands.plan_table import plan_lines
 
 AT = "spec.trainer.deepspeed"
 BF16 = f"{AT}.bf16={{enabled: true, bf16_master_weights_and_grads: true}}"

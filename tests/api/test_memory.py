@@ -23,7 +23,7 @@ from rlhf_api.memory import Trained, trainer
 from rlhf_api.parameters import Shape
 from rlhf_api.problems import InvalidJob
 from rlhf_api.zero import Zero, kept, reducing, stepping
-from rlhf_operator.plan_table import plan_lines
+from rlhf_operator.commands.plan_table import plan_lines
 
 PAGE = Path(__file__).parents[2] / "docs" / "memory.md"
 # dtype, stage, ranks: bytes of each parameter that a model keeps, as torch.cuda saw them on H200s

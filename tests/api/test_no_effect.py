@@ -12,7 +12,7 @@ from rlhf_api.manifest import from_cluster
 from rlhf_api.problems import InvalidJob
 from rlhf_api.runtime import parse_runtime, with_runtime
 from rlhf_api.unread import without_effect
-from rlhf_operator.plan_table import plan_lines
+from rlhf_operator.commands.plan_table import plan_lines
 
 SFT = ("spec.algorithm=sft", "spec.ppo={}")
 GRPO = ("spec.algorithm=grpo", "spec.ppo={}", "spec.grpo.minibatchSize=8", "spec.sampling.answersPerPrompt=2")

@@ -12,7 +12,7 @@ from rlhf_api.resources import plan, problems
 from rlhf_api.roles import Role
 from rlhf_api.sizes import Size
 from rlhf_operator.cli import main
-from rlhf_operator.plan_table import plan_lines
+from rlhf_operator.commands.plan_table import plan_lines
 
 # overrides, role, pods, GPUs, how the memory's text begins and what else it says
 PLANS = [

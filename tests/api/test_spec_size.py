@@ -9,9 +9,9 @@ from rlhf_api import spec_size
 from rlhf_api.manifest import from_cluster, parse
 from rlhf_api.problems import InvalidJob
 from rlhf_api.runtime import parse_runtime
-from rlhf_operator.cluster.settings import Settings
-from rlhf_operator.cluster.trimmed import trimmed
-from rlhf_operator.cluster.webhook import review
+from rlhf_operator.cluster.config.settings import Settings
+from rlhf_operator.cluster.serve.webhook import review
+from rlhf_operator.job.trimmed import trimmed
 
 
 def large(most: int, **metadata: object) -> dict:

@@ -12,11 +12,11 @@ from tests.support.helm import CHART, HelmError, Loader, helm, render, the
 
 from rlhf_api.crd import RUNTIMES, crd, definition
 from rlhf_api.manifest import parse
-from rlhf_operator.cluster.limits import Limits
-from rlhf_operator.cluster.names import common_labels
-from rlhf_operator.cluster.objects import companions
-from rlhf_operator.cluster.pinned import Pinned
-from rlhf_operator.cluster.settings import Defaults, Settings
+from rlhf_operator.cluster.config.limits import Limits
+from rlhf_operator.cluster.config.settings import Defaults, Settings
+from rlhf_operator.cluster.objects.companions import companions
+from rlhf_operator.cluster.objects.pinned import Pinned
+from rlhf_operator.job.names import common_labels
 
 SYSTEM = "rlhf-system"
 OPERATOR = {"app.kubernetes.io/name": "rlhf-operator", "app.kubernetes.io/component": "operator"}

@@ -16,11 +16,11 @@ from tests.chart.running import JOB, KEY, RUNNING, samples
 from tests.support.helm import render, the
 from tests.support.ports import free_port
 
-from rlhf_operator.cluster import probes
-from rlhf_operator.cluster.api_error import ApiError
-from rlhf_operator.cluster.metrics_access import Review
-from rlhf_operator.cluster.settings import Settings
+from rlhf_operator.cluster.config.settings import Settings
+from rlhf_operator.cluster.serve import probes
+from rlhf_operator.cluster.serve.metrics_access import Review
 from rlhf_operator.cluster.telemetry import Telemetry
+from rlhf_operator.kube.api_error import ApiError
 from rlhf_operator.local.ports import HOST
 
 

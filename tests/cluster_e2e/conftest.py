@@ -17,7 +17,7 @@ from tests.support.installed import JOBS, SYSTEM, install, uninstall, volume
 from tests.support.kube import kubectl, new_namespace
 from tests.support.operator import Jobs
 
-from rlhf_operator.cluster.pod import USER
+from rlhf_operator.cluster.objects.pod import USER
 
 ROOT = Path(__file__).parents[2]
 

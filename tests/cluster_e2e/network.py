@@ -7,7 +7,7 @@ from tests.support.installed import MONITORING, PROMETHEUS
 from tests.support.kube import eventually, kubectl, new_namespace
 from tests.support.operator import Jobs
 
-from rlhf_operator.cluster.ports import PORT
+from rlhf_operator.job.ports import PORT
 
 LISTENING = """
 import json, psutil

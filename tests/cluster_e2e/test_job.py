@@ -15,7 +15,7 @@ from tests.support.installed import JOBS, SYSTEM, workspace
 from tests.support.kube import eventually, get, kubectl
 from tests.support.operator import Jobs
 
-from rlhf_operator.cluster.names import token_name
+from rlhf_operator.job.names import token_name
 
 ROOT = Path(__file__).parents[2]
 START_S, RUN_S = 240.0, 420.0

@@ -49,7 +49,7 @@ def manifest(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def start(jobs: Jobs, manifest: Path, *arguments: str) -> subprocess.Popen[str]:
-    main = "import sys; from rlhf_operator.verbs.main import kubectl_main; sys.exit(kubectl_main())"
+    main = "import sys; from rlhf_operator.kubectl import kubectl_main; sys.exit(kubectl_main())"
     flags = (f"--kubeconfig={jobs.kubeconfig}", "-n", JOBS)
     return subprocess.Popen(
         [sys.executable, "-c", main, "selftest", str(manifest), *arguments, *flags],

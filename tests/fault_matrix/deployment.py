@@ -24,7 +24,7 @@ from tests.support.kube import kubectl
 from tests.support.models import tiny_model
 from tests.support.operator import Jobs
 
-from rlhf_operator.cluster.pod import USER
+from rlhf_operator.cluster.objects.pod import USER
 
 HOOK = "hook"
 

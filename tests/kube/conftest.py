@@ -16,7 +16,7 @@ from tests.support.kube import eventually, kubectl, new_namespace
 
 from rlhf_api.crd import RUNTIMES, document
 from rlhf_api.manifest import KIND
-from rlhf_operator import budget
+from rlhf_operator.supervision import budget
 
 
 @pytest.fixture(scope="session", name="control_plane")

@@ -7,14 +7,14 @@ from typing import Any, Protocol
 
 from tests.kube.jobs import PPO
 
-from rlhf_operator.cluster import resync
-from rlhf_operator.cluster.api import Api
-from rlhf_operator.cluster.cache import COMPANIONS, Cache
+from rlhf_operator.cluster.act.recorder import Recorder
+from rlhf_operator.cluster.config.settings import Settings
 from rlhf_operator.cluster.reconcile import Reconciler
-from rlhf_operator.cluster.recorder import Recorder
-from rlhf_operator.cluster.settings import Settings
 from rlhf_operator.cluster.telemetry import Telemetry
-from rlhf_operator.cluster.watch import kinds_served
+from rlhf_operator.cluster.watching import resync
+from rlhf_operator.cluster.watching.cache import COMPANIONS, Cache
+from rlhf_operator.cluster.watching.watch import kinds_served
+from rlhf_operator.kube.api import Api
 
 
 class Operators(Protocol):

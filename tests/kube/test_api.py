@@ -10,9 +10,9 @@ from aiohttp import web
 from kubernetes.aio.client.configuration import Configuration
 from tests.support.cluster import Cluster
 
-from rlhf_operator.cluster import api as module
-from rlhf_operator.cluster.api import Api
-from rlhf_operator.cluster.api_error import ApiError
+from rlhf_operator.kube import api as module
+from rlhf_operator.kube.api import Api
+from rlhf_operator.kube.api_error import ApiError
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from rlhf_operator.cluster.background_loop import BackgroundLoop
+from rlhf_operator.cluster.watching.background_loop import BackgroundLoop
 
 
 def test_what_still_runs_at_the_end_is_cancelled() -> None:

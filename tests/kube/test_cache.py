@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from rlhf_operator.cluster.api import Api
-from rlhf_operator.cluster.cache import Cache
-from rlhf_operator.cluster.deletion_watch import DeletionWatch
-from rlhf_operator.cluster.pod_status import seconds
-from rlhf_operator.cluster.resync import overdue, sweep
-from rlhf_operator.cluster.snapshot import Pod
-from rlhf_operator.cluster.trimmed import trimmed
+from rlhf_operator.cluster.observe.deletion_watch import DeletionWatch
+from rlhf_operator.cluster.watching.cache import Cache
+from rlhf_operator.cluster.watching.resync import overdue, sweep
+from rlhf_operator.job.pod_status import seconds
+from rlhf_operator.job.snapshot import Pod
+from rlhf_operator.job.trimmed import trimmed
+from rlhf_operator.kube.api import Api
 
 KEY = ("team", "ppo")
 

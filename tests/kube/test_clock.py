@@ -6,7 +6,7 @@ from email.utils import formatdate
 import pytest
 from tests.kube.hands import Hands, Operators, job
 
-from rlhf_operator.cluster.clock import ServerClock
+from rlhf_operator.kube.clock import ServerClock
 
 pytestmark = pytest.mark.usefixtures("crd")
 HOUR = 3600.0

@@ -15,7 +15,7 @@ from tests.kube.schedulers import VOLCANO
 from tests.support.cluster import Cluster
 from tests.support.kube import kubectl
 
-from rlhf_operator.cluster.api_error import ApiError
+from rlhf_operator.kube.api_error import ApiError
 
 pytestmark = pytest.mark.usefixtures("crd")
 RELEASE_0_1 = json.loads((Path(__file__).parents[1] / "reconcile" / "release-0.1.0.json").read_text())

@@ -16,7 +16,7 @@ from tests.support.operator import Jobs
 from tests.verbs.command import Verbs
 from tests.verbs.kubelet import Kubelet, kubelet
 
-from rlhf_operator.cluster.names import INDEX, JOB, ROLE
+from rlhf_operator.job.names import INDEX, JOB, ROLE
 
 pytestmark = pytest.mark.usefixtures("crd")
 

@@ -11,7 +11,7 @@ from tests.kube.jobs import PODS
 from tests.support.cluster import Cluster
 from tests.support.kube import kubectl
 
-from rlhf_operator.cluster.watch import watch
+from rlhf_operator.cluster.watching.watch import watch
 
 pytestmark = pytest.mark.usefixtures("crd", "python_as_it_starts")
 LEVELS = 9_000

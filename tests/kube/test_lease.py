@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 from tests.support.cluster import Cluster, ControlPlane
 
-from rlhf_operator.cluster import lease as module
-from rlhf_operator.cluster.api import Api
-from rlhf_operator.cluster.lease import NAME, Lease, LeaseLost
+from rlhf_operator.kube import lease as module
+from rlhf_operator.kube.api import Api
+from rlhf_operator.kube.lease import NAME, Lease, LeaseLost
 
 LEASE, LEAD = 5.0, 4.0
 Body = Callable[[Api], Awaitable[None]]

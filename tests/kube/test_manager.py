@@ -20,17 +20,17 @@ from tests.support.cluster import Cluster
 from tests.support.kube import kubectl, new_namespace
 from tests.support.proxy import proxied
 
-from rlhf_operator.cluster import logs
 from rlhf_operator.cluster import manager as module
-from rlhf_operator.cluster.api import Api, Key
-from rlhf_operator.cluster.api_error import ApiError
-from rlhf_operator.cluster.cache import Cache
-from rlhf_operator.cluster.describe import Event
-from rlhf_operator.cluster.lease import NAME, LeaseLost
+from rlhf_operator.cluster.act.recorder import Recorder
+from rlhf_operator.cluster.config.settings import Settings
+from rlhf_operator.cluster.decide.describe import Event
 from rlhf_operator.cluster.manager import Process
-from rlhf_operator.cluster.recorder import Recorder
-from rlhf_operator.cluster.settings import Settings
+from rlhf_operator.cluster.serve import logs
 from rlhf_operator.cluster.telemetry import Telemetry
+from rlhf_operator.cluster.watching.cache import Cache
+from rlhf_operator.kube.api import Api, Key
+from rlhf_operator.kube.api_error import ApiError
+from rlhf_operator.kube.lease import NAME, LeaseLost
 
 pytestmark = pytest.mark.usefixtures("crd")
 LABELS = {"app.kubernetes.io/managed-by": "rlhf-operator", "rlhf.dev/job": "ppo"}

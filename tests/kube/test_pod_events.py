@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tests.kube.hands import Hands, Operators, job
 
-from rlhf_operator.cluster import pod_events
-from rlhf_operator.cluster.pages import Body, Keep
+from rlhf_operator.cluster.observe import pod_events
+from rlhf_operator.kube.pages import Body, Keep
 
 pytestmark = pytest.mark.usefixtures("crd")
 SAID = 'MountVolume.SetUp failed for volume "keys" : secret "wandb-key" not found'

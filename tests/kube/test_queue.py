@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from rlhf_operator.cluster.queue import Queue
+from rlhf_operator.cluster.watching.queue import Queue
 
 A, B, C = ("ns", "a"), ("ns", "b"), ("ns", "c")
 

@@ -2,7 +2,7 @@
 
 import itertools
 
-from rlhf_operator.cluster.queue import Queue
+from rlhf_operator.cluster.watching.queue import Queue
 
 CROWD = [("crowded", str(i)) for i in range(2_000)]
 ONE, TWO = ("quiet", "one"), ("quiet", "two")

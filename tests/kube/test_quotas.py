@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from tests.kube.hands import Hands, Operators, job
 
-from rlhf_operator.cluster import refusal
-from rlhf_operator.cluster.api_error import ApiError
+from rlhf_operator.cluster.decide import refusal
+from rlhf_operator.kube.api_error import ApiError
 
 pytestmark = pytest.mark.usefixtures("crd")
 ROOM, GENERATORS = 6, 100

@@ -12,7 +12,7 @@ from tests.kube.jobs import PODS
 from tests.support.cluster import Cluster
 from tests.support.kube import KubectlError, eventually, get, kubectl
 
-from rlhf_operator.cluster import status_writer
+from rlhf_operator.cluster.act import status_writer
 
 pytestmark = pytest.mark.usefixtures("crd")
 NAME = "rlhfjobs.rlhf.dev"

@@ -6,9 +6,9 @@ import pytest
 from tests.kube.hands import Hands, Operators, job
 from tests.kube.jobs import PODS
 
-from rlhf_operator.cluster.api_error import ApiError
-from rlhf_operator.cluster.limits import Limits
-from rlhf_operator.cluster.names import QUEUE
+from rlhf_operator.cluster.config.limits import Limits
+from rlhf_operator.job.names import QUEUE
+from rlhf_operator.kube.api_error import ApiError
 
 pytestmark = pytest.mark.usefixtures("crd", "kueue")
 REQUIRED = Limits.model_validate({"requireQueue": True})

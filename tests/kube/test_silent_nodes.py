@@ -13,7 +13,7 @@ from tests.kube.jobs import ppo
 from tests.support.cluster import Cluster
 from tests.support.kube import eventually, get, kubectl
 
-from rlhf_operator.cluster import tolerations
+from rlhf_operator.cluster.objects import tolerations
 
 pytestmark = pytest.mark.usefixtures("crd")
 POD = "ppo-generator-0"

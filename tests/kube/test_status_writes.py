@@ -7,7 +7,7 @@ from tests.kube.hands import Hands, Operators, job
 from tests.support.cluster import Cluster
 from tests.support.kube import kubectl
 
-from rlhf_operator.cluster.api_error import ApiError
+from rlhf_operator.kube.api_error import ApiError
 
 pytestmark = pytest.mark.usefixtures("crd")
 

@@ -12,9 +12,9 @@ from tests.kube.schedulers import KUEUE, VOLCANO
 from tests.support.cluster import Cluster
 from tests.support.kube import kubectl
 
-from rlhf_operator.cluster.api_error import ApiError
-from rlhf_operator.cluster.kinds import body_path, kind_of
-from rlhf_operator.cluster.names import QUEUE
+from rlhf_operator.job.names import QUEUE
+from rlhf_operator.kube.api_error import ApiError
+from rlhf_operator.kube.kinds import body_path, kind_of
 
 PORTS = [{"port": 80}]
 GANG = ("scheduling.volcano.sh/v1beta1", "PodGroup")

@@ -8,8 +8,8 @@ from aiohttp import web
 from tests.kube.hands import Hands, Operators, job
 from tests.reconcile.test_trainer_client import REPORT, serving
 
-from rlhf_operator.cluster.objects import owned, token, token_secret
-from rlhf_operator.cluster.snapshot import Job
+from rlhf_operator.cluster.objects.companions import owned, token, token_secret
+from rlhf_operator.job.snapshot import Job
 
 pytestmark = pytest.mark.usefixtures("crd")
 NEW, FORMER = b"n" * 32, b"f" * 32

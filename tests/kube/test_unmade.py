@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.kube.hands import Hands, Operators, job
 
-from rlhf_operator.cluster.api_error import ApiError
+from rlhf_operator.kube.api_error import ApiError
 
 pytestmark = pytest.mark.usefixtures("crd")
 

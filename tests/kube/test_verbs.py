@@ -294,7 +294,7 @@ def test_kubectl_runs_it_as_its_own(control_plane: Cluster, running: Jobs, tmp_p
     """With kubectl's kubeconfig, context and namespace."""
     plugin = tmp_path / "kubectl-rlhf"
     plugin.write_text(
-        f"#!{sys.executable}\nimport sys\nfrom rlhf_operator.verbs.main import kubectl_main\nsys.exit(kubectl_main())\n"
+        f"#!{sys.executable}\nimport sys\nfrom rlhf_operator.kubectl import kubectl_main\nsys.exit(kubectl_main())\n"
     )
     plugin.chmod(0o755)
     path = os.pathsep.join([str(tmp_path), str(Path(sys.executable).parent), os.environ["PATH"]])

@@ -14,12 +14,12 @@ from tests.kube.jobs import PPO
 from tests.support.cluster import Cluster, ControlPlane
 from tests.support.kube import kubectl
 
-from rlhf_operator.cluster import watch as module
-from rlhf_operator.cluster.api import Api
-from rlhf_operator.cluster.api_error import ApiError
-from rlhf_operator.cluster.cache import Cache
-from rlhf_operator.cluster.resync import fill, sweep
-from rlhf_operator.cluster.watch import kinds_served, watch
+from rlhf_operator.cluster.watching import watch as module
+from rlhf_operator.cluster.watching.cache import Cache
+from rlhf_operator.cluster.watching.resync import fill, sweep
+from rlhf_operator.cluster.watching.watch import kinds_served, watch
+from rlhf_operator.kube.api import Api
+from rlhf_operator.kube.api_error import ApiError
 
 pytestmark = pytest.mark.usefixtures("crd")
 KINDS = ["RLHFJob", "Pod"]

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from tests.kube.hands import Hands, Operators, job
 
-from rlhf_operator.cluster.kinds import KINDS
-from rlhf_operator.cluster.names import QUEUE
+from rlhf_operator.job.names import QUEUE
+from rlhf_operator.kube.kinds import KINDS
 
 pytestmark = pytest.mark.usefixtures("crd", "kueue")
 JOB = "/apis/rlhf.dev/v1alpha1/namespaces/{}/rlhfjobs/ppo"

@@ -14,20 +14,20 @@ from rlhf_api.problems import InvalidJob
 from rlhf_api.report import TrainerStatus
 from rlhf_api.roles import Role
 from rlhf_api.run import Process, RunConfig, command, environment, replicas, roles_of
-from rlhf_operator import plan_command
-from rlhf_operator.budget import Restarts, left
-from rlhf_operator.cluster.autoscale import needed
-from rlhf_operator.cluster.desired_reader import DesiredReader
-from rlhf_operator.cluster.gangs import members
-from rlhf_operator.cluster.objects import companions
-from rlhf_operator.cluster.pinned import Pinned
-from rlhf_operator.cluster.pod import NewPod, build_pod
-from rlhf_operator.cluster.snapshot import Job
-from rlhf_operator.manifest_arguments import with_runtime_of
-from rlhf_operator.plan_table import plan_lines
-from rlhf_operator.process_state import Ended, ProcessState
-from rlhf_operator.progress_deadline import silence
-from rlhf_operator.restart_policy import decide
+from rlhf_operator.cluster.decide.autoscale import needed
+from rlhf_operator.cluster.objects.companions import companions
+from rlhf_operator.cluster.objects.gangs import members
+from rlhf_operator.cluster.objects.pinned import Pinned
+from rlhf_operator.cluster.objects.pod import NewPod, build_pod
+from rlhf_operator.cluster.observe.desired_reader import DesiredReader
+from rlhf_operator.commands import plan as plan_command
+from rlhf_operator.commands.plan_table import plan_lines
+from rlhf_operator.console.manifest_arguments import with_runtime_of
+from rlhf_operator.job.snapshot import Job
+from rlhf_operator.supervision.budget import Restarts, left
+from rlhf_operator.supervision.process_state import Ended, ProcessState
+from rlhf_operator.supervision.progress_deadline import silence
+from rlhf_operator.supervision.restart_policy import decide
 
 HOUR, WINDOW = 3600.0, 2000.0
 

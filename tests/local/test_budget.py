@@ -6,7 +6,7 @@ from tests.api.manifests import document, job
 from rlhf_api.manifest import parse
 from rlhf_api.problems import InvalidJob
 from rlhf_api.roles import Role
-from rlhf_operator.budget import Restarts, left, one_more, totals
+from rlhf_operator.supervision.budget import Restarts, left, one_more, totals
 
 R = Role.REWARD
 SPEC = job("spec.reward.backoffWindowSeconds=100").spec

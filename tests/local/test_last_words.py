@@ -8,9 +8,9 @@ from tests.api.manifests import job
 
 from rlhf_api.report import TrainerStatus
 from rlhf_api.status import JobStatus
-from rlhf_operator.condition import condition
-from rlhf_operator.job_status import first_status, job_status
-from rlhf_operator.run_command import _conclude
+from rlhf_operator.commands.run import _conclude
+from rlhf_operator.status.condition import condition
+from rlhf_operator.status.job_status import first_status, job_status
 
 ROWS = "rows.jsonl: 2 of 9 rows are too long, 2 are left out (spec.data.overlong: drop)"
 

@@ -8,9 +8,9 @@ import pytest
 
 from rlhf_api.roles import LIVE_FAILURES, Role
 from rlhf_api.run import Process
-from rlhf_operator.control import ControlClient
 from rlhf_operator.local import liveness
 from rlhf_operator.local.processes import Supervised
+from rlhf_operator.supervision.role_client import ControlClient
 
 
 class Over(Exception):

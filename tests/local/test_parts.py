@@ -27,9 +27,6 @@ from rlhf_api.report import CheckpointStatus, TrainerStatus
 from rlhf_api.roles import Role
 from rlhf_api.run import Membership, Process, RunConfig
 from rlhf_operator.cli import main
-from rlhf_operator.control import ControlClient
-from rlhf_operator.exit_reasons import cause, exit_words, failure_type, telling_line
-from rlhf_operator.job_status import first_status, job_status
 from rlhf_operator.local import reaper, workdir
 from rlhf_operator.local.host import Host
 from rlhf_operator.local.metrics_server import check_port
@@ -38,7 +35,10 @@ from rlhf_operator.local.preflight import check_files, of_a_cluster
 from rlhf_operator.local.processes import Supervised, local_command
 from rlhf_operator.local.progress import Lines
 from rlhf_operator.local.trainer import Trainer
-from rlhf_operator.process_state import Ended, Finish, Kill, ProcessState
+from rlhf_operator.status.job_status import first_status, job_status
+from rlhf_operator.supervision.exit_reasons import cause, exit_words, failure_type, telling_line
+from rlhf_operator.supervision.process_state import Ended, Finish, Kill, ProcessState
+from rlhf_operator.supervision.role_client import ControlClient
 
 OOM = " for lack of memory (the kernel's count of out-of-memory kills rose by 1)"
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)

@@ -7,9 +7,9 @@ from tests.api.manifests import job
 
 from rlhf_api.roles import Role
 from rlhf_api.spec import Spec
-from rlhf_operator.budget import Restarts, one_more
-from rlhf_operator.process_state import Action, Ended, Finish, Kill, ProcessState, Start
-from rlhf_operator.restart_policy import decide
+from rlhf_operator.supervision.budget import Restarts, one_more
+from rlhf_operator.supervision.process_state import Action, Ended, Finish, Kill, ProcessState, Start
+from rlhf_operator.supervision.restart_policy import decide
 
 T, G, R, F = Role.TRAINER, Role.GENERATOR, Role.REWARD, Role.REFERENCE
 NOW = 1000.0

@@ -16,13 +16,13 @@ from tests.support.kube import eventually
 
 from rlhf_api.manifest import from_cluster
 from rlhf_api.spec import Spec
-from rlhf_operator.cluster.kueue import released, report, workload
-from rlhf_operator.cluster.names import QUEUE
-from rlhf_operator.cluster.objects import owned
-from rlhf_operator.cluster.pinned import Pinned
-from rlhf_operator.cluster.settings import Defaults
-from rlhf_operator.cluster.snapshot import Job
-from rlhf_operator.cluster.workload_priority import priority_fields
+from rlhf_operator.cluster.config.settings import Defaults
+from rlhf_operator.cluster.objects.companions import owned
+from rlhf_operator.cluster.objects.kueue import released, report, workload
+from rlhf_operator.cluster.objects.pinned import Pinned
+from rlhf_operator.cluster.objects.workload_priority import priority_fields
+from rlhf_operator.job.names import QUEUE
+from rlhf_operator.job.snapshot import Job
 
 STAMP = "2026-01-01T00:00:00Z"
 PATH = "/apis/kueue.x-k8s.io/v1beta2/namespaces/team/workloads"

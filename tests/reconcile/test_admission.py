@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from tests.reconcile.test_reconciler import KEY, Server, Story, tell
 
-from rlhf_operator import budget
-from rlhf_operator.cluster.api_error import ApiError
-from rlhf_operator.cluster.cache import Cache
-from rlhf_operator.cluster.names import QUEUE
+from rlhf_operator.cluster.watching.cache import Cache
+from rlhf_operator.job.names import QUEUE
+from rlhf_operator.kube.api_error import ApiError
+from rlhf_operator.supervision import budget
 
 Body = dict[str, Any]
 ROLES = ("trainer", "generator", "reward", "reference")

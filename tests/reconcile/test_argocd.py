@@ -8,9 +8,9 @@ from lupa.lua51 import LuaRuntime
 from tests.reconcile.test_stalled import unplaced
 from tests.reconcile.world import World, running
 
-from rlhf_operator.cluster.conditions import SILENT_SECONDS
-from rlhf_operator.cluster.desired import Wait
-from rlhf_operator.process_state import Finish
+from rlhf_operator.cluster.decide.conditions import SILENT_SECONDS
+from rlhf_operator.cluster.observe.desired import Wait
+from rlhf_operator.supervision.process_state import Finish
 
 SCRIPT = (Path(__file__).parents[2] / "docs" / "argocd-health.lua").read_text()
 LIBRARIES = ("string", "math", "io", "os", "debug", "coroutine")

@@ -9,7 +9,7 @@ from tests.api.manifests import job
 from tests.reconcile.world import World, running
 
 from rlhf_api.report import TrainerStatus
-from rlhf_operator.cluster.autoscale import needed
+from rlhf_operator.cluster.decide.autoscale import needed
 
 SCALE = "spec.generator.autoscale={minReplicas: 2, maxReplicas: 12, trainerIdle: 0.2}"
 AHEAD = ("spec.rollout.maxStaleness=2", "spec.sampling={maxNewTokens: 64}")

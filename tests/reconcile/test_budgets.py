@@ -6,8 +6,8 @@ import pytest
 from tests.reconcile.world import World, reasons, running, stamp
 
 from rlhf_api.roles import Role
-from rlhf_operator.cluster.snapshot import Pod
-from rlhf_operator.cluster.trimmed import trimmed
+from rlhf_operator.job.snapshot import Pod
+from rlhf_operator.job.trimmed import trimmed
 
 EVICTED = {"phase": "Failed", "reason": "Evicted", "message": "node was low on memory"}
 

@@ -10,15 +10,15 @@ import pytest
 from tests.reconcile.world import World
 
 from rlhf_api.spec_size import size
-from rlhf_operator.cluster import desired, desired_reader
-from rlhf_operator.cluster.api_error import ApiError
-from rlhf_operator.cluster.desired import Desired
-from rlhf_operator.cluster.desired_reader import DesiredReader
-from rlhf_operator.cluster.limits import Limits
-from rlhf_operator.cluster.pinned import UnreadableConfig
-from rlhf_operator.cluster.settings import Settings
-from rlhf_operator.cluster.snapshot import Pod
-from rlhf_operator.cluster.trimmed import trimmed
+from rlhf_operator.cluster.config.limits import Limits
+from rlhf_operator.cluster.config.settings import Settings
+from rlhf_operator.cluster.objects.pinned import UnreadableConfig
+from rlhf_operator.cluster.observe import desired, desired_reader
+from rlhf_operator.cluster.observe.desired import Desired
+from rlhf_operator.cluster.observe.desired_reader import DesiredReader
+from rlhf_operator.job.snapshot import Pod
+from rlhf_operator.job.trimmed import trimmed
+from rlhf_operator.kube.api_error import ApiError
 
 SETTINGS = Settings(trainer_image="trainer:1", token_key=b"k" * 32)
 

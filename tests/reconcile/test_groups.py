@@ -8,17 +8,17 @@ from tests.reconcile.world import TODAY, F, R, T, World, names, reasons, running
 
 from rlhf_api.resources import plan as resource_plan
 from rlhf_api.roles import Role
-from rlhf_operator.cluster.consequences import KILL_SECONDS
-from rlhf_operator.cluster.gangs import members as gang_members
-from rlhf_operator.cluster.kueue import workload
-from rlhf_operator.cluster.names import RANK
-from rlhf_operator.cluster.pinned import Pinned
-from rlhf_operator.cluster.placement import placed
-from rlhf_operator.cluster.pod import NewPod, build_pod
-from rlhf_operator.cluster.pod_groups import membership, sort
-from rlhf_operator.cluster.snapshot import Pod, is_marked
-from rlhf_operator.cluster.trimmed import trimmed
-from rlhf_operator.cluster.usage import held
+from rlhf_operator.cluster.decide.consequences import KILL_SECONDS
+from rlhf_operator.cluster.decide.pod_groups import membership, sort
+from rlhf_operator.cluster.decide.usage import held
+from rlhf_operator.cluster.objects.gangs import members as gang_members
+from rlhf_operator.cluster.objects.kueue import workload
+from rlhf_operator.cluster.objects.pinned import Pinned
+from rlhf_operator.cluster.objects.placement import placed
+from rlhf_operator.cluster.objects.pod import NewPod, build_pod
+from rlhf_operator.job.names import RANK
+from rlhf_operator.job.snapshot import Pod, is_marked
+from rlhf_operator.job.trimmed import trimmed
 
 G = Role.GENERATOR
 PAIRS = ("spec.generator={replicas: 2, tensorParallelSize: 2, podsPerReplica: 2}",)

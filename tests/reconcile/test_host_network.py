@@ -7,12 +7,12 @@ from tests.api.manifests import job
 from tests.reconcile.world import TODAY, World
 
 from rlhf_api.roles import Role
-from rlhf_operator.cluster.pinned import Pinned
-from rlhf_operator.cluster.pod import NewPod, build_pod
-from rlhf_operator.cluster.pod_groups import membership, sort
-from rlhf_operator.cluster.ports import HOST_PORTS
-from rlhf_operator.cluster.snapshot import Pod
-from rlhf_operator.cluster.trimmed import trimmed
+from rlhf_operator.cluster.decide.pod_groups import membership, sort
+from rlhf_operator.cluster.objects.pinned import Pinned
+from rlhf_operator.cluster.objects.pod import NewPod, build_pod
+from rlhf_operator.job.ports import HOST_PORTS
+from rlhf_operator.job.snapshot import Pod
+from rlhf_operator.job.trimmed import trimmed
 
 HOST_NETWORK = "spec.pods.template={spec: {hostNetwork: true}}"
 ON_TWO_NODES = ("spec.trainer.replicas=2", "spec.generator.replicas=8")

@@ -7,14 +7,14 @@ from tests.reconcile.world import World
 
 from rlhf_api.manifest import from_cluster
 from rlhf_api.roles import Role
-from rlhf_operator.cluster.desired import wanted
-from rlhf_operator.cluster.kueue import deactivated, quota, released, report, workload
-from rlhf_operator.cluster.names import CONFIG, PRIORITY, QUEUE
-from rlhf_operator.cluster.pinned import Pinned
-from rlhf_operator.cluster.placement import flavors, placed, topology_request
-from rlhf_operator.cluster.settings import Defaults
-from rlhf_operator.cluster.snapshot import Job
-from rlhf_operator.cluster.workload_priority import priority_class, priority_fields
+from rlhf_operator.cluster.config.settings import Defaults
+from rlhf_operator.cluster.objects.kueue import deactivated, quota, released, report, workload
+from rlhf_operator.cluster.objects.pinned import Pinned
+from rlhf_operator.cluster.objects.placement import flavors, placed, topology_request
+from rlhf_operator.cluster.objects.workload_priority import priority_class, priority_fields
+from rlhf_operator.cluster.observe.desired import wanted
+from rlhf_operator.job.names import CONFIG, PRIORITY, QUEUE
+from rlhf_operator.job.snapshot import Job
 
 STAMP = "2026-01-01T00:00:00Z"
 

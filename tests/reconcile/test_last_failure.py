@@ -5,9 +5,9 @@ import datetime
 import pytest
 from tests.reconcile.world import Role, World, running
 
-from rlhf_operator.cluster.node_avoidance import AVOID_SECONDS
-from rlhf_operator.cluster.snapshot import Pod
-from rlhf_operator.cluster.trimmed import trimmed
+from rlhf_operator.cluster.objects.node_avoidance import AVOID_SECONDS
+from rlhf_operator.job.snapshot import Pod
+from rlhf_operator.job.trimmed import trimmed
 
 TRACE = 'Traceback (most recent call last):\n  File "a.py", line 1, in step\nRuntimeError: the bottom'
 

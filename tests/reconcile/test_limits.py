@@ -9,8 +9,8 @@ from tests.support.limits import ALLOWED, LIMITS, REFUSED, template
 
 from rlhf_api.problems import MOST
 from rlhf_api.roles import Role
-from rlhf_operator.cluster.limits import Limits
-from rlhf_operator.cluster.settings import Settings
+from rlhf_operator.cluster.config.limits import Limits
+from rlhf_operator.cluster.config.settings import Settings
 
 LIMITED = Limits.model_validate_json(json.dumps(LIMITS))
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlhf_operator.cluster import logs
+from rlhf_operator.cluster.serve import logs
 
 pytestmark = pytest.mark.usefixtures("log_as_it_was")
 FORGED = "2026-01-01T00:00:00.000+00:00 INFO [kube-system/other] deleted"

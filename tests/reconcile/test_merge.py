@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlhf_operator.cluster.merge import merge
+from rlhf_operator.cluster.objects.merge import merge
 
 CONTAINER = {"name": "role", "image": "a", "env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}]}
 BASE = {"spec": {"containers": [CONTAINER], "tolerations": [{"key": "a"}], "nodeSelector": {"x": "1"}}}

@@ -7,8 +7,8 @@ from tests.reconcile.world import TODAY, running
 from rlhf_api.manifest import from_cluster
 from rlhf_api.problems import InvalidJob
 from rlhf_api.roles import Role
-from rlhf_operator.cluster.pinned import Pinned
-from rlhf_operator.cluster.pod import NewPod, build_pod
+from rlhf_operator.cluster.objects.pinned import Pinned
+from rlhf_operator.cluster.objects.pod import NewPod, build_pod
 
 CLAIM = "spec.pods.volumes=[{name: models, mountPath: /models, claim: models}]"
 CACHE = "spec.pods.modelCache=/models/hub"

@@ -6,9 +6,9 @@ import tracemalloc
 
 import pytest
 
-from rlhf_operator.cluster.api import Api
-from rlhf_operator.cluster.api_error import ApiError
-from rlhf_operator.cluster.pages import Lines, Page
+from rlhf_operator.kube.api import Api
+from rlhf_operator.kube.api_error import ApiError
+from rlhf_operator.kube.pages import Lines, Page
 
 ODD = [
     {"kind": "RLHFJob", "note": '"items":[{"a":1}]', "n": 1e-6, "big": 10**20},

@@ -12,14 +12,14 @@ from tests.reconcile.world import TODAY, World, names, reasons, running
 from rlhf_api.manifest import load
 from rlhf_api.roles import Role
 from rlhf_api.run import RunConfig
-from rlhf_operator.cluster.desired import active_config, wanted
-from rlhf_operator.cluster.observed import Observed
-from rlhf_operator.cluster.pinned import Pinned, UnreadableConfig, defaults_of_0_1
-from rlhf_operator.cluster.plan import plan
-from rlhf_operator.cluster.pod import NewPod, build_pod
-from rlhf_operator.cluster.pod_process import RESUME_CONFIG, START_CONFIG
-from rlhf_operator.cluster.settings import Defaults
-from rlhf_operator.cluster.snapshot import Job, Pod
+from rlhf_operator.cluster.config.settings import Defaults
+from rlhf_operator.cluster.decide.plan import plan
+from rlhf_operator.cluster.objects.pinned import Pinned, UnreadableConfig, defaults_of_0_1
+from rlhf_operator.cluster.objects.pod import NewPod, build_pod
+from rlhf_operator.cluster.objects.pod_process import RESUME_CONFIG, START_CONFIG
+from rlhf_operator.cluster.observe.desired import active_config, wanted
+from rlhf_operator.cluster.observe.observed import Observed
+from rlhf_operator.job.snapshot import Job, Pod
 
 FILES = sorted((Path(__file__).parents[2] / "examples").rglob("*.yaml"))
 EXAMPLES = [file for file in FILES if "kind: RLHFJob\n" in file.read_text()]

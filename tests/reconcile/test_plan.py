@@ -9,10 +9,10 @@ from rlhf_api.report import HealthStatus, TrainerStatus
 from rlhf_api.roles import Role
 from rlhf_api.run import EXIT_INVALID
 from rlhf_api.status import JobStatus
-from rlhf_operator.cluster.pod_groups import LOST_SECONDS
-from rlhf_operator.cluster.snapshot import Pod
-from rlhf_operator.cluster.stopping import SIDECAR_SECONDS, SUSPEND_SECONDS, deleted
-from rlhf_operator.process_state import Finish
+from rlhf_operator.cluster.decide.pod_groups import LOST_SECONDS
+from rlhf_operator.cluster.decide.stopping import SIDECAR_SECONDS, SUSPEND_SECONDS, deleted
+from rlhf_operator.job.snapshot import Pod
+from rlhf_operator.supervision.process_state import Finish
 
 TWO = "spec.trainer.replicas=2"
 

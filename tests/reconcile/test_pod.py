@@ -11,13 +11,13 @@ from rlhf_api import spec_size
 from rlhf_api.problems import InvalidJob
 from rlhf_api.roles import Role
 from rlhf_api.run import RunConfig, places, roles_of
-from rlhf_operator.cluster.gangs import members
-from rlhf_operator.cluster.objects import companions, owned, token, token_secret
-from rlhf_operator.cluster.pinned import Pinned
-from rlhf_operator.cluster.pod import NewPod, build_pod
-from rlhf_operator.cluster.ports import PORT
-from rlhf_operator.cluster.settings import Settings
-from rlhf_operator.cluster.snapshot import Job
+from rlhf_operator.cluster.config.settings import Settings
+from rlhf_operator.cluster.objects.companions import companions, owned, token, token_secret
+from rlhf_operator.cluster.objects.gangs import members
+from rlhf_operator.cluster.objects.pinned import Pinned
+from rlhf_operator.cluster.objects.pod import NewPod, build_pod
+from rlhf_operator.job.ports import PORT
+from rlhf_operator.job.snapshot import Job
 
 SETTINGS = Settings(trainer_image="trainer:1", token_key=b"k" * 32, workspace_claim="shared")
 EVERYTHING = (

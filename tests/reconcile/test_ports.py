@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from rlhf_operator.cluster.__main__ import EXIT_SETTINGS
-from rlhf_operator.cluster.settings import Settings
+from rlhf_operator.cluster.config.settings import Settings
 
 NEEDED = {"RLHF_TOKEN_KEY": "k" * 32, "RLHF_TRAINER_IMAGE": "i"}
 

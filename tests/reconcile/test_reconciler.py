@@ -12,19 +12,21 @@ import pytest
 from tests.api.manifests import document
 
 from rlhf_api import spec_size
-from rlhf_operator import budget
-from rlhf_operator.cluster import desired, pod_client, pod_groups
 from rlhf_operator.cluster import reconcile as module
-from rlhf_operator.cluster.api import Api
-from rlhf_operator.cluster.api_error import ApiError
-from rlhf_operator.cluster.cache import Cache
-from rlhf_operator.cluster.clock import ServerClock
-from rlhf_operator.cluster.names import MANAGED_BY
+from rlhf_operator.cluster.act import pod_client
+from rlhf_operator.cluster.act.recorder import Recorder
+from rlhf_operator.cluster.config.settings import Settings
+from rlhf_operator.cluster.decide import pod_groups
+from rlhf_operator.cluster.decide.stopping import ASK_AGAIN_SECONDS
+from rlhf_operator.cluster.observe import desired
 from rlhf_operator.cluster.reconcile import Reconciler
-from rlhf_operator.cluster.recorder import Recorder
-from rlhf_operator.cluster.settings import Settings
-from rlhf_operator.cluster.stopping import ASK_AGAIN_SECONDS
 from rlhf_operator.cluster.telemetry import Telemetry
+from rlhf_operator.cluster.watching.cache import Cache
+from rlhf_operator.job.names import MANAGED_BY
+from rlhf_operator.kube.api import Api
+from rlhf_operator.kube.api_error import ApiError
+from rlhf_operator.kube.clock import ServerClock
+from rlhf_operator.supervision import budget
 
 KEY = ("ns", "job")
 Body = dict[str, Any]

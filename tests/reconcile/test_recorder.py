@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from rlhf_operator.cluster import recorder as module
-from rlhf_operator.cluster.api import Api
-from rlhf_operator.cluster.clock import ServerClock
-from rlhf_operator.cluster.describe import Event
-from rlhf_operator.cluster.recorder import Recorder
+from rlhf_operator.cluster.act import recorder as module
+from rlhf_operator.cluster.act.recorder import Recorder
+from rlhf_operator.cluster.decide.describe import Event
+from rlhf_operator.kube.api import Api
+from rlhf_operator.kube.clock import ServerClock
 
 JOB = {
     "apiVersion": "rlhf.dev/v1alpha1",

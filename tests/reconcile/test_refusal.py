@@ -4,13 +4,13 @@ import pytest
 from tests.reconcile.world import World, names, reasons, running
 
 from rlhf_api.report import CheckpointStatus, TrainerStatus
-from rlhf_operator.cluster.api_error import ApiError
-from rlhf_operator.cluster.limits import Limits
-from rlhf_operator.cluster.pod_groups import LOST_SECONDS
-from rlhf_operator.cluster.refusal import by_server
-from rlhf_operator.cluster.stopping import ASK_AGAIN_SECONDS
-from rlhf_operator.condition import observed
-from rlhf_operator.process_state import Finish
+from rlhf_operator.cluster.config.limits import Limits
+from rlhf_operator.cluster.decide.pod_groups import LOST_SECONDS
+from rlhf_operator.cluster.decide.refusal import by_server
+from rlhf_operator.cluster.decide.stopping import ASK_AGAIN_SECONDS
+from rlhf_operator.kube.api_error import ApiError
+from rlhf_operator.status.condition import observed
+from rlhf_operator.supervision.process_state import Finish
 
 SUSPENDED, WRONG = "spec.suspend=true", "spec.sampling={minNewTokens: 5, maxNewTokens: 4}"
 SAVED = CheckpointStatus(step=3, time="2026-01-01T00:00:00Z", uri="s3://bucket/prefix/3")

@@ -12,10 +12,10 @@ from rlhf_api.problems import InvalidJob
 from rlhf_api.roles import Role
 from rlhf_api.runtime import NamedRuntime, load_runtime, merged, parse_runtime, with_runtime
 from rlhf_operator.cli import main
-from rlhf_operator.cluster.desired import Wait
-from rlhf_operator.cluster.limits import Limits
-from rlhf_operator.cluster.pinned import Pinned
-from rlhf_operator.cluster.pod import NewPod, build_pod
+from rlhf_operator.cluster.config.limits import Limits
+from rlhf_operator.cluster.objects.pinned import Pinned
+from rlhf_operator.cluster.objects.pod import NewPod, build_pod
+from rlhf_operator.cluster.observe.desired import Wait
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "runtimes" / "h100.yaml"
 NAMES = "spec.runtime={name: h100}"

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from tests.reconcile.world import World
 
-from rlhf_operator.cluster.desired import Desired
-from rlhf_operator.cluster.desired_reader import DesiredReader
-from rlhf_operator.cluster.limits import Limits
-from rlhf_operator.cluster.pinned import DEFAULTS, UnreadableConfig
-from rlhf_operator.cluster.pod_process import START_CONFIG
-from rlhf_operator.cluster.seal import sealed
-from rlhf_operator.cluster.settings import Settings
+from rlhf_operator.cluster.config.limits import Limits
+from rlhf_operator.cluster.config.settings import Settings
+from rlhf_operator.cluster.objects.pinned import DEFAULTS, UnreadableConfig
+from rlhf_operator.cluster.objects.pod_process import START_CONFIG
+from rlhf_operator.cluster.objects.seal import sealed
+from rlhf_operator.cluster.observe.desired import Desired
+from rlhf_operator.cluster.observe.desired_reader import DesiredReader
 
 KEY, FORMER = b"k" * 32, b"f" * 32
 SETTINGS = Settings(trainer_image="trainer:1", token_key=KEY, previous_token_key=FORMER, limits=Limits())

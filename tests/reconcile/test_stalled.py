@@ -6,9 +6,9 @@ import pytest
 from tests.reconcile.world import Role, World, names, reasons, running, stamp
 
 from rlhf_api.report import TrainerStatus
-from rlhf_operator.cluster.conditions import SILENT_SECONDS
-from rlhf_operator.cluster.pod_groups import LOST_SECONDS
-from rlhf_operator.cluster.status_writer import worth_writing
+from rlhf_operator.cluster.act.status_writer import worth_writing
+from rlhf_operator.cluster.decide.conditions import SILENT_SECONDS
+from rlhf_operator.cluster.decide.pod_groups import LOST_SECONDS
 
 STATUS = {"phase": "Running", "step": 3, "activity": "training", "queue": 4, "tokensPerSecond": 1.0}
 

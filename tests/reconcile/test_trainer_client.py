@@ -13,11 +13,11 @@ from tests.reconcile.world import START, T, World, new_pod, running
 
 from rlhf_api.report import TrainerStatus
 from rlhf_api.run import CONTROL_MEMBERS, CONTROL_STATUS, CONTROL_STOP, Membership
-from rlhf_operator import control
-from rlhf_operator.cluster.objects import token
-from rlhf_operator.cluster.snapshot import Job, Pod
-from rlhf_operator.cluster.trainer_client import TrainerClient
-from rlhf_operator.control import ControlClient, Unreadable
+from rlhf_operator.cluster.objects.companions import token
+from rlhf_operator.cluster.observe.trainer_client import TrainerClient
+from rlhf_operator.job.snapshot import Job, Pod
+from rlhf_operator.supervision import role_client as control
+from rlhf_operator.supervision.role_client import ControlClient, Unreadable
 
 REPORT = {"activity": "training", "step": 1, "totalSteps": 4}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -175,7 +175,7 @@ def test_nobody_waits_for_a_trainer_that_is_silent(monkeypatch):
         ):
             dead, living = trainer_pod("127.9.0.1"), trainer_pod("127.9.0.2")
             for i in range(100):  # more than are asked at the same time
-                monkeypatch.setattr("rlhf_operator.cluster.trainer_client._PATIENCE_SECONDS", 0)
+                monkeypatch.setattr("rlhf_operator.cluster.observe.trainer_client._PATIENCE_SECONDS", 0)
                 assert await trainers.read(job(f"dead-{i}"), [dead]) is None
             await trainers.stop(job("dead-0"), [dead])
             assert await trainers.tell(job("dead-0"), [dead], Membership())
@@ -183,7 +183,7 @@ def test_nobody_waits_for_a_trainer_that_is_silent(monkeypatch):
             assert set(asked) <= {CONTROL_STATUS}
             for i in range(100):
                 trainers.forget(f"dead-{i}")
-            monkeypatch.setattr("rlhf_operator.cluster.trainer_client._PATIENCE_SECONDS", 10)
+            monkeypatch.setattr("rlhf_operator.cluster.observe.trainer_client._PATIENCE_SECONDS", 10)
             assert await trainers.read(job("living"), [living]) is not None
         await trainers.close()
 

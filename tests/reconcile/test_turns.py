@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from rlhf_operator.cluster import turns
-from rlhf_operator.cluster.turns import TooManyWaiting, Turns
+from rlhf_operator.cluster.serve import turns
+from rlhf_operator.cluster.serve.turns import TooManyWaiting, Turns
 
 
 async def settle() -> None:

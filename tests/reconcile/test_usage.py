@@ -6,9 +6,9 @@ from tests.reconcile.world import World, running
 
 from rlhf_api.report import TrainerStatus
 from rlhf_api.runtime import parse_runtime
-from rlhf_operator.cluster.api_error import ApiError
-from rlhf_operator.cluster.status_writer import worth_writing
-from rlhf_operator.cluster.usage import cost_per_hour
+from rlhf_operator.cluster.act.status_writer import worth_writing
+from rlhf_operator.cluster.decide.usage import cost_per_hour
+from rlhf_operator.kube.api_error import ApiError
 
 GPUS = (
     "spec.trainer.processesPerReplica=4",

@@ -15,9 +15,9 @@ from tests.api.manifests import document
 from tests.support.ports import free_port
 
 from rlhf_api.status import CORRECTABLE
-from rlhf_operator.cluster import webhook
-from rlhf_operator.cluster.limits import Limits
-from rlhf_operator.cluster.settings import Settings
+from rlhf_operator.cluster.config.limits import Limits
+from rlhf_operator.cluster.config.settings import Settings
+from rlhf_operator.cluster.serve import webhook
 
 PLAIN = Settings("image", b"k" * 32)
 

@@ -14,18 +14,18 @@ from rlhf_api.report import TrainerStatus
 from rlhf_api.roles import Role
 from rlhf_api.runtime import NamedRuntime
 from rlhf_api.status import JobStatus
-from rlhf_operator.cluster.desired import Wait, active_config, wanted
-from rlhf_operator.cluster.limits import Limits
-from rlhf_operator.cluster.names import ATTEMPT, INDEX, RANK, ROLE, pod_name
-from rlhf_operator.cluster.next_step import Plan
-from rlhf_operator.cluster.observed import Observed
-from rlhf_operator.cluster.pinned import Pinned
-from rlhf_operator.cluster.plan import plan
-from rlhf_operator.cluster.pod import build_pod
-from rlhf_operator.cluster.refusal import leave_alone, refuse, reopened
-from rlhf_operator.cluster.settings import Defaults
-from rlhf_operator.cluster.snapshot import Job, Pod
-from rlhf_operator.cluster.trimmed import trimmed
+from rlhf_operator.cluster.config.limits import Limits
+from rlhf_operator.cluster.config.settings import Defaults
+from rlhf_operator.cluster.decide.next_step import Plan
+from rlhf_operator.cluster.decide.plan import plan
+from rlhf_operator.cluster.decide.refusal import leave_alone, refuse, reopened
+from rlhf_operator.cluster.objects.pinned import Pinned
+from rlhf_operator.cluster.objects.pod import build_pod
+from rlhf_operator.cluster.observe.desired import Wait, active_config, wanted
+from rlhf_operator.cluster.observe.observed import Observed
+from rlhf_operator.job.names import ATTEMPT, INDEX, RANK, ROLE, pod_name
+from rlhf_operator.job.snapshot import Job, Pod
+from rlhf_operator.job.trimmed import trimmed
 
 T, G, R, F = Role.TRAINER, Role.GENERATOR, Role.REWARD, Role.REFERENCE
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)

@@ -11,11 +11,11 @@ from tests.support.faults import HUNG, QUIET
 
 from rlhf_api.roles import Role
 from rlhf_api.spec import Spec
-from rlhf_operator import progress_deadline
 from rlhf_operator.cli import main
 from rlhf_operator.local import host
-from rlhf_operator.process_state import ProcessState
-from rlhf_operator.progress_deadline import Silence
+from rlhf_operator.supervision import progress_deadline
+from rlhf_operator.supervision.process_state import ProcessState
+from rlhf_operator.supervision.progress_deadline import Silence
 
 REAL_LOOKS = 10
 """Looks at a real trainer, two in each half second: its other ranks get to where they wait for one that hangs."""

@@ -19,8 +19,8 @@ from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.status import JobStatus
 from rlhf_operator import cli
 from rlhf_operator.archive.replay import trajectory
-from rlhf_operator.cluster.snapshot import Job
-from rlhf_operator.exits import Failure, ended, say
+from rlhf_operator.console.exits import Failure, ended, say
+from rlhf_operator.job.snapshot import Job
 from rlhf_operator.local.progress import Lines
 from rlhf_operator.local.screen import Screen
 from rlhf_operator.selftest.checks import Check
@@ -236,12 +236,12 @@ def test_a_document_that_is_printed_reads_back_as_it_was(folder, capsys):
 
 PRINTS = {
     "operator/rlhf_api/printing.py",
-    "operator/rlhf_operator/rich_console.py",
+    "operator/rlhf_operator/console/terminal.py",
     "operator/rlhf_operator/local/reaper.py",  # of the standard library alone; in our own words
 }
 STREAMS = {"sys.stdout.write", "sys.stderr.write", "sys.stdout.writelines", "sys.stderr.writelines"}
 ELSEWHERE = {"print", "Console", "logging.StreamHandler", *STREAMS}
-HANDLERS = {"operator/rlhf_operator/cluster/logs.py", "trainer_image/rlhf_trainer/process/role.py"}
+HANDLERS = {"operator/rlhf_operator/cluster/serve/logs.py", "trainer_image/rlhf_trainer/process/role.py"}
 """Log handlers, whose formatters clean; see `logged` above, and tests/reconcile/test_logs.py."""
 
 

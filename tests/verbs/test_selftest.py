@@ -8,14 +8,14 @@ from rlhf_api.manifest import load
 from rlhf_api.report import CheckpointStatus
 from rlhf_api.roles import Role
 from rlhf_api.status import JobStatus, RoleStatus
-from rlhf_operator.cluster.pinned import Pinned
-from rlhf_operator.cluster.pod import NewPod, build_pod
-from rlhf_operator.cluster.settings import Defaults
+from rlhf_operator.cluster.config.settings import Defaults
+from rlhf_operator.cluster.objects.pinned import Pinned
+from rlhf_operator.cluster.objects.pod import NewPod, build_pod
+from rlhf_operator.selftest.cluster_command import trial_name
 from rlhf_operator.selftest.derived import as_arguments, first_half, on_cluster
 from rlhf_operator.selftest.left import Left, heard, told
 from rlhf_operator.selftest.reader_pod import keeps_files, reader_pod
 from rlhf_operator.selftest.watch import Stop, Watch
-from rlhf_operator.verbs.selftest import trial_name
 
 PPO = ROOT / "examples" / "sentiment" / "ppo.yaml"
 

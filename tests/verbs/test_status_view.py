@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from rlhf_operator.cluster.snapshot import Job
-from rlhf_operator.exits import Failure
-from rlhf_operator.text import age, columns, one_line, span
+from rlhf_operator.console.exits import Failure
+from rlhf_operator.console.text import age, columns, one_line, span
+from rlhf_operator.job.snapshot import Job
 from rlhf_operator.verbs.format import change
 from rlhf_operator.verbs.jobs import status_of
 from rlhf_operator.verbs.status import table

@@ -5,8 +5,8 @@ import argparse
 import datetime
 import sys
 
-from ..exits import FAILED, Misuse, say
-from ..text import columns
+from ..console.exits import FAILED, Misuse, say
+from ..console.text import columns
 from . import open_store
 from .export import export
 from .open_store import archive, package

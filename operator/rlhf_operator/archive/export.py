@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.run import ExportRequest
 
-from ..exits import Misuse
-from ..trainer_packages import run_module
+from ..console.exits import Misuse
+from ..console.trainer_packages import run_module
 from .open_store import archive
 
 if TYPE_CHECKING:

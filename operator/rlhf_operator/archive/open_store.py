@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 from rlhf_api.problems import InvalidJob, Problem
 
-from ..exits import Failure
+from ..console.exits import Failure
 
 if TYPE_CHECKING:
     from rlhf_store.archive import Archive, Snapshot

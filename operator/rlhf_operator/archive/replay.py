@@ -12,9 +12,9 @@ from rlhf_api.parquet_pages import check_inflation
 from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.replay import EPISODES
 
-from ..exits import say
-from ..subcommands import Commands, add_command
-from ..text import columns, one_line
+from ..console.exits import say
+from ..console.subcommands import Commands, add_command
+from ..console.text import columns, one_line
 from .open_store import package, read_newest
 
 if TYPE_CHECKING:

@@ -7,14 +7,14 @@ from contextlib import AsyncExitStack
 
 from rlhf_api.printing import write_line
 
-from . import logs, probes, webhook
-from .api import Api
-from .cache import Cache
+from ..kube.api import Api
+from .act.recorder import Recorder
+from .config.settings import Settings
 from .manager import Process
 from .reconcile import Reconciler
-from .recorder import Recorder
-from .settings import Settings
+from .serve import logs, probes, webhook
 from .telemetry import Telemetry
+from .watching.cache import Cache
 
 logger = logging.getLogger("rlhf_operator.cluster")
 

@@ -8,19 +8,19 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 
-from . import resync
-from .api import Api, Body, Key
-from .api_error import ApiError
-from .background_loop import BackgroundLoop
-from .cache import Cache
-from .lease import Lease, LeaseLost
-from .logs import about
-from .pod_status import OVER
-from .queue import Queue
-from .scope import Scope
-from .settings import Settings
+from ..job.pod_status import OVER
+from ..kube.api import Api, Body, Key
+from ..kube.api_error import ApiError
+from ..kube.lease import Lease, LeaseLost
+from .config.scope import Scope
+from .config.settings import Settings
+from .serve.logs import about
 from .telemetry import Outcome, Telemetry
-from .watch import kinds_served, watch
+from .watching import resync
+from .watching.background_loop import BackgroundLoop
+from .watching.cache import Cache
+from .watching.queue import Queue
+from .watching.watch import kinds_served, watch
 
 logger = logging.getLogger(__name__)
 

@@ -9,34 +9,34 @@ from rlhf_api.roles import Role
 from rlhf_api.spec_size import CUT
 from rlhf_api.status import JobStatus
 
-from ..process_state import Finish
-from .api import Api, Body, Key
-from .api_error import ApiError
-from .cache import Cache
-from .calls import run_all, run_growing
-from .companion_client import CompanionClient
-from .deletion_watch import DeletionWatch
-from .desired import Desired, active_config
-from .desired_reader import DesiredReader
-from .device_claims import DeviceClaims
-from .kueue import Quota, deactivated, kept_in_queue, quota
-from .kueue_client import KueueClient
-from .next_step import POLL_SECONDS, Plan
-from .observed import Observed
-from .outcomes import Outcomes
-from .ownership import owned_by
-from .pinned import UnreadableConfig
-from .plan import plan
-from .pod_client import PodClient
-from .pod_events import PodEvents
-from .recorder import Recorder
-from .refusal import leave_alone, refuse, reopened, tried_again
-from .settings import Settings
-from .snapshot import Job, Pod, is_marked
-from .status_writer import StatusWriter
-from .stopping import deleted, settled
+from ..job.snapshot import Job, Pod, is_marked
+from ..kube.api import Api, Body, Key
+from ..kube.api_error import ApiError
+from ..kube.calls import run_all, run_growing
+from ..supervision.process_state import Finish
+from .act.companion_client import CompanionClient
+from .act.kueue_client import KueueClient
+from .act.outcomes import Outcomes
+from .act.ownership import owned_by
+from .act.pod_client import PodClient
+from .act.recorder import Recorder
+from .act.status_writer import StatusWriter
+from .config.settings import Settings
+from .decide.next_step import POLL_SECONDS, Plan
+from .decide.plan import plan
+from .decide.refusal import leave_alone, refuse, reopened, tried_again
+from .decide.stopping import deleted, settled
+from .objects.kueue import Quota, deactivated, kept_in_queue, quota
+from .objects.pinned import UnreadableConfig
+from .observe.deletion_watch import DeletionWatch
+from .observe.desired import Desired, active_config
+from .observe.desired_reader import DesiredReader
+from .observe.device_claims import DeviceClaims
+from .observe.observed import Observed
+from .observe.pod_events import PodEvents
+from .observe.trainer_client import TrainerClient
 from .telemetry import Telemetry
-from .trainer_client import TrainerClient
+from .watching.cache import Cache
 
 RETRY_SECONDS = 1.0
 """Retry interval of a membership push that failed, seconds."""

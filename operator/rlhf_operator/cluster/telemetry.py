@@ -4,7 +4,7 @@ from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
-from ..job_metrics import JobMetrics, Key, Status
+from ..status.metrics import JobMetrics, Key, Status
 
 Outcome = Literal["done", "refused", "error"]
 """`refused`: the job cannot have what it asks for."""

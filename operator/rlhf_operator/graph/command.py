@@ -18,9 +18,9 @@ from rlhf_api.manifest import apply_override, load
 from rlhf_api.problems import InvalidJob, first, from_pydantic
 from rlhf_api.spec import Spec
 
-from ..exits import say
-from ..manifest_arguments import add_set
-from ..subcommands import Commands, add_command
+from ..console.exits import say
+from ..console.manifest_arguments import add_set
+from ..console.subcommands import Commands, add_command
 from .drawing import Drawing, drawing
 from .mermaid import mermaid
 from .picture import write_png

@@ -6,7 +6,7 @@ from typing import Any
 
 from rlhf_api.status import JobStatus
 
-from ..text import span
+from ..console.text import span
 
 _PARTS = ("generate", "score", "train", "broadcast")
 

@@ -19,12 +19,12 @@ from rlhf_api.run import (
 )
 from rlhf_api.status import JobStatus
 
-from ..budget import Restarts, one_more, totals
-from ..control import ControlClient
-from ..job_status import first_status, job_status
-from ..process_state import Action, Finish, Kill, Start
-from ..progress_deadline import Silence, silence
-from ..restart_policy import decide
+from ..status.job_status import first_status, job_status
+from ..supervision.budget import Restarts, one_more, totals
+from ..supervision.process_state import Action, Finish, Kill, Start
+from ..supervision.progress_deadline import Silence, silence
+from ..supervision.restart_policy import decide
+from ..supervision.role_client import ControlClient
 from . import workdir
 from .liveness import end_the_hung
 from .metrics import Metrics

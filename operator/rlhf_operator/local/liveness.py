@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rlhf_api.roles import LIVE_FAILURES, LIVE_SECONDS
 from rlhf_api.run import listens
 
-from ..control import ControlClient
+from ..supervision.role_client import ControlClient
 from .processes import Supervised
 
 

@@ -10,7 +10,7 @@ from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.run import Process
 from rlhf_api.status import JobStatus
 
-from ..job_metrics import JobMetrics, metrics_route
+from ..status.metrics import JobMetrics, metrics_route
 from .ports import HOST, is_free
 
 NAMESPACE = "local"

@@ -18,8 +18,8 @@ from rlhf_api.roles import Role
 from rlhf_api.run import Process, RunConfig, command, environment, places
 from rlhf_api.spec import Spec
 
-from ..exit_reasons import cause, exit_words, failure_type
-from ..process_state import Ended, ProcessState
+from ..supervision.exit_reasons import cause, exit_words, failure_type
+from ..supervision.process_state import Ended, ProcessState
 from . import gpus, reaper
 from .disks import room
 from .process_log import ProcessLog

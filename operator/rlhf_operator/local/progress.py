@@ -8,7 +8,7 @@ from typing import Any, Protocol, TextIO
 from rlhf_api.report import STARTING
 from rlhf_api.status import JobStatus
 
-from ..exits import say
+from ..console.exits import say
 from .figures import step_line, time_left
 from .screen import Screen, can_redraw
 

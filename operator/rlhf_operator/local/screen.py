@@ -16,7 +16,7 @@ from rich.text import Text
 
 from rlhf_api.status import JobStatus
 
-from ..rich_console import CleanConsole
+from ..console.terminal import CleanConsole
 from .figures import time_left, timing
 
 _EVENTS = 6

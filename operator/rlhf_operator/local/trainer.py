@@ -7,9 +7,9 @@ from rlhf_api.report import STORE_FAILS, CheckpointStatus, HealthStatus, Trainer
 from rlhf_api.roles import Role
 from rlhf_api.run import Member, Membership, listens
 
-from ..control import ControlClient, Unreadable
-from ..job_status import new_breach
-from ..progress_deadline import shows_progress
+from ..status.job_status import new_breach
+from ..supervision.progress_deadline import shows_progress
+from ..supervision.role_client import ControlClient, Unreadable
 from .processes import Supervised
 from .progress import Display
 

@@ -13,13 +13,13 @@ from pathlib import Path
 from rlhf_api.manifest import RLHFJob, load
 from rlhf_api.problems import InvalidJob
 
-from ..exits import FAILED, INTERRUPTED, Failure, Misuse, say
+from ..console.exits import FAILED, INTERRUPTED, Failure, Misuse, say
+from ..console.manifest_arguments import add_manifest, add_runtime, with_runtime_of
+from ..console.subcommands import Commands, add_command
 from ..local import gpus, workdir
 from ..local.preflight import check_files
 from ..local.processes import Command
 from ..local.progress import Lines
-from ..manifest_arguments import add_manifest, add_runtime, with_runtime_of
-from ..subcommands import Commands, add_command
 from .checks import judged
 from .derived import Overrides, as_arguments, first_half
 from .on_host import OnHost

@@ -9,13 +9,13 @@ from rlhf_api.manifest import RLHFJob
 from rlhf_api.roles import Role
 from rlhf_api.status import JobStatus
 
-from ..cluster.api import Body
-from ..cluster.api_error import ApiError
-from ..cluster.names import INDEX, JOB, ROLE
-from ..cluster.pod_status import OVER
-from ..cluster.pod_volumes import WORKSPACE
-from ..exits import Failure
-from ..text import one_line
+from ..cluster.objects.pod_volumes import WORKSPACE
+from ..console.exits import Failure
+from ..console.text import one_line
+from ..job.names import INDEX, JOB, ROLE
+from ..job.pod_status import OVER
+from ..kube.api import Body
+from ..kube.api_error import ApiError
 from ..verbs.api_errors import passing
 from ..verbs.client import Session
 from ..verbs.format import state

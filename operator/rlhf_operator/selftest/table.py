@@ -3,8 +3,8 @@
 import sys
 from collections.abc import Sequence
 
-from ..exits import say
-from ..text import columns
+from ..console.exits import say
+from ..console.text import columns
 from .checks import Check
 
 _RESULTS = {True: "pass", False: "FAIL", None: "-"}

@@ -1,6 +1,6 @@
 """Formats errors of API calls as one line: the error, the cluster, the remedy."""
 
-from ..cluster.api_error import ApiError
+from ..kube.api_error import ApiError
 
 
 def explain(error: ApiError, where: str) -> str:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from rlhf_api.roles import Role
 
-from ..manifest_arguments import add_manifest, add_set, add_trial
-from ..subcommands import Commands, add_command
+from ..console.manifest_arguments import add_manifest, add_set, add_trial
+from ..console.subcommands import Commands, add_command
 from .argument_types import checkpoint_step, count, duration, job_or_manifest, object_name, replicas, step
 
 VERBS = ("status", "list", "logs", "checkpoint", "suspend", "resume", "scale", "submit", "clone")

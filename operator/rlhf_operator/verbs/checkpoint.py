@@ -9,9 +9,9 @@ from rich.text import Text
 from rlhf_api.report import CheckpointStatus
 from rlhf_api.status import JobStatus
 
-from ..cluster.names import CHECKPOINT
-from ..exits import Failure
-from ..text import span
+from ..console.exits import Failure
+from ..console.text import span
+from ..job.names import CHECKPOINT
 from .client import Session
 from .format import state
 from .jobs import find, looks, over, status_of

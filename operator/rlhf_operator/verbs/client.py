@@ -7,10 +7,10 @@ from urllib.parse import urlencode
 
 import aiohttp
 
-from ..cluster.api import Api, Body
-from ..cluster.api_error import ApiError
-from ..cluster.encode import APPLY
-from ..cluster.kinds import body_path, object_path
+from ..kube.api import Api, Body
+from ..kube.api_error import ApiError
+from ..kube.encode import APPLY
+from ..kube.kinds import body_path, object_path
 from .kubeconfig import Target
 
 FIELD_MANAGER = "rlhf"

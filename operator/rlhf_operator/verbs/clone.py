@@ -13,7 +13,7 @@ from rlhf_api.problems import InvalidJob
 from rlhf_api.spec import Origin
 
 from ..archive.open_store import package
-from ..exits import Failure, Misuse, say
+from ..console.exits import Failure, Misuse, say
 from .client import Session
 from .jobs import find, status_of
 

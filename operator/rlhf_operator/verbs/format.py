@@ -5,7 +5,7 @@ import datetime
 from rlhf_api.report import CheckpointStatus
 from rlhf_api.status import JobStatus
 
-from ..text import age, one_line
+from ..console.text import age, one_line
 
 
 def figures(status: JobStatus) -> list[tuple[str, str]]:

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Callable
 
 from rlhf_api.status import ENDED, JobStatus
 
-from ..cluster.api import Body
-from ..cluster.api_error import ApiError
-from ..cluster.snapshot import Job
-from ..exits import Failure
+from ..console.exits import Failure
+from ..job.snapshot import Job
+from ..kube.api import Body
+from ..kube.api_error import ApiError
 from .api_errors import passing
 from .client import Session
 

@@ -11,7 +11,7 @@ from kubernetes.aio import config
 from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.config.kube_config import KubeConfigMerger
 
-from ..exits import Failure
+from ..console.exits import Failure
 
 _HOME = "~/.kube/config"
 _POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")

@@ -12,11 +12,11 @@ from rlhf_api.roles import Role
 from rlhf_api.run import process_name
 from rlhf_api.status import FailureStatus, JobStatus
 
-from ..cluster.api import Body
-from ..cluster.api_error import ApiError
-from ..cluster.names import INDEX, JOB, RANK, ROLE
-from ..exits import Failure
-from ..text import one_line
+from ..console.exits import Failure
+from ..console.text import one_line
+from ..job.names import INDEX, JOB, RANK, ROLE
+from ..kube.api import Body
+from ..kube.api_error import ApiError
 from .api_errors import passing
 from .client import Session
 from .format import state

@@ -8,7 +8,7 @@ from rlhf_api.manifest import from_cluster
 from rlhf_api.roles import Role
 from rlhf_api.run import roles_of
 
-from ..exits import Failure
+from ..console.exits import Failure
 from .client import Session
 from .jobs import find, over, status_of
 from .terminal import put

@@ -7,11 +7,11 @@ import sys
 
 from rich.text import Text
 
-from ..cluster.api import Body
-from ..cluster.api_error import ApiError
-from ..cluster.snapshot import Job
-from ..exits import Misuse
-from ..text import columns, one_line
+from ..console.exits import Misuse
+from ..console.text import columns, one_line
+from ..job.snapshot import Job
+from ..kube.api import Body
+from ..kube.api_error import ApiError
 from .api_errors import passing
 from .client import Session
 from .format import change

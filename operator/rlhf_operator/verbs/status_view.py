@@ -10,10 +10,10 @@ from rlhf_api.roles import Role
 from rlhf_api.status import Condition, JobStatus
 
 from ..archive.export import export_command
-from ..cluster.snapshot import Job
-from ..exit_reasons import ledger_words
+from ..console.text import age, columns, one_line
+from ..job.snapshot import Job
 from ..local.figures import time_left
-from ..text import age, columns, one_line
+from ..supervision.exit_reasons import ledger_words
 from .format import checkpoint_words, figures, state
 
 Event = Mapping[str, Any]

@@ -8,11 +8,11 @@ from pydantic import BaseModel
 
 from rlhf_api.manifest import RLHFJob
 
-from ..cluster.api import Body
-from ..cluster.api_error import ApiError
-from ..cluster.next_step import refused
-from ..exits import Failure, Misuse
+from ..console.exits import Failure, Misuse
+from ..kube.api import Body
+from ..kube.api_error import ApiError
 from ..local.preflight import plain_secrets
+from ..status.condition import refused
 from .client import Session
 from .jobs import check_served, over, status_of
 from .terminal import put

@@ -7,8 +7,8 @@ from rich.text import Text
 
 from rlhf_api.status import JobStatus, Phase
 
-from ..exits import Failure
-from ..text import span
+from ..console.exits import Failure
+from ..console.text import span
 from .client import Session
 from .format import state
 from .jobs import find, looks, over, status_of

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from rlhf_api.printing import write_line
 
-from ..rich_console import CleanConsole
+from ..console.terminal import CleanConsole
 
 
 def put(text: str | Text, out: TextIO) -> None:

@@ -1,0 +1,110 @@
+"""Writes a job's Workload as planned, and reads the cluster-scoped objects that it refers to."""
+
+from ...console.text import time_text
+from ...job.snapshot import Job
+from ...kube.api import Api, Body, Key
+from ...kube.api_error import ApiError
+from ...status.condition import is_true
+from ..decide.next_step import Plan
+from ..objects.companions import owned
+from ..objects.kueue import deactivated, released, report, stands, workload
+from ..objects.placement import flavors
+from ..objects.workload_priority import priority_class, priority_fields
+from ..observe.desired import Desired
+from ..watching.cache import Cache
+from .ownership import check_name, is_own
+
+_RUNS = ("Provisioning", "Running")
+"""Phases of a job that may have pods."""
+
+
+class KueueClient:
+    """Writes Workloads; reads classes of priority and ResourceFlavors."""
+
+    def __init__(self, api: Api, cache: Cache) -> None:
+        self._api, self._cache = api, cache
+
+    def workload(self, key: Key, job: Job) -> Body | None:
+        """The job's Workload, not that of an earlier job of its name, whose admission was another's."""
+        return next((body for body in self._cache.workloads(key) if is_own(body, job)), None)
+
+    async def read(self, key: Key, job: Job, *, required: bool) -> Body | ApiError | None:
+        """As `workload`; or why it is unknown. What the cache lacks may be there: the server did not serve the kind
+        for a moment, or somebody took its label. So that of a job that runs is asked for by name. `required`: jobs have
+        a queue, whatever their labels say."""
+        found, runs = self.workload(key, job), job.status is not None and job.status.phase in _RUNS
+        if found is not None or not runs or not (required or job.queue is not None):
+            return found
+        try:
+            body = await self._api.get("Workload", job.namespace, job.name)
+        except ApiError as error:
+            if error.lacks_right or error.not_served:
+                return error
+            if error.status == 404:
+                return None
+            raise
+        return body if is_own(body, job) else None
+
+    async def stands(self, key: Key, job: Job, planned: Body | ApiError | None) -> bool:
+        """True if the job needs no admission, or the one that was planned on is still in force.
+
+        Raises:
+            ApiError: why that is unknown.
+        """
+        if isinstance(planned, ApiError):
+            raise planned
+        if job.queue is None:
+            return True
+        now = await self.read(key, job, required=True)
+        if isinstance(now, ApiError):
+            raise now
+        return stands(planned, now)
+
+    async def line_up(self, job: Job, want: Desired, todo: Plan, found: Body | None) -> None:
+        """Applies the plan's queue actions; `found`: the Workload that it was made on."""
+        stamp = time_text(self._api.clock.now())
+        if todo.queue == "leave":
+            await self.leave(job, found)
+        elif todo.queue == "enter":
+            named = priority_class(job, want.pinned)
+            class_ = await self._api.get(named[0], None, named[1]) if named else None
+            priority = priority_fields(class_, found) if class_ else None
+            body = workload(job, want.pinned, priority)
+            if found is None:
+                await check_name(self._api, job, body)
+            self._cache.put(await self._api.apply(owned(body, job)))
+        elif todo.queue is not None and found is not None:
+            status = todo.status or job.status
+            ready = status is not None and is_true(status, "RolesReady")
+            told = todo.queue == "report"
+            patch = report(found, want.spec, ready=ready, stamp=stamp) if told else released(found, stamp)
+            if patch is not None:
+                await self._merge(job, patch)
+
+    async def leave(self, job: Job, found: Body | None) -> None:
+        """Gives the job's quota and its place in the queue back, where it has one. Of a deactivated Workload only the
+        quota, until the job is deleted: the next Workload would be active."""
+        if found is None or "deletionTimestamp" in found["metadata"]:
+            return
+        if not deactivated(found) or "deletionTimestamp" in job.body["metadata"]:
+            uid = found["metadata"]["uid"]
+            going = await self._api.delete("Workload", job.namespace, job.name, uid=uid)
+            # The watch may be late, and nobody is to start on a Workload that is gone.
+            if going is None:
+                self._cache.drop_uids("Workload", [uid])
+            else:
+                self._cache.put(going)
+        elif (patch := released(found, time_text(self._api.clock.now()))) is not None:
+            await self._merge(job, patch)
+
+    async def flavors(self, admitted: Body) -> dict[str, Body]:
+        """The ResourceFlavors assigned to the job's Workload, by name."""
+        return {name: await self._api.get("ResourceFlavor", None, name) for name in sorted(flavors(admitted))}
+
+    async def _merge(self, job: Job, patch: Body) -> None:
+        try:
+            self._cache.put(await self._api.merge_status("Workload", job.namespace, job.name, patch))
+        except ApiError as error:
+            # Kueue wrote meanwhile, or it is gone: such news are looked at.
+            if error.status not in (404, 409):
+                raise

@@ -1,0 +1,84 @@
+"""Creates a job's pods, each once, and replaces those whose identifying labels are gone."""
+
+import asyncio
+
+from rlhf_api.run import pods_each, roles_of
+
+from ...job.names import pod_name
+from ...job.snapshot import Job, is_marked
+from ...kube.api import Api, Body
+from ...kube.api_error import ApiError
+from ..decide.describe import Event
+from ..objects.companions import owned
+from ..objects.pinned import Pinned
+from ..objects.placement import placed
+from ..objects.pod import NewPod, build_pod
+from ..objects.tolerations import evictable
+from ..watching.cache import Cache
+from .ownership import name_taken, owned_by
+from .recorder import Recorder
+
+MOST_BODIES = 32
+"""Maximum number of pods of all jobs that are being created: a body takes up to a megabyte."""
+
+
+class PodClient:
+    """Creates pods, and deletes those that have lost their labels. Bodies are built one by one, between which the event
+    loop has its turn, and few are in memory at a time, whatever jobs ask for."""
+
+    def __init__(self, api: Api, cache: Cache, recorder: Recorder) -> None:
+        self._api, self._cache, self._recorder = api, cache, recorder
+        self._places, self._building = asyncio.Semaphore(MOST_BODIES), asyncio.Lock()
+
+    async def create(
+        self, job: Job, pinned: Pinned, admitted: Body | None, flavors: dict[str, Body], new: NewPod
+    ) -> None:
+        """Creates the pod, placed by its job's Workload admission, if any. `flavors`: ResourceFlavors by name."""
+        async with self._places:
+            body = await self._build(job, pinned, new)
+            if admitted is not None:
+                size = pods_each(pinned.config.spec, new.role)
+                body = placed(body, new.role, admitted, flavors, size=size)
+            await self._create(job, new, body)
+
+    async def _build(self, job: Job, pinned: Pinned, new: NewPod) -> Body:
+        async with self._building:
+            body = build_pod(pinned, new, job.uid)
+            await asyncio.sleep(0)
+        return body
+
+    async def _create(self, job: Job, new: NewPod, body: Body) -> None:
+        try:
+            self._cache.put(await self._api.create(owned(evictable(body), job)))
+        except ApiError as error:
+            if error.status != 409:
+                raise
+            # A pod of this name exists that the cache has not seen yet.
+            name = pod_name(job.name, new.role, new.index, new.rank)
+            found = await self._api.get("Pod", job.namespace, name)
+            if not owned_by(found, job):
+                raise name_taken(found, job) from None
+            if not is_marked(found, job.name):
+                await self.replace(job, found)
+            self._cache.put(found)
+
+    async def accepted(self, job: Job, pinned: Pinned) -> bool:
+        """True if the API server would take the first pod of each role now; none is made."""
+        for role in roles_of(pinned.config.spec):
+            async with self._places:
+                body = await self._build(job, pinned, NewPod(role, 0, attempt=1, resume=False))
+                try:
+                    await self._api.create(owned(evictable(body), job), dry_run=True)
+                except ApiError as error:
+                    if error.status not in (403, 409):  # a quota, or a pod of then: such a job waits
+                        return False
+        return True
+
+    async def replace(self, job: Job, pod: Body) -> None:
+        """Deletes a pod of the job whose labels were changed: it is no longer found by them, and holds its name and its
+        GPUs."""
+        name = pod["metadata"]["name"]
+        if "deletionTimestamp" not in pod["metadata"]:
+            message = f"{name} has lost labels of the operator; it is deleted, and made again if it is needed"
+            await self._recorder.record(job.body, Event("Warning", "Relabelled", message))
+            await self._api.delete("Pod", job.namespace, name, uid=pod["metadata"]["uid"])

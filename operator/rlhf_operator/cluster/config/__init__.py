@@ -1,0 +1,1 @@
+"""What an administrator sets: the operator's settings, limits, namespaces."""

@@ -1,0 +1,116 @@
+"""Consequences of the restart policy's actions: pods to make and to delete, restarts counted, the trainer's attempt;
+pure."""
+
+import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rlhf_api.roles import Role
+from rlhf_api.run import pods_each, replicas
+from rlhf_api.spec import Spec
+from rlhf_api.status import ClusterStatus
+
+from ...console.text import time_text
+from ...job.snapshot import Pod
+from ...supervision.budget import Restarts, one_more
+from ...supervision.process_state import Action, Finish, Kill, Start
+from ..objects.pod import NewPod
+from .pod_groups import PodGroups
+
+KILL_SECONDS = 5
+"""Grace period, seconds, of a trainer whose peer has failed: it has nothing left to save."""
+
+
+@dataclass(frozen=True)
+class Deletion:
+    name: str
+    uid: str
+    grace: int | None = None
+    """Seconds; the pod's own unless given."""
+
+    @property
+    def forced(self) -> bool:
+        """True if the pod's name is freed without its kubelet."""
+        return self.grace == 0
+
+
+@dataclass
+class Consequences:
+    """Changes of a job's pods, of its budgets, and of the attempt in its status."""
+
+    restarts: Mapping[Role, Restarts]
+    cluster: ClusterStatus
+    finish: Finish | None = None
+    create: list[NewPod] = field(default_factory=list)
+    delete: list[Deletion] = field(default_factory=list)
+    counted: set[str] = field(default_factory=set)
+    """Uids of ended pods that are counted in `restarts` and whose names are needed again, so they are deleted."""
+
+
+def carried_out(
+    actions: Sequence[Action],
+    spec: Spec,
+    sight: PodGroups,
+    cluster: ClusterStatus,
+    restarts: Mapping[Role, Restarts],
+    now: datetime.datetime,
+    *,
+    waited: bool,
+    unmade: bool,
+) -> Consequences:
+    """Consequences of the actions, in order: a start whose pod name is taken waits until that pod has gone, any other
+    creates pods. `waited`: the pods that had to go before these starts were counted in an earlier reconcile; `unmade`:
+    nothing of the attempt in the status ever ran, and none of its trainer pods exists."""
+    made = Consequences(restarts, cluster)
+    for action in actions:
+        if isinstance(action, Finish):
+            made.finish = action
+            continue
+        if isinstance(action, Kill):
+            place = action.index, action.rank
+            doomed = [pod for pod in sight.of(action.role) if (pod.index, pod.rank) == place]
+            made.delete += [deletion(pod, KILL_SECONDS) for pod in doomed]
+            continue
+        occupied = _occupying(sight, action)
+        # Pods that vanished before this reconcile have not been counted yet.
+        if occupied or (action.again and not waited):
+            made.restarts = one_more(
+                spec, made.restarts, action.role, now.timestamp(), counts=action.counts, cause=action.cause
+            )
+        if occupied:
+            made.counted |= {pod.uid for pod in occupied}
+            continue
+        if action.role is Role.TRAINER and not unmade:
+            attempt = made.cluster.attempt + 1
+            new = {"attempt": attempt, "unmade": attempt, "progress_time": time_text(now)}
+            made.cluster = made.cluster.model_copy(update=new)
+        resume = made.cluster.attempt > 1 or spec.checkpoint.resume
+        made.create += [
+            NewPod(action.role, index, made.cluster.attempt, resume, rank)
+            for index in action.indices
+            for rank in range(pods_each(spec, action.role))
+            if (action.role, index, rank) not in sight.current
+        ]
+    return made
+
+
+def once_made(spec: Spec, cluster: ClusterStatus, sight: PodGroups) -> ClusterStatus:
+    """Clears `unmade` once every trainer pod of the present attempt has a node: from then on they may train and leave
+    checkpoints, which none does without the others."""
+    trainers = [pod for pod in sight.of(Role.TRAINER) if pod.attempt == cluster.attempt]
+    ran = {pod.index for pod in trainers if pod.node or pod.ended}
+    whole = ran >= {*range(replicas(spec, Role.TRAINER))}
+    return cluster.model_copy(update={"unmade": None}) if whole else cluster
+
+
+def deletion(pod: Pod, grace: int | None = None) -> Deletion:
+    return Deletion(pod.name, pod.uid, grace)
+
+
+def _occupying(sight: PodGroups, start: Start) -> list[Pod]:
+    """Pods that hold names of the new ones. Trainers start all together or not at all; for a generator that has not
+    begun, pods that could not be created at first join those that exist."""
+    if start.role is Role.TRAINER:
+        return sight.of(Role.TRAINER)
+    found = [pod for pod in sight.of(start.role) if pod.index in start.indices]
+    return found if start.again else [pod for pod in found if pod not in sight.current.values()]

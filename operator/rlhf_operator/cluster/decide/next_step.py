@@ -1,0 +1,71 @@
+"""The next step of a job: the status to write, and the actions that follow from it."""
+
+import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rlhf_api.run import Membership
+from rlhf_api.status import JobStatus
+
+from ...job.snapshot import Pod
+from ...status.condition import refused
+from ..objects.pod import NewPod
+from .consequences import Deletion, deletion
+from .describe import Event
+from .pod_groups import lost
+
+POLL_SECONDS = 5.0
+"""Poll interval of a running job, seconds."""
+Queue = Literal["enter", "leave", "release", "report"]
+"""Request the job's quota from Kueue, return it, return it but stay in the queue, or report the admitted pods'
+state.
+"""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The status to write first, then the actions that follow from it. Each part may fail or be cut short: the next
+    reconcile sees what is missing."""
+
+    status: JobStatus | None
+    """The status to write; None if it is unchanged."""
+    companions: bool = False
+    """Create the job's ConfigMap, service, policy and gang if missing."""
+    token: bool = False
+    """Create the token's Secret again: a pod that was to start did not find it."""
+    create: tuple[NewPod, ...] = ()
+    delete: tuple[Deletion, ...] = ()
+    members: Membership = field(default_factory=Membership)
+    stop: bool = False
+    """Request a checkpoint and exit of the trainer."""
+    events: tuple[Event, ...] = ()
+    queue: Queue | None = None
+    generators: int | None = None
+    """Scale the job to this number."""
+    expire: bool = False
+    """Delete the job: its TTL has expired."""
+    again: float | None = POLL_SECONDS
+    """Seconds until the next reconcile, unless something happens before."""
+    due: float | None = None
+    """Seconds until a process that has ended may be started again; a look at the latest then."""
+
+
+def deletions(
+    wanted: Sequence[Deletion], pods: Sequence[Pod], now: datetime.datetime
+) -> tuple[Deletion, ...]:
+    """Deletions to start: of pods that are not being deleted yet, and of those that are given up as lost; `pods`: all
+    of the job."""
+    going = {pod.uid for pod in pods if pod.deletion_deadline is not None}
+    new = {each.uid: each for each in wanted if each.uid not in going}
+    given_up = [deletion(pod, 0) for pod in pods if lost(pod, now.timestamp())]
+    return (*new.values(), *given_up)
+
+
+def left_to_live(status: JobStatus, lifetime: Any, now: datetime.datetime) -> float | None:
+    """Seconds until an ended job is deleted; None if it stays, as one that can be corrected does. `lifetime`: its
+    spec's `ttlSecondsAfterFinished`, also of a spec that is invalid."""
+    if not isinstance(lifetime, int) or status.completion_time is None or refused(status):
+        return None
+    ended = datetime.datetime.fromisoformat(status.completion_time)
+    return (ended + datetime.timedelta(seconds=lifetime) - now).total_seconds()

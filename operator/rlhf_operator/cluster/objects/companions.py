@@ -1,0 +1,151 @@
+"""Companion objects of a job's pods: service, token, configuration, network policy, gang; pure."""
+
+import hashlib
+import hmac
+import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from rlhf_api.resources import gpu_of
+from rlhf_api.roles import Role
+from rlhf_api.run import pods_each, replicas, roles_of
+from rlhf_api.spec import Spec
+
+from ...job.names import OPERATOR, claim_template_name, common_labels, policy_name, service_name, token_name
+from ...job.pod_resources import requests, total
+from ...job.ports import PORT
+from ...job.snapshot import Job
+from ...kube.kinds import CLAIMS
+from .gangs import GANGS, Needs
+from .pinned import Pinned
+from .pod import NewPod, build_pod, is_claimed
+
+Body = dict[str, Any]
+
+
+def token(key: bytes, job: Job) -> str:
+    """The job's token, derived from the operator's key, so that no Secret has to be read."""
+    return hmac.new(key, job.uid.encode(), hashlib.sha256).hexdigest()
+
+
+def token_secret(key: bytes, job: Job) -> Body:
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": token_name(job.name, job.uid), "labels": common_labels(job.name)},
+        "immutable": True,
+        "stringData": {"token": token(key, job)},
+    }
+
+
+def companions(
+    pinned: Pinned,
+    uid: str,
+    operator_namespace: str,
+    metrics_from: Sequence[Body] = (),
+    gang: Mapping[Role, int] = MappingProxyType({}),
+) -> list[Body]:
+    """Objects that may be applied at any time. `uid`: the job's; `metrics_from`: NetworkPolicy peers that may scrape
+    its pods; `gang`: pods of each role that are scheduled together, where the job asks for that."""
+    config = pinned.config
+    group = GANGS[config.spec.scheduling.gang].group(config, _needs(pinned, uid, gang))
+    return [
+        pinned.config_map(),
+        *([_service(config.job)] if _meets(config.spec) else []),
+        _policy(config.job, uid, operator_namespace, metrics_from),
+        *([group] if group else []),
+        *_claim_templates(config.job, uid, config.spec),
+    ]
+
+
+def _claim_templates(job: str, uid: str, spec: Spec) -> list[Body]:
+    """ResourceClaimTemplates of the roles whose GPUs are claimed: Kubernetes makes a claim of it for each pod."""
+    found = []
+    for role in roles_of(spec):
+        if is_claimed(gpu := gpu_of(spec, role)):
+            exactly = {
+                "deviceClassName": gpu.device_class,
+                "allocationMode": "ExactCount",
+                "count": gpu.count,
+            }
+            name = claim_template_name(job, uid, role, gpu)
+            found.append(
+                {
+                    "apiVersion": CLAIMS,
+                    "kind": "ResourceClaimTemplate",
+                    "metadata": {"name": name, "labels": common_labels(job)},
+                    "spec": {"spec": {"devices": {"requests": [{"name": "gpus", "exactly": exactly}]}}},
+                }
+            )
+    return found
+
+
+def _needs(pinned: Pinned, uid: str, gang: Mapping[Role, int]) -> Needs:
+    specs = {role: build_pod(pinned, NewPod(role, 0, 1, resume=False), uid)["spec"] for role in gang}
+    each = [{name: count * n for name, n in requests(specs[role]).items()} for role, count in gang.items()]
+    classes = (spec.get("priorityClassName") for spec in specs.values())
+    sums = {name: _quantity(n) for name, n in total(each).items() if n}
+    return Needs(sum(gang.values()), next(filter(None, classes), None), sums)
+
+
+def _quantity(amount: float) -> str:
+    return str(int(amount)) if amount == int(amount) else f"{math.ceil(amount * 1000)}m"
+
+
+def _meets(spec: Spec) -> bool:
+    """True if pods find each other by DNS: further pods of the trainer or of a generator find the first one so. Other
+    addresses are passed to them, and the kubelet writes a pod's own name into its /etc/hosts."""
+    return replicas(spec, Role.TRAINER) > 1 or pods_each(spec, Role.GENERATOR) > 1
+
+
+def _service(job: str) -> Body:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": service_name(job), "labels": common_labels(job)},
+        "spec": {
+            "clusterIP": "None",
+            # Trainers rendezvous before any of them is ready.
+            "publishNotReadyAddresses": True,
+            "selector": common_labels(job),
+            "ports": [{"name": "http", "port": PORT, "targetPort": "http", "protocol": "TCP"}],
+        },
+    }
+
+
+def _policy(job: str, uid: str, operator_namespace: str, metrics_from: Sequence[Body]) -> Body:
+    """NetworkPolicy: only the job's own pods reach each other, and the operator and `metrics_from` reach their HTTP
+    port.
+    """
+    operator = {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": operator_namespace}},
+        "podSelector": {"matchLabels": {"app.kubernetes.io/name": OPERATOR}},
+    }
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {"name": policy_name(job, uid), "labels": common_labels(job)},
+        "spec": {
+            "podSelector": {"matchLabels": common_labels(job)},
+            "policyTypes": ["Ingress"],
+            "ingress": [
+                {"from": [{"podSelector": {"matchLabels": common_labels(job)}}]},
+                {"from": [operator, *metrics_from], "ports": [{"port": PORT, "protocol": "TCP"}]},
+            ],
+        },
+    }
+
+
+def owned(body: Body, job: Job) -> Body:
+    """The object in the job's namespace, with an owner reference to the job."""
+    owner = {
+        "apiVersion": job.body["apiVersion"],
+        "kind": job.body["kind"],
+        "name": job.name,
+        "uid": job.uid,
+        "controller": True,
+        "blockOwnerDeletion": False,
+    }
+    metadata = {**body["metadata"], "namespace": job.namespace, "ownerReferences": [owner]}
+    return {**body, "metadata": metadata}

@@ -1,0 +1,101 @@
+"""A role's process in a pod: its addresses and environment."""
+
+import math
+from typing import Any
+
+from rlhf_api.pods import PodSettings, amount
+from rlhf_api.roles import Role
+from rlhf_api.run import Process, RunConfig, environment, listens, pods_each
+
+from ...job.names import pod_name, service_name, token_name
+from ...job.ports import MASTER_PORT, PORT, group_port, http_port, master_port
+from .pod_volumes import CONFIG_DIRECTORY, WORKSPACE
+
+Body = dict[str, Any]
+
+START_CONFIG, RESUME_CONFIG = "start.json", "resume.json"
+"""Files of a job's ConfigMap: the run's configuration for a start and for a resume."""
+
+
+def shares_node_network(pods: PodSettings) -> bool:
+    """True if the template sets `hostNetwork`."""
+    spec = pods.template.get("spec")
+    return isinstance(spec, dict) and spec.get("hostNetwork") is True
+
+
+def process_of(
+    config: RunConfig, role: Role, index: int, uid: str, *, rank: int = 0, on_node: bool
+) -> Process:
+    """The role's process, with the address it listens on and the rendezvous of its group at the group's first pod;
+    `on_node`: in the node's network. Pods find each other by their DNS names in the headless service."""
+    group = pods_each(config.spec, role) > 1
+    first = pod_name(config.job, role, index) if group else pod_name(config.job, Role.TRAINER, 0)
+    host = f"{first}.{service_name(config.job)}"
+    if pod_name(config.job, role, index, rank) == first:
+        # The service does not resolve its own pod yet, and in the node's network the hostname is the node's: the
+        # kubelet
+        # substitutes the address.
+        host = "$(RLHF_HOST)" if on_node or group else first
+    port, meeting = PORT, MASTER_PORT
+    if on_node:
+        port, meeting = http_port(uid, role, index), group_port(uid, index) if group else master_port(uid)
+    return Process(role, index, port, "0.0.0.0", f"{host}:{meeting}", rank)
+
+
+def ports(config: RunConfig, process: Process, on_node: bool) -> list[Body]:
+    """Ports of the role's container; in the node's network also its group's rendezvous, so that nothing else takes
+    it.
+    """
+    meets = process.role is Role.TRAINER or pods_each(config.spec, process.role) > 1
+    named = {"http": process.port} if process.role is Role.TRAINER or listens(process) else {}
+    if on_node and meets and listens(process):
+        named["rendezvous"] = int(process.master.rpartition(":")[2])
+    return [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in named.items()]
+
+
+def environment_of(
+    config: RunConfig, process: Process, pods: PodSettings, uid: str, *, resume: bool
+) -> list[Body]:
+    """The contract's variables, with the pod's own address and the job's token by reference; `uid`: the job's."""
+    file = RESUME_CONFIG if resume and process.role is Role.TRAINER else START_CONFIG
+    variables = environment(
+        config,
+        process,
+        config_file=f"{CONFIG_DIRECTORY}/{file}",
+        termination_log="/dev/termination-log",
+    )
+    # Use the cache as it is: the same revision for all roles and restarts.
+    hub = {"HF_HUB_CACHE": literal(pods.model_cache), "HF_HUB_OFFLINE": "1"} if pods.model_cache else {}
+    given = config.spec.environment
+    fixed = {
+        "HOME": "/tmp",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONPATH": WORKSPACE,
+        **hub,
+        **_threads(pods),
+        **{name: literal(v) if v == given.get(name) else v for name, v in variables.items()},
+        **({"RLHF_RUN": uid} if process.role is Role.TRAINER else {}),
+    }
+    del fixed["RLHF_HOST"]
+    return [
+        # First, since other variables may reference it.
+        {"name": "RLHF_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        *({"name": name, "value": value} for name, value in fixed.items()),
+        {
+            "name": "RLHF_TOKEN",
+            "valueFrom": {"secretKeyRef": {"name": token_name(config.job, uid), "key": "token"}},
+        },
+    ]
+
+
+def literal(value: str) -> str:
+    """The value of a variable as a manifest means it: a kubelet would replace `$(NAME)`, and make `$` of `$$`."""
+    return value.replace("$", "$$")
+
+
+def _threads(pods: PodSettings) -> dict[str, str]:
+    """OMP_NUM_THREADS: the pod's CPU limit or request; without either, torch uses all cores of the node."""
+    cpus = pods.resources.limits.get("cpu") or pods.resources.requests.get("cpu")
+    if cpus is None:
+        return {}
+    return {"OMP_NUM_THREADS": str(max(1, math.floor(amount(cpus))))}

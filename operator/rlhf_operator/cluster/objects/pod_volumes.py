@@ -1,0 +1,61 @@
+"""Volumes of a role's pod, and their mount points."""
+
+from typing import Any
+
+from rlhf_api.pods import PodSettings, Volume
+from rlhf_api.run import RunConfig
+
+from ..config.settings import Defaults
+
+Body = dict[str, Any]
+
+WORKSPACE = "/workspace"
+CONFIG_DIRECTORY = "/etc/rlhf"
+
+
+def mounts(config: RunConfig, pods: PodSettings) -> list[Body]:
+    """Mounts of the role's container: the configuration, the work directory, and the manifest's volumes."""
+    workspace: Body = {"name": "workspace", "mountPath": WORKSPACE}
+    if config.spec.workspace.sub_path is not None:
+        workspace["subPath"] = config.spec.workspace.sub_path
+    return [
+        {"name": "config", "mountPath": CONFIG_DIRECTORY, "readOnly": True},
+        {"name": "tmp", "mountPath": "/tmp"},
+        {"name": "shared-memory", "mountPath": "/dev/shm"},
+        workspace,
+        *(
+            {
+                "name": volume.name,
+                "mountPath": volume.mount_path,
+                "readOnly": volume.read_only,
+                **({"subPath": volume.sub_path} if volume.sub_path else {}),
+            }
+            for volume in pods.volumes
+        ),
+    ]
+
+
+def volumes(config: RunConfig, pods: PodSettings, config_name: str, defaults: Defaults) -> list[Body]:
+    """The volumes of `mounts`."""
+    claim = config.spec.workspace.claim or defaults.workspace_claim
+    limit = {"sizeLimit": defaults.tmp_size_limit} if defaults.tmp_size_limit else {}
+    workspace: Body = {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {}}
+    return [
+        {"name": "config", "configMap": {"name": config_name}},
+        {"name": "tmp", "emptyDir": limit},
+        {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": pods.shared_memory}},
+        {"name": "workspace", **workspace},
+        *({"name": volume.name, **_source(volume)} for volume in pods.volumes),
+    ]
+
+
+def _source(volume: Volume) -> Body:
+    if volume.claim is not None:
+        return {"persistentVolumeClaim": {"claimName": volume.claim}}
+    if volume.config_map is not None:
+        return {"configMap": {"name": volume.config_map}}
+    if volume.secret is not None:
+        return {"secret": {"secretName": volume.secret}}
+    if volume.host_path is not None:
+        return {"hostPath": {"path": volume.host_path}}
+    return {"emptyDir": {"sizeLimit": volume.empty}}

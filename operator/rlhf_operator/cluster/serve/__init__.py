@@ -1,0 +1,1 @@
+"""What the operator's process serves: webhook, probes, metrics, logs."""

@@ -1,0 +1,195 @@
+"""`rlhf validate` and `rlhf run`: checks a manifest, and runs it on this machine."""
+
+import argparse
+import asyncio
+import os
+import shlex
+import sys
+from pathlib import Path
+
+from rlhf_api.manifest import RLHFJob, load
+from rlhf_api.model_files import model_sizes
+from rlhf_api.problems import InvalidJob
+from rlhf_api.run import RunConfig, replicas, roles_of
+from rlhf_api.status import JobStatus
+from rlhf_api.unread import without_effect
+from rlhf_api.variables import NO_ENVIRONMENT
+
+from ..archive.export import export_command
+from ..console.exits import FAILED, INTERRUPTED, Misuse, say
+from ..console.manifest_arguments import add_manifest, add_runtime, add_trial, with_runtime_of
+from ..console.subcommands import Commands, add_command
+from ..local import gpus, workdir
+from ..local.host import Host
+from ..local.metrics_server import check_port
+from ..local.models import critic_from_policy
+from ..local.ports import place
+from ..local.preflight import check_files, named_files, of_a_cluster, plain_secrets
+from ..local.processes import Command
+from ..local.progress import display
+from ..status.condition import reason
+from ..supervision.exit_reasons import missing_words
+from ..supervision.restart_policy import INVALID
+from .data import check_rows
+from .plan_table import plan_lines
+
+EXIT_CODES = {"Succeeded": 0, "Failed": FAILED, "Suspended": INTERRUPTED}
+_LOCAL = ("runtime", "workdir", "resume", "overwrite", "base_port", "metrics_port")
+"""Options of a run on this machine alone."""
+
+
+def add_validate(commands: Commands) -> None:
+    parser = add_command(
+        commands, "validate", help="check a manifest, its data and its paths without running it"
+    )
+    add_manifest(parser)
+    add_runtime(parser)
+    parser.add_argument(
+        "--no-files", dest="files", action="store_false", help="do not check data files, models and modules"
+    )
+
+
+def add_run(commands: Commands) -> None:
+    parser = add_command(commands, "run", help="run a manifest on this machine")
+    add_manifest(parser)
+    add_runtime(parser)
+    add_trial(parser)
+    parser.add_argument(
+        "--mode",
+        choices=["local", "kubernetes"],
+        default="local",
+        help="run on this machine, or submit to the cluster of the current context, as `rlhf submit` does; "
+        "default: local",
+    )
+    parser.add_argument(
+        "--workdir", type=Path, metavar="DIR", help="work directory of the run; default: runs/<name>"
+    )
+    earlier = parser.add_mutually_exclusive_group()
+    earlier.add_argument(
+        "--resume", action="store_true", help="continue from the newest checkpoint in the work directory"
+    )
+    earlier.add_argument(
+        "--overwrite", action="store_true", help="delete the earlier run in the work directory first"
+    )
+    parser.add_argument(
+        "--base-port",
+        type=int,
+        metavar="N",
+        help="first of the ports of the processes, N, N+1 and so on; default: any free ones",
+    )
+    parser.add_argument(
+        "--metrics-port",
+        type=int,
+        metavar="N",
+        help="port of the Prometheus metrics; default: any free one",
+    )
+
+
+def validate(options: argparse.Namespace) -> int:
+    job = with_runtime_of(
+        _loaded(options, files=options.files), options.runtime, options.variables, needed=False
+    )
+    warnings: list[str | None] = []
+    if options.files:
+        _check_files(job)
+        warnings = [*check_rows(job), critic_from_policy(job.spec)]
+    say(f"{options.file} is valid: {_summary(job)}", sys.stdout)
+    for line in filter(None, (*warnings, *plain_secrets(job.spec))):
+        say(line, sys.stdout)
+    for line in plan_lines(job.spec, model_sizes(job.spec) if options.files else {}):
+        say(line, sys.stdout)
+    return 0
+
+
+def run(options: argparse.Namespace, make: Command) -> int:
+    """Runs the job on this machine; `make` builds the processes' command lines."""
+    job = with_runtime_of(_loaded(options, options.trial), options.runtime, options.variables, needed=True)
+    _check_files(job)
+    folder: Path = options.workdir or Path("runs", job.metadata.name)
+    config = RunConfig(
+        job=job.metadata.name,
+        spec=job.spec,
+        workdir=str(folder.resolve()),
+        resume=options.resume or job.spec.checkpoint.resume,
+    )
+    gpus.check(job.spec, gpus.present({**os.environ, **job.spec.environment}))
+    with workdir.locked(folder):
+        places = place(config, options.base_port)
+        check_port(options.metrics_port, places)
+        before = workdir.prepare(folder, job.spec, resume=options.resume, overwrite=options.overwrite)
+        if before is not None and before.phase == "Succeeded" and before.step >= job.spec.steps:
+            say(f"{folder} already has all {job.spec.steps} steps; raise spec.steps to go on", sys.stdout)
+            return 0
+        shown = display(job.metadata.name, job.spec.steps)
+        host = Host(config, shown, places, before=before, make=make, metrics_port=options.metrics_port)
+        resumed = "resuming " if before is not None else ""
+        shown.event(f"{resumed}{_summary(job)}; logs in {folder / workdir.LOGS}")
+        if unheeded := of_a_cluster(job.spec):
+            shown.event(f"no effect on this machine, only on a cluster: {', '.join(unheeded)}")
+        for line in (critic_from_policy(job.spec), *without_effect(job.spec), *plain_secrets(job.spec)):
+            if line is not None:
+                shown.event(line)
+        try:
+            status = asyncio.run(host.run())
+        finally:
+            shown.close()
+    _conclude(status, host.outcome, folder, job.spec.checkpoint.store)
+    return EXIT_CODES[status.phase]
+
+
+def as_submit(options: argparse.Namespace) -> list[str]:
+    """`rlhf run --mode kubernetes` as arguments of `rlhf submit`. Raises Misuse for options of a local run."""
+    for name in _LOCAL:
+        if getattr(options, name):
+            raise Misuse(f"--{name.replace('_', '-')} applies only to --mode local; leave it out")
+    sets = [part for override in options.set for part in ("--set", override)]
+    trial = [] if options.trial is None else ["--trial", options.trial]
+    no_env = ["--no-env"] if options.variables is NO_ENVIRONMENT else []
+    return ["submit", str(options.file), *sets, *trial, *no_env]
+
+
+def _loaded(options: argparse.Namespace, trial: str | None = None, *, files: bool = True) -> RLHFJob:
+    """The manifest's job. Raises InvalidJob; with `files`, also for missing files of a job that can be read in part."""
+    try:
+        return load(options.file, options.set, trial, variables=options.variables)
+    except InvalidJob as error:
+        if error.job is None or not files:
+            raise
+        raise InvalidJob([*error.problems, *named_files(error.job.spec, error.problems)]) from None
+
+
+def _check_files(job: RLHFJob) -> None:
+    if problems := check_files(job.spec):
+        raise InvalidJob(problems)
+
+
+def _summary(job: RLHFJob) -> str:
+    roles = ", ".join(f"{role.value} x {replicas(job.spec, role)}" for role in roles_of(job.spec))
+    return f"{job.metadata.name}, {job.spec.algorithm}, {job.spec.steps} steps on {roles}"
+
+
+def _conclude(status: JobStatus, message: str, folder: Path, store: str | None) -> None:
+    """Prints the outcome: where the results are, or what failed, how to continue and how to get the model so far."""
+    step = status.last_checkpoint.step if status.last_checkpoint else None
+    resume = f"go on with `rlhf run ... --workdir {shlex.quote(str(folder))} --resume`"
+    if status.overlong:
+        say(f"warning: {status.overlong}", sys.stderr)
+    model = ""
+    if step is not None:
+        export = export_command(store or str(folder), step, str(folder / f"{workdir.POLICY}-{step}"))
+        model = f", or get its model with `{export}`"
+    if status.phase == "Failed":
+        say(f"error: {message}", sys.stderr)
+        if step is not None:
+            again = reason(status, "Failed") == INVALID
+            mended = " once this is mended: as it is, a resumed run ends here again" if again else ""
+            say(f"the newest checkpoint is of step {step}; {resume}{mended}{model}", sys.stderr)
+    elif status.phase == "Suspended":
+        say(f"{message}; {resume}{model}", sys.stderr)
+    else:
+        say(f"done: {status.step} of {status.total_steps} steps", sys.stdout)
+        for name in (workdir.POLICY, workdir.METRICS, workdir.CURVE):
+            if (folder / name).exists():
+                say(f"  {folder / name}", sys.stdout)
+    if missing := missing_words(status.ledger):
+        say(f"warning: {missing}; see {folder / workdir.LOGS / 'trainer-0.log'}", sys.stderr)

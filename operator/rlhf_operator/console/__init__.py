@@ -1,0 +1,1 @@
+"""Output, exit codes and arguments of the command line."""

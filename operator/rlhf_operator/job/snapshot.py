@@ -1,0 +1,229 @@
+"""A job and its pods, parsed from the API server's objects for the planner; pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from rlhf_api.problems import from_pydantic
+from rlhf_api.roles import Role
+from rlhf_api.status import JobStatus
+
+from ..status.condition import own_conditions
+from ..supervision.process_state import Ended
+from .names import (
+    ATTEMPT,
+    CHECKPOINT,
+    INDEX,
+    JOB,
+    MANAGED_BY,
+    OPERATOR,
+    PRIORITY,
+    QUEUE,
+    RANK,
+    ROLE,
+    pod_name,
+)
+from .pod_resources import claims, devices
+from .pod_status import (
+    OVER,
+    Body,
+    ended,
+    initializing,
+    is_gated,
+    let_go,
+    node_unreachable,
+    seconds,
+    unstarted,
+    waiting_reason,
+)
+from .ports import PORT
+from .trimmed import REQUEST
+
+
+@dataclass(frozen=True)
+class Job:
+    """An RLHFJob as stored: its spec unvalidated, its status as written by the operator."""
+
+    body: Body
+    name: str
+    namespace: str
+    uid: str
+    generation: int
+    queue: str | None
+    """The job's Kueue queue."""
+    priority: str | None
+    """The Kueue WorkloadPriorityClass that the job names."""
+    checkpoint: str | None
+    """Newest checkpoint request, cut to the length that a status keeps."""
+    status: JobStatus | None
+    unreadable: str | None = None
+    """Validation errors of a status written by another release, which must not be overwritten."""
+
+    @classmethod
+    def of(cls, body: Body) -> "Job":
+        meta = body["metadata"]
+        status, unreadable = _status(body.get("status"))
+        asked = meta.get("annotations", {}).get(CHECKPOINT)
+        return cls(
+            body=body,
+            name=meta["name"],
+            namespace=meta["namespace"],
+            uid=meta["uid"],
+            generation=meta.get("generation", 1),
+            queue=meta.get("labels", {}).get(QUEUE),
+            priority=meta.get("labels", {}).get(PRIORITY),
+            checkpoint=asked and asked[:REQUEST],
+            status=status,
+            unreadable=unreadable,
+        )
+
+
+@dataclass(frozen=True)
+class Pod:
+    """One pod of a job; times are seconds since the epoch."""
+
+    name: str
+    uid: str
+    role: Role
+    index: int
+    attempt: int
+    address: str | None
+    """The pod's IP address, once assigned."""
+    started: float
+    """Start time of its container; before that, the pod's creation time."""
+    up: bool
+    """True once its container has passed the startup probe."""
+    ready: bool
+    ended: Ended | None = None
+    deletion_deadline: float | None = None
+    """Deletion deadline, by which its kubelet has to end it; None unless it is being deleted."""
+    grace: float = 0.0
+    """Of its deletion, seconds."""
+    held_by: str = ""
+    """Finalizers that alone keep a deleted pod: its kubelet has confirmed its end, or it was given up."""
+    begun: bool = False
+    """True once its role's container has started, which waits for a node, for images and for init containers."""
+    over: bool = False
+    """True if none of its containers runs any more and its resources are free; a sidecar may outlast the role's
+    container."""
+    waiting_reason: str | None = None
+    """Reason why it does not start, or cannot be reached."""
+    scheduled: bool = True
+    """False once the scheduler has reported that it found no node."""
+    gated: bool = False
+    """True if Kueue has put it into a queue of its own, beside its job's."""
+    devices: tuple[tuple[str, int], ...] = ()
+    """Devices that it asks for, such as GPUs, by the names of their resources."""
+    claims: tuple[str, ...] = ()
+    """Names of its ResourceClaims."""
+    node: str | None = None
+    unreachable: bool = False
+    """True if its node no longer reports to Kubernetes."""
+    initializing: str | None = None
+    """The running init container."""
+    unstarted: bool = False
+    """True if it has a node, whose kubelet has not started any of its containers yet."""
+    port: int = PORT
+    """Port of the pod's HTTP server."""
+    rank: int = 0
+    """Rank in a multi-pod generator."""
+
+    @property
+    def replica(self) -> tuple[Role, int]:
+        """The replica, whose pods live and die together."""
+        return self.role, self.index
+
+    @property
+    def serving(self) -> bool:
+        return self.address is not None and self.ended is None
+
+    @property
+    def url(self) -> str:
+        """Base URL; only for a pod with an address."""
+        host = f"[{self.address}]" if ":" in (self.address or "") else self.address
+        return f"http://{host}:{self.port}"
+
+    @classmethod
+    def of(cls, body: Body) -> "Pod":
+        """Parses a pod. Raises KeyError or ValueError for one that is not the operator's."""
+        body = _without_nulls(body)  # as kubelets that are no kubelets write times that they do not know
+        meta, status = body["metadata"], body.get("status", {})
+        labels = meta["labels"]
+        containers: Sequence[Body] = status.get("containerStatuses", ())
+        role_container = next((c for c in containers if c["name"] == "role"), {})
+        conditions = {c["type"]: c for c in status.get("conditions", ())}
+        running = role_container.get("state", {}).get("running")
+        scheduled = conditions.get("PodScheduled", {}).get("status") != "False"
+        spec = body.get("spec", {})
+        node = spec.get("nodeName")
+        return cls(
+            name=meta["name"],
+            uid=meta["uid"],
+            role=Role(labels[ROLE]),
+            index=int(labels[INDEX]),
+            attempt=int(labels[ATTEMPT]),
+            address=status.get("podIP") or None,
+            started=seconds((running or {}).get("startedAt") or meta["creationTimestamp"]),
+            up=bool(role_container.get("started")),
+            ready=conditions.get("Ready", {}).get("status") == "True",
+            ended=ended(meta, status, role_container, conditions),
+            deletion_deadline=seconds(meta["deletionTimestamp"]) if "deletionTimestamp" in meta else None,
+            grace=float(meta.get("deletionGracePeriodSeconds", 0)),
+            held_by=", ".join(meta.get("finalizers", ())) if let_go(meta) else "",
+            begun=bool({"running", "terminated"} & role_container.get("state", {}).keys()),
+            over=status.get("phase") in OVER,
+            waiting_reason=waiting_reason(spec, status, conditions),
+            scheduled=scheduled and not is_gated(spec),
+            gated=is_gated(spec),
+            devices=devices(spec),
+            claims=claims(spec, status),
+            node=node,
+            unreachable=node_unreachable(conditions),
+            initializing=initializing(status),
+            unstarted=node is not None and unstarted(status),
+            port=_port(spec),
+            rank=int(labels.get(RANK, "0")),
+        )
+
+
+def _without_nulls(value: Any) -> Any:
+    """A null stands for what is not there."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+    return [*map(_without_nulls, value)] if isinstance(value, list) else value
+
+
+def is_marked(body: Body, job: str) -> bool:
+    """True if the pod has the label that the watch selects, and those of the job and of the role, index and rank in its
+    name."""
+    meta = body["metadata"]
+    labels: Mapping[str, str] = meta.get("labels") or {}
+    role, index = labels.get(ROLE, ""), labels.get(INDEX, "")
+    if labels.get(MANAGED_BY) != OPERATOR or labels.get(JOB) != job:
+        return False
+    if role not in list(Role) or not labels.get(ATTEMPT, "").isdecimal():
+        return False
+    rank = labels.get(RANK, "0")
+    numbered = index.isdecimal() and rank.isdecimal()
+    return numbered and bool(meta["name"] == pod_name(job, Role(role), int(index), int(rank)))
+
+
+def _port(spec: Body) -> int:
+    """The HTTP port, as declared by the release that created the pod."""
+    containers: Sequence[Body] = spec.get("containers", ())
+    ports: Sequence[Body] = next((c.get("ports", ()) for c in containers if c["name"] == "role"), ())
+    return next((port["containerPort"] for port in ports if port.get("name") == "http"), PORT)
+
+
+def _status(body: Any) -> tuple[JobStatus | None, str | None]:
+    """The parsed status, None before the first one; or its validation errors. Other controllers may write conditions
+    into it; any other field is of an operator, perhaps of a release that names all its fields otherwise."""
+    if not body or body.keys() <= {"conditions"}:
+        return None, None
+    try:
+        ours = {**body, "conditions": own_conditions(body) or ()}
+        return JobStatus.model_validate(ours, strict=False), None
+    except ValidationError as error:
+        return None, "; ".join(map(str, from_pydantic(error, JobStatus, ("status",)).problems))

@@ -1,0 +1,1 @@
+"""The Kubernetes API: client, errors, kinds, lease; knows no job."""

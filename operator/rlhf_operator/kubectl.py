@@ -1,0 +1,85 @@
+"""Runs a verb: connects to the cluster and executes it."""
+
+import argparse
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+from rlhf_api.manifest import load
+
+from .archive import checkpoints
+from .console.exits import Failure, Misuse, ended
+from .console.manifest_arguments import parsed
+from .console.subcommands import CommandParser
+from .kube.api_error import ApiError
+from .selftest.cluster_command import selftest
+from .verbs.api_errors import explain
+from .verbs.argument_types import of_this_machine
+from .verbs.arguments import add_selftest, add_verbs
+from .verbs.checkpoint import checkpoint
+from .verbs.client import Session
+from .verbs.clone import clone, clone_file
+from .verbs.kubeconfig import locate
+from .verbs.logs import logs
+from .verbs.scale import scale
+from .verbs.status import status
+from .verbs.submit import submit
+from .verbs.suspend import resume, suspend
+
+_VERBS: dict[str, Callable[[Session, argparse.Namespace], Awaitable[int]]] = {
+    "status": status,
+    "list": status,
+    "logs": logs,
+    "checkpoint": checkpoint,
+    "suspend": suspend,
+    "resume": resume,
+    "scale": scale,
+    "submit": submit,
+    "clone": clone,
+    "selftest": selftest,
+}
+
+
+def kubectl_main(arguments: Sequence[str] | None = None) -> int:
+    """`kubectl rlhf`: kubectl runs `kubectl-rlhf` with what follows."""
+    program = "kubectl rlhf"
+    parser: argparse.ArgumentParser = CommandParser(
+        prog=program, description="Shows and controls RLHF jobs on a cluster."
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    add_verbs(commands, program)
+    add_selftest(commands, program)
+    return run(parsed(parser, arguments))
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the verb; returns the exit code."""
+    if checkpoints.meant(options):
+        return ended(lambda: checkpoints.run(options))
+    if options.command == "clone" and isinstance(options.run, Path):
+        return ended(lambda: clone_file(options))
+    return ended(lambda: asyncio.run(_run(options)))
+
+
+async def _run(options: argparse.Namespace) -> int:
+    verb = _VERBS[options.command]
+    if verb is status and options.watch and options.name is None:
+        raise Misuse("--watch needs the NAME of a job; `kubectl get rlhfjobs --watch` follows them all")
+    if verb is submit:
+        options.job = load(options.file, options.set, options.trial, variables=options.variables)
+    if verb is selftest:
+        options.job = load(options.file, options.set, variables=options.variables)
+    try:
+        target = await locate(options.kubeconfig, options.context, options.namespace)
+    except Failure as error:
+        here = of_this_machine(Path("runs", options.name)) if getattr(options, "name", None) else ""
+        raise Failure(f"{error}; {here}") if here else error from None
+    try:
+        session = Session(target)
+    except (OSError, ValueError) as error:
+        raise Failure(f"{target.cluster}: its certificates cannot be used: {error}") from None
+    async with session:
+        try:
+            return await verb(session, options)
+        except ApiError as error:
+            raise Failure(explain(error, target.cluster)) from None

@@ -1,0 +1,85 @@
+"""`kubectl rlhf selftest`: one short run of a job's own models, settings and pods, and a table of the checks."""
+
+import argparse
+import asyncio
+import secrets
+import signal
+import sys
+
+from rlhf_api.manifest import RLHFJob, load
+
+from ..console.exits import FAILED, INTERRUPTED, Failure, Misuse, say
+from ..kube.api_error import ApiError
+from ..local.progress import Lines
+from ..verbs.api_errors import explain
+from ..verbs.client import Session
+from ..verbs.jobs import check_served
+from .checks import judged
+from .derived import Overrides, as_arguments, first_half, on_cluster
+from .on_cluster import OnCluster
+from .table import passed
+from .trial import carry_out, patience, victims
+
+_LONGEST_NAME = 40
+
+
+async def selftest(session: Session, options: argparse.Namespace) -> int:
+    """Runs the selftest; `options.job` is the validated manifest."""
+    job: RLHFJob = options.job
+    own = job.metadata.namespace
+    if own and options.namespace and own != options.namespace:
+        raise Misuse(f"{options.file} is for namespace {own}, and -n says {options.namespace}; leave one out")
+    session.namespace = own or session.namespace
+    await check_served(session)
+    name = trial_name(job.metadata.name, secrets.token_hex(2))
+    # Each kill, the start, the resume and the end may take up to the deadline of a step.
+    settings = on_cluster(job.spec, name, (len(victims(job.spec)) + 3) * patience(job.spec))
+
+    def derive(overrides: Overrides) -> RLHFJob:
+        given = [*options.set, *as_arguments(overrides), *as_arguments(settings)]
+        return load(options.file, given, variables=options.variables)
+
+    small = derive(first_half(job.spec)).spec
+    trial = OnCluster(session, derive, name, Lines(sys.stdout, 0).event)
+    running = asyncio.current_task()
+    assert running is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
+    say(f"the selftest runs as the job {session.qualified(name)}", sys.stdout)
+    try:
+        seen = await carry_out(job.spec, trial)
+    except asyncio.CancelledError:
+        say("interrupted", sys.stderr)
+        return INTERRUPTED
+    finally:
+        await _clear(trial, session, keep=options.keep)
+    found = judged(job.spec, seen, small.data.prompts_per_step, small.sampling.answers_per_prompt)
+    if passed(found, seen.cause):
+        return 0
+    if not options.keep:
+        say("its pods and their logs are deleted; --keep keeps them", sys.stderr)
+    return FAILED
+
+
+def trial_name(name: str, mark: str) -> str:
+    """A job's name of valid length; `mark` distinguishes several selftests."""
+    end = f"-selftest-{mark}"
+    return name[: _LONGEST_NAME - len(end)].rstrip("-") + end
+
+
+async def _clear(trial: OnCluster, session: Session, *, keep: bool) -> None:
+    """Removes the trial's job; on failure, prints what may be left: the selftest's own outcome has priority."""
+    if keep:
+        say(
+            f"kept: {session.qualified(trial.name)}; `kubectl delete rlhfjob {trial.name}` ends it",
+            sys.stderr,
+        )
+        return
+    try:
+        await trial.remove()
+    except (Failure, ApiError) as error:
+        why = explain(error, session.cluster) if isinstance(error, ApiError) else error
+        say(
+            f"warning: the job {session.qualified(trial.name)} or its files may be left: {why}; "
+            f"`kubectl delete rlhfjob {trial.name}`, and runs/{trial.name} in its workspace",
+            sys.stderr,
+        )

@@ -1,0 +1,1 @@
+"""A job's status, its conditions and metrics, on either host."""

@@ -1,0 +1,1 @@
+"""What either host does with a job's processes: states, restarts, budgets, deadlines."""
