@@ -20,8 +20,17 @@ helm install rlhf charts/rlhf-operator -n rlhf-system --create-namespace \\
   --set image.repository=REGISTRY/rlhf-operator --set jobs.trainerImage=REGISTRY/rlhf-trainer
 ```
 
-[docs/cluster.md](../../docs/cluster.md) tells how to install, upgrade, observe and remove it. Helm refuses values that
-are not in this table, and values of the wrong type.
+It installs the operator and three definitions: RLHFJob, a training run as one resource; RLHFRuntime and
+ClusterRLHFRuntime, an administrator's pod settings for jobs that name them. Kubernetes 1.20 or newer.
+
+```
+helm upgrade rlhf charts/rlhf-operator -n rlhf-system --reset-then-reuse-values   # definitions too; running jobs go on
+helm uninstall rlhf -n rlhf-system                                                # the definitions stay, and so do jobs
+```
+
+[docs/cluster.md](../../docs/cluster.md) tells how to install, observe and remove it,
+[docs/upgrades.md](../../docs/upgrades.md) which versions work together. Helm refuses values that are not in this table,
+and values of the wrong type.
 
 | value | default | meaning |
 | --- | --- | --- |

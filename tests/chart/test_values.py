@@ -9,7 +9,23 @@ import pytest
 import yaml
 from tests.support.helm import CHART, HelmError, render
 
+from rlhf_api.crd import CLUSTER_RUNTIME, RUNTIMES, definition
+from rlhf_api.manifest import KIND, parse
+from rlhf_api.runtime import parse_runtime
+
 ROOT = CHART.parents[1]
+
+
+def test_artifact_hub_is_told_of_every_kind_with_examples_that_are_valid() -> None:
+    notes = yaml.safe_load((CHART / "Chart.yaml").read_text())["annotations"]
+    told = yaml.safe_load(notes["artifacthub.io/crds"])
+    served = {kind: definition(kind) for kind in (KIND, *RUNTIMES)}
+    assert {(crd["kind"], crd["name"], crd["version"]) for crd in told} == {
+        (kind, body["metadata"]["name"], body["spec"]["versions"][0]["name"]) for kind, body in served.items()
+    }
+    examples = {example["kind"]: example for example in yaml.safe_load(notes["artifacthub.io/crdsExamples"])}
+    parse(examples[KIND])
+    parse_runtime(examples[CLUSTER_RUNTIME])
 
 
 @pytest.mark.parametrize(
