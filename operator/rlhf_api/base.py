@@ -61,6 +61,7 @@ SCHEMES = ("file", "s3", "gs", "az")
 """Kinds of object stores, by their URLs."""
 _STORE_URL = rf"^(file:///|({'|'.join(SCHEMES[1:])})://)[^/?#]+(/[^/?#]+)*/?$"
 QUANTITY = r"^[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+|[numkMGTPE]|[KMGTPE]i)?$"
+_CONTROLLER = r"^[a-z0-9.-]+/[A-Za-z0-9._/-]+$"
 _NAME = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
 _PATH = r"^(/\.?[A-Za-z0-9_-][^/:]*)+$"
 _SUB_PATH = r"^\.?[A-Za-z0-9_-][^/:]*(/\.?[A-Za-z0-9_-][^/:]*)*$"
@@ -76,6 +77,7 @@ PATTERNS = {
     _JOB_NAME: "must be at most 40 of a-z, 0-9 and -, begin with a letter and not end with -",
     _STORE_URL: "must be a URL that begins with file:///, s3://, gs:// or az://, without ?, # and empty parts (//)",
     QUANTITY: 'must be a Kubernetes quantity, such as "500m" or "16Gi"',
+    _CONTROLLER: "must be a controller's name with its domain, such as kueue.x-k8s.io/multikueue",
     _NAME: "must be the name of an object in the cluster: a-z, 0-9, - and . with a letter or digit at both ends",
     _PATH: "must be an absolute path without .. and : and with no / at its end",
     _SUB_PATH: "must be a relative path without .. and : and with no / at its end",
@@ -132,6 +134,8 @@ Amount = Annotated[
 """A quantity that may be a whole number without quotes: `cpu: 8`."""
 Name = Annotated[str, Field(pattern=_NAME, max_length=253)]
 """The name of another object in the cluster."""
+Controller = Annotated[str, Field(pattern=_CONTROLLER, max_length=63)]
+"""A controller as Kubernetes' Jobs name one in `managedBy`."""
 AbsolutePath = Annotated[str, Field(pattern=_PATH, max_length=256)]
 """A path from the root of a file system."""
 SubPath = Annotated[str, Field(pattern=_SUB_PATH, max_length=256)]

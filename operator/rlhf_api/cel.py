@@ -13,7 +13,7 @@ from pydantic.alias_generators import to_camel
 
 from .cel_pods import PODS
 from .cel_sections import SECTIONS, Rule
-from .checks import CHANGEABLE
+from .checks import CHANGEABLE, MANAGER_STAYS
 from .roles import Generator
 from .spec import Spec
 from .status import CORRECTABLE
@@ -34,7 +34,7 @@ def _unchanged() -> Iterator[str]:
             # Always present, because its replicas have a default.
             inner = Generator.model_fields.items()
             yield from (_same(f"{key}.{f.alias or n}") for n, f in inner if n != "replicas")
-        elif name not in CHANGEABLE:
+        elif name not in (*CHANGEABLE, "managed_by"):
             yield f"self.{key} == oldSelf.{key}" if field.is_required() else _same(key)
 
 
@@ -52,6 +52,7 @@ _JOB = (
         + ", ".join(["generator.replicas", *map(to_camel, CHANGEABLE)])
         + " alone; suspend it first (spec.suspend: true)",
     ),
+    Rule(_same("spec.managedBy"), f"managedBy {MANAGER_STAYS}"),
 )
 
 RULES: dict[str, tuple[Rule, ...]] = {"RLHFJob": _JOB, **SECTIONS, **PODS}

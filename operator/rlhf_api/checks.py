@@ -183,8 +183,13 @@ CHANGEABLE = ("suspend", "active_deadline_seconds", "ttl_seconds_after_finished"
 """Fields that may change while a job runs, besides the number of generators; all others only while it is suspended."""
 
 
+MANAGER_STAYS = "never changes; delete the job and make it anew"
+
+
 def check_change(before: Spec, after: Spec) -> list[Problem]:
-    """Problems of a change to a job that is not suspended."""
+    """Problems of a change: of any field while the job is not suspended, and ever of its manager."""
+    if before.managed_by != after.managed_by:
+        return [Problem("spec.managedBy", MANAGER_STAYS)]
     if before.suspend:
         return []
     after = after.model_copy(

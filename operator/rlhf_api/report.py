@@ -53,7 +53,7 @@ class LedgerStatus(Report):
     requeued: Count
     """Prompts sent again, because their generator failed."""
     filtered: Count = 0
-    """Prompts filtered out by dynamic sampling: all their responses have the same score."""
+    """Prompts filtered out by dynamic sampling."""
     dropped: Count
     """Prompts dropped in the whole run; the log has the reasons."""
     lost: Count
@@ -67,7 +67,7 @@ class HealthStatus(Report):
     since: Count
     """First of the consecutive steps up to this one that broke the rule."""
     reason: Word
-    """`NotFinite`, `OtherPolicy`, `OtherWeights`, `MetricAbove`, `MetricBelow`, `MetricRose` or `MetricFell`."""
+    """Such as `NotFinite` or `MetricAbove`."""
     action: Word
     message: Text
     rollbacks: Count = 0

@@ -74,7 +74,7 @@ class RewardFunction(RewardKind):
     """Name in the metrics; the Python function's unless given."""
     secret_headers: dict[str, Variable] = Field({}, max_length=16)
     """Headers of each request to `url`, such as Authorization: for each, the environment variable of the reward role
-    that holds its value, which no manifest or log contains."""
+    that holds its value."""
     weight: float = 1.0
     failure_score: float = Field(0.0, ge=-LARGEST_SCORE, le=LARGEST_SCORE)
     """Score of a response whose program fails, exceeds a limit or takes too long, or for which a function computes for

@@ -11,6 +11,7 @@ from .base import (
     COLDEST,
     HOTTEST,
     OBJECT,
+    Controller,
     Decay,
     DType,
     Epsilon,
@@ -250,6 +251,8 @@ class Spec(Sections):
     """On a cluster: the job is deleted this long after its end."""
     pod_retention: Literal["never", "onFailure", "always"] = "never"
     """On a cluster: when servers that still run at the job's end stay, with their GPUs."""
+    managed_by: Controller | None = None
+    """On a cluster: the job's controller, `rlhf.dev/operator` unless given. It never changes."""
     runtime: RuntimeReference | None = None
     pods: PodSettings = PodSettings()
     """On a cluster: settings of the pods of every role."""

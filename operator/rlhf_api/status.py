@@ -39,7 +39,7 @@ class Condition(Report):
 
 
 class FailureStatus(Report):
-    """The end of a failed process, kept when its pod is gone; on one machine there is its log."""
+    """The end of a failed process, kept when its pod is gone."""
 
     process: Word
     node: Word = ""
@@ -66,7 +66,7 @@ class RolePlan(Report):
     pods: int
     gpus: int = 0
     memory: str | None = None
-    """Minimum memory of one GPU, with the arithmetic; null if the manifest does not give enough to compute it."""
+    """Minimum memory of one GPU, with the arithmetic."""
 
 
 class RuntimeStatus(Report):
@@ -83,11 +83,11 @@ class RestartWindow(Report):
     failures: Count = 0
     """Restarts counted against `backoffLimit`."""
     disruptions: Count = 0
-    """Restarts not counted; they too lengthen the backoff before the next one."""
+    """Restarts not counted."""
     since: Time
     last: Time
     cause: Text = ""
-    """The error before the last counted restart, and its step, if the same computation meets it again."""
+    """The error before the last counted restart, and its step, if it would come again."""
 
 
 class ScalingStatus(Report):
@@ -97,33 +97,32 @@ class ScalingStatus(Report):
     step: Count
     """Last step evaluated."""
     wanted: tuple[Count, ...] = Field((), max_length=8)
-    """Number of generators that each of the last steps would have needed."""
+    """Generators that each of the last steps would have needed."""
 
 
 class ClusterStatus(Report):
-    """The operator's state of a job on a cluster, kept across restarts of the operator."""
+    """The operator's state of the job."""
 
     attempt: int = 0
     """Starts of the trainer gang, also a label of its pods."""
     unmade: int | None = None
-    """Attempt whose trainer pods were not all seen on their nodes: it has trained nothing, and where none is left it is
-    made again under the same number."""
+    """Attempt whose trainer pods were not all seen on their nodes, so that it has trained nothing."""
     config: str | None = None
     """Name of the ConfigMap with the configuration of the running pods."""
     counted: tuple[str, ...] = ()
     """Uids of ended pods that are counted in `restarts` and not replaced yet."""
     restarts: dict[Role, RestartWindow] = {}
     provisioning_since: Time | None = None
-    """Time since which pods exist and the trainer does not train yet, after a start or resume."""
+    """Time since which pods exist and the trainer does not train yet."""
     progress_time: Time | None = None
     """Last start of the trainer, or report of progress."""
     progress_count: Count | None = None
     """The trainer's count of signs of progress at `progress_time`."""
     scaling: ScalingStatus | None = None
     suspend_requested: Time | None = None
-    """Time of the first request to the trainer to checkpoint and exit."""
+    """First request to the trainer to checkpoint and exit."""
     checkpoint_requested: str | None = None
-    """Last value of the annotation `rlhf.dev/checkpoint` that the trainer accepted."""
+    """Last value of `rlhf.dev/checkpoint` that the trainer accepted."""
 
 
 class JobStatus(Report):
@@ -158,7 +157,6 @@ class JobStatus(Report):
     gpu_seconds: Count | None = None
     """GPU-seconds used up to `usage_time`."""
     cost: float | None = None
-    """In the currency of the operator's prices, as `cost_per_hour`."""
     cost_per_hour: float | None = None
     usage_time: Time | None = None
     last_checkpoint: CheckpointStatus | None = None

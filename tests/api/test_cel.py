@@ -48,8 +48,20 @@ def test_a_job_that_failed_by_its_spec_can_be_corrected_and_no_other_that_failed
 
 
 def test_every_section_that_cannot_change_has_a_case() -> None:
-    sections = {f"spec.{f.alias or name}" for name, f in Spec.model_fields.items() if name not in CHANGEABLE}
+    free = (*CHANGEABLE, "managed_by")
+    sections = {f"spec.{f.alias or name}" for name, f in Spec.model_fields.items() if name not in free}
     assert sections == {where for _, where in CHANGES}
+
+
+@pytest.mark.parametrize("suspended", [(), ("spec.suspend=true",)], ids=["running", "suspended"])
+def test_the_manager_of_a_job_never_changes(suspended: tuple[str, ...]) -> None:
+    managed = document(*suspended, "spec.managedBy=kueue.x-k8s.io/multikueue")
+    other = document(*suspended, "spec.managedBy=rlhf.dev/operator")
+    for before, after in ((document(*suspended), managed), (managed, other), (managed, document(*suspended))):
+        (message,) = refusals(after["spec"], before["spec"])
+        assert message == "managedBy never changes; delete the job and make it anew"
+        problems = check_change(parse(before).spec, parse(after).spec)
+        assert [p.where for p in problems] == ["spec.managedBy"]
 
 
 @pytest.mark.parametrize("change", ALLOWED)

@@ -223,6 +223,7 @@ VALUES: dict[str, list[Any]] = {
     r"secretHeaders$": [{"Authorization": "KEY"}],
     r"optimizer\.type$": ["AdamW"],
     r"(empty|sharedMemory)$": ["2Gi"],
+    r"managedBy$": ["other.example/controller"],
     r"modelCache$": ["/v/models"],
     r"engineArguments$": [{"max-num-seqs": 4}],
     r"template$": [{"metadata": {"labels": {"a": "b"}}}],

@@ -175,6 +175,18 @@ def test_a_refusal_is_over_with_the_first_look_that_nothing_is_refused_in():
     tell(told)
 
 
+@pytest.mark.parametrize(
+    ("manager", "ours"), [("kueue.x-k8s.io/multikueue", False), ("rlhf.dev/operator", True)]
+)
+def test_a_job_that_another_controller_manages_is_left_alone(manager, ours):
+    async def told(story: Story) -> None:
+        story.submit("first", f"spec.managedBy={manager}")
+        await story.look()
+        assert bool(story.server.made or story.server.applied or story.server.status) == ours
+
+    tell(told)
+
+
 def test_a_status_of_which_the_definition_lacks_fields_is_not_written_at_every_look(monkeypatch):
     """The API server drops what an older definition does not have."""
 

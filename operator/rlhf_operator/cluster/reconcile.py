@@ -82,6 +82,8 @@ class Reconciler:
             self._deletions.forget(key)
             return None
         job = Job.of(body)
+        if job.managed_elsewhere:
+            return None
         if self._uids.setdefault(key, job.uid) != job.uid:
             self._forget(key)
             self._uids[key] = job.uid

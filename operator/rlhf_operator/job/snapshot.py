@@ -12,9 +12,11 @@ from rlhf_api.status import JobStatus
 
 from ..status.condition import own_conditions
 from ..supervision.process_state import Ended
+from .baseline import as_object
 from .names import (
     ATTEMPT,
     CHECKPOINT,
+    CONTROLLER,
     INDEX,
     JOB,
     MANAGED_BY,
@@ -58,6 +60,8 @@ class Job:
     checkpoint: str | None
     """Newest checkpoint request, cut to the length that a status keeps."""
     status: JobStatus | None
+    managed_elsewhere: bool = False
+    """True if the spec names another controller, whose the job and its status are."""
     unreadable: str | None = None
     """Validation errors of a status written by another release, which must not be overwritten."""
 
@@ -76,6 +80,7 @@ class Job:
             priority=meta.get("labels", {}).get(PRIORITY),
             checkpoint=asked and asked[:REQUEST],
             status=status,
+            managed_elsewhere=(as_object(body.get("spec")).get("managedBy") or CONTROLLER) != CONTROLLER,
             unreadable=unreadable,
         )
 
