@@ -1,5 +1,7 @@
 """Checks of pods, workspace, scheduling and template overrides: each problem names its field and its remedy."""
 
+import json
+
 import pytest
 from tests.api.manifests import document
 
@@ -133,7 +135,24 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("override", "where", "words"), BAD, ids=[case[0] for case in BAD])
+BAD += [
+    (
+        f"spec.pods.template={json.dumps({'spec': {key: [{'name': f'a{i}'} for i in range(most + 1)]}})}",
+        f"spec.pods.template.spec.{key}",
+        f"must have at most {most} items; got {most + 1}",
+    )
+    for key, most in {"containers": 16, "initContainers": 16, "volumes": 64}.items()
+]
+BAD += [
+    (
+        f"spec.pods.template={json.dumps({'metadata': {'annotations': {f'a{i}': '' for i in range(257)}}})}",
+        "spec.pods.template.metadata.annotations",
+        "at most 256",
+    ),
+]
+
+
+@pytest.mark.parametrize(("override", "where", "words"), BAD, ids=[case[0][:99] for case in BAD])
 def test_problem_names_field_and_remedy(override: str, where: str, words: str) -> None:
     with pytest.raises(InvalidJob) as caught:
         parse(document(override))

@@ -274,6 +274,16 @@ def test_a_namespaced_operator_has_no_right_beyond_its_namespaces():
     assert asked["values"] == ["training", "research"]
 
 
+@pytest.mark.parametrize("values", [{}, {**NAMESPACED, "rbac": {"clusterReads": True}}])
+def test_the_operator_makes_secrets_and_may_read_none(values):
+    rules = [
+        rule for body in render(values) if body["kind"] in ("Role", "ClusterRole") for rule in body["rules"]
+    ]
+    secrets = [rule["verbs"] for rule in rules if {"secrets", "*"} & set(rule.get("resources", ()))]
+    assert secrets
+    assert all(verbs == ["create"] for verbs in secrets)
+
+
 def test_a_namespaced_operator_may_be_let_read_what_is_in_no_namespace():
     objects = render({**NAMESPACED, "rbac": {"clusterReads": True}})
     (bound,) = (o["roleRef"]["name"] for o in objects if o["kind"] == "ClusterRoleBinding")

@@ -1,9 +1,11 @@
 """Models and tokenizers: from scratch, from disk, from each other, and what is wrong with them said plainly."""
 
 import copy
+import json
 import os
 import shutil
 import tempfile
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -374,6 +376,23 @@ def test_a_file_of_another_user_is_said_to_be_unreadable_not_missing(path):
     assert "user 65534 may not read model.safetensors, which is of user 0 with mode -rw-------" in str(
         raised.value
     )
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["a known family", "one of its own"])
+def test_code_beside_a_models_weights_is_not_run(path, tmp_path, known):
+    """Whoever made the model wrote it."""
+    folder = shutil.copytree(path, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    named = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
+    config |= {"auto_map": named} | ({} if known else {"model_type": "evil"})
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["evil.Tokenizer", null]}}')
+    (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nraise SystemExit('ran')\n")
+    with suppress(ValueError):
+        load_tokenizer(str(folder))
+    with nullcontext() if known else pytest.raises(ValueError, match="cannot load"):
+        load_policy(str(folder), torch.float32)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_pickled_weights_are_loaded_only_where_that_is_asked_for(path, tmp_path, monkeypatch):
