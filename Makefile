@@ -163,7 +163,7 @@ lint: install
 generated: install
 	for kind in RLHFJob RLHFRuntime ClusterRLHFRuntime; do \
 	  file=$$(echo "$$kind" | tr A-Z a-z)s.rlhf.dev.yaml; \
-	  $(BIN)/python -m rlhf_api.crd "$$kind" > "crds/$$file" && cp "crds/$$file" charts/rlhf-operator/files/ || exit 1; \
+	  $(BIN)/python -m rlhf_api.schema.crd "$$kind" > "crds/$$file" && cp "crds/$$file" charts/rlhf-operator/files/ || exit 1; \
 	done
 	$(BIN)/python docs/make_manifest_reference.py
 	$(BIN)/python docs/make_chart_reference.py

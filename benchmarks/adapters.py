@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf_api.lora import Lora
-from rlhf_api.run import Member
+from rlhf_api.contract.run import Member
+from rlhf_api.sections.lora import Lora
 from rlhf_trainer.models.adapter import Adapter
 from rlhf_trainer.weights.base import Base
 from rlhf_trainer.weights.broadcaster import Broadcaster

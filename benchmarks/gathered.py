@@ -20,9 +20,10 @@ from typing import Any
 import torch
 from serving import Server, make_model, run_config, save, tell
 
-from rlhf_api.roles import Role, Trainer
-from rlhf_api.run import Member
-from rlhf_api.spec import Optimizer
+from rlhf_api.contract.run import Member
+from rlhf_api.roles import Role
+from rlhf_api.sections.optimizer import Optimizer
+from rlhf_api.sections.roles import Trainer
 from rlhf_trainer.models.trained_model import TrainedModel
 from rlhf_trainer.ranks.ranks import Ranks
 from rlhf_trainer.transport.http import HttpClient

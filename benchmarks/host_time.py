@@ -17,8 +17,8 @@ import torch
 from torch import distributed
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from rlhf_api.roles import GradientCheckpointing, Trainer
-from rlhf_api.spec import Optimizer
+from rlhf_api.sections.optimizer import Optimizer
+from rlhf_api.sections.roles import GradientCheckpointing, Trainer
 from rlhf_trainer.maths.outputs import ResponseLogprobs
 from rlhf_trainer.models.trained_model import TrainedModel
 from rlhf_trainer.tensors.records import Sequences

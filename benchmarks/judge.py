@@ -17,8 +17,8 @@ from heapq import heapify, heapreplace
 
 from aiohttp import web
 
+from rlhf_api.contract.run import Member, Membership
 from rlhf_api.roles import Role
-from rlhf_api.run import Member, Membership
 from rlhf_trainer.dispatch.control import Control
 from rlhf_trainer.dispatch.roster import Roster
 from rlhf_trainer.models.pretrained.create import create_tokenizer

@@ -23,8 +23,8 @@ import torch
 from rollouts import publish
 from serving import Server, make_model, run_config, save, tell
 
-from rlhf_api.run import Member
-from rlhf_api.spec import Sampling
+from rlhf_api.contract.run import Member
+from rlhf_api.sections.sampling import Sampling
 from rlhf_trainer.dispatch.assignments import Limits
 from rlhf_trainer.rollout.partial_rollout import Work, longest_first
 from rlhf_trainer.rollout.rounds import start_round

@@ -15,8 +15,8 @@ from typing import Any
 
 from launch import rlhf_run
 
-from rlhf_api.manifest import load
-from rlhf_api.run import RunConfig
+from rlhf_api.contract.run import RunConfig
+from rlhf_api.manifest.load import load
 
 WARM_UP = 2
 PHASES = ("generate", "score", "train", "broadcast")

@@ -40,9 +40,9 @@ from tests.support.fake_nodes import FakeNodes
 from tests.support.kube import eventually, kubectl, new_namespace
 from tests.support.operator import TOKEN_KEY, Operator, operator, talking_trainer
 
-from rlhf_api.crd import document
-from rlhf_api.manifest import parse
-from rlhf_api.run import replicas, roles_of
+from rlhf_api.contract.run import replicas, roles_of
+from rlhf_api.manifest.load import parse
+from rlhf_api.schema.crd import document
 from rlhf_operator.cluster.config.settings import Settings
 from rlhf_operator.cluster.manager import WORKERS
 from rlhf_operator.cluster.objects.companions import companions, owned, token_secret

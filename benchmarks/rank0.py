@@ -35,9 +35,9 @@ from tokenizers.models import WordLevel
 from torch import distributed
 from transformers import PreTrainedTokenizerFast
 
+from rlhf_api.contract.run import CONTROL_STATUS, Member
 from rlhf_api.roles import Role
-from rlhf_api.run import CONTROL_STATUS, Member
-from rlhf_api.spec import Sampling
+from rlhf_api.sections.sampling import Sampling
 from rlhf_operator.local.ports import HOST, assign
 from rlhf_trainer.dispatch.assignments import Limits
 from rlhf_trainer.dispatch.control import Control

@@ -24,7 +24,7 @@ from typing import Any, cast
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rlhf_api.spec import Sampling
+from rlhf_api.sections.sampling import Sampling
 from rlhf_trainer.local_generation.shared import generate_shared
 from rlhf_trainer.models.trained_model import TrainedModel
 from rlhf_trainer.ranks.ranks import Ranks

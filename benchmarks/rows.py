@@ -19,9 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from rlhf_api.row_files import Rows
-from rlhf_api.sources import Source
-from rlhf_api.spec import Data
+from rlhf_api.dataset.row_files import Rows
+from rlhf_api.sections.data import Data, Source
 from rlhf_trainer.data.dataset import open_dataset, stream
 from rlhf_trainer.models.pretrained.load import load_tokenizer
 from rlhf_trainer.ops.row_check import RowChecker

@@ -19,9 +19,9 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config
 
-from rlhf_api.manifest import parse
+from rlhf_api.contract.run import Member, Process, RunConfig, environment
+from rlhf_api.manifest.load import parse
 from rlhf_api.roles import Role
-from rlhf_api.run import Member, Process, RunConfig, environment
 from rlhf_trainer.transport.http import HttpClient
 
 SHAPES = {

@@ -21,8 +21,8 @@ from pathlib import Path
 import psutil
 import torch
 
+from rlhf_api.contract.run import Process, RunConfig, command, environment
 from rlhf_api.roles import HEALTH, Role
-from rlhf_api.run import Process, RunConfig, command, environment
 from rlhf_trainer.models.pretrained.load import load_reward, load_tokenizer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

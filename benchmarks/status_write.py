@@ -25,8 +25,8 @@ from tests.modern.binary import binary
 from tests.modern.jobs import define
 from tests.modern.server import APPLY, Server, server
 
-from rlhf_api.crd import crd
-from rlhf_api.manifest import parse
+from rlhf_api.manifest.load import parse
+from rlhf_api.schema.crd import crd
 from rlhf_operator.status.condition import observed
 from rlhf_operator.status.job_status import first_status
 

@@ -4,8 +4,8 @@ import asyncio
 import time
 from itertools import chain, count, pairwise
 
-from rlhf_api.run import Member
-from rlhf_api.spec import Sampling
+from rlhf_api.contract.run import Member
+from rlhf_api.sections.sampling import Sampling
 from rlhf_trainer.dispatch.outcomes import Interrupted
 from rlhf_trainer.rollout.partial_rollout import Work
 from rlhf_trainer.rollout.vllm_client import STREAM_INTERVAL, VllmClient

@@ -30,12 +30,12 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, Qwen2Config
 
-from rlhf_api.activations import Pass, backward_bytes
-from rlhf_api.memory import Trained, trainer
-from rlhf_api.parameters import shape_of
-from rlhf_api.roles import Trainer
-from rlhf_api.spec import Optimizer
-from rlhf_api.zero import Zero
+from rlhf_api.estimate.activations import Pass, backward_bytes
+from rlhf_api.estimate.memory import Trained, trainer
+from rlhf_api.estimate.parameters import shape_of
+from rlhf_api.estimate.zero import Zero
+from rlhf_api.sections.optimizer import Optimizer
+from rlhf_api.sections.roles import Trainer
 from rlhf_trainer.checkpoint.rng import choose_kernels
 from rlhf_trainer.maths.outputs import ResponseLogprobs, response_values
 from rlhf_trainer.models.forward.response_head import response_head

@@ -23,10 +23,10 @@ import torch
 from torch import distributed
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from rlhf_api.manifest import parse
-from rlhf_api.problems import InvalidJob
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.estimate.zero import Zero, reducing, stepping
+from rlhf_api.manifest.load import parse
 from rlhf_api.spec import Spec
-from rlhf_api.zero import Zero, reducing, stepping
 from rlhf_trainer.maths.outputs import ResponseLogprobs
 from rlhf_trainer.models.trained_model import TrainedModel
 from rlhf_trainer.tensors.records import Sequences

@@ -18,9 +18,9 @@ from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from rlhf_api.algorithms import ALGORITHMS
 from rlhf_api.algorithms.policy_gradient import PolicyGradient
-from rlhf_api.deepspeed import DeepSpeedConfig
-from rlhf_api.descriptions import descriptions
-from rlhf_api.pods import PodSettings
+from rlhf_api.schema.descriptions import descriptions
+from rlhf_api.sections.deepspeed import DeepSpeedConfig
+from rlhf_api.sections.pods import PodSettings
 from rlhf_api.spec import Spec
 
 PAGE = Path(__file__).with_name("manifest.md")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import settings
 from tests.support.seaweed import Seaweed, Server, running
 
-from rlhf_api.run import SHARE_CORES
+from rlhf_api.contract.run import SHARE_CORES
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 from examples.chat.judge import correct
 
-from rlhf_api.manifest import load
+from rlhf_api.manifest.load import load
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "chat"
 SIGNS = {"+": operator.add, "-": operator.sub}

@@ -11,7 +11,7 @@ import pytest
 from tests.fault_matrix.cells import MOMENTS, PODS, Cell, Mode
 from tests.fault_matrix.page import happened
 
-from rlhf_api.crd import definition
+from rlhf_api.schema.crd import definition
 
 ROOT = Path(__file__).parents[1]
 RESULTS = [json.loads(line) for line in (ROOT / "docs" / "faults.jsonl").read_text().splitlines()]

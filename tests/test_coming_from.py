@@ -11,8 +11,8 @@ from pydantic import BaseModel
 from tests.api.manifests import job
 from tests.leaves.places import REFUSED, leaves
 
-from rlhf_api.manifest import RLHFJob
-from rlhf_api.problems import InvalidJob
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.job import RLHFJob
 from rlhf_operator import cli
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -5,17 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_api.rewards import RewardFunction
-from rlhf_api.roles import (
-    LIVE_FAILURES,
-    LIVE_SECONDS,
-    LIVE_TIMEOUT_SECONDS,
-    Generator,
-    Reference,
-    RoleSpec,
-    Trainer,
-)
-from rlhf_api.spec import Checkpoint, Spec, Weights
+from rlhf_api.roles import LIVE_FAILURES, LIVE_SECONDS, LIVE_TIMEOUT_SECONDS
+from rlhf_api.sections.checkpoint import Checkpoint
+from rlhf_api.sections.reward import RewardFunction
+from rlhf_api.sections.roles import Generator, Reference, RoleSpec, Trainer
+from rlhf_api.sections.weights import Weights
+from rlhf_api.spec import Spec
 from rlhf_operator.cluster.decide.conditions import SILENT_SECONDS
 from rlhf_operator.cluster.decide.deadlines import MOVES_ON
 from rlhf_operator.cluster.decide.pod_groups import LOST_SECONDS

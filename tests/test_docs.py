@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from rlhf_api.algorithms import ALGORITHMS
-from rlhf_api.manifest import parse
-from rlhf_api.runtime import parse_runtime
+from rlhf_api.manifest.load import parse
+from rlhf_api.manifest.runtime import parse_runtime
 from rlhf_operator import cli
 
 ROOT = Path(__file__).parents[1]

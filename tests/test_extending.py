@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "extending.md"
 NAMES = {
     "rlhf_api": {
-        *("Algorithm", "Frozen", "Problem", "Spec"),
+        *("Algorithm", "CommonSpec", "Frozen", "Problem", "Spec"),
         *("Compute", "Dataset", "Generate", "Graph", "Infer", "Score", "Train"),
         *("CRITIC", "POLICY", "REFERENCE", "SEQUENCES"),
         *("DPO", "PPO", "PolicyGradient"),

@@ -13,7 +13,7 @@ import pytest
 from tests.gpu.cases import FAMILIES, UPDATES, can_be, pairs_of, pairs_that_can_be
 from tests.gpu.jobs import JOBS
 
-from rlhf_api.manifest import load
+from rlhf_api.manifest.load import load
 
 ROOT = Path(__file__).parents[1]
 REPORT = """<testsuites><testsuite>

@@ -13,9 +13,9 @@ import pytest
 from tests.support.models import tiny_model
 from tests.support.rlhf import heed_signals
 
-from rlhf_api.fields import places
-from rlhf_api.manifest import RLHFJob
-from rlhf_api.other_names import OTHER_NAMES
+from rlhf_api.errors.model_fields import places
+from rlhf_api.errors.other_names import OTHER_NAMES
+from rlhf_api.job import RLHFJob
 from rlhf_operator import cli
 from rlhf_operator.kubectl import kubectl_main
 from rlhf_operator.local.modules import missing

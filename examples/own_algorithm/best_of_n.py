@@ -10,13 +10,13 @@ from rlhf_api import (
     POLICY,
     SEQUENCES,
     Algorithm,
+    CommonSpec,
     Compute,
     Frozen,
     Generate,
     Graph,
     Positive,
     Score,
-    Spec,
     Train,
 )
 from rlhf_trainer.extend import Columns, Loss, OpContext, to_tokens
@@ -33,7 +33,7 @@ class Settings(Frozen):
     """Passes over each step's responses."""
 
 
-def graph(spec: Spec, settings: Settings) -> Graph:  # noqa: ARG001
+def graph(spec: CommonSpec, settings: Settings) -> Graph:  # noqa: ARG001
     """Sampled, scored, the best chosen, trained on."""
     return Graph(
         (

@@ -12,11 +12,12 @@ if TYPE_CHECKING:
     from .algorithms.dpo import DPO as DPO
     from .algorithms.policy_gradient import PolicyGradient as PolicyGradient
     from .algorithms.ppo import PPO as PPO
-    from .base import Fraction as Fraction
-    from .base import Frozen as Frozen
-    from .base import NonNegativeFloat as NonNegativeFloat
-    from .base import Positive as Positive
-    from .base import PositiveFloat as PositiveFloat
+    from .errors.problem import Problem as Problem
+    from .field_types import Fraction as Fraction
+    from .field_types import Frozen as Frozen
+    from .field_types import NonNegativeFloat as NonNegativeFloat
+    from .field_types import Positive as Positive
+    from .field_types import PositiveFloat as PositiveFloat
     from .graph import CRITIC as CRITIC
     from .graph import POLICY as POLICY
     from .graph import REFERENCE as REFERENCE
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from .graph import Infer as Infer
     from .graph import Score as Score
     from .graph import Train as Train
-    from .problems import Problem as Problem
+    from .sections.common import CommonSpec as CommonSpec
     from .spec import Spec as Spec
 
 _MODULES = {
@@ -36,12 +37,13 @@ _MODULES = {
     "algorithms.dpo": ("DPO",),
     "algorithms.policy_gradient": ("PolicyGradient",),
     "algorithms.ppo": ("PPO",),
-    "base": ("Fraction", "Frozen", "NonNegativeFloat", "Positive", "PositiveFloat"),
+    "field_types": ("Fraction", "Frozen", "NonNegativeFloat", "Positive", "PositiveFloat"),
     "graph": (
         *("Graph", "Generate", "Dataset", "Infer", "Score", "Compute", "Train"),
         *("POLICY", "CRITIC", "REFERENCE", "SEQUENCES"),
     ),
-    "problems": ("Problem",),
+    "errors.problem": ("Problem",),
+    "sections.common": ("CommonSpec",),
     "spec": ("Spec",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

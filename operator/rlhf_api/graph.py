@@ -7,13 +7,9 @@ on the algorithm (roles, trained models, memory, data rows) is read off the grap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
-from .base import Head, ModelField
+from .field_types import Head, ModelField, RowKind
 from .roles import Role, holder
-
-RowKind = Literal["prompts", "responses", "pairs"]
-"""Dataset rows: `{prompt}`, `{prompt, answer}`, or `{prompt, pos_answers, neg_answers}`."""
 
 
 class GraphError(ValueError):
@@ -255,3 +251,7 @@ def _frozen(model: Model) -> bool:
     """True if a role runs forward passes of the model."""
     role = holder(model.field)
     return role is not None and role.row.work == "infer"
+
+
+VLLM_OUTPUTS = ("logprobs", "logprobs_untempered")
+"""Outputs of a graph's nodes that vLLM can compute for a prompt."""

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import version
 
-from rlhf_api.document import dumped
-from rlhf_api.experiments import experiments
-from rlhf_api.json_schema import manifest_schema
-from rlhf_api.manifest import composed, parse
+from rlhf_api.host.strict_yaml import dumped
+from rlhf_api.manifest.experiments import experiments
+from rlhf_api.manifest.load import composed, parse
+from rlhf_api.schema.json_schema import manifest_schema
 
 from .archive import open_store, replay
 from .commands import data

@@ -5,7 +5,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from rlhf_api.manifest import load
+from rlhf_api.manifest.load import load
 
 from .archive import checkpoints
 from .console.exits import Failure, Misuse, ended

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from pydantic import JsonValue
 
-from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.errors.problem import InvalidJob, Problem
 
 from .failures import Missing, TooLarge
 from .manifest import (

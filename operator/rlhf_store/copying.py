@@ -4,8 +4,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from rlhf_api.problems import InvalidJob, Problem
-from rlhf_api.spec import Origin
+from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.sections.checkpoint import Origin
 
 from .archive import Archive, Snapshot
 from .committing import Committer

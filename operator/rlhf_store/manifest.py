@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, JsonValue, ValidationError
 
-from rlhf_api.base import Frozen, Report
-from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.field_types import Frozen, Report
 
 ROOT = "LATEST"
 SEGMENTS = "segments"

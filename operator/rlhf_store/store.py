@@ -15,7 +15,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError, PreconditionError
 from obstore.store import LocalStore
 
-from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.errors.problem import InvalidJob, Problem
 
 from .connecting import connect, hint, refuses_twice
 from .durable import make_durable

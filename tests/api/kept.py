@@ -9,11 +9,10 @@ import torch
 from torch import distributed
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from rlhf_api.lora import Lora
-from rlhf_api.lora import parameters as adapter_parameters
-from rlhf_api.parameters import shape_of
-from rlhf_api.roles import Trainer
-from rlhf_api.spec import Optimizer
+from rlhf_api.estimate.parameters import adapter_parameters, shape_of
+from rlhf_api.sections.lora import Lora
+from rlhf_api.sections.optimizer import Optimizer
+from rlhf_api.sections.roles import Trainer
 from rlhf_trainer.maths.outputs import ResponseLogprobs
 from rlhf_trainer.models.adapter import Adapter
 from rlhf_trainer.models.trained_model import TrainedModel

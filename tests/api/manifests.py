@@ -3,7 +3,8 @@
 import json
 from typing import Any
 
-from rlhf_api.manifest import RLHFJob, apply_override, parse
+from rlhf_api.job import RLHFJob
+from rlhf_api.manifest.load import apply_override, parse
 from rlhf_api.spec import Spec
 
 SEVEN = "spec.model.parameters=7.6e9"

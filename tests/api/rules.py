@@ -7,7 +7,7 @@ from typing import Any
 import celpy
 from celpy import celtypes
 
-from rlhf_api.crd import crd
+from rlhf_api.schema.crd import crd
 
 ROOT: dict[str, Any] = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 SPEC: dict[str, Any] = ROOT["properties"]["spec"]

@@ -30,7 +30,7 @@ ROWS = '''class RankedRow(Row):
 '''
 ALGORITHM = '''"""On-policy distillation: the policy's responses under a teacher."""
 
-from ..base import Frozen, PositiveFloat
+from ..field_types import Frozen, PositiveFloat
 from ..graph import POLICY, SEQUENCES, Generate, Graph, Infer, Model, Train
 from .base import Algorithm
 
@@ -59,22 +59,22 @@ TABLE = "ROW_TYPES: dict[RowKind, type[Row]] = {"
 EDITS = {
     "rlhf_api/roles.py": (
         ('    REFERENCE = "reference"', f'    {ROW}\n    REFERENCE = "reference"'),
-        ('HEALTH = "/health"\n', f'{SECTION}HEALTH = "/health"\n'),
     ),
-    "rlhf_api/base.py": (
+    "rlhf_api/sections/roles.py": (
+        ("class Reference(ModelServerSpec):\n", f"{SECTION}class Reference(ModelServerSpec):\n"),
+    ),
+    "rlhf_api/field_types.py": (
         ('ModelField = Literal["policy", ', 'ModelField = Literal["teacher", "policy", '),
-    ),
-    "rlhf_api/graph.py": (
         ('RowKind = Literal["prompts", ', 'RowKind = Literal["ranked", "prompts", '),
     ),
-    "rlhf_api/rows.py": (
+    "rlhf_api/dataset/rows.py": (
         (TABLE, f'{ROWS}{TABLE}"ranked": RankedRow, '),
     ),
-    "rlhf_api/spec.py": (
-        (" RoleSpec, Trainer\n", " RoleSpec, Teacher, Trainer\n"),
+    "rlhf_api/sections/common.py": (
+        (" RoleSpec, Trainer,", " RoleSpec, Teacher, Trainer,"),
         ("    weights: Weights = Weights()\n", "    teacher: Teacher = Teacher()\n    weights: Weights = Weights()\n"),
     ),
-    "rlhf_api/model.py": (
+    "rlhf_api/sections/model.py": (
         ("    reward: str | None = None\n", "    teacher: str | None = None\n    reward: str | None = None\n"),
     ),
     "rlhf_api/algorithms/__init__.py": (
@@ -85,10 +85,10 @@ EDITS = {
 LOOK = """
 import json
 
-from rlhf_api.manifest import parse
-from rlhf_api.resources import gpus_each, plan
+from rlhf_api.manifest.load import parse
+from rlhf_api.estimate.resources import gpus_each, plan
 from rlhf_api.roles import Role
-from rlhf_api.run import Process, RunConfig, command, roles_of
+from rlhf_api.contract.run import Process, RunConfig, command, roles_of
 from rlhf_operator.cluster.objects.pinned import Pinned
 from rlhf_operator.cluster.objects.pod import NewPod, build_pod
 from rlhf_operator.cluster.config.settings import Settings
@@ -176,7 +176,7 @@ def test_its_memory_is_that_of_its_own_model(found: dict[str, Any]) -> None:
 
 
 def test_the_definition_has_both_sections(copy: Path) -> None:
-    done = python(copy, "-m", "rlhf_api.crd")
+    done = python(copy, "-m", "rlhf_api.schema.crd")
     assert done.returncode == 0, done.stderr
     for line in ("teacher:", "distill:", "description: Log-probabilities of a larger model"):
         assert line in done.stdout
@@ -220,7 +220,7 @@ def test_rows_of_its_own_kind_are_read_and_refused_by_their_model(copy: Path, tm
 def test_a_role_without_a_row_is_an_error_at_once(copy: Path, tmp_path: Path) -> None:
     shutil.copytree(copy, tmp_path / "operator")
     edit(tmp_path / "operator" / "rlhf_api" / "roles.py", (ROW, 'TEACHER = "teacher"'))
-    done = python(tmp_path / "operator", "-m", "rlhf_api.crd")
+    done = python(tmp_path / "operator", "-m", "rlhf_api.schema.crd")
     assert done.returncode != 0
     assert "TypeError: role 'teacher' has no row" in done.stderr
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from tests.api.manifests import document
 
-from rlhf_api.manifest import composed, parse
-from rlhf_api.problems import InvalidJob
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.manifest.load import composed, parse
 from rlhf_operator.cli import main
 
 CASES = [

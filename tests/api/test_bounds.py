@@ -3,11 +3,11 @@
 import pytest
 from tests.api.manifests import document
 
-from rlhf_api import bounds
-from rlhf_api.manifest import parse
-from rlhf_api.problems import InvalidJob
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.manifest.load import parse
+from rlhf_api.rules import size_limits
 
-TEXT, ITEMS, KEYS = "x" * (bounds.TEXT + 1), ["x"] * (bounds.ITEMS + 1), range(bounds.KEYS + 1)
+TEXT, ITEMS, KEYS = "x" * (size_limits.TEXT + 1), ["x"] * (size_limits.ITEMS + 1), range(size_limits.KEYS + 1)
 
 
 def with_spec(section: str, value: object) -> dict:

@@ -7,12 +7,12 @@ from tests.api.manifests import document, job, unchecked
 from tests.api.rules import refusals
 from tests.api.shapes import manifests
 
-from rlhf_api.cel import RULES
-from rlhf_api.checks import CHANGEABLE, check_change
-from rlhf_api.manifest import parse
-from rlhf_api.problems import InvalidJob
+from rlhf_api.contract.status import CORRECTABLE
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.manifest.load import parse
+from rlhf_api.rules.check import CHANGEABLE, check_change
+from rlhf_api.schema.cel import RULES
 from rlhf_api.spec import Spec
-from rlhf_api.status import CORRECTABLE
 
 
 @pytest.mark.parametrize(("good", "bad", "words"), CASES, ids=[case[1] for case in CASES])

@@ -10,11 +10,11 @@ import pytest
 import yaml
 from tests.api.manifests import document
 
-from rlhf_api.document import dumped
-from rlhf_api.includes import read
-from rlhf_api.manifest import apply_override, composed, load, parse
-from rlhf_api.problems import InvalidJob
-from rlhf_api.row_files import RowFile
+from rlhf_api.dataset.row_files import RowFile
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.host.strict_yaml import dumped
+from rlhf_api.manifest.includes import read
+from rlhf_api.manifest.load import apply_override, composed, load, parse
 from rlhf_operator import cli
 
 

@@ -14,12 +14,12 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from rlhf_api import bounds
-from rlhf_api.crd import CLUSTER_RUNTIME, RUNTIMES, crd, definition, document
-from rlhf_api.deepspeed import DeepSpeedConfig
-from rlhf_api.manifest import KIND
+from rlhf_api.contract.status import JobStatus
+from rlhf_api.job import KIND
+from rlhf_api.rules import size_limits
+from rlhf_api.schema.crd import CLUSTER_RUNTIME, RUNTIMES, crd, definition, document
+from rlhf_api.sections.deepspeed import DeepSpeedConfig
 from rlhf_api.spec import Spec
-from rlhf_api.status import JobStatus
 
 FOLDERS = ("crds", "charts/rlhf-operator/files")
 KINDS = (KIND, *RUNTIMES)
@@ -60,7 +60,7 @@ def test_the_file_is_current_and_fits(folder: str, kind: str) -> None:
 @pytest.mark.parametrize("arguments", [[], [CLUSTER_RUNTIME]])
 def test_it_is_printed_by_the_module(arguments: list[str]) -> None:
     out = subprocess.run(
-        [sys.executable, "-m", "rlhf_api.crd", *arguments],
+        [sys.executable, "-m", "rlhf_api.schema.crd", *arguments],
         capture_output=True,
         text=True,
         check=True,
@@ -256,9 +256,9 @@ def test_every_string_list_and_map_is_bounded() -> None:
 def test_no_field_takes_more_than_the_bounds_for_all() -> None:
     """`oversized` refuses what is beyond those, so a larger one would have no effect."""
     for _, node in nodes(ROOT):
-        assert node.get("maxLength", 0) <= bounds.TEXT
-        assert node.get("maxItems", 0) <= bounds.ITEMS
-        assert node.get("maxProperties", 0) <= bounds.KEYS
+        assert node.get("maxLength", 0) <= size_limits.TEXT
+        assert node.get("maxItems", 0) <= size_limits.ITEMS
+        assert node.get("maxProperties", 0) <= size_limits.KEYS
 
 
 def test_a_model_in_several_places_describes_its_fields_in_the_uppermost() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tests.api.manifests import document
 
-from rlhf_api.manifest import composed, load
-from rlhf_api.problems import InvalidJob
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.manifest.load import composed, load
 
 RANKS = "spec.trainer.processesPerReplica=8"
 

@@ -3,9 +3,9 @@
 import pytest
 from tests.api.manifests import job
 
-from rlhf_api.problems import InvalidJob
-from rlhf_api.unread import without_effect
-from rlhf_api.zero import Zero
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.estimate.zero import Zero
+from rlhf_api.rules.unused import without_effect
 from rlhf_operator.commands.plan_table import plan_lines
 
 AT = "spec.trainer.deepspeed"

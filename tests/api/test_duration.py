@@ -3,9 +3,9 @@
 import pytest
 from tests.graph.specs import OFFLINE, spec_of
 
-from rlhf_api.duration import Batch, Machine, Work, of_step, predicted, rates
-from rlhf_api.problems import InvalidJob
-from rlhf_api.sizes import Size
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.estimate.duration import Batch, Machine, Work, of_step, predicted, rates
+from rlhf_api.estimate.sizes import Size
 
 N, R = 1e9, 2e9
 FOUND = {"policy": Size(N), "reward": Size(R)}

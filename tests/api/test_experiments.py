@@ -9,8 +9,8 @@ import yaml
 from tests.api.manifests import GIVEN, document
 
 from rlhf_api.algorithms import ALGORITHMS
-from rlhf_api.manifest import load
-from rlhf_api.problems import InvalidJob
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.manifest.load import load
 from rlhf_operator import cli
 
 MODULE = f"""

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from tests.api.manifests import document
 from tests.api.shapes import JSON, manifests
 
-from rlhf_api.manifest import RLHFJob, from_cluster, parse
-from rlhf_api.problems import InvalidJob
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.job import RLHFJob
+from rlhf_api.manifest.load import from_cluster, parse
 
 GARBAGE = (
     JSON

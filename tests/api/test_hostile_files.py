@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from tests.api.manifests import document, job
 
-from rlhf_api.chat_template import LARGEST, template_problems
-from rlhf_api.document import documents, dumped
-from rlhf_api.manifest import load
-from rlhf_api.model_directory import directory_problem
-from rlhf_api.model_files import matrices, model_sizes
-from rlhf_api.problems import InvalidJob
-from rlhf_api.row_files import RowFile
+from rlhf_api.dataset.chat_template import LARGEST, template_problems
+from rlhf_api.dataset.row_files import RowFile
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.estimate.model_files import matrices, model_sizes
+from rlhf_api.host.model_directory import directory_problem
+from rlhf_api.host.strict_yaml import documents, dumped
+from rlhf_api.manifest.load import load
 
 CPU_SECONDS, MEMORY = 5, 1 << 30
 

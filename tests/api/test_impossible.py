@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.api.manifests import ALONE, GPU, SEVEN, STAGE, document, job, unchecked
 
-from rlhf_api.manifest import RLHFJob
-from rlhf_api.problems import InvalidJob
-from rlhf_api.resources import plan, problems
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.estimate.resources import plan, problems
+from rlhf_api.job import RLHFJob
 from rlhf_api.roles import Role
 
 ON_DISK = "offload_param: {device: nvme, nvme_path: /a}"

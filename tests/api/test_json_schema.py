@@ -12,9 +12,9 @@ from jsonschema import Draft202012Validator
 from pydantic import BaseModel
 from tests.api.manifests import document
 
-from rlhf_api.fields import models_in
-from rlhf_api.json_schema import manifest_schema
-from rlhf_api.manifest import RLHFJob
+from rlhf_api.errors.model_fields import models_in
+from rlhf_api.job import RLHFJob
+from rlhf_api.schema.json_schema import manifest_schema
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").rglob("*.yaml"))
 SCHEMA = Draft202012Validator(manifest_schema())

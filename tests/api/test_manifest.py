@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from tests.api.manifests import document, job
 
 from rlhf_api.algorithms import ALGORITHMS
-from rlhf_api.manifest import RLHFJob, load, parse
-from rlhf_api.problems import InvalidJob
-from rlhf_api.run import RunConfig
+from rlhf_api.contract.run import RunConfig
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.job import RLHFJob
+from rlhf_api.manifest.load import load, parse
 
 BAD = [
     # override, where, what the message says
@@ -353,7 +354,7 @@ def test_no_mutation_does_anything_but_pass_or_explain(
 def test_the_contract_needs_nothing_but_pydantic_and_yaml() -> None:
     script = (
         "import sys, pkgutil, importlib, rlhf_api\n"
-        "for m in pkgutil.iter_modules(rlhf_api.__path__): importlib.import_module('rlhf_api.' + m.name)\n"
+        "for m in pkgutil.walk_packages(rlhf_api.__path__, 'rlhf_api.'): importlib.import_module(m.name)\n"
         "print(sorted({'torch', 'aiohttp', 'numpy', 'rich', 'transformers', 'deepspeed'} & set(sys.modules)))"
     )
     out = subprocess.run(

@@ -3,9 +3,10 @@
 import pytest
 from tests.api.manifests import document
 
-from rlhf_api import partial, problems
-from rlhf_api.manifest import from_cluster
-from rlhf_api.problems import InvalidJob
+from rlhf_api.errors import messages
+from rlhf_api.errors.problem import MOST, InvalidJob
+from rlhf_api.manifest import partial
+from rlhf_api.manifest.load import from_cluster
 
 WORDS = 200_000
 """More characters than all messages may have; without bounds these manifests made hundreds of millions."""
@@ -32,18 +33,18 @@ def refused(**spec: object) -> InvalidJob:
 def test_problems_of_a_template_are_cut_in_number_and_length(template):
     error = refused(pods={"template": template})
     assert len(str(error)) < WORDS
-    assert error.problems[-1].message == f"has more problems than these {problems.MOST}"
+    assert error.problems[-1].message == f"has more problems than these {MOST}"
 
 
 def test_keys_that_no_server_pruned_are_not_all_compared_with_those_that_are_known(monkeypatch):
     """The webhook reads what anybody in the cluster sends it."""
-    compared, closest = [], problems.closest
+    compared, closest = [], messages.closest
 
     def counted(key, *rest):
         compared.append(key)
         return closest(key, *rest)
 
-    monkeypatch.setattr(problems, "closest", counted)
+    monkeypatch.setattr(messages, "closest", counted)
     monkeypatch.setattr(partial, "closest", counted)
     refused(trainer={"deepspeed": {f"zero_optimizatio{i}": 1 for i in range(5_000)}})
-    assert len(compared) <= 3 * problems.MOST
+    assert len(compared) <= 3 * MOST

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from tests.api import kept as real
 from tests.support.ports import free_port
 
-from rlhf_api.activations import Pass, backward_bytes
-from rlhf_api.lora import Lora, parameters
-from rlhf_api.manifest import apply_override, parse
-from rlhf_api.memory import Trained, trainer
-from rlhf_api.parameters import Shape
-from rlhf_api.problems import InvalidJob
-from rlhf_api.zero import Zero, kept, reducing, stepping
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.estimate.activations import Pass, backward_bytes
+from rlhf_api.estimate.memory import Trained, trainer
+from rlhf_api.estimate.parameters import Shape, adapter_parameters
+from rlhf_api.estimate.zero import Zero, kept, reducing, stepping
+from rlhf_api.manifest.load import apply_override, parse
+from rlhf_api.sections.lora import Lora
 from rlhf_operator.commands.plan_table import plan_lines
 
 PAGE = Path(__file__).parents[2] / "docs" / "memory.md"
@@ -236,7 +236,7 @@ def test_gradients_and_optimizer_states_are_those_of_the_adapter_alone() -> None
 def test_an_adapter_has_the_parameters_of_the_layers_that_it_names() -> None:
     def count(*targets: str) -> int:
         given = {"targetModules": targets} if targets else {}
-        return parameters(Lora.model_validate({"rank": 16, **given}), QWEN["7b"])
+        return adapter_parameters(Lora.model_validate({"rank": 16, **given}), QWEN["7b"])
 
     assert count() == 40_370_176
     assert count("q_proj", "v_proj") == 28 * 16 * (2 * 3584 + 3584 + 512)

@@ -8,10 +8,10 @@ from tests.api.manifests import GIVEN, document, job
 from tests.graph.specs import ONLINE
 
 from rlhf_api.algorithms import ALGORITHMS
-from rlhf_api.manifest import from_cluster
-from rlhf_api.problems import InvalidJob
-from rlhf_api.runtime import parse_runtime, with_runtime
-from rlhf_api.unread import without_effect
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.manifest.load import from_cluster
+from rlhf_api.manifest.runtime import parse_runtime, with_runtime
+from rlhf_api.rules.unused import without_effect
 from rlhf_operator.commands.plan_table import plan_lines
 
 SFT = ("spec.algorithm=sft", "spec.ppo={}")

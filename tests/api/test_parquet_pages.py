@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rlhf_api import parquet_pages
-from rlhf_api.parquet_pages import check_inflation
+from rlhf_api.host import parquet_pages
+from rlhf_api.host.parquet_pages import check_inflation
 
 COUNT = 1 << 20
 SMALL = 1 << 20

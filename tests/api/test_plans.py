@@ -7,10 +7,10 @@ import yaml
 from tests.api.manifests import ALONE, GPU, SEVEN, STAGE, unchecked
 from tests.support.models import tiny_model
 
-from rlhf_api.parameters import Shape
-from rlhf_api.resources import plan, problems
+from rlhf_api.estimate.parameters import Shape
+from rlhf_api.estimate.resources import plan, problems
+from rlhf_api.estimate.sizes import Size
 from rlhf_api.roles import Role
-from rlhf_api.sizes import Size
 from rlhf_operator.cli import main
 from rlhf_operator.commands.plan_table import plan_lines
 

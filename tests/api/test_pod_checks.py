@@ -5,8 +5,8 @@ import json
 import pytest
 from tests.api.manifests import document
 
-from rlhf_api.manifest import parse
-from rlhf_api.problems import InvalidJob
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.manifest.load import parse
 
 BAD = [
     (

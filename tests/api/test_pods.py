@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.api.manifests import job
 
-from rlhf_api.pods import PodSettings, combine
-from rlhf_api.problems import InvalidJob
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.sections.pods import PodSettings, combine
 
 
 def settings(**fields) -> PodSettings:

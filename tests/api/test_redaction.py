@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlhf_api.redaction import end_of_log, is_secret, masked, redacted, secrets_of
+from rlhf_api.host.redaction import end_of_log, is_secret, masked, redacted, secrets_of
 
 S = "s3cr3t-v4lue"
 HEX = "0123456789abcdef0123456789abcdef01234567"

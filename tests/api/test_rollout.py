@@ -3,9 +3,8 @@
 import pytest
 from tests.api.manifests import job
 
-from rlhf_api.algorithms import graph_of
-from rlhf_api.algorithms.resolve import resolve
-from rlhf_api.problems import InvalidJob
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.rules.own_algorithm import resolve
 
 PLAIN = "spec.sampling.topK=-1"
 AHEAD = "spec.rollout.maxStaleness=1"
@@ -96,7 +95,7 @@ def test_what_would_have_no_effect_is_refused(overrides, where, says) -> None:
 @pytest.mark.parametrize("one_update", [True, False])
 def test_the_loss_is_corrected_where_the_graph_says_so(overrides, corrected, one_update) -> None:
     size = 8 if one_update else 4
-    graph = graph_of(job(PLAIN, *overrides, f"spec.ppo.minibatchSize={size}").spec)
+    graph = job(PLAIN, *overrides, f"spec.ppo.minibatchSize={size}").spec.graph
     (train,) = [node for node in graph.nodes if node.name == "train_policy"]
     assert ("importance_weights" in train.reads) == corrected
     assert any("importance_weights" in node.writes for node in graph.nodes) == corrected

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_api.graph import RowKind
-from rlhf_api.problems import InvalidJob
-from rlhf_api.row_files import RowFile
-from rlhf_api.rows import Row, checked_row
+from rlhf_api.dataset.row_files import RowFile
+from rlhf_api.dataset.rows import Row, checked_row
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.field_types import RowKind
 
 
 def read_rows(path: str, kind: RowKind) -> list[Row]:

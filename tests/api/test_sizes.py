@@ -8,9 +8,9 @@ from tests.api.manifests import unchecked
 from tests.support.models import tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from rlhf_api.model_files import model_sizes
-from rlhf_api.parameters import count_parameters, shape_of
-from rlhf_api.sizes import Size
+from rlhf_api.estimate.model_files import model_sizes
+from rlhf_api.estimate.parameters import count_parameters, shape_of
+from rlhf_api.estimate.sizes import Size
 
 TYPES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "gpt2")
 SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}

@@ -5,10 +5,10 @@ import json
 import pytest
 from tests.api.manifests import document
 
-from rlhf_api import spec_size
-from rlhf_api.manifest import from_cluster, parse
-from rlhf_api.problems import InvalidJob
-from rlhf_api.runtime import parse_runtime
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.manifest import spec_size
+from rlhf_api.manifest.load import from_cluster, parse
+from rlhf_api.manifest.runtime import parse_runtime
 from rlhf_operator.cluster.config.settings import Settings
 from rlhf_operator.cluster.serve.webhook import review
 from rlhf_operator.job.trimmed import trimmed

@@ -6,8 +6,8 @@ import pytest
 import yaml
 from tests.api.manifests import document
 
-from rlhf_api.manifest import apply_override, composed, load, parse
-from rlhf_api.problems import InvalidJob
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.manifest.load import apply_override, composed, load, parse
 
 
 def written(folder: Path, name: str = "job.yaml", **spec: object) -> Path:

@@ -10,7 +10,7 @@ from tests.chaos.test_kills import killed, schedule
 from tests.support import vllm_server
 from tests.support.roles import TOKEN, Job
 
-from rlhf_api.replay import EPISODES
+from rlhf_api.sections.replay import EPISODES
 from rlhf_trainer.replay.table import Episode
 from rlhf_trainer.replay.table import decode as decode_episode
 from rlhf_trainer.rollout.ahead import BLOB

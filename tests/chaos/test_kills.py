@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from tests.chaos.conftest import Stores
 from tests.support.roles import Job
 
-from rlhf_api.run import EXIT_INVALID
+from rlhf_api.contract.run import EXIT_INVALID
 
 pytestmark = pytest.mark.slow
 KILLS = 30

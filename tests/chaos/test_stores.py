@@ -10,7 +10,7 @@ from tests.support.faults import ASKED
 from tests.support.outage import Mode, Proxy, proxy
 from tests.support.roles import Job
 
-from rlhf_api.run import EXIT_INVALID
+from rlhf_api.contract.run import EXIT_INVALID
 
 pytestmark = pytest.mark.slow
 PATIENCE_S = 3

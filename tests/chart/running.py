@@ -1,8 +1,8 @@
 """A job that runs, and the series that telemetry has."""
 
-from rlhf_api.report import CheckpointStatus
+from rlhf_api.contract.report import CheckpointStatus
+from rlhf_api.contract.status import JobStatus, RoleStatus
 from rlhf_api.roles import Role
-from rlhf_api.status import JobStatus, RoleStatus
 from rlhf_operator.cluster.telemetry import Telemetry
 
 KEY = ("team", "ppo")

@@ -10,8 +10,8 @@ import yaml
 from tests.chart.shapes import SHAPES
 from tests.support.helm import CHART, HelmError, Loader, helm, render, the
 
-from rlhf_api.crd import RUNTIMES, crd, definition
-from rlhf_api.manifest import parse
+from rlhf_api.manifest.load import parse
+from rlhf_api.schema.crd import RUNTIMES, crd, definition
 from rlhf_operator.cluster.config.limits import Limits
 from rlhf_operator.cluster.config.settings import Defaults, Settings
 from rlhf_operator.cluster.objects.companions import companions

@@ -9,9 +9,10 @@ import pytest
 import yaml
 from tests.support.helm import CHART, HelmError, render
 
-from rlhf_api.crd import CLUSTER_RUNTIME, RUNTIMES, definition
-from rlhf_api.manifest import KIND, parse
-from rlhf_api.runtime import parse_runtime
+from rlhf_api.job import KIND
+from rlhf_api.manifest.load import parse
+from rlhf_api.manifest.runtime import parse_runtime
+from rlhf_api.schema.crd import CLUSTER_RUNTIME, RUNTIMES, definition
 
 ROOT = CHART.parents[1]
 

@@ -7,7 +7,7 @@ import pytest
 from obstore.exceptions import GenericError
 from tests.checkpoint.conftest import assert_is
 
-from rlhf_api.problems import InvalidJob
+from rlhf_api.errors.problem import InvalidJob
 from rlhf_store.archive import Archive
 from rlhf_store.committing import Committer
 from rlhf_store.failures import Conflict, StoreError

@@ -9,9 +9,9 @@ from obstore.store import from_url
 from tests.api.manifests import job
 from tests.checkpoint.conftest import ALONE, MANY, Place, assert_is
 
-from rlhf_api.problems import InvalidJob
-from rlhf_api.run import RunConfig
-from rlhf_api.spec import Origin
+from rlhf_api.contract.run import RunConfig
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.sections.checkpoint import Origin
 from rlhf_store import copying
 from rlhf_store.archive import Archive
 from rlhf_store.committing import Committer

@@ -13,7 +13,7 @@ import pytest
 from tests.checkpoint.conftest import Place
 from tests.support.kube import eventually
 
-from rlhf_api.problems import InvalidJob
+from rlhf_api.errors.problem import InvalidJob
 from rlhf_store.archive import Archive
 from rlhf_store.committing import Committer
 from rlhf_store.manifest import Entry, Manifest, Segment

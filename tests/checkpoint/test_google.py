@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from tests.support.google import BUCKET, Google, google
 
-from rlhf_api.problems import InvalidJob
+from rlhf_api.errors.problem import InvalidJob
 from rlhf_store.archive import Archive
 from rlhf_store.committing import Committer
 from rlhf_store.failures import Conflict

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save
 from tests.checkpoint.conftest import ALONE, Place
 
-from rlhf_api.problems import InvalidJob
+from rlhf_api.errors.problem import InvalidJob
 from rlhf_store.archive import Archive
 from rlhf_store.archive import Snapshot as Stored
 from rlhf_store.manifest import (

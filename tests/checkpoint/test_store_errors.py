@@ -13,7 +13,7 @@ import pytest
 from tests.cluster.credentials import KEY, openssl
 from tests.support.http_threads import serving
 
-from rlhf_api.problems import InvalidJob
+from rlhf_api.errors.problem import InvalidJob
 from rlhf_store import connecting, failures
 from rlhf_store.archive import Archive
 from rlhf_store.failures import StoreError

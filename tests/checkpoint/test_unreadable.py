@@ -8,7 +8,7 @@ import obstore
 import pytest
 from tests.checkpoint.conftest import Place, assert_is, tensors
 
-from rlhf_api.problems import InvalidJob
+from rlhf_api.errors.problem import InvalidJob
 from rlhf_store.archive import Archive
 from rlhf_store.manifest import digest_of
 from rlhf_store.retention import Retention

@@ -9,9 +9,9 @@ import pytest
 from tests.support.models import tiny_model
 from tests.support.rlhf import ROOT, run, succeed
 
-from rlhf_api.algorithms.resolve import resolve
-from rlhf_api.manifest import load
-from rlhf_api.problems import InvalidJob
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.manifest.load import load
+from rlhf_api.rules.own_algorithm import resolve
 from rlhf_operator import cli
 
 MANIFEST = ROOT / "examples" / "own_algorithm" / "best_of_n.yaml"

@@ -20,7 +20,7 @@ from tests.support.rlhf import ROOT, lines
 from tests.test_docs import blocks
 from transformers import AutoModelForCausalLM
 
-from rlhf_api.spec import Sampling
+from rlhf_api.sections.sampling import Sampling
 from rlhf_operator.cli import main
 from rlhf_trainer.local_generation.shared import generate_shared
 from rlhf_trainer.models.pretrained.load import load_tokenizer

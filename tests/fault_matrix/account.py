@@ -13,7 +13,7 @@ import psutil
 import pyarrow.parquet as parquet
 from tests.support.run_processes import processes
 
-from rlhf_api.replay import EPISODES
+from rlhf_api.sections.replay import EPISODES
 from rlhf_store.archive import Archive
 
 _GENERATED = re.compile(rb"^vllm:generation_tokens_total\S* ([\d.e+]+)", re.MULTILINE)

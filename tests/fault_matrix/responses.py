@@ -6,7 +6,7 @@ from io import BytesIO
 
 import pyarrow.parquet as parquet
 
-from rlhf_api.replay import EPISODES
+from rlhf_api.sections.replay import EPISODES
 from rlhf_store.archive import Archive, Snapshot
 from rlhf_trainer.rollout.ahead import BLOB
 from rlhf_trainer.rollout.ahead import decode as decode_works

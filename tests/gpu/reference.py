@@ -18,9 +18,9 @@ from transformers import (
     PreTrainedModel,
 )
 
-from rlhf_api.lora import Lora
-from rlhf_api.roles import Trainer
-from rlhf_api.spec import Optimizer
+from rlhf_api.sections.lora import Lora
+from rlhf_api.sections.optimizer import Optimizer
+from rlhf_api.sections.roles import Trainer
 from rlhf_trainer.maths.outputs import ResponseLogprobs, response_values, sequence_scores
 from rlhf_trainer.models.adapter import Adapter
 from rlhf_trainer.models.pretrained.heads import class_with_head

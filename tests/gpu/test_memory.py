@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import Qwen2Config
 
-from rlhf_api.activations import Pass, backward_bytes
-from rlhf_api.memory import Trained, trainer
-from rlhf_api.parameters import shape_of
-from rlhf_api.zero import BYTES, Zero
+from rlhf_api.estimate.activations import Pass, backward_bytes
+from rlhf_api.estimate.memory import Trained, trainer
+from rlhf_api.estimate.parameters import shape_of
+from rlhf_api.estimate.zero import BYTES, Zero
 
 from .cases import ZERO, Update
 from .reference import Batch, make_engine, update

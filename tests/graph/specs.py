@@ -3,7 +3,6 @@
 from pydantic.alias_generators import to_camel
 from tests.api.manifests import job
 
-from rlhf_api.algorithms import graph_of
 from rlhf_api.graph import Graph
 from rlhf_api.spec import Spec
 
@@ -28,4 +27,4 @@ def spec_of(algorithm: str, settings: str = "", *overrides: str) -> Spec:
 
 
 def graph(algorithm: str, settings: str = "", *overrides: str) -> Graph:
-    return graph_of(spec_of(algorithm, settings, *overrides))
+    return spec_of(algorithm, settings, *overrides).graph

@@ -9,8 +9,8 @@ from tests.graph.specs import spec_of
 from tests.support.forks import run_ranks
 
 from rlhf_api.algorithms import settings_of
+from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.graph import POLICY, REFERENCE, SEQUENCES, Compute, Generate, Graph, Infer, Node, Score, Train
-from rlhf_api.problems import InvalidJob
 from rlhf_trainer.dispatch.roster import Stopped
 from rlhf_trainer.graph.executor import Executor
 from rlhf_trainer.graph.learner import Learner

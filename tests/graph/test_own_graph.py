@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from tests.api.manifests import job
 
-from rlhf_api.algorithms.resolve import resolve
-from rlhf_api.problems import InvalidJob
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.rules.own_algorithm import resolve
 
 MODULE = """
 from rlhf_api.algorithms import Algorithm

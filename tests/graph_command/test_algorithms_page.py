@@ -10,8 +10,8 @@ import pytest
 
 from rlhf_api.algorithms import ALGORITHMS
 from rlhf_api.algorithms.policy_gradient import PolicyGradient
-from rlhf_api.base import Frozen
-from rlhf_api.spec import Optimizer
+from rlhf_api.field_types import Frozen
+from rlhf_api.sections.optimizer import Optimizer
 
 DOCS = Path(__file__).parents[2] / "docs"
 TEXT = (DOCS / "algorithms.md").read_text()

@@ -11,8 +11,8 @@ import yaml
 from tests.api.manifests import document
 
 from rlhf_api.algorithms import ALGORITHMS
-from rlhf_api.algorithms.resolve import resolve
 from rlhf_api.graph import Graph
+from rlhf_api.rules.own_algorithm import resolve
 from rlhf_operator import cli
 from rlhf_operator.graph.command import usual
 from rlhf_operator.graph.drawing import drawing

@@ -14,8 +14,8 @@ from tests.kube.schedulers import CLAIM_TEMPLATE, COSCHEDULING, KUEUE, VOLCANO
 from tests.support.cluster import Cluster, ControlPlane, control_plane, existing
 from tests.support.kube import eventually, kubectl, new_namespace
 
-from rlhf_api.crd import RUNTIMES, document
-from rlhf_api.manifest import KIND
+from rlhf_api.job import KIND
+from rlhf_api.schema.crd import RUNTIMES, document
 from rlhf_operator.supervision import budget
 
 

@@ -11,8 +11,8 @@ from tests.support.cluster import Cluster
 from tests.support.helm import CHART, HelmError, helm
 from tests.support.kube import KubectlError, eventually, get, kubectl
 
-from rlhf_api.crd import RUNTIMES
-from rlhf_api.manifest import KIND
+from rlhf_api.job import KIND
+from rlhf_api.schema.crd import RUNTIMES
 
 JOB = Path(__file__).parents[2] / "examples" / "sentiment" / "ppo.yaml"
 CRDS = [f"{kind.lower()}s.rlhf.dev" for kind in (KIND, *RUNTIMES)]

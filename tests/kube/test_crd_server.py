@@ -12,9 +12,10 @@ from tests.api.shapes import manifests
 from tests.support.cluster import Cluster
 from tests.support.kube import KubectlError, get, kubectl
 
-from rlhf_api.manifest import RLHFJob, composed, from_cluster, load, parse
-from rlhf_api.problems import InvalidJob
-from rlhf_api.status import JobStatus
+from rlhf_api.contract.status import JobStatus
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.job import RLHFJob
+from rlhf_api.manifest.load import composed, from_cluster, load, parse
 
 pytestmark = pytest.mark.usefixtures("crd")
 

@@ -17,7 +17,7 @@ from tests.support.kube import KubectlError, eventually, kubectl, new_namespace
 from tests.support.operator import Jobs, Operator, operator, talking_trainer
 from tests.support.proxy import Proxy, proxied
 
-from rlhf_api.run import EXIT_SUSPENDED
+from rlhf_api.contract.run import EXIT_SUSPENDED
 
 ELSEWHERE = {
     # Other projects' kinds, as far as this needs them.

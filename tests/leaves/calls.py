@@ -8,11 +8,9 @@ import torch
 from tests.leaves.host import config
 from tests.leaves.parts import Made, context, instead, tokenizer
 
-from rlhf_api.algorithms import graph_of
-from rlhf_api.evaluation import evaluation_sets
-from rlhf_api.manifest import RLHFJob
+from rlhf_api.contract.run import roles_of
+from rlhf_api.job import RLHFJob
 from rlhf_api.roles import Role
-from rlhf_api.run import roles_of
 from rlhf_trainer.data.dataset import open_datasets
 from rlhf_trainer.data.prompts import prompts
 from rlhf_trainer.engines.vllm.serve.launch import frozen_options
@@ -64,7 +62,7 @@ def serving(job: RLHFJob) -> Any:
 
 def collecting(job: RLHFJob) -> Any:
     """Rounds of prompts where all groups have one score, and whose log-probabilities are the old ones."""
-    if not graph_of(job.spec).generates:
+    if not job.spec.graph.generates:
         return None
     rounds: list[int] = []
     part = SimpleNamespace(columns={"versions": torch.zeros(1)})
@@ -75,7 +73,7 @@ def collecting(job: RLHFJob) -> Any:
 
     class Collector(collector.EpisodeCollector):
         def __init__(self) -> None:
-            self._ctx, self._graph = context(job), graph_of(job.spec)
+            self._ctx, self._graph = context(job), job.spec.graph
             self.ahead, self._received = None, lambda *_, **__: part
             self._source = SimpleNamespace(issue=lambda _: None)
             self._with_spread, self._scored = lambda *_, **__: ([part], 1), lambda *_: [part]
@@ -95,15 +93,15 @@ def collecting(job: RLHFJob) -> Any:
 def evaluations(job: RLHFJob) -> Any:
     """Prompts and sampling of each evaluation set, and the function that judges."""
     section, asked = job.spec.evaluation, []
-    if section is None or not graph_of(job.spec).generates:
-        return [(s.name, s.data) for s in evaluation_sets(job.spec)]
+    if section is None or not job.spec.graph.generates:
+        return [(s.name, s.data) for s in job.spec.evaluation_sets()]
 
     def respond(batch: Any, sampling: Any, penalties: Any) -> Any:
         asked.append(([p.id for p in batch], sampling, penalties))
         return SimpleNamespace(rollouts=[])
 
     evaluate(context(job), open_datasets(job.spec)[1], respond, None)
-    return asked, [s.name for s in evaluation_sets(job.spec)]
+    return asked, [s.name for s in job.spec.evaluation_sets()]
 
 
 def rewards(job: RLHFJob) -> Any:

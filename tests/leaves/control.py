@@ -8,9 +8,8 @@ import pytest
 from tests.leaves.host import config
 from tests.leaves.parts import Made, context, instead
 
-from rlhf_api.algorithms.resolve import resolve
-from rlhf_api.health import outlier_limit
-from rlhf_api.manifest import RLHFJob
+from rlhf_api.job import RLHFJob
+from rlhf_api.rules.own_algorithm import resolve
 from rlhf_store.manifest import Root
 from rlhf_trainer.metrics import tracking
 from rlhf_trainer.roles import trainer
@@ -69,7 +68,7 @@ def health(job: RLHFJob) -> Any:
         figures = {"kl_mean": value, "loss": float("nan") if step == 8 else 0.5, "x": -value}
         figures |= {"logprob_difference": step / 10, "logprob_outliers": 20.0, "logprob_difference_max": 3.0}
         figures["logprob_outlier_share"] = step / 100
-        verdict = judge(section, watches, figures, step, begun=True, outliers=outlier_limit(job.spec))
+        verdict = judge(section, watches, figures, step, begun=True, outliers=job.spec.outlier_limit())
         watches = verdict.watches
         found.append((verdict, good(section, watches)))
     watcher = object.__new__(monitor.Monitor)

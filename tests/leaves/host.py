@@ -6,14 +6,13 @@ from typing import Any
 
 from tests.reconcile.world import TODAY, World
 
-from rlhf_api.algorithms import graph_of
-from rlhf_api.duration import Batch, Machine, Work, of_step, predicted
-from rlhf_api.manifest import RLHFJob
-from rlhf_api.model_files import model_sizes
-from rlhf_api.problems import InvalidJob
-from rlhf_api.report import TrainerStatus
+from rlhf_api.contract.report import TrainerStatus
+from rlhf_api.contract.run import Process, RunConfig, command, environment, replicas, roles_of
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.estimate.duration import Batch, Machine, Work, of_step, predicted
+from rlhf_api.estimate.model_files import model_sizes
+from rlhf_api.job import RLHFJob
 from rlhf_api.roles import Role
-from rlhf_api.run import Process, RunConfig, command, environment, replicas, roles_of
 from rlhf_operator.cluster.decide.autoscale import needed
 from rlhf_operator.cluster.objects.companions import companions
 from rlhf_operator.cluster.objects.gangs import members
@@ -38,7 +37,7 @@ def config(job: RLHFJob) -> RunConfig:
 
 def graph(job: RLHFJob) -> Any:
     """Nodes with their sizes and bounds, the roles, and what is trained."""
-    found = graph_of(job.spec)
+    found = job.spec.graph
     return (
         list(map(repr, found.nodes)),
         roles_of(job.spec),

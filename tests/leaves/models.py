@@ -13,12 +13,11 @@ from tests.leaves.parts import context, instead
 from tests.ops.made import columns
 from tests.replay.made import episode, words
 
-from rlhf_api.algorithms import graph_of
-from rlhf_api.algorithms.resolve import resolve
-from rlhf_api.base import ModelField
+from rlhf_api.contract.run import roles_of
+from rlhf_api.field_types import ModelField
 from rlhf_api.graph import Compute, Generate
-from rlhf_api.manifest import RLHFJob
-from rlhf_api.run import roles_of
+from rlhf_api.job import RLHFJob
+from rlhf_api.rules.own_algorithm import resolve
 from rlhf_trainer.checkpoint.rng import choose_kernels
 from rlhf_trainer.data.dataset import open_datasets, stream
 from rlhf_trainer.data.prompts import prompts
@@ -72,7 +71,7 @@ def engines(job: RLHFJob) -> Any:
     found: list[Any] = []
     with instead(assembly, "TrainedModel") as made, pytest.MonkeyPatch.context() as patch:
         patch.setattr(assembly, "load_trained", lambda *given: deepcopy(_model(*given)))
-        for used in graph_of(job.spec).trained:
+        for used in job.spec.graph.trained:
             assembly.trained_model(context(job), config(job), used)
     for given, named in made.told:
         adapter = named.pop("adapter", None)
@@ -92,12 +91,12 @@ def data(job: RLHFJob) -> Any:
     """Rows in their order and as tokens."""
     spec, (rows, held_out, text) = job.spec, open_datasets(job.spec)
     tokenizer = loading.load_job_tokenizer(config(job))
-    fit = check_all([RowChecker(rows, graph_of(spec).rows, tokenizer, spec.data)])
+    fit = check_all([RowChecker(rows, spec.graph.rows, tokenizer, spec.data)])
     places = stream(rows, spec.seed).take(12)
-    if isinstance(graph_of(spec).source, Generate):
+    if isinstance(spec.graph.source, Generate):
         seen: Any = prompts(rows, places, tokenizer, spec.data)
     else:
-        kind = graph_of(spec).rows
+        kind = spec.graph.rows
         made, metrics = given_columns(kind, [rows[i] for _, i in places], tokenizer, spec.data)
         seen = made.sequences.tokens.tolist(), metrics
     more = {name: [rows_[i].model_dump() for i in range(len(rows_))] for name, rows_ in held_out.items()}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlhf_api.manifest import RLHFJob
+from rlhf_api.job import RLHFJob
 from rlhf_trainer.models.pretrained import load
 
 

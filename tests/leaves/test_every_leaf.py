@@ -12,8 +12,9 @@ from tests.leaves import calls, control, host, models
 from tests.leaves.places import REFUSED, changed, keys, leaves, overrides, value, values
 from tests.support.models import tiny_model
 
-from rlhf_api.manifest import RLHFJob, parse
-from rlhf_api.problems import InvalidJob
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.job import RLHFJob
+from rlhf_api.manifest.load import parse
 
 View = Callable[[RLHFJob], Any]
 VIEWS: tuple[View, ...] = (*host.VIEWS, *models.VIEWS, *calls.VIEWS, *control.VIEWS, host.cluster)

@@ -13,8 +13,8 @@ from pydantic.alias_generators import to_camel
 from tests.leaves.places import changed, keys, leaves, value, values
 
 from rlhf_api.algorithms import ALGORITHMS
-from rlhf_api.manifest import parse
-from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.manifest.load import parse
 from rlhf_api.spec import Spec
 
 GIVEN = ("sft", "reward", "dpo")

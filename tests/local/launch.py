@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-from rlhf_api.run import Process, RunConfig
+from rlhf_api.contract.run import Process, RunConfig
 from rlhf_operator.cli import main
 from rlhf_operator.local import host, liveness, process_log, stopping
 

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from unittest.mock import patch
 
+from rlhf_api.contract.run import Process, RunConfig
 from rlhf_api.roles import Role
-from rlhf_api.run import Process, RunConfig
 from rlhf_api.spec import Spec
 from rlhf_operator.local import reaper, stopping
 from rlhf_operator.local.processes import Supervised

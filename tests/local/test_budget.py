@@ -3,8 +3,8 @@
 import pytest
 from tests.api.manifests import document, job
 
-from rlhf_api.manifest import parse
-from rlhf_api.problems import InvalidJob
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.manifest.load import parse
 from rlhf_api.roles import Role
 from rlhf_operator.supervision.budget import Restarts, left, one_more, totals
 

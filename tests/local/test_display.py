@@ -21,7 +21,7 @@ from rich.console import Console
 from tests.api.manifests import document
 from tests.support.rlhf import heed_signals
 
-from rlhf_api.status import JobStatus
+from rlhf_api.contract.status import JobStatus
 from rlhf_operator.local.figures import step_line, time_left
 from rlhf_operator.local.metrics import Metrics
 from rlhf_operator.local.progress import Lines

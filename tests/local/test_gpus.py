@@ -2,10 +2,10 @@ import os
 
 import pytest
 
-from rlhf_api.manifest import parse
-from rlhf_api.problems import InvalidJob
+from rlhf_api.contract.run import Process
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.manifest.load import parse
 from rlhf_api.roles import Role
-from rlhf_api.run import Process
 from rlhf_api.spec import Spec
 from rlhf_operator.local import gpus
 

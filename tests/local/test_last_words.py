@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from tests.api.manifests import job
 
-from rlhf_api.report import TrainerStatus
-from rlhf_api.status import JobStatus
+from rlhf_api.contract.report import TrainerStatus
+from rlhf_api.contract.status import JobStatus
 from rlhf_operator.commands.run import _conclude
 from rlhf_operator.status.condition import condition
 from rlhf_operator.status.job_status import first_status, job_status

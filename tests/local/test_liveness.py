@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from rlhf_api.contract.run import Process
 from rlhf_api.roles import LIVE_FAILURES, Role
-from rlhf_api.run import Process
 from rlhf_operator.local import liveness
 from rlhf_operator.local.processes import Supervised
 from rlhf_operator.supervision.role_client import ControlClient

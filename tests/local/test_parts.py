@@ -19,13 +19,13 @@ from typing import Any
 import pytest
 from tests.api.manifests import job
 
-from rlhf_api import oom
-from rlhf_api.manifest import load
-from rlhf_api.oom import OomKills
-from rlhf_api.problems import InvalidJob
-from rlhf_api.report import CheckpointStatus, TrainerStatus
+from rlhf_api.contract.report import CheckpointStatus, TrainerStatus
+from rlhf_api.contract.run import Membership, Process, RunConfig
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.host import oom
+from rlhf_api.host.oom import OomKills
+from rlhf_api.manifest.load import load
 from rlhf_api.roles import Role
-from rlhf_api.run import Membership, Process, RunConfig
 from rlhf_operator.cli import main
 from rlhf_operator.local import reaper, workdir
 from rlhf_operator.local.host import Host

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from tests.api.manifests import document, job
 
-from rlhf_api.run import RunConfig
+from rlhf_api.contract.run import RunConfig
 from rlhf_operator.cli import main
 
 JOB = (

@@ -8,10 +8,10 @@ import pytest
 import yaml
 from tests.support.rlhf import ROOT
 
-from rlhf_api.document import dumped
-from rlhf_api.manifest import composed, load
+from rlhf_api.contract.run import roles_of
+from rlhf_api.host.strict_yaml import dumped
+from rlhf_api.manifest.load import composed, load
 from rlhf_api.roles import Role
-from rlhf_api.run import roles_of
 from rlhf_operator.selftest import checks
 from rlhf_operator.selftest.derived import as_arguments, first_half, second_half
 from rlhf_operator.selftest.left import heard, left_by, told

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 from torch import distributed
 
-from rlhf_api.roles import Trainer
-from rlhf_api.spec import Optimizer
+from rlhf_api.sections.optimizer import Optimizer
+from rlhf_api.sections.roles import Trainer
 from rlhf_trainer.models.trained_model import TrainedModel
 
 ADAM = Optimizer().model_copy(

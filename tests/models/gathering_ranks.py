@@ -12,7 +12,7 @@ from torch import distributed
 from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rlhf_api.roles import Trainer
+from rlhf_api.sections.roles import Trainer
 from rlhf_trainer.maths.outputs import ResponseLogprobs
 from rlhf_trainer.models import gathering
 from rlhf_trainer.models.adapter import Adapter

@@ -9,7 +9,7 @@ import torch
 from tests.models.ranks import ADAM, copied, make
 from torch import distributed
 
-from rlhf_api.roles import Trainer
+from rlhf_api.sections.roles import Trainer
 from rlhf_trainer.maths.outputs import ResponseLogprobs
 from rlhf_trainer.models.state import training_state
 from rlhf_trainer.models.trained_model import TrainedModel

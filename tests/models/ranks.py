@@ -18,9 +18,9 @@ from torch import Tensor, distributed
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 from transformers import Qwen2ForTokenClassification as Qwen2Critic
 
-from rlhf_api.lora import Lora
-from rlhf_api.roles import Trainer
-from rlhf_api.spec import Optimizer
+from rlhf_api.sections.lora import Lora
+from rlhf_api.sections.optimizer import Optimizer
+from rlhf_api.sections.roles import Trainer
 from rlhf_trainer.engines.vllm.weights.held import HeldBase
 from rlhf_trainer.export.model_files import save_model
 from rlhf_trainer.maths.outputs import ResponseLogprobs, response_values

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from tests.models import ranks
 from torch import Tensor, distributed
 
-from rlhf_api.roles import Trainer
+from rlhf_api.sections.roles import Trainer
 from rlhf_trainer.models.state import load_training_state, training_state
 from rlhf_trainer.models.trained_model import TrainedModel
 from rlhf_trainer.models.zero import deepspeed

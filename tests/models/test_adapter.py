@@ -3,7 +3,7 @@
 import pytest
 from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig, Qwen3MoeConfig
 
-from rlhf_api.lora import Lora
+from rlhf_api.sections.lora import Lora
 from rlhf_trainer.models.adapter import Adapter
 
 SHAPE = {

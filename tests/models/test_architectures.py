@@ -8,8 +8,8 @@ import torch
 from tests.api.manifests import unchecked
 from tests.support.models import byte_tokenizer
 
-from rlhf_api.checks import check
-from rlhf_api.problems import InvalidJob
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.rules.check import check
 from rlhf_trainer.models.pretrained import architectures
 from rlhf_trainer.models.pretrained.create import create_policy
 from rlhf_trainer.models.pretrained.load import load_critic, load_policy, load_tokenizer

@@ -9,7 +9,7 @@ import transformers
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaAttention
 
-from rlhf_api.problems import InvalidJob
+from rlhf_api.errors.problem import InvalidJob
 from rlhf_trainer.maths.outputs import ResponseLogprobs
 from rlhf_trainer.models.forward import attention
 from rlhf_trainer.models.forward.inference import Forward

@@ -8,8 +8,8 @@ import pytest
 from tests.api.manifests import document
 from tests.support.models import byte_tokenizer, tiny_model
 
-from rlhf_api.manifest import parse
-from rlhf_api.run import RunConfig
+from rlhf_api.contract.run import RunConfig
+from rlhf_api.manifest.load import parse
 from rlhf_trainer.models.pretrained import load
 from rlhf_trainer.models.pretrained.fitting import fit_problems
 

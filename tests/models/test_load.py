@@ -15,7 +15,7 @@ from tests.support.models import tiny_model
 from transformers import AutoConfig, Gemma3PreTrainedModel, Gemma3TextConfig, PreTrainedTokenizerFast
 from transformers.modeling_layers import GenericForTokenClassification
 
-from rlhf_api.problems import InvalidJob
+from rlhf_api.errors.problem import InvalidJob
 from rlhf_trainer.export.model_files import save_model
 from rlhf_trainer.maths.outputs import response_values, sequence_scores
 from rlhf_trainer.models.deepspeed_config import deepspeed_settings

@@ -10,12 +10,12 @@ import torch
 from torch import distributed
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from rlhf_api.contract.run import RunConfig
+from rlhf_api.dataset.rows import AnswerRow
+from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.graph import CRITIC, POLICY, REWARD_MODEL
-from rlhf_api.lora import Lora
-from rlhf_api.problems import InvalidJob
 from rlhf_api.roles import Role
-from rlhf_api.rows import AnswerRow
-from rlhf_api.run import RunConfig
+from rlhf_api.sections.lora import Lora
 from rlhf_trainer.models.adapter import Adapter
 from rlhf_trainer.models.pretrained import job_models as loading
 from rlhf_trainer.models.pretrained.create import create_policy, create_tokenizer

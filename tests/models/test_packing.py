@@ -23,7 +23,7 @@ from transformers import (
     Qwen2MoeForCausalLM,
 )
 
-from rlhf_api.problems import InvalidJob
+from rlhf_api.errors.problem import InvalidJob
 from rlhf_trainer.maths.outputs import ResponseLogprobs, response_values
 from rlhf_trainer.models.forward.attention import PACKED
 from rlhf_trainer.models.forward.efficiency import fuse, recompute

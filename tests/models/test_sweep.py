@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from tests.api.test_every_field_acts import models
 from tests.models.sweep import CASES, NOT_RUN, Outcome
 
-from rlhf_api.deepspeed import DeepSpeedConfig
+from rlhf_api.sections.deepspeed import DeepSpeedConfig
 
 RECORD = json.loads(Path(__file__).with_name("sweep.json").read_text())
 

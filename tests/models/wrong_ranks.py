@@ -10,7 +10,7 @@ import torch
 from tests.models import ranks
 from torch import distributed
 
-from rlhf_api.roles import Trainer
+from rlhf_api.sections.roles import Trainer
 from rlhf_trainer.checkpoint.wrong_snapshot import WrongSnapshot
 from rlhf_trainer.models import trained_model
 from rlhf_trainer.models.state import training_state

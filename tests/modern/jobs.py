@@ -9,7 +9,7 @@ from tests.api.manifests import document
 from tests.modern.server import APPLY, MERGE, Answer, Refused, Server
 from tests.support.kube import eventually
 
-from rlhf_api.crd import crd
+from rlhf_api.schema.crd import crd
 
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 _NAME = crd()["metadata"]["name"]

@@ -16,7 +16,7 @@ from tests.modern.jobs import DEFINITIONS, Jobs, check, define, defined
 from tests.modern.server import Refused, Server, server
 from tests.support.kube import eventually
 
-from rlhf_api.crd import CLUSTER_RUNTIME, RUNTIMES, crd, runtime_crd
+from rlhf_api.schema.crd import CLUSTER_RUNTIME, RUNTIMES, crd, runtime_crd
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "runtimes" / "h100.yaml"
 RULES = "x-kubernetes-validations"

@@ -7,7 +7,7 @@ from tests.api.manifests import document
 from tests.modern.jobs import Jobs
 from tests.modern.server import Refused
 
-from rlhf_api.manifest import from_cluster
+from rlhf_api.manifest.load import from_cluster
 
 VOLUME = {"name": "data", "mountPath": "/data", "claim": "c"}
 

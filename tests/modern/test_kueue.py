@@ -14,7 +14,7 @@ from tests.modern.jobs import DEFINITIONS
 from tests.modern.server import APPLY, MERGE, Refused, Server
 from tests.support.kube import eventually
 
-from rlhf_api.manifest import from_cluster
+from rlhf_api.manifest.load import from_cluster
 from rlhf_api.spec import Spec
 from rlhf_operator.cluster.config.settings import Defaults
 from rlhf_operator.cluster.objects.companions import owned

@@ -14,9 +14,9 @@ from tests.modern.server import Refused, Server, server
 from tests.support.helm import render
 from tests.support.limits import ALLOWED, LIMITS, REFUSED
 
-from rlhf_api.crd import crd
 from rlhf_api.roles import Role
-from rlhf_api.template_checks import MOST_ITEMS
+from rlhf_api.rules.pod_template import MOST_ITEMS
+from rlhf_api.schema.crd import crd
 
 QUEUE = "kueue.x-k8s.io/queue-name"
 PRIORITY = "kueue.x-k8s.io/priority-class"

@@ -12,9 +12,10 @@ from tests.api.shapes import manifests
 from tests.modern.jobs import Jobs
 from tests.modern.server import Refused
 
-from rlhf_api.cel import RULES
-from rlhf_api.manifest import RLHFJob, from_cluster, load, parse
-from rlhf_api.problems import InvalidJob
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.job import RLHFJob
+from rlhf_api.manifest.load import from_cluster, load, parse
+from rlhf_api.schema.cel import RULES
 
 DRY = "dryRun=All"
 EXAMPLES = [

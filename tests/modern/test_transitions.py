@@ -6,7 +6,7 @@ from tests.api.manifests import document
 from tests.modern.jobs import Jobs
 from tests.modern.server import Refused, Server
 
-from rlhf_api.status import CORRECTABLE
+from rlhf_api.contract.status import CORRECTABLE
 
 DRY = "dryRun=All"
 STATUS = {"phase": "Running", "totalSteps": 4}

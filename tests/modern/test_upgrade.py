@@ -10,7 +10,7 @@ from tests.modern.jobs import Jobs, define, defined, forget_version
 from tests.modern.server import Refused, Server
 from tests.support.kube import eventually
 
-from rlhf_api.crd import crd
+from rlhf_api.schema.crd import crd
 
 LONG = "x" * 5000
 

@@ -8,9 +8,9 @@ import torch
 from tests.ops.made import columns, context
 
 from rlhf_api.algorithms.policy_gradient import PolicyGradient
-from rlhf_api.base import Frozen
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.field_types import Frozen
 from rlhf_api.graph import POLICY, SEQUENCES, Compute, Dataset, Graph, Train
-from rlhf_api.problems import InvalidJob
 from rlhf_trainer.ops import OpContext, check, compute_fn, loss_fn, output_fn
 from rlhf_trainer.tensors.batches import MicroBatch
 

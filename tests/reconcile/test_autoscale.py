@@ -8,7 +8,7 @@ import pytest
 from tests.api.manifests import job
 from tests.reconcile.world import World, running
 
-from rlhf_api.report import TrainerStatus
+from rlhf_api.contract.report import TrainerStatus
 from rlhf_operator.cluster.decide.autoscale import needed
 
 SCALE = "spec.generator.autoscale={minReplicas: 2, maxReplicas: 12, trainerIdle: 0.2}"

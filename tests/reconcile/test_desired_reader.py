@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from tests.reconcile.world import World
 
-from rlhf_api.spec_size import size
+from rlhf_api.manifest.spec_size import size
 from rlhf_operator.cluster.config.limits import Limits
 from rlhf_operator.cluster.config.settings import Settings
 from rlhf_operator.cluster.objects.pinned import UnreadableConfig

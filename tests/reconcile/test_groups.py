@@ -6,7 +6,7 @@ import pytest
 from tests.api.manifests import job
 from tests.reconcile.world import TODAY, F, R, T, World, names, reasons, running
 
-from rlhf_api.resources import plan as resource_plan
+from rlhf_api.estimate.resources import plan as resource_plan
 from rlhf_api.roles import Role
 from rlhf_operator.cluster.decide.consequences import KILL_SECONDS
 from rlhf_operator.cluster.decide.pod_groups import membership, sort

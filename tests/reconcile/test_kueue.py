@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from tests.reconcile.world import World
 
-from rlhf_api.manifest import from_cluster
+from rlhf_api.manifest.load import from_cluster
 from rlhf_api.roles import Role
 from rlhf_operator.cluster.config.settings import Defaults
 from rlhf_operator.cluster.objects.kueue import deactivated, quota, released, report, workload

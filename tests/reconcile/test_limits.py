@@ -7,7 +7,7 @@ import yaml
 from tests.reconcile.world import World, running
 from tests.support.limits import ALLOWED, LIMITS, REFUSED, template
 
-from rlhf_api.problems import MOST
+from rlhf_api.errors.problem import MOST
 from rlhf_api.roles import Role
 from rlhf_operator.cluster.config.limits import Limits
 from rlhf_operator.cluster.config.settings import Settings

@@ -4,8 +4,8 @@ import pytest
 from tests.api.manifests import document, job
 from tests.reconcile.world import TODAY, running
 
-from rlhf_api.manifest import from_cluster
-from rlhf_api.problems import InvalidJob
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.manifest.load import from_cluster
 from rlhf_api.roles import Role
 from rlhf_operator.cluster.objects.pinned import Pinned
 from rlhf_operator.cluster.objects.pod import NewPod, build_pod

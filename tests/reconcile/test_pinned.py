@@ -9,9 +9,9 @@ import pytest
 from tests.api.manifests import job
 from tests.reconcile.world import TODAY, World, names, reasons, running
 
-from rlhf_api.manifest import load
+from rlhf_api.contract.run import RunConfig
+from rlhf_api.manifest.load import load
 from rlhf_api.roles import Role
-from rlhf_api.run import RunConfig
 from rlhf_operator.cluster.config.settings import Defaults
 from rlhf_operator.cluster.decide.plan import plan
 from rlhf_operator.cluster.objects.pinned import Pinned, UnreadableConfig, defaults_of_0_1

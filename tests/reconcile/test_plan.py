@@ -5,10 +5,10 @@ import datetime
 import pytest
 from tests.reconcile.world import World, names, reasons, running, stamp
 
-from rlhf_api.report import HealthStatus, TrainerStatus
+from rlhf_api.contract.report import HealthStatus, TrainerStatus
+from rlhf_api.contract.run import EXIT_INVALID
+from rlhf_api.contract.status import JobStatus
 from rlhf_api.roles import Role
-from rlhf_api.run import EXIT_INVALID
-from rlhf_api.status import JobStatus
 from rlhf_operator.cluster.decide.pod_groups import LOST_SECONDS
 from rlhf_operator.cluster.decide.stopping import SIDECAR_SECONDS, SUSPEND_SECONDS, deleted
 from rlhf_operator.job.snapshot import Pod

@@ -7,10 +7,10 @@ import kubernetes_validate
 import pytest
 from tests.api.manifests import document, job
 
-from rlhf_api import spec_size
-from rlhf_api.problems import InvalidJob
+from rlhf_api.contract.run import RunConfig, places, roles_of
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.manifest import spec_size
 from rlhf_api.roles import Role
-from rlhf_api.run import RunConfig, places, roles_of
 from rlhf_operator.cluster.config.settings import Settings
 from rlhf_operator.cluster.objects.companions import companions, owned, token, token_secret
 from rlhf_operator.cluster.objects.gangs import members

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.api.manifests import document
 
-from rlhf_api import spec_size
+from rlhf_api.manifest import spec_size
 from rlhf_operator.cluster import reconcile as module
 from rlhf_operator.cluster.act import pod_client
 from rlhf_operator.cluster.act.recorder import Recorder

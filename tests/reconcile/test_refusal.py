@@ -3,7 +3,7 @@
 import pytest
 from tests.reconcile.world import World, names, reasons, running
 
-from rlhf_api.report import CheckpointStatus, TrainerStatus
+from rlhf_api.contract.report import CheckpointStatus, TrainerStatus
 from rlhf_operator.cluster.config.limits import Limits
 from rlhf_operator.cluster.decide.pod_groups import LOST_SECONDS
 from rlhf_operator.cluster.decide.refusal import by_server

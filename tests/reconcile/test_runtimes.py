@@ -8,9 +8,9 @@ import yaml
 from tests.api.manifests import job
 from tests.reconcile.world import TODAY, World
 
-from rlhf_api.problems import InvalidJob
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.manifest.runtime import NamedRuntime, load_runtime, merged, parse_runtime, with_runtime
 from rlhf_api.roles import Role
-from rlhf_api.runtime import NamedRuntime, load_runtime, merged, parse_runtime, with_runtime
 from rlhf_operator.cli import main
 from rlhf_operator.cluster.config.limits import Limits
 from rlhf_operator.cluster.objects.pinned import Pinned

@@ -5,7 +5,7 @@ import datetime
 import pytest
 from tests.reconcile.world import Role, World, names, reasons, running, stamp
 
-from rlhf_api.report import TrainerStatus
+from rlhf_api.contract.report import TrainerStatus
 from rlhf_operator.cluster.act.status_writer import worth_writing
 from rlhf_operator.cluster.decide.conditions import SILENT_SECONDS
 from rlhf_operator.cluster.decide.pod_groups import LOST_SECONDS

@@ -11,8 +11,8 @@ import pytest
 from aiohttp import web
 from tests.reconcile.world import START, T, World, new_pod, running
 
-from rlhf_api.report import TrainerStatus
-from rlhf_api.run import CONTROL_MEMBERS, CONTROL_STATUS, CONTROL_STOP, Membership
+from rlhf_api.contract.report import TrainerStatus
+from rlhf_api.contract.run import CONTROL_MEMBERS, CONTROL_STATUS, CONTROL_STOP, Membership
 from rlhf_operator.cluster.objects.companions import token
 from rlhf_operator.cluster.observe.trainer_client import TrainerClient
 from rlhf_operator.job.snapshot import Job, Pod

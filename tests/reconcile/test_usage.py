@@ -4,8 +4,8 @@ import pytest
 from tests.reconcile.test_reconciler import KEY, Server, Story, tell
 from tests.reconcile.world import World, running
 
-from rlhf_api.report import TrainerStatus
-from rlhf_api.runtime import parse_runtime
+from rlhf_api.contract.report import TrainerStatus
+from rlhf_api.manifest.runtime import parse_runtime
 from rlhf_operator.cluster.act.status_writer import worth_writing
 from rlhf_operator.cluster.decide.usage import cost_per_hour
 from rlhf_operator.kube.api_error import ApiError

@@ -14,7 +14,7 @@ from tests.api.cel_cases import failed
 from tests.api.manifests import document
 from tests.support.ports import free_port
 
-from rlhf_api.status import CORRECTABLE
+from rlhf_api.contract.status import CORRECTABLE
 from rlhf_operator.cluster.config.limits import Limits
 from rlhf_operator.cluster.config.settings import Settings
 from rlhf_operator.cluster.serve import webhook

@@ -9,11 +9,11 @@ from typing import Any
 
 from tests.api.manifests import document
 
-from rlhf_api.problems import InvalidJob
-from rlhf_api.report import TrainerStatus
+from rlhf_api.contract.report import TrainerStatus
+from rlhf_api.contract.status import JobStatus
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.manifest.runtime import NamedRuntime
 from rlhf_api.roles import Role
-from rlhf_api.runtime import NamedRuntime
-from rlhf_api.status import JobStatus
 from rlhf_operator.cluster.config.limits import Limits
 from rlhf_operator.cluster.config.settings import Defaults
 from rlhf_operator.cluster.decide.next_step import Plan

@@ -20,12 +20,12 @@ from tests.support.models import byte_tokenizer
 from torch import distributed
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForTokenClassification
 
-from rlhf_api.algorithms import graph_of, settings_of
+from rlhf_api.algorithms import settings_of
+from rlhf_api.dataset.rows import PromptRow
 from rlhf_api.graph import CRITIC, POLICY
-from rlhf_api.lora import Lora
-from rlhf_api.roles import Trainer
-from rlhf_api.rows import PromptRow
-from rlhf_api.spec import Optimizer
+from rlhf_api.sections.lora import Lora
+from rlhf_api.sections.optimizer import Optimizer
+from rlhf_api.sections.roles import Trainer
 from rlhf_trainer.checkpoint.rng import restore_generators, save_generators
 from rlhf_trainer.graph.learner import Learner
 from rlhf_trainer.local_generation.shared import generate_shared
@@ -184,7 +184,7 @@ class Job:
         models = {POLICY: policy, CRITIC: engine(LlamaForTokenClassification, 1, 0.01)}
         self.task = OnlineTask(
             run,
-            Learner(graph_of(self.spec), models, OpContext(self.spec, settings_of(self.spec))),
+            Learner(self.spec.graph, models, OpContext(self.spec, settings_of(self.spec))),
             Remote(remote),
             ROWS,
             {},

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tests.api.manifests import job
 from tests.replay.made import episode, same, words
 
-from rlhf_api.algorithms.resolve import resolve
-from rlhf_api.problems import InvalidJob
-from rlhf_api.replay import Replay
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.rules.own_algorithm import resolve
+from rlhf_api.sections.replay import Replay
 from rlhf_trainer.replay.buffer import EpisodeReplayBuffer, ReplayBuffer
 from rlhf_trainer.replay.samplers import EpisodeSampler
 from rlhf_trainer.replay.table import Episode, decode

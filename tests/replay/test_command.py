@@ -16,8 +16,8 @@ import torch
 from tests.replay.made import episode, words
 from tests.support import strict
 
-from rlhf_api import parquet_pages
-from rlhf_api.replay import Replay
+from rlhf_api.host import parquet_pages
+from rlhf_api.sections.replay import Replay
 from rlhf_operator import cli
 from rlhf_operator.archive import replay
 from rlhf_operator.archive.replay import trajectory

@@ -12,9 +12,9 @@ from tests.api.manifests import job
 from tests.replay.made import episode
 from tests.support.models import byte_tokenizer
 
-from rlhf_api.problems import InvalidJob
-from rlhf_api.rows import PromptRow
-from rlhf_api.sources import Source
+from rlhf_api.dataset.rows import PromptRow
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.sections.data import Source
 from rlhf_trainer.data.dataset import Dataset, open_dataset
 from rlhf_trainer.ranks.context import TrainerContext
 from rlhf_trainer.ranks.ranks import Ranks

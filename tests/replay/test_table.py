@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.replay.made import LENGTHS, episode, same, words
 
-from rlhf_api import parquet_pages
+from rlhf_api.host import parquet_pages
 from rlhf_trainer.replay.table import decode, encode
 from rlhf_trainer.tensors.records import Columns
 from rlhf_trainer.tensors.sampling_mask import WHOLE, Kept

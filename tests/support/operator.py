@@ -17,8 +17,8 @@ from aiohttp import web
 from tests.support.kube import KubectlError, eventually, get, kubectl
 from tests.support.ports import free_port
 
+from rlhf_api.contract.run import CONTROL_CHECKPOINT, CONTROL_MEMBERS, CONTROL_STATUS, CONTROL_STOP
 from rlhf_api.roles import HEALTH
-from rlhf_api.run import CONTROL_CHECKPOINT, CONTROL_MEMBERS, CONTROL_STATUS, CONTROL_STOP
 
 TOKEN_KEY = "k" * 48
 _STOP_S = 60

@@ -15,8 +15,8 @@ from typing import Any
 from tests.support.forks import ended, fork, torchrun
 from tests.support.ports import free_port
 
+from rlhf_api.contract.run import CONTROL_MEMBERS, Process, RunConfig, environment
 from rlhf_api.roles import HEALTH, Role
-from rlhf_api.run import CONTROL_MEMBERS, Process, RunConfig, environment
 
 TOKEN = "token-of-tests"
 READY_S = 300

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from vllm.v1.engine.async_llm import AsyncLLM  # noqa: F401  imported before the forks
 
+from rlhf_api.contract.run import RunConfig
 from rlhf_api.roles import Role
-from rlhf_api.run import RunConfig
 from rlhf_trainer.engines.vllm.frozen import FrozenModel
 from rlhf_trainer.tensors.records import Sequences
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from aiohttp import web
 
+from rlhf_api.contract.run import Member
 from rlhf_api.roles import Role
-from rlhf_api.run import Member
 from rlhf_trainer.dispatch.control import healthy
 from rlhf_trainer.transport.frames import GENERATE, Kind, encode, encode_error
 from rlhf_trainer.transport.http import HttpClient

@@ -14,9 +14,9 @@ from tests.support.contributor import copied, importing
 from tests.support.models import byte_tokenizer
 from tests.support.ports import free_port
 
-from rlhf_api.rewards import RewardKind
+from rlhf_api.contract.run import Process, RunConfig, environment
 from rlhf_api.roles import HEALTH, Role
-from rlhf_api.run import Process, RunConfig, environment
+from rlhf_api.sections.reward import RewardKind
 from rlhf_trainer.scoring.kinds import KINDS
 from rlhf_trainer.scoring.messages import SCORE_ROUTE, pack
 from rlhf_trainer.tensors.records import Sequences
@@ -29,7 +29,7 @@ PATTERN = '''"""Rewards of a regular expression: a response in which it is found
 import re
 from collections.abc import Sequence
 
-from rlhf_api.rewards import RewardFunction
+from rlhf_api.sections.reward import RewardFunction
 
 from .samples import Result, Sample
 
@@ -53,7 +53,7 @@ class Pattern:
 FIELD = "    program: RewardProgram | None = None\n"
 LINE = '    "program": program.start,\n'
 EDITS = {
-    "rlhf_api/rewards.py": [(FIELD, f"{FIELD}    pattern: str | None = None\n")],
+    "rlhf_api/sections/reward.py": [(FIELD, f"{FIELD}    pattern: str | None = None\n")],
     "rlhf_trainer/scoring/kinds.py": [
         ("import function_pool, program, service", "import function_pool, pattern, program, service"),
         (LINE, f'{LINE}    "pattern": pattern.start,\n'),

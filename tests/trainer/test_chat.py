@@ -8,11 +8,12 @@ from tests.support.tokenizers_of_all_kinds import prefixed_bpe
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
-from rlhf_api.base import Frozen
-from rlhf_api.chat_template import given_template
-from rlhf_api.problems import InvalidJob
-from rlhf_api.rows import Message, Row, checked_row, with_system_prompt
-from rlhf_api.spec import Data, Sampling
+from rlhf_api.dataset.chat_template import given_template
+from rlhf_api.dataset.rows import Message, Row, checked_row, with_system_prompt
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.field_types import Frozen
+from rlhf_api.sections.data import Data
+from rlhf_api.sections.sampling import Sampling
 from rlhf_trainer.data.chat import check_template, render
 from rlhf_trainer.data.encode import (
     Encoded,

@@ -10,9 +10,10 @@ from tokenizers.normalizers import Strip
 from tokenizers.processors import TemplateProcessing
 from transformers import GenerationConfig
 
-from rlhf_api.problems import InvalidJob
-from rlhf_api.rows import PromptRow
-from rlhf_api.spec import Data, Sampling
+from rlhf_api.dataset.rows import PromptRow
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.sections.data import Data
+from rlhf_api.sections.sampling import Sampling
 from rlhf_trainer.data.dataset import stream
 from rlhf_trainer.data.encode import encode, encode_prompt, end_tokens
 from rlhf_trainer.data.prompts import prompts

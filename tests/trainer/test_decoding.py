@@ -9,8 +9,8 @@ from tests.support.models import byte_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.cache_utils import DynamicLayer
 
-from rlhf_api.evaluation import NO_PENALTIES, Penalties
-from rlhf_api.spec import Sampling
+from rlhf_api.sections.evaluation import NO_PENALTIES, Penalties
+from rlhf_api.sections.sampling import Sampling
 from rlhf_trainer.data.stop_strings import StopStrings
 from rlhf_trainer.local_generation.growing_cache import GrowingLayer
 from rlhf_trainer.local_generation.processors import draw

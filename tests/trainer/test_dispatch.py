@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from tests.support import virtual_time
 
+from rlhf_api.contract.run import Member
 from rlhf_api.roles import Role
-from rlhf_api.run import Member
 from rlhf_trainer.dispatch.assignments import Limits
 from rlhf_trainer.dispatch.dispatch import Dispatch, Observer, Switches
 from rlhf_trainer.dispatch.outcomes import Outcome

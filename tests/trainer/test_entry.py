@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 from tests.support.forks import ended, fork, torchrun
 
+from rlhf_api.contract.run import EXIT_INVALID, EXIT_SUSPENDED
 from rlhf_api.roles import Role
-from rlhf_api.run import EXIT_INVALID, EXIT_SUSPENDED
 from rlhf_trainer.process import termination
 from rlhf_trainer.process.role import run_role
 from rlhf_trainer.roles import trainer
 
 ROLE = """
 import sys, threading
-from rlhf_api.problems import InvalidJob, Problem
-from rlhf_api.run import EXIT_SUSPENDED
+from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.contract.run import EXIT_SUSPENDED
 from rlhf_trainer.process.role import run_role
 
 def role(env):

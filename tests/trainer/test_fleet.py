@@ -15,8 +15,8 @@ from tests.support.kube import eventually
 from tests.trainer import deadlines
 from tests.trainer.servers import Generator
 
+from rlhf_api.contract.run import Membership, RunConfig
 from rlhf_api.roles import Role
-from rlhf_api.run import Membership, RunConfig
 from rlhf_trainer.dispatch.control import Control
 from rlhf_trainer.dispatch.roster import Roster, Stopped, Unavailable
 from rlhf_trainer.ranks.context import Services, TrainerContext

@@ -17,8 +17,7 @@ import psutil
 import pytest
 from tests.support.ports import free_port
 
-from rlhf_api.roles import Role
-from rlhf_api.run import (
+from rlhf_api.contract.run import (
     CONTROL_STATUS,
     EXIT_INVALID,
     EXIT_SUSPENDED,
@@ -27,6 +26,7 @@ from rlhf_api.run import (
     command,
     environment,
 )
+from rlhf_api.roles import Role
 from rlhf_store.archive import Archive
 
 pytestmark = pytest.mark.slow

@@ -11,8 +11,8 @@ from tests.support.models import byte_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 from vllm.v1.sample.ops.penalties import apply_all_penalties
 
-from rlhf_api.evaluation import Penalties
-from rlhf_api.spec import Sampling
+from rlhf_api.sections.evaluation import Penalties
+from rlhf_api.sections.sampling import Sampling
 from rlhf_trainer.data.stop_strings import StopStrings
 from rlhf_trainer.local_generation.processors import Penalized
 from rlhf_trainer.local_generation.shared import generate_shared

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_api import vllm_source
-from rlhf_api.checks import check
-from rlhf_api.engine_arguments import REFUSED, TRIED, option_of
-from rlhf_api.generator_checks import OTHER_ENGINE_ARGUMENTS, OWNED_ENGINE_ARGUMENTS
-from rlhf_api.problems import InvalidJob
-from rlhf_api.run import RunConfig
+from rlhf_api.contract.run import RunConfig
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.rules import vllm_options
+from rlhf_api.rules.check import check
+from rlhf_api.rules.engine_arguments import REFUSED, TRIED
+from rlhf_api.rules.generator import OTHER_ENGINE_ARGUMENTS, OWNED_ENGINE_ARGUMENTS
+from rlhf_api.sections.roles import option_of
 from rlhf_trainer.engines.vllm.serve.launch import (
     CPU_HEAD_SIZES,
     engine_environment,
@@ -170,7 +171,7 @@ def test_every_tried_option_is_one_of_vllms_and_on_the_page():
     rows = [row for row in page.splitlines() if row.startswith("| `")]
     documented = [name for row in rows for name in re.findall(r"`([a-z0-9-]+)`", row.split("|")[1])]
     assert sorted(documented) == sorted([*TRIED, *REFUSED])
-    if known := vllm_source._options():
+    if known := vllm_options._options():
         assert {*TRIED, *REFUSED} <= known
 
 

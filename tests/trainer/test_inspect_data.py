@@ -16,8 +16,8 @@ from tests.api.manifests import document, job
 from tests.support.models import CHATML, byte_tokenizer, chat_tokenizer
 from tests.support.rlhf import heed_signals
 
-from rlhf_api.problems import InvalidJob
-from rlhf_api.run import RunConfig
+from rlhf_api.contract.run import RunConfig
+from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.spec import Spec
 from rlhf_trainer.commands.inspect_data import check, main, problems_of, show
 from rlhf_trainer.data.encode import Encoded

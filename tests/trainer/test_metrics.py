@@ -9,7 +9,7 @@ from matplotlib.colors import to_hex
 from tests.api.manifests import job
 from tests.support import metrics_page, strict
 
-from rlhf_api.metrics import metrics_of
+from rlhf_api.rules.health import metrics_of
 from rlhf_trainer.metrics.files import MetricsFiles, read_lines, reward_figure
 from rlhf_trainer.metrics.tracking import Tracking
 

@@ -10,8 +10,8 @@ from tests.api.manifests import job
 from tests.support.hub import Hub, hub
 from tests.support.models import tiny_model
 
+from rlhf_api.contract.run import EXIT_INVALID, RunConfig
 from rlhf_api.roles import Role
-from rlhf_api.run import EXIT_INVALID, RunConfig
 from rlhf_trainer.model_cache import PickledWeights, chosen, wanted
 
 NAME = "team/tiny"

@@ -3,8 +3,8 @@
 import pytest
 from tests.api.manifests import job
 
+from rlhf_api.contract.run import RunConfig
 from rlhf_api.roles import Role
-from rlhf_api.run import RunConfig
 from rlhf_trainer.transport.rdma import asked_for, hindrance, over_tcp
 
 HERE = "libc.so.6"

@@ -13,8 +13,8 @@ import torch
 from aiohttp import web
 from tests.support.kube import eventually
 
+from rlhf_api.contract.run import Member, Membership
 from rlhf_api.roles import Role
-from rlhf_api.run import Member, Membership
 from rlhf_trainer.dispatch.control import Control
 from rlhf_trainer.dispatch.roster import Roster, Stopped
 from rlhf_trainer.rollout.remote import _judged

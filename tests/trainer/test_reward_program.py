@@ -17,8 +17,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rlhf_api.manifest import load
-from rlhf_api.problems import InvalidJob
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.manifest.load import load
 from rlhf_trainer.scoring import program as module
 from rlhf_trainer.scoring import sandbox as sandbox_module
 from rlhf_trainer.scoring import syscall_filter
@@ -468,7 +468,7 @@ def test_a_timeout_is_the_responses_while_others_end_in_time():
 
 IN_A_POD = """
 import asyncio, ctypes, json, os, struct, sys
-from rlhf_api.problems import InvalidJob
+from rlhf_api.errors.problem import InvalidJob
 from rlhf_trainer.scoring.program import Program
 from rlhf_trainer.scoring.call_queue import CallQueue
 from rlhf_trainer.scoring.samples import Sample

@@ -18,8 +18,8 @@ from aiohttp import web
 from tests.support import strict
 from tests.support.ports import free_port
 
-from rlhf_api.manifest import load
-from rlhf_api.problems import InvalidJob
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.manifest.load import load
 from rlhf_trainer.scoring import service
 from rlhf_trainer.scoring.call_queue import CallQueue
 from rlhf_trainer.scoring.samples import Failure, Sample

@@ -16,9 +16,9 @@ from tests.trainer import deadlines
 from tests.trainer.deadlines import Clock
 from tests.trainer.servers import IN_STREAM, Generator
 
-from rlhf_api.evaluation import Penalties
-from rlhf_api.run import Member
-from rlhf_api.spec import Sampling
+from rlhf_api.contract.run import Member
+from rlhf_api.sections.evaluation import Penalties
+from rlhf_api.sections.sampling import Sampling
 from rlhf_trainer.data.stop_strings import StopStrings
 from rlhf_trainer.dispatch.assignments import Limits
 from rlhf_trainer.dispatch.dispatch import Observer

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.models import CHATML, byte_tokenizer, chat_tokenizer
 
-from rlhf_api.problems import InvalidJob
-from rlhf_api.sources import Source
-from rlhf_api.spec import Data
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.sections.data import Data, Source
 from rlhf_trainer.data.dataset import Dataset, open_dataset
 from rlhf_trainer.ops import row_check
 from rlhf_trainer.ops.row_check import MOST_PROBLEMS, Fitting, RowChecker, check_all

@@ -15,9 +15,9 @@ from tests.support.kube import eventually
 from tests.trainer import deadlines
 from tests.trainer.deadlines import Clock
 
-from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.contract.run import Member, Membership
+from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.roles import HEALTH, Role
-from rlhf_api.run import Member, Membership
 from rlhf_trainer.dispatch.control import Control
 from rlhf_trainer.dispatch.roster import Roster, Stopped, Unavailable
 from rlhf_trainer.scoring import client as module

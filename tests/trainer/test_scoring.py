@@ -15,7 +15,7 @@ import torch
 from tests.support.models import byte_tokenizer
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
-from rlhf_api.problems import InvalidJob
+from rlhf_api.errors.problem import InvalidJob
 from rlhf_trainer.models.pretrained.create import create_tokenizer
 from rlhf_trainer.models.pretrained.load import positions_of
 from rlhf_trainer.process.imports import import_function

@@ -16,11 +16,11 @@ from pyarrow import parquet
 from tests.api.manifests import job, unchecked
 from tests.support.seaweed import Seaweed
 
-from rlhf_api.checks import check
-from rlhf_api.problems import InvalidJob
-from rlhf_api.row_files import RowFile
-from rlhf_api.rows import PromptRow
-from rlhf_api.sources import Source, training_sources
+from rlhf_api.dataset.row_files import RowFile
+from rlhf_api.dataset.rows import PromptRow
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.rules.check import check
+from rlhf_api.sections.data import Source
 from rlhf_trainer.data.copies import local_file
 from rlhf_trainer.data.dataset import Dataset, open_dataset, open_datasets, stream
 from rlhf_trainer.roles.trainer import check_same_rows, checksums
@@ -202,13 +202,13 @@ MIXED = "spec.data={sources: [{path: a, weight: 1, systemPrompt: S}, {path: b, w
 
 
 def test_sources_in_the_manifest():
-    assert training_sources(
-        job("spec.data.train=[a, 'b::c.jsonl::0.5']".replace("a, ", "'a::1', ")).spec
-    ) == (
+    assert job(
+        "spec.data.train=[a, 'b::c.jsonl::0.5']".replace("a, ", "'a::1', ")
+    ).spec.data.training_sources() == (
         Source(path="a", weight=1.0),
         Source(path="b::c.jsonl", weight=0.5),
     )
-    assert training_sources(job(MIXED, "spec.data.promptsPerStep=8").spec) == (
+    assert job(MIXED, "spec.data.promptsPerStep=8").spec.data.training_sources() == (
         Source(path="a", weight=1.0, systemPrompt="S"),
         Source(path="b", weight=2.0, systemPrompt="T"),
     )
@@ -216,7 +216,7 @@ def test_sources_in_the_manifest():
 
 def test_an_empty_system_prompt_of_a_source_takes_the_place_of_the_others():
     empty = MIXED.replace("S", "''")
-    assert [source.system_prompt for source in training_sources(job(empty).spec)] == ["", "T"]
+    assert [source.system_prompt for source in job(empty).spec.data.training_sources()] == ["", "T"]
 
 
 @pytest.mark.parametrize(

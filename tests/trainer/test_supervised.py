@@ -7,9 +7,9 @@ import torch
 from tests.api.manifests import job
 from tests.support.models import byte_tokenizer
 
-from rlhf_api.base import Frozen
-from rlhf_api.rows import AnswerRow, PairRow
-from rlhf_api.spec import Data
+from rlhf_api.dataset.rows import AnswerRow, PairRow
+from rlhf_api.field_types import Frozen
+from rlhf_api.sections.data import Data
 from rlhf_trainer.ops import LOSSES, OpContext
 from rlhf_trainer.ops.datasets import given_columns
 from rlhf_trainer.tensors.batches import MicroBatch

@@ -9,7 +9,7 @@ import pytest
 from tests.api.manifests import job
 from tests.support.models import byte_tokenizer
 
-from rlhf_api.run import RunConfig
+from rlhf_api.contract.run import RunConfig
 from rlhf_trainer.commands.inspect_data import problems_of
 from rlhf_trainer.data.tokenizer_trial import tokenizer_problem
 

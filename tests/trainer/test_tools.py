@@ -14,10 +14,9 @@ from tests.api.manifests import job
 from tests.support.models import byte_tokenizer, chat_tokenizer
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_api.chat_template import SET_HERE
-from rlhf_api.problems import InvalidJob
-from rlhf_api.rows import Row, checked_row
-from rlhf_api.spec import Data
+from rlhf_api.dataset.rows import Row, checked_row
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.sections.data import SET_HERE, Data
 from rlhf_trainer.data.copies import local_file
 from rlhf_trainer.data.encode import Encoded
 from rlhf_trainer.data.imported import ImportedRows

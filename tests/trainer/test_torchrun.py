@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rlhf_api.run import EXIT_SUSPENDED
+from rlhf_api.contract.run import EXIT_SUSPENDED
 from rlhf_trainer.process.addresses import interface
 
 OPTIONS = (

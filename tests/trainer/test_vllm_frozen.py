@@ -17,9 +17,9 @@ from tests.support.models import byte_tokenizer, tiny_model
 from tests.trainer.frozen_worker import LONGEST, TEMPERATURE
 from transformers import LlamaForCausalLM, LlamaForSequenceClassification
 
-from rlhf_api.problems import InvalidJob
+from rlhf_api.contract.run import RunConfig
+from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.roles import Role
-from rlhf_api.run import RunConfig
 from rlhf_trainer.engines.vllm.frozen import response_logprobs
 from rlhf_trainer.maths.outputs import ResponseLogprobs
 from rlhf_trainer.models.forward.inference import Forward, infer

@@ -5,9 +5,9 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from rlhf_api.problems import InvalidJob
+from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.roles import Role
-from rlhf_api.vllm_source import _options
+from rlhf_api.rules.vllm_options import _options
 from rlhf_trainer.engines.vllm.serve.refusal import refusals
 
 

@@ -12,7 +12,7 @@ import torch
 from tests.models.ranks import ADAM, batch, copied, make, reader, same, step
 from torch import distributed
 
-from rlhf_api.roles import Trainer
+from rlhf_api.sections.roles import Trainer
 from rlhf_trainer.models.average import MovingAverage
 from rlhf_trainer.models.state import load_training_state, training_state
 from rlhf_trainer.models.trained_model import TrainedModel

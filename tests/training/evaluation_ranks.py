@@ -11,7 +11,7 @@ import torch
 from tests.training.running import Job
 from torch import distributed
 
-from rlhf_api.rows import PromptRow
+from rlhf_api.dataset.rows import PromptRow
 from rlhf_trainer.dispatch.roster import Stopped
 from rlhf_trainer.local_generation.shared import generate_shared
 from rlhf_trainer.ranks.ranks import Ranks

@@ -16,9 +16,9 @@ from tests.support.models import byte_tokenizer
 from torch import Tensor
 from transformers import LlamaForCausalLM, LlamaForSequenceClassification, LlamaForTokenClassification
 
-from rlhf_api.algorithms.resolve import resolve
-from rlhf_api.lora import Adapters
-from rlhf_api.rows import PairRow, PromptRow, Row
+from rlhf_api.dataset.rows import PairRow, PromptRow, Row
+from rlhf_api.rules.own_algorithm import resolve
+from rlhf_api.sections.lora import Adapters
 from rlhf_trainer.checkpoint.rng import restore_generators
 from rlhf_trainer.graph.learner import Learner
 from rlhf_trainer.maths.outputs import ResponseLogprobs

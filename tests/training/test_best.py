@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.training.running import PAIRS, RANKS, Job
 
-from rlhf_api.run import EXIT_SUSPENDED
+from rlhf_api.contract.run import EXIT_SUSPENDED
 from rlhf_store.archive import Archive
 from rlhf_store.committing import Committer
 from rlhf_store.retention import Retention

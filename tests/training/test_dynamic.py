@@ -12,10 +12,10 @@ from tests.replay.ppo_worker import Generators
 from tests.training.running import RANKS, Job, low_tokens, resumed_is_whole
 from torch import Tensor
 
-from rlhf_api.base import Frozen
-from rlhf_api.duration import PHASES
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.estimate.duration import PHASES
+from rlhf_api.field_types import Frozen
 from rlhf_api.graph import CRITIC, SEQUENCES, Graph, Train
-from rlhf_api.problems import InvalidJob
 from rlhf_api.spec import Spec
 from rlhf_store.archive import Archive
 from rlhf_store.committing import Committer

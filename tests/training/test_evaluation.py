@@ -10,9 +10,9 @@ from tests.support.forks import run_ranks
 from tests.training.running import RANKS, Job, low_tokens
 from tests.training.test_stops import Fleet
 
-from rlhf_api.evaluation import NO_PENALTIES
-from rlhf_api.problems import InvalidJob, Problem
-from rlhf_api.rows import AnswerRow, PairRow, PromptRow
+from rlhf_api.dataset.rows import AnswerRow, PairRow, PromptRow
+from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.sections.evaluation import NO_PENALTIES
 from rlhf_trainer.dispatch.roster import Stopped, Unavailable
 from rlhf_trainer.maths.outputs import ResponseLogprobs
 from rlhf_trainer.ops.datasets import given_columns

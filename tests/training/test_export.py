@@ -14,10 +14,9 @@ from tests.support.models import CHATML, chat_tokenizer
 from tests.training.running import Job
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from rlhf_api.algorithms import graph_of
+from rlhf_api.contract.run import RunConfig
 from rlhf_api.graph import CRITIC
-from rlhf_api.manifest import load, parse
-from rlhf_api.run import RunConfig
+from rlhf_api.manifest.load import load, parse
 from rlhf_trainer.data.encode import end_tokens
 from rlhf_trainer.export.model_files import remove_abandoned, renamed_into_place
 from rlhf_trainer.export.saved_job import describe_job
@@ -123,7 +122,7 @@ def test_the_chat_examples_policy_opens_with_its_template_and_its_ends(tmp_path,
     spec = load(EXAMPLE, [f"model.policy={start}", "model.dtype=float32", *given]).spec
     config = RunConfig(job="chat", spec=spec, workdir=str(tmp_path / "run"))
     ctx = replace(Job("grpo").ctx, spec=spec, workdir=tmp_path / "run", tokenizer=load_job_tokenizer(config))
-    (used,) = graph_of(spec).trained
+    (used,) = spec.graph.trained
     policy = trained_model(ctx, config, used)
     before = end_tokens(ctx.tokenizer, policy.generation_config, spec.sampling)
     with torch.no_grad():

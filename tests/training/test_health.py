@@ -11,11 +11,11 @@ from tests.api.manifests import job
 from tests.support.rlhf import SENTIMENT, finish, run, start
 from tests.training.running import Job
 
-from rlhf_api.health import Health, outlier_limit
-from rlhf_api.manifest import load
-from rlhf_api.problems import InvalidJob
-from rlhf_api.report import HealthStatus
-from rlhf_api.run import EXIT_UNHEALTHY
+from rlhf_api.contract.report import HealthStatus
+from rlhf_api.contract.run import EXIT_UNHEALTHY
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.manifest.load import load
+from rlhf_api.sections.health import Health
 from rlhf_store.archive import Archive
 from rlhf_trainer.metrics.builtin_trackers import Run
 from rlhf_trainer.process.role import RoleEnd
@@ -204,7 +204,7 @@ def test_in_16_bits_a_share_of_outliers_fails_the_job_unless_they_are_few(tokens
     ],
 )
 def test_the_default_limit_of_outliers_is_that_of_the_coarser_engine(overrides, limit):
-    assert outlier_limit(load(SENTIMENT / "ppo.yaml", ["model.dtype=float32", *overrides]).spec) == limit
+    assert load(SENTIMENT / "ppo.yaml", ["model.dtype=float32", *overrides]).spec.outlier_limit() == limit
 
 
 def test_generators_that_find_other_weights_than_they_were_given_fail_the_job():

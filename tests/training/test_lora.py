@@ -10,11 +10,11 @@ from tests.replay.ppo_worker import engine
 from tests.training.running import Job, resumed_is_whole
 from transformers import AutoModelForSequenceClassification, LlamaForCausalLM, LlamaForSequenceClassification
 
-from rlhf_api.lora import Lora
-from rlhf_api.problems import InvalidJob
+from rlhf_api.contract.run import roles_of
+from rlhf_api.dataset.rows import AnswerRow
+from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.roles import Role
-from rlhf_api.rows import AnswerRow
-from rlhf_api.run import roles_of
+from rlhf_api.sections.lora import Lora
 from rlhf_trainer.export.model_files import save_model
 
 POLICY = "spec.model.lora={policy: {rank: 4}}"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.training.running import PAIRS, RANKS, Job
 
-from rlhf_api.problems import InvalidJob
+from rlhf_api.errors.problem import InvalidJob
 from rlhf_store.archive import Archive
 from rlhf_store.committing import Committer
 from rlhf_store.retention import Retention

@@ -9,7 +9,7 @@ from tests.training.test_bound import Late
 from tests.training.test_dynamic import DYNAMIC
 from tests.training.test_stops import Fleet
 
-from rlhf_api.problems import InvalidJob
+from rlhf_api.errors.problem import InvalidJob
 from rlhf_trainer.dispatch.roster import Unavailable
 from rlhf_trainer.rollout.requests import Responses
 from rlhf_trainer.tensors.records import Prompt

@@ -12,9 +12,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf_api.algorithms.dpo import ALGORITHM as DIRECT
 from rlhf_api.algorithms.dpo import DPO
+from rlhf_api.dataset.rows import AnswerRow
+from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.graph import POLICY, Graph, Infer
-from rlhf_api.problems import InvalidJob
-from rlhf_api.rows import AnswerRow
 from rlhf_api.spec import Spec
 from rlhf_trainer.checkpoint.reading import MissingTensor
 from rlhf_trainer.maths.outputs import ResponseLogprobs

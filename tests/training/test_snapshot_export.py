@@ -13,8 +13,8 @@ from tests.training.running import RANKS, Job
 from tests.training.tuned import base_model, fine_tuned
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
-from rlhf_api.problems import InvalidJob
-from rlhf_api.run import ExportRequest
+from rlhf_api.contract.run import ExportRequest
+from rlhf_api.errors.problem import InvalidJob
 from rlhf_operator.cli import main
 from rlhf_store.archive import Archive
 from rlhf_store.committing import Committer

@@ -13,7 +13,7 @@ from tests.replay.ppo_worker import Generators
 from tests.training.running import RANKS, Job, low_tokens
 from tests.training.test_dynamic import DYNAMIC
 
-from rlhf_api.run import EXIT_SUSPENDED
+from rlhf_api.contract.run import EXIT_SUSPENDED
 from rlhf_store.archive import Archive
 from rlhf_store.committing import Committer
 from rlhf_store.retention import Retention

@@ -21,7 +21,7 @@ from tests.api.manifests import job
 from tests.support.models import tiny_model
 from tests.support.rlhf import succeed
 
-from rlhf_api.problems import InvalidJob
+from rlhf_api.errors.problem import InvalidJob
 from rlhf_trainer.metrics import tracking
 from rlhf_trainer.metrics.builtin_trackers import Run, WandB
 from rlhf_trainer.metrics.files import MetricsFiles

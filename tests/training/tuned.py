@@ -9,8 +9,8 @@ from tests.graph.specs import spec_of
 from tests.support.models import CHATML, chat_tokenizer
 from tests.training.running import Job
 
-from rlhf_api.algorithms.resolve import resolve
-from rlhf_api.run import RunConfig
+from rlhf_api.contract.run import RunConfig
+from rlhf_api.rules.own_algorithm import resolve
 from rlhf_trainer.data.dataset import open_datasets
 from rlhf_trainer.graph.learner import Learner
 from rlhf_trainer.models.pretrained.create import create_policy

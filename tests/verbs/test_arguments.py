@@ -9,8 +9,8 @@ import pytest
 import yaml
 from tests.api.manifests import document, job
 
-from rlhf_api.manifest import load, parse
-from rlhf_api.spec import Origin
+from rlhf_api.manifest.load import load, parse
+from rlhf_api.sections.checkpoint import Origin
 from rlhf_operator import cli
 from rlhf_operator.kube.api_error import ApiError
 from rlhf_operator.kubectl import kubectl_main

@@ -14,9 +14,9 @@ import yaml
 from rich.text import Text
 from tests.support.models import chat_tokenizer
 
-from rlhf_api.printing import CleanFormatter, clean, write_line
-from rlhf_api.problems import InvalidJob, Problem
-from rlhf_api.status import JobStatus
+from rlhf_api.contract.status import JobStatus
+from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.host.printing import CleanFormatter, clean, write_line
 from rlhf_operator import cli
 from rlhf_operator.archive.replay import trajectory
 from rlhf_operator.console.exits import Failure, ended, say
@@ -235,7 +235,7 @@ def test_a_document_that_is_printed_reads_back_as_it_was(folder, capsys):
 
 
 PRINTS = {
-    "operator/rlhf_api/printing.py",
+    "operator/rlhf_api/host/printing.py",
     "operator/rlhf_operator/console/terminal.py",
     "operator/rlhf_operator/local/reaper.py",  # of the standard library alone; in our own words
 }
@@ -255,4 +255,4 @@ def test_nothing_else_prints():
             called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
             if called in ELSEWHERE and not (called == "logging.StreamHandler" and name in HANDLERS):
                 found.append(f"{name}: {called}")
-    assert not found, "print through rlhf_api.printing"
+    assert not found, "print through rlhf_api.host.printing"

@@ -4,10 +4,10 @@ runs it."""
 import pytest
 from tests.support.rlhf import ROOT
 
-from rlhf_api.manifest import load
-from rlhf_api.report import CheckpointStatus
+from rlhf_api.contract.report import CheckpointStatus
+from rlhf_api.contract.status import JobStatus, RoleStatus
+from rlhf_api.manifest.load import load
 from rlhf_api.roles import Role
-from rlhf_api.status import JobStatus, RoleStatus
 from rlhf_operator.cluster.config.settings import Defaults
 from rlhf_operator.cluster.objects.pinned import Pinned
 from rlhf_operator.cluster.objects.pod import NewPod, build_pod

@@ -8,9 +8,9 @@ from tests.support.vllm_server import Server
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from rlhf_api.lora import Lora
+from rlhf_api.contract.run import Member
 from rlhf_api.roles import Role
-from rlhf_api.run import Member
+from rlhf_api.sections.lora import Lora
 from rlhf_trainer.models.adapter import Adapter
 from rlhf_trainer.models.trained_model import TrainedModel
 from rlhf_trainer.transport.http import HttpClient

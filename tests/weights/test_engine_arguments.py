@@ -12,7 +12,7 @@ from tests.support.vllm_server import Server
 from tests.weights.support import TOKEN, generator, weights
 from tests.weights.test_serving import of_model
 
-from rlhf_api.spec import Sampling
+from rlhf_api.sections.sampling import Sampling
 from rlhf_trainer.dispatch.outcomes import Failed
 from rlhf_trainer.maths.agreement import agreement
 from rlhf_trainer.rollout.partial_rollout import Work

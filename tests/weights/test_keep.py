@@ -17,7 +17,7 @@ from tests.weights.conftest import serving
 from tests.weights.support import status, weights
 from tests.weights.test_serving import call, slow_steps, target
 
-from rlhf_api.spec import Sampling
+from rlhf_api.sections.sampling import Sampling
 from rlhf_trainer.data.stop_strings import StopStrings
 from rlhf_trainer.rollout.partial_rollout import Response, Work
 from rlhf_trainer.rollout.vllm_client import VllmClient

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rlhf_api.run import OUTLIVE_PEERS
+from rlhf_api.contract.run import OUTLIVE_PEERS
 from rlhf_trainer.weights import stream
 from rlhf_trainer.weights.buckets import pack
 from rlhf_trainer.weights.digest import Digest

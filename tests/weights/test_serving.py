@@ -22,9 +22,9 @@ from tests.support.models import byte_tokenizer
 from tests.weights import dying_trainer
 from tests.weights.support import TOKEN, Adapted, generator, serves, status, weights
 
-from rlhf_api.evaluation import NO_PENALTIES, Penalties
-from rlhf_api.run import Member
-from rlhf_api.spec import Sampling
+from rlhf_api.contract.run import Member
+from rlhf_api.sections.evaluation import NO_PENALTIES, Penalties
+from rlhf_api.sections.sampling import Sampling
 from rlhf_trainer.data.stop_strings import StopStrings
 from rlhf_trainer.dispatch.assignments import Limits
 from rlhf_trainer.dispatch.dispatch import Observer

@@ -10,7 +10,7 @@ from tests.support.kube import eventually
 from tests.support.ports import free_port
 from tests.weights.support import TOKEN, Adapted, generator, served_logprobs, serves, status, weights
 
-from rlhf_api.run import Member
+from rlhf_api.contract.run import Member
 from rlhf_trainer.transport.http import Deposed, HttpClient
 
 pytestmark = pytest.mark.slow

@@ -23,12 +23,11 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 
-from rlhf_api.algorithms import graph_of
-from rlhf_api.base import ModelField
-from rlhf_api.model_directory import pickled, takes_pickles
-from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.contract.run import ProcessEnv, RunConfig
+from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.field_types import ModelField
+from rlhf_api.host.model_directory import pickled, takes_pickles
 from rlhf_api.roles import Role
-from rlhf_api.run import ProcessEnv, RunConfig
 
 from .process.role import run_role
 from .process.settings import model_source
@@ -65,7 +64,7 @@ def wanted(config: RunConfig, role: Role) -> dict[str, tuple[str, bool]]:
     row, spec = role.row, config.spec
     fields: list[ModelField] = []
     if row.work == "train":
-        fields += [model.field for model in graph_of(spec).trained]
+        fields += [model.field for model in spec.graph.trained]
     elif row.work == "generate":
         fields.append("policy")
     elif row.model and (row.or_policy or getattr(spec.model, row.model) is not None):

@@ -1,19 +1,15 @@
 """Algorithm: its settings section, its graph, and its cross-field rules. Torch-free."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..base import Frozen
+from ..errors.problem import Problem
+from ..field_types import Frozen
 from ..graph import Graph
-from ..problems import Problem
+from ..sections.common import CommonSpec
 
-if TYPE_CHECKING:
-    from ..spec import Spec
-
-Rules = Callable[["Spec", str, Any], Iterator[Problem]]
+Rules = Callable[[CommonSpec, str, Any], Iterator[Problem]]
 """(spec, the settings' field such as `spec.ppo`, settings) -> problems."""
 
 
@@ -28,6 +24,6 @@ class Algorithm:
 
     name: str
     settings: type[Frozen] | None
-    graph: Callable[[Spec, Any], Graph]
+    graph: Callable[[CommonSpec, Any], Graph]
     rules: Rules | None = None
     usual: Mapping[str, Any] = field(default_factory=dict, hash=False)

@@ -1,18 +1,14 @@
 """Clipped importance-sampling policy optimization (MiniMax 2025, arXiv:2506.13585)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from ..base import PositiveFloat
-from ..problems import Problem
+from ..errors.problem import Problem
+from ..field_types import PositiveFloat
+from ..sections.common import CommonSpec
 from .base import Algorithm
 from .nodes import grouped
 from .policy_gradient import GROUPED, PolicyGradient, group_rules
-
-if TYPE_CHECKING:
-    from ..spec import Spec
 
 
 class CISPO(PolicyGradient):
@@ -28,7 +24,7 @@ class CISPO(PolicyGradient):
     """The penalty is part of the loss, or of the responses' rewards."""
 
 
-def rules(spec: Spec, where: str, settings: Any) -> Iterator[Problem]:
+def rules(spec: CommonSpec, where: str, settings: Any) -> Iterator[Problem]:
     yield from group_rules(spec, where, settings)
     if settings.dual_clip is not None:
         yield Problem(

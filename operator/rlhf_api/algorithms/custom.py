@@ -1,13 +1,11 @@
 """A user's own algorithm, named `module:name`: the facts a host needs without importing it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
-from ..base import Frozen
+from ..errors.problem import Problem
+from ..field_types import Frozen, RowKind
 from ..graph import (
     CRITIC,
     POLICY,
@@ -19,15 +17,11 @@ from ..graph import (
     Graph,
     Infer,
     Node,
-    RowKind,
     Score,
     Train,
 )
-from ..problems import Problem
+from ..sections.common import CommonSpec
 from .base import Algorithm
-
-if TYPE_CHECKING:
-    from ..spec import Spec
 
 
 class Custom(Frozen):
@@ -46,7 +40,7 @@ class Custom(Frozen):
     """The algorithm's own settings."""
 
 
-def _graph(_spec: Spec, settings: Custom) -> Graph:
+def _graph(_spec: CommonSpec, settings: Custom) -> Graph:
     source = Generate() if settings.rows == "prompts" else Dataset(rows=settings.rows)
     nodes: list[Node] = [source]
     if settings.scores and settings.rows == "prompts":
@@ -60,7 +54,7 @@ def _graph(_spec: Spec, settings: Custom) -> Graph:
     return Graph(tuple(nodes))
 
 
-def _rules(_spec: Spec, where: str, settings: Custom) -> Iterator[Problem]:
+def _rules(_spec: CommonSpec, where: str, settings: Custom) -> Iterator[Problem]:
     if settings.scores and settings.rows != "prompts":
         message = f"must be false with rows: {settings.rows}: only sampled responses have rewards; got true"
         yield Problem(f"{where}.scores", message)

@@ -1,20 +1,16 @@
 """Direct preference optimization (Rafailov et al. 2023, arXiv:2305.18290)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from ..base import Frozen, PositiveFloat
+from ..errors.problem import Problem
+from ..field_types import Frozen, PositiveFloat
 from ..graph import POLICY, SEQUENCES, Dataset, Graph, Train
-from ..problems import Problem
+from ..sections.common import CommonSpec
 from .base import Algorithm
 from .nodes import reference
-
-if TYPE_CHECKING:
-    from ..spec import Spec
 
 
 class DPO(Frozen):
@@ -28,7 +24,7 @@ class DPO(Frozen):
     """Share of preference labels assumed to be wrong (conservative DPO); for `sigmoid`."""
 
 
-def _graph(spec: Spec, _settings: DPO) -> Graph:
+def _graph(spec: CommonSpec, _settings: DPO) -> Graph:
     return Graph(
         (
             Dataset(rows="pairs"),
@@ -44,7 +40,7 @@ def _graph(spec: Spec, _settings: DPO) -> Graph:
     )
 
 
-def _rules(_spec: Spec, where: str, settings: DPO) -> Iterator[Problem]:
+def _rules(_spec: CommonSpec, where: str, settings: DPO) -> Iterator[Problem]:
     if settings.label_smoothing and settings.loss != "sigmoid":
         message = (
             f"applies only to loss sigmoid; remove it; got {settings.label_smoothing:g} with {settings.loss}"

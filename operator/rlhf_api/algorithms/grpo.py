@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from ..base import NonNegativeFloat
+from ..field_types import NonNegativeFloat
 from .base import Algorithm
 from .nodes import grouped
 from .policy_gradient import GROUPED, PolicyGradient, group_rules

@@ -1,18 +1,13 @@
 """Graph nodes that algorithms with sampled responses share: the experience, the reference, the policy's training."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from ..graph import POLICY, REFERENCE, SEQUENCES, Compute, Generate, Graph, Infer, Node, Score, Train
+from ..sections.common import CommonSpec
 from .policy_gradient import PolicyGradient, is_one_update
 
-if TYPE_CHECKING:
-    from ..spec import Spec
 
-
-def experience(spec: Spec, settings: PolicyGradient) -> tuple[Node, ...]:
+def experience(spec: CommonSpec, settings: PolicyGradient) -> tuple[Node, ...]:
     """First nodes of every algorithm that samples responses: responses, their log-probabilities under policy and
     reference if needed, and scores.
 
@@ -47,7 +42,7 @@ def experience(spec: Spec, settings: PolicyGradient) -> tuple[Node, ...]:
     return tuple(nodes)
 
 
-def reference(spec: Spec, average: float | None = None, output: str = "logprobs") -> Infer:
+def reference(spec: CommonSpec, average: float | None = None, output: str = "logprobs") -> Infer:
     """The reference's log-probabilities: of the policy's moving average, if there is one; of the policy with its
     adapter disabled, if it has one and no other reference is named; else of the reference role."""
     lora = spec.model.lora
@@ -96,11 +91,11 @@ def train_policy(
     )
 
 
-def grouped(function: str, loss: str = "policy") -> Callable[[Spec, PolicyGradient], Graph]:
+def grouped(function: str, loss: str = "policy") -> Callable[[CommonSpec, PolicyGradient], Graph]:
     """Graph of the algorithms without a critic and with one advantage per response: its reward compared with the
     group's."""
 
-    def graph(spec: Spec, settings: PolicyGradient) -> Graph:
+    def graph(spec: CommonSpec, settings: PolicyGradient) -> Graph:
         rewards = Compute(
             name="rewards",
             function="response_rewards",

@@ -1,18 +1,14 @@
 """Settings and rules that all algorithms with sampled responses share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from ..base import Frozen, NonNegativeFloat, Positive, PositiveFloat
+from ..errors.problem import Problem
+from ..field_types import Frozen, NonNegativeFloat, Positive, PositiveFloat
 from ..graph import minibatch_count
-from ..problems import Problem
-
-if TYPE_CHECKING:
-    from ..spec import Spec
+from ..sections.common import CommonSpec
 
 
 class PolicyGradient(Frozen):
@@ -63,7 +59,7 @@ class PolicyGradient(Frozen):
     score; 0: such groups stay."""
 
 
-def policy_gradient_rules(spec: Spec, where: str, settings: PolicyGradient) -> Iterator[Problem]:
+def policy_gradient_rules(spec: CommonSpec, where: str, settings: PolicyGradient) -> Iterator[Problem]:
     """Rules shared by all algorithms that sample responses."""
     responses = spec.data.prompts_per_step * spec.sampling.answers_per_prompt
     if settings.minibatch_size > responses:
@@ -97,7 +93,7 @@ def policy_gradient_rules(spec: Spec, where: str, settings: PolicyGradient) -> I
         )
 
 
-def _balanced(spec: Spec, where: str, settings: PolicyGradient, responses: int) -> Iterator[Problem]:
+def _balanced(spec: CommonSpec, where: str, settings: PolicyGradient, responses: int) -> Iterator[Problem]:
     if not settings.balance_tokens or spec.replay.window:
         return
     sizes = (
@@ -115,7 +111,7 @@ def _balanced(spec: Spec, where: str, settings: PolicyGradient, responses: int) 
         )
 
 
-def group_rules(spec: Spec, where: str, settings: PolicyGradient) -> Iterator[Problem]:
+def group_rules(spec: CommonSpec, where: str, settings: PolicyGradient) -> Iterator[Problem]:
     """Rules of algorithms whose baseline is the other responses to the same prompt."""
     yield from policy_gradient_rules(spec, where, settings)
     if spec.sampling.answers_per_prompt < 2:
@@ -129,7 +125,7 @@ GROUPED = {"sampling": {"answersPerPrompt": 8}}
 """Usual settings of algorithms with `group_rules`."""
 
 
-def is_one_update(spec: Spec, settings: PolicyGradient, minibatch: int) -> bool:
+def is_one_update(spec: CommonSpec, settings: PolicyGradient, minibatch: int) -> bool:
     """True if a step trains once, on all of its responses at once."""
     responses = spec.data.prompts_per_step * spec.sampling.answers_per_prompt
     whole = responses <= minibatch if spec.replay.dynamic else minibatch_count(responses, minibatch) == 1

@@ -1,21 +1,16 @@
 """Proximal policy optimization with a critic (Schulman et al. 2017, arXiv:1707.06347)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from ..base import Fraction, NonNegativeFloat, Positive
+from ..errors.problem import Problem
+from ..field_types import Fraction, NonNegativeFloat, Positive
 from ..graph import CRITIC, SEQUENCES, Compute, Graph, Infer, Train
-from ..problems import Problem
+from ..sections.common import CommonSpec
 from .base import Algorithm
 from .nodes import experience, rewarded, train_policy
 from .policy_gradient import PolicyGradient, policy_gradient_rules
-
-if TYPE_CHECKING:
-    from ..spec import Spec
 
 
 class PPO(PolicyGradient):
@@ -43,7 +38,7 @@ class PPO(PolicyGradient):
     """Critic warm-up: number of initial steps in which only the critic is trained."""
 
 
-def _graph(spec: Spec, settings: PPO) -> Graph:
+def _graph(spec: CommonSpec, settings: PPO) -> Graph:
     begin = experience(spec, settings)
     return Graph(
         (
@@ -79,7 +74,7 @@ def _graph(spec: Spec, settings: PPO) -> Graph:
     )
 
 
-def _rules(spec: Spec, where: str, settings: PPO) -> Iterator[Problem]:
+def _rules(spec: CommonSpec, where: str, settings: PPO) -> Iterator[Problem]:
     yield from policy_gradient_rules(spec, where, settings)
     responses = spec.data.prompts_per_step * spec.sampling.answers_per_prompt
     size = settings.value_minibatch_size

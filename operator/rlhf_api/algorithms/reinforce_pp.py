@@ -1,19 +1,14 @@
 """REINFORCE++ (Hu et al. 2025, arXiv:2501.03262)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from ..base import Fraction, NonNegativeFloat
+from ..errors.problem import Problem
+from ..field_types import Fraction, NonNegativeFloat
 from ..graph import Compute, Graph
-from ..problems import Problem
+from ..sections.common import CommonSpec
 from .base import Algorithm
 from .nodes import experience, rewarded, train_policy
 from .policy_gradient import PolicyGradient, group_rules, policy_gradient_rules
-
-if TYPE_CHECKING:
-    from ..spec import Spec
 
 
 class ReinforcePP(PolicyGradient):
@@ -27,7 +22,7 @@ class ReinforcePP(PolicyGradient):
     """Subtracts the mean reward of the responses to the prompt first."""
 
 
-def _graph(spec: Spec, settings: ReinforcePP) -> Graph:
+def _graph(spec: CommonSpec, settings: ReinforcePP) -> Graph:
     centered = settings.group_baseline
     rewards = Compute(
         name="rewards",
@@ -42,7 +37,7 @@ def _graph(spec: Spec, settings: ReinforcePP) -> Graph:
     return Graph((*begin, rewards, advantages, train_policy(begin, settings)))
 
 
-def _rules(spec: Spec, where: str, settings: ReinforcePP) -> Iterator[Problem]:
+def _rules(spec: CommonSpec, where: str, settings: ReinforcePP) -> Iterator[Problem]:
     yield from (group_rules if settings.group_baseline else policy_gradient_rules)(spec, where, settings)
 
 

@@ -1,6 +1,6 @@
 """REINFORCE leave-one-out (Ahmadian et al. 2024, arXiv:2402.14740)."""
 
-from ..base import NonNegativeFloat
+from ..field_types import NonNegativeFloat
 from .base import Algorithm
 from .nodes import grouped
 from .policy_gradient import GROUPED, PolicyGradient, group_rules

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlhf_api.problems import InvalidJob, Problem
-from rlhf_api.run import ExportRequest
+from rlhf_api.contract.run import ExportRequest
+from rlhf_api.errors.problem import InvalidJob, Problem
 
 from ..console.exits import Misuse
 from ..console.trainer_packages import run_module

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlhf_api import strict_json
-from rlhf_api.parquet_pages import check_inflation
-from rlhf_api.problems import InvalidJob, Problem
-from rlhf_api.replay import EPISODES
+from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.host import strict_json
+from rlhf_api.host.parquet_pages import check_inflation
+from rlhf_api.sections.replay import EPISODES
 
 from ..console.exits import say
 from ..console.subcommands import Commands, add_command

@@ -5,7 +5,7 @@ import logging
 import sys
 from contextlib import AsyncExitStack
 
-from rlhf_api.printing import write_line
+from rlhf_api.host.printing import write_line
 
 from ..kube.api import Api
 from .act.recorder import Recorder

@@ -4,10 +4,10 @@ import asyncio
 from dataclasses import replace
 from functools import partial
 
-from rlhf_api.problems import InvalidJob
+from rlhf_api.contract.status import JobStatus
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.manifest.spec_size import CUT
 from rlhf_api.roles import Role
-from rlhf_api.spec_size import CUT
-from rlhf_api.status import JobStatus
 
 from ..job.snapshot import Job, Pod, is_marked
 from ..kube.api import Api, Body, Key

@@ -5,9 +5,10 @@ import json
 import subprocess
 from pathlib import Path
 
-from rlhf_api.manifest import RLHFJob, load
-from rlhf_api.problems import InvalidJob, Problem
-from rlhf_api.run import RunConfig
+from rlhf_api.contract.run import RunConfig
+from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.job import RLHFJob
+from rlhf_api.manifest.load import load
 
 from ..console.exits import Failure
 from ..console.manifest_arguments import add_manifest

@@ -8,13 +8,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rlhf_api import strict_json
-from rlhf_api.algorithms import algorithm_of, graph_of
-from rlhf_api.duration import PHASES, Batch, Machine, Work, rates
-from rlhf_api.model_files import model_sizes
-from rlhf_api.problems import InvalidJob, Problem, show
-from rlhf_api.run import RunConfig
-from rlhf_api.sizes import Found
+from rlhf_api.algorithms import algorithm_of
+from rlhf_api.contract.run import RunConfig
+from rlhf_api.errors.problem import InvalidJob, Problem, show
+from rlhf_api.estimate.duration import PHASES, Batch, Machine, Work, rates
+from rlhf_api.estimate.model_files import model_sizes
+from rlhf_api.estimate.sizes import Found
+from rlhf_api.host import strict_json
 from rlhf_api.spec import Spec
 
 _DECIDE = (
@@ -100,7 +100,7 @@ def _steps(file: Path) -> list[Mapping[str, float]]:
 
 def _filled(spec: Spec, steps: list[Mapping[str, float]]) -> float:
     whole = Batch.of(spec)
-    if graph_of(spec).generates:  # the prompts' lengths are not measured
+    if spec.graph.generates:  # the prompts' lengths are not measured
         missing = whole.longest - fmean(step["answer_length_mean"] for step in steps)
         return 1 - missing / whole.tokens
     return fmean(step["tokens"] for step in steps) / whole.count / whole.tokens

@@ -6,14 +6,13 @@ from collections.abc import Iterator, Mapping
 from math import ceil
 from pathlib import Path
 
-from rlhf_api.algorithms import graph_of
-from rlhf_api.duration import Batch, Machine, Work, of_step, predicted
-from rlhf_api.manifest import load
-from rlhf_api.model_files import model_sizes
-from rlhf_api.problems import InvalidJob
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.estimate.duration import Batch, Machine, Work, of_step, predicted
+from rlhf_api.estimate.model_files import model_sizes
+from rlhf_api.estimate.trainer_memory import largest_row
+from rlhf_api.manifest.load import load
 from rlhf_api.roles import Role
 from rlhf_api.spec import Spec
-from rlhf_api.trainer_memory import largest_row
 
 from ..console.exits import say
 from ..console.manifest_arguments import add_manifest
@@ -71,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _batches(spec: Spec, batch: Batch) -> Iterator[str]:
-    data, graph = spec.data, graph_of(spec)
+    data, graph = spec.data, spec.graph
     each, what = batch.count // data.prompts_per_step, "responses" if graph.generates else "sequences"
     tokens = batch.count * batch.tokens
     yield (
@@ -111,7 +110,7 @@ def _table(spec: Spec, seconds: Mapping[str, float | None], after: Measured | No
 def _advice(
     spec: Spec, machine: Machine, seconds: Mapping[str, float | None], after: Measured | None
 ) -> Iterator[str]:
-    if spec.reward.functions and Role.REWARD in graph_of(spec).roles:
+    if spec.reward.functions and Role.REWARD in spec.graph.roles:
         yield "what reward functions take is not predicted"
     told = {"--flops": machine.flops, "--memory": machine.memory, "--link": machine.link}
     missing = [option for option, rate in told.items() if rate is None]

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from rlhf_api.resources import gpu_of, host_memory, plan
-from rlhf_api.run import roles_of
-from rlhf_api.sizes import NOTHING, Found
+from rlhf_api.contract.run import roles_of
+from rlhf_api.estimate.host_memory import StepMemory
+from rlhf_api.estimate.resources import gpu_of, host_memory, plan
+from rlhf_api.estimate.sizes import NOTHING, Found
+from rlhf_api.rules.unused import without_effect
 from rlhf_api.spec import Spec
-from rlhf_api.step_memory import StepMemory
-from rlhf_api.unread import without_effect
 
 _HEAD = ("role", "pods", "GPUs", "memory of one GPU")
 

@@ -7,13 +7,14 @@ import shlex
 import sys
 from pathlib import Path
 
-from rlhf_api.manifest import RLHFJob, load
-from rlhf_api.model_files import model_sizes
-from rlhf_api.problems import InvalidJob
-from rlhf_api.run import RunConfig, replicas, roles_of
-from rlhf_api.status import JobStatus
-from rlhf_api.unread import without_effect
-from rlhf_api.variables import NO_ENVIRONMENT
+from rlhf_api.contract.run import RunConfig, replicas, roles_of
+from rlhf_api.contract.status import JobStatus
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.estimate.model_files import model_sizes
+from rlhf_api.host.variables import NO_ENVIRONMENT
+from rlhf_api.job import RLHFJob
+from rlhf_api.manifest.load import load
+from rlhf_api.rules.unused import without_effect
 
 from ..archive.export import export_command
 from ..console.exits import FAILED, INTERRUPTED, Misuse, say

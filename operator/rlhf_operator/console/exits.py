@@ -6,9 +6,9 @@ import sys
 from collections.abc import Callable
 from typing import TextIO
 
-from rlhf_api.printing import write_line
-from rlhf_api.problems import InvalidJob
-from rlhf_api.variables import ENVIRONMENT
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.host.printing import write_line
+from rlhf_api.host.variables import ENVIRONMENT
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 """Exit codes."""

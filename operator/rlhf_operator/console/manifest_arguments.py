@@ -6,10 +6,10 @@ import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rlhf_api.manifest import RLHFJob
-from rlhf_api.problems import InvalidJob, Problem
-from rlhf_api.runtime import load_runtime, with_runtime
-from rlhf_api.variables import ENVIRONMENT, NO_ENVIRONMENT
+from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.host.variables import ENVIRONMENT, NO_ENVIRONMENT
+from rlhf_api.job import RLHFJob
+from rlhf_api.manifest.runtime import load_runtime, with_runtime
 
 
 def add_manifest(parser: argparse.ArgumentParser) -> None:

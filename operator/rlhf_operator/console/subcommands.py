@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from typing import NoReturn, TypeAlias
 
-from rlhf_api.printing import clean
+from rlhf_api.host.printing import clean
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 """Result of `ArgumentParser.add_subparsers`, which is generic for type checkers alone."""

@@ -1,11 +1,11 @@
-"""Console of all that is drawn on a terminal: see `rlhf_api.printing`."""
+"""Console of all that is drawn on a terminal: see `rlhf_api.host.printing`."""
 
 from collections.abc import Iterable
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from rlhf_api.printing import clean
+from rlhf_api.host.printing import clean
 
 
 class CleanConsole(Console):

@@ -3,7 +3,7 @@
 import datetime
 from collections.abc import Sequence
 
-from rlhf_api.printing import clean
+from rlhf_api.host.printing import clean
 
 
 def span(seconds: float) -> str:

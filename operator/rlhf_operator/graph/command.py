@@ -11,11 +11,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from rlhf_api.algorithms import ALGORITHMS
-from rlhf_api.algorithms.resolve import imported, resolve
-from rlhf_api.document import not_json
-from rlhf_api.experiments import experiments, names_experiment
-from rlhf_api.manifest import apply_override, load
-from rlhf_api.problems import InvalidJob, first, from_pydantic
+from rlhf_api.errors.messages import from_pydantic
+from rlhf_api.errors.problem import InvalidJob, first
+from rlhf_api.host.strict_yaml import not_json
+from rlhf_api.manifest.experiments import experiments, names_experiment
+from rlhf_api.manifest.load import apply_override, load
+from rlhf_api.rules.own_algorithm import imported, resolve
 from rlhf_api.spec import Spec
 
 from ..console.exits import say

@@ -4,8 +4,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.graph import Dataset, Generate, Train
-from rlhf_api.problems import InvalidJob, Problem
 
 from .drawing import Box, Drawing
 from .layout import Item, Layout, layout

@@ -2,9 +2,9 @@
 
 import hashlib
 
-from rlhf_api.pods import Gpu
+from rlhf_api.contract.run import process_name
 from rlhf_api.roles import Role
-from rlhf_api.run import process_name
+from rlhf_api.sections.pods import Gpu
 
 ROLE = "rlhf.dev/role"
 INDEX = "rlhf.dev/index"

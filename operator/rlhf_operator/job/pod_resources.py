@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rlhf_api.base import QUANTITY
-from rlhf_api.pods import amount
+from rlhf_api.field_types import QUANTITY
+from rlhf_api.sections.pods import amount
 
 from .baseline import as_object
 from .names import GPU_CLAIM

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from rlhf_api.redaction import end_of_log
+from rlhf_api.host.redaction import end_of_log
 
 from ..supervision.exit_reasons import BEYOND_LIMIT, exit_words, telling_line
 from ..supervision.process_state import SIGTERMED, Ended

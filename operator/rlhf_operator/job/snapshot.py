@@ -6,9 +6,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rlhf_api.problems import from_pydantic
+from rlhf_api.contract.status import JobStatus
+from rlhf_api.errors.messages import from_pydantic
 from rlhf_api.roles import Role
-from rlhf_api.status import JobStatus
 
 from ..status.condition import own_conditions
 from ..supervision.process_state import Ended

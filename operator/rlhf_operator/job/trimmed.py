@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rlhf_api.spec_size import CUT, cut
-from rlhf_api.template_checks import CONTAINER
+from rlhf_api.manifest.spec_size import CUT, cut
+from rlhf_api.rules.pod_template import CONTAINER
 
 from .names import ATTEMPT, CHECKPOINT, INDEX, JOB, MANAGED_BY, PRIORITY, QUEUE, RANK, ROLE
 from .pod_resources import only_devices

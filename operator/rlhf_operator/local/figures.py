@@ -4,7 +4,7 @@ import datetime
 from collections.abc import Mapping
 from typing import Any
 
-from rlhf_api.status import JobStatus
+from rlhf_api.contract.status import JobStatus
 
 from ..console.text import span
 

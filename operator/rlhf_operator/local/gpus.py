@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import takewhile
 
-from rlhf_api.problems import InvalidJob, Problem
-from rlhf_api.resources import gpus_each
+from rlhf_api.contract.run import Process, places, pods_each, roles_of
+from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.estimate.resources import gpus_each
+from rlhf_api.estimate.serving import CACHE, UTILIZATION, engine_section, on_vllm
 from rlhf_api.roles import Role
-from rlhf_api.run import Process, places, pods_each, roles_of
-from rlhf_api.serving import CACHE, UTILIZATION, engine_section, on_vllm
 from rlhf_api.spec import Spec
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"

@@ -10,14 +10,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from rlhf_api.contract.run import EXIT_SUSPENDED, Process, RunConfig, listens
+from rlhf_api.contract.status import JobStatus
 from rlhf_api.roles import Role
-from rlhf_api.run import (
-    EXIT_SUSPENDED,
-    Process,
-    RunConfig,
-    listens,
-)
-from rlhf_api.status import JobStatus
 
 from ..status.job_status import first_status, job_status
 from ..supervision.budget import Restarts, one_more, totals

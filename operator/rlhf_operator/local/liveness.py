@@ -4,8 +4,8 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 
+from rlhf_api.contract.run import listens
 from rlhf_api.roles import LIVE_FAILURES, LIVE_SECONDS
-from rlhf_api.run import listens
 
 from ..supervision.role_client import ControlClient
 from .processes import Supervised

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlhf_api import strict_json
+from rlhf_api.host import strict_json
 
 
 class Metrics:

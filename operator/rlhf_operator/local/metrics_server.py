@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from rlhf_api.problems import InvalidJob, Problem
-from rlhf_api.run import Process
-from rlhf_api.status import JobStatus
+from rlhf_api.contract.run import Process
+from rlhf_api.contract.status import JobStatus
+from rlhf_api.errors.problem import InvalidJob, Problem
 
 from ..status.metrics import JobMetrics, metrics_route
 from .ports import HOST, is_free

@@ -4,17 +4,16 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlhf_api.algorithms import graph_of
-from rlhf_api.foreign_files import read_json
+from rlhf_api.contract.run import roles_of
+from rlhf_api.errors.problem import Problem
+from rlhf_api.estimate.model_files import matrices, token_ids
+from rlhf_api.estimate.serving import on_vllm
+from rlhf_api.estimate.sizes import LOADED
 from rlhf_api.graph import CRITIC
-from rlhf_api.model_directory import directory_problem
-from rlhf_api.model_files import matrices, token_ids
-from rlhf_api.problems import Problem
-from rlhf_api.run import roles_of
-from rlhf_api.serving import on_vllm
-from rlhf_api.sizes import LOADED
+from rlhf_api.host.foreign_files import read_json
+from rlhf_api.host.model_directory import directory_problem
+from rlhf_api.rules.vllm_options import engine_problems
 from rlhf_api.spec import Spec
-from rlhf_api.vllm_source import engine_problems
 
 _WEIGHTS = ("*.safetensors", "*.bin")
 _TOKENIZER = ("tokenizer*", "vocab*", "*.model", "tekken*")
@@ -35,7 +34,7 @@ def model_problems(spec: Spec) -> Iterator[Problem]:
 def layer_problems(spec: Spec) -> Iterator[Problem]:
     """Problems of layers named by an adapter, for local models; the trainer checks those of all others."""
     model = spec.model
-    for used in graph_of(spec).trained:
+    for used in spec.graph.trained:
         field, lora, named = used.field, model.adapter(used.field), model.source(used.field)
         if lora is None or named is None:
             continue
@@ -51,7 +50,7 @@ def layer_problems(spec: Spec) -> Iterator[Problem]:
 def critic_problems(spec: Spec) -> Iterator[Problem]:
     """The problem of a critic in a directory whose tokenizer is not the policy's; the trainer compares all others."""
     name = spec.model.critic
-    if name is not None and CRITIC in graph_of(spec).trained and not _reads_policys_tokens(spec, name):
+    if name is not None and CRITIC in spec.graph.trained and not _reads_policys_tokens(spec, name):
         message = "has another tokenizer than the policy, and would read its tokens as others"
         yield Problem("spec.model.critic", f"{message}; got {name!r}")
 
@@ -59,7 +58,7 @@ def critic_problems(spec: Spec) -> Iterator[Problem]:
 def critic_from_policy(spec: Spec) -> str | None:
     """A line for a job whose critic would start from the reward model, but for its tokenizer."""
     name = spec.model.reward
-    if name is None or spec.model.critic is not None or CRITIC not in graph_of(spec).trained:
+    if name is None or spec.model.critic is not None or CRITIC not in spec.graph.trained:
         return None
     if _reads_policys_tokens(spec, name):
         return None

@@ -5,8 +5,8 @@ import socket
 from collections import deque
 from collections.abc import Sequence
 
-from rlhf_api.problems import InvalidJob, Problem
-from rlhf_api.run import Process, RunConfig, pods_each, process_name, replicas, roles_of
+from rlhf_api.contract.run import Process, RunConfig, pods_each, process_name, replicas, roles_of
+from rlhf_api.errors.problem import InvalidJob, Problem
 
 HOST = "127.0.0.1"
 _RENDEZVOUS = "the trainers' rendezvous"

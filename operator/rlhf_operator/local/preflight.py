@@ -8,21 +8,18 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 
-from rlhf_api.algorithms import graph_of
-from rlhf_api.base import names_function
-from rlhf_api.chat_template import template_problems
-from rlhf_api.checks import CHANGEABLE
-from rlhf_api.evaluation import evaluation_sets
-from rlhf_api.foreign_files import READ_ERRORS, read_json
-from rlhf_api.graph import RowKind
-from rlhf_api.model_files import model_sizes
-from rlhf_api.pods import PodSettings
-from rlhf_api.problems import InvalidJob, Problem
-from rlhf_api.redaction import secret_fields
-from rlhf_api.resources import problems
-from rlhf_api.row_files import RowFile, is_parquet
-from rlhf_api.run import roles_of
-from rlhf_api.sources import Source, training_sources, unknown_store
+from rlhf_api.contract.run import roles_of
+from rlhf_api.dataset.chat_template import template_problems
+from rlhf_api.dataset.row_files import RowFile, is_parquet
+from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.estimate.model_files import model_sizes
+from rlhf_api.estimate.resources import problems
+from rlhf_api.field_types import RowKind, names_function
+from rlhf_api.host.foreign_files import READ_ERRORS, read_json
+from rlhf_api.host.redaction import secret_fields
+from rlhf_api.rules.check import CHANGEABLE
+from rlhf_api.sections.data import Source, unknown_store
+from rlhf_api.sections.pods import PodSettings
 from rlhf_api.spec import Spec
 
 from .models import critic_problems, layer_problems, model_problems
@@ -77,14 +74,14 @@ def _without_gpu(value: Any) -> Any:
 
 
 def _data(spec: Spec) -> Iterator[Problem]:
-    files, field = training_sources(spec), "train" if spec.data.train is not None else "sources"
-    kind = graph_of(spec).rows
+    files, field = spec.data.training_sources(), "train" if spec.data.train is not None else "sources"
+    kind = spec.graph.rows
     yield from _rows(spec, f"spec.data.{field}", files, kind)
     if spec.pretraining is not None:
         text = [Source(path=path) for path in spec.pretraining.data]
         yield from _rows(spec, "spec.pretraining.data", text, "responses")
     if spec.evaluation is not None:
-        for i, held_out in enumerate(evaluation_sets(spec)):
+        for i, held_out in enumerate(spec.evaluation_sets()):
             where = f"spec.evaluation.sets[{i}].data" if spec.evaluation.sets else "spec.evaluation.data"
             yield from _rows(spec, where, [Source(path=path) for path in held_out.data], kind)
 

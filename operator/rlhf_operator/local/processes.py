@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from rlhf_api.oom import OomKills
+from rlhf_api.contract.run import Process, RunConfig, command, environment, places
+from rlhf_api.host.oom import OomKills
 from rlhf_api.roles import Role
-from rlhf_api.run import Process, RunConfig, command, environment, places
 from rlhf_api.spec import Spec
 
 from ..supervision.exit_reasons import cause, exit_words, failure_type
@@ -147,7 +147,7 @@ def threads_each(spec: Spec, role: Role, cores: int) -> int:
     """Compute threads per process of a role: all cores, divided among the processes that compute at the same time.
 
     Roles take turns (generate, score, train), so only processes of the same role share cores; if two roles overlap,
-    waiting threads sleep (`rlhf_api.run.SHARE_CORES`) and leave the core to the others.
+    waiting threads sleep (`rlhf_api.contract.run.SHARE_CORES`) and leave the core to the others.
     """
     ranks = spec.trainer.processes_per_replica if role is Role.TRAINER else 1
     return max(1, cores // (len(places(spec, role)) * ranks))

@@ -5,8 +5,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Protocol, TextIO
 
-from rlhf_api.report import STARTING
-from rlhf_api.status import JobStatus
+from rlhf_api.contract.report import STARTING
+from rlhf_api.contract.status import JobStatus
 
 from ..console.exits import say
 from .figures import step_line, time_left

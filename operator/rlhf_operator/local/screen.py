@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from rlhf_api.status import JobStatus
+from rlhf_api.contract.status import JobStatus
 
 from ..console.terminal import CleanConsole
 from .figures import time_left, timing

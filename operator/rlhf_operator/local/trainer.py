@@ -3,9 +3,9 @@
 import time
 from collections.abc import Sequence
 
-from rlhf_api.report import STORE_FAILS, CheckpointStatus, HealthStatus, TrainerStatus
+from rlhf_api.contract.report import STORE_FAILS, CheckpointStatus, HealthStatus, TrainerStatus
+from rlhf_api.contract.run import Member, Membership, listens
 from rlhf_api.roles import Role
-from rlhf_api.run import Member, Membership, listens
 
 from ..status.job_status import new_breach
 from ..supervision.progress_deadline import shows_progress

@@ -11,12 +11,11 @@ from typing import TypeVar
 
 from pydantic import BaseModel, JsonValue, ValidationError
 
-from rlhf_api.problems import InvalidJob, Problem, show
-from rlhf_api.redaction import masked
-from rlhf_api.run import RunConfig
-from rlhf_api.sources import training_sources
+from rlhf_api.contract.run import RunConfig
+from rlhf_api.contract.status import JobStatus
+from rlhf_api.errors.problem import InvalidJob, Problem, show
+from rlhf_api.host.redaction import masked
 from rlhf_api.spec import Spec
-from rlhf_api.status import JobStatus
 from rlhf_store.durable import make_durable
 
 Record = TypeVar("Record", bound=BaseModel)
@@ -154,7 +153,7 @@ def _remove_outputs(workdir: Path, spec: Spec) -> None:
     outputs = [workdir / name for name in _OUTPUTS]
     model = spec.model
     named = [model.policy, model.reference, model.critic, model.reward, model.tokenizer]
-    named += [source.path for source in training_sources(spec)]
+    named += [source.path for source in spec.data.training_sources()]
     for used in (Path(path).resolve() for path in named if path):
         if any(used.is_relative_to(output.resolve()) for output in outputs):
             message = "this job reads it, and --overwrite would delete it; use another --workdir"

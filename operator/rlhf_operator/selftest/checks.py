@@ -6,9 +6,8 @@ from math import isfinite, sqrt
 from statistics import fmean
 from typing import Any
 
-from rlhf_api.algorithms import graph_of
-from rlhf_api.health import has_outliers, outlier_limit
 from rlhf_api.roles import Role
+from rlhf_api.sections.health import has_outliers
 from rlhf_api.spec import Spec
 
 from .derived import RAISED, has_canary
@@ -42,8 +41,8 @@ class Check:
 
 def judged(spec: Spec, seen: Seen, per_step: int, answers: int) -> list[Check]:
     """Every check of a job's selftest; steps had `per_step` prompts with `answers` responses each."""
-    limit = spec.health.logprob_difference if graph_of(spec).generates else None
-    found = [drift(seen.still), agreement(seen.lines, limit, outlier_limit(spec))]
+    limit = spec.health.logprob_difference if spec.graph.generates else None
+    found = [drift(seen.still), agreement(seen.lines, limit, spec.outlier_limit())]
     found += [kill(role, seen.kills.get(role)) for role in victims(spec)]
     found += [resume(seen.stopped, seen.ended, seen.wanted), ledger(seen.state, seen.ended, per_step)]
     if has_canary(spec):

@@ -6,7 +6,8 @@ import secrets
 import signal
 import sys
 
-from rlhf_api.manifest import RLHFJob, load
+from rlhf_api.job import RLHFJob
+from rlhf_api.manifest.load import load
 
 from ..console.exits import FAILED, INTERRUPTED, Failure, Misuse, say
 from ..kube.api_error import ApiError

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from rlhf_api.manifest import RLHFJob, load
-from rlhf_api.problems import InvalidJob
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.job import RLHFJob
+from rlhf_api.manifest.load import load
 
 from ..console.exits import FAILED, INTERRUPTED, Failure, Misuse, say
 from ..console.manifest_arguments import add_manifest, add_runtime, with_runtime_of

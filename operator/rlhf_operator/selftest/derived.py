@@ -10,14 +10,15 @@ from typing import Any
 
 from pydantic.alias_generators import to_camel, to_snake
 
-from rlhf_api.algorithms import CUSTOM, algorithm_of, graph_of, settings_of
+from rlhf_api.algorithms import CUSTOM, algorithm_of, settings_of
 from rlhf_api.algorithms.policy_gradient import PolicyGradient
-from rlhf_api.deepspeed import SECTIONS
-from rlhf_api.deepspeed_batches import AUTO, KEYS
+from rlhf_api.contract.run import roles_of
 from rlhf_api.graph import CRITIC
+from rlhf_api.manifest.deepspeed_auto import AUTO, KEYS
 from rlhf_api.roles import Role
-from rlhf_api.run import roles_of
-from rlhf_api.spec import Optimizer, Spec
+from rlhf_api.sections.deepspeed import SECTIONS
+from rlhf_api.sections.optimizer import Optimizer
+from rlhf_api.spec import Spec
 
 CANARY = "rlhf_trainer.scoring.canary:even_share"
 RESPONSES, TOKENS = 64, 32
@@ -35,7 +36,7 @@ Overrides = dict[str, Any]
 
 def first_half(spec: Spec) -> Overrides:
     """Small steps of the job with learning rate 0 and a checkpoint after each."""
-    still = _optimizer(0.0, 0.0 if CRITIC in graph_of(spec).trained else None)
+    still = _optimizer(0.0, 0.0 if CRITIC in spec.graph.trained else None)
     return {**_small(spec), **_survivable(spec), **_to_itself(spec), **still, "steps": UNBOUNDED}
 
 
@@ -60,7 +61,7 @@ def on_cluster(spec: Spec, name: str, seconds: float) -> Overrides:
 
 def has_canary(spec: Spec) -> bool:
     """True if responses are sampled and scored, so that a reward can rise."""
-    return graph_of(spec).generates and Role.REWARD in roles_of(spec)
+    return spec.graph.generates and Role.REWARD in roles_of(spec)
 
 
 def as_arguments(overrides: Mapping[str, Any]) -> Iterable[str]:
@@ -71,7 +72,7 @@ def as_arguments(overrides: Mapping[str, Any]) -> Iterable[str]:
 def _small(spec: Spec) -> Overrides:
     """Few and short responses, one pass over them, none filtered."""
     sampling, prompts = spec.sampling, spec.data.prompts_per_step
-    generates = graph_of(spec).generates
+    generates = spec.graph.generates
     if algorithm_of(spec) is not CUSTOM:  # whose settings may depend on a step's size
         prompts = min(prompts, max(1, RESPONSES // (sampling.answers_per_prompt if generates else 1)))
     auto = _auto(spec) if algorithm_of(spec) is not CUSTOM else {}
@@ -124,7 +125,7 @@ def _to_itself(spec: Spec) -> Overrides:
         "checkpoint": {"everySteps": 1, "keepEvery": BASELINE},
         "evaluation": None,
         "trackers": [],
-        "health": {"logprobDifference": 0, "logprobOutliers": 1} if graph_of(spec).generates else {},
+        "health": {"logprobDifference": 0, "logprobOutliers": 1} if spec.graph.generates else {},
     }
 
 

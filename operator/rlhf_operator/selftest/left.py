@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlhf_api import strict_json
-from rlhf_api.printing import write_line
+from rlhf_api.host import strict_json
+from rlhf_api.host.printing import write_line
 
 from ..archive import open_store
 from .weights import Digests, digests

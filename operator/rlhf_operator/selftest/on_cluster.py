@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from rlhf_api.manifest import RLHFJob
+from rlhf_api.contract.status import JobStatus
+from rlhf_api.job import RLHFJob
 from rlhf_api.roles import Role
-from rlhf_api.status import JobStatus
 
 from ..cluster.objects.pod_volumes import WORKSPACE
 from ..console.exits import Failure

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from rlhf_api.manifest import RLHFJob
+from rlhf_api.contract.run import RunConfig
+from rlhf_api.contract.status import JobStatus
+from rlhf_api.job import RLHFJob
 from rlhf_api.roles import Role
-from rlhf_api.run import RunConfig
-from rlhf_api.status import JobStatus
 
 from ..local import workdir
 from ..local.host import Host

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rlhf_api.pods import amount
+from rlhf_api.sections.pods import amount
 
 Body = dict[str, Any]
 

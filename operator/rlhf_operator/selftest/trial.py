@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rlhf_api.algorithms import graph_of
+from rlhf_api.contract.run import roles_of
 from rlhf_api.roles import Role
-from rlhf_api.run import roles_of
 from rlhf_api.spec import Spec
 
 from .derived import BASELINE, Overrides, first_half, second_half
@@ -77,7 +76,7 @@ async def carry_out(spec: Spec, trial: Trial) -> Seen:
     """
     watch = Watch(victims=victims(spec), first=BASELINE, patience=patience(spec))
     cause = await trial.half(first_half(spec), watch)
-    left = first = await trial.look([model.name for model in graph_of(spec).trained])
+    left = first = await trial.look([model.name for model in spec.graph.trained])
     stopped = wanted = None
     if not cause and first.snapshots:
         stopped = first.snapshots[-1][0]

@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from rlhf_api.contract.status import ENDED, JobStatus
 from rlhf_api.roles import Role
-from rlhf_api.status import ENDED, JobStatus
 
 
 @dataclass

@@ -5,7 +5,7 @@ import io
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from rlhf_api.model_files import tensor_entries
+from rlhf_api.estimate.model_files import tensor_entries
 
 if TYPE_CHECKING:
     from rlhf_store.archive import Snapshot

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
-from rlhf_api.status import CORRECTABLE, Condition, JobStatus
+from rlhf_api.contract.status import CORRECTABLE, Condition, JobStatus
 
 ConditionType = Literal[
     "Complete",

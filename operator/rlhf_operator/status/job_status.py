@@ -5,11 +5,11 @@ import math
 import signal
 from collections.abc import Mapping, Sequence
 
-from rlhf_api.report import LARGEST_COUNT, STARTING, HealthStatus, TrainerStatus
+from rlhf_api.contract.report import LARGEST_COUNT, STARTING, HealthStatus, TrainerStatus
+from rlhf_api.contract.run import EXIT_SUSPENDED, process_name, replicas, roles_of
+from rlhf_api.contract.status import ENDED, Condition, FailureStatus, JobStatus, Phase, RoleStatus
 from rlhf_api.roles import Role
-from rlhf_api.run import EXIT_SUSPENDED, process_name, replicas, roles_of
 from rlhf_api.spec import Spec
-from rlhf_api.status import ENDED, Condition, FailureStatus, JobStatus, Phase, RoleStatus
 
 from ..console.text import time_text
 from ..supervision.exit_reasons import follows

@@ -4,7 +4,7 @@ import re
 import signal
 from collections.abc import Iterable
 
-from rlhf_api.report import LedgerStatus
+from rlhf_api.contract.report import LedgerStatus
 
 _VLLM = r"(?:\([^)]*\) +)?(?:[A-Z]+ [\d: -]+ \[[^\]]*\] )?"
 """Prefix of vLLM's log lines: `(EngineCore pid=7) ERROR 11-21 11:24:37 [core.py:1512] `."""

@@ -3,9 +3,9 @@
 import signal
 from dataclasses import dataclass
 
+from rlhf_api.contract.run import process_name
+from rlhf_api.contract.status import Phase
 from rlhf_api.roles import Role
-from rlhf_api.run import process_name
-from rlhf_api.status import Phase
 
 from .exit_reasons import failure_type
 

@@ -4,7 +4,7 @@ import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlhf_api.report import TrainerStatus
+from rlhf_api.contract.report import TrainerStatus
 from rlhf_api.roles import Role
 from rlhf_api.spec import Spec
 

@@ -6,16 +6,16 @@ from typing import Self
 import aiohttp
 from pydantic import ValidationError
 
-from rlhf_api.problems import from_pydantic
-from rlhf_api.report import TrainerStatus
-from rlhf_api.roles import HEALTH, LIVE_TIMEOUT_SECONDS
-from rlhf_api.run import (
+from rlhf_api.contract.report import TrainerStatus
+from rlhf_api.contract.run import (
     CONTROL_CHECKPOINT,
     CONTROL_MEMBERS,
     CONTROL_STATUS,
     CONTROL_STOP,
     Membership,
 )
+from rlhf_api.errors.messages import from_pydantic
+from rlhf_api.roles import HEALTH, LIVE_TIMEOUT_SECONDS
 
 _TIMEOUT_SECONDS = 1.5
 _MOST_BYTES = 256 << 10

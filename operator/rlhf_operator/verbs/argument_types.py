@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from rlhf_api.base import names_function
+from rlhf_api.field_types import names_function
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 

@@ -6,8 +6,8 @@ import sys
 
 from rich.text import Text
 
-from rlhf_api.report import CheckpointStatus
-from rlhf_api.status import JobStatus
+from rlhf_api.contract.report import CheckpointStatus
+from rlhf_api.contract.status import JobStatus
 
 from ..console.exits import Failure
 from ..console.text import span

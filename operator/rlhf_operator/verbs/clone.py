@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from rlhf_api.document import dumped
-from rlhf_api.manifest import API_VERSION, KIND, apply_override, composed, parse
-from rlhf_api.problems import InvalidJob
-from rlhf_api.spec import Origin
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.host.strict_yaml import dumped
+from rlhf_api.job import API_VERSION, KIND
+from rlhf_api.manifest.load import apply_override, composed, parse
+from rlhf_api.sections.checkpoint import Origin
 
 from ..archive.open_store import package
 from ..console.exits import Failure, Misuse, say

@@ -2,8 +2,8 @@
 
 import datetime
 
-from rlhf_api.report import CheckpointStatus
-from rlhf_api.status import JobStatus
+from rlhf_api.contract.report import CheckpointStatus
+from rlhf_api.contract.status import JobStatus
 
 from ..console.text import age, one_line
 

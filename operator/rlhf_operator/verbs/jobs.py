@@ -5,7 +5,7 @@ import difflib
 import time
 from collections.abc import AsyncIterator, Callable
 
-from rlhf_api.status import ENDED, JobStatus
+from rlhf_api.contract.status import ENDED, JobStatus
 
 from ..console.exits import Failure
 from ..job.snapshot import Job

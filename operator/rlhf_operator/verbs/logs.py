@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
+from rlhf_api.contract.run import process_name
+from rlhf_api.contract.status import FailureStatus, JobStatus
 from rlhf_api.roles import Role
-from rlhf_api.run import process_name
-from rlhf_api.status import FailureStatus, JobStatus
 
 from ..console.exits import Failure
 from ..console.text import one_line

@@ -3,10 +3,9 @@
 import argparse
 import sys
 
-from rlhf_api.algorithms import graph_of
-from rlhf_api.manifest import from_cluster
+from rlhf_api.contract.run import roles_of
+from rlhf_api.manifest.load import from_cluster
 from rlhf_api.roles import Role
-from rlhf_api.run import roles_of
 
 from ..console.exits import Failure
 from .client import Session
@@ -22,7 +21,7 @@ async def scale(session: Session, options: argparse.Namespace) -> int:
         raise Failure(f"{name} has {status.phase.lower()} already; there is nothing to scale")
     spec = from_cluster(body).spec
     if Role.GENERATOR not in roles_of(spec):
-        why = "generates in its trainer" if graph_of(spec).generates else f"is a job of {spec.algorithm}"
+        why = "generates in its trainer" if spec.graph.generates else f"is a job of {spec.algorithm}"
         raise Failure(f"{name} {why} and has no generators")
     patch = {"spec": {"replicas": options.generators}}
     await session.patch_job(name, patch, subresource="scale")

@@ -6,8 +6,8 @@ from typing import Any
 
 from rich.text import Text
 
+from rlhf_api.contract.status import Condition, JobStatus
 from rlhf_api.roles import Role
-from rlhf_api.status import Condition, JobStatus
 
 from ..archive.export import export_command
 from ..console.text import age, columns, one_line

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from rlhf_api.manifest import RLHFJob
+from rlhf_api.job import RLHFJob
 
 from ..console.exits import Failure, Misuse
 from ..kube.api import Body

@@ -5,7 +5,7 @@ import sys
 
 from rich.text import Text
 
-from rlhf_api.status import JobStatus, Phase
+from rlhf_api.contract.status import JobStatus, Phase
 
 from ..console.exits import Failure
 from ..console.text import span

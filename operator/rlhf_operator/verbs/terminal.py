@@ -8,7 +8,7 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
-from rlhf_api.printing import write_line
+from rlhf_api.host.printing import write_line
 
 from ..console.terminal import CleanConsole
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlhf_api.roles import Trainer
+from rlhf_api.sections.roles import Trainer
 
 from ..ranks.ranks import Ranks
 

@@ -17,11 +17,10 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_api.base import names_function
-from rlhf_api.graph import RowKind
-from rlhf_api.printing import write_line
-from rlhf_api.problems import InvalidJob, Problem
-from rlhf_api.run import RunConfig
+from rlhf_api.contract.run import RunConfig
+from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.field_types import RowKind, names_function
+from rlhf_api.host.printing import write_line
 from rlhf_api.spec import Spec
 
 from ..data.chat import check_template

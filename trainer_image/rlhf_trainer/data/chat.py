@@ -9,10 +9,10 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_api.chat_template import FIELD
-from rlhf_api.problems import InvalidJob, Problem, show
-from rlhf_api.rows import Message, Row
-from rlhf_api.spec import Data
+from rlhf_api.dataset.chat_template import FIELD
+from rlhf_api.dataset.rows import Message, Row
+from rlhf_api.errors.problem import InvalidJob, Problem, show
+from rlhf_api.sections.data import Data
 
 from .template_renderer import RefusedByTemplate, render_template
 

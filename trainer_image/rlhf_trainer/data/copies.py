@@ -12,10 +12,10 @@ from urllib.parse import unquote, urlsplit
 from pyarrow import ArrowException
 from pyarrow.parquet import ParquetFile
 
-from rlhf_api import strict_json
-from rlhf_api.foreign_files import open_regular
-from rlhf_api.problems import InvalidJob, Problem
-from rlhf_api.rows import RENDERED_FIELDS
+from rlhf_api.dataset.rows import RENDERED_FIELDS
+from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.host import strict_json
+from rlhf_api.host.foreign_files import open_regular
 from rlhf_store.failures import Missing
 from rlhf_store.locked import locked
 from rlhf_store.store import Store

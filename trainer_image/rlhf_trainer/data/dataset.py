@@ -8,14 +8,11 @@ from functools import cached_property
 from itertools import accumulate
 from zlib import crc32
 
-from rlhf_api.algorithms import graph_of
-from rlhf_api.base import names_function
-from rlhf_api.evaluation import evaluation_sets
-from rlhf_api.graph import RowKind
-from rlhf_api.problems import InvalidJob, Problem
-from rlhf_api.row_files import RowFile, Rows
-from rlhf_api.rows import Row, with_system_prompt
-from rlhf_api.sources import Source, training_sources, unknown_store
+from rlhf_api.dataset.row_files import RowFile, Rows
+from rlhf_api.dataset.rows import Row, with_system_prompt
+from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.field_types import RowKind, names_function
+from rlhf_api.sections.data import Source, unknown_store
 from rlhf_api.spec import Spec
 
 from ..process import progress
@@ -149,9 +146,9 @@ def _opened(path: str, kind: RowKind) -> RowFile | ImportedRows:
 def sources_of(spec: Spec) -> Iterator[tuple[str, RowKind, Sequence[Source], int | None]]:
     """Field, kind of rows, sources and samples per epoch of the training rows, of each evaluation set, and of the
     pretraining text, in this order."""
-    data, kind = spec.data, graph_of(spec).rows
-    yield "spec.data", kind, training_sources(spec), data.samples_per_epoch
-    for found in evaluation_sets(spec):
+    data, kind = spec.data, spec.graph.rows
+    yield "spec.data", kind, spec.data.training_sources(), data.samples_per_epoch
+    for found in spec.evaluation_sets():
         sources = [Source(path=path, systemPrompt=data.system_prompt) for path in found.data]
         yield f"spec.evaluation, {found.name}", kind, sources, None
     if spec.pretraining:
@@ -167,7 +164,7 @@ def open_datasets(spec: Spec) -> tuple[Dataset, dict[str, Dataset], Dataset | No
     """Training rows, those of each evaluation set by its name, and pretraining text. Raises InvalidJob where files
     cannot be read."""
     opened = (open_dataset(sources, kind, samples) for _, kind, sources, samples in sources_of(spec))
-    rows, held_out = next(opened), {found.name: next(opened) for found in evaluation_sets(spec)}
+    rows, held_out = next(opened), {found.name: next(opened) for found in spec.evaluation_sets()}
     return rows, held_out, next(opened, None)
 
 

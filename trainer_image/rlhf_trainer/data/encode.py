@@ -7,9 +7,9 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from rlhf_api.problems import InvalidJob, Problem, show
-from rlhf_api.rows import Message, Text
-from rlhf_api.spec import Sampling
+from rlhf_api.dataset.rows import Message, Text
+from rlhf_api.errors.problem import InvalidJob, Problem, show
+from rlhf_api.sections.sampling import Sampling
 
 from .chat import NO_ARGUMENTS, Segment, end_of_turn, render, segments, special_tokens, without_oldest
 

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from typing import Any
 from zlib import crc32
 
-from rlhf_api.graph import RowKind
-from rlhf_api.imports import described
-from rlhf_api.problems import InvalidJob, Problem
-from rlhf_api.row_files import Rows
-from rlhf_api.rows import Row, checked_row
+from rlhf_api.dataset.row_files import Rows
+from rlhf_api.dataset.rows import Row, checked_row
+from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.field_types import RowKind
+from rlhf_api.host.imports import described
 
 from ..process.imports import import_function
 from .copies import plain, without_nulls

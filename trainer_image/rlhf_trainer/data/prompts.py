@@ -5,8 +5,8 @@ from typing import cast
 
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_api.rows import PromptRow, Row
-from rlhf_api.spec import Data
+from rlhf_api.dataset.rows import PromptRow, Row
+from rlhf_api.sections.data import Data
 
 from ..tensors.records import Prompt
 from .chat import arguments_of

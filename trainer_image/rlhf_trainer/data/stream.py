@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import Any
 
-from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.errors.problem import InvalidJob, Problem
 
 
 @dataclass(frozen=True)

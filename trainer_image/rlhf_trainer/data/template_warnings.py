@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_api.problems import InvalidJob, show
-from rlhf_api.rows import Message
+from rlhf_api.dataset.rows import Message
+from rlhf_api.errors.problem import InvalidJob, show
 
 from .chat import ANY, render
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rlhf_api.run import Member
+from rlhf_api.contract.run import Member
 
 log = logging.getLogger(__name__)
 

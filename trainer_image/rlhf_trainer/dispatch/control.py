@@ -8,9 +8,8 @@ from typing import Any
 from aiohttp import web
 from pydantic import ValidationError
 
-from rlhf_api.report import STARTING, TrainerStatus
-from rlhf_api.roles import HEALTH, Role
-from rlhf_api.run import (
+from rlhf_api.contract.report import STARTING, TrainerStatus
+from rlhf_api.contract.run import (
     CONTROL_CHECKPOINT,
     CONTROL_MEMBERS,
     CONTROL_STATUS,
@@ -18,6 +17,7 @@ from rlhf_api.run import (
     Member,
     Membership,
 )
+from rlhf_api.roles import HEALTH, Role
 
 from ..process import progress
 

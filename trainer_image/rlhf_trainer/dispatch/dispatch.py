@@ -13,8 +13,8 @@ from typing import Any, Generic
 
 import aiohttp
 
-from rlhf_api.problems import InvalidJob
-from rlhf_api.run import Member
+from rlhf_api.contract.run import Member
+from rlhf_api.errors.problem import InvalidJob
 
 from ..process import progress
 from ..transport.http import HttpError

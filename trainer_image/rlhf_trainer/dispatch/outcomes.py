@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from rlhf_api.run import Member
+from rlhf_api.contract.run import Member
 
 from .assignments import Assigned
 

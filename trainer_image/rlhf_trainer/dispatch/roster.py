@@ -5,8 +5,8 @@ import time
 
 import aiohttp
 
+from rlhf_api.contract.run import Member
 from rlhf_api.roles import HEALTH, Role
-from rlhf_api.run import Member
 
 from ..process import progress
 from ..transport.http import PROBE_SECONDS, HttpClient, HttpError

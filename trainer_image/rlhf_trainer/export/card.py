@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from rlhf_api.document import dumped
-from rlhf_api.printing import clean
-from rlhf_api.redaction import MASK
+from rlhf_api.host.printing import clean
+from rlhf_api.host.redaction import MASK
+from rlhf_api.host.strict_yaml import dumped
 
 from .saved_job import SavedJob, SavedModel
 

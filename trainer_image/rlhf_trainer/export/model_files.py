@@ -13,7 +13,7 @@ from torch import Tensor, distributed
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.utils import GENERATION_CONFIG_NAME
 
-from rlhf_api.base import ModelField
+from rlhf_api.field_types import ModelField
 
 from ..data.chat import end_of_turn
 from ..models.trained_model import TrainedModel

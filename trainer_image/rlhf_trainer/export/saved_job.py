@@ -9,11 +9,11 @@ from pathlib import Path
 from pydantic import JsonValue
 from safetensors.torch import save
 
-from rlhf_api.base import DType, Head, ModelField, Report
+from rlhf_api.field_types import DType, Head, ModelField, Report
 from rlhf_api.graph import Model
-from rlhf_api.lora import Lora
-from rlhf_api.manifest import API_VERSION, KIND
-from rlhf_api.redaction import masked, secrets_of
+from rlhf_api.host.redaction import masked, secrets_of
+from rlhf_api.job import API_VERSION, KIND
+from rlhf_api.sections.lora import Lora
 
 from ..data.encode import end_tokens
 from ..graph.learner import Models

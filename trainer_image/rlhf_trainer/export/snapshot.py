@@ -11,12 +11,12 @@ from safetensors.torch import load
 from torch import Tensor
 from transformers import GenerationConfig
 
-from rlhf_api.base import DType
-from rlhf_api.lora import Lora
-from rlhf_api.printing import write_line
-from rlhf_api.problems import InvalidJob, Problem
-from rlhf_api.run import ExportRequest
-from rlhf_api.spec import Sampling
+from rlhf_api.contract.run import ExportRequest
+from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.field_types import DType
+from rlhf_api.host.printing import write_line
+from rlhf_api.sections.lora import Lora
+from rlhf_api.sections.sampling import Sampling
 from rlhf_store.archive import Archive
 
 from ..checkpoint.reading import Snapshot

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.graph import SEQUENCES, Compute, Infer, Node, Score
-from rlhf_api.problems import InvalidJob, Problem
 
 from ..dispatch.roster import Stopped
 from ..ops import ROW_OUTPUTS, compute_fn, output_fn

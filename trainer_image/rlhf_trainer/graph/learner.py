@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
+from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.graph import Graph, Model
-from rlhf_api.problems import InvalidJob, Problem
 
 from ..checkpoint.reading import MissingTensor, Snapshot
 from ..checkpoint.segments import Group

@@ -11,8 +11,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from rlhf_api.evaluation import Penalties
-from rlhf_api.spec import Sampling
+from rlhf_api.sections.evaluation import Penalties
+from rlhf_api.sections.sampling import Sampling
 
 from ..tensors.sampling_mask import ROUNDING
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedTokenizerBase
 
-from rlhf_api.evaluation import NO_PENALTIES, Penalties
-from rlhf_api.spec import Sampling
+from rlhf_api.sections.evaluation import NO_PENALTIES, Penalties
+from rlhf_api.sections.sampling import Sampling
 
 from ..data.encode import end_tokens
 from ..data.stop_strings import StopStrings

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from rlhf_api.activations import HEAD_ELEMENTS
+from rlhf_api.estimate.activations import HEAD_ELEMENTS
 
 CHUNK_ELEMENTS = {"cpu": 256 * 152_000, "cuda": HEAD_ELEMENTS}
 """Elements of logits per log-softmax: 256 or 2,048 tokens of a vocabulary of 152,000. In float32 they take 156 MB or

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from rlhf_api.printing import clean
+from rlhf_api.host.printing import clean
 
 Figures = Mapping[str, float]
 

@@ -6,7 +6,7 @@ from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlhf_api import strict_json
+from rlhf_api.host import strict_json
 
 from .tracking import Tracking
 

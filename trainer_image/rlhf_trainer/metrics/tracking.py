@@ -14,11 +14,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rlhf_api.base import TRACKER_PACKAGES
-from rlhf_api.problems import InvalidJob, Problem
-from rlhf_api.redaction import masked, secrets_of
+from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.field_types import TRACKER_PACKAGES
+from rlhf_api.host.redaction import masked, secrets_of
+from rlhf_api.sections.trackers import Tracker as Wanted
 from rlhf_api.spec import Spec
-from rlhf_api.trackers import Tracker as Wanted
 
 from ..process.imports import import_function
 from .builtin_trackers import BUILT_IN, Run, Tracker

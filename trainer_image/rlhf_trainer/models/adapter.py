@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from rlhf_api.lora import Lora
+from rlhf_api.sections.lora import Lora
 
 from ..maths.low_rank import A, B, LowRank
 from ..process import progress

@@ -13,7 +13,7 @@ from torch import distributed
 from torch.nn import Module, Parameter
 from torch.utils.cpp_extension import CUDA_HOME
 
-from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.errors.problem import InvalidJob, Problem
 
 from .zero import deepspeed, groups, installed_ops
 

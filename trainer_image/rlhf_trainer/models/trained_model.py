@@ -11,8 +11,8 @@ from torch.nn import Module
 from torch.nn.utils import get_total_norm
 from transformers import GenerationConfig, PreTrainedModel
 
-from rlhf_api.roles import Trainer
-from rlhf_api.spec import Optimizer
+from rlhf_api.sections.optimizer import Optimizer
+from rlhf_api.sections.roles import Trainer
 
 from ..process import progress
 from ..tensors.batches import MAXIMUM, Loss, OutputFn

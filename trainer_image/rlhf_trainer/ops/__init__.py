@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlhf_api.algorithms import CUSTOM, algorithm_of
-from rlhf_api.algorithms.resolve import WHERE
+from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.graph import Compute, Graph, Infer, Train
-from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.rules.own_algorithm import WHERE
 from rlhf_api.spec import Spec
 
 from ..maths.outputs import ResponseLogprobs, response_values, sequence_scores

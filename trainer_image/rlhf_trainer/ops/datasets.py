@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_api.graph import RowKind
-from rlhf_api.spec import Data
+from rlhf_api.field_types import RowKind
+from rlhf_api.sections.data import Data
 
 from ..data.chat import arguments_of
 from ..data.encode import Encoded, encode, encode_prompt, turns

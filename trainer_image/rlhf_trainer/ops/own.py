@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from rlhf_api.algorithms.resolve import WHERE
-from rlhf_api.imports import described
-from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.host.imports import described
+from rlhf_api.rules.own_algorithm import WHERE
 
 from ..process.imports import import_function
 from ..tensors.batches import Loss, MicroBatch, OutputFn

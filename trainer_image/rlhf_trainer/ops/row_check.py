@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_api.graph import RowKind
-from rlhf_api.problems import InvalidJob, Problem
-from rlhf_api.rows import prompt_field
-from rlhf_api.spec import Data
+from rlhf_api.dataset.rows import prompt_field
+from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.field_types import RowKind
+from rlhf_api.sections.data import Data
 
 from ..data.dataset import Dataset
 from ..data.encode import TooLong

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from functools import cache
 
-from rlhf_api.imports import named_object
+from rlhf_api.host.imports import named_object
 
 VARIABLE = "RLHF_FAULTS"
 """`module:function`, called with the name of each point reached."""

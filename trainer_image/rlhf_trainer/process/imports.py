@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from rlhf_api.imports import described, named_object
-from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.host.imports import described, named_object
 
 Function = Callable[..., Any]
 

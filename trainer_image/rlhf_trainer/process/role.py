@@ -8,10 +8,10 @@ import sys
 from collections.abc import Callable
 from types import FrameType
 
-from rlhf_api.imports import described
-from rlhf_api.printing import CleanFormatter
-from rlhf_api.problems import InvalidJob
-from rlhf_api.run import EXIT_INVALID, ProcessEnv
+from rlhf_api.contract.run import EXIT_INVALID, ProcessEnv
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.host.imports import described
+from rlhf_api.host.printing import CleanFormatter
 
 from . import termination
 

@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from rlhf_api.algorithms import graph_of
-from rlhf_api.base import ModelField
+from rlhf_api.contract.run import RunConfig
+from rlhf_api.field_types import ModelField
 from rlhf_api.roles import Role
-from rlhf_api.run import RunConfig
 from rlhf_api.spec import Spec
 
 
@@ -35,7 +34,7 @@ def frozen_source(config: RunConfig, role: Role) -> ModelSource:
 
 def longest(spec: Spec) -> int:
     """Maximum number of tokens of a sequence in this job."""
-    answer = spec.sampling.max_new_tokens if graph_of(spec).generates else spec.data.max_answer_length
+    answer = spec.sampling.max_new_tokens if spec.graph.generates else spec.data.max_answer_length
     return spec.data.max_prompt_length + answer
 
 

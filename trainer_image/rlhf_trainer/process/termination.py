@@ -5,7 +5,7 @@ import os
 import traceback
 from pathlib import Path
 
-from rlhf_api.redaction import redacted, secrets_of
+from rlhf_api.host.redaction import redacted, secrets_of
 
 VARIABLE = "RLHF_TERMINATION_LOG"
 log = logging.getLogger("rlhf")

@@ -42,7 +42,7 @@ class TrainerContext:
     """Checksums of the rows of every source, by its path."""
 
     def report(self, **changes: object) -> None:
-        """Updates the status that the host reads; see `rlhf_api.report.TrainerStatus`."""
+        """Updates the status that the host reads; see `rlhf_api.contract.report.TrainerStatus`."""
         if self.services is not None:
             self.services.control.report(**changes)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from rlhf_api.replay import EPISODES, Replay
+from rlhf_api.sections.replay import EPISODES, Replay
 
 from ..tensors.records import Columns
 from .table import Episode, Texts, decode, encode, token_columns

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
-from rlhf_api.report import LedgerStatus
+from rlhf_api.contract.report import LedgerStatus
 
 REASONS = 16
 REASON_LENGTH = 200

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from rlhf_api.imports import described
-from rlhf_api.problems import InvalidJob, Problem, show
-from rlhf_api.replay import Replay
+from rlhf_api.errors.problem import InvalidJob, Problem, show
+from rlhf_api.host.imports import described
+from rlhf_api.sections.replay import Replay
 
 from ..process.imports import import_function
 from .buffer import EpisodeReplayBuffer

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rlhf_api.parquet_pages import check_inflation
+from rlhf_api.host.parquet_pages import check_inflation
 
 from ..maths.kl import token_kl
 from ..tensors.packed import ragged_index

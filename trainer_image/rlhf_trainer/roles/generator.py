@@ -11,15 +11,16 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from rlhf_api.model_directory import directory_problem
-from rlhf_api.model_files import model_sizes
-from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.contract.run import ProcessEnv, RunConfig, pods_each
+from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.estimate.model_files import model_sizes
+from rlhf_api.estimate.serving import PIPELINE, UTILIZATION, Serving, gpus, left_open
+from rlhf_api.estimate.sizes import Sizes
+from rlhf_api.host.model_directory import directory_problem
 from rlhf_api.roles import Role
-from rlhf_api.run import ProcessEnv, RunConfig, pods_each
-from rlhf_api.serving import PIPELINE, UTILIZATION, Serving, gpus, left_open
-from rlhf_api.sizes import Sizes
-from rlhf_api.spec import MOST_KEPT, Spec
-from rlhf_api.vllm_source import engine_problems
+from rlhf_api.rules.vllm_options import engine_problems
+from rlhf_api.sections.sampling import MOST_KEPT
+from rlhf_api.spec import Spec
 
 from ..engines.vllm.serve.launch import (
     SHARED,

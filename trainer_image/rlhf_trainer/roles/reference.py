@@ -4,12 +4,11 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from rlhf_api.algorithms.resolve import resolve
-from rlhf_api.graph import REFERENCE, Infer
-from rlhf_api.model_server_checks import VLLM_OUTPUTS
-from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.contract.run import ProcessEnv, RunConfig
+from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.graph import REFERENCE, VLLM_OUTPUTS, Infer
 from rlhf_api.roles import Role
-from rlhf_api.run import ProcessEnv, RunConfig
+from rlhf_api.rules.own_algorithm import resolve
 
 from ..engines.vllm.frozen import FrozenModel
 from ..models.forward.inference import infer, served

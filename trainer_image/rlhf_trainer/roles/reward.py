@@ -6,10 +6,10 @@ from collections.abc import Awaitable
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_api.problems import InvalidJob, Problem
-from rlhf_api.rewards import RewardFunction
+from rlhf_api.contract.run import ProcessEnv, RunConfig
+from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.roles import Role
-from rlhf_api.run import ProcessEnv, RunConfig
+from rlhf_api.sections.reward import RewardFunction
 
 from ..engines.vllm.frozen import FrozenModel
 from ..models.forward.inference import served

@@ -12,13 +12,12 @@ from pathlib import Path
 import torch
 from torch import distributed
 
-from rlhf_api.algorithms import graph_of
-from rlhf_api.problems import InvalidJob, Problem
-from rlhf_api.report import STORE_FAILS, CheckpointStatus
+from rlhf_api.contract.report import STORE_FAILS, CheckpointStatus
+from rlhf_api.contract.run import EXIT_SUSPENDED, ProcessEnv, RunConfig
+from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.roles import Role
-from rlhf_api.run import EXIT_SUSPENDED, ProcessEnv, RunConfig
+from rlhf_api.rules.unused import without_effect
 from rlhf_api.spec import Spec
-from rlhf_api.unread import without_effect
 from rlhf_store import copying
 from rlhf_store.archive import Archive, Snapshot
 from rlhf_store.committing import Committer
@@ -132,7 +131,7 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None, run: str = 
             log.warning("%s", line)
     if ranks.first and (problems := fit_problems(config, tokenizer)):
         raise InvalidJob(problems)
-    kind = graph_of(spec).rows
+    kind = spec.graph.rows
     checkers = [RowChecker(dataset, kind, tokenizer, spec.data) for dataset in (rows, *held_out.values())]
     checkers += [RowChecker(text, "responses", tokenizer, spec.data)] if text else []
     kept = iter(leave_out(ranks, services, checkers))

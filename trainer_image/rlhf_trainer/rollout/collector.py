@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from rlhf_api.evaluation import NO_PENALTIES, Penalties
+from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.graph import POLICY, Generate, Node
-from rlhf_api.problems import InvalidJob, Problem
-from rlhf_api.spec import Sampling
+from rlhf_api.sections.evaluation import NO_PENALTIES, Penalties
+from rlhf_api.sections.sampling import Sampling
 
 from ..dispatch.roster import Unavailable
 from ..graph.executor import Executor

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from rlhf_api.run import Member
+from rlhf_api.contract.run import Member
 
 from ..dispatch.outcomes import Client
 from .partial_rollout import Work

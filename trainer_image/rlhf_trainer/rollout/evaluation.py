@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf_api.evaluation import NO_PENALTIES, Penalties, evaluation_sets
-from rlhf_api.problems import InvalidJob
-from rlhf_api.rows import Row
-from rlhf_api.spec import Sampling
+from rlhf_api.dataset.rows import Row
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.sections.evaluation import NO_PENALTIES, Penalties
+from rlhf_api.sections.sampling import Sampling
 
 from ..data.prompts import prompts
 from ..data.stop_strings import StopStrings
@@ -50,7 +50,7 @@ def evaluate(
     fault: later that does not end the training.
     """
     lines, penalties = [], ctx.spec.evaluation.penalties if ctx.spec.evaluation else NO_PENALTIES
-    for number, section in enumerate(evaluation_sets(ctx.spec)):
+    for number, section in enumerate(ctx.spec.evaluation_sets()):
         rows = held_out[section.name]
         # Data epochs below 0: these ids, and so the seeds of requests, differ from all training prompts'.
         places = [(-1 - number, row) for row in range(len(rows))]

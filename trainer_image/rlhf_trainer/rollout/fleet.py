@@ -4,10 +4,10 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 
-from rlhf_api.evaluation import NO_PENALTIES, Penalties
+from rlhf_api.contract.run import Member
 from rlhf_api.roles import Role
-from rlhf_api.run import Member
-from rlhf_api.spec import Sampling
+from rlhf_api.sections.evaluation import NO_PENALTIES, Penalties
+from rlhf_api.sections.sampling import Sampling
 
 from ..dispatch.assignments import Limits
 from ..dispatch.dispatch import Observer, Switches

@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from rlhf_api.evaluation import NO_PENALTIES, Penalties
+from rlhf_api.sections.evaluation import NO_PENALTIES, Penalties
 
 from ..tensors.records import Prompt, Rollout
 from ..tensors.sampling_mask import filled

@@ -4,8 +4,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlhf_api.problems import InvalidJob, Problem
-from rlhf_api.rows import Row
+from rlhf_api.dataset.rows import Row
+from rlhf_api.errors.problem import InvalidJob, Problem
 
 from ..data.dataset import stream
 from ..data.prompts import prompts

@@ -9,9 +9,9 @@ from functools import partial
 
 from torch import Tensor
 
-from rlhf_api.report import MemberStatus
+from rlhf_api.contract.report import MemberStatus
+from rlhf_api.contract.run import Member
 from rlhf_api.roles import Role
-from rlhf_api.run import Member
 
 from ..dispatch.roster import Stopped, Unavailable
 from ..models.trained_model import TrainedModel

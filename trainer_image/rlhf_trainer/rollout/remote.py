@@ -8,8 +8,8 @@ from typing import Any, Self
 from torch import Tensor
 
 from rlhf_api.graph import Graph
-from rlhf_api.rewards import Reward, RewardFunction
 from rlhf_api.roles import Role
+from rlhf_api.sections.reward import Reward, RewardFunction
 
 from ..graph.executor import RemoteCall
 from ..maths.rewards import scaled_scores

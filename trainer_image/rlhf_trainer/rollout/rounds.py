@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from concurrent.futures import Future
 
-from rlhf_api.run import Member
+from rlhf_api.contract.run import Member
 
 from ..dispatch.assignments import Limits
 from ..dispatch.dispatch import Current, Dispatch, Observer, Switches

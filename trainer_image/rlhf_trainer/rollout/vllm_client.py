@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 
-from rlhf_api.run import Member
-from rlhf_api.spec import Sampling
+from rlhf_api.contract.run import Member
+from rlhf_api.sections.sampling import Sampling
 
 from ..data.stop_strings import StopStrings
 from ..dispatch.outcomes import Failed, Interrupted, Refused

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlhf_api.contract.run import Member
 from rlhf_api.roles import Role
-from rlhf_api.run import Member
 
 from ..dispatch.assignments import Limits
 from ..dispatch.dispatch import Dispatch, Observer, Switches

@@ -9,8 +9,8 @@ import time
 from collections.abc import Sequence
 from typing import Any, Self
 
-from rlhf_api.problems import InvalidJob, Problem
-from rlhf_api.rewards import RewardFunction
+from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.sections.reward import RewardFunction
 
 from ..process import process_groups
 from .samples import CallFailure, Failure, Result, Sample, even_calls, failed

@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 
-from rlhf_api.rewards import RewardFunction
+from rlhf_api.sections.reward import RewardFunction
 
 from . import function_pool, program, service
 from .rewards import Function

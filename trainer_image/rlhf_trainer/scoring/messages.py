@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf_api.base import Report
+from rlhf_api.field_types import Report
 
 from ..ranks.ranks import Message
 from ..tensors.records import Sequences

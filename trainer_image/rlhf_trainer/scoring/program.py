@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from rlhf_api import strict_json
-from rlhf_api.problems import InvalidJob, Problem
-from rlhf_api.rewards import RewardFunction
+from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.host import strict_json
+from rlhf_api.sections.reward import RewardFunction
 
 from .samples import Result, Sample, failed
 from .sandbox import JOB, TOOLS, Exit, Limits, Sandbox, is_root

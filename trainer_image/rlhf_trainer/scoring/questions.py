@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf_api.problems import InvalidJob, Problem
-from rlhf_api.run import Member
+from rlhf_api.contract.run import Member
+from rlhf_api.errors.problem import InvalidJob, Problem
 
 from ..dispatch.outcomes import Failed
 from ..tensors.records import Sequences

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rlhf_api.problems import InvalidJob, Problem
-from rlhf_api.rewards import LARGEST_SCORE
-from rlhf_api.rows import PromptRow, Text
+from rlhf_api.dataset.rows import PromptRow, Text
+from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.sections.reward import LARGEST_SCORE
 
 from ..data.encode import encode_sampled
 from ..data.stop_strings import StopStrings

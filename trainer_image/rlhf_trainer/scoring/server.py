@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from aiohttp import web
 
-from rlhf_api.problems import InvalidJob
+from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.roles import HEALTH
 
 from ..dispatch.control import token_required

@@ -10,9 +10,9 @@ from typing import Annotated
 import aiohttp
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from rlhf_api import strict_json
-from rlhf_api.problems import InvalidJob, Problem
-from rlhf_api.rewards import LARGEST_SCORE, RewardFunction
+from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.host import strict_json
+from rlhf_api.sections.reward import LARGEST_SCORE, RewardFunction
 
 from ..transport.http import PLAIN, read_reply, read_start, retry_after
 from .samples import Result, Sample, even_calls, failed

@@ -16,9 +16,9 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, TextIO
 
-from rlhf_api.imports import described
-from rlhf_api.problems import InvalidJob, show
-from rlhf_api.rewards import LARGEST_SCORE
+from rlhf_api.errors.problem import InvalidJob, show
+from rlhf_api.host.imports import described
+from rlhf_api.sections.reward import LARGEST_SCORE
 
 from ..process.imports import Function, import_function
 from ..process.parent import end_with_parent

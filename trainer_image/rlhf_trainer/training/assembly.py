@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from torch import distributed
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rlhf_api.algorithms.resolve import resolve
+from rlhf_api.contract.report import STARTING
+from rlhf_api.contract.run import RunConfig
+from rlhf_api.dataset.rows import Row
 from rlhf_api.graph import POLICY, Model
-from rlhf_api.model import CreateModel
-from rlhf_api.report import STARTING
-from rlhf_api.rows import Row
-from rlhf_api.run import RunConfig
+from rlhf_api.rules.own_algorithm import resolve
+from rlhf_api.sections.model import CreateModel
 
 from .. import ops
 from ..data.encode import end_tokens

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
-from rlhf_api.problems import InvalidJob, Problem
-from rlhf_api.report import CheckpointStatus
-from rlhf_api.run import EXIT_SUSPENDED
+from rlhf_api.contract.report import CheckpointStatus
+from rlhf_api.contract.run import EXIT_SUSPENDED
+from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_store.manifest import DamagedSnapshot, Entry
 
 from ..checkpoint.reading import Snapshot

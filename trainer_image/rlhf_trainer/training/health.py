@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from statistics import fmean, pstdev
 from typing import Any
 
-from rlhf_api.health import Action, Health, HealthRule, has_outliers
-from rlhf_api.problems import Problem, suggestion
+from rlhf_api.errors.messages import suggestion
+from rlhf_api.errors.problem import Problem
+from rlhf_api.sections.health import Action, Health, HealthRule, has_outliers
 
 from ..maths.agreement import AGREEMENT
 

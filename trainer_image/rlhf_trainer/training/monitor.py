@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from rlhf_api.health import Action, outlier_limit
-from rlhf_api.problems import InvalidJob, Problem
-from rlhf_api.report import HealthStatus
-from rlhf_api.run import EXIT_ROLLED_BACK, EXIT_UNHEALTHY
+from rlhf_api.contract.report import HealthStatus
+from rlhf_api.contract.run import EXIT_ROLLED_BACK, EXIT_UNHEALTHY
+from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.sections.health import Action
 
 from ..checkpoint.saver import Saver
 from ..dispatch.roster import Stopped
@@ -94,7 +94,7 @@ class Monitor:
                 step,
                 begun=begun,
                 compared=not spec.sampling.cut,
-                outliers=outlier_limit(spec),
+                outliers=spec.outlier_limit(),
                 other_weights=other_weights,
             )
             self._watches = verdict.watches

@@ -5,9 +5,9 @@ from copy import deepcopy
 from types import MappingProxyType
 from typing import Any
 
+from rlhf_api.dataset.rows import Row
+from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.graph import Dataset
-from rlhf_api.problems import InvalidJob, Problem
-from rlhf_api.rows import Row
 
 from ..checkpoint.reading import Snapshot
 from ..data.dataset import stream

@@ -11,9 +11,9 @@ from typing import Any, cast
 
 import torch
 
+from rlhf_api.dataset.rows import Row
 from rlhf_api.graph import POLICY
-from rlhf_api.replay import EPISODES
-from rlhf_api.rows import Row
+from rlhf_api.sections.replay import EPISODES
 from rlhf_store.manifest import DamagedSnapshot
 
 from ..checkpoint.reading import Snapshot

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from rlhf_api.spec import MOST_KEPT
+from rlhf_api.sections.sampling import MOST_KEPT
 
 from ..tensors.sampling_mask import ROUNDING
 

@@ -4,9 +4,9 @@ import ctypes
 from collections.abc import Mapping
 from pathlib import Path
 
-from rlhf_api.pods import combine
+from rlhf_api.contract.run import RunConfig
 from rlhf_api.roles import Role
-from rlhf_api.run import RunConfig
+from rlhf_api.sections.pods import combine
 
 DEVICES = ("rdma", "infiniband", "roce", "/hca", "/ib")
 """Substrings of resource names used by RDMA device plugins and SR-IOV operators, as in `rdma/hca_shared_devices_a`."""

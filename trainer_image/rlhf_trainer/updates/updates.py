@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
+from rlhf_api.dataset.rows import Row
 from rlhf_api.graph import CRITIC, POLICY, Graph, Train
-from rlhf_api.rows import Row
 from rlhf_api.spec import Spec
 
 from ..data.dataset import stream

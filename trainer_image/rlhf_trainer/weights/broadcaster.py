@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf_api.run import Member
+from rlhf_api.contract.run import Member
 
 from ..transport.http import HttpClient
 from . import stream

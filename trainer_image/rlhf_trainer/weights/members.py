@@ -6,7 +6,7 @@ from typing import Any
 
 import aiohttp
 
-from rlhf_api.run import Member
+from rlhf_api.contract.run import Member
 
 from ..transport.http import Deposed, HttpClient, HttpError
 from .group import TransferFailed

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import TCPStore
 
-from rlhf_api.run import Member
+from rlhf_api.contract.run import Member
 
 from .group import Group, publish_epoch
 from .members import Servers

@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlhf_api.run import Member
+from rlhf_api.contract.run import Member
 
 from .members import Calls, MembersFailed, Servers
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from rlhf_api.contract.status import JobStatus
 from rlhf_api.roles import Role
-from rlhf_api.status import JobStatus
 
 from ...job.names import pod_name
 from ...job.snapshot import Job, is_marked

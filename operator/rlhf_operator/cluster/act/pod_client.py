@@ -2,7 +2,7 @@
 
 import asyncio
 
-from rlhf_api.run import pods_each, roles_of
+from rlhf_api.contract.run import pods_each, roles_of
 
 from ...job.names import pod_name
 from ...job.snapshot import Job, is_marked

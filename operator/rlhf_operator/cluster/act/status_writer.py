@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rlhf_api.status import JobStatus
+from rlhf_api.contract.status import JobStatus
 
 from ...job.snapshot import Job
 from ...kube.api import Api, Key

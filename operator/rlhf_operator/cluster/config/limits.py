@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rlhf_api.base import Frozen
-from rlhf_api.problems import Problem, show
+from rlhf_api.errors.problem import Problem, show
+from rlhf_api.field_types import Frozen
 
 ANY = "*"
 """List entry that allows everything."""

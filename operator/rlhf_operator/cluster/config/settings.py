@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from rlhf_api.base import QUANTITY, Report
-from rlhf_api.problems import from_pydantic
-from rlhf_api.run import TORCHRUN
-from rlhf_api.runtime import NamedRuntime
+from rlhf_api.contract.run import TORCHRUN
+from rlhf_api.errors.messages import from_pydantic
+from rlhf_api.field_types import QUANTITY, Report
+from rlhf_api.manifest.runtime import NamedRuntime
 
 from .limits import Limits
 

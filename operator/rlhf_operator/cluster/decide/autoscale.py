@@ -7,10 +7,11 @@ else follows from the spec.
 import math
 from collections.abc import Sequence
 
-from rlhf_api.report import TrainerStatus
-from rlhf_api.roles import Autoscale, Role
+from rlhf_api.contract.report import TrainerStatus
+from rlhf_api.contract.status import JobStatus, ScalingStatus
+from rlhf_api.roles import Role
+from rlhf_api.sections.roles import Autoscale
 from rlhf_api.spec import Spec
-from rlhf_api.status import JobStatus, ScalingStatus
 
 from ...supervision.process_state import ProcessState
 from .describe import Event

@@ -4,8 +4,8 @@ import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rlhf_api.contract.status import ClusterStatus, Condition, JobStatus, Phase
 from rlhf_api.roles import Role
-from rlhf_api.status import ClusterStatus, Condition, JobStatus, Phase
 
 from ...console.text import time_text
 from ...job.pod_status import GATED, NODE_UNREACHABLE

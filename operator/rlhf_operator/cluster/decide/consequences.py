@@ -5,10 +5,10 @@ import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from rlhf_api.contract.run import pods_each, replicas
+from rlhf_api.contract.status import ClusterStatus
 from rlhf_api.roles import Role
-from rlhf_api.run import pods_each, replicas
 from rlhf_api.spec import Spec
-from rlhf_api.status import ClusterStatus
 
 from ...console.text import time_text
 from ...job.snapshot import Pod

@@ -2,7 +2,7 @@
 
 import datetime
 
-from rlhf_api.status import ClusterStatus, JobStatus
+from rlhf_api.contract.status import ClusterStatus, JobStatus
 
 from ...console.text import time_text
 from ...job.snapshot import Pod

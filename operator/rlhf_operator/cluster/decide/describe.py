@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rlhf_api.resources import plan as resource_plan
+from rlhf_api.contract.run import pods_each, roles_of
+from rlhf_api.contract.status import JobStatus, Phase, RuntimeStatus
+from rlhf_api.estimate.resources import plan as resource_plan
 from rlhf_api.roles import Role
-from rlhf_api.run import pods_each, roles_of
 from rlhf_api.spec import Spec
-from rlhf_api.status import JobStatus, Phase, RuntimeStatus
 
 from ...console.text import time_text
 from ...job.names import RANK, role_labels, selector

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from rlhf_api.run import Membership
-from rlhf_api.status import JobStatus
+from rlhf_api.contract.run import Membership
+from rlhf_api.contract.status import JobStatus
 
 from ...job.snapshot import Pod
 from ...status.condition import refused

@@ -4,9 +4,9 @@ import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from rlhf_api.contract.status import ENDED, ClusterStatus, JobStatus
 from rlhf_api.roles import Role
 from rlhf_api.spec import Spec
-from rlhf_api.status import ENDED, ClusterStatus, JobStatus
 
 from ...job.names import token_name
 from ...status.job_status import first_status

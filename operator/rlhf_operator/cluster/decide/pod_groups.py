@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from rlhf_api.contract.run import EXIT_SUSPENDED, Member, Membership, places, pods_each, replicas, roles_of
+from rlhf_api.contract.status import ClusterStatus
 from rlhf_api.roles import Role
-from rlhf_api.run import EXIT_SUSPENDED, Member, Membership, places, pods_each, replicas, roles_of
 from rlhf_api.spec import Spec
-from rlhf_api.status import ClusterStatus
 
 from ...job.pod_status import seconds
 from ...job.snapshot import Pod

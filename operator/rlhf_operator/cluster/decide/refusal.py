@@ -8,9 +8,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rlhf_api.problems import InvalidJob
+from rlhf_api.contract.status import ENDED, INVALID_POD, INVALID_SPEC, JobStatus
+from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.spec import Spec
-from rlhf_api.status import ENDED, INVALID_POD, INVALID_SPEC, JobStatus
 
 from ...console.text import time_text
 from ...job.names import QUEUE

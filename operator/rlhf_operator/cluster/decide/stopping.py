@@ -4,9 +4,9 @@ import datetime
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlhf_api.contract.status import ENDED, ClusterStatus, JobStatus
 from rlhf_api.roles import Role
 from rlhf_api.spec import Spec
-from rlhf_api.status import ENDED, ClusterStatus, JobStatus
 
 from ...job.snapshot import Job, Pod
 from ...status.condition import observed as seen_at

@@ -5,10 +5,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlhf_api.resources import gpu_of
-from rlhf_api.run import roles_of
+from rlhf_api.contract.run import roles_of
+from rlhf_api.contract.status import JobStatus
+from rlhf_api.estimate.resources import gpu_of
 from rlhf_api.spec import Spec
-from rlhf_api.status import JobStatus
 
 from ...console.text import time_text
 from ...job.pod_resources import is_gpu

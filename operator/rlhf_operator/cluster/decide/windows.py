@@ -3,8 +3,8 @@
 import datetime
 from collections.abc import Mapping
 
+from rlhf_api.contract.status import ClusterStatus, JobStatus, RestartWindow
 from rlhf_api.roles import Role
-from rlhf_api.status import ClusterStatus, JobStatus, RestartWindow
 
 from ...console.text import time_text
 from ...job.pod_status import seconds

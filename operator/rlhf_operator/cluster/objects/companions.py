@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from rlhf_api.resources import gpu_of
+from rlhf_api.contract.run import pods_each, replicas, roles_of
+from rlhf_api.estimate.resources import gpu_of
 from rlhf_api.roles import Role
-from rlhf_api.run import pods_each, replicas, roles_of
 from rlhf_api.spec import Spec
 
 from ...job.names import OPERATOR, claim_template_name, common_labels, policy_name, service_name, token_name

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlhf_api.contract.run import RunConfig, places, roles_of
 from rlhf_api.roles import Role
-from rlhf_api.run import RunConfig, places, roles_of
 
 from ...job.names import common_labels
 from ...job.snapshot import Pod

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
+from rlhf_api.contract.run import places, pods_each, roles_of
 from rlhf_api.roles import Role
-from rlhf_api.run import places, pods_each, roles_of
 from rlhf_api.spec import Spec
 
 from ...job.names import CONFIG, PRIORITY, common_labels

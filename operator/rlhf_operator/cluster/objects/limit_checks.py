@@ -7,8 +7,8 @@ has. The chart's ValidatingAdmissionPolicy checks the manifest in the same way, 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rlhf_api.problems import InvalidJob, Problem, first, show
-from rlhf_api.run import roles_of
+from rlhf_api.contract.run import roles_of
+from rlhf_api.errors.problem import InvalidJob, Problem, first, show
 
 from ...job.baseline import as_list, as_object, forbidden, probed_hosts, unconfined
 from ...job.names import PRIORITY, QUEUE

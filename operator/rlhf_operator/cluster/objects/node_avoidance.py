@@ -8,7 +8,7 @@ import datetime
 from collections.abc import Sequence
 from typing import Any
 
-from rlhf_api.status import FailureStatus, JobStatus
+from rlhf_api.contract.status import FailureStatus, JobStatus
 
 from ...supervision.exit_reasons import failure_type
 

@@ -13,11 +13,11 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import to_json
 
-from rlhf_api.checks import CHANGEABLE
-from rlhf_api.pods import PodSettings, combine
-from rlhf_api.problems import from_pydantic
+from rlhf_api.contract.run import RunConfig, of_file
+from rlhf_api.errors.messages import from_pydantic
 from rlhf_api.roles import Role
-from rlhf_api.run import RunConfig, of_file
+from rlhf_api.rules.check import CHANGEABLE
+from rlhf_api.sections.pods import PodSettings, combine
 from rlhf_api.spec import Spec
 
 from ...job.names import common_labels

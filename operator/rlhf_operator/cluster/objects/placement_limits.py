@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rlhf_api.problems import Problem, show
+from rlhf_api.errors.problem import Problem, show
 
 from ...job.baseline import as_list, as_object
 from ...job.names import PRIORITY

@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from rlhf_api.pods import Gpu, PodSettings, combine
-from rlhf_api.resources import host_memory
-from rlhf_api.roles import HEALTH, LIVE_FAILURES, LIVE_SECONDS, LIVE_TIMEOUT_SECONDS, Role, RoleSpec
-from rlhf_api.run import command, listens, pods_each
+from rlhf_api.contract.run import command, listens, pods_each
+from rlhf_api.estimate.resources import host_memory
+from rlhf_api.roles import HEALTH, LIVE_FAILURES, LIVE_SECONDS, LIVE_TIMEOUT_SECONDS, Role
+from rlhf_api.sections.pods import Gpu, PodSettings, combine
+from rlhf_api.sections.roles import RoleSpec
 
 from ...job.baseline import as_object
 from ...job.names import (

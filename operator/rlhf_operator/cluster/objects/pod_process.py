@@ -3,9 +3,9 @@
 import math
 from typing import Any
 
-from rlhf_api.pods import PodSettings, amount
+from rlhf_api.contract.run import Process, RunConfig, environment, listens, pods_each
 from rlhf_api.roles import Role
-from rlhf_api.run import Process, RunConfig, environment, listens, pods_each
+from rlhf_api.sections.pods import PodSettings, amount
 
 from ...job.names import pod_name, service_name, token_name
 from ...job.ports import MASTER_PORT, PORT, group_port, http_port, master_port

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from rlhf_api.pods import PodSettings, Volume
-from rlhf_api.run import RunConfig
+from rlhf_api.contract.run import RunConfig
+from rlhf_api.sections.pods import PodSettings, Volume
 
 from ..config.settings import Defaults
 

@@ -10,9 +10,9 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rlhf_api.generator_checks import pods_per_replica
-from rlhf_api.pod_checks import pods
-from rlhf_api.problems import InvalidJob
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.rules.generator import pods_per_replica
+from rlhf_api.rules.pods import pods
 
 from ...job.snapshot import Job
 from ..config.limits import Limits

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rlhf_api.run import roles_of
+from rlhf_api.contract.run import roles_of
 
 from ...job.snapshot import Job
 from .pinned import Pinned

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Any
 
-from rlhf_api.checks import CHANGEABLE
-from rlhf_api.generator_checks import pods_per_replica
-from rlhf_api.manifest import from_cluster
-from rlhf_api.problems import InvalidJob
-from rlhf_api.runtime import NamedRuntime, merged, with_runtime
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.manifest.load import from_cluster
+from rlhf_api.manifest.runtime import NamedRuntime, merged, with_runtime
+from rlhf_api.rules.check import CHANGEABLE
+from rlhf_api.rules.generator import pods_per_replica
 from rlhf_api.spec import Spec
 
 from ...job.snapshot import Job

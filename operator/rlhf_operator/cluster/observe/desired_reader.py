@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 
-from rlhf_api.manifest import from_cluster
-from rlhf_api.problems import InvalidJob
-from rlhf_api.runtime import NamedRuntime, parse_runtime
-from rlhf_api.spec_size import size
-from rlhf_api.status import ENDED
+from rlhf_api.contract.status import ENDED
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.manifest.load import from_cluster
+from rlhf_api.manifest.runtime import NamedRuntime, parse_runtime
+from rlhf_api.manifest.spec_size import size
 
 from ...job.snapshot import Job, Pod
 from ...kube.api import Api, Body, Key

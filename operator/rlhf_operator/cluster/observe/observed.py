@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rlhf_api.report import TrainerStatus
+from rlhf_api.contract.report import TrainerStatus
 
 from ...job.snapshot import Job, Pod
 from ...supervision.process_state import Finish

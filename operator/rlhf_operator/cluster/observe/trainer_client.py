@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from rlhf_api.report import TrainerStatus
+from rlhf_api.contract.report import TrainerStatus
+from rlhf_api.contract.run import Membership
 from rlhf_api.roles import Role
-from rlhf_api.run import Membership
 
 from ...job.snapshot import Job, Pod
 from ...supervision.role_client import ControlClient, Unreadable, WrongToken

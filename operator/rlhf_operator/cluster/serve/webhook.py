@@ -12,9 +12,9 @@ from typing import Any
 
 from aiohttp import web
 
-from rlhf_api.checks import CHANGEABLE, check_change
-from rlhf_api.manifest import from_cluster
-from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.manifest.load import from_cluster
+from rlhf_api.rules.check import CHANGEABLE, check_change
 from rlhf_api.spec import Spec
 
 from ...job.names import PRIORITY, QUEUE

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlhf_api.status import ENDED
+from rlhf_api.contract.status import ENDED
 
 from ...job.names import JOB
 from ...job.trimmed import trimmed

@@ -16,10 +16,10 @@ import torch
 from pydantic import JsonValue
 from torch import Tensor
 
-from rlhf_api.problems import InvalidJob
+from rlhf_api.contract.run import RunConfig
+from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.roles import Role
-from rlhf_api.run import RunConfig
-from rlhf_api.vllm_source import engine_problems
+from rlhf_api.rules.vllm_options import engine_problems
 
 from ...process.settings import frozen_source
 from ...tensors.records import Sequences

@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from rlhf_api.problems import InvalidJob, Problem
-from rlhf_api.roles import GradientCheckpointing, Kernels
+from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.sections.roles import GradientCheckpointing, Kernels
 
 log = logging.getLogger(__name__)
 

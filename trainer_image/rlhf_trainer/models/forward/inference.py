@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlhf_api.problems import InvalidJob, Problem
-from rlhf_api.roles import Attention, Trainer
+from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.sections.roles import Attention, Trainer
 
 from ...maths.outputs import ResponseLogprobs
 from ...process import progress

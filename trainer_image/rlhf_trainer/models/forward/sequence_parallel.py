@@ -13,7 +13,7 @@ from torch import Tensor, distributed
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.errors.problem import InvalidJob, Problem
 
 from ...tensors.batches import MicroBatch
 from ...tensors.packed import to_device

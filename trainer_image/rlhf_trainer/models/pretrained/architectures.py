@@ -13,8 +13,8 @@ from transformers import (
     PreTrainedModel,
 )
 
-from rlhf_api.architectures import kind_of
-from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.sections.model import kind_of
 
 from ...process.imports import import_function
 

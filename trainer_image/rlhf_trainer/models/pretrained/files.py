@@ -15,7 +15,7 @@ from transformers import (
 )
 from transformers.utils.peft_utils import find_adapter_config_file
 
-from rlhf_api.model_directory import config_problem, directory_problem, takes_pickles
+from rlhf_api.host.model_directory import config_problem, directory_problem, takes_pickles
 
 from ...process import progress
 

@@ -7,10 +7,9 @@ from pathlib import Path
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from rlhf_api.algorithms import graph_of
-from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.contract.run import RunConfig, roles_of
+from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.roles import Role
-from rlhf_api.run import RunConfig, roles_of
 
 from ...data.encode import end_tokens
 from ...process.settings import ModelSource, frozen_source, longest, longest_update, model_source
@@ -28,7 +27,7 @@ def fit_problems(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> list[
         try:
             model = loading(source.where, partial(load_config, source.path))
             loading(source.where, partial(check_fit, model, own, length))
-            if source == model_source(config, "policy") and graph_of(config.spec).generates:
+            if source == model_source(config, "policy") and config.spec.graph.generates:
                 generation = loading(source.where, partial(_generation_config, source.path))
                 loading(source.where, partial(check_end_tokens, generation, model, source.path))
                 end_tokens(tokenizer, generation, config.spec.sampling)
@@ -42,7 +41,7 @@ def _models(
 ) -> Iterator[tuple[ModelSource, int, PreTrainedTokenizerBase]]:
     """Local models with the longest sequence that each gets, and the tokenizer of its tokens."""
     spec = config.spec
-    for used in graph_of(spec).trained:
+    for used in spec.graph.trained:
         source = trained_source(config, used.field, tokenizer)
         if Path(source.path).is_dir():
             yield source, longest_update(spec) if used.field == "policy" else longest(spec), tokenizer

@@ -6,12 +6,12 @@ from typing import Any, Literal, TypeVar
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rlhf_api.base import DType, Head, ModelField
-from rlhf_api.chat_template import given_template
+from rlhf_api.contract.run import RunConfig
+from rlhf_api.dataset.chat_template import given_template
+from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.field_types import DType, Head, ModelField
 from rlhf_api.graph import Model
-from rlhf_api.problems import InvalidJob, Problem
 from rlhf_api.roles import Role
-from rlhf_api.run import RunConfig
 
 from ...process.settings import ModelSource, frozen_source, longest, longest_update, model_source
 from . import load

@@ -16,7 +16,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from rlhf_api.base import Head
+from rlhf_api.field_types import Head
 
 from .files import from_pretrained, load_config, load_model
 from .heads import class_with_head

@@ -12,7 +12,7 @@ import threading
 import time
 from multiprocessing import connection
 
-from rlhf_api.oom import OomKills
+from rlhf_api.host.oom import OomKills
 
 from ....process import termination
 from .watchdog import EXIT_ENGINE_DEAD, cause_of_death

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from rlhf_api.foreign_files import READ_ERRORS, read_json
-from rlhf_api.model_directory import takes_pickles
-from rlhf_api.problems import InvalidJob, Problem
+from rlhf_api.contract.run import RunConfig
+from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.estimate.serving import REFERENCE_SHARE, UTILIZATION
+from rlhf_api.host.foreign_files import READ_ERRORS, read_json
+from rlhf_api.host.model_directory import takes_pickles
 from rlhf_api.roles import Role
-from rlhf_api.run import RunConfig
-from rlhf_api.serving import REFERENCE_SHARE, UTILIZATION
 
 from ....process.addresses import interface, is_loopback
 from ....process.settings import ModelSource

@@ -7,9 +7,9 @@ import importlib
 import runpy
 import sys
 
-from rlhf_api.problems import InvalidJob
+from rlhf_api.contract.run import EXIT_INVALID
+from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.roles import Role
-from rlhf_api.run import EXIT_INVALID
 
 from ....process import termination
 from .forking import fork_engine

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from rlhf_api.oom import OomKills
+from rlhf_api.host.oom import OomKills
 
 from ....process import termination
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from rlhf_api.model_files import tensor_entries
+from rlhf_api.estimate.model_files import tensor_entries
 
 from ....weights.buckets import Spec
 

@@ -1,0 +1,1 @@
+"""Between a host and a job's processes: configuration, environment, commands, report, status."""

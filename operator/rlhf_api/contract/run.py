@@ -1,0 +1,248 @@
+"""Contract between a host (the operator, the local launcher) and a job's processes: configuration, environment,
+commands.
+
+One contract, two hosts: both start `command(...)` with `environment(...)`, push the membership to the trainer's control
+API, read its status there, and judge an ended process by its exit code and termination message.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Literal
+
+from ..field_types import DType, ModelField, Report
+from ..roles import Role
+from ..spec import Spec
+
+EXIT_INVALID = 78
+"""Exit code of a role that cannot run this job (EX_CONFIG); a restart would not help."""
+EXIT_SUSPENDED = 79
+"""Exit code of a trainer that stopped on request, after a checkpoint."""
+EXIT_ROLLED_BACK = 80
+"""Exit code of a trainer after a rollback by `spec.health`: restart it from its last good snapshot."""
+EXIT_UNHEALTHY = 81
+"""Exit code of a trainer whose job a rule of `spec.health` fails; a restart would end the same."""
+
+CONTROL_STATUS = "/v1/status"
+"""GET: TrainerStatus."""
+CONTROL_MEMBERS = "/v1/members"
+"""PUT: Membership."""
+CONTROL_STOP = "/v1/stop"
+"""POST: checkpoint at the next safe point, then exit with EXIT_SUSPENDED."""
+CONTROL_CHECKPOINT = "/v1/checkpoint"
+"""POST: checkpoint at the next safe point and continue."""
+
+
+_FILE = "configuration"
+
+
+def of_file(name: str) -> dict[str, str]:
+    """The reference to the configuration in another file of the same directory."""
+    return {_FILE: name}
+
+
+class RunConfig(Report):
+    """The configuration file of a job's processes: a ConfigMap on a cluster, `run.json` on one machine."""
+
+    job: str
+    spec: Spec
+    workdir: str
+    """Absolute path of the work directory, in the roles' file system."""
+    resume: bool = False
+    """Resume from the newest checkpoint, if there is one; false: start anew."""
+
+    @classmethod
+    def read(cls, file: Path) -> "RunConfig":
+        """Reads a configuration, or a file that names one beside it (`of_file`) and says whether to resume: a spec is
+        stored once, though a start and a resume have a file each."""
+        text = file.read_bytes()
+        said = json.loads(text)
+        if not isinstance(said, dict) or _FILE not in said:
+            return cls.model_validate_json(text)
+        config = cls.model_validate_json((file.parent / said[_FILE]).read_bytes())
+        return config.model_copy(update={"resume": said["resume"]})
+
+    @property
+    def store(self) -> str:
+        """The checkpoint store, as a URL."""
+        return self.spec.checkpoint.store or Path(self.workdir, "checkpoints").as_uri()
+
+    def dtype(self, role: Role) -> DType:
+        """The compute dtype of a role."""
+        return self.spec.section(role).dtype or self.spec.model.dtype
+
+
+class ExportRequest(Report):
+    """A model of a checkpoint that the trainer's packages are to write as a Hugging Face folder, as JSON on their
+    standard input."""
+
+    store: str
+    step: int
+    out: str
+    """Absolute path of the folder to write."""
+    field: ModelField = "policy"
+    adapter: Literal["merged", "alone"] | None = None
+    """How an adapter is written; None: merged, or the model has none."""
+    model: str | None = None
+    """Folder or hub name of the model that the job started from, in place of the one that the checkpoint names."""
+
+
+class Member(Report):
+    """A process that serves the trainer. A restart keeps `name` and changes `uid`."""
+
+    role: Role
+    name: str
+    uid: str
+    address: str
+    """`http://host:port`."""
+    draining: bool = False
+    """The process will end soon: no new work, no new weights."""
+
+
+class Membership(Report):
+    """All processes that serve the trainer, as known to the host."""
+
+    members: tuple[Member, ...] = ()
+    unplaced: tuple[Role, ...] = ()
+    """Roles of processes that are wanted and have no node, which they may never get; one for each process."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """Address of one process of a job, and of the rendezvous of the trainer's ranks or of a generator's pods."""
+
+    role: Role
+    index: int
+    port: int
+    """Port of its HTTP server, or of rank 0's if only rank 0 of its generator has one."""
+    host: str
+    """Address for other processes."""
+    master: str
+    """`host:port` of the rendezvous."""
+    rank: int = 0
+    """Rank of the pod in a multi-pod generator."""
+
+    @property
+    def name(self) -> str:
+        return process_name(self.role, self.index, self.rank)
+
+
+def listens(process: Process) -> bool:
+    """True if the process listens on its port: only the first process of the trainer and of each generator does."""
+    return process.rank == 0 and (process.role is not Role.TRAINER or process.index == 0)
+
+
+def process_name(role: Role, index: int, rank: int) -> str:
+    """`generator-2`, and its further pods `generator-2-1` and so on."""
+    return f"{role.value}-{index}" + (f"-{rank}" if rank else "")
+
+
+def roles_of(spec: Spec) -> tuple[Role, ...]:
+    """Roles with processes: those of the graph, without generators if the trainer generates."""
+    shared = spec.generator.shared_with_trainer
+    return tuple(role for role in spec.graph.roles if role is not Role.GENERATOR or not shared)
+
+
+def replicas(spec: Spec, role: Role) -> int:
+    return spec.section(role).replicas
+
+
+def pods_each(spec: Spec, role: Role) -> int:
+    """Pods, or processes on one machine, per replica of a role."""
+    return spec.generator.pods_per_replica if role.row.work == "generate" else 1
+
+
+def places(spec: Spec, role: Role) -> list[tuple[int, int]]:
+    """(replica, rank within it) of each process of a role."""
+    return list(product(range(replicas(spec, role)), range(pods_each(spec, role))))
+
+
+TORCHRUN = "rlhf_trainer.torchrun"
+"""The module that starts a trainer's ranks."""
+
+
+def command(
+    config: RunConfig, process: Process, python: str = "python3", *, torchrun: str = TORCHRUN
+) -> list[str]:
+    """The command line of a process; `torchrun`: the module of that name in the image."""
+    module = f"rlhf_trainer.roles.{process.role.value}"
+    if process.role is not Role.TRAINER:
+        return [python, "-m", module]
+    trainer = config.spec.trainer
+    host, port = process.master.rsplit(":", 1)
+    return [
+        *(python, "-m", torchrun),
+        *("--nnodes", str(trainer.replicas), "--nproc-per-node", str(trainer.processes_per_replica)),
+        *("--node-rank", str(process.index), "--master-addr", host, "--master-port", port),
+        *("--max-restarts", "0", "-m", module),
+    ]
+
+
+OUTLIVE_PEERS = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
+"""Environment of a process that survives its peers. When NCCL loses one over TCP, torch's watchdog requests a dump,
+after which its monitor ends the process: by default eight minutes after a peer died, and with it the trainer and all
+generators."""
+
+SHARE_CORES = {"OMP_WAIT_POLICY": "PASSIVE"}
+"""Waiting compute threads sleep. By default torch's spin: on a shared core they use up their share, and are descheduled
+when their work arrives, which slows a step many times."""
+
+
+def environment(
+    config: RunConfig, process: Process, *, config_file: str, termination_log: str
+) -> dict[str, str]:
+    """Environment variables of a process, except RLHF_TOKEN, which each host stores as a secret."""
+    return {
+        **OUTLIVE_PEERS,
+        **SHARE_CORES,
+        **config.spec.environment,
+        "RLHF_RUN_CONFIG": config_file,
+        "RLHF_NAME": process.name,
+        "RLHF_INDEX": str(process.index),
+        "RLHF_HOST": process.host,
+        "RLHF_PORT": str(process.port),
+        "RLHF_TERMINATION_LOG": termination_log,
+        **_group(config, process),
+    }
+
+
+def _group(config: RunConfig, process: Process) -> dict[str, str]:
+    if pods_each(config.spec, process.role) == 1:
+        return {}
+    return {"RLHF_RANK": str(process.rank), "RLHF_MASTER": process.master}
+
+
+@dataclass(frozen=True)
+class ProcessEnv:
+    """The environment of a process, parsed; inverse of `environment`."""
+
+    config: RunConfig
+    index: int
+    host: str
+    port: int
+    token: str
+    termination_log: str
+    rank: int = 0
+    master: str = ""
+    """Rendezvous of a multi-pod generator."""
+    run: str = ""
+    """Identity of the run, the same for all of its attempts and for no other: the job's uid on a cluster."""
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str] = os.environ) -> "ProcessEnv":
+        """Raises KeyError if a variable is missing: the process was not started by a host."""
+        config = RunConfig.read(Path(environ["RLHF_RUN_CONFIG"]))
+        return cls(
+            config=config,
+            index=int(environ["RLHF_INDEX"]),
+            host=environ["RLHF_HOST"],
+            port=int(environ["RLHF_PORT"]),
+            token=environ["RLHF_TOKEN"],
+            termination_log=environ["RLHF_TERMINATION_LOG"],
+            rank=int(environ.get("RLHF_RANK", "0")),
+            master=environ.get("RLHF_MASTER", ""),
+            run=environ.get("RLHF_RUN", ""),
+        )

@@ -1,0 +1,1 @@
+"""Rows of datasets: their kinds, their files, the template of their conversations."""

@@ -1,0 +1,298 @@
+"""Row types of datasets, and validation messages for rows."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    model_validator,
+)
+
+from ..errors.messages import closest, in_our_words
+from ..errors.problem import InvalidJob, Problem, kind_of, show
+from ..field_types import RowKind
+from ..sections.data import argument_problem
+
+NonEmpty = Annotated[str, Field(min_length=1)]
+
+
+class Message(BaseModel):
+    """A turn of a conversation, in the OpenAI format; further fields, such as a tool's name, go to the chat
+    template."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True)
+
+    role: NonEmpty
+    content: (
+        Annotated[str, Field(min_length=0)] | None
+    )  # the limit has pydantic refuse text that is no Unicode
+    """None for a message of tool calls alone."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _add_content(cls, value: Any) -> Any:
+        calls = isinstance(value, dict) and value.get("tool_calls") and "content" not in value
+        return {**value, "content": None} if calls else value
+
+    @model_validator(mode="after")
+    def _has_content(self) -> Self:
+        if self.content is None and not (
+            self.role == "assistant" and (self.model_extra or {}).get("tool_calls")
+        ):
+            raise ValueError(
+                "content must be text; only an assistant's message with tool_calls may have null"
+            )
+        return self
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as chat templates read it: fields that are null are left out, but not `content`."""
+        further = {name: value for name, value in (self.model_extra or {}).items() if value is not None}
+        return {"role": self.role, "content": self.content, **further}
+
+
+def _kind(value: Any) -> str:
+    return "messages" if isinstance(value, list) else "text"
+
+
+Messages = Annotated[list[Message], Field(min_length=1)]
+Text = Annotated[
+    Annotated[NonEmpty, Tag("text")] | Annotated[Messages, Tag("messages")], Discriminator(_kind)
+]
+"""Plain text, or a conversation rendered by a chat template."""
+
+
+def _asks(prompt: str | list[Message]) -> str | list[Message]:
+    if not isinstance(prompt, str) and prompt[-1].role == "assistant":
+        raise ValueError(
+            "the last message of a prompt must not be the assistant's, as the response follows it"
+        )
+    return prompt
+
+
+def _answers(response: str | list[Message]) -> str | list[Message]:
+    if not isinstance(response, str) and not response[0].role == response[-1].role == "assistant":
+        raise ValueError("the first and the last message of an answer must be the assistant's")
+    return response
+
+
+def _answers_once(response: str | list[Message]) -> str | list[Message]:
+    if not isinstance(response, str) and len(response) > 1:
+        raise ValueError(f"must be text or one message of the assistant; got {len(response)} messages")
+    return _answers(response)
+
+
+Prompt = Annotated[Text, AfterValidator(_asks)]
+Answer = Annotated[Text, AfterValidator(_answers)]
+Compared = Annotated[Text, AfterValidator(_answers_once)]
+
+
+def _flat(value: Any) -> Iterator[str | Message]:
+    if isinstance(value, list):
+        for item in value:
+            yield from _flat(item)
+    else:
+        yield value
+
+
+class Row(BaseModel):
+    """Base of the row types. Further fields are kept: reward functions get the whole row."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True)
+
+    @model_validator(mode="after")
+    def _has_arguments(self) -> Self:
+        if self.is_conversation:
+            self.template_arguments({})
+        return self
+
+    @property
+    def texts(self) -> list[str]:
+        """All text that is tokenized, but for that of tools and their calls."""
+        texts = (part if isinstance(part, str) else part.content for part in self._parts)
+        return [text for text in texts if text is not None]
+
+    def template_arguments(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments of the chat template besides the messages: the row's `tools` and the entries of its
+        `chat_template_kwargs`, either of which may be JSON text, before `defaults`. Raises ValueError where they are
+        not."""
+        given = self.model_extra or {}
+        own = _decoded("chat_template_kwargs", given, dict)
+        tools = _decoded("tools", given, list)
+        arguments = {**defaults, **(own or {}), **({} if tools is None else {"tools": tools})}
+        if wrong := argument_problem(arguments):
+            raise ValueError(wrong)
+        return arguments
+
+    @property
+    def is_conversation(self) -> bool:
+        """True if a chat template is needed to render any part of the row."""
+        return any(isinstance(part, Message) for part in self._parts)
+
+    @property
+    def _parts(self) -> Iterator[str | Message]:
+        known, kind = type(self).model_fields, type(self)
+        for name in ROW_FIELDS:
+            if name in known or hasattr(kind, name):
+                yield from _flat(getattr(self, name))
+
+
+def _decoded(name: str, fields: Mapping[str, Any], kind: type[Any]) -> Any:
+    """A field that is a list or an object, or JSON text of one, since columns of Parquet have one type."""
+    value = fields.get(name)
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            value = fields[name]
+    if value is not None and not isinstance(value, kind):
+        wanted = "a list of objects" if kind is list else "an object"
+        raise ValueError(f"{name} must be {wanted}, or JSON text of it; got {show(value)}")
+    return value
+
+
+class PromptRow(Row):
+    """A prompt for sampled responses."""
+
+    prompt: Prompt
+
+
+class AnswerRow(Row):
+    """A prompt with its response, for supervised fine-tuning."""
+
+    prompt: Prompt
+    answer: Answer
+
+
+class ConversationRow(Row):
+    """A whole conversation, for supervised fine-tuning on each of the assistant's turns."""
+
+    messages: Messages
+
+    @model_validator(mode="after")
+    def _has_turns(self) -> Self:
+        if self._first in (0, len(self.messages)) or self.messages[-1].role != "assistant":
+            roles = ", ".join(message.role for message in self.messages)
+            raise ValueError(
+                f"a conversation must not begin with the assistant and must end with the assistant; got {roles}"
+            )
+        return self
+
+    @property
+    def _first(self) -> int:
+        roles = [message.role for message in self.messages]
+        return roles.index("assistant") if "assistant" in roles else len(roles)
+
+    @property
+    def prompt(self) -> list[Message]:
+        """The messages before the assistant's first turn."""
+        return self.messages[: self._first]
+
+    @property
+    def answer(self) -> list[Message]:
+        """The assistant's first turn and all that follow."""
+        return self.messages[self._first :]
+
+
+class PairRow(Row):
+    """A prompt with responses of which `pos_answers[i]` is preferred to `neg_answers[i]`."""
+
+    prompt: Prompt
+    pos_answers: Annotated[list[Compared], Field(min_length=1)]
+    neg_answers: Annotated[list[Compared], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _equal_lengths(self) -> Self:
+        if len(self.pos_answers) != len(self.neg_answers):
+            raise ValueError(
+                f"pos_answers and neg_answers must be equally long; got {len(self.pos_answers)} "
+                f"and {len(self.neg_answers)}"
+            )
+        return self
+
+
+class PreferenceRow(Row):
+    """A prompt with two responses, of which `chosen` is preferred."""
+
+    prompt: Prompt
+    chosen: Compared
+    rejected: Compared
+
+    @property
+    def pos_answers(self) -> list[str | list[Message]]:
+        return [self.chosen]
+
+    @property
+    def neg_answers(self) -> list[str | list[Message]]:
+        return [self.rejected]
+
+
+ROW_FIELDS = ("prompt", "answer", "pos_answers", "neg_answers")
+"""Fields that training reads, over all row kinds."""
+ROW_TYPES: dict[RowKind, type[Row]] = {"prompts": PromptRow, "responses": AnswerRow, "pairs": PairRow}
+RENDERED_FIELDS = (*ROW_FIELDS, "messages", "chosen", "rejected", "tools", "chat_template_kwargs")
+"""Fields of conversations, over all row kinds, that a chat template reads."""
+OTHER_TYPES: dict[RowKind, tuple[str, type[Row]]] = {
+    "responses": ("messages", ConversationRow),
+    "pairs": ("chosen", PreferenceRow),
+}
+"""Alternative row types of a kind, by a field that only they have."""
+
+
+def row_type(row: dict[str, Any], kind: RowKind) -> type[Row]:
+    """The row type that a row is most likely meant to be."""
+    usual = ROW_TYPES[kind]
+    mark, other = OTHER_TYPES.get(kind, ("", usual))
+    return other if mark in row and not {*usual.model_fields} - {"prompt"} & {*row} else usual
+
+
+def prompt_field(row: Row) -> str:
+    """The field with the prompt."""
+    return "messages" if isinstance(row, ConversationRow) else "prompt"
+
+
+def with_system_prompt(row: Row, text: str) -> Row:
+    """The row as a conversation that begins with a system prompt, unless it has one."""
+    name = prompt_field(row)
+    prompt: str | list[Message] = getattr(row, name)
+    messages = [Message(role="user", content=prompt)] if isinstance(prompt, str) else prompt
+    if messages[0].role == "system":
+        return row
+    return row.model_copy(update={name: [Message(role="system", content=text), *messages]})
+
+
+def _row_problem(error: ValidationError, where: str, row: Any, model: type[Row]) -> Problem:
+    details = error.errors()[0]
+    first, *inner = details["loc"] or ("",)
+    # The tag of the union's branch is part of the location, but not a key.
+    field = ".".join(
+        str(part) for part in (first, *inner) if part is first or part not in ("text", "messages")
+    )
+    if details["type"] == "missing":
+        given, name = details["input"], str(details["loc"][-1])
+        known = (model if given is row else Message).model_fields
+        others = [key for key in given if isinstance(key, str) and key not in known]
+        found = (
+            f"; the {'row' if given is row else 'message'} has {', '.join(map(repr, given)) or 'no fields'}"
+        )
+        meant = "messages" if name == "prompt" and "messages" in others else closest(name, others)
+        return Problem(f"{where}: {field}", f"is missing{found}" + (f"; rename {meant!r}" if meant else ""))
+    got = f"; got {show(details['input'])}" if field else ""
+    return Problem(f"{where}: {field}" if field else where, in_our_words(details) + got)
+
+
+def checked_row(row: Any, kind: RowKind, where: Callable[[], str]) -> Row:
+    """Validates a row. Raises InvalidJob with the field, and with its place, for which `where` is called only then."""
+    if not isinstance(row, dict):
+        raise InvalidJob([Problem(where(), f"a row must be an object; it is {kind_of(row)}")])
+    model = row_type(row, kind)
+    try:
+        return model.model_validate(row)
+    except ValidationError as error:
+        raise InvalidJob([_row_problem(error, where(), row, model)]) from None

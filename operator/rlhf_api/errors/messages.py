@@ -1,0 +1,99 @@
+"""pydantic's errors as problems of a manifest, with the field that was meant."""
+
+import difflib
+import re
+from collections.abc import Sequence
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from ..field_types import PATTERNS, PENALTIES
+from .model_fields import keys_at, places
+from .other_names import OTHER_NAMES, OWNED, plain
+from .problem import InvalidJob, Problem, first, path, show
+
+
+def closest(key: str, keys: Sequence[str], similarity: float = 0.6) -> str:
+    """The key of `keys` that is most similar to `key`; empty if none is. `similarity`: 1 for all but the spelling."""
+    by_plain = {plain(k): k for k in keys}
+    close = difflib.get_close_matches(plain(key), by_plain, n=1, cutoff=similarity)
+    return by_plain[close[0]] if close else ""
+
+
+def suggestion(key: str, keys: Sequence[str]) -> str:
+    """A sentence with the key of `keys` that is most similar to `key`."""
+    if close := closest(key, keys):
+        return f'did you mean "{close}"?'
+    return "known here: " + ", ".join(sorted(keys)) if keys else "remove it"
+
+
+def choices(error: ErrorDetails) -> list[str]:
+    """The values that a field may have, where these are few; none of any other field."""
+    if error["type"] != "literal_error":
+        return []
+    expected: str = error.get("ctx", {}).get("expected", "")
+    return expected.replace("'", "").replace(" or ", ", ").split(", ")
+
+
+def _meant(key: str, keys: Sequence[str], model: type[BaseModel], section: str, above: str) -> str:
+    """A sentence that names the field meant by an unknown key: a field with this name in another system, beside the key
+    or elsewhere; a mistyped field beside it; a field of this name in another place; a similar one."""
+    typed = closest(key, keys, 1 if plain(key) in OTHER_NAMES else 0.8)
+    found = [] if typed else places(model, key, section)
+    elsewhere = [field for field in found if field.rpartition(".")[0] == above] or found
+    return f"did you mean {' or '.join(elsewhere)}?" if elsewhere else suggestion(key, keys)
+
+
+def _describe(error: ErrorDetails, model: type[BaseModel], section: str) -> Problem:
+    location, value = error["loc"], error["input"]
+    where = path(location)
+    if error["type"] == "extra_forbidden":
+        key = str(location[-1])
+        if key in OWNED and "deepspeed" in location:
+            return Problem(where, f"is set by the job; use {OWNED[key]} instead (value {show(value)})")
+        if location[:-1] == ("spec", "sampling") and plain(key) in map(plain, PENALTIES):
+            message = "applies to evaluation alone, as a field of spec.evaluation: training does not compute with it"
+            return Problem(where, f"{message}; remove it here (value {show(value)})")
+        meant = _meant(key, keys_at(model, location[:-1]), model, section, path(location[:-1]))
+        # A file that is no manifest has fields at the top, whose values are not ours to quote.
+        quoted = f" (value {show(value)})" if location[1:] else ""
+        return Problem(where, f"unknown field{quoted}; {meant}")
+    if error["type"] == "missing":
+        return Problem(where, "is required and missing")
+    if error["type"] == "literal_error" and isinstance(value, str):
+        expected = choices(error)
+        hint = suggestion(value, expected)
+        message = f"{show(value)} is none of {', '.join(expected)}"
+        return Problem(where, f"{message}; {hint}" if hint.startswith("did you mean") else message)
+    if error["type"] == "string_type" and isinstance(value, int | float):
+        return Problem(where, f"must be text; put it in quotes; got {show(value)}")
+    if error["type"] == "string_pattern_mismatch":
+        pattern = error.get("ctx", {}).get("pattern", "")
+        return Problem(where, f"{PATTERNS.get(pattern, f'must match {pattern}')}; got {show(value)}")
+    such = f", such as [{value}]" if error["type"] == "tuple_type" and isinstance(value, str) else ""
+    return Problem(where, f"{in_our_words(error)}{such}; got {show(value)}")
+
+
+def in_our_words(error: ErrorDetails) -> str:
+    """pydantic's message with `must ...` in place of `Input should ...`; a message of our own as it is."""
+    message = re.sub(r"^\w+ should ", "must ", error["msg"].removeprefix("Value error, "))
+    message = re.sub(r" after validation, not \d+$", "", message)
+    message = re.sub(r"\b0\.0{6,}\d+", lambda number: f"{float(number[0]):g}", message)
+    message = re.sub(r"a valid (array|list)", "a list", message)
+    message = re.sub(r"a valid string, unable .*", "Unicode text, without half of a surrogate pair", message)
+    return re.sub(r"a valid dictionary( or instance of \w+)?", "an object", message)
+
+
+def from_pydantic(
+    error: ValidationError, model: type[BaseModel], prefix: Sequence[int | str] = (), section: str = ""
+) -> InvalidJob:
+    """A pydantic error of `model` as problems, with the right spelling or place named for unknown keys; `section`: the
+    path of the algorithm's settings."""
+    found = error.errors()
+    # pydantic takes a list to be too short where one of its items is wrong.
+    short = {d["loc"][:i] for d in found for i, part in enumerate(d["loc"]) if isinstance(part, int)}
+    told = (d for d in found if d["type"] != "too_short" or d["loc"] not in short)
+    problems = first(_describe(d, model, section) for d in told)
+    if prefix:
+        problems = [Problem(f"{path(prefix)}.{p.where}", p.message) for p in problems]
+    return InvalidJob(problems)

@@ -1,0 +1,1 @@
+"""Bytes and seconds of a job before it runs."""

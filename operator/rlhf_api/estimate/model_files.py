@@ -1,0 +1,105 @@
+"""Sizes of models in local directories, from file headers and configurations, without loading weights."""
+
+import math
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ..host.foreign_files import LARGEST_JSON, READ_ERRORS, open_regular, parse_json, read_json
+from ..host.model_directory import shard_names
+from ..spec import Spec
+from .parameters import Shape, count_parameters, shape_of
+from .sizes import LOADED, Size
+
+_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_MOST_DIMENSIONS = 16
+
+
+def model_sizes(spec: Spec) -> dict[str, Size]:
+    """Sizes by the field of `spec.model` that names the directory; unreadable ones are left out."""
+    found: dict[str, Size] = {}
+    for field in LOADED:
+        name: str | None = getattr(spec.model, field)
+        parameters = _parameters(Path(name)) if name is not None else None
+        if name is not None and parameters is not None:
+            found[field] = Size(parameters, _shape(Path(name)))
+    return found
+
+
+def matrices(directory: Path) -> list[str]:
+    """Names of layers with a weight matrix, from a model's files; empty if unreadable."""
+    try:
+        shapes = {name: shape for file in _files(directory) for name, shape in _shapes(file).items()}
+    except READ_ERRORS:
+        return []
+    return [n.removesuffix(".weight") for n, s in shapes.items() if n.endswith(".weight") and len(s) == 2]
+
+
+def tensor_entries(file: BinaryIO) -> dict[str, Any]:
+    """`dtype`, `shape` and `data_offsets` of each tensor in an open safetensors file, which is then positioned at its
+    data. The format: 8 bytes of length, a JSON header, the tensors. Raises ValueError for another format."""
+    length = int.from_bytes(file.read(8), "little")
+    if length > LARGEST_JSON:
+        raise ValueError(f"no safetensors file: its header would have {length} bytes")
+    header = parse_json(file.read(length))
+    return {name: entry for name, entry in header.items() if name != "__metadata__"}
+
+
+def token_ids(directory: Path) -> tuple[dict[str, int], list[str]] | None:
+    """Ids of the tokens, and the merges, of a tokenizer.json; None where there is none that can be read so."""
+    try:
+        made = read_json(directory / "tokenizer.json")
+        ids = made["model"]["vocab"]
+        if not isinstance(ids, dict):  # of a unigram model: pairs of token and score
+            ids = {token: place for place, (token, _) in enumerate(ids)}
+        added = {token["content"]: token["id"] for token in made.get("added_tokens", ())}
+        merges = made["model"].get("merges") or ()
+        return {**ids, **added}, [pair if isinstance(pair, str) else " ".join(pair) for pair in merges]
+    except READ_ERRORS:
+        return None
+
+
+def _parameters(directory: Path) -> int | None:
+    """Parameter count from the headers of the weights' files, else computed from the configuration."""
+    for count in (_in_files, _by_configuration):
+        try:
+            parameters = count(directory)
+        except READ_ERRORS:
+            continue  # reported when the model is loaded
+        if parameters:
+            return parameters
+    return None
+
+
+def _shape(directory: Path) -> Shape | None:
+    try:
+        return shape_of(read_json(directory / "config.json"))
+    except READ_ERRORS:
+        return None
+
+
+def _in_files(directory: Path) -> int:
+    return sum(math.prod(shape) for file in _files(directory) for shape in _shapes(file).values())
+
+
+def _files(directory: Path) -> list[Path]:
+    index = directory / _INDEX
+    names = shard_names(read_json(index)) if index.is_file() else {_WEIGHTS}
+    return [directory / name for name in names]
+
+
+def _shapes(file: Path) -> dict[str, list[int]]:
+    with open_regular(file) as opened:
+        return {name: _dimensions(entry["shape"]) for name, entry in tensor_entries(opened).items()}
+
+
+def _dimensions(shape: Any) -> list[int]:
+    """The shape. Raises ValueError for what is none."""
+    if not isinstance(shape, list) or len(shape) > _MOST_DIMENSIONS:
+        raise ValueError("a shape is a list of few numbers")
+    if not all(isinstance(size, int) and 0 <= size < 2**63 for size in shape):
+        raise ValueError("a shape is of whole numbers from 0 on")
+    return shape
+
+
+def _by_configuration(directory: Path) -> int | None:
+    return count_parameters(read_json(directory / "config.json"))

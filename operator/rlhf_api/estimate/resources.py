@@ -1,0 +1,142 @@
+"""Resource plan of a job: pods, GPUs and memory of each role, computed before any pod starts; pure."""
+
+from collections.abc import Iterator
+from math import ceil
+
+from ..contract.run import places, roles_of
+from ..contract.status import RolePlan
+from ..errors.problem import Problem
+from ..graph import CRITIC
+from ..roles import Role
+from ..sections.pods import Gpu, combine
+from ..spec import Spec
+from .memory import Need, gigabytes
+from .remedies import CERTAIN, remedies
+from .serving import Serving, filled, gpus, held, on_vllm
+from .sizes import NOTHING, Found, Sizes
+from .trainer_memory import counted, trained, training
+
+
+def plan(spec: Spec, found: Found = NOTHING) -> dict[Role, RolePlan]:
+    """Pods, GPUs and memory of each role; `found`: model sizes found by the host."""
+    sizes, made = Sizes.of(spec, found), dict[Role, RolePlan]()
+    for role in roles_of(spec):
+        gpu, pods = gpu_of(spec, role), len(places(spec, role))
+        memory = _memory(spec, role, sizes, gpu)
+        made[role] = RolePlan(pods=pods, gpus=pods * gpu.count if gpu else 0, memory=memory)
+    return made
+
+
+def problems(spec: Spec, found: Found = NOTHING) -> Iterator[Problem]:
+    """Problems: GPU counts that do not match a pod's processes, and models that cannot fit their GPUs."""
+    sizes = Sizes.of(spec, found).certain
+    for role in roles_of(spec):
+        gpu = gpu_of(spec, role)
+        if gpu is None:
+            continue
+        yield from _count(spec, role, gpu)
+        if gpu.memory_gigabytes is not None:
+            yield from _fit(spec, role, sizes, gpu.memory_gigabytes * 1e9)
+
+
+def gpu_of(spec: Spec, role: Role) -> Gpu | None:
+    """The GPUs of a role's pods, from the job's settings merged with the role's."""
+    return combine(spec.pods, spec.section(role).pods).gpu
+
+
+def host_memory(spec: Spec, role: Role) -> str | None:
+    """Memory that a role's pod requests unasked, as a quantity: the least that its models need on CPUs. None if the
+    manifest asks for resources, does not tell a model's size, or gives the pod GPUs, whose memory alone is known."""
+    pods = combine(spec.pods, spec.section(role).pods)
+    if pods.gpu is not None or pods.resources.requests or pods.resources.limits:
+        return None
+    sizes = Sizes.of(spec, NOTHING).certain
+    need = training(spec, sizes, CERTAIN) if role.row.work == "train" and sizes.policy else None
+    need = need or _need(spec, role, sizes)
+    if need is None:
+        return None
+    processes, _ = gpus_each(spec, role)
+    return f"{ceil(processes * need.total / 2**20)}Mi"
+
+
+def _memory(spec: Spec, role: Role, sizes: Sizes, gpu: Gpu | None) -> str | None:
+    need = _need(spec, role, sizes)
+    if need is None:
+        return None
+    memory = gpu.memory_gigabytes if gpu else None
+    generates = role.row.work == "generate"
+    on_top = "the KV cache" if on_vllm(spec, role) else "activations"
+    without = "" if role.row.work == "train" and counted(trained(spec, sizes)) else f" without {on_top}"
+    words = f"{gigabytes(need.total)}{f' of {memory:g}' if memory else ''} GB{without}: {need.words}"
+    if generates:
+        serving = Serving.of(spec, sizes)
+        left = serving.left(memory * 1e9) if serving and memory else None
+        return words + (f"; {gigabytes(left)} GB are left for the cache" if left and left > 0 else "")
+    guessed = _guessed(spec, role, sizes)
+    return words + (f"; the {guessed} is taken to be as large as the policy" if guessed else "")
+
+
+def _need(spec: Spec, role: Role, sizes: Sizes) -> Need | None:
+    match role.row.work:
+        case "train":
+            return training(spec, sizes) if sizes.policy else None
+        case "generate":
+            serving = Serving.of(spec, sizes)
+            return serving.need if serving else None
+        case "score" | "infer":
+            size = sizes.frozen.get(role)
+            return held(spec, role, size.parameters) if size else None
+
+
+def _guessed(spec: Spec, role: Role, sizes: Sizes) -> str | None:
+    """The role's model of unknown size, if any."""
+    if role.row.work == "train":
+        name, size = "critic", sizes.critic if CRITIC in spec.graph.trained else None
+    else:
+        name, size = f"{role.row.model} model", sizes.frozen.get(role)
+    return name if size and size.guessed else None
+
+
+def gpus_each(spec: Spec, role: Role) -> tuple[int, str]:
+    """GPUs per pod or process of a role, and where the number comes from."""
+    match role.row.work:
+        case "train":
+            ranks = spec.trainer.processes_per_replica
+            return ranks, f"one for each process (spec.trainer.processesPerReplica {ranks})"
+        case "generate":
+            whole, words = gpus(spec.generator)
+            pods = spec.generator.pods_per_replica
+            return max(1, whole // pods), f"{words} / podsPerReplica {pods}" if pods > 1 else words
+        case "score" | "infer":
+            return gpus(spec.model_server(role)) if on_vllm(spec, role) else (1, "it runs one model")
+
+
+def _count(spec: Spec, role: Role, gpu: Gpu) -> Iterator[Problem]:
+    """One GPU per process that computes; reward functions may use any number."""
+    wanted, words = gpus_each(spec, role)
+    if gpu.count != wanted and not (role is Role.REWARD and spec.reward.functions):
+        own = spec.section(role).pods.gpu is not None
+        seen = f"got {gpu.count}" if own else f"spec.pods.gpu.count is {gpu.count}"
+        where = f"spec.{role.value}.pods.gpu.count"
+        yield Problem(where, f"must be {wanted} for a {role.value} pod: {words}; {seen}")
+
+
+def _fit(spec: Spec, role: Role, sizes: Sizes, memory: float) -> Iterator[Problem]:
+    if role.row.work == "generate":
+        serving = Serving.of(spec, sizes)
+        if serving is not None:
+            yield from serving.problems(memory)
+        return
+    need, share = _need(spec, role, sizes), filled(spec, role) if on_vllm(spec, role) else 1.0
+    if need is None or need.total <= share * memory:
+        return
+    remedy = (
+        f"use larger GPUs, a smaller model, or spec.{role.value}.engine vllm with a larger tensorParallelSize"
+    )
+    if role.row.work == "train":
+        if training(spec, sizes, CERTAIN).total <= memory:
+            return
+        remedy = remedies(spec, sizes, memory)
+    seen = f"one GPU must hold {gigabytes(need.total)} GB: {need.words}; it has {memory / 1e9:g} GB"
+    seen += f", of which vLLM fills {share:g}" if share < 1 else ""
+    yield Problem(f"spec.{role.value}", f"{seen}; {remedy}")

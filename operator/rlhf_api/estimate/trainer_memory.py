@@ -1,0 +1,68 @@
+"""Memory that a rank of the trainer needs for the models of a job; pure."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..graph import POLICY, Dataset, Model
+from ..spec import Spec
+from .activations import Pass, backward_bytes
+from .memory import Need, Trained, trainer
+from .parameters import adapter_parameters
+from .sizes import Size, Sizes
+from .zero import BYTES, Zero
+
+
+def training(spec: Spec, sizes: Sizes, share: float = 1.0) -> Need:
+    """Memory of a trainer's rank, with this share of its activations."""
+    return trainer(trained(spec, sizes, share))
+
+
+def trained(spec: Spec, sizes: Sizes, share: float = 1.0) -> list[Trained]:
+    """The models whose size is known, with this share of their activations where those of all are known."""
+    found, graph = [], spec.graph
+    for model in graph.trained:
+        size = getattr(sizes, model.field)
+        if size is not None:
+            activations = _activations(spec, model, size)
+            found.append(
+                Trained(
+                    size.parameters,
+                    Zero.of(spec, model.field),
+                    None if activations is None else share * activations,
+                    adapter=_adapter(spec, model, size),
+                    gathers=model == POLICY and graph.generates and spec.generator.shared_with_trainer,
+                    averaged=model in graph.averages,
+                )
+            )
+    return found if counted(found) else [replace(model, activations=None) for model in found]
+
+
+def largest_row(spec: Spec, model: Model) -> int:
+    """Most tokens of a row with given responses, which no micro-batch divides; a pair has two sequences. 0: a model
+    trains on sampled responses alone."""
+    source, longest = spec.graph.source, spec.data.max_prompt_length + spec.data.max_answer_length
+    if isinstance(source, Dataset):
+        return source.group * longest
+    return longest if spec.pretraining is not None and model == POLICY else 0
+
+
+def counted(models: Sequence[Trained]) -> bool:
+    """True if activations are counted: the widths of all models are known."""
+    return bool(models) and all(model.activations is not None for model in models)
+
+
+def _adapter(spec: Spec, model: Model, size: Size) -> float | None:
+    settings = spec.model.adapter(model.field)
+    if settings is None:
+        return None
+    return adapter_parameters(settings, size.shape) if size.shape else 0.0
+
+
+def _activations(spec: Spec, model: Model, size: Size) -> float | None:
+    if size.shape is None:
+        return None
+    section, dtype = spec.trainer, spec.trained_dtype(model.field)
+    tokens = section.micro_batch(model.field)
+    run = Pass(tokens, BYTES[dtype], section.gradient_checkpointing, section.kernels != "torch")
+    own_head = model.head == "causal" and spec.model.adapter(model.field) is None
+    return backward_bytes(size.shape, run, head=own_head)

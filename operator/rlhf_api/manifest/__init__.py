@@ -1,0 +1,1 @@
+"""From a file, or an object of a cluster, to a spec."""

@@ -1,0 +1,1 @@
+"""What no single field can say: rules on a whole spec."""

@@ -1,0 +1,49 @@
+"""Rules of `spec.evaluation`."""
+
+from collections.abc import Iterator
+
+from ..errors.problem import Problem, show
+from ..field_types import COLDEST, PENALTIES
+from ..sections.evaluation import Evaluation, EvaluationSet
+from ..spec import Spec
+
+
+def problems(spec: Spec, *, sampled: bool) -> Iterator[Problem]:
+    """Problems of the section; `sampled`: the algorithm samples responses."""
+    section = spec.evaluation
+    if section is None:
+        return
+    if sampled and section.function is None:
+        yield Problem("spec.evaluation.function", "is required and missing: it judges the responses")
+    if not sampled:
+        yield from _of_responses("spec.evaluation", section, spec.algorithm)
+        for i, found in enumerate(section.sets or ()):
+            yield from _of_responses(f"spec.evaluation.sets[{i}]", found, spec.algorithm)
+    if (section.data is None) == (section.sets is None):
+        seen = "neither is" if section.data is None else "both are"
+        message = f"needs exactly one of data (files) and sets (objects with name and data); {seen} set"
+        yield Problem("spec.evaluation", message)
+        return
+    names = list[str]()
+    for i, found in enumerate(spec.evaluation_sets()):
+        where = f"spec.evaluation.sets[{i}]" if section.sets else "spec.evaluation"
+        if found.name in names:
+            message = f"two sets have this name; give this one another; got {found.name!r}"
+            yield Problem(f"{where}.name", message)
+        names.append(found.name)
+        if found.temperature == 0 and found.samples != 1:
+            message = f"at temperature 0 all responses to a prompt are the same; use 1; got {found.samples}"
+            yield Problem(f"{where}.samples", message)
+        if found.temperature is not None and 0 < found.temperature < COLDEST:
+            message = f"must be 0, which is greedy, or at least {COLDEST:g}, the lowest that vLLM samples at"
+            yield Problem(f"{where}.temperature", f"{message}; got {found.temperature:g}")
+
+
+def _of_responses(where: str, section: Evaluation | EvaluationSet, algorithm: str) -> Iterator[Problem]:
+    """Problems of fields about sampled responses, for an algorithm that samples none."""
+    for name in ("function", "samples", "temperature", *PENALTIES):
+        if name in section.model_fields_set and (value := getattr(section, name)) is not None:
+            message = (
+                f"applies only to sampled responses, and {algorithm} is evaluated by its loss; remove it"
+            )
+            yield Problem(f"{where}.{name}", f"{message}; got {show(value)}")

@@ -1,0 +1,76 @@
+"""Rules of `spec.health`, and the names of a step's metrics, by which its rules go (docs/metrics.md)."""
+
+from collections.abc import Iterator
+
+from pydantic.alias_generators import to_camel
+
+from ..algorithms import CUSTOM, algorithm_of
+from ..errors.messages import closest
+from ..errors.problem import Problem
+from ..graph import POLICY
+from ..sections.health import Health
+from ..spec import Spec
+
+_STEP = ("tokens", "loss", "learning_rate")
+"""Metrics of every step; `loss` is that of the model that the graph names first."""
+_MODEL = ("grad_norm", "overflow", "loss_scale")
+"""Metrics of each trained model, prefixed by its name where there are several."""
+_POLICY = ("clip_fraction", "ratio_mean", "update_kl", "pretraining_loss")
+"""Metrics of the policy in a job that samples responses, prefixed in the same way."""
+_SAMPLED = (
+    *("reward_mean", "reward_std", "responses_dropped", "responses_dropped_share", "answer_length_mean"),
+    *("finished_share", "kl_mean", "kl_coefficient", "entropy", "value_explained_variance"),
+    *("logprob_difference", "token_mult_prob_error", "ratio_outside_share", "importance_effective_share"),
+    *("logprob_outlier_share", "logprob_outliers", "logprob_difference_max"),
+    *("generate_seconds", "score_seconds", "staleness", "staleness_max", "generators_idle_seconds"),
+    *("responses_continued", "replay_share", "replay_age"),
+)
+_REWARD = ("mean", "failed", "seconds")
+_GIVEN = ("prompts_cut", "responses_cut")
+_PAIRS = ("accuracy", "reward_margin", "chosen_reward", "rejected_reward")
+
+
+def metrics_of(spec: Spec) -> tuple[str, ...] | None:
+    """Every metric that a step of the job can have when its health is judged; None where the losses of an algorithm of
+    one's own may return others. Some come with settings alone: a rule about one that does not is found at the first
+    step."""
+    if algorithm_of(spec) is CUSTOM:
+        return None
+    graph = spec.graph
+    models = {model: f"{model.name}_" if len(graph.trained) > 1 else "" for model in graph.trained}
+    named = _MODEL if len(models) == 1 else ("loss", *_MODEL)
+    of_models = [f"{before}{name}" for before in models.values() for name in named]
+    if not graph.generates:
+        return (*_STEP, *of_models, *_GIVEN, *_PAIRS)
+    rewards = ["model", *(function.metric for function in spec.reward.functions)]
+    of_rewards = [f"reward_{reward}_{name}" for reward in rewards for name in _REWARD]
+    of_policy = [f"{models[POLICY]}{name}" for name in _POLICY]
+    return (*_STEP, *of_models, *of_policy, *_SAMPLED, *of_rewards)
+
+
+def problems(spec: Spec) -> Iterator[Problem]:
+    """Problems of rules on metrics that no step has, or that nothing or everything breaks, and of settings without
+    effect."""
+    health, known = spec.health, metrics_of(spec)
+    for i, rule in enumerate(health.rules):
+        where = f"spec.health.rules[{i}]"
+        if known is not None and rule.metric not in known:
+            message = f"no step of {spec.algorithm} has a metric {rule.metric!r}"
+            near = closest(rule.metric, known) or " or ".join(n for n in known if rule.metric in n)
+            hint = f"did you mean {near}?" if near else "docs/metrics.md has all"
+            yield Problem(f"{where}.metric", f"{message}; {hint}")
+        limits = ("above", "below", "deviations_above", "deviations_below")
+        if all(getattr(rule, name) is None for name in limits):
+            yield Problem(where, f"needs a limit: {', '.join(map(to_camel, limits))}; got none")
+        if rule.window is not None and not rule.running:
+            message = f"applies only to deviationsAbove and deviationsBelow; set one, or remove this; got {rule.window}"
+            yield Problem(f"{where}.window", message)
+        if rule.above is not None and rule.below is not None and rule.below > rule.above:
+            message = f"every value breaks a rule of below {rule.below:g} and above {rule.above:g}; swap them"
+            yield Problem(where, message)
+    if health.max_rollbacks != Health().max_rollbacks and "rollback" not in (
+        health.not_finite,
+        *(rule.action for rule in health.rules),
+    ):
+        message = f"applies only to rules with action rollback; remove it; got {health.max_rollbacks}"
+        yield Problem("spec.health.maxRollbacks", message)

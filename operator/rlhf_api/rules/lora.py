@@ -1,0 +1,43 @@
+"""Rules of `spec.model.lora`."""
+
+from collections.abc import Iterator
+
+from ..errors.problem import Problem
+from ..graph import Graph, Infer
+from ..sections.lora import Adapters
+from ..spec import Spec
+
+
+def problems(spec: Spec) -> Iterator[Problem]:
+    """Problems of adapters of models that the job does not train, or of which it keeps a moving average."""
+    if spec.model.lora is None:
+        return
+    graph, where = spec.graph, "spec.model.lora"
+    if spec.model.lora == Adapters():
+        yield Problem(where, "names no model: set policy or critic in it, or remove it")
+    trained = {model.field for model in graph.trained}
+    for field in Adapters.model_fields:
+        if getattr(spec.model.lora, field) is not None and field not in trained:
+            yield Problem(f"{where}.{field}", f"{spec.algorithm} trains no {field}; remove it")
+    yield from averaged(spec, graph)
+
+
+def averaged(spec: Spec, graph: Graph) -> Iterator[Problem]:
+    """Adapters of models of which the graph keeps a moving average."""
+    for model in graph.averages:
+        if spec.model.adapter(model.field) is not None:
+            message = (
+                f"the job keeps a moving average of the {model.field}, which is impossible with an adapter"
+            )
+            yield Problem(
+                f"spec.model.lora.{model.field}", f"{message}; remove it, or referenceEma or valueEma"
+            )
+
+
+def without_base(spec: Spec, graph: Graph) -> Iterator[Problem]:
+    """Models of a job's own graph that have no adapter to switch off."""
+    based = (node.model for node in graph.prepare if isinstance(node, Infer) and node.base)
+    for field in dict.fromkeys(model.field for model in based):
+        if spec.model.adapter(field) is None:
+            message = f"the graph of {spec.algorithm!r} infers with the {field} without its adapter"
+            yield Problem(f"spec.model.lora.{field}", f"{message}; set it, or infer with the reference")

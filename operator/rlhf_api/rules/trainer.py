@@ -1,0 +1,57 @@
+"""Rules of `spec.trainer`: micro-batches, the critic's settings, sequence parallelism."""
+
+from collections.abc import Iterator
+
+from pydantic.alias_generators import to_camel
+
+from ..errors.problem import Problem, show
+from ..graph import CRITIC
+from ..sections.deepspeed import DeepSpeedConfig
+from ..spec import Spec
+
+
+def batches(spec: Spec) -> Iterator[Problem]:
+    if not spec.graph.generates:
+        return
+    longest = spec.data.max_prompt_length + spec.sampling.max_new_tokens
+    shared = spec.trainer.sequence_parallel_size
+    bounds = {
+        "trainer.microBatchTokens": (spec.trainer.micro_batch_tokens, shared),
+        "trainer.criticMicroBatchTokens": (spec.trainer.critic_micro_batch_tokens, shared),
+        "reward.microBatchTokens": (spec.reward.micro_batch_tokens, 1),
+        "reference.microBatchTokens": (spec.reference.micro_batch_tokens, 1),
+    }
+    for field, (tokens, together) in bounds.items():
+        if tokens is not None and tokens * together < longest:
+            over = f", which {together} ranks share" if together > 1 else ""
+            yield Problem(
+                f"spec.{field}",
+                f"one answer can have {longest} tokens (data.maxPromptLength + sampling.maxNewTokens){over}; "
+                f"use at least {-(-longest // together)}; got {tokens}",
+            )
+
+
+def critic(spec: Spec) -> Iterator[Problem]:
+    """Problems of settings of a critic, in a job without one."""
+    if CRITIC in spec.graph.trained:
+        return
+    for name in ("critic_micro_batch_tokens", "critic_dtype", "critic_deepspeed"):
+        given = getattr(spec.trainer, name)
+        if given is not None:
+            seen = given.raw() if isinstance(given, DeepSpeedConfig) else given
+            where = f"spec.trainer.{to_camel(name)}"
+            yield Problem(where, f"{spec.algorithm} trains no critic; remove it; got {show(seen)}")
+
+
+def sequence_parallel(spec: Spec) -> Iterator[Problem]:
+    trainer = spec.trainer
+    size, ranks = trainer.sequence_parallel_size, trainer.ranks
+    where = "spec.trainer.sequenceParallelSize"
+    if ranks % size:
+        yield Problem(where, f"must divide the {ranks} ranks (replicas x processesPerReplica); got {size}")
+    if size > 1 and trainer.attention == "padded":
+        yield Problem(
+            "spec.trainer.attention", f"{where} {size} needs packed sequences; use auto; got padded"
+        )
+    if size > 1 and any(model.head == "score" for model in spec.graph.trained):
+        yield Problem(where, f"a reward model reads its score at one token alone; use 1; got {size}")

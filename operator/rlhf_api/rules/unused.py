@@ -1,0 +1,243 @@
+"""Refuses fields of a part that the job does not have, as no process would read them.
+
+The parts follow from the graph and the roles: each role, the critic, the reference, sampled and given responses. A
+field of a missing part may only have its default, written out or not.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from pydantic import BaseModel
+from pydantic.alias_generators import to_camel
+
+from ..algorithms import algorithm_of, settings_of
+from ..algorithms.policy_gradient import PolicyGradient, is_one_update
+from ..algorithms.ppo import PPO
+from ..contract.run import roles_of
+from ..errors.problem import Problem, show
+from ..field_types import Frozen
+from ..graph import CRITIC
+from ..roles import Role
+from ..sections.reward import RewardFunction
+from ..spec import Spec
+from .deepspeed import given_sections
+from .deepspeed_idle import idle_keys
+
+COMPARED = ("logprob_difference", "logprob_outliers")
+"""Fields of spec.health: limits of the difference between generators and trainer."""
+REFERENCE_COLUMN = "reference_logprobs"
+"""Column of every graph that compares with a reference."""
+
+
+class _Unread(NamedTuple):
+    """Fields of a section, by Python name; the missing part `of` which they are settings, and `why` it is missing."""
+
+    where: str
+    section: BaseModel
+    fields: Iterable[str]
+    of: str
+    why: str
+
+
+def problems(spec: Spec) -> Iterator[Problem]:
+    """Problems of fields that no part of the job reads, in the order of the parts."""
+    for unread in (
+        *_roles(spec),
+        *_critic(spec),
+        *_settings(spec),
+        *_responses(spec),
+        *_scores(spec),
+        *_compared(spec),
+    ):
+        keys = {type(unread.section).model_fields[name].alias or name for name in unread.fields}
+        given = unread.section.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+        for key in (key for key in given if key in keys):
+            message = f"applies only to {unread.of}, and the job has none: {unread.why}; remove it"
+            yield Problem(f"{unread.where}.{key}", f"{message}; got {show(given[key])}")
+
+
+def _roles(spec: Spec) -> Iterator[_Unread]:
+    """The section of each role without processes, and the model that only this role would load."""
+    there = roles_of(spec)
+    for role in (role for role in Role if role not in there):
+        section = spec.section(role)
+        of, why, fields = f"the {role.value} role", _why(spec, role), set(type(section).model_fields)
+        if role is Role.GENERATOR:
+            yield _Unread("spec.weights", spec.weights, type(spec.weights).model_fields, of, why)
+            if spec.graph.generates:  # sharedWithTrainer is what says that there are none
+                fields = fields - {"shared_with_trainer"}
+        yield _Unread(f"spec.{role.value}", section, fields, of, why)
+        if role.row.model is not None and not _starts_critic(spec, role.row.model):
+            yield _Unread("spec.model", spec.model, [role.row.model], of, why)
+
+
+def _why(spec: Spec, role: Role) -> str:
+    """Why the job has no processes of a role."""
+    if role is Role.REFERENCE:
+        return _without_reference(spec)
+    if role is Role.GENERATOR and spec.graph.generates:
+        return "the trainer generates (spec.generator.sharedWithTrainer)"
+    nothing = {"generate": "samples no responses", "score": "scores no responses"}
+    return f"{spec.algorithm} {nothing.get(role.row.work, 'asks none')}"
+
+
+def _without_reference(spec: Spec) -> str:
+    """Why nothing asks for a reference role."""
+    where, settings = f"spec.{to_camel(algorithm_of(spec).name)}", settings_of(spec)
+    if isinstance(settings, PolicyGradient) and settings.kl_coefficient == 0:
+        return f"{where}.klCoefficient is 0"
+    if isinstance(settings, PolicyGradient) and settings.reference_ema is not None:
+        return f"the moving average of the policy takes its place ({where}.referenceEma)"
+    if any(REFERENCE_COLUMN in node.writes for node in spec.graph.nodes):
+        return "the policy without its adapter takes its place (spec.model.lora.policy)"
+    return f"{spec.algorithm} compares with none"
+
+
+def _starts_critic(spec: Spec, field: str) -> bool:
+    """True if the critic starts from this model, which no role loads."""
+    return field == "reward" and spec.model.critic is None and CRITIC in spec.graph.trained
+
+
+def _critic(spec: Spec) -> Iterator[_Unread]:
+    if CRITIC not in spec.graph.trained:
+        why = f"{spec.algorithm} trains none"
+        yield _Unread("spec.model", spec.model, ["critic"], "a critic", why)
+        yield _Unread("spec.optimizer", spec.optimizer, ["critic_learning_rate"], "a critic", why)
+
+
+def _settings(spec: Spec) -> Iterator[_Unread]:
+    """Settings of the divergence from the reference, in a graph without a reference, and settings that another one
+    switches off."""
+    where, settings = f"spec.{to_camel(algorithm_of(spec).name)}", settings_of(spec)
+    if not isinstance(settings, PolicyGradient):
+        return
+    if not any(REFERENCE_COLUMN in node.writes for node in spec.graph.nodes):
+        named = {name for name in type(settings).model_fields if name.startswith(("kl_", "reference_"))}
+        yield _Unread(
+            where, settings, named - {"kl_coefficient"}, "a reference", f"{where}.klCoefficient is 0"
+        )
+    elif settings.kl_target is None:
+        yield _Unread(where, settings, ["kl_horizon"], "a target", f"{where}.klTarget is not set")
+    if settings.overlong_buffer == 0:
+        yield _Unread(where, settings, ["overlong_penalty"], "a zone", f"{where}.overlongBuffer is 0")
+
+
+def _responses(spec: Spec) -> Iterator[_Unread]:
+    """Fields of sampled responses where responses are given, and of given responses where they are sampled."""
+    if spec.graph.generates:
+        if spec.pretraining is None:
+            why = f"{spec.algorithm} samples them"
+            yield _Unread("spec.data", spec.data, ["max_answer_length"], "given responses", why)
+        return
+    of, why = "sampled responses", f"{spec.algorithm} trains on given ones"
+    # The functions of an algorithm of one's own may read the sampling, such as its temperature.
+    named = ("replay", "rollout") if ":" in spec.algorithm else ("sampling", "replay", "rollout")
+    for name in named:
+        section: Frozen = getattr(spec, name)
+        yield _Unread(f"spec.{name}", section, type(section).model_fields, of, why)
+    yield _Unread("spec", spec, ["pretraining"], of, why)
+    yield _Unread("spec.health", spec.health, COMPARED, of, why)
+
+
+def _scores(spec: Spec) -> Iterator[_Unread]:
+    """The reward model and its settings, in a reward role that has functions alone."""
+    of = "a reward model"
+    if Role.REWARD not in roles_of(spec):
+        return
+    if spec.model.reward is None:
+        yield _Unread(
+            "spec.reward", spec.reward, ["dtype", "model_weight"], of, "spec.model.reward is not set"
+        )
+    elif spec.reward.model_weight == 0:
+        yield _Unread("spec.reward", spec.reward, ["dtype"], of, "spec.reward.modelWeight is 0")
+
+
+def _compared(spec: Spec) -> Iterator[_Unread]:
+    """Limits of the log-probability difference, in a job that cannot measure it; 0 and 1 switch them off."""
+    if not spec.graph.generates:
+        return
+    why = ""
+    if spec.sampling.cut:
+        why = "sampling.topP, topK or minNewTokens leave out what training does not replay"
+    elif spec.rollout.max_staleness and spec.rollout.proximal == "sampled":
+        why = "rollout.proximal is sampled"
+    if why:
+        of, switched_off = (
+            "log-probabilities that are compared",
+            {"logprob_difference": 0, "logprob_outliers": 1},
+        )
+        on = [name for name in COMPARED if getattr(spec.health, name) != switched_off[name]]
+        yield _Unread("spec.health", spec.health, on, of, why)
+
+
+def without_effect(spec: Spec) -> list[str]:
+    """Warnings of fields that have no effect with the present numbers: settings of larger steps in a step of one
+    update, a reward model whose weight is 0, timeouts of calls beyond those of chunks, keys of DeepSpeed; of a penalty
+    with little effect, and of a learning rate that no step reaches. Such fields are not refused, as users change these
+    numbers from run to run."""
+    idle = [f"spec.{to_camel(algorithm_of(spec).name)}.{to_camel(name)}" for name in _unreached(spec)]
+    why = "a step is one update, of a model that has not moved from what it is compared with"
+    lines = [f"no effect: {', '.join(idle)}; {why}"] if idle else []
+    lines += _weak_penalty(spec)
+    scored = Role.REWARD in roles_of(spec) and spec.reward.model_weight == 0
+    if scored and spec.model.reward is not None and not _starts_critic(spec, "reward"):
+        lines.append("no effect: spec.model.reward; spec.reward.modelWeight is 0")
+    return lines + _idle(spec) + _cut_short(spec) + _never_warm(spec)
+
+
+def _idle(spec: Spec) -> list[str]:
+    """A warning of each key of DeepSpeed's configurations that has no effect with the others."""
+    return [
+        f"no effect: {section.where(key)}; {why}"
+        for section, config in given_sections(spec)
+        for key, why in idle_keys(config, spec.trained_dtype(section.model))
+    ]
+
+
+def _cut_short(spec: Spec) -> list[str]:
+    """Warnings of a reward function's timeout that is at least the timeout of a whole chunk."""
+    default, most = RewardFunction.model_fields["timeout_seconds"].default, spec.reward.timeout_seconds
+    why = f"spec.reward.timeoutSeconds ends a call with all its retries after {most} s; raise that"
+    return [
+        f"no effect: spec.reward.functions[{i}].timeoutSeconds {entry.timeout_seconds}; {why}"
+        for i, entry in enumerate(spec.reward.functions)
+        if entry.timeout_seconds >= most and entry.timeout_seconds != default
+    ]
+
+
+def _never_warm(spec: Spec) -> list[str]:
+    """A warning of a warm-up that is longer than the job."""
+    warm, steps = spec.optimizer.warmup_steps, spec.steps
+    line = f"spec.optimizer.warmupSteps {warm}: the job has {steps} steps, and none reaches the learning rate"
+    return [line] if warm > steps else []
+
+
+def _weak_penalty(spec: Spec) -> list[str]:
+    """A warning of a KL estimator whose value is right and whose gradient, as a reward, is not."""
+    settings = settings_of(spec)
+    if not isinstance(settings, PolicyGradient) or settings.kl_coefficient == 0 or settings.kl_in == "loss":
+        return []
+    if settings.kl_estimator == "k1":
+        return []
+    where = f"spec.{to_camel(algorithm_of(spec).name)}"
+    line = f"little effect: {where}.klCoefficient; as a reward, {settings.kl_estimator} has next to no gradient near"
+    return [f"{line} the reference: set {where}.klEstimator k1, or klIn loss"]
+
+
+def _unreached(spec: Spec) -> list[str]:
+    """Settings of the algorithm, by Python name, that bound how far a model moves within a step, in steps of one
+    update."""
+    settings = settings_of(spec)
+    if not isinstance(settings, PolicyGradient):
+        return []
+    idle = list[str]()
+    if is_one_update(spec, settings, settings.minibatch_size):
+        idle.append("stop_ratio")
+        ahead = spec.rollout.max_staleness > 0 and spec.rollout.proximal == "sampled"
+        if not (ahead or spec.replay.dynamic or spec.weights.every_steps > 1):
+            idle += ["clip_ratio", "clip_ratio_high", "dual_clip"]
+    if isinstance(settings, PPO) and settings.value_ema is None:
+        size = settings.value_minibatch_size or settings.minibatch_size
+        idle += ["clip_value"] if is_one_update(spec, settings, size) else []
+    given = settings.model_dump(exclude_defaults=True)
+    return [name for name in sorted(idle) if name in given]

@@ -1,0 +1,1 @@
+"""Definitions of the resources, made of the sections: OpenAPI, CEL, JSON schema."""

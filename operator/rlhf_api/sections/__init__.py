@@ -1,0 +1,1 @@
+"""The manifest as data, a file for each section; decides nothing."""

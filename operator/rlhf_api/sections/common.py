@@ -1,0 +1,133 @@
+"""What the spec of every job has, whatever its algorithm."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from ..field_types import Controller, DType, Frozen, ModelField, Positive
+from ..roles import Role
+from .checkpoint import Checkpoint, Export
+from .data import Data, Pretraining
+from .deepspeed import DeepSpeedConfig
+from .evaluation import UNNAMED, Evaluation, EvaluationSet
+from .health import OUTLIERS_OF_8_BITS, OUTLIERS_OF_16_BITS, Health
+from .model import Model
+from .optimizer import CRITIC_RATE, WHOLE_CRITIC, Optimizer
+from .pods import PodSettings, RuntimeReference, Scheduling, Workspace
+from .replay import Replay
+from .reward import Reward
+from .roles import Generator, ModelServerSpec, Reference, RoleSpec, Trainer, option_of
+from .rollout import Rollout
+from .sampling import Sampling
+from .trackers import Tracker
+from .weights import Weights
+
+
+class CommonSpec(Frozen):
+    """A spec without the settings of algorithms, from which an algorithm makes its graph."""
+
+    algorithm: str
+    """Name of a built-in algorithm, or an import path."""
+    steps: Positive
+    """Training steps of the whole run."""
+    seed: int = Field(0, ge=0, lt=2**31)
+    """Seed of data order, sampling and fresh weights; the same seed gives the same first step."""
+    model: Model
+    data: Data
+    sampling: Sampling = Sampling()
+    replay: Replay = Replay()
+    rollout: Rollout = Rollout()
+    optimizer: Optimizer = Optimizer()
+    evaluation: Evaluation | None = None
+    pretraining: Pretraining | None = None
+    trainer: Trainer = Trainer()
+    generator: Generator = Generator()
+    reward: Reward = Reward()
+    reference: Reference = Reference()
+    weights: Weights = Weights()
+    checkpoint: Checkpoint = Checkpoint()
+    export: Export = Export()
+    health: Health = Health()
+    trackers: tuple[Tracker, ...] = Field((Tracker(kind="tensorboard"),), max_length=8)
+    """Trackers that get the metrics besides `metrics.jsonl`; `[]` for none."""
+    environment: dict[str, str] = {}
+    """Environment variables of every role; they must not hold secrets."""
+    suspend: bool = False
+    """On a cluster: checkpoint, then release all pods; false resumes from there."""
+    active_deadline_seconds: Positive | None = None
+    """On a cluster: the job fails after this running time, suspended time not counted."""
+    ttl_seconds_after_finished: int | None = Field(None, ge=0)
+    """On a cluster: the job is deleted this long after its end."""
+    pod_retention: Literal["never", "onFailure", "always"] = "never"
+    """On a cluster: when servers that still run at the job's end stay, with their GPUs."""
+    managed_by: Controller | None = None
+    """On a cluster: the job's controller, `rlhf.dev/operator` unless given. It never changes."""
+    runtime: RuntimeReference | None = None
+    pods: PodSettings = PodSettings()
+    """On a cluster: settings of the pods of every role."""
+    workspace: Workspace = Workspace()
+    scheduling: Scheduling = Scheduling()
+
+    def section(self, role: Role) -> RoleSpec:
+        """The role's section."""
+        found: RoleSpec = getattr(self, role.value)
+        return found
+
+    def model_server(self, role: Role) -> ModelServerSpec:
+        """The section of a role that runs a frozen model."""
+        found = self.section(role)
+        assert isinstance(found, ModelServerSpec), f"{role.value} runs no frozen model"
+        return found
+
+    def learning_rate(self, field: ModelField) -> float:
+        """Highest learning rate of the trained model in this field. A critic's follows what is trained: a policy's
+        adapter has some hundred times the rate of a whole model."""
+        rate, critic_rate = self.optimizer.learning_rate, self.optimizer.critic_learning_rate
+        if field != "critic":
+            return rate
+        if critic_rate is not None:
+            return critic_rate
+        if self.model.adapter("policy") is None:
+            return CRITIC_RATE * rate
+        return WHOLE_CRITIC if self.model.adapter("critic") is None else rate
+
+    def trained_dtype(self, field: ModelField) -> DType:
+        """The compute dtype of the trained model in this field of `model`."""
+        own = self.trainer.critic_dtype if field == "critic" else None
+        return own or self.trainer.dtype or self.model.dtype
+
+    def trained_deepspeed(self, field: ModelField) -> DeepSpeedConfig:
+        """DeepSpeed's configuration of the trained model in this field; a critic of another dtype takes no precision
+        from the policy's."""
+        shared, own = self.trainer.deepspeed, self.trainer.critic_deepspeed
+        if field != "critic" or (own is None and self.trained_dtype(field) == self.trained_dtype("policy")):
+            return shared
+        return own or shared.model_copy(update={"bf16": None, "fp16": None})
+
+    def evaluation_sets(self) -> tuple[EvaluationSet, ...]:
+        """The sets of `spec.evaluation`, with their number of samples and temperature resolved; empty without
+        evaluation."""
+        section = self.evaluation
+        if section is None:
+            return ()
+        given = section.sets or (EvaluationSet(name=UNNAMED, data=section.data or ()),)
+        usual = self.sampling.temperature if section.temperature is None else section.temperature
+        return tuple(
+            held_out.model_copy(
+                update={
+                    "samples": held_out.samples or section.samples,
+                    "temperature": usual if held_out.temperature is None else held_out.temperature,
+                }
+            )
+            for held_out in given
+        )
+
+    def outlier_limit(self) -> float:
+        """`logprobOutliers` in effect: by default that of the coarser of the two engines (docs/health.md)."""
+        given, arguments = self.health.logprob_outliers, map(option_of, self.generator.engine_arguments)
+        if given is not None:
+            return given
+        if not {"quantization", "kv-cache-dtype"}.isdisjoint(arguments):
+            return OUTLIERS_OF_8_BITS
+        dtypes = {self.trained_dtype("policy"), self.generator.dtype or self.model.dtype}
+        return 0.0 if dtypes == {"float32"} else OUTLIERS_OF_16_BITS

@@ -1,0 +1,31 @@
+"""Low-rank adapters of trained models (Hu et al. 2021, arXiv:2106.09685)."""
+
+from pydantic import Field
+
+from ..field_types import Frozen, ModelField, Positive, PositiveFloat
+
+
+class Lora(Frozen):
+    """Trains W + (alpha / rank) B A for the weights W of linear layers: only A and B, W stays frozen."""
+
+    rank: Positive = 8
+    """Columns of B and rows of A."""
+    alpha: PositiveFloat | None = None
+    """Scale of B A, times the rank; equal to the rank unless given, which is a scale of 1."""
+    target_modules: tuple[str, ...] | None = Field(None, min_length=1)
+    """Suffixes of the layers' names, such as `q_proj` or `layers.0.mlp.up_proj`; all linear layers unless given, but
+    never the head or the experts of a mixture."""
+
+
+class Adapters(Frozen):
+    """Trained models with an adapter; of the other trained models, all weights are trained."""
+
+    policy: Lora | None = None
+    """Adapter of the model that starts from `policy`."""
+    critic: Lora | None = None
+    """Adapter of the critic; its value head is trained in full."""
+
+    def of(self, field: ModelField) -> Lora | None:
+        """The adapter of the model that starts from a field of `spec.model`."""
+        found: Lora | None = getattr(self, field, None)
+        return found

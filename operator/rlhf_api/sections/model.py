@@ -1,0 +1,73 @@
+"""`spec.model`: the models that a job starts from, and where each is found."""
+
+from typing import Literal
+
+from pydantic import Field, JsonValue
+
+from ..field_types import DType, Frozen, ImportPath, ModelField, PositiveFloat
+from .lora import Adapters, Lora
+
+
+class CreateTokenizer(Frozen):
+    """A byte-level BPE tokenizer trained on the job's own data."""
+
+    vocab_size: int = Field(1024, ge=260)
+
+
+class CreateModel(Frozen):
+    """A policy with random weights, for where there is none to start from."""
+
+    model_type: str
+    """A Hugging Face model type, such as `qwen2` or `llama`."""
+    config: dict[str, JsonValue] = {}
+    """Fields of that type's Hugging Face configuration; vocabulary and special tokens are the tokenizer's."""
+    tokenizer: CreateTokenizer = CreateTokenizer()
+
+
+class Model(Frozen):
+    """Paths or hub names in Hugging Face format."""
+
+    policy: str | None = None
+    """Model that is trained; this or `create`."""
+    reference: str | None = None
+    """Frozen policy of the KL penalty; the policy at the start of the run unless given."""
+    critic: str | None = None
+    """Initial critic; the reward model, or else the policy, unless given."""
+    reward: str | None = None
+    """A sequence-classification model with one output, which scores sampled responses."""
+    tokenizer: str | None = None
+    """Tokenizer; the policy's own unless given."""
+    create: CreateModel | None = None
+    architectures: tuple[ImportPath, ...] = Field((), max_length=8)
+    """Classes of your own that Transformers lacks: `[my.model:MyModel, my.model:MyForCausalLM]` (docs/own-model.md)."""
+    parameters: PositiveFloat | None = None
+    """Number of parameters of the policy, such as 7.6e9; with it and `gpu.memoryGigabytes` memory is checked
+    beforehand.
+    """
+    lora: Adapters | None = None
+    """Low-rank adapters, trained in place of the weights (docs/lora.md)."""
+    dtype: DType = "bfloat16"
+    """The compute dtype of every role that does not set its own; optimizer states are always float32."""
+
+    def source(self, field: ModelField | Literal["tokenizer"]) -> tuple[str, str] | None:
+        """The field that names what is loaded for `field`, and the path or hub name that it holds; None where the job
+        creates that model. What is not given starts from the policy; the critic from the reward model, if there is one.
+        """
+        for name in (field, "reward" if field == "critic" else "policy", "policy"):
+            if path := getattr(self, name):
+                return name, path
+        return None
+
+    def adapter(self, field: ModelField) -> Lora | None:
+        """The adapter of the model in this field, `policy` or `critic`, where that alone is trained."""
+        return self.lora.of(field) if self.lora else None
+
+
+BASE, CAUSAL = "Model", "ForCausalLM"
+KINDS = (BASE, CAUSAL, "ForSequenceClassification", "ForTokenClassification")
+"""Ends of Transformers' own class names: the model without a head, policy and reference, reward model, critic."""
+
+
+def kind_of(name: str) -> str | None:
+    """The kind of the class `module:name`; None for a name with another end."""
+    return next((kind for kind in KINDS if name.endswith(kind)), None)

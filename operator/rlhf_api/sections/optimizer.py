@@ -1,0 +1,29 @@
+"""`spec.optimizer`: AdamW, and the learning rates."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from ..field_types import Decay, Epsilon, Frozen, NonNegativeFloat, PositiveFloat
+
+CRITIC_RATE = 10.0
+"""Learning rate of a critic, as a multiple of a whole policy's (see docs/algorithms.md for the source)."""
+WHOLE_CRITIC = 1e-5
+"""Learning rate of a whole critic beside a policy's adapter: `CRITIC_RATE` times the default of a whole policy."""
+
+
+class Optimizer(Frozen):
+    """AdamW, for every trained model."""
+
+    learning_rate: NonNegativeFloat = 1e-6
+    critic_learning_rate: NonNegativeFloat | None = None
+    """Learning rate of the critic. Unless given ten times `learningRate`; beside a policy with an adapter,
+    `learningRate` for a critic with one too and 1e-5 for a whole critic."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: int = Field(0, ge=0)
+    """Training steps in which the learning rate rises to its value."""
+    betas: tuple[Decay, Decay] = (0.9, 0.95)
+    epsilon: Epsilon = 1e-8
+    weight_decay: NonNegativeFloat = 0.0
+    gradient_clip: PositiveFloat = 1.0
+    """Maximum 2-norm of the whole gradient."""

@@ -1,0 +1,140 @@
+"""The reward role's section: a model, functions, services and programs, combined with weights."""
+
+import re
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from ..field_types import Frozen, HttpUrl, ImportPath, NonNegativeFloat, Positive, RewardName, Variable
+from .roles import ModelServerSpec
+
+LARGEST_SCORE = 3.4028234663852886e38
+"""The largest float32, in which scores reach the trainer: what is larger would be infinite there."""
+
+RESERVED_HEADERS = (
+    "accept-encoding",
+    "connection",
+    "content-length",
+    "content-type",
+    "host",
+    "transfer-encoding",
+)
+"""Headers that the HTTP client sets itself."""
+
+
+class RewardProgram(Frozen):
+    """A command that reads a response on stdin, in a sandbox without network; exit code 0 scores 1, any other
+    `failureScore`."""
+
+    command: tuple[str, ...] = Field(min_length=1, max_length=64)
+    """The program and its arguments. It sees the job's directory as `/job`, and the dataset's row as `row.json`."""
+    candidate: tuple[str, ...] | None = Field(None, min_length=1, max_length=64)
+    """Command of a second sandbox without row and job, to execute responses in. Its stdin is the program's stdout and
+    its stdout the program's stdin; the response is in the program's `response.txt`."""
+    memory_megabytes: Positive = 512
+    """Address space limit of each process, of which a sandbox may have 32."""
+    cpu_seconds: Positive = 10
+    """CPU time limit of each process."""
+
+
+class RewardKind(Frozen):
+    """The kinds of reward, a field each; an entry of `reward.functions` has exactly one. `rlhf_trainer.scoring.kinds`
+    is the table of their scorers."""
+
+    function: ImportPath | None = None
+    """`(prompts, responses, rows) -> list of float`; with `fineGrained` and a parameter `tokens` also a list of floats
+    for each response."""
+    url: HttpUrl | None = None
+    """URL to which responses are posted, many at once; docs/rewards.md describes the messages."""
+    program: RewardProgram | None = None
+
+    @property
+    def kind(self) -> str:
+        """Name of the field that is given."""
+        (kind,) = self._given()
+        return kind
+
+    def _given(self) -> list[str]:
+        return [name for name in RewardKind.model_fields if getattr(self, name) is not None]
+
+    @model_validator(mode="after")
+    def _scores_in_one_way(self) -> Self:
+        given = self._given()
+        if len(given) != 1:
+            *others, last = RewardKind.model_fields
+            seen = " and ".join(given) or "none"
+            raise ValueError(f"needs exactly one of {', '.join(others)} and {last}; got {seen}")
+        return self
+
+
+class RewardFunction(RewardKind):
+    """A score of each response by a Python function, in worker processes, by an HTTP service, or by a program."""
+
+    name: RewardName | None = None
+    """Name in the metrics; the Python function's unless given."""
+    secret_headers: dict[str, Variable] = Field({}, max_length=16)
+    """Headers of each request to `url`, such as Authorization: for each, the environment variable of the reward role
+    that holds its value."""
+    weight: float = 1.0
+    failure_score: float = Field(0.0, ge=-LARGEST_SCORE, le=LARGEST_SCORE)
+    """Score of a response whose program fails, exceeds a limit or takes too long, or for which a function computes for
+    too long. What is not the response's doing has no score."""
+    timeout_seconds: Positive = 30
+    """Timeout of one call. A failed call of a function for several responses is repeated for each one alone."""
+    retries: int = Field(2, ge=0, le=100)
+    """Retries of a failed response before it is left out of training."""
+    concurrency: int = Field(4, ge=1, le=256)
+    """Concurrent calls; for a Python function, as many processes."""
+
+    @model_validator(mode="after")
+    def _has_a_name(self) -> Self:
+        if self.function is None and self.name is None:
+            raise ValueError("needs a name, under which the metrics list its scores")
+        return self
+
+    @model_validator(mode="after")
+    def _scores_failures_of_its_own(self) -> Self:
+        if self.failure_score and self.url is not None:
+            raise ValueError(
+                "failureScore applies only to function and program; a url scores every response itself"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _sends_what_it_may(self) -> Self:
+        if self.secret_headers and self.url is None:
+            raise ValueError("secretHeaders applies only to url, which is not set; set it, or remove this")
+        for header, variable in self.secret_headers.items():
+            if not re.fullmatch(r"[A-Za-z][A-Za-z0-9-]{0,127}", header):
+                raise ValueError(f"secretHeaders: must be words of letters, digits and -; got {header!r}")
+            if header.lower() in RESERVED_HEADERS:
+                raise ValueError(f"secretHeaders: {header} is set by the request itself; use another name")
+            if variable.startswith("RLHF_"):
+                raise ValueError(
+                    f"secretHeaders.{header}: {variable} is the operator's own and is never sent"
+                )
+        return self
+
+    @property
+    def metric(self) -> str:
+        """Name in the metrics."""
+        return self.name or (self.function or "").partition(":")[2]
+
+
+class Reward(ModelServerSpec):
+    """The score of a response: `modelWeight` x the reward model, plus the weighted functions."""
+
+    model_weight: NonNegativeFloat = 1.0
+    functions: tuple[RewardFunction, ...] = ()
+    fine_grained: bool = False
+    """Token-level rewards: the reward model, if any, has one output per token (token classification), and functions may
+    return a number for each token."""
+    bias: float = 0.0
+    """Added to the weighted sum."""
+    scale: float = 1.0
+    """Factor of the sum with its bias."""
+    clip: tuple[float, float] | None = None
+    """Lower and upper bound of the scaled sum."""
+    max_failed_share: float = Field(0.25, ge=0, lt=1)
+    """Responses that could not be scored are left out. Above this share of a step the job is paused and they are
+    retried; `startupTimeoutSeconds` without progress end it."""

@@ -1,0 +1,44 @@
+"""`spec.sampling`: how responses are sampled."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from ..field_types import COLDEST, HOTTEST, Frozen, Positive
+
+MOST_KEPT = 256
+"""The highest `topK` whose sampling mask is replayed."""
+
+
+StopString = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class Sampling(Frozen):
+    """Sampling of responses."""
+
+    temperature: float = Field(1.0, ge=COLDEST, le=HOTTEST)
+    """Sampling temperature; log-probabilities of policy and reference are computed at it too."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus sampling; 1 switches it off. Training applies the same mask only if topK is set too."""
+    top_k: int = Field(-1, ge=-1)
+    """Top-k sampling; -1 or 0 switches it off. Up to 256, training applies the same mask: log-probabilities are over
+    the tokens kept."""
+    min_new_tokens: int = Field(0, ge=0)
+    """Minimum response length in tokens, before which the end token is banned. The trainer's log-probabilities account
+    for that only if topK is set too."""
+    max_new_tokens: Positive = 256
+    answer_end_id: int | None = Field(None, ge=0)
+    """An additional end token, besides those of the tokenizer and of the policy's generation_config.json."""
+    stop: tuple[StopString, ...] = Field((), max_length=16)
+    """Stop strings: a response ends with the token that completes one, and its text ends before it."""
+    answers_per_prompt: Positive = 1
+
+    @property
+    def kept(self) -> int:
+        """Maximum size of a sampling mask that training replays; else 0."""
+        return self.top_k if 0 < self.top_k <= MOST_KEPT else 0
+
+    @property
+    def cut(self) -> bool:
+        """True if tokens are left out, or the end token is banned, and training does not replay that."""
+        return not self.kept and (self.top_p < 1 or self.top_k > 0 or self.min_new_tokens > 0)
