@@ -16,7 +16,9 @@ from collections.abc import Awaitable, Sequence
 from heapq import heapify, heapreplace
 
 from aiohttp import web
+from tests.support.ports import free_port
 
+from rlhf_api.contract.proof import Prover
 from rlhf_api.contract.run import Member, Membership
 from rlhf_api.roles import Role
 from rlhf_trainer.dispatch.control import Control
@@ -64,11 +66,12 @@ def serve(judge: Judge) -> str:
         return scored(message)
 
     async def start() -> int:
-        app = application(SCORE_ROUTE, lambda message: message, TOKEN, waits=waits)
+        prover = Prover(TOKEN, "127.0.0.1", free_port())
+        app = application(SCORE_ROUTE, lambda message: message, prover, waits=waits)
         runner = web.AppRunner(app, handler_cancellation=True)
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0, backlog=BACKLOG).start()
-        return int(runner.addresses[0][1])
+        await web.TCPSite(runner, "127.0.0.1", prover.port, backlog=BACKLOG).start()
+        return prover.port
 
     return f"http://127.0.0.1:{loop.run(start())}"
 

@@ -218,7 +218,7 @@ def measure(folder: Path, count: int, ended: int, quiet: float) -> tuple[str, Co
     """A line of the table, and the operator's API calls."""
     with cluster() as (_, namespace):
         bare, bare_work = asyncio.run(make_bare(asyncio.run(make_jobs(namespace, range(count)))))
-    with cluster() as (kubeconfig, namespace), talking_trainer(ADDRESS):
+    with cluster() as (kubeconfig, namespace), talking_trainer():
         asyncio.run(make_jobs(namespace, range(count, count + ended), ended=True))
         asyncio.run(make_jobs(namespace, range(count)))
         with operator(kubeconfig, folder / f"operator-{count}", namespace) as running:
@@ -289,7 +289,7 @@ class Probe:
 def measure_beside(folder: Path, count: int, others: int) -> tuple[float, float, float, int]:
     """Seconds until all pods of the jobs exist, beside others' hostile ones; the slowest answer of the health check in
     seconds; peak memory in MiB; and the number of hostile jobs that were refused by then or a minute later."""
-    with cluster() as (kubeconfig, namespace), talking_trainer(ADDRESS), new_namespace(kubeconfig) as bad:
+    with cluster() as (kubeconfig, namespace), talking_trainer(), new_namespace(kubeconfig) as bad:
         asyncio.run(make_hostile(bad, others))
         asyncio.run(make_jobs(namespace, range(count)))
         with operator(kubeconfig, folder / f"operator-{count}-{others}") as running:

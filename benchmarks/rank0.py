@@ -35,12 +35,13 @@ from tokenizers.models import WordLevel
 from torch import distributed
 from transformers import PreTrainedTokenizerFast
 
+from rlhf_api.contract.proof import Prover
 from rlhf_api.contract.run import CONTROL_STATUS, Member
 from rlhf_api.roles import Role
 from rlhf_api.sections.sampling import Sampling
 from rlhf_operator.local.ports import HOST, assign
 from rlhf_trainer.dispatch.assignments import Limits
-from rlhf_trainer.dispatch.control import Control
+from rlhf_trainer.dispatch.control import Control, token_required
 from rlhf_trainer.process.garbage import full_collections_by_hand
 from rlhf_trainer.ranks.ranks import Ranks
 from rlhf_trainer.replay.buffer import EpisodeReplayBuffer
@@ -74,7 +75,7 @@ def serve(port: int) -> None:
             await response.write(encode(0, Kind.TOKENS if left else Kind.LENGTH, 0, tokens, logprobs, masks))
         return response
 
-    app = web.Application()
+    app = web.Application(middlewares=[token_required(Prover("token", HOST, port))])
     app.router.add_post(GENERATE, respond)
     web.run_app(app, host=HOST, port=port, print=None)
 
@@ -186,7 +187,7 @@ def main() -> None:
     while not all(http.run(client.listens(member)) for member in members):
         time.sleep(0.1)
     works = [Work.begin(Prompt(f"0/{i}", (1, 2, 3), {}), 1) for i in range(options.prompts)]
-    EventLoop("control").run(Control(1).serve(HOST, control, "token"))
+    EventLoop("control").run(Control(1).serve(HOST, Prover("token", HOST, control)))
     time.sleep(1)  # the host has found it
 
     before, began, cpu = resident(), time.monotonic(), time.process_time()

@@ -147,6 +147,7 @@ class Server:
         command = [*self.command, "--port", str(self.port)]
         gpus = visible(self.gpu)
         variables = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": gpus, "RLHF_TOKEN": self.token}
+        variables |= {"RLHF_HOST": "127.0.0.1", "RLHF_PORT": str(self.port)}
         if self.apart:
             variables["NCCL_HOSTID"] = self.name
         if self.config is not None:

@@ -36,7 +36,7 @@ spec:
 
 @pytest.fixture
 def trainer(own_control_plane: ControlPlane) -> Iterator[TalkingTrainer]:
-    with FakeNodes(own_control_plane, address=ADDRESS), talking_trainer(ADDRESS) as talking:
+    with FakeNodes(own_control_plane, address=ADDRESS), talking_trainer() as talking:
         yield talking
 
 

@@ -302,7 +302,7 @@ def test_every_right_is_used_and_none_is_missing(control_plane, namespace, anoth
         jobs.apply(one_pod(gang, scheduling={"gang": gang}, trainer={"replicas": 2}))
     with (
         FakeNodes(control_plane, address=ADDRESS) as nodes,
-        talking_trainer(ADDRESS),
+        talking_trainer(),
         operator(
             kubeconfig, tmp_path / "operator", namespace, RLHF_NAMESPACES=f"{namespace},{another}"
         ) as running,

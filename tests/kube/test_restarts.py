@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("crd", "trainer")
 
 @pytest.fixture(scope="module")
 def trainer(control_plane: Cluster) -> Iterator[TalkingTrainer]:
-    with FakeNodes(control_plane, address=ADDRESS), talking_trainer(ADDRESS) as talking:
+    with FakeNodes(control_plane, address=ADDRESS), talking_trainer() as talking:
         yield talking
 
 

@@ -35,7 +35,7 @@ def nodes(control_plane: Cluster) -> Iterator[FakeNodes]:
 
 @pytest.fixture(scope="module")
 def trainer() -> Iterator[TalkingTrainer]:
-    with talking_trainer(ADDRESS) as talking:
+    with talking_trainer() as talking:
         yield talking
 
 

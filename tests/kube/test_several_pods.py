@@ -23,7 +23,7 @@ def nodes(control_plane: Cluster) -> Iterator[FakeNodes]:
 
 @pytest.fixture(scope="module")
 def trainer() -> Iterator[TalkingTrainer]:
-    with talking_trainer(ADDRESS) as made:
+    with talking_trainer() as made:
         yield made
 
 

@@ -4,9 +4,8 @@ import base64
 from typing import Any
 
 import pytest
-from aiohttp import web
 from tests.kube.hands import Hands, Operators, job
-from tests.reconcile.test_trainer_client import REPORT, serving
+from tests.reconcile.test_trainer_client import REPORT, answering, serving
 
 from rlhf_operator.cluster.objects.companions import owned, token, token_secret
 from rlhf_operator.job.snapshot import Job
@@ -104,14 +103,9 @@ def test_a_token_that_is_made_again_is_that_of_the_running_trainer(
         secret = await begun(operator)
         known = token(FORMER, Job.of(await operator.api.get("RLHFJob", namespace, "ppo")))
 
-        async def trainer(request: web.Request) -> web.StreamResponse:
-            if request.headers["Authorization"] != f"Bearer {known}":
-                raise web.HTTPUnauthorized
-            return web.json_response(REPORT)
-
         await operator.bind("ppo-trainer-0")
         await answers(operator)
-        async with serving(trainer, ADDRESS, 8000):
+        async with serving(answering(REPORT), ADDRESS, 8000, has=known):
             while (await operator.api.get("RLHFJob", namespace, "ppo"))["status"].get("step") != 1:
                 await operator.look("ppo")
             await operator.api.delete("Secret", namespace, secret)

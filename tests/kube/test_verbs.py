@@ -42,7 +42,7 @@ def served(
 
 @pytest.fixture(scope="module")
 def talking() -> Iterator[TalkingTrainer]:
-    with talking_trainer(_ADDRESS) as made:
+    with talking_trainer() as made:
         yield made
 
 

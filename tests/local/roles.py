@@ -17,6 +17,9 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from rlhf_api.contract.proof import PROOF, Prover
+
+prover = Prover(os.environ["RLHF_TOKEN"], os.environ["RLHF_HOST"], int(os.environ["RLHF_PORT"]))
 role, index, rank = sys.argv[1], os.environ["RLHF_INDEX"], int(os.environ.get("RLHF_RANK", "0"))
 name = os.environ["RLHF_NAME"]
 config = json.loads(Path(os.environ["RLHF_RUN_CONFIG"]).read_text())
@@ -44,7 +47,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def allowed(self) -> bool:
-        good = self.headers.get("Authorization") == f"Bearer {os.environ['RLHF_TOKEN']}"
+        good = prover.admits(self.headers.get("Authorization", "").encode())
         if not good:
             self.answer({}, 401)
         return good
@@ -52,6 +55,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path in ("/health", "/live"):
             self.answer({})
+        elif self.path.startswith(PROOF):
+            self.answer(json.loads(prover.answer(self.path.rpartition("=")[2])))
         elif self.allowed():
             self.answer(state)
             asked.set()

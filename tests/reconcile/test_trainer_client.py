@@ -7,10 +7,13 @@ import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
+import aiohttp
 import pytest
 from aiohttp import web
 from tests.reconcile.world import START, T, World, new_pod, running
+from tests.support.proving import proving_by
 
+from rlhf_api.contract.proof import PROOF
 from rlhf_api.contract.report import TrainerStatus
 from rlhf_api.contract.run import CONTROL_MEMBERS, CONTROL_STATUS, CONTROL_STOP, Membership
 from rlhf_operator.cluster.objects.companions import token
@@ -24,13 +27,15 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @asynccontextmanager
-async def serving(handler: Handler, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
-    """A server that answers everything in this way; its URL."""
-    app = web.Application()
+async def serving(
+    handler: Handler, host: str = "127.0.0.1", port: int = 0, *, has: str | None = "token"
+) -> AsyncIterator[str]:
+    """A server that proves that it has a token, if it has one, and answers everything else in this way; its URL."""
+    app = web.Application(middlewares=[proving_by(has)] if has else [])
     app.router.add_route("*", "/{path:.*}", handler)
     runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
     await runner.setup()
-    await web.TCPSite(runner, host, port).start()
+    await web.TCPSite(runner, host, port, reuse_port=True).start()
     try:
         yield f"http://{host}:{runner.addresses[0][1]}"
     finally:
@@ -171,7 +176,7 @@ def test_nobody_waits_for_a_trainer_that_is_silent(monkeypatch):
         async with (
             asyncio.timeout(20),
             serving(silent, "127.9.0.1", 8000),
-            serving(answering(REPORT), "127.9.0.2", 8000),
+            serving(answering(REPORT), "127.9.0.2", 8000, has=token(b"k" * 32, job("living"))),
         ):
             dead, living = trainer_pod("127.9.0.1"), trainer_pod("127.9.0.2")
             for i in range(100):  # more than are asked at the same time
@@ -199,7 +204,7 @@ def test_a_trainer_that_answers_is_asked_and_told_what_there_is_to_say():
             return web.json_response(REPORT)
 
         trainers = TrainerClient(b"k" * 32)
-        async with asyncio.timeout(20), serving(handler, "127.9.0.3", 8000):
+        async with asyncio.timeout(20), serving(handler, "127.9.0.3", 8000, has=token(b"k" * 32, job("a"))):
             pods = [trainer_pod("127.9.0.3")]
             while await trainers.read(job("a"), pods) is None:
                 pass
@@ -219,20 +224,17 @@ def test_a_job_from_before_the_key_was_changed_is_talked_to_by_the_former_key():
         asked = []
 
         async def handler(request: web.Request) -> web.StreamResponse:
-            known = request.headers["Authorization"] == f"Bearer {token(former, job('a'))}"
-            asked.append((request.method, known))
-            if not known:
-                raise web.HTTPUnauthorized
+            asked.append(request.method)
             return web.json_response(REPORT)
 
-        async with asyncio.timeout(20), serving(handler, "127.9.0.4", 8000):
+        async with asyncio.timeout(20), serving(handler, "127.9.0.4", 8000, has=token(former, job("a"))):
             pods = [trainer_pod("127.9.0.4")]
             trainers = TrainerClient(new, former)
             while await trainers.read(job("a"), pods) is None:
                 pass
-            assert asked == [("GET", False), ("GET", True)]
+            assert asked == ["GET"]
             assert await trainers.tell(job("a"), pods, Membership())
-            assert asked[-1] == ("PUT", True)
+            assert asked[-1] == "PUT"
             assert (trainers.complaint(job("a")), trainers.key(job("a"))) == ("", former)
             await trainers.close()
 
@@ -240,7 +242,80 @@ def test_a_job_from_before_the_key_was_changed_is_talked_to_by_the_former_key():
             assert await stranger.read(job("a"), pods) is None
             while stranger.silent_since(job("a")) is None:
                 await stranger.read(job("a"), pods)
-            assert "refuses the job's token: it is of another key" in stranger.complaint(job("a"))
+            assert "does not have the job's token: its token is of another key" in stranger.complaint(
+                job("a")
+            )
             await stranger.close()
+
+    asyncio.run(main())
+
+
+async def claims(_: web.Request, _trainer: str) -> web.StreamResponse:
+    return web.json_response({"nonce": "0" * 32, "proof": "0" * 64, **REPORT})
+
+
+async def lacks(_: web.Request, _trainer: str) -> web.StreamResponse:
+    raise web.HTTPNotFound
+
+
+async def refuses(_: web.Request, _trainer: str) -> web.StreamResponse:
+    raise web.HTTPUnauthorized
+
+
+async def relays(request: web.Request, trainer: str) -> web.StreamResponse:
+    """To another process of the job, whose answer is a good one."""
+    async with aiohttp.ClientSession() as session, session.get(trainer + request.path_qs) as reply:
+        return web.Response(status=reply.status, body=await reply.read())
+
+
+@pytest.mark.parametrize("squat", [claims, lacks, refuses, relays])
+def test_a_squatter_of_the_trainers_port_is_sent_nothing_but_questions(squat):
+    """It has answered the kubelet's probe, so that the pod counts as up."""
+
+    async def main() -> None:
+        key, sent, url = b"k" * 32, list[str](), "http://127.9.0.7:8000"
+        secret = token(key, job("a"))
+
+        async def squatter(request: web.Request) -> web.StreamResponse:
+            sent.append(f"{request.path} {dict(request.headers)} {await request.text()}")
+            return await squat(request, trainer)
+
+        async with (
+            asyncio.timeout(20),
+            serving(answering(REPORT), "127.9.0.6", 8000, has=secret) as trainer,
+            serving(squatter, "127.9.0.7", 8000, has=None),
+            ControlClient(secret) as client,
+        ):
+            trainers = TrainerClient(key)
+            while not trainers.complaint(job("a")):
+                assert await trainers.read(job("a"), [trainer_pod("127.9.0.7")]) is None
+            assert "or another process has the trainer's port" in trainers.complaint(job("a"))
+            assert not await client.members(url, Membership())
+            assert not await client.stop(url)
+            await trainers.close()
+        assert len(sent) == 3
+        assert all(each.startswith(PROOF) for each in sent)
+        assert not any("Authorization" in each or secret in each for each in sent)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("bare", [True, False])
+def test_a_trainer_of_the_last_release_is_sent_the_token_itself_where_nobody_else_can_be(bare):
+    async def main() -> None:
+        sent = set[str | None]()
+
+        async def handler(request: web.Request) -> web.StreamResponse:
+            sent.add(request.headers.get("Authorization"))
+            return web.json_response(REPORT, status=200 if "Authorization" in request.headers else 401)
+
+        async with asyncio.timeout(20), serving(handler, "127.9.0.8", 8000, has=None):
+            trainers, pods = TrainerClient(b"k" * 32), [trainer_pod("127.9.0.8")]
+            report = None
+            while report is None and not trainers.complaint(job("a")):
+                report = await trainers.read(job("a"), pods, bare=bare)
+            await trainers.close()
+        assert (report is not None) == bare
+        assert sent == {f"Bearer {token(b'k' * 32, job('a'))}" if bare else None}
 
     asyncio.run(main())

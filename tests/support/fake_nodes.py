@@ -6,6 +6,7 @@ deleted is let go at once.
 
 import asyncio
 import datetime
+import hashlib
 import json
 import ssl
 import threading
@@ -21,11 +22,13 @@ LABELS = "rlhf.dev/job"
 NODE = "fake-node"
 _MERGE = {"Content-Type": "application/strategic-merge-patch+json"}
 _HEARTBEAT_S = 8.0
+JOBS: dict[str, str] = {}
+"""Uids of jobs by the address of their trainer: each has one of its own, on loopback."""
 
 
 class FakeNodes:
-    """Runs beside the test, in a thread of its own. `address` is every pod's IP; pods that select a node by anything
-    but its `labels` stay pending."""
+    """Runs beside the test, in a thread of its own. `address` is the IP of pods other than trainers; pods that select a
+    node by anything but its `labels` stay pending."""
 
     def __init__(
         self, cluster: Cluster, *, address: str = "127.0.0.1", concurrent: int = 16, **labels: str
@@ -55,7 +58,8 @@ class FakeNodes:
         state = {
             "terminated": {"exitCode": code, "finishedAt": _now(), "startedAt": _now(), "message": message}
         }
-        self._run(self._report(namespace, name, "Failed" if code else "Succeeded", state, ready=False))
+        phase = "Failed" if code else "Succeeded"
+        self._run(self._report(namespace, name, self._address, phase, state, ready=False))
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
@@ -120,16 +124,26 @@ class FakeNodes:
             binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": target}
             await self._call("POST", f"/api/v1/namespaces/{namespace}/pods/{name}/binding", binding)
         elif spec.get("nodeName") == NODE and status.get("phase") == "Pending":
-            await self._report(namespace, name, "Running", {"running": {"startedAt": _now()}}, ready=True)
+            address, state = self._address_of(meta), {"running": {"startedAt": _now()}}
+            await self._report(namespace, name, address, "Running", state, ready=True)
+
+    def _address_of(self, meta: dict[str, Any]) -> str:
+        owners = [owner["uid"] for owner in meta.get("ownerReferences", ())]
+        if meta["labels"].get("rlhf.dev/role") != "trainer" or not owners:
+            return self._address
+        (uid,) = owners
+        a, b, c = hashlib.sha256(uid.encode()).digest()[:3]
+        JOBS[address := f"127.{128 + a // 2}.{b}.{1 + c % 254}"] = uid
+        return address
 
     async def _report(
-        self, namespace: str, name: str, phase: str, state: dict[str, Any], *, ready: bool
+        self, namespace: str, name: str, address: str, phase: str, state: dict[str, Any], *, ready: bool
     ) -> None:
         container = {"name": "role", "image": "x", "imageID": "x", "restartCount": 0}
         status = {
             "phase": phase,
-            "podIP": self._address,
-            "podIPs": [{"ip": self._address}],
+            "podIP": address,
+            "podIPs": [{"ip": address}],
             "conditions": [{"type": "Ready", "status": str(ready)}],
             "containerStatuses": [{**container, "ready": ready, "started": ready, "state": state}],
         }

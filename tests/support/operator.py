@@ -1,6 +1,8 @@
 """The operator as a process, a trainer that only talks, and jobs: for tests against a real API server."""
 
 import asyncio
+import hashlib
+import hmac
 import json
 import os
 import subprocess
@@ -14,8 +16,10 @@ from typing import Any
 
 import yaml
 from aiohttp import web
+from tests.support.fake_nodes import JOBS
 from tests.support.kube import KubectlError, eventually, get, kubectl
 from tests.support.ports import free_port
+from tests.support.proving import proving
 
 from rlhf_api.contract.run import CONTROL_CHECKPOINT, CONTROL_MEMBERS, CONTROL_STATUS, CONTROL_STOP
 from rlhf_api.roles import HEALTH
@@ -108,9 +112,8 @@ def operator(
 
 @dataclass
 class TalkingTrainer:
-    """The control API of a trainer that trains nothing, at port 8000 of a loopback address of its own."""
+    """The control API of a trainer that trains nothing, for all jobs of FakeNodes, at port 8000 of their addresses."""
 
-    address: str
     status: dict[str, Any] = field(
         default_factory=lambda: {"activity": "training", "step": 1, "totalSteps": 40}
     )
@@ -119,7 +122,7 @@ class TalkingTrainer:
     tokens: set[str] = field(default_factory=set)
 
     async def _serve(self) -> web.AppRunner:
-        app = web.Application()
+        app = web.Application(middlewares=[proving(_token_at)])
         app.add_routes(
             [
                 web.get(HEALTH, self._health),
@@ -131,7 +134,7 @@ class TalkingTrainer:
         )
         runner = web.AppRunner(app)
         await runner.setup()
-        await web.TCPSite(runner, self.address, 8000).start()
+        await web.TCPSite(runner, "0.0.0.0", 8000, reuse_port=True).start()
         return runner
 
     async def _health(self, _request: web.Request) -> web.Response:
@@ -150,9 +153,13 @@ class TalkingTrainer:
         return web.json_response({})
 
 
+def _token_at(address: str) -> str:
+    return hmac.new(TOKEN_KEY.encode(), JOBS.get(address, "").encode(), hashlib.sha256).hexdigest()
+
+
 @contextmanager
-def talking_trainer(address: str) -> Iterator[TalkingTrainer]:
-    trainer, loop = TalkingTrainer(address), asyncio.new_event_loop()
+def talking_trainer() -> Iterator[TalkingTrainer]:
+    trainer, loop = TalkingTrainer(), asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     runner = asyncio.run_coroutine_threadsafe(trainer._serve(), loop).result(60)

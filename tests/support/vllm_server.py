@@ -88,7 +88,10 @@ def launch(
     with log.open("ab") as out:
         process = subprocess.Popen(
             [*command, "--host", "127.0.0.1", "--port", str(port), *ARGUMENTS, *arguments],
-            env=os.environ | ENVIRONMENT | {"RLHF_TOKEN": token} | environ,
+            env=os.environ
+            | ENVIRONMENT
+            | {"RLHF_TOKEN": token, "RLHF_HOST": "127.0.0.1", "RLHF_PORT": str(port)}
+            | environ,
             stdout=out,
             stderr=subprocess.STDOUT,
             start_new_session=True,

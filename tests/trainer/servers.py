@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
+from tests.support.proving import proving_by
 
 from rlhf_api.contract.run import Member
 from rlhf_api.roles import Role
@@ -44,7 +45,7 @@ class Generator:
         self.member = Member(role=Role.GENERATOR, name=name, uid=name, address=f"http://127.0.0.1:{port}")
 
     async def _start(self) -> web.AppRunner:
-        app = web.Application()
+        app = web.Application(middlewares=[proving_by("token")])
         app.add_routes([web.get("/health", healthy), web.post(GENERATE, self._respond)])
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.support.ports import free_port
 
+from rlhf_api.contract.proof import Prover
 from rlhf_api.roles import Role
 from rlhf_trainer.dispatch.control import Control
 from rlhf_trainer.process import progress
@@ -30,7 +31,7 @@ def served():
     """A control API and its address."""
     control, port = Control(total_steps=9), free_port()
     with HttpClient(TOKEN) as http:
-        runner = http.run(control.serve("127.0.0.1", port, TOKEN))
+        runner = http.run(control.serve("127.0.0.1", Prover(TOKEN, "127.0.0.1", port)))
         yield control, f"http://127.0.0.1:{port}"
         http.run(runner.cleanup())
 

@@ -9,12 +9,18 @@ import resource
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
+from tests.support.ports import free_port
+from tests.support.proving import proving_by
 
+from rlhf_api.contract.proof import PROOF, Prover
+from rlhf_api.roles import HEALTH
+from rlhf_trainer.dispatch.control import token_required
 from rlhf_trainer.transport import http as module
 from rlhf_trainer.transport.http import HttpClient, HttpError
 
@@ -76,7 +82,7 @@ def test_of_an_error_s_text_only_the_start_is_read():
 
     with HttpClient("token") as http:
         server = http.run(asyncio.start_server(speak, "127.0.0.1", 0))
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}{HEALTH}"
         for asked in (http.json("GET", url, timeout=60), http.post_bytes(url, b"", 1000), stream(http, url)):
             with pytest.raises(HttpError) as caught:
                 http.run(asyncio.wait_for(asked, 60))
@@ -89,7 +95,7 @@ def served(http: HttpClient, **reply: Any) -> str:
     async def answer(_request: web.Request) -> web.Response:
         return web.Response(**reply)
 
-    app = web.Application()
+    app = web.Application(middlewares=[proving_by("token")])
     app.add_routes([web.route("*", "/{path:.*}", answer)])
     runner = web.AppRunner(app)
     http.run(runner.setup())
@@ -151,7 +157,7 @@ def test_a_busy_server_is_asked_again_when_it_says(status, after, monkeypatch):
     def busy() -> web.Response:
         return web.Response(status=status, headers={"Retry-After": after})
 
-    app = web.Application()
+    app = web.Application(middlewares=[proving_by("token")])
     app.add_routes([web.post("/", answer)])
     runner = web.AppRunner(app)
     with HttpClient("token") as http:
@@ -171,7 +177,7 @@ class Counting:
     def __init__(self, http: HttpClient, wanted: int) -> None:
         self.now = self.highest = 0
         self._enough, self._wanted = asyncio.Event(), wanted
-        app = web.Application()
+        app = web.Application(middlewares=[proving_by("token")])
         app.add_routes([web.route("*", "/{path:.*}", self._hold)])
         self._runner = web.AppRunner(app)
         http.run(self._runner.setup())
@@ -260,8 +266,69 @@ def test_a_server_that_ends_the_connection_after_an_error_s_reply_is_asked_again
 
     with HttpClient("token") as http:
         server = http.run(asyncio.start_server(speak, "127.0.0.1", 0))
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}{HEALTH}"
         with pytest.raises(HttpError, match="500"):
             http.run(http.json("POST", url, {}, timeout=120))
         assert http.run(http.json("POST", url, {}, timeout=120)) is None
         server.close()
+
+
+def test_a_squatter_of_a_servers_port_is_sent_nothing_but_questions():
+    sent = list[tuple[str, str | None, bytes]]()
+
+    async def answer(request: web.Request) -> web.Response:
+        sent.append((request.path, request.headers.get("Authorization"), await request.read()))
+        return web.json_response({"nonce": "0" * 32, "proof": "0" * 64})
+
+    app = web.Application()
+    app.add_routes([web.route("*", "/{path:.*}", answer)])
+    runner = web.AppRunner(app)
+    with HttpClient("token") as http:
+        http.run(runner.setup())
+        http.run(web.TCPSite(runner, "127.0.0.1", 0).start())
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        for asked in (
+            http.json("POST", url, {"prompt": 1}, timeout=60),
+            http.post_bytes(url, b"prompt", 1000),
+            stream(http, url),
+        ):
+            with pytest.raises(aiohttp.ClientError, match="what answers there does not have the job's token"):
+                http.run(asked)
+        assert http.run(http.listens(url))
+        http.run(runner.cleanup())
+    assert sent == [*[(PROOF, None, b"")] * 3, (HEALTH, None, b"")]
+
+
+def test_a_server_is_asked_for_its_proof_once_and_again_when_it_starts_anew():
+    asked, port = list[str](), free_port()
+
+    async def echo(request: web.Request) -> web.Response:
+        return web.json_response(await request.json())
+
+    @web.middleware
+    async def record(request: web.Request, handler: Any) -> web.StreamResponse:
+        asked.append(request.path)
+        return await handler(request)
+
+    @contextlib.contextmanager
+    def started(http: HttpClient) -> Iterator[None]:
+        app = web.Application(middlewares=[record, token_required(Prover("token", "127.0.0.1", port))])
+        app.add_routes([web.post("/", echo)])
+        runner = web.AppRunner(app)
+        http.run(runner.setup())
+        http.run(web.TCPSite(runner, "127.0.0.1", port).start())
+        yield
+        http.run(runner.cleanup())
+
+    async def together(http: HttpClient, count: int) -> list[Any]:
+        calls = (http.json("POST", f"http://127.0.0.1:{port}/", [i], timeout=60) for i in range(count))
+        return await asyncio.gather(*calls)
+
+    with HttpClient("token") as http:
+        with started(http):
+            assert http.run(together(http, 9)) == [[i] for i in range(9)]
+            assert asked == [PROOF, *["/"] * 9]
+        asked.clear()
+        with started(http):
+            assert http.run(together(http, 1)) == [[0]]
+            assert asked == ["/", PROOF, "/"]

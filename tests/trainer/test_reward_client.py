@@ -12,7 +12,9 @@ import pytest
 import torch
 from aiohttp import web
 from tests.support.kube import eventually
+from tests.support.ports import free_port
 
+from rlhf_api.contract.proof import Prover
 from rlhf_api.contract.run import Member, Membership
 from rlhf_api.roles import Role
 from rlhf_trainer.dispatch.control import Control
@@ -46,10 +48,11 @@ class Job:
         self.control = Control(total_steps=1)
         self._http, self._roster = http, Roster(self.control, http)
         self._threads = ThreadPoolExecutor(max_workers=CALLS)
-        runner = web.AppRunner(application(SCORE_ROUTE, self._scores, TOKEN, waits=self._waits))
+        prover = Prover(TOKEN, "127.0.0.1", free_port())
+        runner = web.AppRunner(application(SCORE_ROUTE, self._scores, prover, waits=self._waits))
         http.run(runner.setup())
-        http.run(web.TCPSite(runner, "127.0.0.1", 0).start())
-        address = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        http.run(web.TCPSite(runner, "127.0.0.1", prover.port).start())
+        address = f"http://127.0.0.1:{prover.port}"
         member = Member(role=Role.REWARD, name="reward-0", uid="0", address=address)
         self.control._membership = Membership(members=(member,))
 

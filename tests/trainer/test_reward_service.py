@@ -24,7 +24,7 @@ from rlhf_trainer.scoring import service
 from rlhf_trainer.scoring.call_queue import CallQueue
 from rlhf_trainer.scoring.samples import Failure, Sample
 from rlhf_trainer.scoring.service import HttpService, secret_headers
-from rlhf_trainer.transport.http import retry_after
+from rlhf_trainer.transport.replies import retry_after
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "rewards"
 SAMPLES = [

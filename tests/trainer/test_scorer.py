@@ -12,9 +12,11 @@ import pytest
 import torch
 from aiohttp import web
 from tests.support.kube import eventually
+from tests.support.ports import free_port
 from tests.trainer import deadlines
 from tests.trainer.deadlines import Clock
 
+from rlhf_api.contract.proof import Prover
 from rlhf_api.contract.run import Member, Membership
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.roles import HEALTH, Role
@@ -65,6 +67,10 @@ class Trainer:
         )
 
 
+def proven() -> Prover:
+    return Prover(TOKEN, "127.0.0.1", free_port())
+
+
 class Server:
     """A reward server that returns each row's own score, after `first` was called with the number of the chunk."""
 
@@ -91,16 +97,17 @@ class Server:
             first(len(self.batches))
             return {"scores": torch.tensor([row["score"] for row in rows]).double()}, {}
 
-        app = application(SCORE_ROUTE, scores, TOKEN)
+        prover = proven()
+        app = application(SCORE_ROUTE, scores, prover)
         app.middlewares.append(counted)
         self._runner = web.AppRunner(app, handler_cancellation=True)
-        self.address = f"http://127.0.0.1:{http.run(self._start())}"
+        self.address = f"http://127.0.0.1:{prover.port}"
+        http.run(self._start(prover.port))
         self.member = Member(role=Role.REWARD, name=name, uid=self.address, address=self.address)
 
-    async def _start(self) -> int:
+    async def _start(self, port: int) -> None:
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        return self._runner.addresses[0][1]
+        await web.TCPSite(self._runner, "127.0.0.1", port).start()
 
     def die(self) -> None:
         self._http.run(self._runner.cleanup())
@@ -334,7 +341,8 @@ def replies(trainer: Trainer, make, sent=None, behind=()) -> None:
     """A member that answers each message with the arrays that `make` has of its sequences, or with what `sent` makes of
     that, `behind` middlewares."""
     server = Server(trainer.http, "reward-0")
-    app = application(SCORE_ROUTE, lambda message: (make(unpack(message)), {}), TOKEN)
+    prover = proven()
+    app = application(SCORE_ROUTE, lambda message: (make(unpack(message)), {}), prover)
 
     async def other(_request, response) -> None:
         if sent is not None and response.content_type == "application/octet-stream":
@@ -344,8 +352,8 @@ def replies(trainer: Trainer, make, sent=None, behind=()) -> None:
     app.middlewares.extend(behind)
     runner = web.AppRunner(app)
     trainer.http.run(runner.setup())
-    trainer.http.run(web.TCPSite(runner, "127.0.0.1", 0).start())
-    address = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    trainer.http.run(web.TCPSite(runner, "127.0.0.1", prover.port).start())
+    address = f"http://127.0.0.1:{prover.port}"
     trainer.know(server.member.model_copy(update={"address": address}))
 
 
@@ -365,10 +373,11 @@ def test_log_probabilities_that_are_no_numbers_are_an_error(trainer, value):
 
 def test_a_server_in_trouble_fails_its_health_check(trainer):
     troubles = ["vLLM's engine is dead", ""]
-    runner = web.AppRunner(application(SCORE_ROUTE, lambda _: ({}, {}), TOKEN, troubles.pop))
+    prover = proven()
+    runner = web.AppRunner(application(SCORE_ROUTE, lambda _: ({}, {}), prover, troubles.pop))
     trainer.http.run(runner.setup())
-    trainer.http.run(web.TCPSite(runner, "127.0.0.1", 0).start())
-    address = f"http://127.0.0.1:{runner.addresses[0][1]}{HEALTH}"
+    trainer.http.run(web.TCPSite(runner, "127.0.0.1", prover.port).start())
+    address = f"http://127.0.0.1:{prover.port}{HEALTH}"
     assert trainer.http.run(trainer.http.json("GET", address, timeout=60)) == {"status": "ok"}
     with pytest.raises(HttpError, match=r"503: .*vLLM's engine is dead"):
         trainer.http.run(trainer.http.json("GET", address, timeout=60))
@@ -383,10 +392,11 @@ def test_a_server_that_hangs_over_a_message_fails_its_health_check(trainer):
         over.wait(60)
         return {"scores": torch.zeros(len(SEQUENCES))}, {}
 
-    runner = web.AppRunner(application(SCORE_ROUTE, hangs, TOKEN, deadline=0.0))
+    prover = proven()
+    runner = web.AppRunner(application(SCORE_ROUTE, hangs, prover, deadline=0.0))
     trainer.http.run(runner.setup())
-    trainer.http.run(web.TCPSite(runner, "127.0.0.1", 0).start())
-    address = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    trainer.http.run(web.TCPSite(runner, "127.0.0.1", prover.port).start())
+    address = f"http://127.0.0.1:{prover.port}"
     asked = trainer.http.start(trainer.http.post_bytes(address + SCORE_ROUTE, encode(*pack(SEQUENCES)), 1000))
     assert begun.wait(60)
     with pytest.raises(HttpError, match=r"503: .*one message has taken \d+ s so far"):

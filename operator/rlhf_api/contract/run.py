@@ -16,6 +16,7 @@ from typing import Literal
 from ..field_types import DType, ModelField, Report
 from ..roles import Role
 from ..spec import Spec
+from .proof import Prover
 
 EXIT_INVALID = 78
 """Exit code of a role that cannot run this job (EX_CONFIG); a restart would not help."""
@@ -246,3 +247,7 @@ class ProcessEnv:
             master=environ.get("RLHF_MASTER", ""),
             run=environ.get("RLHF_RUN", ""),
         )
+
+    def prover(self) -> Prover:
+        """Of this process's server."""
+        return Prover(self.token, self.host, self.port)

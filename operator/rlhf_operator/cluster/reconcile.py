@@ -113,7 +113,7 @@ class Reconciler:
         retried = want.waits is None and all(pod.over for pod in pods) and tried_again(job, now)
         job = reopened(job, want.spec, accepted=retried and await self._pods.accepted(job, want.pinned))
         pods = await self._claims.held(key, job, await self._pod_events.told(key, job, pods))
-        trainer = await self._trainers.read(job, pods)
+        trainer = await self._trainers.read(job, pods, bare=want.pinned.sends_bare_token)
         refusal = self._outcomes.refusal(key)
         job = kept_in_queue(job, workload, required=requires_queue)
         if refusal is not None and isinstance(refusal.why, Finish):

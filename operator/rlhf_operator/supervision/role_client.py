@@ -6,6 +6,7 @@ from typing import Self
 import aiohttp
 from pydantic import ValidationError
 
+from rlhf_api.contract.proof import PROOF_BYTES, key_of, new_nonce, question
 from rlhf_api.contract.report import TrainerStatus
 from rlhf_api.contract.run import (
     CONTROL_CHECKPOINT,
@@ -33,15 +34,20 @@ class WrongToken(Unreadable):
 class ControlClient:
     """One job's HTTP session for all roles; a timeout is an ordinary result, not an error.
 
-    The job's containers are not trusted: redirects are not followed, and replies are bounded.
+    The job's containers are not trusted: redirects are not followed, and replies are bounded. Nor is whoever answers
+    at their addresses: each request but health checks is preceded by one for a proof of the job's token.
     """
 
-    def __init__(self, token: str, connector: aiohttp.BaseConnector | None = None) -> None:
-        """`connector`: connection pool shared by several jobs, owned by the caller."""
+    def __init__(
+        self, token: str, connector: aiohttp.BaseConnector | None = None, *, bare: bool = False
+    ) -> None:
+        """`connector`: connection pool shared by several jobs, owned by the caller. `bare`: requests carry the token
+        itself, as trainers of release 0.1.0 want it, whose address nobody else can take."""
+        self._token, self._bare = token, bare
         self._session = aiohttp.ClientSession(
             connector=connector,
             connector_owner=connector is None,
-            headers={"Authorization": f"Bearer {token}", "Accept-Encoding": "identity"},
+            headers={"Accept-Encoding": "identity"},
             auto_decompress=False,
             timeout=aiohttp.ClientTimeout(total=_TIMEOUT_SECONDS),
         )
@@ -55,25 +61,27 @@ class ControlClient:
         await self._session.close()
 
     async def healthy(self, address: str) -> bool:
-        return await self._request("GET", address + HEALTH) is not None
+        return _succeeds(await self._send("GET", address + HEALTH))
 
     async def lives(self, url: str) -> bool:
         """Calls a server's liveness path, for which it may query its workers."""
         timeout = aiohttp.ClientTimeout(total=LIVE_TIMEOUT_SECONDS)
-        return await self._request("GET", url, timeout=timeout) is not None
+        return _succeeds(await self._send("GET", url, timeout=timeout))
 
     async def status(self, address: str) -> TrainerStatus | None:
         """The trainer's status; None if it does not reply.
 
         Raises:
-            WrongToken: the trainer has another token.
+            WrongToken: the trainer has another token, or another process its port.
             Unreadable: the reply is not a TrainerStatus.
         """
-        body = await self._request("GET", address + CONTROL_STATUS, most=_MOST_BYTES)
-        if body is None:
+        reply = await self._ask("GET", address, CONTROL_STATUS, most=_MOST_BYTES)
+        if reply is not None and reply[0] == 401:
+            raise WrongToken("the trainer refuses the job's token")
+        if reply is None or not _succeeds(reply):
             return None
         try:
-            return TrainerStatus.model_validate_json(body)
+            return TrainerStatus.model_validate_json(reply[1])
         except ValidationError as error:
             problem = from_pydantic(error, TrainerStatus).problems[0]
             raise Unreadable(f"the trainer's status is unreadable: {problem}") from None
@@ -81,27 +89,51 @@ class ControlClient:
     async def members(self, address: str, membership: Membership) -> bool:
         """Pushes the membership; true if the trainer accepted it."""
         body = membership.model_dump_json(by_alias=True)
-        return await self._request("PUT", address + CONTROL_MEMBERS, body) is not None
+        return await self._order("PUT", address, CONTROL_MEMBERS, body)
 
     async def stop(self, address: str) -> bool:
         """Requests a checkpoint and exit; true if the trainer accepted."""
-        return await self._request("POST", address + CONTROL_STOP) is not None
+        return await self._order("POST", address, CONTROL_STOP)
 
     async def checkpoint(self, address: str) -> bool:
         """Requests a checkpoint; true if the trainer accepted."""
-        return await self._request("POST", address + CONTROL_CHECKPOINT) is not None
+        return await self._order("POST", address, CONTROL_CHECKPOINT)
 
-    async def _request(
+    async def _order(self, method: str, address: str, path: str, body: str | None = None) -> bool:
+        try:
+            return _succeeds(await self._ask(method, address, path, body))
+        except Unreadable:
+            return False
+
+    async def _ask(
+        self, method: str, address: str, path: str, body: str | None = None, *, most: int = 0
+    ) -> tuple[int, bytes] | None:
+        """As `_send`, with the key of whoever answers at the address. Raises WrongToken if they cannot have one."""
+        key = self._token if self._bare else await self._key(address)
+        return None if key is None else await self._send(method, address + path, body, key=key, most=most)
+
+    async def _key(self, address: str) -> str | None:
+        reply = await self._send("GET", question(address, nonce := new_nonce()), most=PROOF_BYTES)
+        if reply is None or reply[0] >= 500:
+            return None
+        if (key := key_of(self._token, address, nonce, reply[1])) is None:
+            raise WrongToken(f"what answers at {address} does not have the job's token")
+        return key
+
+    async def _send(
         self,
         method: str,
         url: str,
         body: str | None = None,
         *,
+        key: str = "",
         most: int = 0,
         timeout: aiohttp.ClientTimeout | None = None,
-    ) -> bytes | None:
-        """Body of a successful reply; it is read only if `most` is above 0, up to that many bytes."""
-        headers = {"Content-Type": "application/json"} if body else None
+    ) -> tuple[int, bytes] | None:
+        """Status and body of the reply, None without one; the body of a successful one is read if `most` is above 0, up
+        to that many bytes."""
+        headers = {"Content-Type": "application/json"} if body else {}
+        headers |= {"Authorization": f"Bearer {key}"} if key else {}
         try:
             async with self._session.request(
                 method,
@@ -111,13 +143,14 @@ class ControlClient:
                 allow_redirects=False,
                 timeout=timeout or self._session.timeout,
             ) as response:
-                if response.status == 401 and most:
-                    raise WrongToken("the trainer refuses the job's token")
-                if not 200 <= response.status < 300:
-                    return None
-                return await _bounded(response.content, most) if most else b""
+                wanted = most if 200 <= response.status < 300 else 0
+                return response.status, await _bounded(response.content, wanted) if wanted else b""
         except (aiohttp.ClientError, TimeoutError, OSError):
             return None
+
+
+def _succeeds(reply: tuple[int, bytes] | None) -> bool:
+    return reply is not None and 200 <= reply[0] < 300
 
 
 async def _bounded(stream: aiohttp.StreamReader, most: int) -> bytes:

@@ -1,6 +1,5 @@
 """The trainer's control API: status, membership, and requests to checkpoint or stop."""
 
-import secrets
 import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from aiohttp import web
 from pydantic import ValidationError
 
+from rlhf_api.contract.proof import PROOF, Prover
 from rlhf_api.contract.report import STARTING, TrainerStatus
 from rlhf_api.contract.run import (
     CONTROL_CHECKPOINT,
@@ -24,14 +24,15 @@ from ..process import progress
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def token_required(token: str) -> Any:
-    """aiohttp middleware: every path but `/health` needs the job's token."""
-    expected = f"Bearer {token}".encode()
+def token_required(prover: Prover) -> Any:
+    """aiohttp middleware: every path but `/health` needs this process's key; answers who asks for its proof."""
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path == PROOF and (answer := prover.answer(request.query.get("nonce", ""))):
+            return web.Response(text=answer, content_type="application/json")
         given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-        if request.path != HEALTH and not secrets.compare_digest(given, expected):
+        if request.path != HEALTH and not prover.admits(given):
             raise web.HTTPUnauthorized(text="this API needs the job's token")
         return await handler(request)
 
@@ -85,9 +86,9 @@ class Control:
         with self._lock:
             return {m.uid: m for m in self._membership.members if m.role is role}
 
-    async def serve(self, host: str, port: int, token: str) -> web.AppRunner:
-        """Starts the server. Raises OSError where the port is taken."""
-        app = web.Application(middlewares=[token_required(token)])
+    async def serve(self, host: str, prover: Prover) -> web.AppRunner:
+        """Starts the server at an address of this machine. Raises OSError where the port is taken."""
+        app = web.Application(middlewares=[token_required(prover)])
         app.add_routes(
             [
                 web.get(HEALTH, healthy),
@@ -99,7 +100,7 @@ class Control:
         )
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
-        await web.TCPSite(runner, host, port).start()
+        await web.TCPSite(runner, host, prover.port).start()
         return runner
 
     async def _get_status(self, _request: web.Request) -> web.Response:

@@ -63,7 +63,7 @@ def run(env: ProcessEnv) -> None:
         return {"logprobs": logprobs(unpack(message))}, {}
 
     trouble, deadline = engine.trouble if engine else no_trouble, config.spec.reference.timeout_seconds
-    app = application(LOGPROBS_ROUTE, answer, env.token, trouble, deadline=deadline)
+    app = application(LOGPROBS_ROUTE, answer, env.prover(), trouble, deadline=deadline)
     serve(app, listen_host(env.host), env.port)
     if engine:
         engine.close()

@@ -122,7 +122,9 @@ def run(env: ProcessEnv) -> None:
         return replied(Part.MODEL, model.score(unpack(message), rows_of(message)))
 
     trouble = engine.trouble if engine else no_trouble
-    app = application(SCORE_ROUTE, compute, env.token, trouble, waits=waits, deadline=section.timeout_seconds)
+    app = application(
+        SCORE_ROUTE, compute, env.prover(), trouble, waits=waits, deadline=section.timeout_seconds
+    )
     serve(app, listen_host(env.host), env.port)
     if engine:
         engine.close()

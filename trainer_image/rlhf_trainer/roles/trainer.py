@@ -216,7 +216,7 @@ def connect(env: ProcessEnv) -> Services:
     """Rank 0's control API and its connections. The API has a thread of its own, since thousands of streams may keep
     the requests' event loop busy. Raises OSError if the port is taken."""
     control, http = Control(env.config.spec.steps), HttpClient(env.token)
-    EventLoop("control").run(control.serve(listen_host(env.host), env.port, env.token))
+    EventLoop("control").run(control.serve(listen_host(env.host), env.prover()))
     return Services(control, http, Roster(control, http), env.host)
 
 

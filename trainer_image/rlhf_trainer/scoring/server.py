@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from aiohttp import web
 
+from rlhf_api.contract.proof import Prover
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.roles import HEALTH
 
@@ -38,7 +39,7 @@ def no_trouble() -> str:
 def application(
     route: str,
     score: Score,
-    token: str,
+    prover: Prover,
     trouble: Callable[[], str] = no_trouble,
     *,
     waits: Waits = computes,
@@ -79,7 +80,7 @@ def application(
         reason = trouble() or (f"one message has taken {taken:.0f} s so far" if taken > deadline else "")
         return web.json_response({"status": reason or "ok"}, status=503 if reason else 200)
 
-    app = web.Application(middlewares=[token_required(token)], client_max_size=MAX_REQUEST_BYTES)
+    app = web.Application(middlewares=[token_required(prover)], client_max_size=MAX_REQUEST_BYTES)
     app.add_routes([web.get(HEALTH, health), web.post(route, handle)])
     return app
 

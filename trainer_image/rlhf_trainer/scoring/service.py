@@ -14,7 +14,7 @@ from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.host import strict_json
 from rlhf_api.sections.reward import LARGEST_SCORE, RewardFunction
 
-from ..transport.http import PLAIN, read_reply, read_start, retry_after
+from ..transport.replies import PLAIN, read_reply, read_start, retry_after
 from .samples import Result, Sample, even_calls, failed
 
 LARGEST_REPLY, LARGEST_RESULT, LARGEST_NUMBER = 16 << 10, 2 << 10, 32

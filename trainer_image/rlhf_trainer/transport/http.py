@@ -1,15 +1,12 @@
 """HTTP client of the training thread: aiohttp sessions on an event loop of their own."""
 
 import asyncio
-import datetime
 import json
 import logging
-import re
 import resource
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from email.utils import parsedate_to_datetime
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,16 +15,18 @@ import aiohttp
 from rlhf_api.roles import HEALTH
 
 from .event_loop import EventLoop
+from .keys import Keys
+from .replies import PLAIN, check_plain, read_reply, read_start, retry_after
 
 log = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 10.0
 """Connect deadline, seconds, independent of the request's own."""
+PROOF_SECONDS = 30.0
+"""Deadline of a server's proof, seconds."""
 CALLS_PER_SERVER = 32
 """Connections per server, streams excluded; further calls are queued."""
 PROBE_SECONDS = 2.0
-CODING_CHARACTERS = 50
-"""Characters of an unknown coding's name in a message."""
 ERROR_BYTES = 2000
 """Bytes read of an error's text."""
 JSON_BYTES = 1 << 20
@@ -40,10 +39,6 @@ BUSY_SECONDS = 1.0
 """Shortest wait before a busy server is asked again, seconds."""
 BUSY_LOG_SECONDS = 60.0
 """Interval of the log lines about one that stays busy, seconds."""
-LONGEST_WAIT = 3600.0
-"""Longest time for which a server that asks for it is left alone, seconds."""
-PLAIN = {"Accept-Encoding": "identity"}
-"""Request header: a reply that is compressed may be of any size once it is inflated, and is refused."""
 
 
 EPOCH_HEADER = "x-trainer-epoch"
@@ -71,7 +66,7 @@ class HttpError(RuntimeError):
 
 @contextmanager
 def _without_headers(url: str) -> Iterator[None]:
-    """Replaces aiohttp's errors about malformed replies, which would log the request's headers with the token."""
+    """Replaces aiohttp's errors about malformed replies, which would log the request's headers with the key."""
     try:
         yield
     except aiohttp.ClientResponseError as error:
@@ -79,7 +74,7 @@ def _without_headers(url: str) -> Iterator[None]:
 
 
 class HttpClient(EventLoop):
-    """Rank 0's HTTP requests, each on a connection of its own and with the job's token. Streams, which last as long as
+    """Rank 0's HTTP requests, each on a connection of its own and with its server's key. Streams, which last as long as
     a response is generated or scored, have their own pool, so that calls never wait for them."""
 
     def __init__(self, token: str) -> None:
@@ -181,10 +176,14 @@ async def _sessions(token: str, streams: int) -> tuple[aiohttp.ClientSession, ai
         aiohttp.TCPConnector(limit=0, limit_per_host=CALLS_PER_SERVER, force_close=True),
         aiohttp.TCPConnector(limit=streams, force_close=True),
     )
-    headers = PLAIN | {"Authorization": f"Bearer {token}"}
+    keys = Keys(token, _deadline(PROOF_SECONDS))
     calls, streaming = (
         aiohttp.ClientSession(
-            headers=headers, connector=connector, timeout=_deadline(None), auto_decompress=False
+            headers=PLAIN,
+            connector=connector,
+            timeout=_deadline(None),
+            auto_decompress=False,
+            middlewares=(keys,),
         )
         for connector in connectors
     )
@@ -207,50 +206,6 @@ def raise_file_limit() -> int:
     return max(soft, wanted)
 
 
-def retry_after(header: str, now: float) -> float:
-    """Seconds from `now`, a Unix time, until the header's, LONGEST_WAIT at most; 0 for a time that is over and for
-    anything else than seconds or an HTTP date."""
-    if re.fullmatch(r"[0-9]{1,9}", header.strip()):
-        return min(LONGEST_WAIT, float(header))
-    try:
-        date = parsedate_to_datetime(header)
-    except ValueError:
-        return 0.0
-    # A date in `-0000`, which says nothing of a zone, is UTC as all HTTP dates are.
-    return min(LONGEST_WAIT, max(0.0, date.replace(tzinfo=date.tzinfo or datetime.UTC).timestamp() - now))
-
-
-async def read_reply(response: aiohttp.ClientResponse, most: int) -> bytes:
-    """The body, of at most `most` bytes; the session must not decompress.
-
-    Raises:
-        aiohttp.ClientPayloadError: it is longer, or compressed. No more than `most` bytes of it are kept.
-    """
-    _check_plain(response)
-    found = bytearray()
-    async for part in response.content.iter_any():
-        found += part
-        if len(found) > most:
-            raise aiohttp.ClientPayloadError(f"the reply is longer than {most} bytes")
-    return bytes(found)
-
-
-async def read_start(response: aiohttp.ClientResponse, most: int) -> bytes:
-    """The first `most` bytes of the body, whatever they are."""
-    found = bytearray()
-    async for part in response.content.iter_any():
-        found += part
-        if len(found) >= most:
-            break
-    return bytes(found[:most])
-
-
-def _check_plain(response: aiohttp.ClientResponse) -> None:
-    if (coding := response.headers.get("Content-Encoding", "identity").lower()) != "identity":
-        how = f"compressed with {coding[:CODING_CHARACTERS]!r}, which the request does not accept"
-        raise aiohttp.ClientPayloadError(f"the reply is {how}")
-
-
 def _deadline(seconds: float | None) -> aiohttp.ClientTimeout:
     """Timeouts of one request; the connect deadline is repeated, because they replace the session's."""
     return aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
@@ -258,7 +213,7 @@ def _deadline(seconds: float | None) -> aiohttp.ClientTimeout:
 
 async def _check(url: str, response: aiohttp.ClientResponse) -> None:
     if response.status == 200:
-        _check_plain(response)
+        check_plain(response)
         return
     text = (await read_start(response, ERROR_BYTES)).decode(errors="replace")
     if response.status == DEPOSED:

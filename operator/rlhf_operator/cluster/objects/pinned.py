@@ -22,7 +22,7 @@ from rlhf_api.spec import Spec
 
 from ...job.names import common_labels
 from ..config.settings import Defaults
-from .pod_process import RESUME_CONFIG, START_CONFIG
+from .pod_process import RESUME_CONFIG, START_CONFIG, shares_node_network
 from .pod_volumes import WORKSPACE
 
 DEFAULTS = "defaults.json"
@@ -47,6 +47,13 @@ class Pinned:
     defaults: Defaults
     stored: Mapping[str, str] | None = None
     """Content of the ConfigMap that it was read from, which stays word for word; None if it was made here."""
+
+    @property
+    def sends_bare_token(self) -> bool:
+        """True for a job of release 0.1.0, whose trainer knows of no proof, in a network of its pods: what answers at
+        the address of one is that pod's."""
+        spec = self.config.spec
+        return not self.defaults.release and not shares_node_network(combine(spec.pods, spec.trainer.pods))
 
     @property
     def texts(self) -> Mapping[str, str]:

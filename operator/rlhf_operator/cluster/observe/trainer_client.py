@@ -25,7 +25,8 @@ _PATIENCE_SECONDS = 0.2
 _PAUSE_SECONDS, _LONGEST_PAUSE = 5.0, 60.0
 """Backoff after a failed poll, first and longest, in seconds; doubled each time."""
 _OF_OTHER_KEY = (
-    "it is of another key than the operator's; name that key's Secret in the chart's tokenKey.previousSecret"
+    "its token is of another key than the operator's (name that key's Secret in the chart's tokenKey.previousSecret), "
+    "or another process has the trainer's port"
 )
 
 
@@ -45,6 +46,8 @@ class _Known:
     next: float = 0.0
     """Earliest time of the next poll, by the monotonic clock."""
     complaint: str = ""
+    bare: bool = False
+    """True if it wants the token itself, and nobody else can take its address."""
     key: int = 0
     """Index of the operator's key that its token is derived from."""
 
@@ -81,8 +84,8 @@ class TrainerClient:
         if known is not None and known.asking is not None:
             known.asking.cancel()
 
-    async def read(self, job: Job, pods: list[Pod]) -> TrainerStatus | None:
-        """The trainer's last report."""
+    async def read(self, job: Job, pods: list[Pod], *, bare: bool = False) -> TrainerStatus | None:
+        """The trainer's last report. `bare`: it wants the token itself (`Pinned.sends_bare_token`)."""
         first = _first(pods)
         if first is None:
             self.forget(job.uid)
@@ -90,7 +93,7 @@ class TrainerClient:
         known = self._known.get(job.uid)
         if known is None or known.uid != first.uid:
             self.forget(job.uid)
-            known = self._known[job.uid] = _Known(first.uid)
+            known = self._known[job.uid] = _Known(first.uid, bare=bare)
         if not (first.up and first.serving):
             return known.status
         if (known.asking is None or known.asking.done()) and time.monotonic() >= known.next:
@@ -101,7 +104,7 @@ class TrainerClient:
 
     async def _ask(self, job: Job, first: Pod, known: _Known) -> None:
         try:
-            async with self._pool, ControlClient(token(self._keys[known.key], job), self._reports) as control:
+            async with self._pool, self._client(job, self._reports) as control:
                 status, complaint = await control.status(first.url), ""
         except WrongToken as error:
             status, complaint = None, f"{error}: {_OF_OTHER_KEY}"
@@ -171,7 +174,11 @@ class TrainerClient:
     def _control(self, job: Job) -> ControlClient:
         """Client for orders."""
         self._check_fence()
-        return ControlClient(token(self.key(job), job), self._orders)
+        return self._client(job, self._orders)
+
+    def _client(self, job: Job, connector: aiohttp.TCPConnector) -> ControlClient:
+        known = self._known.get(job.uid)
+        return ControlClient(token(self.key(job), job), connector, bare=known is not None and known.bare)
 
 
 def _first(pods: list[Pod]) -> Pod | None:

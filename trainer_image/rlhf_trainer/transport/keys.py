@@ -1,0 +1,71 @@
+"""Keys of the trainer's requests: a server proves that it has the job's token before it gets one."""
+
+import asyncio
+
+import aiohttp
+
+from rlhf_api.contract.proof import PROOF_BYTES, key_of, new_nonce, question
+from rlhf_api.roles import HEALTH
+
+from .replies import read_start
+
+
+class Unproven(aiohttp.ClientError):
+    """What answers at an address is no process of this job."""
+
+
+class Keys:
+    """aiohttp client middleware: asks each server for a proof once, and sends its key with all requests but health
+    checks. A key is dropped when a request fails: another process may have taken the server's place."""
+
+    def __init__(self, token: str, timeout: aiohttp.ClientTimeout) -> None:
+        """`timeout`: of a proof."""
+        self._token, self._timeout = token, timeout
+        self._proofs: dict[str, asyncio.Task[str]] = {}
+        """Keys by server, also those that are being asked for."""
+
+    async def __call__(
+        self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        if request.url.path == HEALTH:
+            return await handler(request)
+        response = await self._send(request, handler)
+        if response.status != 401:
+            return response
+        response.close()  # by a process that has started since
+        return await self._send(request, handler)
+
+    async def _send(
+        self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        server = str(request.url.origin())
+        proof = self._proofs.get(server)
+        if proof is None or (proof.done() and (proof.cancelled() or proof.exception() is not None)):
+            proof = self._proofs[server] = asyncio.create_task(self._prove(request.session, server))
+        request.headers["Authorization"] = f"Bearer {await asyncio.shield(proof)}"
+        try:
+            response = await handler(request)
+        except (aiohttp.ClientError, OSError):  # TimeoutError is an OSError
+            self._drop(server, proof)
+            raise
+        if response.status == 401:
+            self._drop(server, proof)
+        return response
+
+    def _drop(self, server: str, proof: asyncio.Task[str]) -> None:
+        if self._proofs.get(server) is proof:
+            del self._proofs[server]
+
+    async def _prove(self, session: aiohttp.ClientSession, server: str) -> str:
+        nonce = new_nonce()
+        asked = session.get(
+            question(server, nonce), middlewares=(), timeout=self._timeout, allow_redirects=False
+        )
+        async with asked as response:
+            answer = await read_start(response, PROOF_BYTES) if response.status == 200 else b""
+        key = key_of(self._token, server, nonce, answer)
+        if key is None:
+            raise Unproven(
+                f"{server}: what answers there does not have the job's token: another process has its port"
+            )
+        return key
