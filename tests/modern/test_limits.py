@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -22,10 +23,18 @@ QUEUE = "kueue.x-k8s.io/queue-name"
 PRIORITY = "kueue.x-k8s.io/priority-class"
 
 
+def rendered(values: dict[str, Any], version: str = "1.36.0") -> list[dict[str, Any]]:
+    """The policy of the limits, and its binding."""
+    objects = render(values, f"--kube-version={version}")
+    return [
+        o for o in objects if "AdmissionPolicy" in o["kind"] and o["metadata"]["name"].endswith("-limits")
+    ]
+
+
 @pytest.fixture(scope="module")
 def limited(binary: Binary, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
     values = {"limits": {"enabled": True, "requireQueue": True, **LIMITS}}
-    objects = [o for o in render(values, "--kube-version=1.36.0") if "AdmissionPolicy" in o["kind"]]
+    objects = rendered(values)
     assert len(objects) == 2
     folder = tmp_path_factory.mktemp("limited")
     with server(binary, folder) as unlimited:
@@ -106,7 +115,7 @@ def test_the_limits_of_an_operator_are_those_of_the_namespaces_that_it_watches(
 ) -> None:
     """Also for a job whose runtime brings the rest of its pods: the API server judges what the job itself asks for."""
     values = {"limits": {"enabled": True, **LIMITS}, "watchNamespaces": ["watched", "watched-too"]}
-    objects = [o for o in render(values, "--kube-version=1.36.0") if "AdmissionPolicy" in o["kind"]]
+    objects = rendered(values)
     modest, bold = (job(name, {}) for name in ("modest", "bold"))
     for body in (modest, bold):
         body["spec"]["runtime"] = {"kind": "ClusterRLHFRuntime", "name": "h100"}
@@ -122,7 +131,7 @@ def test_the_limits_of_an_operator_are_those_of_the_namespaces_that_it_watches(
 
 def test_the_policy_is_left_out_where_the_server_or_the_administrator_has_none() -> None:
     for version, limits in (("1.29.0", {"enabled": True}), ("1.36.0", {})):
-        assert "AdmissionPolicy" not in json.dumps(render({"limits": limits}, f"--kube-version={version}"))
+        assert rendered({"limits": limits}, version) == []
 
 
 def processor_seconds() -> float:
@@ -161,11 +170,7 @@ def test_the_policy_walks_no_lists_that_a_definition_of_an_earlier_release_does_
     binary: Binary, tmp_path: Path
 ) -> None:
     definition = json.loads(json.dumps(crd()).replace('"maxItems": 16', '"maxItems": 90000'))
-    objects = [
-        o
-        for o in render({"limits": {"enabled": True}}, "--kube-version=1.36.0")
-        if "AdmissionPolicy" in o["kind"]
-    ]
+    objects = rendered({"limits": {"enabled": True}})
     body = job("many", {"template": {"spec": {"initContainers": [{"name": f"a{i}"} for i in range(20_000)]}}})
     with policies(objects) as core, server(binary, tmp_path, core=core) as running:
         define(running, definition)
