@@ -30,7 +30,7 @@ $(STAMP): pyproject.toml $(PINS)
 	$(python) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints/common.txt pip
 	$(BIN)/pip install --quiet --no-compile --no-deps torch==$(TORCH) $(if $(filter cpu,$(ENGINE)),|| \
-	  { echo "error: no build of torch for CPUs and this Python: set PIP_EXTRA_INDEX_URL to an index that has it (docs/development.md)" >&2; exit 1; })
+	  { echo "error: no build of torch for CPUs and this Python: set PIP_EXTRA_INDEX_URL to an index that has it (docs/guides/development.md)" >&2; exit 1; })
 	env -u PIP_EXTRA_INDEX_URL $(BIN)/pip install --quiet --no-compile --constraint constraints/$(ENGINE).txt --editable '.[operator,trainer,$(ENGINE),dev]'
 	$(BIN)/pip uninstall --quiet --yes $(UNUSED)
 	touch $@
@@ -114,7 +114,7 @@ weights: install
 	$(PYTEST) $(WEIGHTS)
 	$(PASSED)
 
-# What only a GPU runs, on a machine with one (some with two), recorded in docs/gpu.jsonl; GPU_ARGS='-k NAME' runs a
+# What only a GPU runs, on a machine with one (some with two), recorded in benchmarks/results/gpu.jsonl; GPU_ARGS='-k NAME' runs a
 # part. Without a network: `python3 tools/gpu` in an unpacked source tree, with the packages on PYTHONPATH.
 GPU := tests/gpu
 gpu: install
@@ -131,7 +131,7 @@ sweep: install
 	OMP_NUM_THREADS=1 DS_ACCELERATOR=cpu $(BIN)/python -m torch.distributed.run --nproc-per-node 2 -m tests.models.sweep \
 		tests/models/sweep.json
 
-# What dies and what follows, on real processes, in docs/faults.md; a part of it is in `make chaos`. As root, for hours:
+# What dies and what follows, on real processes, in benchmarks/results/faults.md; a part of it is in `make chaos`. As root, for hours:
 # FAULTS='--minutes 30 --only "on-policy SIGKILL"' runs some of it.
 faults: install $(BIN)/helm
 	$(BIN)/python -m tests.fault_matrix $(FAULTS)
@@ -165,9 +165,9 @@ generated: install
 	  file=$$(echo "$$kind" | tr A-Z a-z)s.rlhf.dev.yaml; \
 	  $(BIN)/python -m rlhf_api.schema.crd "$$kind" > "crds/$$file" && cp "crds/$$file" charts/rlhf-operator/files/ || exit 1; \
 	done
-	$(BIN)/python docs/make_manifest_reference.py
-	$(BIN)/python docs/make_chart_reference.py
-	$(BIN)/python docs/make_algorithm_graphs.py
+	$(BIN)/python tools/make_manifest_reference.py
+	$(BIN)/python tools/make_chart_reference.py
+	$(BIN)/python tools/make_algorithm_graphs.py
 
 # The wheel with the operator's extra alone, in an environment of its own: it must do without this clone and torch. The
 # wheel itself stays there too.

@@ -14,7 +14,9 @@ from tests.fault_matrix.page import happened
 from rlhf_api.schema.crd import definition
 
 ROOT = Path(__file__).parents[1]
-RESULTS = [json.loads(line) for line in (ROOT / "docs" / "faults.jsonl").read_text().splitlines()]
+RESULTS = [
+    json.loads(line) for line in (ROOT / "benchmarks" / "results" / "faults.jsonl").read_text().splitlines()
+]
 GENERATOR = ("generator server", "generator engine")
 DYING = re.compile(r"\b(dies?|died|dying|kill\w*|crash\w*|lost|lose|surviv\w+|evict\w*|fails?)\b")
 
@@ -34,10 +36,10 @@ class Claim:
 
 
 CLAIMS = {
-    "may die](docs/faults.md#sigkill-1) without taking the run along": Claim(
+    "may die](benchmarks/results/faults.md#sigkill-1) without taking the run along": Claim(
         "staleness 2", ("trainer rank 0", "trainer rank 1", *GENERATOR, "reward", "reference")
     ),
-    "a generator that dies is [replaced while training goes on](docs/faults.md#on-pods)": Claim(
+    "a generator that dies is [replaced while training goes on](benchmarks/results/faults.md#on-pods)": Claim(
         PODS, ("generator",), ("SIGKILL", "eviction", "node lost"), ("generating",), trains_on=True
     ),
     "vLLM servers; one may die at any moment": Claim("staleness 2", GENERATOR, trains_on=True),
@@ -60,7 +62,12 @@ def test_the_readme_claims_nothing_else_of_what_dies():
 
 
 def test_the_demo_takes_what_was_measured():
-    page = (ROOT / "docs" / "figures.md").read_text().partition("## The demo")[2].partition("\n## ")[0]
+    page = (
+        (ROOT / "benchmarks" / "results" / "figures.md")
+        .read_text()
+        .partition("## The demo")[2]
+        .partition("\n## ")[0]
+    )
     shortest, longest = (sum(map(int, re.findall(r"\d+", found))) for found in ("41 28 81", "83 52 116"))
     assert all(
         words in page
@@ -68,7 +75,7 @@ def test_the_demo_takes_what_was_measured():
     )
     assert "Installation took 3 min 17 s" in page
     assert (shortest / 60, longest / 60) == (pytest.approx(2.5), pytest.approx(4.2, abs=0.1))
-    assert "two and a half to four minutes](docs/figures.md#the-demo)" in claims_in_readme()
+    assert "two and a half to four minutes](benchmarks/results/figures.md#the-demo)" in claims_in_readme()
 
 
 def test_the_table_of_jobs_has_the_columns_that_kubectl_prints():

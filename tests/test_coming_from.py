@@ -1,4 +1,4 @@
-"""docs/coming-from.md: every row answers; commands in it parse, and fields in it change a run."""
+"""docs/guides/coming-from.md: every row answers; commands in it parse, and fields in it change a run."""
 
 import re
 import shlex
@@ -15,8 +15,7 @@ from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.job import RLHFJob
 from rlhf_operator import cli
 
-DOCS = Path(__file__).parents[1] / "docs"
-PAGE = DOCS / "coming-from.md"
+PAGE = Path(__file__).parents[1] / "docs" / "guides" / "coming-from.md"
 
 
 def rows() -> list[tuple[str, str, str]]:
@@ -71,7 +70,7 @@ def test_every_row_answers_with_something_that_exists(row):
     assert len(row) == 3
     _, ours, note = row
     fields, commands = named(ours)
-    assert fields or commands or re.search(r"\]\([a-z-]+\.md", ours) or (ours == "not here" and note), ours
+    assert fields or commands or re.search(r"\]\([./a-z-]+\.md", ours) or (ours == "not here" and note), ours
     also, more = named(note)
     assert [field for field in fields + also if not exists(field)] == []
     assert [field for field in fields + also if not changes_a_run(field, note)] == []
@@ -81,8 +80,8 @@ def test_every_row_answers_with_something_that_exists(row):
 
 @every_row
 def test_links_to_headings_lead_to_them(row):
-    for page, heading in re.findall(r"\]\(([a-z-]+\.md)#([^)]+)\)", " ".join(row)):
-        headings = re.findall(r"^#+ (.+)$", (DOCS / page).read_text(), flags=re.M)
+    for page, heading in re.findall(r"\]\(([./a-z-]+\.md)#([^)]+)\)", " ".join(row)):
+        headings = re.findall(r"^#+ (.+)$", (PAGE.parent / page).read_text(), flags=re.M)
         assert heading in [re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings]
 
 

@@ -1,4 +1,4 @@
-"""docs/detection.md says within which time each fault is noticed: the numbers are the code's own."""
+"""docs/concepts/detection.md says within which time each fault is noticed: the numbers are the code's own."""
 
 import re
 from pathlib import Path
@@ -24,7 +24,7 @@ from rlhf_trainer.engines.vllm.front.probes import CHANGE_SECONDS, HUNG_SECONDS
 from rlhf_trainer.engines.vllm.serve.watchdog import LINGER_SECONDS, POLL_SECONDS
 from rlhf_trainer.model_cache import STALL_SECONDS
 
-PAGE = Path(__file__).parents[1] / "docs" / "detection.md"
+PAGE = Path(__file__).parents[1] / "docs" / "concepts" / "detection.md"
 TRAINER = Trainer()
 BETWEEN = LIVE_SECONDS + LIVE_TIMEOUT_SECONDS
 """Longest time from one liveness probe to the next, of `rlhf run`, which waits for an answer first."""

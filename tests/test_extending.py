@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "extending.md"
+PAGE = ROOT / "docs" / "guides" / "extending.md"
 NAMES = {
     "rlhf_api": {
         *("Algorithm", "CommonSpec", "Frozen", "Problem", "Spec"),
@@ -31,7 +31,7 @@ NAMES = {
 def python_of_users() -> list[tuple[str, str]]:
     """Name and text of each example's module and of each block of Python on a page."""
     files = [(str(file.relative_to(ROOT)), file.read_text()) for file in (ROOT / "examples").rglob("*.py")]
-    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.md")]
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
     blocks = (
         (page.name, block)
         for page in pages

@@ -45,7 +45,7 @@ def test_a_job_for_a_gpu_is_valid(name: str):
 def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """tools/gpu in a repository of its own, in which one commit has a trainer of two files."""
     (tmp_path / "tools").mkdir()
-    (tmp_path / "docs").mkdir()
+    (tmp_path / "benchmarks" / "results").mkdir(parents=True)
     shutil.copy(ROOT / "tools" / "gpu", tmp_path / "tools")
     folder = tmp_path / "trainer_image" / "rlhf_trainer"
     folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""docs/others-bugs.md: each test that it names exists."""
+"""docs/reference/others-bugs.md: each test that it names exists."""
 
 import ast
 import re
@@ -21,7 +21,7 @@ def functions(file: str) -> frozenset[str]:
 def claims() -> list[str]:
     """Rows of reports, without headings and those that are not shown here."""
     heads = ("| reported |", "| --- |")
-    page = (ROOT / "docs" / "others-bugs.md").read_text().partition("## Not shown here")[0]
+    page = (ROOT / "docs" / "reference" / "others-bugs.md").read_text().partition("## Not shown here")[0]
     return [line for line in page.splitlines() if line.startswith("| ") and not line.startswith(heads)]
 
 

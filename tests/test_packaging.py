@@ -104,7 +104,7 @@ def test_the_wheel_runs_a_manifest_elsewhere(elsewhere, installed):
 def test_there_is_one_version():
     """Wheel, chart, images, docs and change log name the same version."""
     chart = yaml.safe_load((ROOT / "charts" / "rlhf-operator" / "Chart.yaml").read_text())
-    pages = [*(ROOT / "docs").glob("*.md"), ROOT / "charts" / "rlhf-operator" / "README.md"]
+    pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "charts" / "rlhf-operator" / "README.md"]
     tags = [
         tag for page in pages for tag in re.findall(r"rlhf-(?:operator|trainer):(\d[\w.]*)", page.read_text())
     ]
@@ -325,7 +325,7 @@ def test_the_docs_take_away_with_a_wheel_what_make_takes_away():
     make = re.search(r"^UNUSED := rfc3987-syntax (.*)$", (ROOT / "Makefile").read_text(), flags=re.M)
     docs = re.search(
         r"whl\[operator,trainer,cpu\]'\npip uninstall --yes ([\w ]+?) +#",
-        (ROOT / "docs" / "cluster.md").read_text(),
+        (ROOT / "docs" / "guides" / "cluster.md").read_text(),
     )
     assert make is not None
     assert docs is not None

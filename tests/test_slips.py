@@ -267,7 +267,7 @@ RULE = "above: 1, action: warn"
         ("policy_grad_norm", "did you mean grad_norm?"),
         ("reward_rihgt_mean", "did you mean reward_right_mean?"),
         ("kl", "did you mean"),
-        ("wall_clock", "docs/metrics.md has all"),
+        ("wall_clock", "docs/reference/metrics.md has all"),
     ],
 )
 def test_a_health_rule_names_a_metric_that_a_step_of_the_job_can_have(capsys, metric, hint):

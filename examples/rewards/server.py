@@ -1,4 +1,4 @@
-"""A reward service: exact match with the row's answer, over HTTP. docs/rewards.md has the messages in full.
+"""A reward service: exact match with the row's answer, over HTTP. docs/guides/rewards.md has the messages in full.
 
 python examples/rewards/server.py --port 8900
 """

@@ -1,6 +1,6 @@
 """The contract of an RLHF job: its manifest, the configuration of its roles, and its status.
 
-Code outside this repository imports these names from the package itself (docs/extending.md); modules behind it may
+Other code imports these names from the package itself (docs/guides/extending.md); modules behind it may
 move. Each is imported when it is first asked for: a process that needs none waits for none.
 """
 

@@ -25,7 +25,7 @@ from rlhf_api.manifest.load import apply_override, parse
 from rlhf_api.sections.lora import Lora
 from rlhf_operator.commands.plan_table import plan_lines
 
-PAGE = Path(__file__).parents[2] / "docs" / "memory.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "memory.md"
 # dtype, stage, ranks: bytes of each parameter that a model keeps, as torch.cuda saw them on H200s
 KEPT = [
     ("bfloat16", 1, 1, 18.0),

@@ -1,4 +1,5 @@
-"""A part of the fault matrix (docs/faults.md) on one job: two ranks, two vLLM servers, a reward, a reference, S3."""
+"""A part of the fault matrix (benchmarks/results/faults.md) on
+one job: two ranks, two vLLM servers, a reward, a reference, S3."""
 
 import re
 from collections.abc import Iterator

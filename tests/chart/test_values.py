@@ -83,7 +83,7 @@ def test_the_schema_knows_every_value_and_no_other():
 
 
 def test_the_readme_is_current():
-    script = ROOT / "docs" / "make_chart_reference.py"
+    script = ROOT / "tools" / "make_chart_reference.py"
     spec = importlib.util.spec_from_file_location("make_chart_reference", script)
     assert spec is not None
     assert spec.loader is not None

@@ -1,4 +1,4 @@
-"""docs/tutorial.md as a reader follows it, with the real chat model; training with one short step."""
+"""docs/guides/tutorial.md as a reader follows it, with the real chat model; training with one short step."""
 
 import importlib.util
 import re
@@ -27,7 +27,7 @@ from rlhf_trainer.models.pretrained.load import load_tokenizer
 from rlhf_trainer.ranks.ranks import Ranks
 from rlhf_trainer.tensors.records import Prompt
 
-PAGE = ROOT / "docs" / "tutorial.md"
+PAGE = ROOT / "docs" / "guides" / "tutorial.md"
 END, TURN = 0, 2
 """`<|endoftext|>` and `<|im_end|>`, the tokenizer's and the chat template's."""
 SHORT = (

@@ -1,4 +1,4 @@
-"""Runs the fault matrix on this machine and writes docs/faults.md; `make faults`.
+"""Runs the fault matrix on this machine and writes benchmarks/results/faults.md; `make faults`.
 
     .venv/bin/python -m tests.fault_matrix [--minutes M] [--times N] [--only WORDS] [--part I/N] [--results FILE]
     .venv/bin/python -m tests.fault_matrix --page

@@ -1,4 +1,4 @@
-"""docs/faults.md, from the results of the matrix."""
+"""benchmarks/results/faults.md, from the results of the matrix."""
 
 import math
 import re
@@ -22,7 +22,7 @@ from tests.fault_matrix.inject import SLOW_SECONDS
 from tests.fault_matrix.kills import SPOT_SECONDS
 from tests.fault_matrix.nodes import GRACE_SECONDS, TOLERATED_SECONDS
 
-PAGE = Path(__file__).parents[2] / "docs" / "faults.md"
+PAGE = Path(__file__).parents[2] / "benchmarks" / "results" / "faults.md"
 Row = Mapping[str, Any]
 ON_PODS_ALONE = ("status s", "steps")
 COLUMNS = ("victim", "when", "what happened", "times", "p50 s", "p95 s", "lost", "twice", "tokens again")
@@ -32,7 +32,7 @@ This page shows what follows from faults on real processes, each at a named poin
 after another on one machine: `rlhf run` with two trainer ranks, two vLLM servers, a reward, a reference, and
 checkpoints of every step in an S3 server (SeaweedFS). The process that reaches the point waits there until the fault
 has been injected, so nothing depends on luck (`tests/fault_matrix`). The next fault comes when every role is ready
-again. A process that hangs is [noticed](detection.md) and ended, a trainer after {hang} s here.
+again. A process that hangs is [noticed](../../docs/concepts/detection.md) and ended, a trainer after {hang} s here.
 
 ```console
 $ make faults

@@ -1,4 +1,4 @@
-"""docs/algorithms.md says what is: its graphs are those of `rlhf graph`, its tables have every setting and default."""
+"""docs/reference/algorithms.md: its graphs are those of `rlhf graph`, its tables have every setting and default."""
 
 import importlib.util
 import json
@@ -13,15 +13,17 @@ from rlhf_api.algorithms.policy_gradient import PolicyGradient
 from rlhf_api.field_types import Frozen
 from rlhf_api.sections.optimizer import Optimizer
 
-DOCS = Path(__file__).parents[2] / "docs"
-TEXT = (DOCS / "algorithms.md").read_text()
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docs" / "reference" / "algorithms.md").read_text()
 SETTINGS = {a.name: a.settings for a in ALGORITHMS.values() if a.settings} | {
     "PolicyGradient": PolicyGradient
 }
 
 
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_algorithm_graphs", DOCS / "make_algorithm_graphs.py")
+    spec = importlib.util.spec_from_file_location(
+        "make_algorithm_graphs", ROOT / "tools" / "make_algorithm_graphs.py"
+    )
     made = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(made)
     return made
@@ -43,7 +45,7 @@ def defaults(model: type[Frozen]) -> dict[str, str]:
 
 
 def test_the_graphs_are_current():
-    assert script().filled(TEXT) == TEXT, "run docs/make_algorithm_graphs.py"
+    assert script().filled(TEXT) == TEXT, "run tools/make_algorithm_graphs.py"
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

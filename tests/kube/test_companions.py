@@ -41,8 +41,8 @@ def test_what_somebody_deletes_is_made_again(operators: Operators, namespace, ki
 
 
 def test_a_prometheus_may_scrape_generators_of_running_jobs_too(operators: Operators, namespace):
-    """With the values and the PodMonitor of docs/operator.md."""
-    page = (ROOT / "docs" / "operator.md").read_text()
+    """With the values and the PodMonitor of docs/concepts/operator.md."""
+    page = (ROOT / "docs" / "concepts" / "operator.md").read_text()
     values, monitor, *_ = (
         yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", page, flags=re.S)
     )

@@ -30,7 +30,7 @@ from rlhf_trainer.replay.buffer import EpisodeReplayBuffer, ReplayBuffer
 from rlhf_trainer.replay.samplers import EpisodeSampler
 from rlhf_trainer.replay.table import encode
 
-PAGE = (Path(__file__).parents[2] / "docs" / "replay.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "concepts" / "replay.md").read_text()
 REPLAY = Replay(maxReplayEpisode=2)
 
 

@@ -1,4 +1,4 @@
-"""docs/metrics.md as the tests hold runs to it: the figures that it names."""
+"""docs/reference/metrics.md as the tests hold runs to it: the figures that it names."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "metrics.md"
+PAGE = ROOT / "docs" / "reference" / "metrics.md"
 MODELS = r"(policy_|critic_)?"
 OF_EXAMPLES = {"chosen_share"}
 """Metrics of the losses of algorithms of one's own in examples/."""
@@ -27,4 +27,4 @@ def check(lines: Iterable[Mapping[str, object]]) -> None:
     """Every figure of these lines of metrics.jsonl has a line on the page."""
     names = {name for line in lines for name in line} - OF_EXAMPLES
     missing = {name for name in names if not any(p.fullmatch(name) for p in documented().values())}
-    assert not missing, f"docs/metrics.md says nothing of {sorted(missing)}"
+    assert not missing, f"docs/reference/metrics.md says nothing of {sorted(missing)}"

@@ -143,7 +143,7 @@ def test_an_option_that_was_never_tried_needs_a_flag(tmp_path):
     unknown, misspelled = check(config(tmp_path, engineArguments=arguments).spec)
     assert unknown.where == "spec.generator.engineArguments.moe-backend"
     assert unknown.message.startswith(
-        "was never tried with weights of a trainer; docs/engine-arguments.md has"
+        "was never tried with weights of a trainer; docs/reference/engine-arguments.md has"
     )
     assert "set spec.generator.untriedEngineArguments: true; got 'triton'" in unknown.message
     assert "did you mean max-num-seqs? " in misspelled.message
@@ -167,7 +167,7 @@ def test_a_model_length_that_would_drop_prompts_is_refused(tmp_path, length, ref
 
 def test_every_tried_option_is_one_of_vllms_and_on_the_page():
     """Where vLLM is installed; the page says where each ran."""
-    page = (ROOT / "docs" / "engine-arguments.md").read_text()
+    page = (ROOT / "docs" / "reference" / "engine-arguments.md").read_text()
     rows = [row for row in page.splitlines() if row.startswith("| `")]
     documented = [name for row in rows for name in re.findall(r"`([a-z0-9-]+)`", row.split("|")[1])]
     assert sorted(documented) == sorted([*TRIED, *REFUSED])
@@ -269,7 +269,7 @@ def test_the_list_of_head_sizes_is_the_installed_engines():
 
 
 def test_a_gpu_has_room_for_new_weights_unless_the_manifest_says_otherwise(tmp_path, caplog):
-    """The figures of docs/memory.md."""
+    """The figures of docs/reference/memory.md."""
     seven = {"parameters": 7.6e9, "dtype": "bfloat16"}
     assert options(config(tmp_path, seven))["gpu-memory-utilization"] == "0.76"
     assert options(config(tmp_path, seven), memory=141e9)["gpu-memory-utilization"] == "0.86"

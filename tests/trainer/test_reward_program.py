@@ -307,7 +307,7 @@ def test_the_example_is_valid_and_its_grader_grades(monkeypatch):
 
 def test_the_docs_show_the_examples_grader():
     (shown,) = re.findall(
-        r"```python\n(CANDIDATE = .*?)```", (ROOT / "docs" / "rewards.md").read_text(), re.S
+        r"```python\n(CANDIDATE = .*?)```", (ROOT / "docs" / "guides" / "rewards.md").read_text(), re.S
     )
     assert (ROOT / "examples" / "rewards" / "grade.py").read_text().endswith(shown)
 
@@ -512,7 +512,10 @@ def test_in_a_pod_with_the_default_seccomp_profile_the_job_is_refused_and_told_w
     assert said.startswith(
         "where: needs a sandbox, and none can be made here: the sandbox ended with exit code 1"
     )
-    assert "spec.reward.pods.template with a seccompProfile that lets it unshare (docs/rewards.md)" in said
+    assert (
+        "spec.reward.pods.template with a seccompProfile that lets it unshare (docs/guides/rewards.md)"
+        in said
+    )
 
 
 def test_in_a_pod_that_may_unshare_the_limits_hold_without_any_privilege():

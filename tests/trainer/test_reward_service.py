@@ -68,7 +68,7 @@ def test_the_examples_server_scores_as_it_says(example):
 
 
 def test_the_messages_of_the_docs_are_the_services(example):
-    page = (EXAMPLE.parents[1] / "docs" / "rewards.md").read_text()
+    page = (EXAMPLE.parents[1] / "docs" / "guides" / "rewards.md").read_text()
     request, reply = re.findall(r"^```json\n(.*?)^```", page, flags=re.S | re.M)
     posted = urllib.request.Request(example, request.encode(), {"Content-Type": "application/json"})
     with urllib.request.urlopen(posted, timeout=20) as answer:

@@ -1,5 +1,5 @@
-"""Options of a real vLLM server with a trainer's weights: those of docs/engine-arguments.md agree with the policy, and
-responses of speculation fail."""
+"""Options of a real vLLM server with a trainer's weights: those of docs/reference/engine-arguments.md agree with the
+policy, and responses of speculation fail."""
 
 import json
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""What code outside this repository imports of the trainer (docs/extending.md); modules behind this one may move."""
+"""What other code imports of the trainer (docs/guides/extending.md); modules behind this one may move."""
 
 from .metrics.builtin_trackers import Run, Tracker
 from .ops.context import ComputeFn, LossFn, OpContext

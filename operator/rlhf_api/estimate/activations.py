@@ -1,4 +1,4 @@
-"""Activation memory of a trainer's backward pass for a decoder, by the formulae in docs/memory.md; pure.
+"""Activation memory of a trainer's backward pass for a decoder, by the formulae in docs/reference/memory.md; pure.
 
 Source: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", arXiv:2205.05198; here
 for gated layers, grouped heads, and attention that keeps no scores.

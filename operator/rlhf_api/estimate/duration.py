@@ -1,6 +1,6 @@
 """Predicts the seconds of a training step from its work and a machine's rates; pure.
 
-Work is counted as in docs/duration.md: matrix operations by parameters, without attention's own.
+Work is counted as in docs/reference/duration.md: matrix operations by parameters, without attention's own.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Memory of one GPU of a role, by formulae that docs/memory.md explains; pure.
+"""Memory of one GPU of a role, by formulae that docs/reference/memory.md explains; pure.
 
 The KV cache, and what CUDA and its libraries keep, come on top.
 """

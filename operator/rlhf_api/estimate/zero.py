@@ -1,4 +1,4 @@
-"""Bytes per parameter of a trained model, and how ZeRO divides them over ranks, as docs/memory.md explains; pure."""
+"""Bytes per parameter of a trained model, and how ZeRO divides them over ranks (docs/reference/memory.md); pure."""
 
 from dataclasses import dataclass, replace
 

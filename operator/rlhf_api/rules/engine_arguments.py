@@ -18,7 +18,7 @@ TRIED = (
     *("disable-uvicorn-access-log", "stream-interval"),
 )
 """Options that ran with weights of a trainer and gave log-probabilities of its policy, or that the code of several GPUs
-is written for; docs/engine-arguments.md says where each ran and what it needs."""
+is written for; docs/reference/engine-arguments.md says where each ran and what it needs."""
 _KEYS = "keeps keys and values beyond the engine, where those of earlier weights are not cleared"
 _MOVES = "moves experts between GPUs while they serve, and what is served is compared with what arrived"
 _SPECULATIVE = (
@@ -68,8 +68,9 @@ def engine_argument_problems(
                 hint = f"did you mean {near}? " if near else ""
                 yield Problem(
                     here,
-                    f"was never tried with weights of a trainer; {hint}docs/engine-arguments.md has those that were; "
-                    f"to use it all the same, set {where}.untriedEngineArguments: true; got {show(value)}",
+                    f"was never tried with weights of a trainer; {hint}docs/reference/engine-arguments.md has "
+                    f"those that were; to use it all the same, set {where}.untriedEngineArguments: true; "
+                    f"got {show(value)}",
                 )
     if section.untried_engine_arguments and not untried:
         message = (

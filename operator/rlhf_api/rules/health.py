@@ -1,4 +1,4 @@
-"""Rules of `spec.health`, and the names of a step's metrics, by which its rules go (docs/metrics.md)."""
+"""Rules of `spec.health`, and the names of a step's metrics, by which its rules go (docs/reference/metrics.md)."""
 
 from collections.abc import Iterator
 
@@ -57,7 +57,7 @@ def problems(spec: Spec) -> Iterator[Problem]:
         if known is not None and rule.metric not in known:
             message = f"no step of {spec.algorithm} has a metric {rule.metric!r}"
             near = closest(rule.metric, known) or " or ".join(n for n in known if rule.metric in n)
-            hint = f"did you mean {near}?" if near else "docs/metrics.md has all"
+            hint = f"did you mean {near}?" if near else "docs/reference/metrics.md has all"
             yield Problem(f"{where}.metric", f"{message}; {hint}")
         limits = ("above", "below", "deviations_above", "deviations_below")
         if all(getattr(rule, name) is None for name in limits):

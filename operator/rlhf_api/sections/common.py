@@ -123,7 +123,7 @@ class CommonSpec(Frozen):
         )
 
     def outlier_limit(self) -> float:
-        """`logprobOutliers` in effect: by default that of the coarser of the two engines (docs/health.md)."""
+        """`logprobOutliers` in effect: by default that of the coarser of the two engines (docs/concepts/health.md)."""
         given, arguments = self.health.logprob_outliers, map(option_of, self.generator.engine_arguments)
         if given is not None:
             return given

@@ -13,7 +13,7 @@ the generators' holds weights or keys and values in fewer."""
 FEWEST_OUTLIERS = 10
 """Fewer tokens than these break no share above 0: in small steps they are chance."""
 Action = Literal["warn", "pause", "rollback", "fail"]
-"""Action of a broken rule, before the step's weights are served or saved; see docs/health.md."""
+"""Action of a broken rule, before the step's weights are served or saved; see docs/concepts/health.md."""
 Limit = Annotated[float, Field(allow_inf_nan=False)]
 Deviations = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 

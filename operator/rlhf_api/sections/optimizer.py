@@ -7,7 +7,7 @@ from pydantic import Field
 from ..field_types import Decay, Epsilon, Frozen, NonNegativeFloat, PositiveFloat
 
 CRITIC_RATE = 10.0
-"""Learning rate of a critic, as a multiple of a whole policy's (see docs/algorithms.md for the source)."""
+"""Learning rate of a critic, as a multiple of a whole policy's (see docs/reference/algorithms.md for the source)."""
 WHOLE_CRITIC = 1e-5
 """Learning rate of a whole critic beside a policy's adapter: `CRITIC_RATE` times the default of a whole policy."""
 

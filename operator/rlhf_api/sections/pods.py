@@ -105,7 +105,7 @@ RuntimeKind = Literal["RLHFRuntime", "ClusterRLHFRuntime"]
 
 
 class RuntimeReference(Frozen):
-    """Reference to an administrator's pod settings, over which the job's own are merged (docs/runtimes.md)."""
+    """Reference to an administrator's pod settings, over which the job's own are merged (docs/guides/runtimes.md)."""
 
     name: Name
     kind: RuntimeKind = "ClusterRLHFRuntime"

@@ -45,7 +45,7 @@ class RewardKind(Frozen):
     """`(prompts, responses, rows) -> list of float`; with `fineGrained` and a parameter `tokens` also a list of floats
     for each response."""
     url: HttpUrl | None = None
-    """URL to which responses are posted, many at once; docs/rewards.md describes the messages."""
+    """URL to which responses are posted, many at once (docs/guides/rewards.md)."""
     program: RewardProgram | None = None
 
     @property

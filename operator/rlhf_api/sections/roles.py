@@ -66,7 +66,7 @@ class Trainer(RoleSpec):
 
     processes_per_replica: Positive = 1
     progress_deadline_seconds: Positive = 900
-    """A trainer without a sign of progress for this long is killed and restarted, which counts (docs/detection.md)."""
+    """A trainer without progress for this long is killed and restarted, which counts (docs/concepts/detection.md)."""
     micro_batch_tokens: Positive = 16384
     """Upper bound of the tokens, with their padding, that one rank forwards at once."""
     critic_micro_batch_tokens: Positive | None = None
@@ -123,7 +123,7 @@ class Generator(RoleSpec):
     """Generate in the trainer; no generator process is started."""
     tensor_parallel_size: Positive = 1
     pods_per_replica: int = Field(1, ge=1, le=MOST_PODS)
-    """Pods that one generator spans, with an equal part of its GPUs each (docs/cluster.md)."""
+    """Pods that one generator spans, with an equal part of its GPUs each (docs/guides/cluster.md)."""
     concurrent_requests: Positive = 256
     """Requests in flight for each generator."""
     timeout_seconds: Positive = 600
@@ -131,7 +131,7 @@ class Generator(RoleSpec):
     engine_arguments: dict[str, JsonValue] = {}
     """Further options of `vllm serve`, without the dashes: `{gpu-memory-utilization: 0.8}`."""
     untried_engine_arguments: bool = False
-    """Accept `engineArguments` that were never tried (docs/engine-arguments.md)."""
+    """Accept `engineArguments` that were never tried (docs/reference/engine-arguments.md)."""
 
 
 class ModelServerSpec(RoleSpec):
@@ -143,7 +143,7 @@ class ModelServerSpec(RoleSpec):
     """Tokens of one chunk and of one forward pass, at most; the trainer's unless given."""
 
     engine: Literal["transformers", "vllm"] = "transformers"
-    """`vllm`: models that one GPU cannot hold too (docs/model-servers.md)."""
+    """`vllm`: models that one GPU cannot hold too (docs/guides/model-servers.md)."""
     tensor_parallel_size: Positive = 1
     """Number of GPUs over which engine `vllm` divides the model's layers."""
     engine_arguments: dict[str, JsonValue] = {}

@@ -9,7 +9,7 @@ class Tracker(Frozen):
     """A service or file format that gets every metric of `metrics.jsonl` and of evaluations, and the manifest."""
 
     kind: TrackerKind
-    """`tensorboard`, `wandb`, `mlflow`, `trackio`, or one of your own as `package.module:name` (docs/trackers.md)."""
+    """`tensorboard`, `wandb`, `mlflow`, `trackio`, or your own as `package.module:name` (docs/guides/trackers.md)."""
     project: str | None = Field(None, max_length=256)
     """Project of Weights & Biases and trackio, experiment of MLflow; `rlhf` unless given."""
     settings: dict[str, JsonValue] = {}

@@ -94,7 +94,7 @@ def agreement(lines: Sequence[Mapping[str, Any]], limit: float | None, outliers:
         largest = max(float(line.get("logprob_difference_max", 0.0)) for line in found)
         seen += f"; by more than 1 nat at {apart} tokens ({largest:.2g} at most), of which a step may have a share of "
         seen += f"{outliers:g}"
-    look = "docs/health.md: weights that the engine did not load as they are, quantisation, dtype, engineArguments"
+    look = "docs/concepts/health.md: weights not loaded as they are, quantisation, dtype, engineArguments"
     return Check("agreement", not broken(worst), seen, look)
 
 

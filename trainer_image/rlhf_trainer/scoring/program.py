@@ -171,8 +171,8 @@ class Program:
         if reason:
             self._refuse(
                 f"needs a sandbox, and none can be made here: {reason}; allow user namespaces to this user (in a "
-                "pod: spec.reward.pods.template with a seccompProfile that lets it unshare (docs/rewards.md)), or use "
-                "a service"
+                "pod: spec.reward.pods.template with a seccompProfile that lets it unshare "
+                "(docs/guides/rewards.md)), or use a service"
             )
         if ended.code != 0:
             place = f"the job's directory is {JOB}" if sees_job else "the job's directory is not visible"
