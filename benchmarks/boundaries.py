@@ -6,10 +6,12 @@ from statistics import mean
 
 import torch
 
-from rlhf_trainer.rollout.partial_rollout import Response, Work
+from rlhf_trainer.rollout.partial_rollout import PartialRollout, Response
 
 
-def errors(model: torch.nn.Module, hold: Callable[[int], None], works: Sequence[Work]) -> dict[str, float]:
+def errors(
+    model: torch.nn.Module, hold: Callable[[int], None], works: Sequence[PartialRollout]
+) -> dict[str, float]:
     """Mean differences of log-probabilities to the sampler's: of all tokens; of the last of a version and the first of
     the next; and of the latter as it would be one token later. `hold` gives the model a version."""
     every, right, moved = list[float](), list[float](), list[float]()

@@ -26,7 +26,7 @@ from serving import Server, make_model, run_config, save, tell
 from rlhf_api.contract.run import Member
 from rlhf_api.sections.sampling import Sampling
 from rlhf_trainer.dispatch.assignments import Limits
-from rlhf_trainer.rollout.partial_rollout import Work, longest_first
+from rlhf_trainer.rollout.partial_rollout import PartialRollout, longest_first
 from rlhf_trainer.rollout.rounds import start_round
 from rlhf_trainer.rollout.vllm_client import VllmClient
 from rlhf_trainer.tensors.records import Prompt
@@ -45,7 +45,7 @@ class OfLength:
             lambda n: VllmClient(http, sampling=Sampling(maxNewTokens=n, minNewTokens=n), seed=0, ends=[0])
         )
 
-    async def ask(self, member: Member, work: Work, progress: Callable[[], None]) -> Work:
+    async def ask(self, member: Member, work: PartialRollout, progress: Callable[[], None]) -> PartialRollout:
         return await self._client(self._lengths[work.prompt.id]).ask(member, work, progress)
 
     async def listens(self, member: Member) -> bool:
@@ -68,7 +68,7 @@ def measured(
     ranked: bool,
 ) -> tuple[int, float]:
     """The engine's steps and the seconds for all prompts."""
-    works, member = [Work.begin(prompt, 1) for prompt in prompts], server.member()
+    works, member = [PartialRollout.begin(prompt, 1) for prompt in prompts], server.member()
     before, began = steps(server), time.monotonic()
     outcome = start_round(
         http,

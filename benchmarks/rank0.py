@@ -45,7 +45,7 @@ from rlhf_trainer.dispatch.control import Control, token_required
 from rlhf_trainer.process.garbage import full_collections_by_hand
 from rlhf_trainer.ranks.ranks import Ranks
 from rlhf_trainer.replay.buffer import EpisodeReplayBuffer
-from rlhf_trainer.rollout.partial_rollout import Work, rollouts
+from rlhf_trainer.rollout.partial_rollout import PartialRollout, rollouts
 from rlhf_trainer.rollout.requests import Responses
 from rlhf_trainer.rollout.responses import collected
 from rlhf_trainer.rollout.rounds import start_round
@@ -186,7 +186,7 @@ def main() -> None:
     client = VllmClient(http, sampling=sampling, seed=0, ends=[0])
     while not all(http.run(client.listens(member)) for member in members):
         time.sleep(0.1)
-    works = [Work.begin(Prompt(f"0/{i}", (1, 2, 3), {}), 1) for i in range(options.prompts)]
+    works = [PartialRollout.begin(Prompt(f"0/{i}", (1, 2, 3), {}), 1) for i in range(options.prompts)]
     EventLoop("control").run(Control(1).serve(HOST, Prover("token", HOST, control)))
     time.sleep(1)  # the host has found it
 

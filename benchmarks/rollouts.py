@@ -24,7 +24,7 @@ from serving import Server, make_model, run_config, save, tell
 
 from rlhf_trainer.dispatch.assignments import Limits
 from rlhf_trainer.rollout import vllm_client as client_module
-from rlhf_trainer.rollout.partial_rollout import Work
+from rlhf_trainer.rollout.partial_rollout import PartialRollout
 from rlhf_trainer.rollout.rounds import start_round
 from rlhf_trainer.rollout.vllm_client import VllmClient, request_seed
 from rlhf_trainer.tensors.records import Prompt
@@ -95,7 +95,10 @@ def online(server: Server, options: argparse.Namespace) -> None:
             ]
             client_module.request_seed = seeded if "unseeded" not in kind else lambda *_: None
             began, cpu = time.monotonic(), time.process_time()
-            limits, works = Limits(options.requests, 600), [Work.begin(prompt, 1) for prompt in asked]
+            limits, works = (
+                Limits(options.requests, 600),
+                [PartialRollout.begin(prompt, 1) for prompt in asked],
+            )
             current = {"current": lambda: {member.uid: member}}
             outcome = start_round(http, client, works, [member], limits=limits, **current).result(600)
             seconds, used = time.monotonic() - began, time.process_time() - cpu

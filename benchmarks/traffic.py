@@ -7,7 +7,7 @@ from itertools import chain, count, pairwise
 from rlhf_api.contract.run import Member
 from rlhf_api.sections.sampling import Sampling
 from rlhf_trainer.dispatch.outcomes import Interrupted
-from rlhf_trainer.rollout.partial_rollout import Work
+from rlhf_trainer.rollout.partial_rollout import PartialRollout
 from rlhf_trainer.rollout.vllm_client import STREAM_INTERVAL, VllmClient
 from rlhf_trainer.tensors.records import Prompt
 from rlhf_trainer.transport.http import HttpClient
@@ -23,7 +23,7 @@ class Load:
     def __init__(
         self, http: HttpClient, member: Member, answers: int, tokens: int, interval: int = STREAM_INTERVAL
     ) -> None:
-        self.works: list[Work] = []
+        self.works: list[PartialRollout] = []
         self._first: list[list[float]] = []
         self._all: list[list[float]] = []  # when the tokens of each answer came
         self._http, self._member = http, member
@@ -39,7 +39,7 @@ class Load:
         while True:
             number = next(NUMBERS)  # no two prompts share a cached prefix
             tokens = (5 + number % 500, 5 + number // 500 % 500, *(5,) * 30)
-            work, times = Work.begin(Prompt(f"{number}", tokens, {}), 1), list[float]()
+            work, times = PartialRollout.begin(Prompt(f"{number}", tokens, {}), 1), list[float]()
             self.works.append(work)
             self._all.append(times)
             if first:

@@ -24,7 +24,7 @@ from rlhf_trainer.dispatch.assignments import Limits
 from rlhf_trainer.dispatch.dispatch import Observer
 from rlhf_trainer.dispatch.outcomes import Interrupted
 from rlhf_trainer.process import progress
-from rlhf_trainer.rollout.partial_rollout import Response, Work
+from rlhf_trainer.rollout.partial_rollout import PartialRollout, Response
 from rlhf_trainer.rollout.rounds import Round, start_round
 from rlhf_trainer.rollout.vllm_client import VllmClient, request_seed
 from rlhf_trainer.tensors.records import Prompt, Rollout
@@ -37,7 +37,7 @@ PROMPTS = [Prompt(f"0/{i}", (i, i + 1), {}) for i in range(12)]
 
 
 def test_what_comes_piece_by_piece_becomes_a_rollout():
-    work = Work.begin(PROMPTS[0], 1)
+    work = PartialRollout.begin(PROMPTS[0], 1)
     (response,) = work.responses
     add(response, 5, version=3)
     add(response, 6, 7, version=3)
@@ -102,7 +102,7 @@ def start(
     present = {"current": lambda: {m.uid: m for m in members}}
     asker = client(http, answers=answers)
     limits = {"limits": Limits(concurrent, silence)}
-    works = more.pop("works", None) or [Work.begin(prompt, answers) for prompt in prompts]
+    works = more.pop("works", None) or [PartialRollout.begin(prompt, answers) for prompt in prompts]
     return start_round(http, asker, works, members, **(present | limits | more))
 
 
@@ -120,7 +120,7 @@ def rollouts(outcome: Round) -> list[Rollout]:
 
 def test_a_prompt_may_have_a_temperature_of_its_own(http):
     server = Generator(http, "a")
-    works = [Work.begin(PROMPTS[0], 1), Work.begin(PROMPTS[1], 1, temperature=0.0)]
+    works = [PartialRollout.begin(PROMPTS[0], 1), PartialRollout.begin(PROMPTS[1], 1, temperature=0.0)]
     present = {"current": lambda: {server.member.uid: server.member}}
     start_round(http, client(http), works, [server.member], **present, limits=Limits(1, 10.0)).result(
         PATIENCE_SECONDS
@@ -132,7 +132,7 @@ def test_a_prompt_whose_responses_are_not_trained_on_is_asked_for_without_sampli
     server = Generator(http, "a")
     asker = VllmClient(http, sampling=Sampling(topK=20, maxNewTokens=5), seed=1, ends=ENDS)
     for masks in (True, False):
-        work = Work.begin(PROMPTS[0], 1, masks=masks)
+        work = PartialRollout.begin(PROMPTS[0], 1, masks=masks)
         server._stream = speaks([[7]] if masks else None)
         http.run(asker.ask(server.member, work, lambda: None))
     assert [body["kept"] for body in server.asked] == [20, 0]
@@ -354,7 +354,7 @@ def test_a_prompt_that_waits_in_line_is_not_given_up_while_others_get_tokens(htt
 def test_a_prompt_without_tokens_fails_and_its_generators_do_not(http, clock):
     """It is retried, first on the other generator, and dropped with the reason after three tries."""
     servers = [Generator(http, name) for name in "ab"]
-    bad, works, left = PROMPTS[4], [Work.begin(prompt, 2) for prompt in PROMPTS], list[int]()
+    bad, works, left = PROMPTS[4], [PartialRollout.begin(prompt, 2) for prompt in PROMPTS], list[int]()
     for server in servers:
         server.stuck.add(bad.tokens[0])
 
@@ -488,7 +488,7 @@ def test_a_token_beyond_the_vocabulary_in_a_mask_is_its_servers_fault(http):
     sampling = Sampling(answersPerPrompt=2, topK=20, maxNewTokens=5)
     asker = VllmClient(http, sampling=sampling, seed=1, ends=ENDS, vocabulary=VOCABULARY)
     members = [odd.member, good.member]
-    works = [Work.begin(prompt, 2) for prompt in PROMPTS]
+    works = [PartialRollout.begin(prompt, 2) for prompt in PROMPTS]
     present, limits = {m.uid: m for m in members}, Limits(2, 10.0)
     outcome = start_round(http, asker, works, members, current=lambda: present, limits=limits)
     assert set(outcome.result(PATIENCE_SECONDS).failed) == {"odd"}
@@ -507,7 +507,7 @@ def test_a_stop_string_across_two_parts_of_a_response_ends_it(http):
         sampling = Sampling(maxNewTokens=40, minNewTokens=least)
         stops = StopStrings(tokenizer, ["END"])
         asker = VllmClient(http, sampling=sampling, seed=1, ends=ENDS, stops=stops)
-        work = Work.begin(PROMPTS[0], 1)
+        work = PartialRollout.begin(PROMPTS[0], 1)
         add(work.responses[0], *tokenizer("the EN")["input_ids"])
         http.run(asker.ask(server.member, work, lambda: None))
         (rollout,) = work.rollouts()
@@ -529,7 +529,7 @@ def test_interrupted_responses_keep_what_comes_after_the_first_of_them_has_ended
             await response.write(encode(0, Kind.ABORT, 0, [7, 8], [-0.5] * 2))
 
     server._stream = speak
-    work = Work.begin(PROMPTS[0], 2)
+    work = PartialRollout.begin(PROMPTS[0], 2)
     for response, token in zip(work.responses, (5, 6), strict=True):
         add(response, token)
     with pytest.raises(Interrupted):
@@ -542,7 +542,8 @@ def test_a_response_whose_tokens_are_counted_is_begun_anew(http):
     """A server that goes on would take what there was for the prompt, and not count it."""
     server = Generator(http, "a")
     works = [
-        Work.begin(PROMPTS[i], 1, None, Penalties(*given)) for i, given in enumerate([(2.0,), (1.0, 0.5)])
+        PartialRollout.begin(PROMPTS[i], 1, None, Penalties(*given))
+        for i, given in enumerate([(2.0,), (1.0, 0.5)])
     ]
     for work in works:
         add(work.responses[0], 5)

@@ -21,7 +21,7 @@ from rlhf_trainer.dispatch.outcomes import UnderWay
 from rlhf_trainer.dispatch.roster import Stopped
 from rlhf_trainer.rollout import requests
 from rlhf_trainer.rollout.ahead import RolloutsAhead, decode, encode
-from rlhf_trainer.rollout.partial_rollout import Response, Work
+from rlhf_trainer.rollout.partial_rollout import PartialRollout, Response
 from rlhf_trainer.rollout.rounds import Round
 from rlhf_trainer.tensors.records import Prompt
 from rlhf_trainer.tensors.sampling_mask import WHOLE
@@ -287,7 +287,7 @@ def test_responses_that_are_complete_as_their_round_is_cut_off_are_answers(http,
     run.end()
 
 
-class Late(Work):
+class Late(PartialRollout):
     """Its last token comes when somebody has just looked: a request that is kept goes on meanwhile."""
 
     looks = 0
@@ -300,7 +300,7 @@ class Late(Work):
 
 def test_a_response_that_completes_while_its_round_is_looked_at_is_not_lost():
     """Its episode would wait for ever, in rounds that ask for nothing."""
-    rounds: list[tuple[list[Work], list[UnderWay]]] = []
+    rounds: list[tuple[list[PartialRollout], list[UnderWay]]] = []
 
     def start(works, _arrived, _switches, under_way) -> Future[Round]:
         rounds.append((list(works), list(under_way)))
@@ -425,7 +425,9 @@ def test_responses_that_the_job_no_longer_asks_for_are_begun_anew(http, more, le
     run = Run(http, 1)
     run.version = 7
     wanted = run.world.ctx.spec.sampling.answers_per_prompt
-    run.ahead.restore(encode([Work(Prompt("0/0", prompt, {}), [old.copy() for _ in range(wanted + more)])]))
+    run.ahead.restore(
+        encode([PartialRollout(Prompt("0/0", prompt, {}), [old.copy() for _ in range(wanted + more)])])
+    )
     server = run.join()
     run.publish()
     assert Counter(run.step()) == {f"0/{i}": wanted for i in range(PROMPTS)}
@@ -443,7 +445,7 @@ def test_each_response_is_handed_on_once_at_its_end_also_one_of_a_snapshot(http)
     tokens = array("i", [7] * LENGTH)
     whole, begun = Response(tokens, array("f", [-0.5] * LENGTH), tokens[:], "length"), Response()
     wanted = run.world.ctx.spec.sampling.answers_per_prompt
-    run.ahead.restore(encode([Work(Prompt("0/0", (1, 2), {}), [whole, *[begun] * (wanted - 1)])]))
+    run.ahead.restore(encode([PartialRollout(Prompt("0/0", (1, 2), {}), [whole, *[begun] * (wanted - 1)])]))
     run.join()
     run.publish()
     assert ended[0] == ("0/0", tokens.tolist())
@@ -459,7 +461,7 @@ def test_what_is_gone_on_with_may_be_as_old_as_its_step_allows(http):
     run = Run(http, 2)
     run.version = 7
     begun = Response(array("i", [6]), array("f", [-0.5]), array("i", [6]))
-    run.ahead.restore(encode([Work(Prompt(f"0/{PROMPTS}", (1, 2), {}), [begun])]))
+    run.ahead.restore(encode([PartialRollout(Prompt(f"0/{PROMPTS}", (1, 2), {}), [begun])]))
     server = run.join()
     run.publish()
     run.step()
@@ -470,7 +472,7 @@ def test_what_is_gone_on_with_may_be_as_old_as_its_step_allows(http):
 
 def test_what_is_added_after_a_snapshot_is_not_in_it():
     whole = Response(array("i", [5]), array("f", [-0.5]), array("i", [3]), "stop")
-    work = Work(
+    work = PartialRollout(
         Prompt("0/1", (1,), {}), [whole, Response(array("i", [7]), array("f", [-1.5]), array("i", [4]))]
     )
     frozen = work.frozen()
@@ -522,17 +524,19 @@ def test_a_stop_while_an_episode_is_awaited_does_not_put_back_the_one_before(htt
 def test_a_blob_holds_whole_and_begun_responses_exactly():
     whole = Response(array("i", [5, 6]), array("f", [-0.25, -0.5]), array("i", [3, 4]), "stop")
     works = [
-        Work(Prompt("0/1", (1,), {}), [whole, Response()]),
-        Work(Prompt("1/0", (2,), {}), [Response(array("i", [7]), array("f", [-1.5]), array("i", [4]))]),
+        PartialRollout(Prompt("0/1", (1,), {}), [whole, Response()]),
+        PartialRollout(
+            Prompt("1/0", (2,), {}), [Response(array("i", [7]), array("f", [-1.5]), array("i", [4]))]
+        ),
     ]
     exactly(works)
     masked = Response(array("i", [9]), array("f", [-0.5]), array("i", [4]))
     masked.add(array("i", [7, 8]), array("f", [-0.5, 0.0]), 5, array("i", [2, 0]), array("i", [1, 3]))
     assert masked.kept_counts == array("i", [WHOLE, 2, 0]), "the first one is of a run without masks"
-    exactly([Work(Prompt("0/2", (1,), {}), [masked, masked.copy()])])
+    exactly([PartialRollout(Prompt("0/2", (1,), {}), [masked, masked.copy()])])
 
 
-def exactly(works: list[Work]) -> None:
+def exactly(works: list[PartialRollout]) -> None:
     found = decode(encode(works))
     assert [(w.prompt, w.responses) for w in found] == [(w.prompt, w.responses) for w in works]
     assert decode(encode([])) == []

@@ -15,7 +15,7 @@ from tests.weights.test_serving import of_model
 from rlhf_api.sections.sampling import Sampling
 from rlhf_trainer.dispatch.outcomes import Failed
 from rlhf_trainer.maths.agreement import agreement
-from rlhf_trainer.rollout.partial_rollout import Work
+from rlhf_trainer.rollout.partial_rollout import PartialRollout
 from rlhf_trainer.rollout.vllm_client import VllmClient
 from rlhf_trainer.tensors.records import Prompt
 
@@ -72,12 +72,12 @@ def serve(folder) -> Iterator[Serve]:
         server.stop()
 
 
-def ask_all(server: Server, http, make_sync, policy) -> list[Future[Work]]:
+def ask_all(server: Server, http, make_sync, policy) -> list[Future[PartialRollout]]:
     """Requests for a response to each of 24 prompts with repetitions, once the server has the weights."""
     target = generator(0, server.address)
     assert make_sync().send([target], lambda: weights(policy), 1).holders == (target,)
     client = VllmClient(http, sampling=Sampling(maxNewTokens=60), seed=1, ends=[256])
-    works = [Work.begin(Prompt(f"0/{i}", (65, 66, 60 + i) * 5, {}), 1) for i in range(24)]
+    works = [PartialRollout.begin(Prompt(f"0/{i}", (65, 66, 60 + i) * 5, {}), 1) for i in range(24)]
     return [http.start(client.ask(target, work, lambda: None)) for work in works]
 
 

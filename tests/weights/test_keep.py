@@ -19,7 +19,7 @@ from tests.weights.test_serving import call, slow_steps, target
 
 from rlhf_api.sections.sampling import Sampling
 from rlhf_trainer.data.stop_strings import StopStrings
-from rlhf_trainer.rollout.partial_rollout import Response, Work
+from rlhf_trainer.rollout.partial_rollout import PartialRollout, Response
 from rlhf_trainer.rollout.vllm_client import VllmClient
 from rlhf_trainer.tensors.records import Prompt
 from rlhf_trainer.transport.http import HttpError
@@ -46,8 +46,8 @@ class Swaps:
     def answer(self, client: VllmClient, count: int, versions: Sequence[int]) -> list[Response]:
         """The responses to one request, under which each of `versions` is swapped in at once after its first tokens
         came."""
-        work = Work.begin(Prompt("0/0", PROMPT, {}), count)
-        asked: list[Future[Work]] = []
+        work = PartialRollout.begin(Prompt("0/0", PROMPT, {}), count)
+        asked: list[Future[PartialRollout]] = []
         with slow_steps(self.http, self.server):
             self.sync(versions[0], lambda: asked.append(self.ask(client, work)))
             for version in versions[1:]:
@@ -55,7 +55,7 @@ class Swaps:
         assert asked[0].result(120).whole, "in one stream, without an interruption"
         return work.responses
 
-    def ask(self, client: VllmClient, work: Work) -> "Future[Work]":
+    def ask(self, client: VllmClient, work: PartialRollout) -> "Future[PartialRollout]":
         """A request whose first tokens have come."""
         came = threading.Event()
         asked = self.http.start(client.ask(target(self.server), work, came.set))
@@ -135,7 +135,7 @@ def test_replies_of_vllm_s_own_paths_end_before_new_weights(swaps):
     """They name one version for all of their tokens."""
     body = {"model": "policy", "prompt": list(PROMPT), "max_tokens": 100, "ignore_eos": True}
     url = f"{swaps.server.address}/v1/completions"
-    work = Work.begin(Prompt("0/0", PROMPT, {}), 1)
+    work = PartialRollout.begin(Prompt("0/0", PROMPT, {}), 1)
     client = VllmClient(swaps.http, sampling=Sampling(maxNewTokens=100, minNewTokens=100), seed=1, ends=[256])
     asked: list[Future] = []
 
@@ -158,7 +158,7 @@ def test_a_fresh_prompt_does_not_reuse_keys_and_values_of_earlier_weights(folder
         prompt = tuple(range(100))
         for version in (1, 2):
             swaps.sync(version)
-            work = Work.begin(Prompt("0/0", prompt, {}), 1)
+            work = PartialRollout.begin(Prompt("0/0", prompt, {}), 1)
             (response,) = http.run(client.ask(target(server), work, lambda: None)).responses
             logits = swaps.model(version)(torch.tensor([[*prompt, *response.tokens]])).logits[0, 99:-1]
             assert (chosen(logits, response) - torch.tensor(response.logprobs)).abs().max() < 1e-4
@@ -171,7 +171,7 @@ def held(swaps: Swaps, file: Path) -> None:
 
 
 def test_a_trainer_that_dies_during_the_swap_leaves_no_response_frozen(swaps, folder, tmp_path):
-    file, work = tmp_path / "held", Work.begin(Prompt("0/0", PROMPT, {}), 4)
+    file, work = tmp_path / "held", PartialRollout.begin(Prompt("0/0", PROMPT, {}), 4)
     client = VllmClient(swaps.http, sampling=Sampling(maxNewTokens=100, minNewTokens=100), seed=1, ends=[256])
     with slow_steps(swaps.http, swaps.server):
         asked = swaps.ask(client, work)
@@ -194,11 +194,11 @@ def test_a_response_goes_on_elsewhere_where_its_generator_dies_during_the_swap(
 ):
     """From the last token that it has sent, of the version before."""
     dying, file = Swaps(untied, "untied", http, make_sync, models), tmp_path / "held"
-    work = Work.begin(Prompt("0/0", PROMPT, {}), 2)
+    work = PartialRollout.begin(Prompt("0/0", PROMPT, {}), 2)
     sampling = Sampling(maxNewTokens=50, minNewTokens=50)
     client = VllmClient(http, sampling=sampling, seed=1, ends=[256], stream_interval=1)
     swaps.sync(2)
-    asked: list[Future[Work]] = []
+    asked: list[Future[PartialRollout]] = []
 
     def begin() -> None:
         asked.append(dying.ask(client, work))

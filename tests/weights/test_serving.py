@@ -32,7 +32,7 @@ from rlhf_trainer.dispatch.outcomes import Interrupted, Refused
 from rlhf_trainer.local_generation.processors import Penalized
 from rlhf_trainer.maths.outputs import ResponseLogprobs
 from rlhf_trainer.models.forward.inference import Forward, infer
-from rlhf_trainer.rollout.partial_rollout import Work
+from rlhf_trainer.rollout.partial_rollout import PartialRollout
 from rlhf_trainer.rollout.rounds import start_round
 from rlhf_trainer.rollout.vllm_client import VllmClient, request_seed
 from rlhf_trainer.tensors.records import Prompt, Rollout, Sequences
@@ -218,8 +218,8 @@ def test_responses_under_way_stop_before_new_weights_and_go_on_with_them(tied, h
     old, new = models("tied", 0), models("tied", 3)
     sampling = Sampling(maxNewTokens=120, minNewTokens=120, answersPerPrompt=32)
     client = VllmClient(http, sampling=sampling, seed=1, ends=[256])
-    work, begun = Work.begin(Prompt("0/0", (65,), {}), 32), threading.Event()
-    running: list[Future[Work]] = []
+    work, begun = PartialRollout.begin(Prompt("0/0", (65,), {}), 32), threading.Event()
+    running: list[Future[PartialRollout]] = []
 
     def reached(point: str) -> None:
         if point == "before-commit":
@@ -256,8 +256,11 @@ def test_requests_that_wait_in_the_engine_are_interrupted_like_those_it_works_on
     engine on a CPU dies where requests have seeds."""
     sampling = Sampling(maxNewTokens=60, minNewTokens=60)
     client = VllmClient(http, sampling=sampling, seed=1, ends=[256])
-    works, begun = [Work.begin(Prompt(f"0/{i}", (i,) * 60, {}), 1) for i in range(160)], threading.Event()
-    running: list[Future[Work]] = []
+    works, begun = (
+        [PartialRollout.begin(Prompt(f"0/{i}", (i,) * 60, {}), 1) for i in range(160)],
+        threading.Event(),
+    )
+    running: list[Future[PartialRollout]] = []
 
     def all_are_there() -> bool:
         return sum(in_metrics(tied, f"vllm:num_requests_{state}") for state in ("running", "waiting")) == 160
@@ -301,7 +304,7 @@ def test_generator_and_trainer_agree_at_any_temperature(temperature, tied, http,
     make_sync().send([target(tied)], lambda: weights(model), 1)
     sampling = Sampling(maxNewTokens=24, answersPerPrompt=4, temperature=temperature)
     client = VllmClient(http, sampling=sampling, seed=1, ends=[256])
-    work = Work.begin(Prompt("0/1", (65, 66, 67), {}), 4)
+    work = PartialRollout.begin(Prompt("0/1", (65, 66, 67), {}), 4)
     for response in http.run(client.ask(target(tied), work, lambda: None)).rollouts():
         expected = of_model(model, response, temperature=temperature)
         assert torch.allclose(torch.tensor(response.logprobs), expected, atol=1e-4)
@@ -318,7 +321,7 @@ def test_the_trainer_replays_the_sampling_mask_of_the_generator(tied, http, make
         maxNewTokens=24, minNewTokens=3, answersPerPrompt=4, temperature=0.8, topP=0.9, topK=20
     )
     client = VllmClient(http, sampling=sampling, seed=1, ends=[256])
-    work = Work.begin(Prompt("0/1", (65, 66, 67), {}), 4)
+    work = PartialRollout.begin(Prompt("0/1", (65, 66, 67), {}), 4)
     for response in http.run(client.ask(target(tied), work, lambda: None)).rollouts():
         sampled = torch.tensor(response.logprobs)
         assert len(response.kept_counts) == len(response.tokens)
@@ -327,7 +330,7 @@ def test_the_trainer_replays_the_sampling_mask_of_the_generator(tied, http, make
         whole = replace(response, kept_counts=array("i"), kept=array("i"))
         assert (of_model(model, whole, temperature=0.8) - sampled).abs().mean() > 0.05
     for temperature in (0, None):
-        held_out = Work.begin(Prompt("0/1", (65, 66, 67), {}), 1, temperature, masks=False)
+        held_out = PartialRollout.begin(Prompt("0/1", (65, 66, 67), {}), 1, temperature, masks=False)
         (response,) = http.run(client.ask(target(tied), held_out, lambda: None)).rollouts()
         assert not response.kept_counts
 
@@ -342,7 +345,7 @@ def test_a_stop_string_ends_a_response_where_the_trainer_would_end_it(tied, http
         client = VllmClient(
             http, sampling=sampling, seed=1, ends=[256], stops=StopStrings(tokenizer, strings)
         )
-        work = Work.begin(Prompt("0/1", (65, 66, 67), {}), 32)
+        work = PartialRollout.begin(Prompt("0/1", (65, 66, 67), {}), 32)
         return http.run(client.ask(target(tied), work, lambda: None)).rollouts()
 
     whole, stopped = responses(), 0
@@ -368,7 +371,7 @@ def test_penalties_of_the_generator_are_those_of_the_trainer(tied, http, make_sy
     penalized = Penalized(penalties, prompt, torch.ones_like(prompt))
     found = {}
     for asked in (penalties, NO_PENALTIES):
-        work = Work.begin(Prompt("0/1", (65, 66, 67), {}), 1, 0.0, asked)
+        work = PartialRollout.begin(Prompt("0/1", (65, 66, 67), {}), 1, 0.0, asked)
         (response,) = http.run(client.ask(target(tied), work, lambda: None)).rollouts()
         found[asked] = list(response.tokens)
     tokens = prompt
@@ -385,7 +388,7 @@ def test_a_response_is_finished_by_any_of_several_end_tokens(tied, http, make_sy
     ends = (256, *range(0, 256, 8))
     sampling = Sampling(maxNewTokens=12, minNewTokens=2, answersPerPrompt=16)
     client = VllmClient(http, sampling=sampling, seed=1, ends=ends)
-    work = Work.begin(Prompt("0/1", (65, 66, 67), {}), 16)
+    work = PartialRollout.begin(Prompt("0/1", (65, 66, 67), {}), 16)
     responses = http.run(client.ask(target(tied), work, lambda: None)).rollouts()
     for response in responses:
         assert not set(response.tokens[:-1]) & set(ends)
@@ -399,7 +402,7 @@ def test_a_response_is_finished_by_any_of_several_end_tokens(tied, http, make_sy
 def test_frames_hold_what_vllm_s_own_path_says_to_the_same_request(tied, http, make_sync, models):
     make_sync().send([target(tied)], lambda: weights(models("tied", 1)), 1)
     sampling = Sampling(maxNewTokens=70, answersPerPrompt=3, temperature=0.7, topK=40)
-    work = Work.begin(Prompt("0/1", (65, 66, 67), {}), 3)
+    work = PartialRollout.begin(Prompt("0/1", (65, 66, 67), {}), 3)
     http.run(VllmClient(http, sampling=sampling, seed=1, ends=[256, 7]).ask(target(tied), work, lambda: None))
     body = {
         "model": "policy",
@@ -430,7 +433,7 @@ def test_frames_hold_what_vllm_s_own_path_says_to_the_same_request(tied, http, m
 def test_a_prompt_that_the_engine_cannot_take_is_refused_and_says_why(prompt, says, tied, http):
     client = VllmClient(http, sampling=Sampling(maxNewTokens=60), seed=1, ends=[256])
     with pytest.raises(Refused, match=says):
-        http.run(client.ask(target(tied), Work.begin(Prompt("0/3", prompt, {}), 2), lambda: None))
+        http.run(client.ask(target(tied), PartialRollout.begin(Prompt("0/3", prompt, {}), 2), lambda: None))
 
 
 def test_a_prompt_that_is_given_up_is_aborted_by_the_engine(tied, http, make_sync, models):
@@ -438,7 +441,7 @@ def test_a_prompt_that_is_given_up_is_aborted_by_the_engine(tied, http, make_syn
     sampling = Sampling(maxNewTokens=120, minNewTokens=120, answersPerPrompt=64)
     client = VllmClient(http, sampling=sampling, seed=1, ends=[256])
     before, begun = generated(tied), threading.Event()
-    work = Work.begin(Prompt("0/2", (65,), {}), 64)
+    work = PartialRollout.begin(Prompt("0/2", (65,), {}), 64)
 
     def idle() -> bool:
         """No token came for a second."""
@@ -547,7 +550,7 @@ def test_a_server_told_to_end_with_prompts_under_way_gives_them_back(untied, tie
     staying, ending = generator(0, tied.address, "0"), generator(1, untied.address, "1")
     sampling = Sampling(maxNewTokens=100, minNewTokens=100)
     client = VllmClient(http, sampling=sampling, seed=1, ends=[256])
-    works = [Work.begin(Prompt(f"0/{i}", (40 + i,), {}), 1) for i in range(32)]
+    works = [PartialRollout.begin(Prompt(f"0/{i}", (40 + i,), {}), 1) for i in range(32)]
     members = {member.uid: member for member in (staying, ending)}
     asked = start_round(
         http,

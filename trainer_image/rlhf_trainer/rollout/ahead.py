@@ -21,7 +21,7 @@ from ..tensors.records import Prompt
 from ..tensors.sampling_mask import filled
 from ..transport import wire
 from .fleet import Fleet
-from .partial_rollout import Ended, Response, Work, longest_first, nobody, rollouts
+from .partial_rollout import Ended, PartialRollout, Response, longest_first, nobody, rollouts
 from .requests import Requests, Responses
 
 BLOB = "responses-ahead"
@@ -35,9 +35,9 @@ class RolloutsAhead:
         """`ended` is called, on rank 0, with each response when that has ended."""
         self._ctx, self._fleet, self._ended = ctx, fleet, ended
         self._episodes: deque[list[Prompt]] = deque()
-        self._restored: dict[str, Work] = {}
+        self._restored: dict[str, PartialRollout] = {}
         self._told = 0.0
-        self._last: tuple[list[Prompt], list[Work]] = [], []
+        self._last: tuple[list[Prompt], list[PartialRollout]] = [], []
 
     @property
     def _requests(self) -> Requests:
@@ -93,7 +93,7 @@ class RolloutsAhead:
         """Encoder of a snapshot of the episodes' responses so far; on rank 0."""
         assert self._ctx.services is not None
 
-        async def frozen() -> list[Work]:  # on the thread that appends to them
+        async def frozen() -> list[PartialRollout]:  # on the thread that appends to them
             return [work.frozen() for work in (*self._requests.works, *self._restored.values())]
 
         return partial(encode, self._ctx.services.http.run(frozen()))
@@ -119,7 +119,7 @@ class RolloutsAhead:
             self._requests.answered |= {work.prompt.id: work for work in works if work.whole}
             self._requests.waiting += longest_first(work for work in works if not work.whole)
 
-    def _begun(self, fresh: Work, oldest: int) -> Work:
+    def _begun(self, fresh: PartialRollout, oldest: int) -> PartialRollout:
         """The responses that a snapshot holds of a prompt, to be continued; `fresh` if the job now asks for another
         number of responses, for shorter or younger ones, or the prompt has changed."""
         work, longest = self._restored.pop(fresh.prompt.id, fresh), self._ctx.spec.sampling.max_new_tokens
@@ -153,7 +153,7 @@ class RolloutsAhead:
         return Responses(rollouts(whole), requeued, refused)
 
 
-def encode(works: Iterable[Work]) -> bytes:
+def encode(works: Iterable[PartialRollout]) -> bytes:
     """Responses by the ids of their prompts: int32 `tokens` and `versions` and float32 `logprobs`, end to end; int32
     `prompts`, their tokens, and `kept_counts` and `kept` where tokens have sampling masks."""
     works = list(works)
@@ -173,16 +173,16 @@ def encode(works: Iterable[Work]) -> bytes:
     return wire.encode(arrays, {"works": said, "prompts": [len(work.prompt.tokens) for work in works]})
 
 
-def decode(data: bytes) -> list[Work]:
+def decode(data: bytes) -> list[PartialRollout]:
     """Inverse of `encode`; prompts have ids and tokens only, in data of an earlier release ids alone. Raises ValueError
     for invalid data."""
     arrays, header = wire.decode(data)
     lengths = header.get("prompts", [0] * len(header["works"]))
     prompts = arrays.get("prompts", torch.zeros(0)).split(lengths)
-    at, kept_at, works = 0, 0, list[Work]()
+    at, kept_at, works = 0, 0, list[PartialRollout]()
     counts, kept = (arrays.get(name, torch.zeros(0)).tolist() for name in ("kept_counts", "kept"))
     for (prompt_id, responses), prompt in zip(header["works"], prompts, strict=True):
-        work = Work(Prompt(prompt_id, tuple(prompt.tolist()), {}), [])
+        work = PartialRollout(Prompt(prompt_id, tuple(prompt.tolist()), {}), [])
         for length, end in responses:
             tokens, logprobs, versions = (
                 array(kind, arrays[name][at : at + length].tolist())

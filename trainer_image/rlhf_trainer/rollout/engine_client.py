@@ -6,13 +6,15 @@ from typing import Protocol
 from rlhf_api.contract.run import Member
 
 from ..dispatch.outcomes import Client
-from .partial_rollout import Work
+from .partial_rollout import PartialRollout
 
 
-class EngineClient(Client[Work, Work], Protocol):
+class EngineClient(Client[PartialRollout, PartialRollout], Protocol):
     """Client of the servers of one engine."""
 
-    async def ask(self, member: Member, work: Work, progress: Callable[[], None], /) -> Work:
+    async def ask(
+        self, member: Member, work: PartialRollout, progress: Callable[[], None], /
+    ) -> PartialRollout:
         """Extends the responses of `work` until they are complete, each token with the weight version that sampled it.
 
         `progress` is called whenever new tokens arrive. Cancelling it aborts the request on the server; tokens so far

@@ -19,7 +19,7 @@ from ..ranks.context import TrainerContext
 from ..tensors.records import Prompt
 from ..weights.broadcaster import Broadcaster
 from .engine_client import EngineClient
-from .partial_rollout import Ended, Work, longest_first, nobody, rollouts
+from .partial_rollout import Ended, PartialRollout, longest_first, nobody, rollouts
 from .published import PublishedWeights
 from .requests import Requests, Responses
 from .rounds import Round, start_round
@@ -128,13 +128,13 @@ class Fleet:
         *,
         masks: bool = True,
         ended: Ended = nobody,
-    ) -> list[Work]:
+    ) -> list[PartialRollout]:
         """Prompts without any response yet."""
         found = sampling or self._ctx.spec.sampling
         asked = found.answers_per_prompt, found.temperature, penalties
-        return [Work.begin(prompt, *asked, masks=masks, ended=ended) for prompt in prompts]
+        return [PartialRollout.begin(prompt, *asked, masks=masks, ended=ended) for prompt in prompts]
 
-    def _batches(self, works: Sequence[Work], size: int | None) -> Iterator[Responses | None]:
+    def _batches(self, works: Sequence[PartialRollout], size: int | None) -> Iterator[Responses | None]:
         """The next batches, on rank 0. None if no generator is left: weights must be published before the next
         batch."""
         places = {work.prompt.id: place for place, work in enumerate(works)}
@@ -168,10 +168,10 @@ class Fleet:
 
     def _start(
         self,
-        works: Sequence[Work],
-        arrived: Callable[[Work], None],
+        works: Sequence[PartialRollout],
+        arrived: Callable[[PartialRollout], None],
         switches: Switches,
-        under_way: Sequence[UnderWay[Work, Work]] = (),
+        under_way: Sequence[UnderWay[PartialRollout, PartialRollout]] = (),
     ) -> "Future[Round]":
         assert self._ctx.services is not None
         assert self._client is not None
@@ -193,7 +193,7 @@ class Fleet:
         faults.point(f"generating:{len(works)}")
         return started
 
-    def _count_continued(self, work: Work) -> None:
+    def _count_continued(self, work: PartialRollout) -> None:
         self.continued += sum(bool(work.responses[index].tokens) for index in work.unfinished)
 
     def _present(self) -> dict[str, Member]:
@@ -201,6 +201,6 @@ class Fleet:
         return self._ctx.services.control.present(Role.GENERATOR)
 
 
-def _in_order(works: Sequence[Work], places: Mapping[str, int]) -> list[Work]:
+def _in_order(works: Sequence[PartialRollout], places: Mapping[str, int]) -> list[PartialRollout]:
     """Works in the order of their prompts."""
     return sorted(works, key=lambda work: places[work.prompt.id])

@@ -67,7 +67,7 @@ def nobody(_prompt: Prompt, _response: Response) -> None:
 
 
 @dataclass
-class Work:
+class PartialRollout:
     """The responses to one prompt. One request at a time extends them, on the event loop's thread."""
 
     prompt: Prompt
@@ -91,7 +91,7 @@ class Work:
         *,
         masks: bool = True,
         ended: Ended = nobody,
-    ) -> "Work":
+    ) -> "PartialRollout":
         return cls(prompt, [Response() for _ in range(responses)], temperature, penalties, masks, ended)
 
     @property
@@ -107,7 +107,7 @@ class Work:
         """Indices of the unfinished responses."""
         return [i for i, response in enumerate(self.responses) if response.end is None]
 
-    def frozen(self) -> "Work":
+    def frozen(self) -> "PartialRollout":
         """A copy that later tokens do not change."""
         return replace(self, responses=[r if r.end else r.copy() for r in self.responses])
 
@@ -119,12 +119,12 @@ class Work:
         ]
 
 
-def rollouts(works: Iterable[Work]) -> list[Rollout]:
+def rollouts(works: Iterable[PartialRollout]) -> list[Rollout]:
     """Rollouts of the works' finished responses, in order."""
     return [rollout for work in works for rollout in work.rollouts()]
 
 
-def longest_first(works: Iterable[Work]) -> list[Work]:
+def longest_first(works: Iterable[PartialRollout]) -> list[PartialRollout]:
     """The works by the length of their prompts, which is all that is known of the length of a response: where responses
     grow with their prompts, no long one is begun last and keeps a generator busy alone."""
     return sorted(works, key=lambda work: len(work.prompt.tokens), reverse=True)

@@ -11,7 +11,7 @@ from ..dispatch.dispatch import Switches
 from ..dispatch.outcomes import UnderWay
 from ..dispatch.roster import Stopped, Unavailable
 from ..tensors.records import Rollout
-from .partial_rollout import Work
+from .partial_rollout import PartialRollout
 from .rounds import Round
 
 POLL_SECONDS = 0.2
@@ -22,7 +22,13 @@ REFUSALS = 3
 """Refusals of weights by a live generator, or rounds in a row without a new token, after which the run fails."""
 
 Start = Callable[
-    [Sequence[Work], Callable[[Work], None], Switches, Sequence[UnderWay[Work, Work]]], "Future[Round]"
+    [
+        Sequence[PartialRollout],
+        Callable[[PartialRollout], None],
+        Switches,
+        Sequence[UnderWay[PartialRollout, PartialRollout]],
+    ],
+    "Future[Round]",
 ]
 """(prompts, callback for each complete one, switches, those of the prompts that an earlier round left under way) -> a
 round with the present generators."""
@@ -54,12 +60,12 @@ class Requests:
         """`failed` is called with the generators that failed in a round, uid -> reason; `stop` ends every wait. `keep`:
         new weights leave requests under way, and the next round takes them over."""
         self._start, self._failed, self._stop, self._keep = start, failed, stop, keep
-        self.waiting: list[Work] = []
-        self.answered: dict[str, Work] = {}
+        self.waiting: list[PartialRollout] = []
+        self.answered: dict[str, PartialRollout] = {}
         self.refused: dict[str, str] = {}
         self.requeued: list[str] = []
         self._round: Future[Round] | None = None
-        self._under_way: Sequence[UnderWay[Work, Work]] = ()
+        self._under_way: Sequence[UnderWay[PartialRollout, PartialRollout]] = ()
         self._switches = Switches()
         self._news = threading.Event()
         self._arrivals = self._fruitless = 0
@@ -135,7 +141,7 @@ class Requests:
         return self._idle + (time.monotonic() - since if since is not None else 0.0)
 
     @property
-    def works(self) -> list[Work]:
+    def works(self) -> list[PartialRollout]:
         """All prompts that were not refused."""
         return list(({work.prompt.id: work for work in self.waiting} | self.answered).values())
 
@@ -145,7 +151,7 @@ class Requests:
         responses = (response for work in self.waiting for response in work.responses)
         return self._arrivals, sum(len(response.tokens) for response in responses)
 
-    def _arrived(self, work: Work) -> None:
+    def _arrived(self, work: PartialRollout) -> None:
         self.answered[work.prompt.id] = work
         self._arrivals += 1
         self._news.set()

@@ -10,25 +10,25 @@ from ..dispatch.dispatch import Current, Dispatch, Observer, Switches
 from ..dispatch.outcomes import Outcome, UnderWay
 from ..transport.http import HttpClient
 from .engine_client import EngineClient
-from .partial_rollout import Work
+from .partial_rollout import PartialRollout
 
-Round = Outcome[Work, Work]
+Round = Outcome[PartialRollout, PartialRollout]
 """Prompts whose responses are complete, and the outcome of the others."""
-NOBODY: Observer[Work, Work] = Observer()
+NOBODY: Observer[PartialRollout, PartialRollout] = Observer()
 
 
 def start_round(
     http: HttpClient,
     client: EngineClient,
-    works: Sequence[Work],
+    works: Sequence[PartialRollout],
     members: Sequence[Member],
     *,
     current: Current,
     limits: Limits,
-    observer: Observer[Work, Work] = NOBODY,
+    observer: Observer[PartialRollout, PartialRollout] = NOBODY,
     switches: Switches | None = None,
     heard: dict[str, float] | None = None,
-    under_way: Sequence[UnderWay[Work, Work]] = (),
+    under_way: Sequence[UnderWay[PartialRollout, PartialRollout]] = (),
 ) -> "Future[Round]":
     """Asks `members` on the thread of `http`; see `Dispatch`.
 

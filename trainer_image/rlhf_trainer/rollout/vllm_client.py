@@ -13,7 +13,7 @@ from ..data.stop_strings import StopStrings
 from ..dispatch.outcomes import Failed, Interrupted, Refused
 from ..transport.frames import GENERATE, Asked, Frame, FrameReader, Kind, NotFinite, RequestFailed
 from ..transport.http import HttpClient, HttpError
-from .partial_rollout import Response, Work
+from .partial_rollout import PartialRollout, Response
 
 REFUSING_CODES = (400, 413, 422)
 """HTTP codes with which a server refuses a prompt itself."""
@@ -63,7 +63,7 @@ class VllmClient:
             kept=sampling.kept,
         )
 
-    async def ask(self, member: Member, work: Work, progress: Callable[[], None]) -> Work:
+    async def ask(self, member: Member, work: PartialRollout, progress: Callable[[], None]) -> PartialRollout:
         """Extends the responses until they are complete: one request for all responses to a fresh prompt, else one for
         each unfinished response, with the tokens so far appended to its prompt."""
         if work.begun:
@@ -83,7 +83,9 @@ class VllmClient:
             raise Interrupted
         return work
 
-    async def _continue(self, member: Member, work: Work, index: int, progress: Callable[[], None]) -> None:
+    async def _continue(
+        self, member: Member, work: PartialRollout, index: int, progress: Callable[[], None]
+    ) -> None:
         if work.penalties.presence or work.penalties.frequency:
             # Penalties count the response's tokens, but the server would treat these as part of the prompt.
             work.responses[index] = Response()
@@ -103,7 +105,7 @@ class VllmClient:
     async def _stream(
         self,
         member: Member,
-        work: Work,
+        work: PartialRollout,
         indices: Sequence[int],
         asked: Asked,
         progress: Callable[[], None],
