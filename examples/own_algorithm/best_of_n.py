@@ -57,7 +57,7 @@ def graph(spec: CommonSpec, settings: Settings) -> Graph:  # noqa: ARG001
     )
 
 
-def keep_best(columns: Columns, ctx: OpContext) -> Columns:
+def keep_best(columns: Columns, ctx: OpContext[Settings]) -> Columns:
     """`chosen`: 1 for the best responses to each prompt, else 0: float32 [N]."""
     scores, position = columns["scores"], columns["position"]
     chosen = torch.zeros_like(scores)
@@ -68,7 +68,7 @@ def keep_best(columns: Columns, ctx: OpContext) -> Columns:
     return columns.with_rows(chosen=chosen)
 
 
-def likelihood_of_chosen(columns: Columns, ctx: OpContext) -> Loss:  # noqa: ARG001
+def likelihood_of_chosen(columns: Columns, ctx: OpContext[Settings]) -> Loss:  # noqa: ARG001
     """Mean negative log-likelihood of the chosen responses' tokens, in nats.
 
     `columns` are those of a minibatch; the function that is returned sees its micro-batches one by one, and their

@@ -5,6 +5,10 @@ from dataclasses import asdict
 import torch
 from torch import Tensor
 
+from rlhf_api.algorithms.policy_gradient import PolicyGradient
+from rlhf_api.algorithms.ppo import PPO
+from rlhf_api.algorithms.reinforce_pp import ReinforcePP
+
 from ..maths.advantages import generalized_advantages, reinforce_pp_advantages, whiten
 from ..maths.groups import group_centered, group_standardized, leave_one_out
 from ..maths.importance import importance_weights
@@ -16,7 +20,7 @@ from ..tensors.records import Columns
 from .context import OpContext
 
 
-def kl_coefficient(ctx: OpContext) -> float:
+def kl_coefficient(ctx: OpContext[PolicyGradient]) -> float:
     """The present coefficient of the KL penalty: adaptive if the job has a KL target, beginning with that of the
     settings, also where a checkpoint's began with another one."""
     given = ctx.settings.kl_coefficient
@@ -52,17 +56,17 @@ def sum_scores(columns: Columns, _ctx: OpContext) -> Columns:
     return columns.with_rows(scores=sequence_sums(columns["token_scores"], columns.lengths))
 
 
-def token_reward_column(columns: Columns, ctx: OpContext) -> Columns:
+def token_reward_column(columns: Columns, ctx: OpContext[PolicyGradient]) -> Columns:
     """`token_rewards`: the KL penalty at each token, the response's score at its last; in units of reward."""
     return _token_rewards(columns, ctx, centered=False)
 
 
-def centered_token_reward_column(columns: Columns, ctx: OpContext) -> Columns:
+def centered_token_reward_column(columns: Columns, ctx: OpContext[PolicyGradient]) -> Columns:
     """`token_rewards`, after each score lost the mean score of its group."""
     return _token_rewards(columns, ctx, centered=True)
 
 
-def _token_rewards(columns: Columns, ctx: OpContext, *, centered: bool) -> Columns:
+def _token_rewards(columns: Columns, ctx: OpContext[PolicyGradient], *, centered: bool) -> Columns:
     whole, fine_grained = _scores(columns, ctx), columns.tokens.get("token_scores")
     # The last token gets the part of the reward that is not from token scores.
     scores = whole if fine_grained is None else whole - columns["scores"]
@@ -79,13 +83,13 @@ def _token_rewards(columns: Columns, ctx: OpContext, *, centered: bool) -> Colum
     return columns.with_tokens(token_rewards=rewards)
 
 
-def response_reward_column(columns: Columns, ctx: OpContext) -> Columns:
+def response_reward_column(columns: Columns, ctx: OpContext[PolicyGradient]) -> Columns:
     """`response_rewards`: the score minus the response's summed KL penalty; in units of reward."""
     kl = sequence_sums(_kl_in_reward(columns, ctx), columns.lengths, columns.mask)
     return columns.with_rows(response_rewards=_scores(columns, ctx) - kl_coefficient(ctx) * kl)
 
 
-def gae(columns: Columns, ctx: OpContext) -> Columns:
+def gae(columns: Columns, ctx: OpContext[PPO]) -> Columns:
     """`advantages` (whitened where the settings say so) and `returns` by generalized advantage estimation.
 
     With value normalisation, `values` are denormalised to units of reward here, and the running moments are updated
@@ -125,7 +129,7 @@ def rloo(columns: Columns, _ctx: OpContext) -> Columns:
     return _of_responses(columns, leave_one_out(columns["response_rewards"], columns["position"]))
 
 
-def reinforce_pp(columns: Columns, ctx: OpContext) -> Columns:
+def reinforce_pp(columns: Columns, ctx: OpContext[ReinforcePP]) -> Columns:
     """`advantages`: returns-to-go, whitened over all tokens of the batch (REINFORCE++)."""
     advantages = reinforce_pp_advantages(
         columns["token_rewards"], columns.lengths, ctx.settings.gamma, mask=columns.mask
@@ -137,7 +141,7 @@ def _of_responses(columns: Columns, advantages: Tensor) -> Columns:
     return columns.with_tokens(advantages=to_tokens(advantages, columns.lengths))
 
 
-def _scores(columns: Columns, ctx: OpContext) -> Tensor:
+def _scores(columns: Columns, ctx: OpContext[PolicyGradient]) -> Tensor:
     """Scores plus DAPO's soft overlong penalty, which is not positive: [N] in units of reward."""
     settings, scores = ctx.settings, columns["scores"]
     if not settings.overlong_buffer:
@@ -147,7 +151,7 @@ def _scores(columns: Columns, ctx: OpContext) -> Tensor:
     return torch.add(scores, penalty, alpha=settings.overlong_penalty)
 
 
-def _kl_in_reward(columns: Columns, ctx: OpContext) -> Tensor:
+def _kl_in_reward(columns: Columns, ctx: OpContext[PolicyGradient]) -> Tensor:
     """KL of each token in nats if the penalty is part of the rewards, else 0: float [A]."""
     if ctx.settings.kl_in != "reward" or "reference_logprobs" not in columns:
         return torch.zeros(int(columns.lengths.sum()))

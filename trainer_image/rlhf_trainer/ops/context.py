@@ -2,16 +2,21 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic
+
+from typing_extensions import TypeVar
 
 from rlhf_api.spec import Spec
 
 from ..tensors.batches import Loss
 from ..tensors.records import Columns
 
+S_co = TypeVar("S_co", covariant=True, default=Any)
+"""Section of the algorithm; any where it is not named."""
+
 
 @dataclass
-class OpContext:
+class OpContext(Generic[S_co]):
     """Arguments of an operation besides its columns.
 
     `settings`: the manifest's section of the algorithm. `state`: running values as JSON (an adaptive coefficient,
@@ -19,7 +24,7 @@ class OpContext:
     """
 
     spec: Spec
-    settings: Any
+    settings: S_co
     step: int = 0
     state: dict[str, Any] = field(default_factory=dict)
 

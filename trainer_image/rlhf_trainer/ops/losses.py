@@ -4,6 +4,10 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from rlhf_api.algorithms.dpo import DPO
+from rlhf_api.algorithms.policy_gradient import PolicyGradient
+from rlhf_api.algorithms.ppo import PPO
+
 from ..maths.agreement import agreement, comparable
 from ..maths.kl import kl_estimate, token_kl_k3
 from ..maths.losses import (
@@ -54,7 +58,7 @@ def preference(columns: Columns, _ctx: OpContext) -> Loss:
     return loss
 
 
-def dpo(columns: Columns, ctx: OpContext) -> Loss:
+def dpo(columns: Columns, ctx: OpContext[DPO]) -> Loss:
     """Mean DPO or IPO loss of rows (2i, 2i + 1), chosen first; implicit rewards in units of beta x nats."""
     settings, pairs = ctx.settings, len(columns) // 2
 
@@ -80,19 +84,19 @@ def dpo(columns: Columns, ctx: OpContext) -> Loss:
     return loss
 
 
-def policy(columns: Columns, ctx: OpContext) -> Loss:
+def policy(columns: Columns, ctx: OpContext[PolicyGradient]) -> Loss:
     """Clipped surrogate of each token's importance ratio, with the settings' KL penalty and entropy bonus."""
     return _policy_gradient(columns, ctx, _of_tokens, _surrogate(ctx))
 
 
-def gspo(columns: Columns, ctx: OpContext) -> Loss:
+def gspo(columns: Columns, ctx: OpContext[PolicyGradient]) -> Loss:
     """Clipped surrogate of the sequence-level ratio (GSPO, Zheng et al. 2025, arXiv:2507.18071, eq. 5), with the
     settings' KL penalty and entropy bonus.
     """
     return _policy_gradient(columns, ctx, sequence_ratio, _surrogate(ctx))
 
 
-def cispo(columns: Columns, ctx: OpContext) -> Loss:
+def cispo(columns: Columns, ctx: OpContext[PolicyGradient]) -> Loss:
     """Log-probability of each token, weighed by its clipped importance ratio and its advantage, with the settings' KL
     penalty and entropy bonus (MiniMax 2025, arXiv:2506.13585, eq. 4)."""
     low, high = _clip(ctx)
@@ -103,7 +107,7 @@ def cispo(columns: Columns, ctx: OpContext) -> Loss:
     return _policy_gradient(columns, ctx, _of_tokens, per_token)
 
 
-def value(columns: Columns, ctx: OpContext) -> Loss:
+def value(columns: Columns, ctx: OpContext[PPO]) -> Loss:
     """Clipped squared error of the critic against the returns. If values are normalised, in units of the new moments;
     the clip is around what the critic said, whatever units it was trained with then."""
     settings = ctx.settings
@@ -126,7 +130,7 @@ def value(columns: Columns, ctx: OpContext) -> Loss:
     return loss
 
 
-def _clip(ctx: OpContext) -> tuple[float, float]:
+def _clip(ctx: OpContext[PolicyGradient]) -> tuple[float, float]:
     low, high = ctx.settings.clip_ratio, ctx.settings.clip_ratio_high
     return low, low if high is None else high
 
@@ -135,7 +139,7 @@ def _of_tokens(logprobs: Tensor, old: Tensor, _lengths: Tensor, _mask: Tensor | 
     return ratio(logprobs, old)
 
 
-def _surrogate(ctx: OpContext) -> PerToken:
+def _surrogate(ctx: OpContext[PolicyGradient]) -> PerToken:
     low, high = _clip(ctx)
 
     def per_token(r: Tensor, _logprobs: Tensor, advantages: Tensor) -> Tensor:
@@ -144,7 +148,9 @@ def _surrogate(ctx: OpContext) -> PerToken:
     return per_token
 
 
-def _policy_gradient(columns: Columns, ctx: OpContext, ratios: Ratios, per_token: PerToken) -> Loss:
+def _policy_gradient(
+    columns: Columns, ctx: OpContext[PolicyGradient], ratios: Ratios, per_token: PerToken
+) -> Loss:
     settings = ctx.settings
     weights = _weights(columns, ctx)
     # Weights of the metrics, whatever the loss's aggregation: over all tokens where the mask counts none.
@@ -197,6 +203,6 @@ def _policy_gradient(columns: Columns, ctx: OpContext, ratios: Ratios, per_token
     return loss
 
 
-def _weights(columns: Columns, ctx: OpContext) -> Tensor:
+def _weights(columns: Columns, ctx: OpContext[PolicyGradient]) -> Tensor:
     longest = ctx.spec.sampling.max_new_tokens
     return token_weights(columns.lengths, ctx.settings.loss_aggregation, columns.mask, constant=longest)
