@@ -18,7 +18,6 @@ from rlhf_trainer.maths.rewards import scaled_scores
 from rlhf_trainer.process.settings import ModelSource
 from rlhf_trainer.roles import generator, reward
 from rlhf_trainer.rollout import collector, remote
-from rlhf_trainer.rollout.ahead import RolloutsAhead
 from rlhf_trainer.rollout.evaluation import evaluate
 from rlhf_trainer.rollout.fleet import Fleet
 from rlhf_trainer.scoring import function_pool, program, service
@@ -33,7 +32,9 @@ def serving(job: RLHFJob) -> Any:
     for memory in (None, 80e9):
         found.append(generator.arguments(made, "h", 1, memory))
     with instead(assembly, "Broadcaster") as sync:
-        fleet = assembly.fleet(context(job), SimpleNamespace(generation_config=None, vocabulary=300))
+        policy = SimpleNamespace(generation_config=None, vocabulary=300)
+        rollouts: Any = assembly.make_rollouts(context(job), policy, None)
+    fleet = rollouts._fleet
     for _, named in sync.told:
         found.append({key: value for key, value in named.items() if key != "fault"})
     found += [fleet._client._asked.model_dump(), fleet._client._seed]
@@ -42,21 +43,11 @@ def serving(job: RLHFJob) -> Any:
     with instead(Fleet, "_present"), pytest.MonkeyPatch.context() as patch:
         started = Made()
         patch.setattr("rlhf_trainer.rollout.fleet.start_round", started)
-        fleet._start(works, lambda _: None, None)
+        fleet.start(works, lambda _: None, None)
         found.append(started.told[0][1]["limits"])
     if job.spec.rollout.max_staleness:
-        issued: list[int] = []
-        begin = SimpleNamespace(begin=lambda: None)
-        ahead = SimpleNamespace(
-            _renew=lambda _: None,
-            _fleet=fleet,
-            _ctx=fleet._ctx,
-            _episodes=issued,
-            _add=lambda prompts, oldest: issued.append(prompts + oldest),
-            _requests=begin,
-        )
-        RolloutsAhead.publish(ahead, 0, lambda: 1)
-        found.append(len(issued))
+        rollouts._ahead.extend(0, list, collected=False)
+        found.append(len(rollouts._ahead._episodes))
     return found
 
 
@@ -74,11 +65,11 @@ def collecting(job: RLHFJob) -> Any:
     class Collector(collector.EpisodeCollector):
         def __init__(self) -> None:
             self._ctx, self._graph = context(job), job.spec.graph
-            self.ahead, self._received = None, lambda *_, **__: part
+            self._received = lambda *_, **__: part
             self._source = SimpleNamespace(issue=lambda _: None)
             self._with_spread, self._scored = lambda *_, **__: ([part], 1), lambda *_: [part]
             self._executor = SimpleNamespace(run=lambda _: None)
-            self._fleet, self.version = SimpleNamespace(weights=SimpleNamespace(version=0), answer=answer), 0
+            self._rollouts = SimpleNamespace(is_ahead=False, is_stale=False, version=0, answer=answer)
             self._ended = None
 
     made = Collector()
@@ -86,7 +77,7 @@ def collecting(job: RLHFJob) -> Any:
         patch.setattr(collector, "joined", lambda _: part)
         patch.setattr(collector, "replace", lambda *_, **__: None)
         made.episode(1)
-    made.ahead = object() if job.spec.rollout.max_staleness else None
+    made._rollouts.is_ahead = job.spec.rollout.max_staleness > 0
     return len(rounds), made.sampled
 
 

@@ -13,6 +13,7 @@ from rlhf_api.rules.own_algorithm import resolve
 from rlhf_store.manifest import Root
 from rlhf_trainer.metrics import tracking
 from rlhf_trainer.roles import trainer
+from rlhf_trainer.rollout.from_generators import GeneratorRollouts
 from rlhf_trainer.training import loop, monitor
 from rlhf_trainer.training.health import good, judge
 from rlhf_trainer.training.online import OnlineTask
@@ -22,14 +23,18 @@ def steps(job: RLHFJob) -> Any:
     """The loop: which steps train, publish, evaluate and save."""
     told: list[Any] = []
 
+    class Sent(GeneratorRollouts):
+        def __init__(self, ctx: Any) -> None:
+            self._ctx = ctx
+            self.weights: Any = SimpleNamespace(version=-1, changed=lambda: "", figures=dict)
+
+        def publish(self, _issue: Any, *, collected: bool) -> None:  # noqa: ARG002
+            told.append(("send", self.version))
+            self.weights.version = self.version
+
     class Steps(OnlineTask):
         def __init__(self) -> None:
-            self._collector, self._spec = SimpleNamespace(stale=False), job.spec
-            send = lambda version: (told.append(("send", version)), setattr(weights, "version", version))  # noqa: E731
-            weights = SimpleNamespace(version=-1, move_on=lambda version: told.append(("keep", version)))
-            weights.changed, weights.figures = lambda: "", dict
-            self._fleet = SimpleNamespace(weights=weights)
-            self._send = lambda _: send(self._collector.version)
+            self._rollouts, self._pending = Sent(context(job)), None
 
         def collect(self, step: int) -> dict[str, float]:
             return {"tokens": step}

@@ -35,6 +35,8 @@ from rlhf_trainer.ops import OpContext
 from rlhf_trainer.ranks.context import TrainerContext
 from rlhf_trainer.ranks.ranks import Ranks
 from rlhf_trainer.replay.table import decode
+from rlhf_trainer.rollout.from_generators import GeneratorRollouts
+from rlhf_trainer.rollout.from_trainer import TrainerRollouts
 from rlhf_trainer.rollout.remote import Remote
 from rlhf_trainer.rollout.requests import Responses
 from rlhf_trainer.tensors.records import Prompt, Rollout, Sequences
@@ -79,7 +81,7 @@ class Weights:
 
     version = -1
 
-    def publish(self, version: int) -> None:
+    def publish(self, version: int, _committing: object) -> None:
         self.version = version
 
     def figures(self) -> dict[str, float]:
@@ -89,14 +91,15 @@ class Weights:
         return ""
 
 
-class Generators:
-    """In place of the fleet: answers of the model as it is when they are asked for, in batches out of order."""
-
-    continued = 0
+class Generators(GeneratorRollouts):
+    """In place of the generators: answers of the model as it is when they are asked for, in batches out of order."""
 
     def __init__(self, ctx: TrainerContext, engine: TrainedModel, refuses: str = "") -> None:
-        self._ctx, self._engine, self._refuses = ctx, engine, refuses
-        self.weights = Weights()
+        self.fleet: Any = SimpleNamespace(start=None, fresh=None, continued=0)
+        served: Any = Weights()
+        served.drop = None
+        super().__init__(ctx, self.fleet, served)
+        self._engine, self._refuses = engine, refuses
 
     def stream(self, prompts: list[Prompt], size: int | None, **_more: Any) -> Iterator[Responses]:
         asked = [prompt for prompt in prompts if prompt.id != self._refuses]
@@ -188,7 +191,7 @@ class Job:
             Remote(remote),
             ROWS,
             {},
-            fleet=Generators(run, policy, refuses="0/3") if dynamic else None,
+            rollouts=Generators(run, policy, refuses="0/3") if dynamic else TrainerRollouts(run, policy),
         )
         self.policy, self.lines = policy, list[dict[str, float]]()
 

@@ -34,13 +34,13 @@ def main(ranks: Ranks, http: HttpClient) -> None:
     stop = world.control.stop_requested
     if ranks.first:
         stop.set()
-    print(ended(lambda: world.fleet.weights.publish(0)))
+    print(ended(lambda: world.publish(0)))
     stop.clear()
 
     server = Generator(http, "held")
     server.open.clear()
     world.announce(server)
-    world.fleet.weights.publish(0)
+    world.publish(0)
 
     asked = Path(os.environ["ASKED"])
 
@@ -54,7 +54,7 @@ def main(ranks: Ranks, http: HttpClient) -> None:
 
     threading.Thread(target=tell if ranks.first else stop_once_asked).start()
     ranks.watch_each_other(stop)
-    print(ended(lambda: list(world.fleet.stream(PROMPTS, 2))), flush=True)
+    print(ended(lambda: list(world.rollouts.stream(PROMPTS, 2))), flush=True)
 
 
 if __name__ == "__main__":

@@ -22,11 +22,14 @@ from rlhf_trainer.dispatch.roster import Roster, Stopped, Unavailable
 from rlhf_trainer.ranks.context import Services, TrainerContext
 from rlhf_trainer.ranks.ranks import Ranks
 from rlhf_trainer.rollout.fleet import Fleet
-from rlhf_trainer.rollout.requests import REFUSALS
+from rlhf_trainer.rollout.from_generators import GeneratorRollouts
+from rlhf_trainer.rollout.partial_rollout import Ended, nobody
+from rlhf_trainer.rollout.requests import Responses
 from rlhf_trainer.rollout.vllm_client import VllmClient, request_seed
 from rlhf_trainer.tensors.records import Prompt
 from rlhf_trainer.transport.http import HttpClient
 from rlhf_trainer.weights.broadcaster import BroadcastReport
+from rlhf_trainer.weights.publisher import REFUSALS, Publisher
 
 PROMPTS = [Prompt(f"0/{i}", (i,), {}) for i in range(8)]
 ALONE = Ranks(0, 1, torch.device("cpu"))
@@ -93,7 +96,7 @@ class Sent:
 
 
 class World:
-    """A fleet with its host: `announce` tells it who is there."""
+    """Rollouts of generators, with their host: `announce` says who is there."""
 
     def __init__(
         self,
@@ -105,6 +108,7 @@ class World:
         max_new_tokens: int = 256,
         startup_seconds: int = 120,
         replicas: int = 1,
+        ended: Ended = nobody,
     ) -> None:
         more = {
             "rollout": {"maxStaleness": staleness, "inFlight": in_flight},
@@ -124,7 +128,17 @@ class World:
         self.ctx = run = TrainerContext("job", config.spec, Path(), ranks, None, services, stop, {})
         client = VllmClient(http, sampling=config.spec.sampling, seed=0, ends=[9])
         self.policy: Any = Policy()
-        self.fleet = Fleet(run, self.policy, *((self.sent, client) if ranks.first else (None, None)))
+        sent, asked = (self.sent, client) if ranks.first else (None, None)
+        self.weights = Publisher(run, self.policy, sent)
+        self.fleet = Fleet(run, asked, self.weights)
+        self.rollouts = GeneratorRollouts(run, self.fleet, self.weights, ended)
+
+    def publish(self, version: int) -> None:
+        self.rollouts.version = version
+        self.rollouts.publish(list, collected=True)
+
+    def answer(self, prompts: list[Prompt]) -> Responses:
+        return self.rollouts.answer(prompts, self.ctx.spec.sampling)
 
     def announce(
         self, *generators: Generator, draining: tuple[Generator, ...] = (), unplaced: int = 0
@@ -152,20 +166,20 @@ def test_a_generator_without_a_node_is_not_waited_for(http):
     world = World(http, replicas=3)
     world.announce(Generator(http, "a"), Generator(http, "b"), unplaced=1)
     world.control.stop_requested.set()  # which ends any wait
-    world.fleet.weights.publish(0)
+    world.publish(0)
     assert world.sent.members == [["a", "b"]]
     world = World(http, replicas=3)
     world.announce(Generator(http, "a"), unplaced=1)
     world.control.stop_requested.set()
     with pytest.raises(Stopped):
-        world.fleet.weights.publish(0)
+        world.publish(0)
 
 
 def test_the_queue_is_told_and_ends_empty(world, http):
     world.announce(Generator(http, "a"))
-    world.fleet.weights.publish(0)
+    world.publish(0)
     assert world.control.status.queue is None
-    assert [r.prompt for r in world.fleet.answer(PROMPTS).rollouts] == PROMPTS
+    assert [r.prompt for r in world.answer(PROMPTS).rollouts] == PROMPTS
     assert world.control.status.queue == 0
 
 
@@ -174,9 +188,9 @@ def test_longer_prompts_are_asked_first_and_nothing_else_changes(world, http):
     server = Generator(http, "a")
     server.open.clear()
     world.announce(server)
-    world.fleet.weights.publish(0)
+    world.publish(0)
     prompts = [Prompt(f"0/{i}", (i,) * (i + 1), {}) for i in range(8)]
-    stream = http.start(asyncio.to_thread(world.fleet.answer, prompts))
+    stream = http.start(asyncio.to_thread(world.answer, prompts))
     eventually(lambda: server.now == 2, "two are asked")
     assert {body["prompt"][0] for body in server.asked} == {6, 7}
     server.open.set()
@@ -190,11 +204,11 @@ def test_a_lone_generator_that_hangs_is_waited_for_and_one_that_refuses_is_not(w
     alone = Generator(http, "alone")
     world.announce(alone)
     world.sent.failures, world.sent.silent = 2 * REFUSALS, True
-    world.fleet.weights.publish(0)  # its host has replaced it by now
-    assert [member.name for member in world.fleet.weights.holders] == ["alone"]
+    world.publish(0)  # its host has replaced it by now
+    assert [member.name for member in world.weights.holders] == ["alone"]
     world.sent.failures, world.sent.silent = REFUSALS, False
     with pytest.raises(Unavailable, match="no generator took weight version 1: alone: why"):
-        world.fleet.weights.publish(1)
+        world.publish(1)
 
 
 def test_a_generator_that_goes_on_hanging_is_waited_for_as_long_as_for_a_start(http):
@@ -202,7 +216,7 @@ def test_a_generator_that_goes_on_hanging_is_waited_for_as_long_as_for_a_start(h
     world.announce(alone)
     world.sent.failures, world.sent.silent = 10**9, True
     with pytest.raises(Unavailable, match="no generator took weight version 0: alone: why"):
-        world.fleet.weights.publish(0)
+        world.publish(0)
 
 
 def test_a_request_to_stop_ends_the_wait_for_a_generator_that_hangs(world, http, monkeypatch):
@@ -216,16 +230,16 @@ def test_a_request_to_stop_ends_the_wait_for_a_generator_that_hangs(world, http,
 
     monkeypatch.setattr(world.sent, "send", stopped_meanwhile)
     with pytest.raises(Stopped, match="while waiting for the generators"):
-        world.fleet.weights.publish(0)
+        world.publish(0)
     assert len(world.sent.came) == 1
 
 
 def test_who_drains_is_asked_nothing_more_and_who_comes_gets_weights_first(world, http):
     first, second = Generator(http, "first"), Generator(http, "second")
     world.announce(first)
-    world.fleet.weights.publish(0)
+    world.publish(0)
     world.announce(second, draining=(first,))
-    assert len(world.fleet.answer(PROMPTS).rollouts) == len(PROMPTS)
+    assert len(world.answer(PROMPTS).rollouts) == len(PROMPTS)
     assert world.sent.members == [["first"], ["second"]]
     assert (len(first.asked), len(second.asked)) == (0, len(PROMPTS))
 
@@ -233,22 +247,22 @@ def test_who_drains_is_asked_nothing_more_and_who_comes_gets_weights_first(world
 def test_generators_keep_their_weights_until_a_publish_or_until_one_joins(world, http):
     first, second = Generator(http, "first"), Generator(http, "second")
     world.announce(first)
-    world.fleet.weights.publish(2)
-    world.fleet.weights.move_on(3)
-    assert {r.versions[0] for r in world.fleet.answer(PROMPTS).rollouts} == {2}
+    world.publish(2)
+    world.rollouts.version = 3
+    assert {r.versions[0] for r in world.answer(PROMPTS).rollouts} == {2}
     world.announce(first, second)
-    assert {r.versions[0] for r in world.fleet.answer(PROMPTS).rollouts} == {3}
-    assert (world.sent.versions, world.fleet.weights.version) == ([2, 3], 3)
+    assert {r.versions[0] for r in world.answer(PROMPTS).rollouts} == {3}
+    assert (world.sent.versions, world.weights.version) == ([2, 3], 3)
 
 
 def test_the_matrices_of_an_adapter_travel_beside_the_base_that_it_is_added_to(world, http):
     world.announce(Generator(http, "a"))
-    weights = world.fleet.weights
-    weights.publish(1)
-    weights.publish(2)
+    weights = world.weights
+    world.publish(1)
+    world.publish(2)
     assert weights.figures() == {"broadcast_bytes": 14, "generators_paused_seconds": 1.0}
     world.policy.adapter = SimpleNamespace(fingerprint={"base": "b"}, scale=2.0, transposed=())
-    weights.publish(1)
+    world.publish(1)
     assert world.sent.came == [["of the version"]] * 2 + [["of the base", "of the version"]]
     assert weights.figures() == {"broadcast_bytes": 107, "generators_paused_seconds": 0.5}
     assert weights.figures() == {"broadcast_bytes": 0, "generators_paused_seconds": 0}
@@ -257,11 +271,11 @@ def test_the_matrices_of_an_adapter_travel_beside_the_base_that_it_is_added_to(w
 def test_those_that_hold_weights_are_asked_what_they_serve(world, http):
     first, second = Generator(http, "a"), Generator(http, "b")
     world.announce(first)
-    world.fleet.weights.publish(0)
+    world.publish(0)
     world.announce(first, second)
-    assert world.fleet.weights.changed() == ""
-    world.fleet.weights.publish(0)
-    assert world.fleet.weights.changed().startswith("b (worker 0): x is no longer")
+    assert world.weights.changed() == ""
+    world.publish(0)
+    assert world.weights.changed().startswith("b (worker 0): x is no longer")
     assert world.sent.looked == [["a"], ["a", "b"]]
 
 
@@ -269,9 +283,9 @@ def test_prompts_of_one_that_is_drained_midway_wait_for_the_next(world, http):
     first, second = Generator(http, "first"), Generator(http, "second")
     first.open.clear()
     world.announce(first)
-    world.fleet.weights.publish(0)
+    world.publish(0)
     found: list[int] = []
-    asking = threading.Thread(target=lambda: found.append(len(world.fleet.answer(PROMPTS).rollouts)))
+    asking = threading.Thread(target=lambda: found.append(len(world.answer(PROMPTS).rollouts)))
     asking.start()
     while len(first.asked) < 2:
         assert asking.is_alive()
@@ -285,9 +299,9 @@ def test_prompts_of_one_that_is_drained_midway_wait_for_the_next(world, http):
 def test_generators_that_live_and_fail_at_everything_fail_the_run(world, http):
     bad = Generator(http, "bad", fails=0, status=500)
     world.announce(bad)
-    world.fleet.weights.publish(0)
+    world.publish(0)
     with pytest.raises(Unavailable, match=r"no generator answers: 3 times in a row, all failed: .*HTTP 500"):
-        world.fleet.answer(PROMPTS)
+        world.answer(PROMPTS)
     assert len(world.sent.members) == REFUSALS
 
 
@@ -295,8 +309,8 @@ def test_a_generator_that_dies_again_and_again_is_asked_as_long_as_its_responses
     """As on spot machines, whose lives are shorter than a long response."""
     world, server = World(http, max_new_tokens=REFUSALS + 2), Generator(http, "a", fails=0, status=0)
     world.announce(server)
-    world.fleet.weights.publish(0)
-    responses = world.fleet.answer(PROMPTS[:2])
+    world.publish(0)
+    responses = world.answer(PROMPTS[:2])
     assert [len(rollout.tokens) for rollout in responses.rollouts] == [REFUSALS + 2] * 2
 
 
@@ -304,8 +318,8 @@ def test_responses_come_in_batches_while_others_are_still_generated(world, http)
     server = Generator(http, "a")
     server.stuck = {prompt.tokens[0] for prompt in PROMPTS[3:]}
     world.announce(server)
-    world.fleet.weights.publish(0)
-    batches = world.fleet.stream(PROMPTS, 3)
+    world.publish(0)
+    batches = world.rollouts.stream(PROMPTS, 3)
     first = next(batches)
     assert [r.prompt.id for r in first.rollouts] == ["0/0", "0/1", "0/2"]
     eventually(lambda: server.now == 2, "others are under way")
@@ -319,8 +333,8 @@ def test_a_stream_that_is_left_before_its_end_cancels_what_is_under_way(world, h
     server = Generator(http, "a")
     server.stuck = {prompt.tokens[0] for prompt in PROMPTS[3:]}
     world.announce(server)
-    world.fleet.weights.publish(0)
-    batches = world.fleet.stream(PROMPTS, 3)
+    world.publish(0)
+    batches = world.rollouts.stream(PROMPTS, 3)
     next(batches)
     eventually(lambda: server.now == 2, "others are under way")
     batches.close()
@@ -332,8 +346,8 @@ def test_a_request_to_stop_while_generating_cancels_what_is_under_way(world, htt
     server = Generator(http, "a")
     server.stuck = {prompt.tokens[0] for prompt in PROMPTS[3:]}
     world.announce(server)
-    world.fleet.weights.publish(0)
-    batches = world.fleet.stream(PROMPTS, 3)
+    world.publish(0)
+    batches = world.rollouts.stream(PROMPTS, 3)
     next(batches)
     eventually(lambda: server.now == 2, "others are under way")
     world.control.stop_requested.set()
@@ -359,8 +373,8 @@ def test_a_stream_goes_on_with_a_replacement(world, http):
     """The one generator fails before the first batch; its prompts are asked of the next, and it is told."""
     first, second = Generator(http, "first", fails=1), Generator(http, "second")
     world.announce(first)
-    world.fleet.weights.publish(0)
-    batches = world.fleet.stream(PROMPTS, 3)
+    world.publish(0)
+    batches = world.rollouts.stream(PROMPTS, 3)
     world.announce(first, second)
     made = list(batches)
     assert sorted(r.prompt.id for batch in made for r in batch.rollouts) == [p.id for p in PROMPTS]
@@ -380,16 +394,16 @@ class Cut(Generator):
 
 def test_a_response_that_was_complete_when_its_generator_failed_is_an_answer(world, http):
     world.announce(Cut(http, "alone"))
-    world.fleet.weights.publish(0)
-    assert [r.prompt.id for r in world.fleet.answer(PROMPTS).rollouts] == [p.id for p in PROMPTS]
+    world.publish(0)
+    assert [r.prompt.id for r in world.answer(PROMPTS).rollouts] == [p.id for p in PROMPTS]
 
 
 def test_weights_that_have_moved_since_a_batch_are_not_sent_as_the_version_that_sampled_it(world, http):
     """The one generator dies after a batch, and another one is there: it gets weights with the next stream."""
     first, second = Generator(http, "first", fails=4), Generator(http, "second")
     world.announce(first)
-    world.fleet.weights.publish(0)
-    batches = world.fleet.stream(PROMPTS, 2)
+    world.publish(0)
+    batches = world.rollouts.stream(PROMPTS, 2)
     made = [next(batches)]
     world.announce(first, second)
     made += list(batches)
@@ -398,8 +412,8 @@ def test_weights_that_have_moved_since_a_batch_are_not_sent_as_the_version_that_
     answered = {r.prompt.id for batch in made for r in batch.rollouts}
     assert len(answered) == 4
     assert sorted(made[-1].unanswered) == sorted({p.id for p in PROMPTS} - answered)
-    world.fleet.weights.move_on(1)
-    (rest,) = world.fleet.stream([p for p in PROMPTS if p.id not in answered], None)
+    world.rollouts.version = 1
+    (rest,) = world.rollouts.stream([p for p in PROMPTS if p.id not in answered], None)
     assert {version for r in rest.rollouts for version in r.versions} == {1}
 
 
@@ -407,8 +421,8 @@ def test_responses_that_another_one_goes_on_with_are_counted(world, http):
     """The first generator dies after one token of each; the other continues them in the same round."""
     dying, other = Generator(http, "dying", fails=0, status=0), Generator(http, "other")
     world.announce(dying, other)
-    world.fleet.weights.publish(0)
-    assert len(world.fleet.answer(PROMPTS).rollouts) == len(PROMPTS)
+    world.publish(0)
+    assert len(world.answer(PROMPTS).rollouts) == len(PROMPTS)
     continued = [body for body in other.asked if len(body["prompt"]) > 1]
     assert world.fleet.continued == len(continued) > 0
 
@@ -427,15 +441,15 @@ def test_prompts_that_wait_in_line_behind_those_of_another_round_are_not_given_u
 
     server._stream = one_at_a_time
     world.announce(server)
-    world.fleet.weights.publish(0)
-    ahead = world.fleet.ahead
+    world.publish(0)
+    ahead = world.rollouts.requests
     ahead.waiting = world.fleet.fresh(PROMPTS[:2])
     server.slow = {prompt.tokens[0]: [200.0] * 2 for prompt in PROMPTS[:2]}
     with deadlines.clock() as clock:
         server.wait = clock.wait
         ahead.begin()
         eventually(lambda: len(server.asked) == 2, "both are in line")
-        responses = world.fleet.answer(PROMPTS[2:3])
+        responses = world.answer(PROMPTS[2:3])
         assert clock.now == 800
     assert [rollout.prompt for rollout in responses.rollouts] == PROMPTS[2:3]
     assert (list(responses.requeued), responses.refused) == ([], {})
@@ -443,8 +457,8 @@ def test_prompts_that_wait_in_line_behind_those_of_another_round_are_not_given_u
 
 def test_refused_prompts_are_told(world, http):
     world.announce(Generator(http, "picky", fails=5, status=400))
-    world.fleet.weights.publish(0)
-    responses = world.fleet.answer(PROMPTS)
+    world.publish(0)
+    responses = world.answer(PROMPTS)
     assert len(responses.rollouts) == 5
     assert len(responses.refused) == 3
-    assert len(world.fleet.answer(PROMPTS).refused) == len(PROMPTS)
+    assert len(world.answer(PROMPTS).refused) == len(PROMPTS)

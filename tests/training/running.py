@@ -28,7 +28,9 @@ from rlhf_trainer.models.trained_model import TrainedModel
 from rlhf_trainer.ops import OpContext
 from rlhf_trainer.ranks.context import TrainerContext
 from rlhf_trainer.ranks.ranks import Ranks
+from rlhf_trainer.rollout.from_trainer import TrainerRollouts
 from rlhf_trainer.rollout.remote import Remote
+from rlhf_trainer.rollout.rollouts import Rollouts
 from rlhf_trainer.tensors.records import Sequences
 from rlhf_trainer.training.offline import OfflineTask
 from rlhf_trainer.training.online import OnlineTask
@@ -65,11 +67,11 @@ class Job:
         refer: Call | None = None,
         rows: Sequence[Row] | None = None,
         held_out: Mapping[str, Sequence[Row]] = MappingProxyType({}),
-        fleet: Callable[[TrainerContext, Mapping[str, TrainedModel]], Any] | None = None,
+        rollouts: Callable[[TrainerContext, Mapping[str, TrainedModel]], Rollouts] | None = None,
         text: Sequence[Row] = (),
         more: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """`more`: further fields of `Remote`."""
+        """`rollouts`: those of the trainer itself unless given; `more`: further fields of `Remote`."""
         given = (*TOY, *(SAMPLED if algorithm in ONLINE else ()))
         given += ("spec.optimizer.criticLearningRate=0.01",) if algorithm == "ppo" else ()
         self.spec = spec_of(algorithm, settings, *given, *overrides)
@@ -100,8 +102,14 @@ class Job:
         self.task: Any
         if graph.generates:
             mixed = PretrainingText(text, self.ctx) if self.spec.pretraining else None
-            asked = fleet(self.ctx, self.models) if fleet else None
-            self.task = OnlineTask(self.ctx, learner, remote, rows or ROWS, held_out, fleet=asked, text=mixed)
+            self.rollouts = (
+                rollouts(self.ctx, self.models)
+                if rollouts
+                else TrainerRollouts(self.ctx, self.models["policy"])
+            )
+            self.task = OnlineTask(
+                self.ctx, learner, remote, rows or ROWS, held_out, rollouts=self.rollouts, text=mixed
+            )
         else:
             self.task = OfflineTask(self.ctx, learner, remote, rows or PAIRS, held_out)
 

@@ -20,9 +20,9 @@ from tests.trainer.test_fleet import World
 from rlhf_trainer.dispatch.outcomes import UnderWay
 from rlhf_trainer.dispatch.roster import Stopped
 from rlhf_trainer.rollout import requests
-from rlhf_trainer.rollout.ahead import RolloutsAhead, decode, encode
-from rlhf_trainer.rollout.partial_rollout import PartialRollout, Response
+from rlhf_trainer.rollout.partial_rollout import Ended, PartialRollout, Response, nobody
 from rlhf_trainer.rollout.rounds import Round
+from rlhf_trainer.rollout.saved_responses import BLOB, decode, encode
 from rlhf_trainer.tensors.records import Prompt
 from rlhf_trainer.tensors.sampling_mask import WHOLE
 from rlhf_trainer.transport.frames import Kind, encode_error
@@ -61,11 +61,13 @@ class Sampler(Generator):
 class Run:
     """A run of many steps whose policy trains in no time."""
 
-    def __init__(self, http: HttpClient, staleness: int, in_flight: str = "recompute") -> None:
+    def __init__(
+        self, http: HttpClient, staleness: int, in_flight: str = "recompute", ended: Ended = nobody
+    ) -> None:
         self.http, self.staleness, self.version, self.issued = http, staleness, 0, 0
         self.keep = in_flight == "keep"
-        self.world = World(http, staleness=staleness, in_flight=in_flight, max_new_tokens=LENGTH)
-        self.ahead = RolloutsAhead(self.world.ctx, self.world.fleet)
+        self.world = World(http, staleness=staleness, in_flight=in_flight, max_new_tokens=LENGTH, ended=ended)
+        self.rollouts = self.world.rollouts
         self.servers: list[Sampler] = []
 
     def join(self, pause: float = 0.0, kind: type[Sampler] = Sampler) -> Sampler:
@@ -81,7 +83,11 @@ class Run:
         server.stop()
 
     def publish(self) -> None:
-        self.ahead.publish(self.version, self._issue)
+        self.rollouts.version = self.version
+        self.rollouts.publish(self._issue, collected=False)
+
+    def blob(self) -> bytes:
+        return self.rollouts.blobs()[BLOB]()
 
     def _issue(self) -> list[Prompt]:
         self.issued += PROMPTS
@@ -89,7 +95,7 @@ class Run:
 
     def step(self) -> list[str]:
         """Takes an episode and checks each of its tokens; returns the ids of its prompts."""
-        rollouts = self.ahead.episode().rollouts
+        rollouts = self.rollouts.episode().rollouts
         for rollout in rollouts:
             assert rollout.versions == rollout.tokens, "a token bears a version that did not sample it"
             assert len(rollout.tokens) == LENGTH
@@ -99,16 +105,16 @@ class Run:
         return [rollout.prompt.id for rollout in rollouts]
 
     def some_are_begun(self) -> bool:
-        return any(work.begun and not work.whole for work in self.world.fleet.ahead.waiting)
+        return any(work.begun and not work.whole for work in self.rollouts.requests.waiting)
 
     def progress(self) -> list[int]:
         """Tokens of each prompt that is begun and waited for."""
         return [
-            len(r.tokens) for work in self.world.fleet.ahead.waiting for r in work.responses if r.end is None
+            len(r.tokens) for work in self.rollouts.requests.waiting for r in work.responses if r.end is None
         ]
 
     def end(self) -> None:
-        self.world.fleet.ahead.cancel()
+        self.rollouts.requests.cancel()
         for server in self.servers:
             server.stop()
 
@@ -156,8 +162,8 @@ def test_longer_prompts_come_first_within_an_episode_and_episodes_in_their_order
     run = Run(http, staleness=1)
     run.join().open.clear()
     lengths = iter([[1, 3, 2], [7, 9, 8]])
-    run.ahead.publish(0, lambda: [Prompt(f"0/{n}", (1,) * n, {}) for n in next(lengths)])
-    assert [len(work.prompt.tokens) for work in run.world.fleet.ahead.waiting] == [3, 2, 1, 9, 8, 7]
+    run.rollouts.publish(lambda: [Prompt(f"0/{n}", (1,) * n, {}) for n in next(lengths)], collected=False)
+    assert [len(work.prompt.tokens) for work in run.rollouts.requests.waiting] == [3, 2, 1, 9, 8, 7]
     run.end()
 
 
@@ -183,7 +189,7 @@ def half_way(http: HttpClient, *, servers: int = 1) -> Run:
     for _ in range(servers):
         run.join()
     run.publish()
-    asked = run.world.fleet.ahead
+    asked = run.rollouts.requests
     eventually(lambda: len(asked.answered) == 2 * PROMPTS, "all are there")
     run.step()
     for server in run.servers:
@@ -199,12 +205,12 @@ def test_responses_that_new_weights_do_not_interrupt_go_on_with_them(http):
     """In their streams. Nobody is asked again, and no generator was idle."""
     run = half_way(http)
     (server,) = run.servers
-    asked, idle = len(server.asked), run.ahead.figures
+    asked, idle = len(server.asked), run.rollouts.figures
     idle()
     run.publish()
     server.through = 10**6
     assert idle()["generators_idle_seconds"] == 0
-    rollouts = run.ahead.episode().rollouts
+    rollouts = run.rollouts.episode().rollouts
     assert [tuple(rollout.versions) for rollout in rollouts] == [(1, 1, 2, 2), (1, 1, 2, 2), (2, 2, 2, 2)]
     fresh = [len(body["prompt"]) for body in server.asked[asked:]]
     assert set(fresh) == {2}
@@ -220,10 +226,10 @@ def test_responses_of_who_did_not_take_new_weights_go_on_with_who_did(dead, http
     left_out, other = run.servers
     run.world.sent.left_out = {left_out.member.name}
     if dead:
-        committing = run.world.fleet.weights._committing
-        run.world.fleet.weights._committing = lambda: (committing(), left_out.stop())
+        close = run.rollouts.requests.close
+        run.rollouts.requests.close = lambda: (close(), left_out.stop())
     run.publish()
-    rollouts = run.ahead.episode().rollouts
+    rollouts = run.rollouts.episode().rollouts
     assert {tuple(rollout.versions) for rollout in rollouts} == {(1, 1, 2, 2)}
     assert (
         sum(len(body["prompt"]) == 2 + LENGTH // 2 for body in other.asked) == run.world.fleet.continued > 0
@@ -246,13 +252,13 @@ def test_what_was_begun_survives_a_snapshot(http):
     run.join().through = 0
     run.publish()
     eventually(run.some_are_begun, "the first ones are")
-    data = run.ahead.blob()()
+    data = run.blob()
     run.end()
     begun = {work.prompt.id: [list(r.tokens) for r in work.responses] for work in decode(data) if work.begun}
     assert begun
 
     other = Run(http, 2)
-    other.ahead.restore(data)
+    other.rollouts.restore(data)
     server = other.join()
     other.publish()
     assert other.step() == [f"0/{i}" for i in range(PROMPTS)]
@@ -278,7 +284,7 @@ def test_responses_that_are_complete_as_their_round_is_cut_off_are_answers(http,
     server = run.join(kind=Lingering)
     server.stuck = {1}
     run.publish()
-    asked = run.world.fleet.ahead
+    asked = run.rollouts.requests
     eventually(lambda: any(work.whole for work in asked.works), "some are complete")
     run.publish()
     assert len(asked.works) == 2 * PROMPTS, "each is answered or waits"
@@ -340,11 +346,11 @@ def test_generators_are_idle_once_the_last_response_has_come_and_not_before(http
     server.most = PROMPTS + 2
     run.step()
     server.most = 3 * PROMPTS - 1
-    asked = run.world.fleet.ahead
+    asked = run.rollouts.requests
     eventually(lambda: len(asked.answered) == 2 * PROMPTS - 1, "one is under way")
-    assert run.ahead.figures()["generators_idle_seconds"] == 0
+    assert run.rollouts.figures()["generators_idle_seconds"] == 0
     server.most += 1
-    eventually(lambda: run.ahead.figures()["generators_idle_seconds"] > 0, "none is")
+    eventually(lambda: run.rollouts.figures()["generators_idle_seconds"] > 0, "none is")
     run.end()
 
 
@@ -362,7 +368,7 @@ def test_generators_are_idle_once_the_last_prompt_is_refused(http):
     run = Run(http, 1)
     run.join(kind=Refusing)
     run.publish()
-    eventually(lambda: run.ahead.figures()["generators_idle_seconds"] > 0, "all is answered or refused")
+    eventually(lambda: run.rollouts.figures()["generators_idle_seconds"] > 0, "all is answered or refused")
     run.end()
 
 
@@ -375,7 +381,7 @@ def test_generators_that_answer_other_prompts_are_not_idle(http, monkeypatch):
 
     def idle() -> bool:
         clock.now += 1
-        return run.ahead.figures()["generators_idle_seconds"] > 0
+        return run.rollouts.figures()["generators_idle_seconds"] > 0
 
     eventually(idle, "all that was requested ahead is there")
     plain = server._stream
@@ -385,11 +391,11 @@ def test_generators_that_answer_other_prompts_are_not_idle(http, monkeypatch):
         await plain(*arguments)
 
     monkeypatch.setattr(server, "_stream", slowly)
-    run.world.fleet.answer([Prompt("-1/0", (1, 2), {})])
+    run.world.answer([Prompt("-1/0", (1, 2), {})])
     assert clock.now > 100
-    assert run.ahead.figures()["generators_idle_seconds"] == 0
+    assert run.rollouts.figures()["generators_idle_seconds"] == 0
     clock.now += 3
-    assert run.ahead.figures()["generators_idle_seconds"] == 3
+    assert run.rollouts.figures()["generators_idle_seconds"] == 3
     run.end()
 
 
@@ -399,7 +405,7 @@ def test_a_generator_that_failed_and_has_new_weights_is_asked_again(http):
     failing, other = run.join(), run.join()
     failing._fails = 0
     run.publish()
-    asked = run.world.fleet.ahead
+    asked = run.rollouts.requests
     eventually(lambda: len(asked.answered) == 2 * PROMPTS, "the other one has answered everything")
     assert failing.asked
     run.step()
@@ -425,7 +431,7 @@ def test_responses_that_the_job_no_longer_asks_for_are_begun_anew(http, more, le
     run = Run(http, 1)
     run.version = 7
     wanted = run.world.ctx.spec.sampling.answers_per_prompt
-    run.ahead.restore(
+    run.rollouts.restore(
         encode([PartialRollout(Prompt("0/0", prompt, {}), [old.copy() for _ in range(wanted + more)])])
     )
     server = run.join()
@@ -437,15 +443,15 @@ def test_responses_that_the_job_no_longer_asks_for_are_begun_anew(http, more, le
 
 def test_each_response_is_handed_on_once_at_its_end_also_one_of_a_snapshot(http):
     """So that it is scored during training, and by the first trainer after a restart."""
-    run, ended = Run(http, 1), list[tuple[str, list[int]]]()
-    run.ahead = RolloutsAhead(
-        run.world.ctx, run.world.fleet, lambda prompt, r: ended.append((prompt.id, r.tokens.tolist()))
-    )
+    ended = list[tuple[str, list[int]]]()
+    run = Run(http, 1, ended=lambda prompt, r: ended.append((prompt.id, r.tokens.tolist())))
     run.version = 7
     tokens = array("i", [7] * LENGTH)
     whole, begun = Response(tokens, array("f", [-0.5] * LENGTH), tokens[:], "length"), Response()
     wanted = run.world.ctx.spec.sampling.answers_per_prompt
-    run.ahead.restore(encode([PartialRollout(Prompt("0/0", (1, 2), {}), [whole, *[begun] * (wanted - 1)])]))
+    run.rollouts.restore(
+        encode([PartialRollout(Prompt("0/0", (1, 2), {}), [whole, *[begun] * (wanted - 1)])])
+    )
     run.join()
     run.publish()
     assert ended[0] == ("0/0", tokens.tolist())
@@ -461,7 +467,7 @@ def test_what_is_gone_on_with_may_be_as_old_as_its_step_allows(http):
     run = Run(http, 2)
     run.version = 7
     begun = Response(array("i", [6]), array("f", [-0.5]), array("i", [6]))
-    run.ahead.restore(encode([PartialRollout(Prompt(f"0/{PROMPTS}", (1, 2), {}), [begun])]))
+    run.rollouts.restore(encode([PartialRollout(Prompt(f"0/{PROMPTS}", (1, 2), {}), [begun])]))
     server = run.join()
     run.publish()
     run.step()
@@ -496,14 +502,14 @@ def test_an_episode_that_is_not_trained_on_after_all_is_the_first_one_again(http
     run = Run(http, 1)
     run.join()
     run.publish()
-    taken = run.ahead.episode().rollouts
-    run.ahead.put_back()
-    assert run.ahead.episode().rollouts == taken
-    run.ahead.put_back()
-    run.ahead.put_back()
+    taken = run.rollouts.episode().rollouts
+    run.rollouts.put_back()
+    assert run.rollouts.episode().rollouts == taken
+    run.rollouts.put_back()
+    run.rollouts.put_back()
     ids = {f"0/{i}" for i in range(PROMPTS)}
-    assert ids <= {work.prompt.id for work in decode(run.ahead.blob()())}
-    assert [r.prompt.id for r in run.ahead.episode().rollouts] == sorted(ids)
+    assert ids <= {work.prompt.id for work in decode(run.blob())}
+    assert [r.prompt.id for r in run.rollouts.episode().rollouts] == sorted(ids)
     run.end()
 
 
@@ -515,9 +521,9 @@ def test_a_stop_while_an_episode_is_awaited_does_not_put_back_the_one_before(htt
     trained = set(run.step())
     run.world.ctx.stop.set()
     with pytest.raises(Stopped):
-        run.ahead.episode()
-    run.ahead.put_back()
-    assert not trained & {work.prompt.id for work in decode(run.ahead.blob()())}
+        run.rollouts.episode()
+    run.rollouts.put_back()
+    assert not trained & {work.prompt.id for work in decode(run.blob())}
     run.end()
 
 

@@ -3,46 +3,44 @@
 from array import array
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.replay.ppo_worker import Generators
 from tests.training.running import Job
 
 from rlhf_trainer.local_generation.shared import generate_shared
-from rlhf_trainer.rollout.ahead import encode
 from rlhf_trainer.rollout.collector import StaleTokens
 from rlhf_trainer.rollout.requests import Responses
+from rlhf_trainer.rollout.rollouts import Issue
+from rlhf_trainer.rollout.saved_responses import BLOB, encode
 from rlhf_trainer.tensors.records import Prompt
 
 
-class Late:
-    """In place of the episodes that are with the generators: responses of weights that are `behind` by so many."""
+class Late(Generators):
+    """The episodes that were asked ahead are of weights that are `behind` by so many."""
 
-    def __init__(self, job: Job, behind: int) -> None:
-        self._job, self._behind = job, behind
+    behind = 0
 
-    def publish(self, version: int, issue: Callable[[], list[Prompt]], *, collected: bool) -> None:  # noqa: ARG002
-        self._sampled_by, self._issue = max(0, version - self._behind), issue
+    def publish(self, issue: Issue, *, collected: bool) -> None:  # noqa: ARG002
+        self.weights.version, self._issue = self.version, issue
 
     def episode(self) -> Responses:
-        model, ctx = self._job.models["policy"], self._job.ctx
-        told = (ctx.spec.sampling, self._sampled_by, ctx.stop)
-        return Responses(generate_shared(model, ctx.ranks, ctx.tokenizer, self._issue(), *told))
+        return sampled(self, self._issue(), max(0, self.version - self.behind))
 
-    def figures(self) -> dict[str, float]:
-        return {}
+    def blobs(self) -> dict[str, Callable[[], bytes]]:
+        return {BLOB: lambda: encode([])}
 
-    def blob(self) -> Callable[[], bytes]:
-        return lambda: encode([])
 
-    def restore(self, _data: bytes | None) -> None:
-        pass
+def sampled(generators: Generators, prompts: list[Prompt], version: int) -> Responses:
+    ctx, told = generators._ctx, (generators._ctx.spec.sampling, version, generators._ctx.stop)
+    return Responses(generate_shared(generators._engine, ctx.ranks, ctx.tokenizer, prompts, *told))
 
 
 def late(behind: int, most: int = 2) -> Job:
     ahead = ("spec.generator.sharedWithTrainer=false", f"spec.rollout.maxStaleness={most}")
-    job = Job("grpo", "klCoefficient: 0", *ahead, fleet=lambda ctx, models: Generators(ctx, models["policy"]))
-    job.task._collector.ahead = Late(job, behind)
+    job = Job("grpo", "klCoefficient: 0", *ahead, rollouts=lambda ctx, models: Late(ctx, models["policy"]))
+    job.rollouts.behind = behind
     return job
 
 
@@ -63,17 +61,16 @@ def test_tokens_of_weights_before_those_that_are_served_have_the_log_probabiliti
     """With weights.everySteps 2: the generators that sampled them have died, and the others have newer weights."""
     seldom = ("spec.generator.sharedWithTrainer=false", "spec.weights.everySteps=2")
     job = Job(
-        "grpo", "klCoefficient: 0", *seldom, fleet=lambda ctx, models: Generators(ctx, models["policy"])
+        "grpo", "klCoefficient: 0", *seldom, rollouts=lambda ctx, models: Generators(ctx, models["policy"])
     )
-    asked = Late(job, behind)
+    generators: Any = job.rollouts
 
     def answer(batch: list[Prompt], *_: object, **__: object) -> Responses:
-        asked.publish(1, lambda: batch, collected=False)
-        rollouts = [replace(r, logprobs=array("f", [-9.0] * len(r.tokens))) for r in asked.episode().rollouts]
-        return Responses(rollouts)
+        found = sampled(generators, batch, 1 - behind).rollouts
+        return Responses([replace(r, logprobs=array("f", [-9.0] * len(r.tokens))) for r in found])
 
-    job.task._fleet.answer = answer
-    job.task._collector.version = job.task._fleet.weights.version = 1
+    generators.answer = answer
+    generators.version = generators.weights.version = 1
     job.task.collect(1)
     columns = job.task._pending.columns
     assert ("logprobs" in columns) is bool(behind), "else those of the policy as it is"

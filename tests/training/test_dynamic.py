@@ -63,7 +63,7 @@ def streamed(ctx: TrainerContext, models: Mapping[str, TrainedModel]) -> Generat
 
 def own(name: str, *overrides: str) -> Job:
     custom = "spec.custom={scores: true, settings: {keep: 2}}"
-    return Job(f"{__name__}:{name}", "", custom, *DYNAMIC, *overrides, fleet=streamed)
+    return Job(f"{__name__}:{name}", "", custom, *DYNAMIC, *overrides, rollouts=streamed)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_a_minibatch_without_any_score_is_left_out():
         return low_tokens(sequences, rows) * (torch.nan if len(calls) == 2 else 1.0)
 
     custom = "spec.custom={scores: true, settings: {keep: 2}}"
-    job = Job(f"{__name__}:OF_EIGHT", "", custom, *DYNAMIC, fleet=streamed, score=score).steps(0, 1)
+    job = Job(f"{__name__}:OF_EIGHT", "", custom, *DYNAMIC, rollouts=streamed, score=score).steps(0, 1)
     assert calls == [8, 24]
     assert (job.ledger().trained, job.ledger().dropped, job.ledger().lost) == (2, 6, 0)
 
@@ -136,7 +136,7 @@ def test_a_prompt_that_was_asked_twice_and_has_no_score_is_dropped():
         return scores
 
     made = "klCoefficient: 0, minibatchSize: 8"
-    job = Job("grpo", made, *DYNAMIC, score=score, fleet=lambda ctx, models: Asked(ctx, models["policy"]))
+    job = Job("grpo", made, *DYNAMIC, score=score, rollouts=lambda ctx, models: Asked(ctx, models["policy"]))
     job.steps(0, 1)
     assert (job.ledger().dropped, job.ledger().lost) == (1, 0)
     assert len(job.positions("trained")) == 7
@@ -147,7 +147,7 @@ class Dying(Generators):
 
     def stream(self, prompts: list[Prompt], size: int | None, **_more: Any) -> Iterator[Responses]:
         first, rest = super().stream(prompts, size)
-        self.continued += 3
+        self.fleet.continued += 3
         yield first
         left = Responses(unanswered=[r.prompt.id for r in rest.rollouts[::4]])
         yield left if self.weights.version == 0 else rest
@@ -159,7 +159,7 @@ def test_a_step_whose_generators_die_trains_on_what_came_and_the_next_one_asks_f
             "grpo",
             "klCoefficient: 0, minibatchSize: 8",
             *DYNAMIC,
-            fleet=lambda ctx, models: Dying(ctx, models["policy"]),
+            rollouts=lambda ctx, models: Dying(ctx, models["policy"]),
         )
 
     whole = resumed_is_whole(made, 1, 3)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from tests.training.running import ROWS, Job, resumed_is_whole
-from tests.training.test_stops import Fleet
+from tests.training.test_stops import Answering
 from torch import Tensor
 
 from rlhf_trainer.data.stream import epoch_order
@@ -103,7 +103,7 @@ def test_a_step_that_is_left_with_nothing_says_so():
         make(1, score).steps(0, 1)
 
 
-class Picky(Fleet):
+class Picky(Answering):
     """Refuses the fresh prompts of later rounds."""
 
     first = True
@@ -116,12 +116,14 @@ class Picky(Fleet):
 
 
 def test_fresh_prompts_that_the_generators_refuse_leave_the_step_with_the_others():
-    fleet = Picky()
-    fleet.job = make(2, scored, "spec.generator.sharedWithTrainer=false", fleet=lambda *_: fleet)
-    fleet.job.steps(0, 1)
-    assert fleet.job.positions("trained") == [p for p in simulated(2, 1)[0][0] if p < 4]
-    assert fleet.job.task.state()["ledger"]["dropped"].keys() == {"HTTP 400: too long"}
-    assert fleet.job.ledger().lost == 0
+    job = make(
+        *(2, scored, "spec.generator.sharedWithTrainer=false"),
+        rollouts=lambda ctx, models: Picky(ctx, models["policy"]),
+    )
+    job.steps(0, 1)
+    assert job.positions("trained") == [p for p in simulated(2, 1)[0][0] if p < 4]
+    assert job.task.state()["ledger"]["dropped"].keys() == {"HTTP 400: too long"}
+    assert job.ledger().lost == 0
 
 
 def test_without_it_groups_stay():

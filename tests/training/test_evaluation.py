@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.support.forks import run_ranks
 from tests.training.running import RANKS, Job, low_tokens
-from tests.training.test_stops import Fleet
+from tests.training.test_stops import Answering
 
 from rlhf_api.dataset.rows import AnswerRow, PairRow, PromptRow
 from rlhf_api.errors.problem import InvalidJob, Problem
@@ -47,32 +47,30 @@ def test_held_out_responses_have_no_sampling_masks():
     collector, batch = job.task._collector, [Prompt("-1/0", (65, 66), {})]
     respond = partial(collector.respond, batch, job.spec.sampling, NO_PENALTIES)
     assert [rollout.kept_counts.tolist() for rollout in respond().rollouts] == [[]] * 4
-    assert all(rollout.kept_counts for rollout in collector._ask(batch, job.spec.sampling).rollouts)
+    assert all(rollout.kept_counts for rollout in job.rollouts.answer(batch, job.spec.sampling).rollouts)
 
 
 def test_an_evaluation_between_two_broadcasts_is_of_the_newest_weights():
     """The generators get them for it, and its line says which they were."""
-    fleet = Fleet()
-    fleet.move_on = lambda _version: None  # without a broadcast the generators keep what they have
-    fleet.job = Job(
+    job = Job(
         *("grpo", "klCoefficient: 0", "spec.generator.sharedWithTrainer=false", "spec.weights.everySteps=3"),
         "spec.evaluation={function: 'a:b', data: [a]}",
-        fleet=lambda *_: fleet,
+        rollouts=lambda ctx, models: Answering(ctx, models["policy"]),
         held_out={"held_out": ROWS},
     )
     versions = []
     for step in range(5):
-        fleet.job.task.publish(step)
-        versions.append(fleet.version)
+        job.task.publish(step)
+        versions.append(job.rollouts.weights.version)
         if step in (0, 1, 4):
-            (line,) = fleet.job.task.evaluate(step)
+            (line,) = job.task.evaluate(step)
             versions.append(line["weight_version"])
-        fleet.job.task.collect(step)
-        fleet.job.task.train(step)
+        job.task.collect(step)
+        job.task.train(step)
     assert versions == [0, 0, 0, 1, 1, 3, 3, 4], "served after each step, and evaluated after 0, 1 and 4"
 
 
-class Handing(Fleet):
+class Handing(Answering):
     """Hands each response on at its end, as a client of generators does."""
 
     def answer(self, prompts: list[Any], *asked: Any, ended: Ended, **more: Any) -> Responses:
@@ -98,15 +96,15 @@ class Begun:
 
 def test_responses_go_to_their_own_reward_when_they_end():
     """Those of a step to the job's, those of an evaluation to its function."""
-    fleet, reward, judging = Handing(), Begun(), Begun()
-    fleet.job = Job(
+    reward, judging = Begun(), Begun()
+    job = Job(
         *("grpo", "klCoefficient: 0", "spec.generator.sharedWithTrainer=false"),
         "spec.evaluation={function: 'a:b', data: [a]}",
-        fleet=lambda *_: fleet,
+        rollouts=lambda ctx, models: Handing(ctx, models["policy"]),
         held_out={"held_out": ROWS},
         more={"reward": reward, "judging": judging},
     )
-    task = fleet.job.task
+    task = job.task
     task.publish(0)
     (line,) = task.evaluate(0)
     assert (len(judging.responses), line["count"], reward.responses) == (5, 5, [])

@@ -4,14 +4,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
+from tests.replay.ppo_worker import Generators
 from tests.training.running import Job
-from tests.training.test_bound import Late
 from tests.training.test_dynamic import DYNAMIC
-from tests.training.test_stops import Fleet
 
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_trainer.dispatch.roster import Unavailable
 from rlhf_trainer.rollout.requests import Responses
+from rlhf_trainer.rollout.rollouts import Issue
 from rlhf_trainer.tensors.records import Prompt
 
 NOT_SHARED = "spec.generator.sharedWithTrainer=false"
@@ -25,7 +25,7 @@ def refused(prompts: Sequence[Prompt]) -> Responses:
     return Responses(refused={prompt.id: REASON[i % len(REASON)] for i, prompt in enumerate(prompts)})
 
 
-class Refusing(Fleet):
+class Refusing(Generators):
     def answer(self, prompts: list[Any], *_: Any, **__: Any) -> Responses:
         return refused(prompts)
 
@@ -33,25 +33,20 @@ class Refusing(Fleet):
         yield refused(prompts)
 
 
-class Ahead(Late):
-    def __init__(self) -> None:
-        pass
-
-    def publish(self, version: int, issue: Callable[[], list[Prompt]], *, collected: bool) -> None:  # noqa: ARG002
+class Ahead(Refusing):
+    def publish(self, issue: Issue, *, collected: bool) -> None:  # noqa: ARG002
         self._prompts = issue()
 
     def episode(self) -> Responses:
         return refused(self._prompts)
 
 
-def made(*overrides: str, settings: str = SETTINGS, **more: Any) -> Job:
-    return Job("grpo", settings, *overrides, fleet=lambda *_: Refusing(), **more)
+def made(*overrides: str, settings: str = SETTINGS, kind: type[Refusing] = Refusing) -> Job:
+    return Job("grpo", settings, *overrides, rollouts=lambda ctx, models: kind(ctx, models["policy"]))
 
 
 def ahead() -> Job:
-    job = made(NOT_SHARED, "spec.rollout.maxStaleness=1")
-    job.task._collector.ahead = Ahead()
-    return job
+    return made(NOT_SHARED, "spec.rollout.maxStaleness=1", kind=Ahead)
 
 
 every = pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from tests.training.running import RANKS, Job, low_tokens
 from tests.training.test_dynamic import DYNAMIC
 
 from rlhf_api.contract.run import EXIT_SUSPENDED
+from rlhf_api.sections.evaluation import NO_PENALTIES
 from rlhf_store.archive import Archive
 from rlhf_store.committing import Committer
 from rlhf_store.retention import Retention
@@ -26,59 +27,39 @@ from rlhf_trainer.tensors.records import Prompt, Sequences
 from rlhf_trainer.training.loop import _evaluate, train
 
 
-class Fleet:
-    """In place of the generators: the model itself answers, until the host stops the run."""
+class Answering(Generators):
+    """The model itself answers, until the host stops the run."""
 
-    version = -1
-    continued = 0
     stopping = False
 
-    @property
-    def weights(self) -> "Fleet":
-        return self
-
-    def publish(self, version: int) -> None:
-        self.version = version
-
-    def figures(self) -> dict[str, float]:
-        return {}
-
-    def changed(self) -> str:
-        return ""
-
-    def answer(self, prompts: list[Any], sampling: Any, penalties: Any, **_more: Any) -> Responses:
+    def answer(self, prompts: list[Any], sampling: Any, penalties: Any = NO_PENALTIES, **_: Any) -> Responses:
         if self.stopping:
             raise Stopped("stopped while waiting for the generator")
-        model, ctx = self.job.models["policy"], self.job.ctx
-        return Responses(
-            generate_shared(
-                model, ctx.ranks, ctx.tokenizer, prompts, sampling, self.version, ctx.stop, penalties
-            )
-        )
-
-    job: Job
+        ctx, version = self._ctx, self.weights.version
+        asked = (prompts, sampling, version, ctx.stop, penalties)
+        return Responses(generate_shared(self._engine, ctx.ranks, ctx.tokenizer, *asked))
 
 
-def with_fleet() -> tuple[Job, Fleet]:
-    fleet = Fleet()
-    fleet.job = Job(
-        "grpo", "klCoefficient: 0", "spec.generator.sharedWithTrainer=false", fleet=lambda *_: fleet
+def with_generators() -> tuple[Job, Any]:
+    job = Job(
+        *("grpo", "klCoefficient: 0", "spec.generator.sharedWithTrainer=false"),
+        rollouts=lambda ctx, models: Answering(ctx, models["policy"]),
     )
-    return fleet.job, fleet
+    return job, job.rollouts
 
 
 def test_a_stop_while_generating_puts_the_prompts_back():
-    job, fleet = with_fleet()
+    job, generators = with_generators()
     job.steps(0, 2)
     before = job.task.state()
-    fleet.stopping = True
+    generators.stopping = True
     with pytest.raises(Stopped):
         job.task.collect(2)
     assert job.task.state() == before
     told = job.ledger()
     assert (told.issued, told.trained, told.lost) == (6, 6, 0), "of the second epoch"
 
-    after, _ = with_fleet()
+    after, _ = with_generators()
     after.restore(job.snapshot(2)).steps(2, 5)
     assert after.positions("issued") == after.positions("trained") == list(range(40))
     assert after.ledger().lost == 0
@@ -219,16 +200,16 @@ def run_until_stopped(job: Job, folder: Path) -> Snapshot:
 
 def test_a_stop_while_generators_are_awaited_for_new_weights_saves_the_step_that_made_them(tmp_path):
     """As where all is stopped at once, and the generators end first."""
-    job, fleet = with_fleet()
-    publish = fleet.publish
+    job, generators = with_generators()
+    publish = generators.weights.publish
 
-    def awaited(version: int) -> None:
+    def awaited(version: int, committing: Any) -> None:
         if version == 3:
             job.ctx.stop.set()
             raise Stopped("stopped while waiting for the generators")
-        publish(version)
+        publish(version, committing)
 
-    fleet.publish = awaited  # type: ignore[method-assign]
+    generators.weights.publish = awaited
     assert run_until_stopped(job, tmp_path).step == 3
     assert job.positions("trained") == list(range(24))
 
@@ -239,7 +220,6 @@ class Streaming(Generators):
     def __init__(self, job: Any, policy: Any, after: int) -> None:
         super().__init__(job, policy)
         self._after = after
-        self.weights.changed = lambda: ""  # type: ignore[attr-defined]
 
     def stream(self, prompts: list[Prompt], size: int | None, **_more: Any) -> Iterator[Responses]:
         for number, batch in enumerate(super().stream(prompts, size)):
@@ -252,7 +232,7 @@ class Streaming(Generators):
 def dynamic(after: int = 9, **more: Any) -> Job:
     made = "klCoefficient: 0, minibatchSize: 8"
     return Job(
-        "grpo", made, *DYNAMIC, fleet=lambda ctx, models: Streaming(ctx, models["policy"], after), **more
+        "grpo", made, *DYNAMIC, rollouts=lambda ctx, models: Streaming(ctx, models["policy"], after), **more
     )
 
 

@@ -8,26 +8,23 @@ from typing import Any
 import torch
 
 from rlhf_api.errors.problem import InvalidJob, Problem
-from rlhf_api.graph import POLICY, Generate, Node
-from rlhf_api.sections.evaluation import NO_PENALTIES, Penalties
+from rlhf_api.graph import Generate, Node
+from rlhf_api.sections.evaluation import Penalties
 from rlhf_api.sections.sampling import Sampling
 
 from ..dispatch.roster import Unavailable
 from ..graph.executor import Executor
 from ..graph.learner import Learner
-from ..local_generation.shared import generate_shared
 from ..maths.groups import has_spread
 from ..ranks.context import TrainerContext
 from ..replay.table import Episode
-from ..scoring.reward_client import RewardClient, Unscored
+from ..scoring.reward_client import Unscored
 from ..tensors.records import Prompt
-from .ahead import RolloutsAhead
-from .fleet import Fleet
-from .partial_rollout import Ended, nobody
 from .prompt_source import PromptSource
-from .remote import Remote
+from .remote import Remote, begin_scoring
 from .requests import Responses
 from .responses import collected, joined
+from .rollouts import Rollouts
 from .unscored import score_columns, unscored
 from .vllm_client import is_refusal
 
@@ -39,67 +36,28 @@ class StaleTokens(RuntimeError):
 
 
 class EpisodeCollector:
-    """Responses of the policy to the next prompts, with the columns that training needs. Its methods are collectives.
-
-    `version`: the policy's weight version, set by the task.
-    """
+    """Responses of the policy to the next prompts, with the columns that training needs. Methods are collectives."""
 
     def __init__(
         self,
         ctx: TrainerContext,
         learner: Learner,
-        fleet: Fleet | None,
+        rollouts: Rollouts,
         executor: Executor,
         source: PromptSource,
         remote: Remote,
     ) -> None:
-        """`fleet` is None if the trainer generates itself."""
-        self._ctx, self._graph, self._policy, self._fleet = ctx, learner.graph, learner.models[POLICY], fleet
+        self._ctx, self._graph, self._rollouts = ctx, learner.graph, rollouts
         self._executor, self._source = executor, source
         self._failures: Callable[[], Mapping[int, str]] = lambda: (
             remote.reward.failures if remote.reward else {}
         )
-        self._ended, self._judge = _begin(remote.reward), _begin(remote.judging)
-        ahead = fleet is not None and ctx.spec.rollout.max_staleness > 0
-        self.ahead = RolloutsAhead(ctx, fleet, self._ended) if fleet and ahead else None
-        """Episodes generated ahead of training; None at staleness 0."""
-        self.version = 0
-
-    @property
-    def stale(self) -> bool:
-        """True if the generators hold earlier weights than the policy; the old log-probabilities are then theirs."""
-        return self._fleet is not None and self._fleet.weights.version != self.version
+        self._ended, self._judged = begin_scoring(remote.reward), begin_scoring(remote.judging)
 
     def respond(self, batch: list[Prompt], sampling: Sampling, penalties: Penalties) -> Responses:
         """The responses to a batch of prompts, not to be trained on: on every rank if the trainer generates, else on
         rank 0."""
-        return self._ask(batch, sampling, penalties, masks=False, ended=self._judge)
-
-    def _ask(
-        self,
-        batch: list[Prompt],
-        sampling: Sampling,
-        penalties: Penalties = NO_PENALTIES,
-        *,
-        masks: bool = True,
-        ended: Ended = nobody,
-    ) -> Responses:
-        tokenizer = self._ctx.tokenizer
-        if self._fleet is not None:
-            return self._fleet.answer(batch, sampling, penalties, masks=masks, ended=ended)
-        return Responses(
-            generate_shared(
-                self._policy,
-                self._ctx.ranks,
-                tokenizer,
-                batch,
-                sampling,
-                self.version,
-                self._ctx.stop,
-                penalties,
-                masks=masks,
-            )
-        )
+        return self._rollouts.answer(batch, sampling, penalties, masks=False, ended=self._judged)
 
     def episode(self, number: int) -> tuple[Episode, dict[str, float]]:
         """The episode of a step, and the seconds of its parts. If the graph has rounds, groups whose responses all have
@@ -112,10 +70,11 @@ class EpisodeCollector:
         for left in range(rounds, -1, -1):
             began = time.perf_counter()
             self._ctx.report(activity="generating")
-            if self.ahead is not None and left == rounds:
-                responses = self.ahead.episode()
+            if self._rollouts.is_ahead and left == rounds:
+                responses = self._rollouts.episode()
             else:
-                responses = self._ask(self._source.issue(wanted), self._ctx.spec.sampling, ended=self._ended)
+                fresh, sampling = self._source.issue(wanted), self._ctx.spec.sampling
+                responses = self._rollouts.answer(fresh, sampling, ended=self._ended)
             if not parts:
                 _not_all_refused(responses, wanted)
             generated = time.perf_counter()
@@ -123,7 +82,7 @@ class EpisodeCollector:
             part = self._received(number, responses, sampled=self.sampled)
             if part is None:  # all prompts of a later round were refused
                 break
-            if older := self.too_old(part, self.version):
+            if older := self.too_old(part, self._rollouts.version):
                 raise StaleTokens(older)
             rows = [dict(r.prompt.row) for r in responses.rollouts]
             if rounds:
@@ -149,12 +108,11 @@ class EpisodeCollector:
 
         The policy moves between the parts, so the old log-probabilities are those of the sampler.
         """
-        assert self._fleet is not None, "checked with the manifest"
         each = self._ctx.spec.sampling.answers_per_prompt
         size = None if count is None else -(-count // each)
         began = time.perf_counter()
         prompts = self._source.issue(self._ctx.spec.data.prompts_per_step)
-        for responses in self._fleet.stream(prompts, size, ended=self._ended):
+        for responses in self._rollouts.stream(prompts, size, ended=self._ended):
             came = time.perf_counter()
             part = self._received(number, _not_all_refused(responses, len(prompts)), sampled=True)
             if part is not None:
@@ -168,9 +126,9 @@ class EpisodeCollector:
     @property
     def sampled(self) -> bool:
         """True if the sampler's log-probabilities serve as the old ones, those of the policy before the step."""
-        if self.ahead is not None:
+        if self._rollouts.is_ahead:
             return self._ctx.spec.rollout.proximal == "sampled"
-        return self.stale
+        return self._rollouts.is_stale
 
     def too_old(self, part: Episode, version: int) -> str:
         """Error message if a token is older than policy `version` may train on; else empty."""
@@ -199,7 +157,8 @@ class EpisodeCollector:
         found = self._source.take(collected(self._ctx.ranks, number, responses, self._source.places))
         if found is None:
             return None
-        older = self.ahead is None and bool((found.columns["versions"] != self.version).any())
+        other = found.columns["versions"] != self._rollouts.version
+        older = not self._rollouts.is_ahead and bool(other.any())
         if not (sampled or older):
             return found
         return replace(found, columns=found.columns.with_tokens(logprobs=found.columns["sampled_logprobs"]))
@@ -233,13 +192,6 @@ class EpisodeCollector:
         gone = sorted(set(columns["position"][~spread].tolist()))
         self._source.filtered(gone)
         return replace(part, columns=columns).select(spread.nonzero().flatten()), len(gone)
-
-
-def _begin(client: RewardClient | None) -> Ended:
-    """Has a reward score each response when it has ended, while the generators go on with others."""
-    if client is None:
-        return nobody
-    return lambda prompt, response: client.begin(prompt.tokens, response.tokens, prompt.row)
 
 
 def _not_all_refused(responses: Responses, asked: int) -> Responses:

@@ -21,6 +21,7 @@ from ..scoring.reward_client import RewardClient
 from ..scoring.rewards import to_float32
 from ..tensors.records import Sequences
 from .evaluation import Judge
+from .partial_rollout import Ended, nobody
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,13 @@ class Remote:
                 nodes[node.name] = partial(_logprobs, scorer(ctx, role))
         judging = judge_client(ctx)
         return cls(nodes, partial(_judged, judging), reward, judging)
+
+
+def begin_scoring(client: RewardClient | None) -> Ended:
+    """Has a reward score each response when it has ended, while the generators go on with others."""
+    if client is None:
+        return nobody
+    return lambda prompt, response: client.begin(prompt.tokens, response.tokens, prompt.row)
 
 
 def scorer(ctx: TrainerContext, role: Role, at_once: int = AHEAD) -> Scorer:

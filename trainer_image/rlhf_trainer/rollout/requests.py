@@ -11,6 +11,7 @@ from ..dispatch.dispatch import Switches
 from ..dispatch.outcomes import UnderWay
 from ..dispatch.roster import Stopped, Unavailable
 from ..tensors.records import Rollout
+from ..weights.publisher import REFUSALS
 from .partial_rollout import PartialRollout
 from .rounds import Round
 
@@ -18,8 +19,6 @@ POLL_SECONDS = 0.2
 """Poll interval for a stop request, seconds."""
 GRACE_SECONDS = 2.0
 """Seconds to wait for a closing round's last tokens."""
-REFUSALS = 3
-"""Refusals of weights by a live generator, or rounds in a row without a new token, after which the run fails."""
 
 Start = Callable[
     [

@@ -31,10 +31,15 @@ from ..process.settings import model_source
 from ..ranks.context import TrainerContext
 from ..ranks.ranks import Ranks
 from ..rollout.fleet import Fleet
-from ..rollout.remote import Remote
+from ..rollout.from_generators import GeneratorRollouts
+from ..rollout.from_trainer import TrainerRollouts
+from ..rollout.remote import Remote, begin_scoring
+from ..rollout.rollouts import Rollouts
 from ..rollout.vllm_client import VllmClient
+from ..scoring.reward_client import RewardClient
 from ..updates.updates import PretrainingText
 from ..weights.broadcaster import Broadcaster
+from ..weights.publisher import Publisher
 from .offline import OfflineTask
 from .online import OnlineTask
 from .task import Task
@@ -92,7 +97,7 @@ def make_task(
         remote,
         rows,
         held_out,
-        fleet=None if spec.generator.shared_with_trainer else fleet(ctx, models[POLICY]),
+        rollouts=make_rollouts(ctx, models[POLICY], remote.reward),
         text=PretrainingText(text, ctx) if spec.pretraining else None,
     )
 
@@ -138,9 +143,18 @@ def engine(
     )
 
 
-def fleet(ctx: TrainerContext, policy: TrainedModel) -> Fleet:
-    if ctx.services is None:
-        return Fleet(ctx, policy, None, None)
+def make_rollouts(ctx: TrainerContext, policy: TrainedModel, reward: RewardClient | None) -> Rollouts:
+    """Rollouts of whom the manifest says; `reward`: rank 0's client of what scores those ahead of training."""
+    if ctx.spec.generator.shared_with_trainer:
+        return TrainerRollouts(ctx, policy)
+    sync, client = connect_generators(ctx, policy) if ctx.services else (None, None)
+    weights = Publisher(ctx, policy, sync)
+    return GeneratorRollouts(ctx, Fleet(ctx, client, weights), weights, begin_scoring(reward))
+
+
+def connect_generators(ctx: TrainerContext, policy: TrainedModel) -> tuple[Broadcaster, VllmClient]:
+    """Rank 0's broadcast of weights and client of the engine."""
+    assert ctx.services is not None
     spec, services = ctx.spec, ctx.services
     sync = Broadcaster(
         services.http,
@@ -159,4 +173,4 @@ def fleet(ctx: TrainerContext, policy: TrainedModel) -> Fleet:
         stops=StopStrings(ctx.tokenizer, spec.sampling.stop),
         vocabulary=policy.vocabulary,
     )
-    return Fleet(ctx, policy, sync, client)
+    return sync, client

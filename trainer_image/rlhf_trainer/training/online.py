@@ -24,15 +24,15 @@ from ..ranks.context import TrainerContext
 from ..replay.buffer import EpisodeReplayBuffer, ReplayBuffer
 from ..replay.samplers import EpisodeSampler
 from ..replay.table import Episode
-from ..rollout.ahead import BLOB
 from ..rollout.collector import EpisodeCollector
 from ..rollout.evaluation import evaluate
-from ..rollout.fleet import Fleet
 from ..rollout.prompt_source import PromptSource
 from ..rollout.remote import Remote
 from ..rollout.responses import joined
+from ..rollout.rollouts import Rollouts
+from ..rollout.saved_responses import BLOB
 from ..scoring.rewards import texts
-from ..tensors.records import Columns
+from ..tensors.records import Columns, Prompt
 from ..updates.kl_control import adapt_kl_coefficient
 from ..updates.updates import PretrainingText, Updates
 from .graph_task import GraphTask
@@ -56,20 +56,19 @@ class OnlineTask(GraphTask):
         rows: Sequence[Row],
         held_out: Mapping[str, Sequence[Row]],
         *,
-        fleet: Fleet | None,
+        rollouts: Rollouts,
         text: PretrainingText | None = None,
     ) -> None:
-        """`held_out`: rows of each evaluation set; `fleet` is None where the trainer generates itself; `text`: mixed
-        into the updates."""
+        """`held_out`: rows of each evaluation set; `text`: mixed into the updates."""
         super().__init__(ctx, learner, remote)
-        self._spec, self._fleet, self._text = ctx.spec, fleet, text
+        self._spec, self._rollouts, self._text = ctx.spec, rollouts, text
         self._judge, self._held_out = remote.judge, held_out
         self._texts = partial(texts, tokenizer=ctx.tokenizer, stop=ctx.spec.sampling.stop)
         self._sampling = EpisodeSampler(ctx.spec.replay, ctx.spec.seed)
         self._buffer = ReplayBuffer(ctx.spec.replay, self._texts, stored=ctx.ranks.first)
         self._source = PromptSource(ctx, rows)
-        self._collector = EpisodeCollector(ctx, learner, fleet, self._executor, self._source, remote)
-        self._metrics = OnlineMetrics(ctx, learner.models[POLICY], self._collector, fleet, remote.reward)
+        self._collector = EpisodeCollector(ctx, learner, rollouts, self._executor, self._source, remote)
+        self._metrics = OnlineMetrics(ctx, learner.models[POLICY], self._collector, rollouts, remote.reward)
         self._pending: Episode | None = None
 
     def collect(self, step: int) -> dict[str, float]:
@@ -87,8 +86,7 @@ class OnlineTask(GraphTask):
             self._pending, timings = self._collector.episode(step + 1)
         except Stopped:
             put_back(None)
-            if self._collector.ahead is not None:
-                self._collector.ahead.put_back()
+            self._rollouts.put_back()
             raise
         return self._metrics.collected(self._pending.columns, timings)
 
@@ -117,23 +115,16 @@ class OnlineTask(GraphTask):
         return {**metrics, **replay_metrics, **self._metrics.trained(episode.columns)}
 
     def other_weights(self) -> str:
-        """Names of generators whose served weights differ; see `PublishedWeights.changed`."""
-        return "" if self._fleet is None else self._fleet.weights.changed()
+        """Names of generators whose served weights differ from what was sent, or ''."""
+        return self._rollouts.find_other_weights()
 
     def publish(self, version: int) -> dict[str, float]:
         """Publishes the weights every `spec.weights.everySteps` versions, and the first."""
-        self._collector.version = version
-        if self._fleet is None:
-            return {}
-        if self._fleet.weights.version >= 0 and version % self._spec.weights.every_steps:
-            self._fleet.weights.move_on(version)
-        else:
-            self._send(self._fleet)
-        return self._fleet.weights.figures()
+        return self._rollouts.advance(version, self._issue, collected=self._pending is not None)
 
     def evaluate(self, step: int) -> list[dict[str, Any]]:
-        if self._fleet is not None and self._collector.stale:
-            self._send(self._fleet)
+        if self._rollouts.is_stale:
+            self._rollouts.publish(self._issue, collected=self._pending is not None)
         # A stop may cut it off, after which the resumed run must draw as one without a stop.
         with undisturbed_generators(self._ctx.ranks.device):
             return evaluate(self._ctx, self._held_out, self._collector.respond, self._judge, first=not step)
@@ -143,8 +134,7 @@ class OnlineTask(GraphTask):
         return {**self._source.state(self._pending), **self._learner.state(), **text}
 
     def blobs(self) -> Mapping[str, Callable[[], bytes]]:
-        ahead = self._collector.ahead
-        return self._buffer.blobs(self._pending) | ({} if ahead is None else {BLOB: ahead.blob()})
+        return {**self._buffer.blobs(self._pending), **self._rollouts.blobs()}
 
     def restore(self, snapshot: Snapshot) -> None:
         """Inverse of `state`. Raises InvalidJob if the run's prompts, an adapter or its base have changed."""
@@ -152,8 +142,7 @@ class OnlineTask(GraphTask):
         try:
             episodes = [name for name in snapshot.blobs if name.startswith(EPISODES)]
             self._pending = self._buffer.restore({name: snapshot.blob(name) for name in episodes})
-            if self._collector.ahead is not None:
-                self._collector.ahead.restore(snapshot.blob(BLOB) if BLOB in snapshot.blobs else None)
+            self._rollouts.restore(snapshot.blob(BLOB) if BLOB in snapshot.blobs else None)
         except ValueError as error:
             raise DamagedSnapshot(f"the snapshot of step {snapshot.step}: {error}") from error
         self._source.restore(snapshot.state, self._pending)
@@ -168,14 +157,9 @@ class OnlineTask(GraphTask):
         """Reshuffles the prompts not issued yet."""
         self._source.reorder(times)
 
-    def _send(self, fleet: Fleet) -> None:
-        """Publishes the current weights to the generators."""
-        ahead, version = self._collector.ahead, self._collector.version
-        if ahead is None:
-            fleet.weights.publish(version)
-        else:
-            issue = partial(self._source.issue, self._spec.data.prompts_per_step)
-            ahead.publish(version, issue, collected=self._pending is not None)
+    def _issue(self) -> list[Prompt]:
+        """The prompts of the next step."""
+        return self._source.issue(self._spec.data.prompts_per_step)
 
     def _moment(self) -> Callable[[Episode | None], None]:
         """Puts prompts, random generators and running state back to this moment, but for the prompts of an episode that
@@ -201,7 +185,7 @@ class OnlineTask(GraphTask):
             for part, timings in self._collector.stream(step + 1, size):
                 seconds.update(timings)
                 if part is not None:
-                    if not parts and not self._collector.stale:
+                    if not parts and not self._rollouts.is_stale:
                         agreement = self._metrics.agreement(part.columns)
                     parts.append(part)
                     updates.run(part.columns, whole=True)

@@ -8,7 +8,7 @@ from ..models.trained_model import TrainedModel
 from ..ops import output_fn
 from ..ranks.context import TrainerContext
 from ..rollout.collector import EpisodeCollector
-from ..rollout.fleet import Fleet
+from ..rollout.rollouts import Rollouts
 from ..scoring.reward_client import RewardClient
 from ..tensors.records import Columns
 
@@ -21,12 +21,12 @@ class OnlineMetrics:
         ctx: TrainerContext,
         policy: TrainedModel,
         collector: EpisodeCollector,
-        fleet: Fleet | None,
+        rollouts: Rollouts,
         reward: RewardClient | None,
     ) -> None:
-        """`fleet` is None where the trainer generates itself; `reward` is rank 0's alone."""
+        """`reward` is rank 0's alone."""
         self._ctx, self._policy, self._collector = ctx, policy, collector
-        self._fleet, self._reward, self._continued = fleet, reward, 0
+        self._rollouts, self._reward = rollouts, reward
 
     def collected(self, columns: Columns, timings: dict[str, float]) -> dict[str, float]:
         """Metrics of the step's responses before its updates, and of their rewards."""
@@ -44,22 +44,16 @@ class OnlineMetrics:
         logprobs = self._policy.infer(
             columns.sequences, output_fn("logprobs", self._ctx.spec), columns.lengths
         )
-        compared = comparable(columns["versions"], self._collector.version, keep=False)
+        compared = comparable(columns["versions"], self._rollouts.version, keep=False)
         metrics = step_metrics(columns.with_tokens(logprobs=logprobs), compared)
         return {name: metrics[name] for name in AGREEMENT if name in metrics}
 
     def trained(self, columns: Columns) -> dict[str, float]:
-        """Metrics of the responses that the step has trained on. `staleness`: weight versions between the sampling of
-        its tokens and their training. `responses_continued`, on rank 0 with generators: those that new weights, or a
-        generator that died, drained or was late, interrupted since the step before and another request continued."""
-        ages = (self._collector.version - columns["versions"]).double()
-        found = {"staleness": float(ages.mean())}
-        if self._collector.ahead is not None:
-            found |= {"staleness_max": float(ages.max()), **self._collector.ahead.figures()}
-        if self._fleet is not None and self._ctx.ranks.first:
-            before, self._continued = self._continued, self._fleet.continued
-            found["responses_continued"] = float(self._continued - before)
-        return found
+        """Metrics of the responses that the step has trained on, and of the requests since the step before.
+        `staleness`: weight versions between the sampling of its tokens and their training."""
+        ages = (self._rollouts.version - columns["versions"]).double()
+        found = {"staleness": float(ages.mean()), **self._rollouts.figures()}
+        return found | ({"staleness_max": float(ages.max())} if self._rollouts.is_ahead else {})
 
     def _compared(self, columns: Columns) -> Tensor | None:
         """Tokens that the policy's weights before the step sampled; None where the log-probabilities are the sampler's
@@ -67,4 +61,4 @@ class OnlineMetrics:
         if self._collector.sampled or self._ctx.spec.replay.dynamic:
             return None
         keep = self._ctx.spec.rollout.in_flight == "keep"
-        return comparable(columns["versions"], self._collector.version, keep=keep)
+        return comparable(columns["versions"], self._rollouts.version, keep=keep)

@@ -1,4 +1,4 @@
-"""The policy's weights on the generators: which holds which version, and how each gets the next."""
+"""Publishes the policy's weights: which generator holds which version, and how each gets the next."""
 
 import logging
 import time
@@ -16,14 +16,17 @@ from rlhf_api.roles import Role
 from ..dispatch.roster import Stopped, Unavailable
 from ..models.trained_model import TrainedModel
 from ..ranks.context import TrainerContext
-from ..weights.base import Base
-from ..weights.broadcaster import Broadcaster, BroadcastReport
-from .requests import REFUSALS
+from .base import Base
+from .broadcaster import Broadcaster, BroadcastReport
 
 log = logging.getLogger(__name__)
 
+REFUSALS = 3
+"""Refusals of weights by a live generator, or rounds of requests in a row without a new token, after which a run fails.
+"""
 
-class PublishedWeights:
+
+class Publisher:
     """The generators that hold weights of the policy, all of one version. Its methods are collectives, but for those of
     rank 0 that say so.
 
@@ -37,21 +40,20 @@ class PublishedWeights:
         ctx: TrainerContext,
         policy: TrainedModel,
         sync: Broadcaster | None,
-        committing: Callable[[], None],
     ) -> None:
-        """`sync` on rank 0 only; `committing` is called there before generators swap weights."""
-        self._ctx, self._policy, self._sync, self._committing = ctx, policy, sync, committing
+        """`sync` on rank 0 only."""
+        self._ctx, self._policy, self._sync = ctx, policy, sync
         self._members: list[Member] = []
         self._refusals: Counter[str] = Counter()  # of the newest weights, by uid
         self._deadline = 0.0  # for generators that do not answer
         self._holders: dict[str, Member] = {}
-        self._version = self._current = -1
+        self._version = -1
         self._figures = {"broadcast_bytes": 0.0, "generators_paused_seconds": 0.0}
 
-    def publish(self, version: int) -> None:
+    def publish(self, version: int, committing: Callable[[], None]) -> None:
         """Broadcasts the policy's weights to every generator that answers; waits for at least one. Responses under way
         stop before the new weights or go on with them (`rollout.inFlight`); the round of their requests is to be ended,
-        and another begun.
+        and another begun. `committing` is called on rank 0 before generators swap weights.
 
         Raises:
             Unavailable: no generator took the weights within its start-up time, or all refused them three times.
@@ -61,25 +63,22 @@ class PublishedWeights:
         self._deadline = time.monotonic() + self._ctx.spec.generator.startup_timeout_seconds
         said = self._ctx.ranks.say(self._wait_for_members)
         while said != "stop":
-            if self._sent(version):
-                self._version = self._current = version
+            if self._sent(version, committing):
+                self._version = version
                 return
             said = self._ctx.ranks.say(self._wait_again)
         raise Stopped("stopped while waiting for the generators")
+
+    def ensure_current(self, version: int, committing: Callable[[], None]) -> None:
+        """Publishes the policy's version where a generator responds and has no weights, or had some and responds no
+        more."""
+        if self._ctx.ranks.agree(self._are_members_other):
+            self.publish(version, committing)
 
     @property
     def version(self) -> int:
         """The weight version that the generators hold; -1 before the first."""
         return self._version
-
-    @property
-    def current(self) -> int:
-        """The policy's weight version."""
-        return self._current
-
-    def move_on(self, version: int) -> None:
-        """Sets the policy's version; the generators keep theirs until `publish`, or until a new one joins."""
-        self._current = version
 
     def figures(self) -> dict[str, float]:
         """Since the last call: the most bytes that one generator received, and its longest pause; on rank 0."""
@@ -95,16 +94,16 @@ class PublishedWeights:
         """Generators with weights, on rank 0."""
         return list(self._holders.values())
 
-    def someone_is_new(self) -> bool:
-        """True if a generator responds and has no weights, or had some and responds no more; on rank 0."""
-        assert self._ctx.services is not None
-        answering = {m.uid for m in self._ctx.services.roster.answering(Role.GENERATOR)}
-        return answering != set(self._holders)
-
-    def left_out(self, failed: Mapping[str, str]) -> None:
+    def drop(self, failed: Mapping[str, str]) -> None:
         """Marks generators that failed in a round, by uid, as without weights; on rank 0."""
         for uid in failed:
             self._holders.pop(uid, None)
+
+    def _are_members_other(self) -> bool:
+        """True if those that respond are not those that hold weights; on rank 0."""
+        assert self._ctx.services is not None
+        answering = {m.uid for m in self._ctx.services.roster.answering(Role.GENERATOR)}
+        return answering != set(self._holders)
 
     def _wait_for_members(self) -> str:
         """Waits, on rank 0, for as long as the generators take to start."""
@@ -122,25 +121,23 @@ class PublishedWeights:
         them."""
         return "stop" if self._ctx.stop.is_set() else self._wait_for_members()
 
-    def _sent(self, version: int) -> bool:
+    def _sent(self, version: int, committing: Callable[[], None]) -> bool:
         """True if a generator has taken the weights, on every rank."""
         ranks = self._ctx.ranks
         if ranks.first:
-            return ranks.say(lambda: "sent" if self._send(version) else "again") == "sent"
+            return ranks.say(lambda: "sent" if self._send(version, committing) else "again") == "sent"
         while (said := ranks.say(lambda: "")) not in ("sent", "again"):
             for _ in self._tensors(said):  # gathering the weights is a collective
                 pass
         return said == "sent"
 
-    def _send(self, version: int) -> bool:
+    def _send(self, version: int, committing: Callable[[], None]) -> bool:
         """Sends the weights, on rank 0, to the members that it has waited for."""
         assert self._sync is not None
         members = self._members
         adapter = self._policy.adapter
         base = Base.of(adapter, partial(self._announced, "base")) if adapter else None
-        report = self._sync.send(
-            members, partial(self._announced, "version"), version, self._committing, base
-        )
+        report = self._sync.send(members, partial(self._announced, "version"), version, committing, base)
         for target, reason in report.lost.items():
             log.warning("%s did not take weight version %d: %s", target.name, version, reason)
         if not report.holders:

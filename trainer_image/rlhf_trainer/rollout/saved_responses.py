@@ -1,0 +1,59 @@
+"""Bytes of the responses, finished or partial, that belong to no episode yet: a blob of a snapshot."""
+
+from array import array
+from collections.abc import Iterable
+
+import torch
+
+from ..tensors.packed import flat_floats, flat_int32s
+from ..tensors.records import Prompt
+from ..tensors.sampling_mask import filled
+from ..transport import wire
+from .partial_rollout import PartialRollout, Response
+
+BLOB = "responses-ahead"
+"""Its name."""
+
+
+def encode(works: Iterable[PartialRollout]) -> bytes:
+    """Responses by the ids of their prompts: int32 `tokens` and `versions` and float32 `logprobs`, end to end; int32
+    `prompts`, their tokens, and `kept_counts` and `kept` where tokens have sampling masks."""
+    works = list(works)
+    responses = [response for work in works for response in work.responses]
+    arrays = {
+        "tokens": flat_int32s(r.tokens for r in responses),
+        "logprobs": flat_floats(r.logprobs for r in responses),
+        "versions": flat_int32s(r.versions for r in responses),
+        "prompts": flat_int32s(work.prompt.tokens for work in works),
+    }
+    if any(r.kept_counts for r in responses):
+        arrays |= {
+            "kept_counts": flat_int32s(filled(r.kept_counts, len(r.tokens)) for r in responses),
+            "kept": flat_int32s(r.kept for r in responses),
+        }
+    said = [[work.prompt.id, [[len(r.tokens), r.end] for r in work.responses]] for work in works]
+    return wire.encode(arrays, {"works": said, "prompts": [len(work.prompt.tokens) for work in works]})
+
+
+def decode(data: bytes) -> list[PartialRollout]:
+    """Inverse of `encode`; prompts have ids and tokens only, in data of an earlier release ids alone. Raises ValueError
+    for invalid data."""
+    arrays, header = wire.decode(data)
+    lengths = header.get("prompts", [0] * len(header["works"]))
+    prompts = arrays.get("prompts", torch.zeros(0)).split(lengths)
+    at, kept_at, works = 0, 0, list[PartialRollout]()
+    counts, kept = (arrays.get(name, torch.zeros(0)).tolist() for name in ("kept_counts", "kept"))
+    for (prompt_id, responses), prompt in zip(header["works"], prompts, strict=True):
+        work = PartialRollout(Prompt(prompt_id, tuple(prompt.tolist()), {}), [])
+        for length, end in responses:
+            tokens, logprobs, versions = (
+                array(kind, arrays[name][at : at + length].tolist())
+                for name, kind in (("tokens", "i"), ("logprobs", "f"), ("versions", "i"))
+            )
+            own = array("i", counts[at : at + length])
+            size = sum(count for count in own if count > 0)
+            masks = array("i", kept[kept_at : kept_at + size])
+            work.responses.append(Response(tokens, logprobs, versions, end, own, masks))
+            at, kept_at = at + length, kept_at + size
+        works.append(work)
+    return works
