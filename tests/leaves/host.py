@@ -22,6 +22,7 @@ from rlhf_operator.cluster.observe.desired_reader import DesiredReader
 from rlhf_operator.commands import plan as plan_command
 from rlhf_operator.commands.plan_table import plan_lines
 from rlhf_operator.console.manifest_arguments import with_runtime_of
+from rlhf_operator.job.names import CONTROLLER
 from rlhf_operator.job.snapshot import Job
 from rlhf_operator.supervision.budget import Restarts, left
 from rlhf_operator.supervision.process_state import Ended, ProcessState
@@ -106,7 +107,7 @@ def cluster(job: RLHFJob) -> Any:
     world = Fixed()
     world.body = {**as_stored(job), "status": {}}
     seen = []
-    if world.job.managed_elsewhere:
+    if world.job.controller != CONTROLLER:
         return seen
 
     def look(seconds: float) -> None:

@@ -145,6 +145,14 @@ def test_the_docs_show_such_a_page(where: str) -> None:
     assert f"\n```\n{shown(usual, events)}\n```\n" in (ROOT / where).read_text()
 
 
+def test_a_job_of_another_manager_waits_for_that_one() -> None:
+    managed = body() | {"spec": {"managedBy": "kueue.x-k8s.io/multikueue"}}
+    assert page(Job.of(managed), None, [], NOW).plain == (
+        "ppo  its manager has written no status yet  "
+        "(namespace team, made 2h 05m ago, managed by kueue.x-k8s.io/multikueue)"
+    )
+
+
 def test_a_job_that_no_operator_has_seen() -> None:
     assert shown() == (
         "ppo  no operator has looked at it yet; is one installed, and running?  (namespace team, made 2h 05m ago)"

@@ -4,11 +4,12 @@ import asyncio
 from dataclasses import replace
 from functools import partial
 
-from rlhf_api.contract.status import JobStatus
+from rlhf_api.contract.status import ENDED, JobStatus
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.manifest.spec_size import CUT
 from rlhf_api.roles import Role
 
+from ..job.names import CONTROLLER, MULTIKUEUE
 from ..job.snapshot import Job, Pod, is_marked
 from ..kube.api import Api, Body, Key
 from ..kube.api_error import ApiError
@@ -29,7 +30,7 @@ from .decide.stopping import deleted, settled
 from .objects.kueue import Quota, deactivated, kept_in_queue, quota
 from .objects.pinned import UnreadableConfig
 from .observe.deletion_watch import DeletionWatch
-from .observe.desired import Desired, active_config
+from .observe.desired import Desired, active_config, asks_to_suspend
 from .observe.desired_reader import DesiredReader
 from .observe.device_claims import DeviceClaims
 from .observe.observed import Observed
@@ -82,8 +83,8 @@ class Reconciler:
             self._deletions.forget(key)
             return None
         job = Job.of(body)
-        if job.managed_elsewhere:
-            return None
+        if job.controller != CONTROLLER:
+            return await self._dispatch(key, job) if job.controller == MULTIKUEUE else None
         if self._uids.setdefault(key, job.uid) != job.uid:
             self._forget(key)
             self._uids[key] = job.uid
@@ -183,6 +184,25 @@ class Reconciler:
             await self._api.delete("RLHFJob", job.namespace, job.name, uid=job.uid)
         return told
 
+    async def _dispatch(self, key: Key, job: Job) -> float | None:
+        """Lines up a job that MultiKueue runs on another cluster, where its pods are made and its status is written.
+        Returns as `reconcile` does."""
+        found = self._kueue.workload(key, job)
+        if job.queue is None or asks_to_suspend(job) or "deletionTimestamp" in job.body["metadata"]:
+            await self._kueue.leave(job, found, None)
+            return None
+        if job.status is not None and job.status.phase in ENDED:
+            return None
+        try:
+            want = await self._desired.read(key, replace(job, status=None), [])
+        except InvalidJob:
+            return None  # of which no other cluster can make more
+        if want.waits is not None:
+            return POLL_SECONDS
+        if quota(job, want.spec, found, want.pinned.name) in ("absent", "outdated"):
+            await self._kueue.enter(job, want, found)
+        return None
+
     async def _create_pods(self, job: Job, want: Desired, todo: Plan, workload: Body | None) -> None:
         admitted = workload if job.queue is not None else None
         known = await self._kueue.flavors(admitted) if admitted else {}
@@ -197,7 +217,7 @@ class Reconciler:
             await self._statuses.write(key, job, todo.status)
         await self._delete_pods(job, todo)
         if todo.queue == "leave":
-            await self._kueue.leave(job, self._kueue.workload(key, job))
+            await self._kueue.leave(job, self._kueue.workload(key, job), todo.status or job.status)
         for event in todo.events:
             await self._recorder.record(job.body, event)
         if todo.expire:

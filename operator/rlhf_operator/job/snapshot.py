@@ -21,6 +21,7 @@ from .names import (
     JOB,
     MANAGED_BY,
     OPERATOR,
+    ORIGIN,
     PRIORITY,
     QUEUE,
     RANK,
@@ -60,8 +61,10 @@ class Job:
     checkpoint: str | None
     """Newest checkpoint request, cut to the length that a status keeps."""
     status: JobStatus | None
-    managed_elsewhere: bool = False
-    """True if the spec names another controller, whose the job and its status are."""
+    controller: str = CONTROLLER
+    """The one that the spec names, whose the job and its status are."""
+    dispatched: bool = False
+    """True for the copy that MultiKueue made on this cluster, with its Workload."""
     unreadable: str | None = None
     """Validation errors of a status written by another release, which must not be overwritten."""
 
@@ -80,7 +83,8 @@ class Job:
             priority=meta.get("labels", {}).get(PRIORITY),
             checkpoint=asked and asked[:REQUEST],
             status=status,
-            managed_elsewhere=(as_object(body.get("spec")).get("managedBy") or CONTROLLER) != CONTROLLER,
+            controller=as_object(body.get("spec")).get("managedBy") or CONTROLLER,
+            dispatched=ORIGIN in meta.get("labels", {}),
             unreadable=unreadable,
         )
 

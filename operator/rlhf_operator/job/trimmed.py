@@ -6,7 +6,7 @@ from typing import Any
 from rlhf_api.manifest.spec_size import CUT, cut
 from rlhf_api.rules.pod_template import CONTAINER
 
-from .names import ATTEMPT, CHECKPOINT, INDEX, JOB, MANAGED_BY, PRIORITY, QUEUE, RANK, ROLE
+from .names import ATTEMPT, CHECKPOINT, INDEX, JOB, MANAGED_BY, ORIGIN, PRIORITY, QUEUE, RANK, ROLE
 from .pod_resources import only_devices
 
 Body = dict[str, Any]
@@ -23,7 +23,7 @@ _OF_METADATA = (
     "finalizers",
     "ownerReferences",
 )
-_LABELS = (JOB, MANAGED_BY, ROLE, INDEX, RANK, ATTEMPT, QUEUE, PRIORITY)
+_LABELS = (JOB, MANAGED_BY, ROLE, INDEX, RANK, ATTEMPT, QUEUE, PRIORITY, ORIGIN)
 REQUEST = 256
 """Maximum length of a checkpoint request that is compared, in characters; an annotation may have 256 KiB."""
 _MOST = 32

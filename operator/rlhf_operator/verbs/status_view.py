@@ -11,6 +11,7 @@ from rlhf_api.roles import Role
 
 from ..archive.export import export_command
 from ..console.text import age, columns, one_line
+from ..job.names import CONTROLLER
 from ..job.snapshot import Job
 from ..local.figures import time_left
 from ..supervision.exit_reasons import ledger_words
@@ -46,8 +47,15 @@ def _head(job: Job, status: JobStatus | None, now: datetime.datetime) -> Text:
     about = [f"namespace {job.namespace}", f"made {age(job.body['metadata']['creationTimestamp'], now)} ago"]
     if job.queue:
         about.append(f"queue {job.queue}")
+    ours = job.controller == CONTROLLER
+    if not ours:
+        about.append(f"managed by {one_line(job.controller)}")
     if status is None:
-        doing = f"{state(None)}; is one installed, and running?"
+        doing = (
+            f"{state(None)}; is one installed, and running?"
+            if ours
+            else "its manager has written no status yet"
+        )
         return Text.assemble((job.name, "bold"), "  ", (doing, "yellow"), (f"  ({', '.join(about)})", "dim"))
     if status.start_time and status.completion_time:
         about.append(f"ended {age(status.completion_time, now)} ago")

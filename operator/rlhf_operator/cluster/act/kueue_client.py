@@ -1,5 +1,7 @@
 """Writes a job's Workload as planned, and reads the cluster-scoped objects that it refers to."""
 
+from rlhf_api.contract.status import ENDED, JobStatus
+
 from ...console.text import time_text
 from ...job.snapshot import Job
 from ...kube.api import Api, Body, Key
@@ -7,7 +9,7 @@ from ...kube.api_error import ApiError
 from ...status.condition import is_true
 from ..decide.next_step import Plan
 from ..objects.companions import owned
-from ..objects.kueue import deactivated, released, report, stands, workload
+from ..objects.kueue import deactivated, finished, is_dispatched, is_over, released, report, stands, workload
 from ..objects.placement import flavors
 from ..objects.workload_priority import priority_class, priority_fields
 from ..observe.desired import Desired
@@ -26,7 +28,8 @@ class KueueClient:
 
     def workload(self, key: Key, job: Job) -> Body | None:
         """The job's Workload, not that of an earlier job of its name, whose admission was another's."""
-        return next((body for body in self._cache.workloads(key) if is_own(body, job)), None)
+        found = (body for body in self._cache.workloads(key) if is_own(body, job) and not is_over(body))
+        return next(found, None)
 
     async def read(self, key: Key, job: Job, *, required: bool) -> Body | ApiError | None:
         """As `workload`; or why it is unknown. What the cache lacks may be there: the server did not serve the kind
@@ -43,7 +46,7 @@ class KueueClient:
             if error.status == 404:
                 return None
             raise
-        return body if is_own(body, job) else None
+        return body if is_own(body, job) and not is_over(body) else None
 
     async def stands(self, key: Key, job: Job, planned: Body | ApiError | None) -> bool:
         """True if the job needs no admission, or the one that was planned on is still in force.
@@ -64,15 +67,9 @@ class KueueClient:
         """Applies the plan's queue actions; `found`: the Workload that it was made on."""
         stamp = time_text(self._api.clock.now())
         if todo.queue == "leave":
-            await self.leave(job, found)
+            await self.leave(job, found, todo.status or job.status)
         elif todo.queue == "enter":
-            named = priority_class(job, want.pinned)
-            class_ = await self._api.get(named[0], None, named[1]) if named else None
-            priority = priority_fields(class_, found) if class_ else None
-            body = workload(job, want.pinned, priority)
-            if found is None:
-                await check_name(self._api, job, body)
-            self._cache.put(await self._api.apply(owned(body, job)))
+            await self.enter(job, want, found)
         elif todo.queue is not None and found is not None:
             status = todo.status or job.status
             ready = status is not None and is_true(status, "RolesReady")
@@ -81,10 +78,29 @@ class KueueClient:
             if patch is not None:
                 await self._merge(job, patch)
 
-    async def leave(self, job: Job, found: Body | None) -> None:
+    async def enter(self, job: Job, want: Desired, found: Body | None) -> None:
+        """Lines the job up by its Workload, made anew or changed in place. A dispatched job comes with its own."""
+        if job.dispatched:
+            return
+        named = priority_class(job, want.pinned)
+        class_ = await self._api.get(named[0], None, named[1]) if named else None
+        priority = priority_fields(class_, found) if class_ else None
+        body = workload(job, want.pinned, priority)
+        if found is None:
+            await check_name(self._api, job, body)
+        self._cache.put(await self._api.apply(owned(body, job)))
+
+    async def leave(self, job: Job, found: Body | None, status: JobStatus | None) -> None:
         """Gives the job's quota and its place in the queue back, where it has one. Of a deactivated Workload only the
-        quota, until the job is deleted: the next Workload would be active."""
+        quota, until the job is deleted: the next Workload would be active. A dispatched one is finished when the job,
+        whose newest `status` this is, has ended; it goes with the job."""
         if found is None or "deletionTimestamp" in found["metadata"]:
+            return
+        if is_dispatched(found) and "deletionTimestamp" not in job.body["metadata"]:
+            if status is not None and status.phase in ENDED:
+                succeeded, stamp = status.phase == "Succeeded", time_text(self._api.clock.now())
+                end = finished(found, succeeded=succeeded, message=status.message, stamp=stamp)
+                await self._merge(job, end)
             return
         if not deactivated(found) or "deletionTimestamp" in job.body["metadata"]:
             uid = found["metadata"]["uid"]

@@ -13,7 +13,7 @@ from rlhf_api.contract.run import places, pods_each, roles_of
 from rlhf_api.roles import Role
 from rlhf_api.spec import Spec
 
-from ...job.names import CONFIG, PRIORITY, common_labels
+from ...job.names import CONFIG, ORIGIN, PRIORITY, common_labels
 from ...job.snapshot import Job
 from ...kube.kinds import KUEUE
 from .pinned import Pinned
@@ -50,7 +50,8 @@ def quota(
     if not _has_quota(workload):
         notes = workload["metadata"].get("annotations", {})
         asked = _counts(workload), workload["spec"].get("queueName"), notes.get(CONFIG), notes.get(PRIORITY)
-        if asked != (_wanted(spec), job.queue, config, job.priority):
+        wanted = _wanted(spec), job.queue, config, job.priority
+        if asked != wanted and not is_dispatched(workload):
             return "outdated"
         return "waiting"
     if "Evicted" in held:
@@ -77,6 +78,16 @@ def kept_in_queue(job: Job, workload: Mapping[str, Any] | None, *, required: boo
     if workload is None or job.queue is not None or not required:
         return job
     return replace(job, queue=workload["spec"].get("queueName"))
+
+
+def is_dispatched(workload: Mapping[str, Any]) -> bool:
+    """True for a Workload that MultiKueue made here: it withdraws it, and learns from it that the job is over."""
+    return ORIGIN in workload["metadata"].get("labels", {})
+
+
+def is_over(workload: Mapping[str, Any]) -> bool:
+    """True for a dispatched one that its cluster has been told the end of; it stays until it is withdrawn."""
+    return is_dispatched(workload) and "Finished" in _held(workload)
 
 
 def deactivated(workload: Mapping[str, Any] | None) -> bool:
@@ -134,6 +145,12 @@ def released(workload: Mapping[str, Any], stamp: str) -> Body | None:
     return _status(workload, stamp, changes, {"admission": None, "reclaimablePods": None})
 
 
+def finished(workload: Mapping[str, Any], *, succeeded: bool, message: str, stamp: str) -> Body:
+    """Merge patch of the status of a Workload whose job is over."""
+    reason = "Succeeded" if succeeded else "Failed"
+    return _status(workload, stamp, {"Finished": ("True", reason, message)}, {})
+
+
 def report(workload: Mapping[str, Any], spec: Spec, *, ready: bool, stamp: str) -> Body | None:
     """Merge patch of an admitted Workload's status, or None if it is up to date: whether its pods are ready, and the
     quota of scaled-down generators as reclaimable."""
@@ -166,6 +183,9 @@ def _admission(workload: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _config(workload: Mapping[str, Any]) -> str | None:
+    """Of a dispatched one none: its annotation is of the cluster that it comes from."""
+    if is_dispatched(workload):
+        return None
     name: str | None = workload["metadata"].get("annotations", {}).get(CONFIG)
     return name
 
