@@ -49,7 +49,7 @@ from rlhf_operator.cluster.objects.companions import companions, owned, token_se
 from rlhf_operator.cluster.objects.pinned import Pinned
 from rlhf_operator.cluster.objects.pod import NewPod, build_pod
 from rlhf_operator.job.snapshot import Job
-from rlhf_operator.job.trimmed import trimmed
+from rlhf_operator.job.trimmed import trim
 from rlhf_operator.kube.api import Api
 from rlhf_operator.kube.api_error import ApiError
 from rlhf_operator.status.condition import observed
@@ -257,7 +257,7 @@ async def make_hostile(namespace: str, count: int) -> None:
 async def refusals(namespace: str) -> int:
     """Number of jobs that were refused for their size."""
     async with await Api.connect() as api:
-        found = [job.get("status", {}) async for job in api.list("RLHFJob", namespace, keep=trimmed)]
+        found = [job.get("status", {}) async for job in api.list("RLHFJob", namespace, keep=trim)]
     return sum("must have at most" in status.get("message", "") for status in found)
 
 

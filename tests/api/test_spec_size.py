@@ -11,7 +11,7 @@ from rlhf_api.manifest.load import from_cluster, parse
 from rlhf_api.manifest.runtime import parse_runtime
 from rlhf_operator.cluster.config.settings import Settings
 from rlhf_operator.cluster.serve.webhook import review
-from rlhf_operator.job.trimmed import trimmed
+from rlhf_operator.job.trimmed import trim
 
 
 def large(most: int, **metadata: object) -> dict:
@@ -38,7 +38,7 @@ def test_one_byte_too_many_is_refused_in_the_same_words_everywhere() -> None:
     answer = review({"request": {"uid": "1", "object": stored}}, Settings("image", b"k" * 32))["response"]
     assert (answer["allowed"], answer["status"]["message"]) == (False, said)
     with pytest.raises(InvalidJob) as caught:
-        from_cluster(trimmed(stored))
+        from_cluster(trim(stored))
     assert str(caught.value) == said
 
 
@@ -48,11 +48,11 @@ def test_of_an_object_that_is_too_large_what_ends_it_is_kept_and_nothing_that_gr
     body["metadata"] |= {"labels": {**many, "kueue.x-k8s.io/queue-name": "team"}, "annotations": many}
     body["metadata"] |= {"finalizers": [*many], "managedFields": [{"fieldsV1": many}]}
     body["spec"] |= {"suspend": True, "ttlSecondsAfterFinished": 60}
-    kept = trimmed(body)
+    kept = trim(body)
     assert kept["spec"] == {"suspend": True, "ttlSecondsAfterFinished": 60}
     assert kept["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "team"}
     assert len(json.dumps(kept)) < 4_000
-    assert trimmed(kept) == kept
+    assert trim(kept) == kept
 
 
 def test_a_list_whose_items_defaults_make_large_is_refused_with_that_size(monkeypatch) -> None:

@@ -38,7 +38,7 @@ class Hands:
         kinds = await kinds_served(self.api)
         await resync.fill(self.api, self.namespace, kinds, lambda body, _: self.cache.put(body))
 
-    async def sweep(self) -> resync.Swept:
+    async def sweep(self) -> resync.ListingDiff:
         """Lists all objects; returns those that the cache did not have so."""
         return await resync.sweep(self.api, self.namespace, await kinds_served(self.api), self.cache)
 

@@ -9,10 +9,10 @@ import pytest
 
 from rlhf_operator.cluster.observe.deletion_watch import DeletionWatch
 from rlhf_operator.cluster.watching.cache import Cache
-from rlhf_operator.cluster.watching.resync import overdue, sweep
+from rlhf_operator.cluster.watching.resync import missed_changes, sweep
 from rlhf_operator.job.pod_status import seconds
 from rlhf_operator.job.snapshot import Pod
-from rlhf_operator.job.trimmed import trimmed
+from rlhf_operator.job.trimmed import trim
 from rlhf_operator.kube.api import Api
 
 KEY = ("team", "ppo")
@@ -244,7 +244,7 @@ def test_readers_cannot_change_what_is_kept(cache):
 )
 def test_nothing_is_left_out_that_is_looked_at(status):
     full = pod(**status)
-    assert Pod.of(trimmed(full)) == Pod.of(full)
+    assert Pod.of(trim(full)) == Pod.of(full)
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_a_null_is_as_if_nothing_was_said(state):
     told = {"name": "role", "ready": False, "state": state}
     body = pod(containerStatuses=[told], conditions=None, podIP=None, startTime=None)
     body["metadata"]["deletionGracePeriodSeconds"] = None
-    found = Pod.of(trimmed(body))
+    found = Pod.of(trim(body))
     assert found == Pod.of(body)
     assert found.started == seconds("2026-01-01T00:00:00Z")
 
@@ -357,8 +357,8 @@ def test_a_watch_owes_what_two_sweeps_show_and_it_has_not_told():
     assert before.keys() == {"busy", "lost", "brief"}  # which may all be on their way
     cache.put(busy)  # told since then, and changed again; the third was made and deleted in between
     now = {"busy": pod(20, "busy"), "lost": lost}
-    assert overdue(before, now, cache) == ["Pod team/ppo-generator-1"]
+    assert missed_changes(before, now, cache) == ["Pod team/ppo-generator-1"]
     cache.put(lost)
-    assert overdue(before, now, cache) == []
+    assert missed_changes(before, now, cache) == []
     cache.drop(lost)
     assert cache.knows(lost)

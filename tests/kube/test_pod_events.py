@@ -152,7 +152,7 @@ def test_the_newest_event_counts(events: list[tuple[str, str, str]], told: str |
         {"type": kind, "reason": reason, "message": "m", "lastTimestamp": f"{newer[at]}Z"}
         for kind, reason, at in events
     ]
-    assert pod_events.hindrance(made) == told
+    assert pod_events.blocking_event(made) == told
     for event in made:  # as the newer API of events writes them
         event["eventTime"] = event.pop("lastTimestamp").replace("Z", ".123456Z")
-    assert pod_events.hindrance(made) == told
+    assert pod_events.blocking_event(made) == told

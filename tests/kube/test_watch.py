@@ -228,7 +228,7 @@ def test_the_operator_waits_for_its_custom_resource(monkeypatch, caplog):
 
 def test_an_object_that_cannot_be_taken_holds_up_none_that_came_with_it():
     async def main() -> None:
-        crossing = module._Crossing(asyncio.get_running_loop(), seen := Reported())
+        crossing = module._ThreadHandoff(asyncio.get_running_loop(), seen := Reported())
         for name in ("first", "", "last"):
             crossing.put({"kind": "Pod", "metadata": {"name": name} if name else {}}, False)
         await seen.until("Pod", "last")

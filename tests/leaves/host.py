@@ -13,7 +13,7 @@ from rlhf_api.estimate.duration import Batch, Machine, Work, of_step, predicted
 from rlhf_api.estimate.model_files import model_sizes
 from rlhf_api.job import RLHFJob
 from rlhf_api.roles import Role
-from rlhf_operator.cluster.decide.autoscale import needed
+from rlhf_operator.cluster.decide.autoscale import required_replicas
 from rlhf_operator.cluster.objects.companions import companions
 from rlhf_operator.cluster.objects.gangs import members
 from rlhf_operator.cluster.objects.pinned import Pinned
@@ -24,7 +24,7 @@ from rlhf_operator.commands.plan_table import plan_lines
 from rlhf_operator.console.manifest_arguments import with_runtime_of
 from rlhf_operator.job.names import CONTROLLER
 from rlhf_operator.job.snapshot import Job
-from rlhf_operator.supervision.budget import Restarts, left
+from rlhf_operator.supervision.budget import Restarts, current_window
 from rlhf_operator.supervision.process_state import Ended, ProcessState
 from rlhf_operator.supervision.progress_deadline import silence
 from rlhf_operator.supervision.restart_policy import decide
@@ -80,7 +80,7 @@ def scaling(job: RLHFJob) -> Any:
     """Generators that the operator asks for after steps in which the trainer waited for so long."""
     scale, said = job.spec.generator.autoscale, {"activity": "training", "total_steps": 4}
     waits = [TrainerStatus(**said, trainer_idle=idle, generator_idle=0.5) for idle in (0.0, 0.3, 0.6, 0.99)]
-    return scale and [needed(job.spec, scale, wait) for wait in waits]
+    return scale and [required_replicas(job.spec, scale, wait) for wait in waits]
 
 
 def restarts(job: RLHFJob) -> Any:
@@ -97,7 +97,7 @@ def restarts(job: RLHFJob) -> Any:
             for had in before:
                 seen = [*others, ProcessState(role, 0, started=0.0, ready=True, ended=ended)]
                 found.append(decide(job.spec, seen, {role: had}, now=HOUR))
-                found.append(left(job.spec, {role: had}, role, HOUR))
+                found.append(current_window(job.spec, {role: had}, role, HOUR))
     trainer = ProcessState(Role.TRAINER, 0, started=0.0, ready=True)
     return [*found, silence(job.spec, [trainer], 1.0, "training")]
 

@@ -6,7 +6,7 @@ from tests.api.manifests import document, job
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.manifest.load import parse
 from rlhf_api.roles import Role
-from rlhf_operator.supervision.budget import Restarts, left, one_more, totals
+from rlhf_operator.supervision.budget import Restarts, current_window, record_restart, totals
 
 R = Role.REWARD
 SPEC = job("spec.reward.backoffWindowSeconds=100").spec
@@ -15,7 +15,7 @@ SPEC = job("spec.reward.backoffWindowSeconds=100").spec
 def after(*times: float, counts: bool = True) -> dict[Role, Restarts]:
     known: dict[Role, Restarts] = {}
     for at in times:
-        known = one_more(SPEC, known, R, at, counts=counts)
+        known = record_restart(SPEC, known, R, at, counts=counts)
     return known
 
 
@@ -30,7 +30,7 @@ def after(*times: float, counts: bool = True) -> dict[Role, Restarts]:
     ],
 )
 def test_what_lies_further_back_than_the_window_is_forgiven(times, now, failures):
-    assert left(SPEC, after(*times), R, now).failures == failures
+    assert current_window(SPEC, after(*times), R, now).failures == failures
     assert totals(after(*times)).get(R, 0) == len(times)
 
 

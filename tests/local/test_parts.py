@@ -36,7 +36,7 @@ from rlhf_operator.local.processes import Supervised, local_command
 from rlhf_operator.local.progress import Lines
 from rlhf_operator.local.trainer import Trainer
 from rlhf_operator.status.job_status import first_status, job_status
-from rlhf_operator.supervision.exit_reasons import cause, exit_words, failure_type, telling_line
+from rlhf_operator.supervision.exit_reasons import cause, exit_words, failure_type, most_informative_line
 from rlhf_operator.supervision.process_state import Ended, Finish, Kill, ProcessState
 from rlhf_operator.supervision.role_client import ControlClient
 
@@ -220,7 +220,7 @@ def test_ends_in_words() -> None:
     ],
 )
 def test_the_telling_line_of_a_log(log: str, line: str) -> None:
-    assert telling_line(log) == line
+    assert most_informative_line(log) == line
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from tests.api.manifests import job
 
 from rlhf_api.roles import Role
 from rlhf_api.spec import Spec
-from rlhf_operator.supervision.budget import Restarts, one_more
+from rlhf_operator.supervision.budget import Restarts, record_restart
 from rlhf_operator.supervision.process_state import Action, Ended, Finish, Kill, ProcessState, Start
 from rlhf_operator.supervision.restart_policy import decide
 
@@ -300,7 +300,7 @@ def restart_after(reason: str, step: int) -> dict[Role, Restarts]:
     """What is known once the trainer was started again after this end."""
     (start,) = decide(SPEC, failed_trainer(reason), {}, now=NOW, step=step)
     assert isinstance(start, Start)
-    return one_more(SPEC, {}, T, NOW - 100, counts=start.counts, cause=start.cause)
+    return record_restart(SPEC, {}, T, NOW - 100, counts=start.counts, cause=start.cause)
 
 
 def test_an_error_of_the_program_that_comes_twice_at_one_step_ends_the_job():

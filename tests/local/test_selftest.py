@@ -14,8 +14,8 @@ from rlhf_api.manifest.load import composed, load
 from rlhf_api.roles import Role
 from rlhf_operator.selftest import checks
 from rlhf_operator.selftest.derived import as_arguments, first_half, second_half
-from rlhf_operator.selftest.left import heard, left_by, told
-from rlhf_operator.selftest.trial import Seen, victims
+from rlhf_operator.selftest.left import from_lines, left_by, to_lines
+from rlhf_operator.selftest.trial import Observations, roles_to_kill
 from rlhf_operator.selftest.watch import Kill
 from rlhf_operator.selftest.weights import of_file
 
@@ -88,9 +88,9 @@ def test_nothing_of_a_job_can_hide_a_fault_or_write_elsewhere():
 
 def test_each_role_that_the_job_has_is_killed():
     spec = load(PPO).spec
-    assert victims(spec) == [Role.REWARD, Role.REFERENCE, Role.TRAINER, Role.GENERATOR]
-    assert victims(load(PPO, ["generator.sharedWithTrainer=true"]).spec)[-1] is Role.TRAINER
-    assert victims(load(ROOT / "examples/sentiment/sft.yaml").spec) == [Role.TRAINER]
+    assert roles_to_kill(spec) == [Role.REWARD, Role.REFERENCE, Role.TRAINER, Role.GENERATOR]
+    assert roles_to_kill(load(PPO, ["generator.sharedWithTrainer=true"]).spec)[-1] is Role.TRAINER
+    assert roles_to_kill(load(ROOT / "examples/sentiment/sft.yaml").spec) == [Role.TRAINER]
 
 
 # Figures of a good run; each test below spoils some.
@@ -107,7 +107,7 @@ LINES = [
     for step in range(1, 29)
 ]
 LEDGER = {"issued": [[0, 448]], "trained": [[0, 448]], "filtered": [], "dropped": {}}
-GOOD = Seen(
+GOOD = Observations(
     kills={
         role: Kill(role, 1, 0.0, 5.0) for role in (Role.REWARD, Role.REFERENCE, Role.TRAINER, Role.GENERATOR)
     },
@@ -121,15 +121,15 @@ GOOD = Seen(
 )
 
 
-def judged(seen: Seen, *overrides: str, file: Path = PPO) -> dict[str, checks.Check]:
+def judged(seen: Observations, *overrides: str, file: Path = PPO) -> dict[str, checks.Check]:
     return {check.name: check for check in checks.judged(load(file, overrides).spec, seen, 16, 4)}
 
 
-def spoiled(**fields) -> Seen:
-    return Seen(**{**vars(GOOD), **fields})
+def spoiled(**fields) -> Observations:
+    return Observations(**{**vars(GOOD), **fields})
 
 
-def failing(seen: Seen) -> dict[str, str]:
+def failing(seen: Observations) -> dict[str, str]:
     return {name: check.seen for name, check in judged(seen).items() if check.passed is False}
 
 
@@ -179,7 +179,7 @@ def test_a_difference_that_is_not_finite_fails_the_agreement(tmp_path):
     """It is null in metrics.jsonl."""
     null = [json.dumps({**line, "logprob_difference": None}) + "\n" for line in LINES]
     (tmp_path / "metrics.jsonl").write_text("".join(null))
-    lines = heard(told(left_by(tmp_path, []))).lines
+    lines = from_lines(to_lines(left_by(tmp_path, []))).lines
     assert "nan" in failing(spoiled(lines=lines))["agreement"]
 
 

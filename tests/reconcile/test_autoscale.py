@@ -9,7 +9,7 @@ from tests.api.manifests import job
 from tests.reconcile.world import World, running
 
 from rlhf_api.contract.report import TrainerStatus
-from rlhf_operator.cluster.decide.autoscale import needed
+from rlhf_operator.cluster.decide.autoscale import required_replicas
 
 SCALE = "spec.generator.autoscale={minReplicas: 2, maxReplicas: 12, trainerIdle: 0.2}"
 AHEAD = ("spec.rollout.maxStaleness=2", "spec.sampling={maxNewTokens: 64}")
@@ -35,7 +35,7 @@ def test_as_few_generators_as_keep_to_the_target(work, generators, ahead):
     replicas = f"spec.generator.replicas={generators}"
     spec = job(replicas, SCALE, *(AHEAD if ahead else ())).spec
     scale = spec.generator.autoscale
-    found = needed(spec, scale, report(1, shares(work, generators, ahead=ahead)))
+    found = required_replicas(spec, scale, report(1, shares(work, generators, ahead=ahead)))
     fits = [n for n in range(2, 13) if shares(work, n, ahead=ahead)[0] <= 0.2 + 1e-9]
     assert found == (fits[0] if fits else 12)
 

@@ -7,7 +7,7 @@ from tests.reconcile.world import World, reasons, running, stamp
 
 from rlhf_api.roles import Role
 from rlhf_operator.job.snapshot import Pod
-from rlhf_operator.job.trimmed import trimmed
+from rlhf_operator.job.trimmed import trim
 
 EVICTED = {"phase": "Failed", "reason": "Evicted", "message": "node was low on memory"}
 
@@ -213,4 +213,4 @@ def test_an_end_is_a_disruption_where_the_pod_was_told_to_end_before(ended: int,
         "deletionTimestamp": stamp(told + datetime.timedelta(seconds=30)),
         "deletionGracePeriodSeconds": 30,
     }
-    assert Pod.of(trimmed(body)).ended.disrupted is disrupted
+    assert Pod.of(trim(body)).ended.disrupted is disrupted

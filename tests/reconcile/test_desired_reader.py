@@ -17,7 +17,7 @@ from rlhf_operator.cluster.observe import desired, desired_reader
 from rlhf_operator.cluster.observe.desired import Desired
 from rlhf_operator.cluster.observe.desired_reader import DesiredReader
 from rlhf_operator.job.snapshot import Pod
-from rlhf_operator.job.trimmed import trimmed
+from rlhf_operator.job.trimmed import trim
 from rlhf_operator.kube.api_error import ApiError
 
 SETTINGS = Settings(trainer_image="trainer:1", token_key=b"k" * 32)
@@ -132,7 +132,7 @@ def test_a_running_job_whose_configuration_is_gone_gets_no_other():
     """It would get pods of today's image beside those that run; of the same release and spec it is made again."""
     world = World(defaults=SETTINGS.defaults)
     world.settle()
-    pods = [Pod.of(trimmed(body)) for body in world.pods.values()]
+    pods = [Pod.of(trim(body)) for body in world.pods.values()]
     before, upgraded = world.status.cluster.config, replace(SETTINGS, trainer_image="trainer:2")
     world.configs.clear()
     assert read(reader(world), world, pods=pods).pinned.name == before

@@ -9,8 +9,8 @@ from tests.reconcile.world import TODAY, F, R, T, World, names, reasons, running
 from rlhf_api.estimate.resources import plan as resource_plan
 from rlhf_api.roles import Role
 from rlhf_operator.cluster.decide.consequences import KILL_SECONDS
-from rlhf_operator.cluster.decide.pod_groups import membership, sort
-from rlhf_operator.cluster.decide.usage import held
+from rlhf_operator.cluster.decide.pod_groups import group_pods, membership
+from rlhf_operator.cluster.decide.usage import count_gpus
 from rlhf_operator.cluster.objects.gangs import members as gang_members
 from rlhf_operator.cluster.objects.kueue import workload
 from rlhf_operator.cluster.objects.pinned import Pinned
@@ -18,7 +18,7 @@ from rlhf_operator.cluster.objects.placement import placed
 from rlhf_operator.cluster.objects.pod import NewPod, build_pod
 from rlhf_operator.job.names import RANK
 from rlhf_operator.job.snapshot import Pod, is_marked
-from rlhf_operator.job.trimmed import trimmed
+from rlhf_operator.job.trimmed import trim
 
 G = Role.GENERATOR
 PAIRS = ("spec.generator={replicas: 2, tensorParallelSize: 2, podsPerReplica: 2}",)
@@ -42,8 +42,8 @@ def environment(body) -> dict[str, str]:
 
 def members(world: World) -> dict[str, bool]:
     """Generators that the trainer is told of, and whether they are to end."""
-    pods = [Pod.of(trimmed(body)) for body in world.pods.values()]
-    found = membership(sort(world.want.spec, world.status.cluster, pods), world.want.spec).members
+    pods = [Pod.of(trim(body)) for body in world.pods.values()]
+    found = membership(group_pods(world.want.spec, world.status.cluster, pods), world.want.spec).members
     return {member.name: member.draining for member in found if member.role is G}
 
 
@@ -185,7 +185,7 @@ def test_all_pods_count_for_gpus_gangs_and_queues():
     made = Pinned.make("job", spec, TODAY)
     assert gang_members(made.config, ()) == {T: 1, G: 4, R: 1, F: 1}
     world = running(*PAIRS, *GPUS)
-    assert held([Pod.of(trimmed(body)) for body in world.pods.values()], spec, {})["nvidia.com/gpu"] == 32
+    assert count_gpus([Pod.of(trim(body)) for body in world.pods.values()], spec, {})["nvidia.com/gpu"] == 32
     scaled = Pinned.make("job", job(*PAIRS, "spec.generator.autoscale={maxReplicas: 5}").spec, TODAY)
     for pinned, count in ((made, 4), (scaled, 10)):
         pod_sets = {each["name"]: each["count"] for each in workload(world.job, pinned)["spec"]["podSets"]}
@@ -196,7 +196,7 @@ def test_a_trainer_that_starts_again_waits_for_no_generator_without_a_node():
     world = running("spec.scheduling.gang=volcano", "spec.generator.replicas=2")
 
     def gang() -> int:
-        pods = [Pod.of(trimmed(body)) for body in world.pods.values()]
+        pods = [Pod.of(trim(body)) for body in world.pods.values()]
         return sum(gang_members(world.want.pinned.config, pods).values())
 
     assert gang() == len(world.pods) == 5

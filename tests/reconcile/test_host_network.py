@@ -7,12 +7,12 @@ from tests.api.manifests import job
 from tests.reconcile.world import TODAY, World
 
 from rlhf_api.roles import Role
-from rlhf_operator.cluster.decide.pod_groups import membership, sort
+from rlhf_operator.cluster.decide.pod_groups import group_pods, membership
 from rlhf_operator.cluster.objects.pinned import Pinned
 from rlhf_operator.cluster.objects.pod import NewPod, build_pod
 from rlhf_operator.job.ports import HOST_PORTS
 from rlhf_operator.job.snapshot import Pod
-from rlhf_operator.job.trimmed import trimmed
+from rlhf_operator.job.trimmed import trim
 
 HOST_NETWORK = "spec.pods.template={spec: {hostNetwork: true}}"
 ON_TWO_NODES = ("spec.trainer.replicas=2", "spec.generator.replicas=8")
@@ -93,8 +93,8 @@ def test_the_trainer_hears_of_everybodys_own_port(address):
         }
         world.pods[name]["status"]["podIP"] = address
     world.pods["job-reference-0"]["spec"]["containers"] = [{"name": "role"}]
-    pods = [Pod.of(trimmed(body)) for body in world.pods.values()]
-    members = membership(sort(job().spec, world.status.cluster, pods), job().spec).members
+    pods = [Pod.of(trim(body)) for body in world.pods.values()]
+    members = membership(group_pods(job().spec, world.status.cluster, pods), job().spec).members
     host = f"[{address}]" if ":" in address else address
     told = {member.name: member.address for member in members}
     assert told["generator-0"] == f"http://{host}:20111"

@@ -12,7 +12,7 @@ from rlhf_operator.cluster.objects.kueue import deactivated, quota, released, re
 from rlhf_operator.cluster.objects.pinned import Pinned
 from rlhf_operator.cluster.objects.placement import flavors, placed, topology_request
 from rlhf_operator.cluster.objects.workload_priority import priority_class, priority_fields
-from rlhf_operator.cluster.observe.desired import wanted
+from rlhf_operator.cluster.observe.desired import desired_state
 from rlhf_operator.job.names import CONFIG, PRIORITY, QUEUE
 from rlhf_operator.job.snapshot import Job
 
@@ -41,7 +41,7 @@ ADMITTED = ("QuotaReserved", "Admitted")
 @pytest.mark.parametrize("queue", [None, "team"])
 def test_only_what_a_manifest_asks_for_is_charged_to_a_queue(queue):
     """A queue without quota for memory admits no pod that requests some."""
-    made = wanted(job(queue=queue)[0], None, Defaults(image="i", requests=True))
+    made = desired_state(job(queue=queue)[0], None, Defaults(image="i", requests=True))
     assert made.pinned.defaults.requests is (queue is None)
 
 

@@ -7,7 +7,7 @@ from tests.reconcile.world import Role, World, running
 
 from rlhf_operator.cluster.objects.node_avoidance import AVOID_SECONDS
 from rlhf_operator.job.snapshot import Pod
-from rlhf_operator.job.trimmed import trimmed
+from rlhf_operator.job.trimmed import trim
 
 TRACE = 'Traceback (most recent call last):\n  File "a.py", line 1, in step\nRuntimeError: the bottom'
 
@@ -113,8 +113,8 @@ def test_a_cause_is_known_also_if_its_pod_is_gone_before_the_next_look():
     world.end("job-generator-0", 70, LOST)
     world.step()
     world.end("job-generator-0-1", 70, KILLED)
-    gone = Pod.of(trimmed(world.pods.pop("job-generator-0-1")))
-    world.step(departed=[gone])
+    gone = Pod.of(trim(world.pods.pop("job-generator-0-1")))
+    world.step(deleted_pods=[gone])
     assert kept(world, "generator") == ("generator-0-1", KILLED)
     world.settle()
     assert kept(world, "generator") == ("generator-0-1", KILLED)

@@ -17,7 +17,7 @@ from rlhf_operator.cluster.decide.plan import plan
 from rlhf_operator.cluster.objects.pinned import Pinned, UnreadableConfig, defaults_of_0_1
 from rlhf_operator.cluster.objects.pod import NewPod, build_pod
 from rlhf_operator.cluster.objects.pod_process import RESUME_CONFIG, START_CONFIG
-from rlhf_operator.cluster.observe.desired import active_config, wanted
+from rlhf_operator.cluster.observe.desired import active_config, desired_state
 from rlhf_operator.cluster.observe.observed import Observed
 from rlhf_operator.job.snapshot import Job, Pod
 
@@ -152,7 +152,7 @@ def test_no_example_is_changed_by_being_written_down(file):
     body = made.model_dump(mode="json", by_alias=True, exclude_unset=True)
     body["metadata"] |= {"namespace": "ns", "uid": "u"}
     again = Pinned.read(Pinned.make("job", made.spec, TODAY).config_map(), TODAY)
-    assert wanted(Job.of(body), again, TODAY).ignored is None
+    assert desired_state(Job.of(body), again, TODAY).ignored is None
 
 
 def test_two_configurations_of_one_name_are_not_to_be_found_by_search():
@@ -219,7 +219,7 @@ def test_jobs_of_the_last_release_run_on():
     assert then.image == "registry.example/rlhf-trainer:0.1.0"
     assert then.workspace_claim == "shared"
     running_config = Pinned.read(config_map, then)
-    want = wanted(made, running_config, NEWER)
+    want = desired_state(made, running_config, NEWER)
     assert want.ignored is None
     assert want.pinned.defaults == then
     assert dict(want.pinned.config_map()["data"]).items() >= config_map["data"].items()
@@ -237,7 +237,7 @@ def test_jobs_of_the_last_release_run_on():
 def test_a_generator_of_a_job_of_the_last_release_is_replaced_with_its_image():
     body = copy.deepcopy(RELEASE_0_1)
     pods = [Pod.of(pod) for pod in body["pods"] if "generator" not in pod["metadata"]["name"]]
-    want = wanted(
+    want = desired_state(
         Job.of(body["job"]), Pinned.read(body["companions"][0], defaults_of_0_1(body["pods"][0])), NEWER
     )
     todo = plan(Observed(Job.of(body["job"]), want, pods), World().now)

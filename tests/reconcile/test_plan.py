@@ -10,7 +10,7 @@ from rlhf_api.contract.run import EXIT_INVALID
 from rlhf_api.contract.status import JobStatus
 from rlhf_api.roles import Role
 from rlhf_operator.cluster.decide.pod_groups import LOST_SECONDS
-from rlhf_operator.cluster.decide.stopping import SIDECAR_SECONDS, SUSPEND_SECONDS, deleted
+from rlhf_operator.cluster.decide.stopping import SIDECAR_SECONDS, SUSPEND_SECONDS, plan_deleted_job
 from rlhf_operator.job.snapshot import Pod
 from rlhf_operator.supervision.process_state import Finish
 
@@ -431,7 +431,9 @@ def test_a_pod_of_a_deleted_job_whose_kubelet_is_gone_is_given_up():
     world = running()
     world.pods["job-trainer-0"]["metadata"]["deletionTimestamp"] = stamp(world.now)
     pods, later = [Pod.of(body) for body in world.pods.values()], datetime.timedelta(seconds=LOST_SECONDS + 2)
-    told = {deletion.name: deletion.grace for deletion in deleted({}, pods, world.now + later).delete}
+    told = {
+        deletion.name: deletion.grace for deletion in plan_deleted_job({}, pods, world.now + later).delete
+    }
     assert told == dict.fromkeys(world.pods) | {"job-trainer-0": 0}
 
 

@@ -6,7 +6,7 @@ import pytest
 from tests.reconcile.world import Role, World, names, reasons, running, stamp
 
 from rlhf_api.contract.report import TrainerStatus
-from rlhf_operator.cluster.act.status_writer import worth_writing
+from rlhf_operator.cluster.act.status_writer import is_worth_writing
 from rlhf_operator.cluster.decide.conditions import SILENT_SECONDS
 from rlhf_operator.cluster.decide.pod_groups import LOST_SECONDS
 
@@ -32,8 +32,8 @@ def stalled(world: World) -> tuple[str, str, str]:
 )
 def test_a_status_is_stored_when_something_has_changed_and_figures_every_30_seconds(change, at_once):
     now = STATUS | change
-    assert worth_writing(STATUS, now, 29.0) is bool(at_once)
-    assert worth_writing(STATUS, now, 30.0) is (at_once is not None)
+    assert is_worth_writing(STATUS, now, 29.0) is bool(at_once)
+    assert is_worth_writing(STATUS, now, 30.0) is (at_once is not None)
 
 
 def test_what_another_controller_writes_into_a_status_is_neither_news_nor_ours():
@@ -45,7 +45,7 @@ def test_what_another_controller_writes_into_a_status_is_neither_news_nor_ours()
     todo = world.look()
     assert "Audited" not in {c.type for c in todo.status.conditions}
     now = todo.status.model_dump(mode="json", by_alias=True)
-    assert not worth_writing(written | world.written, now, 60.0)
+    assert not is_worth_writing(written | world.written, now, 60.0)
 
 
 def test_a_job_that_gets_on_is_not_stalled():
@@ -64,7 +64,7 @@ def test_a_trainer_that_cannot_be_reached_is_told_of_and_left_alone():
     since = world.status.conditions
     world.step(60, silent_since=silent)
     assert world.status.conditions == since  # nothing to write
-    world.step(silent_since=silent, complaint="the trainer refuses the job's token")
+    world.step(silent_since=silent, trainer_error="the trainer refuses the job's token")
     assert stalled(world)[2] == f"since {begun}: the trainer refuses the job's token"
     world.step()
     assert stalled(world)[0] == "False"

@@ -235,14 +235,14 @@ def test_a_job_from_before_the_key_was_changed_is_talked_to_by_the_former_key():
             assert asked == ["GET"]
             assert await trainers.tell(job("a"), pods, Membership())
             assert asked[-1] == "PUT"
-            assert (trainers.complaint(job("a")), trainers.key(job("a"))) == ("", former)
+            assert (trainers.trainer_error(job("a")), trainers.key(job("a"))) == ("", former)
             await trainers.close()
 
             stranger = TrainerClient(new)
             assert await stranger.read(job("a"), pods) is None
             while stranger.silent_since(job("a")) is None:
                 await stranger.read(job("a"), pods)
-            assert "does not have the job's token: its token is of another key" in stranger.complaint(
+            assert "does not have the job's token: its token is of another key" in stranger.trainer_error(
                 job("a")
             )
             await stranger.close()
@@ -287,9 +287,9 @@ def test_a_squatter_of_the_trainers_port_is_sent_nothing_but_questions(squat):
             ControlClient(secret) as client,
         ):
             trainers = TrainerClient(key)
-            while not trainers.complaint(job("a")):
+            while not trainers.trainer_error(job("a")):
                 assert await trainers.read(job("a"), [trainer_pod("127.9.0.7")]) is None
-            assert "or another process has the trainer's port" in trainers.complaint(job("a"))
+            assert "or another process has the trainer's port" in trainers.trainer_error(job("a"))
             assert not await client.members(url, Membership())
             assert not await client.stop(url)
             await trainers.close()
@@ -312,7 +312,7 @@ def test_a_trainer_of_the_last_release_is_sent_the_token_itself_where_nobody_els
         async with asyncio.timeout(20), serving(handler, "127.9.0.8", 8000, has=None):
             trainers, pods = TrainerClient(b"k" * 32), [trainer_pod("127.9.0.8")]
             report = None
-            while report is None and not trainers.complaint(job("a")):
+            while report is None and not trainers.trainer_error(job("a")):
                 report = await trainers.read(job("a"), pods, bare=bare)
             await trainers.close()
         assert (report is not None) == bare

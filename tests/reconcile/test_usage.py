@@ -6,7 +6,7 @@ from tests.reconcile.world import World, running
 
 from rlhf_api.contract.report import TrainerStatus
 from rlhf_api.manifest.runtime import parse_runtime
-from rlhf_operator.cluster.act.status_writer import worth_writing
+from rlhf_operator.cluster.act.status_writer import is_worth_writing
 from rlhf_operator.cluster.decide.usage import cost_per_hour
 from rlhf_operator.kube.api_error import ApiError
 
@@ -202,8 +202,8 @@ def test_a_job_without_gpus_has_neither():
 def test_counting_alone_is_written_every_half_minute():
     before = {"phase": "Running", "gpuSeconds": 3600, "cost": 2.0, "usageTime": "2026-01-01T00:00:00Z"}
     now = before | {"gpuSeconds": 3960, "cost": 2.2, "usageTime": "2026-01-01T00:00:05Z"}
-    assert not worth_writing(before, now, 5.0)
-    assert worth_writing(before, now, 30.0)
+    assert not is_worth_writing(before, now, 5.0)
+    assert is_worth_writing(before, now, 30.0)
 
 
 CLAIM = {"results": [{"driver": "gpu.nvidia.com", "device": f"gpu-{i}"} for i in range(2)]}

@@ -18,14 +18,14 @@ from rlhf_operator.cluster.config.limits import Limits
 from rlhf_operator.cluster.config.settings import Defaults
 from rlhf_operator.cluster.decide.next_step import Plan
 from rlhf_operator.cluster.decide.plan import plan
-from rlhf_operator.cluster.decide.refusal import leave_alone, refuse, reopened
+from rlhf_operator.cluster.decide.refusal import leave_alone, refuse, reopen_job
 from rlhf_operator.cluster.objects.pinned import Pinned
 from rlhf_operator.cluster.objects.pod import build_pod
-from rlhf_operator.cluster.observe.desired import Wait, active_config, wanted
+from rlhf_operator.cluster.observe.desired import Wait, active_config, desired_state
 from rlhf_operator.cluster.observe.observed import Observed
 from rlhf_operator.job.names import ATTEMPT, INDEX, RANK, ROLE, pod_name
 from rlhf_operator.job.snapshot import Job, Pod
-from rlhf_operator.job.trimmed import trimmed
+from rlhf_operator.job.trimmed import trim
 
 T, G, R, F = Role.TRAINER, Role.GENERATOR, Role.REWARD, Role.REFERENCE
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
@@ -77,16 +77,18 @@ class World:
     def look(self, **seen: Any) -> Plan:
         """As the reconciler does."""
         job = self.job
-        pods = [Pod.of(trimmed(body)) for body in self.pods.values()]
+        pods = [Pod.of(trim(body)) for body in self.pods.values()]
         if job.unreadable:
             return leave_alone(job.unreadable)
         try:
             running = self.configs.get(active_config(job) or "")
-            want = wanted(job, running, self.defaults, self.limits, self.runtime)
+            want = desired_state(job, running, self.defaults, self.limits, self.runtime)
         except InvalidJob as error:
             return refuse(job, error, pods, self.now)
         todo = plan(
-            Observed(reopened(job, want.spec), want, pods, self.trainer, made=self.remembered, **seen),
+            Observed(
+                reopen_job(job, want.spec), want, pods, self.trainer, created_attempt=self.remembered, **seen
+            ),
             self.now,
         )
         self.want = want

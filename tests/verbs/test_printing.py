@@ -27,7 +27,7 @@ from rlhf_operator.selftest.checks import Check
 from rlhf_operator.selftest.table import passed
 from rlhf_operator.verbs.log_reader import Reading
 from rlhf_operator.verbs.status_view import page
-from rlhf_operator.verbs.terminal import Changing, put
+from rlhf_operator.verbs.terminal import LiveView, put
 from rlhf_store import manifest
 
 EVIL = "\x1b]0;T\x07\x1b]52;c;cm0=\x07\x1b[2J\x1b[8m\r\x9b2J\x08\x7f\u202e\u2028"
@@ -98,7 +98,7 @@ def live(out: io.StringIO) -> None:
 
 
 def changing(out: io.StringIO) -> None:
-    with Changing(out) as shown:
+    with LiveView(out) as shown:
         shown.show(Text(EVIL, "green"), EVIL)
         shown.say(EVIL)
 

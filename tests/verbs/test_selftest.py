@@ -13,7 +13,7 @@ from rlhf_operator.cluster.objects.pinned import Pinned
 from rlhf_operator.cluster.objects.pod import NewPod, build_pod
 from rlhf_operator.selftest.cluster_command import trial_name
 from rlhf_operator.selftest.derived import as_arguments, first_half, on_cluster
-from rlhf_operator.selftest.left import Left, heard, told
+from rlhf_operator.selftest.left import RunResults, from_lines, to_lines
 from rlhf_operator.selftest.reader_pod import keeps_files, reader_pod
 from rlhf_operator.selftest.watch import Stop, Watch
 
@@ -145,9 +145,9 @@ def test_the_reader_has_what_the_trainer_could_read_and_no_gpu():
 
 
 def test_a_report_is_heard_as_it_was_told_or_not_at_all():
-    left = Left([{"step": 1, "loss": 0.5}], [(2, {"policy/a": "1"}), (5, {})], {"position": 64})
-    lines = [*told(left)]
-    assert heard(lines) == left
+    left = RunResults([{"step": 1, "loss": 0.5}], [(2, {"policy/a": "1"}), (5, {})], {"position": 64})
+    lines = [*to_lines(left)]
+    assert from_lines(lines) == left
     with pytest.raises(ValueError, match="not whole"):
-        heard(lines[:-1])
-    assert heard(told(Left())) == Left()
+        from_lines(lines[:-1])
+    assert from_lines(to_lines(RunResults())) == RunResults()

@@ -7,12 +7,12 @@ import pty
 import pytest
 from rich.text import Text
 
-from rlhf_operator.verbs.terminal import Changing, put
+from rlhf_operator.verbs.terminal import LiveView, put
 
 
 def test_elsewhere_each_change_is_a_line() -> None:
     out = io.StringIO()
-    with Changing(out) as shown:
+    with LiveView(out) as shown:
         for line in ("Pending", "Pending", "Running"):
             shown.show(Text("a page"), line)
         shown.say("no answer")
@@ -24,7 +24,7 @@ def test_a_terminal_is_redrawn_and_lines_stay(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("TERM", "xterm")
     leader, follower = pty.openpty()
     with open(follower, "w") as out:  # noqa: PTH123
-        with Changing(out) as shown:
+        with LiveView(out) as shown:
             shown.show(Text("step 1 of [2]", "green"), "x")
             shown.say("no answer")
             shown.show(Text("step 2 of [2]", "green"), "x")

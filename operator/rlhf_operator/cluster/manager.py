@@ -157,7 +157,7 @@ class Process:
             except ApiError as error:
                 logger.warning("could not list the watched objects, trying again in %g s: %s", wait, error)
                 continue
-            self._overdue = resync.overdue(self._unseen, swept.unseen, self._cache)
+            self._overdue = resync.missed_changes(self._unseen, swept.unseen, self._cache)
             self._unseen = swept.unseen
             if self._overdue:
                 logger.error("a watch is stuck: for %g s it has not reported %s", wait, self._overdue[0])
@@ -167,11 +167,11 @@ class Process:
             for key in self._cache.active_keys():
                 self._queue.add(key, after=random.uniform(0, wait / 2))
 
-    async def _list(self, kinds: Collection[str], *, first: bool) -> resync.Swept:
+    async def _list(self, kinds: Collection[str], *, first: bool) -> resync.ListingDiff:
         """Lists each namespace. A newly listed one is added to the cache; one that cannot be listed any more is removed
         from it.
         """
-        all_swept = resync.Swept()
+        all_swept = resync.ListingDiff()
 
         async def look(namespace: str | None) -> None:
             if not first:

@@ -25,8 +25,8 @@ from .act.status_writer import StatusWriter
 from .config.settings import Settings
 from .decide.next_step import POLL_SECONDS, Plan
 from .decide.plan import plan
-from .decide.refusal import leave_alone, refuse, reopened, tried_again
-from .decide.stopping import deleted, settled
+from .decide.refusal import is_retried, leave_alone, refuse, reopen_job
+from .decide.stopping import is_settled, plan_deleted_job
 from .objects.kueue import Quota, deactivated, kept_in_queue, quota
 from .objects.pinned import UnreadableConfig
 from .observe.deletion_watch import DeletionWatch
@@ -95,14 +95,14 @@ class Reconciler:
         pods = self._deletions.observed(key, pods, now.timestamp())
         if "deletionTimestamp" in body["metadata"]:
             self._forget(key)
-            return await self._give_up(key, job, deleted(body["metadata"], pods, now))
+            return await self._give_up(key, job, plan_deleted_job(body["metadata"], pods, now))
         if job.unreadable:
             return await self._give_up(key, job, leave_alone(job.unreadable))
         job, limits = self._statuses.latest(key, job), self._settings.limits
         requires_queue = limits is not None and limits.require_queue
         found_workload = await self._kueue.read(key, job, required=requires_queue)
         workload = None if isinstance(found_workload, ApiError) else found_workload
-        if settled(job, bodies, workload):  # as most jobs of a cluster are; their specs are not read again
+        if is_settled(job, bodies, workload):  # as most jobs of a cluster are; their specs are not read again
             return None
         try:
             want = await self._desired.read(key, job, pods)
@@ -111,8 +111,8 @@ class Reconciler:
         except InvalidJob as error:
             todo = refuse(job, error, pods, now)
             return await (self._give_up_large if CUT in job.body else self._give_up)(key, job, todo)
-        retried = want.waits is None and all(pod.over for pod in pods) and tried_again(job, now)
-        job = reopened(job, want.spec, accepted=retried and await self._pods.accepted(job, want.pinned))
+        retried = want.waits is None and all(pod.over for pod in pods) and is_retried(job, now)
+        job = reopen_job(job, want.spec, accepted=retried and await self._pods.accepted(job, want.pinned))
         pods = await self._claims.held(key, job, await self._pod_events.told(key, job, pods))
         trainer = await self._trainers.read(job, pods, bare=want.pinned.sends_bare_token)
         refusal = self._outcomes.refusal(key)
@@ -130,10 +130,10 @@ class Reconciler:
             pods,
             trainer,
             silent_since=self._trainers.silent_since(job),
-            complaint=self._trainers.complaint(job),
+            trainer_error=self._trainers.trainer_error(job),
             refused=refusal.why if refusal else None,
-            departed=[Pod.of(pod) for pod in gone if owned_by(pod, job) and is_marked(pod, job.name)],
-            made=self._outcomes.made(key),
+            deleted_pods=[Pod.of(pod) for pod in gone if owned_by(pod, job) and is_marked(pod, job.name)],
+            created_attempt=self._outcomes.created_attempt(key),
             quota=held,
             deactivated=deactivated(workload),
             prices=self._settings.gpu_prices,

@@ -14,7 +14,7 @@ from ..console.exits import Failure
 from ..console.manifest_arguments import add_manifest
 from ..console.subcommands import Commands, add_command
 from ..console.trainer_packages import has_packages, run_module
-from ..supervision.exit_reasons import telling_line
+from ..supervision.exit_reasons import most_informative_line
 
 MODULE = "rlhf_trainer.commands.data"
 
@@ -65,7 +65,7 @@ def check_rows(job: RLHFJob) -> list[str]:
         return []
     done = _run_in_trainer(job, Path("runs", job.metadata.name), "validate", streams=subprocess.PIPE)
     if done.returncode:
-        raise Failure(f"the trainer's packages cannot read the rows: {telling_line(done.stderr)}")
+        raise Failure(f"the trainer's packages cannot read the rows: {most_informative_line(done.stderr)}")
     problems, warnings = json.loads(done.stdout.splitlines()[-1])
     if problems:
         raise InvalidJob([Problem(*problem) for problem in problems])

@@ -7,7 +7,7 @@ from typing import Any
 
 from rlhf_api.host.redaction import end_of_log
 
-from ..supervision.exit_reasons import BEYOND_LIMIT, exit_words, telling_line
+from ..supervision.exit_reasons import BEYOND_LIMIT, exit_words, most_informative_line
 from ..supervision.process_state import SIGTERMED, Ended
 from .names import QUEUE_GATE
 
@@ -49,12 +49,12 @@ def seconds(text: str) -> float:
     return datetime.datetime.fromisoformat(text).timestamp()
 
 
-def ended(meta: Body, status: Body, container: Body, conditions: Mapping[str, Body]) -> Ended | None:
+def read_end(meta: Body, status: Body, container: Body, conditions: Mapping[str, Body]) -> Ended | None:
     """The end of the role's `container`, or of a pod whose kubelet reports none; None while it runs."""
     end = container.get("state", {}).get("terminated")
     if status.get("phase") not in OVER and end is None:
         return None
-    told = _told_to_end(meta)
+    told = _deletion_requested_at(meta)
     # The terminated state of a deleted pod's container that its kubelet has lost lacks a time.
     at = _time(end, "finishedAt") or told or (_time(status, "startTime") if end is None else None) or 0.0
     reason, message = status.get("reason") or "", (status.get("message") or "").strip()
@@ -72,7 +72,7 @@ def ended(meta: Body, status: Body, container: Body, conditions: Mapping[str, Bo
     if reason:
         how += f" ({': '.join(filter(None, (reason, message)))})"
     log = _last_lines(end)
-    telling = telling_line(log)
+    telling = most_informative_line(log)
     why = f"{how}: {telling}" if telling else how
     return Ended(
         at,
@@ -96,12 +96,12 @@ def _last_lines(end: Body) -> str:
     return end_of_log(end.get("message") or "").rstrip()
 
 
-def let_go(meta: Body) -> bool:
+def has_kubelet_confirmed_end(meta: Body) -> bool:
     """True for a deleted pod for whose kubelet nobody waits any more."""
     return "deletionTimestamp" in meta and meta.get("deletionGracePeriodSeconds") == 0
 
 
-def _told_to_end(meta: Body) -> float | None:
+def _deletion_requested_at(meta: Body) -> float | None:
     """The time at which the deletion of a pod was requested."""
     if "deletionTimestamp" not in meta:
         return None
@@ -152,7 +152,7 @@ def initializing(status: Body) -> str | None:
     return next(running, None)
 
 
-def unstarted(status: Body) -> bool:
+def is_unstarted(status: Body) -> bool:
     """True if no container of the pod runs or has run."""
     containers = (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ()))
     begun = any({"running", "terminated"} & c.get("state", {}).keys() for c in containers)
@@ -165,7 +165,7 @@ def _failed_init(status: Body) -> tuple[int, str, str] | None:
         end = container.get("state", {}).get("terminated")
         if end and end.get("exitCode"):
             log = _last_lines(end)
-            told = telling_line(log)
+            told = most_informative_line(log)
             said = f"init container {container['name']} {exit_words(end['exitCode'])}"
             return end["exitCode"], f"{said}: {told}" if told else said, log
     return None

@@ -19,19 +19,19 @@ HOST_PORTS = range(20000, 30000)
 
 def http_port(job_uid: str, role: Role, index: int) -> int:
     """HTTP port in the node's network; independent of the number of replicas."""
-    return _drawn(job_uid, 1 + index * len(Role) + list(Role).index(role))
+    return _draw_port(job_uid, 1 + index * len(Role) + list(Role).index(role))
 
 
 def master_port(job_uid: str) -> int:
     """Rendezvous port of the trainer in the node's network."""
-    return _drawn(job_uid, 0)
+    return _draw_port(job_uid, 0)
 
 
 def group_port(job_uid: str, index: int) -> int:
     """Rendezvous port of the pods of generator `index`, in the node's network."""
-    return _drawn(job_uid, -1 - index)
+    return _draw_port(job_uid, -1 - index)
 
 
-def _drawn(job_uid: str, place: int) -> int:
+def _draw_port(job_uid: str, place: int) -> int:
     first = int.from_bytes(hashlib.sha256(job_uid.encode()).digest()[:4])
     return HOST_PORTS[(first + place) % len(HOST_PORTS)]

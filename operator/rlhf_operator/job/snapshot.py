@@ -32,13 +32,13 @@ from .pod_resources import claims, devices
 from .pod_status import (
     OVER,
     Body,
-    ended,
+    has_kubelet_confirmed_end,
     initializing,
     is_gated,
-    let_go,
+    is_unstarted,
     node_unreachable,
+    read_end,
     seconds,
-    unstarted,
     waiting_reason,
 )
 from .ports import PORT
@@ -177,10 +177,10 @@ class Pod:
             started=seconds((running or {}).get("startedAt") or meta["creationTimestamp"]),
             up=bool(role_container.get("started")),
             ready=conditions.get("Ready", {}).get("status") == "True",
-            ended=ended(meta, status, role_container, conditions),
+            ended=read_end(meta, status, role_container, conditions),
             deletion_deadline=seconds(meta["deletionTimestamp"]) if "deletionTimestamp" in meta else None,
             grace=float(meta.get("deletionGracePeriodSeconds", 0)),
-            held_by=", ".join(meta.get("finalizers", ())) if let_go(meta) else "",
+            held_by=", ".join(meta.get("finalizers", ())) if has_kubelet_confirmed_end(meta) else "",
             begun=bool({"running", "terminated"} & role_container.get("state", {}).keys()),
             over=status.get("phase") in OVER,
             waiting_reason=waiting_reason(spec, status, conditions),
@@ -191,7 +191,7 @@ class Pod:
             node=node,
             unreachable=node_unreachable(conditions),
             initializing=initializing(status),
-            unstarted=node is not None and unstarted(status),
+            unstarted=node is not None and is_unstarted(status),
             port=_port(spec),
             rank=int(labels.get(RANK, "0")),
         )

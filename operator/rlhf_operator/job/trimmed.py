@@ -36,7 +36,7 @@ _OF_STATUS = {
 }
 
 
-def trimmed(body: Mapping[str, Any]) -> Body:
+def trim(body: Mapping[str, Any]) -> Body:
     """The object without the fields that no decision depends on; the same for what was trimmed before."""
     if body["kind"] == "RLHFJob":
         return _job(body)

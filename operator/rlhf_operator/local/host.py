@@ -15,7 +15,7 @@ from rlhf_api.contract.status import JobStatus
 from rlhf_api.roles import Role
 
 from ..status.job_status import first_status, job_status
-from ..supervision.budget import Restarts, one_more, totals
+from ..supervision.budget import Restarts, record_restart, totals
 from ..supervision.process_state import Action, Finish, Kill, Start
 from ..supervision.progress_deadline import Silence, silence
 from ..supervision.restart_policy import decide
@@ -182,7 +182,7 @@ class Host:
             return
         if action.again:
             now, spec = time.monotonic(), self.config.spec
-            self.restarts = one_more(
+            self.restarts = record_restart(
                 spec, self.restarts, action.role, now, counts=action.counts, cause=action.cause
             )
             if action.role is Role.TRAINER:

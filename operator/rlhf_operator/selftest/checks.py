@@ -12,7 +12,7 @@ from rlhf_api.spec import Spec
 
 from .derived import RAISED, has_canary
 from .left import Parameters
-from .trial import Seen, victims
+from .trial import Observations, roles_to_kill
 from .watch import Kill
 
 ERRORS = 3.0
@@ -39,11 +39,11 @@ class Check:
     look: str = ""
 
 
-def judged(spec: Spec, seen: Seen, per_step: int, answers: int) -> list[Check]:
+def judged(spec: Spec, seen: Observations, per_step: int, answers: int) -> list[Check]:
     """Every check of a job's selftest; steps had `per_step` prompts with `answers` responses each."""
     limit = spec.health.logprob_difference if spec.graph.generates else None
     found = [drift(seen.still), agreement(seen.lines, limit, spec.outlier_limit())]
-    found += [kill(role, seen.kills.get(role)) for role in victims(spec)]
+    found += [kill(role, seen.kills.get(role)) for role in roles_to_kill(spec)]
     found += [resume(seen.stopped, seen.ended, seen.wanted), ledger(seen.state, seen.ended, per_step)]
     if has_canary(spec):
         found.append(canary(seen.lines, seen.stopped, per_step * answers))

@@ -19,7 +19,7 @@ from .checks import judged
 from .derived import Overrides, as_arguments, first_half, on_cluster
 from .on_cluster import OnCluster
 from .table import passed
-from .trial import carry_out, patience, victims
+from .trial import carry_out, patience, roles_to_kill
 
 _LONGEST_NAME = 40
 
@@ -34,7 +34,7 @@ async def selftest(session: Session, options: argparse.Namespace) -> int:
     await check_served(session)
     name = trial_name(job.metadata.name, secrets.token_hex(2))
     # Each kill, the start, the resume and the end may take up to the deadline of a step.
-    settings = on_cluster(job.spec, name, (len(victims(job.spec)) + 3) * patience(job.spec))
+    settings = on_cluster(job.spec, name, (len(roles_to_kill(job.spec)) + 3) * patience(job.spec))
 
     def derive(overrides: Overrides) -> RLHFJob:
         given = [*options.set, *as_arguments(overrides), *as_arguments(settings)]

@@ -30,7 +30,7 @@ Parameters = tuple[int, Digests]
 
 
 @dataclass
-class Left:
+class RunResults:
     """Results of a run: lines of metrics.jsonl, the oldest and the newest snapshot (one if there is only one), and the
     newest one's ledger or data position."""
 
@@ -39,20 +39,20 @@ class Left:
     state: Mapping[str, Any] | None = None
 
 
-def left_by(folder: Path, models: Sequence[str]) -> Left:
+def left_by(folder: Path, models: Sequence[str]) -> RunResults:
     """Results of an ended run in this folder, with the parameters of these models. Raises RuntimeError if a snapshot
     cannot be read."""
     found = _snapshots(folder)
     ends = [found[0], found[-1]] if len(found) > 1 else found
     file = folder / STEPS
-    return Left(
+    return RunResults(
         [strict_json.figures(line) for line in file.read_text().splitlines()] if file.exists() else [],
         [(each.step, digests(each, models)) for each in ends],
         {name: found[-1].state[name] for name in _JUDGED if name in found[-1].state} if found else None,
     )
 
 
-def told(left: Left) -> Iterator[str]:
+def to_lines(left: RunResults) -> Iterator[str]:
     """Serializes to short lines: a kubelet truncates long ones."""
     yield from (json.dumps({"line": line}) for line in left.lines)
     for step, parameters in left.snapshots:
@@ -61,9 +61,9 @@ def told(left: Left) -> Iterator[str]:
     yield json.dumps({"state": left.state})
 
 
-def heard(lines: Iterable[str]) -> Left:
-    """Inverse of `told`. Raises ValueError if lines are missing."""
-    left, whole = Left(), False
+def from_lines(lines: Iterable[str]) -> RunResults:
+    """Inverse of `to_lines`. Raises ValueError if lines are missing."""
+    left, whole = RunResults(), False
     for line in lines:
         match json.loads(line):
             case {"line": dict(values)}:
@@ -89,7 +89,7 @@ def main() -> None:
     if options.remove:
         shutil.rmtree(options.folder, ignore_errors=True)
         return
-    for line in told(left_by(options.folder, options.models)):
+    for line in to_lines(left_by(options.folder, options.models)):
         write_line(line, sys.stdout)
 
 

@@ -19,11 +19,11 @@ from ..kube.api_error import ApiError
 from ..verbs.api_errors import passing
 from ..verbs.client import Session
 from ..verbs.format import state
-from ..verbs.jobs import POLL_SECONDS, looks, over, status_of
+from ..verbs.jobs import POLL_SECONDS, is_finished, poll_job, status_of
 from ..verbs.log_reader import Reading
 from ..verbs.submit import as_written
 from .derived import Overrides
-from .left import Left, heard
+from .left import RunResults, from_lines
 from .reader_pod import CONTAINER, keeps_files, reader_pod
 from .watch import Stop, Watch
 
@@ -55,7 +55,7 @@ class OnCluster:
         made = await self._session.submit(body, force=True)
         generation, self._rests = made["metadata"]["generation"], False
         shown, most, killed, stopped = "", 0, ("", ""), float("inf")
-        async for look in looks(self._session, self.name, self._say):
+        async for look in poll_job(self._session, self.name, self._say):
             status = status_of(look)
             if status is not None and status.observed_generation < generation:
                 status = None  # of the half before
@@ -66,7 +66,7 @@ class OnCluster:
             if (line := _told(status)) != shown:
                 self._say(line)
                 shown = line
-            if over(status) or (watch.stopped and status is not None and status.phase == "Suspended"):
+            if is_finished(status) or (watch.stopped and status is not None and status.phase == "Suspended"):
                 self._rests = True
                 break
             if time.monotonic() > stopped:
@@ -83,12 +83,12 @@ class OnCluster:
                 await self._kill(*killed)
         return self._outcome(watch, status)
 
-    async def look(self, models: Sequence[str]) -> Left:
+    async def look(self, models: Sequence[str]) -> RunResults:
         if self._trainer is None or not self._rests:
-            return Left()
+            return RunResults()
         reader = ["python3", "-m", "rlhf_operator.selftest.left", self._folder, *models]
         try:
-            return heard(await self._in_pod(self._trainer, reader))
+            return from_lines(await self._in_pod(self._trainer, reader))
         except ValueError as error:
             raise Failure(f"what {self.name} has left cannot be read: {error}") from None
 

@@ -19,7 +19,7 @@ from ..local.processes import Command, Supervised
 from ..local.progress import Lines, Step
 from ..local.reaper import descendants
 from .derived import Overrides
-from .left import Left, left_by
+from .left import RunResults, left_by
 from .trial import Interrupted
 from .watch import Stop, Watch
 
@@ -60,7 +60,7 @@ class OnHost:
             return watch.failed
         return "" if status.phase == ("Suspended" if watch.stopped else "Succeeded") else host.outcome
 
-    async def look(self, models: Sequence[str]) -> Left:
+    async def look(self, models: Sequence[str]) -> RunResults:
         return left_by(self._folder, models)
 
 

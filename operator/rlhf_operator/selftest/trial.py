@@ -9,7 +9,7 @@ from rlhf_api.roles import Role
 from rlhf_api.spec import Spec
 
 from .derived import BASELINE, Overrides, first_half, second_half
-from .left import Left, Parameters
+from .left import Parameters, RunResults
 from .watch import Kill, Watch
 
 LEARNING_STEPS = 20
@@ -35,12 +35,12 @@ class Trial(Protocol):
         then.
         """
 
-    async def look(self, models: Sequence[str]) -> Left:
+    async def look(self, models: Sequence[str]) -> RunResults:
         """Results of the run so far, with the parameters of these models."""
 
 
 @dataclass(frozen=True)
-class Seen:
+class Observations:
     """Observations of a run: `stopped` and `wanted` are the step at which it was stopped and the number that it should
     reach, None if it ended before; `cause`: why it ended unexpectedly, or ''."""
 
@@ -57,7 +57,7 @@ class Seen:
     """Step of the newest snapshot, and its state."""
 
 
-def victims(spec: Spec) -> list[Role]:
+def roles_to_kill(spec: Spec) -> list[Role]:
     """Roles to kill, in order: all that the job has processes for."""
     return [role for role in ORDER if role in roles_of(spec)]
 
@@ -68,13 +68,13 @@ def patience(spec: Spec) -> float:
     return STARTS * slowest
 
 
-async def carry_out(spec: Spec, trial: Trial) -> Seen:
+async def carry_out(spec: Spec, trial: Trial) -> Observations:
     """Runs both halves of a job.
 
     Raises:
         Interrupted: the user stopped it; no process is left.
     """
-    watch = Watch(victims=victims(spec), first=BASELINE, patience=patience(spec))
+    watch = Watch(victims=roles_to_kill(spec), first=BASELINE, patience=patience(spec))
     cause = await trial.half(first_half(spec), watch)
     left = first = await trial.look([model.name for model in spec.graph.trained])
     stopped = wanted = None
@@ -84,7 +84,7 @@ async def carry_out(spec: Spec, trial: Trial) -> Seen:
         again = Watch(victims=(), first=None, patience=patience(spec))
         cause = await trial.half(second_half(spec, wanted), again)
         left = await trial.look(())
-    return Seen(
+    return Observations(
         kills={kill.role: kill for kill in watch.kills},
         still=first.snapshots,
         stopped=stopped,

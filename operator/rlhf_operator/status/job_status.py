@@ -12,7 +12,7 @@ from rlhf_api.roles import Role
 from rlhf_api.spec import Spec
 
 from ..console.text import time_text
-from ..supervision.exit_reasons import follows
+from ..supervision.exit_reasons import is_consequence
 from ..supervision.process_state import SIGTERMED, Ended, Finish, ProcessState
 from .condition import LONGEST, ConditionType, condition, with_times
 
@@ -175,14 +175,16 @@ def _last_failure(
     kept = before.last_failure if before else None
     failed = [s for s in seen if s.role is role and s.ended and _left_a_log(s.ended)]
     found = _first(failed, stamp) or kept
-    if found and follows(found.reason):
+    if found and is_consequence(found.reason):
         causes = [s for s in late if s.role is role and s.ended and _caused(found, s, s.ended)]
         found = _first(causes, stamp) or found
     return kept if kept and found and kept == found.model_copy(update={"time": kept.time}) else found
 
 
 def _first(failed: Sequence[ProcessState], stamp: str) -> FailureStatus | None:
-    ends = [(follows(s.ended.reason), s.ended.at, i, s, s.ended) for i, s in enumerate(failed) if s.ended]
+    ends = [
+        (is_consequence(s.ended.reason), s.ended.at, i, s, s.ended) for i, s in enumerate(failed) if s.ended
+    ]
     if not ends:
         return None
     *_, process, end = min(ends)
@@ -201,7 +203,7 @@ def _caused(found: FailureStatus, other: ProcessState, end: Ended) -> bool:
     first = process_name(other.role, other.index, 0)
     gang = other.role.value if other.role is Role.TRAINER else first
     same = found.process == first or found.process.startswith(f"{gang}-")
-    return same and bool(end.log) and end.code not in _TOLD and not follows(end.reason)
+    return same and bool(end.log) and end.code not in _TOLD and not is_consequence(end.reason)
 
 
 def _left_a_log(end: Ended) -> bool:

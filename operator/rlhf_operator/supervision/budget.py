@@ -63,12 +63,12 @@ def budget(spec: Spec, role: Role) -> tuple[int, int]:
     return section.backoff_limit, section.backoff_window_seconds
 
 
-def left(spec: Spec, restarts: Mapping[Role, Restarts], role: Role, now: float) -> Restarts:
+def current_window(spec: Spec, restarts: Mapping[Role, Restarts], role: Role, now: float) -> Restarts:
     """The role's restarts in its present window."""
     return restarts.get(role, Restarts()).at(now, budget(spec, role)[1])
 
 
-def one_more(
+def record_restart(
     spec: Spec, restarts: Mapping[Role, Restarts], role: Role, now: float, *, counts: bool, cause: str = ""
 ) -> dict[Role, Restarts]:
     """The restarts of all roles, with one more of this one."""

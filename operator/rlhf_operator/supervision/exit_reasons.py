@@ -71,11 +71,11 @@ def failure_type(words: str) -> str:
 def is_repeatable(reason: str) -> bool:
     """True for an error of the program or its input, which the same computation meets again; not for one of memory, a
     disk, a device, a network, or another process."""
-    machine = failure_type(reason) or follows(reason) or _MACHINE.search(reason)
+    machine = failure_type(reason) or is_consequence(reason) or _MACHINE.search(reason)
     return not machine and _PROGRAM.search(reason) is not None
 
 
-def telling_line(text: str) -> str:
+def most_informative_line(text: str) -> str:
     """The line of a log that best explains its process's end: the first error about a GPU, memory or a full disk, else
     the last one that does not follow from another process's end, else the last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -84,7 +84,7 @@ def telling_line(text: str) -> str:
     return (roots[:1] or errors or lines or [""])[-1][:300]
 
 
-def follows(reason: str) -> bool:
+def is_consequence(reason: str) -> bool:
     """True for an error that only follows from another process's failure."""
     return _FOLLOWING.search(reason) is not None
 
@@ -92,15 +92,15 @@ def follows(reason: str) -> bool:
 def cause(message: str, log: str, *, silent: bool) -> str:
     """Cause of a process's end: its termination message's last line, or the best line of its log if there is none or it
     only follows from another process's end. A `silent` end, by SIGKILL or with exit code 0, left neither."""
-    message, lines = message.strip().rpartition("\n")[2] or _last_words(log), log.splitlines()
-    if message and not follows(message):
+    message, lines = message.strip().rpartition("\n")[2] or _last_error(log), log.splitlines()
+    if message and not is_consequence(message):
         return message
     if silent:
         return ""
-    return message if message and not _exceptions(lines) else telling_line(log)
+    return message if message and not _exceptions(lines) else most_informative_line(log)
 
 
-def _last_words(log: str) -> str:
+def _last_error(log: str) -> str:
     """The first error that a role's processes logged as their end, if any."""
     found = _LAST_WORDS.search(log)
     return found["line"] if found else ""
@@ -109,7 +109,7 @@ def _last_words(log: str) -> str:
 def _exceptions(lines: Iterable[str]) -> list[str]:
     matches = (_EXCEPTION.match(line.strip()) or _NATIVE.search(line) for line in lines)
     found = [match["line"].strip() for match in matches if match]
-    return [line for line in found if not follows(line)]
+    return [line for line in found if not is_consequence(line)]
 
 
 def ledger_words(ledger: LedgerStatus) -> str:

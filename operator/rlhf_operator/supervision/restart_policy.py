@@ -8,7 +8,7 @@ from rlhf_api.contract.run import EXIT_INVALID, EXIT_ROLLED_BACK, EXIT_SUSPENDED
 from rlhf_api.roles import Role
 from rlhf_api.spec import Spec
 
-from .budget import Restarts, budget, left
+from .budget import Restarts, budget, current_window
 from .exit_reasons import is_repeatable
 from .process_state import Action, Ended, Finish, Kill, ProcessState, Start
 
@@ -34,14 +34,14 @@ def decide(
     """
     if (over := _trainer_outcome([s for s in seen if s.role is Role.TRAINER], now)) is not None:
         return (over,)
-    judged = [_judged(spec, s) for s in seen]
+    judged = [_apply_failure_rules(spec, s) for s in seen]
     if finishes := [j for j in judged if isinstance(j, _Verdict)]:
         return (min(finishes, key=lambda verdict: verdict.at).finish,)
     processes = [j for j in judged if isinstance(j, ProcessState)]
     actions: list[Action] = []
     for role in Role:
         of_role = [s for s in processes if s.role is role]
-        budget_left = left(spec, restarts, role, now)
+        budget_left = current_window(spec, restarts, role, now)
         if role is Role.TRAINER:
             actions += _gang(spec, of_role, budget_left, now, step)
         else:
@@ -60,7 +60,7 @@ class _Verdict:
     finish: Finish
 
 
-def _judged(spec: Spec, process: ProcessState) -> ProcessState | _Verdict:
+def _apply_failure_rules(spec: Spec, process: ProcessState) -> ProcessState | _Verdict:
     """The process with the first matching failure rule of its role applied to its end."""
     ended = process.ended
     if ended is None or (process.role is Role.TRAINER and ended.code in (0, EXIT_SUSPENDED)):
@@ -105,7 +105,7 @@ def _first_failure(processes: Sequence[ProcessState]) -> tuple[ProcessState, End
     return min(ended, key=order)
 
 
-def _exhausted(spec: Spec, process: ProcessState, ended: Ended, restarts: Restarts) -> Finish | None:
+def _budget_exhausted(spec: Spec, process: ProcessState, ended: Ended, restarts: Restarts) -> Finish | None:
     limit, window = budget(spec, process.role)
     if restarts.failures < limit or ended.disrupted:
         return None
@@ -129,7 +129,7 @@ def _gang(
     if not failed:
         return []
     first, ended = _first_failure(trainers)
-    if (finish := _exhausted(spec, first, ended, restarts)) is not None:
+    if (finish := _budget_exhausted(spec, first, ended, restarts)) is not None:
         return [finish]
     cause = _repeatable_cause(ended, step)
     if cause and cause == restarts.cause:
@@ -157,7 +157,7 @@ def _servers(spec: Spec, processes: Sequence[ProcessState], restarts: Restarts, 
     of its processes ends. When the budget is used up, the job continues as long as another server of the role works or
     may come to work."""
     actions: list[Action] = []
-    whole = _whole(spec, processes, restarts, now)
+    whole = _healthy_indices(spec, processes, restarts, now)
     for index, group in groupby(processes, key=lambda s: s.index):
         server = list(group)
         role, ended = server[0].role, [s for s in server if s.ended]
@@ -167,7 +167,7 @@ def _servers(spec: Spec, processes: Sequence[ProcessState], restarts: Restarts, 
         if not ended:
             continue
         first, end = _first_failure(server)
-        if not whole and (finish := _exhausted(spec, first, end, restarts)) is not None:
+        if not whole and (finish := _budget_exhausted(spec, first, end, restarts)) is not None:
             return [finish]
         if running := [s for s in server if not s.ended]:
             actions += [Kill(role, index, f"its peer {first.name} {end.reason}", s.rank) for s in running]
@@ -178,7 +178,7 @@ def _servers(spec: Spec, processes: Sequence[ProcessState], restarts: Restarts, 
     return actions
 
 
-def _whole(spec: Spec, servers: Sequence[ProcessState], restarts: Restarts, now: float) -> set[int]:
+def _healthy_indices(spec: Spec, servers: Sequence[ProcessState], restarts: Restarts, now: float) -> set[int]:
     """Indices of servers of which all processes work or may come to work."""
     broken = {s.index for s in servers if s.ended}
     firsts = [s for s in servers if s.rank == 0]
@@ -202,7 +202,7 @@ def pause_left(
     spec: Spec, seen: Sequence[ProcessState], restarts: Mapping[Role, Restarts], now: float
 ) -> float | None:
     """Seconds until the first pause after an end is over; None where no process waits for its restart."""
-    pauses = {role: left(spec, restarts, role, now).pause(budget(spec, role)[0]) for role in Role}
+    pauses = {role: current_window(spec, restarts, role, now).pause(budget(spec, role)[0]) for role in Role}
     waits = [s.ended.at + pauses[s.role] - now for s in seen if s.ended]
     return min((wait for wait in waits if wait > 0), default=None)
 

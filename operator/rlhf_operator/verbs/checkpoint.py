@@ -14,25 +14,25 @@ from ..console.text import span
 from ..job.names import CHECKPOINT
 from .client import Session
 from .format import state
-from .jobs import find, looks, over, status_of
-from .terminal import Changing, put
+from .jobs import find, is_finished, poll_job, status_of
+from .terminal import LiveView, put
 
 
 async def checkpoint(session: Session, options: argparse.Namespace) -> int:
     name = options.name
     before = status_of(await find(session, name))
-    if before is not None and (over(before) or before.phase == "Suspended"):
+    if before is not None and (is_finished(before) or before.phase == "Suspended"):
         raise Failure(f"{name} is {before.phase} and saves nothing now; {_newest(before)}")
     request = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     patched = await session.patch_job(name, {"metadata": {"annotations": {CHECKPOINT: request}}})
     earlier, status = _saved(status_of(patched)), before
-    with Changing(sys.stderr, spinner=True) as shown:
-        async for look in looks(session, name, shown.say, options.timeout):
+    with LiveView(sys.stderr, spinner=True) as shown:
+        async for look in poll_job(session, name, shown.say, options.timeout):
             status = status_of(look)
             made = _saved(status)
             if made is not None and made != earlier and _taken(status, request):
                 break
-            if over(status) or (status is not None and status.phase == "Suspended"):
+            if is_finished(status) or (status is not None and status.phase == "Suspended"):
                 raise Failure(f"{name} has ended before it could save a checkpoint ({state(status)})")
             waiting = "saves at the end of its step" if _taken(status, request) else "has not been asked yet"
             shown.show(Text(f"{name}  the trainer {waiting}"), f"{state(status)}; the trainer {waiting}")

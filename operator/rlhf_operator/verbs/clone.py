@@ -72,7 +72,7 @@ def cloned(document: Mapping[str, Any], name: str, origin: Origin) -> dict[str, 
     spec = {key: value for key, value in document["spec"].items() if key != "suspend"}
     checkpoint = {k: v for k, v in (spec.get("checkpoint") or {}).items() if k != "resume"}
     if checkpoint.get("store"):
-        checkpoint["store"] = beside(checkpoint["store"], name)
+        checkpoint["store"] = sibling_store(checkpoint["store"], name)
     checkpoint["startFrom"] = origin.model_dump(mode="json", by_alias=True)
     return {
         **document,
@@ -81,7 +81,7 @@ def cloned(document: Mapping[str, Any], name: str, origin: Origin) -> dict[str, 
     }
 
 
-def beside(store: str, name: str) -> str:
+def sibling_store(store: str, name: str) -> str:
     """Replaces the last part of a store's URL; for a bucket without a path, a bucket of its own name."""
     scheme, _, rest = store.rstrip("/").partition("://")
     parent, slash, last = rest.rpartition("/")

@@ -48,7 +48,9 @@ async def check_served(session: Session) -> None:
         )
 
 
-async def looks(session: Session, name: str, say: Say, seconds: float | None = None) -> AsyncIterator[Body]:
+async def poll_job(
+    session: Session, name: str, say: Say, seconds: float | None = None
+) -> AsyncIterator[Body]:
     """Yields the job about once a second, for `seconds` or until the user interrupts.
 
     Outages of the API server are reported by `say`. Raises Failure once the job is gone.
@@ -86,7 +88,7 @@ def status_of(body: Body) -> JobStatus | None:
     return status
 
 
-def over(status: JobStatus | None) -> bool:
+def is_finished(status: JobStatus | None) -> bool:
     """True if the job has ended."""
     return status is not None and status.phase in ENDED
 

@@ -20,7 +20,7 @@ from ..kube.api_error import ApiError
 from .api_errors import passing
 from .client import Session
 from .format import state
-from .jobs import POLL_SECONDS, find, looks, over, status_of
+from .jobs import POLL_SECONDS, find, is_finished, poll_job, status_of
 from .log_reader import Reading
 from .terminal import put
 
@@ -70,7 +70,7 @@ async def _follow(session: Session, options: argparse.Namespace) -> None:
     ended: float | None = None
     told, tail = "", options.tail
     try:
-        async for body in looks(session, options.name, _note):
+        async for body in poll_job(session, options.name, _note):
             for pod in await _pods(session, options, patient=True):
                 uid = pod["metadata"]["uid"]
                 if uid not in reading and _begun(pod):
@@ -81,7 +81,7 @@ async def _follow(session: Session, options: argparse.Namespace) -> None:
                     task.result()  # raises the task's error
             status = status_of(body)
             running = any(not task.done() for task in reading.values())
-            if over(status):
+            if is_finished(status):
                 ended = ended or time.monotonic()
                 if not running or time.monotonic() > ended + _DRAIN_SECONDS:
                     return

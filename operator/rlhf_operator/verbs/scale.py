@@ -9,7 +9,7 @@ from rlhf_api.roles import Role
 
 from ..console.exits import Failure
 from .client import Session
-from .jobs import find, over, status_of
+from .jobs import find, is_finished, status_of
 from .terminal import put
 
 
@@ -17,7 +17,7 @@ async def scale(session: Session, options: argparse.Namespace) -> int:
     name = options.name
     body = await find(session, name)
     status = status_of(body)
-    if status is not None and over(status):
+    if status is not None and is_finished(status):
         raise Failure(f"{name} has {status.phase.lower()} already; there is nothing to scale")
     spec = from_cluster(body).spec
     if Role.GENERATOR not in roles_of(spec):

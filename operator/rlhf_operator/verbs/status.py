@@ -15,9 +15,9 @@ from ..kube.api_error import ApiError
 from .api_errors import passing
 from .client import Session
 from .format import change
-from .jobs import check_served, find, looks, over, status_of
+from .jobs import check_served, find, is_finished, poll_job, status_of
 from .status_view import page
-from .terminal import Changing, put
+from .terminal import LiveView, put
 
 
 async def status(session: Session, options: argparse.Namespace) -> int:
@@ -32,13 +32,13 @@ async def status(session: Session, options: argparse.Namespace) -> int:
     if not options.watch:
         put(await _page(session, body), sys.stdout)
         return 0
-    with Changing(sys.stdout) as shown:
-        async for look in looks(session, options.name, shown.say):
+    with LiveView(sys.stdout) as shown:
+        async for look in poll_job(session, options.name, shown.say):
             now = status_of(look)
             shown.show(await _page(session, look) if sys.stdout.isatty() else Text(), change(now))
-            if now is not None and over(now):
+            if now is not None and is_finished(now):
                 return 0 if now.phase == "Succeeded" else 1
-    raise AssertionError  # `looks` is endless
+    raise AssertionError  # `poll_job` is endless
 
 
 async def _page(session: Session, body: Body) -> Text:

@@ -14,7 +14,7 @@ from ..kube.api_error import ApiError
 from ..local.preflight import plain_secrets
 from ..status.condition import refused
 from .client import Session
-from .jobs import check_served, over, status_of
+from .jobs import check_served, is_finished, status_of
 from .terminal import put
 
 
@@ -88,7 +88,7 @@ def _what(before: Body | None, after: Body) -> str:
 
 def _next(before: Body | None, program: str, name: str, where: str) -> str:
     status = status_of(before) if before else None
-    if status is not None and over(status) and not refused(status):
+    if status is not None and is_finished(status) and not refused(status):
         return f"it has {status.phase.lower()} already and is not run again; delete it first, or take another name"
     return (
         f"follow it with `{program} status {name} --watch{where}`, its trainer with "

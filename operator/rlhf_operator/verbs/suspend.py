@@ -11,8 +11,8 @@ from ..console.exits import Failure
 from ..console.text import span
 from .client import Session
 from .format import state
-from .jobs import find, looks, over, status_of
-from .terminal import Changing, put
+from .jobs import find, is_finished, poll_job, status_of
+from .terminal import LiveView, put
 
 
 async def suspend(session: Session, options: argparse.Namespace) -> int:
@@ -27,20 +27,20 @@ async def _set(session: Session, options: argparse.Namespace, suspended: bool) -
     name, done = options.name, "suspended" if suspended else "resumed"
     target: Phase = "Suspended" if suspended else "Running"
     before = status_of(await find(session, name))
-    if before is not None and over(before):
+    if before is not None and is_finished(before):
         raise Failure(f"{name} has {before.phase.lower()} already; what is over cannot be {done}")
     asked = await session.patch_job(name, {"spec": {"suspend": suspended}})
     if not options.wait:
         put(f"{name} will be {done}; follow it with `{options.program} status {name} --watch`", sys.stdout)
         return 0
     generation, status = asked["metadata"]["generation"], before
-    with Changing(sys.stderr, spinner=True) as shown:
-        async for look in looks(session, name, shown.say, options.timeout):
+    with LiveView(sys.stderr, spinner=True) as shown:
+        async for look in poll_job(session, name, shown.say, options.timeout):
             status = status_of(look)
             if status is not None and status.observed_generation >= generation:
                 if status.phase == target:
                     break
-                if over(status):
+                if is_finished(status):
                     raise Failure(f"{name} has {status.phase.lower()} before it was {done}: {status.message}")
             shown.show(Text(f"{name}  {state(status)}"), state(status))
         else:

@@ -22,7 +22,7 @@ def put(text: str | Text, out: TextIO) -> None:
         write_line(str(text), out)  # a Text without styles
 
 
-class Changing:
+class LiveView:
     """A text that changes during a wait: redrawn in place, or printed with its time at each change."""
 
     def __init__(self, out: TextIO, *, spinner: bool = False) -> None:

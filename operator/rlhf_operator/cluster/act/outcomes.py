@@ -28,7 +28,7 @@ class Outcomes:
         """The API server's refusal of the objects that were to be created last."""
         return self._refused.get(key)
 
-    def made(self, key: Key) -> int | None:
+    def created_attempt(self, key: Key) -> int | None:
         """Newest attempt of the trainer gang of which this operator has created a pod."""
         return self._made.get(key)
 

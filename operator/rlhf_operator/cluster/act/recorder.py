@@ -28,7 +28,7 @@ _Identity = tuple[str, str, str, str]
 
 
 @dataclass
-class _Told:
+class _Recorded:
     name: str
     first: str
     count: int = 0
@@ -43,7 +43,7 @@ class Recorder:
 
     def __init__(self, api: Api) -> None:
         self._api = api
-        self._told: OrderedDict[_Identity, _Told] = OrderedDict()
+        self._told: OrderedDict[_Identity, _Recorded] = OrderedDict()
 
     async def record(self, job: Mapping[str, Any], event: Event) -> None:
         logger.info("%s: %s", event.reason, event.message)
@@ -62,11 +62,11 @@ class Recorder:
             told.written = told.last
             told.quiet = min(max(2 * told.quiet, _QUIET_SECONDS), _LONGEST_QUIET)
 
-    def _counted(self, job: Mapping[str, Any], identity: _Identity) -> _Told:
+    def _counted(self, job: Mapping[str, Any], identity: _Identity) -> _Recorded:
         now, told = time.monotonic(), self._told.get(identity)
         if told is None or now - told.last > _SAME_SECONDS:
             name = f"{job['metadata']['name']}.{secrets.token_hex(8)}"
-            told = self._told[identity] = _Told(name, self._now())
+            told = self._told[identity] = _Recorded(name, self._now())
         told.count, told.last = told.count + 1, now
         self._told.move_to_end(identity)
         if len(self._told) > _REMEMBERED:
@@ -77,7 +77,7 @@ class Recorder:
         return time_text(self._api.clock.now())
 
 
-def _event(job: Mapping[str, Any], event: Event, told: _Told, now: str) -> Body:
+def _event(job: Mapping[str, Any], event: Event, told: _Recorded, now: str) -> Body:
     meta = job["metadata"]
     return {
         "apiVersion": "v1",

@@ -27,7 +27,7 @@ _FIELDS = {field.alias for field in JobStatus.model_fields.values() if field.ali
 _REFRESH_SECONDS = 30.0
 
 
-def worth_writing(before: Mapping[str, Any], now: Mapping[str, Any], age: float) -> bool:
+def is_worth_writing(before: Mapping[str, Any], now: Mapping[str, Any], age: float) -> bool:
     """Rate limit of status writes; `before` was stored `age` seconds ago. True at once if anything but the metrics of a
     step in progress has changed, else every 30 s. Fields that another controller wrote are no change."""
     stored = {**before, "conditions": own_conditions(before)}
@@ -64,7 +64,7 @@ class StatusWriter:
             self._refused[key] = status
             if age < _REFRESH_SECONDS:
                 return version
-        elif not worth_writing((job.body.get("status") or {}) | self._dropped.get(key, {}), content, age):
+        elif not is_worth_writing((job.body.get("status") or {}) | self._dropped.get(key, {}), content, age):
             return version
         body = {
             "apiVersion": job.body["apiVersion"],

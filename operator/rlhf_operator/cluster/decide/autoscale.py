@@ -21,7 +21,7 @@ UP_STEPS, DOWN_STEPS = 3, 8
 _SLACK = 1e-6
 
 
-def needed(spec: Spec, scale: Autoscale, trainer: TrainerStatus) -> int | None:
+def required_replicas(spec: Spec, scale: Autoscale, trainer: TrainerStatus) -> int | None:
     """Fewest generators with which the last step's trainer would have waited no longer than `trainerIdle` of a step,
     within the bounds; None if the step was not measured.
 
@@ -35,15 +35,15 @@ def needed(spec: Spec, scale: Autoscale, trainer: TrainerStatus) -> int | None:
     beside = spec.replay.dynamic or spec.rollout.max_staleness > 0
     work = spec.generator.replicas * (1 - (trainer.generator_idle or 0.0))
     found = work / (1 - waited) * (1 - scale.trainer_idle) / (1 if beside else scale.trainer_idle)
-    return bounded(scale, math.ceil(found - _SLACK))
+    return clamp_replicas(scale, math.ceil(found - _SLACK))
 
 
-def bounded(scale: Autoscale, replicas: int) -> int:
+def clamp_replicas(scale: Autoscale, replicas: int) -> int:
     """The number, clamped to the bounds."""
     return min(max(replicas, scale.min_replicas), scale.max_replicas)
 
 
-def looked(
+def record_step(
     spec: Spec, trainer: TrainerStatus, before: ScalingStatus | None, processes: Sequence[ProcessState]
 ) -> ScalingStatus | None:
     """The measured steps, with the trainer's last one added. Reset when the number of generators has changed or one is
@@ -54,19 +54,19 @@ def looked(
     ready = all(each.ready for each in processes if each.role is Role.GENERATOR)
     if before is None or before.replicas != replicas or not ready or trainer.step < before.step:
         return ScalingStatus(replicas=replicas, step=trainer.step + 1)
-    found = needed(spec, scale, trainer)
+    found = required_replicas(spec, scale, trainer)
     if trainer.step <= before.step or found is None:
         return before
     return ScalingStatus(replicas=replicas, step=trainer.step, wanted=(*before.wanted, found)[-DOWN_STEPS:])
 
 
-def decided(spec: Spec, seen: ScalingStatus) -> int | None:
+def choose_replicas(spec: Spec, seen: ScalingStatus) -> int | None:
     """The new number of generators, or None: more when `UP_STEPS` consecutive steps ask for more, fewer after
     `DOWN_STEPS`; of their numbers the one that changes least."""
     up, down = seen.wanted[-UP_STEPS:], seen.wanted[-DOWN_STEPS:]
     replicas = spec.generator.replicas
     assert spec.generator.autoscale is not None
-    if (within := bounded(spec.generator.autoscale, replicas)) != replicas:
+    if (within := clamp_replicas(spec.generator.autoscale, replicas)) != replicas:
         return within
     if len(up) == UP_STEPS and min(up) > replicas:
         return min(up)
@@ -75,7 +75,7 @@ def decided(spec: Spec, seen: ScalingStatus) -> int | None:
     return None
 
 
-def told(status: JobStatus, before: int, now: int) -> Event:
+def scaled_event(status: JobStatus, before: int, now: int) -> Event:
     """Event for a change of the number."""
     idle = f": the trainer waited {status.trainer_idle:.0%} of the last step" if status.trainer_idle else ""
     return Event("Normal", "Autoscaled", f"generators {before} -> {now}{idle} (spec.generator.autoscale)")

@@ -15,14 +15,14 @@ from ...status.job_status import stalled
 from ...supervision.process_state import Finish, ProcessState
 from ..objects.pod import NewPod
 from ..observe.observed import Observed
-from .pod_groups import held, lost
+from .pod_groups import is_held_by_finalizer, is_lost
 
 SILENT_SECONDS = 30.0
 """Time without a reply after which the trainer is reported as silent, seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
+class ReconcileState:
     """One reconcile of a job: what was observed, and what was decided."""
 
     observed: Observed
@@ -60,28 +60,28 @@ class Look:
         return {kind: (reason, message) for kind, (reason, message) in found.items() if message}
 
 
-def conditions(status: JobStatus, phase: Phase, look: Look) -> list[Condition]:
-    observed, stamp, now = look.observed, time_text(look.now), look.now.timestamp()
-    silent_since, ignored = None if look.finish else observed.silent_since, observed.wanted.ignored
+def conditions(status: JobStatus, phase: Phase, state: ReconcileState) -> list[Condition]:
+    observed, stamp, now = state.observed, time_text(state.now), state.now.timestamp()
+    silent_since, ignored = None if state.finish else observed.silent_since, observed.desired.ignored
     found = [
-        *(_of_nodes(c, look, stamp) for c in status.conditions if c.type != "Suspended"),
-        _scheduled(look.pods, observed.refused, phase, stamp),
-        _suspended(look.finish, look.suspending, stamp),
-        failed_for_good(look.finish.reason, look.finish.message, stamp)
-        if look.finish and look.finish.phase == "Failed"
-        else _stalled(look, silent_since, status, phase, stamp, now),
-        *(condition(kind, "True", *why, stamp) for kind, why in look.warnings.items()),
+        *(_with_avoided_nodes(c, state, stamp) for c in status.conditions if c.type != "Suspended"),
+        _scheduled(state.pods, observed.refused, phase, stamp),
+        _suspended(state.finish, state.suspending, stamp),
+        failed_condition(state.finish.reason, state.finish.message, stamp)
+        if state.finish and state.finish.phase == "Failed"
+        else _stalled(state, silent_since, status, phase, stamp, now),
+        *(condition(kind, "True", *why, stamp) for kind, why in state.warnings.items()),
         *([condition("SpecChanged", "True", "NotApplied", ignored, stamp)] if ignored else ()),
     ]
-    found.append(_ready(phase, look.finish, found, stamp))
+    found.append(_ready(phase, state.finish, found, stamp))
     return [c.model_copy(update={"observed_generation": observed.job.generation}) for c in found]
 
 
-def _of_nodes(found: Condition, look: Look, stamp: str) -> Condition:
+def _with_avoided_nodes(found: Condition, state: ReconcileState, stamp: str) -> Condition:
     """The condition, or RolesReady with the node that has taken a server away: the job may train on without that one,
     and is not stalled."""
-    gone = [pod for pod in look.pods if pod.unreachable and pod.ended is None]
-    if look.finish or found.type != "RolesReady" or found.status == "True" or not gone:
+    gone = [pod for pod in state.pods if pod.unreachable and pod.ended is None]
+    if state.finish or found.type != "RolesReady" or found.status == "True" or not gone:
         return found
     message = f"{found.message}; {waiting_reason(gone, None)}"
     return condition("RolesReady", "False", NODE_UNREACHABLE, message, stamp)
@@ -130,26 +130,26 @@ def _unplaced(pods: Sequence[Pod], waiting: Sequence[Pod], phase: Phase) -> tupl
     return "PartlyScheduled", f"{why}; {len(holding)} other pods hold their nodes meanwhile: {advice}"
 
 
-def failed_for_good(reason: str, message: str, stamp: str) -> Condition:
+def failed_condition(reason: str, message: str, stamp: str) -> Condition:
     """Stalled: nothing that the operator does helps the job; kstatus and its clients treat it as failed."""
     return condition("Stalled", "True", reason, message, stamp)
 
 
 def _stalled(
-    look: Look, silent_since: float | None, status: JobStatus, phase: Phase, stamp: str, now: float
+    state: ReconcileState, silent_since: float | None, status: JobStatus, phase: Phase, stamp: str, now: float
 ) -> Condition:
     """Stalled, with kstatus semantics: the first reason why the job makes no progress. A job that trains with at least
     one server of each role goes on without those that still wait; RolesReady and PodsScheduled tell of them."""
-    pods, refused = look.pods, look.observed.refused
+    pods, refused = state.pods, state.observed.refused
     if silent_since is not None and now >= silent_since + SILENT_SECONDS:
         since = time_text(datetime.datetime.fromtimestamp(silent_since, datetime.UTC))
-        why = look.observed.complaint
+        why = state.observed.trainer_error
         message = f"since {since}: {why}" if why else f"the trainer's pod has not answered since {since}"
         return condition("Stalled", "True", "TrainerUnreachable", message, stamp)
-    for pod in (pod for pod in pods if lost(pod, now)):
+    for pod in (pod for pod in pods if is_lost(pod, now)):
         message = f"{pod.name} should have ended, and its node {pod.node} has not confirmed it; the pod counts as lost"
         return condition("Stalled", "True", "NodeLost", message, stamp)
-    for pod in (pod for pod in pods if held(pod, now)):
+    for pod in (pod for pod in pods if is_held_by_finalizer(pod, now)):
         message = (
             f"{pod.name} has ended and is deleted, but its finalizer keeps it, and its name: {pod.held_by}"
         )
@@ -157,14 +157,14 @@ def _stalled(
     if isinstance(refused, str):
         return condition("Stalled", "True", "PodsRefused", refused, stamp)
     if phase == "Running" and all(role.ready for role in status.roles.values()):
-        return stalled(look.stall, stamp)
+        return stalled(state.stall, stamp)
     living = [pod for pod in pods if pod.ended is None]
     if waiting := [pod for pod in living if not pod.scheduled]:
         return condition("Stalled", "True", *_unplaced(living, waiting, phase), stamp)
     for pod in (pod for pod in living if pod.waiting_reason):
         reason = (pod.waiting_reason or "").partition(":")[0]
         return condition("Stalled", "True", reason, waiting_reason([pod], None), stamp)
-    return stalled(look.stall, stamp)
+    return stalled(state.stall, stamp)
 
 
 def _suspended(finish: Finish | None, suspending: bool, stamp: str) -> Condition:

@@ -12,7 +12,7 @@ from rlhf_api.spec import Spec
 
 from ...console.text import time_text
 from ...job.snapshot import Pod
-from ...supervision.budget import Restarts, one_more
+from ...supervision.budget import Restarts, record_restart
 from ...supervision.process_state import Action, Finish, Kill, Start
 from ..objects.pod import NewPod
 from .pod_groups import PodGroups
@@ -47,10 +47,10 @@ class Consequences:
     """Uids of ended pods that are counted in `restarts` and whose names are needed again, so they are deleted."""
 
 
-def carried_out(
+def apply_actions(
     actions: Sequence[Action],
     spec: Spec,
-    sight: PodGroups,
+    groups: PodGroups,
     cluster: ClusterStatus,
     restarts: Mapping[Role, Restarts],
     now: datetime.datetime,
@@ -68,13 +68,13 @@ def carried_out(
             continue
         if isinstance(action, Kill):
             place = action.index, action.rank
-            doomed = [pod for pod in sight.of(action.role) if (pod.index, pod.rank) == place]
+            doomed = [pod for pod in groups.of(action.role) if (pod.index, pod.rank) == place]
             made.delete += [deletion(pod, KILL_SECONDS) for pod in doomed]
             continue
-        occupied = _occupying(sight, action)
+        occupied = _occupying(groups, action)
         # Pods that vanished before this reconcile have not been counted yet.
         if occupied or (action.again and not waited):
-            made.restarts = one_more(
+            made.restarts = record_restart(
                 spec, made.restarts, action.role, now.timestamp(), counts=action.counts, cause=action.cause
             )
         if occupied:
@@ -89,15 +89,15 @@ def carried_out(
             NewPod(action.role, index, made.cluster.attempt, resume, rank)
             for index in action.indices
             for rank in range(pods_each(spec, action.role))
-            if (action.role, index, rank) not in sight.current
+            if (action.role, index, rank) not in groups.current
         ]
     return made
 
 
-def once_made(spec: Spec, cluster: ClusterStatus, sight: PodGroups) -> ClusterStatus:
+def clear_unmade_attempt(spec: Spec, cluster: ClusterStatus, groups: PodGroups) -> ClusterStatus:
     """Clears `unmade` once every trainer pod of the present attempt has a node: from then on they may train and leave
     checkpoints, which none does without the others."""
-    trainers = [pod for pod in sight.of(Role.TRAINER) if pod.attempt == cluster.attempt]
+    trainers = [pod for pod in groups.of(Role.TRAINER) if pod.attempt == cluster.attempt]
     ran = {pod.index for pod in trainers if pod.node or pod.ended}
     whole = ran >= {*range(replicas(spec, Role.TRAINER))}
     return cluster.model_copy(update={"unmade": None}) if whole else cluster
@@ -107,10 +107,10 @@ def deletion(pod: Pod, grace: int | None = None) -> Deletion:
     return Deletion(pod.name, pod.uid, grace)
 
 
-def _occupying(sight: PodGroups, start: Start) -> list[Pod]:
+def _occupying(groups: PodGroups, start: Start) -> list[Pod]:
     """Pods that hold names of the new ones. Trainers start all together or not at all; for a generator that has not
     begun, pods that could not be created at first join those that exist."""
     if start.role is Role.TRAINER:
-        return sight.of(Role.TRAINER)
-    found = [pod for pod in sight.of(start.role) if pod.index in start.indices]
-    return found if start.again else [pod for pod in found if pod not in sight.current.values()]
+        return groups.of(Role.TRAINER)
+    found = [pod for pod in groups.of(start.role) if pod.index in start.indices]
+    return found if start.again else [pod for pod in found if pod not in groups.current.values()]

@@ -15,15 +15,15 @@ MOVES_ON = 0.1
 """Share of the progress deadline after which the time of the trainer's last progress is written again."""
 
 
-def ended(
+def find_end(
     observed: Observed, before: JobStatus, cluster: ClusterStatus, now: datetime.datetime
 ) -> Finish | None:
     """Finish of a job that ran or was provisioned for too long, or whose pods are refused permanently."""
-    return _deadline(observed, before, now) or _too_long(observed, before, cluster, now) or _refusal(observed)
+    return _deadline(observed, before, now) or _exceeded(observed, before, cluster, now) or _refusal(observed)
 
 
 def _deadline(observed: Observed, before: JobStatus, now: datetime.datetime) -> Finish | None:
-    limit = observed.wanted.spec.active_deadline_seconds
+    limit = observed.desired.spec.active_deadline_seconds
     if limit is None or before.start_time is None or before.phase in ("Pending", "Suspended"):
         return None
     ran = (now - datetime.datetime.fromisoformat(before.start_time)).total_seconds()
@@ -32,10 +32,10 @@ def _deadline(observed: Observed, before: JobStatus, now: datetime.datetime) -> 
     return Finish("Failed", "DeadlineExceeded", f"ran for {ran:.0f} s; spec.activeDeadlineSeconds is {limit}")
 
 
-def _too_long(
+def _exceeded(
     observed: Observed, before: JobStatus, cluster: ClusterStatus, now: datetime.datetime
 ) -> Finish | None:
-    limit = observed.wanted.spec.scheduling.pre_running_deadline_seconds
+    limit = observed.desired.spec.scheduling.pre_running_deadline_seconds
     if limit is None or cluster.provisioning_since is None:
         return None
     waited = (now - datetime.datetime.fromisoformat(cluster.provisioning_since)).total_seconds()
@@ -56,15 +56,15 @@ def with_progress(
     if cluster.progress_time is None:
         return cluster
     age = (now - datetime.datetime.fromisoformat(cluster.progress_time)).total_seconds()
-    if age < MOVES_ON * observed.wanted.spec.trainer.progress_deadline_seconds:
+    if age < MOVES_ON * observed.desired.spec.trainer.progress_deadline_seconds:
         return cluster
-    if not _gets_on(observed, first, cluster.progress_count, now.timestamp()):
+    if not _made_progress(observed, first, cluster.progress_count, now.timestamp()):
         return cluster
     count = observed.trainer.progress_count if observed.trainer else None
     return cluster.model_copy(update={"progress_time": time_text(now), "progress_count": count})
 
 
-def _gets_on(observed: Observed, first: Pod | None, count: int | None, now: float) -> bool:
+def _made_progress(observed: Observed, first: Pod | None, count: int | None, now: float) -> bool:
     """True if the trainer reports progress. While only the operator cannot reach it, and its kubelet can, nothing is
     known of it, and it counts as progressing."""
     report, silent_since = observed.trainer, observed.silent_since

@@ -19,8 +19,8 @@ from ...status.job_status import NO_PROGRESS, job_status, new_breach
 from ...supervision.process_state import ProcessState
 from ..objects.pod import MODEL_CACHE
 from ..observe.observed import Observed
-from .conditions import Look, conditions, waiting_reason
-from .usage import counted
+from .conditions import ReconcileState, conditions, waiting_reason
+from .usage import count_usage
 
 _FIGURE = re.compile(r"(?<![\w-])\d+")
 """A number that is no part of a name: of nodes, say, in what a scheduler tells."""
@@ -37,35 +37,35 @@ class Event:
     """Message without its figures: events that agree in it are one series. None: the message itself."""
 
 
-def describe(look: Look) -> tuple[JobStatus, tuple[Event, ...]]:
+def describe(state: ReconcileState) -> tuple[JobStatus, tuple[Event, ...]]:
     """The new status, and events for what has changed since the last one."""
-    observed, pods, finish = look.observed, look.pods, look.finish
-    job, spec = observed.job, observed.wanted.spec
-    before = look.before.model_copy(update={"start_time": None}) if look.resumed else look.before
+    observed, pods, finish = state.observed, state.pods, state.finish
+    job, spec = observed.job, observed.desired.spec
+    before = state.before.model_copy(update={"start_time": None}) if state.resumed else state.before
     status = job_status(
         spec,
-        look.processes,
-        look.restarts,
+        state.processes,
+        state.restarts,
         observed.trainer,
         before=before,
-        now=look.now,
+        now=state.now,
         finish=finish,
         ended=[
             ProcessState(pod.role, pod.index, ended=pod.ended, rank=pod.rank, node=pod.node or "")
-            for pod in (*pods, *observed.departed)
+            for pod in (*pods, *observed.deleted_pods)
         ],
     )
     reason = waiting_reason(pods, observed.refused)
     message = (
         "suspending: waiting for the trainer's checkpoint"
-        if look.suspending
+        if state.suspending
         else _join(status.message, reason, _filling(pods))
     )
     firsts = [pod for pod in pods if pod.role is Role.GENERATOR and pod.rank == 0]
-    coming = sum(new.role is Role.GENERATOR and new.rank == 0 for new in look.creating)
+    coming = sum(new.role is Role.GENERATOR and new.rank == 0 for new in state.creating)
     generators = 0 if finish else coming + sum(pod.ended is None for pod in firsts)
     has_generators = Role.GENERATOR in roles_of(spec)
-    phase = finish.phase if finish else _phase(status.phase, look)
+    phase = finish.phase if finish else _phase(status.phase, state)
     status = status.model_copy(
         update={
             "phase": phase,
@@ -74,15 +74,15 @@ def describe(look: Look) -> tuple[JobStatus, tuple[Event, ...]]:
             "generator_replicas": generators,
             "selector": _selector(job.name, spec) if has_generators else "",
             "plan": resource_plan(spec),
-            **counted(before, pods, spec, observed.prices, look.now),
-            "cluster": look.cluster.model_copy(
-                update={"provisioning_since": _provisioning_since(phase, look)}
+            **count_usage(before, pods, spec, observed.prices, state.now),
+            "cluster": state.cluster.model_copy(
+                update={"provisioning_since": _provisioning_since(phase, state)}
             ),
             "runtime": before.runtime if finish else _runtime(observed),
-            "conditions": with_times(conditions(status, phase, look), before.conditions),
+            "conditions": with_times(conditions(status, phase, state), before.conditions),
         }
     )
-    return status, tuple(_events(status, reason, look))
+    return status, tuple(_events(status, reason, state))
 
 
 def _selector(job: str, spec: Spec) -> str:
@@ -92,30 +92,35 @@ def _selector(job: str, spec: Spec) -> str:
 
 
 def _runtime(observed: Observed) -> RuntimeStatus | None:
-    runtime = observed.wanted.pinned.defaults.runtime
+    runtime = observed.desired.pinned.defaults.runtime
     if runtime is None:
         return None
     return RuntimeStatus(kind=runtime.kind, name=runtime.name, generation=runtime.generation)
 
 
-def _phase(phase: Phase, look: Look) -> Phase:
-    if look.suspending:
-        return look.before.phase  # its trainer may have ended already, and nothing is being started
-    if phase == "Pending" and look.creating:
+def _phase(phase: Phase, state: ReconcileState) -> Phase:
+    if state.suspending:
+        return state.before.phase  # its trainer may have ended already, and nothing is being started
+    if phase == "Pending" and state.creating:
         return "Provisioning"
-    alive = any(p.role is Role.TRAINER and p.started and not p.ended for p in look.processes)
-    if phase == "Provisioning" and look.before.phase == "Running" and look.observed.trainer is None and alive:
+    alive = any(p.role is Role.TRAINER and p.started and not p.ended for p in state.processes)
+    if (
+        phase == "Provisioning"
+        and state.before.phase == "Running"
+        and state.observed.trainer is None
+        and alive
+    ):
         return "Running"  # only the operator has lost the connection
     return phase
 
 
-def _provisioning_since(phase: Phase, look: Look) -> str | None:
+def _provisioning_since(phase: Phase, state: ReconcileState) -> str | None:
     """Time since which the job is provisioning, from the status that first says so: a time added later would be a write
     of its own. None for a trainer that is started again: the job has trained, and must not fail for want of a node."""
-    if phase != "Provisioning" or look.suspending:
+    if phase != "Provisioning" or state.suspending:
         return None
-    begins = look.before.phase in ("Pending", "Suspended")
-    return time_text(look.now) if begins else look.cluster.provisioning_since
+    begins = state.before.phase in ("Pending", "Suspended")
+    return time_text(state.now) if begins else state.cluster.provisioning_since
 
 
 def _filling(pods: Sequence[Pod]) -> str:
@@ -131,23 +136,23 @@ def _join(*parts: str) -> str:
     return "; ".join(part for part in parts if part)
 
 
-def _events(status: JobStatus, waiting_reason: str, look: Look) -> list[Event]:
-    found, before, finish, ignored = list[Event](), look.before, look.finish, look.observed.wanted.ignored
+def _events(status: JobStatus, waiting_reason: str, state: ReconcileState) -> list[Event]:
+    found, before, finish, ignored = list[Event](), state.before, state.finish, state.observed.desired.ignored
     if ignored:
         found.append(Event("Warning", "SpecChangeIgnored", ignored))
-    found += [Event("Warning", *why) for kind, why in look.warnings.items() if not is_true(before, kind)]
-    if look.stall and not any(c.reason == NO_PROGRESS for c in before.conditions):
-        found.append(Event("Warning", NO_PROGRESS, look.stall))
+    found += [Event("Warning", *why) for kind, why in state.warnings.items() if not is_true(before, kind)]
+    if state.stall and not any(c.reason == NO_PROGRESS for c in before.conditions):
+        found.append(Event("Warning", NO_PROGRESS, state.stall))
     if waiting_reason:
         alike = _FIGURE.sub("", waiting_reason)
         found.append(Event("Warning", "PodsWaiting", waiting_reason, alike))
-    for process in look.processes:
+    for process in state.processes:
         earlier = before.roles.get(process.role)
         if process.ended and earlier and status.roles[process.role].restarts > earlier.restarts:
             found.append(Event("Warning", "PodFailed", f"{process.name} {process.ended.reason}"))
     if status.health and new_breach(status.health, before.health):
         found.append(Event("Warning", status.health.reason, status.health.message))
-    if look.resumed:
+    if state.resumed:
         found.append(Event("Normal", "Resumed", f"resumed from step {status.step}"))
     if status.phase == before.phase:
         return found

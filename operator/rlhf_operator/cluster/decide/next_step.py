@@ -13,7 +13,7 @@ from ...status.condition import refused
 from ..objects.pod import NewPod
 from .consequences import Deletion, deletion
 from .describe import Event
-from .pod_groups import lost
+from .pod_groups import is_lost
 
 POLL_SECONDS = 5.0
 """Poll interval of a running job, seconds."""
@@ -58,11 +58,11 @@ def deletions(
     of the job."""
     going = {pod.uid for pod in pods if pod.deletion_deadline is not None}
     new = {each.uid: each for each in wanted if each.uid not in going}
-    given_up = [deletion(pod, 0) for pod in pods if lost(pod, now.timestamp())]
+    given_up = [deletion(pod, 0) for pod in pods if is_lost(pod, now.timestamp())]
     return (*new.values(), *given_up)
 
 
-def left_to_live(status: JobStatus, lifetime: Any, now: datetime.datetime) -> float | None:
+def seconds_until_ttl(status: JobStatus, lifetime: Any, now: datetime.datetime) -> float | None:
     """Seconds until an ended job is deleted; None if it stays, as one that can be corrected does. `lifetime`: its
     spec's `ttlSecondsAfterFinished`, also of a spec that is invalid."""
     if not isinstance(lifetime, int) or status.completion_time is None or refused(status):

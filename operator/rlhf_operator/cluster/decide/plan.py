@@ -17,23 +17,33 @@ from ...supervision.restart_policy import decide, pause_left
 from ..objects.node_avoidance import describe_avoidance, node_failures
 from ..observe.observed import Observed
 from . import autoscale, deadlines, windows
-from .conditions import Look
-from .consequences import Consequences, Deletion, carried_out, deletion, once_made
+from .conditions import ReconcileState
+from .consequences import Consequences, Deletion, apply_actions, clear_unmade_attempt, deletion
 from .describe import Event, describe
 from .next_step import POLL_SECONDS, Plan, deletions
-from .pod_groups import PodGroups, adopted, evicted, hung, lack, membership, seen, silent, sort
-from .stopping import after_the_end, report_if_admitted, stays, suspend
+from .pod_groups import (
+    PodGroups,
+    evicted_pods,
+    group_pods,
+    is_secret_missing,
+    mark_hung_trainers,
+    membership,
+    process_states,
+    trainer_silence,
+    with_newest_attempt,
+)
+from .stopping import is_retained, plan_ended_job, report_if_admitted, suspend
 
 
 @dataclass(frozen=True)
-class _Known:
+class _Facts:
     """Facts that follow from an observation and the status before it."""
 
     cluster: ClusterStatus
-    sight: PodGroups
+    groups: PodGroups
     restarts: Mapping[Role, Restarts]
     processes: Sequence[ProcessState]
-    quiet: Silence | None
+    silence: Silence | None
     """The trainer's silence, which ends it once it is too long."""
     waited: bool
     """True if the pods that had to end before a start were seen to, and counted."""
@@ -43,83 +53,87 @@ class _Known:
 
 def plan(observed: Observed, now: datetime.datetime) -> Plan:
     """The next step of a job whose spec is valid."""
-    spec = observed.wanted.spec
+    spec = observed.desired.spec
     before = observed.job.status or first_status(spec, None)
     if before.phase in ENDED:
-        return after_the_end(observed, before, now)
-    known = _known(observed, before, now)
-    finish = deadlines.ended(observed, before, known.cluster, now)
+        return plan_ended_job(observed, before, now)
+    facts = _gather_facts(observed, before, now)
+    finish = deadlines.find_end(observed, before, facts.cluster, now)
     if finish is None and _is_to_stop(observed):
-        return suspend(observed, before, known.cluster, known.sight, known.processes, now)
+        return suspend(observed, before, facts.cluster, facts.groups, facts.processes, now)
     # Who starts too slowly is ended by the kubelet's startup probe.
     actions = (
         (finish,)
         if finish
         else decide(
-            *(spec, known.processes, known.restarts),
+            *(spec, facts.processes, facts.restarts),
             now=now.timestamp(),
             step=before.step,
             startup_timeouts=False,
         )
     )
-    cluster = known.cluster.model_copy(
-        update={"suspend_requested": None, "config": observed.wanted.pinned.name}
+    cluster = facts.cluster.model_copy(
+        update={"suspend_requested": None, "config": observed.desired.pinned.name}
     )
-    made = carried_out(
-        actions, spec, known.sight, cluster, known.restarts, now, waited=known.waited, unmade=known.unmade
+    consequences = apply_actions(
+        actions, spec, facts.groups, cluster, facts.restarts, now, waited=facts.waited, unmade=facts.unmade
     )
-    return _planned(observed, before, known, made, now)
+    return _make_plan(observed, before, facts, consequences, now)
 
 
-def _known(observed: Observed, before: JobStatus, now: datetime.datetime) -> _Known:
-    spec = observed.wanted.spec
-    cluster = adopted(before.cluster or ClusterStatus(), observed.pods)
-    sight = sort(spec, cluster, observed.pods)
-    cluster = once_made(spec, cluster, sight)
+def _gather_facts(observed: Observed, before: JobStatus, now: datetime.datetime) -> _Facts:
+    spec = observed.desired.spec
+    cluster = with_newest_attempt(before.cluster or ClusterStatus(), observed.pods)
+    groups = group_pods(spec, cluster, observed.pods)
+    cluster = clear_unmade_attempt(spec, cluster, groups)
     # Whatever the status says that it was about to make: pods were refused, an operator died before, or they waited.
-    unmade = cluster.unmade == cluster.attempt and not sight.of(Role.TRAINER)
-    there_once = cluster.attempt > 0 and (not unmade or cluster.attempt == observed.made)
+    unmade = cluster.unmade == cluster.attempt and not groups.of(Role.TRAINER)
+    there_once = cluster.attempt > 0 and (not unmade or cluster.attempt == observed.created_attempt)
     begun = before.phase in ("Provisioning", "Running") and there_once
-    restarts = windows.read(before, cluster)
+    restarts = windows.read_windows(before, cluster)
     waited = bool(cluster.counted)
     last = 0.0 if waited else restarts.get(Role.TRAINER, Restarts()).last
-    processes = seen(spec, sight, begun=begun, suspending=cluster.suspend_requested is not None, last=last)
-    first = sight.current.get((Role.TRAINER, 0, 0))
+    processes = process_states(
+        spec, groups, begun=begun, suspending=cluster.suspend_requested is not None, last=last
+    )
+    first = groups.current.get((Role.TRAINER, 0, 0))
     cluster = deadlines.with_progress(observed, first, cluster, now)
     activity = observed.trainer.activity if observed.trainer else None
-    quiet = silent(spec, processes, sight, cluster, activity)
-    processes = hung(processes, quiet.ended(now.timestamp()) if quiet else None)
-    return _Known(cluster, sight, restarts, processes, quiet, waited, unmade)
+    silence = trainer_silence(spec, processes, groups, cluster, activity)
+    processes = mark_hung_trainers(processes, silence.ended(now.timestamp()) if silence else None)
+    return _Facts(cluster, groups, restarts, processes, silence, waited, unmade)
 
 
 def _is_to_stop(observed: Observed) -> bool:
     """True if the job is suspended, waits for something, or has no quota; what is unknown stops nothing that runs."""
-    waits = observed.wanted.waits is not None
+    waits = observed.desired.waits is not None
     return (
-        observed.wanted.spec.suspend or waits or observed.quota not in ("none", "left", "admitted", "unknown")
+        observed.desired.spec.suspend
+        or waits
+        or observed.quota not in ("none", "left", "admitted", "unknown")
     )
 
 
-def _planned(
-    observed: Observed, before: JobStatus, known: _Known, made: Consequences, now: datetime.datetime
+def _make_plan(
+    observed: Observed, before: JobStatus, facts: _Facts, consequences: Consequences, now: datetime.datetime
 ) -> Plan:
     """The plan that carries the consequences out: pods created and deleted, the new scale, and the status that records
     them."""
-    job, spec, sight, finish = observed.job, observed.wanted.spec, known.sight, made.finish
-    counted = {*known.cluster.counted, *made.counted}
-    cluster, generators = _scaled(observed, known, _recorded(made, sight, counted), finish)
-    create = made.create if finish is None else []
-    found = Look(
+    job, spec, groups, finish = observed.job, observed.desired.spec, facts.groups, consequences.finish
+    counted = {*facts.cluster.counted, *consequences.counted}
+    cluster, generators = _autoscale(observed, facts, _record_attempt(consequences, groups, counted), finish)
+    create = consequences.create if finish is None else []
+    found = ReconcileState(
         observed=observed,
         before=before,
-        processes=known.processes,
-        restarts=totals(made.restarts),
+        processes=facts.processes,
+        restarts=totals(consequences.restarts),
         cluster=cluster,
-        pods=sight.pods,
+        pods=groups.pods,
         now=now,
         finish=finish,
         creating=create,
-        stall=known.quiet.told(now.timestamp(), now) if known.quiet else "",
+        stall=facts.silence.told(now.timestamp(), now) if facts.silence else "",
     )
     status, events = describe(found)
     failures = node_failures(status, now) if create else []
@@ -127,49 +141,54 @@ def _planned(
     if avoid:
         events = (*events, Event("Warning", "NodeAvoided", describe_avoidance(failures)))
     if generators is not None:
-        events = (*events, autoscale.told(status, spec.generator.replicas, generators))
+        events = (*events, autoscale.scaled_event(status, spec.generator.replicas, generators))
     return Plan(
         status=status,
         companions=finish is None,
-        token=finish is None and lack(sight.pods, token_name(job.name, job.uid)),
+        token=finish is None and is_secret_missing(groups.pods, token_name(job.name, job.uid)),
         create=tuple(replace(new, avoid=avoid) for new in create),
-        delete=deletions(_leaving(made, sight, counted, spec), sight.pods, now),
-        members=membership(sight, spec),
+        delete=deletions(_choose_deletions(consequences, groups, counted, spec), groups.pods, now),
+        members=membership(groups, spec),
         events=events,
         generators=generators,
         queue="leave" if observed.quota == "left" else report_if_admitted(observed),
         again=POLL_SECONDS,
-        due=pause_left(spec, known.processes, known.restarts, now.timestamp()) if finish is None else None,
+        due=pause_left(spec, facts.processes, facts.restarts, now.timestamp()) if finish is None else None,
     )
 
 
-def _recorded(made: Consequences, sight: PodGroups, counted: set[str]) -> ClusterStatus:
+def _record_attempt(consequences: Consequences, groups: PodGroups, counted: set[str]) -> ClusterStatus:
     """The operator's state, with the pods that are counted and still there, and the restarts."""
-    there = {pod.uid for pod in sight.pods}
-    changes = {"counted": tuple(sorted(counted & there)), "restarts": windows.written(made.restarts)}
-    return made.cluster.model_copy(update=changes)
+    there = {pod.uid for pod in groups.pods}
+    changes = {
+        "counted": tuple(sorted(counted & there)),
+        "restarts": windows.write_windows(consequences.restarts),
+    }
+    return consequences.cluster.model_copy(update=changes)
 
 
-def _leaving(made: Consequences, sight: PodGroups, counted: set[str], spec: Spec) -> list[Deletion]:
+def _choose_deletions(
+    consequences: Consequences, groups: PodGroups, counted: set[str], spec: Spec
+) -> list[Deletion]:
     """Pods to delete: all that run, if the job ends, but those that stay; else those evicted, replaced or surplus."""
-    delete = made.delete
-    if made.finish is not None:
+    delete = consequences.delete
+    if consequences.finish is not None:
         delete = [
             deletion(pod)
-            for pod in sight.pods
-            if pod.ended is None and not stays(spec, made.finish.phase, pod)
+            for pod in groups.pods
+            if pod.ended is None and not is_retained(spec, consequences.finish.phase, pod)
         ]
-    leaving = [pod for pod in sight.pods if pod.uid in counted or pod in sight.surplus]
-    return [*map(deletion, evicted(sight)), *delete, *map(deletion, leaving)]
+    leaving = [pod for pod in groups.pods if pod.uid in counted or pod in groups.surplus]
+    return [*map(deletion, evicted_pods(groups)), *delete, *map(deletion, leaving)]
 
 
-def _scaled(
-    observed: Observed, known: _Known, cluster: ClusterStatus, finish: Finish | None
+def _autoscale(
+    observed: Observed, facts: _Facts, cluster: ClusterStatus, finish: Finish | None
 ) -> tuple[ClusterStatus, int | None]:
     """The operator's state with the newest measured step, and the number of generators to scale to, if any."""
     if finish is not None or observed.trainer is None:
         return cluster, None
-    spec = observed.wanted.spec
-    scaling = autoscale.looked(spec, observed.trainer, cluster.scaling, known.processes)
-    generators = autoscale.decided(spec, scaling) if scaling else None
+    spec = observed.desired.spec
+    scaling = autoscale.record_step(spec, observed.trainer, cluster.scaling, facts.processes)
+    generators = autoscale.choose_replicas(spec, scaling) if scaling else None
     return cluster.model_copy(update={"scaling": scaling}), generators

@@ -44,7 +44,7 @@ class PodGroups:
         return [pod for pod in self.pods if pod.role is role]
 
 
-def adopted(cluster: ClusterStatus, pods: Sequence[Pod]) -> ClusterStatus:
+def with_newest_attempt(cluster: ClusterStatus, pods: Sequence[Pod]) -> ClusterStatus:
     """The cluster's status with the newest attempt that has trainer pods. Its status was written before the pods; if it
     could not be stored, only an operator that has ended knew it."""
     newest = max((pod.attempt for pod in pods if pod.role is Role.TRAINER), default=0)
@@ -53,41 +53,41 @@ def adopted(cluster: ClusterStatus, pods: Sequence[Pod]) -> ClusterStatus:
     return cluster.model_copy(update={"attempt": newest, "unmade": None})
 
 
-def sort(spec: Spec, cluster: ClusterStatus, pods: Sequence[Pod]) -> PodGroups:
+def group_pods(spec: Spec, cluster: ClusterStatus, pods: Sequence[Pod]) -> PodGroups:
     current: dict[tuple[Role, int, int], Pod] = {}
     counted, surplus = list[Pod](), list[Pod]()
     wanted = set(roles_of(spec))
     for pod in sorted(pods, key=lambda pod: pod.name):
         if pod.uid in cluster.counted:
             counted.append(pod)
-        elif pod.role not in wanted or not _within(spec, cluster, pod):
+        elif pod.role not in wanted or not _is_in_plan(spec, cluster, pod):
             surplus.append(pod)
         else:
             current[pod.role, pod.index, pod.rank] = pod
     return PodGroups(current, tuple(counted), tuple(surplus))
 
 
-def _within(spec: Spec, cluster: ClusterStatus, pod: Pod) -> bool:
+def _is_in_plan(spec: Spec, cluster: ClusterStatus, pod: Pod) -> bool:
     if pod.role is Role.TRAINER and pod.attempt != cluster.attempt:
         return False
     return pod.index < replicas(spec, pod.role) and pod.rank < pods_each(spec, pod.role)
 
 
-def seen(
-    spec: Spec, sight: PodGroups, *, begun: bool, suspending: bool, last: float = 0.0
+def process_states(
+    spec: Spec, groups: PodGroups, *, begun: bool, suspending: bool, last: float = 0.0
 ) -> list[ProcessState]:
     """States of the job's processes. `begun`: the present attempt's trainer pods were created, so a missing one was
     deleted, at the earliest after the `last` start. The same holds for a generator's further pods once the first has
     been up, or is over or gone: it is created before the others, and answers when all exist. A replica is ready only
     while the nodes of all its pods report."""
-    replaced = {pod.replica: pod for pod in sight.counted}
-    waiting = {p.replica for p in sight.current.values() if p.rank == 0 and not p.up and p.ended is None}
-    met = {pod.replica for pod in sight.current.values()} - waiting
-    unreachable = {pod.replica for pod in sight.current.values() if pod.unreachable}
+    replaced = {pod.replica: pod for pod in groups.counted}
+    waiting = {p.replica for p in groups.current.values() if p.rank == 0 and not p.up and p.ended is None}
+    met = {pod.replica for pod in groups.current.values()} - waiting
+    unreachable = {pod.replica for pod in groups.current.values() if pod.unreachable}
     found = []
     for role in roles_of(spec):
         for index, rank in places(spec, role):
-            pod, going = sight.current.get((role, index, rank)), replaced.get((role, index))
+            pod, going = groups.current.get((role, index, rank)), replaced.get((role, index))
             if pod is not None:
                 end = pod.ended if suspending or pod.ended is None else _not_suspended(pod.ended)
                 ready = pod.ready and pod.replica not in unreachable
@@ -95,9 +95,9 @@ def seen(
             elif going is not None:
                 state = ProcessState(role, index, going.started)
             elif role is Role.TRAINER and begun:
-                state = ProcessState(role, index, 0.0, ended=_gone(sight.of(role), last))
+                state = ProcessState(role, index, 0.0, ended=_gone(groups.of(role), last))
             elif (role, index) in met:
-                peers = [each for each in sight.of(role) if each.index == index]
+                peers = [each for each in groups.of(role) if each.index == index]
                 state = ProcessState(role, index, 0.0, ended=_gone(peers, 0.0))
             else:
                 state = ProcessState(role, index)
@@ -105,43 +105,43 @@ def seen(
     return found
 
 
-def silent(
+def trainer_silence(
     spec: Spec,
     processes: Sequence[ProcessState],
-    sight: PodGroups,
+    groups: PodGroups,
     cluster: ClusterStatus,
     activity: str | None,
 ) -> Silence | None:
     """The silence of the present attempt's trainers; None while one of them is being replaced, or has not begun: it
     waits for a node, for its image or for a model."""
-    waits = any(pod.role is Role.TRAINER and not pod.begun for pod in sight.current.values())
-    if cluster.progress_time is None or sight.counted_of(Role.TRAINER) or waits:
+    waits = any(pod.role is Role.TRAINER and not pod.begun for pod in groups.current.values())
+    if cluster.progress_time is None or groups.counted_of(Role.TRAINER) or waits:
         return None
     return silence(spec, processes, seconds(cluster.progress_time), activity)
 
 
-def hung(processes: Sequence[ProcessState], end: Ended | None) -> list[ProcessState]:
+def mark_hung_trainers(processes: Sequence[ProcessState], end: Ended | None) -> list[ProcessState]:
     """The processes, with the trainers as ended if they hang; their pods are deleted as those of a gang that failed."""
     if end is None:
         return list(processes)
     return [replace(s, ended=end) if s.role is Role.TRAINER and s.ended is None else s for s in processes]
 
 
-def lost(pod: Pod, now: float) -> bool:
+def is_lost(pod: Pod, now: float) -> bool:
     """True if its kubelet should have ended the pod long ago: its node is gone, and the pod's name is needed."""
-    return _overdue(pod, now) and not pod.held_by
+    return _is_overdue(pod, now) and not pod.held_by
 
 
-def held(pod: Pod, now: float) -> bool:
+def is_held_by_finalizer(pod: Pod, now: float) -> bool:
     """True if only a finalizer has kept the pod, and its name, for long."""
-    return _overdue(pod, now) and bool(pod.held_by)
+    return _is_overdue(pod, now) and bool(pod.held_by)
 
 
-def _overdue(pod: Pod, now: float) -> bool:
+def _is_overdue(pod: Pod, now: float) -> bool:
     return pod.deletion_deadline is not None and now > pod.deletion_deadline + LOST_SECONDS
 
 
-def lack(pods: Sequence[Pod], secret: str) -> bool:
+def is_secret_missing(pods: Sequence[Pod], secret: str) -> bool:
     """True if a kubelet has not found this Secret, to which a pod refers."""
     return any(
         pod.ended is None
@@ -164,16 +164,16 @@ def _not_suspended(ended: Ended) -> Ended:
     return replace(ended, code=SIGTERMED, reason="was stopped, after a checkpoint", disrupted=True)
 
 
-def evicted(sight: PodGroups) -> list[Pod]:
+def evicted_pods(groups: PodGroups) -> list[Pod]:
     """Pods of generators that lose another of their pods: the first finishes its requests, then all end."""
-    leaving = {pod.replica for pod in sight.current.values() if pod.deletion_deadline is not None}
-    return [pod for pod in sight.current.values() if pod.replica in leaving and pod.ended is None]
+    leaving = {pod.replica for pod in groups.current.values() if pod.deletion_deadline is not None}
+    return [pod for pod in groups.current.values() if pod.replica in leaving and pod.ended is None]
 
 
-def membership(sight: PodGroups, spec: Spec) -> Membership:
+def membership(groups: PodGroups, spec: Spec) -> Membership:
     """Members that can serve the trainer; those being deleted drain. Without a node are those for which the scheduler
     has found none, and those that have no pod, as where a quota refuses it."""
-    staying = set(sight.current.values())
+    staying = set(groups.current.values())
     going = {pod.replica for pod in staying if pod.deletion_deadline is not None or pod.ended}
     members = [
         Member(
@@ -183,10 +183,10 @@ def membership(sight: PodGroups, spec: Spec) -> Membership:
             address=pod.url,
             draining=pod.replica in going or pod.deletion_deadline is not None or pod not in staying,
         )
-        for pod in sight.pods
+        for pod in groups.pods
         if pod.role is not Role.TRAINER and pod.rank == 0 and pod.serving
     ]
-    there = {pod.replica for pod in sight.pods} - {pod.replica for pod in staying if not pod.scheduled}
+    there = {pod.replica for pod in groups.pods} - {pod.replica for pod in staying if not pod.scheduled}
     wanted = {(role, index) for role in roles_of(spec) for index in range(replicas(spec, role))}
     return Membership(
         members=tuple(sorted(members, key=lambda m: (m.name, m.uid))),

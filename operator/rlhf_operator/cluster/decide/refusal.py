@@ -19,12 +19,12 @@ from ...kube.api_error import ApiError
 from ...kube.kinds import KUEUE
 from ...status.condition import LONGEST, condition, observed, reason, refused, with_times
 from ...supervision.process_state import Finish
-from .conditions import failed_for_good
+from .conditions import failed_condition
 from .consequences import deletion
 from .describe import Event
-from .next_step import POLL_SECONDS, Plan, deletions, left_to_live
+from .next_step import POLL_SECONDS, Plan, deletions, seconds_until_ttl
 from .stopping import ASK_AGAIN_SECONDS
-from .usage import uncounted
+from .usage import stop_counting
 
 _DENIED = re.compile(r"denied (the )?request")
 """Pattern of refusals by admission: `admission webhook "x" denied the request: ...`, `ValidatingAdmissionPolicy 'x'
@@ -86,10 +86,10 @@ def refuse(job: Job, error: InvalidJob, pods: Sequence[Pod], now: datetime.datet
     living = [pod for pod in pods if not pod.over]
     # One that can be corrected stays; for any other, what follows its end does not need a valid spec.
     lifetime = (job.body.get("spec") or {}).get("ttlSecondsAfterFinished")
-    left = left_to_live(before, lifetime, now)
+    left = seconds_until_ttl(before, lifetime, now)
     expire = left is not None and left <= 0
     return Plan(
-        status=before.model_copy(update=uncounted(before, pods, now)),
+        status=before.model_copy(update=stop_counting(before, pods, now)),
         delete=deletions([deletion(pod) for pod in living], pods, now),
         events=events,
         queue=None if living else "leave",
@@ -98,7 +98,7 @@ def refuse(job: Job, error: InvalidJob, pods: Sequence[Pod], now: datetime.datet
     )
 
 
-def tried_again(job: Job, now: datetime.datetime) -> bool:
+def is_retried(job: Job, now: datetime.datetime) -> bool:
     """True if it is time to ask whether the API server takes the pods of a job that it refused as invalid: what a
     LimitRange or a webhook of its namespace has made of them looks the same, and may be another by now."""
     status = job.status
@@ -108,7 +108,7 @@ def tried_again(job: Job, now: datetime.datetime) -> bool:
     return reason(status, "Failed") == INVALID_POD and (now - ended).total_seconds() >= ASK_AGAIN_SECONDS
 
 
-def reopened(job: Job, spec: Spec, *, accepted: bool = False) -> Job:
+def reopen_job(job: Job, spec: Spec, *, accepted: bool = False) -> Job:
     """A refused job whose spec is valid now, as it was before; one that had run resumes. Its spec may be the same:
     another release, or one with other limits, refused it. After an invalid pod it has to be another one, unless its
     pods are `accepted` now."""
@@ -136,7 +136,7 @@ def _failed(before: JobStatus, job: Job, message: str, now: datetime.datetime) -
     made = (
         condition("Failed", "True", INVALID_SPEC, message, stamp),
         condition("Ready", "False", INVALID_SPEC, message, stamp),
-        failed_for_good(INVALID_SPEC, message, stamp),
+        failed_condition(INVALID_SPEC, message, stamp),
     )
     failed = [c.model_copy(update={"observed_generation": job.generation}) for c in made]
     others = [c for c in before.conditions if c.type not in {c.type for c in made}]

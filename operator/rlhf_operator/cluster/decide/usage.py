@@ -18,7 +18,7 @@ _DIGITS = 6
 """Decimal digits of costs."""
 
 
-def held(pods: Sequence[Pod], spec: Spec, prices: Mapping[str, float]) -> Counter[str]:
+def count_gpus(pods: Sequence[Pod], spec: Spec, prices: Mapping[str, float]) -> Counter[str]:
     """GPUs by resource name held by scheduled pods until all their containers have ended: however the pods came to ask
     for them, by `pods.gpu`, resources or a template. `prices`: any resource that has a price counts as GPUs."""
     found, roles = Counter[str](), roles_of(spec)
@@ -39,25 +39,25 @@ def cost_per_hour(gpus: Mapping[str, int], prices: Mapping[str, float]) -> float
     return round(sum(priced), _DIGITS) if priced else None
 
 
-def counted(
+def count_usage(
     before: JobStatus, pods: Sequence[Pod], spec: Spec, prices: Mapping[str, float], now: datetime.datetime
 ) -> dict[str, Any]:
     """Fields of the status: GPUs that the pods hold now, and what has been used up to now."""
-    gpus = held(pods, spec, prices)
+    gpus = count_gpus(pods, spec, prices)
     fields = {"gpus": gpus.total(), "cost_per_hour": cost_per_hour(gpus, prices)}
-    return fields | (used(before, now) if gpus or before.gpus else {})
+    return fields | (add_usage(before, now) if gpus or before.gpus else {})
 
 
-def uncounted(before: JobStatus, pods: Sequence[Pod], now: datetime.datetime) -> dict[str, Any]:
-    """As `counted`, if the spec that the pods were made of cannot be read any more: all GPUs count until the last pod
-    is over."""
+def stop_counting(before: JobStatus, pods: Sequence[Pod], now: datetime.datetime) -> dict[str, Any]:
+    """As `count_usage`, if the spec that the pods were made of cannot be read any more: all GPUs count until the last
+    pod is over."""
     if not before.gpus:
         return {}
     none_left = {} if any(not pod.over for pod in pods) else {"gpus": 0, "cost_per_hour": None}
-    return used(before, now) | none_left
+    return add_usage(before, now) | none_left
 
 
-def used(before: JobStatus, now: datetime.datetime) -> dict[str, Any]:
+def add_usage(before: JobStatus, now: datetime.datetime) -> dict[str, Any]:
     """Status fields: GPU-seconds and cost since the last count, for the GPUs held and at the prices of then. If the
     status cannot be written, the next reconcile counts from the last one written."""
     stamp, since = time_text(now), before.usage_time

@@ -11,7 +11,7 @@ from ...job.pod_status import seconds
 from ...supervision.budget import Restarts
 
 
-def read(before: JobStatus, cluster: ClusterStatus) -> dict[Role, Restarts]:
+def read_windows(before: JobStatus, cluster: ClusterStatus) -> dict[Role, Restarts]:
     """Restarts by role, from the totals and windows in the status."""
     found = {role: Restarts(status.restarts) for role, status in before.roles.items()}
     for role, window in cluster.restarts.items():
@@ -21,7 +21,7 @@ def read(before: JobStatus, cluster: ClusterStatus) -> dict[Role, Restarts]:
     return found
 
 
-def written(restarts: Mapping[Role, Restarts]) -> dict[Role, RestartWindow]:
+def write_windows(restarts: Mapping[Role, Restarts]) -> dict[Role, RestartWindow]:
     return {
         role: RestartWindow(
             failures=each.failures,

@@ -52,7 +52,7 @@ def asks_to_suspend(job: Job) -> bool:
     return isinstance(spec, dict) and spec.get("suspend") is True
 
 
-def wanted(
+def desired_state(
     job: Job,
     running: Pinned | None,
     defaults: Defaults,
@@ -84,13 +84,15 @@ def wanted(
         if problem := wrong_priority(limits, job.priority):
             return Desired(own, spec, waits=Wait("PriorityRefused", str(problem)))
         if isinstance(runtime, NamedRuntime):
-            return _joined(job, spec, runtime, own, limits)
+            return _join_runtime(job, spec, runtime, own, limits)
         return Desired(own, spec, waits=runtime)
     if running.defaults.runtime is not None and spec.runtime is not None:
         spec = merged(spec, running.defaults.runtime.spec)
     running = running.scaled(_generators(running, spec.generator.replicas))
     kept = running.config.spec.model_copy(update={name: getattr(spec, name) for name in CHANGEABLE})
-    changed = ", ".join(_changed(kept, spec, same_release=running.defaults.release == defaults.release))
+    changed = ", ".join(
+        _changed_fields(kept, spec, same_release=running.defaults.release == defaults.release)
+    )
     reason = f"{changed} changed while the job runs; suspend and resume the job to apply that"
     return Desired(running, kept, reason if changed else None)
 
@@ -102,7 +104,7 @@ def _generators(running: Pinned, asked: int) -> int:
     return asked if fits else there.generator.replicas
 
 
-def _joined(job: Job, spec: Spec, runtime: NamedRuntime, own: Pinned, limits: Limits | None) -> Desired:
+def _join_runtime(job: Job, spec: Spec, runtime: NamedRuntime, own: Pinned, limits: Limits | None) -> Desired:
     """The spec merged with the runtime and checked against the limits, which a runtime cannot widen. If the result is
     refused although the job itself was not, the job waits for a change of either."""
     try:
@@ -117,7 +119,7 @@ def _joined(job: Job, spec: Spec, runtime: NamedRuntime, own: Pinned, limits: Li
     return Desired(pinned, outcome)
 
 
-def _changed(running: Spec, spec: Spec, *, same_release: bool) -> list[str]:
+def _changed_fields(running: Spec, spec: Spec, *, same_release: bool) -> list[str]:
     """Fields that differ between the job's spec and what runs. Defaults, as of what was taken out of the spec, are
     compared within one release: those of another may differ."""
     before = running.model_dump(mode="json", by_alias=True)
@@ -125,12 +127,12 @@ def _changed(running: Spec, spec: Spec, *, same_release: bool) -> list[str]:
         now = spec.model_dump(mode="json", by_alias=True)
         return [f"spec.{key}" for key, value in now.items() if value != before[key]]
     said = spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    return [f"spec.{key}" for key, value in said.items() if not _within(value, before.get(key))]
+    return [f"spec.{key}" for key, value in said.items() if not _is_subset(value, before.get(key))]
 
 
-def _within(said: Any, before: Any) -> bool:
+def _is_subset(said: Any, before: Any) -> bool:
     if isinstance(said, dict) and isinstance(before, dict):
-        return all(key in before and _within(value, before[key]) for key, value in said.items())
+        return all(key in before and _is_subset(value, before[key]) for key, value in said.items())
     if isinstance(said, list) and isinstance(before, list):
-        return len(said) == len(before) and all(map(_within, said, before))
+        return len(said) == len(before) and all(map(_is_subset, said, before))
     return bool(said == before)

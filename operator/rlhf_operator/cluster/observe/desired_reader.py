@@ -21,7 +21,7 @@ from ..config.limits import Limits
 from ..config.settings import Settings
 from ..objects.pinned import DEFAULTS, Pinned, UnreadableConfig, defaults_of_0_1, shows_defaults
 from ..objects.seal import check_unsealed, is_sealed
-from .desired import Desired, Wait, active_config, asks_to_suspend, wanted
+from .desired import Desired, Wait, active_config, asks_to_suspend, desired_state
 
 _REMEMBERED, _REMEMBERED_BYTES = 4096, 4 << 20
 """Maximum number of cached configurations, and bytes of their specs as JSON, which take up to thirty times that as
@@ -56,7 +56,7 @@ class DesiredReader:
         """
         basis = (job.uid, job.generation, job.queue, job.priority, active_config(job))
         kept = self._kept.get(key)
-        if kept is not None and kept[0] != basis and _begun(kept, basis):
+        if kept is not None and kept[0] != basis and _started_with(kept, basis):
             kept = self._kept[key] = basis, *kept[1:]
         if kept is None or kept[0] != basis:
             runtime = await self._runtime(job)
@@ -83,8 +83,8 @@ class DesiredReader:
     async def _wanted(
         self, job: Job, running: Pinned | None, runtime: NamedRuntime | Wait | None, limits: Limits | None
     ) -> Desired:
-        """Raises InvalidJob, as `wanted` does; a large spec is checked in a thread."""
-        check = partial(wanted, job, running, self._settings.defaults, limits, runtime)
+        """Raises InvalidJob, as `desired_state` does; a large spec is checked in a thread."""
+        check = partial(desired_state, job, running, self._settings.defaults, limits, runtime)
         if size(job.body.get("spec")) <= _QUICK_BYTES:
             return check()
         return await asyncio.get_running_loop().run_in_executor(_ASIDE, check)
@@ -128,7 +128,7 @@ class DesiredReader:
             if now.name == name:
                 return now
         if (found := await self._get("ConfigMap", job, name)) is None:
-            if now is not None and _stay(pods) and not asks_to_suspend(job):
+            if now is not None and _has_running_pods(pods) and not asks_to_suspend(job):
                 raise UnreadableConfig(
                     f"ConfigMap {name} of its pods is gone: restore it, or suspend the job"
                 )
@@ -156,12 +156,12 @@ class DesiredReader:
             return None
 
 
-def _begun(kept: _Kept, basis: _Basis) -> bool:
+def _started_with(kept: _Kept, basis: _Basis) -> bool:
     """True if the job has begun with the configuration that was computed for it before it had one."""
     (*same, active), want, _ = kept
     return active is None and want.waits is None and basis == (*same, want.pinned.name)
 
 
-def _stay(pods: list[Pod]) -> bool:
+def _has_running_pods(pods: list[Pod]) -> bool:
     """True if any of the pods runs and is not being deleted."""
     return any(pod.ended is None and pod.deletion_deadline is None for pod in pods)

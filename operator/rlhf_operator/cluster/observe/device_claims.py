@@ -62,13 +62,13 @@ class DeviceClaims:
     async def _read(self, job: Job, claim: str) -> Devices | None:
         """None to be asked again: it does not matter enough to stop a look."""
         try:
-            return allocated(await self._api.get("ResourceClaim", job.namespace, claim))
+            return allocated_devices(await self._api.get("ResourceClaim", job.namespace, claim))
         except ApiError as error:
             logger.warning("devices of ResourceClaim %s are not counted: %s", claim, error)
             return () if error.status in (403, 404) else None
 
 
-def allocated(claim: Mapping[str, Any]) -> Devices | None:
+def allocated_devices(claim: Mapping[str, Any]) -> Devices | None:
     """Devices of a claim's allocation, without those that it only observes; None before there is one."""
     allocation = (claim.get("status") or {}).get("allocation")
     if allocation is None:

@@ -16,19 +16,19 @@ class Observed:
     """A job as observed in the cluster and at its trainer."""
 
     job: Job
-    wanted: Desired
+    desired: Desired
     pods: Sequence[Pod]
     trainer: TrainerStatus | None = None
     """Last report of the present trainer."""
     silent_since: float | None = None
     """Time since when the trainer has been silent, in seconds since the epoch."""
-    complaint: str = ""
+    trainer_error: str = ""
     """Why the trainer's last answer was of no use."""
     refused: Finish | str | None = None
     """The API server's refusal of the pods that were to be created last."""
-    departed: Sequence[Pod] = ()
+    deleted_pods: Sequence[Pod] = ()
     """Pods that are gone since the last observation: their ends may not have been seen before."""
-    made: int | None = None
+    created_attempt: int | None = None
     """Newest attempt of the trainer gang of which this operator has created a pod."""
     quota: Quota = "none"
     deactivated: bool = False

@@ -84,11 +84,11 @@ class PodEvents:
             logger.warning("could not read the events of %s: %s", pod.name, error)
             return
         known.reasons.pop(pod.uid, None)
-        if (said := hindrance(newest)) is not None:
+        if (said := blocking_event(newest)) is not None:
             known.reasons[pod.uid] = f"{said} (namespace {job.namespace})"
 
 
-def hindrance(events: Sequence[Mapping[str, Any]]) -> str | None:
+def blocking_event(events: Sequence[Mapping[str, Any]]) -> str | None:
     """Reason and message of the newest event, if it is a warning: a kubelet repeats it until it is over, and then goes
     on with events such as `Pulling`."""
     newest = max(events, key=_order, default=None)

@@ -45,7 +45,7 @@ class _Known:
     """Time of the first failed poll in a row, in seconds since the epoch; None if the last one succeeded."""
     next: float = 0.0
     """Earliest time of the next poll, by the monotonic clock."""
-    complaint: str = ""
+    trainer_error: str = ""
     bare: bool = False
     """True if it wants the token itself, and nobody else can take its address."""
     key: int = 0
@@ -105,17 +105,17 @@ class TrainerClient:
     async def _ask(self, job: Job, first: Pod, known: _Known) -> None:
         try:
             async with self._pool, self._client(job, self._reports) as control:
-                status, complaint = await control.status(first.url), ""
+                status, trainer_error = await control.status(first.url), ""
         except WrongToken as error:
-            status, complaint = None, f"{error}: {_OF_OTHER_KEY}"
+            status, trainer_error = None, f"{error}: {_OF_OTHER_KEY}"
             known.key = (known.key + 1) % len(self._keys)
             if known.key:  # not all keys have been tried
                 return
         except Unreadable as error:
-            status, complaint = None, str(error)
-            if complaint != known.complaint:
-                log.warning("%s/%s: %s", job.namespace, job.name, complaint)
-        known.complaint = complaint
+            status, trainer_error = None, str(error)
+            if trainer_error != known.trainer_error:
+                log.warning("%s/%s: %s", job.namespace, job.name, trainer_error)
+        known.trainer_error = trainer_error
         if status is not None:
             known.status, known.unanswered, known.silent_since = status, 0, None
         else:
@@ -130,10 +130,10 @@ class TrainerClient:
         known = self._known.get(job.uid)
         return known.silent_since if known else None
 
-    def complaint(self, job: Job) -> str:
+    def trainer_error(self, job: Job) -> str:
         """Why the trainer's last answer was of no use; empty if it was, or if there was none."""
         known = self._known.get(job.uid)
-        return known.complaint if known else ""
+        return known.trainer_error if known else ""
 
     def key(self, job: Job) -> bytes:
         """The key of which the job's token is derived: the one that its trainer knows, if it runs."""

@@ -10,7 +10,7 @@ from typing import Any
 from rlhf_api.contract.status import ENDED
 
 from ...job.names import JOB
-from ...job.trimmed import trimmed
+from ...job.trimmed import trim
 from ...kube.api import Body, Key
 from ...kube.kinds import kind_of
 
@@ -60,7 +60,7 @@ class Cache:
         known, version = same.get(meta["name"]), int(meta["resourceVersion"])
         if known is not None and known.version >= version:
             return None
-        kept = trimmed(body)
+        kept = trim(body)
         text = "" if kind in COMPANIONS else json.dumps(kept, separators=(",", ":"))
         same[meta["name"]] = _Seen(meta["uid"], version, text)
         if kind == "RLHFJob":
@@ -82,7 +82,7 @@ class Cache:
         if kind == "RLHFJob":
             self._resting.discard(key)
         elif kind == "Pod":
-            self._departed.setdefault(key, []).append(trimmed(body))
+            self._departed.setdefault(key, []).append(trim(body))
         if not same:
             del self._seen[kind][key]
         return key

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from ...job.names import JOB, MANAGED_BY, OPERATOR
-from ...job.trimmed import trimmed
+from ...job.trimmed import trim
 from ...kube.api import Api, Body, Key
 from ...kube.api_error import ApiError
 from .cache import COMPANIONS, Cache
@@ -15,7 +15,7 @@ _RUNNING = "status.phase!=Succeeded,status.phase!=Failed"
 
 
 @dataclass(frozen=True)
-class Swept:
+class ListingDiff:
     """Differences between a listing and the cache."""
 
     touched: set[Key] = field(default_factory=set)
@@ -30,14 +30,14 @@ class Swept:
 async def fill(api: Api, namespace: str | None, kinds: Collection[str], see: See) -> None:
     """Adds every object once, jobs last, so that no pod counts as missing before it is listed."""
     for kind in sorted(kinds, key=lambda kind: kind == "RLHFJob"):
-        async for body in api.list(kind, namespace, labels=SELECTORS[kind], keep=trimmed):
+        async for body in api.list(kind, namespace, labels=SELECTORS[kind], keep=trim):
             see(body, False)
 
 
-async def sweep(api: Api, namespace: str | None, kinds: Collection[str], cache: Cache) -> Swept:
+async def sweep(api: Api, namespace: str | None, kinds: Collection[str], cache: Cache) -> ListingDiff:
     """Removes deleted objects from the cache, and takes changes of companions, which are not watched; returns the
     differences. Companions that no job has are not listed: the server may not know their kind."""
-    swept = Swept()
+    swept = ListingDiff()
     for kind in (*kinds, *COMPANIONS):
         before = cache.versions(kind, namespace)  # changes during the listing are not judged
         if kind in COMPANIONS and not before:
@@ -45,7 +45,7 @@ async def sweep(api: Api, namespace: str | None, kinds: Collection[str], cache: 
         there = set[str]()
         try:
             label = SELECTORS.get(kind, OURS)
-            async for body in api.list(kind, namespace, labels=label, metadata_only=True, keep=trimmed):
+            async for body in api.list(kind, namespace, labels=label, metadata_only=True, keep=trim):
                 there.add(uid := body["metadata"]["uid"])
                 if int(body["metadata"]["resourceVersion"]) < before.get(uid, 0):
                     swept.older.append(f"{kind} {body['metadata']['namespace']}/{body['metadata']['name']}")
@@ -60,14 +60,14 @@ async def sweep(api: Api, namespace: str | None, kinds: Collection[str], cache: 
                 raise
             continue  # a gang's definition was removed: its objects cannot be made again before it is back
         swept.touched.update(cache.drop_uids(kind, before.keys() - there))
-    hidden = api.list("Pod", namespace, labels=_HIDDEN, fields=_RUNNING, metadata_only=True, keep=trimmed)
+    hidden = api.list("Pod", namespace, labels=_HIDDEN, fields=_RUNNING, metadata_only=True, keep=trim)
     async for pod in hidden:
         if (key := cache.hide(pod)) is not None:
             swept.touched.add(key)
     return swept
 
 
-def overdue(before: Mapping[str, Body], now: Mapping[str, Body], cache: Cache) -> list[str]:
+def missed_changes(before: Mapping[str, Body], now: Mapping[str, Body], cache: Cache) -> list[str]:
     """Kind and name of objects that a watch has missed: unseen in a sweep, present in the next, and still unseen in
     that version.
 

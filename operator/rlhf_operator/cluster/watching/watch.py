@@ -56,7 +56,7 @@ async def watch(api: Api, namespaces: Collection[str], kinds: Collection[str], s
         Exception: what has ended kopf.
     """
     here, registry, settings = asyncio.get_running_loop(), kopf.OperatorRegistry(), _settings()
-    crossing = _Crossing(here, see)
+    crossing = _ThreadHandoff(here, see)
 
     @kopf.on.login(registry=registry)
     async def login(**_: Any) -> kopf.AiohttpSession:
@@ -138,7 +138,7 @@ def _session(info: kopf.ConnectionInfo) -> kopf.AiohttpSession:
     return kopf.AiohttpSession(server=info.server, aiohttp_session=cast(aiohttp.ClientSession, session))
 
 
-class _Crossing:
+class _ThreadHandoff:
     """Passes objects from kopf's thread to the loop of `see`, all waiting ones at once: waking the loop for each would
     take as long as processing it."""
 

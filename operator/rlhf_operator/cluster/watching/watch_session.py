@@ -6,7 +6,7 @@ from typing import Any
 
 import aiohttp
 
-from ...job.trimmed import trimmed
+from ...job.trimmed import trim
 from ...kube.kinds import KINDS
 from ...kube.pages import Lines, Page
 
@@ -58,7 +58,7 @@ class TrimmedResponse(aiohttp.ClientResponse):
         if self.status != 200:
             return await super().json()
         named = _NAMED.get(self.url.name, {})  # items of lists of Kubernetes' own kinds lack both
-        page = Page(lambda item: trimmed({**named, **item}))
+        page = Page(lambda item: trim({**named, **item}))
         async for data in self.content.iter_chunked(_CHUNK):
             page.feed(data)
         return page.end()
@@ -74,7 +74,7 @@ class _Events:
         return getattr(self._content, name)
 
     async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
-        lines = Lines(trimmed)
+        lines = Lines(trim)
         async for data in self._content.iter_chunked(size):
             yield lines.feed(data)
         yield lines.end()
