@@ -14,10 +14,9 @@ def experience(spec: CommonSpec, settings: PolicyGradient) -> tuple[Node, ...]:
     If a step is one update, the old log-probabilities are not computed: they equal those of the update itself.
     """
     one_update = is_one_update(spec, settings, settings.minibatch_size)
-    penalty = settings.kl_coefficient > 0
     nodes: list[Node] = [Generate(rounds=settings.dynamic_sampling)]
     weighted = spec.rollout.level != "none"
-    if not one_update or weighted or (penalty and settings.kl_in == "reward"):
+    if not one_update or weighted or settings.kl_penalty == "reward":
         nodes.append(Infer(name="policy_logprobs", model=POLICY, writes=("logprobs",)))
     if weighted:
         nodes.append(
@@ -28,7 +27,7 @@ def experience(spec: CommonSpec, settings: PolicyGradient) -> tuple[Node, ...]:
                 writes=("importance_weights",),
             )
         )
-    if penalty:
+    if settings.kl_penalty:
         nodes.append(reference(spec, settings.reference_ema))
     if spec.reward.fine_grained:
         nodes.append(Score(writes=("token_scores",), per_token=True))
@@ -59,8 +58,8 @@ def reference(spec: CommonSpec, average: float | None = None, output: str = "log
 
 def rewarded(settings: PolicyGradient) -> tuple[str, ...]:
     """Columns that the rewards are computed from."""
-    in_reward = settings.kl_coefficient > 0 and settings.kl_in == "reward"
-    return ("scores", *(("logprobs", "reference_logprobs") if in_reward else ()))
+    compared = ("logprobs", "reference_logprobs") if settings.kl_penalty == "reward" else ()
+    return ("scores", *compared)
 
 
 def train_policy(
@@ -68,14 +67,13 @@ def train_policy(
 ) -> Train:
     """The policy's training node: reads the old log-probabilities and the mask if `begin` writes them, and the
     reference if the KL penalty is part of the loss."""
-    in_loss = settings.kl_coefficient > 0 and settings.kl_in == "loss"
     written = {column for node in begin for column in node.writes}
     reads = (
         SEQUENCES,
         "sampled_logprobs",
         *(column for column in ("logprobs", "mask", "importance_weights") if column in written),
         "advantages",
-        *(("reference_logprobs",) if in_loss else ()),
+        *(("reference_logprobs",) if settings.kl_penalty == "loss" else ()),
     )
     return Train(
         name="train_policy",

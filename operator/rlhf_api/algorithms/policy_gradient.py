@@ -58,6 +58,11 @@ class PolicyGradient(Frozen):
     """Dynamic sampling: maximum number of rounds of fresh prompts that replace groups whose responses all have the same
     score; 0: such groups stay."""
 
+    @property
+    def kl_penalty(self) -> Literal["reward", "loss"] | None:
+        """What the KL penalty is part of; None if there is none."""
+        return self.kl_in if self.kl_coefficient > 0 else None
+
 
 def policy_gradient_rules(spec: CommonSpec, where: str, settings: PolicyGradient) -> Iterator[Problem]:
     """Rules shared by all algorithms that sample responses."""
@@ -74,7 +79,7 @@ def policy_gradient_rules(spec: CommonSpec, where: str, settings: PolicyGradient
         yield Problem(
             f"{where}.clipRatioHigh", f"must be at least clipRatio ({settings.clip_ratio:g}); got {high:g}"
         )
-    if settings.kl_coefficient and settings.kl_in == "loss" and settings.kl_estimator == "k1":
+    if settings.kl_penalty == "loss" and settings.kl_estimator == "k1":
         yield Problem(
             f"{where}.klEstimator",
             "as a loss, k1 has an expected gradient of 0 and holds nothing back; use k2 or k3, or klIn reward; "

@@ -84,7 +84,7 @@ def _why(spec: Spec, role: Role) -> str:
 def _without_reference(spec: Spec) -> str:
     """Why nothing asks for a reference role."""
     where, settings = f"spec.{to_camel(algorithm_of(spec).name)}", settings_of(spec)
-    if isinstance(settings, PolicyGradient) and settings.kl_coefficient == 0:
+    if isinstance(settings, PolicyGradient) and settings.kl_penalty is None:
         return f"{where}.klCoefficient is 0"
     if isinstance(settings, PolicyGradient) and settings.reference_ema is not None:
         return f"the moving average of the policy takes its place ({where}.referenceEma)"
@@ -215,7 +215,7 @@ def _never_warm(spec: Spec) -> list[str]:
 def _weak_penalty(spec: Spec) -> list[str]:
     """A warning of a KL estimator whose value is right and whose gradient, as a reward, is not."""
     settings = settings_of(spec)
-    if not isinstance(settings, PolicyGradient) or settings.kl_coefficient == 0 or settings.kl_in == "loss":
+    if not isinstance(settings, PolicyGradient) or settings.kl_penalty != "reward":
         return []
     if settings.kl_estimator == "k1":
         return []

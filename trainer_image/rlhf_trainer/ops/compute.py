@@ -153,6 +153,6 @@ def _scores(columns: Columns, ctx: OpContext[PolicyGradient]) -> Tensor:
 
 def _kl_in_reward(columns: Columns, ctx: OpContext[PolicyGradient]) -> Tensor:
     """KL of each token in nats if the penalty is part of the rewards, else 0: float [A]."""
-    if ctx.settings.kl_in != "reward" or "reference_logprobs" not in columns:
+    if ctx.settings.kl_penalty != "reward" or "reference_logprobs" not in columns:
         return torch.zeros(int(columns.lengths.sum()))
     return kl_estimate(columns["logprobs"], columns["reference_logprobs"], ctx.settings.kl_estimator)

@@ -157,7 +157,7 @@ def _policy_gradient(
     counted = None if columns.mask is None or not bool(columns.mask.any()) else columns.mask
     shares = token_weights(columns.lengths, "token", counted)
     low, high = _clip(ctx)
-    penalised = settings.kl_in == "loss" and "reference_logprobs" in columns
+    penalised = settings.kl_penalty == "loss" and "reference_logprobs" in columns
     tokens = max(1, int(columns.lengths.sum()))
     # If a step is one update, the policy in it is the policy before it, and is compared with the sampler here.
     keep = ctx.spec.rollout.in_flight == "keep"
