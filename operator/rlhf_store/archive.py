@@ -6,14 +6,11 @@ from datetime import timedelta
 
 from pydantic import JsonValue
 
-from rlhf_api.errors.problem import InvalidJob, Problem
-
-from .failures import Missing, TooLarge
+from .errors import DamagedSnapshot, Missing, TooLarge, UnusableStore
 from .manifest import (
     CUTS,
     ROOT,
     SEGMENTS,
-    DamagedSnapshot,
     Entry,
     Manifest,
     Root,
@@ -90,7 +87,7 @@ class Archive:
         known: bool = False,
         retrying: Callable[[str], None] = lambda _why: None,
     ) -> None:
-        """Raises InvalidJob if the URL does not name a store that can be opened; see `Store`."""
+        """Raises UnusableStore if the URL does not name a store that can be opened; see `Store`."""
         self.store = Store(url, patience=patience, known=known, retrying=retrying)
 
     def read_root(self) -> tuple[Root, Version | None]:
@@ -99,7 +96,7 @@ class Archive:
         If LATEST is damaged or missing, the root is rebuilt from the manifests that are there.
 
         Raises:
-            InvalidJob: the store is of another release's format, or not one of its manifests can be read. To take it
+            UnusableStore: the store is of another release's format, or not one of its manifests can be read. To take it
                 for a new one would delete it.
         """
         version = None
@@ -119,7 +116,7 @@ class Archive:
                 f"every checkpoint in {self.store.url} is damaged or of another release, see the log ({why}); "
                 "take the release that wrote them, or begin a new run in another store"
             )
-            raise InvalidJob([Problem("spec.checkpoint.store", message)])
+            raise UnusableStore(message)
         return _rebuilt(written, manifests), version
 
     def entries(self) -> list[Entry]:

@@ -7,10 +7,8 @@ from datetime import UTC, datetime
 
 from pydantic import JsonValue
 
-from rlhf_api.errors.problem import InvalidJob, Problem
-
 from .archive import Archive, Snapshot
-from .failures import Conflict, Missing, StoreError
+from .errors import Conflict, Missing, StoreError, UnusableStore
 from .manifest import (
     ROOT,
     Entry,
@@ -63,7 +61,7 @@ class Committer:
         of each point between two writes.
 
         Raises:
-            InvalidJob: other trainers keep taking over.
+            UnusableStore: other trainers keep taking over.
         """
         for _ in range(_TRIES):
             root, version = archive.read_root()
@@ -111,7 +109,7 @@ class Committer:
         Snapshots of this step and later ones, left by a run that went further before it resumed, are removed.
 
         Raises:
-            InvalidJob: another trainer has taken over.
+            UnusableStore: another trainer has taken over.
             StoreError: LATEST has been deleted, or as for every request.
         """
         time = datetime.now(UTC).isoformat(timespec="seconds")
@@ -152,7 +150,7 @@ class Committer:
         resume from: 0, the start, if none is good.
 
         Raises:
-            InvalidJob: another trainer has taken over.
+            UnusableStore: another trainer has taken over.
         """
         before = self._root
         step = max((snapshot.step for snapshot in before.cuts if snapshot.good), default=0)
@@ -189,9 +187,9 @@ class Committer:
             log.warning("old checkpoints could not be deleted, trying again after the next one: %s", error)
 
 
-def _fenced(url: str) -> InvalidJob:
+def _fenced(url: str) -> UnusableStore:
     message = (
         f"another trainer has taken over {url}, and this one may not write there any more: "
         "each run needs a store of its own; if both are the same run, the newer one goes on"
     )
-    return InvalidJob([Problem("spec.checkpoint.store", message)])
+    return UnusableStore(message)

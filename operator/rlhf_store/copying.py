@@ -4,42 +4,33 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from rlhf_api.errors.problem import InvalidJob, Problem
-from rlhf_api.sections.checkpoint import Origin
-
 from .archive import Archive, Snapshot
 from .committing import Committer
-from .manifest import DamagedSnapshot, Segment
+from .errors import MissingSnapshot, UnusableStore
+from .manifest import Segment
 from .store import Store
 
 AT_ONCE = 8
 """Segments copied concurrently, each in memory as a whole."""
-_WHERE = "spec.checkpoint.startFrom"
 
 
-def find(origin: Origin) -> Snapshot:
+def find(url: str, step: int) -> Snapshot:
     """The snapshot from which a run starts.
 
     Raises:
-        InvalidJob: the store cannot be read, or lacks the snapshot; the message lists the steps it has.
+        UnusableStore: the store cannot be read.
+        MissingSnapshot: it lacks the snapshot; the message lists the steps it has.
+        DamagedSnapshot: it is damaged.
     """
-    url = urlsplit(origin.store)
-    if url.scheme == "file" and not Path(unquote(url.path)).is_dir():  # opening would create it
-        raise InvalidJob([Problem(f"{_WHERE}.store", f"there is no directory {unquote(url.path)}")])
-    try:
-        archive = Archive(origin.store)
-        entries = {entry.step: entry for entry in archive.entries()}
-        if origin.step in entries:
-            return archive.open(entries[origin.step])
-    except InvalidJob as error:
-        raise InvalidJob(
-            [Problem(f"{_WHERE}.store", problem.message) for problem in error.problems]
-        ) from None
-    except DamagedSnapshot as error:
-        raise InvalidJob([Problem(_WHERE, f"{origin.store}: {error}; take another step")]) from None
+    parts = urlsplit(url)
+    if parts.scheme == "file" and not Path(unquote(parts.path)).is_dir():  # opening would create it
+        raise UnusableStore(f"there is no directory {unquote(parts.path)}")
+    archive = Archive(url)
+    entries = {entry.step: entry for entry in archive.entries()}
+    if step in entries:
+        return archive.open(entries[step])
     steps = ", ".join(map(str, sorted(entries))) or "none"
-    message = f"{origin.store} has no checkpoint of step {origin.step}; it has those of steps: {steps}"
-    raise InvalidJob([Problem(f"{_WHERE}.step", message)])
+    raise MissingSnapshot(f"{url} has no checkpoint of step {step}; it has those of steps: {steps}")
 
 
 def copy(snapshot: Snapshot, store: Store, committer: Committer) -> Snapshot:
@@ -48,7 +39,8 @@ def copy(snapshot: Snapshot, store: Store, committer: Committer) -> Snapshot:
     next trainer deletes the copied segments.
 
     Raises:
-        InvalidJob: a segment is missing or damaged, or another trainer has taken the store over.
+        DamagedSnapshot: a segment is missing or damaged.
+        UnusableStore: another trainer has taken the store over.
         StoreError: a store refuses or does not respond.
     """
 
@@ -62,8 +54,6 @@ def copy(snapshot: Snapshot, store: Store, committer: Committer) -> Snapshot:
         try:
             for sent in sending:
                 sent.result()
-        except DamagedSnapshot as error:
-            raise InvalidJob([Problem(_WHERE, f"{error}; take another step")]) from None
         finally:
             pool.shutdown(cancel_futures=True)
     reward = snapshot.entry.reward

@@ -9,6 +9,8 @@ from typing import TypeVar
 
 from obstore.exceptions import BaseError, GenericError, PermissionDeniedError, UnauthenticatedError
 
+from .errors import StoreError
+
 log = logging.getLogger(__name__)
 
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.2, 5.0
@@ -18,22 +20,6 @@ _CAUSE = re.compile(r'InvalidCertificate\(\s*(?P<certificate>\w+)|(?:message|err
 """Pattern of the cause of a failed connection in the library's debug output, as its message names none."""
 REFUSED = (PermissionDeniedError, UnauthenticatedError)
 T = TypeVar("T")
-
-
-class StoreError(RuntimeError):
-    """The store refuses a request, or does not respond within the deadline."""
-
-
-class TooLarge(StoreError):
-    """An object is larger than it may be; nothing of it was read."""
-
-
-class Missing(LookupError):
-    """There is no object with this key."""
-
-
-class Conflict(RuntimeError):
-    """Another writer has written this object."""
 
 
 def patiently(

@@ -15,8 +15,9 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, JsonValue, ValidationError
 
-from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.field_types import Frozen, Report
+
+from .errors import DamagedSnapshot, UnusableStore
 
 ROOT = "LATEST"
 SEGMENTS = "segments"
@@ -28,10 +29,6 @@ Count = Annotated[int, Field(ge=0)]
 _CUT = re.compile(rf"^{CUTS}/([0-9]{{8,}})\.([0-9]+)\.([0-9a-f]{{64}})\.json$")
 _SEGMENT = re.compile(rf"^{SEGMENTS}/[0-9a-f]{{64}}$")
 T = TypeVar("T", bound=Frozen)
-
-
-class DamagedSnapshot(RuntimeError):
-    """A part of a snapshot is missing or does not match its hash."""
 
 
 class Segment(Report):
@@ -131,7 +128,7 @@ def encode_root(root: Root) -> bytes:
 
 
 def decode_root(data: bytes) -> Root:
-    """Parses LATEST and checks its hash. Raises DamagedSnapshot, and InvalidJob for an intact one of another format."""
+    """Parses LATEST and checks its hash. Raises DamagedSnapshot, and UnusableStore for one of another format."""
     try:
         content = json.loads(data)
         if content != _signed(content):
@@ -145,7 +142,7 @@ def decode_root(data: bytes) -> Root:
         message = (
             f"{ROOT} there has format {found!r:.9}, this release {FORMAT}; go on with the one that wrote it"
         )
-        raise InvalidJob([Problem("spec.checkpoint.store", message)])
+        raise UnusableStore(message)
     return _parse(Root, text, ROOT)
 
 

@@ -15,11 +15,10 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError, PreconditionError
 from obstore.store import LocalStore
 
-from rlhf_api.errors.problem import InvalidJob, Problem
-
 from .connecting import connect, hint, refuses_twice
 from .durable import make_durable
-from .failures import Conflict, Missing, StoreError, TooLarge, patiently, reason
+from .errors import Conflict, Missing, StoreError, TooLarge, UnusableStore
+from .failures import patiently, reason
 from .locked import locked
 
 FIRST_PATIENCE = timedelta(seconds=5)
@@ -74,7 +73,7 @@ class Store:
         called before each retry, with the reason of a failure that lasts.
 
         Raises:
-            InvalidJob: the URL does not name a store that can be opened and listed.
+            UnusableStore: the URL does not name a store that can be opened and listed.
         """
         self.url, self.patience, self._known, self._retrying = url, patience, known, retrying
         try:
@@ -94,7 +93,7 @@ class Store:
         Also detects whether the store supports conditional writes.
 
         Raises:
-            InvalidJob: the store refuses the object.
+            UnusableStore: the store refuses the object.
         """
 
         def check() -> bool:
@@ -262,9 +261,8 @@ class Store:
             make_durable(folder / key)
         return told
 
-    def _unusable(self, error: BaseException) -> InvalidJob:
-        message = f"cannot use {self.url}: {reason(error)}; {hint(self.url)}"
-        return InvalidJob([Problem("spec.checkpoint.store", message)])
+    def _unusable(self, error: BaseException) -> UnusableStore:
+        return UnusableStore(f"cannot use {self.url}: {reason(error)}; {hint(self.url)}")
 
 
 def _check_size(key: str, size: int, most: int) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from rlhf_store.archive import Archive
 from rlhf_store.committing import Committer
-from rlhf_store.failures import StoreError
+from rlhf_store.errors import StoreError
 from rlhf_store.retention import Retention
 from rlhf_trainer.checkpoint.saver import Saver
 from rlhf_trainer.ranks.ranks import Ranks

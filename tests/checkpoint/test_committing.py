@@ -7,10 +7,9 @@ import pytest
 from obstore.exceptions import GenericError
 from tests.checkpoint.conftest import assert_is
 
-from rlhf_api.errors.problem import InvalidJob
 from rlhf_store.archive import Archive
 from rlhf_store.committing import Committer
-from rlhf_store.failures import Conflict, StoreError
+from rlhf_store.errors import Conflict, StoreError, UnusableStore
 from rlhf_store.manifest import Entry
 from rlhf_store.retention import Retention
 from rlhf_store.store import Store
@@ -60,10 +59,10 @@ def test_who_was_taken_over_cannot_commit(place):
     zombie = place.trainer()
     zombie.save(1)
     newer = place.trainer()
-    with pytest.raises(InvalidJob, match=r"spec.checkpoint.store: another trainer has taken over .*own"):
+    with pytest.raises(UnusableStore, match=r"another trainer has taken over .*own"):
         zombie.save(9)
     newer.save(2)
-    with pytest.raises(InvalidJob):
+    with pytest.raises(UnusableStore):
         zombie.save(10)
     assert place.steps() == [1, 2]
     assert_is(place.snapshot(2), 2)
@@ -101,7 +100,7 @@ def test_of_two_that_start_at_once_one_leads(place):
         try:
             committer.commit(1, {}, {}, {})
             outcomes.append("committed")
-        except InvalidJob:
+        except UnusableStore:
             outcomes.append("refused")
     assert outcomes == ["refused"] * 3 + ["committed"]
 

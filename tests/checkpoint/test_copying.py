@@ -11,7 +11,6 @@ from tests.checkpoint.conftest import ALONE, MANY, Place, assert_is
 
 from rlhf_api.contract.run import RunConfig
 from rlhf_api.errors.problem import InvalidJob
-from rlhf_api.sections.checkpoint import Origin
 from rlhf_store import copying
 from rlhf_store.archive import Archive
 from rlhf_store.committing import Committer
@@ -86,7 +85,7 @@ def test_cut_short_it_leaves_no_checkpoint_and_is_begun_anew(place: Place, tmp_p
 
     dying = Committer.take_over(Archive(own), MANY, crash)
     with pytest.raises(RuntimeError, match="manifest"):
-        copying.copy(copying.find(Origin(store=place.url, step=3)), Archive(own).store, dying)
+        copying.copy(copying.find(place.url, 3), Archive(own).store, dying)
     assert Archive(own).entries() == []
     assert Archive(own).garbage()
     begin(own, place.url, resume=True)

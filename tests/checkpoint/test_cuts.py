@@ -11,8 +11,7 @@ from tests.checkpoint.conftest import ALONE, assert_is, tensors
 from rlhf_store import store as store_module
 from rlhf_store.archive import Archive
 from rlhf_store.connecting import connect
-from rlhf_store.failures import StoreError, TooLarge
-from rlhf_store.manifest import DamagedSnapshot
+from rlhf_store.errors import DamagedSnapshot, StoreError, TooLarge
 from rlhf_store.retention import Retention
 from rlhf_store.store import FIRST_PATIENCE, Store
 from rlhf_trainer.checkpoint import segments as module

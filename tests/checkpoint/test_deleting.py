@@ -13,9 +13,9 @@ import pytest
 from tests.checkpoint.conftest import Place
 from tests.support.kube import eventually
 
-from rlhf_api.errors.problem import InvalidJob
 from rlhf_store.archive import Archive
 from rlhf_store.committing import Committer
+from rlhf_store.errors import UnusableStore
 from rlhf_store.manifest import Entry, Manifest, Segment
 from rlhf_store.retention import Retention
 from rlhf_store.store import Store
@@ -99,5 +99,5 @@ def test_a_trainer_that_is_taken_over_while_it_starts_deletes_nothing_of_the_nex
     archive.manifests = meanwhile  # type: ignore[method-assign]
     fenced = Committer.take_over(archive, Retention())
     assert directory.keys("segments") == {f"segments/{7:064x}"}
-    with pytest.raises(InvalidJob, match="another trainer has taken over"):
+    with pytest.raises(UnusableStore, match="another trainer has taken over"):
         fenced.commit(1, {}, {}, {})

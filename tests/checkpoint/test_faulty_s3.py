@@ -7,7 +7,7 @@ import pytest
 from tests.support.faulty_s3 import FaultyS3, faulty
 
 from rlhf_store import store as module
-from rlhf_store.failures import Conflict
+from rlhf_store.errors import Conflict
 from rlhf_store.store import Store
 
 PATIENCE = timedelta(seconds=120)

@@ -5,10 +5,9 @@ from collections.abc import Iterator
 import pytest
 from tests.support.google import BUCKET, Google, google
 
-from rlhf_api.errors.problem import InvalidJob
 from rlhf_store.archive import Archive
 from rlhf_store.committing import Committer
-from rlhf_store.failures import Conflict
+from rlhf_store.errors import Conflict, UnusableStore
 from rlhf_store.retention import Retention
 from rlhf_store.store import Store
 
@@ -45,7 +44,7 @@ def test_who_was_taken_over_cannot_commit():
     earlier = Committer.take_over(Archive(URL), Retention(last=1))
     earlier.commit(1, {}, {}, {})
     later = Committer.take_over(Archive(URL), Retention(last=1))
-    with pytest.raises(InvalidJob, match="another trainer has taken over"):
+    with pytest.raises(UnusableStore, match="another trainer has taken over"):
         earlier.commit(2, {}, {}, {})
     later.commit(2, {}, {}, {})
     assert [entry.step for entry in Archive(URL).entries()] == [2]

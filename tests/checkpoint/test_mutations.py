@@ -11,11 +11,10 @@ import torch
 from safetensors.torch import save
 from tests.checkpoint.conftest import ALONE, Place
 
-from rlhf_api.errors.problem import InvalidJob
 from rlhf_store.archive import Archive
 from rlhf_store.archive import Snapshot as Stored
+from rlhf_store.errors import DamagedSnapshot, UnusableStore
 from rlhf_store.manifest import (
-    DamagedSnapshot,
     Entry,
     Root,
     _signed,
@@ -84,7 +83,7 @@ def test_roots():
         assert outcome(lambda: decode_root(bytes_changed(draw, data)), DamagedSnapshot) in (None, root)
         changed = values_changed(draw, json.loads(data))
         text = json.dumps(_signed(changed) if isinstance(changed, dict) else changed).encode()
-        read = outcome(lambda text=text: decode_root(text), DamagedSnapshot, InvalidJob)
+        read = outcome(lambda text=text: decode_root(text), DamagedSnapshot, UnusableStore)
         assert isinstance(read, Root | None)
 
 

@@ -8,8 +8,8 @@ import obstore
 import pytest
 from tests.checkpoint.conftest import Place, assert_is, tensors
 
-from rlhf_api.errors.problem import InvalidJob
 from rlhf_store.archive import Archive
+from rlhf_store.errors import UnusableStore
 from rlhf_store.manifest import digest_of
 from rlhf_store.retention import Retention
 
@@ -27,7 +27,7 @@ def test_every_manifest_and_the_root_are_damaged(written: Place):
         written.damage(key)
     before = written.keys("")
     with pytest.raises(
-        InvalidJob, match=r"store: every checkpoint in .* is damaged .*begin a new run in another store"
+        UnusableStore, match=r"every checkpoint in .* is damaged .*begin a new run in another store"
     ):
         written.trainer()
     assert written.keys("") == before
@@ -39,7 +39,7 @@ def test_a_later_release_has_written_it(written: Place):
     content["sha256"] = digest_of(json.dumps(content, sort_keys=True).encode())
     obstore.put(written.raw, "LATEST", json.dumps(content).encode())
     before = written.keys("")
-    with pytest.raises(InvalidJob, match=r"LATEST there has format 3, this release 2; go on with the one"):
+    with pytest.raises(UnusableStore, match=r"LATEST there has format 3, this release 2; go on with the one"):
         written.trainer()
     assert written.keys("") == before
 

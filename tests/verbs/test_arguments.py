@@ -21,7 +21,7 @@ from rlhf_operator.verbs.clone import cloned
 from rlhf_operator.verbs.submit import as_written
 from rlhf_store.archive import Archive
 from rlhf_store.committing import Committer
-from rlhf_store.failures import StoreError
+from rlhf_store.errors import StoreError
 from rlhf_store.retention import Retention
 
 CONTEXT = {"context": {"cluster": "c", "user": "u"}}
@@ -218,10 +218,7 @@ def test_a_clone_of_a_run_on_this_machine(tmp_path: Path, capsys: pytest.Capture
     manifest.write_text(json.dumps(made))
     ask = ["clone", str(manifest), "--from-step=3", f"--workdir={folder}"]
     assert cli.main(ask) == 2
-    assert (
-        f"spec.checkpoint.startFrom.store: there is no directory {folder}/checkpoints"
-        in capsys.readouterr().err
-    )
+    assert f"error: there is no directory {folder}/checkpoints" in capsys.readouterr().err
     archive = Archive(f"file://{folder}/checkpoints")
     Committer.take_over(archive, Retention(last=1)).commit(2, {}, {}, {})
     assert cli.main(ask) == 2

@@ -5,11 +5,13 @@ import argparse
 import datetime
 import sys
 
+from rlhf_store.errors import DamagedSnapshot
+
 from ..console.exits import FAILED, Misuse, say
 from ..console.text import columns
 from . import open_store
 from .export import export
-from .open_store import archive, package
+from .open_store import archive
 
 
 def ls(options: argparse.Namespace) -> int:
@@ -18,7 +20,7 @@ def ls(options: argparse.Namespace) -> int:
     for entry in found.entries():
         try:
             size = _size(sum(segment.size for segment in found.open(entry).manifest.segments()))
-        except _damaged():
+        except DamagedSnapshot:
             if entry not in found.entries():
                 continue  # the run has deleted it meanwhile
             size = "damaged"
@@ -41,7 +43,7 @@ def verify(options: argparse.Namespace) -> int:
             snapshot = found.open(entry)
             sizes = [segment.size for segment in snapshot.verify()]
             say(f"step {entry.step}: intact, {len(sizes)} segments, {_size(sum(sizes))}", sys.stdout)
-        except _damaged() as error:
+        except DamagedSnapshot as error:
             if entry not in found.entries():
                 say(f"step {entry.step}: deleted by the run meanwhile", sys.stdout)
                 continue
@@ -85,11 +87,6 @@ def run(options: argparse.Namespace) -> int:
         raise Misuse(f"`checkpoint {options.name} STORE` takes no further argument; got {options.step}")
     options.does = _VERBS[options.name]
     return open_store.run(options)
-
-
-def _damaged() -> type[Exception]:
-    error: type[Exception] = package("rlhf_store.manifest").DamagedSnapshot
-    return error
 
 
 def _of(count: int) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote
 
 from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_store.errors import DamagedSnapshot
 
 from ..console.exits import Failure
 
@@ -64,14 +65,14 @@ def read_newest(store: str, read: Callable[["Snapshot"], T]) -> T:
         DamagedSnapshot: it is damaged.
         Failure: each of several was deleted before it was read.
     """
-    found, damaged = archive(store), package("rlhf_store.manifest").DamagedSnapshot
+    found = archive(store)
     for _ in range(_READS):
         entries = found.entries()
         if not entries:
             raise InvalidJob([Problem(store, "holds no checkpoint")])
         try:
             return read(found.open(entries[-1]))
-        except damaged:
+        except DamagedSnapshot:
             if entries[-1] in found.entries():
                 raise
     raise Failure(

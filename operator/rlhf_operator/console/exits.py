@@ -9,6 +9,7 @@ from typing import TextIO
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.host.printing import write_line
 from rlhf_api.host.variables import ENVIRONMENT
+from rlhf_store.errors import UnusableStore
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 """Exit codes."""
@@ -39,6 +40,8 @@ def ended(act: Callable[[], int]) -> int:
         return act()
     except InvalidJob as error:
         problems, code = [str(problem) for problem in error.problems], USAGE
+    except UnusableStore as error:
+        problems, code = [str(error)], USAGE
     except Failure as error:
         problems, code = [str(error)], USAGE if isinstance(error, Misuse) else FAILED
     except BrokenPipeError:

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.host.strict_yaml import dumped
 from rlhf_api.job import API_VERSION, KIND
 from rlhf_api.manifest.load import apply_override, composed, parse
 from rlhf_api.sections.checkpoint import Origin
+from rlhf_store.errors import DamagedSnapshot, MissingSnapshot, UnusableStore
 
 from ..archive.open_store import package
 from ..console.exits import Failure, Misuse, say
@@ -28,7 +29,11 @@ def clone_file(options: argparse.Namespace) -> int:
     store = (spec.get("checkpoint") or {}).get("store") or (folder / "checkpoints").resolve().as_uri()
     origin = Origin(store=store, step=options.from_step)
     try:
-        package("rlhf_store.copying").find(origin)
+        package("rlhf_store.copying").find(origin.store, origin.step)
+    except MissingSnapshot as error:
+        raise InvalidJob([Problem("--from-step", str(error))]) from None
+    except DamagedSnapshot as error:
+        raise InvalidJob([Problem("--from-step", f"{error}; take another step")]) from None
     except RuntimeError as error:  # a failing store
         raise Failure(str(error)) from error
     return _print(document, origin, options)
@@ -52,10 +57,10 @@ async def clone(session: Session, options: argparse.Namespace) -> int:
     origin = Origin(store=newest.uri, step=options.from_step)
     if urlsplit(origin.store).scheme != "file":  # which is in the pods' workspace
         try:
-            package("rlhf_store.copying").find(origin)
-        except (InvalidJob, RuntimeError) as error:  # the latter of a failing store
-            if isinstance(error, InvalidJob) and any(each.where.endswith(".step") for each in error.problems):
-                raise
+            package("rlhf_store.copying").find(origin.store, origin.step)
+        except MissingSnapshot as error:
+            raise InvalidJob([Problem("--from-step", str(error))]) from None
+        except (InvalidJob, UnusableStore, RuntimeError) as error:  # not installed, or a failing store
             say(
                 f"warning: the checkpoint was not checked from here, the trainer will check it: {error}",
                 sys.stderr,

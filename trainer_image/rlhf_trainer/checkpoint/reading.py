@@ -8,7 +8,8 @@ from torch import Tensor
 
 from rlhf_store import archive
 from rlhf_store.archive import Archive
-from rlhf_store.manifest import DamagedSnapshot, Entry, Segment
+from rlhf_store.errors import DamagedSnapshot
+from rlhf_store.manifest import Entry, Segment
 
 from ..process import progress
 from ..ranks.ranks import Ranks

@@ -14,7 +14,7 @@ from safetensors.torch import save
 
 from rlhf_store.archive import Archive, Snapshot
 from rlhf_store.committing import Committer
-from rlhf_store.failures import StoreError
+from rlhf_store.errors import StoreError
 from rlhf_store.manifest import Segment, digest_of
 
 from ..process import progress

@@ -16,7 +16,7 @@ from rlhf_api.dataset.rows import RENDERED_FIELDS
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.host import strict_json
 from rlhf_api.host.foreign_files import open_regular
-from rlhf_store.failures import Missing
+from rlhf_store.errors import Missing, UnusableStore
 from rlhf_store.locked import locked
 from rlhf_store.store import Store
 
@@ -56,9 +56,8 @@ def _downloaded(url: str) -> Path:
         found = store.attributes(name)
         version = f"{url} {found.tag} {found.size} {found.modified}"
         return _copy(version, Path(name).suffix, lambda new: store.download(found, new))
-    except InvalidJob as error:
-        problems = [Problem(url, problem.message) for problem in error.problems]
-        raise InvalidJob(problems) from None
+    except UnusableStore as error:
+        raise InvalidJob([Problem(url, str(error))]) from None
     except Missing:
         raise InvalidJob([Problem(url, "cannot be read: there is no such object")]) from None
 

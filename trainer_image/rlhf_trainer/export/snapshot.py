@@ -18,6 +18,7 @@ from rlhf_api.host.printing import write_line
 from rlhf_api.sections.lora import Lora
 from rlhf_api.sections.sampling import Sampling
 from rlhf_store.archive import Archive
+from rlhf_store.errors import UnusableStore
 
 from ..checkpoint.reading import Snapshot
 from ..data.encode import end_tokens
@@ -192,6 +193,9 @@ def main() -> int:
     except InvalidJob as error:
         for problem in error.problems:
             write_line(f"error: {problem}", sys.stderr)
+        return 2
+    except UnusableStore as error:
+        write_line(f"error: {error}", sys.stderr)
         return 2
     except RuntimeError as error:  # a failing store, or a damaged checkpoint
         write_line(f"error: {error}", sys.stderr)

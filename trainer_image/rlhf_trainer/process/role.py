@@ -12,6 +12,7 @@ from rlhf_api.contract.run import EXIT_INVALID, ProcessEnv
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.host.imports import described
 from rlhf_api.host.printing import CleanFormatter
+from rlhf_store.errors import UnusableStore
 
 from . import termination
 
@@ -41,6 +42,9 @@ def run_role(run: Callable[[ProcessEnv], int | None]) -> None:
         code = run(env) or 0
     except InvalidJob as error:
         end(env, str(error))
+        code = EXIT_INVALID
+    except UnusableStore as error:
+        end(env, f"spec.checkpoint.store: {error}")
         code = EXIT_INVALID
     except RoleEnd as error:
         end(env, str(error))

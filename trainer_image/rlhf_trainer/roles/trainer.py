@@ -17,12 +17,15 @@ from rlhf_api.contract.run import EXIT_SUSPENDED, ProcessEnv, RunConfig
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.roles import Role
 from rlhf_api.rules.unused import without_effect
+from rlhf_api.sections.checkpoint import Origin
 from rlhf_api.spec import Spec
 from rlhf_store import copying
 from rlhf_store.archive import Archive, Snapshot
 from rlhf_store.committing import Committer
+from rlhf_store.errors import DamagedSnapshot, MissingSnapshot, UnusableStore
 from rlhf_store.manifest import Entry
 from rlhf_store.retention import Retention
+from rlhf_store.store import Store
 
 from ..checkpoint.rng import choose_kernels, seed_generators
 from ..checkpoint.saver import Saver
@@ -162,8 +165,8 @@ def take_over(archive: Archive, config: RunConfig, run: str = "") -> Committer:
     """Takes over the store: from now on this trainer alone may add snapshots; see `Committer.take_over`.
 
     A store that an earlier attempt of this same `run` has left is gone on from, whatever the configuration says: an
-    operator may have died before it knew of that attempt. Raises InvalidJob if the store cannot be written, or holds
-    another run's snapshots though this one is to start anew.
+    operator may have died before it knew of that attempt. Raises UnusableStore if the store cannot be written, and
+    InvalidJob if it holds another run's snapshots though this one is to start anew.
     """
     store, wanted = archive.store, config.spec.checkpoint
     store.check_writable()
@@ -184,12 +187,28 @@ def take_over(archive: Archive, config: RunConfig, run: str = "") -> Committer:
     kept = Retention(last=wanted.keep_last, every=wanted.keep_every, best=wanted.keep_best)
     committer = Committer.take_over(archive, kept, reached=faults.point, resume=resume, run=run)
     if not committer.cuts and wanted.start_from is not None:
-        origin = wanted.start_from
-        copied = copying.copy(copying.find(origin), store, committer)
-        log.info("copied the checkpoint of step %d from %s", copied.step, origin.store)
+        copy_origin(wanted.start_from, store, committer)
     elif config.resume and not committer.cuts:
         log.warning("no checkpoint in %s: starting from step 0", store.url)
     return committer
+
+
+def copy_origin(origin: Origin, store: Store, committer: Committer) -> None:
+    """Copies the snapshot from which the run starts. Raises InvalidJob if it cannot be read."""
+    where = "spec.checkpoint.startFrom"
+    try:
+        snapshot = copying.find(origin.store, origin.step)
+    except UnusableStore as error:
+        raise InvalidJob([Problem(f"{where}.store", str(error))]) from None
+    except MissingSnapshot as error:
+        raise InvalidJob([Problem(f"{where}.step", str(error))]) from None
+    except DamagedSnapshot as error:
+        raise InvalidJob([Problem(where, f"{origin.store}: {error}; take another step")]) from None
+    try:
+        copied = copying.copy(snapshot, store, committer)
+    except DamagedSnapshot as error:
+        raise InvalidJob([Problem(where, f"{error}; take another step")]) from None
+    log.info("copied the checkpoint of step %d from %s", copied.step, origin.store)
 
 
 def shared(ranks: Ranks, entries: Sequence[Entry]) -> list[Entry]:

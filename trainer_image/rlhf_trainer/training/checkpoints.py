@@ -9,7 +9,8 @@ from typing import Any, cast
 from rlhf_api.contract.report import CheckpointStatus
 from rlhf_api.contract.run import EXIT_SUSPENDED
 from rlhf_api.errors.problem import InvalidJob, Problem
-from rlhf_store.manifest import DamagedSnapshot, Entry
+from rlhf_store.errors import DamagedSnapshot
+from rlhf_store.manifest import Entry
 
 from ..checkpoint.reading import Snapshot
 from ..checkpoint.rng import restore_generators, save_generators

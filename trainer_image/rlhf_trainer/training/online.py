@@ -14,7 +14,7 @@ import torch
 from rlhf_api.dataset.rows import Row
 from rlhf_api.graph import POLICY
 from rlhf_api.sections.replay import EPISODES
-from rlhf_store.manifest import DamagedSnapshot
+from rlhf_store.errors import DamagedSnapshot
 
 from ..checkpoint.reading import Snapshot
 from ..checkpoint.rng import remember_generators, undisturbed_generators
