@@ -79,23 +79,13 @@ def test_the_shipped_example_gets_its_pods_and_its_columns(running, trainer):
     assert set(running.pods()) == PODS
     eventually(lambda: running.status("ppo")["roles"]["reward"]["ready"] == 1, "everyone is ready")
     header, row = running.kubectl("get", "rlhfjobs").splitlines()
-    assert header.split() == [
-        "NAME",
-        "PHASE",
-        "STEP",
-        "REWARD",
-        "KL",
-        "WEIGHTS",
-        "GEN",
-        "GPUS",
-        "RESTARTS",
-        "AGE",
-    ]
-    assert row.split()[:-1] == ["ppo", "Running", "7/40", "0.5123", "0.0213", "7", "1/1", "0", "0"]
+    columns = ["STEP", "STEPS", "REWARD", "KL", "WEIGHTS", "GEN", "GENREADY", "GPUS", "RESTARTS"]
+    assert header.split() == ["NAME", "PHASE", *columns, "AGE"]
+    assert row.split()[:-1] == ["ppo", "Running", "7", "40", "0.5123", "0.0213", "7", "1", "1", "0", "0"]
     wide = running.kubectl("get", "rlhf", "-o", "wide").splitlines()
     columns = ["STALENESS", "OLDEST", "TRAINERIDLE", "GENIDLE", "CONTINUED", "EFFECTIVE"]
     assert wide[0].split()[-9:] == [*columns, "TOKENS/S", "QUEUE", "MESSAGE"]
-    assert wide[1].split()[10:16] == ["0", "1", "0.25", "0.125", "3", "0.75"]
+    assert wide[1].split()[12:18] == ["0", "1", "0.25", "0.125", "3", "0.75"]
     eventually(lambda: len(trainer.members) == 3, "the trainer knows who serves it")
     assert {m["name"] for m in trainer.members} == {"generator-0", "reward-0", "reference-0"}
     described = running.kubectl("describe", "rlhfjob", "ppo")
