@@ -10,7 +10,7 @@ PINS   := $(wildcard constraints/*.txt)
 python  = $(or $(shell tools/python $(PYTHON)),$(error no Python to use))
 
 .PHONY: install demo test units calm modern e2e examples runs chaos weights heavy gpu faults
-.PHONY: sweep cluster images cluster-down lint generated release clean
+.PHONY: sweep cluster images cluster-down lint docs generated release clean
 
 install: $(STAMP)
 
@@ -159,6 +159,10 @@ lint: install
 	[ -z "$$failed" ] || { echo "error: failed: $${failed#, }" >&2; exit 1; }
 	@mkdir -p $(RESULTS) && touch $(RESULTS)/$@
 
+# The documentation as a site on http://127.0.0.1:8000; a test builds it and follows its links and anchors.
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
 # Files made from the models and the chart's values: definitions with the chart's copies of them, and reference pages.
 generated: install
 	for kind in RLHFJob RLHFRuntime ClusterRLHFRuntime; do \
@@ -168,6 +172,7 @@ generated: install
 	$(BIN)/python tools/make_manifest_reference.py
 	$(BIN)/python tools/make_chart_reference.py
 	$(BIN)/python tools/make_algorithm_graphs.py
+	$(BIN)/python tools/make_architecture_picture.py
 
 # The wheel with the operator's extra alone, in an environment of its own: it must do without this clone and torch. The
 # wheel itself stays there too.

@@ -36,7 +36,7 @@ class Claim:
 
 
 CLAIMS = {
-    "may die](benchmarks/results/faults.md#sigkill-1) without taking the run along": Claim(
+    "may die](benchmarks/results/faults.md#staleness-2) without taking the run along": Claim(
         "staleness 2", ("trainer rank 0", "trainer rank 1", *GENERATOR, "reward", "reference")
     ),
     "a generator that dies is [replaced while training goes on](benchmarks/results/faults.md#on-pods)": Claim(
