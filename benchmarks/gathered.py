@@ -120,7 +120,7 @@ def alone(sender: Sender | None, model: Any) -> BroadcastReport | None:
 
 
 def together(sender: Sender | None, ranks: Ranks, engine: TrainedModel) -> BroadcastReport | None:
-    """As `rlhf_trainer.rollout.fleet` does: the other ranks gather in step."""
+    """As `rlhf_trainer.weights.publisher` does: the other ranks gather in step."""
 
     def announced() -> Named:
         ranks.agree(lambda: True)
