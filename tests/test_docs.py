@@ -123,6 +123,13 @@ def test_the_manifest_reference_is_current():
     )
 
 
+def test_the_list_of_pages_has_every_page():
+    folder = ROOT / "docs"
+    linked = re.findall(r"\]\(([^)]+)\)", (folder / "README.md").read_text())
+    listed = {folder / "README.md", *((folder / link).resolve() for link in linked)}
+    assert set(folder.rglob("*.md")) - listed == set()
+
+
 def test_the_gallery_shows_every_example():
     shown = re.findall(r"\]\(([^)#]+)\)", (EXAMPLES / "README.md").read_text())
     covered = {(EXAMPLES / link).resolve() for link in shown}
