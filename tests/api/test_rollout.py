@@ -5,6 +5,7 @@ from tests.api.manifests import job
 
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.rules.own_algorithm import resolve
+from rlhf_api.sections.rollout import Rollout
 
 PLAIN = "spec.sampling.topK=-1"
 AHEAD = "spec.rollout.maxStaleness=1"
@@ -112,3 +113,11 @@ def test_a_correction_that_an_algorithm_of_ones_own_does_not_compute_is_refused(
     )
     assert second.startswith("spec.rollout.importanceCap: the graph of")
     assert second.endswith("computes no importance_weights; remove it; got 3.0")
+
+
+def test_a_copy_of_a_spec_has_a_graph_of_its_own() -> None:
+    spec = job(PLAIN).spec
+    before = spec.graph
+    weighted = spec.model_copy(update={"rollout": Rollout(importance="token")})
+    assert any("importance_weights" in node.writes for node in weighted.graph.nodes)
+    assert spec.graph is before
