@@ -120,7 +120,7 @@ def rewards(job: RLHFJob) -> Any:
         patch.setattr(reward, "FrozenModel", SimpleNamespace(of=lambda *_: engine))
         patch.setattr(reward, "Functions", made)
         patch.setattr(reward, "WeightedModel", weighted)
-        reward.run(SimpleNamespace(config=config(job), token="t", host="h", port=1))
+        reward.run(SimpleNamespace(config=config(job), prover=lambda: None, host="h", port=1))
     for (_, seconds, functions), named in made.told:
         found += [seconds, [(f.name, f.weight, f.retries, f.scorer.made) for f in functions], named]
     found += [weight for (weight, *_), _ in weighted.told]
