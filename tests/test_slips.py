@@ -497,7 +497,7 @@ entry.{program}()
 """
 
 
-@pytest.mark.parametrize(("program", "module"), [("rlhf", "cli"), ("kubectl_rlhf", "verbs.main")])
+@pytest.mark.parametrize(("program", "module"), [("rlhf", "cli"), ("kubectl_rlhf", "kubectl")])
 def test_an_interrupt_while_modules_load_is_no_traceback(program, module):
     code = INTERRUPTED.format(program=program, module=module)
     done = subprocess.run(
