@@ -98,7 +98,7 @@ def our_steps(model: Path, workdir: Path, steps: int, environment: dict[str, str
         "steps": steps + 2,
         "model": {"policy": str(model), "dtype": "float32"},
         "data": {"train": [str(rows)], "promptsPerStep": PROMPTS, "maxPromptLength": 64},
-        "sampling": {"maxNewTokens": TOKENS, "minNewTokens": TOKENS, "answersPerPrompt": GROUP},
+        "sampling": {"maxNewTokens": TOKENS, "minNewTokens": TOKENS, "responsesPerPrompt": GROUP},
         "grpo": {"minibatchSize": PROMPTS * GROUP, "klCoefficient": 0.0},
         "generator": {"sharedWithTrainer": True},
         "reward": {"functions": [{"function": "benchmarks.against_trl:length_reward"}]},

@@ -36,7 +36,7 @@ def run(
     rlhf_run(EXAMPLE / "ppo.yaml", workdir, sets, subprocess.DEVNULL)
     rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()][WARM:]
     spec = json.loads((workdir / "run.json").read_text())["spec"]
-    count = spec["data"]["promptsPerStep"] * spec["sampling"].get("answersPerPrompt", 1)
+    count = spec["data"]["promptsPerStep"] * spec["sampling"].get("responsesPerPrompt", 1)
     seconds = statistics.median(row["seconds"] for row in rows)
     return judged(workdir / "policy", seed), {
         "rate": count / seconds,

@@ -23,7 +23,11 @@ from examples.sentiment.judge import positive
 
 EXAMPLE = Path("examples/sentiment")
 GROUPS = (
-    *("spec.data.promptsPerStep=16", "spec.sampling.answersPerPrompt=4", "spec.optimizer.learningRate=0.001"),
+    *(
+        "spec.data.promptsPerStep=16",
+        "spec.sampling.responsesPerPrompt=4",
+        "spec.optimizer.learningRate=0.001",
+    ),
     *("spec.optimizer.criticLearningRate=null", "spec.ppo={}"),
 )
 JOBS: dict[str, tuple[str, ...]] = {

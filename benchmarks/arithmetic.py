@@ -97,7 +97,7 @@ def sft(shape: str, dtype: str, steps: int, seed: int, folder: Path) -> Path:
         "data": {
             "train": [f"{FOLDER}/sft.jsonl"],
             "maxPromptLength": 16,
-            "maxAnswerLength": 8,
+            "maxResponseLength": 8,
             "promptsPerStep": 256,
         },
         "optimizer": {

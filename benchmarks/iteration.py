@@ -87,7 +87,7 @@ def manifest(folder: Path, options: argparse.Namespace, staleness: int) -> Path:
             "maxPromptLength": options.prompt,
             "promptsPerStep": options.responses // options.group,
         },
-        "sampling": {"maxNewTokens": options.longest, "answersPerPrompt": options.group},
+        "sampling": {"maxNewTokens": options.longest, "responsesPerPrompt": options.group},
         options.algorithm: {"klCoefficient": 0.0, "minibatchSize": options.responses // 2},
         "reward": {"functions": [{"function": "benchmarks.iteration:length"}]},
         "optimizer": {"learningRate": 1e-6},

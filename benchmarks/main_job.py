@@ -37,7 +37,7 @@ def read(metrics: Path) -> list[dict[str, Any]]:
 
 def answers_per_step(config: Path) -> int:
     spec = RunConfig.model_validate_json(config.read_text()).spec
-    return spec.data.prompts_per_step * spec.sampling.answers_per_prompt
+    return spec.data.prompts_per_step * spec.sampling.responses_per_prompt
 
 
 def table(rows: list[dict[str, Any]], answers: int) -> str:

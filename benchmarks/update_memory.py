@@ -133,7 +133,7 @@ def parsed(dtype: str, ranks: int, config: dict[str, Any]) -> Spec:
                 "steps": 1,
                 "model": {"policy": "some/model"},
                 "data": {"train": ["prompts.jsonl"]},
-                "sampling": {"answersPerPrompt": 8},
+                "sampling": {"responsesPerPrompt": 8},
                 "reward": {"functions": [{"function": "rewards:correct"}]},
                 "trainer": {"processesPerReplica": ranks, "dtype": dtype, "deepspeed": config},
             },

@@ -25,7 +25,7 @@ SPEC: dict[str, Any] = {
     "steps": 2,
     "model": {"policy": "owner/model"},
     "data": {"train": ["rows.jsonl"]},
-    "sampling": {"answersPerPrompt": 2},
+    "sampling": {"responsesPerPrompt": 2},
     "reward": {"functions": [{"function": "scoring:right"}]},
 }
 HEAD = {"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "slips"}}
@@ -367,7 +367,7 @@ def test_a_variable_in_brackets_needs_quotes(here, capsys, text):
         ("grpo.kl_coeff=0.1", "spec.grpo.klCoefficient"),
         ("algorithm=ppo init_kl_coef=0.1", "spec.ppo.klCoefficient"),
         ("batch_size=8", "spec.data.promptsPerStep"),
-        ("num_generations=8", "spec.sampling.answersPerPrompt"),
+        ("num_generations=8", "spec.sampling.responsesPerPrompt"),
         ("max_new_tokens=8", "spec.sampling.maxNewTokens"),
         ("pods.gpus=8", "spec.pods.gpu.count"),
         ("generator.cpu=8", "spec.pods.resources.requests"),

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic.alias_generators import to_camel
 
 
@@ -17,6 +17,21 @@ class Frozen(BaseModel):
         """Returns the same object, since it is immutable: copying the default sections into every spec took a sixth of
         the time of reading one."""
         return self
+
+
+def former(key: str, name: str) -> AliasChoices:
+    """A field's key, and its name in an earlier release, which manifests and stored objects may still use."""
+    return AliasChoices(key, name)
+
+
+def former_names(model: type[BaseModel]) -> dict[str, str]:
+    """Earlier names of a model's fields -> their Python names."""
+    return {
+        str(choice): name
+        for name, field in model.model_fields.items()
+        if isinstance(field.validation_alias, AliasChoices)
+        for choice in field.validation_alias.choices[1:]
+    }
 
 
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -94,9 +109,13 @@ ImportPath = Annotated[str, Field(pattern=_IMPORT_PATH, max_length=256)]
 """A Python object as `package.module:name`."""
 HttpUrl = Annotated[str, Field(pattern=_HTTP_URL, max_length=1024)]
 """A URL for HTTP requests."""
+_FORMER_METRICS = {"answer_length_mean": "response_length_mean"}
+"""Metrics of an earlier release, by their names there."""
 Variable = Annotated[str, Field(pattern=_WORD, max_length=256)]
 """The name of an environment variable."""
-Metric = Annotated[str, Field(pattern=_WORD, max_length=128)]
+Metric = Annotated[
+    str, Field(pattern=_WORD, max_length=128), BeforeValidator(lambda name: _FORMER_METRICS.get(name, name))
+]
 """The name of a step's metric."""
 RewardName = Annotated[str, Field(pattern=_WORD, max_length=64)]
 """The name of a reward in the metrics."""

@@ -10,7 +10,7 @@ VOLUME = "{name: data, mountPath: /data, claim: c}"
 UPDATING = [n for n, a in ALGORITHMS.items() if a.settings and "minibatch_size" in a.settings.model_fields]
 SMALL = (
     "spec={{algorithm: {name}, steps: 1, model: {{policy: p, reward: r}}, data: {{train: [x], promptsPerStep: 8}}, "
-    "sampling: {{answersPerPrompt: 2}}, {key}: {{minibatchSize: {size}}}}}"
+    "sampling: {{responsesPerPrompt: 2}}, {key}: {{minibatchSize: {size}}}}}"
 )
 SHARED = (
     "spec={algorithm: ppo, steps: 1, model: {policy: p, reward: r}, data: {train: [x]}, "

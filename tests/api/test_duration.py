@@ -11,7 +11,7 @@ N, R = 1e9, 2e9
 FOUND = {"policy": Size(N), "reward": Size(R)}
 MACHINE = Machine(flops=1e14, memory=1e12, link=1e10)
 SCORED = (
-    *("spec.sampling={maxNewTokens: 300, answersPerPrompt: 4}", "spec.reward.functions=[]"),
+    *("spec.sampling={maxNewTokens: 300, responsesPerPrompt: 4}", "spec.reward.functions=[]"),
     "spec.model.reward=r",
 )
 
@@ -62,7 +62,7 @@ def test_what_a_setting_does_to_a_phase(override, phase, factor):
 
 def test_each_update_of_the_policy_trains_on_pretraining_rows_too():
     """4 rows of 150 tokens beside each 16 of 32 responses of 400, twice over; the critic has none."""
-    overrides = "spec.data.maxAnswerLength=50", "spec.pretraining={data: [text.jsonl], rowsPerUpdate: 4}"
+    overrides = "spec.data.maxResponseLength=50", "spec.pretraining={data: [text.jsonl], rowsPerUpdate: 4}"
     settings = "epochs: 2, minibatchSize: 16"
     more = work("grpo", settings, *overrides).train - work("grpo", settings).train
     assert more == 2 * 6 * N * (2 * 4 * 150)
@@ -70,7 +70,7 @@ def test_each_update_of_the_policy_trains_on_pretraining_rows_too():
 
 
 def test_offline_algorithms_have_fewer_phases():
-    lengths = ("spec.data.maxAnswerLength=200",)
+    lengths = ("spec.data.maxResponseLength=200",)
     assert work("sft", "", *lengths).train == 6 * N * 8 * 300
     assert work("dpo", "", *lengths).train == 2 * 6 * N * 8 * 300
     assert set(predicted(work("sft"), MACHINE)) == {"train"}

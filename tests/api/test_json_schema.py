@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from tests.api.manifests import document
 
 from rlhf_api.errors.model_fields import models_in
+from rlhf_api.field_types import former_names
 from rlhf_api.job import RLHFJob
 from rlhf_api.schema.json_schema import manifest_schema
 
@@ -86,12 +87,12 @@ def test_snake_case_is_none():
 
 
 @pytest.mark.parametrize("model", all_models(RLHFJob), ids=lambda model: model.__name__)
-def test_every_field_has_its_name_in_python(model: type[BaseModel]):
+def test_every_field_has_its_name_in_python_and_its_former_one(model: type[BaseModel]):
     names = SCHEMA.schema["$defs"].get(model.__name__, SCHEMA.schema)
     patterns = names.get("patternProperties", {})
-    assert {name for name, f in model.model_fields.items() if name != (f.alias or name)} == {
-        pattern.strip("^$") for pattern in patterns
-    }
+    in_python = {name for name, f in model.model_fields.items() if name != (f.alias or name)}
+    assert in_python | {*former_names(model)} == {pattern.strip("^$") for pattern in patterns}
+    assert not {*former_names(model)} & names["properties"].keys(), "editors do not offer them"
 
 
 def test_deepspeeds_auto_and_batching_keys_are_none():

@@ -65,7 +65,7 @@ BAD = [
     ("spec.data.train[0]=3", "spec.data.train[0]", "must be text; put it in quotes; got 3"),
     ("spec.ppo.clipRatio=-0.1", "spec.ppo.clipRatio", "must be greater than 0; got -0.1"),
     ("spec.ppo.gamma=1.5", "spec.ppo.gamma", "must be less than or equal to 1; got 1.5"),
-    ("spec.ppo.minibatchSize=9", "spec.ppo.minibatchSize", "a step has 8 answers"),
+    ("spec.ppo.minibatchSize=9", "spec.ppo.minibatchSize", "a step has 8 responses"),
     ("spec.ppo.kl_coefficent=0.1", "spec.ppo.kl_coefficent", 'did you mean "klCoefficient"?'),
     ("spec.checkpoint.every=3", "spec.checkpoint.every", "did you mean spec.checkpoint.everySteps?"),
     (

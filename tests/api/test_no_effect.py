@@ -15,7 +15,12 @@ from rlhf_api.rules.unused import without_effect
 from rlhf_operator.commands.plan_table import plan_lines
 
 SFT = ("spec.algorithm=sft", "spec.ppo={}")
-GRPO = ("spec.algorithm=grpo", "spec.ppo={}", "spec.grpo.minibatchSize=8", "spec.sampling.answersPerPrompt=2")
+GRPO = (
+    "spec.algorithm=grpo",
+    "spec.ppo={}",
+    "spec.grpo.minibatchSize=8",
+    "spec.sampling.responsesPerPrompt=2",
+)
 UNUSED = ("spec.reward={modelWeight: 0, functions: [{function: 'a:b'}]}",)
 FREE = ("spec.ppo.klCoefficient=0",)
 SHARED = ("spec.generator.sharedWithTrainer=true",)
@@ -57,7 +62,7 @@ REFUSED = [
         (
             "spec.replay.streamDataLoaderType=dynamic",
             "spec.ppo.dynamicSampling=2",
-            "spec.sampling={answersPerPrompt: 4}",
+            "spec.sampling={responsesPerPrompt: 4}",
         ),
         "spec.replay.streamDataLoaderType",
         "before all scores of a step are there; without dynamicSampling, or use fixed",
@@ -217,8 +222,8 @@ REFUSED = [
     ),
     ((*GRPO, "spec.optimizer.criticLearningRate=1"), "spec.optimizer.criticLearningRate", "grpo trains none"),
     (
-        (*GRPO, "spec.data.maxAnswerLength=9"),
-        "spec.data.maxAnswerLength",
+        (*GRPO, "spec.data.maxResponseLength=9"),
+        "spec.data.maxResponseLength",
         "applies only to given responses, and the job",
     ),
     ((*FREE, "spec.reference.replicas=3"), "spec.reference.replicas", "spec.ppo.klCoefficient is 0; remove"),
@@ -352,7 +357,7 @@ def test_a_warm_up_longer_than_the_job_is_said(warm, said) -> None:
 def test_an_estimator_that_holds_nothing_back_as_a_reward_is_said(settings, weak) -> None:
     section = f"spec.grpo={{minibatchSize: 4, klCoefficient: 0.1{settings}}}"
     said = without_effect(
-        job("spec.algorithm=grpo", "spec.ppo={}", "spec.sampling={answersPerPrompt: 2}", section).spec
+        job("spec.algorithm=grpo", "spec.ppo={}", "spec.sampling={responsesPerPrompt: 2}", section).spec
     )
     assert [f"as a reward, {weak}" in line and "spec.grpo.klEstimator k1" in line for line in said] == [
         True
@@ -367,7 +372,7 @@ def test_defaults_that_are_written_out_are_harmless(algorithm, shared) -> None:
     generates = algorithm not in GIVEN
     overrides = [f"spec.algorithm={algorithm}", "spec.ppo={}"]
     overrides += [f"spec.{to_camel(algorithm)}={json.dumps(own)}"] if own else []
-    overrides += ["spec.sampling={answersPerPrompt: 2}"] if generates else []
+    overrides += ["spec.sampling={responsesPerPrompt: 2}"] if generates else []
     overrides += ["spec.generator.sharedWithTrainer=true"] if shared and generates else []
     spec = job(*overrides).spec
     stored = {**document(), "spec": spec.model_dump(mode="json", by_alias=True)}

@@ -162,7 +162,7 @@ def test_activations_that_do_not_fit_are_refused_with_what_helps() -> None:
     for remedy in remedies:
         field, value = remedy.split(" ")
         assert refused("spec.trainer.microBatchTokens=65536", f"spec.{field}={value}") == []
-    long = "spec.pretraining={data: [text.jsonl]}", "spec.data.maxAnswerLength=16000"
+    long = "spec.pretraining={data: [text.jsonl]}", "spec.data.maxResponseLength=16000"
     (problem,) = refused("spec.trainer.microBatchTokens=65536", *long)
     assert "microBatchTokens" not in problem, "no row of 16512 tokens is divided, whatever the number"
 
@@ -211,7 +211,7 @@ def test_validate_shows_the_plan_and_refuses_by_the_sizes_of_files(
     monkeypatch.chdir(tmp_path)
     tiny_model(tmp_path / "m", tie=False, seed=0)
     Path("d.jsonl").write_text('{"prompt": "x", "answer": "y"}\n')
-    data = {"train": ["d.jsonl"], "maxPromptLength": 64, "maxAnswerLength": 64}
+    data = {"train": ["d.jsonl"], "maxPromptLength": 64, "maxResponseLength": 64}
     spec = {"algorithm": "sft", "steps": 3, "model": {"policy": "m/"}, "data": data}
     made = {"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "x"}, "spec": spec}
     Path("job.yaml").write_text(yaml.safe_dump(made))

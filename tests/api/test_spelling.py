@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.api.manifests import document
+from tests.api.manifests import document, job
 
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.manifest.load import apply_override, composed, load, parse
@@ -46,6 +46,33 @@ def test_both_spellings_of_a_field_are_told(tmp_path):
     )
     with pytest.raises(InvalidJob, match=r"^spec.sampling.top_p: is the same field as topP"):
         apply_override(document(), "sampling={topP: 1, top_p: 1}")
+
+
+FORMER = (
+    ("sampling", "answersPerPrompt", "responsesPerPrompt", 4),
+    ("sampling", "answerEndId", "responseEndId", 7),
+    ("data", "maxAnswerLength", "maxResponseLength", 512),
+)
+
+
+@pytest.mark.parametrize(("section", "former", "key", "value"), FORMER)
+def test_a_field_is_read_by_the_name_of_an_earlier_release(section, former, key, value, tmp_path):
+    stored, now = document(f"spec.{section}.{key}={value}"), job(f"spec.{section}.{key}={value}")
+    stored["spec"][section][former] = stored["spec"][section].pop(key)
+    assert parse(stored) == now, "as an API server has it"
+    file = written(tmp_path, **{section: stored["spec"][section]})
+    assert load(file) == now
+    assert composed(file)["spec"][section][key] == value, "as it is submitted"
+    stored["spec"][section][key] = value
+    with pytest.raises(InvalidJob, match=rf"spec.{section}.{former}"):
+        parse(stored)
+
+
+def test_a_metric_is_read_by_its_former_name():
+    rule = job("spec.health.rules=[{metric: answer_length_mean, above: 5, action: warn}]").spec.health.rules[
+        0
+    ]
+    assert rule.metric == "response_length_mean"
 
 
 OWN = (

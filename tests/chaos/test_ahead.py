@@ -61,7 +61,7 @@ def test_kills_lose_nothing_and_train_on_nothing_twice_or_too_old(generating: Jo
         "ahead",
         steps=STEPS,
         rollout={"maxStaleness": STALENESS},
-        sampling={"maxNewTokens": TOKENS, "answersPerPrompt": 2},
+        sampling={"maxNewTokens": TOKENS, "responsesPerPrompt": 2},
         # One request at a time, so that snapshots hold responses only begun.
         generator={"timeoutSeconds": 60, "concurrentRequests": 1},
         replay={"maxReplayEpisode": -1, "samplesPerStep": 1},

@@ -28,7 +28,7 @@ def job(name: str, endpoint: str) -> dict[str, Any]:
         "data": {
             "train": ["cached.jsonl"],
             "maxPromptLength": 16,
-            "maxAnswerLength": 16,
+            "maxResponseLength": 16,
             "promptsPerStep": 4,
         },
         "pods": {"modelCache": CACHE},

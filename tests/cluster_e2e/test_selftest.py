@@ -35,7 +35,7 @@ def manifest(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "steps": 500,
         "model": {"policy": "tiny", "dtype": "float32"},
         "data": {"train": ["prompts.jsonl"], "maxPromptLength": 32, "promptsPerStep": 64},
-        "sampling": {"maxNewTokens": 64, "answersPerPrompt": 4},
+        "sampling": {"maxNewTokens": 64, "responsesPerPrompt": 4},
         "optimizer": {"learningRate": 1e-3},
         "grpo": {"klCoefficient": 0.0},
         "generator": {"sharedWithTrainer": True},

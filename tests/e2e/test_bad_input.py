@@ -45,7 +45,7 @@ JOB = {
 # One process instead of three, for what any algorithm finds out in the same way.
 SFT = (
     *("spec.algorithm=sft", "spec.ppo={}", "spec.sampling={}", "spec.generator={}", "spec.reward={}"),
-    "spec.data.maxAnswerLength=16",
+    "spec.data.maxResponseLength=16",
 )
 
 
@@ -113,7 +113,7 @@ def test_an_engine_that_computes_another_policy(folder, tmp_path):
         folder,
         tmp_path / "run",
         *grpo,
-        *("spec.sampling.answersPerPrompt=2", "spec.rollout.maxStaleness=1", f"spec.generator={other}"),
+        *("spec.sampling.responsesPerPrompt=2", "spec.rollout.maxStaleness=1", f"spec.generator={other}"),
     )
     assert "spec.health.logprobDifference: the generators serve another policy than the trainer's" in error
     assert finished.status["health"]["reason"] == "OtherPolicy"
@@ -123,7 +123,7 @@ def test_an_engine_that_computes_another_policy(folder, tmp_path):
 def test_options_that_vllms_own_parser_refuses(folder, tmp_path):
     """Names are compared with vLLM's before a start; values are vLLM's to read, once, before it loads anything."""
     grpo = ("spec.algorithm=grpo", "spec.ppo={}", "spec.grpo={minibatchSize: 8, klCoefficient: 0.0}")
-    job = (*grpo, "spec.sampling.answersPerPrompt=2")
+    job = (*grpo, "spec.sampling.responsesPerPrompt=2")
     wrong = "spec.generator={engineArguments: {max-num-seqs: many}}"
     finished, error = fail(folder, tmp_path / "run", *job, wrong)
     assert "spec.generator.engineArguments: vLLM refuses its options: argument --max-num-seqs" in error

@@ -16,7 +16,7 @@ def test_a_weight_that_changes_while_it_serves_ends_the_job(tmp_path):
         "steps": 50,
         "model": {"policy": str(tmp_path / "model"), "dtype": "float32"},
         "data": {"train": [str(tmp_path / "rows.jsonl")], "maxPromptLength": 32, "promptsPerStep": 16},
-        "sampling": {"maxNewTokens": 8, "answersPerPrompt": 4},
+        "sampling": {"maxNewTokens": 8, "responsesPerPrompt": 4},
         "grpo": {"klCoefficient": 0.0},
         "generator": {"replicas": 2},
         "reward": {"functions": [{"function": "tests.fault_matrix.reward:shorter"}]},

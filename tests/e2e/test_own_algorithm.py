@@ -69,7 +69,7 @@ def overrides(folder: Path) -> tuple[str, ...]:
         "spec.reward.functions=[{function: reward_of_this_test:letters}]",
         "spec.generator.sharedWithTrainer=true",
         "spec.data.promptsPerStep=8",
-        "spec.sampling={answersPerPrompt: 8, maxNewTokens: 12}",
+        "spec.sampling={responsesPerPrompt: 8, maxNewTokens: 12}",
         "spec.optimizer.learningRate=0.01",
         "spec.steps=8",
     )

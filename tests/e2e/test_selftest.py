@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "maxPromptLength": 32,
             "promptsPerStep": 64,
         },
-        "sampling": {"maxNewTokens": 64, "answersPerPrompt": 4},
+        "sampling": {"maxNewTokens": 64, "responsesPerPrompt": 4},
         "optimizer": {"learningRate": 1e-4, "warmupSteps": 50},
         "reward": {"functions": [{"function": "tests.fault_matrix.reward:shorter"}]},
         "checkpoint": {"store": (folder / "store").as_uri()},
@@ -59,7 +59,9 @@ def test_a_sound_job_passes_every_check(folder, tmp_path):
 
 
 def test_ctrl_c_leaves_nothing_behind(folder, tmp_path):
-    process = start(folder, tmp_path, "algorithm=sft", "reward={}", "sampling={}", "data.maxAnswerLength=16")
+    process = start(
+        folder, tmp_path, "algorithm=sft", "reward={}", "sampling={}", "data.maxResponseLength=16"
+    )
     assert process.stdout is not None
     printed = []
     for line in process.stdout:

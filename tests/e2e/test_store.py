@@ -32,7 +32,7 @@ JOB = {
         "data": {
             "train": [str(SENTIMENT / "sft.jsonl")],
             "maxPromptLength": 16,
-            "maxAnswerLength": 16,
+            "maxResponseLength": 16,
             "overlong": "cut",
             "promptsPerStep": 8,
         },

@@ -41,7 +41,7 @@ def test_a_generator_killed_as_an_adapter_comes_costs_nothing_but_a_detour(chain
     assert all(line["generators_paused_seconds"] > 0 for line in finished.steps)
     assert "generator-1 joined with weight version 3" in trainer
     # The same seed gave the same first step, though two generators shared it here and one did it all there.
-    for figure in ("tokens", "reward_mean", "answer_length_mean"):
+    for figure in ("tokens", "reward_mean", "response_length_mean"):
         assert finished.steps[0][figure] == pytest.approx(ppo.steps[0][figure], abs=1e-5)
 
 

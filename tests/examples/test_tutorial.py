@@ -32,8 +32,8 @@ END, TURN = 0, 2
 """`<|endoftext|>` and `<|im_end|>`, the tokenizer's and the chat template's."""
 SHORT = (
     *("spec.steps=1", "spec.evaluation=null", "spec.optimizer.warmupSteps=0", "spec.model.dtype=float32"),
-    *("spec.data.promptsPerStep=2", "spec.sampling.answersPerPrompt=4", "spec.grpo.minibatchSize=8"),
-    f"spec.sampling.answerEndId={END}",
+    *("spec.data.promptsPerStep=2", "spec.sampling.responsesPerPrompt=4", "spec.grpo.minibatchSize=8"),
+    f"spec.sampling.responseEndId={END}",
 )
 COMPARING = "spec.reward.functions=[{function: examples.chat.judge:correct}]"
 """For where the package is not installed whose score the page trains on."""
@@ -118,7 +118,7 @@ def tells_ends(here: Path) -> None:
             prompts,
         ),
         *(
-            Sampling(temperature=0.8, maxNewTokens=16, answersPerPrompt=2, answerEndId=END),
+            Sampling(temperature=0.8, maxNewTokens=16, responsesPerPrompt=2, responseEndId=END),
             0,
             threading.Event(),
         ),

@@ -32,7 +32,7 @@ def document(
         }
     spec["checkpoint"] |= {"store": store.address.url(mode.replace(" ", "-")), "timeoutSeconds": 120}
     if begun:
-        spec["sampling"] = {"maxNewTokens": 128, "answersPerPrompt": 2}
+        spec["sampling"] = {"maxNewTokens": 128, "responsesPerPrompt": 2}
         spec["generator"] |= {"concurrentRequests": 1}
     head = {"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "faults"}}
     return {**head, "spec": spec}

@@ -20,7 +20,7 @@ def spec_of(algorithm: str, settings: str = "", *overrides: str) -> Spec:
         "spec.ppo={}",
         f"spec.algorithm={algorithm}",
         *([f"spec.{to_camel(algorithm)}={{{section}}}"] if own else []),
-        *(["spec.sampling={answersPerPrompt: 4}"] if algorithm in ONLINE else []),
+        *(["spec.sampling={responsesPerPrompt: 4}"] if algorithm in ONLINE else []),
         "spec.data.promptsPerStep=8",
         *overrides,
     ).spec

@@ -48,11 +48,11 @@ ON_DISKS = (
             "spec.steps=2",
             "spec.model.lora.policy: the graph of 'own_graphs:BASED' infers with the policy without its adapter",
         ),
-        ("ROUNDS", "spec.sampling.answersPerPrompt=2", None),
+        ("ROUNDS", "spec.sampling.responsesPerPrompt=2", None),
         (
             "ROUNDS",
-            "spec.sampling.answersPerPrompt=1",
-            "spec.sampling.answersPerPrompt: the graph of 'own_graphs:R",
+            "spec.sampling.responsesPerPrompt=1",
+            "spec.sampling.responsesPerPrompt: the graph of 'own_graphs:R",
         ),
         (
             "UNSCORED",
@@ -66,7 +66,7 @@ def test_what_a_job_does_not_have_is_refused(
 ) -> None:
     (tmp_path / "own_graphs.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
-    several = "spec.sampling.answersPerPrompt=2"
+    several = "spec.sampling.responsesPerPrompt=2"
     spec = job("spec.ppo={}", several, f"spec.algorithm=own_graphs:{graph}", override).spec
     if refused is None:
         assert resolve(spec).graph.prepare

@@ -16,10 +16,12 @@ ROLES = [role.value for role in Role]
 
 
 def leaves(schema: Schema = SPEC, at: str = "spec") -> Iterator[tuple[str, Schema]]:
-    """Places as overrides write them, down to scalars, maps, and lists of scalars; an object in a list as `[0]`."""
+    """Places as overrides write them, down to scalars, maps, and lists of scalars; an object in a list as `[0]`. Former
+    names of fields are those of tests/api/test_spelling.py."""
     if "properties" in schema:
         for name, inner in schema["properties"].items():
-            yield from leaves(inner, f"{at}.{name}")
+            if not inner.get("description", "").startswith("Former name of"):
+                yield from leaves(inner, f"{at}.{name}")
     elif schema.get("type") == "array" and "properties" in schema["items"]:
         yield from leaves(schema["items"], f"{at}[0]")
     else:
@@ -162,7 +164,7 @@ BASES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"(model|trainer)\.dtype", ("spec.trainer={}",)),
     (r"spec\.algorithm", ("spec.ppo={}", "spec.data.promptsPerStep=64")),
     (r"\.klIn$", ("spec.{}.klEstimator=k3",)),
-    (r"maxAnswerLength", _algorithm("sft", "spec.data.train=[rows-answers.jsonl]")),
+    (r"maxResponseLength", _algorithm("sft", "spec.data.train=[rows-answers.jsonl]")),
     (
         r"spec\.data\.sources",
         (

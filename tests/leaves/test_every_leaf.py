@@ -65,7 +65,7 @@ def made(given: tuple[str, ...]) -> Any:
 COMMON = (
     "spec.model={policy: policy, reward: policy, parameters: 1e9}",
     "spec.data={train: [rows-prompts.jsonl], promptsPerStep: 8, maxPromptLength: 8, overlong: cut}",
-    "spec.sampling={maxNewTokens: 5, answersPerPrompt: 2}",
+    "spec.sampling={maxNewTokens: 5, responsesPerPrompt: 2}",
     "spec.steps=6",
     "spec.reward={}",
     "spec.generator={}",

@@ -63,14 +63,14 @@ def cases() -> Any:
             made = manifest(
                 name,
                 {"minibatchSize": 8, "klCoefficient": 0 if free else 0.1},
-                sampling={"maxNewTokens": 5, "answersPerPrompt": 2},
+                sampling={"maxNewTokens": 5, "responsesPerPrompt": 2},
                 reward={"functions": [{"function": "a:b"}]},
                 generator={"sharedWithTrainer": shared},
             )
             kl = tuple(
                 f"{SECTIONS[name]}{key}" for key in ("klEstimator", "klIn", "klTarget", "referenceEma")
             )
-            without = (*critic, "spec.data.maxAnswerLength", f"{SECTIONS[name]}klHorizon")
+            without = (*critic, "spec.data.maxResponseLength", f"{SECTIONS[name]}klHorizon")
             without += (f"{SECTIONS[name]}overlongPenalty", "spec.reward.dtype", "spec.reward.modelWeight")
             without += (GENERATOR if shared else ()) + ((*REFERENCE, *kl) if free else ())
             yield pytest.param(made, without, name, id=f"{name}, {mode}")

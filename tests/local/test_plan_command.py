@@ -17,7 +17,7 @@ JOB = (
         "spec.ppo={}",
     ),
     *("spec.reward={}", "spec.steps=10", "spec.data.promptsPerStep=4"),
-    *("spec.data.maxPromptLength=50", "spec.data.maxAnswerLength=50"),
+    *("spec.data.maxPromptLength=50", "spec.data.maxResponseLength=50"),
 )
 
 
@@ -76,7 +76,7 @@ def test_the_critics_updates_are_of_its_own_micro_batches(tmp_path, capsys):
     assert critic.endswith("micro-batches 4 or more of 2000 tokens")
 
 
-LONG = "spec.data={train: [a.jsonl], promptsPerStep: 8, maxPromptLength: 100, maxAnswerLength: 900}"
+LONG = "spec.data={train: [a.jsonl], promptsPerStep: 8, maxPromptLength: 100, maxResponseLength: 900}"
 ROWS = [
     (("spec.algorithm=sft", "spec.ppo={}", "spec.reward={}"), 1000),
     (("spec.algorithm=dpo", "spec.ppo={}", "spec.reward={}"), 2000),
@@ -144,7 +144,7 @@ def test_the_rate_of_broadcasts_is_that_of_steps_with_one(tmp_path, capsys):
     )
     config = RunConfig(job="job", spec=job(*given).spec, workdir=str(tmp_path))
     (tmp_path / "run.json").write_text(config.model_dump_json(by_alias=True))
-    step = {"answer_length_mean": 9, "train_seconds": 1.0, "seconds": 2.0}
+    step = {"response_length_mean": 9, "train_seconds": 1.0, "seconds": 2.0}
     rows = [
         {**step, "broadcast_seconds": seconds, "broadcast_bytes": 2e9 * (seconds == 0.5)}
         for seconds in (1e-5, 1e-5, 1e-5, 0.5, 1e-5)

@@ -25,7 +25,7 @@ HOSTILE = (
     *("optimizer.schedule=cosine", "optimizer.warmupSteps=100", "optimizer.criticLearningRate=0.1"),
     *("rollout.maxStaleness=2", "weights.everySteps=2", "replay.maxReplayEpisode=4", "sampling.topK=20"),
     *(
-        "sampling.answersPerPrompt=8",
+        "sampling.responsesPerPrompt=8",
         "ppo.overlongFilter=true",
         "ppo.overlongBuffer=20",
         "ppo.overlongPenalty=2.0",
@@ -77,7 +77,7 @@ def test_nothing_of_a_job_can_hide_a_fault_or_write_elsewhere():
     assert (small.trackers, small.health.rules, small.reward.failure_rules) == ((), (), ())
     assert small.trainer.backoff_limit == 1
     assert small.rollout.max_staleness == small.replay.window == 0
-    assert small.data.prompts_per_step * small.sampling.answers_per_prompt == small.ppo.minibatch_size == 64
+    assert small.data.prompts_per_step * small.sampling.responses_per_prompt == small.ppo.minibatch_size == 64
     assert (small.ppo.overlong_filter, small.ppo.critic_warmup_steps) == (False, 0)
     assert small.reward.scale == -1, "the first half has the job's own reward"
     learning = load(PPO, [*HOSTILE, *as_arguments(second_half(spec, 20))]).spec

@@ -59,8 +59,8 @@ def test_a_tokenizer_larger_than_the_embeddings(policy, tmp_path):
 
 
 def test_end_tokens_outside_of_the_vocabulary(policy, tmp_path):
-    (problem,) = problems(policy, "spec.sampling.answerEndId=258")
-    assert problem == "spec.sampling.answerEndId: must be a token of the tokenizer, which has 258; got 258"
+    (problem,) = problems(policy, "spec.sampling.responseEndId=258")
+    assert problem == "spec.sampling.responseEndId: must be a token of the tokenizer, which has 258; got 258"
     folder = shutil.copytree(policy, tmp_path / "policy")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [256, 999]}))
     (problem,) = problems(folder)

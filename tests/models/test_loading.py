@@ -58,7 +58,7 @@ def config(model: dict, algorithm: str = "ppo", prompt: int = 40, **spec) -> Run
         "algorithm": algorithm,
         "steps": 1,
         "model": model,
-        "data": {"train": ["rows.jsonl"], "maxPromptLength": prompt, "maxAnswerLength": 24},
+        "data": {"train": ["rows.jsonl"], "maxPromptLength": prompt, "maxResponseLength": 24},
         "sampling": {"maxNewTokens": 24},
         "reward": {"functions": [{"function": "a:b"}]},
     }
@@ -138,7 +138,7 @@ def test_errors_name_the_field_that_holds_the_path(tokenizer, path):
         load_trained(config({"policy": path, "reward": "/none"}), CRITIC, tokenizer)
     with pytest.raises(InvalidJob, match=r"spec.model.policy: sequences of up to 65 tokens do not fit"):
         load_frozen(config({"policy": path}, prompt=41), Role.REFERENCE, tokenizer)
-    text = {"data": {"train": ["rows.jsonl"], "maxPromptLength": 40, "maxAnswerLength": 26}}
+    text = {"data": {"train": ["rows.jsonl"], "maxPromptLength": 40, "maxResponseLength": 26}}
     mixed = config({"policy": path}, pretraining={"data": ["text.jsonl"]}, **text)
     with pytest.raises(InvalidJob, match=r"spec.model.policy: sequences of up to 66 tokens do not fit"):
         load_trained(mixed, POLICY, tokenizer)

@@ -13,7 +13,7 @@ POSITIONS = (7, 7, 7, 4, 4, 4, 9, 9)
 
 
 def context(algorithm: str, settings: str = "", *overrides: str, limit: int = 5) -> OpContext:
-    sampling = f"spec.sampling={{answersPerPrompt: 4, maxNewTokens: {limit}}}"
+    sampling = f"spec.sampling={{responsesPerPrompt: 4, maxNewTokens: {limit}}}"
     spec = spec_of(algorithm, settings, *([sampling] if algorithm in ONLINE else []), *overrides)
     return OpContext(spec, settings_of(spec))
 

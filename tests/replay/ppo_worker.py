@@ -45,7 +45,7 @@ from rlhf_trainer.training.online import OnlineTask
 ROWS = [PromptRow(prompt=f"prompt {i} of the data") for i in range(10)]
 SMALL = (
     *("spec.data.promptsPerStep=4", "spec.ppo.minibatchSize=4", "spec.ppo.epochs=2", "spec.steps=9"),
-    *("spec.sampling={maxNewTokens: 6, answersPerPrompt: 2}", "spec.trainer.deepspeed={}"),
+    *("spec.sampling={maxNewTokens: 6, responsesPerPrompt: 2}", "spec.trainer.deepspeed={}"),
     *("spec.model.dtype=float32", "spec.optimizer={learningRate: 0.001, criticLearningRate: 0.01}"),
 )
 SHARED = "spec.generator.sharedWithTrainer=true"

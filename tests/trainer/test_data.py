@@ -179,8 +179,8 @@ def test_end_tokens_are_the_tokenizers_and_those_that_the_model_repository_names
 
 
 def test_the_manifest_may_name_one_more_end_token():
-    assert end_tokens(TOKENIZER, None, Sampling(answerEndId=9)) == (256, 9)
+    assert end_tokens(TOKENIZER, None, Sampling(responseEndId=9)) == (256, 9)
     with pytest.raises(
-        InvalidJob, match=r"answerEndId: must be a token of the tokenizer, which has \d+; got 9999"
+        InvalidJob, match=r"responseEndId: must be a token of the tokenizer, which has \d+; got 9999"
     ):
-        end_tokens(TOKENIZER, None, Sampling(answerEndId=9999))
+        end_tokens(TOKENIZER, None, Sampling(responseEndId=9999))

@@ -152,7 +152,11 @@ def test_a_drain_of_the_other_node_ends_the_generation_that_is_under_way(start, 
         grpo={"klCoefficient": 0},
         generator={"sharedWithTrainer": True},
         reward={"functions": [{"function": "nobody:asks"}]},
-        sampling={"maxNewTokens": 1500, "minNewTokens": 1500, "answersPerPrompt": 256},  # takes many minutes
+        sampling={
+            "maxNewTokens": 1500,
+            "minNewTokens": 1500,
+            "responsesPerPrompt": 256,
+        },  # takes many minutes
     )
     deadline = time.monotonic() + PATIENCE_SECONDS
     while nodes[0].activity() != "generating":

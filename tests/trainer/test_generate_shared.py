@@ -101,7 +101,7 @@ def test_a_least_length_bans_the_end_token_until_then(engine):
 
 def test_an_answer_ends_with_the_end_token_or_at_the_limit(engine):
     likely_end(engine.model)
-    found = answers(engine, maxNewTokens=6, answersPerPrompt=8)
+    found = answers(engine, maxNewTokens=6, responsesPerPrompt=8)
     eos = TOKENIZER.eos_token_id
     for answer in found:
         assert 1 <= len(answer.tokens) <= 6
@@ -117,7 +117,7 @@ def test_any_of_several_end_tokens_ends_and_finishes_an_answer(engine):
     """The model repository names them, as Gemma's does the end of a turn beside the tokenizer's own."""
     ends = {TOKENIZER.eos_token_id, *range(0, 256, 4)}
     engine.model.generation_config.eos_token_id = sorted(ends)
-    found = answers(engine, minNewTokens=2, maxNewTokens=6, answersPerPrompt=8)
+    found = answers(engine, minNewTokens=2, maxNewTokens=6, responsesPerPrompt=8)
     for answer in found:
         assert not set(answer.tokens[:-1]) & ends
         assert answer.finished == (answer.tokens[-1] in ends)
@@ -133,7 +133,7 @@ def text(tokens) -> str:
 def test_a_response_ends_with_the_token_that_completes_a_stop_string(engine):
     """The first tokens apart, as a least length says. They stay as sampled; the text ends before the string."""
     stop = (*"abcdefghijkl", "never sampled")
-    found = answers(engine, minNewTokens=2, maxNewTokens=12, answersPerPrompt=4, stop=stop)
+    found = answers(engine, minNewTokens=2, maxNewTokens=12, responsesPerPrompt=4, stop=stop)
     ended = [answer for answer in found if text(answer.tokens).endswith(stop)]
     assert 3 < len(ended) < len(found)
     stops = StopStrings(TOKENIZER, stop)
@@ -171,12 +171,12 @@ def test_what_is_generated_with_penalties_repeats_nothing(engine):
 
 def test_no_answer_ends_before_its_least_length(engine):
     likely_end(engine.model)
-    found = answers(engine, minNewTokens=4, maxNewTokens=6, answersPerPrompt=4)
+    found = answers(engine, minNewTokens=4, maxNewTokens=6, responsesPerPrompt=4)
     assert all(len(answer.tokens) >= 4 for answer in found)
 
 
 def test_answers_come_in_the_order_of_their_prompts(engine):
-    found = answers(engine, maxNewTokens=4, answersPerPrompt=3)
+    found = answers(engine, maxNewTokens=4, responsesPerPrompt=3)
     assert [answer.prompt.id for answer in found] == [p.id for p in PROMPTS for _ in range(3)]
     assert len({tuple(answer.tokens) for answer in found}) > 3, "each is a sample of its own"
 

@@ -23,8 +23,8 @@ from rlhf_trainer.commands.inspect_data import check, main, problems_of, show
 from rlhf_trainer.data.encode import Encoded
 from rlhf_trainer.ops.row_check import MOST_PROBLEMS
 
-SFT = ("spec.algorithm=sft", "spec.ppo={}", "spec.data.maxPromptLength=4", "spec.data.maxAnswerLength=3")
-WIDE = ("spec.data.maxPromptLength=99", "spec.data.maxAnswerLength=99")
+SFT = ("spec.algorithm=sft", "spec.ppo={}", "spec.data.maxPromptLength=4", "spec.data.maxResponseLength=3")
+WIDE = ("spec.data.maxPromptLength=99", "spec.data.maxResponseLength=99")
 CHAT = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}] * 2}
 
 
@@ -42,7 +42,7 @@ def test_check_tells_lengths_and_what_is_cut(tmp_path):
     assert responses == "  response tokens: shortest 2, 50% 3, 90% 4, 99% 4, longest 4; 3 of 10 longer than 3"
     assert said == (
         f"{tmp_path}/rows.jsonl: 7 of 10 rows are too long, 7 are cut (spec.data.overlong: cut): 6 prompts beyond "
-        "spec.data.maxPromptLength (4), the longest of 10 tokens, 3 responses beyond spec.data.maxAnswerLength (3), "
+        "spec.data.maxPromptLength (4), the longest of 10 tokens, 3 responses beyond spec.data.maxResponseLength (3), "
         "the longest of 4 tokens"
     )
 
@@ -59,7 +59,7 @@ def test_check_warns_of_a_template_where_there_are_conversations(tmp_path):
     tokenizer.chat_template = (
         "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}{% endfor %}"
     )
-    short = ("spec.data.maxPromptLength=99", "spec.data.maxAnswerLength=99")
+    short = ("spec.data.maxPromptLength=99", "spec.data.maxResponseLength=99")
     text = {"prompt": "p", "answer": "a"}
     *_, last = check(spec(tmp_path, [text, CHAT], *short), tokenizer)
     assert last.startswith("warning: the chat template does not begin the assistant's turn")

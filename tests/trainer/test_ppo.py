@@ -237,7 +237,7 @@ def test_metrics_say_what_they_are_called():
     assert found["reward_mean"] == pytest.approx(statistics.fmean(SCORES))
     assert found["reward_std"] == pytest.approx(statistics.pstdev(SCORES))
     assert found["kl_mean"] == pytest.approx((made["logprobs"] - made["reference_logprobs"]).mean().item())
-    assert found["answer_length_mean"] == 2.5
+    assert found["response_length_mean"] == 2.5
     assert found["finished_share"] == 0.75
     assert 0 < found["logprob_difference"] < 0.01
     assert found["ratio_outside_share"] == 0

@@ -84,7 +84,7 @@ VOCABULARY = 1000
 
 
 def client(http: HttpClient, *, answers: int = 2) -> VllmClient:
-    sampling = Sampling(answersPerPrompt=answers, temperature=0.7, topK=900, maxNewTokens=5)
+    sampling = Sampling(responsesPerPrompt=answers, temperature=0.7, topK=900, maxNewTokens=5)
     return VllmClient(http, sampling=sampling, seed=1, ends=ENDS, vocabulary=VOCABULARY)
 
 
@@ -485,7 +485,7 @@ def test_a_token_beyond_the_vocabulary_in_a_mask_is_its_servers_fault(http):
     odd, good = Generator(http, "odd"), Generator(http, "good")
 
     odd._stream, good._stream = speaks([[VOCABULARY]]), speaks([[VOCABULARY - 1]])
-    sampling = Sampling(answersPerPrompt=2, topK=20, maxNewTokens=5)
+    sampling = Sampling(responsesPerPrompt=2, topK=20, maxNewTokens=5)
     asker = VllmClient(http, sampling=sampling, seed=1, ends=ENDS, vocabulary=VOCABULARY)
     members = [odd.member, good.member]
     works = [PartialRollout.begin(prompt, 2) for prompt in PROMPTS]

@@ -113,10 +113,10 @@ def test_overlong_responses_are_not_trained_on_without_an_end_unasked(made):
     pairs = [{"prompt": "p", "chosen": "a" * n, "rejected": "b"} for n in (2, 3)]
     dataset = made(pairs, kind="pairs")
     with pytest.raises(
-        InvalidJob, match=r"1 response beyond spec\.data\.maxAnswerLength \(3\), the longest of 4 tok"
+        InvalidJob, match=r"1 response beyond spec\.data\.maxResponseLength \(3\), the longest of 4 tok"
     ):
-        fit(dataset, "pairs", maxAnswerLength=3)
-    assert list(fit(dataset, "pairs", maxAnswerLength=3, overlong="drop").left_out) == [1]
+        fit(dataset, "pairs", maxResponseLength=3)
+    assert list(fit(dataset, "pairs", maxResponseLength=3, overlong="drop").left_out) == [1]
 
 
 def test_a_row_that_the_template_refuses_is_named_with_its_place_and_value(made, tmp_path):

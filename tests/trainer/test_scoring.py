@@ -574,7 +574,7 @@ def finished(sequences: Sequences, ended: bool = True) -> Sequences:
 
 
 def test_a_model_with_another_vocabulary_reads_an_end_where_the_rollout_ended(model):
-    """Not where the last token is special: `answerEndId` may be none, and a response may be cut off behind one."""
+    """Not where the last token is special: `responseEndId` may be none, and a response may be cut off behind one."""
     own = create_tokenizer([a + b for a, b in TEXTS] * 3, 290)
     (prompt, answer), newline = TEXTS[0], ids("\n")
     for tokens, ended in (([*ids(answer), *newline], True), ([*ids(answer), TOKENIZER.pad_token_id], False)):

@@ -17,7 +17,7 @@ from rlhf_trainer.tensors.records import Columns, Sequences
 
 EOS = 256
 CONTEXT = OpContext(job().spec, Frozen())
-DATA = Data(train=("unused",), maxPromptLength=3, maxAnswerLength=4)
+DATA = Data(train=("unused",), maxPromptLength=3, maxResponseLength=4)
 
 
 @pytest.fixture(scope="module")

@@ -81,7 +81,7 @@ def rendered(messages: list[dict[str, Any]], **arguments: Any) -> str:
 
 
 def encode(made: Row, data: Data | None = None, kind: Any = "responses") -> list[Encoded]:
-    data = data or Data(train=("unused",), maxPromptLength=9999, maxAnswerLength=9999)
+    data = data or Data(train=("unused",), maxPromptLength=9999, maxResponseLength=9999)
     return ENCODE[kind]([made], TOKENIZER, data)
 
 

@@ -43,7 +43,7 @@ TOY = (
     *("spec.trainer.deepspeed={}", "spec.steps=40", "spec.model.dtype=float32"),
     "spec.optimizer={learningRate: 0.01}",
 )
-SAMPLED = ("spec.sampling={maxNewTokens: 4, answersPerPrompt: 4}", "spec.generator.sharedWithTrainer=true")
+SAMPLED = ("spec.sampling={maxNewTokens: 4, responsesPerPrompt: 4}", "spec.generator.sharedWithTrainer=true")
 Call = Callable[[Sequences, Sequence[Mapping[str, Any]]], Tensor]
 
 

@@ -430,7 +430,7 @@ def test_responses_that_the_job_no_longer_asks_for_are_begun_anew(http, more, le
     old = Response(tokens, array("f", [-0.5] * length), tokens[:])
     run = Run(http, 1)
     run.version = 7
-    wanted = run.world.ctx.spec.sampling.answers_per_prompt
+    wanted = run.world.ctx.spec.sampling.responses_per_prompt
     run.rollouts.restore(
         encode([PartialRollout(Prompt("0/0", prompt, {}), [old.copy() for _ in range(wanted + more)])])
     )
@@ -448,7 +448,7 @@ def test_each_response_is_handed_on_once_at_its_end_also_one_of_a_snapshot(http)
     run.version = 7
     tokens = array("i", [7] * LENGTH)
     whole, begun = Response(tokens, array("f", [-0.5] * LENGTH), tokens[:], "length"), Response()
-    wanted = run.world.ctx.spec.sampling.answers_per_prompt
+    wanted = run.world.ctx.spec.sampling.responses_per_prompt
     run.rollouts.restore(
         encode([PartialRollout(Prompt("0/0", (1, 2), {}), [whole, *[begun] * (wanted - 1)])])
     )

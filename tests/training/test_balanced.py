@@ -9,7 +9,7 @@ SETTINGS = "minibatchSize: 8, epochs: 2"
 ENDS = "a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p"
 STEP = (
     "spec.data.promptsPerStep=8",
-    f"spec.sampling={{maxNewTokens: 40, answersPerPrompt: 4, stop: [{ENDS}]}}",
+    f"spec.sampling={{maxNewTokens: 40, responsesPerPrompt: 4, stop: [{ENDS}]}}",
 )
 """Responses of a random model: most of them end early, some are cut off."""
 

@@ -53,7 +53,7 @@ def sized(*sizes: int | None, epochs: int = 1):
 OF_EIGHT, TWICE, WHOLE, UNEQUAL = sized(8), sized(8, epochs=2), sized(None), sized(8, 4)
 DYNAMIC = (
     *("spec.replay.streamDataLoaderType=dynamic", "spec.generator.sharedWithTrainer=false"),
-    "spec.sampling={maxNewTokens: 4, answersPerPrompt: 4}",
+    "spec.sampling={maxNewTokens: 4, responsesPerPrompt: 4}",
 )
 
 

@@ -60,7 +60,7 @@ def test_the_coefficient_of_the_penalty_moves_towards_its_target(algorithm, wher
     expected = 0.1
     for line in job.lines:
         assert line["kl_coefficient"] == pytest.approx(expected, rel=1e-9)
-        off = line["kl_mean"] * line["answer_length_mean"] / 0.5 - 1
+        off = line["kl_mean"] * line["response_length_mean"] / 0.5 - 1
         expected *= 1 + min(max(off, -0.2), 0.2) * 32 / 200
     assert job.task.state()["algorithm"]["kl_coefficient"] == pytest.approx(expected, rel=1e-9)
     assert job.lines[0]["kl_coefficient"] > job.lines[1]["kl_coefficient"], "there is no KL at the start"
@@ -240,7 +240,7 @@ def test_the_critic_learns_normalised_returns_and_its_moments_are_json():
     job.steps(0, 3)
     state = json.loads(json.dumps(job.task.state()))["algorithm"]["values"]
     assert before == {}, "a snapshot is written while the next steps train: it holds what was"
-    tokens = [line["answer_length_mean"] * 32 for line in job.lines]
+    tokens = [line["response_length_mean"] * 32 for line in job.lines]
     assert state["weight"] == pytest.approx(sum(n * DECAY**age for age, n in enumerate(reversed(tokens))))
     assert 0.2 < state["mean"] < 1.0
 

@@ -295,7 +295,7 @@ def test_mlflow_and_trackio_are_told_each_step_once_by_a_trainer_that_was_killed
             "train": [str(tmp_path / "rows.jsonl")],
             "promptsPerStep": 4,
             "maxPromptLength": 64,
-            "maxAnswerLength": 64,
+            "maxResponseLength": 64,
         },
         "evaluation": {"data": [str(tmp_path / "rows.jsonl")], "everySteps": 2},
         "trackers": [{**kind, "project": "chats"} for kind in kinds],

@@ -63,7 +63,7 @@ def fine_tuned(
         *("spec.trainer.deepspeed={}", f"spec.steps={steps}", "spec.optimizer={learningRate: 0.005}"),
         f"spec.model={{dtype: float32, policy: {base}}}",
         f"spec.data={{train: [{folder / 'rows.jsonl'}], promptsPerStep: 4, maxPromptLength: 64, "
-        f"maxAnswerLength: 20, chatTemplate: {json.dumps(CHATML)}}}",
+        f"maxResponseLength: 20, chatTemplate: {json.dumps(CHATML)}}}",
         *overrides,
     )
     config = RunConfig(job="talk", spec=spec, workdir=str(folder / "run"))

@@ -91,7 +91,7 @@ def chosen(logits: torch.Tensor, response: Response) -> torch.Tensor:
 @pytest.mark.parametrize("interval", [1, 64])
 def test_a_response_goes_on_in_its_stream_and_each_token_bears_the_version_that_sampled_it(interval, swaps):
     """The last tokens of a version are waiting to be sent when it is replaced, or not."""
-    sampling = Sampling(maxNewTokens=100, minNewTokens=100, answersPerPrompt=8)
+    sampling = Sampling(maxNewTokens=100, minNewTokens=100, responsesPerPrompt=8)
     client = VllmClient(swaps.http, sampling=sampling, seed=1, ends=[256], stream_interval=interval)
     for response in swaps.answer(client, 8, [2, 3]):
         assert len(response.tokens) == len(response.versions) == 100
@@ -108,7 +108,7 @@ def test_a_response_goes_on_in_its_stream_and_each_token_bears_the_version_that_
 
 def test_stop_strings_and_sampling_masks_stand_new_weights(swaps):
     """Tokens are detokenized as they come, and masks divided with their tokens."""
-    sampling = Sampling(maxNewTokens=80, minNewTokens=2, answersPerPrompt=16, temperature=0.8, topK=20)
+    sampling = Sampling(maxNewTokens=80, minNewTokens=2, responsesPerPrompt=16, temperature=0.8, topK=20)
     stops = StopStrings(byte_tokenizer(), [chr(code) for code in range(40, 120, 10)])
     client = VllmClient(swaps.http, sampling=sampling, seed=1, ends=[256], stops=stops)
     stopped = 0

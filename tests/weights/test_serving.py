@@ -216,7 +216,7 @@ def slow_steps(http, server) -> Iterator[None]:
 def test_responses_under_way_stop_before_new_weights_and_go_on_with_them(tied, http, make_sync, models):
     """Each token bears the version that sampled it, and agrees with the trainer's model of that version."""
     old, new = models("tied", 0), models("tied", 3)
-    sampling = Sampling(maxNewTokens=120, minNewTokens=120, answersPerPrompt=32)
+    sampling = Sampling(maxNewTokens=120, minNewTokens=120, responsesPerPrompt=32)
     client = VllmClient(http, sampling=sampling, seed=1, ends=[256])
     work, begun = PartialRollout.begin(Prompt("0/0", (65,), {}), 32), threading.Event()
     running: list[Future[PartialRollout]] = []
@@ -302,7 +302,7 @@ def of_model(model, response: Rollout, *, temperature: float = 1.0, ends: Sequen
 def test_generator_and_trainer_agree_at_any_temperature(temperature, tied, http, make_sync, models):
     model = models("tied", 1)
     make_sync().send([target(tied)], lambda: weights(model), 1)
-    sampling = Sampling(maxNewTokens=24, answersPerPrompt=4, temperature=temperature)
+    sampling = Sampling(maxNewTokens=24, responsesPerPrompt=4, temperature=temperature)
     client = VllmClient(http, sampling=sampling, seed=1, ends=[256])
     work = PartialRollout.begin(Prompt("0/1", (65, 66, 67), {}), 4)
     for response in http.run(client.ask(target(tied), work, lambda: None)).rollouts():
@@ -318,7 +318,7 @@ def test_the_trainer_replays_the_sampling_mask_of_the_generator(tied, http, make
     model = models("tied", 1)
     make_sync().send([target(tied)], lambda: weights(model), 1)
     sampling = Sampling(
-        maxNewTokens=24, minNewTokens=3, answersPerPrompt=4, temperature=0.8, topP=0.9, topK=20
+        maxNewTokens=24, minNewTokens=3, responsesPerPrompt=4, temperature=0.8, topP=0.9, topK=20
     )
     client = VllmClient(http, sampling=sampling, seed=1, ends=[256])
     work = PartialRollout.begin(Prompt("0/1", (65, 66, 67), {}), 4)
@@ -339,7 +339,7 @@ def test_a_stop_string_ends_a_response_where_the_trainer_would_end_it(tied, http
     """vLLM reads the text of each token as it comes, from the first that a least length allows on."""
     make_sync().send([target(tied)], lambda: weights(models("tied", 1)), 1)
     tokenizer = byte_tokenizer()
-    sampling = Sampling(maxNewTokens=24, minNewTokens=2, answersPerPrompt=32)
+    sampling = Sampling(maxNewTokens=24, minNewTokens=2, responsesPerPrompt=32)
 
     def responses(*strings: str) -> list[Rollout]:
         client = VllmClient(
@@ -386,7 +386,7 @@ def test_a_response_is_finished_by_any_of_several_end_tokens(tied, http, make_sy
     """Gemma's tokenizer, for example, names another end token than the end of a turn."""
     make_sync().send([target(tied)], lambda: weights(models("tied", 1)), 1)
     ends = (256, *range(0, 256, 8))
-    sampling = Sampling(maxNewTokens=12, minNewTokens=2, answersPerPrompt=16)
+    sampling = Sampling(maxNewTokens=12, minNewTokens=2, responsesPerPrompt=16)
     client = VllmClient(http, sampling=sampling, seed=1, ends=ends)
     work = PartialRollout.begin(Prompt("0/1", (65, 66, 67), {}), 16)
     responses = http.run(client.ask(target(tied), work, lambda: None)).rollouts()
@@ -401,7 +401,7 @@ def test_a_response_is_finished_by_any_of_several_end_tokens(tied, http, make_sy
 
 def test_frames_hold_what_vllm_s_own_path_says_to_the_same_request(tied, http, make_sync, models):
     make_sync().send([target(tied)], lambda: weights(models("tied", 1)), 1)
-    sampling = Sampling(maxNewTokens=70, answersPerPrompt=3, temperature=0.7, topK=40)
+    sampling = Sampling(maxNewTokens=70, responsesPerPrompt=3, temperature=0.7, topK=40)
     work = PartialRollout.begin(Prompt("0/1", (65, 66, 67), {}), 3)
     http.run(VllmClient(http, sampling=sampling, seed=1, ends=[256, 7]).ask(target(tied), work, lambda: None))
     body = {
@@ -438,7 +438,7 @@ def test_a_prompt_that_the_engine_cannot_take_is_refused_and_says_why(prompt, sa
 
 def test_a_prompt_that_is_given_up_is_aborted_by_the_engine(tied, http, make_sync, models):
     make_sync().send([target(tied)], lambda: weights(models("tied", 1)), 1)
-    sampling = Sampling(maxNewTokens=120, minNewTokens=120, answersPerPrompt=64)
+    sampling = Sampling(maxNewTokens=120, minNewTokens=120, responsesPerPrompt=64)
     client = VllmClient(http, sampling=sampling, seed=1, ends=[256])
     before, begun = generated(tied), threading.Event()
     work = PartialRollout.begin(Prompt("0/2", (65,), {}), 64)

@@ -66,11 +66,11 @@ class PolicyGradient(Frozen):
 
 def policy_gradient_rules(spec: CommonSpec, where: str, settings: PolicyGradient) -> Iterator[Problem]:
     """Rules shared by all algorithms that sample responses."""
-    responses = spec.data.prompts_per_step * spec.sampling.answers_per_prompt
+    responses = spec.data.prompts_per_step * spec.sampling.responses_per_prompt
     if settings.minibatch_size > responses:
         yield Problem(
             f"{where}.minibatchSize",
-            f"a step has {responses} answers (data.promptsPerStep x sampling.answersPerPrompt); "
+            f"a step has {responses} responses (data.promptsPerStep x sampling.responsesPerPrompt); "
             f"use at most that; got {settings.minibatch_size}",
         )
     yield from _balanced(spec, where, settings, responses)
@@ -91,10 +91,10 @@ def policy_gradient_rules(spec: CommonSpec, where: str, settings: PolicyGradient
             f"{where}.overlongBuffer",
             f"must be at most sampling.maxNewTokens ({limit}); got {settings.overlong_buffer}",
         )
-    if settings.dynamic_sampling and spec.sampling.answers_per_prompt < 2:
+    if settings.dynamic_sampling and spec.sampling.responses_per_prompt < 2:
         yield Problem(
             f"{where}.dynamicSampling",
-            "compares the responses to a prompt: set sampling.answersPerPrompt to at least 2; got 1",
+            "compares the responses to a prompt: set sampling.responsesPerPrompt to at least 2; got 1",
         )
 
 
@@ -119,19 +119,19 @@ def _balanced(spec: CommonSpec, where: str, settings: PolicyGradient, responses:
 def group_rules(spec: CommonSpec, where: str, settings: PolicyGradient) -> Iterator[Problem]:
     """Rules of algorithms whose baseline is the other responses to the same prompt."""
     yield from policy_gradient_rules(spec, where, settings)
-    if spec.sampling.answers_per_prompt < 2:
+    if spec.sampling.responses_per_prompt < 2:
         yield Problem(
-            "spec.sampling.answersPerPrompt",
+            "spec.sampling.responsesPerPrompt",
             f"{spec.algorithm} compares the responses to a prompt; use at least 2 (8 is usual); got 1",
         )
 
 
-GROUPED = {"sampling": {"answersPerPrompt": 8}}
+GROUPED = {"sampling": {"responsesPerPrompt": 8}}
 """Usual settings of algorithms with `group_rules`."""
 
 
 def is_one_update(spec: CommonSpec, settings: PolicyGradient, minibatch: int) -> bool:
     """True if a step trains once, on all of its responses at once."""
-    responses = spec.data.prompts_per_step * spec.sampling.answers_per_prompt
+    responses = spec.data.prompts_per_step * spec.sampling.responses_per_prompt
     whole = responses <= minibatch if spec.replay.dynamic else minibatch_count(responses, minibatch) == 1
     return settings.epochs == 1 and whole and not spec.replay.window

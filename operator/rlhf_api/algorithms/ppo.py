@@ -76,7 +76,7 @@ def _graph(spec: CommonSpec, settings: PPO) -> Graph:
 
 def _rules(spec: CommonSpec, where: str, settings: PPO) -> Iterator[Problem]:
     yield from policy_gradient_rules(spec, where, settings)
-    responses = spec.data.prompts_per_step * spec.sampling.answers_per_prompt
+    responses = spec.data.prompts_per_step * spec.sampling.responses_per_prompt
     size = settings.value_minibatch_size
     if size is not None and size > responses:
         yield Problem(

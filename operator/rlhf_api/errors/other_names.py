@@ -21,12 +21,11 @@ _NAMES = {
     "spec.data.maxPromptLength": "max_length max_seq_len prompt_max_len",
     "spec.data.overlong": "filter_overlong_prompts truncation",
     "spec.data.chatTemplateKwargs": "apply_chat_template_kwargs",
-    "spec.sampling.answersPerPrompt": "num_generations num_return_sequences n_samples_per_prompt group_size "
-    "responses_per_prompt",
+    "spec.sampling.responsesPerPrompt": "num_generations num_return_sequences n_samples_per_prompt group_size",
     "spec.sampling.maxNewTokens": "max_tokens max_completion_length max_response_length response_length "
     "generate_max_len",
     "spec.sampling.minNewTokens": "min_tokens",
-    "spec.sampling.answerEndId": "eos_token_id",
+    "spec.sampling.responseEndId": "eos_token_id",
     "spec.sampling.stop": "stop_strings",
     "spec.optimizer.learningRate": "lr actor_lr actor_learning_rate",
     "spec.optimizer.criticLearningRate": "critic_lr",

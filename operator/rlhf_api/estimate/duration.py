@@ -46,9 +46,9 @@ class Batch:
         """`filled`: average length of sequences, as a share of the maximum."""
         data, source = spec.data, spec.graph.source
         if isinstance(source, Dataset):
-            longest, each = data.max_answer_length, source.group
+            longest, each = data.max_response_length, source.group
         else:
-            longest, each = spec.sampling.max_new_tokens, spec.sampling.answers_per_prompt
+            longest, each = spec.sampling.max_new_tokens, spec.sampling.responses_per_prompt
         return cls(data.prompts_per_step * each, filled * (data.max_prompt_length + longest), longest)
 
     def trained(self, spec: Spec) -> "Batch":
@@ -69,7 +69,7 @@ class Batch:
             return 0.0
         data = spec.data
         filled = self.tokens / (data.max_prompt_length + self.longest)
-        return spec.pretraining.rows_per_update * filled * (data.max_prompt_length + data.max_answer_length)
+        return spec.pretraining.rows_per_update * filled * (data.max_prompt_length + data.max_response_length)
 
 
 @dataclass(frozen=True)

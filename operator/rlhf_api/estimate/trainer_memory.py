@@ -40,7 +40,7 @@ def trained(spec: Spec, sizes: Sizes, share: float = 1.0) -> list[Trained]:
 def largest_row(spec: Spec, model: Model) -> int:
     """Most tokens of a row with given responses, which no micro-batch divides; a pair has two sequences. 0: a model
     trains on sampled responses alone."""
-    source, longest = spec.graph.source, spec.data.max_prompt_length + spec.data.max_answer_length
+    source, longest = spec.graph.source, spec.data.max_prompt_length + spec.data.max_response_length
     if isinstance(source, Dataset):
         return source.group * longest
     return longest if spec.pretraining is not None and model == POLICY else 0

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from ..errors.model_fields import models_in
 from ..errors.problem import InvalidJob, Problem, path
+from ..field_types import former_names
 
 Location = tuple[int | str, ...]
 
@@ -60,8 +61,9 @@ def _renamed(node: Any, model: type[BaseModel] | None, at: Location, problems: l
 
 @cache
 def _aliases(model: type[BaseModel]) -> Mapping[str, str]:
-    """The keys of a model's fields by their names in Python."""
-    return {name: field.alias or name for name, field in model.model_fields.items()}
+    """The keys of a model's fields by their names in Python, and by those of earlier releases."""
+    keys = {name: field.alias or name for name, field in model.model_fields.items()}
+    return keys | {former: keys[name] for former, name in former_names(model).items()}
 
 
 @cache

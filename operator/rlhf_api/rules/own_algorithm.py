@@ -79,8 +79,8 @@ def _rounds(spec: Spec, graph: Graph) -> Iterator[Problem]:
     if not isinstance(graph.source, Generate) or not graph.source.rounds:
         return
     message = f"the graph of {spec.algorithm!r} replaces groups whose responses all have the same score"
-    if spec.sampling.answers_per_prompt < 2:
-        yield Problem("spec.sampling.answersPerPrompt", f"{message}; use at least 2; got 1")
+    if spec.sampling.responses_per_prompt < 2:
+        yield Problem("spec.sampling.responsesPerPrompt", f"{message}; use at least 2; got 1")
     if not any("scores" in node.writes for node in graph.prepare):
         yield Problem(WHERE, f"{message} (Generate(rounds=...)), and no node of it writes scores")
 

@@ -127,7 +127,7 @@ def _responses(spec: Spec) -> Iterator[_Unread]:
     if spec.graph.generates:
         if spec.pretraining is None:
             why = f"{spec.algorithm} samples them"
-            yield _Unread("spec.data", spec.data, ["max_answer_length"], "given responses", why)
+            yield _Unread("spec.data", spec.data, ["max_response_length"], "given responses", why)
         return
     of, why = "sampled responses", f"{spec.algorithm} trains on given ones"
     # The functions of an algorithm of one's own may read the sampling, such as its temperature.

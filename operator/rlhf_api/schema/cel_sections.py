@@ -8,6 +8,7 @@ from pydantic.alias_generators import to_camel
 
 from ..algorithms import ALGORITHMS
 from ..algorithms.policy_gradient import PolicyGradient
+from ..field_types import former_names
 from ..sections.data import Data
 from ..sections.model import Model
 from ..sections.replay import RELAY
@@ -25,11 +26,14 @@ class Rule:
 
 
 def or_default(model: type[BaseModel], name: str, at: str) -> str:
-    """CEL: the field's value in the object `self.at` (`self` for no `at`), or its default; both may be missing."""
+    """CEL: the field's value in the object `self.at` (`self` for no `at`), under any of its names, or its default; both
+    may be missing."""
     field = model.model_fields[name]
-    key = f"{at}.{field.alias or name}".lstrip(".")
-    default = f"'{field.default}'" if isinstance(field.default, str) else f"{field.default}"
-    return f"({_has(key)} ? self.{key} : {default})"
+    value = f"'{field.default}'" if isinstance(field.default, str) else f"{field.default}"
+    for key in (*(old for old, new in former_names(model).items() if new == name), field.alias or name):
+        key = f"{at}.{key}".lstrip(".")
+        value = f"({_has(key)} ? self.{key} : {value})"
+    return value
 
 
 def _has(key: str) -> str:
@@ -80,9 +84,9 @@ def _minibatch() -> Rule:
     )
     return Rule(
         f"({sizes}0) <= {or_default(Data, 'prompts_per_step', 'data')} * "
-        f"{or_default(Sampling, 'answers_per_prompt', 'sampling')}",
-        "minibatchSize of the algorithm's settings must not exceed a step's answers (data.promptsPerStep x "
-        "sampling.answersPerPrompt)",
+        f"{or_default(Sampling, 'responses_per_prompt', 'sampling')}",
+        "minibatchSize of the algorithm's settings must not exceed a step's responses (data.promptsPerStep x "
+        "sampling.responsesPerPrompt)",
     )
 
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core.core_schema import ModelSchema
 
-from ..field_types import Frozen
+from ..field_types import Frozen, former_names
 
 
 def descriptions(model: type[BaseModel]) -> dict[str, str]:
@@ -36,6 +36,14 @@ class Described(GenerateJsonSchema):
         made, model = super().model_schema(schema), schema["cls"]
         for name, words in descriptions(model).items():
             made["properties"][model.model_fields[name].alias or name]["description"] = words
+        for former, name in former_names(model).items():
+            key = model.model_fields[name].alias or name
+            kept = {k: v for k, v in made["properties"][key].items() if k not in ("default", "description")}
+            made["properties"][former] = {
+                **kept,
+                "description": f"Former name of `{key}`.",
+                "deprecated": True,
+            }
         return made
 
 

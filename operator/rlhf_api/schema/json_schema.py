@@ -59,12 +59,15 @@ def _as_written(node: Any, instead: list[Schema]) -> Any:
         for key, value in node.items()
         if key != "title" or not isinstance(value, str)
     }
-    if snake := {to_snake(name): name for name in made.get("properties", {}) if name != name.lower()}:
+    fields = made.get("properties", {})
+    former = {name: fields.pop(name) for name in [*fields] if fields[name].get("deprecated")}
+    snake = {to_snake(name): name for name in fields if name != name.lower()}
+    if other_names := former | {key: fields[name] for key, name in snake.items()}:
         # As patterns, which editors accept and do not offer.
-        made["patternProperties"] = {f"^{key}$": made["properties"][name] for key, name in snake.items()}
+        made["patternProperties"] = {f"^{key}$": field for key, field in other_names.items()}
         made["required"] = [name for name in made.get("required", ()) if name not in snake.values()]
     kind = made.get("type")
     if "const" in made or "enum" in made or kind in ("integer", "number", "boolean") or "pattern" in made:
-        said = {key: made.pop(key) for key in ("description", "default") if key in made}
+        said = {key: made.pop(key) for key in ("description", "default", "deprecated") if key in made}
         return {**said, "anyOf": [made, *instead]}
     return made

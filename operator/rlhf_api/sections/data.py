@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, JsonValue
 
 from ..errors.problem import show
-from ..field_types import SCHEMES, Frozen, Positive, PositiveFloat
+from ..field_types import SCHEMES, Frozen, Positive, PositiveFloat, former
 
 
 class Source(Frozen):
@@ -84,7 +84,9 @@ class Data(Frozen):
     """Variables of the chat template, such as `enable_thinking: false`; a row's `chat_template_kwargs` come first."""
     max_prompt_length: Positive = 512
     """Maximum prompt length in tokens."""
-    max_answer_length: Positive = 512
+    max_response_length: Positive = Field(
+        512, validation_alias=former("maxResponseLength", "maxAnswerLength")
+    )
     """Maximum response length in tokens, for algorithms that train on given responses."""
     overlong: Literal["refuse", "drop", "cut"] = "refuse"
     """Rows with a longer prompt or response: refuse the job, leave the rows out, or cut. A text prompt keeps its last

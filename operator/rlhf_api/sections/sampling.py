@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ..field_types import COLDEST, HOTTEST, Frozen, Positive
+from ..field_types import COLDEST, HOTTEST, Frozen, Positive, former
 
 MOST_KEPT = 256
 """The highest `topK` whose sampling mask is replayed."""
@@ -27,11 +27,13 @@ class Sampling(Frozen):
     """Minimum response length in tokens, before which the end token is banned. The trainer's log-probabilities account
     for that only if topK is set too."""
     max_new_tokens: Positive = 256
-    answer_end_id: int | None = Field(None, ge=0)
+    response_end_id: int | None = Field(None, ge=0, validation_alias=former("responseEndId", "answerEndId"))
     """An additional end token, besides those of the tokenizer and of the policy's generation_config.json."""
     stop: tuple[StopString, ...] = Field((), max_length=16)
     """Stop strings: a response ends with the token that completes one, and its text ends before it."""
-    answers_per_prompt: Positive = 1
+    responses_per_prompt: Positive = Field(
+        1, validation_alias=former("responsesPerPrompt", "answersPerPrompt")
+    )
 
     @property
     def kept(self) -> int:

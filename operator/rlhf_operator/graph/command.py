@@ -71,7 +71,7 @@ def usual(algorithm: str, overrides: Sequence[str] = ()) -> Spec:
         "steps": 1,
         "model": {"policy": "policy", "reward": "reward"},
         "data": {"train": ["data.jsonl"]},
-        "sampling": {"answersPerPrompt": 8},
+        "sampling": {"responsesPerPrompt": 8},
     }
     document: Any = {"spec": spec}
     for override in overrides:

@@ -53,7 +53,7 @@ async def selftest(session: Session, options: argparse.Namespace) -> int:
         return INTERRUPTED
     finally:
         await _clear(trial, session, keep=options.keep)
-    found = judged(job.spec, seen, small.data.prompts_per_step, small.sampling.answers_per_prompt)
+    found = judged(job.spec, seen, small.data.prompts_per_step, small.sampling.responses_per_prompt)
     if passed(found, seen.cause):
         return 0
     if not options.keep:

@@ -70,7 +70,7 @@ def run(options: argparse.Namespace, make: Command) -> int:
             return INTERRUPTED
         except RuntimeError as error:  # of the store: an unreadable snapshot
             raise Failure(str(error)) from error
-        found = judged(spec, seen, small.data.prompts_per_step, small.sampling.answers_per_prompt)
+        found = judged(spec, seen, small.data.prompts_per_step, small.sampling.responses_per_prompt)
         if passed(found, seen.cause):
             return 0
         for name in _BULKY if options.workdir is None else ():

@@ -74,7 +74,7 @@ def _small(spec: Spec) -> Overrides:
     sampling, prompts = spec.sampling, spec.data.prompts_per_step
     generates = spec.graph.generates
     if algorithm_of(spec) is not CUSTOM:  # whose settings may depend on a step's size
-        prompts = min(prompts, max(1, RESPONSES // (sampling.answers_per_prompt if generates else 1)))
+        prompts = min(prompts, max(1, RESPONSES // (sampling.responses_per_prompt if generates else 1)))
     auto = _auto(spec) if algorithm_of(spec) is not CUSTOM else {}
     if not generates:
         return {"data.promptsPerStep": prompts, **auto}
@@ -88,7 +88,7 @@ def _small(spec: Spec) -> Overrides:
         "rollout": {},
         "weights.everySteps": 1,
         **auto,
-        **_settings(spec, prompts * sampling.answers_per_prompt),
+        **_settings(spec, prompts * sampling.responses_per_prompt),
     }
 
 

@@ -58,7 +58,7 @@ def check(
             )
             if kind != "prompts":
                 lengths, cut = found.response_lengths, found.responses_cut
-                yield from _lengths("response", lengths, cut, spec.data.max_answer_length)
+                yield from _lengths("response", lengths, cut, spec.data.max_response_length)
             try:
                 yield from filter(None, [fitting(dataset, found, spec.data, file.name).message])
             except InvalidJob as error:

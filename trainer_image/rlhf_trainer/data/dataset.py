@@ -73,7 +73,9 @@ class Dataset(Rows):
             left_out[source].append(at)
         counts = [len(file) - len(out) for file, out in zip(self.files, left_out, strict=True)]
         if 0 in counts:
-            message = "has no rows that are not too long; raise spec.data.maxPromptLength or maxAnswerLength"
+            message = (
+                "has no rows that are not too long; raise spec.data.maxPromptLength or maxResponseLength"
+            )
             raise InvalidJob([Problem(self.files[counts.index(0)].name, message)])
         gaps = tuple(array("I", [row - i for i, row in enumerate(out)]) for out in left_out)
         mixture = _mixture(counts, self.weights, self.samples)

@@ -126,10 +126,10 @@ def end_tokens(
 
     Raises InvalidJob for a token of the manifest that the tokenizer lacks.
     """
-    own = sampling.answer_end_id
+    own = sampling.response_end_id
     if own is not None and own >= len(tokenizer):
         message = f"must be a token of the tokenizer, which has {len(tokenizer)}; got {own}"
-        raise InvalidJob([Problem("spec.sampling.answerEndId", message)])
+        raise InvalidJob([Problem("spec.sampling.responseEndId", message)])
     named = generation.eos_token_id if generation is not None else None
     several = named if isinstance(named, list) else [named]
     found = [tokenizer.eos_token_id, *several, end_of_turn(tokenizer), own]

@@ -10,7 +10,7 @@ from rlhf_api.host.strict_yaml import dumped
 from .saved_job import SavedJob, SavedModel
 
 CARD = "README.md"
-SHOWN = ("reward_mean", "kl_mean", "loss", "accuracy", "answer_length_mean")
+SHOWN = ("reward_mean", "kl_mean", "loss", "accuracy", "response_length_mean")
 """Metrics of the first and the last step in a card, if the job has them."""
 Lines = Sequence[Mapping[str, Any]]
 

@@ -48,14 +48,14 @@ def generate_shared(
     *,
     masks: bool = True,
 ) -> list[Rollout]:
-    """`sampling.answers_per_prompt` responses to each prompt, in the order of the prompts, on every rank; greedy at
+    """`sampling.responses_per_prompt` responses to each prompt, in the order of the prompts, on every rank; greedy at
     temperature 0. `masks`: with their sampling masks, where training replays them.
 
     A collective. Draws from torch's global random generator of each rank.
 
     Raises Stopped, on every rank, if `stop` was set meanwhile on any.
     """
-    repeated = [prompt for prompt in prompts for _ in range(sampling.answers_per_prompt)]
+    repeated = [prompt for prompt in prompts for _ in range(sampling.responses_per_prompt)]
     mine = range(ranks.rank, len(repeated), ranks.world)
     # Batches of similar prompt lengths need little left padding.
     order = sorted(mine, key=lambda i: len(repeated[i].tokens))

@@ -18,7 +18,7 @@ def step_metrics(columns: Columns, compared: Tensor | None = None) -> dict[str, 
         found |= {"reward_mean": float(scores.mean()), "reward_std": float(scores.std(correction=0))}
     if "logprobs" in columns and "reference_logprobs" in columns:
         found["kl_mean"] = float(token_kl(columns["logprobs"], columns["reference_logprobs"]).mean())
-    found["answer_length_mean"] = float(columns.lengths.float().mean())
+    found["response_length_mean"] = float(columns.lengths.float().mean())
     found["finished_share"] = float(columns["finished"].float().mean())
     if "values" in columns and "returns" in columns:
         residual = (columns["returns"] - columns["values"]).var(correction=0)

@@ -18,7 +18,7 @@ Encode = Callable[[Sequence[Any], PreTrainedTokenizerBase, Data], list[Encoded]]
 
 def _encode_responses(rows: Sequence[Any], tokenizer: PreTrainedTokenizerBase, data: Data) -> list[Encoded]:
     """One sequence for each prompt-response row."""
-    lengths = data.max_prompt_length, data.max_answer_length
+    lengths = data.max_prompt_length, data.max_response_length
     return [
         encode(tokenizer, row.prompt, row.answer, *lengths, arguments_of(tokenizer, row, data))
         for row in rows
@@ -28,7 +28,7 @@ def _encode_responses(rows: Sequence[Any], tokenizer: PreTrainedTokenizerBase, d
 def _encode_pairs(rows: Sequence[Any], tokenizer: PreTrainedTokenizerBase, data: Data) -> list[Encoded]:
     """Two sequences for each pair of a row: the chosen response, then the rejected one. Where any of them is a message,
     all are turns of a conversation: they differ in nothing but what was said."""
-    lengths = data.max_prompt_length, data.max_answer_length
+    lengths = data.max_prompt_length, data.max_response_length
     return [
         encode(tokenizer, prompt, response, *lengths, arguments)
         for row in rows

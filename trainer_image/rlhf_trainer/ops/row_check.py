@@ -199,8 +199,8 @@ def _too_long(result: RowCheck, data: Data) -> str:
             "response",
             result.responses_cut,
             result.response_lengths,
-            "maxAnswerLength",
-            data.max_answer_length,
+            "maxResponseLength",
+            data.max_response_length,
         ),
     )
     return ", ".join(

@@ -34,11 +34,11 @@ def frozen_source(config: RunConfig, role: Role) -> ModelSource:
 
 def longest(spec: Spec) -> int:
     """Maximum number of tokens of a sequence in this job."""
-    answer = spec.sampling.max_new_tokens if spec.graph.generates else spec.data.max_answer_length
+    answer = spec.sampling.max_new_tokens if spec.graph.generates else spec.data.max_response_length
     return spec.data.max_prompt_length + answer
 
 
 def longest_update(spec: Spec) -> int:
     """As `longest`, with the pretraining text that is mixed into the policy's updates."""
-    text = spec.data.max_prompt_length + spec.data.max_answer_length if spec.pretraining else 0
+    text = spec.data.max_prompt_length + spec.data.max_response_length if spec.pretraining else 0
     return max(longest(spec), text)

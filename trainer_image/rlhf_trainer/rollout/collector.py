@@ -108,7 +108,7 @@ class EpisodeCollector:
 
         The policy moves between the parts, so the old log-probabilities are those of the sampler.
         """
-        each = self._ctx.spec.sampling.answers_per_prompt
+        each = self._ctx.spec.sampling.responses_per_prompt
         size = None if count is None else -(-count // each)
         began = time.perf_counter()
         prompts = self._source.issue(self._ctx.spec.data.prompts_per_step)

@@ -56,7 +56,7 @@ def evaluate(
         places = [(-1 - number, row) for row in range(len(rows))]
         batch = prompts(rows, places, ctx.tokenizer, ctx.spec.data)
         # Not validated again: temperature 0 is invalid for training.
-        update = {"answers_per_prompt": section.samples, "temperature": section.temperature}
+        update = {"responses_per_prompt": section.samples, "temperature": section.temperature}
         responses = respond(batch, ctx.spec.sampling.model_copy(update=update), penalties)
         judged = _judged(ctx, judge, responses, first=first)
         if judged is None:

@@ -41,7 +41,7 @@ class Fleet:
     ) -> list[PartialRollout]:
         """Prompts without any response yet."""
         found = sampling or self._ctx.spec.sampling
-        asked = found.answers_per_prompt, found.temperature, penalties
+        asked = found.responses_per_prompt, found.temperature, penalties
         return [PartialRollout.begin(prompt, *asked, masks=masks, ended=ended) for prompt in prompts]
 
     def start(

@@ -20,7 +20,7 @@ def adapt_kl_coefficient(ctx: OpContext, columns: Columns, metrics: dict[str, fl
     logged = step_metrics(columns) | metrics
     if "kl_mean" not in logged:
         return
-    observed = logged["kl_mean"] * logged["answer_length_mean"]
+    observed = logged["kl_mean"] * logged["response_length_mean"]
     metrics["kl_coefficient"] = kl_coefficient(ctx)
     ctx.state["kl_coefficient_given"] = settings.kl_coefficient
     ctx.state["kl_coefficient"] = adaptive_kl_coefficient(
