@@ -13,7 +13,7 @@ from .graph import Graph
 from .sections.common import CommonSpec
 
 
-def _known(name: str) -> str:
+def _check_algorithm(name: str) -> str:
     if name in ALGORITHMS or re.fullmatch(OBJECT, name):
         return name
     close = difflib.get_close_matches(name.lower(), ALGORITHMS, n=1)
@@ -23,7 +23,7 @@ def _known(name: str) -> str:
 
 AlgorithmName = Annotated[
     str,
-    AfterValidator(_known),
+    AfterValidator(_check_algorithm),
     WithJsonSchema({"type": "string", "pattern": f"^({'|'.join(ALGORITHMS)}|{OBJECT})$"}),
 ]
 """An entry of `rlhf_api.algorithms.ALGORITHMS`, or an algorithm of one's own as `module:name`."""

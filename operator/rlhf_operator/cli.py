@@ -16,7 +16,7 @@ from .archive import open_store, replay
 from .commands import data
 from .commands import plan as plan_command
 from .commands import run as run_command
-from .console.exits import ended, say
+from .console.exits import ended, print_line
 from .console.manifest_arguments import add_manifest, parsed
 from .console.subcommands import CommandParser, add_command
 from .graph import command as graph
@@ -79,18 +79,18 @@ def _parser() -> argparse.ArgumentParser:
 def _render(options: argparse.Namespace) -> int:
     document = composed(options.file, options.set, options.variables)
     parse(document)
-    say(dumped(document), sys.stdout)
+    print_line(dumped(document), sys.stdout)
     return 0
 
 
 def _schema(_options: argparse.Namespace) -> int:
-    say(json.dumps(manifest_schema(), indent=1), sys.stdout)
+    print_line(json.dumps(manifest_schema(), indent=1), sys.stdout)
     return 0
 
 
 def _experiments(_options: argparse.Namespace) -> int:
     for name, file in experiments().items():
-        say(f"{name:14}  {file or 'the algorithm as it is by default'}", sys.stdout)
+        print_line(f"{name:14}  {file or 'the algorithm as it is by default'}", sys.stdout)
     return 0
 
 

@@ -20,7 +20,7 @@ from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.estimate.activations import Pass, backward_bytes
 from rlhf_api.estimate.memory import Trained, trainer
 from rlhf_api.estimate.parameters import Shape, adapter_parameters
-from rlhf_api.estimate.zero import Zero, kept, reducing, stepping
+from rlhf_api.estimate.zero import Zero, reducing, resident, stepping
 from rlhf_api.manifest.load import apply_override, parse
 from rlhf_api.sections.lora import Lora
 from rlhf_operator.commands.plan_table import plan_lines
@@ -107,7 +107,7 @@ LARGEST = 0.7
 
 @pytest.mark.parametrize(("dtype", "stage", "ranks", "keeps"), KEPT)
 def test_models_keep_what_gpus_showed(dtype, stage, ranks, keeps) -> None:
-    assert kept(Zero(dtype=dtype, stage=stage, ranks=ranks)).bytes(ranks) == keeps
+    assert resident(Zero(dtype=dtype, stage=stage, ranks=ranks)).bytes(ranks) == keeps
 
 
 @pytest.mark.parametrize(("dtype", "stage", "ranks", "optimizer", "backward", "step"), SEEN)
@@ -178,7 +178,9 @@ def test_the_formulae_are_what_deepspeed_keeps() -> None:
     assert finished.returncode == 0, finished.stderr[-4000:]
     for name, found in json.loads(finished.stdout).items():
         dtype, stage, _ = real.CASES[name]
-        assert found == pytest.approx(kept(Zero(dtype=dtype, stage=stage, ranks=2)).bytes(2), abs=0.05), name
+        assert found == pytest.approx(resident(Zero(dtype=dtype, stage=stage, ranks=2)).bytes(2), abs=0.05), (
+            name
+        )
 
 
 TRAINERS = st.builds(
@@ -249,7 +251,7 @@ def test_the_page_about_memory_is_what_the_code_does() -> None:
     for dtype in ("bfloat16", "float16", "float32"):
         for stage in range(0 if dtype == "float32" else 1, 4):
             zero = Zero(dtype=dtype, stage=stage, ranks=8)
-            words = [share(zero).words(8) for share in (kept, reducing, stepping)]
+            words = [share(zero).words(8) for share in (resident, reducing, stepping)]
             assert f"| {dtype} | {stage} | {' | '.join(words)} |" in text
     (written,) = re.findall(r"^```yaml\n(.*?)^```", text, flags=re.S | re.M)
     made = yaml.safe_load(written)

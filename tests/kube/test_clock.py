@@ -45,10 +45,10 @@ def test_a_clock_that_no_answer_contradicts_is_left_as_it_is() -> None:
     local = 1_000_000.25
     clock = ServerClock(lambda: local)
     for told in (local, local - 0.25, local - 1.0):  # cut to seconds, and a second under way
-        clock.heard(formatdate(told, usegmt=True), local - 1.0)
+        clock.observe_date_header(formatdate(told, usegmt=True), local - 1.0)
         assert clock.time() == local
-    clock.heard(formatdate(local - 60, usegmt=True), local)
+    clock.observe_date_header(formatdate(local - 60, usegmt=True), local)
     assert clock.time() == local - 59.25
-    clock.heard("no date", local)
-    clock.heard(formatdate(local + 60, usegmt=True), local)
+    clock.observe_date_header("no date", local)
+    clock.observe_date_header(formatdate(local + 60, usegmt=True), local)
     assert clock.time() == local + 59.75

@@ -43,19 +43,19 @@ def test_the_first_leads_and_the_next_takes_over_when_it_lets_go(talk, namespace
     async def body(api: Api) -> None:
         first, second = Lease(api, namespace, "first"), Lease(api, namespace, "second")
         await first.acquire()
-        assert first.held()
+        assert first.is_held()
         waiting = asyncio.create_task(second.acquire())
         keeping = asyncio.create_task(first.keep())
         await asyncio.sleep(1.5 * LEASE)
         assert not waiting.done()
-        assert first.held()
-        assert second.known
+        assert first.is_held()
+        assert second.is_read
         module.LEASE_SECONDS = 3600.0  # with its next renewal; then only what is let go can be taken in time
         while (await api.get("Lease", namespace, NAME))["spec"]["leaseDurationSeconds"] < 3600:
             await asyncio.sleep(0.1)
         keeping.cancel()
         await first.release()
-        assert not first.held()
+        assert not first.is_held()
         await waiting
         spec = (await api.get("Lease", namespace, NAME))["spec"]
         assert spec["holderIdentity"] == second.identity
@@ -72,7 +72,7 @@ def test_the_lease_of_a_dead_leader_runs_out_not_earlier(talk, namespace):
         died = time.monotonic()
         await other.acquire()
         waited = time.monotonic() - died
-        assert not dead.held()
+        assert not dead.is_held()
         assert waited >= LEASE
 
     talk(body)
@@ -83,7 +83,7 @@ def test_of_many_one_gets_it(talk, namespace):
         leases = [Lease(api, namespace, f"operator-{i}") for i in range(6)]
         tasks = [asyncio.create_task(lease.acquire()) for lease in leases]
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        assert sum(lease.held() for lease in leases) == 1
+        assert sum(lease.is_held() for lease in leases) == 1
         for task in tasks:
             task.cancel()
 
@@ -117,7 +117,7 @@ def test_a_lease_that_somebody_took_is_lost_at_once(talk, namespace):
                 stored = await api.get("Lease", namespace, NAME)
         with pytest.raises(LeaseLost, match="thief took the lease"):
             await keeping
-        assert not lease.held()
+        assert not lease.is_held()
 
     talk(body)
 
@@ -130,7 +130,7 @@ def test_a_lease_that_somebody_deleted_is_made_again(talk, namespace):
         await api.delete("Lease", namespace, NAME)
         await asyncio.sleep(LEASE)
         assert not keeping.done()
-        assert lease.held()
+        assert lease.is_held()
         assert (await api.get("Lease", namespace, NAME))["spec"]["holderIdentity"] == lease.identity
         keeping.cancel()
 
@@ -150,7 +150,7 @@ def test_a_leader_that_gets_no_answer_gives_up_before_another_may_lead(
             with pytest.raises(LeaseLost, match="could not renew"):
                 await keeping
             assert time.monotonic() - cut < LEASE
-            assert not lease.held()
+            assert not lease.is_held()
             await lease.release()  # does not wait for an answer either
         finally:
             own_control_plane.signal_apiserver(signal.SIGCONT)

@@ -495,8 +495,8 @@ def test_who_finds_the_lease_run_out_ends_though_it_is_renewed_just_then(talk, n
         async with operator(namespace) as (made, running):
             await leads(made)
             answers = iter([False])
-            held = made.process._lease.held
-            made.process._lease.held = lambda: next(answers, True) and held()
+            held = made.process._lease.is_held
+            made.process._lease.is_held = lambda: next(answers, True) and held()
             await made.api.create(job(namespace))
             with pytest.raises(ExceptionGroup) as ended:
                 async with asyncio.timeout(60):

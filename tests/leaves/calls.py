@@ -116,7 +116,7 @@ def rewards(job: RLHFJob) -> Any:
             patch.setattr(reward, name, lambda *given, **_: len(given))
         for name in ("forward_scores", "positions_of", "check_served"):
             patch.setattr(reward, name, lambda *given: len(given))
-        engine = SimpleNamespace(scores=None, trouble=None, close=lambda: None)
+        engine = SimpleNamespace(scores=None, restart_reason=None, close=lambda: None)
         patch.setattr(reward, "FrozenModel", SimpleNamespace(of=lambda *_: engine))
         patch.setattr(reward, "Functions", made)
         patch.setattr(reward, "WeightedModel", weighted)

@@ -183,7 +183,7 @@ def test_nobody_waits_for_a_trainer_that_is_silent(monkeypatch):
                 monkeypatch.setattr("rlhf_operator.cluster.observe.trainer_client._PATIENCE_SECONDS", 0)
                 assert await trainers.read(job(f"dead-{i}"), [dead]) is None
             await trainers.stop(job("dead-0"), [dead])
-            assert await trainers.tell(job("dead-0"), [dead], Membership())
+            assert await trainers.push_membership(job("dead-0"), [dead], Membership())
             assert not await trainers.checkpoint(job("dead-0"), [dead])
             assert set(asked) <= {CONTROL_STATUS}
             for i in range(100):
@@ -208,8 +208,8 @@ def test_a_trainer_that_answers_is_asked_and_told_what_there_is_to_say():
             pods = [trainer_pod("127.9.0.3")]
             while await trainers.read(job("a"), pods) is None:
                 pass
-            assert await trainers.tell(job("a"), pods, Membership())
-            assert await trainers.tell(job("a"), pods, Membership())  # known already
+            assert await trainers.push_membership(job("a"), pods, Membership())
+            assert await trainers.push_membership(job("a"), pods, Membership())  # known already
             await trainers.stop(job("a"), pods)
         await trainers.close()
         assert asked[-2:] == [("PUT", CONTROL_MEMBERS), ("POST", CONTROL_STOP)]
@@ -233,7 +233,7 @@ def test_a_job_from_before_the_key_was_changed_is_talked_to_by_the_former_key():
             while await trainers.read(job("a"), pods) is None:
                 pass
             assert asked == ["GET"]
-            assert await trainers.tell(job("a"), pods, Membership())
+            assert await trainers.push_membership(job("a"), pods, Membership())
             assert asked[-1] == "PUT"
             assert (trainers.trainer_error(job("a")), trainers.key(job("a"))) == ("", former)
             await trainers.close()

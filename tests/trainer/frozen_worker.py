@@ -28,7 +28,9 @@ def work(folder: Path, role: Role) -> None:
     model = FrozenModel.of(config, role, LONGEST, TEMPERATURE if role is Role.REFERENCE else 1.0)
     compute = model.logprobs if role is Role.REFERENCE else model.scores
     found = compute(Sequences.pack([tuple(row) for row in rows])).tolist()
-    write(folder / f"{role.value}.json", {"found": found, "trouble": model.trouble(), "pid": os.getpid()})
+    write(
+        folder / f"{role.value}.json", {"found": found, "trouble": model.restart_reason(), "pid": os.getpid()}
+    )
     time.sleep(600)
 
 

@@ -12,7 +12,7 @@ from tests.support.models import tiny_model
 
 from rlhf_api.contract.run import EXIT_INVALID, RunConfig
 from rlhf_api.roles import Role
-from rlhf_trainer.model_cache import PickledWeights, chosen, wanted
+from rlhf_trainer.model_cache import PickledWeights, chosen, models_to_load
 
 NAME = "team/tiny"
 
@@ -144,7 +144,7 @@ def test_a_volume_that_cannot_be_written_is_said(tmp_path):
     ],
 )
 def test_each_role_takes_what_it_loads(role, overrides, found):
-    named = wanted(config(*overrides), role)
+    named = models_to_load(config(*overrides), role)
     expected = {name: weights if isinstance(weights, bool) else weights[1] for name, weights in found.items()}
     assert {name: weights for name, (_, weights) in named.items()} == expected
 

@@ -89,17 +89,17 @@ def sends_within() -> None:
 
     def send() -> str:
         for number in range(100):
-            assert mine.say(lambda number=number: str(number)) == str(number)
+            assert mine.broadcast_str(lambda number=number: str(number)) == str(number)
             assert add(5) == 10
         return "done"
 
     if mine.first:
-        mine.say(send)
+        mine.broadcast_str(send)
     else:
         for number in range(100):
-            assert mine.say(lambda: "") == str(number)
+            assert mine.broadcast_str(lambda: "") == str(number)
             assert add(5) == 10
-        assert mine.say(lambda: "") == "done"
+        assert mine.broadcast_str(lambda: "") == "done"
     end("shared")
 
 
@@ -115,7 +115,7 @@ def runs_out_of_memory() -> None:
     for word in ("first", "second"):
         if mine.first and word == "second":
             resource.setrlimit(resource.RLIMIT_AS, (1 << 20, resource.RLIM_INFINITY))
-        assert mine.say(lambda word=word: word) == word
+        assert mine.broadcast_str(lambda word=word: word) == word
     end("shared")
 
 

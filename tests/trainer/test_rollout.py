@@ -41,10 +41,10 @@ def test_what_comes_piece_by_piece_becomes_a_rollout():
     (response,) = work.responses
     add(response, 5, version=3)
     add(response, 6, 7, version=3)
-    assert (work.begun, work.whole, work.unfinished) == (True, False, [0])
+    assert (work.begun, work.is_complete, work.unfinished) == (True, False, [0])
     add(response, 8, version=4)
     response.finish("stop")
-    assert (work.whole, work.unfinished) == (True, [])
+    assert (work.is_complete, work.unfinished) == (True, [])
     (made,) = work.rollouts()
     assert (list(made.tokens), list(made.logprobs)) == ([5, 6, 7, 8], [-0.5] * 4)
     assert (list(made.versions), made.finished) == ([3, 3, 3, 4], True)
@@ -553,7 +553,7 @@ def test_a_response_whose_tokens_are_counted_is_begun_anew(http):
         (2.0, 0.0),
         (1.0, 0.5),
     ]
-    assert works[1].whole
+    assert works[1].is_complete
 
 
 def test_a_refusal_within_the_stream_is_one_of_the_prompt(http):

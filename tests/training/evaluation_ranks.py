@@ -37,7 +37,7 @@ def main(ranks: Ranks) -> None:
         evaluate(ctx, {"one": ROWS, "two": ROWS}, respond, judge if ranks.first else None)
     except Stopped as error:
         print(error)
-    print(ranks.say(lambda: "saving"), flush=True)
+    print(ranks.broadcast_str(lambda: "saving"), flush=True)
 
 
 if __name__ == "__main__":

@@ -105,7 +105,7 @@ class Run:
         return [rollout.prompt.id for rollout in rollouts]
 
     def some_are_begun(self) -> bool:
-        return any(work.begun and not work.whole for work in self.rollouts.requests.waiting)
+        return any(work.begun and not work.is_complete for work in self.rollouts.requests.waiting)
 
     def progress(self) -> list[int]:
         """Tokens of each prompt that is begun and waited for."""
@@ -285,7 +285,7 @@ def test_responses_that_are_complete_as_their_round_is_cut_off_are_answers(http,
     server.stuck = {1}
     run.publish()
     asked = run.rollouts.requests
-    eventually(lambda: any(work.whole for work in asked.works), "some are complete")
+    eventually(lambda: any(work.is_complete for work in asked.works), "some are complete")
     run.publish()
     assert len(asked.works) == 2 * PROMPTS, "each is answered or waits"
     server.stuck.clear()

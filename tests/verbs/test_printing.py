@@ -19,7 +19,7 @@ from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.host.printing import CleanFormatter, clean, write_line
 from rlhf_operator import cli
 from rlhf_operator.archive.replay import trajectory
-from rlhf_operator.console.exits import Failure, ended, say
+from rlhf_operator.console.exits import Failure, ended, print_line
 from rlhf_operator.job.snapshot import Job
 from rlhf_operator.local.progress import Lines
 from rlhf_operator.local.screen import Screen
@@ -100,7 +100,7 @@ def live(out: io.StringIO) -> None:
 def changing(out: io.StringIO) -> None:
     with LiveView(out) as shown:
         shown.show(Text(EVIL, "green"), EVIL)
-        shown.say(EVIL)
+        shown.print_line(EVIL)
 
 
 def lines(out: io.StringIO) -> None:
@@ -126,7 +126,7 @@ def replayed(out: io.StringIO) -> None:
         "trained": None,
         "finished": True,
     }
-    say(trajectory({**row, **numbers}), out)
+    print_line(trajectory({**row, **numbers}), out)
 
 
 def logged(out: io.StringIO) -> None:

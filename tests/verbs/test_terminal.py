@@ -15,7 +15,7 @@ def test_elsewhere_each_change_is_a_line() -> None:
     with LiveView(out) as shown:
         for line in ("Pending", "Pending", "Running"):
             shown.show(Text("a page"), line)
-        shown.say("no answer")
+        shown.print_line("no answer")
         shown.show(Text("a page"), "Running")
     assert [line[9:] for line in out.getvalue().splitlines()] == ["Pending", "Running", "no answer"]
 
@@ -26,7 +26,7 @@ def test_a_terminal_is_redrawn_and_lines_stay(monkeypatch: pytest.MonkeyPatch) -
     with open(follower, "w") as out:  # noqa: PTH123
         with LiveView(out) as shown:
             shown.show(Text("step 1 of [2]", "green"), "x")
-            shown.say("no answer")
+            shown.print_line("no answer")
             shown.show(Text("step 2 of [2]", "green"), "x")
         put(Text("done", "bold"), out)
         seen = ""

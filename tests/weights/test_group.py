@@ -97,7 +97,7 @@ def test_a_member_that_never_comes_is_noticed_at_the_deadline(store):
 def test_an_abort_frees_workers_at_once(store, threads, received):
     trainer, (worker,) = form(store, threads, 1)
     if received:
-        trainer.tell("1/0", {"specs": [["w", "float32", [4]]]})
+        trainer.publish_value("1/0", {"specs": [["w", "float32", [4]]]})
     receiving = threads.submit(stream.receive, worker, 1)
     began = time.monotonic()
     trainer.abort()
@@ -160,7 +160,7 @@ def test_who_reaches_the_store_without_the_secret_sends_nothing(store, threads):
     """It may read and list all of it, as torch's stores ask nobody for a secret."""
     trainer, (worker,) = form(store, threads, 1)
     stranger = PrefixStore("rlhf/e1", connect_store(HOST, store.port, "e1", TIMEOUT_S))
-    trainer.tell("1/0", {"specs": [["w", "float32", [4]]]})
+    trainer.publish_value("1/0", {"specs": [["w", "float32", [4]]]})
     stranger.set("2/0", '{"specs": [["w", "float32", [4611686018427387904]]]}')
     stranger.set("3/0", stranger.get("1/0"))  # the trainer's own, of another bucket
     for update in (2, 3):
@@ -171,7 +171,7 @@ def test_who_reaches_the_store_without_the_secret_sends_nothing(store, threads):
 
 def test_no_memory_is_taken_for_more_than_the_model(store, threads):
     trainer, (worker,) = form(store, threads, 1)
-    trainer.tell("1/0", {"specs": [["w", "float32", [1 << 40]]]})
+    trainer.publish_value("1/0", {"specs": [["w", "float32", [1 << 40]]]})
     with pytest.raises(TransferFailed, match=f"take {4 << 40} bytes, more than this model's 100"):
         stream.receive(worker, 1, most=100)
     trainer.abort(), worker.abort()

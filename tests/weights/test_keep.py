@@ -52,7 +52,7 @@ class Swaps:
             self.sync(versions[0], lambda: asked.append(self.ask(client, work)))
             for version in versions[1:]:
                 self.sync(version)
-        assert asked[0].result(120).whole, "in one stream, without an interruption"
+        assert asked[0].result(120).is_complete, "in one stream, without an interruption"
         return work.responses
 
     def ask(self, client: VllmClient, work: PartialRollout) -> "Future[PartialRollout]":

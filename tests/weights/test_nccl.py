@@ -165,7 +165,9 @@ def test_an_abort_frees_the_worker_at_once(store, workers):
     worker = workers("cuda:1")
     group = form(store, "1", worker)
     worker.do("receive", 1)
-    group.tell("1/0", {"specs": [["w", "float32", [1 << 20]]]})  # the worker waits for bytes that never come
+    group.publish_value(
+        "1/0", {"specs": [["w", "float32", [1 << 20]]]}
+    )  # the worker waits for bytes that never come
     group.abort()
     failed, seconds, *why = worker.said()
     assert failed == "failed", why

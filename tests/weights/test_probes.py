@@ -224,8 +224,8 @@ async def test_a_dead_engine_is_found_at_once_also_while_weights_are_changed(ser
 async def test_workers_that_disagree_hold_no_weights(server: Server) -> None:
     await server.give(0)
     workers = [server.worker, server.worker | {"digest": "another"}]
-    assert probes._held(workers) is None
-    assert probes._held([server.worker] * 2) == (0, "of 0")
+    assert probes._served_proof(workers) is None
+    assert probes._served_proof([server.worker] * 2) == (0, "of 0")
 
 
 @scenario

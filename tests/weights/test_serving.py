@@ -232,11 +232,11 @@ def test_responses_under_way_stop_before_new_weights_and_go_on_with_them(tied, h
         with pytest.raises(Interrupted):
             running[0].result(120)
     assert work.begun
-    assert not work.whole
+    assert not work.is_complete
     assert {v for response in work.responses for v in response.versions} == {1}
     before = [len(response.tokens) for response in work.responses]
     http.run(client.ask(target(tied), work, lambda: None))
-    assert work.whole
+    assert work.is_complete
     assert serves(http, tied, new)
     for at, rollout in list(zip(before, work.rollouts(), strict=True))[:4]:
         assert list(rollout.versions) == [1] * at + [2] * (120 - at)

@@ -59,7 +59,7 @@ class PickledWeights(ValueError):
     """A model has no other weights than pickled ones, which are not allowed."""
 
 
-def wanted(config: RunConfig, role: Role) -> dict[str, tuple[str, bool]]:
+def models_to_load(config: RunConfig, role: Role) -> dict[str, tuple[str, bool]]:
     """Hub names that a role loads: name -> (field of the manifest, whether its weights are loaded too)."""
     row, spec = role.row, config.spec
     fields: list[ModelField] = []
@@ -195,7 +195,7 @@ def run(env: ProcessEnv, environ: Mapping[str, str] = os.environ) -> None:
     if not os.access(cache, os.W_OK | os.X_OK):
         message = f"{cache} cannot be written by user {os.getuid()}, group {os.getgid()}"
         raise InvalidJob([Problem(f"spec.{role.value}.pods.modelCache", message)])
-    for name, (where, weights) in wanted(env.config, role).items():
+    for name, (where, weights) in models_to_load(env.config, role).items():
         fill(cache, name, where, weights=weights)
 
 

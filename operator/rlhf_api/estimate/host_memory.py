@@ -40,7 +40,7 @@ class StepMemory:
         sampling, steps = spec.sampling, 1 + spec.rollout.max_staleness
         tokens = spec.data.prompts_per_step * sampling.responses_per_prompt * sampling.max_new_tokens
         columns = {name for node in graph.prepare for name in node.writes if name not in _OF_ROWS}
-        mask = _ID * sampling.kept  # the count, and an id for each other kept token
+        mask = _ID * sampling.mask_size  # the count, and an id for each other kept token
         token, window = _HELD + _COLUMN * len(columns) + mask, max(spec.replay.window, 0)
         kept = max(window, 1)
         first = tokens * ((1 + kept) * token + steps * (_ARRIVED + mask))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..field_types import DType
-from .zero import BYTES, Share, Zero, backward, kept, reducing, stepping
+from .zero import BYTES, Share, Zero, backward, reducing, resident, stepping
 
 _LIVE = 1_000_000_000
 """Default of DeepSpeed's `stage3_max_live_parameters`."""
@@ -88,7 +88,7 @@ def _always(models: Sequence[Trained]) -> list[Need]:
         ("adapter parameters", [model for model in models if model.adapter]),
     ):
         for zero, sizes in _sizes((model.zero, model.learned) for model in alike).items():
-            share = kept(zero)
+            share = resident(zero)
             words = f"{_added(sizes, of)} x {share.words(zero.ranks)}"
             found.append(Need(sum(sizes) * share.bytes(zero.ranks), words))
     return found

@@ -12,7 +12,7 @@ from ..sections.pods import Gpu, combine
 from ..spec import Spec
 from .memory import Need, gigabytes
 from .remedies import CERTAIN, remedies
-from .serving import Serving, filled, gpus, held, on_vllm
+from .serving import Serving, filled, frozen_need, gpus, on_vllm
 from .sizes import NOTHING, Found, Sizes
 from .trainer_memory import counted, trained, training
 
@@ -70,7 +70,7 @@ def _memory(spec: Spec, role: Role, sizes: Sizes, gpu: Gpu | None) -> str | None
     words = f"{gigabytes(need.total)}{f' of {memory:g}' if memory else ''} GB{without}: {need.words}"
     if generates:
         serving = Serving.of(spec, sizes)
-        left = serving.left(memory * 1e9) if serving and memory else None
+        left = serving.kv_cache_bytes(memory * 1e9) if serving and memory else None
         return words + (f"; {gigabytes(left)} GB are left for the cache" if left and left > 0 else "")
     guessed = _guessed(spec, role, sizes)
     return words + (f"; the {guessed} is taken to be as large as the policy" if guessed else "")
@@ -85,7 +85,7 @@ def _need(spec: Spec, role: Role, sizes: Sizes) -> Need | None:
             return serving.need if serving else None
         case "score" | "infer":
             size = sizes.frozen.get(role)
-            return held(spec, role, size.parameters) if size else None
+            return frozen_need(spec, role, size.parameters) if size else None
 
 
 def _guessed(spec: Spec, role: Role, sizes: Sizes) -> str | None:

@@ -54,7 +54,7 @@ def data_parallel(section: Generator | ModelServerSpec) -> int:
     return _size(section.engine_arguments.get(COPIES))
 
 
-def held(spec: Spec, role: Role, parameters: float) -> Need | None:
+def frozen_need(spec: Spec, role: Role, parameters: float) -> Need | None:
     """Weights of a frozen model of `parameters` parameters on one GPU of its role; None if vLLM's arguments offload or
     quantize them."""
     section = spec.model_server(role)
@@ -128,7 +128,7 @@ class Serving:
         size of its cache is given instead."""
         return self._chosen(memory) if self.left_open else self.given
 
-    def left(self, memory: float) -> float | None:
+    def kv_cache_bytes(self, memory: float) -> float | None:
         """Bytes left for the KV cache and vLLM's buffers, on GPUs of `memory` bytes."""
         filled = self.utilization(memory)
         return None if filled is None else filled * memory - self.served.total

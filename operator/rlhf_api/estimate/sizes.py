@@ -48,7 +48,7 @@ class Sizes:
                 return policy
             return found.get(name) or (replace(policy, guessed=True) if policy else None)
 
-        frozen = {role: size(role.row.model) for role in Role if role.row.model and _held(spec, role)}
+        frozen = {role: size(role.row.model) for role in Role if role.row.model and _holds_model(spec, role)}
         return cls(policy, size("critic"), frozen)
 
     @property
@@ -61,7 +61,7 @@ class Sizes:
         )
 
 
-def _held(spec: Spec, role: Role) -> bool:
+def _holds_model(spec: Spec, role: Role) -> bool:
     """True if the role's processes hold a model; the reward role may have only functions."""
     if role is Role.REWARD and spec.reward.model_weight == 0:
         return False

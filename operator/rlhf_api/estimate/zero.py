@@ -95,7 +95,7 @@ class Share:
         return f"({' + '.join(terms)}) B"
 
 
-def kept(zero: Zero) -> Share:
+def resident(zero: Zero) -> Share:
     """Permanent memory of each trained model."""
     weights, gradients = (zero.weights, "weights"), (zero.gradients, "gradients")
     states = () if zero.optimizer_away else ((zero.master, "master weights"), (zero.moments, "moments"))

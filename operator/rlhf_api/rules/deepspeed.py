@@ -102,7 +102,7 @@ def switched_off(spec: Spec) -> Iterator[Problem]:
     off."""
     for section, config in given_sections(spec):
         zero, stage = config.zero_optimization, config.stage(spec.trained_dtype(section.model))
-        for key in _given(zero):
+        for key in _given_keys(zero):
             later = key in _OF_STAGE_3 or key.startswith(_BEGIN_STAGE_3)
             least = 3 if later else 1 if key == "offload_optimizer" else 0
             if stage < least and getattr(getattr(zero, key), "device", "") != "none":
@@ -117,7 +117,7 @@ def switched_off(spec: Spec) -> Iterator[Problem]:
         for name, part, switch in parts:
             if part is None or getattr(part, switch) not in ("none", False):
                 continue
-            for key in (key for key in _given(part) if key != switch):
+            for key in (key for key in _given_keys(part) if key != switch):
                 message = (
                     f"has no effect: {switch} is {show(getattr(part, switch))}; set that, or remove this"
                 )
@@ -144,7 +144,7 @@ _OF_STAGE_3 = ("offload_param", "sub_group_size", "memory_efficient_linear", "lo
 _BEGIN_STAGE_3 = ("stage3_", "zero_hpz_", "zero_quantized_")
 
 
-def _given(section: BaseModel) -> Iterator[str]:
+def _given_keys(section: BaseModel) -> Iterator[str]:
     """Keys that are set to another value than null and false, as what false switches is off anyway."""
     for key in type(section).model_fields:
         value = getattr(section, key)

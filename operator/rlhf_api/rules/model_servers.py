@@ -74,7 +74,7 @@ def _served(spec: Spec, role: Role) -> Iterator[Problem]:
             message = "vLLM serves no token classification of language models, which fineGrained needs"
             yield Problem(where, f"{message}; use transformers; got vllm")
     else:
-        if spec.sampling.kept and spec.graph.generates:
+        if spec.sampling.mask_size and spec.graph.generates:
             message = f"vLLM's log-probabilities are over all tokens; with topK up to {MOST_KEPT} the job needs them"
             message = f"{message} over the kept ones; use transformers, or another topK; got vllm with topK"
             yield Problem(where, f"{message} {spec.sampling.top_k}")

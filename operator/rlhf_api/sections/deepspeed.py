@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, W
 from ..field_types import Decay, DType, Epsilon, Fraction, ModelField, NonNegativeFloat
 
 
-def _whole(value: Any) -> Any:
+def _as_integer(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -19,14 +19,14 @@ EXACT = 2**53 - 1
 """Largest integer that survives a conversion to float, which some API servers apply."""
 Count = Annotated[
     int,
-    BeforeValidator(_whole),
+    BeforeValidator(_as_integer),
     Field(ge=0, le=EXACT),
     WithJsonSchema({"type": "number", "minimum": 0, "maximum": EXACT}),
 ]
 """Large whole numbers, which DeepSpeed's own documentation writes as `5e8`; CEL takes that for no integer."""
 Size = Annotated[
     int,
-    BeforeValidator(_whole),
+    BeforeValidator(_as_integer),
     Field(ge=1, le=EXACT),
     WithJsonSchema({"type": "number", "minimum": 1, "maximum": EXACT}),
 ]

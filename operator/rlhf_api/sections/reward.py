@@ -51,15 +51,15 @@ class RewardKind(Frozen):
     @property
     def kind(self) -> str:
         """Name of the field that is given."""
-        (kind,) = self._given()
+        (kind,) = self._given_kinds()
         return kind
 
-    def _given(self) -> list[str]:
+    def _given_kinds(self) -> list[str]:
         return [name for name in RewardKind.model_fields if getattr(self, name) is not None]
 
     @model_validator(mode="after")
     def _scores_in_one_way(self) -> Self:
-        given = self._given()
+        given = self._given_kinds()
         if len(given) != 1:
             *others, last = RewardKind.model_fields
             seen = " and ".join(given) or "none"

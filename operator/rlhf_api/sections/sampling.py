@@ -36,11 +36,11 @@ class Sampling(Frozen):
     )
 
     @property
-    def kept(self) -> int:
+    def mask_size(self) -> int:
         """Maximum size of a sampling mask that training replays; else 0."""
         return self.top_k if 0 < self.top_k <= MOST_KEPT else 0
 
     @property
     def cut(self) -> bool:
         """True if tokens are left out, or the end token is banned, and training does not replay that."""
-        return not self.kept and (self.top_p < 1 or self.top_k > 0 or self.min_new_tokens > 0)
+        return not self.mask_size and (self.top_p < 1 or self.top_k > 0 or self.min_new_tokens > 0)

@@ -7,7 +7,7 @@ import sys
 
 from rlhf_store.errors import DamagedSnapshot
 
-from ..console.exits import FAILED, Misuse, say
+from ..console.exits import FAILED, Misuse, print_line
 from ..console.text import columns
 from . import open_store
 from .export import export
@@ -28,7 +28,9 @@ def ls(options: argparse.Namespace) -> int:
         rows.append(
             (str(entry.step), entry.time, size, reward, str(entry.epoch), "good" if entry.good else "bad")
         )
-    say("\n".join(columns(rows)) if len(rows) > 1 else f"{options.store} holds no checkpoint", sys.stdout)
+    print_line(
+        "\n".join(columns(rows)) if len(rows) > 1 else f"{options.store} holds no checkpoint", sys.stdout
+    )
     return 0
 
 
@@ -37,20 +39,20 @@ def verify(options: argparse.Namespace) -> int:
     found, damaged = archive(options.store), 0
     entries = found.entries()
     if not entries:
-        say(f"{options.store} holds no checkpoint", sys.stdout)
+        print_line(f"{options.store} holds no checkpoint", sys.stdout)
     for entry in entries:
         try:
             snapshot = found.open(entry)
             sizes = [segment.size for segment in snapshot.verify()]
-            say(f"step {entry.step}: intact, {len(sizes)} segments, {_size(sum(sizes))}", sys.stdout)
+            print_line(f"step {entry.step}: intact, {len(sizes)} segments, {_size(sum(sizes))}", sys.stdout)
         except DamagedSnapshot as error:
             if entry not in found.entries():
-                say(f"step {entry.step}: deleted by the run meanwhile", sys.stdout)
+                print_line(f"step {entry.step}: deleted by the run meanwhile", sys.stdout)
                 continue
             damaged += 1
-            say(f"step {entry.step}: DAMAGED: {error}", sys.stdout)
+            print_line(f"step {entry.step}: DAMAGED: {error}", sys.stdout)
     if damaged:
-        say(f"error: {_of(damaged)} damaged; a run goes on from the newest that is intact", sys.stderr)
+        print_line(f"error: {_of(damaged)} damaged; a run goes on from the newest that is intact", sys.stderr)
     return FAILED if damaged else 0
 
 
@@ -65,7 +67,7 @@ def gc(options: argparse.Namespace) -> int:
     done = "would delete" if options.dry_run else "deleted"
     young = f"; left {len(everything) - len(old)} younger" if len(old) < len(everything) else ""
     count = "1 object" if len(old) == 1 else f"{len(old)} objects"
-    say(f"{done} {count}, {_size(sum(listed.size for listed in old))}{young}", sys.stdout)
+    print_line(f"{done} {count}, {_size(sum(listed.size for listed in old))}{young}", sys.stdout)
     return 0
 
 

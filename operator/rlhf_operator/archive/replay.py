@@ -12,7 +12,7 @@ from rlhf_api.host import strict_json
 from rlhf_api.host.parquet_pages import check_inflation
 from rlhf_api.sections.replay import EPISODES
 
-from ..console.exits import say
+from ..console.exits import print_line
 from ..console.subcommands import Commands, add_command
 from ..console.text import columns, one_line
 from .open_store import package, read_newest
@@ -61,7 +61,7 @@ def add_replay(commands: Commands) -> None:
 
 
 def ls(options: argparse.Namespace) -> int:
-    say("\n".join(columns(read_newest(options.store, _listed))), sys.stdout)
+    print_line("\n".join(columns(read_newest(options.store, _listed))), sys.stdout)
     return 0
 
 
@@ -100,7 +100,7 @@ def show(options: argparse.Namespace) -> int:
         return rows
 
     for row in read_newest(options.store, chosen):
-        say(row, sys.stdout)
+        print_line(row, sys.stdout)
     return 0
 
 
@@ -123,7 +123,7 @@ def export(options: argparse.Namespace) -> int:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
-    say(done, sys.stdout)
+    print_line(done, sys.stdout)
     return 0
 
 

@@ -57,7 +57,7 @@ class Process:
 
     def ready(self) -> bool:
         """Readiness: leads and knows all jobs, or stands by and knows the leader."""
-        return not self._stopping.is_set() and (self._filled if self._leading else self._lease.known)
+        return not self._stopping.is_set() and (self._filled if self._leading else self._lease.is_read)
 
     def alive(self) -> bool:
         """Liveness: no reconcile far beyond its deadline, and watches deliver what listings show."""
@@ -87,7 +87,7 @@ class Process:
 
     async def _lead(self, group: asyncio.TaskGroup) -> None:
         logger.info("leading as %s", self._lease.identity)
-        self._api.fence = self._lease.held
+        self._api.fence = self._lease.is_held
         self._leading = True
         self._telemetry.leading(True)
         kinds = await self._fill()
@@ -194,7 +194,7 @@ class Process:
             key = await self._queue.get()
             if self._stopping.is_set():
                 return
-            if not self._lease.held():  # a process that was frozen may resume here before it notices
+            if not self._lease.is_held():  # a process that was frozen may resume here before it notices
                 raise LeaseLost("the lease had run out before a reconcile")
             self._telemetry.queue_depth(len(self._queue))
             self._busy[key] = started = time.monotonic()

@@ -113,7 +113,9 @@ class Reconciler:
             return await (self._give_up_large if CUT in job.body else self._give_up)(key, job, todo)
         retried = want.waits is None and all(pod.over for pod in pods) and is_retried(job, now)
         job = reopen_job(job, want.spec, accepted=retried and await self._pods.accepted(job, want.pinned))
-        pods = await self._claims.held(key, job, await self._pod_events.told(key, job, pods))
+        pods = await self._claims.with_claimed_devices(
+            key, job, await self._pod_events.with_event_reasons(key, job, pods)
+        )
         trainer = await self._trainers.read(job, pods, bare=want.pinned.sends_bare_token)
         refusal = self._outcomes.refusal(key)
         job = kept_in_queue(job, workload, required=requires_queue)
@@ -167,7 +169,7 @@ class Reconciler:
         for event in todo.events:  # not after the acts: one that is refused ends this look
             await self._recorder.record(job.body, event)
         # First: a member about to be deleted should get no more work.
-        told = await self._trainers.tell(job, pods, todo.members)
+        told = await self._trainers.push_membership(job, pods, todo.members)
         await self._delete_pods(job, todo)
         with self._outcomes.noted(key, job, todo):
             if todo.companions:

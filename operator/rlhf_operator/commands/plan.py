@@ -14,7 +14,7 @@ from rlhf_api.manifest.load import load
 from rlhf_api.roles import Role
 from rlhf_api.spec import Spec
 
-from ..console.exits import say
+from ..console.exits import print_line
 from ..console.manifest_arguments import add_manifest
 from ..console.subcommands import Commands, add_command
 from ..local.models import mistyped
@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
     seconds = predicted(work, machine)
     lines = [*_batches(job.spec, batch), *plan_lines(job.spec, found), *_table(job.spec, seconds, after)]
     for line in [*lines, *_advice(job.spec, machine, seconds, after)]:
-        say(line, sys.stdout)
+        print_line(line, sys.stdout)
     return 0
 
 

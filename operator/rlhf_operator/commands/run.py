@@ -17,7 +17,7 @@ from rlhf_api.manifest.load import load
 from rlhf_api.rules.unused import without_effect
 
 from ..archive.export import export_command
-from ..console.exits import FAILED, INTERRUPTED, Misuse, say
+from ..console.exits import FAILED, INTERRUPTED, Misuse, print_line
 from ..console.manifest_arguments import add_manifest, add_runtime, add_trial, with_runtime_of
 from ..console.subcommands import Commands, add_command
 from ..local import gpus, workdir
@@ -94,11 +94,11 @@ def validate(options: argparse.Namespace) -> int:
     if options.files:
         _check_files(job)
         warnings = [*check_rows(job), critic_from_policy(job.spec)]
-    say(f"{options.file} is valid: {_summary(job)}", sys.stdout)
+    print_line(f"{options.file} is valid: {_summary(job)}", sys.stdout)
     for line in filter(None, (*warnings, *plain_secrets(job.spec))):
-        say(line, sys.stdout)
+        print_line(line, sys.stdout)
     for line in plan_lines(job.spec, model_sizes(job.spec) if options.files else {}):
-        say(line, sys.stdout)
+        print_line(line, sys.stdout)
     return 0
 
 
@@ -119,7 +119,9 @@ def run(options: argparse.Namespace, make: Command) -> int:
         check_port(options.metrics_port, places)
         before = workdir.prepare(folder, job.spec, resume=options.resume, overwrite=options.overwrite)
         if before is not None and before.phase == "Succeeded" and before.step >= job.spec.steps:
-            say(f"{folder} already has all {job.spec.steps} steps; raise spec.steps to go on", sys.stdout)
+            print_line(
+                f"{folder} already has all {job.spec.steps} steps; raise spec.steps to go on", sys.stdout
+            )
             return 0
         shown = display(job.metadata.name, job.spec.steps)
         host = Host(config, shown, places, before=before, make=make, metrics_port=options.metrics_port)
@@ -174,23 +176,23 @@ def _conclude(status: JobStatus, message: str, folder: Path, store: str | None) 
     step = status.last_checkpoint.step if status.last_checkpoint else None
     resume = f"go on with `rlhf run ... --workdir {shlex.quote(str(folder))} --resume`"
     if status.overlong:
-        say(f"warning: {status.overlong}", sys.stderr)
+        print_line(f"warning: {status.overlong}", sys.stderr)
     model = ""
     if step is not None:
         export = export_command(store or str(folder), step, str(folder / f"{workdir.POLICY}-{step}"))
         model = f", or get its model with `{export}`"
     if status.phase == "Failed":
-        say(f"error: {message}", sys.stderr)
+        print_line(f"error: {message}", sys.stderr)
         if step is not None:
             again = reason(status, "Failed") == INVALID
             mended = " once this is mended: as it is, a resumed run ends here again" if again else ""
-            say(f"the newest checkpoint is of step {step}; {resume}{mended}{model}", sys.stderr)
+            print_line(f"the newest checkpoint is of step {step}; {resume}{mended}{model}", sys.stderr)
     elif status.phase == "Suspended":
-        say(f"{message}; {resume}{model}", sys.stderr)
+        print_line(f"{message}; {resume}{model}", sys.stderr)
     else:
-        say(f"done: {status.step} of {status.total_steps} steps", sys.stdout)
+        print_line(f"done: {status.step} of {status.total_steps} steps", sys.stdout)
         for name in (workdir.POLICY, workdir.METRICS, workdir.CURVE):
             if (folder / name).exists():
-                say(f"  {folder / name}", sys.stdout)
+                print_line(f"  {folder / name}", sys.stdout)
     if missing := missing_words(status.ledger):
-        say(f"warning: {missing}; see {folder / workdir.LOGS / 'trainer-0.log'}", sys.stderr)
+        print_line(f"warning: {missing}; see {folder / workdir.LOGS / 'trainer-0.log'}", sys.stderr)

@@ -23,7 +23,7 @@ class Misuse(Failure):
     """Contradictory arguments."""
 
 
-def say(text: str, out: TextIO) -> None:
+def print_line(text: str, out: TextIO) -> None:
     """Prints a line. After a closed pipe or terminal, prints nothing more."""
     try:
         write_line(text, out)
@@ -52,7 +52,7 @@ def ended(act: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     for problem in problems:
-        say(f"error: {ENVIRONMENT.conceal(problem)}", sys.stderr)
+        print_line(f"error: {ENVIRONMENT.conceal(problem)}", sys.stderr)
     return code
 
 

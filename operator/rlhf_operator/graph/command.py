@@ -19,7 +19,7 @@ from rlhf_api.manifest.load import apply_override, load
 from rlhf_api.rules.own_algorithm import imported, resolve
 from rlhf_api.spec import Spec
 
-from ..console.exits import say
+from ..console.exits import print_line
 from ..console.manifest_arguments import add_set
 from ..console.subcommands import Commands, add_command
 from .drawing import Drawing, drawing
@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
         drawn = _drawing(options.subject, options.set, options.variables)
     if options.png is not None:
         write_png(drawn, options.png)
-    say(mermaid(drawn).rstrip("\n"), sys.stdout)
+    print_line(mermaid(drawn).rstrip("\n"), sys.stdout)
     return 0
 
 

@@ -243,7 +243,7 @@ class Api:
                 response = await self._client.rest_client.request(
                     method, url, headers=headers, body=sent_body
                 )
-                self.clock.heard(response.headers.get("Date", ""), sent)
+                self.clock.observe_date_header(response.headers.get("Date", ""), sent)
                 if keep is not None and response.status == 200:
                     text, answer = b"", await _read_page(response.response, keep, deadline)
                 else:

@@ -18,7 +18,7 @@ class ServerClock:
         """Time of day of this process, seconds since the epoch."""
         self._offset = 0.0
 
-    def heard(self, date: str, sent: float) -> None:
+    def observe_date_header(self, date: str, sent: float) -> None:
         """Takes the `Date` of an answer that has just come; `sent`: the local time before its request."""
         try:
             told = parsedate_to_datetime(date).timestamp()

@@ -46,12 +46,12 @@ class Lease:
         self._renewed = float("-inf")
         """Time at which our last successful renewal was sent."""
 
-    def held(self) -> bool:
+    def is_held(self) -> bool:
         """Fencing: true while this process holds the Lease."""
-        return self._left() > 0
+        return self._seconds_left() > 0
 
     @property
-    def known(self) -> bool:
+    def is_read(self) -> bool:
         """True once the Lease's holder has been read."""
         return self._stored is not None
 
@@ -67,7 +67,7 @@ class Lease:
 
     async def keep(self) -> None:
         """Renews the lease until that fails; always ends with LeaseLost."""
-        while (left := self._left()) > 0:
+        while (left := self._seconds_left()) > 0:
             renewed = await self._try("renew", min(_CALL_SECONDS, left))
             if not renewed and self._holder not in ("", self.identity):
                 self._renewed = float("-inf")
@@ -78,7 +78,7 @@ class Lease:
     async def release(self) -> None:
         """Releases the lease, so that the next leader need not wait; tries for as long as it is held. Call it only
         after all work has stopped."""
-        left, self._renewed = self._left(), float("-inf")
+        left, self._renewed = self._seconds_left(), float("-inf")
         if left <= 0:
             return
         try:
@@ -89,7 +89,7 @@ class Lease:
         except (ApiError, TimeoutError) as error:
             logger.warning("could not give the lease back; it runs out in %g s: %s", LEASE_SECONDS, error)
 
-    def _left(self) -> float:
+    def _seconds_left(self) -> float:
         """Seconds until this process has to stop, unless it renews the lease."""
         return self._renewed + _LEAD_SECONDS - time.monotonic()
 

@@ -70,7 +70,7 @@ def check(spec: Spec, gpus: Sequence[str]) -> None:
 def _shared(spec: Spec, alone: Sequence[Role], gpus: Sequence[str]) -> Iterator[Problem]:
     """Problems of GPUs that are named more than once."""
     processes = [Process(role, i, 0, "", "", rank) for role in alone for i, rank in places(spec, role)]
-    taken = {process: _taken(spec, process, gpus) for process in processes}
+    taken = {process: _assigned_gpus(spec, process, gpus) for process in processes}
     used = [gpu for mine in taken.values() for gpu in mine]
     for place, mine in taken.items():
         if len(set(mine)) < len(mine):
@@ -96,12 +96,12 @@ def _alone(spec: Spec, role: Role) -> bool:
 def variables(spec: Spec, process: Process, gpus: Sequence[str]) -> dict[str, str]:
     """Environment with the GPUs of a process. Trainer ranks come first, then vLLM, one GPU per worker; reward and
     reference models under transformers get one of the rest each, or else the first trainer's. Empty without GPUs."""
-    mine = _taken(spec, process, gpus)
+    mine = _assigned_gpus(spec, process, gpus)
     host = {HOST: process.name} if any(gpus.count(gpu) > 1 for gpu in mine) else {}
     return {VISIBLE: ",".join(mine), **host} if mine else {}
 
 
-def _taken(spec: Spec, process: Process, gpus: Sequence[str]) -> Sequence[str]:
+def _assigned_gpus(spec: Spec, process: Process, gpus: Sequence[str]) -> Sequence[str]:
     first = 0
     for role in sorted(roles_of(spec), key=lambda role: not _alone(spec, role)):
         size = gpus_each(spec, role)[0]

@@ -147,15 +147,15 @@ class Host:
     def _decide(self, now: float) -> Sequence[Action]:
         """The restart policy's actions; a trainer that hangs is killed first, and is restarted when that has ended
         it."""
-        seen, quiet = [process.seen() for process in self.processes], self._silence()
-        end = quiet.ended(now) if quiet else None
+        seen, silence = [process.read_state() for process in self.processes], self._silence()
+        end = silence.ended(now) if silence else None
         if end is None:
             return decide(self.config.spec, seen, self.restarts, now=now, step=self.status.step)
         return [Kill(s.role, s.index, end.reason) for s in seen if s.role is Role.TRAINER and not s.ended]
 
     def _silence(self) -> Silence | None:
         """The trainer's present silence; None if none runs."""
-        seen, report = [process.seen() for process in self.processes], self.trainer.status
+        seen, report = [process.read_state() for process in self.processes], self.trainer.status
         return silence(self.config.spec, seen, self.trainer.progressed, report.activity if report else None)
 
     async def _observe(self, control: ControlClient) -> None:
@@ -238,12 +238,12 @@ class Host:
             self.display.step(step)
 
     def _report(self, finish: Finish | None = None) -> None:
-        now, quiet = datetime.datetime.now(datetime.UTC), None if finish else self._silence()
-        stall = quiet.told(time.monotonic(), now) if quiet else ""
+        now, silence = datetime.datetime.now(datetime.UTC), None if finish else self._silence()
+        stall = silence.message(time.monotonic(), now) if silence else ""
         self.trainer.tell_stall(stall)
         self.status = job_status(
             self.config.spec,
-            [process.seen() for process in self.processes],
+            [process.read_state() for process in self.processes],
             totals(self.restarts),
             self.trainer.status,
             before=self.status,

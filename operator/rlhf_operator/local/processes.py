@@ -65,7 +65,7 @@ class Supervised:
     def running(self) -> bool:
         return self.started is not None and self.ended is None
 
-    def seen(self) -> ProcessState:
+    def read_state(self) -> ProcessState:
         place = self.process
         return ProcessState(place.role, place.index, self.started, self.ready, self.ended, place.rank)
 

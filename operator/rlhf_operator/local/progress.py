@@ -8,7 +8,7 @@ from typing import Any, Protocol, TextIO
 from rlhf_api.contract.report import STARTING
 from rlhf_api.contract.status import JobStatus
 
-from ..console.exits import say
+from ..console.exits import print_line
 from .figures import step_line, time_left
 from .screen import Screen, can_redraw
 
@@ -59,7 +59,7 @@ class Lines:
         pass
 
     def _print(self, text: str) -> None:
-        say(f"{datetime.datetime.now():%H:%M:%S} {text}", self._out)
+        print_line(f"{datetime.datetime.now():%H:%M:%S} {text}", self._out)
 
 
 def display(job: str, total_steps: int) -> Display:

@@ -9,7 +9,7 @@ import sys
 from rlhf_api.job import RLHFJob
 from rlhf_api.manifest.load import load
 
-from ..console.exits import FAILED, INTERRUPTED, Failure, Misuse, say
+from ..console.exits import FAILED, INTERRUPTED, Failure, Misuse, print_line
 from ..kube.api_error import ApiError
 from ..local.progress import Lines
 from ..verbs.api_errors import explain
@@ -19,7 +19,7 @@ from .checks import judged
 from .derived import Overrides, as_arguments, first_half, on_cluster
 from .on_cluster import OnCluster
 from .table import passed
-from .trial import carry_out, patience, roles_to_kill
+from .trial import carry_out, roles_to_kill, step_deadline
 
 _LONGEST_NAME = 40
 
@@ -34,7 +34,7 @@ async def selftest(session: Session, options: argparse.Namespace) -> int:
     await check_served(session)
     name = trial_name(job.metadata.name, secrets.token_hex(2))
     # Each kill, the start, the resume and the end may take up to the deadline of a step.
-    settings = on_cluster(job.spec, name, (len(roles_to_kill(job.spec)) + 3) * patience(job.spec))
+    settings = on_cluster(job.spec, name, (len(roles_to_kill(job.spec)) + 3) * step_deadline(job.spec))
 
     def derive(overrides: Overrides) -> RLHFJob:
         given = [*options.set, *as_arguments(overrides), *as_arguments(settings)]
@@ -45,11 +45,11 @@ async def selftest(session: Session, options: argparse.Namespace) -> int:
     running = asyncio.current_task()
     assert running is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
-    say(f"the selftest runs as the job {session.qualified(name)}", sys.stdout)
+    print_line(f"the selftest runs as the job {session.qualified(name)}", sys.stdout)
     try:
         seen = await carry_out(job.spec, trial)
     except asyncio.CancelledError:
-        say("interrupted", sys.stderr)
+        print_line("interrupted", sys.stderr)
         return INTERRUPTED
     finally:
         await _clear(trial, session, keep=options.keep)
@@ -57,7 +57,7 @@ async def selftest(session: Session, options: argparse.Namespace) -> int:
     if passed(found, seen.cause):
         return 0
     if not options.keep:
-        say("its pods and their logs are deleted; --keep keeps them", sys.stderr)
+        print_line("its pods and their logs are deleted; --keep keeps them", sys.stderr)
     return FAILED
 
 
@@ -70,7 +70,7 @@ def trial_name(name: str, mark: str) -> str:
 async def _clear(trial: OnCluster, session: Session, *, keep: bool) -> None:
     """Removes the trial's job; on failure, prints what may be left: the selftest's own outcome has priority."""
     if keep:
-        say(
+        print_line(
             f"kept: {session.qualified(trial.name)}; `kubectl delete rlhfjob {trial.name}` ends it",
             sys.stderr,
         )
@@ -79,7 +79,7 @@ async def _clear(trial: OnCluster, session: Session, *, keep: bool) -> None:
         await trial.remove()
     except (Failure, ApiError) as error:
         why = explain(error, session.cluster) if isinstance(error, ApiError) else error
-        say(
+        print_line(
             f"warning: the job {session.qualified(trial.name)} or its files may be left: {why}; "
             f"`kubectl delete rlhfjob {trial.name}`, and runs/{trial.name} in its workspace",
             sys.stderr,

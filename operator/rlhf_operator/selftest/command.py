@@ -14,7 +14,7 @@ from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.job import RLHFJob
 from rlhf_api.manifest.load import load
 
-from ..console.exits import FAILED, INTERRUPTED, Failure, Misuse, say
+from ..console.exits import FAILED, INTERRUPTED, Failure, Misuse, print_line
 from ..console.manifest_arguments import add_manifest, add_runtime, with_runtime_of
 from ..console.subcommands import Commands, add_command
 from ..local import gpus, workdir
@@ -66,7 +66,7 @@ def run(options: argparse.Namespace, make: Command) -> int:
         try:
             seen = asyncio.run(carry_out(spec, OnHost(derive, folder, Lines(sys.stdout, 0), make)))
         except Interrupted:
-            say("interrupted", sys.stderr)
+            print_line("interrupted", sys.stderr)
             return INTERRUPTED
         except RuntimeError as error:  # of the store: an unreadable snapshot
             raise Failure(str(error)) from error
@@ -75,7 +75,7 @@ def run(options: argparse.Namespace, make: Command) -> int:
             return 0
         for name in _BULKY if options.workdir is None else ():
             shutil.rmtree(folder / name, ignore_errors=True)
-        say(f"logs and figures of the run: {folder}", sys.stderr)
+        print_line(f"logs and figures of the run: {folder}", sys.stderr)
         keep()
         return FAILED
 

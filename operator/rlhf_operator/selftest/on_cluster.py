@@ -63,7 +63,7 @@ class OnCluster:
             if status is not None and status.step > most:  # a resumed trainer first reports an earlier step
                 most = status.step
                 watch.step(most)
-            if (line := _told(status)) != shown:
+            if (line := _progress_line(status)) != shown:
                 self._say(line)
                 shown = line
             if is_finished(status) or (watch.stopped and status is not None and status.phase == "Suspended"):
@@ -222,7 +222,7 @@ def _ready(pod: Body) -> bool:
     return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
 
-def _told(status: JobStatus | None) -> str:
+def _progress_line(status: JobStatus | None) -> str:
     """A line of progress, unchanged until a step is done or something else happens."""
     if status is None or not (status.phase == "Running" and status.step):
         return state(status)

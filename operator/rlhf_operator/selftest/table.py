@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from ..console.exits import say
+from ..console.exits import print_line
 from ..console.text import columns
 from .checks import Check
 
@@ -14,10 +14,10 @@ def passed(found: Sequence[Check], cause: str) -> bool:
     """Prints the table, the cause if the run ended early, and each failure that is not merely its consequence. Returns
     whether every applicable check has passed."""
     rows = [("CHECK", "RESULT", "SEEN"), *((c.name, _RESULTS[c.passed], c.seen) for c in found)]
-    say("\n".join(columns(rows)), sys.stdout)
+    print_line("\n".join(columns(rows)), sys.stdout)
     if cause:
-        say(f"error: the run: {cause}", sys.stderr)
+        print_line(f"error: the run: {cause}", sys.stderr)
     for check in found:
         if check.passed is False and check.look:
-            say(f"error: {check.name}: {check.seen}; look at {check.look}", sys.stderr)
+            print_line(f"error: {check.name}: {check.seen}; look at {check.look}", sys.stderr)
     return not cause and all(check.passed is not False for check in found)

@@ -62,7 +62,7 @@ def roles_to_kill(spec: Spec) -> list[Role]:
     return [role for role in ORDER if role in roles_of(spec)]
 
 
-def patience(spec: Spec) -> float:
+def step_deadline(spec: Spec) -> float:
     """Deadline of a step, seconds."""
     slowest = max(spec.section(role).startup_timeout_seconds for role in roles_of(spec))
     return STARTS * slowest
@@ -74,14 +74,14 @@ async def carry_out(spec: Spec, trial: Trial) -> Observations:
     Raises:
         Interrupted: the user stopped it; no process is left.
     """
-    watch = Watch(victims=roles_to_kill(spec), first=BASELINE, patience=patience(spec))
+    watch = Watch(victims=roles_to_kill(spec), first=BASELINE, patience=step_deadline(spec))
     cause = await trial.half(first_half(spec), watch)
     left = first = await trial.look([model.name for model in spec.graph.trained])
     stopped = wanted = None
     if not cause and first.snapshots:
         stopped = first.snapshots[-1][0]
         wanted = stopped + 1 + LEARNING_STEPS
-        again = Watch(victims=(), first=None, patience=patience(spec))
+        again = Watch(victims=(), first=None, patience=step_deadline(spec))
         cause = await trial.half(second_half(spec, wanted), again)
         left = await trial.look(())
     return Observations(

@@ -25,7 +25,7 @@ class Silence:
     activity: str | None
     """The trainer's last reported activity; None if it has reported nothing since its start."""
 
-    def told(self, now: float, clock: datetime.datetime) -> str:
+    def message(self, now: float, clock: datetime.datetime) -> str:
         """Message to the user while the silence lasts; empty in the first third of the deadline, and where the trainer
         has not answered yet. `clock`: the time of day at `now`."""
         if self.activity is None or now < self.since + TOLD_AT * self.limit:

@@ -46,7 +46,7 @@ def job_or_manifest(text: str) -> str | Path:
     return Path(text) if is_file else object_name(text)
 
 
-def _whole(pattern: str, least: int) -> Callable[[str], int]:
+def _integer_parser(pattern: str, least: int) -> Callable[[str], int]:
     """Parser of whole numbers of this pattern, `least` or more."""
 
     def parsed(text: str) -> int:
@@ -62,4 +62,5 @@ def checkpoint_step(text: str) -> int | str:
     return text if text in ("best", "latest") else step(text)
 
 
-count, step, replicas = _whole(r"\d+", 0), _whole(r"0*[1-9]\d{0,8}", 1), _whole(r"\d{1,5}", 1)
+count, step = _integer_parser(r"\d+", 0), _integer_parser(r"0*[1-9]\d{0,8}", 1)
+replicas = _integer_parser(r"\d{1,5}", 1)

@@ -27,14 +27,16 @@ async def checkpoint(session: Session, options: argparse.Namespace) -> int:
     patched = await session.patch_job(name, {"metadata": {"annotations": {CHECKPOINT: request}}})
     earlier, status = _saved(status_of(patched)), before
     with LiveView(sys.stderr, spinner=True) as shown:
-        async for look in poll_job(session, name, shown.say, options.timeout):
+        async for look in poll_job(session, name, shown.print_line, options.timeout):
             status = status_of(look)
             made = _saved(status)
-            if made is not None and made != earlier and _taken(status, request):
+            if made is not None and made != earlier and _is_accepted(status, request):
                 break
             if is_finished(status) or (status is not None and status.phase == "Suspended"):
                 raise Failure(f"{name} has ended before it could save a checkpoint ({state(status)})")
-            waiting = "saves at the end of its step" if _taken(status, request) else "has not been asked yet"
+            waiting = (
+                "saves at the end of its step" if _is_accepted(status, request) else "has not been asked yet"
+            )
             shown.show(Text(f"{name}  the trainer {waiting}"), f"{state(status)}; the trainer {waiting}")
         else:
             raise Failure(
@@ -48,7 +50,7 @@ def _saved(status: JobStatus | None) -> CheckpointStatus | None:
     return status.last_checkpoint if status else None
 
 
-def _taken(status: JobStatus | None, request: str) -> bool:
+def _is_accepted(status: JobStatus | None, request: str) -> bool:
     """True if the trainer has accepted the request, or a later one; requests are times."""
     taken = status.cluster.checkpoint_requested if status and status.cluster else None
     return taken is not None and taken >= request
@@ -62,6 +64,6 @@ def _newest(status: JobStatus) -> str:
 
 
 def _why(status: JobStatus | None, request: str) -> str:
-    if _taken(status, request):
+    if _is_accepted(status, request):
         return "the trainer has been asked and saves at the end of its step; give it more time with --timeout"
     return f"the trainer has not been asked yet ({state(status)}); does the operator run, and the trainer answer?"

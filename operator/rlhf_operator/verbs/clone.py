@@ -15,7 +15,7 @@ from rlhf_api.sections.checkpoint import Origin
 from rlhf_store.errors import DamagedSnapshot, MissingSnapshot, UnusableStore
 
 from ..archive.open_store import package
-from ..console.exits import Failure, Misuse, say
+from ..console.exits import Failure, Misuse, print_line
 from .client import Session
 from .jobs import find, status_of
 
@@ -61,7 +61,7 @@ async def clone(session: Session, options: argparse.Namespace) -> int:
         except MissingSnapshot as error:
             raise InvalidJob([Problem("--from-step", str(error))]) from None
         except (InvalidJob, UnusableStore, RuntimeError) as error:  # not installed, or a failing store
-            say(
+            print_line(
                 f"warning: the checkpoint was not checked from here, the trainer will check it: {error}",
                 sys.stderr,
             )
@@ -99,5 +99,5 @@ def _print(document: Mapping[str, Any], origin: Origin, options: argparse.Namesp
     for override in options.set:
         made = apply_override(made, override)
     parse(made)
-    say(dumped(made), sys.stdout)
+    print_line(dumped(made), sys.stdout)
     return 0

@@ -40,7 +40,7 @@ class Reading:
         whole = raw.decode(errors="replace")
         stamp, _, text = whole.partition(" ")
         if not _STAMP.fullmatch(stamp):
-            return [_shown(whole)]
+            return [_apply_carriage_returns(whole)]
         if self._skipping and self._newest is not None:
             if _time(stamp) < _time(self._newest):
                 return []
@@ -50,7 +50,7 @@ class Reading:
             self._skipping = False  # kept: clocks may go back
         self._at_newest = self._at_newest + 1 if stamp == self._newest else 1
         self._newest = stamp
-        return [_shown(text)]
+        return [_apply_carriage_returns(text)]
 
 
 def _time(stamp: str) -> tuple[float, int]:
@@ -61,6 +61,6 @@ def _time(stamp: str) -> tuple[float, int]:
     return (second, int((match[2] or "0").ljust(9, "0")))
 
 
-def _shown(text: str) -> str:
+def _apply_carriage_returns(text: str) -> str:
     """Applies carriage returns of progress bars: the line as a terminal finally shows it."""
     return text.rstrip("\r").rpartition("\r")[2]

@@ -44,7 +44,7 @@ async def logs(session: Session, options: argparse.Namespace) -> int:
         return 0
     status = status_of(body)
     gone = f"logs of pods that are gone are where the cluster keeps them, by the label {JOB}={options.name}"
-    failures = _kept(status, options)
+    failures = _last_failures(status, options)
     if not failures:
         lacks = "no failure is kept" if options.previous else _none(options, state(status))
         raise Failure(f"{lacks}; {gone}")
@@ -57,7 +57,7 @@ async def logs(session: Session, options: argparse.Namespace) -> int:
     return 0
 
 
-def _kept(status: JobStatus | None, options: argparse.Namespace) -> list[FailureStatus]:
+def _last_failures(status: JobStatus | None, options: argparse.Namespace) -> list[FailureStatus]:
     """The selected roles' last failures."""
     roles = status.roles.items() if status else ()
     found = [each.last_failure for role, each in roles if options.role in (role, "all") and each.last_failure]

@@ -51,22 +51,22 @@ async def submit(session: Session, options: argparse.Namespace) -> int:
 
 def as_written(job: RLHFJob, namespace: str) -> Body:
     """The object to apply, with only the manifest's own fields: others stay as the cluster has them."""
-    body: Body = _said(job)
+    body: Body = _explicit_fields(job)
     return {**body, "metadata": {**body["metadata"], "namespace": namespace}}
 
 
-def _said(value: Any) -> Any:
+def _explicit_fields(value: Any) -> Any:
     if isinstance(value, BaseModel):
         fields = type(value).model_fields
         return {
-            fields[name].alias or name: _said(getattr(value, name))
+            fields[name].alias or name: _explicit_fields(getattr(value, name))
             for name in fields
             # a null that is the default has no effect, and an API server may refuse it
             if name in value.model_fields_set
             and not (getattr(value, name) is None and fields[name].default is None)
         }
     if isinstance(value, tuple | list):
-        return [_said(item) for item in value]
+        return [_explicit_fields(item) for item in value]
     return value
 
 

@@ -35,7 +35,7 @@ async def _set(session: Session, options: argparse.Namespace, suspended: bool) -
         return 0
     generation, status = asked["metadata"]["generation"], before
     with LiveView(sys.stderr, spinner=True) as shown:
-        async for look in poll_job(session, name, shown.say, options.timeout):
+        async for look in poll_job(session, name, shown.print_line, options.timeout):
             status = status_of(look)
             if status is not None and status.observed_generation >= generation:
                 if status.phase == target:

@@ -46,7 +46,7 @@ class LiveView:
         """Shows `drawn` if it can be redrawn, else `line`."""
         if self._live is None:
             if line != self._last:
-                self.say(line)
+                self.print_line(line)
             self._last = line
         elif self._spinner is not None:
             self._spinner.update(text=drawn)
@@ -54,7 +54,7 @@ class LiveView:
         else:
             self._live.update(drawn, refresh=True)
 
-    def say(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         """Prints a permanent line."""
         stamped = f"{datetime.datetime.now():%H:%M:%S} {line}"
         if self._live is not None:

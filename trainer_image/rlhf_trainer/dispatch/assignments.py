@@ -25,7 +25,7 @@ class Assigned:
 
     def progress(self) -> None:
         self.heard, self.begun = time.monotonic(), True
-        self.among.hear(self.member)
+        self.among.record_reply(self.member)
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Assignments:
         """Removes an assignment."""
         self._load[assigned.member.uid] -= 1
 
-    def hear(self, member: Member) -> None:
+    def record_reply(self, member: Member) -> None:
         self._heard[member.uid] = time.monotonic()
         self._silent.discard(member.uid)
 

@@ -205,7 +205,7 @@ class Dispatch(Generic[Item, Result]):
         self._assignments.take_back(assigned)
         try:
             self._results[place] = task.result()
-            self._assignments.hear(member)
+            self._assignments.record_reply(member)
             self._observer.arrived(self._results[place])
         except InvalidJob:  # a ValueError that is not the member's fault
             raise
@@ -216,7 +216,7 @@ class Dispatch(Generic[Item, Result]):
                 self._requeue(place)
                 self._assignments.fail(member, "it gave up its requests")
         except Failed as error:
-            self._assignments.hear(member)
+            self._assignments.record_reply(member)
             self._try_again(assigned, str(error))
         except (aiohttp.ClientError, OSError, HttpError, ValueError, asyncio.CancelledError) as error:
             if isinstance(error, HttpError) and error.of_request:

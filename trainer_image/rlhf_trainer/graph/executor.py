@@ -63,7 +63,7 @@ class Executor:
         Stopped, on every rank, where the run is to end while a role is waited for.
         """
         late = self._that_follow(without)
-        wanted = [node for node in self._wanted(until) if node not in late]
+        wanted = [node for node in self._needed_nodes(until) if node not in late]
         todo = [node for node in wanted if not all(name in columns for name in node.writes)]
         calls: dict[Future[Tensor], Node] = {}
 
@@ -104,7 +104,7 @@ class Executor:
             return self._learner.averages[node.model].swapped()
         return self._learner.models[node.model].adapter_off() if node.base else nullcontext()
 
-    def _wanted(self, until: Node | None) -> list[Node]:
+    def _needed_nodes(self, until: Node | None) -> list[Node]:
         """All preparing nodes, or `until` and the nodes that it depends on."""
         if until is None:
             return list(self._graph.prepare)

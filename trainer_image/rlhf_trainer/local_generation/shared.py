@@ -130,7 +130,7 @@ def _generate(
         prompts=[p.tokens for p in prompts],
         stops=stops,
         penalized=None if penalties == NO_PENALTIES else Penalized(penalties, ids, mask),
-        most=sampling.kept if masks else 0,
+        most=sampling.mask_size if masks else 0,
         stop=stop,
     )
     found: Decoded = model.generate(

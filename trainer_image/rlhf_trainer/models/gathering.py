@@ -20,7 +20,7 @@ BUCKET_BYTES = 512 << 20
 """Bytes of weights gathered at a time, unless one tensor is larger."""
 
 
-def whole(items: Named, device: torch.device) -> Named:
+def gather_whole(items: Named, device: torch.device) -> Named:
     """The tensors, whole on rank 0; the other ranks take part and get none.
 
     A collective: all ranks iterate to the end. Each rank sends its shards of a bucket in one message, which is on its

@@ -26,7 +26,7 @@ class LiveWeights:
 
     def compare(self, name: str, parameter: Parameter, master: Tensor) -> None:
         """Compares `master`, whole, with the parameter, or with this rank's partition of it."""
-        live, held = self._held(parameter, master)
+        live, held = self._local_parts(parameter, master)
         rounded = held.detach().to(live.device, live.dtype)
         # Twice not equal is equal: what is not a number differs from itself.
         differ = (rounded != live) & ~(rounded.isnan() & live.isnan())
@@ -47,7 +47,7 @@ class LiveWeights:
                 f"{', '.join(wrong[:NAMED])}{more}"
             )
 
-    def _held(self, parameter: Parameter, master: Tensor) -> tuple[Tensor, Tensor]:
+    def _local_parts(self, parameter: Parameter, master: Tensor) -> tuple[Tensor, Tensor]:
         """The live weights of this rank, and the same elements of the master weights."""
         if self._stage < 3:
             return parameter.detach(), master

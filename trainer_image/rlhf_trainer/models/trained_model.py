@@ -22,7 +22,7 @@ from .forward.efficiency import fuse, recompute
 from .forward.inference import Forward
 from .forward.response_head import install
 from .forward.sequence_parallel import SequenceGroup
-from .gathering import Named, undivided, whole
+from .gathering import Named, gather_whole, undivided
 from .initialize import initialize
 
 if TYPE_CHECKING:
@@ -202,22 +202,22 @@ class TrainedModel:
         asked for: copy what you keep.
         """
         if self.adapter is None:
-            return self._whole(self.state_items())
-        return self.adapter.merged(self._whole(self.adapter.to_merge(self.state_items())))
+            return self._gather(self.state_items())
+        return self.adapter.merged(self._gather(self.adapter.to_merge(self.state_items())))
 
     def trained_tensors(self) -> Named:
         """As `named_tensors`, but only the trained tensors, unmerged."""
         items = ((name, tensor) for name, tensor in self.state_items() if tensor.requires_grad)
-        return self._whole(items)
+        return self._gather(items)
 
     def untrained_tensors(self) -> Named:
         """As `named_tensors`, but only what no update changes: buffers, and weights without a gradient."""
-        return self._whole((name, tensor) for name, tensor in self.state_items() if not tensor.requires_grad)
+        return self._gather((name, tensor) for name, tensor in self.state_items() if not tensor.requires_grad)
 
     def base_tensors(self) -> Named:
         """Frozen base weights of a model with an adapter, under their names in the merged model; as `named_tensors`."""
         assert self.adapter is not None, "all of another model is trained"
-        for name, tensor in self._whole((n, t) for n, t in self.state_items() if not t.requires_grad):
+        for name, tensor in self._gather((n, t) for n, t in self.state_items() if not t.requires_grad):
             yield self.adapter.travelling(name), tensor
 
     def version_tensors(self) -> Named:
@@ -262,9 +262,9 @@ class TrainedModel:
         gradients = [p.grad for p in self.unwrapped.parameters() if p.grad is not None]
         return float(get_total_norm(gradients))
 
-    def _whole(self, items: Named) -> Named:
+    def _gather(self, items: Named) -> Named:
         if self.stage == 3:
-            return whole(items, self.device)
+            return gather_whole(items, self.device)
         return ((name, tensor.detach()) for name, tensor in progress.each(items))
 
 

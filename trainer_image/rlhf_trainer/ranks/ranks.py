@@ -112,7 +112,7 @@ class Ranks:
         """Broadcast of rank 0's flag."""
         return bool(self.share(lambda: ({}, {"flag": flag()}))[1]["flag"])
 
-    def say(self, word: Callable[[], str]) -> str:
+    def broadcast_str(self, word: Callable[[], str]) -> str:
         """Broadcast of rank 0's string."""
         return str(self.share(lambda: ({}, {"word": word()}))[1]["word"])
 

@@ -145,7 +145,7 @@ class Ledger:
         """Number of dropped prompts by reason."""
         return {reason: len(runs) for reason, runs in self._dropped.items()}
 
-    def lost(self, held: Iterable[int]) -> int:
+    def count_lost(self, held: Iterable[int]) -> int:
         """Number of prompts that were issued and are neither trained on nor dropped nor in `held`, the prompts in
         progress."""
         in_hand = sum(self._open(position) for position in set(held))
@@ -164,7 +164,7 @@ class Ledger:
             requeued=self._requeued[epoch],
             filtered=self._filtered.count(low, high),
             dropped=sum(map(len, self._dropped.values())),
-            lost=self.lost(held),
+            lost=self.count_lost(held),
         )
 
     def state(self) -> dict[str, Any]:

@@ -145,7 +145,7 @@ def decode(data: bytes) -> Episode:
         # On this thread: an Arrow thread that still holds a Python buffer when Python exits aborts the process.
         with pq.ParquetFile(io.BytesIO(data), pre_buffer=False) as file:
             schema = file.schema_arrow
-            if (schema.metadata or {}).get(b"rlhf_episode") != FORMAT or not _known(schema):
+            if (schema.metadata or {}).get(b"rlhf_episode") != FORMAT or not _has_known_columns(schema):
                 raise ValueError(f"it has not the columns of format {FORMAT.decode()}: {schema.names}")
             check_inflation(file.metadata, io.BytesIO(data), len(data))
             table = file.read(use_threads=False).combine_chunks()
@@ -185,7 +185,7 @@ def decode(data: bytes) -> Episode:
     )
 
 
-def _known(schema: pa.Schema) -> bool:
+def _has_known_columns(schema: pa.Schema) -> bool:
     """True if the fixed columns have their types, and all others except those of the mask are floats."""
     masks = _KEPT if any(f.name in schema.names for f in _KEPT) else ()
     fixed = (*_FIXED, *masks, _VERSIONS)

@@ -62,7 +62,7 @@ def run(env: ProcessEnv) -> None:
     def answer(message: Message) -> Message:
         return {"logprobs": logprobs(unpack(message))}, {}
 
-    trouble, deadline = engine.trouble if engine else no_trouble, config.spec.reference.timeout_seconds
+    trouble, deadline = engine.restart_reason if engine else no_trouble, config.spec.reference.timeout_seconds
     app = application(LOGPROBS_ROUTE, answer, env.prover(), trouble, deadline=deadline)
     serve(app, listen_host(env.host), env.port)
     if engine:

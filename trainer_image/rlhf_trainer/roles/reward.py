@@ -121,7 +121,7 @@ def run(env: ProcessEnv) -> None:
             raise WireError(f"nothing here scores the part {message[1].get('part')!r}")
         return replied(Part.MODEL, model.score(unpack(message), rows_of(message)))
 
-    trouble = engine.trouble if engine else no_trouble
+    trouble = engine.restart_reason if engine else no_trouble
     app = application(
         SCORE_ROUTE, compute, env.prover(), trouble, waits=waits, deadline=section.timeout_seconds
     )

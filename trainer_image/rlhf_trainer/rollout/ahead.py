@@ -99,8 +99,8 @@ class EpisodesAhead:
                 for response in work.responses:
                     if response.end:  # in a snapshot
                         self._ended(prompt, response)
-            self._requests.answered |= {work.prompt.id: work for work in works if work.whole}
-            self._requests.waiting += longest_first(work for work in works if not work.whole)
+            self._requests.answered |= {work.prompt.id: work for work in works if work.is_complete}
+            self._requests.waiting += longest_first(work for work in works if not work.is_complete)
 
     def _begun(self, fresh: PartialRollout, oldest: int) -> PartialRollout:
         """The responses that a snapshot holds of a prompt, to be continued; `fresh` if the job now asks for another

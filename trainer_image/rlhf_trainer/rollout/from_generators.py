@@ -95,7 +95,7 @@ class GeneratorRollouts(Rollouts):
         """
         # The one before was trained on: a stop while this one is waited for does not put it back.
         self._ahead.forget_last()
-        while (outcome := self._ctx.ranks.say(self._ahead.wait)) == "publish":
+        while (outcome := self._ctx.ranks.broadcast_str(self._ahead.wait)) == "publish":
             self.weights.publish(self.version, self.requests.close)
             self.requests.end()
             self.requests.begin()
@@ -153,7 +153,7 @@ class GeneratorRollouts(Rollouts):
                     return "stop"
                 return "publish" if found is None else "responses"
 
-            match ranks.say(following):
+            match ranks.broadcast_str(following):
                 case "end":
                     return
                 case "stop":

@@ -99,7 +99,7 @@ class PartialRollout:
         return any(response.tokens for response in self.responses)
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         return all(response.end for response in self.responses)
 
     @property

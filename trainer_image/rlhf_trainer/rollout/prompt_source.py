@@ -42,7 +42,7 @@ class PromptSource:
         fresh = range(first, self._stream.position)
         self.places |= {prompt.id: at for prompt, at in zip(batch, (*again, *fresh), strict=True)}
         self._ledger.issue(fresh)
-        self._tell()
+        self._report_ledger()
         return batch
 
     def take(self, collected: Collected) -> Episode | None:
@@ -56,27 +56,27 @@ class PromptSource:
         again = set(collected.unanswered)
         self._again += [at for at in self.places.values() if at in again]
         self._settle(collected.unanswered)
-        self._tell()
+        self._report_ledger()
         return collected.episode
 
     def filtered(self, positions: Sequence[int]) -> None:
         """Records prompts whose responses are not trained on because they all have the same score."""
         self._ledger.filter(positions)
         self._settle(positions)
-        self._tell()
+        self._report_ledger()
 
     def unscored(self, positions: Sequence[int], reason: str) -> None:
         """Records prompts whose responses are not trained on because none could be scored."""
         self._ledger.drop(positions, reason)
         self._settle(positions)
-        self._tell()
+        self._report_ledger()
 
     def trained(self, episode: Episode) -> None:
         """Records the episode's prompts as trained on."""
         positions = _each_once(episode)
         self._ledger.train(positions)
         self._settle(positions)
-        self._tell()
+        self._report_ledger()
 
     def reorder(self, times: int) -> None:
         """Reshuffles the prompts that were never issued."""
@@ -113,7 +113,7 @@ class PromptSource:
         # Of an earlier release with their ids.
         held = [at if isinstance(at, int) else at[1] for at in state.get("held", ())]
         self._again = [at for at in held if at not in self.places.values()]
-        self._tell()
+        self._report_ledger()
 
     def ask_again(self, episode: Episode) -> None:
         """Gives up an episode's responses: its prompts are the next ones to be issued."""
@@ -121,13 +121,13 @@ class PromptSource:
         self._ledger.give_up(positions)
         self._again = [*positions, *self._again]
         self._settle(positions)
-        self._tell()
+        self._report_ledger()
 
     def _settle(self, positions: Sequence[int]) -> None:
         gone = set(positions)
         self.places = {name: at for name, at in self.places.items() if at not in gone}
 
-    def _tell(self) -> None:
+    def _report_ledger(self) -> None:
         status = self._ledger.status((*self.places.values(), *self._again))
         if status.lost:
             log.error(

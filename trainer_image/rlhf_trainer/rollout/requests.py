@@ -168,7 +168,7 @@ class Requests:
             self._idle_since = time.monotonic()
         fruitless = outcome.failed and self._progress == self._before
         # A reply may be complete, and the round cut off before it is told. Judged once: those under way go on.
-        whole = {work.prompt.id: work for work in outcome.unanswered if work.whole}
+        whole = {work.prompt.id: work for work in outcome.unanswered if work.is_complete}
         self.answered |= whole
         self.waiting = [work for work in outcome.unanswered if work.prompt.id not in whole]
         self._under_way = [each for each in outcome.under_way if each.item.prompt.id not in whole]

@@ -37,7 +37,7 @@ def collected(ranks: Ranks, number: int, responses: Responses, places: Mapping[s
         return Collected(None, *fates)
     kept = Kept(arrays["kept_counts"], arrays["kept"]) if "kept" in arrays else None
     tokens = arrays.pop("tokens").long()  # removed from the message, so that the int32 copy is freed
-    versions = _whole(arrays["versions"], arrays["version_counts"])
+    versions = _run_lengths(arrays["versions"], arrays["version_counts"])
     sequences = Sequences(tokens, arrays["lengths"], arrays["prompt_lengths"], kept)
     columns = Columns(
         sequences,
@@ -101,7 +101,7 @@ def _runs(parts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     return torch.cat(values), torch.cat([torch.zeros(0, dtype=torch.int64), *(counts for _, counts in found)])
 
 
-def _whole(values: Tensor, counts: Tensor) -> Tensor:
+def _run_lengths(values: Tensor, counts: Tensor) -> Tensor:
     """Inverse of `_runs`: int64. In place, since `repeat_interleave` first makes an index of the same size."""
     whole = torch.empty(int(counts.sum()), dtype=torch.int64)
     for part, value in zip(whole.split(counts.tolist()), values.tolist(), strict=True):

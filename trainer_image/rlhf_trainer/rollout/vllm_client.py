@@ -60,7 +60,7 @@ class VllmClient:
             stop_token_ids=ends,
             stop=stops.strings if stops else (),
             stream_interval=stream_interval,
-            kept=sampling.kept,
+            kept=sampling.mask_size,
         )
 
     async def ask(self, member: Member, work: PartialRollout, progress: Callable[[], None]) -> PartialRollout:
@@ -79,7 +79,7 @@ class VllmClient:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        if not work.whole:  # told once all have their last tokens
+        if not work.is_complete:  # told once all have their last tokens
             raise Interrupted
         return work
 

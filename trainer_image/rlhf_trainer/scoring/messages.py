@@ -104,10 +104,10 @@ def unpack(message: Message) -> Sequences:
         raise WireError(
             "the lengths of packed sequences must add up to their tokens, with a prompt and a response each"
         )
-    return replace(sequences, kept=_kept(arrays, int(sequences.response_lengths.sum())))
+    return replace(sequences, kept=_sampling_mask(arrays, int(sequences.response_lengths.sum())))
 
 
-def _kept(arrays: Mapping[str, Tensor], responses: int) -> Kept | None:
+def _sampling_mask(arrays: Mapping[str, Tensor], responses: int) -> Kept | None:
     """The sampling mask of `responses` response tokens, if the message has one."""
     if "kept" not in arrays and "kept_counts" not in arrays:
         return None

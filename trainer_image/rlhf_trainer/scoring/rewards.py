@@ -143,7 +143,8 @@ class Functions:
         totals, failures, parts = list[Tensor](), dict[int, str](), dict[str, PartReport]()
         for function, (results, seconds) in zip(self.functions, scored, strict=True):
             each = [
-                _of_tokens(r, s) if s.tokens else [_whole(r)] for r, s in zip(results, samples, strict=True)
+                _of_tokens(r, s) if s.tokens else [_score_of_response(r)]
+                for r, s in zip(results, samples, strict=True)
             ]
             scores = torch.tensor([score for of_one in each for score in of_one])
             why = {i: f"{function.name}: {r.reason}" for i, r in enumerate(results) if isinstance(r, Failure)}
@@ -185,7 +186,7 @@ def to_float32(totals: Tensor) -> Tensor:
     return totals.float()
 
 
-def _whole(result: Result) -> float:
+def _score_of_response(result: Result) -> float:
     assert not isinstance(result, Sequence), "only tokens that are known have scores"
     return math.nan if isinstance(result, Failure) else result
 

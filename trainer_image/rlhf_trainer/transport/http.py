@@ -112,7 +112,7 @@ class HttpClient(EventLoop):
         """POST raw bytes, again while the server is BUSY; returns the reply's, `most` at most. Without a deadline, and
         in the pool of the streams: a server may be asked for many at once that it waits for. Raises as `json`."""
         with _without_headers(url):
-            async with self._taken(url, data=body) as response:
+            async with self._accepted(url, data=body) as response:
                 return await read_reply(response, most)
 
     async def stream(self, url: str, body: Any) -> AsyncGenerator[bytes, None]:
@@ -122,12 +122,12 @@ class HttpClient(EventLoop):
         connection and so cancels the server's work.
         """
         with _without_headers(url):
-            async with self._taken(url, json=body) as response:
+            async with self._accepted(url, json=body) as response:
                 async for part in response.content.iter_any():
                     yield part
 
     @asynccontextmanager
-    async def _taken(self, url: str, **body: Any) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def _accepted(self, url: str, **body: Any) -> AsyncIterator[aiohttp.ClientResponse]:
         """The reply to a POST, made again while the server is BUSY, after `Retry-After` if it gives one. Without a
         deadline: the caller has one on progress."""
         while True:

@@ -92,14 +92,14 @@ class Group:
         # Connecting blocks until the deadline if a member is missing: so wait until all are here first.
         if self._rank:
             self._store.add("ready", 1)
-            self.hear("go")
+            self.wait_for_value("go")
             return
         try:
             self._until(lambda: self._store.add("ready", 0) == size - 1, "not all workers joined", check)
         except BaseException:
             self._store.set(ABORTED, "1")
             raise
-        self.tell("go", True)
+        self.publish_value("go", True)
 
     def _until(
         self, done: Callable[[], bool], problem: str, check: Callable[[], None] = lambda: None
@@ -120,14 +120,14 @@ class Group:
                 look_again = waited + ABORT_POLL_S
             time.sleep(max(POLL_S, min(MAX_POLL_S, waited / 8)))
 
-    def tell(self, key: str, message: Any) -> None:
+    def publish_value(self, key: str, message: Any) -> None:
         """Publishes a JSON value under a key of this epoch."""
         with _failing("publishing to the workers"):
             text = json.dumps(message)
             self._store.set(key, self._mac(key, text) + text)
 
-    def hear(self, key: str) -> Any:
-        """Waits for the value that the trainer publishes under `key` with `tell`."""
+    def wait_for_value(self, key: str) -> Any:
+        """Waits for the value that the trainer publishes under `key` with `publish_value`."""
         with _failing("waiting for the trainer"):
             self._until(lambda: self._store.check([key]), "the trainer sent nothing")
             said = self._store.get(key)

@@ -61,12 +61,12 @@ class Publisher:
         """
         self._refusals.clear()
         self._deadline = time.monotonic() + self._ctx.spec.generator.startup_timeout_seconds
-        said = self._ctx.ranks.say(self._wait_for_members)
+        said = self._ctx.ranks.broadcast_str(self._wait_for_members)
         while said != "stop":
             if self._sent(version, committing):
                 self._version = version
                 return
-            said = self._ctx.ranks.say(self._wait_again)
+            said = self._ctx.ranks.broadcast_str(self._wait_again)
         raise Stopped("stopped while waiting for the generators")
 
     def ensure_current(self, version: int, committing: Callable[[], None]) -> None:
@@ -87,7 +87,7 @@ class Publisher:
 
     def changed(self) -> str:
         """Names of generators whose served weights differ from what was sent, with those weights; '' if none."""
-        return self._ctx.ranks.say(lambda: self._sync.changed(self.holders) if self._sync else "")
+        return self._ctx.ranks.broadcast_str(lambda: self._sync.changed(self.holders) if self._sync else "")
 
     @property
     def holders(self) -> list[Member]:
@@ -125,8 +125,10 @@ class Publisher:
         """True if a generator has taken the weights, on every rank."""
         ranks = self._ctx.ranks
         if ranks.first:
-            return ranks.say(lambda: "sent" if self._send(version, committing) else "again") == "sent"
-        while (said := ranks.say(lambda: "")) not in ("sent", "again"):
+            return (
+                ranks.broadcast_str(lambda: "sent" if self._send(version, committing) else "again") == "sent"
+            )
+        while (said := ranks.broadcast_str(lambda: "")) not in ("sent", "again"):
             for _ in self._tensors(said):  # gathering the weights is a collective
                 pass
         return said == "sent"
@@ -151,7 +153,7 @@ class Publisher:
             if target.uid not in self._holders:
                 log.info("%s joined with weight version %d", target.name, version)
         self._holders = {member.uid: member for member in members if member.uid in held}
-        self._tell(report)
+        self._report_broadcast(report)
         return True
 
     def _give_up(self, report: BroadcastReport, members: Sequence[Member]) -> None:
@@ -165,13 +167,13 @@ class Publisher:
 
     def _announced(self, part: str) -> Iterator[tuple[str, Tensor]]:
         """A part of the policy, after telling the other ranks to gather it too."""
-        self._ctx.ranks.say(lambda: part)
+        self._ctx.ranks.broadcast_str(lambda: part)
         yield from self._tensors(part)
 
     def _tensors(self, part: str) -> Iterator[tuple[str, Tensor]]:
         return self._policy.base_tensors() if part == "base" else self._policy.version_tensors()
 
-    def _tell(self, report: BroadcastReport) -> None:
+    def _report_broadcast(self, report: BroadcastReport) -> None:
         assert self._ctx.services is not None
         now = datetime.now(UTC).isoformat(timespec="seconds")
         self._ctx.report(

@@ -46,7 +46,7 @@ def send(
     try:
         for bucket in pack(source, bucket_bytes, group.device):
             fault(f"bucket:{sent}")
-            group.tell(_key(update, sent), {"specs": [spec.json() for spec in bucket.specs]})
+            group.publish_value(_key(update, sent), {"specs": [spec.json() for spec in bucket.specs]})
             work = group.broadcast(bucket.data)
             digest.update(bucket)
             nbytes += len(bucket.data)
@@ -56,7 +56,7 @@ def send(
             travelling = work
         if travelling:
             group.wait(travelling, check)
-        group.tell(_key(update, sent), {"end": True})
+        group.publish_value(_key(update, sent), {"end": True})
     finally:
         for _ in source:
             pass
@@ -79,7 +79,7 @@ def receive(group: Group, update: int, most: float = math.inf) -> tuple[tuple[Bu
     buckets: list[Bucket] = []
     digest, room = Digest(), 0
     travelling: Work | None = None
-    while "end" not in (head := group.hear(_key(update, len(buckets)))):
+    while "end" not in (head := group.wait_for_value(_key(update, len(buckets)))):
         specs = tuple(Spec.from_json(row) for row in head["specs"])
         size = sum(spec.room for spec in specs)
         room += size

@@ -133,7 +133,7 @@ def _make_plan(
         now=now,
         finish=finish,
         creating=create,
-        stall=facts.silence.told(now.timestamp(), now) if facts.silence else "",
+        stall=facts.silence.message(now.timestamp(), now) if facts.silence else "",
     )
     status, events = describe(found)
     failures = node_failures(status, now) if create else []

@@ -95,10 +95,10 @@ def process_states(
             elif going is not None:
                 state = ProcessState(role, index, going.started)
             elif role is Role.TRAINER and begun:
-                state = ProcessState(role, index, 0.0, ended=_gone(groups.of(role), last))
+                state = ProcessState(role, index, 0.0, ended=_deleted_end(groups.of(role), last))
             elif (role, index) in met:
                 peers = [each for each in groups.of(role) if each.index == index]
-                state = ProcessState(role, index, 0.0, ended=_gone(peers, 0.0))
+                state = ProcessState(role, index, 0.0, ended=_deleted_end(peers, 0.0))
             else:
                 state = ProcessState(role, index)
             found.append(replace(state, rank=rank))
@@ -150,7 +150,7 @@ def is_secret_missing(pods: Sequence[Pod], secret: str) -> bool:
     )
 
 
-def _gone(peers: Sequence[Pod], last: float) -> Ended:
+def _deleted_end(peers: Sequence[Pod], last: float) -> Ended:
     """End of a deleted pod, not before its peers' ends: a pod deleted because of them is not the first failure."""
     others = [pod.ended.at for pod in peers if pod.ended]
     return Ended(max([last, *others]), SIGTERMED, "was deleted", disrupted=True)

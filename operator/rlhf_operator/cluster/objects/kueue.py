@@ -44,20 +44,20 @@ def quota(
         return "none" if job.queue is None else "absent"
     if job.queue is None:
         return "left"
-    held = _held(workload)
+    held = _true_conditions(workload)
     if "deletionTimestamp" in workload["metadata"]:
         return "deleted"
     if not _has_quota(workload):
         notes = workload["metadata"].get("annotations", {})
         asked = _counts(workload), workload["spec"].get("queueName"), notes.get(CONFIG), notes.get(PRIORITY)
-        wanted = _wanted(spec), job.queue, config, job.priority
+        wanted = _requested_pods(spec), job.queue, config, job.priority
         if asked != wanted and not is_dispatched(workload):
             return "outdated"
         return "waiting"
     if "Evicted" in held:
         return "evicted"
     kept = {name: count - _reclaimed(workload).get(name, 0) for name, count in _counts(workload).items()}
-    fits = all(count <= kept.get(name, 0) for name, count in _wanted(spec).items())
+    fits = all(count <= kept.get(name, 0) for name, count in _requested_pods(spec).items())
     same = started or _config(workload) in (None, config)
     if not (fits and same) or workload["spec"].get("queueName") != job.queue:
         return "outgrown"
@@ -68,7 +68,7 @@ def stands(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> b
     """True if the admission that a plan was made on is still as it was: pods are made on no other."""
     if before is None or now is None or "deletionTimestamp" in now["metadata"]:
         return False
-    held = _held(now)
+    held = _true_conditions(now)
     return "Admitted" in held and "Evicted" not in held and _admission(before) == _admission(now)
 
 
@@ -87,7 +87,7 @@ def is_dispatched(workload: Mapping[str, Any]) -> bool:
 
 def is_over(workload: Mapping[str, Any]) -> bool:
     """True for a dispatched one that its cluster has been told the end of; it stays until it is withdrawn."""
-    return is_dispatched(workload) and "Finished" in _held(workload)
+    return is_dispatched(workload) and "Finished" in _true_conditions(workload)
 
 
 def deactivated(workload: Mapping[str, Any] | None) -> bool:
@@ -98,7 +98,7 @@ def deactivated(workload: Mapping[str, Any] | None) -> bool:
 def workload(job: Job, pinned: Pinned, priority: Body | None = None) -> Body:
     """The Workload that Kueue admits: a pod set for each role, with its pods as they would be. `priority`: the
     fields that say its priority."""
-    spec, counts, nameless = pinned.config.spec, _wanted(pinned.config.spec), replace(pinned, name="")
+    spec, counts, nameless = pinned.config.spec, _requested_pods(pinned.config.spec), replace(pinned, name="")
     pods = {
         role: build_pod(nameless, NewPod(role, 0, attempt=0, resume=False), job.uid)
         for role in roles_of(spec)
@@ -132,7 +132,7 @@ def _pod_set(spec: Spec, role: Role, count: int, pod: Body) -> Body:
 def released(workload: Mapping[str, Any], stamp: str) -> Body | None:
     """Merge patch of the status once the evicted job's pods are gone: its quota is free. Kueue leaves this to the
     integration that runs the pods. None if it is not evicted, or has no quota."""
-    if "Evicted" not in _held(workload) or not _has_quota(workload):
+    if "Evicted" not in _true_conditions(workload) or not _has_quota(workload):
         return None
     evicted = next(c for c in workload["status"]["conditions"] if c["type"] == "Evicted")
     why, requeued = str(evicted.get("message", "")), evicted.get("reason") in _REQUEUED
@@ -156,7 +156,7 @@ def report(workload: Mapping[str, Any], spec: Spec, *, ready: bool, stamp: str) 
     quota of scaled-down generators as reclaimable."""
     conditions = workload.get("status", {}).get("conditions", ())
     before: Mapping[str, Any] = next((c for c in conditions if c["type"] == "PodsReady"), {})
-    free = {name: count - _wanted(spec).get(name, 0) for name, count in _counts(workload).items()}
+    free = {name: count - _requested_pods(spec).get(name, 0) for name, count in _counts(workload).items()}
     free = {name: count for name, count in free.items() if count > 0}
     if before.get("status") == str(ready) and free == _reclaimed(workload):
         return None
@@ -190,19 +190,19 @@ def _config(workload: Mapping[str, Any]) -> str | None:
     return name
 
 
-def _held(workload: Mapping[str, Any]) -> set[str]:
+def _true_conditions(workload: Mapping[str, Any]) -> set[str]:
     return {c["type"] for c in workload.get("status", {}).get("conditions", ()) if c["status"] == "True"}
 
 
 def _has_quota(workload: Mapping[str, Any]) -> bool:
-    return bool(_held(workload) & {"QuotaReserved", "Admitted"})
+    return bool(_true_conditions(workload) & {"QuotaReserved", "Admitted"})
 
 
 def _counts(workload: Mapping[str, Any]) -> dict[str, int]:
     return {each["name"]: each["count"] for each in workload["spec"]["podSets"]}
 
 
-def _wanted(spec: Spec) -> dict[str, int]:
+def _requested_pods(spec: Spec) -> dict[str, int]:
     """Pods of each role for which quota is requested; with autoscaling, the maximum number of generators."""
     counts: dict[str, int] = {role.value: len(places(spec, role)) for role in roles_of(spec)}
     scale, generator = spec.generator.autoscale, Role.GENERATOR

@@ -72,7 +72,7 @@ class Pinned:
         a later job of the same name and spec has a ConfigMap of its own."""
         config = RunConfig(
             job=job,
-            spec=lasting(spec),
+            spec=immutable_part(spec),
             workdir=f"{WORKSPACE}/runs/{job}",
             resume=spec.checkpoint.resume,
         )
@@ -94,7 +94,7 @@ class Pinned:
         try:
             config = RunConfig.model_validate_json(texts[START_CONFIG], extra="ignore")
             json.loads(texts[RESUME_CONFIG])
-            config = config.model_copy(update={"spec": _with_pods(config.spec, _said)})
+            config = config.model_copy(update={"spec": _with_pods(config.spec, _explicit_settings)})
             return cls(name, config, _defaults(texts[DEFAULTS]), texts)
         except (KeyError, ValueError) as error:
             raise UnreadableConfig(f"ConfigMap {name}: {_words(error)}") from None
@@ -125,7 +125,7 @@ class Pinned:
         }
 
 
-def lasting(spec: Spec) -> Spec:
+def immutable_part(spec: Spec) -> Spec:
     """The spec without the fields that may change while the processes run, except the number of generators."""
     return spec.model_copy(update={name: Spec.model_fields[name].get_default() for name in CHANGEABLE})
 
@@ -187,7 +187,7 @@ def _text(body: dict[str, Any]) -> str:
     return (text if len(text) <= _READABLE else to_json(body)).decode()
 
 
-def _said(pods: PodSettings) -> PodSettings:
+def _explicit_settings(pods: PodSettings) -> PodSettings:
     """The pod settings without the defaults that earlier releases wrote into them."""
     if len(pods.model_fields_set) < len(PodSettings.model_fields):
         return pods

@@ -61,7 +61,7 @@ class DesiredReader:
         if kept is None or kept[0] != basis:
             runtime = await self._runtime(job)
             running = await self._running(job, pods, runtime)
-            want = await self._wanted(job, running, runtime, self._settings.limits)
+            want = await self._read_desired(job, running, runtime, self._settings.limits)
             if runtime is not None and running is None:
                 return want  # the runtime as of the job's start
             kept = basis, want, size(job.body.get("spec"))
@@ -80,7 +80,7 @@ class DesiredReader:
         while len(self._kept) > _REMEMBERED or self._bytes > _REMEMBERED_BYTES:
             self.forget(next(iter(self._kept)))
 
-    async def _wanted(
+    async def _read_desired(
         self, job: Job, running: Pinned | None, runtime: NamedRuntime | Wait | None, limits: Limits | None
     ) -> Desired:
         """Raises InvalidJob, as `desired_state` does; a large spec is checked in a thread."""
@@ -124,7 +124,7 @@ class DesiredReader:
             return None
         now = None
         with suppress(InvalidJob):
-            now = (await self._wanted(job, None, runtime, None)).pinned
+            now = (await self._read_desired(job, None, runtime, None)).pinned
             if now.name == name:
                 return now
         if (found := await self._get("ConfigMap", job, name)) is None:

@@ -27,7 +27,7 @@ class DeviceClaims:
         self._api = api
         self._known: dict[Key, dict[str, Devices]] = {}
 
-    async def held(self, key: Key, job: Job, pods: Sequence[Pod]) -> list[Pod]:
+    async def with_claimed_devices(self, key: Key, job: Job, pods: Sequence[Pod]) -> list[Pod]:
         """The pods, each with the devices of its claims beside its others; those of a claim that several pods share are
         the first one's."""
         owner = {

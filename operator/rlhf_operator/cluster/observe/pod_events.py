@@ -48,7 +48,7 @@ class PodEvents:
         self._api = api
         self._known: dict[Key, _Known] = {}
 
-    async def told(self, key: Key, job: Job, pods: Sequence[Pod]) -> list[Pod]:
+    async def with_event_reasons(self, key: Key, job: Job, pods: Sequence[Pod]) -> list[Pod]:
         """The pods, each that its kubelet cannot start with the reason."""
         oldest = self._api.clock.time() - _PATIENCE_SECONDS
         waiting = [

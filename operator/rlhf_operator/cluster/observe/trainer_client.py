@@ -140,7 +140,7 @@ class TrainerClient:
         known = self._known.get(job.uid)
         return self._keys[known.key if known else 0]
 
-    async def tell(self, job: Job, pods: list[Pod], members: Membership) -> bool:
+    async def push_membership(self, job: Job, pods: list[Pod], members: Membership) -> bool:
         """Pushes the membership, unless this trainer has it already; False if the push failed."""
         first, known, text = self._listening(job, pods), self._known.get(job.uid), members.model_dump_json()
         if first is None or known is None or known.told == text:

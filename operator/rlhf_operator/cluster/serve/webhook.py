@@ -161,7 +161,7 @@ async def serve(settings: Settings) -> web.AppRunner | None:
 async def _validate(request: web.Request) -> web.Response:
     """Answers a review. Only its beginning is read before its turn has come: what waits takes no memory."""
     try:
-        async with asyncio.timeout(_patience(request)):
+        async with asyncio.timeout(_timeout(request)):
             start = await _start(request)
             async with request.app[_TURNS].turn(_namespace(start)):
                 body = await _rest(request, start)
@@ -177,7 +177,7 @@ async def _validate(request: web.Request) -> web.Response:
     return web.json_response(answer)
 
 
-def _patience(request: web.Request) -> float:
+def _timeout(request: web.Request) -> float:
     """Seconds for which the API server waits for an answer, which it says in the URL: `?timeout=5s`."""
     found = re.fullmatch(r"(\d{1,2})s", request.query.get("timeout", ""))
     return min(float(found[1]), _LONGEST_SECONDS) if found else _LONGEST_SECONDS

@@ -66,7 +66,7 @@ class Cache:
         if kind == "RLHFJob":
             rests = (body.get("status") or {}).get("phase") in AT_REST
             (self._resting.add if rests else self._resting.discard)(key)
-        if kind == "RLHFJob" and known is not None and _asked(json.loads(known.text)) == _asked(kept):
+        if kind == "RLHFJob" and known is not None and _user_part(json.loads(known.text)) == _user_part(kept):
             return None  # only its status is another, which we write: watches often tell of it before the answer comes
         return key
 
@@ -199,7 +199,7 @@ def job_of(body: Mapping[str, Any]) -> Key | None:
     return (meta["namespace"], name) if name else None
 
 
-def _asked(job: Body) -> Body:
+def _user_part(job: Body) -> Body:
     """The part of a job written by users: spec and metadata, without the resourceVersion."""
     metadata = {k: v for k, v in job["metadata"].items() if k != "resourceVersion"}
     return {"metadata": metadata, "spec": job.get("spec")}

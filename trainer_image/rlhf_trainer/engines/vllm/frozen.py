@@ -34,7 +34,7 @@ TEMPERED = "rlhf_trainer.engines.vllm.weights.extension.Tempered"
 
 
 class FrozenModel:
-    """A model under vLLM. `logprobs` and `scores` are called from one thread at a time, `trouble` from any."""
+    """A model under vLLM. `logprobs` and `scores` are called from one thread at a time, `restart_reason` from any."""
 
     def __init__(self, options: dict[str, JsonValue], temperature: float = 1.0) -> None:
         """`options`: of `vllm serve`; log-probabilities are at `temperature`. Call on the main thread: the kernel kills
@@ -112,7 +112,7 @@ class FrozenModel:
 
         return torch.tensor(self._all(one, sequences), dtype=torch.float32)
 
-    def trouble(self) -> str:
+    def restart_reason(self) -> str:
         """Reason why a new process is needed; empty if healthy."""
         if self._engine.errored:
             return ENGINE_DEAD

@@ -70,7 +70,7 @@ class Gate:
     async def empty(self, paths: Collection[str], abort: Callable[[], Awaitable[object]]) -> None:
         """Waits until all admitted streams of `paths` have ended; `abort` aborts their requests in the engine."""
         deadline = asyncio.get_running_loop().time() + LINGER_SECONDS
-        while (left := self._left(paths)) and asyncio.get_running_loop().time() < deadline:
+        while (left := self._inside_count(paths)) and asyncio.get_running_loop().time() < deadline:
             await abort()
             await asyncio.sleep(ABORT_SECONDS)
         if left:
@@ -80,7 +80,7 @@ class Gate:
         self.version = version
         self._open.set()
 
-    def _left(self, paths: Collection[str]) -> int:
+    def _inside_count(self, paths: Collection[str]) -> int:
         return sum(self._inside[path] for path in paths)
 
     def _labelled(self, message: Scope, version: int | None) -> Scope:

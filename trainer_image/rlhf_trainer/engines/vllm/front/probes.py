@@ -90,7 +90,7 @@ class Probes:
             return "the workers do not answer"
         if self._changing(open_session=any(w["open"] and w["failure"] is None for w in workers)):
             return "" if self._proof else "the first weights are on their way"
-        held = _held(workers)
+        held = _served_proof(workers)
         if held is None:
             return "holds no weights of the trainer"
         if any(worker["announced_version"] != held[0] for worker in workers):
@@ -180,7 +180,7 @@ class Probes:
 
     async def _generate(self, scope: Scope) -> None:
         before = await self._ask(scope)
-        if before is None or (held := _held(before)) is None or held == self._proof:
+        if before is None or (held := _served_proof(before)) is None or held == self._proof:
             return
         body = {"prompt": [0], "max_tokens": 1, "temperature": 0.0}
         try:
@@ -188,7 +188,7 @@ class Probes:
         except Exception:  # as in _status; and TimeoutError
             return
         after = await self._ask(scope)
-        if answer["choices"][0]["finish_reason"] != "abort" and after and _held(after) == held:
+        if answer["choices"][0]["finish_reason"] != "abort" and after and _served_proof(after) == held:
             self._proof = held
 
 
@@ -197,7 +197,7 @@ def _dead(scope: Scope) -> bool:
     return errored
 
 
-def _held(workers: list[dict[str, Any]]) -> Proof | None:
+def _served_proof(workers: list[dict[str, Any]]) -> Proof | None:
     """Version and digest that all workers serve; None if they are the checkpoint's or differ."""
     held = {(worker["version"], worker["digest"]) for worker in workers}
     version, digest = held.pop()

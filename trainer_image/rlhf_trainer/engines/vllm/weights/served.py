@@ -70,13 +70,13 @@ class Served:
             yield part.nbytes
         for part, kept in made_of:
             if not torch.equal(part.fingerprint(), kept):
-                self._tell(
+                self._record_change(
                     f"{part.name} is no longer what arrived, of which weight version {self._version} is made"
                 )
             yield part.nbytes
         for name, served, came in arrived:
             if not _same(served, came):
-                self._tell(f"{name} is not what arrived as weight version {self._version}")
+                self._record_change(f"{name} is not what arrived as weight version {self._version}")
             yield 2 * served.nbytes
 
     def _rechecking(self) -> Iterator[int]:
@@ -84,10 +84,12 @@ class Served:
             part, kept = self._kept[self._next]
             self._next = (self._next + 1) % len(self._kept)
             if not torch.equal(part.fingerprint(), kept):
-                self._tell(f"{part.name} is no longer what was loaded as weight version {self._version}")
+                self._record_change(
+                    f"{part.name} is no longer what was loaded as weight version {self._version}"
+                )
             yield part.nbytes
 
-    def _tell(self, what: str) -> None:
+    def _record_change(self, what: str) -> None:
         self.changed = self.changed or what
 
 
