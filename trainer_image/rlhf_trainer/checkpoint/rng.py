@@ -28,11 +28,12 @@ def seed_generators(ranks: Ranks, seed: int) -> None:
 def choose_kernels(trainer: Trainer) -> None:
     """If `deterministic`, torch takes kernels whose sums have one order, from its first use of a GPU on: the backward
     passes of FlashAttention and of memory-efficient attention otherwise add with atomics, and cuBLAS in workspaces of
-    several streams. torch warns of an operation that has no such kernel, with its name."""
+    several streams. Not `warn_only`, which leaves attention as it is. An operation that has no such kernel raises
+    RuntimeError with its name."""
     if not trainer.deterministic:
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 

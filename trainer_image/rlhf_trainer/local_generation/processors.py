@@ -16,6 +16,9 @@ from rlhf_api.sections.sampling import Sampling
 
 from ..tensors.sampling_mask import ROUNDING
 
+_UNITS = 2.0**52
+"""Parts of 1 that a probability is counted in: as many as a float64 has."""
+
 
 def warpers(sampling: Sampling) -> Iterator[LogitsProcessor]:
     """Logits processors that `generate` makes from temperature, top-k and top-p, in its order. Transformers makes
@@ -60,12 +63,20 @@ def draw(logprobs: Tensor) -> Tensor:
 
     float [n, V], -inf for tokens that must not be drawn -> int64 [n]. Raises FloatingPointError for NaN.
     """
-    cumulative = logprobs.double().exp().cumsum(-1)
+    cumulative = _cumulative(logprobs.double().exp())
     total = cumulative[:, -1:]
     if bool(total.isnan().any()):
         raise FloatingPointError("the policy's logits are not numbers (NaN): its weights are damaged")
     below = torch.rand(total.shape, dtype=total.dtype, device=total.device) * total
     return torch.searchsorted(cumulative, below, right=True).squeeze(-1)
+
+
+def _cumulative(probabilities: Tensor) -> Tensor:
+    """Cumulative sums of float64 [n, V]. Where deterministic kernels are asked for, of whole numbers, whose sum is the
+    same in any order: torch has none for floats on a GPU."""
+    if not torch.are_deterministic_algorithms_enabled():
+        return probabilities.cumsum(-1)
+    return (probabilities * _UNITS).round().long().cumsum(-1).double() / _UNITS
 
 
 def with_mask(logprobs: Tensor, tokens: Tensor, most: int) -> tuple[Tensor, Tensor]:
