@@ -4,7 +4,15 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+)
 from pydantic.alias_generators import to_camel
 
 
@@ -109,12 +117,12 @@ ImportPath = Annotated[str, Field(pattern=_IMPORT_PATH, max_length=256)]
 """A Python object as `package.module:name`."""
 HttpUrl = Annotated[str, Field(pattern=_HTTP_URL, max_length=1024)]
 """A URL for HTTP requests."""
-_FORMER_METRICS = {"answer_length_mean": "response_length_mean"}
+FORMER_METRICS = {"answer_length_mean": "response_length_mean"}
 """Metrics of an earlier release, by their names there."""
 Variable = Annotated[str, Field(pattern=_WORD, max_length=256)]
 """The name of an environment variable."""
 Metric = Annotated[
-    str, Field(pattern=_WORD, max_length=128), BeforeValidator(lambda name: _FORMER_METRICS.get(name, name))
+    str, Field(pattern=_WORD, max_length=128), AfterValidator(lambda name: FORMER_METRICS.get(name, name))
 ]
 """The name of a step's metric."""
 RewardName = Annotated[str, Field(pattern=_WORD, max_length=64)]

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 from pydantic import BaseModel
+from pydantic.alias_generators import to_snake
 from tests.api.manifests import document
 
 from rlhf_api.errors.model_fields import models_in
@@ -91,7 +92,8 @@ def test_every_field_has_its_name_in_python_and_its_former_one(model: type[BaseM
     names = SCHEMA.schema["$defs"].get(model.__name__, SCHEMA.schema)
     patterns = names.get("patternProperties", {})
     in_python = {name for name, f in model.model_fields.items() if name != (f.alias or name)}
-    assert in_python | {*former_names(model)} == {pattern.strip("^$") for pattern in patterns}
+    former = {word for name in former_names(model) for word in (name, to_snake(name))}
+    assert in_python | former == {pattern.strip("^$") for pattern in patterns}
     assert not {*former_names(model)} & names["properties"].keys(), "editors do not offer them"
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pydantic.alias_generators import to_snake
 from tests.api.manifests import document, job
 
 from rlhf_api.errors.problem import InvalidJob
@@ -63,8 +64,12 @@ def test_a_field_is_read_by_the_name_of_an_earlier_release(section, former, key,
     file = written(tmp_path, **{section: stored["spec"][section]})
     assert load(file) == now
     assert composed(file)["spec"][section][key] == value, "as it is submitted"
+    made = composed(file, [f"{section}.{to_snake(former)}={value}"])
+    assert made == composed(file), "in snake_case, in place of what is there"
     stored["spec"][section][key] = value
-    with pytest.raises(InvalidJob, match=rf"spec.{section}.{former}"):
+    with pytest.raises(
+        InvalidJob, match=rf"spec.{section}.{former}: is the former name of {key}, which is there too"
+    ):
         parse(stored)
 
 
@@ -73,6 +78,8 @@ def test_a_metric_is_read_by_its_former_name():
         0
     ]
     assert rule.metric == "response_length_mean"
+    with pytest.raises(InvalidJob, match=r"rules\[0\].metric: must be a valid string"):
+        job("spec.health.rules=[{metric: [answer_length_mean], above: 5, action: warn}]")
 
 
 OWN = (

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from ..field_types import PATTERNS, PENALTIES
-from .model_fields import keys_at, places
+from ..field_types import PATTERNS, PENALTIES, former_names
+from .model_fields import keys_of, model_at, places
 from .other_names import OTHER_NAMES, OWNED, plain
 from .problem import InvalidJob, Problem, first, path, show
 
@@ -54,7 +54,11 @@ def _describe(error: ErrorDetails, model: type[BaseModel], section: str) -> Prob
         if location[:-1] == ("spec", "sampling") and plain(key) in map(plain, PENALTIES):
             message = "applies to evaluation alone, as a field of spec.evaluation: training does not compute with it"
             return Problem(where, f"{message}; remove it here (value {show(value)})")
-        meant = _meant(key, keys_at(model, location[:-1]), model, section, path(location[:-1]))
+        around = model_at(model, location[:-1])
+        if around is not None and (name := former_names(around).get(key)):
+            now = around.model_fields[name].alias
+            return Problem(where, f"is the former name of {now}, which is there too; remove one of them")
+        meant = _meant(key, keys_of(around), model, section, path(location[:-1]))
         # A file that is no manifest has fields at the top, whose values are not ours to quote.
         quoted = f" (value {show(value)})" if location[1:] else ""
         return Problem(where, f"unknown field{quoted}; {meant}")

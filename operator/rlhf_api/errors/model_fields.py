@@ -21,17 +21,22 @@ def models_in(annotation: Any) -> list[type[BaseModel]]:
     return [model for inner in typing.get_args(annotation) for model in models_in(inner)]
 
 
-def keys_at(model: type[BaseModel], location: Sequence[int | str]) -> list[str]:
-    """The valid keys of the object at `location`; empty if it is not a model."""
+def model_at(model: type[BaseModel], location: Sequence[int | str]) -> type[BaseModel] | None:
+    """The model of the object at `location`; None if it has none."""
     for part in location:
         if isinstance(part, int):
             continue
         found = [f for name, f in model.model_fields.items() if (f.alias or name) == part]
         inner = models_in(found[0].annotation) if found else []
         if not inner:
-            return []
+            return None
         model = inner[0]
-    return [f.alias or name for name, f in model.model_fields.items()]
+    return model
+
+
+def keys_of(model: type[BaseModel] | None) -> list[str]:
+    """The valid keys of a model's objects."""
+    return [] if model is None else [f.alias or name for name, f in model.model_fields.items()]
 
 
 def in_text_map(model: type[BaseModel], location: Sequence[str]) -> bool:

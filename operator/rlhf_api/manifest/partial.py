@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from ..errors.messages import choices, closest
-from ..errors.model_fields import keys_at
+from ..errors.model_fields import keys_of, model_at
 from ..errors.problem import MOST, Problem, path
 
 Location = tuple[int | str, ...]
@@ -35,7 +35,7 @@ def further(
         values.setdefault(at, []).extend([*choices(details), *_STAND_INS])
         if details["type"] != "extra_forbidden":
             wrong.append(path(at))
-        elif meant := closest(str(at[-1]), keys_at(model, at[:-1]), 0.8):
+        elif meant := closest(str(at[-1]), keys_of(model_at(model, at[:-1])), 0.8):
             misspelled.append(path((*at[:-1], meant)))
     bare = _without(document, list(values))
     ways = {

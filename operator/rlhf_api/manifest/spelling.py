@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic.alias_generators import to_snake
 
 from ..errors.model_fields import models_in
 from ..errors.problem import InvalidJob, Problem, path
@@ -63,7 +64,8 @@ def _renamed(node: Any, model: type[BaseModel] | None, at: Location, problems: l
 def _aliases(model: type[BaseModel]) -> Mapping[str, str]:
     """The keys of a model's fields by their names in Python, and by those of earlier releases."""
     keys = {name: field.alias or name for name, field in model.model_fields.items()}
-    return keys | {former: keys[name] for former, name in former_names(model).items()}
+    former = former_names(model).items()
+    return keys | {word: keys[name] for earlier, name in former for word in (earlier, to_snake(earlier))}
 
 
 @cache

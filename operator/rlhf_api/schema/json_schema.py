@@ -62,6 +62,7 @@ def _as_written(node: Any, instead: list[Schema]) -> Any:
     fields = made.get("properties", {})
     former = {name: fields.pop(name) for name in [*fields] if fields[name].get("deprecated")}
     snake = {to_snake(name): name for name in fields if name != name.lower()}
+    former |= {to_snake(name): field for name, field in former.items()}
     if other_names := former | {key: fields[name] for key, name in snake.items()}:
         # As patterns, which editors accept and do not offer.
         made["patternProperties"] = {f"^{key}$": field for key, field in other_names.items()}

@@ -40,7 +40,8 @@ def package(name: str) -> Any:
 
 
 def archive(store: str) -> "Archive":
-    """Opens the store of a URL, a directory, or a run's work directory. Raises InvalidJob if there is none."""
+    """Opens the store of a URL, a directory, or a run's work directory. Raises InvalidJob if there is none, and
+    UnusableStore for a store that cannot be opened."""
     opened: Archive = package("rlhf_store.archive").Archive(url(store))
     return opened
 

@@ -14,6 +14,7 @@ from rlhf_api.errors.problem import InvalidJob, Problem, show
 from rlhf_api.estimate.duration import PHASES, Batch, Machine, Work, rates
 from rlhf_api.estimate.model_files import model_sizes
 from rlhf_api.estimate.sizes import Found
+from rlhf_api.field_types import FORMER_METRICS
 from rlhf_api.host import strict_json
 from rlhf_api.spec import Spec
 
@@ -93,9 +94,11 @@ class Measured:
 
 
 def _steps(file: Path) -> list[Mapping[str, float]]:
-    """The lines of a run's metrics; the last one may be torn, of a run that goes on or was killed."""
+    """The lines of a run's metrics, by their present names; the last one may be torn, of a run that goes on or was
+    killed."""
     lines = file.read_text().splitlines(keepends=True)
-    return [strict_json.figures(line) for line in lines if line.endswith("\n")]
+    steps = [strict_json.figures(line) for line in lines if line.endswith("\n")]
+    return [{FORMER_METRICS.get(name, name): figure for name, figure in step.items()} for step in steps]
 
 
 def _filled(spec: Spec, steps: list[Mapping[str, float]]) -> float:

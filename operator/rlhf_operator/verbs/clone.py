@@ -34,6 +34,8 @@ def clone_file(options: argparse.Namespace) -> int:
         raise InvalidJob([Problem("--from-step", str(error))]) from None
     except DamagedSnapshot as error:
         raise InvalidJob([Problem("--from-step", f"{error}; take another step")]) from None
+    except UnusableStore as error:
+        raise InvalidJob([Problem(f"the store {origin.store}", str(error))]) from None
     except RuntimeError as error:  # a failing store
         raise Failure(str(error)) from error
     return _print(document, origin, options)

@@ -96,7 +96,7 @@ class Saver:
         rank 0: the snapshot may be the target of a rollback. `updates`: see `Task.updates`.
 
         Raises:
-            StoreError, InvalidJob, WrongSnapshot: the snapshot before could not be saved, see `finish`.
+            StoreError, UnusableStore, WrongSnapshot: the snapshot before could not be saved, see `finish`.
             WrongSnapshot: these tensors are not the state of training.
         """
         self.finish()
@@ -119,7 +119,7 @@ class Saver:
 
         Raises:
             StoreError: the store did not take the snapshot.
-            InvalidJob: another trainer has taken the store over.
+            UnusableStore: another trainer has taken the store over.
             WrongSnapshot: it had tensors of the snapshot before.
         """
         if self._pending is not None:

@@ -43,6 +43,7 @@ def export_snapshot(request: ExportRequest) -> None:
 
     Raises:
         InvalidJob: the snapshot lacks what is requested, or the base is not the adapter's.
+        UnusableStore: there is no such store, or it is of another release.
         DamagedSnapshot, StoreError: the snapshot cannot be read.
     """
     archive = Archive(request.store)

@@ -8,6 +8,7 @@ from typing import Any
 
 from rlhf_api.errors.messages import suggestion
 from rlhf_api.errors.problem import Problem
+from rlhf_api.field_types import FORMER_METRICS
 from rlhf_api.sections.health import Action, Health, HealthRule, has_outliers
 
 from ..maths.agreement import AGREEMENT
@@ -111,8 +112,15 @@ def saved(watches: Mapping[str, Watch]) -> dict[str, Any]:
 
 
 def restored(state: Mapping[str, Any]) -> dict[str, Watch]:
-    """Inverse of `saved`."""
-    return {name: Watch(found["streak"], tuple(found["values"])) for name, found in state.items()}
+    """Inverse of `saved`, also of an earlier release, whose rules may have a metric's former name."""
+    return {_present(name): Watch(found["streak"], tuple(found["values"])) for name, found in state.items()}
+
+
+def _present(key: str) -> str:
+    """A rule's key with its metric's present name."""
+    for former, name in FORMER_METRICS.items():
+        key = key.replace(f'"metric":"{former}"', f'"metric":"{name}"')
+    return key
 
 
 def _not_finite(health: Health, metrics: Mapping[str, float], step: int) -> Breach | None:
