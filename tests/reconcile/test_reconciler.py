@@ -368,6 +368,28 @@ def test_a_pod_that_its_namespace_made_invalid_is_asked_for_again_and_the_job_go
     tell(told)
 
 
+def test_a_default_request_above_a_limit_of_the_namespace_is_left_out():
+    """A LimitRange's default limit: nobody wrote the request that is refused."""
+
+    async def told(story: Story) -> None:
+        def refuse(body: Body) -> None:
+            if body["kind"] == "Pod" and body["spec"]["containers"][0]["resources"]:
+                raise ApiError(
+                    422, "Invalid", "requests: must be less than or equal to memory limit", kind="Pod"
+                )
+
+        story.server.refuse = refuse
+        story.submit("first", "spec.model.parameters=1e9")
+        await story.look()
+        assert story.trainers() == [("1", "start.json")]
+        own = ("spec.model.parameters=1e9", "spec.pods.resources={requests: {memory: 2Gi}}")
+        story.submit("second", *own)
+        with pytest.raises(ApiError, match="less than"):
+            await story.look()
+
+    tell(told)
+
+
 def test_a_refusal_for_good_is_of_the_spec_that_was_refused():
     """Somebody corrects the spec between the refusal and the look that ends the job for it."""
 
@@ -668,7 +690,7 @@ def test_of_many_pods_few_are_in_memory_and_the_loop_has_a_turn_between_two(monk
             built.append(turns)
             return build(*given)
 
-        async def slow(body):
+        async def slow(body, **_):
             nonlocal waiting, most
             waiting += body["kind"] == "Pod"
             most = max(most, waiting)

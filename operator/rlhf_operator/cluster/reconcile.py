@@ -23,9 +23,10 @@ from .act.pod_client import PodClient
 from .act.recorder import Recorder
 from .act.status_writer import StatusWriter
 from .config.settings import Settings
-from .decide.next_step import POLL_SECONDS, Plan
+from .decide.describe import Event
+from .decide.next_step import POLL_SECONDS, Plan, seconds_until_ttl
 from .decide.plan import plan
-from .decide.refusal import is_retried, leave_alone, refuse, reopen_job
+from .decide.refusal import invalid_spec, is_retried, leave_alone, refusal_message, refuse, reopen_job
 from .decide.stopping import is_settled, plan_deleted_job
 from .objects.kueue import Quota, deactivated, kept_in_queue, quota
 from .objects.pinned import UnreadableConfig
@@ -193,17 +194,37 @@ class Reconciler:
         if job.queue is None or asks_to_suspend(job) or "deletionTimestamp" in job.body["metadata"]:
             await self._kueue.leave(job, found, None)
             return None
+        await self._kueue.release(job, found)  # whereupon Kueue withdraws the job from the other cluster
         if job.status is not None and job.status.phase in ENDED:
+            left = seconds_until_ttl(job, job.status, self._api.clock.now())
+            if left is None or left > 0:
+                return left
+            await self._api.delete("RLHFJob", job.namespace, job.name, uid=job.uid)
             return None
         try:
             want = await self._desired.read(key, replace(job, status=None), [])
-        except InvalidJob:
+        except InvalidJob as error:
+            await self._recorder.record(job.body, invalid_spec(error))
             return None  # of which no other cluster can make more
         if want.waits is not None:
+            await self._recorder.record(job.body, Event("Warning", want.waits.reason, want.waits.message))
             return POLL_SECONDS
-        if quota(job, want.spec, found, want.pinned.name) in ("absent", "outdated"):
-            await self._kueue.enter(job, want, found)
+        held = quota(job, want.spec, found, want.pinned.name, started=active_config(job) is not None)
+        if held == "outgrown":
+            await self._kueue.leave(job, found, None)
+            return POLL_SECONDS
+        if held in ("absent", "outdated"):
+            await self._enter_dispatched(job, want, found)
         return None
+
+    async def _enter_dispatched(self, job: Job, want: Desired, found: Body | None) -> None:
+        """Lines the job up; a refusal is told by an event, as its status is another's."""
+        try:
+            await self._kueue.enter(job, want, found)
+        except ApiError as error:
+            message = f"the job cannot be lined up: {refusal_message(error)}"
+            await self._recorder.record(job.body, Event("Warning", "WorkloadRefused", message))
+            raise
 
     async def _create_pods(self, job: Job, want: Desired, todo: Plan, workload: Body | None) -> None:
         admitted = workload if job.queue is not None else None

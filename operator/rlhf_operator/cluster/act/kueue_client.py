@@ -65,18 +65,24 @@ class KueueClient:
 
     async def line_up(self, job: Job, want: Desired, todo: Plan, found: Body | None) -> None:
         """Applies the plan's queue actions; `found`: the Workload that it was made on."""
-        stamp = time_text(self._api.clock.now())
+        status = todo.status or job.status
         if todo.queue == "leave":
-            await self.leave(job, found, todo.status or job.status)
+            await self.leave(job, found, status)
         elif todo.queue == "enter":
             await self.enter(job, want, found)
-        elif todo.queue is not None and found is not None:
-            status = todo.status or job.status
+        elif todo.queue == "release":
+            await self.release(job, found)
+        elif todo.queue == "report" and found is not None:
             ready = status is not None and is_true(status, "RolesReady")
-            told = todo.queue == "report"
-            patch = report(found, want.spec, ready=ready, stamp=stamp) if told else released(found, stamp)
+            patch = report(found, want.spec, ready=ready, stamp=time_text(self._api.clock.now()))
             if patch is not None:
                 await self._merge(job, patch)
+
+    async def release(self, job: Job, found: Body | None) -> None:
+        """Gives the quota of an evicted Workload back, which stays in its queue; of any other, nothing."""
+        patch = released(found, time_text(self._api.clock.now())) if found is not None else None
+        if patch is not None:
+            await self._merge(job, patch)
 
     async def enter(self, job: Job, want: Desired, found: Body | None) -> None:
         """Lines the job up by its Workload, made anew or changed in place. A dispatched job comes with its own."""
@@ -110,8 +116,8 @@ class KueueClient:
                 self._cache.drop_uids("Workload", [uid])
             else:
                 self._cache.put(going)
-        elif (patch := released(found, time_text(self._api.clock.now()))) is not None:
-            await self._merge(job, patch)
+        else:
+            await self.release(job, found)
 
     async def flavors(self, admitted: Body) -> dict[str, Body]:
         """The ResourceFlavors assigned to the job's Workload, by name."""

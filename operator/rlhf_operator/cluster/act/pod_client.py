@@ -1,6 +1,7 @@
 """Creates a job's pods, each once, and replaces those whose identifying labels are gone."""
 
 import asyncio
+from collections.abc import Callable
 
 from rlhf_api.contract.run import pods_each, roles_of
 
@@ -12,7 +13,7 @@ from ..decide.describe import Event
 from ..objects.companions import owned
 from ..objects.pinned import Pinned
 from ..objects.placement import placed
-from ..objects.pod import NewPod, build_pod
+from ..objects.pod import NewPod, build_pod, without_requests
 from ..objects.tolerations import evictable
 from ..watching.cache import Cache
 from .ownership import name_taken, owned_by
@@ -34,12 +35,13 @@ class PodClient:
         self, job: Job, pinned: Pinned, admitted: Body | None, flavors: dict[str, Body], new: NewPod
     ) -> None:
         """Creates the pod, placed by its job's Workload admission, if any. `flavors`: ResourceFlavors by name."""
+        size = pods_each(pinned.config.spec, new.role)
+
+        def place(body: Body) -> Body:
+            return placed(body, new.role, admitted, flavors, size=size) if admitted is not None else body
+
         async with self._places:
-            body = await self._build(job, pinned, new)
-            if admitted is not None:
-                size = pods_each(pinned.config.spec, new.role)
-                body = placed(body, new.role, admitted, flavors, size=size)
-            await self._create(job, new, body)
+            await self._create(job, pinned, new, place)
 
     async def _build(self, job: Job, pinned: Pinned, new: NewPod) -> Body:
         async with self._building:
@@ -47,9 +49,31 @@ class PodClient:
             await asyncio.sleep(0)
         return body
 
-    async def _create(self, job: Job, new: NewPod, body: Body) -> None:
+    async def _post(
+        self,
+        job: Job,
+        pinned: Pinned,
+        new: NewPod,
+        place: Callable[[Body], Body] = lambda body: body,
+        *,
+        dry_run: bool = False,
+    ) -> Body:
+        """The pod as created; once more without its default request, if it is invalid with it: a LimitRange's default
+        limit may be lower."""
+        body = await self._build(job, pinned, new)
         try:
-            self._cache.put(await self._api.create(owned(evictable(body), job)))
+            return await self._api.create(owned(evictable(place(body)), job), dry_run=dry_run)
+        except ApiError as error:
+            if error.status != 422 or not pinned.defaults.requests:
+                raise
+            bare = await self._build(job, without_requests(pinned), new)
+            if bare == body:
+                raise
+        return await self._api.create(owned(evictable(place(bare)), job), dry_run=dry_run)
+
+    async def _create(self, job: Job, pinned: Pinned, new: NewPod, place: Callable[[Body], Body]) -> None:
+        try:
+            self._cache.put(await self._post(job, pinned, new, place))
         except ApiError as error:
             if error.status != 409:
                 raise
@@ -66,9 +90,9 @@ class PodClient:
         """True if the API server would take the first pod of each role now; none is made."""
         for role in roles_of(pinned.config.spec):
             async with self._places:
-                body = await self._build(job, pinned, NewPod(role, 0, attempt=1, resume=False))
+                new = NewPod(role, 0, attempt=1, resume=False)
                 try:
-                    await self._api.create(owned(evictable(body), job), dry_run=True)
+                    await self._post(job, pinned, new, dry_run=True)
                 except ApiError as error:
                     if error.status not in (403, 409):  # a quota, or a pod of then: such a job waits
                         return False

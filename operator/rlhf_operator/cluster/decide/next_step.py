@@ -3,12 +3,13 @@
 import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from rlhf_api.contract.run import Membership
 from rlhf_api.contract.status import JobStatus
 
-from ...job.snapshot import Pod
+from ...job.baseline import as_object
+from ...job.snapshot import Job, Pod
 from ...status.condition import refused
 from ..objects.pod import NewPod
 from .consequences import Deletion, deletion
@@ -62,10 +63,12 @@ def deletions(
     return (*new.values(), *given_up)
 
 
-def seconds_until_ttl(status: JobStatus, lifetime: Any, now: datetime.datetime) -> float | None:
-    """Seconds until an ended job is deleted; None if it stays, as one that can be corrected does. `lifetime`: its
-    spec's `ttlSecondsAfterFinished`, also of a spec that is invalid."""
-    if not isinstance(lifetime, int) or status.completion_time is None or refused(status):
+def seconds_until_ttl(job: Job, status: JobStatus, now: datetime.datetime) -> float | None:
+    """Seconds until an ended job is deleted, by its spec's `ttlSecondsAfterFinished`, also of a spec that is invalid;
+    None if it stays. One that can be corrected does, and a dispatched copy, whose status MultiKueue has yet to copy:
+    that goes with the job of the first cluster."""
+    lifetime = as_object(job.body.get("spec")).get("ttlSecondsAfterFinished")
+    if not isinstance(lifetime, int) or status.completion_time is None or refused(status) or job.dispatched:
         return None
     ended = datetime.datetime.fromisoformat(status.completion_time)
     return (ended + datetime.timedelta(seconds=lifetime) - now).total_seconds()

@@ -55,13 +55,19 @@ def by_server(error: ApiError, *, accepted: bool = False) -> Finish | str:
     if invalid and kind == "Pod" and not accepted and not _DENIED.search(message):
         said = f"the API server rejects the pod, check spec.pods and its template: {message}"
         return Finish("Failed", INVALID_POD, said)
+    return f"pods cannot be created: {refusal_message(error)}"
+
+
+def refusal_message(error: ApiError) -> str:
+    """The API server's words, and what to do about those that have a known cause."""
+    status, kind, message = error.status, error.kind, f"{error.reason}: {error.message}"
     if error.not_served and kind == "Workload":
         message += f"; the label {QUEUE} needs Kueue 0.15 or later, which serves {KUEUE}"
     if error.not_served and kind == "ResourceClaimTemplate":
         message += "; pods.gpu.deviceClass needs Kubernetes 1.34 or newer"
     if status == 403 and kind in _OF_CLUSTER:
         message += "; with the chart's watchNamespaces, its value rbac.clusterReads lets the operator read it"
-    return f"pods cannot be created: {status or 'no answer'} {message}"
+    return f"{status or 'no answer'} {message}"
 
 
 def leave_alone(why: str) -> Plan:
@@ -70,23 +76,28 @@ def leave_alone(why: str) -> Plan:
     return Plan(status=None, events=(Event("Warning", "Unreadable", message[:LONGEST]),), again=None)
 
 
+def invalid_spec(error: InvalidJob) -> Event:
+    """Tells the problems of a spec."""
+    message = "; ".join(map(str, error.problems))[:LONGEST]
+    if len(error.problems) > 1:
+        message = f"{len(error.problems)} problems: {message}"[:LONGEST]
+    return Event("Warning", INVALID_SPEC, message)
+
+
 def refuse(job: Job, error: InvalidJob, pods: Sequence[Pod], now: datetime.datetime) -> Plan:
     """Fails a job whose spec is invalid and that has no configuration of a run to continue with; it has no pods. A job
     that had ended before is unchanged."""
     before, events = job.status, tuple[Event, ...]()
     over = before is not None and before.phase in ENDED
     if before is None or not over or (refused(before) and before.observed_generation != job.generation):
-        message = "; ".join(map(str, error.problems))[:LONGEST]
-        if len(error.problems) > 1:
-            message = f"{len(error.problems)} problems: {message}"[:LONGEST]
-        before = _failed(before or JobStatus(phase="Pending", total_steps=0), job, message, now)
-        events = (Event("Warning", INVALID_SPEC, message),)
+        event = invalid_spec(error)
+        before = _failed(before or JobStatus(phase="Pending", total_steps=0), job, event.message, now)
+        events = (event,)
     else:
         before = observed(before, job.generation)
     living = [pod for pod in pods if not pod.over]
     # One that can be corrected stays; for any other, what follows its end does not need a valid spec.
-    lifetime = (job.body.get("spec") or {}).get("ttlSecondsAfterFinished")
-    left = seconds_until_ttl(before, lifetime, now)
+    left = seconds_until_ttl(job, before, now)
     expire = left is not None and left <= 0
     return Plan(
         status=before.model_copy(update=stop_counting(before, pods, now)),

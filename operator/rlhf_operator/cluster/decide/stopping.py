@@ -171,7 +171,7 @@ def plan_ended_job(observed: Observed, before: JobStatus, now: datetime.datetime
         for pod in leaving
         if pod.ended is None or now.timestamp() > pod.ended.at + SIDECAR_SECONDS
     ]
-    left = seconds_until_ttl(before, spec.ttl_seconds_after_finished, now)
+    left = seconds_until_ttl(observed.job, before, now)
     expire = left is not None and left <= 0
     later = ASK_AGAIN_SECONDS if refused(before) else left
     if holding:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
 from rlhf_api.contract.run import command, listens, pods_each
@@ -126,6 +126,11 @@ def build_pod(pinned: Pinned, new: NewPod, uid: str) -> Body:
     if defaults.requests:
         _request_memory(merged["spec"], host_memory(config.spec, role))
     return prefer_others(merged, new.avoid)
+
+
+def without_requests(pinned: Pinned) -> Pinned:
+    """The configuration with pods that request nothing unasked."""
+    return replace(pinned, defaults=pinned.defaults.model_copy(update={"requests": False}))
 
 
 def _added(spec: Body, template: Mapping[str, Any]) -> Body:
