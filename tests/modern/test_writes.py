@@ -93,6 +93,7 @@ def thing(name: str, labels: dict[str, str], *owners: dict[str, str]) -> dict[st
     [
         thing("bare", {}),
         thing("of-a-deployment", LABELS, THEIRS),
+        thing("of-another-job", {**LABELS, "rlhf.dev/job": "sft"}, OWNER),
         thing("without-its-owner", LABELS),
         thing("without-its-labels", {"rlhf.dev/job": "ppo"}, OWNER),
     ],
