@@ -9,7 +9,7 @@ import resource
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Coroutine
 from typing import Any
 
 import aiohttp
@@ -273,62 +273,93 @@ def test_a_server_that_ends_the_connection_after_an_error_s_reply_is_asked_again
         server.close()
 
 
-def test_a_squatter_of_a_servers_port_is_sent_nothing_but_questions():
-    sent = list[tuple[str, str | None, bytes]]()
+class Recorded:
+    """A process of the job at a port, or a stranger, which has no token; `sent` and `keys`: path and body, and key, of
+    each request."""
 
-    async def answer(request: web.Request) -> web.Response:
-        sent.append((request.path, request.headers.get("Authorization"), await request.read()))
-        return web.json_response({"nonce": "0" * 32, "proof": "0" * 64})
+    def __init__(self, http: HttpClient, port: int, token: str) -> None:
+        self.prover, self.sent = Prover(token, "127.0.0.1", port), list[tuple[str, bytes]]()
+        self.keys = list[str | None]()
+        self._http, self._port = http, port
+        self._proves = bool(token)
+        self.starts_anew = False
+        """At its next proof: who asks for it gets a key that is not this process's."""
+        app = web.Application(middlewares=[self._record])
+        app.add_routes([web.route("*", "/{path:.*}", self._echo)])
+        self._runner = web.AppRunner(app)
 
-    app = web.Application()
-    app.add_routes([web.route("*", "/{path:.*}", answer)])
-    runner = web.AppRunner(app)
-    with HttpClient("token") as http:
-        http.run(runner.setup())
-        http.run(web.TCPSite(runner, "127.0.0.1", 0).start())
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        for asked in (
-            http.json("POST", url, {"prompt": 1}, timeout=60),
-            http.post_bytes(url, b"prompt", 1000),
-            stream(http, url),
-        ):
-            with pytest.raises(aiohttp.ClientError, match="what answers there does not have the job's token"):
-                http.run(asked)
-        assert http.run(http.listens(url))
-        http.run(runner.cleanup())
-    assert sent == [*[(PROOF, None, b"")] * 3, (HEALTH, None, b"")]
+    def __enter__(self) -> "Recorded":
+        self._http.run(self._runner.setup())
+        self._http.run(web.TCPSite(self._runner, "127.0.0.1", self._port).start())
+        return self
 
-
-def test_a_server_is_asked_for_its_proof_once_and_again_when_it_starts_anew():
-    asked, port = list[str](), free_port()
-
-    async def echo(request: web.Request) -> web.Response:
-        return web.json_response(await request.json())
+    def __exit__(self, *_: object) -> None:
+        self._http.run(self._runner.cleanup())
 
     @web.middleware
-    async def record(request: web.Request, handler: Any) -> web.StreamResponse:
-        asked.append(request.path)
-        return await handler(request)
+    async def _record(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        self.sent.append((request.path, await request.read()))
+        self.keys.append(request.headers.get("Authorization"))
+        if not self._proves:
+            return web.json_response({"nonce": "0" * 32, "proof": "0" * 64})
+        reply: web.StreamResponse = await token_required(self.prover)(request, handler)
+        if self.starts_anew:
+            self.starts_anew, self.prover = False, Prover("token", "127.0.0.1", self._port)
+        return reply
 
-    @contextlib.contextmanager
-    def started(http: HttpClient) -> Iterator[None]:
-        app = web.Application(middlewares=[record, token_required(Prover("token", "127.0.0.1", port))])
-        app.add_routes([web.post("/", echo)])
-        runner = web.AppRunner(app)
-        http.run(runner.setup())
-        http.run(web.TCPSite(runner, "127.0.0.1", port).start())
-        yield
-        http.run(runner.cleanup())
+    @staticmethod
+    async def _echo(request: web.Request) -> web.Response:
+        return web.Response(body=await request.read(), content_type="application/json")
 
-    async def together(http: HttpClient, count: int) -> list[Any]:
-        calls = (http.json("POST", f"http://127.0.0.1:{port}/", [i], timeout=60) for i in range(count))
-        return await asyncio.gather(*calls)
 
+def requests_of_all_kinds(http: HttpClient, url: str) -> tuple[Coroutine[Any, Any, Any], ...]:
+    return http.json("POST", url, {}, timeout=60), http.post_bytes(url, b"{}", 1000), stream(http, url)
+
+
+QUESTION, REQUEST = (PROOF, b""), ("/", b"{}")
+
+
+def test_a_squatter_of_a_servers_port_is_sent_nothing_but_questions():
+    """Also one that takes the port of a server that has proven itself and is gone."""
+    url = f"http://127.0.0.1:{(port := free_port())}/"
     with HttpClient("token") as http:
-        with started(http):
-            assert http.run(together(http, 9)) == [[i] for i in range(9)]
-            assert asked == [PROOF, *["/"] * 9]
-        asked.clear()
-        with started(http):
-            assert http.run(together(http, 1)) == [[0]]
-            assert asked == ["/", PROOF, "/"]
+        with Recorded(http, port, "token") as server:
+            for asked in requests_of_all_kinds(http, url):
+                http.run(asked)
+        assert server.sent == [QUESTION, REQUEST] * 3
+        with Recorded(http, port, "") as stranger:
+            for asked in requests_of_all_kinds(http, url):
+                with pytest.raises(
+                    aiohttp.ClientError, match="what answers there does not have the job's token"
+                ):
+                    http.run(asked)
+            assert http.run(http.listens(url.rstrip("/")))
+        assert stranger.sent == [*[QUESTION] * 3, (HEALTH, b"")]
+        assert stranger.keys == [None] * 4
+
+
+def test_a_server_is_asked_for_its_proof_before_each_request_and_again_when_it_starts_anew():
+    async def together(http: HttpClient, count: int) -> list[Any]:
+        return await asyncio.gather(*(http.json("POST", url, {}, timeout=60) for _ in range(count)))
+
+    url = f"http://127.0.0.1:{(port := free_port())}/"
+    with HttpClient("token") as http, Recorded(http, port, "token") as server:
+        assert http.run(together(http, 9)) == [{}] * 9
+        assert server.sent == [QUESTION, *[REQUEST] * 9], "those that wait at once share a proof"
+        server.sent.clear()
+        server.starts_anew = True
+        assert http.run(together(http, 1)) == [{}]
+        assert server.sent == [QUESTION, REQUEST] * 2
+
+
+def test_a_stream_that_waits_for_a_slot_asks_for_its_proof_after_it(monkeypatch):
+    """A server's port may be a stranger's by the time that an earlier stream ends."""
+    monkeypatch.setattr(module, "raise_file_limit", lambda: 2)
+    url = f"http://127.0.0.1:{(port := free_port())}/"
+
+    async def together(http: HttpClient) -> list[bytes]:
+        return await asyncio.gather(*(stream(http, url) for _ in range(3)))
+
+    with HttpClient("token") as http, Recorded(http, port, "token") as server:
+        assert http.run(together(http)) == [b"{}"] * 3
+        assert server.sent == [QUESTION, REQUEST] * 3

@@ -82,7 +82,9 @@ class HttpClient(EventLoop):
         super().__init__("http")
         self.session: aiohttp.ClientSession
         self._streams: aiohttp.ClientSession
-        self.session, self._streams = self.run(_sessions(token, max(1, files // 2)))
+        self.session, self._streams = self.run(_sessions(token))
+        self._slots = asyncio.Semaphore(max(1, files // 2))
+        """Of streams: further ones wait, before their servers are asked for proofs, which age."""
         self._busy: dict[str, float] = {}
         """Time of the last log line about a URL whose server is busy."""
 
@@ -131,7 +133,7 @@ class HttpClient(EventLoop):
         """The reply to a POST, made again while the server is BUSY, after `Retry-After` if it gives one. Without a
         deadline: the caller has one on progress."""
         while True:
-            async with self._streams.post(url, allow_redirects=False, **body) as response:
+            async with self._slots, self._streams.post(url, allow_redirects=False, **body) as response:
                 if response.status not in BUSY:
                     await _check(url, response)
                     yield response
@@ -168,13 +170,13 @@ class HttpClient(EventLoop):
         self.close()
 
 
-async def _sessions(token: str, streams: int) -> tuple[aiohttp.ClientSession, aiohttp.ClientSession]:
-    """Sessions for calls and for streams. At most `streams` streams run at once; further ones wait."""
+async def _sessions(token: str) -> tuple[aiohttp.ClientSession, aiohttp.ClientSession]:
+    """Sessions for calls and for streams."""
     connectors = (
         # One connection per request: a kept-alive one may be closed by its server (idle timeout, or after an error's
         # reply) just as the next request is sent on it. Kept-alive ones would also be open files that no limit counts.
         aiohttp.TCPConnector(limit=0, limit_per_host=CALLS_PER_SERVER, force_close=True),
-        aiohttp.TCPConnector(limit=streams, force_close=True),
+        aiohttp.TCPConnector(limit=0, force_close=True),
     )
     keys = Keys(token, _deadline(PROOF_SECONDS))
     calls, streaming = (

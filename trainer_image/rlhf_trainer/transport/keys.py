@@ -15,14 +15,14 @@ class Unproven(aiohttp.ClientError):
 
 
 class Keys:
-    """aiohttp client middleware: asks each server for a proof once, and sends its key with all requests but health
-    checks. A key is dropped when a request fails: another process may have taken the server's place."""
+    """aiohttp client middleware: asks the server for a proof before each request but health checks, and sends its key
+    with it: another process may have taken its place since the last one. Requests that wait at once share a proof."""
 
     def __init__(self, token: str, timeout: aiohttp.ClientTimeout) -> None:
         """`timeout`: of a proof."""
         self._token, self._timeout = token, timeout
         self._proofs: dict[str, asyncio.Task[str]] = {}
-        """Keys by server, also those that are being asked for."""
+        """The last one of each server."""
 
     async def __call__(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
@@ -32,7 +32,7 @@ class Keys:
         response = await self._send(request, handler)
         if response.status != 401:
             return response
-        response.close()  # by a process that has started since
+        response.close()  # by a process that has started since the proof
         return await self._send(request, handler)
 
     async def _send(
@@ -40,21 +40,10 @@ class Keys:
     ) -> aiohttp.ClientResponse:
         server = str(request.url.origin())
         proof = self._proofs.get(server)
-        if proof is None or (proof.done() and (proof.cancelled() or proof.exception() is not None)):
+        if proof is None or proof.done():
             proof = self._proofs[server] = asyncio.create_task(self._prove(request.session, server))
         request.headers["Authorization"] = f"Bearer {await asyncio.shield(proof)}"
-        try:
-            response = await handler(request)
-        except (aiohttp.ClientError, OSError):  # TimeoutError is an OSError
-            self._drop(server, proof)
-            raise
-        if response.status == 401:
-            self._drop(server, proof)
-        return response
-
-    def _drop(self, server: str, proof: asyncio.Task[str]) -> None:
-        if self._proofs.get(server) is proof:
-            del self._proofs[server]
+        return await handler(request)
 
     async def _prove(self, session: aiohttp.ClientSession, server: str) -> str:
         nonce = new_nonce()
