@@ -121,12 +121,57 @@ PAGE = (b"\x15\x00", b"\x15\x08", b"\x15\x08", b"\x2c\x15\x02\x15\x00\x00")
         (header(*PAGE[:2], b"\x15" + b"\xff" * 12, PAGE[3]), "cannot be read"),
         (header(*PAGE[:3], b"\x29\x15"), "cannot be read"),
         (b"\x1c" * 200_000, "cannot be read"),
+        (b"\x11" * 200, "cannot be read"),
+        (header(*PAGE, b"\x18" + b"\xff" * 9 + b"\x7f"), "ends within"),
+        (header(*PAGE, b"\x18\xf0\xff\x03" + bytes(65520)), "ends within"),
         (PAGE[0], "ends within"),
     ],
-    ids=["long form", "a field twice", "beyond 31 bits", "negative", "no number", "a list", "deep", "cut"],
+    ids=[
+        "long form",
+        "a field twice",
+        "beyond 31 bits",
+        "negative",
+        "no number",
+        "a list",
+        "deep",
+        "many",
+        "beyond 64 bits",
+        "long",
+        "cut",
+    ],
 )
 def test_headers_that_readers_may_read_in_another_way_are_refused(page: bytes, words: str) -> None:
     good = header(*PAGE) + bytes(4)
-    assert [tuple(each) for each in parquet_pages._pages(io.BytesIO(good), 0, len(good), "a")] == [(4, 1)]
+    assert [tuple(each) for each in parquet_pages._pages(io.BytesIO(good), 0, len(good), "a")] == [(4, 1, 6)]
     with pytest.raises(ValueError, match=words):
         list(parquet_pages._pages(io.BytesIO(page), 0, len(page), "a"))
+
+
+class Footer:
+    """Of a file with columns of one place, as pyarrow gives it."""
+
+    num_row_groups, data_page_offset = 1, 0
+    path_in_schema, physical_type, has_dictionary_page = "a", "INT32", False
+
+    def __init__(self, columns: int, size: int) -> None:
+        self.num_columns, self.total_compressed_size = columns, size
+
+    def row_group(self, _: int) -> "Footer":
+        return self
+
+    column = row_group
+
+
+def test_the_fields_of_headers_count_for_the_time_that_they_take() -> None:
+    """They take a byte each: those of a file of a few megabytes would take a minute."""
+    struct_of_many = header(b"\x1c" + header(*[b"\x1c" + header(b"\x11" * 60)] * 60))
+    data = header(*PAGE[:3], PAGE[3], struct_of_many[:-1]) + bytes(4)
+    with pytest.raises(ValueError, match="would take more than 1 MiB"):
+        check_inflation(Footer(1, len(data)), io.BytesIO(data), len(data))
+
+
+def test_columns_that_overlap_are_refused() -> None:
+    data = header(*PAGE) + bytes(4)
+    check_inflation(Footer(1, len(data)), io.BytesIO(data), len(data))
+    with pytest.raises(ValueError, match="column a does not begin after the one before it"):
+        check_inflation(Footer(2, len(data)), io.BytesIO(data), len(data))
