@@ -49,7 +49,7 @@ def models(policy: Jobs) -> Jobs:
     """Models that PPO starts from: the fine-tuned policy, and a reward model trained on the cluster too, by two
     trainers that share their node's network."""
     policy.apply(manifest("reward", steps=80, trainer={"replicas": 2}, pods=HOST_NETWORK))
-    assert policy.until("reward", "Succeeded", timeout=RUN_S)["progress"] == "80/80"
+    assert policy.until("reward", "Succeeded", timeout=RUN_S)["step"] == 80
     policy.kubectl("delete", "rlhfjob", "reward")
     return policy
 
