@@ -11,12 +11,13 @@ each is sent when it ends. `after all`: the same, but none is sent before the la
 import argparse
 import asyncio
 import json
+import sys
 import time
 from collections.abc import Awaitable, Sequence
 from heapq import heapify, heapreplace
+from pathlib import Path
 
 from aiohttp import web
-from tests.support.ports import free_port
 
 from rlhf_api.contract.proof import Prover
 from rlhf_api.contract.run import Member, Membership
@@ -35,6 +36,10 @@ from rlhf_trainer.scoring.server import BACKLOG, application
 from rlhf_trainer.tensors.records import Sequences
 from rlhf_trainer.transport.event_loop import EventLoop
 from rlhf_trainer.transport.http import HttpClient
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.support.ports import free_port
 
 TOKEN, PROMPT = "token", [2] * 100
 
