@@ -14,6 +14,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from rlhf_api.host.foreign_files import LARGEST_JSON, read_regular
+from rlhf_api.host.printing import write_line
 
 LOAD_SECONDS, TEXT_SECONDS = 20.0, 2.0
 """Computing time of loading the file, for which the largest take 2 s, and of the text, for which none takes 0.1 s."""
@@ -54,7 +55,7 @@ def main() -> None:
     except Exception:  # said in the words of whoever loads it
         return
     except BaseException as error:  # a panic of the library
-        print(f"its {file.name} cannot be used: {error}"[:_LONGEST])
+        write_line(f"its {file.name} cannot be used: {error}"[:_LONGEST], sys.stdout)
 
 
 if __name__ == "__main__":
