@@ -114,33 +114,10 @@ class Reconciler:
             return await (self._give_up_large if CUT in job.body else self._give_up)(key, job, todo)
         retried = want.waits is None and all(pod.over for pod in pods) and is_retried(job, now)
         job = reopen_job(job, want.spec, accepted=retried and await self._pods.accepted(job, want.pinned))
-        pods = await self._claims.with_claimed_devices(
-            key, job, await self._pod_events.with_event_reasons(key, job, pods)
-        )
-        trainer = await self._trainers.read(job, pods, bare=want.pinned.sends_bare_token)
-        refusal = self._outcomes.refusal(key)
         job = kept_in_queue(job, workload, required=requires_queue)
-        if refusal is not None and isinstance(refusal.why, Finish):
-            # Of the spec of then; a later one reopens the job.
-            job = replace(job, generation=refusal.generation)
-        held: Quota = "unknown"
-        if not isinstance(found_workload, ApiError):
-            started = active_config(job) == want.pinned.name
-            held = quota(job, want.spec, workload, want.pinned.name, started=started)
-        seen = Observed(
-            job,
-            want,
-            pods,
-            trainer,
-            silent_since=self._trainers.silent_since(job),
-            trainer_error=self._trainers.trainer_error(job),
-            refused=refusal.why if refusal else None,
-            deleted_pods=[Pod.of(pod) for pod in gone if owned_by(pod, job) and is_marked(pod, job.name)],
-            created_attempt=self._outcomes.created_attempt(key),
-            quota=held,
-            deactivated=deactivated(workload),
-            prices=self._settings.gpu_prices,
-        )
+        deleted = [Pod.of(pod) for pod in gone if owned_by(pod, job) and is_marked(pod, job.name)]
+        seen = await self._observe(key, job, want, pods, deleted, found_workload)
+        job, pods = seen.job, [*seen.pods]
         todo = plan(seen, now)
         if todo.again is None:  # it wants nothing: what is remembered would save no calls
             self._desired.forget(key)
@@ -152,6 +129,44 @@ class Reconciler:
         again = POLL_SECONDS if told else RETRY_SECONDS
         again = max(again, self._cache.active / JOBS_PER_POLL_SECOND)
         return again if todo.due is None else min(again, todo.due)
+
+    async def _observe(
+        self,
+        key: Key,
+        job: Job,
+        want: Desired,
+        pods: list[Pod],
+        deleted: list[Pod],
+        workload: Body | ApiError | None,
+    ) -> Observed:
+        """Reads what else is to know of a job whose desired state is valid: events and devices of its pods, its
+        trainer's report, the outcome of what was tried last, and its quota."""
+        pods = await self._pod_events.with_event_reasons(key, job, pods)
+        pods = await self._claims.with_claimed_devices(key, job, pods)
+        trainer = await self._trainers.read(job, pods, bare=want.pinned.sends_bare_token)
+        refusal = self._outcomes.refusal(key)
+        if refusal is not None and isinstance(refusal.why, Finish):
+            # Of the spec of then; a later one reopens the job.
+            job = replace(job, generation=refusal.generation)
+        found = None if isinstance(workload, ApiError) else workload
+        held: Quota = "unknown"
+        if not isinstance(workload, ApiError):
+            started = active_config(job) == want.pinned.name
+            held = quota(job, want.spec, found, want.pinned.name, started=started)
+        return Observed(
+            job,
+            want,
+            pods,
+            trainer,
+            silent_since=self._trainers.silent_since(job),
+            trainer_error=self._trainers.trainer_error(job),
+            refused=refusal.why if refusal else None,
+            deleted_pods=deleted,
+            created_attempt=self._outcomes.created_attempt(key),
+            quota=held,
+            deactivated=deactivated(found),
+            prices=self._settings.gpu_prices,
+        )
 
     async def _carry_out(
         self, key: Key, job: Job, want: Desired, pods: list[Pod], todo: Plan, workload: Body | ApiError | None
@@ -184,7 +199,7 @@ class Reconciler:
         if todo.generators is not None:
             await self._api.scale("RLHFJob", job.namespace, job.name, todo.generators, version)
         if todo.expire:
-            await self._api.delete("RLHFJob", job.namespace, job.name, uid=job.uid)
+            await self._expire(job)
         return told
 
     async def _dispatch(self, key: Key, job: Job) -> float | None:
@@ -199,7 +214,7 @@ class Reconciler:
             left = seconds_until_ttl(job, job.status, self._api.clock.now())
             if left is None or left > 0:
                 return left
-            await self._api.delete("RLHFJob", job.namespace, job.name, uid=job.uid)
+            await self._expire(job)
             return None
         try:
             want = await self._desired.read(key, replace(job, status=None), [])
@@ -244,7 +259,7 @@ class Reconciler:
         for event in todo.events:
             await self._recorder.record(job.body, event)
         if todo.expire:
-            await self._api.delete("RLHFJob", job.namespace, job.name, uid=job.uid)
+            await self._expire(job)
         return todo.again
 
     async def _give_up_large(self, key: Key, job: Job, todo: Plan) -> float | None:
@@ -253,6 +268,9 @@ class Reconciler:
             return LARGE_SECONDS
         async with self._large:
             return await self._give_up(key, job, todo)
+
+    async def _expire(self, job: Job) -> None:
+        await self._api.delete("RLHFJob", job.namespace, job.name, uid=job.uid)
 
     async def _delete_pods(self, job: Job, todo: Plan) -> None:
         await run_all(
