@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import replace
 from functools import partial
 
-from rlhf_api.contract.status import ENDED, JobStatus
+from rlhf_api.contract.status import JobStatus
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.manifest.spec_size import CUT
 from rlhf_api.roles import Role
@@ -16,6 +16,7 @@ from ..kube.api_error import ApiError
 from ..kube.calls import run_all, run_growing
 from ..supervision.process_state import Finish
 from .act.companion_client import CompanionClient
+from .act.dispatcher import Dispatcher
 from .act.kueue_client import KueueClient
 from .act.outcomes import Outcomes
 from .act.ownership import owned_by
@@ -23,15 +24,14 @@ from .act.pod_client import PodClient
 from .act.recorder import Recorder
 from .act.status_writer import StatusWriter
 from .config.settings import Settings
-from .decide.describe import Event
-from .decide.next_step import POLL_SECONDS, Plan, seconds_until_ttl
+from .decide.next_step import POLL_SECONDS, Plan
 from .decide.plan import plan
-from .decide.refusal import invalid_spec, is_retried, leave_alone, refusal_message, refuse, reopen_job
+from .decide.refusal import is_retried, leave_alone, refuse, reopen_job
 from .decide.stopping import is_settled, plan_deleted_job
 from .objects.kueue import Quota, deactivated, kept_in_queue, quota
 from .objects.pinned import UnreadableConfig
 from .observe.deletion_watch import DeletionWatch
-from .observe.desired import Desired, active_config, asks_to_suspend
+from .observe.desired import Desired, active_config
 from .observe.desired_reader import DesiredReader
 from .observe.device_claims import DeviceClaims
 from .observe.observed import Observed
@@ -66,6 +66,7 @@ class Reconciler:
         self._large = asyncio.Lock()
         """Held while a job that is too large is refused: the write of its status takes an API server seconds, and many
         at a time leave none for other jobs."""
+        self._dispatcher = Dispatcher(api, self._desired, self._kueue, recorder)
         self._uids: dict[Key, str] = {}
         """Uid of the job that the state above belongs to; a job of the same name with another uid starts afresh."""
 
@@ -85,7 +86,7 @@ class Reconciler:
             return None
         job = Job.of(body)
         if job.controller != CONTROLLER:
-            return await self._dispatch(key, job) if job.controller == MULTIKUEUE else None
+            return await self._dispatcher.reconcile(key, job) if job.controller == MULTIKUEUE else None
         if self._uids.setdefault(key, job.uid) != job.uid:
             self._forget(key)
             self._uids[key] = job.uid
@@ -201,45 +202,6 @@ class Reconciler:
         if todo.expire:
             await self._expire(job)
         return told
-
-    async def _dispatch(self, key: Key, job: Job) -> float | None:
-        """Lines up a job that MultiKueue runs on another cluster, where its pods are made and its status is written.
-        Returns as `reconcile` does."""
-        found = self._kueue.workload(key, job)
-        if job.queue is None or asks_to_suspend(job) or "deletionTimestamp" in job.body["metadata"]:
-            await self._kueue.leave(job, found, None)
-            return None
-        await self._kueue.release(job, found)  # whereupon Kueue withdraws the job from the other cluster
-        if job.status is not None and job.status.phase in ENDED:
-            left = seconds_until_ttl(job, job.status, self._api.clock.now())
-            if left is None or left > 0:
-                return left
-            await self._expire(job)
-            return None
-        try:
-            want = await self._desired.read(key, replace(job, status=None), [])
-        except InvalidJob as error:
-            await self._recorder.record(job.body, invalid_spec(error))
-            return None  # of which no other cluster can make more
-        if want.waits is not None:
-            await self._recorder.record(job.body, Event("Warning", want.waits.reason, want.waits.message))
-            return POLL_SECONDS
-        held = quota(job, want.spec, found, want.pinned.name, started=active_config(job) is not None)
-        if held == "outgrown":
-            await self._kueue.leave(job, found, None)
-            return POLL_SECONDS
-        if held in ("absent", "outdated"):
-            await self._enter_dispatched(job, want, found)
-        return None
-
-    async def _enter_dispatched(self, job: Job, want: Desired, found: Body | None) -> None:
-        """Lines the job up; a refusal is told by an event, as its status is another's."""
-        try:
-            await self._kueue.enter(job, want, found)
-        except ApiError as error:
-            message = f"the job cannot be lined up: {refusal_message(error)}"
-            await self._recorder.record(job.body, Event("Warning", "WorkloadRefused", message))
-            raise
 
     async def _create_pods(self, job: Job, want: Desired, todo: Plan, workload: Body | None) -> None:
         admitted = workload if job.queue is not None else None
