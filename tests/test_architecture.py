@@ -1,11 +1,11 @@
 """docs/concepts/architecture.md: its picture and folders are those of the contracts that import-linter checks."""
 
-import importlib.util
 import re
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tests.support.scripts import load_script
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "concepts" / "architecture.md").read_text()
@@ -14,12 +14,7 @@ SCRIPT = ROOT / "tools" / "make_architecture_picture.py"
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location(SCRIPT.stem, SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(SCRIPT)
 
 
 def test_the_picture_is_of_the_floors_and_imports_there_are(script: ModuleType):

@@ -1,6 +1,5 @@
 """The docs say what is: manifests in them are valid, commands parse, links lead somewhere, the reference is current."""
 
-import importlib.util
 import json
 import re
 import shlex
@@ -9,6 +8,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 import yaml
+from tests.support.scripts import load_script
 
 from rlhf_api.algorithms import ALGORITHMS
 from rlhf_api.manifest.load import parse
@@ -113,12 +113,7 @@ def test_pages_named_in_code_exist():
 
 def test_the_manifest_reference_is_current():
     script = ROOT / "tools" / "make_manifest_reference.py"
-    spec = importlib.util.spec_from_file_location("make_manifest_reference", script)
-    assert spec is not None
-    assert spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    assert (ROOT / "docs" / "reference" / "manifest.md").read_text() == made.page(), (
+    assert (ROOT / "docs" / "reference" / "manifest.md").read_text() == load_script(script).page(), (
         f"run {script.relative_to(ROOT)}"
     )
 

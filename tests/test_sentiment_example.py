@@ -1,21 +1,18 @@
 """The shipped data of examples/sentiment: what its script makes, balanced, and judged as it was meant."""
 
-import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tests.support.scripts import load_script
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "sentiment"
 FILES = ["sft.jsonl", "pairs.jsonl", "prompts.jsonl", "heldout.jsonl"]
 
 
 def module(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, EXAMPLE / f"{name}.py")
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return loaded
+    return load_script(EXAMPLE / f"{name}.py")
 
 
 judge = module("judge")

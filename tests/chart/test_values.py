@@ -1,6 +1,5 @@
 """Values: what the schema refuses, and that schema, README and versions are in step with the rest."""
 
-import importlib.util
 import json
 import tomllib
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.support.helm import CHART, HelmError, render
+from tests.support.scripts import load_script
 
 from rlhf_api.job import KIND
 from rlhf_api.manifest.load import parse
@@ -84,12 +84,7 @@ def test_the_schema_knows_every_value_and_no_other():
 
 def test_the_readme_is_current():
     script = ROOT / "tools" / "make_chart_reference.py"
-    spec = importlib.util.spec_from_file_location("make_chart_reference", script)
-    assert spec is not None
-    assert spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    assert (CHART / "README.md").read_text() == made.page(), f"run {script.relative_to(ROOT)}"
+    assert (CHART / "README.md").read_text() == load_script(script).page(), f"run {script.relative_to(ROOT)}"
 
 
 def test_chart_and_package_have_one_version():

@@ -1,12 +1,12 @@
 """docs/reference/algorithms.md: its graphs are those of `rlhf graph`, its tables have every setting and default."""
 
-import importlib.util
 import json
 import re
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tests.support.scripts import load_script
 
 from rlhf_api.algorithms import ALGORITHMS
 from rlhf_api.algorithms.policy_gradient import PolicyGradient
@@ -21,12 +21,7 @@ SETTINGS = {a.name: a.settings for a in ALGORITHMS.values() if a.settings} | {
 
 
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location(
-        "make_algorithm_graphs", ROOT / "tools" / "make_algorithm_graphs.py"
-    )
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
+    return load_script(ROOT / "tools" / "make_algorithm_graphs.py")
 
 
 def rows(name: str) -> dict[str, str]:
