@@ -5,13 +5,13 @@ this process by SIGPROF: no template catches it, nor any computation within one 
 """
 
 import json
-import resource
 import signal
 import sys
-from pathlib import Path
 from typing import Any
 
 from transformers.utils.chat_template_utils import render_jinja_template
+
+from ..process.memory_limit import limit_memory
 
 SECONDS = 0.8
 """Computing time of one rendering, the system's for it included: a refusal comes within a second."""
@@ -36,9 +36,7 @@ def reply(request: dict[str, Any]) -> dict[str, str]:
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the end of its input ends it
-    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, size + MEMORY))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limit_memory(MEMORY)
     replies, sys.stdout = sys.stdout, sys.stderr
     for line in sys.stdin:
         signal.setitimer(signal.ITIMER_PROF, SECONDS)

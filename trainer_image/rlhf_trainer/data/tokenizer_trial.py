@@ -5,7 +5,6 @@ Its patterns backtrack, and one of ten characters may take minutes for each that
 each attempt alone. A replacement of replacements makes a letter terabytes.
 """
 
-import resource
 import signal
 import subprocess
 import sys
@@ -15,6 +14,8 @@ from tokenizers import Tokenizer
 
 from rlhf_api.host.foreign_files import LARGEST_JSON, read_regular
 from rlhf_api.host.printing import write_line
+
+from ..process.memory_limit import limit_memory
 
 LOAD_SECONDS, TEXT_SECONDS = 20.0, 2.0
 """Computing time of loading the file, for which the largest take 2 s, and of the text, for which none takes 0.1 s."""
@@ -41,9 +42,7 @@ def tokenizer_problem(file: Path) -> str:
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, size + MEMORY))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limit_memory(MEMORY)
     signal.setitimer(signal.ITIMER_PROF, LOAD_SECONDS)
     file = Path(sys.argv[1])
     try:
