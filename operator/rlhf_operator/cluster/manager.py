@@ -173,7 +173,7 @@ class Process:
         """
         all_swept = resync.ListingDiff()
 
-        async def look(namespace: str | None) -> None:
+        async def list_namespace(namespace: str | None) -> None:
             if not first:
                 swept = await resync.sweep(self._api, namespace, kinds, self._cache)
                 all_swept.touched.update(swept.touched)
@@ -185,7 +185,7 @@ class Process:
                 for key in found:  # those at rest after all others: there may be thousands
                     self._queue.add(key, after=None if key in active else _BATCH_SECONDS)
 
-        for namespace in await self._scope.each(look):
+        for namespace in await self._scope.each(list_namespace):
             all_swept.touched.update(self._cache.leave(namespace))
         return all_swept
 

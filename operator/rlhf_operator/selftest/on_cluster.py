@@ -83,7 +83,7 @@ class OnCluster:
                 await self._kill(*killed)
         return self._outcome(watch, status)
 
-    async def look(self, models: Sequence[str]) -> RunResults:
+    async def read_results(self, models: Sequence[str]) -> RunResults:
         if self._trainer is None or not self._rests:
             return RunResults()
         reader = ["python3", "-m", "rlhf_operator.selftest.left", self._folder, *models]

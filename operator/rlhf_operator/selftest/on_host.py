@@ -60,7 +60,7 @@ class OnHost:
             return watch.failed
         return "" if status.phase == ("Suspended" if watch.stopped else "Succeeded") else host.outcome
 
-    async def look(self, models: Sequence[str]) -> RunResults:
+    async def read_results(self, models: Sequence[str]) -> RunResults:
         return left_by(self._folder, models)
 
 

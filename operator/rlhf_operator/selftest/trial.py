@@ -35,7 +35,7 @@ class Trial(Protocol):
         then.
         """
 
-    async def look(self, models: Sequence[str]) -> RunResults:
+    async def read_results(self, models: Sequence[str]) -> RunResults:
         """Results of the run so far, with the parameters of these models."""
 
 
@@ -76,14 +76,14 @@ async def carry_out(spec: Spec, trial: Trial) -> Observations:
     """
     watch = Watch(victims=roles_to_kill(spec), first=BASELINE, patience=step_deadline(spec))
     cause = await trial.half(first_half(spec), watch)
-    left = first = await trial.look([model.name for model in spec.graph.trained])
+    left = first = await trial.read_results([model.name for model in spec.graph.trained])
     stopped = wanted = None
     if not cause and first.snapshots:
         stopped = first.snapshots[-1][0]
         wanted = stopped + 1 + LEARNING_STEPS
         again = Watch(victims=(), first=None, patience=step_deadline(spec))
         cause = await trial.half(second_half(spec, wanted), again)
-        left = await trial.look(())
+        left = await trial.read_results(())
     return Observations(
         kills={kill.role: kill for kill in watch.kills},
         still=first.snapshots,
