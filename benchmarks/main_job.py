@@ -1,4 +1,4 @@
-"""Where the time of a PPO step goes, on this machine.
+"""Shares of a PPO step's time, on this machine.
 
     .venv/bin/python benchmarks/main_job.py [--manifest FILE] [--steps N] [--set spec.path=value]...
 

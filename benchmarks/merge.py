@@ -1,4 +1,4 @@
-"""What merging an adapter adds to a swap: the copies of whole weights into a model, and of weights merged for them.
+"""Cost of merging an adapter in a swap: the copies of whole weights into a model, and of weights merged for them.
 
     .venv/bin/python benchmarks/merge.py [--model qwen2.5-7b] [--ranks 16 64]
 

@@ -1,4 +1,4 @@
-"""What other code imports of the trainer (docs/guides/extending.md); modules behind this one may move."""
+"""Names that other code imports of the trainer (docs/guides/extending.md); modules behind this one may move."""
 
 from .metrics.builtin_trackers import Run, Tracker
 from .ops.context import ComputeFn, LossFn, OpContext

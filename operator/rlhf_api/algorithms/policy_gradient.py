@@ -60,7 +60,7 @@ class PolicyGradient(Frozen):
 
     @property
     def kl_penalty(self) -> Literal["reward", "loss"] | None:
-        """What the KL penalty is part of; None if there is none."""
+        """The part that has the KL penalty, reward or loss; None without a penalty."""
         return self.kl_in if self.kl_coefficient > 0 else None
 
 

@@ -1,1 +1,1 @@
-"""What is wrong with a manifest, in words: the field, the value, the remedy."""
+"""Problems of a manifest, in words: the field, the value, the remedy."""

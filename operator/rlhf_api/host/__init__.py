@@ -1,1 +1,1 @@
-"""What the command line, the operator and the trainer need of a machine: its files, its terminal, users' modules."""
+"""Access of the command line, the operator and the trainer to a machine: its files, its terminal, users' modules."""

@@ -1,1 +1,1 @@
-"""What no single field can say: rules on a whole spec."""
+"""Rules on a whole spec, which no single field can hold."""

@@ -72,7 +72,7 @@ def _roles(spec: Spec) -> Iterator[_Unread]:
 
 
 def _why(spec: Spec, role: Role) -> str:
-    """Why the job has no processes of a role."""
+    """The reason that the job has no processes of a role."""
     if role is Role.REFERENCE:
         return _without_reference(spec)
     if role is Role.GENERATOR and spec.graph.generates:
@@ -82,7 +82,7 @@ def _why(spec: Spec, role: Role) -> str:
 
 
 def _without_reference(spec: Spec) -> str:
-    """Why nothing asks for a reference role."""
+    """The reason that nothing asks for a reference role."""
     where, settings = f"spec.{to_camel(algorithm_of(spec).name)}", settings_of(spec)
     if isinstance(settings, PolicyGradient) and settings.kl_penalty is None:
         return f"{where}.klCoefficient is 0"

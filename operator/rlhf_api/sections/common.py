@@ -1,4 +1,4 @@
-"""What the spec of every job has, whatever its algorithm."""
+"""The sections of every job's spec, whatever its algorithm."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""What a pod asks of its node, from its body as it was built or is stored; pure."""
+"""Resources that a pod requests, from its body as it was built or is stored; pure."""
 
 import re
 from collections.abc import Iterable, Mapping

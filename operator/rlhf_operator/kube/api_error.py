@@ -1,4 +1,4 @@
-"""Why a call of the Kubernetes API failed."""
+"""Errors of calls of the Kubernetes API, with their reasons."""
 
 import re
 from typing import Any

@@ -1,1 +1,1 @@
-"""What either host does with a job's processes: states, restarts, budgets, deadlines."""
+"""Supervision of a job's processes by either host: states, restarts, budgets, deadlines."""

@@ -11,7 +11,7 @@ from .replies import read_start
 
 
 class Unproven(aiohttp.ClientError):
-    """What answers at an address is no process of this job."""
+    """A process of another job, or a stranger, answers at an address."""
 
 
 class Keys:

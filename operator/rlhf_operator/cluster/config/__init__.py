@@ -1,1 +1,1 @@
-"""What an administrator sets: the operator's settings, limits, namespaces."""
+"""Settings of an administrator: the operator's settings, limits, namespaces."""

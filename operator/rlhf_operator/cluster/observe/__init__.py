@@ -1,1 +1,1 @@
-"""What a reconcile reads."""
+"""Readers of a reconcile."""

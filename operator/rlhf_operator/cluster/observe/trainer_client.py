@@ -131,7 +131,7 @@ class TrainerClient:
         return known.silent_since if known else None
 
     def trainer_error(self, job: Job) -> str:
-        """Why the trainer's last answer was of no use; empty if it was, or if there was none."""
+        """The error in the trainer's last answer; empty without one, or without an answer."""
         known = self._known.get(job.uid)
         return known.trainer_error if known else ""
 

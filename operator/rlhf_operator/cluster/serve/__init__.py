@@ -1,1 +1,1 @@
-"""What the operator's process serves: webhook, probes, metrics, logs."""
+"""Servers of the operator's process: webhook, probes, metrics; its logs."""

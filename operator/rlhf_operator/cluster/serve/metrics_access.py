@@ -1,4 +1,4 @@
-"""Who may read /metrics: a bearer token is reviewed by the API server, as by kube-rbac-proxy."""
+"""Authorizes readers of /metrics: a bearer token is reviewed by the API server, as by kube-rbac-proxy."""
 
 import hashlib
 import logging

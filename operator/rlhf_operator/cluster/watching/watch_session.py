@@ -16,8 +16,8 @@ _NAMED = {plural: {"apiVersion": version, "kind": kind} for kind, (version, plur
 
 
 class WatchSession:
-    """What kopf uses of an aiohttp session. After `close` the next request opens another: at its end kopf closes the
-    session before its watches, which otherwise would wait for new credentials for ever."""
+    """The part of an aiohttp session that kopf uses. After `close` the next request opens another: at its end kopf
+    closes the session before its watches, which otherwise would wait for new credentials for ever."""
 
     def __init__(
         self, headers: dict[str, str], connector: Callable[[], aiohttp.BaseConnector], **options: Any
