@@ -105,6 +105,7 @@ def test_pages_named_in_code_exist():
     gone = {
         (page, file.name)
         for file in files
+        if file.is_file()
         for page in named.findall(file.read_text())
         if not (ROOT / page).exists()
     }
