@@ -218,7 +218,7 @@ def test_a_clone_of_a_run_on_this_machine(tmp_path: Path, capsys: pytest.Capture
     manifest.write_text(json.dumps(made))
     ask = ["clone", str(manifest), "--from-step=3", f"--workdir={folder}"]
     assert cli.main(ask) == 2
-    assert f"error: there is no directory {folder}/checkpoints" in capsys.readouterr().err
+    assert f": there is no directory {folder}/checkpoints" in capsys.readouterr().err
     archive = Archive(f"file://{folder}/checkpoints")
     Committer.take_over(archive, Retention(last=1)).commit(2, {}, {}, {})
     assert cli.main(ask) == 2
