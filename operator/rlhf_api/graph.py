@@ -241,9 +241,9 @@ class Graph:
                 yield f"node {node.name!r} infers with {kind} of {node.model.name!r}, which no Train node trains"
         shares = {(node.model, node.average) for node in inferred if node.average is not None}
         outputs = {(node.model, node.output) for node in inferred if node.model not in self.trained}
-        for found, what in ((shares, "moving averages"), (outputs, "outputs")):
-            for model in sorted({model.name for model, _ in found}):
-                if len(several := [str(each) for used, each in found if used.name == model]) > 1:
+        for used_models, what in ((shares, "moving averages"), (outputs, "outputs")):
+            for model in sorted({model.name for model, _ in used_models}):
+                if len(several := [str(each) for used, each in used_models if used.name == model]) > 1:
                     yield f"nodes infer with several {what} of {model!r}: {', '.join(sorted(several))}; use one"
 
 

@@ -85,7 +85,7 @@ class Archive:
         *,
         patience: timedelta = PATIENCE,
         known: bool = False,
-        retrying: Callable[[str], None] = lambda _why: None,
+        retrying: Callable[[str], None] = lambda _reason: None,
     ) -> None:
         """Raises UnusableStore if the URL does not name a store that can be opened; see `Store`."""
         self.store = Store(url, patience=patience, known=known, retrying=retrying)
@@ -104,16 +104,16 @@ class Archive:
             version = self.store.read(ROOT)
             return decode_root(version.data), version
         except Missing:
-            why = f"{ROOT} is missing"
+            problem = f"{ROOT} is missing"
         except DamagedSnapshot as error:
-            why = str(error)
-        listed = [Entry.of_key(found.key) for found in self.store.list(CUTS)]
+            problem = str(error)
+        listed = [Entry.of_key(listed_object.key) for listed_object in self.store.list(CUTS)]
         if not (written := [entry for entry in listed if entry is not None]):
             return Root(), version
-        log.error("DAMAGED STORE, using the manifests that are readable: %s", why)
+        log.error("DAMAGED STORE, using the manifests that are readable: %s", problem)
         if not (manifests := self.manifests(written)):
             message = (
-                f"every checkpoint in {self.store.url} is damaged or of another release, see the log ({why}); "
+                f"every checkpoint in {self.store.url} is damaged or of another release, see the log ({problem}); "
                 "take the release that wrote them, or begin a new run in another store"
             )
             raise UnusableStore(message)
@@ -140,13 +140,13 @@ class Archive:
 
     def manifests(self, entries: Iterable[Entry]) -> dict[str, Manifest]:
         """Manifests of snapshots, by key; damaged ones are logged and left out."""
-        found = {}
+        manifests = {}
         for entry in entries:
             try:
-                found[entry.key] = self.open(entry).manifest
+                manifests[entry.key] = self.open(entry).manifest
             except DamagedSnapshot as error:
                 log.error("DAMAGED CHECKPOINT: %s", error)
-        return found
+        return manifests
 
     def unreferenced(self, root: Root, manifests: Mapping[str, Manifest]) -> list[Listed]:
         """Segments and manifests that neither the root nor one of its manifests references. None if a manifest of the
@@ -157,10 +157,10 @@ class Archive:
             return []
         used |= {segment.key for manifest in manifests.values() for segment in manifest.segments()}
         return [
-            found
+            listed_object
             for kind in (CUTS, SEGMENTS)
-            for found in self.store.list(kind)
-            if found.key not in used and is_named_by_content(found.key)
+            for listed_object in self.store.list(kind)
+            if listed_object.key not in used and is_named_by_content(listed_object.key)
         ]
 
 
@@ -172,8 +172,8 @@ def _rebuilt(written: Iterable[Entry], manifests: Mapping[str, Manifest]) -> Roo
         # A trainer that rolled back to an earlier step has removed the snapshots after it.
         newest = {step: older for step, older in newest.items() if step < entry.step}
         manifest = manifests.get(entry.key)
-        told = {name: getattr(manifest, name) for name in ("time", "reward", "good")} if manifest else {}
-        newest[entry.step] = entry.model_copy(update=told)
+        fields = {name: getattr(manifest, name) for name in ("time", "reward", "good")} if manifest else {}
+        newest[entry.step] = entry.model_copy(update=fields)
     return Root(
         epoch=max(entry.epoch for entry in newest.values()),
         rollbacks=max(manifest.rollbacks for manifest in manifests.values()),

@@ -72,7 +72,7 @@ class Committer:
             except (Conflict, Missing):
                 continue  # another trainer starts at the same time: the last one to take over wins
             manifests = archive.manifests(root.cuts)
-            garbage = [found.key for found in archive.unreferenced(root, manifests)]
+            garbage = [listed_object.key for listed_object in archive.unreferenced(root, manifests)]
             # Listed while this trainer leads, it is nobody's; later, it may be the next one's, just uploaded.
             if archive.read_root()[0].owner == root.owner:
                 archive.store.delete(garbage)
@@ -136,8 +136,8 @@ class Committer:
         self._store.put_new(entry.key, data)
         before = self._root
         earlier = [snapshot for snapshot in before.cuts if snapshot.step < step]
-        kept = self._retention.keep([*earlier, entry])
-        root = before.model_copy(update={"cuts": kept})
+        retained = self._retention.keep([*earlier, entry])
+        root = before.model_copy(update={"cuts": retained})
         self._reached("latest")
         self._replace(root)
         self._manifests[entry.key] = manifest
@@ -154,8 +154,8 @@ class Committer:
         """
         before = self._root
         step = max((snapshot.step for snapshot in before.cuts if snapshot.good), default=0)
-        kept = tuple(snapshot for snapshot in before.cuts if snapshot.step <= step)
-        self._replace(before.model_copy(update={"cuts": kept, "rollbacks": before.rollbacks + 1}))
+        retained = tuple(snapshot for snapshot in before.cuts if snapshot.step <= step)
+        self._replace(before.model_copy(update={"cuts": retained, "rollbacks": before.rollbacks + 1}))
         self._delete_but_those_kept(before)
         return step
 
@@ -173,9 +173,9 @@ class Committer:
 
     def _delete_but_those_kept(self, before: Root) -> None:
         """Deletes snapshots that LATEST has dropped; objects left by a crash are collected by the next trainer."""
-        gone = {snapshot.key for snapshot in before.cuts} - {snapshot.key for snapshot in self.cuts}
-        old = [manifest for key in gone if (manifest := self._manifests.pop(key, None))]
-        self._unwanted |= gone | {segment.key for manifest in old for segment in manifest.segments()}
+        dropped = {snapshot.key for snapshot in before.cuts} - {snapshot.key for snapshot in self.cuts}
+        old = [manifest for key in dropped if (manifest := self._manifests.pop(key, None))]
+        self._unwanted |= dropped | {segment.key for manifest in old for segment in manifest.segments()}
         try:
             # A manifest that could not be read for a moment: its snapshot may have segments of those dropped.
             unread = [snapshot for snapshot in self.cuts if snapshot.key not in self._manifests]

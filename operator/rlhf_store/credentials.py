@@ -36,10 +36,10 @@ class FileCredentials:
 
 
 def _read(file: str, profile: str) -> dict[str, Any]:
-    found = configparser.ConfigParser(interpolation=None)
+    profiles = configparser.ConfigParser(interpolation=None)
     try:
-        read = found.read(file)
-        section = found[profile]
+        read = profiles.read(file)
+        section = profiles[profile]
         keys = {key: section[f"aws_{key}"] for key in ("access_key_id", "secret_access_key")}
     except configparser.Error as error:
         raise ValueError(f"AWS_SHARED_CREDENTIALS_FILE {file}: {error.message.splitlines()[0]}") from None

@@ -25,7 +25,7 @@ T = TypeVar("T")
 def patiently(
     call: Callable[[], T],
     patience: timedelta,
-    retrying: Callable[[str], None] = lambda _why: None,
+    retrying: Callable[[str], None] = lambda _reason: None,
     *,
     allowed: bool = False,
 ) -> T:
@@ -45,10 +45,10 @@ def patiently(
             passing = isinstance(error, transient) and time.monotonic() + wait < deadline
             if not passing:
                 raise StoreError(f"the checkpoint store fails: {reason(error)}") from error
-            why = reason(error) if wait > _TOLD_SECONDS else ""
-            if why:
-                log.warning("the checkpoint store fails, trying again: %s", why)
-        retrying(why)
+            failure = reason(error) if wait > _TOLD_SECONDS else ""
+            if failure:
+                log.warning("the checkpoint store fails, trying again: %s", failure)
+        retrying(failure)
         time.sleep(wait)
         wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
 
@@ -63,5 +63,5 @@ def reason(error: BaseException) -> str:
     if "HTTP error" in head and (cause := _CAUSE.search(debug)):
         untrusted = f"its certificate is not trusted ({cause['certificate']})"
         head += f": {cause['said'] or f'{untrusted}; SSL_CERT_FILE names the authorities that are'}"
-    said = re.search(r"<Message>(.*?)\.?</Message>", answer)
-    return " ".join(f"{head}{said.group(1) if said else answer}".split())[:500]
+    message = re.search(r"<Message>(.*?)\.?</Message>", answer)
+    return " ".join(f"{head}{message.group(1) if message else answer}".split())[:500]

@@ -84,8 +84,8 @@ class Entry(Report):
     @classmethod
     def of_key(cls, key: str) -> "Entry | None":
         """Parses the name of a manifest; None for any other object."""
-        found = _CUT.match(key)
-        return found and cls(step=int(found[1]), epoch=int(found[2]), digest=found[3], time="")
+        match = _CUT.match(key)
+        return match and cls(step=int(match[1]), epoch=int(match[2]), digest=match[3], time="")
 
 
 class Root(Report):
@@ -133,14 +133,14 @@ def decode_root(data: bytes) -> Root:
         content = json.loads(data)
         if content != _signed(content):
             raise DamagedSnapshot(f"{ROOT} is not what its hash says")
-        found = content.get("format")
+        written = content.get("format")
         del content["sha256"]
         text = json.dumps(content).encode()
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise DamagedSnapshot(f"{ROOT} cannot be read: {error!r:.200}") from error
-    if found != FORMAT:
+    if written != FORMAT:
         message = (
-            f"{ROOT} there has format {found!r:.9}, this release {FORMAT}; go on with the one that wrote it"
+            f"{ROOT} there has format {written!r:.9}, this release {FORMAT}; go on with the one that wrote it"
         )
         raise UnusableStore(message)
     return _parse(Root, text, ROOT)

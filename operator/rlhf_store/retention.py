@@ -17,16 +17,16 @@ class Retention:
     def keep(self, snapshots: Sequence[Entry]) -> tuple[Entry, ...]:
         """The snapshots to keep, of `snapshots` by ascending step, in order; always the newest and the newest good
         one."""
-        kept = set(range(len(snapshots) - max(1, self.last), len(snapshots)))
-        kept |= set([i for i, snapshot in enumerate(snapshots) if snapshot.good][-1:])
+        retained = set(range(len(snapshots) - max(1, self.last), len(snapshots)))
+        retained |= set([i for i, snapshot in enumerate(snapshots) if snapshot.good][-1:])
         judged = [
             (snapshot.reward, snapshot.step, i)
             for i, snapshot in enumerate(snapshots)
             if snapshot.reward is not None
         ]
-        kept |= {i for _, _, i in sorted(judged, reverse=True)[: self.best]}
+        retained |= {i for _, _, i in sorted(judged, reverse=True)[: self.best]}
         return tuple(
             snapshot
             for i, snapshot in enumerate(snapshots)
-            if i in kept or (self.every and snapshot.step % self.every == 0)
+            if i in retained or (self.every and snapshot.step % self.every == 0)
         )

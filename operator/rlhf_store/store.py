@@ -65,7 +65,7 @@ class Store:
         *,
         patience: timedelta = PATIENCE,
         known: bool = False,
-        retrying: Callable[[str], None] = lambda _why: None,
+        retrying: Callable[[str], None] = lambda _reason: None,
     ) -> None:
         """Credentials come from the environment, as each store's own tools read them.
 
@@ -128,9 +128,9 @@ class Store:
         many within the timeout of a request. Raises Missing and TooLarge."""
         if size is None or size <= READ_BYTES:
             return self._ask(lambda: self._read(key, size)).data
-        found = self.attributes(key)
-        _check_size(key, found.size, size)
-        return b"".join(self._parts(found, READ_BYTES))
+        attributes = self.attributes(key)
+        _check_size(key, attributes.size, size)
+        return b"".join(self._parts(attributes, READ_BYTES))
 
     def read(self, key: str) -> Version:
         """Reads an object of at most JSON_BYTES with its version. Raises Missing and TooLarge."""
@@ -157,17 +157,17 @@ class Store:
                 mode: Any = "create" if known is None else known.known_by
                 return _version(data, obstore.put(self._store, key, data, mode=mode))
             except (AlreadyExistsError, PreconditionError):
-                found = self._read(key)
-                if found.data != data:  # otherwise our own first try succeeded, and its reply was lost
+                stored = self._read(key)
+                if stored.data != data:  # otherwise our own first try succeeded, and its reply was lost
                     raise Conflict(key) from None
-                return found
+                return stored
 
         return self._ask(swap)
 
     def list(self, prefix: str) -> Sequence[Listed]:
         """The objects below `prefix/`."""
-        found = self._ask(lambda: obstore.list(self._store, prefix).collect())
-        return [Listed(meta["path"], meta["size"], meta["last_modified"]) for meta in found]
+        metadata = self._ask(lambda: obstore.list(self._store, prefix).collect())
+        return [Listed(meta["path"], meta["size"], meta["last_modified"]) for meta in metadata]
 
     def attributes(self, key: str) -> Listed:
         """Size, time and tag of an object. Raises Missing."""
@@ -181,12 +181,12 @@ class Store:
 
         return self._ask(ask)
 
-    def download(self, found: Listed, file: Path) -> None:
+    def download(self, listed_object: Listed, file: Path) -> None:
         """Downloads an object to a file, part by part, each with a timeout of its own, so that a large one may take
         long. An object that is replaced meanwhile is refused."""
 
         with file.open("wb") as out:
-            out.writelines(self._parts(found, PART_BYTES))
+            out.writelines(self._parts(listed_object, PART_BYTES))
 
     def delete(self, keys: Sequence[str]) -> None:
         """Deletes objects, as far as they are there."""
@@ -211,13 +211,15 @@ class Store:
                 raise
             raise self._unusable(error.__cause__) from error
 
-    def _parts(self, found: Listed, size: int) -> Iterator[bytes]:
+    def _parts(self, listed_object: Listed, size: int) -> Iterator[bytes]:
         def part(start: int) -> bytes:
-            end = min(start + size, found.size)
-            options: Any = {"range": (start, end)} | ({"if_match": found.tag} if found.tag else {})
-            return bytes(obstore.get(self._store, found.key, options=options).bytes())
+            end = min(start + size, listed_object.size)
+            options: Any = {"range": (start, end)} | (
+                {"if_match": listed_object.tag} if listed_object.tag else {}
+            )
+            return bytes(obstore.get(self._store, listed_object.key, options=options).bytes())
 
-        for start in range(0, found.size, size):
+        for start in range(0, listed_object.size, size):
             yield self._ask(partial(part, start))
 
     def _delete(self, keys: Sequence[str]) -> None:
@@ -231,12 +233,12 @@ class Store:
 
     def _read(self, key: str, most: int | None = None) -> Version:
         try:
-            found = obstore.get(self._store, key)
-            _check_size(key, found.meta["size"], JSON_BYTES if most is None else most)
-            data = bytes(found.bytes())
+            reply = obstore.get(self._store, key)
+            _check_size(key, reply.meta["size"], JSON_BYTES if most is None else most)
+            data = bytes(reply.bytes())
         except (NotFoundError, FileNotFoundError) as error:
             raise Missing(key) from error
-        return _version(data, found.meta)
+        return _version(data, reply.meta)
 
     @property
     def _directory(self) -> Path | None:
@@ -244,22 +246,22 @@ class Store:
 
     def _compare_and_put(self, key: str, data: bytes, known: Version | None) -> Version:
         try:
-            found: Version | None = self._read(key)
+            stored: Version | None = self._read(key)
         except Missing:
             if known is not None:
                 raise
-            found = None
-        if found and found.data == data:  # our own first try succeeded, and its reply was lost
-            return found
-        if (found and found.data) != (known and known.data):
+            stored = None
+        if stored and stored.data == data:  # our own first try succeeded, and its reply was lost
+            return stored
+        if (stored and stored.data) != (known and known.data):
             raise Conflict(key)
         return _version(data, self._put(key, data))
 
     def _put(self, key: str, data: bytes) -> Mapping[str, Any]:
-        told = obstore.put(self._store, key, data, chunk_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE)
+        reply = obstore.put(self._store, key, data, chunk_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE)
         if (folder := self._directory) is not None:
             make_durable(folder / key)
-        return told
+        return reply
 
     def _unusable(self, error: BaseException) -> UnusableStore:
         return UnusableStore(f"cannot use {self.url}: {reason(error)}; {hint(self.url)}")
@@ -279,6 +281,8 @@ def _delete_abandoned(folder: Path, keys: Callable[[str], bool]) -> None:
                 file.unlink()
 
 
-def _version(data: bytes, told: Mapping[str, Any]) -> Version:
-    """`told`: of the store, as it replies to a read or a write."""
-    return Version(data, {name: told[name] for name in ("e_tag", "version") if told[name] is not None})
+def _version(data: bytes, metadata: Mapping[str, Any]) -> Version:
+    """`metadata`: of the store, as it replies to a read or a write."""
+    return Version(
+        data, {name: metadata[name] for name in ("e_tag", "version") if metadata[name] is not None}
+    )

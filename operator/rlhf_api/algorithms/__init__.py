@@ -6,8 +6,8 @@ from . import cispo, custom, dpo, dr_grpo, grpo, gspo, ppo, reinforce_pp, reward
 from .base import Algorithm
 
 ALGORITHMS: dict[str, Algorithm] = {
-    found.name: found
-    for found in (
+    algorithm.name: algorithm
+    for algorithm in (
         sft.ALGORITHM,
         reward.ALGORITHM,
         dpo.ALGORITHM,
@@ -30,8 +30,8 @@ def algorithm_of(spec: CommonSpec) -> Algorithm:
 
 def settings_of(spec: CommonSpec) -> Frozen:
     """The settings section of the job's algorithm, such as `spec.ppo`; empty if it has none."""
-    found = algorithm_of(spec)
-    section: Frozen = getattr(spec, found.name) if found.settings else Frozen()
+    algorithm = algorithm_of(spec)
+    section: Frozen = getattr(spec, algorithm.name) if algorithm.settings else Frozen()
     return section
 
 

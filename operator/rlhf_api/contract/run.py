@@ -60,11 +60,11 @@ class RunConfig(Report):
         """Reads a configuration, or a file that names one beside it (`of_file`) and says whether to resume: a spec is
         stored once, though a start and a resume have a file each."""
         text = file.read_bytes()
-        said = json.loads(text)
-        if not isinstance(said, dict) or _FILE not in said:
+        document = json.loads(text)
+        if not isinstance(document, dict) or _FILE not in document:
             return cls.model_validate_json(text)
-        config = cls.model_validate_json((file.parent / said[_FILE]).read_bytes())
-        return config.model_copy(update={"resume": said["resume"]})
+        config = cls.model_validate_json((file.parent / document[_FILE]).read_bytes())
+        return config.model_copy(update={"resume": document["resume"]})
 
     @property
     def store(self) -> str:

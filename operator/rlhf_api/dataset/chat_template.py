@@ -57,8 +57,10 @@ def template_problems(given: str) -> list[Problem]:
                 message = f"No {type(node).__name__.lower()} named {node.name!r}"
                 raise TemplateSyntaxError(message, node.lineno)
     except TemplateSyntaxError as error:
-        why = str(error.message).rstrip(".")
-        return [Problem(FIELD, f"is not a Jinja template: line {error.lineno}: {why}; got {show(given)}")]
+        syntax_error = str(error.message).rstrip(".")
+        return [
+            Problem(FIELD, f"is not a Jinja template: line {error.lineno}: {syntax_error}; got {show(given)}")
+        ]
     except RecursionError:
         return [Problem(FIELD, f"is not a Jinja template: is nested too deeply; got {show(given)}")]
     return []

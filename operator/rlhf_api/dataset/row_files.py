@@ -211,15 +211,15 @@ def _content(data: bytes, *, is_list: bool) -> bytes:
 def _index_list(file: Path, begin: int) -> _Index:
     starts, depth = array("Q"), 0
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        for found in _TOKEN.finditer(data, begin):
-            token = found[0]
+        for match in _TOKEN.finditer(data, begin):
+            token = match[0]
             depth += (token in (b"[", b"{")) - (token in (b"]", b"}"))
             if depth == 1 and (token == b"," or not starts):
-                starts.append(found.end())
+                starts.append(match.end())
             elif depth == 0:
-                empty = len(starts) == 1 and not data[starts[0] : found.start()].strip()
-                if not data[found.end() :].strip():
-                    ends = array("Q", starts[1:] if empty else [*starts[1:], found.start()])
+                empty = len(starts) == 1 and not data[starts[0] : match.start()].strip()
+                if not data[match.end() :].strip():
+                    ends = array("Q", starts[1:] if empty else [*starts[1:], match.start()])
                     for i, (start, end) in enumerate(zip(starts, ends, strict=False)):
                         _check_size(end - start, f"{file}[{i}]")
                     rows = (data[start:end] for start, end in zip(starts, ends, strict=False))

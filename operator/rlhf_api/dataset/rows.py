@@ -152,8 +152,8 @@ def _decoded(name: str, fields: Mapping[str, Any], kind: type[Any]) -> Any:
         except ValueError:
             value = fields[name]
     if value is not None and not isinstance(value, kind):
-        wanted = "a list of objects" if kind is list else "an object"
-        raise ValueError(f"{name} must be {wanted}, or JSON text of it; got {show(value)}")
+        required = "a list of objects" if kind is list else "an object"
+        raise ValueError(f"{name} must be {required}, or JSON text of it; got {show(value)}")
     return value
 
 
@@ -278,11 +278,11 @@ def _row_problem(error: ValidationError, where: str, row: Any, model: type[Row])
         given, name = details["input"], str(details["loc"][-1])
         known = (model if given is row else Message).model_fields
         others = [key for key in given if isinstance(key, str) and key not in known]
-        found = (
+        present = (
             f"; the {'row' if given is row else 'message'} has {', '.join(map(repr, given)) or 'no fields'}"
         )
         meant = "messages" if name == "prompt" and "messages" in others else closest(name, others)
-        return Problem(f"{where}: {field}", f"is missing{found}" + (f"; rename {meant!r}" if meant else ""))
+        return Problem(f"{where}: {field}", f"is missing{present}" + (f"; rename {meant!r}" if meant else ""))
     got = f"; got {show(details['input'])}" if field else ""
     return Problem(f"{where}: {field}" if field else where, in_our_words(details) + got)
 

@@ -39,8 +39,8 @@ def _meant(key: str, keys: Sequence[str], model: type[BaseModel], section: str, 
     """A sentence that names the field meant by an unknown key: a field with this name in another system, beside the key
     or elsewhere; a mistyped field beside it; a field of this name in another place; a similar one."""
     typed = closest(key, keys, 1 if plain(key) in OTHER_NAMES else 0.8)
-    found = [] if typed else places(model, key, section)
-    elsewhere = [field for field in found if field.rpartition(".")[0] == above] or found
+    paths = [] if typed else places(model, key, section)
+    elsewhere = [field for field in paths if field.rpartition(".")[0] == above] or paths
     return f"did you mean {' or '.join(elsewhere)}?" if elsewhere else suggestion(key, keys)
 
 
@@ -93,11 +93,11 @@ def from_pydantic(
 ) -> InvalidJob:
     """A pydantic error of `model` as problems, with the right spelling or place named for unknown keys; `section`: the
     path of the algorithm's settings."""
-    found = error.errors()
+    errors = error.errors()
     # pydantic takes a list to be too short where one of its items is wrong.
-    short = {d["loc"][:i] for d in found for i, part in enumerate(d["loc"]) if isinstance(part, int)}
-    told = (d for d in found if d["type"] != "too_short" or d["loc"] not in short)
-    problems = first(_describe(d, model, section) for d in told)
+    short = {d["loc"][:i] for d in errors for i, part in enumerate(d["loc"]) if isinstance(part, int)}
+    reported = (d for d in errors if d["type"] != "too_short" or d["loc"] not in short)
+    problems = first(_describe(d, model, section) for d in reported)
     if prefix:
         problems = [Problem(f"{path(prefix)}.{p.where}", p.message) for p in problems]
     return InvalidJob(problems)

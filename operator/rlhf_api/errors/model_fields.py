@@ -26,8 +26,8 @@ def model_at(model: type[BaseModel], location: Sequence[int | str]) -> type[Base
     for part in location:
         if isinstance(part, int):
             continue
-        found = [f for name, f in model.model_fields.items() if (f.alias or name) == part]
-        inner = models_in(found[0].annotation) if found else []
+        fields = [f for name, f in model.model_fields.items() if (f.alias or name) == part]
+        inner = models_in(fields[0].annotation) if fields else []
         if not inner:
             return None
         model = inner[0]
@@ -44,10 +44,10 @@ def in_text_map(model: type[BaseModel], location: Sequence[str]) -> bool:
     for i, part in enumerate(location):
         if part.startswith("["):
             continue
-        found = [f for name, f in model.model_fields.items() if (f.alias or name) == part]
-        if found and i == len(location) - 2 and _is_text_map(found[0].annotation):
+        fields = [f for name, f in model.model_fields.items() if (f.alias or name) == part]
+        if fields and i == len(location) - 2 and _is_text_map(fields[0].annotation):
             return True
-        inner = models_in(found[0].annotation) if found else []
+        inner = models_in(fields[0].annotation) if fields else []
         if not inner:
             return False
         model = inner[0]
@@ -64,12 +64,12 @@ def _is_text_map(annotation: Any) -> bool:
 def places(model: type[BaseModel], key: str, section: str = "") -> list[str]:
     """Paths of the fields of this name, or of the field that has it in another system: a few of the outermost if there
     are many. Of fields that every algorithm has, that of the algorithm's own `section`, such as `spec.grpo`."""
-    wanted = OTHER_NAMES.get(plain(key), "").lower() or plain(key)
-    found = [path for path in _paths(model) if f".{path}".lower().endswith(f".{wanted}")]
-    if own := [path for path in found if path.startswith(f"{section}.")]:
+    name = OTHER_NAMES.get(plain(key), "").lower() or plain(key)
+    paths = [path for path in _paths(model) if f".{path}".lower().endswith(f".{name}")]
+    if own := [path for path in paths if path.startswith(f"{section}.")]:
         return own
-    outermost = min((path.count(".") for path in found), default=0)
-    return [path for path in found if path.count(".") == outermost][:_MOST]
+    outermost = min((path.count(".") for path in paths), default=0)
+    return [path for path in paths if path.count(".") == outermost][:_MOST]
 
 
 @cache

@@ -65,7 +65,7 @@ def _is_word(key: str) -> bool:
 
 def first(problems: Iterable[Problem]) -> list[Problem]:
     """At most `MOST` problems, and one more that says that there are others, which are not computed."""
-    found = list(islice(problems, MOST + 1))
-    if len(found) > MOST:
-        found[MOST:] = [Problem("manifest", f"has more problems than these {MOST}")]
-    return found
+    reported = list(islice(problems, MOST + 1))
+    if len(reported) > MOST:
+        reported[MOST:] = [Problem("manifest", f"has more problems than these {MOST}")]
+    return reported

@@ -13,7 +13,7 @@ from ..graph import POLICY, Dataset, Graph, Infer, Score, Train, minibatch_count
 from ..roles import Role
 from ..spec import Spec
 from .serving import data_parallel
-from .sizes import Found, Sizes
+from .sizes import FileSizes, Sizes
 from .zero import BYTES
 
 PHASES = ("generate", "score", "train", "broadcast")
@@ -85,9 +85,9 @@ class Work:
     broadcast: float
 
     @classmethod
-    def of(cls, spec: Spec, found: Found, batch: Batch) -> "Work":
+    def of(cls, spec: Spec, file_sizes: FileSizes, batch: Batch) -> "Work":
         """Raises InvalidJob if the size of a model is unknown."""
-        sizes, graph = _Sizes(Sizes.of(spec, found)), spec.graph
+        sizes, graph = _Sizes(Sizes.of(spec, file_sizes)), spec.graph
         generate, generating = _generation(spec, sizes, batch) if graph.generates else (0.0, 0.0)
         ranks = spec.trainer.ranks
         tokens, trained = batch.count * batch.tokens, batch.trained(spec)
@@ -109,19 +109,19 @@ class Work:
 def predicted(work: Work, machine: Machine) -> dict[str, float | None]:
     """Seconds of each phase of the job; None if its rate is unknown."""
     read, computed = _over(work.generate, machine.memory), _over(work.generating, machine.flops)
-    found = {
+    durations = {
         "generate": None if read is None or computed is None else max(read, computed),
         "score": _over(work.score, machine.flops),
         "train": _over(work.train, machine.flops),
         "broadcast": _over(work.broadcast, machine.link),
     }
-    return {phase: seconds for phase, seconds in found.items() if getattr(work, phase)}
+    return {phase: seconds for phase, seconds in durations.items() if getattr(work, phase)}
 
 
 def of_step(spec: Spec, seconds: Mapping[str, float | None]) -> float | None:
     """Mean seconds of a step with these phases: sequential, or generation concurrent with the others if it runs ahead
     or responses are trained on as they arrive. None if a phase's seconds are unknown."""
-    known = {phase: found for phase, found in seconds.items() if found is not None}
+    known = {phase: duration for phase, duration in seconds.items() if duration is not None}
     if len(known) < len(seconds):
         return None
     if "broadcast" in known:

@@ -42,9 +42,9 @@ class StepMemory:
         columns = {name for node in graph.prepare for name in node.writes if name not in _OF_ROWS}
         mask = _ID * sampling.mask_size  # the count, and an id for each other kept token
         token, window = _HELD + _COLUMN * len(columns) + mask, max(spec.replay.window, 0)
-        kept = max(window, 1)
-        first = tokens * ((1 + kept) * token + steps * (_ARRIVED + mask))
-        return cls(tokens, tokens * (1 + window) * token, first, (1 + kept + steps) * tokens * mask)
+        kept_windows = max(window, 1)
+        first = tokens * ((1 + kept_windows) * token + steps * (_ARRIVED + mask))
+        return cls(tokens, tokens * (1 + window) * token, first, (1 + kept_windows + steps) * tokens * mask)
 
     @property
     def line(self) -> str:

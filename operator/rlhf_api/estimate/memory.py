@@ -46,9 +46,9 @@ class Trained:
 
 def trainer(models: Sequence[Trained]) -> Need:
     """Peak memory of a rank that trains all of `models`, one after the other."""
-    found = [_training(models)]
-    found += [_generating(models, one) for one in models if one.gathers and one.zero.stage == 3]
-    return max(found, key=lambda need: need.total)
+    needs = [_training(models)]
+    needs += [_generating(models, one) for one in models if one.gathers and one.zero.stage == 3]
+    return max(needs, key=lambda need: need.total)
 
 
 def weights(parameters: float, dtype: DType, gpus: int = 1) -> Need:
@@ -82,7 +82,7 @@ def _training(models: Sequence[Trained]) -> Need:
 
 def _always(models: Sequence[Trained]) -> list[Need]:
     """Memory of trained weights and optimizer states; models with equal ZeRO settings share one entry."""
-    found = []
+    needs = []
     for of, alike in (
         ("parameters", [model for model in models if model.adapter is None]),
         ("adapter parameters", [model for model in models if model.adapter]),
@@ -90,8 +90,8 @@ def _always(models: Sequence[Trained]) -> list[Need]:
         for zero, sizes in _sizes((model.zero, model.learned) for model in alike).items():
             share = resident(zero)
             words = f"{_added(sizes, of)} x {share.words(zero.ranks)}"
-            found.append(Need(sum(sizes) * share.bytes(zero.ranks), words))
-    return found
+            needs.append(Need(sum(sizes) * share.bytes(zero.ranks), words))
+    return needs
 
 
 def _phases(models: Sequence[Trained]) -> Iterator[Need]:
@@ -163,10 +163,10 @@ def _share(zero: Zero) -> tuple[int, str]:
 
 def _sizes(models: Iterable[tuple[Zero, float]]) -> dict[Zero, list[float]]:
     """Parameter counts, grouped by ZeRO settings."""
-    found: dict[Zero, list[float]] = {}
+    grouped: dict[Zero, list[float]] = {}
     for zero, parameters in models:
-        found.setdefault(zero, []).append(parameters)
-    return found
+        grouped.setdefault(zero, []).append(parameters)
+    return grouped
 
 
 def _added(sizes: Sequence[float], of: str = "parameters") -> str:

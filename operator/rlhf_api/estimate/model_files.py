@@ -16,13 +16,13 @@ _MOST_DIMENSIONS = 16
 
 def model_sizes(spec: Spec) -> dict[str, Size]:
     """Sizes by the field of `spec.model` that names the directory; unreadable ones are left out."""
-    found: dict[str, Size] = {}
+    sizes: dict[str, Size] = {}
     for field in LOADED:
         name: str | None = getattr(spec.model, field)
         parameters = _parameters(Path(name)) if name is not None else None
         if name is not None and parameters is not None:
-            found[field] = Size(parameters, _shape(Path(name)))
-    return found
+            sizes[field] = Size(parameters, _shape(Path(name)))
+    return sizes
 
 
 def matrices(directory: Path) -> list[str]:

@@ -42,22 +42,22 @@ def remedies(spec: Spec, sizes: Sizes, memory: float) -> str:
         at = bisect_left(choices, True, key=lambda ranks: total(stage, ranks) <= memory)
         return choices[at] if at < len(choices) else None
 
-    found, fewest = list(_fewer_activations(spec, sizes, memory)), MOST_PODS * per_pod + 1
+    options, fewest = list(_fewer_activations(spec, sizes, memory)), MOST_PODS * per_pod + 1
     for stage in range(lowest, 4):
         ranks = enough(stage)
         if ranks is not None and ranks < fewest:
             fewest = ranks
             more = f"at least {ranks} ranks" if ranks > now else ""
             other = f"zero_optimization.stage {stage}{where}" if stage > lowest else ""
-            found.append(" with ".join(part for part in (more, other) if part))
+            options.append(" with ".join(part for part in (more, other) if part))
     for stage in range(max(1, lowest), 4):
         on_gpu = not all(zero.optimizer_away for zero in zeros)
         if fewest > now and on_gpu and total(stage, away=True) <= memory:
             other = f"zero_optimization.stage {stage} with " if stage > lowest else ""
-            found.append(f"{other}offload_optimizer.device cpu{where}")
+            options.append(f"{other}offload_optimizer.device cpu{where}")
             break
-    if found:
-        return f"use {', or '.join(found)} (ranks are spec.trainer.replicas x processesPerReplica)"
+    if options:
+        return f"use {', or '.join(options)} (ranks are spec.trainer.replicas x processesPerReplica)"
     least = total(3, MOST_PODS * per_pod, away=True)
     return f"no number of ranks is enough: use GPUs of at least {gigabytes(least)} GB or a smaller model"
 

@@ -13,13 +13,13 @@ from ..spec import Spec
 from .memory import Need, gigabytes
 from .remedies import CERTAIN, remedies
 from .serving import Serving, filled, frozen_need, gpus, on_vllm
-from .sizes import NOTHING, Found, Sizes
+from .sizes import NOTHING, FileSizes, Sizes
 from .trainer_memory import counted, trained, training
 
 
-def plan(spec: Spec, found: Found = NOTHING) -> dict[Role, RolePlan]:
-    """Pods, GPUs and memory of each role; `found`: model sizes found by the host."""
-    sizes, made = Sizes.of(spec, found), dict[Role, RolePlan]()
+def plan(spec: Spec, file_sizes: FileSizes = NOTHING) -> dict[Role, RolePlan]:
+    """Pods, GPUs and memory of each role; `file_sizes`: model sizes found by the host."""
+    sizes, made = Sizes.of(spec, file_sizes), dict[Role, RolePlan]()
     for role in roles_of(spec):
         gpu, pods = gpu_of(spec, role), len(places(spec, role))
         memory = _memory(spec, role, sizes, gpu)
@@ -27,9 +27,9 @@ def plan(spec: Spec, found: Found = NOTHING) -> dict[Role, RolePlan]:
     return made
 
 
-def problems(spec: Spec, found: Found = NOTHING) -> Iterator[Problem]:
+def problems(spec: Spec, file_sizes: FileSizes = NOTHING) -> Iterator[Problem]:
     """Problems: GPU counts that do not match a pod's processes, and models that cannot fit their GPUs."""
-    sizes = Sizes.of(spec, found).certain
+    sizes = Sizes.of(spec, file_sizes).certain
     for role in roles_of(spec):
         gpu = gpu_of(spec, role)
         if gpu is None:
@@ -113,12 +113,12 @@ def gpus_each(spec: Spec, role: Role) -> tuple[int, str]:
 
 def _count(spec: Spec, role: Role, gpu: Gpu) -> Iterator[Problem]:
     """One GPU per process that computes; reward functions may use any number."""
-    wanted, words = gpus_each(spec, role)
-    if gpu.count != wanted and not (role is Role.REWARD and spec.reward.functions):
+    required, words = gpus_each(spec, role)
+    if gpu.count != required and not (role is Role.REWARD and spec.reward.functions):
         own = spec.section(role).pods.gpu is not None
-        seen = f"got {gpu.count}" if own else f"spec.pods.gpu.count is {gpu.count}"
+        origin = f"got {gpu.count}" if own else f"spec.pods.gpu.count is {gpu.count}"
         where = f"spec.{role.value}.pods.gpu.count"
-        yield Problem(where, f"must be {wanted} for a {role.value} pod: {words}; {seen}")
+        yield Problem(where, f"must be {required} for a {role.value} pod: {words}; {origin}")
 
 
 def _fit(spec: Spec, role: Role, sizes: Sizes, memory: float) -> Iterator[Problem]:
@@ -137,6 +137,6 @@ def _fit(spec: Spec, role: Role, sizes: Sizes, memory: float) -> Iterator[Proble
         if training(spec, sizes, CERTAIN).total <= memory:
             return
         remedy = remedies(spec, sizes, memory)
-    seen = f"one GPU must hold {gigabytes(need.total)} GB: {need.words}; it has {memory / 1e9:g} GB"
-    seen += f", of which vLLM fills {share:g}" if share < 1 else ""
-    yield Problem(f"spec.{role.value}", f"{seen}; {remedy}")
+    shortage = f"one GPU must hold {gigabytes(need.total)} GB: {need.words}; it has {memory / 1e9:g} GB"
+    shortage += f", of which vLLM fills {share:g}" if share < 1 else ""
+    yield Problem(f"spec.{role.value}", f"{shortage}; {remedy}")

@@ -138,13 +138,13 @@ class Serving:
         what, then = self._what
         room, has = memory - self.received.total, f"{memory / 1e9:g} GB"
         where = "spec.generator.engineArguments."
-        seen = f"one GPU must hold {gigabytes(self.need.total)} GB: {self.need.words}; it has {has}"
+        shortage = f"one GPU must hold {gigabytes(self.need.total)} GB: {self.need.words}; it has {has}"
         crowded = self.left_open and self._chosen(memory) * memory <= self.served.total
         if crowded or self.need.total >= memory:
-            yield Problem("spec.generator", f"{seen}; {self._more_gpus(memory)}")
+            yield Problem("spec.generator", f"{shortage}; {self._more_gpus(memory)}")
         elif self.cache is not None and self.served.total + self.cache > room:
             most = math.floor(room - self.served.total)
-            yield Problem(where + CACHE, f"with it, {seen}; use at most {most}; got {self.cache:.0f}")
+            yield Problem(where + CACHE, f"with it, {shortage}; use at most {most}; got {self.cache:.0f}")
         elif self.given is not None and self.given * memory > room:
             yield Problem(
                 where + UTILIZATION,

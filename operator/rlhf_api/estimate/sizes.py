@@ -23,9 +23,9 @@ class Size:
     guessed: bool = False
 
 
-Found = Mapping[str, Size]
+FileSizes = Mapping[str, Size]
 """Sizes found in files by a host, by field of `spec.model`."""
-NOTHING: Found = MappingProxyType({})
+NOTHING: FileSizes = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -37,16 +37,16 @@ class Sizes:
     frozen: Mapping[Role, Size | None]
 
     @classmethod
-    def of(cls, spec: Spec, found: Found) -> "Sizes":
+    def of(cls, spec: Spec, file_sizes: FileSizes) -> "Sizes":
         """Sizes found in files, else those that the manifest gives."""
         model = spec.model
-        policy = found.get("policy") or (Size(model.parameters) if model.parameters else _created(model))
+        policy = file_sizes.get("policy") or (Size(model.parameters) if model.parameters else _created(model))
 
         def size(field: ModelField) -> Size | None:
             name, _ = model.source(field) or ("policy", "")
             if name == "policy":
                 return policy
-            return found.get(name) or (replace(policy, guessed=True) if policy else None)
+            return file_sizes.get(name) or (replace(policy, guessed=True) if policy else None)
 
         frozen = {role: size(role.row.model) for role in Role if role.row.model and _holds_model(spec, role)}
         return cls(policy, size("critic"), frozen)

@@ -19,12 +19,12 @@ def training(spec: Spec, sizes: Sizes, share: float = 1.0) -> Need:
 
 def trained(spec: Spec, sizes: Sizes, share: float = 1.0) -> list[Trained]:
     """The models whose size is known, with this share of their activations where those of all are known."""
-    found, graph = [], spec.graph
+    models, graph = [], spec.graph
     for model in graph.trained:
         size = getattr(sizes, model.field)
         if size is not None:
             activations = _activations(spec, model, size)
-            found.append(
+            models.append(
                 Trained(
                     size.parameters,
                     Zero.of(spec, model.field),
@@ -34,7 +34,7 @@ def trained(spec: Spec, sizes: Sizes, share: float = 1.0) -> list[Trained]:
                     averaged=model in graph.averages,
                 )
             )
-    return found if counted(found) else [replace(model, activations=None) for model in found]
+    return models if counted(models) else [replace(model, activations=None) for model in models]
 
 
 def largest_row(spec: Spec, model: Model) -> int:

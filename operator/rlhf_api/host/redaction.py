@@ -91,12 +91,12 @@ def is_secret(name: str, value: str) -> bool:
 
 def secrets_of(environment: Mapping[str, str]) -> list[str]:
     """The values of the environment variables that are secrets, by their name or by their look; the longest first."""
-    found = {
+    secrets = {
         value.strip()
         for name, value in environment.items()
         if len(value.strip()) >= SHORTEST and (is_secret(name, value) or _has_secret_form(value))
     }
-    return sorted(found, key=len, reverse=True)
+    return sorted(secrets, key=len, reverse=True)
 
 
 def masked(manifest: Mapping[str, Any], secrets: Collection[str] = ()) -> dict[str, Any]:
@@ -159,17 +159,17 @@ def _without(text: str, secrets: Collection[str]) -> str:
 
 
 def _userinfo(text: str) -> str:
-    def kept(found: re.Match[str]) -> str:
-        user = found[2]
-        return f"{found[1]}{MASK}@" if user is None else f"{found[1]}{user}:{MASK}@"
+    def mask_password(match: re.Match[str]) -> str:
+        user = match[2]
+        return f"{match[1]}{MASK}@" if user is None else f"{match[1]}{user}:{MASK}@"
 
-    return _USERINFO.sub(kept, text)
+    return _USERINFO.sub(mask_password, text)
 
 
 def _has_secret_form(value: str) -> bool:
     return any(pattern.search(value) for pattern in (_PEM, _KNOWN, _USERINFO)) or bool(_HEX.fullmatch(value))
 
 
-def _kept_key(found: re.Match[str]) -> str:
-    quoted = found.groupdict().get("quote") or ""
-    return f"{found['key']}{quoted}{MASK}{quoted}"
+def _kept_key(match: re.Match[str]) -> str:
+    quoted = match.groupdict().get("quote") or ""
+    return f"{match['key']}{quoted}{MASK}{quoted}"

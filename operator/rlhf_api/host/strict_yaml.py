@@ -65,11 +65,11 @@ class _Loader(yaml.SafeLoader):
     def _expanded(self, text: str, variables: Mapping[str, str], mark: yaml.Mark) -> str:
         where = f"{self.source}:{mark.line + 1}:{mark.column + 1}"
 
-        def value(found: re.Match[str]) -> str:
-            if found[0] == "$${":
+        def value(match: re.Match[str]) -> str:
+            if match[0] == "$${":
                 return "${"
-            name, colon, default = found[1].partition(":")
-            if not _NAME.fullmatch(name) or not found[0].endswith("}"):
+            name, colon, default = match[1].partition(":")
+            if not _NAME.fullmatch(name) or not match[0].endswith("}"):
                 message = (
                     f"must be ${{NAME}} or ${{NAME:default}}, or $${{ for the text ${{; got {show(text)}"
                 )
@@ -102,14 +102,14 @@ class _Loader(yaml.SafeLoader):
         super().flatten_mapping(node)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
+        keys: set[str] = set()
         for key, _ in node.value:
             # Except the merge key, which may occur several times.
             if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE:
-                if key.value in seen:
+                if key.value in keys:
                     message = f"the key {show(key.value)} appears twice in one object; remove one"
                     raise yaml.constructor.ConstructorError(None, None, message, key.start_mark)
-                seen.add(key.value)
+                keys.add(key.value)
         return super().construct_mapping(node, deep)
 
 
@@ -154,9 +154,9 @@ def documents(text: str, source: str, variables: Mapping[str, str] | None = None
         ) from None
     try:
         loader.variables = variables
-        found = []
+        contents = []
         while loader.check_data():  # type: ignore[no-untyped-call]
-            found.append(loader.get_data())
+            contents.append(loader.get_data())
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source
@@ -176,12 +176,12 @@ def documents(text: str, source: str, variables: Mapping[str, str] | None = None
         ) from None
     if loader.problems:
         raise InvalidJob(loader.problems)
-    if sum(_values(document, {}) for document in found) > _MOST_VALUES:
+    if sum(_values(document, {}) for document in contents) > _MOST_VALUES:
         message = f"holds more than {_MOST_VALUES:,} values, as aliases of aliases make them; write them out"
         raise InvalidJob([Problem(source, message)])
-    if endless := first(each for d in found for each in not_json(d) if each.message == _ENDLESS):
+    if endless := first(each for d in contents for each in not_json(d) if each.message == _ENDLESS):
         raise InvalidJob(endless)
-    return [d for d in found if d is not None]
+    return [d for d in contents if d is not None]
 
 
 def _values(node: Any, counted: dict[int, int]) -> int:

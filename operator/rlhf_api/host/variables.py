@@ -63,7 +63,7 @@ def _scalar(value: str) -> Any:
 def _replaced(message: str, form: str, name: str) -> str:
     if len(form) < SHORTEST:
         return re.sub(
-            rf"(got |value )(['\"]?){re.escape(form)}\2(?!\w)", lambda found: f"{found[1]}{name}", message
+            rf"(got |value )(['\"]?){re.escape(form)}\2(?!\w)", lambda match: f"{match[1]}{name}", message
         )
     message = message.replace(form, name)
     begin = form[: SHORTEST - 1]

@@ -38,8 +38,8 @@ def in_our_fields(document: Any, read: Callable[[Any], Spec | None]) -> tuple[An
     }
     bare = document
     for section, config in given.items():
-        kept = {key: value for key, value in config.items() if key not in KEYS}
-        bare = _with(bare, _path(section), _without_auto(kept))
+        remainder = {key: value for key, value in config.items() if key not in KEYS}
+        bare = _with(bare, _path(section), _without_auto(remainder))
     spec = read(bare) if bare != document else None
     if spec is None:
         return document, []
@@ -50,14 +50,15 @@ def in_our_fields(document: Any, read: Callable[[Any], Spec | None]) -> tuple[An
         if algorithm_of(spec) is CUSTOM:
             bare = _with(bare, _path(section), {**_at(bare, _path(section)), **keys})
             continue
-        for found in _sums(spec, section, keys):
-            if isinstance(found, Problem):
-                problems.append(found)
-            elif (said := _at(bare, found.field)) is None:
-                bare = _with(bare, found.field, found.value)
-            elif said != found.value:
-                message = f"{found.words}, and {'.'.join(found.field)} is {show(said)}; make them equal, or remove one"
-                problems.append(Problem(section.where(found.key), message))
+        for result in _sums(spec, section, keys):
+            if isinstance(result, Problem):
+                problems.append(result)
+            elif (current := _at(bare, result.field)) is None:
+                bare = _with(bare, result.field, result.value)
+            elif current != result.value:
+                contradiction = f"{result.words}, and {'.'.join(result.field)} is {show(current)}"
+                message = f"{contradiction}; make them equal, or remove one"
+                problems.append(Problem(section.where(result.key), message))
     return bare, problems
 
 
@@ -143,5 +144,5 @@ def _without_auto(node: Any) -> Any:
     """Objects without the keys whose value is auto, and without those that held nothing else."""
     if not isinstance(node, Mapping):
         return node
-    kept = {key: _without_auto(value) for key, value in node.items() if value != AUTO}
-    return {key: value for key, value in kept.items() if value != {} or node[key] == {}}
+    remainder = {key: _without_auto(value) for key, value in node.items() if value != AUTO}
+    return {key: value for key, value in remainder.items() if value != {} or node[key] == {}}

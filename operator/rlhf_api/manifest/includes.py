@@ -103,10 +103,10 @@ def _document(file: Path, variables: Mapping[str, str], *, included: bool) -> An
         raise InvalidJob([Problem(str(file), "is not UTF-8 text")]) from None
     except ValueError as error:
         raise InvalidJob([Problem(str(file), f"{error}, as no manifest is")]) from None
-    found = documents(text, str(file), variables)
-    if len(found) != 1:
-        raise InvalidJob([Problem(str(file), f"must hold one RLHFJob; it holds {len(found)} documents")])
-    return found[0]
+    contents = documents(text, str(file), variables)
+    if len(contents) != 1:
+        raise InvalidJob([Problem(str(file), f"must hold one RLHFJob; it holds {len(contents)} documents")])
+    return contents[0]
 
 
 def merge(base: Any, over: Any) -> Any:

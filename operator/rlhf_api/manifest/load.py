@@ -44,9 +44,9 @@ def parse(document: Any) -> RLHFJob:
         # Through JSON: strict types, and lists where the models have tuples, as from an API server.
         job = RLHFJob.model_validate_json(json.dumps(document))
     except ValidationError as error:
-        rest, seen = further(document, error, RLHFJob, _broken)
-        told = from_pydantic(error, RLHFJob, section=_section(document)).problems
-        raise InvalidJob([*told, *rest], seen) from None
+        rest, partial_job = further(document, error, RLHFJob, _broken)
+        type_problems = from_pydantic(error, RLHFJob, section=_section(document)).problems
+        raise InvalidJob([*type_problems, *rest], partial_job) from None
     if problems := first(_broken(job)):
         raise InvalidJob(problems, job)
     return job
@@ -65,13 +65,15 @@ def _check_outline(document: Mapping[str, Any]) -> None:
     spec, stray = document.get("spec", {}), [key for key in document if key in fields]
     if not stray or not isinstance(spec, Mapping):
         return
-    told = [Problem("spec", f"its fields are at the top level: {', '.join(stray)}; indent them under spec:")]
+    reported = [
+        Problem("spec", f"its fields are at the top level: {', '.join(stray)}; indent them under spec:")
+    ]
     others = {key: value for key, value in document.items() if key not in fields}
     try:
         parse({**others, "spec": merge({key: document[key] for key in stray}, spec)})
     except InvalidJob as error:
-        told += error.problems
-    raise InvalidJob(told)
+        reported += error.problems
+    raise InvalidJob(reported)
 
 
 def _section(document: Mapping[str, Any]) -> str:

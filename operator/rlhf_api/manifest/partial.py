@@ -42,7 +42,7 @@ def further(
         at: [made for made in (bare, *(_set(bare, at, value) for value in given)) if _fits(made, at, model)]
         for at, given in values.items()
     }
-    found, first = list[list[Problem]](), None
+    results, first = list[list[Problem]](), None
     for i in range(max((len(made) for made in ways.values()), default=0)):
         joined: Any = bare
         for at, made in ways.items():
@@ -53,9 +53,9 @@ def further(
         except ValidationError:
             continue
         first = first or job
-        found.append(list(rules(job)))
-    told = [p for p in (found[0] if found else []) if all(p in other for other in found)]
-    others = [problem for problem in told if problem.where not in misspelled]
+        results.append(list(rules(job)))
+    common = [p for p in (results[0] if results else []) if all(p in other for other in results)]
+    others = [problem for problem in common if problem.where not in misspelled]
     return [problem for problem in others if not _concerns(problem, wrong)], first
 
 
@@ -107,7 +107,8 @@ def _without(node: Any, locations: Sequence[Location]) -> Any:
         below.setdefault(location[0], []).append(location[1:])
     if not isinstance(node, Mapping):
         return node
-    kept = {key: value for key, value in node.items() if () not in below.get(key, [])}
+    remainder = {key: value for key, value in node.items() if () not in below.get(key, [])}
     return {
-        key: _without(value, below.get(key, [])) if key in below else value for key, value in kept.items()
+        key: _without(value, below.get(key, [])) if key in below else value
+        for key, value in remainder.items()
     }

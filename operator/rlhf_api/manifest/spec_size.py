@@ -34,18 +34,18 @@ def size(value: Any) -> int:
 
 def too_large(document: Mapping[str, Any], where: str = "spec") -> Problem | None:
     """The problem of a document whose spec is larger than allowed, or was cut for that."""
-    found: int = document[CUT] if CUT in document else size(document.get("spec"))
-    if found <= MOST_BYTES:
+    nbytes: int = document[CUT] if CUT in document else size(document.get("spec"))
+    if nbytes <= MOST_BYTES:
         return None
-    return Problem(where, f"must have at most {MOST_BYTES:,} bytes as JSON; got {found:,}; {_REMEDY}")
+    return Problem(where, f"must have at most {MOST_BYTES:,} bytes as JSON; got {nbytes:,}; {_REMEDY}")
 
 
 def too_large_when_complete(spec: BaseModel) -> Iterator[Problem]:
     """The problem of a spec that its defaults, such as those of thousands of list items, make too large."""
-    found = len(spec.model_dump_json(by_alias=True).encode())
-    if found > MOST_COMPLETE_BYTES:
+    nbytes = len(spec.model_dump_json(by_alias=True).encode())
+    if nbytes > MOST_COMPLETE_BYTES:
         message = (
-            f"must have at most {MOST_COMPLETE_BYTES:,} bytes as JSON with all its defaults; got {found:,}"
+            f"must have at most {MOST_COMPLETE_BYTES:,} bytes as JSON with all its defaults; got {nbytes:,}"
         )
         yield Problem("spec", f"{message}; {_REMEDY}")
 
@@ -53,8 +53,8 @@ def too_large_when_complete(spec: BaseModel) -> Iterator[Problem]:
 def cut(body: Mapping[str, Any]) -> dict[str, Any]:
     """The object, without most of its spec if that is larger than allowed."""
     spec = body.get("spec")
-    if CUT in body or (found := size(spec)) <= MOST_BYTES:
+    if CUT in body or (nbytes := size(spec)) <= MOST_BYTES:
         return dict(body)
     fields = spec if isinstance(spec, Mapping) else {}
-    kept = {key: fields[key] for key, kind in _LASTING.items() if isinstance(fields.get(key), kind)}
-    return {**body, "spec": kept, CUT: found}
+    lasting = {key: fields[key] for key, kind in _LASTING.items() if isinstance(fields.get(key), kind)}
+    return {**body, "spec": lasting, CUT: nbytes}

@@ -51,9 +51,9 @@ def _algorithm(spec: Spec) -> Iterator[Problem]:
 
 def _policy(spec: Spec) -> Iterator[Problem]:
     if (spec.model.policy is None) == (spec.model.create is None):
-        seen = "neither is" if spec.model.policy is None else "both are"
+        given = "neither is" if spec.model.policy is None else "both are"
         yield Problem(
-            "spec.model", f"needs exactly one of policy (a path or hub name) and create; {seen} set"
+            "spec.model", f"needs exactly one of policy (a path or hub name) and create; {given} set"
         )
     if spec.model.create is not None and spec.graph.generates:
         yield Problem(
@@ -119,12 +119,12 @@ def _checkpoint(spec: Spec) -> Iterator[Problem]:
             "needs evaluations to tell which checkpoints are best: set spec.evaluation, or use 0; "
             f"got {spec.checkpoint.keep_best}",
         )
-    every, kept = spec.checkpoint.every_steps, spec.checkpoint.keep_every
-    if kept % every:
+    every, keep_every = spec.checkpoint.every_steps, spec.checkpoint.keep_every
+    if keep_every % every:
         message = (
             f"must be a multiple of everySteps, {every}: only at those steps are there checkpoints to keep"
         )
-        yield Problem("spec.checkpoint.keepEvery", f"{message}; got {kept}")
+        yield Problem("spec.checkpoint.keepEvery", f"{message}; got {keep_every}")
     judged = spec.evaluation.every_steps if spec.evaluation else every
     if spec.checkpoint.keep_best and every % judged and judged % every:
         message = f"ranks checkpoints by an evaluation of the same step: make spec.evaluation.everySteps ({judged}) a"

@@ -11,9 +11,9 @@ def problems(spec: Spec) -> Iterator[Problem]:
     """Problems of the sources of `spec.data`."""
     data = spec.data
     if (data.train is None) == (data.sources is None):
-        seen = "neither is" if data.train is None else "both are"
+        given = "neither is" if data.train is None else "both are"
         yield Problem(
-            "spec.data", f"needs exactly one of train (paths) and sources (objects with path); {seen} set"
+            "spec.data", f"needs exactly one of train (paths) and sources (objects with path); {given} set"
         )
     weights: list[float | None] = [source.weight for source in data.sources or ()]
     for i, text in enumerate(data.train or ()):

@@ -17,14 +17,14 @@ OPTIMIZERS = ("adam", "adamw")
 def precision(spec: Spec) -> Iterator[Problem]:
     for section, config in given_sections(spec):
         dtype, field = spec.trained_dtype(section.model), f"spec.trainer.{section.dtype}"
-        for key, wanted in (("bf16", "bfloat16"), ("fp16", "float16")):
+        for key, required in (("bf16", "bfloat16"), ("fp16", "float16")):
             given, where = getattr(config, key), section.where(f"{key}.enabled")
-            if given is not None and given.enabled and dtype != wanted:
+            if given is not None and given.enabled and dtype != required:
                 yield Problem(
                     where,
-                    f"the {section.model} computes in {dtype}; set {field} to {wanted} or drop this; got true",
+                    f"the {section.model} computes in {dtype}; set {field} to {required} or drop this; got true",
                 )
-            if given is not None and not given.enabled and dtype == wanted:
+            if given is not None and not given.enabled and dtype == required:
                 yield Problem(
                     where,
                     f"the optimizer of a {dtype} model would have no float32 weights; set {field} to "

@@ -17,26 +17,26 @@ def problems(spec: Spec, *, sampled: bool) -> Iterator[Problem]:
         yield Problem("spec.evaluation.function", "is required and missing: it judges the responses")
     if not sampled:
         yield from _of_responses("spec.evaluation", section, spec.algorithm)
-        for i, found in enumerate(section.sets or ()):
-            yield from _of_responses(f"spec.evaluation.sets[{i}]", found, spec.algorithm)
+        for i, evaluation_set in enumerate(section.sets or ()):
+            yield from _of_responses(f"spec.evaluation.sets[{i}]", evaluation_set, spec.algorithm)
     if (section.data is None) == (section.sets is None):
-        seen = "neither is" if section.data is None else "both are"
-        message = f"needs exactly one of data (files) and sets (objects with name and data); {seen} set"
+        given = "neither is" if section.data is None else "both are"
+        message = f"needs exactly one of data (files) and sets (objects with name and data); {given} set"
         yield Problem("spec.evaluation", message)
         return
     names = list[str]()
-    for i, found in enumerate(spec.evaluation_sets()):
+    for i, evaluation_set in enumerate(spec.evaluation_sets()):
         where = f"spec.evaluation.sets[{i}]" if section.sets else "spec.evaluation"
-        if found.name in names:
-            message = f"two sets have this name; give this one another; got {found.name!r}"
+        if evaluation_set.name in names:
+            message = f"two sets have this name; give this one another; got {evaluation_set.name!r}"
             yield Problem(f"{where}.name", message)
-        names.append(found.name)
-        if found.temperature == 0 and found.samples != 1:
-            message = f"at temperature 0 all responses to a prompt are the same; use 1; got {found.samples}"
+        names.append(evaluation_set.name)
+        if evaluation_set.temperature == 0 and evaluation_set.samples != 1:
+            message = f"at temperature 0 all responses to a prompt are the same; use 1; got {evaluation_set.samples}"
             yield Problem(f"{where}.samples", message)
-        if found.temperature is not None and 0 < found.temperature < COLDEST:
+        if evaluation_set.temperature is not None and 0 < evaluation_set.temperature < COLDEST:
             message = f"must be 0, which is greedy, or at least {COLDEST:g}, the lowest that vLLM samples at"
-            yield Problem(f"{where}.temperature", f"{message}; got {found.temperature:g}")
+            yield Problem(f"{where}.temperature", f"{message}; got {evaluation_set.temperature:g}")
 
 
 def _of_responses(where: str, section: Evaluation | EvaluationSet, algorithm: str) -> Iterator[Problem]:

@@ -66,8 +66,8 @@ def pods_per_replica(spec: Spec) -> Iterator[Problem]:
     if whole % pods:
         yield Problem(_GROUP, f"must divide the {whole} GPUs of a generator ({words}); got {pods}")
     if arguments.get(COPIES, 1) != 1:
-        where, seen = f"spec.generator.engineArguments.{COPIES}", arguments[COPIES]
-        yield Problem(where, f"is for generators of one pod; use spec.generator.replicas; got {seen}")
+        where, copies = f"spec.generator.engineArguments.{COPIES}", arguments[COPIES]
+        yield Problem(where, f"is for generators of one pod; use spec.generator.replicas; got {copies}")
     if (backend := arguments.get("distributed-executor-backend", "mp")) != "mp":
         where = "spec.generator.engineArguments.distributed-executor-backend"
         yield Problem(where, f"must be mp where {_GROUP} is more than 1; got {backend}")

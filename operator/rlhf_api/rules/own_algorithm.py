@@ -108,12 +108,12 @@ def imported(spec: Spec) -> tuple[Algorithm, Graph, Frozen]:
 
 def _import(path: str) -> Algorithm:
     try:
-        found = named_object(path)
+        algorithm = named_object(path)
     except Exception as error:  # a user's module may raise any exception
         raise _wrong(f"{path!r} cannot be imported: {described(error)}") from error
-    if not isinstance(found, Algorithm):
-        raise _wrong(f"{path!r} is a {type(found).__name__}, not an rlhf_api.Algorithm")
-    return found
+    if not isinstance(algorithm, Algorithm):
+        raise _wrong(f"{path!r} is a {type(algorithm).__name__}, not an rlhf_api.Algorithm")
+    return algorithm
 
 
 def _settings(path: str, algorithm: Algorithm, declared: Custom) -> Frozen:

@@ -28,8 +28,8 @@ _OURS = "is the operator's to set; remove it"
 
 def template_problems(where: str, template: Mapping[str, Any]) -> Iterator[Problem]:
     """Problems of the PodTemplateSpec at `where`."""
-    found = first(_shape(where, template))
-    yield from found or _contents(where, template)
+    shape_problems = first(_shape(where, template))
+    yield from shape_problems or _contents(where, template)
 
 
 def _shape(where: str, template: Mapping[str, Any]) -> Iterator[Problem]:

@@ -55,8 +55,8 @@ def _volume(where: str, volume: Volume) -> Iterator[Problem]:
     given = volume.model_dump(by_alias=True, include={"claim", "config_map", "secret", "host_path", "empty"})
     named = [source for source in SOURCES if given[source] is not None]
     if len(named) != 1:
-        seen = ", ".join(named) or "none"
-        yield Problem(where, f"needs exactly one source of {', '.join(SOURCES)}; got {seen}")
+        source_names = ", ".join(named) or "none"
+        yield Problem(where, f"needs exactly one source of {', '.join(SOURCES)}; got {source_names}")
     if volume.name in VOLUMES:
         yield Problem(
             f"{where}.name", f"the operator's own volume has this name; use another; got {show(volume.name)}"
@@ -80,10 +80,10 @@ def _model_cache(spec: Spec, where: str, own: PodSettings) -> Iterator[Problem]:
         return
     writable = ["/workspace", *(v.mount_path for v in settings.volumes if not v.read_only)]
     if not any(f"{cache}/".startswith(f"{mounted.rstrip('/')}/") for mounted in writable):
-        said = where if own.model_cache is not None else "spec.pods"
+        section = where if own.model_cache is not None else "spec.pods"
         mounts = ", ".join(writable)
         message = f"must lie on a volume that can be written ({mounts}), or each pod would fill its own"
-        yield Problem(f"{said}.modelCache", f"{message}; got {show(cache)}")
+        yield Problem(f"{section}.modelCache", f"{message}; got {show(cache)}")
 
 
 def _twice(where: str, volumes: tuple[Volume, ...]) -> Iterator[Problem]:

@@ -38,9 +38,9 @@ def critic(spec: Spec) -> Iterator[Problem]:
     for name in ("critic_micro_batch_tokens", "critic_dtype", "critic_deepspeed"):
         given = getattr(spec.trainer, name)
         if given is not None:
-            seen = given.raw() if isinstance(given, DeepSpeedConfig) else given
+            value = given.raw() if isinstance(given, DeepSpeedConfig) else given
             where = f"spec.trainer.{to_camel(name)}"
-            yield Problem(where, f"{spec.algorithm} trains no critic; remove it; got {show(seen)}")
+            yield Problem(where, f"{spec.algorithm} trains no critic; remove it; got {show(value)}")
 
 
 def sequence_parallel(spec: Spec) -> Iterator[Problem]:

@@ -61,17 +61,21 @@ def _roles(spec: Spec) -> Iterator[_Unread]:
     there = roles_of(spec)
     for role in (role for role in Role if role not in there):
         section = spec.section(role)
-        of, why, fields = f"the {role.value} role", _why(spec, role), set(type(section).model_fields)
+        of, reason, fields = (
+            f"the {role.value} role",
+            _absence_reason(spec, role),
+            set(type(section).model_fields),
+        )
         if role is Role.GENERATOR:
-            yield _Unread("spec.weights", spec.weights, type(spec.weights).model_fields, of, why)
+            yield _Unread("spec.weights", spec.weights, type(spec.weights).model_fields, of, reason)
             if spec.graph.generates:  # sharedWithTrainer is what says that there are none
                 fields = fields - {"shared_with_trainer"}
-        yield _Unread(f"spec.{role.value}", section, fields, of, why)
+        yield _Unread(f"spec.{role.value}", section, fields, of, reason)
         if role.row.model is not None and not _starts_critic(spec, role.row.model):
-            yield _Unread("spec.model", spec.model, [role.row.model], of, why)
+            yield _Unread("spec.model", spec.model, [role.row.model], of, reason)
 
 
-def _why(spec: Spec, role: Role) -> str:
+def _absence_reason(spec: Spec, role: Role) -> str:
     """The reason that the job has no processes of a role."""
     if role is Role.REFERENCE:
         return _without_reference(spec)
@@ -100,9 +104,9 @@ def _starts_critic(spec: Spec, field: str) -> bool:
 
 def _critic(spec: Spec) -> Iterator[_Unread]:
     if CRITIC not in spec.graph.trained:
-        why = f"{spec.algorithm} trains none"
-        yield _Unread("spec.model", spec.model, ["critic"], "a critic", why)
-        yield _Unread("spec.optimizer", spec.optimizer, ["critic_learning_rate"], "a critic", why)
+        reason = f"{spec.algorithm} trains none"
+        yield _Unread("spec.model", spec.model, ["critic"], "a critic", reason)
+        yield _Unread("spec.optimizer", spec.optimizer, ["critic_learning_rate"], "a critic", reason)
 
 
 def _settings(spec: Spec) -> Iterator[_Unread]:
@@ -126,17 +130,17 @@ def _responses(spec: Spec) -> Iterator[_Unread]:
     """Fields of sampled responses where responses are given, and of given responses where they are sampled."""
     if spec.graph.generates:
         if spec.pretraining is None:
-            why = f"{spec.algorithm} samples them"
-            yield _Unread("spec.data", spec.data, ["max_response_length"], "given responses", why)
+            reason = f"{spec.algorithm} samples them"
+            yield _Unread("spec.data", spec.data, ["max_response_length"], "given responses", reason)
         return
-    of, why = "sampled responses", f"{spec.algorithm} trains on given ones"
+    of, reason = "sampled responses", f"{spec.algorithm} trains on given ones"
     # The functions of an algorithm of one's own may read the sampling, such as its temperature.
     named = ("replay", "rollout") if ":" in spec.algorithm else ("sampling", "replay", "rollout")
     for name in named:
         section: Frozen = getattr(spec, name)
-        yield _Unread(f"spec.{name}", section, type(section).model_fields, of, why)
-    yield _Unread("spec", spec, ["pretraining"], of, why)
-    yield _Unread("spec.health", spec.health, COMPARED, of, why)
+        yield _Unread(f"spec.{name}", section, type(section).model_fields, of, reason)
+    yield _Unread("spec", spec, ["pretraining"], of, reason)
+    yield _Unread("spec.health", spec.health, COMPARED, of, reason)
 
 
 def _scores(spec: Spec) -> Iterator[_Unread]:
@@ -156,18 +160,18 @@ def _compared(spec: Spec) -> Iterator[_Unread]:
     """Limits of the log-probability difference, in a job that cannot measure it; 0 and 1 switch them off."""
     if not spec.graph.generates:
         return
-    why = ""
+    reason = ""
     if spec.sampling.cut:
-        why = "sampling.topP, topK or minNewTokens leave out what training does not replay"
+        reason = "sampling.topP, topK or minNewTokens leave out what training does not replay"
     elif spec.rollout.max_staleness and spec.rollout.proximal == "sampled":
-        why = "rollout.proximal is sampled"
-    if why:
+        reason = "rollout.proximal is sampled"
+    if reason:
         of, switched_off = (
             "log-probabilities that are compared",
             {"logprob_difference": 0, "logprob_outliers": 1},
         )
         on = [name for name in COMPARED if getattr(spec.health, name) != switched_off[name]]
-        yield _Unread("spec.health", spec.health, on, of, why)
+        yield _Unread("spec.health", spec.health, on, of, reason)
 
 
 def without_effect(spec: Spec) -> list[str]:
@@ -176,8 +180,8 @@ def without_effect(spec: Spec) -> list[str]:
     with little effect, and of a learning rate that no step reaches. Such fields are not refused, as users change these
     numbers from run to run."""
     idle = [f"spec.{to_camel(algorithm_of(spec).name)}.{to_camel(name)}" for name in _unreached(spec)]
-    why = "a step is one update, of a model that has not moved from what it is compared with"
-    lines = [f"no effect: {', '.join(idle)}; {why}"] if idle else []
+    reason = "a step is one update, of a model that has not moved from what it is compared with"
+    lines = [f"no effect: {', '.join(idle)}; {reason}"] if idle else []
     lines += _weak_penalty(spec)
     scored = Role.REWARD in roles_of(spec) and spec.reward.model_weight == 0
     if scored and spec.model.reward is not None and not _starts_critic(spec, "reward"):
@@ -188,18 +192,18 @@ def without_effect(spec: Spec) -> list[str]:
 def _idle(spec: Spec) -> list[str]:
     """A warning of each key of DeepSpeed's configurations that has no effect with the others."""
     return [
-        f"no effect: {section.where(key)}; {why}"
+        f"no effect: {section.where(key)}; {reason}"
         for section, config in given_sections(spec)
-        for key, why in idle_keys(config, spec.trained_dtype(section.model))
+        for key, reason in idle_keys(config, spec.trained_dtype(section.model))
     ]
 
 
 def _cut_short(spec: Spec) -> list[str]:
     """Warnings of a reward function's timeout that is at least the timeout of a whole chunk."""
     default, most = RewardFunction.model_fields["timeout_seconds"].default, spec.reward.timeout_seconds
-    why = f"spec.reward.timeoutSeconds ends a call with all its retries after {most} s; raise that"
+    reason = f"spec.reward.timeoutSeconds ends a call with all its retries after {most} s; raise that"
     return [
-        f"no effect: spec.reward.functions[{i}].timeoutSeconds {entry.timeout_seconds}; {why}"
+        f"no effect: spec.reward.functions[{i}].timeoutSeconds {entry.timeout_seconds}; {reason}"
         for i, entry in enumerate(spec.reward.functions)
         if entry.timeout_seconds >= most and entry.timeout_seconds != default
     ]

@@ -31,9 +31,11 @@ _CAUSAL = "models/auto/modeling_auto.py"
 def engine_problems(spec: Spec, role: Role, where: str, model: str) -> list[Problem]:
     """Problems of a role whose processes run vLLM: of its options, and of its model, which the field `where` names, if
     it generates and the model is a local directory of a class that is not the job's own."""
-    found = list(_unknown_options(f"spec.{role.value}", engine_section(spec, role).engine_arguments))
+    option_problems = list(
+        _unknown_options(f"spec.{role.value}", engine_section(spec, role).engine_arguments)
+    )
     checked = role.row.work != "score" and not spec.model.architectures
-    return [*found, *_unknown_architecture(where, Path(model))] if checked else found
+    return [*option_problems, *_unknown_architecture(where, Path(model))] if checked else option_problems
 
 
 def _unknown_options(section: str, arguments: Mapping[str, JsonValue]) -> Iterator[Problem]:
@@ -68,25 +70,25 @@ def _unknown_architecture(where: str, directory: Path) -> Iterator[Problem]:
 
 @cache
 def _options() -> frozenset[str]:
-    option, found = re.compile(r"--([a-z0-9-]+)"), set[str]()
+    option, names = re.compile(r"--([a-z0-9-]+)"), set[str]()
     for node in _nodes("vllm", *_OPTIONS):
         if isinstance(node, ast.Constant) and (named := option.fullmatch(str(node.value))):
-            found.add(named[1])
+            names.add(named[1])
         elif isinstance(node, ast.ClassDef) and node.name.endswith("Args"):
             fields = [each.target for each in node.body if isinstance(each, ast.AnnAssign)]
-            found |= {name.id.replace("_", "-") for name in fields if isinstance(name, ast.Name)}
-    return frozenset(found)
+            names |= {name.id.replace("_", "-") for name in fields if isinstance(name, ast.Name)}
+    return frozenset(names)
 
 
 @cache
 def _generating() -> frozenset[str]:
-    found = set[str]()
+    architectures = set[str]()
     for node in _nodes("vllm", _MODELS):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
             name = node.targets[0]
             if isinstance(name, ast.Name) and name.id in _GENERATING:
-                found |= {str(key.value) for key in node.value.keys if isinstance(key, ast.Constant)}
-    return frozenset(found)
+                architectures |= {str(key.value) for key in node.value.keys if isinstance(key, ast.Constant)}
+    return frozenset(architectures)
 
 
 @cache

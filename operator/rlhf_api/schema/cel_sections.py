@@ -65,7 +65,7 @@ def _precision(section: str, dtypes: str, field: str) -> Iterator[Rule]:
 
 
 _GENERATES = [
-    name for name, found in ALGORITHMS.items() if issubclass(found.settings or Spec, PolicyGradient)
+    name for name, algorithm in ALGORITHMS.items() if issubclass(algorithm.settings or Spec, PolicyGradient)
 ]
 """Algorithms that sample responses; for a user's own, only the operator can tell."""
 
@@ -78,9 +78,9 @@ def _minibatch() -> Rule:
     """One rule for all algorithms, since the expression that it compares with is long."""
     sizes = "".join(
         f"self.algorithm == '{name}' ? "
-        f"{or_default(found.settings, 'minibatch_size', Spec.model_fields[name].alias or name)} : "
-        for name, found in ALGORITHMS.items()
-        if found.settings and "minibatch_size" in found.settings.model_fields
+        f"{or_default(algorithm.settings, 'minibatch_size', Spec.model_fields[name].alias or name)} : "
+        for name, algorithm in ALGORITHMS.items()
+        if algorithm.settings and "minibatch_size" in algorithm.settings.model_fields
     )
     return Rule(
         f"({sizes}0) <= {or_default(Data, 'prompts_per_step', 'data')} * "

@@ -20,13 +20,13 @@ from ..field_types import Frozen, former_names
 
 def descriptions(model: type[BaseModel]) -> dict[str, str]:
     """By field, its docstring in the class that declares it last."""
-    found: dict[str, str] = {}
+    docstrings: dict[str, str] = {}
     for base in reversed(model.__mro__):
         if issubclass(base, Frozen):
             declared = inspect.get_annotations(base)
-            found = {name: words for name, words in found.items() if name not in declared}
-            found |= _docstrings(base.__module__).get(base.__name__, {})
-    return found
+            docstrings = {name: words for name, words in docstrings.items() if name not in declared}
+            docstrings |= _docstrings(base.__module__).get(base.__name__, {})
+    return docstrings
 
 
 class Described(GenerateJsonSchema):
@@ -38,9 +38,11 @@ class Described(GenerateJsonSchema):
             made["properties"][model.model_fields[name].alias or name]["description"] = words
         for former, name in former_names(model).items():
             key = model.model_fields[name].alias or name
-            kept = {k: v for k, v in made["properties"][key].items() if k not in ("default", "description")}
+            schema_keys = {
+                k: v for k, v in made["properties"][key].items() if k not in ("default", "description")
+            }
             made["properties"][former] = {
-                **kept,
+                **schema_keys,
                 "description": f"Former name of `{key}`.",
                 "deprecated": True,
             }

@@ -69,6 +69,6 @@ def _as_written(node: Any, instead: list[Schema]) -> Any:
         made["required"] = [name for name in made.get("required", ()) if name not in snake.values()]
     kind = made.get("type")
     if "const" in made or "enum" in made or kind in ("integer", "number", "boolean") or "pattern" in made:
-        said = {key: made.pop(key) for key in ("description", "default", "deprecated") if key in made}
-        return {**said, "anyOf": [made, *instead]}
+        annotations = {key: made.pop(key) for key in ("description", "default", "deprecated") if key in made}
+        return {**annotations, "anyOf": [made, *instead]}
     return made

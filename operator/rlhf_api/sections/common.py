@@ -70,14 +70,14 @@ class CommonSpec(Frozen):
 
     def section(self, role: Role) -> RoleSpec:
         """The role's section."""
-        found: RoleSpec = getattr(self, role.value)
-        return found
+        section: RoleSpec = getattr(self, role.value)
+        return section
 
     def model_server(self, role: Role) -> ModelServerSpec:
         """The section of a role that runs a frozen model."""
-        found = self.section(role)
-        assert isinstance(found, ModelServerSpec), f"{role.value} runs no frozen model"
-        return found
+        section = self.section(role)
+        assert isinstance(section, ModelServerSpec), f"{role.value} runs no frozen model"
+        return section
 
     def learning_rate(self, field: ModelField) -> float:
         """Highest learning rate of the trained model in this field. A critic's follows what is trained: a policy's

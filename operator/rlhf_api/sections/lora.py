@@ -27,5 +27,5 @@ class Adapters(Frozen):
 
     def of(self, field: ModelField) -> Lora | None:
         """The adapter of the model that starts from a field of `spec.model`."""
-        found: Lora | None = getattr(self, field, None)
-        return found
+        adapter: Lora | None = getattr(self, field, None)
+        return adapter

@@ -153,9 +153,9 @@ def over(under: Settings, above: Settings) -> Settings:
 
 def _over(under: Any, over: Any) -> Any:
     if isinstance(under, BaseModel) and isinstance(over, BaseModel):
-        said = [name for name in over.model_fields_set if getattr(over, name) is not None]
+        given = [name for name in over.model_fields_set if getattr(over, name) is not None]
         return under.model_copy(
-            update={name: _over(getattr(under, name), getattr(over, name)) for name in said}
+            update={name: _over(getattr(under, name), getattr(over, name)) for name in given}
         )
     if isinstance(under, dict) and isinstance(over, dict):
         return under | {

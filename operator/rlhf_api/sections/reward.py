@@ -62,8 +62,8 @@ class RewardKind(Frozen):
         given = self._given_kinds()
         if len(given) != 1:
             *others, last = RewardKind.model_fields
-            seen = " and ".join(given) or "none"
-            raise ValueError(f"needs exactly one of {', '.join(others)} and {last}; got {seen}")
+            received = " and ".join(given) or "none"
+            raise ValueError(f"needs exactly one of {', '.join(others)} and {last}; got {received}")
         return self
 
 

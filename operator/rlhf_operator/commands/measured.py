@@ -13,7 +13,7 @@ from rlhf_api.contract.run import RunConfig
 from rlhf_api.errors.problem import InvalidJob, Problem, show
 from rlhf_api.estimate.duration import PHASES, Batch, Machine, Work, rates
 from rlhf_api.estimate.model_files import model_sizes
-from rlhf_api.estimate.sizes import Found
+from rlhf_api.estimate.sizes import FileSizes
 from rlhf_api.field_types import FORMER_METRICS
 from rlhf_api.host import strict_json
 from rlhf_api.spec import Spec
@@ -72,7 +72,7 @@ class Measured:
         """The rates that the run achieved. Raises InvalidJob if its models are missing."""
         return rates(self._work(Batch.of(self.spec, self.filled)), self.seconds)
 
-    def check_comparable(self, spec: Spec, found: Found) -> None:
+    def check_comparable(self, spec: Spec, found: FileSizes) -> None:
         """Raises InvalidJob, with the fields that differ, if the run's steps are other work than those of `spec`, whose
         models have the sizes `found`; and if the run's models are missing."""
         batch, own = Batch.of(spec), Batch.of(self.spec)

@@ -5,14 +5,14 @@ from collections.abc import Iterator
 from rlhf_api.contract.run import roles_of
 from rlhf_api.estimate.host_memory import StepMemory
 from rlhf_api.estimate.resources import gpu_of, host_memory, plan
-from rlhf_api.estimate.sizes import NOTHING, Found
+from rlhf_api.estimate.sizes import NOTHING, FileSizes
 from rlhf_api.rules.unused import without_effect
 from rlhf_api.spec import Spec
 
 _HEAD = ("role", "pods", "GPUs", "memory of one GPU")
 
 
-def plan_lines(spec: Spec, found: Found = NOTHING) -> list[str]:
+def plan_lines(spec: Spec, found: FileSizes = NOTHING) -> list[str]:
     """A table, then settings that would make the plan more precise (no table if the job gives neither GPUs nor sizes);
     the memory of a step's responses, if large; and settings that such a step cannot reach."""
     plans, responses = plan(spec, found), StepMemory.of(spec)
