@@ -15,13 +15,13 @@ from .open_store import archive
 
 
 def ls(options: argparse.Namespace) -> int:
-    found = archive(options.store)
+    checkpoints = archive(options.store)
     rows = [("STEP", "TIME", "SIZE", "EVALUATION", "EPOCH", "HEALTH")]
-    for entry in found.entries():
+    for entry in checkpoints.entries():
         try:
-            size = _size(sum(segment.size for segment in found.open(entry).manifest.segments()))
+            size = _size(sum(segment.size for segment in checkpoints.open(entry).manifest.segments()))
         except DamagedSnapshot:
-            if entry not in found.entries():
+            if entry not in checkpoints.entries():
                 continue  # the run has deleted it meanwhile
             size = "damaged"
         reward = "" if entry.reward is None else f"{entry.reward:.4g}"
@@ -36,17 +36,17 @@ def ls(options: argparse.Namespace) -> int:
 
 def verify(options: argparse.Namespace) -> int:
     """Reads every object; exit code 0 if all are intact."""
-    found, damaged = archive(options.store), 0
-    entries = found.entries()
+    checkpoints, damaged = archive(options.store), 0
+    entries = checkpoints.entries()
     if not entries:
         print_line(f"{options.store} holds no checkpoint", sys.stdout)
     for entry in entries:
         try:
-            snapshot = found.open(entry)
+            snapshot = checkpoints.open(entry)
             sizes = [segment.size for segment in snapshot.verify()]
             print_line(f"step {entry.step}: intact, {len(sizes)} segments, {_size(sum(sizes))}", sys.stdout)
         except DamagedSnapshot as error:
-            if entry not in found.entries():
+            if entry not in checkpoints.entries():
                 print_line(f"step {entry.step}: deleted by the run meanwhile", sys.stdout)
                 continue
             damaged += 1
@@ -58,12 +58,12 @@ def verify(options: argparse.Namespace) -> int:
 
 def gc(options: argparse.Namespace) -> int:
     """Deletes unreferenced objects, except young ones, which a running trainer may be about to reference."""
-    found = archive(options.store)
+    checkpoints = archive(options.store)
     before = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=options.older_than)
-    everything = found.garbage()
+    everything = checkpoints.garbage()
     old = [listed for listed in everything if listed.modified < before]
     if not options.dry_run:
-        found.store.delete([listed.key for listed in old])
+        checkpoints.store.delete([listed.key for listed in old])
     done = "would delete" if options.dry_run else "deleted"
     young = f"; left {len(everything) - len(old)} younger" if len(old) < len(everything) else ""
     count = "1 object" if len(old) == 1 else f"{len(old)} objects"

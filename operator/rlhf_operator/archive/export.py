@@ -26,10 +26,10 @@ def export(options: argparse.Namespace) -> int:
     out = Path(options.out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InvalidJob([Problem(str(out), "is there already; name another folder")])
-    found = archive(options.store)
-    entry = chosen(found.entries(), options.step, options.store)
+    checkpoints = archive(options.store)
+    entry = chosen(checkpoints.entries(), options.step, options.store)
     request = ExportRequest(
-        store=found.store.url,
+        store=checkpoints.store.url,
         step=entry.step,
         out=str(out.absolute()),
         field=options.of,
@@ -48,13 +48,15 @@ def chosen(entries: "Sequence[Entry]", step: int | str, store: str) -> "Entry":
     """The checkpoint of this step, the newest one, or the one with the best evaluation, the newer one of equals.
     Raises InvalidJob if there is none; the message lists the steps that are there."""
     if step == BEST:
-        found = max(
+        checkpoint = max(
             (e for e in entries if e.reward is not None), key=lambda e: (e.reward, e.step), default=None
         )
     else:
-        found = next((e for e in reversed(entries) if step in (LATEST, e.step)), None)
-    if found is None:
+        checkpoint = next((e for e in reversed(entries) if step in (LATEST, e.step)), None)
+    if checkpoint is None:
         steps = ", ".join(str(entry.step) for entry in entries) or "none"
-        asked = "with an evaluation" if step == BEST else f"of step {step}" if step != LATEST else "at all"
-        raise InvalidJob([Problem(store, f"has no checkpoint {asked}; it has those of steps: {steps}")])
-    return found
+        requested = (
+            "with an evaluation" if step == BEST else f"of step {step}" if step != LATEST else "at all"
+        )
+        raise InvalidJob([Problem(store, f"has no checkpoint {requested}; it has those of steps: {steps}")])
+    return checkpoint

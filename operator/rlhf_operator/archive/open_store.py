@@ -66,15 +66,15 @@ def read_newest(store: str, read: Callable[["Snapshot"], T]) -> T:
         DamagedSnapshot: it is damaged.
         Failure: each of several was deleted before it was read.
     """
-    found = archive(store)
+    checkpoints = archive(store)
     for _ in range(_READS):
-        entries = found.entries()
+        entries = checkpoints.entries()
         if not entries:
             raise InvalidJob([Problem(store, "holds no checkpoint")])
         try:
-            return read(found.open(entries[-1]))
+            return read(checkpoints.open(entries[-1]))
         except DamagedSnapshot:
-            if entries[-1] in found.entries():
+            if entries[-1] in checkpoints.entries():
                 raise
     raise Failure(
         f"{store}: the run deleted {_READS} checkpoints, one after the other, before they were read; keep more of them "

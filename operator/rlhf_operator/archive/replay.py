@@ -68,17 +68,19 @@ def ls(options: argparse.Namespace) -> int:
 def _listed(snapshot: "Snapshot") -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [("EPISODE", "ANSWERS", "REWARD", "KL", "WEIGHTS", "TRAINED")]
     for name in names(snapshot):
-        found = read(snapshot, name, _ABOUT).to_pylist()
-        mean = {key: _mean([row[key] for row in found if row[key] is not None]) for key in ("reward", "kl")}
-        weights = sorted({row["weight_version"] for row in found})
+        episode_rows = read(snapshot, name, _ABOUT).to_pylist()
+        mean = {
+            key: _mean([row[key] for row in episode_rows if row[key] is not None]) for key in ("reward", "kl")
+        }
+        weights = sorted({row["weight_version"] for row in episode_rows})
         rows.append(
             (
-                str(found[0]["episode"]),
-                str(len(found)),
+                str(episode_rows[0]["episode"]),
+                str(len(episode_rows)),
                 mean["reward"],
                 mean["kl"],
                 str(weights[0]) if len(weights) == 1 else f"{weights[0]}-{weights[-1]}",
-                _trained(found[0]),
+                _trained(episode_rows[0]),
             )
         )
     return rows
@@ -129,14 +131,14 @@ def export(options: argparse.Namespace) -> int:
 
 def names(snapshot: "Snapshot", episode: int | None = None) -> list[str]:
     """The episodes in a checkpoint, oldest first, or only the requested one. Raises InvalidJob if there is none."""
-    found = [name for name in snapshot.blobs if name.startswith(EPISODES)]
+    episodes = [name for name in snapshot.blobs if name.startswith(EPISODES)]
     if episode is not None:
-        found = [name for name in found if _number(name) == episode]
-    if not found:
+        episodes = [name for name in episodes if _number(name) == episode]
+    if not episodes:
         held = ", ".join(str(_number(name)) for name in snapshot.blobs if name.startswith(EPISODES))
-        asked = "no episode" if episode is None else f"no episode {episode}; it holds {held or 'none'}"
-        raise InvalidJob([Problem(f"the checkpoint of step {snapshot.step}", f"holds {asked}")])
-    return found
+        absence = "no episode" if episode is None else f"no episode {episode}; it holds {held or 'none'}"
+        raise InvalidJob([Problem(f"the checkpoint of step {snapshot.step}", f"holds {absence}")])
+    return episodes
 
 
 def read(snapshot: "Snapshot", name: str, fields: tuple[str, ...] | None = None) -> Table:

@@ -144,14 +144,14 @@ class Process:
             wait = _RESYNC_SECONDS
             try:
                 if changed := {*await kinds_served(self._api)} ^ {*kinds}:
-                    told = "the API server has begun or ceased to serve %s: stopping, to be restarted by Kubernetes"
-                    logger.warning(told, ", ".join(changed))
+                    warning = "the API server has begun or ceased to serve %s: stopping, to be restarted by Kubernetes"
+                    logger.warning(warning, ", ".join(changed))
                     self._stopping.set()
                     return
                 swept = await self._list(kinds, first=False)
                 if swept.older:
-                    told = "revisions have gone back, as after a restore of etcd, at %s: stopping, to be restarted"
-                    logger.warning(told + " by Kubernetes", swept.older[0])
+                    warning = "revisions have gone back, as after a restore of etcd, at %s: stopping, to be restarted"
+                    logger.warning(warning + " by Kubernetes", swept.older[0])
                     self._stopping.set()
                     return
             except ApiError as error:
@@ -181,8 +181,8 @@ class Process:
                 all_swept.older.extend(swept.older)
             if first or namespace in self._scope.closed:
                 await resync.fill(self._api, namespace, kinds, self._keep)
-                found, active = self._cache.keys(), set(self._cache.active_keys())
-                for key in found:  # those at rest after all others: there may be thousands
+                keys, active = self._cache.keys(), set(self._cache.active_keys())
+                for key in keys:  # those at rest after all others: there may be thousands
                     self._queue.add(key, after=None if key in active else _BATCH_SECONDS)
 
         for namespace in await self._scope.each(list_namespace):

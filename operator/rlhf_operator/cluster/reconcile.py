@@ -79,7 +79,7 @@ class Reconciler:
         Raises:
             ApiError: an action failed; the next call continues from there.
         """
-        body, gone = self._cache.job(key), self._cache.take_departed(key)
+        body, deleted_bodies = self._cache.job(key), self._cache.take_departed(key)
         if body is None:
             self._forget(key)  # what it owned, the API server deletes
             self._deletions.forget(key)
@@ -90,8 +90,8 @@ class Reconciler:
         if self._uids.setdefault(key, job.uid) != job.uid:
             self._forget(key)
             self._uids[key] = job.uid
-        found = (*self._cache.pods(key), *self._cache.take_hidden(key))
-        bodies = [pod for pod in found if owned_by(pod, job)]
+        candidates = (*self._cache.pods(key), *self._cache.take_hidden(key))
+        bodies = [pod for pod in candidates if owned_by(pod, job)]
         now = self._api.clock.now()
         pods = [Pod.of(pod) for pod in bodies if is_marked(pod, job.name)]
         pods = self._deletions.observed(key, pods, now.timestamp())
@@ -116,18 +116,18 @@ class Reconciler:
         retried = want.waits is None and all(pod.over for pod in pods) and is_retried(job, now)
         job = reopen_job(job, want.spec, accepted=retried and await self._pods.accepted(job, want.pinned))
         job = kept_in_queue(job, workload, required=requires_queue)
-        deleted = [Pod.of(pod) for pod in gone if owned_by(pod, job) and is_marked(pod, job.name)]
-        seen = await self._observe(key, job, want, pods, deleted, found_workload)
-        job, pods = seen.job, [*seen.pods]
-        todo = plan(seen, now)
+        deleted = [Pod.of(pod) for pod in deleted_bodies if owned_by(pod, job) and is_marked(pod, job.name)]
+        observed = await self._observe(key, job, want, pods, deleted, found_workload)
+        job, pods = observed.job, [*observed.pods]
+        todo = plan(observed, now)
         if todo.again is None:  # it wants nothing: what is remembered would save no calls
             self._desired.forget(key)
             self._companions.forget(key)
         await run_all(self._pods.replace(job, pod) for pod in bodies if not is_marked(pod, job.name))
-        told = await self._carry_out(key, job, want, pods, todo, found_workload)
+        membership_pushed = await self._carry_out(key, job, want, pods, todo, found_workload)
         if todo.again != POLL_SECONDS:
             return todo.again
-        again = POLL_SECONDS if told else RETRY_SECONDS
+        again = POLL_SECONDS if membership_pushed else RETRY_SECONDS
         again = max(again, self._cache.active / JOBS_PER_POLL_SECOND)
         return again if todo.due is None else min(again, todo.due)
 
@@ -149,11 +149,11 @@ class Reconciler:
         if refusal is not None and isinstance(refusal.why, Finish):
             # Of the spec of then; a later one reopens the job.
             job = replace(job, generation=refusal.generation)
-        found = None if isinstance(workload, ApiError) else workload
+        known_workload = None if isinstance(workload, ApiError) else workload
         held: Quota = "unknown"
         if not isinstance(workload, ApiError):
             started = active_config(job) == want.pinned.name
-            held = quota(job, want.spec, found, want.pinned.name, started=started)
+            held = quota(job, want.spec, known_workload, want.pinned.name, started=started)
         return Observed(
             job,
             want,
@@ -165,7 +165,7 @@ class Reconciler:
             deleted_pods=deleted,
             created_attempt=self._outcomes.created_attempt(key),
             quota=held,
-            deactivated=deactivated(found),
+            deactivated=deactivated(known_workload),
             prices=self._settings.gpu_prices,
         )
 
@@ -186,7 +186,7 @@ class Reconciler:
         for event in todo.events:  # not after the acts: one that is refused ends this look
             await self._recorder.record(job.body, event)
         # First: a member about to be deleted should get no more work.
-        told = await self._trainers.push_membership(job, pods, todo.members)
+        membership_pushed = await self._trainers.push_membership(job, pods, todo.members)
         await self._delete_pods(job, todo)
         with self._outcomes.noted(key, job, todo):
             if todo.companions:
@@ -201,7 +201,7 @@ class Reconciler:
             await self._api.scale("RLHFJob", job.namespace, job.name, todo.generators, version)
         if todo.expire:
             await self._expire(job)
-        return told
+        return membership_pushed
 
     async def _create_pods(self, job: Job, want: Desired, todo: Plan, workload: Body | None) -> None:
         admitted = workload if job.queue is not None else None

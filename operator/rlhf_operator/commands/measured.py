@@ -53,30 +53,33 @@ class Measured:
             spec = RunConfig.model_validate_json((folder / "run.json").read_bytes()).spec
             lines = _steps(folder / "metrics.jsonl")
         except (OSError, ValueError, ValidationError) as error:
-            why = "run.json is none of this version" if isinstance(error, ValidationError) else error
-            message = f"holds no run that can be read: {str(why).splitlines()[0]}"
+            problem = "run.json is none of this version" if isinstance(error, ValidationError) else error
+            message = f"holds no run that can be read: {str(problem).splitlines()[0]}"
             raise InvalidJob([Problem(str(folder), message)]) from error
         if not lines:
             raise InvalidJob([Problem(str(folder), "the run has no step yet")])
         steps = lines[1:] or lines
         keys = {**{phase: f"{phase}_seconds" for phase in PHASES}, "step": "seconds"}
-        found = {name: [line[key] for line in steps if line.get(key)] for name, key in keys.items()}
+        durations = {name: [line[key] for line in steps if line.get(key)] for name, key in keys.items()}
         # With `weights.everySteps` most steps send nothing.
         sent = [line for line in steps if line.get("broadcast_bytes")]
-        found["broadcast"] = [line["broadcast_seconds"] for line in sent] or found["broadcast"]
+        durations["broadcast"] = [line["broadcast_seconds"] for line in sent] or durations["broadcast"]
         return cls(
-            folder, spec, {name: median(each) for name, each in found.items() if each}, _filled(spec, steps)
+            folder,
+            spec,
+            {name: median(each) for name, each in durations.items() if each},
+            _filled(spec, steps),
         )
 
     def machine(self) -> Machine:
         """The rates that the run achieved. Raises InvalidJob if its models are missing."""
         return rates(self._work(Batch.of(self.spec, self.filled)), self.seconds)
 
-    def check_comparable(self, spec: Spec, found: FileSizes) -> None:
+    def check_comparable(self, spec: Spec, file_sizes: FileSizes) -> None:
         """Raises InvalidJob, with the fields that differ, if the run's steps are other work than those of `spec`, whose
-        models have the sizes `found`; and if the run's models are missing."""
+        models have the sizes `file_sizes`; and if the run's models are missing."""
         batch, own = Batch.of(spec), Batch.of(self.spec)
-        here, there = (spec.algorithm, batch, Work.of(spec, found, batch)), (self.spec.algorithm, own)
+        here, there = (spec.algorithm, batch, Work.of(spec, file_sizes, batch)), (self.spec.algorithm, own)
         if here == (*there, self._work(own)):
             return
         differ = [*_differences(_decide(self.spec), _decide(spec), "spec")] or ["its models have other sizes"]

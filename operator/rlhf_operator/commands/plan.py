@@ -54,16 +54,16 @@ def run(options: argparse.Namespace) -> int:
         measured = Measured.read(options.measured)
         machine, filled = _or(machine, measured.machine()), measured.filled
     after = None if options.after is None else Measured.read(options.after)
-    found = model_sizes(job.spec)
+    file_sizes = model_sizes(job.spec)
     batch = Batch.of(job.spec, filled)
     try:
-        work = Work.of(job.spec, found, batch)
+        work = Work.of(job.spec, file_sizes, batch)
     except InvalidJob as error:  # models without a size are often mistyped
         raise InvalidJob([*mistyped(job.spec)] or error.problems) from None
     if after is not None:
-        after.check_comparable(job.spec, found)
+        after.check_comparable(job.spec, file_sizes)
     seconds = predicted(work, machine)
-    lines = [*_batches(job.spec, batch), *plan_lines(job.spec, found), *_table(job.spec, seconds, after)]
+    lines = [*_batches(job.spec, batch), *plan_lines(job.spec, file_sizes), *_table(job.spec, seconds, after)]
     for line in [*lines, *_advice(job.spec, machine, seconds, after)]:
         print_line(line, sys.stdout)
     return 0
@@ -112,8 +112,8 @@ def _advice(
 ) -> Iterator[str]:
     if spec.reward.functions and Role.REWARD in spec.graph.roles:
         yield "what reward functions take is not predicted"
-    told = {"--flops": machine.flops, "--memory": machine.memory, "--link": machine.link}
-    missing = [option for option, rate in told.items() if rate is None]
+    rates = {"--flops": machine.flops, "--memory": machine.memory, "--link": machine.link}
+    missing = [option for option, rate in rates.items() if rate is None]
     if missing and None in seconds.values():
         yield f"for the others give {', '.join(missing)}, or --measured DIR of a run on the same machines"
     if after is not None:

@@ -12,10 +12,10 @@ from rlhf_api.spec import Spec
 _HEAD = ("role", "pods", "GPUs", "memory of one GPU")
 
 
-def plan_lines(spec: Spec, found: FileSizes = NOTHING) -> list[str]:
+def plan_lines(spec: Spec, file_sizes: FileSizes = NOTHING) -> list[str]:
     """A table, then settings that would make the plan more precise (no table if the job gives neither GPUs nor sizes);
     the memory of a step's responses, if large; and settings that such a step cannot reach."""
-    plans, responses = plan(spec, found), StepMemory.of(spec)
+    plans, responses = plan(spec, file_sizes), StepMemory.of(spec)
     last = [responses.line] if responses and responses.line else []
     last += without_effect(spec)
     if not any(each.gpus or each.memory for each in plans.values()):
@@ -31,9 +31,9 @@ def plan_lines(spec: Spec, found: FileSizes = NOTHING) -> list[str]:
 
 
 def _requested(spec: Spec) -> Iterator[str]:
-    asked = [f"{role.value} {memory}" for role in roles_of(spec) if (memory := host_memory(spec, role))]
-    if asked:
-        yield f"on a cluster each pod requests this memory, unless pods.resources says otherwise: {', '.join(asked)}"
+    requests = [f"{role.value} {memory}" for role in roles_of(spec) if (memory := host_memory(spec, role))]
+    if requests:
+        yield f"on a cluster each pod requests this memory, unless pods.resources says otherwise: {', '.join(requests)}"
 
 
 def _advice(spec: Spec, *, worked_out: bool) -> Iterator[str]:

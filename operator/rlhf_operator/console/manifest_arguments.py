@@ -92,8 +92,8 @@ def with_runtime_of(
     if file is not None:
         runtime = load_runtime(file, variables)
         if named is None or (named.kind, named.name) != (runtime.kind, runtime.name):
-            asked = f"{named.kind} {named.name}" if named else "none"
-            message = f"has {runtime.kind} {runtime.name}; spec.runtime names {asked}"
+            reference = f"{named.kind} {named.name}" if named else "none"
+            message = f"has {runtime.kind} {runtime.name}; spec.runtime names {reference}"
             raise InvalidJob([Problem(str(file), message)])
         return job.model_copy(update={"spec": with_runtime(job.spec, runtime)})
     if named is not None and needed:

@@ -109,17 +109,17 @@ def _places(
             x += width(item) + GAP
     for sweep in range(4 * SWEEPS):
         for i in range(len(rows)) if sweep % 2 == 0 else range(len(rows) - 1, -1, -1):
-            wanted = []
+            targets = []
             for item in rows[i]:
                 near = [places[i - 1, o] for o in above.get((i, item), [])]
                 near += [places[i + 1, o] for o in below.get((i, item), [])]
-                wanted.append(fmean(near or [places[i, item]]))
-            for item, x in zip(rows[i], spread(wanted, [width(item) for item in rows[i]]), strict=True):
+                targets.append(fmean(near or [places[i, item]]))
+            for item, x in zip(rows[i], spread(targets, [width(item) for item in rows[i]]), strict=True):
                 places[i, item] = x
     return places
 
 
-def spread(wanted: list[float], widths: list[float]) -> list[float]:
+def spread(targets: list[float], widths: list[float]) -> list[float]:
     """Middles nearest to those wanted (least squares) with `GAP` between neighbours, in the order given.
 
     Pool adjacent violators on the middles less the room that stands before each.
@@ -129,7 +129,7 @@ def spread(wanted: list[float], widths: list[float]) -> list[float]:
         before += width / 2 + (widths[i - 1] / 2 + GAP if i else 0)
         rooms.append(before)
     pools: list[tuple[float, int]] = []
-    for x, room in zip(wanted, rooms, strict=True):
+    for x, room in zip(targets, rooms, strict=True):
         mean, count = x - room, 1
         while pools and pools[-1][0] > mean:
             other, n = pools.pop()

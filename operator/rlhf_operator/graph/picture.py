@@ -146,11 +146,11 @@ class _Picture:
                 goes.setdefault(column, []).append(self._x[lower])
         widths = dict(zip(box.writes, _tag_widths(box), strict=True))
         start = x - (sum(widths.values()) + 4 * (len(widths) - 1)) / 2
-        found = {}
+        tags = {}
         for column in sorted(goes, key=lambda name: sum(goes[name]) / len(goes[name])):
-            found[column] = (start + widths[column] / 2, widths[column])
+            tags[column] = (start + widths[column] / 2, widths[column])
             start += widths[column] + 4
-        return found
+        return tags
 
     def _start(self, upper: tuple[int, Item], column: str) -> float:
         item, x = upper[1], self._x[upper]

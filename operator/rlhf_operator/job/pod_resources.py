@@ -27,16 +27,16 @@ def requests(spec: Body) -> Amounts:
             beside = own
         else:
             most = {name: max(own.get(name, 0), most.get(name, 0)) for name in {*own, *most}}
-    found = total((beside, *map(_of_container, spec.get("containers", ()))))
-    return {name: max(found.get(name, 0), most.get(name, 0)) for name in sorted({*found, *most})}
+    combined = total((beside, *map(_of_container, spec.get("containers", ()))))
+    return {name: max(combined.get(name, 0), most.get(name, 0)) for name in sorted({*combined, *most})}
 
 
 def total(each: Iterable[Mapping[str, float]]) -> Amounts:
-    found = Amounts()
+    sums = Amounts()
     for amounts in each:
         for name, value in amounts.items():
-            found[name] = found.get(name, 0.0) + value
-    return found
+            sums[name] = sums.get(name, 0.0) + value
+    return sums
 
 
 def devices(spec: Body) -> tuple[tuple[str, int], ...]:
@@ -55,9 +55,9 @@ def claims(spec: Body, status: Body) -> tuple[str, ...]:
 def only_devices(container: Body) -> dict[str, Any]:
     """The container's part that `devices` reads."""
     limits = as_object(as_object(container.get("resources")).get("limits"))
-    kept = {name: value for name, value in limits.items() if _is_device(name)}
+    device_limits = {name: value for name, value in limits.items() if _is_device(name)}
     policy = {"restartPolicy": container["restartPolicy"]} if "restartPolicy" in container else {}
-    return {"resources": {"limits": kept}, **policy} if kept else {}
+    return {"resources": {"limits": device_limits}, **policy} if device_limits else {}
 
 
 def is_gpu(name: str) -> bool:
@@ -72,8 +72,8 @@ def _is_device(name: str) -> bool:
 
 def _of_container(container: Body) -> Amounts:
     resources = as_object(container.get("resources"))
-    asked = {**as_object(resources.get("limits")), **as_object(resources.get("requests"))}
-    return {name: _number(value) for name, value in asked.items()}
+    amounts = {**as_object(resources.get("limits")), **as_object(resources.get("requests"))}
+    return {name: _number(value) for name, value in amounts.items()}
 
 
 def _number(value: Any) -> float:

@@ -54,30 +54,35 @@ def read_end(meta: Body, status: Body, container: Body, conditions: Mapping[str,
     end = container.get("state", {}).get("terminated")
     if status.get("phase") not in OVER and end is None:
         return None
-    told = _deletion_requested_at(meta)
+    deletion_requested = _deletion_requested_at(meta)
     # The terminated state of a deleted pod's container that its kubelet has lost lacks a time.
-    at = _time(end, "finishedAt") or told or (_time(status, "startTime") if end is None else None) or 0.0
+    at = (
+        _time(end, "finishedAt")
+        or deletion_requested
+        or (_time(status, "startTime") if end is None else None)
+        or 0.0
+    )
     reason, message = status.get("reason") or "", (status.get("message") or "").strip()
     # A pod that failed before it was deleted failed by itself: the report of a peer's end may arrive first, and the
     # whole gang is deleted then. So did one that was evicted for what it wrote, and its successors would do the same.
-    disrupted = (told is not None and at >= told) or (
+    disrupted = (deletion_requested is not None and at >= deletion_requested) or (
         _by_its_node(reason, end, conditions) and not re.search(BEYOND_LIMIT, message)
     )
     if end is None:  # evicted before it ran, or its node's kubelet lost it
-        said = f"{reason or 'failed'}: {message or 'no container was run'}"
-        code, said, log = _failed_init(status) or (SIGTERMED, said, "")
-        return Ended(at, code, said, disrupted, reason, log)
+        description = f"{reason or 'failed'}: {message or 'no container was run'}"
+        code, description, log = _failed_init(status) or (SIGTERMED, description, "")
+        return Ended(at, code, description, disrupted, reason, log)
     code = end.get("exitCode", SIGTERMED)
     how = exit_words(code) if end.get("reason") != "OOMKilled" else "ran out of memory (OOMKilled)"
     if reason:
         how += f" ({': '.join(filter(None, (reason, message)))})"
     log = _last_lines(end)
     telling = most_informative_line(log)
-    why = f"{how}: {telling}" if telling else how
+    cause = f"{how}: {telling}" if telling else how
     return Ended(
         at,
         code,
-        f"{why}; see `kubectl logs {meta['name']}`",
+        f"{cause}; see `kubectl logs {meta['name']}`",
         disrupted,
         # The pod's reason is more precise than its container's exit.
         reason or end.get("reason") or "",
@@ -86,9 +91,9 @@ def read_end(meta: Body, status: Body, container: Body, conditions: Mapping[str,
 
 
 def _by_its_node(reason: str, end: Body | None, conditions: Mapping[str, Body]) -> bool:
-    told = conditions.get("DisruptionTarget", {}).get("status") == "True"
+    targeted = conditions.get("DisruptionTarget", {}).get("status") == "True"
     lost = end is not None and end.get("reason") in _LOST
-    return told or lost or reason in _DISRUPTED or reason.startswith(_RACES)
+    return targeted or lost or reason in _DISRUPTED or reason.startswith(_RACES)
 
 
 def _last_lines(end: Body) -> str:
@@ -165,7 +170,7 @@ def _failed_init(status: Body) -> tuple[int, str, str] | None:
         end = container.get("state", {}).get("terminated")
         if end and end.get("exitCode"):
             log = _last_lines(end)
-            told = most_informative_line(log)
-            said = f"init container {container['name']} {exit_words(end['exitCode'])}"
-            return end["exitCode"], f"{said}: {told}" if told else said, log
+            last_line = most_informative_line(log)
+            description = f"init container {container['name']} {exit_words(end['exitCode'])}"
+            return end["exitCode"], f"{description}: {last_line}" if last_line else description, log
     return None

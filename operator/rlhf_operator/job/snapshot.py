@@ -72,7 +72,7 @@ class Job:
     def of(cls, body: Body) -> "Job":
         meta = body["metadata"]
         status, unreadable = _status(body.get("status"))
-        asked = meta.get("annotations", {}).get(CHECKPOINT)
+        request = meta.get("annotations", {}).get(CHECKPOINT)
         return cls(
             body=body,
             name=meta["name"],
@@ -81,7 +81,7 @@ class Job:
             generation=meta.get("generation", 1),
             queue=meta.get("labels", {}).get(QUEUE),
             priority=meta.get("labels", {}).get(PRIORITY),
-            checkpoint=asked and asked[:REQUEST],
+            checkpoint=request and request[:REQUEST],
             status=status,
             controller=as_object(body.get("spec")).get("managedBy") or CONTROLLER,
             dispatched=ORIGIN in meta.get("labels", {}),

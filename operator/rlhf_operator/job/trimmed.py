@@ -48,25 +48,25 @@ def trim(body: Mapping[str, Any]) -> Body:
 
 def _job(body: Mapping[str, Any]) -> Body:
     metadata = _metadata(body["metadata"]) | _only(body["metadata"], "generation")
-    asked = (body["metadata"].get("annotations") or {}).get(CHECKPOINT)
-    if asked is not None:
-        metadata["annotations"] = {CHECKPOINT: asked[:REQUEST]}
+    request = (body["metadata"].get("annotations") or {}).get(CHECKPOINT)
+    if request is not None:
+        metadata["annotations"] = {CHECKPOINT: request[:REQUEST]}
     return {**_only(cut(body), "apiVersion", "kind", "spec", "status", CUT), "metadata": metadata}
 
 
 def _pod(body: Mapping[str, Any]) -> Body:
     spec: Mapping[str, Any] = body.get("spec", {})
-    inits = [kept for kept in map(only_devices, spec.get("initContainers", ())) if kept]
+    inits = [part for part in map(only_devices, spec.get("initContainers", ())) if part]
     status = _only(body.get("status", {}), "phase", "podIP", "startTime", "reason", "message")
-    for field, kept in _OF_STATUS.items():
+    for field, keys in _OF_STATUS.items():
         if entries := body.get("status", {}).get(field):
-            status[field] = [_only(entry, *kept) for entry in entries]
+            status[field] = [_only(entry, *keys) for entry in entries]
     return {
         **_only(body, "apiVersion", "kind"),
         "metadata": _metadata(body["metadata"]),
         "spec": {
             **_only(spec, "nodeName", "schedulingGates", "resourceClaims"),
-            "containers": [kept for kept in map(_container, spec.get("containers", ())) if kept],
+            "containers": [part for part in map(_container, spec.get("containers", ())) if part],
             **({"initContainers": inits} if inits else {}),
         },
         "status": status,
@@ -77,19 +77,19 @@ def _container(container: Mapping[str, Any]) -> Body:
     """Of a container beside the role's, its devices alone."""
     if container["name"] == CONTAINER:
         return {**_only(container, "name", "ports"), **only_devices(container)}
-    found = only_devices(container)
-    return {"name": container["name"], **found} if found else {}
+    device_limits = only_devices(container)
+    return {"name": container["name"], **device_limits} if device_limits else {}
 
 
 def _metadata(metadata: Mapping[str, Any]) -> Body:
     """A tenant may write metadata of any size: of its maps the operator's own keys are kept, and the first items."""
-    kept = _only(metadata, *_OF_METADATA)
+    trimmed = _only(metadata, *_OF_METADATA)
     if labels := metadata.get("labels"):
-        kept["labels"] = _only(labels, *_LABELS)
+        trimmed["labels"] = _only(labels, *_LABELS)
     for field in ("finalizers", "ownerReferences"):
-        if field in kept:
-            kept[field] = kept[field][:_MOST]
-    return kept
+        if field in trimmed:
+            trimmed[field] = trimmed[field][:_MOST]
+    return trimmed
 
 
 def _only(body: Mapping[str, Any], *fields: str) -> Body:

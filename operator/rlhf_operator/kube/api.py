@@ -192,12 +192,12 @@ class Api:
         """Discovery: true if the server serves the kind."""
         version, plural = KINDS[kind]
         try:
-            found = await self._call("get", "GET", "APIResourceList", group_path(version))
+            resource_list = await self._call("get", "GET", "APIResourceList", group_path(version))
         except ApiError as error:
             if error.status == 404:
                 return False
             raise
-        return any(resource["name"] == plural for resource in found["resources"])
+        return any(resource["name"] == plural for resource in resource_list["resources"])
 
     async def _change(
         self, verb: str, method: str, body: Body, tail: str, more: Mapping[str, str] = MappingProxyType({})
@@ -251,14 +251,14 @@ class Api:
                     answer = _decode(text)
                 status = response.status
         except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
-            why = str(error) or f"no answer within {_DEADLINE_SECONDS:g} s"
-            raise ApiError(0, type(error).__name__, f"{method} {path}: {why}") from None
+            problem = str(error) or f"no answer within {_DEADLINE_SECONDS:g} s"
+            raise ApiError(0, type(error).__name__, f"{method} {path}: {problem}") from None
         finally:
             self._observe(verb, kind.partition(".")[0], status, time.monotonic() - started)
         if 200 <= status < 300 and answer is not None:
             return answer
-        said = answer or {"message": text[:200].decode(errors="replace")}
-        raise refusal(status, said, f"{method} {path}", response.headers.get("Retry-After"), kind)
+        details = answer or {"message": text[:200].decode(errors="replace")}
+        raise refusal(status, details, f"{method} {path}", response.headers.get("Retry-After"), kind)
 
 
 async def _read_page(response: aiohttp.ClientResponse, keep: Keep, deadline: asyncio.Timeout) -> Body | None:

@@ -21,11 +21,11 @@ class ServerClock:
     def observe_date_header(self, date: str, sent: float) -> None:
         """Takes the `Date` of an answer that has just come; `sent`: the local time before its request."""
         try:
-            told = parsedate_to_datetime(date).timestamp()
+            server_time = parsedate_to_datetime(date).timestamp()
         except ValueError:
             return
         # It is cut to whole seconds, and was written between the request and now.
-        earliest, latest = told - self.local(), told + 1.0 - sent
+        earliest, latest = server_time - self.local(), server_time + 1.0 - sent
         self._offset = min(max(self._offset, earliest), latest)
 
     def time(self) -> float:

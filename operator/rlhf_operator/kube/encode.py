@@ -17,6 +17,6 @@ def as_yaml(body: dict[str, Any]) -> str:
     return _ESCAPED.sub(_escape, json.dumps(body, ensure_ascii=False))
 
 
-def _escape(found: re.Match[str]) -> str:
-    code = ord(found[0])
+def _escape(match: re.Match[str]) -> str:
+    code = ord(match[0])
     return rf"\u{0xFFFD if 0xD800 <= code <= 0xDFFF else code:04x}"

@@ -57,11 +57,11 @@ class Lease:
 
     async def acquire(self) -> None:
         """Waits until the lease is free or expired, and takes it."""
-        told = ""
+        reported = ""
         while not await self._try("take", _CALL_SECONDS):
-            if self._holder and self._holder != told:
-                told = self._holder
-                logger.info("standing by: %s is the leader", told)
+            if self._holder and self._holder != reported:
+                reported = self._holder
+                logger.info("standing by: %s is the leader", reported)
             left = self._runs_out() - time.monotonic()
             await asyncio.sleep(min(_POLL_SECONDS, left) if left > 0 else _POLL_SECONDS)
 
@@ -115,8 +115,8 @@ class Lease:
             if isinstance(error, ApiError) and error.status == 409:
                 self._stored = None  # a conflict: somebody wrote it after we read it
             else:
-                why = error if isinstance(error, ApiError) else f"no answer within {seconds:.1f} s"
-                logger.warning("could not %s the lease %s/%s: %s", what, self._namespace, NAME, why)
+                problem = error if isinstance(error, ApiError) else f"no answer within {seconds:.1f} s"
+                logger.warning("could not %s the lease %s/%s: %s", what, self._namespace, NAME, problem)
             return False
         self._renewed = sent
         return True

@@ -49,10 +49,10 @@ class Page:
         """Parses the items that are complete. Of an incomplete one, twice as much is awaited: it is not read anew with
         each packet."""
         if not self._head:
-            found = _ITEMS.search(self._rest)
-            if found is None:
+            match = _ITEMS.search(self._rest)
+            if match is None:
                 return
-            self._head, self._rest = self._rest[: found.end()], self._rest[found.end() :]
+            self._head, self._rest = self._rest[: match.end()], self._rest[match.end() :]
         at, read = 0, json.JSONDecoder().raw_decode
         while True:
             at = _next(self._rest, at)
@@ -71,8 +71,8 @@ class Page:
 
 
 def _next(text: str, at: int) -> int:
-    found = _BETWEEN.match(text, at)
-    return found.end() if found else at
+    match = _BETWEEN.match(text, at)
+    return match.end() if match else at
 
 
 class Lines:

@@ -34,20 +34,20 @@ def private_caches(environ: Mapping[str, str], fallback: Path) -> tuple[dict[str
     home = environ.get("HOME") or str(Path.home())
     cache = environ.get("XDG_CACHE_HOME") or f"{home}/.cache"
     places = {"home": home, "cache": cache, "hub": environ.get("HF_HOME") or f"{cache}/huggingface"}
-    variables, told = dict[str, str](), []
+    variables, warnings = dict[str, str](), []
     for name, default in _DEFAULTS.items():
         folder = Path(environ.get(name) or default.format(**places)).expanduser().absolute()
-        why = others_may_write(folder)
-        if name == _OURS and not why:
-            why = _cannot_make(folder)
-        if why:
+        reason = others_may_write(folder)
+        if name == _OURS and not reason:
+            reason = _cannot_make(folder)
+        if reason:
             variables[name] = str(fallback / name.lower())
-            told.append(
-                f"{name}: {folder} is not used, since {why}; what is compiled is not kept for the next run"
+            warnings.append(
+                f"{name}: {folder} is not used, since {reason}; what is compiled is not kept for the next run"
             )
         elif name == _OURS:
             variables[name] = str(folder)
-    return variables, told
+    return variables, warnings
 
 
 def others_may_write(path: Path) -> str:
@@ -55,18 +55,18 @@ def others_may_write(path: Path) -> str:
     need not exist."""
     shared = ""
     try:
-        for each, found in _components(path):
-            if found.st_uid not in (0, os.getuid()):
-                return f"{each} is of user {found.st_uid}"
-            if stat.S_ISLNK(found.st_mode):
+        for each, status in _components(path):
+            if status.st_uid not in (0, os.getuid()):
+                return f"{each} is of user {status.st_uid}"
+            if stat.S_ISLNK(status.st_mode):
                 continue
             shared = ""
-            if found.st_mode & stat.S_IWOTH:
+            if status.st_mode & stat.S_IWOTH:
                 shared = f"all users may write {each}"
-            elif found.st_mode & stat.S_IWGRP and not _of_user_alone(found.st_gid):
-                shared = f"group {found.st_gid} may write {each}"
+            elif status.st_mode & stat.S_IWGRP and not _of_user_alone(status.st_gid):
+                shared = f"group {status.st_gid} may write {each}"
             # In a sticky folder others may add names, but not replace what is there and not theirs.
-            if shared and not found.st_mode & stat.S_ISVTX:
+            if shared and not status.st_mode & stat.S_ISVTX:
                 return shared
     except OSError as error:
         return f"{path} cannot be read: {error.strerror}"
@@ -80,11 +80,11 @@ def _components(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
     while left:
         each = Path(os.path.normpath(done / left.pop()))
         try:
-            found = each.lstat()
+            status = each.lstat()
         except FileNotFoundError:
             return
-        yield each, found
-        if not stat.S_ISLNK(found.st_mode):
+        yield each, status
+        if not stat.S_ISLNK(status.st_mode):
             done = each
             continue
         links += 1

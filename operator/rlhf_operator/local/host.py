@@ -147,16 +147,16 @@ class Host:
     def _decide(self, now: float) -> Sequence[Action]:
         """The restart policy's actions; a trainer that hangs is killed first, and is restarted when that has ended
         it."""
-        seen, silence = [process.read_state() for process in self.processes], self._silence()
+        states, silence = [process.read_state() for process in self.processes], self._silence()
         end = silence.ended(now) if silence else None
         if end is None:
-            return decide(self.config.spec, seen, self.restarts, now=now, step=self.status.step)
-        return [Kill(s.role, s.index, end.reason) for s in seen if s.role is Role.TRAINER and not s.ended]
+            return decide(self.config.spec, states, self.restarts, now=now, step=self.status.step)
+        return [Kill(s.role, s.index, end.reason) for s in states if s.role is Role.TRAINER and not s.ended]
 
     def _silence(self) -> Silence | None:
         """The trainer's present silence; None if none runs."""
-        seen, report = [process.read_state() for process in self.processes], self.trainer.status
-        return silence(self.config.spec, seen, self.trainer.progressed, report.activity if report else None)
+        states, report = [process.read_state() for process in self.processes], self.trainer.status
+        return silence(self.config.spec, states, self.trainer.progressed, report.activity if report else None)
 
     async def _observe(self, control: ControlClient) -> None:
         for process in self._tree.newly_ended():
@@ -215,12 +215,12 @@ class Host:
         """
         if self.trainer.answers:
             self.display.event("stopping after a checkpoint (Ctrl-C again to stop at once)")
-            status, asked = self.trainer.status, False
+            status, stop_requested = self.trainer.status, False
             per_step = status.seconds_per_step or 0.0 if status else 0.0
             deadline = time.monotonic() + min(GRACE_SECONDS + 2 * per_step, _GRACE_LIMIT)
             while self.trainer.process.running and time.monotonic() < deadline and self.stops < 2:
                 # Again where it is too busy to answer.
-                asked = asked or await self.trainer.ask_to_stop(control)
+                stop_requested = stop_requested or await self.trainer.ask_to_stop(control)
                 await self._observe(control)
                 self._report()
                 await self._pause(TICK_SECONDS / 5)  # to read its last checkpoint before it ends

@@ -18,14 +18,16 @@ async def end_the_hung(processes: Sequence[Supervised], control: ControlClient) 
     failures: Counter[str] = Counter()
     while True:
         await asyncio.sleep(LIVE_SECONDS)
-        asked = [
+        probed = [
             (process, process.uid, path)
             for process in processes
             if process.running and process.ready and listens(process.process)
             if (path := process.process.role.row.live)
         ]
-        answers = await asyncio.gather(*(control.lives(process.address + path) for process, _, path in asked))
-        for (process, uid, _), lives in zip(asked, answers, strict=True):
+        answers = await asyncio.gather(
+            *(control.lives(process.address + path) for process, _, path in probed)
+        )
+        for (process, uid, _), lives in zip(probed, answers, strict=True):
             failures[uid] = 0 if lives else failures[uid] + 1
             if failures[uid] == LIVE_FAILURES and process.running and process.uid == uid:
                 process.kill(f"hung: it gave no sign of life for {LIVE_FAILURES * LIVE_SECONDS:g} s")

@@ -82,7 +82,7 @@ def mistyped(spec: Spec) -> Iterator[Problem]:
         name: str | None = getattr(model, field)
         if name is None or (not Path(name).exists() and not _looks_local(name) and _HUB_NAME.fullmatch(name)):
             continue
-        wanted = "tokenizer_config.json" if field == "tokenizer" else "config.json"
+        required_file = "tokenizer_config.json" if field == "tokenizer" else "config.json"
         where = f"spec.model.{field}"
         if not Path(name).is_dir():
             bare = name.strip().removeprefix(_HUB).rstrip("/")
@@ -90,8 +90,8 @@ def mistyped(spec: Spec) -> Iterator[Problem]:
             if run := _OF_RUN.fullmatch(name):
                 hint = f"; a job leaves it in its work directory {run[1]}: run that job to its end first"
             yield Problem(where, f"no such directory, and no hub name (`owner/name`){hint}; got {name!r}")
-        elif not (Path(name) / wanted).is_file():
-            yield Problem(where, f"must be in Hugging Face format, but has no {wanted}; got {name!r}")
+        elif not (Path(name) / required_file).is_file():
+            yield Problem(where, f"must be in Hugging Face format, but has no {required_file}; got {name!r}")
         elif what := directory_problem(Path(name)):
             yield Problem(where, f"{what}; got {name!r}")
         elif field != "tokenizer" and (
@@ -107,9 +107,9 @@ def mistyped(spec: Spec) -> Iterator[Problem]:
 
 def _lacks(directory: Path, *, alone: bool) -> str:
     """Files that a model's directory lacks, as text, or ''; `alone`: the manifest names no other tokenizer."""
-    if not any(found for kind in _WEIGHTS for found in directory.glob(kind)):
+    if not any(file for kind in _WEIGHTS for file in directory.glob(kind)):
         return f"has no weights ({', '.join(_WEIGHTS)})"
-    if alone and not any(found for kind in _TOKENIZER for found in directory.glob(kind)):
+    if alone and not any(file for kind in _TOKENIZER for file in directory.glob(kind)):
         return (
             "has no tokenizer (tokenizer.json or the like); copy its files there, or set spec.model.tokenizer"
         )

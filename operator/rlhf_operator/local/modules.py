@@ -14,33 +14,33 @@ CALLED_WITH = ("prompts", "responses", "rows")
 def missing(name: str) -> str:
     """The missing part of `package.module:name`, looked for among installed modules and in the current directory;
     empty if none is missing, or if only running the module would tell."""
-    module, _, wanted = name.partition(":")
+    module, _, attribute = name.partition(":")
     try:
         file, body = _source(module)
     except LookupError as error:
         return str(error)
     defined = set(_defined(body))
-    if file is None or wanted in defined or defined & {"*", "__getattr__"}:
+    if file is None or attribute in defined or defined & {"*", "__getattr__"}:
         return ""
-    close = difflib.get_close_matches(wanted, defined, n=1)
+    close = difflib.get_close_matches(attribute, defined, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     here = Path(*module.split(".")).with_suffix(".py")
     if here.is_file() and not here.samefile(file):
         hint = f"; {here} is not used, since an installed module has its name: rename it"
-    return f"{file} defines no {wanted!r}{hint}"
+    return f"{file} defines no {attribute!r}{hint}"
 
 
 def unscoring(name: str) -> str:
     """Reason why `package.module:name` cannot be called as a reward function, by its parameters; empty if it can, or if
     its module does not define it by exactly one plain `def`."""
-    module, _, wanted = name.partition(":")
+    module, _, attribute = name.partition(":")
     _, body = _source(module)
-    found = [each for each in body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
-    named = [each for each in found if each.name == wanted and not each.decorator_list]
-    if len(named) != 1 or [*_defined(body)].count(wanted) != 1:
+    functions = [each for each in body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
+    named = [each for each in functions if each.name == attribute and not each.decorator_list]
+    if len(named) != 1 or [*_defined(body)].count(attribute) != 1:
         return ""
     (function,) = named
-    expected = f"a reward function is `def {wanted}({', '.join(CALLED_WITH)})`, of the whole batch at once"
+    expected = f"a reward function is `def {attribute}({', '.join(CALLED_WITH)})`, of the whole batch at once"
     if isinstance(function, ast.AsyncFunctionDef):
         return f"is an async function; {expected}"
     return "" if _takes(function.args) else f"has the parameters ({ast.unparse(function.args)}); {expected}"
@@ -59,20 +59,20 @@ def _takes(parameters: ast.arguments) -> bool:
 def _source(module: str) -> tuple[Path | None, Sequence[ast.stmt]]:
     """The file of a module and its statements; (None, ()) for one that is not written in Python. Raises LookupError
     if there is none or it cannot be read."""
-    found: ModuleSpec | None = None
+    module_spec: ModuleSpec | None = None
     within: Sequence[str] | None = [*sys.path, str(Path.cwd())]
     for part in module.split("."):
-        found = None if within is None else PathFinder.find_spec(part, within)
-        if found is None:
+        module_spec = None if within is None else PathFinder.find_spec(part, within)
+        if module_spec is None:
             place = f"in {Path.cwd()} or installed" if part == module.partition(".")[0] else f"for {module!r}"
             raise LookupError(f"no module {part!r} {place}")
-        within = found.submodule_search_locations
-    if found is None or found.origin is None or not found.origin.endswith(".py"):
+        within = module_spec.submodule_search_locations
+    if module_spec is None or module_spec.origin is None or not module_spec.origin.endswith(".py"):
         return None, ()
     try:
-        return Path(found.origin), ast.parse(Path(found.origin).read_bytes()).body
+        return Path(module_spec.origin), ast.parse(Path(module_spec.origin).read_bytes()).body
     except (OSError, SyntaxError, ValueError) as error:
-        raise LookupError(f"{found.origin} cannot be read as Python: {error}") from None
+        raise LookupError(f"{module_spec.origin} cannot be read as Python: {error}") from None
 
 
 def _defined(body: Sequence[ast.stmt]) -> Iterator[str]:

@@ -68,23 +68,23 @@ def assign(names: Sequence[str], base: int | None) -> dict[str, int]:
     """
     if base is None:
         candidates = iter(random.sample(_AUTOMATIC, len(_AUTOMATIC)))
-        found = dict(zip(names, filter(reserve, candidates), strict=False))
-        if len(found) < len(names):
+        ports = dict(zip(names, filter(reserve, candidates), strict=False))
+        if len(ports) < len(names):
             raise InvalidJob([Problem("ports", f"fewer than {len(names)} of {_AUTOMATIC} are free")])
-        return found
+        return ports
     last = base + len(names) - 1
     if not 1 <= base <= last <= 65535:
         raise InvalidJob([Problem("--base-port", f"ports {base} to {last} must lie in 1 to 65535")])
-    found = {name: base + i for i, name in enumerate(names)}
+    ports = {name: base + i for i, name in enumerate(names)}
     problems = [
         Problem(
             "--base-port",
             f"port {port} of {name} is taken; stop what listens there, choose another --base-port "
             f"({base} to {last} must be free), or leave it out",
         )
-        for name, port in found.items()
+        for name, port in ports.items()
         if not is_free(port)
     ]
     if problems:
         raise InvalidJob(problems)
-    return found
+    return ports

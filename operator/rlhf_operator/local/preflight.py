@@ -39,21 +39,25 @@ def check_files(spec: Spec) -> list[Problem]:
     return [*named, *_functions(spec), *problems(spec, sizes)]
 
 
-def named_files(spec: Spec, told: Sequence[Problem]) -> list[Problem]:
-    """Problems of `check_files` that hold for a spec with the problems `told`, without those that follow from them."""
-    data = [] if any(problem.where.startswith("spec.data") for problem in told) else _data(spec)
-    found = [*data, *_template_syntax(spec), *model_problems(spec), *_functions(spec)]
-    return [problem for problem in found if not any(other.where == problem.where for other in told)]
+def named_files(spec: Spec, reported: Sequence[Problem]) -> list[Problem]:
+    """Problems of `check_files` that hold for a spec with the problems `reported`, and do not follow from them."""
+    data = [] if any(problem.where.startswith("spec.data") for problem in reported) else _data(spec)
+    all_problems = [*data, *_template_syntax(spec), *model_problems(spec), *_functions(spec)]
+    return [
+        problem for problem in all_problems if not any(other.where == problem.where for other in reported)
+    ]
 
 
 def plain_secrets(spec: Spec) -> list[str]:
     """Warnings of values that look like secrets. They are left out of cards, of trackers and of snapshots, and stay in
     the job's own object."""
-    found = secret_fields(json.loads(spec.model_dump_json(by_alias=True, exclude_defaults=True)), "spec")
+    secret_paths = secret_fields(
+        json.loads(spec.model_dump_json(by_alias=True, exclude_defaults=True)), "spec"
+    )
     remedy = "put it into a Secret that spec.pods.secrets names, or into the environment of `rlhf run`"
     return [
         f"warning: {where} looks like a secret, and all who may read the job read it; {remedy}"
-        for where in found[:MOST_ROWS]
+        for where in secret_paths[:MOST_ROWS]
     ]
 
 

@@ -53,12 +53,12 @@ class ProcessLog:
     def tail(self) -> str:
         """The end of the output of the newest start; empty if somebody has deleted the file."""
         try:
-            found = _end(self.path, TAIL_BYTES, self._begin)
-            missing = min(TAIL_BYTES - len(found), -self._begin)
+            newest = _end(self.path, TAIL_BYTES, self._begin)
+            missing = min(TAIL_BYTES - len(newest), -self._begin)
             before = _end(self._older(1), missing) if missing > 0 else b""
         except OSError:
             return ""
-        return (before + found).decode(errors="replace")
+        return (before + newest).decode(errors="replace")
 
     def _older(self, number: int) -> Path:
         return self.path.with_name(f"{self.path.name}.{number}")

@@ -132,9 +132,9 @@ class Supervised:
         """Sends SIGTERM."""
         self._signal(signal.SIGTERM)
 
-    def kill(self, why: str = "") -> None:
-        """Kills the process and its descendants; `why`: the reason to report."""
-        self._killed_because = why
+    def kill(self, reason: str = "") -> None:
+        """Kills the process and its descendants; `reason`: the reason to report."""
+        self._killed_because = reason
         self._reaper_late = self._reaper_late or time.monotonic() + _REAPER_SECONDS
         self._signal(reaper.KILL)
 

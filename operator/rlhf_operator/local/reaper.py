@@ -44,10 +44,10 @@ def descendants(pid: int, besides: Collection[int] = ()) -> list[int]:
             children.setdefault(parent, []).append(child)
         if state == "Z":
             zombies.add(child)
-    found = [pid]
-    for parent in found:
-        found += children.get(parent, [])
-    return [process for process in found[1:] if process not in zombies]
+    reached = [pid]
+    for parent in reached:
+        reached += children.get(parent, [])
+    return [process for process in reached[1:] if process not in zombies]
 
 
 def _processes() -> Iterator[tuple[int, str, int]]:

@@ -32,8 +32,8 @@ def temporary(workdir: Path, job: Mapping[str, str], tell: Callable[[str], None]
     note.write_text(str(made), encoding="utf-8")
     used = "TMPDIR" not in job and len(os.fsencode(made.parent)) <= _LONGEST
     try:
-        caches, told = private_caches({**os.environ, **job}, made)
-        for line in told:
+        caches, warnings = private_caches({**os.environ, **job}, made)
+        for line in warnings:
             tell(line)
         yield ({"TMPDIR": str(made)} if used else {}) | caches
     finally:

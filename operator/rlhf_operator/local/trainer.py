@@ -80,11 +80,11 @@ class Trainer:
     def _tell_data(self) -> None:
         """Reports data that has changed since the trainer's checkpoint, and rows that are too long, once a start that
         finds them."""
-        found = [self.status.data_changed, self.status.overlong] if self.status else []
-        for message in found:
+        messages = [self.status.data_changed, self.status.overlong] if self.status else []
+        for message in messages:
             if message and message not in self._of_data:
                 self._display.event(message)
-        self._of_data = found
+        self._of_data = messages
 
     def tell_stall(self, stall: str) -> None:
         """Reports why the trainer makes no progress, once until it does again; `why` is empty if it does."""
@@ -99,9 +99,13 @@ class Trainer:
             for p in processes
             if p.running and p.process.role is not Role.TRAINER and listens(p.process)
         )
-        wanted = (self.process.uid, Membership(members=members))
-        if self.answers and wanted != self._told and await control.members(self.process.address, wanted[1]):
-            self._told = wanted
+        membership = (self.process.uid, Membership(members=members))
+        if (
+            self.answers
+            and membership != self._told
+            and await control.members(self.process.address, membership[1])
+        ):
+            self._told = membership
 
     async def ask_to_stop(self, control: ControlClient) -> bool:
         """Requests a checkpoint and exit; true if the trainer is up and accepted."""

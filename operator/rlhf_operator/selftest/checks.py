@@ -39,17 +39,20 @@ class Check:
     look: str = ""
 
 
-def judged(spec: Spec, seen: Observations, per_step: int, answers: int) -> list[Check]:
+def judged(spec: Spec, observations: Observations, per_step: int, answers: int) -> list[Check]:
     """Every check of a job's selftest; steps had `per_step` prompts with `answers` responses each."""
     limit = spec.health.logprob_difference if spec.graph.generates else None
-    found = [drift(seen.still), agreement(seen.lines, limit, spec.outlier_limit())]
-    found += [kill(role, seen.kills.get(role)) for role in roles_to_kill(spec)]
-    found += [resume(seen.stopped, seen.ended, seen.wanted), ledger(seen.state, seen.ended, per_step)]
+    checks = [drift(observations.still), agreement(observations.lines, limit, spec.outlier_limit())]
+    checks += [kill(role, observations.kills.get(role)) for role in roles_to_kill(spec)]
+    checks += [
+        resume(observations.stopped, observations.ended, observations.wanted),
+        ledger(observations.state, observations.ended, per_step),
+    ]
     if has_canary(spec):
-        found.append(canary(seen.lines, seen.stopped, per_step * answers))
+        checks.append(canary(observations.lines, observations.stopped, per_step * answers))
     else:
-        found.append(Check("canary", None, "no responses are sampled and scored, so no reward can rise"))
-    return found
+        checks.append(Check("canary", None, "no responses are sampled and scored, so no reward can rise"))
+    return checks
 
 
 def drift(still: Sequence[Parameters]) -> Check:
@@ -60,9 +63,11 @@ def drift(still: Sequence[Parameters]) -> Check:
         return _not_reached("drift")
     (begin, before), (end, after) = still[0], still[-1]
     changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
-    seen = f"{len(changed)} of {len(before)} parameters changed from step {begin} to {end} at learning rate 0"
-    look = f"the optimizer (trainer.deepspeed), and what was restored after a kill: {', '.join(changed[:3])}"
-    return Check("drift", bool(before) and not changed, seen, look)
+    outcome = (
+        f"{len(changed)} of {len(before)} parameters changed from step {begin} to {end} at learning rate 0"
+    )
+    hint = f"the optimizer (trainer.deepspeed), and what was restored after a kill: {', '.join(changed[:3])}"
+    return Check("drift", bool(before) and not changed, outcome, hint)
 
 
 def agreement(lines: Sequence[Mapping[str, Any]], limit: float | None, outliers: float) -> Check:
@@ -76,8 +81,8 @@ def agreement(lines: Sequence[Mapping[str, Any]], limit: float | None, outliers:
         )
     if not lines:
         return _not_reached("agreement")
-    found = [line for line in lines if "logprob_difference" in line]
-    if not found:
+    compared = [line for line in lines if "logprob_difference" in line]
+    if not compared:
         return Check("agreement", None, "the algorithm's loss measures no logprob_difference")
 
     def broken(line: Mapping[str, Any]) -> bool:
@@ -87,26 +92,28 @@ def agreement(lines: Sequence[Mapping[str, Any]], limit: float | None, outliers:
         mean = float(line["logprob_difference"])
         return broken(line), mean if isfinite(mean) else float("inf")
 
-    worst, apart = max(found, key=size), sum(int(line.get("logprob_outliers", 0)) for line in found)
+    worst, apart = max(compared, key=size), sum(int(line.get("logprob_outliers", 0)) for line in compared)
     mean, step = float(worst["logprob_difference"]), int(worst["step"])
-    seen = f"log-probabilities differ by {mean:.2g} at most, in step {step} of {len(found)}; the limit is {limit:g}"
+    outcome = f"log-probabilities differ by {mean:.2g} at most, in step {step} of {len(compared)}"
+    outcome += f"; the limit is {limit:g}"
     if apart:
-        largest = max(float(line.get("logprob_difference_max", 0.0)) for line in found)
-        seen += f"; by more than 1 nat at {apart} tokens ({largest:.2g} at most), of which a step may have a share of "
-        seen += f"{outliers:g}"
-    look = "docs/concepts/health.md: weights not loaded as they are, quantisation, dtype, engineArguments"
-    return Check("agreement", not broken(worst), seen, look)
+        largest = max(float(line.get("logprob_difference_max", 0.0)) for line in compared)
+        outcome += f"; by more than 1 nat at {apart} tokens ({largest:.2g} at most), "
+        outcome += f"of which a step may have a share of {outliers:g}"
+    hint = "docs/concepts/health.md: weights not loaded as they are, quantisation, dtype, engineArguments"
+    return Check("agreement", not broken(worst), outcome, hint)
 
 
-def kill(role: Role, found: Kill | None) -> Check:
+def kill(role: Role, kill_record: Kill | None) -> Check:
     """A role whose process or pod was killed was restarted, and a further step was done."""
-    name, look = f"kill {role.value}", f"the log of {role.value}-0; {_DEADLINES[role]}"
-    if found is None:
+    name, hint = f"kill {role.value}", f"the log of {role.value}-0; {_DEADLINES[role]}"
+    if kill_record is None:
         return _not_reached(name)
-    if found.seconds is None:
-        return Check(name, False, f"after step {found.step}, and no further step was done", look)
-    seen = f"after step {found.step}; started again, and a further step done {found.seconds:.0f} s later"
-    return Check(name, True, seen)
+    if kill_record.seconds is None:
+        return Check(name, False, f"after step {kill_record.step}, and no further step was done", hint)
+    seconds = f"{kill_record.seconds:.0f} s"
+    outcome = f"after step {kill_record.step}; started again, and a further step done {seconds} later"
+    return Check(name, True, outcome)
 
 
 def ledger(state: Mapping[str, Any] | None, steps: int, per_step: int) -> Check:
@@ -114,21 +121,24 @@ def ledger(state: Mapping[str, Any] | None, steps: int, per_step: int) -> Check:
     rows it has only a position."""
     if state is None:
         return _not_reached("ledger")
-    wanted = steps * per_step
+    expected = steps * per_step
     if "ledger" not in state:
         drawn = int(state["position"])
         return Check(
-            "ledger", drawn == wanted, f"{drawn} of {wanted} rows drawn, each once", "the log of trainer-0"
+            "ledger",
+            drawn == expected,
+            f"{drawn} of {expected} rows drawn, each once",
+            "the log of trainer-0",
         )
-    found = state["ledger"]
-    issued, trained, filtered = (_count(found[name]) for name in ("issued", "trained", "filtered"))
-    dropped = sum(map(_count, found["dropped"].values()))
-    lost, twice = issued - trained - filtered - dropped, max(0, wanted - trained - filtered - dropped)
-    seen = f"lost {lost}, trained twice {twice}, of {issued} prompts in {steps} steps"
+    ledger_state = state["ledger"]
+    issued, trained, filtered = (_count(ledger_state[name]) for name in ("issued", "trained", "filtered"))
+    dropped = sum(map(_count, ledger_state["dropped"].values()))
+    lost, twice = issued - trained - filtered - dropped, max(0, expected - trained - filtered - dropped)
+    outcome = f"lost {lost}, trained twice {twice}, of {issued} prompts in {steps} steps"
     if dropped:
-        seen += f"; dropped {dropped}: {'; '.join(found['dropped'])}"
+        outcome += f"; dropped {dropped}: {'; '.join(ledger_state['dropped'])}"
     return Check(
-        "ledger", lost == twice == dropped == 0, seen, "the ledger in its status, and the log of trainer-0"
+        "ledger", lost == twice == dropped == 0, outcome, "the ledger in its status, and the log of trainer-0"
     )
 
 
@@ -141,23 +151,23 @@ def canary(lines: Sequence[Mapping[str, Any]], after: int | None, responses: int
     if after is None:
         return _not_reached("canary")
     rows = [line for line in lines if int(line["step"]) > after + 1 and "reward_mean" in line]
-    look = f"optimizer.learningRate, of which this took {RAISED:g} times as much, and the losses in metrics.jsonl"
+    hint = f"optimizer.learningRate, of which this took {RAISED:g} times as much, and the losses in metrics.jsonl"
     if len(rows) < 2 * ENDS:
-        return Check("canary", False, f"only {len(rows)} steps were made on its reward", look)
+        return Check("canary", False, f"only {len(rows)} steps were made on its reward", hint)
     ends = rows[:ENDS], rows[-ENDS:]
     begin, end = (fmean(float(row["reward_mean"]) for row in part) for part in ends)
     variances = [float(row["reward_std"]) ** 2 / responses for part in ends for row in part]
     least = ERRORS * sqrt(sum(variances)) / ENDS
-    seen = f"reward from {begin:.3f} to {end:.3f} in {len(rows)} steps; it must rise by {least:.3f}"
-    return Check("canary", end - begin > least, seen, look)
+    outcome = f"reward from {begin:.3f} to {end:.3f} in {len(rows)} steps; it must rise by {least:.3f}"
+    return Check("canary", end - begin > least, outcome, hint)
 
 
-def resume(stopped: int | None, ended: int, wanted: int | None) -> Check:
+def resume(stopped: int | None, ended: int, expected: int | None) -> Check:
     """A run stopped after one step resumes and reaches its last."""
-    if stopped is None or wanted is None:
+    if stopped is None or expected is None:
         return _not_reached("resume")
-    seen = f"stopped after step {stopped}, ended with {ended} of {wanted}"
-    return Check("resume", ended == wanted, seen, "the log of trainer-0, and checkpoints of the run")
+    outcome = f"stopped after step {stopped}, ended with {ended} of {expected}"
+    return Check("resume", ended == expected, outcome, "the log of trainer-0, and checkpoints of the run")
 
 
 def _not_reached(name: str) -> Check:

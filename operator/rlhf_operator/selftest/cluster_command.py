@@ -47,14 +47,14 @@ async def selftest(session: Session, options: argparse.Namespace) -> int:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
     print_line(f"the selftest runs as the job {session.qualified(name)}", sys.stdout)
     try:
-        seen = await carry_out(job.spec, trial)
+        observations = await carry_out(job.spec, trial)
     except asyncio.CancelledError:
         print_line("interrupted", sys.stderr)
         return INTERRUPTED
     finally:
         await _clear(trial, session, keep=options.keep)
-    found = judged(job.spec, seen, small.data.prompts_per_step, small.sampling.responses_per_prompt)
-    if passed(found, seen.cause):
+    checks = judged(job.spec, observations, small.data.prompts_per_step, small.sampling.responses_per_prompt)
+    if passed(checks, observations.cause):
         return 0
     if not options.keep:
         print_line("its pods and their logs are deleted; --keep keeps them", sys.stderr)
@@ -78,9 +78,9 @@ async def _clear(trial: OnCluster, session: Session, *, keep: bool) -> None:
     try:
         await trial.remove()
     except (Failure, ApiError) as error:
-        why = explain(error, session.cluster) if isinstance(error, ApiError) else error
+        problem = explain(error, session.cluster) if isinstance(error, ApiError) else error
         print_line(
-            f"warning: the job {session.qualified(trial.name)} or its files may be left: {why}; "
+            f"warning: the job {session.qualified(trial.name)} or its files may be left: {problem}; "
             f"`kubectl delete rlhfjob {trial.name}`, and runs/{trial.name} in its workspace",
             sys.stderr,
         )

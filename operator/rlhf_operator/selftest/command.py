@@ -64,14 +64,14 @@ def run(options: argparse.Namespace, make: Command) -> int:
         if (folder / workdir.CONFIG).exists():
             raise Misuse(f"--workdir {folder}: a run is in it; give an empty or a new folder")
         try:
-            seen = asyncio.run(carry_out(spec, OnHost(derive, folder, Lines(sys.stdout, 0), make)))
+            observations = asyncio.run(carry_out(spec, OnHost(derive, folder, Lines(sys.stdout, 0), make)))
         except Interrupted:
             print_line("interrupted", sys.stderr)
             return INTERRUPTED
         except RuntimeError as error:  # of the store: an unreadable snapshot
             raise Failure(str(error)) from error
-        found = judged(spec, seen, small.data.prompts_per_step, small.sampling.responses_per_prompt)
-        if passed(found, seen.cause):
+        checks = judged(spec, observations, small.data.prompts_per_step, small.sampling.responses_per_prompt)
+        if passed(checks, observations.cause):
             return 0
         for name in _BULKY if options.workdir is None else ():
             shutil.rmtree(folder / name, ignore_errors=True)

@@ -105,18 +105,20 @@ def _settings(spec: Spec, responses: int) -> Overrides:
     off = {"dynamic_sampling": 0, "overlong_filter": False, "overlong_buffer": 0, "critic_warmup_steps": 0}
     off |= {"balance_tokens": False}  # a step may be one update
     off |= {"overlong_penalty": PolicyGradient.model_fields["overlong_penalty"].default}  # of a buffer alone
-    wanted = {name: min(own, size) for name, size in most.items() if (own := getattr(settings, name, None))}
-    wanted |= {name: value for name, value in off.items() if getattr(settings, name, value) != value}
-    return {f"{section}.{to_camel(name)}": value for name, value in wanted.items()}
+    overrides = {
+        name: min(own, size) for name, size in most.items() if (own := getattr(settings, name, None))
+    }
+    overrides |= {name: value for name, value in off.items() if getattr(settings, name, value) != value}
+    return {f"{section}.{to_camel(name)}": value for name, value in overrides.items()}
 
 
 def _survivable(spec: Spec) -> Overrides:
     """Overrides with which every role may be restarted once, however it ended."""
-    found: Overrides = {}
+    overrides: Overrides = {}
     for role in roles_of(spec):
-        found[f"{role.value}.backoffLimit"] = max(1, spec.section(role).backoff_limit)
-        found[f"{role.value}.failureRules"] = []
-    return found
+        overrides[f"{role.value}.backoffLimit"] = max(1, spec.section(role).backoff_limit)
+        overrides[f"{role.value}.failureRules"] = []
+    return overrides
 
 
 def _to_itself(spec: Spec) -> Overrides:

@@ -42,13 +42,15 @@ class RunResults:
 def left_by(folder: Path, models: Sequence[str]) -> RunResults:
     """Results of an ended run in this folder, with the parameters of these models. Raises RuntimeError if a snapshot
     cannot be read."""
-    found = _snapshots(folder)
-    ends = [found[0], found[-1]] if len(found) > 1 else found
+    snapshots = _snapshots(folder)
+    ends = [snapshots[0], snapshots[-1]] if len(snapshots) > 1 else snapshots
     file = folder / STEPS
     return RunResults(
         [strict_json.figures(line) for line in file.read_text().splitlines()] if file.exists() else [],
         [(each.step, digests(each, models)) for each in ends],
-        {name: found[-1].state[name] for name in _JUDGED if name in found[-1].state} if found else None,
+        {name: snapshots[-1].state[name] for name in _JUDGED if name in snapshots[-1].state}
+        if snapshots
+        else None,
     )
 
 

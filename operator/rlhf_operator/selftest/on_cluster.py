@@ -55,8 +55,8 @@ class OnCluster:
         made = await self._session.submit(body, force=True)
         generation, self._rests = made["metadata"]["generation"], False
         shown, most, killed, stopped = "", 0, ("", ""), float("inf")
-        async for look in poll_job(self._session, self.name, self._say):
-            status = status_of(look)
+        async for job_body in poll_job(self._session, self.name, self._say):
+            status = status_of(job_body)
             if status is not None and status.observed_generation < generation:
                 status = None  # of the half before
             await self._observe()
@@ -71,14 +71,14 @@ class OnCluster:
                 break
             if time.monotonic() > stopped:
                 watch.failed = watch.failed or f"not suspended within {_SUSPEND_SECONDS:.0f} s"
-                return f"{watch.failed} ({await self._standing(status, look)})"
+                return f"{watch.failed} ({await self._standing(status, job_body)})"
             decided = watch.decide(status, again=self._again(*killed))
             if isinstance(decided, Role):
                 killed = self._victim(decided)
                 self._say(f"deleting the pod {killed[0]} after step {most}, without grace")
             elif decided is not None:
                 stopped = time.monotonic() + _SUSPEND_SECONDS
-                await self._stop(decided, watch, status, look)
+                await self._stop(decided, watch, status, job_body)
             if watch.waits_for is not None:
                 await self._kill(*killed)
         return self._outcome(watch, status)
@@ -128,8 +128,8 @@ class OnCluster:
 
     async def _list(self) -> list[Body]:
         """The job's pods."""
-        found = self._session.list("Pod", self._session.namespace, labels=f"{JOB}={self.name}")
-        pods = [pod async for pod in found]
+        listing = self._session.list("Pod", self._session.namespace, labels=f"{JOB}={self.name}")
+        pods = [pod async for pod in listing]
         self._wrote = self._wrote or any(_began(pod) for pod in pods if _of(Role.TRAINER, pod))
         return pods
 
@@ -158,9 +158,9 @@ class OnCluster:
         pod = next((pod for pod in self._pods if pod["metadata"]["name"] == name), None)
         return pod is not None and pod["metadata"]["uid"] != uid and _ready(pod)
 
-    async def _stop(self, stop: Stop, watch: Watch, status: JobStatus | None, look: Body) -> None:
+    async def _stop(self, stop: Stop, watch: Watch, status: JobStatus | None, job_body: Body) -> None:
         if watch.failed:
-            watch.failed += f" ({await self._standing(status, look)})"
+            watch.failed += f" ({await self._standing(status, job_body)})"
         self._say(stop.why)
         await self._session.patch_job(self.name, {"spec": {"suspend": True}})
 
@@ -175,12 +175,12 @@ class OnCluster:
         words = [state(status)]
         for body in (job, *(pod for pod in self._pods if not _ready(pod))):
             with suppress(ApiError):
-                found = [
+                warnings = [
                     e for e in await self._session.events(body["metadata"]["uid"]) if e["type"] == "Warning"
                 ]
-                found.sort(key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
+                warnings.sort(key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
                 name = body["metadata"]["name"]
-                words += [f"{name}: {e['reason']}: {one_line(e['message'])}" for e in found[-_WARNINGS:]]
+                words += [f"{name}: {e['reason']}: {one_line(e['message'])}" for e in warnings[-_WARNINGS:]]
         return "; ".join(dict.fromkeys(words))
 
     async def _in_pod(self, trainer: Body, command: list[str]) -> list[str]:
@@ -200,9 +200,9 @@ class OnCluster:
                 lines += reading.take(piece)
             lines += reading.end()
             if pod["status"]["phase"] == "Failed":
-                why = lines[-1] if lines else pod["status"].get("message", "")
+                problem = lines[-1] if lines else pod["status"].get("message", "")
                 raise Failure(
-                    f"pod {name}, which reads what {self.name} has left, has failed: {one_line(why)}"
+                    f"pod {name}, which reads what {self.name} has left, has failed: {one_line(problem)}"
                 )
             return lines
         finally:

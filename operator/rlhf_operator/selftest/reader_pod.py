@@ -56,9 +56,9 @@ def _resources(own: Body) -> Body:
     """CPU and memory limits, with small requests; no devices."""
     most = {"cpu": "1", "memory": "4Gi"}
     requests = {
-        name: min(most[name], found, key=amount)
-        for name, found in own.get("requests", {}).items()
+        name: min(most[name], quantity, key=amount)
+        for name, quantity in own.get("requests", {}).items()
         if name in most
     }
-    limits = {name: found for name, found in own.get("limits", {}).items() if name in most}
+    limits = {name: quantity for name, quantity in own.get("limits", {}).items() if name in most}
     return {"requests": requests, "limits": limits}

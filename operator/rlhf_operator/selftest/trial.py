@@ -77,18 +77,18 @@ async def carry_out(spec: Spec, trial: Trial) -> Observations:
     watch = Watch(victims=roles_to_kill(spec), first=BASELINE, patience=step_deadline(spec))
     cause = await trial.half(first_half(spec), watch)
     left = first = await trial.read_results([model.name for model in spec.graph.trained])
-    stopped = wanted = None
+    stopped = target_step = None
     if not cause and first.snapshots:
         stopped = first.snapshots[-1][0]
-        wanted = stopped + 1 + LEARNING_STEPS
+        target_step = stopped + 1 + LEARNING_STEPS
         again = Watch(victims=(), first=None, patience=step_deadline(spec))
-        cause = await trial.half(second_half(spec, wanted), again)
+        cause = await trial.half(second_half(spec, target_step), again)
         left = await trial.read_results(())
     return Observations(
         kills={kill.role: kill for kill in watch.kills},
         still=first.snapshots,
         stopped=stopped,
-        wanted=wanted,
+        wanted=target_step,
         cause=cause,
         lines=left.lines,
         ended=left.snapshots[-1][0] if left.snapshots else 0,

@@ -84,7 +84,7 @@ class Watch:
                 return Stop("stopping in the middle, to resume")
         return None
 
-    def give_up(self, why: str) -> Stop:
+    def give_up(self, reason: str) -> Stop:
         """Stops the run early."""
-        self.stopped, self.failed = True, why
-        return Stop(why)
+        self.stopped, self.failed = True, reason
+        return Stop(reason)

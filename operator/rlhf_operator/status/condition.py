@@ -37,8 +37,10 @@ def condition(kind: ConditionType, status: str, reason: str, message: str, stamp
 
 def own_conditions(status: Mapping[str, Any]) -> list[Any] | None:
     """A stored status's conditions of our types; other controllers may have theirs there."""
-    found = status.get("conditions")
-    return found and [each for each in found if each.get("type") in get_args(ConditionType)]
+    stored_conditions = status.get("conditions")
+    return stored_conditions and [
+        each for each in stored_conditions if each.get("type") in get_args(ConditionType)
+    ]
 
 
 def is_true(status: JobStatus, kind: str) -> bool:

@@ -34,7 +34,7 @@ _FORESEEABLE = 10 * 365 * 86400.0
 
 def job_status(
     spec: Spec,
-    seen: Sequence[ProcessState],
+    processes: Sequence[ProcessState],
     restarts: Mapping[Role, int],
     trainer: TrainerStatus | None,
     *,
@@ -49,12 +49,12 @@ def job_status(
     have been reported late, those that are replaced or gone among them."""
     stamp = time_text(now)
     roles = {
-        role: _role_status(spec, role, seen, restarts, over=finish is not None).model_copy(
-            update={"last_failure": _last_failure(role, seen, ended, before.roles.get(role), stamp)}
+        role: _role_status(spec, role, processes, restarts, over=finish is not None).model_copy(
+            update={"last_failure": _last_failure(role, processes, ended, before.roles.get(role), stamp)}
         )
         for role in roles_of(spec)
     }
-    phase: Phase = finish.phase if finish else _phase(seen, trainer)
+    phase: Phase = finish.phase if finish else _phase(processes, trainer)
     message = finish.message if finish else _waiting_for(roles)
     conditions = [_roles_ready(roles, finish, stamp)]
     if stall is not None:
@@ -150,35 +150,39 @@ def _count(value: float | None, before: int | None) -> int | None:
     return round(value) if 0 <= value <= LARGEST_COUNT else None
 
 
-def _phase(seen: Sequence[ProcessState], trainer: TrainerStatus | None) -> Phase:
-    if all(process.started is None for process in seen):
+def _phase(processes: Sequence[ProcessState], trainer: TrainerStatus | None) -> Phase:
+    if all(process.started is None for process in processes):
         return "Pending"
     return "Provisioning" if trainer is None or trainer.activity.startswith(STARTING) else "Running"
 
 
 def _role_status(
-    spec: Spec, role: Role, seen: Sequence[ProcessState], restarts: Mapping[Role, int], *, over: bool
+    spec: Spec, role: Role, processes: Sequence[ProcessState], restarts: Mapping[Role, int], *, over: bool
 ) -> RoleStatus:
-    ready = 0 if over else sum(s.role is role and s.rank == 0 and s.ready and not s.ended for s in seen)
+    ready = 0 if over else sum(s.role is role and s.rank == 0 and s.ready and not s.ended for s in processes)
     return RoleStatus(desired=replicas(spec, role), ready=ready, restarts=restarts.get(role, 0))
 
 
 def _last_failure(
     role: Role,
-    seen: Sequence[ProcessState],
+    processes: Sequence[ProcessState],
     late: Sequence[ProcessState],
     before: RoleStatus | None,
     stamp: str,
 ) -> FailureStatus | None:
     """The first of a role's present failures that does not only follow from another's (a cluster tells whole seconds);
     without any failure, the one that the status has. The cause of one that follows may be reported after it."""
-    kept = before.last_failure if before else None
-    failed = [s for s in seen if s.role is role and s.ended and _left_a_log(s.ended)]
-    found = _first(failed, stamp) or kept
-    if found and is_consequence(found.reason):
-        causes = [s for s in late if s.role is role and s.ended and _caused(found, s, s.ended)]
-        found = _first(causes, stamp) or found
-    return kept if kept and found and kept == found.model_copy(update={"time": kept.time}) else found
+    previous = before.last_failure if before else None
+    failed = [s for s in processes if s.role is role and s.ended and _left_a_log(s.ended)]
+    failure = _first(failed, stamp) or previous
+    if failure and is_consequence(failure.reason):
+        causes = [s for s in late if s.role is role and s.ended and _caused(failure, s, s.ended)]
+        failure = _first(causes, stamp) or failure
+    return (
+        previous
+        if previous and failure and previous == failure.model_copy(update={"time": previous.time})
+        else failure
+    )
 
 
 def _first(failed: Sequence[ProcessState], stamp: str) -> FailureStatus | None:
@@ -197,12 +201,12 @@ def _first(failed: Sequence[ProcessState], stamp: str) -> FailureStatus | None:
     )
 
 
-def _caused(found: FailureStatus, other: ProcessState, end: Ended) -> bool:
+def _caused(failure: FailureStatus, other: ProcessState, end: Ended) -> bool:
     """True if another process of the gang or replica failed by itself, even if it was told to end within the second,
     which leaves one of the codes of `_TOLD`."""
     first = process_name(other.role, other.index, 0)
     gang = other.role.value if other.role is Role.TRAINER else first
-    same = found.process == first or found.process.startswith(f"{gang}-")
+    same = failure.process == first or failure.process.startswith(f"{gang}-")
     return same and bool(end.log) and end.code not in _TOLD and not is_consequence(end.reason)
 
 
@@ -231,10 +235,10 @@ def _healthy(status: JobStatus, newest: HealthStatus, stamp: str) -> Condition:
     return condition("Healthy", "False", newest.reason, newest.message, stamp)
 
 
-def stalled(why: str, stamp: str) -> Condition:
+def stalled(problem: str, stamp: str) -> Condition:
     """The Stalled condition of a trainer that makes no progress; see `progress_deadline.Silence`."""
-    if why:
-        return condition("Stalled", "True", NO_PROGRESS, why, stamp)
+    if problem:
+        return condition("Stalled", "True", NO_PROGRESS, problem, stamp)
     return condition("Stalled", "False", "NotStalled", "", stamp)
 
 

@@ -102,21 +102,21 @@ def cause(message: str, log: str, *, silent: bool) -> str:
 
 def _last_error(log: str) -> str:
     """The first error that a role's processes logged as their end, if any."""
-    found = _LAST_WORDS.search(log)
-    return found["line"] if found else ""
+    match = _LAST_WORDS.search(log)
+    return match["line"] if match else ""
 
 
 def _exceptions(lines: Iterable[str]) -> list[str]:
     matches = (_EXCEPTION.match(line.strip()) or _NATIVE.search(line) for line in lines)
-    found = [match["line"].strip() for match in matches if match]
-    return [line for line in found if not is_consequence(line)]
+    exceptions = [match["line"].strip() for match in matches if match]
+    return [line for line in exceptions if not is_consequence(line)]
 
 
 def ledger_words(ledger: LedgerStatus) -> str:
     """Counts of the data epoch's prompts, as text."""
     counts = ("issued", "returned", "trained", "requeued")
-    told = ", ".join(f"{getattr(ledger, name)} {name}" for name in counts)
-    return f"epoch {ledger.epoch}: {told}; in all {ledger.dropped} dropped, {ledger.lost} lost"
+    text = ", ".join(f"{getattr(ledger, name)} {name}" for name in counts)
+    return f"epoch {ledger.epoch}: {text}; in all {ledger.dropped} dropped, {ledger.lost} lost"
 
 
 def missing_words(ledger: LedgerStatus | None) -> str:

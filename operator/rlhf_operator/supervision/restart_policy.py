@@ -22,7 +22,7 @@ PEERS_SECONDS = 30.0
 
 def decide(
     spec: Spec,
-    seen: Sequence[ProcessState],
+    states: Sequence[ProcessState],
     restarts: Mapping[Role, Restarts],
     *,
     now: float,
@@ -32,9 +32,9 @@ def decide(
     """Actions to take now; a Finish is the only action. `step`: the job's last one; `startup_timeouts`: kill processes
     that start too slowly, if nothing else does.
     """
-    if (over := _trainer_outcome([s for s in seen if s.role is Role.TRAINER], now)) is not None:
+    if (over := _trainer_outcome([s for s in states if s.role is Role.TRAINER], now)) is not None:
         return (over,)
-    judged = [_apply_failure_rules(spec, s) for s in seen]
+    judged = [_apply_failure_rules(spec, s) for s in states]
     if finishes := [j for j in judged if isinstance(j, _Verdict)]:
         return (min(finishes, key=lambda verdict: verdict.at).finish,)
     processes = [j for j in judged if isinstance(j, ProcessState)]
@@ -199,11 +199,11 @@ def _due(spec: Spec, role: Role, restarts: Restarts, ended: float, now: float) -
 
 
 def pause_left(
-    spec: Spec, seen: Sequence[ProcessState], restarts: Mapping[Role, Restarts], now: float
+    spec: Spec, states: Sequence[ProcessState], restarts: Mapping[Role, Restarts], now: float
 ) -> float | None:
     """Seconds until the first pause after an end is over; None where no process waits for its restart."""
     pauses = {role: current_window(spec, restarts, role, now).pause(budget(spec, role)[0]) for role in Role}
-    waits = [s.ended.at + pauses[s.role] - now for s in seen if s.ended]
+    waits = [s.ended.at + pauses[s.role] - now for s in states if s.ended]
     return min((wait for wait in waits if wait > 0), default=None)
 
 

@@ -143,8 +143,8 @@ class ControlClient:
                 allow_redirects=False,
                 timeout=timeout or self._session.timeout,
             ) as response:
-                wanted = most if 200 <= response.status < 300 else 0
-                return response.status, await _bounded(response.content, wanted) if wanted else b""
+                body_limit = most if 200 <= response.status < 300 else 0
+                return response.status, await _bounded(response.content, body_limit) if body_limit else b""
         except (aiohttp.ClientError, TimeoutError, OSError):
             return None
 

@@ -27,8 +27,8 @@ async def checkpoint(session: Session, options: argparse.Namespace) -> int:
     patched = await session.patch_job(name, {"metadata": {"annotations": {CHECKPOINT: request}}})
     earlier, status = _saved(status_of(patched)), before
     with LiveView(sys.stderr, spinner=True) as shown:
-        async for look in poll_job(session, name, shown.print_line, options.timeout):
-            status = status_of(look)
+        async for body in poll_job(session, name, shown.print_line, options.timeout):
+            status = status_of(body)
             made = _saved(status)
             if made is not None and made != earlier and _is_accepted(status, request):
                 break
@@ -40,7 +40,7 @@ async def checkpoint(session: Session, options: argparse.Namespace) -> int:
             shown.show(Text(f"{name}  the trainer {waiting}"), f"{state(status)}; the trainer {waiting}")
         else:
             raise Failure(
-                f"{name} has no new checkpoint after {span(options.timeout)}: {_why(status, request)}"
+                f"{name} has no new checkpoint after {span(options.timeout)}: {_missing_reason(status, request)}"
             )
     put(f"{name}: checkpoint of step {made.step} in {made.uri}", sys.stdout)
     return 0
@@ -63,7 +63,7 @@ def _newest(status: JobStatus) -> str:
     )
 
 
-def _why(status: JobStatus | None, request: str) -> str:
+def _missing_reason(status: JobStatus | None, request: str) -> str:
     if _is_accepted(status, request):
         return "the trainer has been asked and saves at the end of its step; give it more time with --timeout"
     return f"the trainer has not been asked yet ({state(status)}); does the operator run, and the trainer answer?"

@@ -62,10 +62,10 @@ class Session(Api):
     async def events(self, uid: str) -> list[Body]:
         """All stored events about an object, unordered."""
         query = {"fieldSelector": f"involvedObject.uid={uid}", "limit": _PAGE}
-        found = await self._call(
+        listing = await self._call(
             "list", "GET", "Event", object_path("Event", self.namespace, ""), query=query
         )
-        return list(found.get("items") or ())
+        return list(listing.get("items") or ())
 
     async def log(
         self, pod: str, container: str, *, follow: bool, tail: int | None, since: str | None

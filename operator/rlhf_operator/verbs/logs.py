@@ -43,32 +43,36 @@ async def logs(session: Session, options: argparse.Namespace) -> int:
     if pods:
         return 0
     status = status_of(body)
-    gone = f"logs of pods that are gone are where the cluster keeps them, by the label {JOB}={options.name}"
+    deleted_hint = (
+        f"logs of pods that are gone are where the cluster keeps them, by the label {JOB}={options.name}"
+    )
     failures = _last_failures(status, options)
     if not failures:
         lacks = "no failure is kept" if options.previous else _none(options, state(status))
-        raise Failure(f"{lacks}; {gone}")
+        raise Failure(f"{lacks}; {deleted_hint}")
     for failure in failures:
         emit = _emitter(failure.process)
         lines = failure.log.splitlines()
         for line in lines if options.tail is None else lines[max(len(lines) - options.tail, 0) :]:
             emit(one_line(line))
-        _note(f"{failure.process} failed at {failure.time}, and these are its last lines; {gone}")
+        _note(f"{failure.process} failed at {failure.time}, and these are its last lines; {deleted_hint}")
     return 0
 
 
 def _last_failures(status: JobStatus | None, options: argparse.Namespace) -> list[FailureStatus]:
     """The selected roles' last failures."""
     roles = status.roles.items() if status else ()
-    found = [each.last_failure for role, each in roles if options.role in (role, "all") and each.last_failure]
-    return [each for each in found if options.index is None or _place(each.process)[1] == options.index]
+    failures = [
+        each.last_failure for role, each in roles if options.role in (role, "all") and each.last_failure
+    ]
+    return [each for each in failures if options.index is None or _place(each.process)[1] == options.index]
 
 
 async def _follow(session: Session, options: argparse.Namespace) -> None:
     """Follows every pod from start to end, replacements included, until the job is over."""
     reading: dict[str, asyncio.Task[None]] = {}
     ended: float | None = None
-    told, tail = "", options.tail
+    reported, tail = "", options.tail
     try:
         async for body in poll_job(session, options.name, _note):
             for pod in await _pods(session, options, patient=True):
@@ -85,9 +89,9 @@ async def _follow(session: Session, options: argparse.Namespace) -> None:
                 ended = ended or time.monotonic()
                 if not running or time.monotonic() > ended + _DRAIN_SECONDS:
                     return
-            elif not running and state(status) != told:
-                told = state(status)
-                _note(f"{_none(options, told)}; waiting for one")
+            elif not running and state(status) != reported:
+                reported = state(status)
+                _note(f"{_none(options, reported)}; waiting for one")
     finally:
         for task in reading.values():
             task.cancel()
@@ -153,15 +157,13 @@ async def _pods(session: Session, options: argparse.Namespace, *, patient: bool 
     index = f"{INDEX}={options.index}" if options.index is not None else INDEX
     labels = f"{JOB}={options.name},{role},{index}"
     try:
-        found = [pod async for pod in session.list("Pod", session.namespace, labels=labels)]
+        pods = [pod async for pod in session.list("Pod", session.namespace, labels=labels)]
     except ApiError as error:
         if not (patient and passing(error)):
             raise
         return []
     roles = [role.value for role in Role]
-    return sorted(
-        found, key=lambda pod: (roles.index(_label(pod, ROLE)), int(_label(pod, INDEX)), _rank(pod))
-    )
+    return sorted(pods, key=lambda pod: (roles.index(_label(pod, ROLE)), int(_label(pod, INDEX)), _rank(pod)))
 
 
 def _begun(pod: Body) -> bool:

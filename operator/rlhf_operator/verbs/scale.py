@@ -21,8 +21,8 @@ async def scale(session: Session, options: argparse.Namespace) -> int:
         raise Failure(f"{name} has {status.phase.lower()} already; there is nothing to scale")
     spec = from_cluster(body).spec
     if Role.GENERATOR not in roles_of(spec):
-        why = "generates in its trainer" if spec.graph.generates else f"is a job of {spec.algorithm}"
-        raise Failure(f"{name} {why} and has no generators")
+        reason = "generates in its trainer" if spec.graph.generates else f"is a job of {spec.algorithm}"
+        raise Failure(f"{name} {reason} and has no generators")
     patch = {"spec": {"replicas": options.generators}}
     await session.patch_job(name, patch, subresource="scale")
     put(f"{name}: generators {spec.generator.replicas} -> {options.generators}", sys.stdout)

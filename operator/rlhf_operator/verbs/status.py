@@ -33,9 +33,9 @@ async def status(session: Session, options: argparse.Namespace) -> int:
         put(await _page(session, body), sys.stdout)
         return 0
     with LiveView(sys.stdout) as shown:
-        async for look in poll_job(session, options.name, shown.print_line):
-            now = status_of(look)
-            shown.show(await _page(session, look) if sys.stdout.isatty() else Text(), change(now))
+        async for observed in poll_job(session, options.name, shown.print_line):
+            now = status_of(observed)
+            shown.show(await _page(session, observed) if sys.stdout.isatty() else Text(), change(now))
             if now is not None and is_finished(now):
                 return 0 if now.phase == "Succeeded" else 1
     raise AssertionError  # `poll_job` is endless

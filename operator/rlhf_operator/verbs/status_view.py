@@ -176,8 +176,8 @@ def _events(events: Sequence[Event], now: datetime.datetime) -> Text:
 
 def _time(event: Event) -> str:
     """Time of an event's last occurrence."""
-    found = (event.get("series") or {}).get("lastObservedTime") or event.get("lastTimestamp")
-    return str(found or event.get("eventTime") or event["metadata"]["creationTimestamp"])
+    last = (event.get("series") or {}).get("lastObservedTime") or event.get("lastTimestamp")
+    return str(last or event.get("eventTime") or event["metadata"]["creationTimestamp"])
 
 
 def _message(event: Event) -> str:

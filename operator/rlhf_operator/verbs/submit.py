@@ -32,12 +32,12 @@ async def submit(session: Session, options: argparse.Namespace) -> int:
     try:
         after = await session.submit(as_written(job, namespace), force=options.force_conflicts)
     except ApiError as error:
-        said = " ".join(error.message.partition(": ")[2].split())
+        message = " ".join(error.message.partition(": ")[2].split())
         if error.status == 409:
-            raise Failure(f"{name}: {said}; take these fields over with --force-conflicts") from None
-        if error.status == 422 and '"null"' in said and before is not None:
+            raise Failure(f"{name}: {message}; take these fields over with --force-conflicts") from None
+        if error.status == 422 and '"null"' in message and before is not None:
             raise Failure(
-                f"{name}: {said}; servers as old as 1.20 cannot take the last field of a section away: set that "
+                f"{name}: {message}; servers as old as 1.20 cannot take the last field of a section away: set that "
                 "field to its default instead of leaving it out"
             ) from None
         if error.status == 404:

@@ -29,14 +29,14 @@ async def _set(session: Session, options: argparse.Namespace, suspended: bool) -
     before = status_of(await find(session, name))
     if before is not None and is_finished(before):
         raise Failure(f"{name} has {before.phase.lower()} already; what is over cannot be {done}")
-    asked = await session.patch_job(name, {"spec": {"suspend": suspended}})
+    patched = await session.patch_job(name, {"spec": {"suspend": suspended}})
     if not options.wait:
         put(f"{name} will be {done}; follow it with `{options.program} status {name} --watch`", sys.stdout)
         return 0
-    generation, status = asked["metadata"]["generation"], before
+    generation, status = patched["metadata"]["generation"], before
     with LiveView(sys.stderr, spinner=True) as shown:
-        async for look in poll_job(session, name, shown.print_line, options.timeout):
-            status = status_of(look)
+        async for observed in poll_job(session, name, shown.print_line, options.timeout):
+            status = status_of(observed)
             if status is not None and status.observed_generation >= generation:
                 if status.phase == target:
                     break
@@ -57,5 +57,7 @@ def _result(name: str, status: JobStatus, program: str) -> str:
     if status.phase == "Running":
         return at
     saved = status.last_checkpoint
-    kept = f"; its checkpoint of step {saved.step} is in {saved.uri}" if saved else "; it has no checkpoint"
-    return f"{at}{kept}; let it go on with `{program} resume {name}`"
+    checkpoint = (
+        f"; its checkpoint of step {saved.step} is in {saved.uri}" if saved else "; it has no checkpoint"
+    )
+    return f"{at}{checkpoint}; let it go on with `{program} resume {name}`"

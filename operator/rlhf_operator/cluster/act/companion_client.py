@@ -40,13 +40,13 @@ class CompanionClient:
         # All that the objects depend on; the name is the configuration's digest, but for the number of generators.
         content = hash((pinned.name, spec.generator.replicas, *gang.items(), *sorted(stored)))
         last, ours = self._applied.get(key, (None, _Versions()))
-        seen = {each: self._cache.version(each[0], key, each[1]) for each in ours}
-        if last == content and seen == ours and not (gang and creating):
+        cached_versions = {each: self._cache.version(each[0], key, each[1]) for each in ours}
+        if last == content and cached_versions == ours and not (gang and creating):
             return
         settings, secret = self._settings, self._settings.token_key
         bodies = companions(pinned, job.uid, settings.own_namespace, settings.metrics_from, gang)
         bodies = [sealed(body, secret, job) if body["kind"] == "ConfigMap" else body for body in bodies]
-        there = {each for each, version in seen.items() if version is not None}
+        there = {each for each, version in cached_versions.items() if version is not None}
         made = await run_all(self._apply_one(job, body, there) for body in bodies)
         for body in made:
             self._cache.put(body)
@@ -54,7 +54,7 @@ class CompanionClient:
         self._applied[key] = content, now
         for kind, name in now.keys() & ours.keys() if last == content else ():
             # Of what others change in it beside ours (an annotation, say) nothing is put back.
-            if seen[kind, name] not in (None, ours[kind, name], now[kind, name]):
+            if cached_versions[kind, name] not in (None, ours[kind, name], now[kind, name]):
                 message = f"{kind} {name} was changed by someone else; the operator has restored it"
                 await self._recorder.record(job.body, Event("Warning", "Restored", message))
 

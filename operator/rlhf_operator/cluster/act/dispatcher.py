@@ -27,11 +27,11 @@ class Dispatcher:
     async def reconcile(self, key: Key, job: Job) -> float | None:
         """Lines up a job that MultiKueue runs on another cluster, where its pods are made and its status is written.
         Returns as `Reconciler.reconcile` does."""
-        found = self._kueue.workload(key, job)
+        workload = self._kueue.workload(key, job)
         if job.queue is None or asks_to_suspend(job) or "deletionTimestamp" in job.body["metadata"]:
-            await self._kueue.leave(job, found, None)
+            await self._kueue.leave(job, workload, None)
             return None
-        await self._kueue.release(job, found)  # whereupon Kueue withdraws the job from the other cluster
+        await self._kueue.release(job, workload)  # whereupon Kueue withdraws the job from the other cluster
         if job.status is not None and job.status.phase in ENDED:
             left = seconds_until_ttl(job, job.status, self._api.clock.now())
             if left is None or left > 0:
@@ -46,18 +46,18 @@ class Dispatcher:
         if want.waits is not None:
             await self._recorder.record(job.body, Event("Warning", want.waits.reason, want.waits.message))
             return POLL_SECONDS
-        held = quota(job, want.spec, found, want.pinned.name, started=active_config(job) is not None)
+        held = quota(job, want.spec, workload, want.pinned.name, started=active_config(job) is not None)
         if held == "outgrown":
-            await self._kueue.leave(job, found, None)
+            await self._kueue.leave(job, workload, None)
             return POLL_SECONDS
         if held in ("absent", "outdated"):
-            await self._enter(job, want, found)
+            await self._enter(job, want, workload)
         return None
 
-    async def _enter(self, job: Job, want: Desired, found: Body | None) -> None:
+    async def _enter(self, job: Job, want: Desired, workload: Body | None) -> None:
         """Lines the job up; a refusal is told by an event, as its status is another's."""
         try:
-            await self._kueue.enter(job, want, found)
+            await self._kueue.enter(job, want, workload)
         except ApiError as error:
             message = f"the job cannot be lined up: {refusal_message(error)}"
             await self._recorder.record(job.body, Event("Warning", "WorkloadRefused", message))

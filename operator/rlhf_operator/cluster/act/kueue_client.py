@@ -28,16 +28,18 @@ class KueueClient:
 
     def workload(self, key: Key, job: Job) -> Body | None:
         """The job's Workload, not that of an earlier job of its name, whose admission was another's."""
-        found = (body for body in self._cache.workloads(key) if is_own(body, job) and not is_over(body))
-        return next(found, None)
+        own_workloads = (
+            body for body in self._cache.workloads(key) if is_own(body, job) and not is_over(body)
+        )
+        return next(own_workloads, None)
 
     async def read(self, key: Key, job: Job, *, required: bool) -> Body | ApiError | None:
         """As `workload`; or why it is unknown. What the cache lacks may be there: the server did not serve the kind
         for a moment, or somebody took its label. So that of a job that runs is asked for by name. `required`: jobs have
         a queue, whatever their labels say."""
-        found, runs = self.workload(key, job), job.status is not None and job.status.phase in _RUNS
-        if found is not None or not runs or not (required or job.queue is not None):
-            return found
+        cached, runs = self.workload(key, job), job.status is not None and job.status.phase in _RUNS
+        if cached is not None or not runs or not (required or job.queue is not None):
+            return cached
         try:
             body = await self._api.get("Workload", job.namespace, job.name)
         except ApiError as error:
@@ -63,53 +65,53 @@ class KueueClient:
             raise now
         return stands(planned, now)
 
-    async def line_up(self, job: Job, want: Desired, todo: Plan, found: Body | None) -> None:
-        """Applies the plan's queue actions; `found`: the Workload that it was made on."""
+    async def line_up(self, job: Job, want: Desired, todo: Plan, current: Body | None) -> None:
+        """Applies the plan's queue actions; `current`: the Workload that it was made on."""
         status = todo.status or job.status
         if todo.queue == "leave":
-            await self.leave(job, found, status)
+            await self.leave(job, current, status)
         elif todo.queue == "enter":
-            await self.enter(job, want, found)
+            await self.enter(job, want, current)
         elif todo.queue == "release":
-            await self.release(job, found)
-        elif todo.queue == "report" and found is not None:
+            await self.release(job, current)
+        elif todo.queue == "report" and current is not None:
             ready = status is not None and is_true(status, "RolesReady")
-            patch = report(found, want.spec, ready=ready, stamp=time_text(self._api.clock.now()))
+            patch = report(current, want.spec, ready=ready, stamp=time_text(self._api.clock.now()))
             if patch is not None:
                 await self._merge(job, patch)
 
-    async def release(self, job: Job, found: Body | None) -> None:
+    async def release(self, job: Job, current: Body | None) -> None:
         """Gives the quota of an evicted Workload back, which stays in its queue; of any other, nothing."""
-        patch = released(found, time_text(self._api.clock.now())) if found is not None else None
+        patch = released(current, time_text(self._api.clock.now())) if current is not None else None
         if patch is not None:
             await self._merge(job, patch)
 
-    async def enter(self, job: Job, want: Desired, found: Body | None) -> None:
+    async def enter(self, job: Job, want: Desired, current: Body | None) -> None:
         """Lines the job up by its Workload, made anew or changed in place. A dispatched job comes with its own."""
         if job.dispatched:
             return
         named = priority_class(job, want.pinned)
         class_ = await self._api.get(named[0], None, named[1]) if named else None
-        priority = priority_fields(class_, found) if class_ else None
+        priority = priority_fields(class_, current) if class_ else None
         body = workload(job, want.pinned, priority)
-        if found is None:
+        if current is None:
             await check_name(self._api, job, body)
         self._cache.put(await self._api.apply(owned(body, job)))
 
-    async def leave(self, job: Job, found: Body | None, status: JobStatus | None) -> None:
+    async def leave(self, job: Job, current: Body | None, status: JobStatus | None) -> None:
         """Gives the job's quota and its place in the queue back, where it has one. Of a deactivated Workload only the
         quota, until the job is deleted: the next Workload would be active. A dispatched one is finished when the job,
         whose newest `status` this is, has ended; it goes with the job."""
-        if found is None or "deletionTimestamp" in found["metadata"]:
+        if current is None or "deletionTimestamp" in current["metadata"]:
             return
-        if is_dispatched(found) and "deletionTimestamp" not in job.body["metadata"]:
+        if is_dispatched(current) and "deletionTimestamp" not in job.body["metadata"]:
             if status is not None and status.phase in ENDED:
                 succeeded, stamp = status.phase == "Succeeded", time_text(self._api.clock.now())
-                end = finished(found, succeeded=succeeded, message=status.message, stamp=stamp)
+                end = finished(current, succeeded=succeeded, message=status.message, stamp=stamp)
                 await self._merge(job, end)
             return
-        if not deactivated(found) or "deletionTimestamp" in job.body["metadata"]:
-            uid = found["metadata"]["uid"]
+        if not deactivated(current) or "deletionTimestamp" in job.body["metadata"]:
+            uid = current["metadata"]["uid"]
             going = await self._api.delete("Workload", job.namespace, job.name, uid=uid)
             # The watch may be late, and nobody is to start on a Workload that is gone.
             if going is None:
@@ -117,7 +119,7 @@ class KueueClient:
             else:
                 self._cache.put(going)
         else:
-            await self.release(job, found)
+            await self.release(job, current)
 
     async def flavors(self, admitted: Body) -> dict[str, Body]:
         """The ResourceFlavors assigned to the job's Workload, by name."""

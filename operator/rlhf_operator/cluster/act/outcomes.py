@@ -43,8 +43,8 @@ class Outcomes:
         try:
             yield
         except ApiError as error:
-            why = by_server(error, accepted=_accepted(job.status, todo.status))
-            self._refused[key] = Refusal(job.generation, why)
+            problem = by_server(error, accepted=_accepted(job.status, todo.status))
+            self._refused[key] = Refusal(job.generation, problem)
             raise
         finally:
             trainers = [new for new in todo.create if new.role is Role.TRAINER]

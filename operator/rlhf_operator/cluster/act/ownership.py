@@ -39,13 +39,13 @@ def name_taken(body: Body, job: Job) -> ApiError:
 async def check_name(api: Api, job: Job, body: Body) -> None:
     """Raises ApiError if the name of an object that the job is to have belongs to one that is not its own."""
     try:
-        found = await api.get(kind_of(body), job.namespace, body["metadata"]["name"])
+        existing = await api.get(kind_of(body), job.namespace, body["metadata"]["name"])
     except ApiError as error:
         if error.status != 404:
             raise
         return
-    if not is_own(found, job):
-        raise name_taken(found, job)
+    if not is_own(existing, job):
+        raise name_taken(existing, job)
 
 
 def _lost_owner(body: Body, job: Job) -> bool:

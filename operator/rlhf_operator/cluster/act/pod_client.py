@@ -79,12 +79,12 @@ class PodClient:
                 raise
             # A pod of this name exists that the cache has not seen yet.
             name = pod_name(job.name, new.role, new.index, new.rank)
-            found = await self._api.get("Pod", job.namespace, name)
-            if not owned_by(found, job):
-                raise name_taken(found, job) from None
-            if not is_marked(found, job.name):
-                await self.replace(job, found)
-            self._cache.put(found)
+            existing = await self._api.get("Pod", job.namespace, name)
+            if not owned_by(existing, job):
+                raise name_taken(existing, job) from None
+            if not is_marked(existing, job.name):
+                await self.replace(job, existing)
+            self._cache.put(existing)
 
     async def accepted(self, job: Job, pinned: Pinned) -> bool:
         """True if the API server would take the first pod of each role now; none is made."""

@@ -50,39 +50,39 @@ class Recorder:
         if len(event.message) > _LONGEST:
             event = replace(event, message=event.message[: _LONGEST - 1] + "…")
         alike = event.alike or event.message
-        told = self._counted(job, (job["metadata"]["uid"], event.type, event.reason, alike))
-        if told.last - told.written < told.quiet:
+        recorded = self._counted(job, (job["metadata"]["uid"], event.type, event.reason, alike))
+        if recorded.last - recorded.written < recorded.quiet:
             return
         try:
             async with asyncio.timeout(_DEADLINE_SECONDS):
-                await self._api.apply(_event(job, event, told, self._now()))
+                await self._api.apply(_event(job, event, recorded, self._now()))
         except (ApiError, TimeoutError) as error:
             logger.warning("could not record the event %s: %s", event.reason, error)
         else:
-            told.written = told.last
-            told.quiet = min(max(2 * told.quiet, _QUIET_SECONDS), _LONGEST_QUIET)
+            recorded.written = recorded.last
+            recorded.quiet = min(max(2 * recorded.quiet, _QUIET_SECONDS), _LONGEST_QUIET)
 
     def _counted(self, job: Mapping[str, Any], identity: _Identity) -> _Recorded:
-        now, told = time.monotonic(), self._told.get(identity)
-        if told is None or now - told.last > _SAME_SECONDS:
+        now, recorded = time.monotonic(), self._told.get(identity)
+        if recorded is None or now - recorded.last > _SAME_SECONDS:
             name = f"{job['metadata']['name']}.{secrets.token_hex(8)}"
-            told = self._told[identity] = _Recorded(name, self._now())
-        told.count, told.last = told.count + 1, now
+            recorded = self._told[identity] = _Recorded(name, self._now())
+        recorded.count, recorded.last = recorded.count + 1, now
         self._told.move_to_end(identity)
         if len(self._told) > _REMEMBERED:
             self._told.popitem(last=False)
-        return told
+        return recorded
 
     def _now(self) -> str:
         return time_text(self._api.clock.now())
 
 
-def _event(job: Mapping[str, Any], event: Event, told: _Recorded, now: str) -> Body:
+def _event(job: Mapping[str, Any], event: Event, recorded: _Recorded, now: str) -> Body:
     meta = job["metadata"]
     return {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"name": told.name, "namespace": meta["namespace"]},
+        "metadata": {"name": recorded.name, "namespace": meta["namespace"]},
         "involvedObject": {
             "apiVersion": job["apiVersion"],
             "kind": job["kind"],
@@ -95,7 +95,7 @@ def _event(job: Mapping[str, Any], event: Event, told: _Recorded, now: str) -> B
         "reason": event.reason,
         "message": event.message,
         "source": {"component": "rlhf-operator"},
-        "firstTimestamp": told.first,
+        "firstTimestamp": recorded.first,
         "lastTimestamp": now,
-        "count": told.count,
+        "count": recorded.count,
     }

@@ -91,10 +91,10 @@ class StatusWriter:
         self._cache.put(stored)
         self._written[key] = time.monotonic()
         self._refused.pop(key, None)
-        kept = stored.get("status", {})
-        kept = {**kept, "conditions": own_conditions(kept)}
+        stored_status = stored.get("status", {})
+        stored_status = {**stored_status, "conditions": own_conditions(stored_status)}
         self._dropped[key] = {
-            field: content.get(field) for field in _FIELDS if content.get(field) != kept.get(field)
+            field: content.get(field) for field in _FIELDS if content.get(field) != stored_status.get(field)
         }
         return str(stored["metadata"]["resourceVersion"])
 
@@ -106,5 +106,7 @@ class StatusWriter:
 
 
 def _refusal(error: ApiError) -> str:
-    said = "the definition of RLHFJob that is installed does not allow this job's status, which is not stored"
-    return f"{said}; the job goes on: {error.message}"
+    problem = (
+        "the definition of RLHFJob that is installed does not allow this job's status, which is not stored"
+    )
+    return f"{problem}; the job goes on: {error.message}"

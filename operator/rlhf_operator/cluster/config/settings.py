@@ -167,8 +167,8 @@ def _peers(text: str | None) -> tuple[dict[str, Any], ...]:
             for network in (block["cidr"], *block.get("except", ())):
                 ip_network(network)
     except (ValidationError, ValueError, LookupError, TypeError, AttributeError) as error:
-        why = "" if isinstance(error, ValidationError) else f" ({error})"
-        message = f"RLHF_METRICS_FROM must be a JSON list of NetworkPolicy peers{why}; got {text!r}"
+        detail = "" if isinstance(error, ValidationError) else f" ({error})"
+        message = f"RLHF_METRICS_FROM must be a JSON list of NetworkPolicy peers{detail}; got {text!r}"
         raise ValueError(message) from None
     return tuple(peers)
 
@@ -177,8 +177,8 @@ def _prices(text: str | None) -> dict[str, float]:
     try:
         return _PRICES.validate_json(text or "{}")
     except ValidationError:
-        wanted = 'JSON like {"nvidia.com/gpu": 2.5}, with no price below 0'
-        raise ValueError(f"RLHF_GPU_PRICES must be {wanted}; got {text!r}") from None
+        required = 'JSON like {"nvidia.com/gpu": 2.5}, with no price below 0'
+        raise ValueError(f"RLHF_GPU_PRICES must be {required}; got {text!r}") from None
 
 
 def _limits(text: str | None) -> Limits | None:
@@ -187,5 +187,5 @@ def _limits(text: str | None) -> Limits | None:
     try:
         return Limits.model_validate_json(text)
     except ValidationError as error:
-        said = "; ".join(map(str, from_pydantic(error, Limits, ("RLHF_LIMITS",)).problems))
-        raise ValueError(said) from None
+        message = "; ".join(map(str, from_pydantic(error, Limits, ("RLHF_LIMITS",)).problems))
+        raise ValueError(message) from None

@@ -34,8 +34,8 @@ def required_replicas(spec: Spec, scale: Autoscale, trainer: TrainerStatus) -> i
         return None
     beside = spec.replay.dynamic or spec.rollout.max_staleness > 0
     work = spec.generator.replicas * (1 - (trainer.generator_idle or 0.0))
-    found = work / (1 - waited) * (1 - scale.trainer_idle) / (1 if beside else scale.trainer_idle)
-    return clamp_replicas(scale, math.ceil(found - _SLACK))
+    generators = work / (1 - waited) * (1 - scale.trainer_idle) / (1 if beside else scale.trainer_idle)
+    return clamp_replicas(scale, math.ceil(generators - _SLACK))
 
 
 def clamp_replicas(scale: Autoscale, replicas: int) -> int:
@@ -54,16 +54,18 @@ def record_step(
     ready = all(each.ready for each in processes if each.role is Role.GENERATOR)
     if before is None or before.replicas != replicas or not ready or trainer.step < before.step:
         return ScalingStatus(replicas=replicas, step=trainer.step + 1)
-    found = required_replicas(spec, scale, trainer)
-    if trainer.step <= before.step or found is None:
+    required = required_replicas(spec, scale, trainer)
+    if trainer.step <= before.step or required is None:
         return before
-    return ScalingStatus(replicas=replicas, step=trainer.step, wanted=(*before.wanted, found)[-DOWN_STEPS:])
+    return ScalingStatus(
+        replicas=replicas, step=trainer.step, wanted=(*before.wanted, required)[-DOWN_STEPS:]
+    )
 
 
-def choose_replicas(spec: Spec, seen: ScalingStatus) -> int | None:
+def choose_replicas(spec: Spec, scaling: ScalingStatus) -> int | None:
     """The new number of generators, or None: more when `UP_STEPS` consecutive steps ask for more, fewer after
     `DOWN_STEPS`; of their numbers the one that changes least."""
-    up, down = seen.wanted[-UP_STEPS:], seen.wanted[-DOWN_STEPS:]
+    up, down = scaling.wanted[-UP_STEPS:], scaling.wanted[-DOWN_STEPS:]
     replicas = spec.generator.replicas
     assert spec.generator.autoscale is not None
     if (within := clamp_replicas(spec.generator.autoscale, replicas)) != replicas:

@@ -53,45 +53,48 @@ class ReconcileState:
         trainer = None if self.finish else self.observed.trainer
         if trainer is None:
             return {}
-        found: dict[ConditionType, tuple[str, str | None]] = {
+        candidates: dict[ConditionType, tuple[str, str | None]] = {
             "SlowNetwork": ("NcclOverTcp", trainer.over_tcp),
             "DataChanged": ("OtherRows", trainer.data_changed),
         }
-        return {kind: (reason, message) for kind, (reason, message) in found.items() if message}
+        return {kind: (reason, message) for kind, (reason, message) in candidates.items() if message}
 
 
 def conditions(status: JobStatus, phase: Phase, state: ReconcileState) -> list[Condition]:
     observed, stamp, now = state.observed, time_text(state.now), state.now.timestamp()
     silent_since, ignored = None if state.finish else observed.silent_since, observed.desired.ignored
-    found = [
+    reported = [
         *(_with_avoided_nodes(c, state, stamp) for c in status.conditions if c.type != "Suspended"),
         _scheduled(state.pods, observed.refused, phase, stamp),
         _suspended(state.finish, state.suspending, stamp),
         failed_condition(state.finish.reason, state.finish.message, stamp)
         if state.finish and state.finish.phase == "Failed"
         else _stalled(state, silent_since, status, phase, stamp, now),
-        *(condition(kind, "True", *why, stamp) for kind, why in state.warnings.items()),
+        *(
+            condition(kind, "True", *reason_and_message, stamp)
+            for kind, reason_and_message in state.warnings.items()
+        ),
         *([condition("SpecChanged", "True", "NotApplied", ignored, stamp)] if ignored else ()),
     ]
-    found.append(_ready(phase, state.finish, found, stamp))
-    return [c.model_copy(update={"observed_generation": observed.job.generation}) for c in found]
+    reported.append(_ready(phase, state.finish, reported, stamp))
+    return [c.model_copy(update={"observed_generation": observed.job.generation}) for c in reported]
 
 
-def _with_avoided_nodes(found: Condition, state: ReconcileState, stamp: str) -> Condition:
+def _with_avoided_nodes(original: Condition, state: ReconcileState, stamp: str) -> Condition:
     """The condition, or RolesReady with the node that has taken a server away: the job may train on without that one,
     and is not stalled."""
-    gone = [pod for pod in state.pods if pod.unreachable and pod.ended is None]
-    if state.finish or found.type != "RolesReady" or found.status == "True" or not gone:
-        return found
-    message = f"{found.message}; {waiting_reason(gone, None)}"
+    unreachable = [pod for pod in state.pods if pod.unreachable and pod.ended is None]
+    if state.finish or original.type != "RolesReady" or original.status == "True" or not unreachable:
+        return original
+    message = f"{original.message}; {waiting_reason(unreachable, None)}"
     return condition("RolesReady", "False", NODE_UNREACHABLE, message, stamp)
 
 
 def _ready(phase: Phase, finish: Finish | None, others: Sequence[Condition], stamp: str) -> Condition:
     """Ready, with kstatus semantics: the job runs with all roles, has ended, or is suspended."""
     if finish is not None:
-        wanted = finish.phase == "Succeeded" or finish.reason == "Suspended"
-        return condition("Ready", "True" if wanted else "False", finish.reason, finish.message, stamp)
+        is_ready = finish.phase == "Succeeded" or finish.reason == "Suspended"
+        return condition("Ready", "True" if is_ready else "False", finish.reason, finish.message, stamp)
     roles = next(c for c in others if c.type == "RolesReady")
     if phase == "Running" and roles.status == "True":
         return condition("Ready", "True", "Running", "", stamp)
@@ -123,11 +126,14 @@ def _unplaced(pods: Sequence[Pod], waiting: Sequence[Pod], phase: Phase) -> tupl
     the other for ever; a job that runs waits for no other."""
     if gated := [pod for pod in waiting if pod.gated]:
         return GATED, waiting_reason(gated, None)
-    holding, why = [pod for pod in pods if pod.node and pod.ended is None], waiting_reason(waiting, None)
+    holding, explanation = (
+        [pod for pod in pods if pod.node and pod.ended is None],
+        waiting_reason(waiting, None),
+    )
     if not holding or phase == "Running":
-        return "Unschedulable", why
+        return "Unschedulable", explanation
     advice = "set spec.scheduling.gang, or spec.scheduling.preRunningDeadlineSeconds to let go of them"
-    return "PartlyScheduled", f"{why}; {len(holding)} other pods hold their nodes meanwhile: {advice}"
+    return "PartlyScheduled", f"{explanation}; {len(holding)} other pods hold their nodes meanwhile: {advice}"
 
 
 def failed_condition(reason: str, message: str, stamp: str) -> Condition:
@@ -143,8 +149,8 @@ def _stalled(
     pods, refused = state.pods, state.observed.refused
     if silent_since is not None and now >= silent_since + SILENT_SECONDS:
         since = time_text(datetime.datetime.fromtimestamp(silent_since, datetime.UTC))
-        why = state.observed.trainer_error
-        message = f"since {since}: {why}" if why else f"the trainer's pod has not answered since {since}"
+        error = state.observed.trainer_error
+        message = f"since {since}: {error}" if error else f"the trainer's pod has not answered since {since}"
         return condition("Stalled", "True", "TrainerUnreachable", message, stamp)
     for pod in (pod for pod in pods if is_lost(pod, now)):
         message = f"{pod.name} should have ended, and its node {pod.node} has not confirmed it; the pod counts as lost"

@@ -112,5 +112,5 @@ def _occupying(groups: PodGroups, start: Start) -> list[Pod]:
     begun, pods that could not be created at first join those that exist."""
     if start.role is Role.TRAINER:
         return groups.of(Role.TRAINER)
-    found = [pod for pod in groups.of(start.role) if pod.index in start.indices]
-    return found if start.again else [pod for pod in found if pod not in groups.current.values()]
+    pods = [pod for pod in groups.of(start.role) if pod.index in start.indices]
+    return pods if start.again else [pod for pod in pods if pod not in groups.current.values()]

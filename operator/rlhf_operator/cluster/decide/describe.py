@@ -125,10 +125,12 @@ def _provisioning_since(phase: Phase, state: ReconcileState) -> str | None:
 
 def _filling(pods: Sequence[Pod]) -> str:
     """Pods whose models are being downloaded into the cache."""
-    found = [pod.name for pod in pods if pod.initializing == MODEL_CACHE and pod.ended is None]
-    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    filling = [pod.name for pod in pods if pod.initializing == MODEL_CACHE and pod.ended is None]
+    more = f" (and {len(filling) - 1} more)" if len(filling) > 1 else ""
     return (
-        f"{found[0]}{more} fills the model cache: `kubectl logs {found[0]} -c {MODEL_CACHE}`" if found else ""
+        f"{filling[0]}{more} fills the model cache: `kubectl logs {filling[0]} -c {MODEL_CACHE}`"
+        if filling
+        else ""
     )
 
 
@@ -137,29 +139,36 @@ def _join(*parts: str) -> str:
 
 
 def _events(status: JobStatus, waiting_reason: str, state: ReconcileState) -> list[Event]:
-    found, before, finish, ignored = list[Event](), state.before, state.finish, state.observed.desired.ignored
+    events, before, finish, ignored = (
+        list[Event](),
+        state.before,
+        state.finish,
+        state.observed.desired.ignored,
+    )
     if ignored:
-        found.append(Event("Warning", "SpecChangeIgnored", ignored))
-    found += [Event("Warning", *why) for kind, why in state.warnings.items() if not is_true(before, kind)]
+        events.append(Event("Warning", "SpecChangeIgnored", ignored))
+    events += [
+        Event("Warning", *warning) for kind, warning in state.warnings.items() if not is_true(before, kind)
+    ]
     if state.stall and not any(c.reason == NO_PROGRESS for c in before.conditions):
-        found.append(Event("Warning", NO_PROGRESS, state.stall))
+        events.append(Event("Warning", NO_PROGRESS, state.stall))
     if waiting_reason:
         alike = _FIGURE.sub("", waiting_reason)
-        found.append(Event("Warning", "PodsWaiting", waiting_reason, alike))
+        events.append(Event("Warning", "PodsWaiting", waiting_reason, alike))
     for process in state.processes:
         earlier = before.roles.get(process.role)
         if process.ended and earlier and status.roles[process.role].restarts > earlier.restarts:
-            found.append(Event("Warning", "PodFailed", f"{process.name} {process.ended.reason}"))
+            events.append(Event("Warning", "PodFailed", f"{process.name} {process.ended.reason}"))
     if status.health and new_breach(status.health, before.health):
-        found.append(Event("Warning", status.health.reason, status.health.message))
+        events.append(Event("Warning", status.health.reason, status.health.message))
     if state.resumed:
-        found.append(Event("Normal", "Resumed", f"resumed from step {status.step}"))
+        events.append(Event("Normal", "Resumed", f"resumed from step {status.step}"))
     if status.phase == before.phase:
-        return found
+        return events
     if finish is not None:
         kind: Literal["Normal", "Warning"] = "Warning" if finish.phase == "Failed" else "Normal"
         message = finish.message or f"{status.step}/{status.total_steps} steps"
-        found.append(Event(kind, finish.reason if finish.phase == "Failed" else finish.phase, message))
+        events.append(Event(kind, finish.reason if finish.phase == "Failed" else finish.phase, message))
     elif status.phase == "Running":
-        found.append(Event("Normal", "Running", "the trainer is running"))
-    return found
+        events.append(Event("Normal", "Running", "the trainer is running"))
+    return events

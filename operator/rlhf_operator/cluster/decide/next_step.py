@@ -53,12 +53,12 @@ class Plan:
 
 
 def deletions(
-    wanted: Sequence[Deletion], pods: Sequence[Pod], now: datetime.datetime
+    requested: Sequence[Deletion], pods: Sequence[Pod], now: datetime.datetime
 ) -> tuple[Deletion, ...]:
     """Deletions to start: of pods that are not being deleted yet, and of those that are given up as lost; `pods`: all
     of the job."""
     going = {pod.uid for pod in pods if pod.deletion_deadline is not None}
-    new = {each.uid: each for each in wanted if each.uid not in going}
+    new = {each.uid: each for each in requested if each.uid not in going}
     given_up = [deletion(pod, 0) for pod in pods if is_lost(pod, now.timestamp())]
     return (*new.values(), *given_up)
 

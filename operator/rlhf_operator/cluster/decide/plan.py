@@ -123,7 +123,7 @@ def _make_plan(
     counted = {*facts.cluster.counted, *consequences.counted}
     cluster, generators = _autoscale(observed, facts, _record_attempt(consequences, groups, counted), finish)
     create = consequences.create if finish is None else []
-    found = ReconcileState(
+    state = ReconcileState(
         observed=observed,
         before=before,
         processes=facts.processes,
@@ -135,7 +135,7 @@ def _make_plan(
         creating=create,
         stall=facts.silence.message(now.timestamp(), now) if facts.silence else "",
     )
-    status, events = describe(found)
+    status, events = describe(state)
     failures = node_failures(status, now) if create else []
     avoid = tuple(sorted({failure.node for failure in failures}))
     if avoid:

@@ -56,11 +56,11 @@ def with_newest_attempt(cluster: ClusterStatus, pods: Sequence[Pod]) -> ClusterS
 def group_pods(spec: Spec, cluster: ClusterStatus, pods: Sequence[Pod]) -> PodGroups:
     current: dict[tuple[Role, int, int], Pod] = {}
     counted, surplus = list[Pod](), list[Pod]()
-    wanted = set(roles_of(spec))
+    roles = set(roles_of(spec))
     for pod in sorted(pods, key=lambda pod: pod.name):
         if pod.uid in cluster.counted:
             counted.append(pod)
-        elif pod.role not in wanted or not _is_in_plan(spec, cluster, pod):
+        elif pod.role not in roles or not _is_in_plan(spec, cluster, pod):
             surplus.append(pod)
         else:
             current[pod.role, pod.index, pod.rank] = pod
@@ -84,7 +84,7 @@ def process_states(
     waiting = {p.replica for p in groups.current.values() if p.rank == 0 and not p.up and p.ended is None}
     met = {pod.replica for pod in groups.current.values()} - waiting
     unreachable = {pod.replica for pod in groups.current.values() if pod.unreachable}
-    found = []
+    states = []
     for role in roles_of(spec):
         for index, rank in places(spec, role):
             pod, going = groups.current.get((role, index, rank)), replaced.get((role, index))
@@ -101,8 +101,8 @@ def process_states(
                 state = ProcessState(role, index, 0.0, ended=_deleted_end(peers, 0.0))
             else:
                 state = ProcessState(role, index)
-            found.append(replace(state, rank=rank))
-    return found
+            states.append(replace(state, rank=rank))
+    return states
 
 
 def trainer_silence(
@@ -187,8 +187,8 @@ def membership(groups: PodGroups, spec: Spec) -> Membership:
         if pod.role is not Role.TRAINER and pod.rank == 0 and pod.serving
     ]
     there = {pod.replica for pod in groups.pods} - {pod.replica for pod in staying if not pod.scheduled}
-    wanted = {(role, index) for role in roles_of(spec) for index in range(replicas(spec, role))}
+    required = {(role, index) for role in roles_of(spec) for index in range(replicas(spec, role))}
     return Membership(
         members=tuple(sorted(members, key=lambda m: (m.name, m.uid))),
-        unplaced=tuple(sorted(role for role, _ in wanted - there if role is not Role.TRAINER)),
+        unplaced=tuple(sorted(role for role, _ in required - there if role is not Role.TRAINER)),
     )

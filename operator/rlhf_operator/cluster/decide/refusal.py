@@ -53,8 +53,8 @@ def by_server(error: ApiError, *, accepted: bool = False) -> Finish | str:
     status, kind, message = error.status, error.kind, f"{error.reason}: {error.message}"
     invalid = status == 422 or (status == 400 and _NO_POD in message)
     if invalid and kind == "Pod" and not accepted and not _DENIED.search(message):
-        said = f"the API server rejects the pod, check spec.pods and its template: {message}"
-        return Finish("Failed", INVALID_POD, said)
+        explanation = f"the API server rejects the pod, check spec.pods and its template: {message}"
+        return Finish("Failed", INVALID_POD, explanation)
     return f"pods cannot be created: {refusal_message(error)}"
 
 
@@ -70,9 +70,9 @@ def refusal_message(error: ApiError) -> str:
     return f"{status or 'no answer'} {message}"
 
 
-def leave_alone(why: str) -> Plan:
+def leave_alone(problem: str) -> Plan:
     """Reports what this release cannot read, and changes nothing until it can or another release takes over."""
-    message = f"this release cannot read the job's state, so job and pods are left as they are: {why}"
+    message = f"this release cannot read the job's state, so job and pods are left as they are: {problem}"
     return Plan(status=None, events=(Event("Warning", "Unreadable", message[:LONGEST]),), again=None)
 
 

@@ -64,8 +64,8 @@ def suspend(
         finish = Finish("Succeeded", "Completed", "")
     elif not saving and not living:
         by_user = observed.desired.spec.suspend
-        why = ("Suspended", "") if by_user else _waiting(observed)
-        finish = Finish("Suspended", *why)
+        reason_and_message = ("Suspended", "") if by_user else _waiting(observed)
+        finish = Finish("Suspended", *reason_and_message)
     cluster = cluster.model_copy(
         update={
             "suspend_requested": None if finish else since,
@@ -73,7 +73,7 @@ def suspend(
             "counted": tuple(sorted({pod.uid for pod in groups.counted})),
         }
     )
-    found = ReconcileState(
+    state = ReconcileState(
         observed=observed,
         before=before,
         processes=processes,
@@ -84,7 +84,7 @@ def suspend(
         finish=finish,
         suspending=finish is None,
     )
-    status, events = describe(found)
+    status, events = describe(state)
     leaving = () if saving else groups.pods
     queue = _queue(observed, idle=finish is not None and not living)
     # The answer to our own write of the Workload is no news, and what follows from it is still to be done.
@@ -128,8 +128,8 @@ def _queue(observed: Observed, *, idle: bool) -> Queue | None:
 def is_retained(spec: Spec, phase: str, pod: Pod) -> bool:
     """True for a pod that the job's end leaves running: a server that has started, where `podRetention` says so.
     Trainers never stay: they would train on."""
-    wanted = spec.pod_retention == "always" or (spec.pod_retention == "onFailure" and phase == "Failed")
-    return wanted and pod.begun and pod.ended is None and pod.role is not Role.TRAINER
+    retains = spec.pod_retention == "always" or (spec.pod_retention == "onFailure" and phase == "Failed")
+    return retains and pod.begun and pod.ended is None and pod.role is not Role.TRAINER
 
 
 def plan_deleted_job(metadata: Mapping[str, Any], pods: Sequence[Pod], now: datetime.datetime) -> Plan:

@@ -21,16 +21,16 @@ _DIGITS = 6
 def count_gpus(pods: Sequence[Pod], spec: Spec, prices: Mapping[str, float]) -> Counter[str]:
     """GPUs by resource name held by scheduled pods until all their containers have ended: however the pods came to ask
     for them, by `pods.gpu`, resources or a template. `prices`: any resource that has a price counts as GPUs."""
-    found, roles = Counter[str](), roles_of(spec)
+    counts, roles = Counter[str](), roles_of(spec)
     for pod in pods:
         if pod.node and not pod.over:
             gpu = gpu_of(spec, pod.role)
             named = {*prices, *([gpu.resource] if gpu else [])}
             if gpu is not None and gpu.device_class is not None and pod.role in roles:
-                found[gpu.device_class] += gpu.count
+                counts[gpu.device_class] += gpu.count
             for name, count in pod.devices:
-                found[name] += count if name in named or is_gpu(name) else 0
-    return +found
+                counts[name] += count if name in named or is_gpu(name) else 0
+    return +counts
 
 
 def cost_per_hour(gpus: Mapping[str, int], prices: Mapping[str, float]) -> float | None:

@@ -13,12 +13,12 @@ from ...supervision.budget import Restarts
 
 def read_windows(before: JobStatus, cluster: ClusterStatus) -> dict[Role, Restarts]:
     """Restarts by role, from the totals and windows in the status."""
-    found = {role: Restarts(status.restarts) for role, status in before.roles.items()}
+    restarts = {role: Restarts(status.restarts) for role, status in before.roles.items()}
     for role, window in cluster.restarts.items():
-        total = found.get(role, Restarts()).total
+        total = restarts.get(role, Restarts()).total
         since, last = seconds(window.since), seconds(window.last)
-        found[role] = Restarts(total, window.failures, window.disruptions, since, last, window.cause)
-    return found
+        restarts[role] = Restarts(total, window.failures, window.disruptions, since, last, window.cause)
+    return restarts
 
 
 def write_windows(restarts: Mapping[Role, Restarts]) -> dict[Role, RestartWindow]:

@@ -61,7 +61,7 @@ def companions(
 
 def _claim_templates(job: str, uid: str, spec: Spec) -> list[Body]:
     """ResourceClaimTemplates of the roles whose GPUs are claimed: Kubernetes makes a claim of it for each pod."""
-    found = []
+    templates = []
     for role in roles_of(spec):
         if is_claimed(gpu := gpu_of(spec, role)):
             exactly = {
@@ -70,7 +70,7 @@ def _claim_templates(job: str, uid: str, spec: Spec) -> list[Body]:
                 "count": gpu.count,
             }
             name = claim_template_name(job, uid, role, gpu)
-            found.append(
+            templates.append(
                 {
                     "apiVersion": CLAIMS,
                     "kind": "ResourceClaimTemplate",
@@ -78,7 +78,7 @@ def _claim_templates(job: str, uid: str, spec: Spec) -> list[Body]:
                     "spec": {"spec": {"devices": {"requests": [{"name": "gpus", "exactly": exactly}]}}},
                 }
             )
-    return found
+    return templates
 
 
 def _needs(pinned: Pinned, uid: str, gang: Mapping[Role, int]) -> Needs:

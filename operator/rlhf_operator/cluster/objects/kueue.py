@@ -49,15 +49,20 @@ def quota(
         return "deleted"
     if not _has_quota(workload):
         notes = workload["metadata"].get("annotations", {})
-        asked = _counts(workload), workload["spec"].get("queueName"), notes.get(CONFIG), notes.get(PRIORITY)
-        wanted = _requested_pods(spec), job.queue, config, job.priority
-        if asked != wanted and not is_dispatched(workload):
+        requested = (
+            _counts(workload),
+            workload["spec"].get("queueName"),
+            notes.get(CONFIG),
+            notes.get(PRIORITY),
+        )
+        required = _requested_pods(spec), job.queue, config, job.priority
+        if requested != required and not is_dispatched(workload):
             return "outdated"
         return "waiting"
     if "Evicted" in held:
         return "evicted"
-    kept = {name: count - _reclaimed(workload).get(name, 0) for name, count in _counts(workload).items()}
-    fits = all(count <= kept.get(name, 0) for name, count in _requested_pods(spec).items())
+    reserved = {name: count - _reclaimed(workload).get(name, 0) for name, count in _counts(workload).items()}
+    fits = all(count <= reserved.get(name, 0) for name, count in _requested_pods(spec).items())
     same = started or _config(workload) in (None, config)
     if not (fits and same) or workload["spec"].get("queueName") != job.queue:
         return "outgrown"
@@ -135,11 +140,11 @@ def released(workload: Mapping[str, Any], stamp: str) -> Body | None:
     if "Evicted" not in _true_conditions(workload) or not _has_quota(workload):
         return None
     evicted = next(c for c in workload["status"]["conditions"] if c["type"] == "Evicted")
-    why, requeued = str(evicted.get("message", "")), evicted.get("reason") in _REQUEUED
+    message, requeued = str(evicted.get("message", "")), evicted.get("reason") in _REQUEUED
     changes = {
-        "QuotaReserved": ("False", "Pending", why),
+        "QuotaReserved": ("False", "Pending", message),
         "Admitted": ("False", "NoReservation", "the workload has no reservation"),
-        "Requeued": (str(requeued), str(evicted.get("reason", "Evicted")), why),
+        "Requeued": (str(requeued), str(evicted.get("reason", "Evicted")), message),
         "PodsReady": ("False", "WaitForStart", _NOT_READY),
     }
     return _status(workload, stamp, changes, {"admission": None, "reclaimablePods": None})

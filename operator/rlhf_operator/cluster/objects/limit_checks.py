@@ -31,8 +31,8 @@ def check(limits: Limits | None, pinned: Pinned, own_image: str | None = None, *
     account."""
     if limits is None:
         return
-    if found := first(_problems(limits, pinned, own_image or pinned.defaults.image, whole=whole)):
-        raise InvalidJob(found)
+    if problems := first(_problems(limits, pinned, own_image or pinned.defaults.image, whole=whole)):
+        raise InvalidJob(problems)
 
 
 def _problems(limits: Limits, pinned: Pinned, own_image: str, *, whole: bool) -> Iterator[Problem]:

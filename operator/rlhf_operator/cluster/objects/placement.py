@@ -71,10 +71,10 @@ def placed(
     it, override the admission's."""
     meta, spec = pod["metadata"], pod["spec"]
     index, rank = (int(meta["labels"].get(label, 0)) for label in (INDEX, RANK))
-    asked = any(each in meta.get("annotations", {}) for each in _TOPOLOGY)
+    topology_requested = any(each in meta.get("annotations", {}) for each in _TOPOLOGY)
     updates = [
         *_updates(role, workload, known),
-        *_domain(role, index * size + rank, workload, asked=asked),
+        *_domain(role, index * size + rank, workload, topology_requested=topology_requested),
     ]
     selector, tolerations = dict(spec.get("nodeSelector") or {}), list(spec.get("tolerations") or ())
     labels, annotations = Body(), Body()
@@ -83,7 +83,7 @@ def placed(
         tolerations += [each for each in update.get("tolerations") or () if each not in tolerations]
         labels |= update.get("labels") or {}
         annotations |= update.get("annotations") or {}
-    found = {"nodeSelector": selector, "tolerations": tolerations}
+    placement = {"nodeSelector": selector, "tolerations": tolerations}
     named = {
         "labels": labels | meta.get("labels", {}),
         "annotations": annotations | meta.get("annotations", {}),
@@ -91,7 +91,7 @@ def placed(
     return {
         **pod,
         "metadata": {**meta, **{key: value for key, value in named.items() if value}},
-        "spec": {**spec, **{key: value for key, value in found.items() if value}},
+        "spec": {**spec, **{key: value for key, value in placement.items() if value}},
     }
 
 
@@ -114,10 +114,10 @@ def _updates(
 
 
 def _domain(
-    role: Role, place: int, workload: Mapping[str, Any], *, asked: bool
+    role: Role, place: int, workload: Mapping[str, Any], *, topology_requested: bool
 ) -> Iterator[Mapping[str, Any]]:
     """Topology domain of the pod with this place: the domains take as many pods each as Kueue counted, in order. A pod
-    that has not `asked` for a topology is marked as Kueue marks those of its own jobs."""
+    that has not `topology_requested` for a topology is marked as Kueue marks those of its own jobs."""
     for assigned in _assignments(workload):
         topology = assigned.get("topologyAssignment")
         if assigned["name"] != role.value or not topology:
@@ -125,7 +125,7 @@ def _domain(
         for count, values in _domains(topology):
             if place < count:
                 selector = dict(zip(topology["levels"], values, strict=True))
-                annotations = {} if asked else {UNCONSTRAINED: "true"}
+                annotations = {} if topology_requested else {UNCONSTRAINED: "true"}
                 yield {
                     "nodeSelector": selector,
                     "labels": {TOPOLOGY_AWARE: "true"},

@@ -136,16 +136,16 @@ def without_requests(pinned: Pinned) -> Pinned:
 def _added(spec: Body, template: Mapping[str, Any]) -> Body:
     """The containers that the template adds to those of `spec`, with the privileges that they have unless it says
     otherwise. The API server refuses a privileged container with these."""
-    found: Body = {}
+    containers_by_kind: Body = {}
     for kind in ("containers", "initContainers"):
         ours = {container["name"] for container in spec.get(kind, ())}
-        found[kind] = [
+        containers_by_kind[kind] = [
             {"name": container["name"], "securityContext": _UNPRIVILEGED}
             for container in template.get(kind, ())
             if container["name"] not in ours
             and not as_object(container.get("securityContext")).get("privileged")
         ]
-    return {kind: containers for kind, containers in found.items() if containers}
+    return {kind: containers for kind, containers in containers_by_kind.items() if containers}
 
 
 def _model_cache(role: Body, pods: PodSettings) -> Body:
@@ -174,8 +174,8 @@ def _resources(pods: PodSettings) -> Body:
     claims = [{"name": GPU_CLAIM}] if is_claimed(pods.gpu) else []
     if pods.gpu is not None and not claims:
         limits[pods.gpu.resource] = requests[pods.gpu.resource] = str(pods.gpu.count)
-    asked = {"requests": requests, "limits": limits, "claims": claims}
-    return {kind: found for kind, found in asked.items() if found}
+    resources = {"requests": requests, "limits": limits, "claims": claims}
+    return {kind: amounts for kind, amounts in resources.items() if amounts}
 
 
 def _request_memory(spec: Body, memory: str | None) -> None:
@@ -223,10 +223,10 @@ def _lifecycle(role: Role) -> Body:
 
 def _placement(pods: PodSettings) -> Body:
     tolerations = [t.model_dump(by_alias=True, exclude_none=True) for t in pods.tolerations]
-    found: Body = {
+    fields: Body = {
         "nodeSelector": dict(pods.node_selector),
         "tolerations": tolerations,
         "priorityClassName": pods.priority_class,
         "imagePullSecrets": [{"name": secret} for secret in pods.image_pull_secrets],
     }
-    return {key: value for key, value in found.items() if value}
+    return {key: value for key, value in fields.items() if value}

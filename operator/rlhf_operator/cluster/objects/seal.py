@@ -30,8 +30,8 @@ def sealed(config_map: Mapping[str, Any], key: bytes, job: Job) -> dict[str, Any
 
 def is_sealed(config_map: Mapping[str, Any], keys: Iterable[bytes], job: Job) -> bool:
     """True if one of the keys has sealed this content, for this job and under this name."""
-    found = str((config_map["metadata"].get("annotations") or {}).get(SEAL, ""))
-    return any(hmac.compare_digest(found.encode(), _seal(config_map, key, job).encode()) for key in keys)
+    seal = str((config_map["metadata"].get("annotations") or {}).get(SEAL, ""))
+    return any(hmac.compare_digest(seal.encode(), _seal(config_map, key, job).encode()) for key in keys)
 
 
 def check_unsealed(pinned: Pinned, limits: Limits | None, own_image: str) -> None:
@@ -47,8 +47,8 @@ def check_unsealed(pinned: Pinned, limits: Limits | None, own_image: str) -> Non
     except InvalidJob as error:
         problems += error.problems
     if problems:
-        said = "; ".join(map(str, problems))
-        raise UnreadableConfig(f"ConfigMap {pinned.name}, which lacks the operator's seal: {said}")
+        message = "; ".join(map(str, problems))
+        raise UnreadableConfig(f"ConfigMap {pinned.name}, which lacks the operator's seal: {message}")
 
 
 def _seal(config_map: Mapping[str, Any], key: bytes, job: Job) -> str:

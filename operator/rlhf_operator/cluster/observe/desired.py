@@ -89,19 +89,19 @@ def desired_state(
     if running.defaults.runtime is not None and spec.runtime is not None:
         spec = merged(spec, running.defaults.runtime.spec)
     running = running.scaled(_generators(running, spec.generator.replicas))
-    kept = running.config.spec.model_copy(update={name: getattr(spec, name) for name in CHANGEABLE})
+    applied = running.config.spec.model_copy(update={name: getattr(spec, name) for name in CHANGEABLE})
     changed = ", ".join(
-        _changed_fields(kept, spec, same_release=running.defaults.release == defaults.release)
+        _changed_fields(applied, spec, same_release=running.defaults.release == defaults.release)
     )
     reason = f"{changed} changed while the job runs; suspend and resume the job to apply that"
-    return Desired(running, kept, reason if changed else None)
+    return Desired(running, applied, reason if changed else None)
 
 
-def _generators(running: Pinned, asked: int) -> int:
+def _generators(running: Pinned, requested: int) -> int:
     """The number asked for, unless as many of the running configuration's generators would have too many pods."""
     there = running.config.spec
-    fits = not any(pods_per_replica(with_generators(there, asked)))
-    return asked if fits else there.generator.replicas
+    fits = not any(pods_per_replica(with_generators(there, requested)))
+    return requested if fits else there.generator.replicas
 
 
 def _join_runtime(job: Job, spec: Spec, runtime: NamedRuntime, own: Pinned, limits: Limits | None) -> Desired:
@@ -113,8 +113,8 @@ def _join_runtime(job: Job, spec: Spec, runtime: NamedRuntime, own: Pinned, limi
         pinned = Pinned.make(job.name, outcome, joint, job.uid)
         check(limits, pinned)
     except InvalidJob as error:
-        said = "; ".join(map(str, error.problems))
-        message = f"{runtime.kind} {runtime.name} and this job's spec are not valid together: {said}"
+        reasons = "; ".join(map(str, error.problems))
+        message = f"{runtime.kind} {runtime.name} and this job's spec are not valid together: {reasons}"
         return Desired(own, spec, waits=Wait("RuntimeRefused", message))
     return Desired(pinned, outcome)
 
@@ -126,13 +126,13 @@ def _changed_fields(running: Spec, spec: Spec, *, same_release: bool) -> list[st
     if same_release:
         now = spec.model_dump(mode="json", by_alias=True)
         return [f"spec.{key}" for key, value in now.items() if value != before[key]]
-    said = spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    return [f"spec.{key}" for key, value in said.items() if not _is_subset(value, before.get(key))]
+    explicit = spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    return [f"spec.{key}" for key, value in explicit.items() if not _is_subset(value, before.get(key))]
 
 
-def _is_subset(said: Any, before: Any) -> bool:
-    if isinstance(said, dict) and isinstance(before, dict):
-        return all(key in before and _is_subset(value, before[key]) for key, value in said.items())
-    if isinstance(said, list) and isinstance(before, list):
-        return len(said) == len(before) and all(map(_is_subset, said, before))
-    return bool(said == before)
+def _is_subset(explicit: Any, before: Any) -> bool:
+    if isinstance(explicit, dict) and isinstance(before, dict):
+        return all(key in before and _is_subset(value, before[key]) for key, value in explicit.items())
+    if isinstance(explicit, list) and isinstance(before, list):
+        return len(explicit) == len(before) and all(map(_is_subset, explicit, before))
+    return bool(explicit == before)

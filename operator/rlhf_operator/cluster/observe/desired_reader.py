@@ -55,28 +55,28 @@ class DesiredReader:
             ApiError: the API server did not reply.
         """
         basis = (job.uid, job.generation, job.queue, job.priority, active_config(job))
-        kept = self._kept.get(key)
-        if kept is not None and kept[0] != basis and _started_with(kept, basis):
-            kept = self._kept[key] = basis, *kept[1:]
-        if kept is None or kept[0] != basis:
+        remembered = self._kept.get(key)
+        if remembered is not None and remembered[0] != basis and _started_with(remembered, basis):
+            remembered = self._kept[key] = basis, *remembered[1:]
+        if remembered is None or remembered[0] != basis:
             runtime = await self._runtime(job)
             running = await self._running(job, pods, runtime)
             want = await self._read_desired(job, running, runtime, self._settings.limits)
             if runtime is not None and running is None:
                 return want  # the runtime as of the job's start
-            kept = basis, want, size(job.body.get("spec"))
-            self._remember(key, kept)
+            remembered = basis, want, size(job.body.get("spec"))
+            self._remember(key, remembered)
         self._kept.move_to_end(key)
-        return kept[1]
+        return remembered[1]
 
     def forget(self, key: Key) -> None:
-        if (kept := self._kept.pop(key, None)) is not None:
-            self._bytes -= kept[2]
+        if (remembered := self._kept.pop(key, None)) is not None:
+            self._bytes -= remembered[2]
 
-    def _remember(self, key: Key, kept: _Kept) -> None:
+    def _remember(self, key: Key, remembered: _Kept) -> None:
         self.forget(key)
-        self._kept[key] = kept
-        self._bytes += kept[2]
+        self._kept[key] = remembered
+        self._bytes += remembered[2]
         while len(self._kept) > _REMEMBERED or self._bytes > _REMEMBERED_BYTES:
             self.forget(next(iter(self._kept)))
 
@@ -127,25 +127,25 @@ class DesiredReader:
             now = (await self._read_desired(job, None, runtime, None)).pinned
             if now.name == name:
                 return now
-        if (found := await self._get("ConfigMap", job, name)) is None:
+        if (stored := await self._get("ConfigMap", job, name)) is None:
             if now is not None and _has_running_pods(pods) and not asks_to_suspend(job):
                 raise UnreadableConfig(
                     f"ConfigMap {name} of its pods is gone: restore it, or suspend the job"
                 )
             return None
-        pinned = await self._with_defaults(found, job, pods)
-        if not is_sealed(found, self._settings.token_keys, job):
+        pinned = await self._with_defaults(stored, job, pods)
+        if not is_sealed(stored, self._settings.token_keys, job):
             check_unsealed(pinned, self._settings.limits, defaults.image)
         return pinned
 
-    async def _with_defaults(self, found: Body, job: Job, pods: list[Pod]) -> Pinned:
+    async def _with_defaults(self, config_map: Body, job: Job, pods: list[Pod]) -> Pinned:
         """A ConfigMap's configuration; the operator's defaults of then are in it, or in one of the job's pods."""
-        pinned = Pinned.read(found, self._settings.defaults)
-        if DEFAULTS in found["data"]:
+        pinned = Pinned.read(config_map, self._settings.defaults)
+        if DEFAULTS in config_map["data"]:
             return pinned
         like = next((pod for pod in pods if shows_defaults(pinned.config.spec, pod.role)), None)
         body = await self._get("Pod", job, like.name) if like else None
-        return Pinned.read(found, defaults_of_0_1(body)) if body else pinned
+        return Pinned.read(config_map, defaults_of_0_1(body)) if body else pinned
 
     async def _get(self, kind: str, job: Job, name: str) -> Body | None:
         try:
@@ -156,9 +156,9 @@ class DesiredReader:
             return None
 
 
-def _started_with(kept: _Kept, basis: _Basis) -> bool:
+def _started_with(remembered: _Kept, basis: _Basis) -> bool:
     """True if the job has begun with the configuration that was computed for it before it had one."""
-    (*same, active), want, _ = kept
+    (*same, active), want, _ = remembered
     return active is None and want.waits is None and basis == (*same, want.pinned.name)
 
 

@@ -39,12 +39,14 @@ class DeviceClaims:
         if not owner:
             self.forget(key)
             return [*pods]
-        known = {claim: found for claim, found in self._known.get(key, {}).items() if claim in owner}
+        known = {claim: devices for claim, devices in self._known.get(key, {}).items() if claim in owner}
         self._known[key] = known
         unread = [claim for claim in sorted(owner) if claim not in known][:_AT_ONCE]
-        for claim, found in zip(unread, await run_all(self._read(job, each) for each in unread), strict=True):
-            if found is not None:
-                known[claim] = found
+        for claim, devices in zip(
+            unread, await run_all(self._read(job, each) for each in unread), strict=True
+        ):
+            if devices is not None:
+                known[claim] = devices
         mine = {
             pod.uid: [
                 device

@@ -84,8 +84,8 @@ class PodEvents:
             logger.warning("could not read the events of %s: %s", pod.name, error)
             return
         known.reasons.pop(pod.uid, None)
-        if (said := blocking_event(newest)) is not None:
-            known.reasons[pod.uid] = f"{said} (namespace {job.namespace})"
+        if (blocking := blocking_event(newest)) is not None:
+            known.reasons[pod.uid] = f"{blocking} (namespace {job.namespace})"
 
 
 def blocking_event(events: Sequence[Mapping[str, Any]]) -> str | None:
@@ -99,10 +99,10 @@ def blocking_event(events: Sequence[Mapping[str, Any]]) -> str | None:
 
 def _trim(event: Body) -> Body:
     """The parts that are read, all bounded: anybody who may write events chooses their size."""
-    kept: Body = {name: str(event[name])[:_MESSAGE] for name in _READ if event.get(name)}
-    if seen := as_object(event.get("series")).get("lastObservedTime"):
-        kept["series"] = {"lastObservedTime": str(seen)}
-    return kept
+    trimmed: Body = {name: str(event[name])[:_MESSAGE] for name in _READ if event.get(name)}
+    if last_observed := as_object(event.get("series")).get("lastObservedTime"):
+        trimmed["series"] = {"lastObservedTime": str(last_observed)}
+    return trimmed
 
 
 def _order(event: Mapping[str, Any]) -> tuple[str, bool]:

@@ -64,5 +64,5 @@ class _Text(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         at = datetime.datetime.fromtimestamp(record.created, datetime.UTC).isoformat(timespec="milliseconds")
         where = f" [{record.__dict__.get('namespace')}/{record.job}]" if hasattr(record, "job") else ""
-        said = _CONTROL.sub(lambda found: repr(found[0])[1:-1], super().format(record))
-        return f"{at} {record.levelname}{where} {said}".replace("\n", "\n    ")
+        text = _CONTROL.sub(lambda match: repr(match[0])[1:-1], super().format(record))
+        return f"{at} {record.levelname}{where} {text}".replace("\n", "\n    ")

@@ -59,8 +59,12 @@ async def _refused(token: str, review: Review) -> web.Response | None:
         user = who["status"]["user"]
         # The user's fields have the same names in both, but for the name.
         about = {key: user[key] for key in ("uid", "groups", "extra") if key in user}
-        asked = {"user": user["username"], **about, "nonResourceAttributes": {"path": PATH, "verb": "get"}}
-        may = await review(_body("authorization.k8s.io/v1", "SubjectAccessReview", **asked))
+        attributes = {
+            "user": user["username"],
+            **about,
+            "nonResourceAttributes": {"path": PATH, "verb": "get"},
+        }
+        may = await review(_body("authorization.k8s.io/v1", "SubjectAccessReview", **attributes))
     except (ApiError, LookupError, TypeError, AttributeError) as error:
         logger.warning("a token for %s cannot be reviewed: %s", PATH, error)
         return _refusal(503, "the API server cannot be asked about the token; see the operator's log")
@@ -73,6 +77,6 @@ def _body(version: str, kind: str, **spec: Any) -> dict[str, Any]:
     return {"apiVersion": version, "kind": kind, "spec": spec}
 
 
-def _refusal(status: int, why: str) -> web.Response:
+def _refusal(status: int, reason: str) -> web.Response:
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
-    return web.Response(status=status, text=f"{why}\n", headers=headers)
+    return web.Response(status=status, text=f"{reason}\n", headers=headers)

@@ -42,11 +42,11 @@ _LONGEST_SECONDS, _BODY_SECONDS = 30.0, 2.0
 
 def review(request: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
     """The answer to an AdmissionReview (admission.k8s.io/v1). A job that is being deleted is always allowed."""
-    asked = request["request"]
-    answer: dict[str, Any] = {"uid": asked["uid"], "allowed": True}
-    body = asked.get("object")
+    admission = request["request"]
+    answer: dict[str, Any] = {"uid": admission["uid"], "allowed": True}
+    body = admission.get("object")
     stays = body is not None and "deletionTimestamp" not in body.get("metadata", {})
-    if stays and (problems := _problems(body, asked.get("oldObject"), settings)):
+    if stays and (problems := _problems(body, admission.get("oldObject"), settings)):
         message = "; ".join(map(str, problems))[:_LONGEST]
         answer |= {"allowed": False, "status": {"code": 422, "reason": "Invalid", "message": message}}
     return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": answer}
@@ -58,12 +58,12 @@ def _problems(
     """Problems of a job, or of its change from the stored one."""
     if before is not None and _asks_for(before) == _asks_for(body):
         return ()
-    spec, found = _judged(body, settings)
+    spec, problems = _judged(body, settings)
     if before is None:
-        return found
-    if found or spec is None:
+        return problems
+    if problems or spec is None:
         _, known = _judged(before, settings) if _goes_on(before, body) else (None, ())
-        return [problem for problem in found if problem not in known]
+        return [problem for problem in problems if problem not in known]
     if _failed_by_its_spec(before):
         return ()
     try:
@@ -81,11 +81,11 @@ def _judged(body: Mapping[str, Any], settings: Settings) -> tuple[Spec | None, S
     except InvalidJob as error:
         return None, error.problems
     labels = body["metadata"].get("labels", {})
-    found = (
+    label_problems = (
         lacks_queue(settings.limits, labels.get(QUEUE)),
         wrong_priority(settings.limits, labels.get(PRIORITY)),
     )
-    return spec, [problem for problem in found if problem]
+    return spec, [problem for problem in label_problems if problem]
 
 
 def _failed_by_its_spec(body: Mapping[str, Any]) -> bool:
@@ -179,14 +179,14 @@ async def _validate(request: web.Request) -> web.Response:
 
 def _timeout(request: web.Request) -> float:
     """Seconds for which the API server waits for an answer, which it says in the URL: `?timeout=5s`."""
-    found = re.fullmatch(r"(\d{1,2})s", request.query.get("timeout", ""))
-    return min(float(found[1]), _LONGEST_SECONDS) if found else _LONGEST_SECONDS
+    match = re.fullmatch(r"(\d{1,2})s", request.query.get("timeout", ""))
+    return min(float(match[1]), _LONGEST_SECONDS) if match else _LONGEST_SECONDS
 
 
 def _namespace(start: bytes) -> str:
     """The job's namespace, which the API server writes before the job; a quote in a text before it is escaped."""
-    found = re.search(rb'"namespace":"([^"\\]{1,63})"', start)
-    return found[1].decode(errors="replace") if found else ""
+    match = re.search(rb'"namespace":"([^"\\]{1,63})"', start)
+    return match[1].decode(errors="replace") if match else ""
 
 
 async def _start(request: web.Request) -> bytes:

@@ -60,13 +60,17 @@ class Cache:
         known, version = same.get(meta["name"]), int(meta["resourceVersion"])
         if known is not None and known.version >= version:
             return None
-        kept = trim(body)
-        text = "" if kind in COMPANIONS else json.dumps(kept, separators=(",", ":"))
+        trimmed = trim(body)
+        text = "" if kind in COMPANIONS else json.dumps(trimmed, separators=(",", ":"))
         same[meta["name"]] = _Seen(meta["uid"], version, text)
         if kind == "RLHFJob":
             rests = (body.get("status") or {}).get("phase") in AT_REST
             (self._resting.add if rests else self._resting.discard)(key)
-        if kind == "RLHFJob" and known is not None and _user_part(json.loads(known.text)) == _user_part(kept):
+        if (
+            kind == "RLHFJob"
+            and known is not None
+            and _user_part(json.loads(known.text)) == _user_part(trimmed)
+        ):
             return None  # only its status is another, which we write: watches often tell of it before the answer comes
         return key
 
@@ -94,10 +98,10 @@ class Cache:
     def versions(self, kind: str, namespace: str | None = None) -> dict[str, int]:
         """Newest resourceVersions of the kind's objects, by uid."""
         return {
-            seen.uid: seen.version
+            cached.uid: cached.version
             for key, same in self._seen[kind].items()
             if namespace in (None, key[0])
-            for seen in same.values()
+            for cached in same.values()
         }
 
     def leave(self, namespace: str) -> set[Key]:
@@ -111,11 +115,11 @@ class Cache:
 
     def drop_uids(self, kind: str, uids: Iterable[str]) -> set[Key]:
         """Removes the objects with these uids; returns the jobs that they belonged to."""
-        gone, touched, left = set(uids), set(), {}
-        for uid in gone if kind not in COMPANIONS else ():  # which may have lost their label alone
+        removed, touched, left = set(uids), set(), {}
+        for uid in removed if kind not in COMPANIONS else ():  # which may have lost their label alone
             self._bury(uid, math.inf)
         for key, same in self._seen[kind].items():
-            stay = {name: seen for name, seen in same.items() if seen.uid not in gone}
+            stay = {name: cached for name, cached in same.items() if cached.uid not in removed}
             if len(stay) < len(same):
                 touched.add(key)
             if stay:
@@ -163,8 +167,8 @@ class Cache:
 
     def version(self, kind: str, key: Key, name: str) -> int | None:
         """Newest resourceVersion of this object of the job; None if it is not there."""
-        seen = self._seen[kind].get(key, {}).get(name)
-        return None if seen is None else seen.version
+        cached = self._seen[kind].get(key, {}).get(name)
+        return None if cached is None else cached.version
 
     def knows(self, body: Mapping[str, Any]) -> bool:
         """True if this version of an object, a later one, or its deletion was seen; also for one that belongs to no
@@ -173,15 +177,15 @@ class Cache:
         meta, key = body["metadata"], job_of(body)
         if key is None or int(meta["resourceVersion"]) <= self._dropped.get(meta["uid"], -1):
             return True
-        seen = self._seen[kind_of(body)].get(key, {}).get(meta["name"])
-        return seen is not None and seen.version >= int(meta["resourceVersion"])
+        cached = self._seen[kind_of(body)].get(key, {}).get(meta["name"])
+        return cached is not None and cached.version >= int(meta["resourceVersion"])
 
     def workloads(self, key: Key) -> list[Body]:
         """Workloads that name the job as their owner or in their label."""
         return self._read("Workload", key)
 
     def _read(self, kind: str, key: Key) -> list[Body]:
-        return [json.loads(seen.text) for seen in self._seen[kind].get(key, {}).values()]
+        return [json.loads(cached.text) for cached in self._seen[kind].get(key, {}).values()]
 
     def _bury(self, uid: str, version: float) -> None:
         self._dropped[uid] = version

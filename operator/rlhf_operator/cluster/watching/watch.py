@@ -36,13 +36,13 @@ See = Callable[[Body, bool], object]
 
 async def kinds_served(api: Api) -> list[str]:
     """The kinds to watch. Waits until the server serves RLHFJob; Kueue's Workload may be missing."""
-    told = False
+    warned = False
     while not await api.serves("RLHFJob"):
-        if not told:
+        if not warned:
             logger.warning(
                 "the API server does not know RLHFJob; waiting for crds/rlhfjobs.rlhf.dev.yaml to be applied"
             )
-            told = True
+            warned = True
         await asyncio.sleep(_POLL_SECONDS)
     return [kind for kind in SELECTORS if kind != "Workload" or await api.serves(kind)]
 
@@ -60,16 +60,16 @@ async def watch(api: Api, namespaces: Collection[str], kinds: Collection[str], s
 
     @kopf.on.login(registry=registry)
     async def login(**_: Any) -> kopf.AiohttpSession:
-        found = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_credentials(api), here))
-        return _session(found)
+        credentials = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_credentials(api), here))
+        return _session(credentials)
 
-    async def seen(event: kopf.RawEvent, **_: Any) -> None:
+    async def on_event(event: kopf.RawEvent, **_: Any) -> None:
         crossing.put(dict(event["object"]), event["type"] == "DELETED")
 
     for kind in kinds:
         version, plural = KINDS[kind]
         group, _, version = version.rpartition("/")
-        kopf.on.event(group, version, plural, registry=registry)(seen)
+        kopf.on.event(group, version, plural, registry=registry)(on_event)
         if SELECTORS[kind]:
             settings.watching.label_selectors[group, version, plural] = SELECTORS[kind]
     where: dict[str, Any] = {"namespaces": [*namespaces]} if namespaces else {"clusterwide": True}
