@@ -175,7 +175,7 @@ TEMPLATES = {
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_chat_templates(name: str) -> None:
-    """They are read here, and rendered only in a process of limited time and memory (see test_chat.py)."""
+    """They are read here, and rendered only in a process of limited time and memory (see test_template_limits.py)."""
     text, words = TEMPLATES[name]
     said = limited(lambda: "".join(map(str, template_problems(text))), 2)
     assert words in said

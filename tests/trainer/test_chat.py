@@ -14,7 +14,7 @@ from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.field_types import Frozen
 from rlhf_api.sections.data import Data
 from rlhf_api.sections.sampling import Sampling
-from rlhf_trainer.data.chat import check_template, render
+from rlhf_trainer.data.chat import check_template
 from rlhf_trainer.data.encode import (
     Encoded,
     TooLong,
@@ -265,28 +265,3 @@ def test_the_losses_count_the_tokens_that_are_trained_on():
     assert (value.item(), named["pretraining_loss"].item()) == pytest.approx((1.0, 2.0))
     assert given_columns("responses", rows[1:], TOKENIZER, Data(train=("unused",)))[0].mask is None
     assert isinstance(columns, Columns)
-
-
-HOSTILE = {
-    "{{ 9**(9**9) }}": "it computes longer than 0.8 s",
-    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}": "it computes longer than 0.8 s",
-    "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(60) }}": "it computes longer",
-    "{{ 'a' * 30000000000 }}": "it takes more than 1024 MiB of memory",
-    "{{ '%20000000000d' % 1 }}": "it takes more than 1024 MiB of memory",
-    "{% set n = namespace(x='ab') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}": "MiB of memory",
-    "{{ 'a'|center(20000000) }}": "it makes 20000000 characters",
-    "{{ messages.__class__.__mro__ }}": "SecurityError",
-    "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}": "RecursionError",
-}
-
-
-@pytest.mark.parametrize("template", HOSTILE, ids=[text[:40] for text in HOSTILE])
-def test_a_models_template_that_would_never_end_is_refused(template):
-    """It is its author's program. The next conversation is rendered again."""
-    tokenizer, turns = chat_tokenizer(), [Message(role="user", content="Hi")]
-    tokenizer.chat_template = template
-    with pytest.raises(InvalidJob, match="the template refuses") as caught:
-        render(tokenizer, turns)
-    assert HOSTILE[template] in str(caught.value)
-    tokenizer.chat_template = "{{ messages[0].content }}{{ eos_token }}"
-    assert render(tokenizer, turns) == f"Hi{tokenizer.eos_token}"

@@ -11,14 +11,20 @@ LARGEST = 64 << 10
 FIELD = "spec.data.chatTemplate"
 
 
-def given_template(given: str) -> str:
+class GivenTemplate(str):
+    """The text of a template that the manifest gives: the tokenizer's own is another `str`."""
+
+    __slots__ = ()
+
+
+def given_template(given: str) -> GivenTemplate:
     """The template's text. Raises InvalidJob where the file cannot be read."""
     if "{{" in given or "{%" in given:
         if len(given.encode()) > LARGEST:
             raise InvalidJob([Problem(FIELD, f"is larger than {LARGEST >> 10} KiB; got {show(given)}")])
-        return given
+        return GivenTemplate(given)
     try:
-        return read_regular(Path(given), LARGEST).decode()
+        return GivenTemplate(read_regular(Path(given), LARGEST).decode())
     except (OSError, ValueError) as error:
         message = f"is neither a template nor a file that can be read: {error}; got {show(given)}"
         raise InvalidJob([Problem(FIELD, message)]) from None

@@ -9,18 +9,22 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_api.dataset.chat_template import FIELD
+from rlhf_api.dataset.chat_template import FIELD, GivenTemplate
 from rlhf_api.dataset.rows import Message, Row
 from rlhf_api.errors.problem import InvalidJob, Problem, show
 from rlhf_api.sections.data import Data
 
-from .template_renderer import RefusedByTemplate, render_template
+from .template_renderer import NotCompiled, RefusedByTemplate, render_template
 
 ANY = "\ue000"
 """Content of a message that no template has text of its own with: a private-use character."""
 NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
 _NOTHING: tuple[Any, ...] = (None, "", [], {})
 """Values of a template's variables that are as good as none."""
+
+
+class UnusableTemplate(InvalidJob):
+    """The template renders no conversation, whatever the row."""
 
 
 @dataclass(frozen=True)
@@ -80,15 +84,34 @@ def render(
     """The conversation as text; `arguments`: see `arguments_of`; `for_response`: with the header of the assistant's
     next turn.
 
-    Raises InvalidJob where there is no template, or it raises for these messages or takes too much.
+    Raises InvalidJob where there is no template, or it raises for these messages or takes too much, and
+    UnusableTemplate where it cannot be compiled.
     """
     check_template(tokenizer, FIELD)
     plain = [message.for_template() for message in messages]
     try:
         return render_template(tokenizer, plain, arguments, for_response=for_response)
-    except Exception as error:  # Jinja's errors, exceptions raised by the template, and limits
-        reason = str(error) if isinstance(error, RefusedByTemplate) else f"{type(error).__name__}: {error}"
-        raise InvalidJob([Problem(FIELD, f"the template refuses {show(plain)}: {reason}")]) from error
+    except NotCompiled as error:
+        remedy = f"; {_simpler(tokenizer)}" if error.over_limit else ""
+        message = f"the template cannot be compiled: {error}{remedy}"
+        raise UnusableTemplate([Problem(FIELD, message)]) from error
+    except RefusedByTemplate as error:  # as it raises, or by a limit
+        remedy = f"; shorten the conversation, or {_simpler(tokenizer)}" if error.over_limit else ""
+        message = f"the template refuses {show(plain)}: {error}{remedy}"
+        raise InvalidJob([Problem(FIELD, message)]) from error
+    except Exception as error:  # of a tokenizer that renders by its own code
+        message = f"the template refuses {show(plain)}: {type(error).__name__}: {error}"
+        raise InvalidJob([Problem(FIELD, message)]) from error
+
+
+def _simpler(tokenizer: PreTrainedTokenizerBase) -> str:
+    """What to do about a template that takes too much."""
+    if isinstance(tokenizer.chat_template, GivenTemplate):
+        return "give a simpler template"
+    return (
+        f"give a simpler template than that of the tokenizer {tokenizer.name_or_path!r}: here or, if that is a reward "
+        "model, in its files"
+    )
 
 
 def segments(

@@ -1,7 +1,10 @@
-"""Process that renders chat templates, which are a stranger's programs: `python3 -m rlhf_trainer.data.template_worker`.
+"""Process that compiles and renders chat templates, which are a stranger's programs: `python3 -m
+rlhf_trainer.data.template_worker`.
 
-Each line of its standard input is a request, each of its standard output a reply. A rendering that takes too long ends
-this process by SIGPROF: no template catches it, nor any computation within one statement. Imports no torch.
+Each line of its standard input is a request: seconds, conversations, arguments of `render_jinja_template`; without
+conversations it only compiles the template, which is kept. Each line of its standard output is a reply. What takes more
+than these seconds of processor time ends this process by SIGPROF, the system's time for it included: no template
+catches it, nor any computation within one statement, such as a constant's. Imports no torch.
 """
 
 import json
@@ -13,24 +16,22 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from ..process.memory_limit import limit_memory
 
-SECONDS = 0.8
-"""Computing time of one rendering, the system's for it included: a refusal comes within a second."""
 MEMORY = 1 << 30
 """Memory beside what its modules take, bytes."""
 LONGEST = 16 << 20
 """Characters of a rendered conversation."""
 
 
-def reply(request: dict[str, Any]) -> dict[str, str]:
+def reply(conversations: list[Any], arguments: dict[str, Any]) -> dict[str, str]:
     try:
-        rendered: Any = render_jinja_template(conversations=[request.pop("messages")], **request)
-        text = rendered[0][0]
+        rendered: Any = render_jinja_template(conversations=conversations, **arguments)
+        text = "".join(rendered[0])
     except MemoryError:
-        return {"error": f"it takes more than {MEMORY >> 20} MiB of memory"}
+        return {"limit": f"it takes more than {MEMORY >> 20} MiB of memory"}
     except Exception as error:  # Jinja's errors, and exceptions raised by the template
         return {"error": f"{type(error).__name__}: {str(error)[:1000]}"}
     if len(text) > LONGEST:
-        return {"error": f"it makes {len(text)} characters, more than {LONGEST}"}
+        return {"limit": f"it makes {len(text)} characters, more than {LONGEST}"}
     return {"text": text}
 
 
@@ -39,8 +40,9 @@ def main() -> None:
     limit_memory(MEMORY)
     replies, sys.stdout = sys.stdout, sys.stderr
     for line in sys.stdin:
-        signal.setitimer(signal.ITIMER_PROF, SECONDS)
-        answer = json.dumps(reply(json.loads(line)))
+        seconds, conversations, arguments = json.loads(line)
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        answer = json.dumps(reply(conversations, arguments))
         signal.setitimer(signal.ITIMER_PROF, 0)
         replies.write(f"{answer}\n")
         replies.flush()

@@ -16,6 +16,7 @@ from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.field_types import RowKind
 from rlhf_api.sections.data import Data
 
+from ..data.chat import UnusableTemplate
 from ..data.dataset import Dataset
 from ..data.encode import TooLong
 from ..process import progress
@@ -97,6 +98,8 @@ class RowChecker:
             result.prompt_lengths[error.length] += 1
             result.prompts_cut += 1
             return
+        except UnusableTemplate:  # the same for each row
+            raise
         except InvalidJob as error:
             place = f"{self.dataset.where(number)}: {prompt_field(row)}"
             raise InvalidJob([Problem(place, str(problem)) for problem in error.problems]) from None
@@ -154,8 +157,9 @@ class Fitting:
 def fitting(dataset: Dataset, result: RowCheck, data: Data, name: str) -> Fitting:
     """Applies `spec.data.overlong` to the dataset's rows of the source `name`. Raises InvalidJob with the problems
     found, and for overlong rows under `refuse`."""
-    problems = result.problems[:MOST_PROBLEMS]
-    if more := len(result.problems) - len(problems):
+    distinct = list(dict.fromkeys(result.problems))
+    problems = distinct[:MOST_PROBLEMS]
+    if more := len(distinct) - len(problems):
         problems.append(Problem(name, f"{more:,} more rows are invalid"))
     too_long = _too_long(result, data)
     if result.overlong and data.overlong == "refuse":
