@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("operator/rlhf_api", "operator/rlhf_operator", "operator/rlhf_store")
+FOLDERS = ("operator/rlhf_api", "operator/rlhf_operator", "operator/rlhf_store", "trainer_image/rlhf_trainer")
 BETTER = {
     "asked": "request, requested, questions",
     "found": "what was looked for: match, pods, problems, path",

@@ -119,7 +119,7 @@ def test_log_probabilities_over_a_sampling_mask_are_those_of_its_tokens_alone(mo
     mask, wanted = torch.tensor(kept), torch.tensor(upstream, dtype=torch.float64)
     through_layer = linear_logprobs(
         hidden, torch.eye(5, dtype=torch.float64), None, torch.tensor(targets), temperature,
-        entropy="gradient", kept=mask,
+        entropy="gradient", kept_tokens=mask,
     )  # fmt: skip
     of_logits = token_logprobs(hidden, torch.tensor(targets), temperature, "gradient", mask)
     for found in (through_layer, of_logits):

@@ -70,11 +70,11 @@ def models_to_load(config: RunConfig, role: Role) -> dict[str, tuple[str, bool]]
     elif row.model and (row.or_policy or getattr(spec.model, row.model) is not None):
         fields.append(row.model)
     loaded = [(model_source(config, field), True) for field in fields]
-    found: dict[str, tuple[str, bool]] = {}
+    models: dict[str, tuple[str, bool]] = {}
     for source, weights in (*loaded, (model_source(config, "tokenizer"), False)):
         if not source.path.startswith((".", "/", "~")) and not Path(source.path).is_dir():
-            found.setdefault(source.path, (source.where, weights))
-    return found
+            models.setdefault(source.path, (source.where, weights))
+    return models
 
 
 def chosen(files: Iterable[str], *, weights: bool) -> list[str]:
@@ -140,11 +140,11 @@ def _follow(cache: Path, name: str, where: str, weights: bool) -> None:
         raise OSError(f"it needs {missing / 1e9:.1f} GB more, but only {free / 1e9:.1f} GB are free")
     outcome: Future[str] = Future()
     Thread(target=_download, args=(outcome, cache, name, files), daemon=True).start()
-    there, since, told = -1, monotonic(), float("-inf")
+    there, since, last_report = -1, monotonic(), float("-inf")
     while True:
-        if monotonic() - told >= TELL_SECONDS:
+        if monotonic() - last_report >= TELL_SECONDS:
             log.info("%s (%s): %.2f of %.2f GB", name, where, _bytes(folder) / 1e9, total / 1e9)
-            told = monotonic()
+            last_report = monotonic()
         try:
             outcome.result(timeout=1.0)
             return
@@ -154,10 +154,10 @@ def _follow(cache: Path, name: str, where: str, weights: bool) -> None:
         if (now_there := _bytes(folder)) != there:
             there, since = now_there, monotonic()
         elif monotonic() - since > STALL_SECONDS:
-            seen = (
+            progress_text = (
                 f"no byte came for {STALL_SECONDS:g} s, {there / 1e9:.2f} of {total / 1e9:.2f} GB are there"
             )
-            raise TimeoutError(f"{seen}; if no other process fills it, remove {cache / '.locks'}")
+            raise TimeoutError(f"{progress_text}; if no other process fills it, remove {cache / '.locks'}")
 
 
 def _download(outcome: "Future[str]", cache: Path, name: str, files: list[str]) -> None:
@@ -169,13 +169,13 @@ def _download(outcome: "Future[str]", cache: Path, name: str, files: list[str]) 
 
 def _bytes(folder: Path) -> int:
     """Bytes on disk, of complete and partial files."""
-    found = 0
+    nbytes = 0
     for file in (folder / "blobs").glob("*"):
         try:
-            found += file.stat().st_blocks * 512
+            nbytes += file.stat().st_blocks * 512
         except FileNotFoundError:  # renamed on completion
             continue
-    return found
+    return nbytes
 
 
 def _first_line(error: BaseException) -> str:

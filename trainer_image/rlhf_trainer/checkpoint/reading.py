@@ -94,11 +94,11 @@ class Snapshot:
 
 def agreed(ranks: Ranks, read: Callable[[], T]) -> T:
     """Result of `read` on this rank. Where any rank finds damage, all ranks raise DamagedSnapshot."""
-    found, damage = None, None
+    content, damage = None, None
     try:
-        found = read()
+        content = read()
     except DamagedSnapshot as error:
         damage = error
     if ranks.any(damage is not None):
         raise damage or DamagedSnapshot("another rank cannot read this snapshot; see its log")
-    return found  # type: ignore[return-value]
+    return content  # type: ignore[return-value]

@@ -73,7 +73,7 @@ def _states(device: torch.device) -> dict[str, Tensor]:
     _version, internal, gauss = random.getstate()
     legacy: Any = np.random.get_state()
     _name, keys, position, has_gauss, cached = legacy
-    found = {
+    states = {
         "torch": torch.get_rng_state(),
         "python": torch.tensor(internal, dtype=torch.int64),
         "numpy": torch.tensor([*keys.tolist(), position, has_gauss], dtype=torch.int64),
@@ -81,8 +81,8 @@ def _states(device: torch.device) -> dict[str, Tensor]:
         "deviates": torch.tensor([math.nan if gauss is None else gauss, cached], dtype=torch.float64),
     }
     if device.type == "cuda":
-        found["cuda"] = torch.cuda.get_rng_state(device)
-    return found
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
 
 
 def _restore(device: torch.device, states: dict[str, Tensor]) -> None:

@@ -129,8 +129,8 @@ class Saver:
     def rollbacks(self) -> int:
         """Number of rollbacks of this run, as known to rank 0; a collective."""
         committer = self._committer
-        _, told = self._ranks.share(lambda: ({}, {"rollbacks": committer.rollbacks if committer else 0}))
-        return int(told["rollbacks"])
+        _, header = self._ranks.share(lambda: ({}, {"rollbacks": committer.rollbacks if committer else 0}))
+        return int(header["rollbacks"])
 
     def roll_back(self) -> int:
         """Makes the last good snapshot the newest one; returns its step, from which the next start resumes
@@ -140,8 +140,8 @@ class Saver:
         """
         self.finish()
         committer = self._committer
-        _, told = self._ranks.share(lambda: ({}, {"step": committer.roll_back() if committer else 0}))
-        return int(told["step"])
+        _, header = self._ranks.share(lambda: ({}, {"step": committer.roll_back() if committer else 0}))
+        return int(header["step"])
 
     @property
     def busy(self) -> bool:
@@ -162,8 +162,8 @@ class Saver:
         sums: dict[tuple[str, str], list[int]] = {}
         for _, group, fields, kinds in sorted(row for share in shares for row in share["segments"]):
             groups[group] = (*groups.get(group, ()), Segment.model_validate_json(json.dumps(fields)))
-            for kind, found in kinds.items():
-                sums.setdefault((group, kind), []).append(found)
+            for kind, rank_sum in kinds.items():
+                sums.setdefault((group, kind), []).append(rank_sum)
         before, self._last = self._last, Checksums(saving.updates, sums)
         if unchanged := unchanged_kinds(before, self._last):
             raise WrongSnapshot(

@@ -51,16 +51,16 @@ def check(
         for i, file in enumerate(dataset.files):
             share = dataset.mixture.shares[i]
             yield f"{field}: {file.name}: {len(file):,} rows, {share:,} of {dataset.mixture.samples:,} samples an epoch"
-            found = RowChecker(dataset, kind, tokenizer, spec.data).check(range(first, first + len(file)))
+            report = RowChecker(dataset, kind, tokenizer, spec.data).check(range(first, first + len(file)))
             first += len(file)
             yield from _lengths(
-                "prompt", found.prompt_lengths, found.prompts_cut, spec.data.max_prompt_length
+                "prompt", report.prompt_lengths, report.prompts_cut, spec.data.max_prompt_length
             )
             if kind != "prompts":
-                lengths, cut = found.response_lengths, found.responses_cut
+                lengths, cut = report.response_lengths, report.responses_cut
                 yield from _lengths("response", lengths, cut, spec.data.max_response_length)
             try:
-                yield from filter(None, [fitting(dataset, found, spec.data, file.name).message])
+                yield from filter(None, [fitting(dataset, report, spec.data, file.name).message])
             except InvalidJob as error:
                 problems += error.problems
     if tokenizer is not None:

@@ -126,20 +126,20 @@ def segments(
 
     Raises InvalidJob where the template renders a turn differently once another one follows.
     """
-    found: list[Segment] = []
+    parts: list[Segment] = []
     done, messages = render(tokenizer, prompt, arguments, for_response=True), [*prompt]
     for i, message in enumerate(following):
         if message.role == "assistant" and i:
             opened = render(tokenizer, messages, arguments, for_response=True)
-            found.append(Segment(_after(done, opened, messages), trained=False))
+            parts.append(Segment(_after(done, opened, messages), trained=False))
             done = opened
         messages.append(message)
         if message.role == "assistant":
             rendered = render(tokenizer, messages, arguments)
             text = _after(done, rendered, messages)
-            found.append(Segment(text, True, _ending(tokenizer, messages, arguments, text)))
+            parts.append(Segment(text, True, _ending(tokenizer, messages, arguments, text)))
             done = rendered
-    return found
+    return parts
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

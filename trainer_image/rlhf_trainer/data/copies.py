@@ -53,9 +53,9 @@ def _downloaded(url: str) -> Path:
     folder, _, name = url.rpartition("/")
     try:
         store = Store(folder)
-        found = store.attributes(name)
-        version = f"{url} {found.tag} {found.size} {found.modified}"
-        return _copy(version, Path(name).suffix, lambda new: store.download(found, new))
+        attributes = store.attributes(name)
+        version = f"{url} {attributes.tag} {attributes.size} {attributes.modified}"
+        return _copy(version, Path(name).suffix, lambda new: store.download(attributes, new))
     except UnusableStore as error:
         raise InvalidJob([Problem(url, str(error))]) from None
     except Missing:

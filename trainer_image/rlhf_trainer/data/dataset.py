@@ -150,9 +150,9 @@ def sources_of(spec: Spec) -> Iterator[tuple[str, RowKind, Sequence[Source], int
     pretraining text, in this order."""
     data, kind = spec.data, spec.graph.rows
     yield "spec.data", kind, spec.data.training_sources(), data.samples_per_epoch
-    for found in spec.evaluation_sets():
-        sources = [Source(path=path, systemPrompt=data.system_prompt) for path in found.data]
-        yield f"spec.evaluation, {found.name}", kind, sources, None
+    for evaluation_set in spec.evaluation_sets():
+        sources = [Source(path=path, systemPrompt=data.system_prompt) for path in evaluation_set.data]
+        yield f"spec.evaluation, {evaluation_set.name}", kind, sources, None
     if spec.pretraining:
         yield (
             "spec.pretraining.data",
@@ -166,7 +166,10 @@ def open_datasets(spec: Spec) -> tuple[Dataset, dict[str, Dataset], Dataset | No
     """Training rows, those of each evaluation set by its name, and pretraining text. Raises InvalidJob where files
     cannot be read."""
     opened = (open_dataset(sources, kind, samples) for _, kind, sources, samples in sources_of(spec))
-    rows, held_out = next(opened), {found.name: next(opened) for found in spec.evaluation_sets()}
+    rows, held_out = (
+        next(opened),
+        {evaluation_set.name: next(opened) for evaluation_set in spec.evaluation_sets()},
+    )
     return rows, held_out, next(opened, None)
 
 

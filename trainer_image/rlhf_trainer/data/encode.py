@@ -68,25 +68,25 @@ def encode(
     """
     if not isinstance(response, str):
         prompt = turns(prompt, "user")
-    asked, encoded = _prompt(tokenizer, prompt, max_prompt, arguments)
-    if isinstance(asked, str):
-        before, following = asked, [Segment(str(response), trained=True)]
+    shortened, encoded = _prompt(tokenizer, prompt, max_prompt, arguments)
+    if isinstance(shortened, str):
+        before, following = shortened, [Segment(str(response), trained=True)]
     else:
-        before = render(tokenizer, asked, arguments, for_response=True)
-        following = segments(tokenizer, asked, turns(response, "assistant"), arguments)
+        before = render(tokenizer, shortened, arguments, for_response=True)
+        following = segments(tokenizer, shortened, turns(response, "assistant"), arguments)
     tokens, mask, ends = list[int](), list[bool](), list[int]()
     for i, segment in enumerate(following):
-        found, trained = _segment(tokenizer, before, segment, last=i == len(following) - 1)
-        tokens, mask, before = tokens + found, mask + trained, segment.text
+        ids, trained = _segment(tokenizer, before, segment, last=i == len(following) - 1)
+        tokens, mask, before = tokens + ids, mask + trained, segment.text
         if segment.trained:
             ends.append(len(tokens) - next((i for i, mark in enumerate(reversed(trained)) if mark), 0))
-    kept = max((end for end in ends if end <= max_response), default=max_response)
+    kept_length = max((end for end in ends if end <= max_response), default=max_response)
     return Encoded(
         encoded.prompt,
-        tuple(tokens[:kept]),
-        tuple(mask[:kept]),
+        tuple(tokens[:kept_length]),
+        tuple(mask[:kept_length]),
         encoded.prompt_cut,
-        max(0, len(tokens) - kept),
+        max(0, len(tokens) - kept_length),
     )
 
 
@@ -132,30 +132,32 @@ def end_tokens(
         raise InvalidJob([Problem("spec.sampling.responseEndId", message)])
     named = generation.eos_token_id if generation is not None else None
     several = named if isinstance(named, list) else [named]
-    found = [tokenizer.eos_token_id, *several, end_of_turn(tokenizer), own]
-    return tuple(dict.fromkeys(token for token in found if token is not None))
+    candidates = [tokenizer.eos_token_id, *several, end_of_turn(tokenizer), own]
+    return tuple(dict.fromkeys(token for token in candidates if token is not None))
 
 
 def _prompt(
     tokenizer: PreTrainedTokenizerBase, prompt: Text, max_length: int, arguments: Mapping[str, Any]
 ) -> tuple[Text, Encoded]:
     """The rendered part of the prompt, and its tokens."""
-    kept = prompt
-    tokens = _prompt_ids(tokenizer, kept, arguments)
+    shortened = prompt
+    tokens = _prompt_ids(tokenizer, shortened, arguments)
     whole = len(tokens)
-    while len(tokens) > max_length and not isinstance(kept, str) and (shorter := without_oldest(kept)):
-        kept = shorter
-        tokens = _prompt_ids(tokenizer, kept, arguments)
+    while (
+        len(tokens) > max_length and not isinstance(shortened, str) and (shorter := without_oldest(shortened))
+    ):
+        shortened = shorter
+        tokens = _prompt_ids(tokenizer, shortened, arguments)
     if not tokens:
         raise InvalidJob(
             [Problem("spec.data", f"the tokenizer makes no tokens of the prompt {show(prompt)}")]
         )
     if len(tokens) > max_length:
-        if not isinstance(kept, str):
+        if not isinstance(shortened, str):
             raise TooLong(whole, max_length)
         begins = tokens[:1] if tokens[0] == tokenizer.bos_token_id and max_length > 1 else []
         tokens = [*begins, *tokens[len(begins) - max_length :]]
-    return kept, Encoded(tuple(tokens), prompt_cut=whole - len(tokens))
+    return shortened, Encoded(tuple(tokens), prompt_cut=whole - len(tokens))
 
 
 def _prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: Text, arguments: Mapping[str, Any]) -> list[int]:

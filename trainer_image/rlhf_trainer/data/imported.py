@@ -39,18 +39,16 @@ class ImportedRows(Rows):
                 if isinstance(self._rows, Mapping) and self._rows
                 else ""
             )
-            seen = f"{type(self._rows).__name__}{named}"
-            message = f"must return a sequence of rows, with len() and [i]; got {seen}"
+            returned = f"{type(self._rows).__name__}{named}"
+            message = f"must return a sequence of rows, with len() and [i]; got {returned}"
             raise InvalidJob([Problem(name, message)])
         if not self._count:
             raise InvalidJob([Problem(name, "has no rows")])
 
     def _is_sequence(self) -> bool:
-        found = self._rows
+        rows = self._rows
         return (
-            hasattr(found, "__len__")
-            and hasattr(found, "__getitem__")
-            and not isinstance(found, Mapping | str)
+            hasattr(rows, "__len__") and hasattr(rows, "__getitem__") and not isinstance(rows, Mapping | str)
         )
 
     def __len__(self) -> int:
@@ -66,17 +64,17 @@ class ImportedRows(Rows):
         if not 0 <= index < len(self):
             raise IndexError(index)
         try:
-            found = self._rows[index]
+            row = self._rows[index]
         except Exception as error:
             raise InvalidJob([Problem(self.where(index), f"cannot be read: {described(error)}")]) from error
         if self._kind == "prompts":  # whole rows are sent to reward functions
             try:
-                found = json.loads(json.dumps(found, default=plain))
+                row = json.loads(json.dumps(row, default=plain))
             except (TypeError, ValueError) as error:
                 raise InvalidJob([Problem(self.where(index), f"cannot be JSON: {error}")]) from None
-        if isinstance(found, dict):
-            found = without_nulls(found)
-        return checked_row(found, self._kind, lambda: self.where(index))
+        if isinstance(row, dict):
+            row = without_nulls(row)
+        return checked_row(row, self._kind, lambda: self.where(index))
 
     def where(self, index: int) -> str:
         return f"{self.name}[{index}]"

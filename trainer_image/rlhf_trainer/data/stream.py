@@ -25,14 +25,14 @@ class Mixture:
     ) -> "Mixture":
         """`samples` an epoch (the rows of all sources unless given), by weight (by rows unless given): the largest
         remainders are rounded up. Raises ValueError where a source would get none."""
-        wanted, by = samples or sum(counts), weights or counts
-        exact = [wanted * weight / sum(by) for weight in by]
+        total, by = samples or sum(counts), weights or counts
+        exact = [total * weight / sum(by) for weight in by]
         shares = [int(share) for share in exact]
-        for i in sorted(range(len(by)), key=lambda i: shares[i] - exact[i])[: wanted - sum(shares)]:
+        for i in sorted(range(len(by)), key=lambda i: shares[i] - exact[i])[: total - sum(shares)]:
             shares[i] += 1
         if 0 in shares:
             raise ValueError(
-                f"{wanted} samples an epoch leave none for source {shares.index(0)}; raise its weight, or their number"
+                f"{total} samples an epoch leave none for source {shares.index(0)}; raise its weight, or their number"
             )
         return cls(tuple(counts), tuple(shares))
 

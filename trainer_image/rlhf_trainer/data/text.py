@@ -78,22 +78,22 @@ def context(
 ) -> list[int]:
     """The last tokens of the prompt and the response's first `end` tokens, as few as decide how tokens after them are
     decoded: at least `count` that have text, the first of which is no byte-fallback token, or all."""
-    size, found = len(tokenizer), list[int]()
+    size, last_tokens = len(tokenizer), list[int]()
     special, single_bytes = _kinds(tokenizer, size)
     for tokens, length in ((response, end), (prompt, len(prompt))):
         for place in range(length - 1, -1, -1):
             token = tokens[place]
-            found.append(token)
+            last_tokens.append(token)
             has_text = token < size and token not in special
             count -= has_text
             if count <= 0 and has_text and token not in single_bytes:
-                return found[::-1]
-    return found[::-1]
+                return last_tokens[::-1]
+    return last_tokens[::-1]
 
 
 @lru_cache(maxsize=8)
 def _kinds(tokenizer: PreTrainedTokenizerBase, _size: int) -> tuple[frozenset[int], frozenset[int]]:
     """Ids of special tokens, and of byte-fallback tokens (`<0x0A>`)."""
-    found = (tokenizer.convert_tokens_to_ids(f"<0x{byte:02X}>") for byte in range(256))
-    known = frozenset(i for i in found if isinstance(i, int) and i != tokenizer.unk_token_id)
+    byte_ids = (tokenizer.convert_tokens_to_ids(f"<0x{byte:02X}>") for byte in range(256))
+    known = frozenset(i for i in byte_ids if isinstance(i, int) and i != tokenizer.unk_token_id)
     return special_tokens(tokenizer), known

@@ -44,15 +44,15 @@ class Assignments:
     """
 
     def __init__(
-        self, members: Sequence[Member], limits: Limits, heard: dict[str, float] | None = None
+        self, members: Sequence[Member], limits: Limits, last_progress: dict[str, float] | None = None
     ) -> None:
-        """`heard`: time of each member's last progress, by uid. Rounds that run at once and ask the same members share
-        it: an item of one may be queued behind those of another."""
+        """`last_progress`: time of each member's last progress, by uid. Rounds that run at once and ask the same
+        members share it: an item of one may be queued behind those of another."""
         self.failed: dict[str, str] = {}
         """Members that get no more items: uid -> reason."""
         self._members, self._concurrent, self._silence = members, limits.concurrent, limits.silence
         self._load: Counter[str] = Counter()  # number of items assigned to each member
-        self._heard = {} if heard is None else heard
+        self._heard = {} if last_progress is None else last_progress
         self._silent: set[str] = set()
         self._tries: Counter[tuple[int, str]] = Counter()  # failures by (item, member)
 
@@ -99,11 +99,11 @@ class Assignments:
         self._tries[assigned.place, assigned.member.uid] += 1
         return sum(count for (place, _), count in self._tries.items() if place == assigned.place)
 
-    def fail(self, member: Member, why: str) -> None:
+    def fail(self, member: Member, reason: str) -> None:
         """Excludes the member from the rest of this round."""
         if member.uid not in self.failed:
-            self.failed[member.uid] = why
-            log.warning("%s failed (%s); its items go to the other members", member.name, why)
+            self.failed[member.uid] = reason
+            log.warning("%s failed (%s); its items go to the other members", member.name, reason)
 
 
 def _takes_work(member: Member | None) -> bool:

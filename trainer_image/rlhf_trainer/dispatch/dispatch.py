@@ -56,7 +56,7 @@ class Observer(Generic[Item, Result]):
     asked: Callable[[Item], None] = lambda _item: None
     """An item that a member is about to get."""
     arrived: Callable[[Result], None] = lambda _result: None
-    gave_up: Callable[[Item, str], None] = lambda _item, _why: None
+    gave_up: Callable[[Item, str], None] = lambda _item, _reason: None
     """An item that is not tried again, and the reason; it may raise to end the round."""
 
 
@@ -83,11 +83,11 @@ class Dispatch(Generic[Item, Result]):
         describe: Callable[[Item], str],
         observer: Observer[Item, Result],
         switches: Switches | None = None,
-        heard: dict[str, float] | None = None,
+        last_progress: dict[str, float] | None = None,
         under_way: Sequence[UnderWay[Item, Result]] = (),
     ) -> None:
-        """`describe` names an item in the log; `heard` as in `Assignments`; `under_way`: some of `items`, as an earlier
-        round left them, of members that may have gone from `members`."""
+        """`describe` names an item in the log; `last_progress` as in `Assignments`; `under_way`: some of `items`, as
+        an earlier round left them, of members that may have gone from `members`."""
         self._items, self._members, self._client = list(items), members, client
         self._current, self._silence, self._describe = current, limits.silence, describe
         self._observer, self._switches = observer, switches or Switches()
@@ -95,7 +95,7 @@ class Dispatch(Generic[Item, Result]):
         self._results: dict[int, Result] = {}
         self._refused: dict[int, str] = {}
         self._requeued: list[Item] = []
-        self._assignments = Assignments(members, limits, heard)
+        self._assignments = Assignments(members, limits, last_progress)
         self._asked: dict[asyncio.Future[Result], Assigned] = {}
         self._ended: asyncio.Queue[asyncio.Future[Result] | None] = asyncio.Queue()
         self._looked_at = time.monotonic()
@@ -139,7 +139,7 @@ class Dispatch(Generic[Item, Result]):
             [(self._items[p], self._results[p]) for p in places if p in self._results],
             [self._items[p] for p in places if p not in self._results and p not in self._refused],
             self._assignments.failed,
-            [(self._items[place], why) for place, why in self._refused.items()],
+            [(self._items[place], reason) for place, reason in self._refused.items()],
             self._requeued,
             under_way,
         )
@@ -228,27 +228,27 @@ class Dispatch(Generic[Item, Result]):
                 self._assignments.fail(member, repr(error))
         self._observer.left(len(self._items) - len(self._results) - len(self._refused))
 
-    def _try_again(self, assigned: Assigned, why: str) -> None:
+    def _try_again(self, assigned: Assigned, reason: str) -> None:
         tries, item = self._assignments.count_try(assigned), self._describe(self._items[assigned.place])
-        said = tries, assigned.member.uid, why
+        failure = tries, assigned.member.uid, reason
         level = (
-            logging.DEBUG if said in self._said else logging.WARNING
+            logging.DEBUG if failure in self._said else logging.WARNING
         )  # a hung member fails at all of its items
-        self._said.add(said)
-        log.log(level, "try %d of %d of %s, with %s: %s", tries, TRIES, item, assigned.member.name, why)
+        self._said.add(failure)
+        log.log(level, "try %d of %d of %s, with %s: %s", tries, TRIES, item, assigned.member.name, reason)
         if tries < TRIES:
             self._requeue(assigned.place)
         else:
-            self._refuse(assigned.place, f"{why}, {TRIES} times")
+            self._refuse(assigned.place, f"{reason}, {TRIES} times")
 
     def _requeue(self, place: int) -> None:
         heappush(self._waiting, place)
         self._requeued.append(self._items[place])
 
-    def _refuse(self, place: int, why: str) -> None:
-        self._refused[place] = why
-        log.warning("giving up on %s: %s", self._describe(self._items[place]), why)
-        self._observer.gave_up(self._items[place], why)
+    def _refuse(self, place: int, reason: str) -> None:
+        self._refused[place] = reason
+        log.warning("giving up on %s: %s", self._describe(self._items[place]), reason)
+        self._observer.gave_up(self._items[place], reason)
 
     async def _watch(self, member: Member) -> None:
         """Returns once the member refuses connections."""
@@ -268,11 +268,11 @@ class Dispatch(Generic[Item, Result]):
             if self._assignments.check_late(assigned):
                 task.cancel()
 
-    def _give_up_on(self, member: Member, why: str) -> list[asyncio.Future[Result]]:
+    def _give_up_on(self, member: Member, reason: str) -> list[asyncio.Future[Result]]:
         """Cancels its items, and returns them."""
         theirs = [task for task, assigned in self._asked.items() if assigned.member.uid == member.uid]
         if theirs:
-            self._assignments.fail(member, why)
+            self._assignments.fail(member, reason)
         for task in theirs:
             task.cancel()
         return theirs

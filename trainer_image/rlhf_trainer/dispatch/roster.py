@@ -55,8 +55,8 @@ class Roster:
             f"no {role.value} answered within {seconds:.0f} s ({known or 'none was announced'}); see its log"
         )
 
-    def wait(self, role: Role, wanted: int, timeout: float) -> list[Member]:
-        """Waits until all `wanted` members answer that have a node; one suffices at the deadline.
+    def wait(self, role: Role, required: int, timeout: float) -> list[Member]:
+        """Waits until all `required` members answer that have a node; one suffices at the deadline.
 
         Raises:
             Unavailable: none answered within `timeout` seconds.
@@ -64,7 +64,7 @@ class Roster:
         """
         deadline = time.monotonic() + timeout
         while (
-            len(found := self.answering(role)) < max(1, wanted - self._control.unplaced(role))
+            len(members := self.answering(role)) < max(1, required - self._control.unplaced(role))
             and time.monotonic() < deadline
         ):
             progress.sign()
@@ -72,9 +72,9 @@ class Roster:
                 raise Stopped(f"stopped while waiting for the {role.value}")
             self._control.membership_changed.wait(POLL_SECONDS)
             self._control.membership_changed.clear()
-        if not found:
+        if not members:
             raise self.unavailable(role, timeout)
-        return found
+        return members
 
     async def _answers(self, member: Member) -> bool:
         try:

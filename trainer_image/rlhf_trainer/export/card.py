@@ -55,8 +55,8 @@ def _head(job: SavedJob, model: SavedModel, step: int, adapter: str) -> Iterator
     yield from (f"# {job.job}: {model.field}" if job.job else f"# {model.field}", "")
     how = ""
     if model.lora is not None:
-        kept = "merged into it" if adapter == "merged" else "which is this folder"
-        how = f", with a low-rank adapter (rank {model.lora.rank}) {kept}"
+        place = "merged into it" if adapter == "merged" else "which is this folder"
+        how = f", with a low-rank adapter (rank {model.lora.rank}) {place}"
     by = f" by {job.algorithm}" if job.algorithm else ""
     of = "" if step == job.steps else f"{step} of "
     yield from (f"Trained{by} for {of}{job.steps} steps{how}.", "")

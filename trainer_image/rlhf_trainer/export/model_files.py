@@ -152,7 +152,7 @@ def remove_abandoned(workdir: Path) -> None:
     fields = get_args(ModelField)
     for name in (INITIAL, *fields, *(f"{field}{ADAPTER}" for field in fields)):
         for part in workdir.glob(f".{name}.????????"):
-            if part.is_dir() and {found.name for found in part.iterdir()} <= {"new", "old"}:
+            if part.is_dir() and {entry.name for entry in part.iterdir()} <= {"new", "old"}:
                 shutil.rmtree(part, ignore_errors=True)
 
 

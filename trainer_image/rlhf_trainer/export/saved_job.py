@@ -97,7 +97,7 @@ def model_ends(ctx: TrainerContext, model: TrainedModel) -> tuple[int, ...]:
 def export_files(ctx: TrainerContext, models: Models) -> dict[str, bytes]:
     """Blobs of every snapshot of this run, on rank 0: the job, and all files of its models' folders but the trained
     weights. A collective."""
-    found, described = dict[str, bytes](), list[SavedModel]()
+    blobs, described = dict[str, bytes](), list[SavedModel]()
     for used, model in models.items():
         ends = model_ends(ctx, model)
         constants = {} if model.adapter else copied(model, model.untrained_tensors())
@@ -110,13 +110,13 @@ def export_files(ctx: TrainerContext, models: Models) -> dict[str, bytes]:
             write_files(model.unwrapped, ctx.tokenizer, Path(folder, used.field), ends, {})
             if model.adapter:
                 write_adapter_files(model, ctx.tokenizer, Path(folder, f"{used.field}{ADAPTER}"), ends)
-            found |= {
+            blobs |= {
                 f"{FOLDER}{file.relative_to(folder).as_posix()}": file.read_bytes()
                 for file in Path(folder).rglob("*")
                 if file.is_file() and file.suffix != ".safetensors"
             }
         if constants:
-            found[f"{FOLDER}{used.field}/{CONSTANTS}"] = save(constants)
+            blobs[f"{FOLDER}{used.field}/{CONSTANTS}"] = save(constants)
     if ctx.ranks.first:
-        found[JOB] = describe_job(ctx, described).model_dump_json(by_alias=True).encode()
-    return found
+        blobs[JOB] = describe_job(ctx, described).model_dump_json(by_alias=True).encode()
+    return blobs

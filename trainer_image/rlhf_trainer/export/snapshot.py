@@ -91,12 +91,12 @@ def _write_whole(snapshot: Snapshot, model: SavedModel, folder: Path) -> None:
     folder.mkdir()
     _write_stored(snapshot, model.field, folder)
     constants = f"{FOLDER}{model.field}/{CONSTANTS}"
-    found = trained_weights(snapshot, model)
-    found |= load(snapshot.blob(constants)) if constants in snapshot.blobs else {}
+    weights = trained_weights(snapshot, model)
+    weights |= load(snapshot.blob(constants)) if constants in snapshot.blobs else {}
     made = made_of(load_config(str(folder)), model.head)
     if made.can_generate():
         made.generation_config = GenerationConfig()
-    made.save_pretrained(folder, state_dict={name: found[name] for name in model.dtypes})
+    made.save_pretrained(folder, state_dict={name: weights[name] for name in model.dtypes})
     _write_stored(snapshot, model.field, folder)  # over what the class has written of its own
 
 

@@ -63,8 +63,8 @@ class Executor:
         Stopped, on every rank, where the run is to end while a role is waited for.
         """
         late = self._that_follow(without)
-        wanted = [node for node in self._needed_nodes(until) if node not in late]
-        todo = [node for node in wanted if not all(name in columns for name in node.writes)]
+        needed = [node for node in self._needed_nodes(until) if node not in late]
+        todo = [node for node in needed if not all(name in columns for name in node.writes)]
         calls: dict[Future[Tensor], Node] = {}
 
         def next_turn() -> Message:
@@ -108,21 +108,21 @@ class Executor:
         """All preparing nodes, or `until` and the nodes that it depends on."""
         if until is None:
             return list(self._graph.prepare)
-        found, columns = [until], set(until.reads)
+        nodes, columns = [until], set(until.reads)
         for node in reversed(self._graph.prepare):
             if node is not until and columns & set(node.writes):
-                found.insert(0, node)
+                nodes.insert(0, node)
                 columns |= set(node.reads)
-        return found
+        return nodes
 
     def _that_follow(self, columns: Sequence[str]) -> list[Node]:
         """Preparing nodes that depend on any of the columns."""
-        found, late = list[Node](), set(columns)
+        nodes, late = list[Node](), set(columns)
         for node in self._graph.prepare:
             if late & set(node.reads):
-                found.append(node)
+                nodes.append(node)
                 late |= set(node.writes)
-        return found
+        return nodes
 
     def _run(self, node: Node, columns: Columns, arrays: Mapping[str, Tensor]) -> Columns:
         if "column" in arrays:
@@ -131,8 +131,8 @@ class Executor:
             sizes = torch.ones_like(columns.lengths) if node.output in ROW_OUTPUTS else columns.lengths
             model = self._learner.models[node.model]
             with self._weights(node):
-                found = model.infer(columns.sequences, self._outputs[node.name], sizes)
-            return _with(columns, node, found)
+                output = model.infer(columns.sequences, self._outputs[node.name], sizes)
+            return _with(columns, node, output)
         made = self._functions[node.name](columns, self._learner.op_ctx)
         if missing := [name for name in node.writes if name not in made]:
             message = f"node {node.name!r} wrote no column {', '.join(missing)}, which its graph declares"

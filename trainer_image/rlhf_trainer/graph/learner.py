@@ -76,15 +76,15 @@ class Learner:
 
 def fingerprints(models: Models) -> dict[str, Any]:
     """Fingerprints of the models with an adapter, by name, for a snapshot's JSON; empty without any."""
-    found = {used.name: dict(model.adapter.fingerprint) for used, model in models.items() if model.adapter}
-    return {KEY: found} if found else {}
+    by_name = {used.name: dict(model.adapter.fingerprint) for used, model in models.items() if model.adapter}
+    return {KEY: by_name} if by_name else {}
 
 
 def _check_fingerprints(models: Models, state: Mapping[str, Any]) -> None:
     """Raises InvalidJob if a snapshot was saved with another adapter or base, or with an adapter where there is none
     now, or the reverse.
     """
-    saved, now = (cast(Mapping[str, Any], found.get(KEY, {})) for found in (state, fingerprints(models)))
+    saved, now = (cast(Mapping[str, Any], source.get(KEY, {})) for source in (state, fingerprints(models)))
     problems = []
     for used in models:
         where = f"spec.model.lora.{used.field}"
@@ -92,12 +92,12 @@ def _check_fingerprints(models: Models, state: Mapping[str, Any]) -> None:
         if before == after:
             continue
         if before is None or after is None:
-            seen = (
+            difference = (
                 "without an adapter, and the job has one"
                 if after
                 else "with an adapter, and the job has none"
             )
-            problems.append(Problem(where, f"the checkpoint was saved {seen}; {REMEDY}"))
+            problems.append(Problem(where, f"the checkpoint was saved {difference}; {REMEDY}"))
         elif before["base"] != after["base"]:
             message = (
                 "the checkpoint holds the adapter alone, and the base weights it was trained on have changed"
@@ -105,7 +105,7 @@ def _check_fingerprints(models: Models, state: Mapping[str, Any]) -> None:
             problems.append(Problem(where, f"{message}; {REMEDY}"))
         else:
             changed = [key for key in after if before[key] != after[key]]
-            seen = ", ".join(f"{key} was {before[key]} and is {after[key]}" for key in changed)
-            problems.append(Problem(where, f"cannot change when a run resumes: {seen}; {REMEDY}"))
+            difference = ", ".join(f"{key} was {before[key]} and is {after[key]}" for key in changed)
+            problems.append(Problem(where, f"cannot change when a run resumes: {difference}; {REMEDY}"))
     if problems:
         raise InvalidJob(problems)

@@ -151,21 +151,21 @@ class _State:
 def _closed_up(ended: Tensor) -> Tensor:
     """The rows that go on, those from the end in the places of ended ones, so that few move: bool [n] -> int64."""
     going = (~ended).nonzero().flatten()
-    kept = len(going)
-    found = torch.arange(kept, device=ended.device)
-    found[ended[:kept]] = going[going >= kept]
-    return found
+    count = len(going)
+    rows = torch.arange(count, device=ended.device)
+    rows[ended[:count]] = going[going >= count]
+    return rows
 
 
 def _assembled(
     steps: list[tuple[Tensor, Tensor, Tensor, Tensor]], lengths: Tensor, finished: Tensor
 ) -> Decoded:
     """Responses of all steps, each with the tokens of the rows that were in its batch."""
-    _, tokens, logprobs, kept = steps[0]
+    _, tokens, logprobs, kept_tokens = steps[0]
     count, most = len(lengths), len(steps)
-    found = [first.new_zeros(count, most, *first.shape[1:]) for first in (tokens, logprobs, kept)]
+    arrays = [first.new_zeros(count, most, *first.shape[1:]) for first in (tokens, logprobs, kept_tokens)]
     for at, (rows, *values) in enumerate(steps):
-        for whole, value in zip(found, values, strict=True):
+        for whole, value in zip(arrays, values, strict=True):
             whole[rows, at] = value
-    tokens, logprobs, kept = (whole.cpu() for whole in found)
-    return Decoded(tokens, logprobs, kept, lengths.cpu(), finished.cpu())
+    tokens, logprobs, kept_tokens = (whole.cpu() for whole in arrays)
+    return Decoded(tokens, logprobs, kept_tokens, lengths.cpu(), finished.cpu())

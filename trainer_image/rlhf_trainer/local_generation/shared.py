@@ -133,7 +133,7 @@ def _generate(
         most=sampling.mask_size if masks else 0,
         stop=stop,
     )
-    found: Decoded = model.generate(
+    decoded: Decoded = model.generate(
         ids,
         attention_mask=mask,
         generation_config=config,
@@ -141,9 +141,9 @@ def _generate(
         custom_generate=decoder,
     )
     return [
-        Sampled(tokens[:n], logprobs[:n], *_packed_mask(kept[:n]), finished)
-        for tokens, logprobs, kept, n, finished in zip(
-            *found[:3], found.lengths.tolist(), found.finished.tolist(), strict=True
+        Sampled(tokens[:n], logprobs[:n], *_packed_mask(kept_tokens[:n]), finished)
+        for tokens, logprobs, kept_tokens, n, finished in zip(
+            *decoded[:3], decoded.lengths.tolist(), decoded.finished.tolist(), strict=True
         )
     ]
 
@@ -156,23 +156,23 @@ def _packed_mask(padded: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _packed(responses: dict[int, Sampled]) -> dict[str, Tensor]:
-    found = list(responses.values())
-    tokens, logprobs = [r.tokens for r in found], [r.logprobs for r in found]
+    sampled = list(responses.values())
+    tokens, logprobs = [r.tokens for r in sampled], [r.logprobs for r in sampled]
     none = torch.zeros(0, dtype=torch.int32)
     return {
         "rows": torch.tensor(list(responses), dtype=torch.int64),
         "lengths": torch.tensor([len(t) for t in tokens], dtype=torch.int64),
         "tokens": torch.cat(tokens) if tokens else torch.zeros(0, dtype=torch.int64),
         "logprobs": torch.cat(logprobs) if logprobs else torch.zeros(0),
-        "counts": torch.cat([none, *(r.counts for r in found)]),
-        "kept": torch.cat([none, *(r.kept for r in found)]),
-        "finished": torch.tensor([r.finished for r in found], dtype=torch.bool),
-        "sizes": torch.tensor([[len(r.counts), len(r.kept)] for r in found], dtype=torch.int64).view(-1, 2),
+        "counts": torch.cat([none, *(r.counts for r in sampled)]),
+        "kept": torch.cat([none, *(r.kept for r in sampled)]),
+        "finished": torch.tensor([r.finished for r in sampled], dtype=torch.bool),
+        "sizes": torch.tensor([[len(r.counts), len(r.kept)] for r in sampled], dtype=torch.int64).view(-1, 2),
     }
 
 
 def _rollouts(everyone: list[dict[str, Tensor]], prompts: list[Prompt], version: int) -> list[Rollout]:
-    found: dict[int, Rollout] = {}
+    rollouts: dict[int, Rollout] = {}
     for arrays in everyone:
         lengths = arrays["lengths"].tolist()
         parts = zip(
@@ -184,15 +184,15 @@ def _rollouts(everyone: list[dict[str, Tensor]], prompts: list[Prompt], version:
             arrays["finished"].tolist(),
             strict=True,
         )
-        for row, tokens, logprobs, counts, kept, finished in parts:
+        for row, tokens, logprobs, counts, kept_tokens, finished in parts:
             response = array("i", tokens.tolist())
-            found[row] = Rollout(
+            rollouts[row] = Rollout(
                 prompt=prompts[row],
                 tokens=response,
                 logprobs=array("f", logprobs.tolist()),
                 versions=array("i", [version]) * len(response),
                 finished=finished,
                 kept_counts=array("i", counts.tolist()),
-                kept=array("i", kept.tolist()),
+                kept=array("i", kept_tokens.tolist()),
             )
-    return [found[i] for i in range(len(prompts))]
+    return [rollouts[i] for i in range(len(prompts))]

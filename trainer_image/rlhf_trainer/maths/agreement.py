@@ -42,8 +42,8 @@ def agreement(logprobs: Tensor, sampled_logprobs: Tensor, tokens: int) -> dict[s
     if not len(apart):
         return dict.fromkeys(AGREEMENT, outliers)
     means = apart.mean(), apart.exp().mean(), ratio_outside(logprobs, sampled_logprobs)
-    found = (*(share * mean for mean in means), outliers / tokens, outliers, apart.max())
-    return dict(zip(AGREEMENT, found, strict=True))
+    metrics = (*(share * mean for mean in means), outliers / tokens, outliers, apart.max())
+    return dict(zip(AGREEMENT, metrics, strict=True))
 
 
 def ratio_outside(logprobs: Tensor, sampled_logprobs: Tensor, low: float = 0.9, high: float = 1.1) -> Tensor:

@@ -16,11 +16,11 @@ def best_of(scores: Tensor, groups: Tensor, k: int) -> float:
     Shapes: `scores` float [N], `groups` int64 [N], the prompt of each response. Groups of fewer than k are left out;
     nan where all are.
     """
-    found = []
+    estimates = []
     for group in torch.unique(groups):
         ordered = scores[groups == group].double().sort().values
         n = len(ordered)
         if n >= k:
             weights = torch.tensor([comb(i, k - 1) / comb(n, k) for i in range(n)], dtype=torch.float64)
-            found.append(ordered @ weights)
-    return float(torch.stack(found).mean()) if found else float("nan")
+            estimates.append(ordered @ weights)
+    return float(torch.stack(estimates).mean()) if estimates else float("nan")

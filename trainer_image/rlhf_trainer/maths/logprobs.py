@@ -34,18 +34,18 @@ def token_logprobs(
     targets: Tensor,
     temperature: float,
     entropy: Entropy,
-    kept: Tensor | None = None,
+    kept_tokens: Tensor | None = None,
 ) -> Tensor:
-    """log p(target) of each row, p = softmax(logits / temperature), and with `entropy` that of p. With `kept`, p is
-    that of these tokens alone, renormalised: p_i = exp(z_i) / sum_{j kept} exp(z_j) with z = logits / temperature, 0
-    for all others.
+    """log p(target) of each row, p = softmax(logits / temperature), and with `entropy` that of p. With `kept_tokens`,
+    p is that of these tokens alone, renormalised: p_i = exp(z_i) / sum_{j kept} exp(z_j) with z = logits / temperature,
+    0 for all others.
 
-    Shapes: `logits` float [n, V], `targets` int64 [n], `kept` int64 [n, K], K tokens with the target among them, some
-    perhaps more than once, or -1 K times for all of the vocabulary -> [n, 1] or [n, 2] in nats, float64 for float64 and
-    float32 for all other dtypes. The caller bounds memory, n V at its peak, by the size of its chunks.
+    Shapes: `logits` float [n, V], `targets` int64 [n], `kept_tokens` int64 [n, K], K tokens with the target among them,
+    some perhaps more than once, or -1 K times for all of the vocabulary -> [n, 1] or [n, 2] in nats, float64 for
+    float64 and float32 for all other dtypes. The caller bounds memory, n V at its peak, by the size of its chunks.
     Source of the mask's replay: DeepSeek-AI 2025 (DeepSeek-V3.2, arXiv:2512.02556), section 3.1, "Keep Sampling Mask".
     """
-    logprobs = torch.log_softmax(_scaled(logits, temperature, kept), dim=-1)
+    logprobs = torch.log_softmax(_scaled(logits, temperature, kept_tokens), dim=-1)
     chosen = logprobs.gather(-1, targets[:, None])
     if entropy == "none":
         return chosen
@@ -61,18 +61,18 @@ def linear_logprobs(
     temperature: float = 1.0,
     *,
     entropy: Entropy = "none",
-    kept: Tensor | None = None,
+    kept_tokens: Tensor | None = None,
 ) -> Tensor:
     """`token_logprobs` of the logits hidden @ weight.T + bias, one chunk at a time, in the dtype of `hidden`; several
     chunks are recomputed in the backward pass.
 
-    Shapes: `hidden` float [A, H], `weight` [V, H], `bias` [V], `targets` int64 [A], `kept` int64 [A, K] -> [A, 1] or
-    [A, 2], as `token_logprobs`.
+    Shapes: `hidden` float [A, H], `weight` [V, H], `bias` [V], `targets` int64 [A], `kept_tokens` int64 [A, K] ->
+    [A, 1] or [A, 2], as `token_logprobs`.
     """
-    found: Tensor = _LinearLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, bias, targets, kept, temperature, entropy
+    logprobs: Tensor = _LinearLogprobs.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, bias, targets, kept_tokens, temperature, entropy
     )
-    return found
+    return logprobs
 
 
 class _LinearLogprobs(torch.autograd.Function):
@@ -83,36 +83,36 @@ class _LinearLogprobs(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         targets: Tensor,
-        kept: Tensor | None,
+        kept_tokens: Tensor | None,
         temperature: float,
         entropy: Entropy,
     ) -> Tensor:
         rows, logits, parts = _kernel(token_logprobs, hidden.device.type), None, []
         for part in _chunks(hidden, weight):
             logits = linear(hidden[part], weight, bias)
-            mask = None if kept is None else kept[part]
-            parts.append(rows(logits, targets[part], temperature, entropy, kept=mask))
+            mask = None if kept_tokens is None else kept_tokens[part]
+            parts.append(rows(logits, targets[part], temperature, entropy, kept_tokens=mask))
         output = torch.cat(parts)
-        ctx.save_for_backward(hidden, weight, bias, targets, kept, output)
+        ctx.save_for_backward(hidden, weight, bias, targets, kept_tokens, output)
         ctx.logits = logits if len(parts) == 1 else None
         ctx.temperature, ctx.of_entropy = temperature, entropy == "gradient"
         return output
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, kept, output = ctx.saved_tensors
-        (upstream,), wanted = gradients, ctx.needs_input_grad
-        to_hidden = torch.empty_like(hidden) if wanted[0] else None
+        hidden, weight, bias, targets, kept_tokens, output = ctx.saved_tensors
+        (upstream,), needs = gradients, ctx.needs_input_grad
+        to_hidden = torch.empty_like(hidden) if needs[0] else None
         # Sums over chunks are accumulated in float32: bfloat16 would lose small contributions of later chunks.
-        to_weight = torch.zeros_like(weight, dtype=_wide_dtype(weight)) if wanted[1] else None
-        to_bias = torch.zeros_like(bias, dtype=_wide_dtype(bias)) if wanted[2] else None
+        to_weight = torch.zeros_like(weight, dtype=_wide_dtype(weight)) if needs[1] else None
+        to_bias = torch.zeros_like(bias, dtype=_wide_dtype(bias)) if needs[2] else None
         rows = _kernel(_logits_gradient, hidden.device.type)
         for part in _chunks(hidden, weight):
             logits = linear(hidden[part], weight, bias) if ctx.logits is None else ctx.logits
             to_logits = rows(
                 logits,
                 targets[part],
-                None if kept is None else kept[part],
+                None if kept_tokens is None else kept_tokens[part],
                 ctx.temperature,
                 output[part],
                 upstream[part],
@@ -134,7 +134,7 @@ class _LinearLogprobs(torch.autograd.Function):
 def _logits_gradient(
     logits: Tensor,
     targets: Tensor,
-    kept: Tensor | None,
+    kept_tokens: Tensor | None,
     temperature: float,
     output: Tensor,
     upstream: Tensor,
@@ -145,7 +145,7 @@ def _logits_gradient(
 
     `output`: result of `token_logprobs`; `upstream`: its gradient.
     """
-    logprobs = torch.log_softmax(_scaled(logits, temperature, kept), dim=-1)
+    logprobs = torch.log_softmax(_scaled(logits, temperature, kept_tokens), dim=-1)
     probabilities = logprobs.exp()
     columns = torch.arange(logits.shape[-1], device=logits.device)
     hit = (columns == targets[:, None]).to(probabilities.dtype)
@@ -155,13 +155,13 @@ def _logits_gradient(
     return (gradient / temperature).to(logits.dtype)
 
 
-def _scaled(logits: Tensor, temperature: float, kept: Tensor | None) -> Tensor:
-    """logits / temperature in float32 or float64, LEFT_OUT outside `kept`."""
+def _scaled(logits: Tensor, temperature: float, kept_tokens: Tensor | None) -> Tensor:
+    """logits / temperature in float32 or float64, LEFT_OUT outside `kept_tokens`."""
     scaled = _wide(logits) / temperature
-    if kept is None:
+    if kept_tokens is None:
         return scaled
-    left_out = torch.ones_like(scaled, dtype=torch.bool).scatter_(-1, kept.clamp(min=0), False)
-    return scaled.masked_fill(left_out & (kept[:, :1] >= 0), LEFT_OUT)
+    left_out = torch.ones_like(scaled, dtype=torch.bool).scatter_(-1, kept_tokens.clamp(min=0), False)
+    return scaled.masked_fill(left_out & (kept_tokens[:, :1] >= 0), LEFT_OUT)
 
 
 def _chunks(hidden: Tensor, weight: Tensor) -> Iterator[slice]:

@@ -29,20 +29,20 @@ class ResponseLogprobs:
         selected = logits[micro.response_row, micro.response_column - 1]
         rows = max(1, CHUNK_ELEMENTS[logits.device.type] // logits.shape[-1])
         parts = selected.split(rows)
-        kept = [None] * len(parts) if micro.kept is None else list(micro.kept.split(rows))
-        chunks = list(zip(parts, micro.targets.split(rows), kept, strict=True))
+        kept_chunks = [None] * len(parts) if micro.kept is None else list(micro.kept.split(rows))
+        chunks = list(zip(parts, micro.targets.split(rows), kept_chunks, strict=True))
         if len(chunks) == 1:
             return self._of(*chunks[0])
         again = partial(checkpoint, self._of, use_reentrant=False, preserve_rng_state=False)
         return torch.cat([(again if selected.requires_grad else self._of)(*chunk) for chunk in chunks])
 
-    def _of(self, logits: Tensor, targets: Tensor, kept: Tensor | None) -> Tensor:
-        found = token_logprobs(logits, targets, self.temperature, self.entropy, kept)
-        return self.columns(found)
+    def _of(self, logits: Tensor, targets: Tensor, kept_tokens: Tensor | None) -> Tensor:
+        logprobs = token_logprobs(logits, targets, self.temperature, self.entropy, kept_tokens)
+        return self.columns(logprobs)
 
-    def columns(self, found: Tensor) -> Tensor:
+    def columns(self, logprobs: Tensor) -> Tensor:
         """[A, 1] -> [A]; [A, 2] with entropies stays."""
-        return found[:, 0] if self.entropy == "none" else found
+        return logprobs[:, 0] if self.entropy == "none" else logprobs
 
 
 def response_values(logits: Tensor, micro: MicroBatch) -> Tensor:

@@ -107,12 +107,12 @@ class MLflow:
         self._client = MlflowClient(**settings)
         experiment = self._client.get_experiment_by_name(run.project)
         within = experiment.experiment_id if experiment else self._client.create_experiment(run.project)
-        found = self._client.search_runs([within], f"tags.`rlhf.run` = '{run.id}'", max_results=1)
+        runs = self._client.search_runs([within], f"tags.`rlhf.run` = '{run.id}'", max_results=1)
         self._last: Mapping[str, int] = {}
-        if found:
-            self._id = found[0].info.run_id
+        if runs:
+            self._id = runs[0].info.run_id
             history = (
-                (name, self._client.get_metric_history(self._id, name)) for name in found[0].data.metrics
+                (name, self._client.get_metric_history(self._id, name)) for name in runs[0].data.metrics
             )
             self._last = {name: max(point.step for point in points) for name, points in history}
             self._client.update_run(self._id, status="RUNNING")

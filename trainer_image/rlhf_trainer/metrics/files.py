@@ -80,7 +80,7 @@ def reward_figure(
             label="KL (nats a token)",
         )
     _draw_sets(right, judged, "mean")
-    right.set_ylabel(", ".join(name for name, found in (("KL", with_kl), ("evaluation", judged)) if found))
+    right.set_ylabel(", ".join(name for name, points in (("KL", with_kl), ("evaluation", judged)) if points))
     figure.legend(loc="outside lower center", ncols=3)
     return figure
 
@@ -117,7 +117,7 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
 
 def _keep(file: Path, step: int) -> None:
     if file.exists():
-        kept = [strict_json.dumps(row) + "\n" for row in read_lines(file) if row["step"] <= step]
+        lines = [strict_json.dumps(row) + "\n" for row in read_lines(file) if row["step"] <= step]
         new = file.with_name(f".{file.name}.new")
-        new.write_text("".join(kept), encoding="utf-8")
+        new.write_text("".join(lines), encoding="utf-8")
         new.replace(file)  # the old lines stay until the new file is complete

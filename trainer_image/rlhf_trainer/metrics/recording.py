@@ -37,8 +37,8 @@ def record(ctx: TrainerContext, files: MetricsFiles | None, step: int, metrics: 
         tokens_per_second=line["tokens"] / line["seconds"],
         seconds_per_step=sum(recent) / len(recent),
     )
-    told = " ".join(f"{name}={metrics[name]:.4g}" for name in LOGGED if name in metrics)
-    log.info("step %d/%d: %s", step, ctx.spec.steps, told)
+    summary = " ".join(f"{name}={metrics[name]:.4g}" for name in LOGGED if name in metrics)
+    log.info("step %d/%d: %s", step, ctx.spec.steps, summary)
 
 
 def _idle(ctx: TrainerContext, metrics: dict[str, float]) -> dict[str, float]:

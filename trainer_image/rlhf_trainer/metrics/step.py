@@ -12,24 +12,24 @@ from ..tensors.records import Columns
 def step_metrics(columns: Columns, compared: Tensor | None = None) -> dict[str, float]:
     """Reward, KL and lengths of a batch of responses, and the agreement of generators and trainer on the tokens
     `compared`, bool [A], whose log-probabilities both computed with the same weights."""
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     if "scores" in columns:
         scores = columns["scores"].double()  # the sum of large float32 scores may be infinite
-        found |= {"reward_mean": float(scores.mean()), "reward_std": float(scores.std(correction=0))}
+        metrics |= {"reward_mean": float(scores.mean()), "reward_std": float(scores.std(correction=0))}
     if "logprobs" in columns and "reference_logprobs" in columns:
-        found["kl_mean"] = float(token_kl(columns["logprobs"], columns["reference_logprobs"]).mean())
-    found["response_length_mean"] = float(columns.lengths.float().mean())
-    found["finished_share"] = float(columns["finished"].float().mean())
+        metrics["kl_mean"] = float(token_kl(columns["logprobs"], columns["reference_logprobs"]).mean())
+    metrics["response_length_mean"] = float(columns.lengths.float().mean())
+    metrics["finished_share"] = float(columns["finished"].float().mean())
     if "values" in columns and "returns" in columns:
         residual = (columns["returns"] - columns["values"]).var(correction=0)
         spread = columns["returns"].var(correction=0)
-        found["value_explained_variance"] = float(1 - residual / spread) if spread > 0 else 0.0
+        metrics["value_explained_variance"] = float(1 - residual / spread) if spread > 0 else 0.0
     if "logprobs" in columns and compared is not None and bool(compared.any()):
         pair = columns["logprobs"][compared], columns["sampled_logprobs"][compared]
-        found |= {name: float(value) for name, value in agreement(*pair, len(pair[0])).items()}
+        metrics |= {name: float(value) for name, value in agreement(*pair, len(pair[0])).items()}
     if "importance_weights" in columns:
-        found["importance_effective_share"] = float(effective_share(columns["importance_weights"]))
-    return found
+        metrics["importance_effective_share"] = float(effective_share(columns["importance_weights"]))
+    return metrics
 
 
 def gpu_memory(device: torch.device) -> dict[str, float]:

@@ -54,10 +54,10 @@ class Tracking:
         after = f"-rollback-{rollbacks}" if rollbacks else ""
         manifest = masked(json.loads(self._spec.model_dump_json(by_alias=True)), secrets_of(os.environ))
         names = (_run_id(self._folder, self._identity, step) + after, self._job + after)
-        for wanted, make in zip(self._spec.trackers, self._makers, strict=True):
-            project = wanted.project or PROJECT
+        for tracker_spec, make in zip(self._spec.trackers, self._makers, strict=True):
+            project = tracker_spec.project or PROJECT
             run = Run(*names, project, self._folder, step, manifest)
-            self._feeds.append(_Feed(wanted, make, run))
+            self._feeds.append(_Feed(tracker_spec, make, run))
 
     def log(self, step: int, values: Mapping[str, Any], prefix: str = "") -> None:
         """Logs the numbers among the values, except the step's own number."""
@@ -80,9 +80,9 @@ class Tracking:
 class _Feed:
     """One tracker and its thread."""
 
-    def __init__(self, wanted: Wanted, make: Callable[..., Tracker], run: Run) -> None:
-        self._kind = wanted.kind
-        self._make: Callable[[], Tracker] = partial(make, run, **wanted.settings)
+    def __init__(self, tracker_spec: Wanted, make: Callable[..., Tracker], run: Run) -> None:
+        self._kind = tracker_spec.kind
+        self._make: Callable[[], Tracker] = partial(make, run, **tracker_spec.settings)
         self._lines: queue.Queue[tuple[Mapping[str, float], int]] = queue.Queue(WAITING)
         self._over, self._ok, self._complained = threading.Event(), True, False
         self._dropped, self._refused = 0, 0  # counted on a thread each
@@ -156,22 +156,24 @@ class _Feed:
 
 
 def _makers(spec: Spec) -> list[Callable[..., Tracker]]:
-    found, problems = list[Callable[..., Tracker]](), list[Problem]()
-    for i, wanted in enumerate(spec.trackers):
-        where, package = f"spec.trackers[{i}].kind", TRACKER_PACKAGES.get(wanted.kind)
+    makers, problems = list[Callable[..., Tracker]](), list[Problem]()
+    for i, tracker_spec in enumerate(spec.trackers):
+        where, package = f"spec.trackers[{i}].kind", TRACKER_PACKAGES.get(tracker_spec.kind)
         if package is None:
             try:
-                found.append(import_function(wanted.kind, where))
+                makers.append(import_function(tracker_spec.kind, where))
             except InvalidJob as error:
                 problems += error.problems
         elif importlib.util.find_spec(package) is None:
-            message = f"{wanted.kind} is not installed where the trainer runs; `pip install {package}` there"
+            message = (
+                f"{tracker_spec.kind} is not installed where the trainer runs; `pip install {package}` there"
+            )
             problems.append(Problem(where, message))
         else:
-            found.append(BUILT_IN[wanted.kind])
+            makers.append(BUILT_IN[tracker_spec.kind])
     if problems:
         raise InvalidJob(problems)
-    return found
+    return makers
 
 
 def _run_id(folder: Path, identity: str, step: int) -> str:
@@ -179,12 +181,12 @@ def _run_id(folder: Path, identity: str, step: int) -> str:
     same name, has left its own."""
     file = folder / ID
     before = file.read_text() if file.exists() else ""
-    found, _, owner = before.partition(" ")
-    if not found or (step == 0 and owner != identity):
-        found = secrets.token_hex(8)
-    if (now := f"{found} {identity}".rstrip()) != before:
+    run_id, _, owner = before.partition(" ")
+    if not run_id or (step == 0 and owner != identity):
+        run_id = secrets.token_hex(8)
+    if (now := f"{run_id} {identity}".rstrip()) != before:
         file.write_text(now)
-    return found
+    return run_id
 
 
 def _is_figure(value: Any) -> bool:

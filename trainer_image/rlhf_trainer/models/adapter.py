@@ -136,7 +136,7 @@ def _plain(name: str) -> str:
     return name.replace(".base_layer.", ".")
 
 
-def _targets(model: PreTrainedModel, wanted: Sequence[str] | None) -> list[str]:
+def _targets(model: PreTrainedModel, requested: Sequence[str] | None) -> list[str]:
     """Suffixes of the names of linear layers, except the head."""
     heads = {id(model.get_output_embeddings()), *(id(getattr(model, name, None)) for name in HEADS)}
     linear = [
@@ -145,14 +145,14 @@ def _targets(model: PreTrainedModel, wanted: Sequence[str] | None) -> list[str]:
         if isinstance(module, nn.Linear | Conv1D) and id(module) not in heads
     ]
     ends = sorted({name.rpartition(".")[2] for name in linear})
-    for target in wanted or ():
+    for target in requested or ():
         if not any(f".{name}".endswith(f".{target}") for name in linear):
             known = ", ".join(ends) or "none"
             fused = "; experts of a mixture have no adapter" if _experts(model) else ""
             raise ValueError(
                 f"no linear layer of the model is named {target!r}; it has {known}, beside its head{fused}"
             )
-    return sorted(set(wanted)) if wanted else ends
+    return sorted(set(requested)) if requested else ends
 
 
 def _experts(model: PreTrainedModel) -> int:
@@ -180,9 +180,9 @@ def _task(model: PreTrainedModel, head: str | None) -> str:
 
 def _digest(model: PreTrainedModel) -> str:
     """SHA-256 of the names and bytes of all frozen parameters, the same whichever layers have an adapter."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, parameter in progress.each(model.named_parameters()):
         if not parameter.requires_grad:
-            found.update(f"{_plain(name)} {tuple(parameter.shape)} {parameter.dtype}\n".encode())
-            found.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)
-    return found.hexdigest()
+            digest.update(f"{_plain(name)} {tuple(parameter.shape)} {parameter.dtype}\n".encode())
+            digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -34,12 +34,12 @@ class MovingAverage:
     @contextmanager
     def swapped(self) -> Iterator[None]:
         """Swaps the average into the model; restores the model's own weights on exit, bit for bit. A collective."""
-        kept = {name: self._own(parameter).detach().clone() for name, parameter in self._parameters()}
+        own_weights = {name: self._own(parameter).detach().clone() for name, parameter in self._parameters()}
         self._fill(self._average)
         try:
             yield
         finally:
-            self._fill(kept)
+            self._fill(own_weights)
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
         """Whole averaged parameters, float32, by name; a collective, in a fixed order."""

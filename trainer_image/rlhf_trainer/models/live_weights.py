@@ -37,9 +37,9 @@ class LiveWeights:
         """Raises WrongSnapshot on every rank, with names, if a tensor differed on any of them; a collective."""
         if not self._names:
             return
-        differ = torch.stack([found.to(device) for found in self._differ]).int()
+        differ = torch.stack([differs.to(device) for differs in self._differ]).int()
         distributed.all_reduce(differ, distributed.ReduceOp.MAX)
-        wrong = [name for name, found in zip(self._names, differ.tolist(), strict=True) if found]
+        wrong = [name for name, differs in zip(self._names, differ.tolist(), strict=True) if differs]
         if wrong:
             more = f" and {len(wrong) - NAMED} more" if len(wrong) > NAMED else ""
             raise WrongSnapshot(

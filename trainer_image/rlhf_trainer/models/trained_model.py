@@ -92,8 +92,8 @@ class TrainedModel:
     @property
     def generation_config(self) -> GenerationConfig | None:
         """The model repository's own generation configuration; None for a model that generates nothing."""
-        found: GenerationConfig | None = getattr(self.unwrapped, "generation_config", None)
-        return found
+        config: GenerationConfig | None = getattr(self.unwrapped, "generation_config", None)
+        return config
 
     @property
     def vocabulary(self) -> int:
@@ -155,15 +155,15 @@ class TrainedModel:
         self._sum_whole_gradient()
         norm, scale = self._gradient_norm_before_step(), getattr(engine.optimizer, "cur_scale", 1.0)
         engine.step()
-        told = self._summed(totals)
+        metrics = self._summed(totals)
         norm = engine.get_global_grad_norm() if norm is None else norm
         if self._keeps_float32 and learning_rate >= LEAST_RATE and LEAST_NORM <= norm < inf:
             self.moving_updates += not getattr(engine.optimizer, "overflow", False)
         if not engine.fp16_enabled():
-            return told | {"grad_norm": float(norm)}
+            return metrics | {"grad_norm": float(norm)}
         skipped = bool(engine.optimizer.overflow)
         norms = {"grad_norm": 0.0 if skipped else float(norm), "overflow": float(skipped)}
-        return told | norms | {"loss_scale": float(scale)}
+        return metrics | norms | {"loss_scale": float(scale)}
 
     @torch.no_grad()
     def measure(self, sequences: Sequences, read: OutputFn, loss: Loss, group: int = 1) -> dict[str, float]:
@@ -270,8 +270,8 @@ class TrainedModel:
 
 def state_items(model: Module) -> Named:
     """State-dict names with the live parameters and buffers, tied ones once under the first name."""
-    seen: set[int] = set()
+    ids: set[int] = set()
     for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
+        if id(tensor) not in ids:
+            ids.add(id(tensor))
             yield name, tensor

@@ -55,14 +55,14 @@ ROW_OUTPUTS = ("scores",)
 
 def compute_fn(key: str, spec: Spec) -> ComputeFn:
     """The function of a Compute node."""
-    found = _find(COMPUTE, key, "(columns, ctx)")
-    return guarded_compute(key, found) if _guards(key, spec) else found
+    function = _find(COMPUTE, key, "(columns, ctx)")
+    return guarded_compute(key, function) if _guards(key, spec) else function
 
 
 def loss_fn(key: str, spec: Spec) -> LossFn:
     """The loss of a Train node."""
-    found = _find(LOSSES, key, "(columns, ctx)")
-    return guarded_loss(key, found) if _guards(key, spec) else found
+    function = _find(LOSSES, key, "(columns, ctx)")
+    return guarded_loss(key, function) if _guards(key, spec) else function
 
 
 def output_fn(key: str, spec: Spec) -> OutputFn:

@@ -115,10 +115,10 @@ def value(columns: Columns, ctx: OpContext[PPO]) -> Loss:
     old_values, all_returns = columns["values"], columns["returns"]
     if settings.normalize_values:
         moments = value_moments(ctx)
-        said = (
+        has_outputs = (
             "critic_outputs" in columns
         )  # which `gae` writes; another operation may give values in units of reward
-        old_values = columns["critic_outputs"] if said else normalize(old_values, moments)
+        old_values = columns["critic_outputs"] if has_outputs else normalize(old_values, moments)
         all_returns = normalize(all_returns, moments)
 
     def loss(values: Tensor, micro: MicroBatch) -> tuple[Tensor, Named]:

@@ -59,8 +59,8 @@ def guarded_loss(path: str, function: LossFn) -> LossFn:
 
         def of_micro_batch(output: Tensor, micro: MicroBatch) -> tuple[Tensor, Mapping[str, Tensor]]:
             with _blamed(path):
-                found = loss(output, micro)
-            return _checked(path, found, output)
+                result = loss(output, micro)
+            return _checked(path, result, output)
 
         return of_micro_batch
 
@@ -73,10 +73,10 @@ def guarded_output(path: str, function: OutputFn) -> OutputFn:
 
     def output(logits: Tensor, micro: MicroBatch) -> Tensor:
         with _blamed(path):
-            found: object = function(logits, micro)
-        if not isinstance(found, Tensor):
-            raise _wrong(path, f"returned a {_kind(found)}, not a tensor")
-        return found
+            result: object = function(logits, micro)
+        if not isinstance(result, Tensor):
+            raise _wrong(path, f"returned a {_kind(result)}, not a tensor")
+        return result
 
     return output
 
@@ -106,10 +106,10 @@ def _blamed(path: str) -> Iterator[None]:
 
 def _check_column(path: str, name: str, column: Tensor) -> None:
     """Raises InvalidJob for a column that a checkpoint would not restore as it is."""
-    wanted = torch.bool if name == "mask" else torch.float32
-    if column.dtype != wanted or column.device.type != "cpu":
-        seen = f"wrote column {name!r} as {column.dtype} on {column.device}"
-        raise _wrong(path, f"{seen}; columns must be float32 on the CPU, except a bool 'mask'")
+    required = torch.bool if name == "mask" else torch.float32
+    if column.dtype != required or column.device.type != "cpu":
+        written = f"wrote column {name!r} as {column.dtype} on {column.device}"
+        raise _wrong(path, f"{written}; columns must be float32 on the CPU, except a bool 'mask'")
 
 
 def _check_state(path: str, ctx: OpContext) -> None:
@@ -120,10 +120,10 @@ def _check_state(path: str, ctx: OpContext) -> None:
         raise _wrong(path, message) from None
 
 
-def _checked(path: str, found: object, output: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
+def _checked(path: str, result: object, output: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
     """A micro-batch's loss and named numbers. Raises InvalidJob for anything else, and for a loss that trains nothing
     as it does not come from the model's output; a loss of 0 may be a constant."""
-    match found:
+    match result:
         case (Tensor(ndim=0) as loss, Mapping() as numbers):
             if output.requires_grad and not loss.requires_grad and bool(loss):
                 raise _wrong(path, f"returned a loss of {float(loss):.4g} without a gradient: detached?")
@@ -131,7 +131,7 @@ def _checked(path: str, found: object, output: Tensor) -> tuple[Tensor, Mapping[
         case (Tensor(shape=shape), Mapping()):
             raise _wrong(path, f"returned a loss of shape {tuple(shape)}; sum it up to one number")
         case _:
-            raise _wrong(path, f"returned a {_kind(found)}, not (loss, {{name: number}}) of a micro-batch")
+            raise _wrong(path, f"returned a {_kind(result)}, not (loss, {{name: number}}) of a micro-batch")
 
 
 def _number(path: str, name: str, value: object) -> Tensor:
@@ -142,8 +142,8 @@ def _number(path: str, name: str, value: object) -> Tensor:
     return number
 
 
-def _kind(found: object) -> str:
-    return type(found).__name__
+def _kind(value: object) -> str:
+    return type(value).__name__
 
 
 def _wrong(path: str, message: str) -> InvalidJob:

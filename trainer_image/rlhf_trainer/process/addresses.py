@@ -6,8 +6,10 @@ import psutil
 def interface(address: str) -> str | None:
     """The network interface that has an address. By default gloo resolves the host name, which on a node's network may
     give the loopback interface."""
-    found = psutil.net_if_addrs().items()
-    return next((name for name, own in found for each in own if each.address.split("%")[0] == address), None)
+    interfaces = psutil.net_if_addrs().items()
+    return next(
+        (name for name, own in interfaces for each in own if each.address.split("%")[0] == address), None
+    )
 
 
 def is_loopback(host: str) -> bool:

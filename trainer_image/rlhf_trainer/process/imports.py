@@ -17,5 +17,5 @@ def import_function(path: str, where: str) -> Function:
         raise InvalidJob([Problem(where, f"{path!r} cannot be imported: {described(error)}")]) from error
     if not callable(function):
         raise InvalidJob([Problem(where, f"{path!r} is a {type(function).__name__}, not a function")])
-    found: Function = function
-    return found
+    result: Function = function
+    return result

@@ -63,6 +63,6 @@ def _size(folder: Path) -> tuple[int, int]:
     for place, _, names in os.walk(folder):  # which passes over a folder that is gone meanwhile
         for name in names:
             with suppress(OSError):
-                found = Path(place, name).stat()
-                length, blocks = length + found.st_size, blocks + found.st_blocks
+                status = Path(place, name).stat()
+                length, blocks = length + status.st_size, blocks + status.st_blocks
     return length, blocks

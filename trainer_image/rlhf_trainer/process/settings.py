@@ -19,10 +19,10 @@ class ModelSource:
 
 def model_source(config: RunConfig, field: ModelField | Literal["tokenizer"]) -> ModelSource:
     """Resolves a field of `spec.model`: see `Model.source`; else the model made in the work directory."""
-    found = config.spec.model.source(field)
-    if found is None:
+    source = config.spec.model.source(field)
+    if source is None:
         return ModelSource("spec.model.create", f"{config.workdir}/initial")
-    name, path = found
+    name, path = source
     return ModelSource(f"spec.model.{name}", path)
 
 

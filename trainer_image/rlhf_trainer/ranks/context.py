@@ -53,10 +53,10 @@ class TrainerContext:
     def checkpoint_requested(self) -> bool:
         """True if the host requested a checkpoint; reading resets the request."""
 
-        def asked() -> bool:
+        def take_request() -> bool:
             if self.services is None or not self.services.control.checkpoint_requested.is_set():
                 return False
             self.services.control.checkpoint_requested.clear()
             return True
 
-        return self.ranks.agree(asked)
+        return self.ranks.agree(take_request)

@@ -98,11 +98,11 @@ class Ranks:
                 arrays, header = make()
             # Each array is sent from its own memory: a copy could be gigabytes.
             whole = {name: array.detach().cpu().contiguous() for name, array in arrays.items()}
-            said = [[name, str(array.dtype), list(array.shape)] for name, array in whole.items()]
-            self._broadcast_text(json.dumps([header, said]))
+            layouts = [[name, str(array.dtype), list(array.shape)] for name, array in whole.items()]
+            self._broadcast_text(json.dumps([header, layouts]))
         else:
-            header, said = json.loads(self._broadcast_text(None))
-            whole = {name: torch.empty(shape, dtype=_DTYPES[dtype]) for name, dtype, shape in said}
+            header, layouts = json.loads(self._broadcast_text(None))
+            whole = {name: torch.empty(shape, dtype=_DTYPES[dtype]) for name, dtype, shape in layouts}
         for array in whole.values():
             if array.numel():
                 dist.broadcast(array.view(-1).view(torch.uint8), src=0)
@@ -139,14 +139,14 @@ class Ranks:
             return
 
         def watch() -> None:
-            asked, count = False, progress.count()
+            stopping, count = False, progress.count()
             try:
-                while not asked:
+                while not stopping:
                     time.sleep(STOP_SECONDS)
                     before, count = count, progress.count()
                     flags = torch.tensor([stop.is_set(), count != before and not self.first]).int()
                     dist.all_reduce(flags, dist.ReduceOp.MAX, group)
-                    asked = bool(flags[0])
+                    stopping = bool(flags[0])
                     if self.first and flags[1]:
                         progress.sign()
             except RuntimeError as error:  # at shutdown; else the main thread's next collective fails

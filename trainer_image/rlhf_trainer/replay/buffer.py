@@ -81,19 +81,21 @@ class ReplayBuffer:
 
     def replayable(self) -> list[EpisodeReplayBuffer]:
         """The window, oldest first; empty if the job does not replay."""
-        found = [kept for kept in self._kept if kept.episode_id >= self._replay.offset]
+        buffers = [buffer for buffer in self._kept if buffer.episode_id >= self._replay.offset]
         window = self._replay.window
-        return found[-window:] if window > 0 else found if window else []
+        return buffers[-window:] if window > 0 else buffers if window else []
 
     def beside(self, fresh: Columns) -> list[EpisodeReplayBuffer]:
         """Rows of the window that have all columns of `fresh`. Others come from a checkpoint with other settings:
         joined with them, all would lose what they lack, such as the reference's log-probabilities."""
         names = {*fresh.tokens, *fresh.rows}
-        return [kept for kept in self.replayable() if all(name in kept.episode.columns for name in names)]
+        return [
+            buffer for buffer in self.replayable() if all(name in buffer.episode.columns for name in names)
+        ]
 
     def columns(self, picks: Sequence[tuple[int, int]]) -> Columns:
         """Columns of the picked rows, given as (episode, index), in that order; at least one."""
-        by_number = {kept.episode_id: kept.episode.columns for kept in self._kept}
+        by_number = {buffer.episode_id: buffer.episode.columns for buffer in self._kept}
         numbers = sorted({number for number, _ in picks})
         parts = {n: by_number[n].select(torch.tensor([i for m, i in picks if m == n])) for n in numbers}
         # Grouped by episode, then permuted into the order of the picks.
@@ -103,7 +105,7 @@ class ReplayBuffer:
     def blobs(self, pending: Episode | None) -> dict[str, Callable[[], bytes]]:
         """Encoders of all episodes' tables, by their names in a snapshot; `pending` has not been trained on yet."""
         more = [] if pending is None else [EpisodeReplayBuffer(pending, self._texts)]
-        return {f"{EPISODES}{kept.episode_id:08d}.parquet": kept.blob for kept in (*self._kept, *more)}
+        return {f"{EPISODES}{buffer.episode_id:08d}.parquet": buffer.blob for buffer in (*self._kept, *more)}
 
     def restore(self, blobs: Mapping[str, bytes] | Iterable[tuple[str, bytes]]) -> Episode | None:
         """Inverse of `blobs`: returns the pending episode. Raises ValueError for invalid data."""
@@ -119,6 +121,6 @@ class ReplayBuffer:
                 self._keep(EpisodeReplayBuffer(episode, self._texts, data))
         return pending
 
-    def _keep(self, kept: EpisodeReplayBuffer) -> None:
-        self._kept.append(kept)
-        self._kept = self.replayable() or [kept][: self._stored]
+    def _keep(self, buffer: EpisodeReplayBuffer) -> None:
+        self._kept.append(buffer)
+        self._kept = self.replayable() or [buffer][: self._stored]

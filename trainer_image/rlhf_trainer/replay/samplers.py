@@ -72,8 +72,8 @@ class EpisodeSampler:
             samples = BUILT_IN[self._replay.sampler](window, count, rng)
             return [(sample["episode"], sample["index"]) for sample in samples]
         sizes = {buffer.episode_id: len(buffer.episode) for buffer in (*window, fresh)}
-        found = [self._pick(sample, sizes) for sample in self._ask([*window, fresh])]
-        return [pick for pick in found if pick[0] != fresh.episode_id]
+        picks = [self._pick(sample, sizes) for sample in self._ask([*window, fresh])]
+        return [pick for pick in picks if pick[0] != fresh.episode_id]
 
     def _ask(self, buffers: Buffers) -> Sequence[Any]:
         assert self._function is not None

@@ -163,7 +163,7 @@ def decode(data: bytes) -> Episode:
         raise ValueError(
             "each array of a response has one entry for each of its tokens; this table's have not"
         )
-    kept = _kept_of(columns, response_lengths)
+    kept_tokens = _kept_of(columns, response_lengths)
     lengths = prompt_lengths + response_lengths
     starts = lengths.cumsum(0) - lengths
     tokens = torch.empty(int(lengths.sum()), dtype=torch.int64)
@@ -180,7 +180,7 @@ def decode(data: bytes) -> Episode:
     return Episode(
         number=columns["episode"][0].as_py(),
         prompt_ids=tuple(columns["prompt_id"].to_pylist()),
-        columns=Columns(Sequences(tokens, lengths, prompt_lengths, kept), token_values, row_values),
+        columns=Columns(Sequences(tokens, lengths, prompt_lengths, kept_tokens), token_values, row_values),
         trained=columns["trained"][0].as_py(),
     )
 

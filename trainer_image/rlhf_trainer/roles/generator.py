@@ -133,8 +133,8 @@ def run(env: ProcessEnv) -> None:
         raise InvalidJob([Problem(policy.where, f"{what}; got {policy.path!r}")])
     cpu = on_cpu()
     memory = None if cpu else gpu_memory()
-    if not cpu and (why := rdma.over_tcp(env.config, Role.GENERATOR, os.environ)) is not None:
-        log.warning("%s", why)
+    if not cpu and (reason := rdma.over_tcp(env.config, Role.GENERATOR, os.environ)) is not None:
+        log.warning("%s", reason)
     several = pods_each(env.config.spec, Role.GENERATOR) > 1
     own = group_environment(env.host, interface(env.host)) if several else {}
     module = FOLLOWER if env.rank else SERVER

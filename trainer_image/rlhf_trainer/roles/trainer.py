@@ -86,10 +86,10 @@ def run(env: ProcessEnv) -> int:
 def check_world_size(spec: Spec, started: int) -> None:
     """Compares the number of ranks that were started with the manifest's. Raises InvalidJob where they differ: batches
     would be divided, and memory was planned, for other ranks."""
-    wanted = spec.trainer.ranks
-    if started != wanted:
+    required = spec.trainer.ranks
+    if started != required:
         message = (
-            f"has {wanted} ranks (replicas {spec.trainer.replicas} x processesPerReplica "
+            f"has {required} ranks (replicas {spec.trainer.replicas} x processesPerReplica "
             f"{spec.trainer.processes_per_replica}), and WORLD_SIZE of this process is {started}; start every rank, or "
             "change the manifest, and look for another program that sets WORLD_SIZE"
         )
@@ -98,10 +98,10 @@ def check_world_size(spec: Spec, started: int) -> None:
 
 def check_network(env: ProcessEnv, services: Services | None) -> None:
     """Warns, also the host, if NCCL on this node will not use the RDMA that the job requests."""
-    if (why := rdma.over_tcp(env.config, Role.TRAINER, os.environ)) is not None:
-        log.warning("%s", why)
+    if (reason := rdma.over_tcp(env.config, Role.TRAINER, os.environ)) is not None:
+        log.warning("%s", reason)
         if services is not None:
-            services.control.report(over_tcp=why)
+            services.control.report(over_tcp=reason)
 
 
 def work(config: RunConfig, ranks: Ranks, services: Services | None, run: str = "") -> int:
@@ -137,15 +137,15 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None, run: str = 
     kind = spec.graph.rows
     checkers = [RowChecker(dataset, kind, tokenizer, spec.data) for dataset in (rows, *held_out.values())]
     checkers += [RowChecker(text, "responses", tokenizer, spec.data)] if text else []
-    kept = iter(leave_out(ranks, services, checkers))
-    rows, held_out, text = next(kept), {name: next(kept) for name in held_out}, next(kept, None)
+    datasets = iter(leave_out(ranks, services, checkers))
+    rows, held_out, text = next(datasets), {name: next(datasets) for name in held_out}, next(datasets, None)
     data = checksums([rows, *held_out.values(), text])
     ctx = TrainerContext(config.job, spec, Path(config.workdir), ranks, tokenizer, services, stop, data)
     task = make_task(ctx, config, rows, held_out, text or ())
-    told = partial(committed, ctx, config.store)
+    on_commit = partial(committed, ctx, config.store)
     with (
         tracking or nullcontext(),
-        Saver(ranks, archive, committer, committed=told, reached=faults.point) as saver,
+        Saver(ranks, archive, committer, committed=on_commit, reached=faults.point) as saver,
         full_collections_by_hand(),
     ):
         code = train(ctx, task, saver, shared(ranks, committer.cuts if committer else ()), tracking)
@@ -154,11 +154,11 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None, run: str = 
     return code
 
 
-def store_fails(services: Services | None, why: str) -> None:
+def store_fails(services: Services | None, reason: str) -> None:
     """Counts a sign of progress, and reports the reason, if any, as the trainer's activity."""
     progress.sign()
-    if why and services is not None:
-        services.control.report(activity=f"{STORE_FAILS}: {why}"[:ACTIVITY])
+    if reason and services is not None:
+        services.control.report(activity=f"{STORE_FAILS}: {reason}"[:ACTIVITY])
 
 
 def take_over(archive: Archive, config: RunConfig, run: str = "") -> Committer:
@@ -168,7 +168,7 @@ def take_over(archive: Archive, config: RunConfig, run: str = "") -> Committer:
     operator may have died before it knew of that attempt. Raises UnusableStore if the store cannot be written, and
     InvalidJob if it holds another run's snapshots though this one is to start anew.
     """
-    store, wanted = archive.store, config.spec.checkpoint
+    store, settings = archive.store, config.spec.checkpoint
     store.check_writable()
     if not store.conditional:
         log.warning(
@@ -184,10 +184,10 @@ def take_over(archive: Archive, config: RunConfig, run: str = "") -> Committer:
                 "go on from them with --resume or `spec.checkpoint.resume: true`, or name another place"
             )
             raise InvalidJob([Problem("spec.checkpoint.store", message)])
-    kept = Retention(last=wanted.keep_last, every=wanted.keep_every, best=wanted.keep_best)
-    committer = Committer.take_over(archive, kept, reached=faults.point, resume=resume, run=run)
-    if not committer.cuts and wanted.start_from is not None:
-        copy_origin(wanted.start_from, store, committer)
+    retention = Retention(last=settings.keep_last, every=settings.keep_every, best=settings.keep_best)
+    committer = Committer.take_over(archive, retention, reached=faults.point, resume=resume, run=run)
+    if not committer.cuts and settings.start_from is not None:
+        copy_origin(settings.start_from, store, committer)
     elif config.resume and not committer.cuts:
         log.warning("no checkpoint in %s: starting from step 0", store.url)
     return committer
@@ -259,9 +259,9 @@ def leave_out(ranks: Ranks, services: Services | None, checkers: Sequence[RowChe
     tokenizes all rows, for any time. Raises InvalidJob for rows that do not fit."""
 
     def check() -> Message:
-        found = check_all(checkers)
-        arrays = {str(i): torch.tensor(each.left_out, dtype=torch.int64) for i, each in enumerate(found)}
-        return arrays, {"messages": [each.message for each in found if each.message]}
+        reports = check_all(checkers)
+        arrays = {str(i): torch.tensor(each.left_out, dtype=torch.int64) for i, each in enumerate(reports)}
+        return arrays, {"messages": [each.message for each in reports if each.message]}
 
     arrays, header = ranks.share(check)
     for message in header["messages"] if ranks.first else ():

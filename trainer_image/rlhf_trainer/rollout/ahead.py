@@ -67,7 +67,7 @@ class EpisodesAhead:
             return Responses()
         requests, ids = self._requests, {prompt.id for prompt in prompts}
         whole = [requests.answered[p.id] for p in prompts if p.id in requests.answered]
-        refused = {name: why for name, why in requests.refused.items() if name in ids}
+        refused = {name: reason for name, reason in requests.refused.items() if name in ids}
         requeued = [name for name in requests.requeued if name in ids]
         requests.forget(ids)
         self._last = prompts, whole

@@ -64,7 +64,7 @@ class EpisodeCollector:
         the same score are replaced by those of fresh prompts, for at most that number of rounds."""
         assert isinstance(self._graph.source, Generate)
         rounds = self._graph.source.rounds
-        wanted = self._ctx.spec.data.prompts_per_step
+        missing = self._ctx.spec.data.prompts_per_step
         seconds = {"generate_seconds": 0.0, "score_seconds": 0.0}
         parts: list[Episode] = []
         for left in range(rounds, -1, -1):
@@ -73,10 +73,10 @@ class EpisodeCollector:
             if self._rollouts.is_ahead and left == rounds:
                 responses = self._rollouts.episode()
             else:
-                fresh, sampling = self._source.issue(wanted), self._ctx.spec.sampling
+                fresh, sampling = self._source.issue(missing), self._ctx.spec.sampling
                 responses = self._rollouts.answer(fresh, sampling, ended=self._ended)
             if not parts:
-                _not_all_refused(responses, wanted)
+                _not_all_refused(responses, missing)
             generated = time.perf_counter()
             self._ctx.report(activity="scoring")
             part = self._received(number, responses, sampled=self.sampled)
@@ -86,13 +86,13 @@ class EpisodeCollector:
                 raise StaleTokens(older)
             rows = [dict(r.prompt.row) for r in responses.rollouts]
             if rounds:
-                part, wanted = self._with_spread(part, rows, keep=not left and not parts)
+                part, missing = self._with_spread(part, rows, keep=not left and not parts)
             else:
-                part, wanted = self._scored(part, rows), 0
+                part, missing = self._scored(part, rows), 0
             parts += [part] if len(part) else []
             seconds["generate_seconds"] += generated - began
             seconds["score_seconds"] += time.perf_counter() - generated
-            if not wanted:
+            if not missing:
                 break
         if not parts:
             raise Unscored(
@@ -154,29 +154,29 @@ class EpisodeCollector:
         `sampled`: the sampler's log-probabilities serve as the old ones. So they do if generators that died served
         other weights than those that the others have since.
         """
-        found = self._source.take(collected(self._ctx.ranks, number, responses, self._source.places))
-        if found is None:
+        part = self._source.take(collected(self._ctx.ranks, number, responses, self._source.places))
+        if part is None:
             return None
-        other = found.columns["versions"] != self._rollouts.version
+        other = part.columns["versions"] != self._rollouts.version
         older = not self._rollouts.is_ahead and bool(other.any())
         if not (sampled or older):
-            return found
-        return replace(found, columns=found.columns.with_tokens(logprobs=found.columns["sampled_logprobs"]))
+            return part
+        return replace(part, columns=part.columns.with_tokens(logprobs=part.columns["sampled_logprobs"]))
 
     def _scored(self, part: Episode, rows: Rows, *, until: Node | None = None) -> Episode:
         """The responses that have a score, with all columns that do not depend on scores. Responses without a score are
         left out, and prompts without any other response are dropped; baselines and advantages use the rest."""
         names = score_columns(self._graph)
         columns = self._executor.run(part.columns, rows, until=until, without=names)
-        part, gone = replace(part, columns=columns), unscored(columns, names)
-        if not bool(gone.any()):
+        part, lacking = replace(part, columns=columns), unscored(columns, names)
+        if not bool(lacking.any()):
             return part
-        _, told = self._ctx.ranks.share(lambda: ({}, {"reasons": list(self._failures().items())}))
-        positions, left = columns["position"], set(columns["position"][~gone].tolist())
-        why = {int(positions[row]): reason for row, reason in told["reasons"]}
-        for position in sorted(set(positions[gone].tolist()) - left):
-            self._source.unscored([position], why.get(position, "its responses have no score"))
-        return part.select((~gone).nonzero().flatten())
+        _, header = self._ctx.ranks.share(lambda: ({}, {"reasons": list(self._failures().items())}))
+        positions, left = columns["position"], set(columns["position"][~lacking].tolist())
+        reasons = {int(positions[row]): reason for row, reason in header["reasons"]}
+        for position in sorted(set(positions[lacking].tolist()) - left):
+            self._source.unscored([position], reasons.get(position, "its responses have no score"))
+        return part.select((~lacking).nonzero().flatten())
 
     def _with_spread(self, part: Episode, rows: Rows, *, keep: bool) -> tuple[Episode, int]:
         """The groups whose scores differ, and the number of prompts filtered out; none is filtered if `keep` is set and
@@ -189,15 +189,15 @@ class EpisodeCollector:
         spread = has_spread(columns["scores"], columns["position"])
         if keep and not bool(spread.any()):
             spread = torch.ones_like(spread)
-        gone = sorted(set(columns["position"][~spread].tolist()))
-        self._source.filtered(gone)
-        return replace(part, columns=columns).select(spread.nonzero().flatten()), len(gone)
+        filtered = sorted(set(columns["position"][~spread].tolist()))
+        self._source.filtered(filtered)
+        return replace(part, columns=columns).select(spread.nonzero().flatten()), len(filtered)
 
 
-def _not_all_refused(responses: Responses, asked: int) -> Responses:
-    """The responses to `asked` prompts. Raises InvalidJob if the generators refuse every one, as they will again, and
-    Unavailable if they fail at every one: what is wrong is then not a prompt."""
-    if not responses.refused or len(responses.refused) < asked:
+def _not_all_refused(responses: Responses, requested: int) -> Responses:
+    """The responses to `requested` prompts. Raises InvalidJob if the generators refuse every one, as they will again,
+    and Unavailable if they fail at every one: what is wrong is then not a prompt."""
+    if not responses.refused or len(responses.refused) < requested:
         return responses
     reason = next(iter(responses.refused.values()))
     if all(map(is_refusal, responses.refused.values())):

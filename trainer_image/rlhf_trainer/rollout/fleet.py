@@ -40,9 +40,9 @@ class Fleet:
         ended: Ended = nobody,
     ) -> list[PartialRollout]:
         """Prompts without any response yet."""
-        found = sampling or self._ctx.spec.sampling
-        asked = found.responses_per_prompt, found.temperature, penalties
-        return [PartialRollout.begin(prompt, *asked, masks=masks, ended=ended) for prompt in prompts]
+        effective = sampling or self._ctx.spec.sampling
+        settings = effective.responses_per_prompt, effective.temperature, penalties
+        return [PartialRollout.begin(prompt, *settings, masks=masks, ended=ended) for prompt in prompts]
 
     def start(
         self,
@@ -66,7 +66,7 @@ class Fleet:
                 left=lambda count: self._ctx.report(queue=count), asked=self._count_continued, arrived=arrived
             ),
             switches=switches,
-            heard=self._heard,
+            last_progress=self._heard,
             under_way=under_way,
         )
         faults.point(f"generating:{len(works)}")

@@ -113,8 +113,8 @@ class GeneratorRollouts(Rollouts):
         if not self._ctx.ranks.first:
             return {}
         (idle, continued), self._reported = self._reported, (self._idle_seconds, self._fleet.continued)
-        found = {"responses_continued": float(self._reported[1] - continued)}
-        return found | ({"generators_idle_seconds": self._reported[0] - idle} if self.is_ahead else {})
+        metrics = {"responses_continued": float(self._reported[1] - continued)}
+        return metrics | ({"generators_idle_seconds": self._reported[0] - idle} if self.is_ahead else {})
 
     def blobs(self) -> Mapping[str, Callable[[], bytes]]:
         if not self.is_ahead:
@@ -141,17 +141,17 @@ class GeneratorRollouts(Rollouts):
         weights.ensure_current(self.version, self.requests.close)
         batches = self._batches(fresh(), size) if ranks.first else iter(())
         while True:
-            found: Responses | None = None
+            batch: Responses | None = None
 
             def following() -> str:
-                nonlocal found
+                nonlocal batch
                 try:
-                    found = next(batches)
+                    batch = next(batches)
                 except StopIteration:
                     return "end"
                 except Stopped:
                     return "stop"
-                return "publish" if found is None else "responses"
+                return "publish" if batch is None else "responses"
 
             match ranks.broadcast_str(following):
                 case "end":
@@ -161,7 +161,7 @@ class GeneratorRollouts(Rollouts):
                 case "publish":
                     weights.publish(self.version, self.requests.close)
                 case _:
-                    yield found or Responses()
+                    yield batch or Responses()
 
     def _batches(self, works: Sequence[PartialRollout], size: int | None) -> Iterator[Responses | None]:
         """The next batches, on rank 0. None if no generator is left: weights must be published before the next

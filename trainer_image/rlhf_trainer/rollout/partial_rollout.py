@@ -33,13 +33,13 @@ class Response:
         logprobs: "array[float]",
         version: int,
         counts: "array[int] | None" = None,
-        kept: "array[int] | None" = None,
+        kept_tokens: "array[int] | None" = None,
     ) -> None:
         """Appends tokens sampled by weight version `version`, with their log-probabilities and, if there is one, their
         sampling mask."""
-        if counts and kept is not None:
+        if counts and kept_tokens is not None:
             self.kept_counts += filled(array("i"), len(self.tokens) - len(self.kept_counts)) + counts
-            self.kept += kept
+            self.kept += kept_tokens
         self.tokens += tokens
         self.logprobs += logprobs
         self.versions += array("i", [version]) * len(tokens)

@@ -124,8 +124,8 @@ class PromptSource:
         self._report_ledger()
 
     def _settle(self, positions: Sequence[int]) -> None:
-        gone = set(positions)
-        self.places = {name: at for name, at in self.places.items() if at not in gone}
+        settled = set(positions)
+        self.places = {name: at for name, at in self.places.items() if at not in settled}
 
     def _report_ledger(self) -> None:
         status = self._ledger.status((*self.places.values(), *self._again))

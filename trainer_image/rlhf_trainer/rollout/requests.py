@@ -126,7 +126,9 @@ class Requests:
             self.answered.pop(prompt_id, None)
         self.waiting = [work for work in self.waiting if work.prompt.id not in ids]
         self.requeued = [prompt_id for prompt_id in self.requeued if prompt_id not in ids]
-        self.refused = {prompt_id: why for prompt_id, why in self.refused.items() if prompt_id not in ids}
+        self.refused = {
+            prompt_id: reason for prompt_id, reason in self.refused.items() if prompt_id not in ids
+        }
 
     def cancel(self) -> None:
         """Cancels the round; tokens so far are kept."""
@@ -172,10 +174,10 @@ class Requests:
         self.answered |= whole
         self.waiting = [work for work in outcome.unanswered if work.prompt.id not in whole]
         self._under_way = [each for each in outcome.under_way if each.item.prompt.id not in whole]
-        self.refused |= {work.prompt.id: why for work, why in outcome.refused}
+        self.refused |= {work.prompt.id: reason for work, reason in outcome.refused}
         self.requeued += [work.prompt.id for work in outcome.requeued]
         self._failed(outcome.failed)
         self._fruitless = self._fruitless + 1 if fruitless else 0
         if self._fruitless == REFUSALS:
-            why = "; ".join(outcome.failed.values())
-            raise Unavailable(f"no generator answers: {REFUSALS} times in a row, all failed: {why}")
+            reason = "; ".join(outcome.failed.values())
+            raise Unavailable(f"no generator answers: {REFUSALS} times in a row, all failed: {reason}")

@@ -35,10 +35,10 @@ def collected(ranks: Ranks, number: int, responses: Responses, places: Mapping[s
     fates = header["requeued"], header["dropped"], header["unanswered"]
     if not header["ids"]:
         return Collected(None, *fates)
-    kept = Kept(arrays["kept_counts"], arrays["kept"]) if "kept" in arrays else None
+    kept_tokens = Kept(arrays["kept_counts"], arrays["kept"]) if "kept" in arrays else None
     tokens = arrays.pop("tokens").long()  # removed from the message, so that the int32 copy is freed
     versions = _run_lengths(arrays["versions"], arrays["version_counts"])
-    sequences = Sequences(tokens, arrays["lengths"], arrays["prompt_lengths"], kept)
+    sequences = Sequences(tokens, arrays["lengths"], arrays["prompt_lengths"], kept_tokens)
     columns = Columns(
         sequences,
         {"sampled_logprobs": arrays["sampled_logprobs"], "versions": versions},
@@ -96,9 +96,9 @@ def message(responses: Responses, places: Mapping[str, int]) -> Message:
 
 def _runs(parts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     """Run-length encoding of int32 arrays, without runs across arrays: values, int32, and run lengths, int64."""
-    found = [torch.unique_consecutive(flat_int32s([part]), return_counts=True) for part in parts]
-    values = [torch.zeros(0, dtype=torch.int32), *(each for each, _ in found)]
-    return torch.cat(values), torch.cat([torch.zeros(0, dtype=torch.int64), *(counts for _, counts in found)])
+    runs = [torch.unique_consecutive(flat_int32s([part]), return_counts=True) for part in parts]
+    values = [torch.zeros(0, dtype=torch.int32), *(each for each, _ in runs)]
+    return torch.cat(values), torch.cat([torch.zeros(0, dtype=torch.int64), *(counts for _, counts in runs)])
 
 
 def _run_lengths(values: Tensor, counts: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ def start_round(
     limits: Limits,
     observer: Observer[PartialRollout, PartialRollout] = NOBODY,
     switches: Switches | None = None,
-    heard: dict[str, float] | None = None,
+    last_progress: dict[str, float] | None = None,
     under_way: Sequence[UnderWay[PartialRollout, PartialRollout]] = (),
 ) -> "Future[Round]":
     """Asks `members` on the thread of `http`; see `Dispatch`.
@@ -44,7 +44,7 @@ def start_round(
             describe=lambda work: f"prompt {work.prompt.id}",
             observer=observer,
             switches=switches,
-            heard=heard,
+            last_progress=last_progress,
             under_way=under_way,
         ).run()
     )

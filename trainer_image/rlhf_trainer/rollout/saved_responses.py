@@ -31,8 +31,8 @@ def encode(works: Iterable[PartialRollout]) -> bytes:
             "kept_counts": flat_int32s(filled(r.kept_counts, len(r.tokens)) for r in responses),
             "kept": flat_int32s(r.kept for r in responses),
         }
-    said = [[work.prompt.id, [[len(r.tokens), r.end] for r in work.responses]] for work in works]
-    return wire.encode(arrays, {"works": said, "prompts": [len(work.prompt.tokens) for work in works]})
+    layouts = [[work.prompt.id, [[len(r.tokens), r.end] for r in work.responses]] for work in works]
+    return wire.encode(arrays, {"works": layouts, "prompts": [len(work.prompt.tokens) for work in works]})
 
 
 def decode(data: bytes) -> list[PartialRollout]:
@@ -42,7 +42,7 @@ def decode(data: bytes) -> list[PartialRollout]:
     lengths = header.get("prompts", [0] * len(header["works"]))
     prompts = arrays.get("prompts", torch.zeros(0)).split(lengths)
     at, kept_at, works = 0, 0, list[PartialRollout]()
-    counts, kept = (arrays.get(name, torch.zeros(0)).tolist() for name in ("kept_counts", "kept"))
+    counts, kept_tokens = (arrays.get(name, torch.zeros(0)).tolist() for name in ("kept_counts", "kept"))
     for (prompt_id, responses), prompt in zip(header["works"], prompts, strict=True):
         work = PartialRollout(Prompt(prompt_id, tuple(prompt.tolist()), {}), [])
         for length, end in responses:
@@ -52,7 +52,7 @@ def decode(data: bytes) -> list[PartialRollout]:
             )
             own = array("i", counts[at : at + length])
             size = sum(count for count in own if count > 0)
-            masks = array("i", kept[kept_at : kept_at + size])
+            masks = array("i", kept_tokens[kept_at : kept_at + size])
             work.responses.append(Response(tokens, logprobs, versions, end, own, masks))
             at, kept_at = at + length, kept_at + size
         works.append(work)

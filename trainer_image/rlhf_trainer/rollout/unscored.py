@@ -16,10 +16,12 @@ def score_columns(graph: Graph) -> tuple[str, ...]:
 def unscored(columns: Columns, names: tuple[str, ...]) -> Tensor:
     """True for responses with NaN in any of the present columns: bool [N]."""
     owner = torch.arange(len(columns))
-    found = torch.zeros(len(columns), dtype=torch.bool)
+    lacking = torch.zeros(len(columns), dtype=torch.bool)
     for name in names:
         if name in columns.rows:
-            found |= columns[name].isnan()
+            lacking |= columns[name].isnan()
         elif name in columns.tokens:
-            found |= torch.isin(owner, torch.repeat_interleave(owner, columns.lengths)[columns[name].isnan()])
-    return found
+            lacking |= torch.isin(
+                owner, torch.repeat_interleave(owner, columns.lengths)[columns[name].isnan()]
+            )
+    return lacking

@@ -69,9 +69,9 @@ class VllmClient:
         if work.begun:
             parts = [self._continue(member, work, index, progress) for index in work.unfinished]
         else:
-            told = {"seed": request_seed(self._seed, work.prompt.id), "n": len(work.responses)}
-            asked = self._asked.model_copy(update=told)
-            parts = [self._stream(member, work, range(len(work.responses)), asked, progress)]
+            changes = {"seed": request_seed(self._seed, work.prompt.id), "n": len(work.responses)}
+            request = self._asked.model_copy(update=changes)
+            parts = [self._stream(member, work, range(len(work.responses)), request, progress)]
         tasks = [asyncio.ensure_future(part) for part in parts]
         try:
             await asyncio.gather(*tasks)
@@ -95,32 +95,32 @@ class VllmClient:
             response.finish("length")
             work.ended(work.prompt, response)
             return
-        told = {
+        changes = {
             "seed": request_seed(self._seed, f"{work.prompt.id}/{index}/{so_far}"),
             "max_tokens": self._asked.max_tokens - so_far,
             "min_tokens": max(0, self._asked.min_tokens - so_far),
         }
-        await self._stream(member, work, [index], self._asked.model_copy(update=told), progress)
+        await self._stream(member, work, [index], self._asked.model_copy(update=changes), progress)
 
     async def _stream(
         self,
         member: Member,
         work: PartialRollout,
         indices: Sequence[int],
-        asked: Asked,
+        request: Asked,
         progress: Callable[[], None],
     ) -> None:
         """One request, whose k-th response is the response `indices[k]`; they share the tokens so far."""
         url, prompt_id = member.address + GENERATE, work.prompt.id
         begun = len(work.responses[indices[0]].tokens)
-        told: dict[str, object] = {"prompt": (*work.prompt.tokens, *work.responses[indices[0]].tokens)}
+        changes: dict[str, object] = {"prompt": (*work.prompt.tokens, *work.responses[indices[0]].tokens)}
         if work.temperature is not None:
-            told["temperature"] = work.temperature
-        told |= {f"{name}_penalty": value for name, value in work.penalties._asdict().items()}
+            changes["temperature"] = work.temperature
+        changes |= {f"{name}_penalty": value for name, value in work.penalties._asdict().items()}
         if not work.masks:
-            told["kept"] = 0
-        asked = asked.model_copy(update=told)
-        body = asked.model_dump()
+            changes["kept"] = 0
+        request = request.model_copy(update=changes)
+        body = request.model_dump()
         reader = FrameReader()
         try:
             async with aclosing(self._http.stream(url, body)) as parts:
@@ -129,7 +129,7 @@ class VllmClient:
                     for frame in reader.feed(part):
                         response = work.responses[indices[frame.response]]
                         last = self._completing(work.prompt.tokens, response, frame, begun)
-                        self._add(response, last or frame, masked=asked.kept > 0)
+                        self._add(response, last or frame, masked=request.kept > 0)
                         if response.end:
                             work.ended(work.prompt, response)
                         if last:

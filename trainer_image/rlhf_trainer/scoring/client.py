@@ -257,8 +257,8 @@ class Scorer:
                 switches.look()
                 return
 
-    def _gave_up(self, question: Question, why: str) -> None:
+    def _gave_up(self, question: Question, reason: str) -> None:
         responses, tokens = len(question.sequences), int(question.sequences.lengths.sum())
         raise ScoringFailed(
-            f"the {self._role.value} failed at {responses} responses of {tokens} tokens: {why}; see its log"
+            f"the {self._role.value} failed at {responses} responses of {tokens} tokens: {reason}; see its log"
         )

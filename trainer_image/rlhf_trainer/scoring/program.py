@@ -130,11 +130,11 @@ class Program:
                 running.append(await Sandbox.start(self._command, self._limits, only_row, stdin=response))
             return
         pipes = (*os.pipe(), *os.pipe())
-        asked, asks, replied, replies = pipes
+        questions_out, questions_in, replies_out, replies_in = pipes
         try:
             for command, sees, stdin, stdout in (
-                (self._command, files, replied, asks),
-                (self._candidate, None, asked, replies),
+                (self._command, files, replies_out, questions_in),
+                (self._candidate, None, questions_out, replies_in),
             ):
                 sandbox = await Sandbox.start(command, self._limits, sees, stdin=stdin, stdout=stdout)
                 running.append(sandbox)
@@ -145,17 +145,17 @@ class Program:
     async def _ends(self, running: Sequence[Sandbox], turn: "_Turn") -> bool:
         """True once the command has ended, False once its time is over. Time is counted in the pauses between looks, so
         that a role that is frozen meanwhile takes none of it."""
-        look = min(LOOK_SECONDS, self._timeout / 10)
-        pause, passed = look, 0.0
+        interval = min(LOOK_SECONDS, self._timeout / 10)
+        pause, passed = interval, 0.0
         while not await running[0].has_ended(pause):
             passed += pause
             used = usage(sandbox.pid for sandbox in running)
             left = self._timeout - spent(used, passed)
             if left <= 0:
                 return False
-            if passed - used.waited - used.computed >= look / 2:
+            if passed - used.waited - used.computed >= interval / 2:
                 turn.give_back()
-            pause = left if turn.is_given_back else min(look, left)
+            pause = left if turn.is_given_back else min(interval, left)
         return True
 
     async def _check(self, field: str, program: str, *, sees_job: bool) -> None:

@@ -81,14 +81,14 @@ class RewardClient:
             Unscored: the job was paused, and nothing more could be scored for too long.
             InvalidJob, Unavailable, ScoringFailed, Stopped: as `Scorer.wait` does.
         """
-        found = torch.full(
+        scores = torch.full(
             (len(places(self._array, sequences, torch.arange(len(sequences)))),), math.nan
         ).double()
         waiting, failures, progressed = list(range(len(sequences))), dict[int, str](), time.monotonic()
-        dropped, asked = self._sums["responses_dropped"], self._asked + len(sequences)
+        dropped, requested = self._sums["responses_dropped"], self._asked + len(sequences)
         while waiting:
-            failures = self._round(sequences, rows, found, waiting)
-            if dropped + len(failures) <= self._max_failed_share * asked:
+            failures = self._round(sequences, rows, scores, waiting)
+            if dropped + len(failures) <= self._max_failed_share * requested:
                 break
             progressed = time.monotonic() if len(failures) < len(waiting) else progressed
             waiting = sorted(failures)
@@ -106,7 +106,7 @@ class RewardClient:
         self._asked += len(sequences)
         self._sums["responses_dropped"] += len(failures)
         self.failures = failures
-        return found
+        return scores
 
     def take_metrics(self) -> dict[str, float]:
         """Metrics of the batches since the last call: for each reward the mean score before its weight, the number of
@@ -129,9 +129,9 @@ class RewardClient:
         return scorer.send(Question(one, self._array, [row], {"part": part}))
 
     def _round(
-        self, sequences: Sequences, rows: Rows, found: Tensor, waiting: Sequence[int]
+        self, sequences: Sequences, rows: Rows, scores: Tensor, waiting: Sequence[int]
     ) -> dict[int, str]:
-        """Requests the rows `waiting` and writes their scores into `found`; returns those without a score, row ->
+        """Requests the rows `waiting` and writes their scores into `scores`; returns those without a score, row ->
         reason. Reports are added up in the order of the rows, whenever they came."""
         index, failures = torch.tensor(waiting), dict[int, str]()
         batch = sequences.select(index)
@@ -139,7 +139,7 @@ class RewardClient:
 
         def add(chunk: Sequence[int], header: Mapping[str, Any]) -> None:
             report = _report(header, len(chunk))
-            failures.update({waiting[chunk[place]]: why for place, why in report.failures.items()})
+            failures.update({waiting[chunk[place]]: reason for place, reason in report.failures.items()})
             for name, part in report.parts.items():
                 self._sums[f"reward_{name}_total"] += part.total
                 self._sums[f"reward_{name}_failed"] += part.failed
@@ -162,7 +162,7 @@ class RewardClient:
             values, header = question.reply.result()
             total[places(self._array, batch, torch.tensor([i]))] += values
             add([i], header)
-        found[places(self._array, sequences, index)] = total
+        scores[places(self._array, sequences, index)] = total
         return failures
 
     def _begun_or_sent(self, one: Sequences, row: Mapping[str, Any]) -> Question:
@@ -196,10 +196,10 @@ def _first(failures: Mapping[int, str]) -> str:
     return Counter(failures.values()).most_common(1)[0][0]
 
 
-def _report(told: Mapping[str, Any], count: int) -> ScoreReport:
+def _report(header: Mapping[str, Any], count: int) -> ScoreReport:
     """Parses the header of a reply about `count` responses. Raises RuntimeError if it is invalid."""
     try:
-        report = ScoreReport.model_validate(told, strict=False)  # JSON keys are strings
+        report = ScoreReport.model_validate(header, strict=False)  # JSON keys are strings
     except ValidationError as error:
         raise RuntimeError(f"the reward's reply has no report of its scores: {error}") from None
     if not all(0 <= place < count for place in report.failures):

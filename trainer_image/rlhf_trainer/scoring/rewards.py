@@ -85,12 +85,12 @@ class ModelScorer:
         ):
             # Its own template renders the conversation, whose roles the decoded text has lost.
             conversation = bool(own.chat_template) and isinstance(row.get("prompt"), list)
-            asked: Text = prompt
+            own_prompt: Text = prompt
             arguments: Mapping[str, Any] = {}
             if conversation:
                 made = PromptRow.model_validate(row)
-                asked, arguments = made.prompt, made.template_arguments(self.variables)
-            tokens = encode_sampled(own, asked, response, arguments, ended=ended)
+                own_prompt, arguments = made.prompt, made.template_arguments(self.variables)
+            tokens = encode_sampled(own, own_prompt, response, arguments, ended=ended)
             tokens = tokens[-self.positions :]  # [-0:] keeps all
             # The score is of the whole sequence: the split into prompt and response does not matter.
             pairs.append((tokens[:1], tokens[1:]))
@@ -147,10 +147,12 @@ class Functions:
                 for r, s in zip(results, samples, strict=True)
             ]
             scores = torch.tensor([score for of_one in each for score in of_one])
-            why = {i: f"{function.name}: {r.reason}" for i, r in enumerate(results) if isinstance(r, Failure)}
+            own_failures = {
+                i: f"{function.name}: {r.reason}" for i, r in enumerate(results) if isinstance(r, Failure)
+            }
             totals.append(function.weight * scores.double())
-            failures |= why
-            parts[function.name] = part_report(scores, why, seconds)
+            failures |= own_failures
+            parts[function.name] = part_report(scores, own_failures, seconds)
         return torch.stack(totals).sum(0), ScoreReport(failures=failures, parts=parts)
 
 
@@ -171,9 +173,9 @@ class WeightedModel:
             owner = torch.repeat_interleave(owner, sequences.response_lengths)
         bad = owner[~scores.isfinite()].unique()
         scores = scores.masked_fill(torch.isin(owner, bad), math.nan)
-        why = dict.fromkeys(bad.tolist(), f"{MODEL}: its score is not finite")
-        report = part_report(scores, why, time.perf_counter() - began)
-        return self.weight * scores.double(), ScoreReport(failures=why, parts={MODEL: report})
+        failures = dict.fromkeys(bad.tolist(), f"{MODEL}: its score is not finite")
+        report = part_report(scores, failures, time.perf_counter() - began)
+        return self.weight * scores.double(), ScoreReport(failures=failures, parts={MODEL: report})
 
 
 def to_float32(totals: Tensor) -> Tensor:
@@ -211,11 +213,11 @@ def texts_of_tokens(
 ) -> list[list[str]]:
     """The text that each response token adds; a response's texts joined are its text as in `texts`: stop strings at the
     end are removed."""
-    found, stops = [], StopStrings(tokenizer, stop)
+    response_texts, stops = [], StopStrings(tokenizer, stop)
     for prompt, response in _token_ids(sequences):
         pieces = token_texts(tokenizer, prompt, response)
-        found.append(without(pieces, len(stops.ending(prompt, response) or "")))
-    return found
+        response_texts.append(without(pieces, len(stops.ending(prompt, response) or "")))
+    return response_texts
 
 
 def without(pieces: list[str], characters: int) -> list[str]:

@@ -115,11 +115,11 @@ class Sandbox:
         """Ends the command, if it has not, with all that it started."""
         ended_itself = self._process.returncode is not None
         try:
-            found = _status(self._status)
-            inside = [found["child-pid"]] if "child-pid" in found else []
+            status = _status(self._status)
+            inside = [status["child-pid"]] if "child-pid" in status else []
             code = await process_groups.end(self._process, *inside)
-            if "exit-code" in found or not (ended_itself or (code or 0) > 0):
-                return Exit(found.get("exit-code"))
+            if "exit-code" in status or not (ended_itself or (code or 0) > 0):
+                return Exit(status.get("exit-code"))
             self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - QUOTED))
             reason = self._errors.read(QUOTED).decode(errors="replace").strip()
             return Exit(error=f"the sandbox ended with exit code {code}: {reason}")

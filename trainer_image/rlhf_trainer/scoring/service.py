@@ -141,7 +141,7 @@ def secret_headers(
     where: str, variables: Mapping[str, str], environment: Mapping[str, str]
 ) -> dict[str, str]:
     """The headers' values from environment variables. Raises InvalidJob, which quotes no value."""
-    found, problems = dict[str, str](), list[Problem]()
+    headers, problems = dict[str, str](), list[Problem]()
     for header, variable in variables.items():
         value = environment.get(variable, "").strip()  # a Secret made from a file ends with a newline
         if not value:
@@ -154,10 +154,10 @@ def secret_headers(
                 f"the value of {variable} cannot be a header: it has characters other than printable ASCII"
             )
             problems.append(Problem(f"{where}.{header}", message))
-        found[header] = value
+        headers[header] = value
     if problems:
         raise InvalidJob(problems)
-    return found
+    return headers
 
 
 def _results(body: bytes, samples: Sequence[Sample], redacted: Callable[[str], str] = str) -> list[Result]:

@@ -69,16 +69,20 @@ def _scores(
         raise _Unfit(f"returned a {kind}, not a list of one number for each response")
     if len(scores) != len(responses):
         raise _Unfit(f"returned {len(scores)} scores for {len(responses)} responses")
-    counts = [None] * len(responses) if tokens is None else [len(found) for found in tokens]
+    counts = [None] * len(responses) if tokens is None else [len(texts) for texts in tokens]
     return [_checked(*each) for each in zip(scores, responses, counts, strict=True)]
 
 
-def _elements(found: object) -> list[object] | None:
+def _elements(returned: object) -> list[object] | None:
     """The elements of a list, an array or a tensor; None for what has none, such as numbers, also as arrays, and texts,
     or none in the order of the responses: sets, and mappings, whose elements are their keys."""
-    if not isinstance(found, Iterable) or isinstance(found, NO_SCORES) or getattr(found, "ndim", 1) == 0:
+    if (
+        not isinstance(returned, Iterable)
+        or isinstance(returned, NO_SCORES)
+        or getattr(returned, "ndim", 1) == 0
+    ):
         return None
-    return list(found)
+    return list(returned)
 
 
 def _checked(score: object, response: str, tokens: int | None) -> float | list[float]:

@@ -48,27 +48,27 @@ def plan(
 
 def _first_fit(tokens: Sequence[int], mine: Sequence[int], budget: int) -> list[list[int]]:
     """Micro-batches of the groups `mine`, each put into the first one that it fits: any hole can be filled."""
-    found: list[list[int]] = []
+    micro_batches: list[list[int]] = []
     sizes: list[int] = []
     for g in mine:
         most = budget - tokens[g]
         at = next((i for i, size in enumerate(sizes) if size <= most), len(sizes))
         if at == len(sizes):
-            found.append([])
+            micro_batches.append([])
             sizes.append(0)
-        found[at].append(g)
+        micro_batches[at].append(g)
         sizes[at] += tokens[g]
-    return found
+    return micro_batches
 
 
 def _in_order(longest: Sequence[int], group: int, mine: Sequence[int], budget: int) -> list[list[int]]:
     """Micro-batches of the groups `mine`, longest first, filled up one after the other: similar lengths meet."""
-    found: list[list[int]] = []
+    micro_batches: list[list[int]] = []
     for g in mine:
-        if not found or (len(found[-1]) + 1) * group * longest[found[-1][0]] > budget:
-            found.append([])
-        found[-1].append(g)
-    return found
+        if not micro_batches or (len(micro_batches[-1]) + 1) * group * longest[micro_batches[-1][0]] > budget:
+            micro_batches.append([])
+        micro_batches[-1].append(g)
+    return micro_batches
 
 
 @dataclass(frozen=True)

@@ -98,9 +98,11 @@ class Sequences:
     def select(self, rows: Tensor) -> "Sequences":
         """The sequences `rows` (int64 [n]), in that order."""
         index = ragged_index(self.starts[rows], self.lengths[rows])
-        kept = None if self.kept is None else self.kept.select(self.response_index(rows))
+        kept_tokens = None if self.kept is None else self.kept.select(self.response_index(rows))
         finished = None if self.finished is None else self.finished[rows]
-        return Sequences(self.tokens[index], self.lengths[rows], self.prompt_lengths[rows], kept, finished)
+        return Sequences(
+            self.tokens[index], self.lengths[rows], self.prompt_lengths[rows], kept_tokens, finished
+        )
 
     @classmethod
     def join(cls, parts: Sequence["Sequences"]) -> Self:

@@ -40,9 +40,9 @@ class Kept:
         """A mask of `responses` response tokens, from untrusted arrays. Raises ValueError if they are invalid."""
         flat = all(each.dtype == torch.int32 and each.ndim == 1 for each in (counts, tokens))
         if flat and len(counts) == responses and not ((counts < WHOLE).any() or (tokens < 0).any()):
-            found = cls(counts, tokens)
-            if int(found.sizes.sum()) == len(tokens):
-                return found
+            mask = cls(counts, tokens)
+            if int(mask.sizes.sum()) == len(tokens):
+                return mask
         raise ValueError(
             f"a sampling mask is two int32 arrays, counts of the {responses} response tokens and as many token ids as "
             f"they add up to; got {counts.dtype} {list(counts.shape)} and {tokens.dtype} {list(tokens.shape)}"
@@ -70,8 +70,8 @@ class Kept:
     def with_own(self, own: Tensor) -> Tensor:
         """Each token (`own`, int64 [A]) and its kept tokens, padded with the token itself: int64 [A, K], K >= 1; rows
         of WHOLE for tokens without a mask."""
-        found = own[:, None].repeat(1, 1 + int(self.sizes.max() if len(own) else 0))
+        table = own[:, None].repeat(1, 1 + int(self.sizes.max() if len(own) else 0))
         rows = torch.repeat_interleave(torch.arange(len(own)), self.sizes)
-        found[rows, ragged_index(torch.ones_like(self.sizes), self.sizes)] = self.tokens.long()
-        found[self.counts == WHOLE] = WHOLE
-        return found
+        table[rows, ragged_index(torch.ones_like(self.sizes), self.sizes)] = self.tokens.long()
+        table[self.counts == WHOLE] = WHOLE
+        return table

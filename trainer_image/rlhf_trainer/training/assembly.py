@@ -82,12 +82,12 @@ def make_task(
 ) -> Task:
     """The task of this job's algorithm: its graph, with a trained model and a call of a role for each node."""
     spec = ctx.spec
-    found = resolve(spec)
-    graph = found.graph
+    algorithm = resolve(spec)
+    graph = algorithm.graph
     ops.check(graph, spec)
     models = {used: trained_model(ctx, config, used) for used in graph.trained}
     averages = {used: MovingAverage(models[used], share) for used, share in graph.averages.items()}
-    learner = Learner(graph, models, OpContext(spec, found.settings), averages)
+    learner = Learner(graph, models, OpContext(spec, algorithm.settings), averages)
     remote = Remote.of(ctx, graph)
     if not graph.generates:
         return OfflineTask(ctx, learner, remote, rows, held_out)

@@ -67,12 +67,12 @@ def judge(
     only once the rule has acted.
     """
     after, breaches, unknown = dict[str, Watch](), list[Breach](), list[Problem]()
-    if (found := _not_finite(health, metrics, step)) is not None:
-        breaches.append(found)
+    if (new_breach := _not_finite(health, metrics, step)) is not None:
+        breaches.append(new_breach)
     if other_weights:
         breaches.append(_other_weights(other_weights, step))
-    if compared and (found := _other_policy(health, outliers, metrics, step)) is not None:
-        breaches.append(found)
+    if compared and (new_breach := _other_policy(health, outliers, metrics, step)) is not None:
+        breaches.append(new_breach)
     for i, rule in enumerate(health.rules):
         where, before = f"spec.health.rules[{i}]", watches.get(key(rule), Watch())
         after[key(rule)] = before
@@ -113,7 +113,9 @@ def saved(watches: Mapping[str, Watch]) -> dict[str, Any]:
 
 def restored(state: Mapping[str, Any]) -> dict[str, Watch]:
     """Inverse of `saved`, also of an earlier release, whose rules may have a metric's former name."""
-    return {_present(name): Watch(found["streak"], tuple(found["values"])) for name, found in state.items()}
+    return {
+        _present(name): Watch(fields["streak"], tuple(fields["values"])) for name, fields in state.items()
+    }
 
 
 def _present(key: str) -> str:
@@ -129,9 +131,9 @@ def _not_finite(health: Health, metrics: Mapping[str, float], step: int) -> Brea
     }
     if not bad:
         return None
-    seen = ", ".join(f"{name} {value}" for name, value in sorted(bad.items()))
+    bad_values = ", ".join(f"{name} {value}" for name, value in sorted(bad.items()))
     message = (
-        f"training diverged in step {step}: {seen}; a lower spec.optimizer.learningRate, a smaller "
+        f"training diverged in step {step}: {bad_values}; a lower spec.optimizer.learningRate, a smaller "
         "spec.optimizer.gradientClip or other data may help"
     )
     return Breach("spec.health.notFinite", health.not_finite, "NotFinite", message)
@@ -141,10 +143,10 @@ def _other_policy(health: Health, outliers: float, metrics: Mapping[str, float],
     mean = metrics.get("logprob_difference", 0.0)
     if health.logprob_difference and mean > health.logprob_difference:
         where, limit = "logprobDifference", health.logprob_difference
-        seen = f"differ by {mean:.4g} in the mean in step {step}, and {limit:g} is the limit"
+        difference = f"differ by {mean:.4g} in the mean in step {step}, and {limit:g} is the limit"
     elif has_outliers(metrics, outliers):
         where, count, share = "logprobOutliers", metrics["logprob_outliers"], metrics["logprob_outlier_share"]
-        seen = (
+        difference = (
             f"differ by more than 1 nat at {count:.0f} tokens in step {step}, a share of {share:.2g} of those compared "
             f"(by {metrics['logprob_difference_max']:.4g} at most), and a share of {outliers:g} is the limit"
         )
@@ -152,16 +154,16 @@ def _other_policy(health: Health, outliers: float, metrics: Mapping[str, float],
         return None
     message = (
         "the generators serve another policy than the trainer's: with the same weights the log-probabilities of the "
-        f"same tokens {seen}; look for weights that the engine did not load as they are, quantisation, and options "
-        "that make it compute or sample otherwise"
+        f"same tokens {difference}; look for weights that the engine did not load as they are, quantisation, and "
+        "options that make it compute or sample otherwise"
     )
     return Breach(f"spec.health.{where}", "fail", "OtherPolicy", message)
 
 
-def _other_weights(found: str, step: int) -> Breach:
+def _other_weights(changed: str, step: int) -> Breach:
     message = (
-        f"responses of step {step} may have been sampled by other weights than they name: {found}; look for faults of "
-        "that machine's memory, and for what else writes into the engine"
+        f"responses of step {step} may have been sampled by other weights than they name: {changed}; look for faults "
+        "of that machine's memory, and for what else writes into the engine"
     )
     return Breach("spec.generator", "fail", "OtherWeights", message)
 

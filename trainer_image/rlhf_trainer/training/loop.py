@@ -104,18 +104,18 @@ def _evaluate(ctx: TrainerContext, task: Task, files: MetricsFiles | None, step:
         return None
     ctx.report(activity="evaluating")
     try:
-        found = task.evaluate(step)
+        results = task.evaluate(step)
     except Stopped as error:
         if step == ctx.spec.steps:
             raise
         log.warning("the evaluation after step %d was skipped: %s", step, error)
         return None
-    if files is None or not found:
+    if files is None or not results:
         return None
-    for metrics in found:
+    for metrics in results:
         files.evaluation({"step": step, **metrics})
         words = " ".join(f"{n}={v:.4g}" for n, v in metrics.items() if isinstance(v, int | float))
         log.info("evaluation after step %d: %s: %s", step, metrics["set"], words)
-    values = [metrics["mean"] if "mean" in metrics else -metrics["loss"] for metrics in found]
+    values = [metrics["mean"] if "mean" in metrics else -metrics["loss"] for metrics in results]
     best = fmean(values)
     return best if isfinite(best) else None

@@ -101,10 +101,10 @@ class Monitor:
             breach = None if verdict.breach is None else asdict(verdict.breach)
             return {}, {"breach": breach, "unknown": [asdict(problem) for problem in verdict.unknown]}
 
-        _, told = self._ctx.ranks.share(decide)
-        if told["unknown"]:
-            raise InvalidJob([Problem(**fields) for fields in told["unknown"]])
-        return None if told["breach"] is None else Breach(**told["breach"])
+        _, header = self._ctx.ranks.share(decide)
+        if header["unknown"]:
+            raise InvalidJob([Problem(**fields) for fields in header["unknown"]])
+        return None if header["breach"] is None else Breach(**header["breach"])
 
     def _report(self, breach: Breach, action: Action, step: int, message: str) -> None:
         before = self._told

@@ -75,24 +75,24 @@ class OfflineTask(GraphTask):
 
     def evaluate(self, step: int) -> list[dict[str, Any]]:
         """The loss on each set, and its statistics: `count` rows, a pair counted once."""
-        found, state = list[dict[str, Any]](), deepcopy(self._op_ctx.state)
+        results, state = list[dict[str, Any]](), deepcopy(self._op_ctx.state)
         self._op_ctx.step = step
         try:
             for name, rows in self._held_out.items():
                 columns, _ = given_columns(self._source.rows, rows, self._ctx.tokenizer, self._ctx.spec.data)
                 columns = self._executor.run(columns)
                 losses = held_out_losses(self._learner, columns, self._source.group)
-                found.append({"set": name, **losses, "count": len(columns) // self._source.group})
+                results.append({"set": name, **losses, "count": len(columns) // self._source.group})
         finally:
             self._op_ctx.state = state  # nodes with running state must not learn from held-out rows
-        return found
+        return results
 
     def state(self) -> Mapping[str, Any]:
-        found = {**self._stream.state(), **self._learner.state()}
+        state = {**self._stream.state(), **self._learner.state()}
         if self._batch is not None:  # its rows are collected again
             position = self._stream.position - self._ctx.spec.data.prompts_per_step
-            found |= {"position": position, "algorithm": self._running}
-        return found
+            state |= {"position": position, "algorithm": self._running}
+        return state
 
     def blobs(self) -> Mapping[str, Callable[[], bytes]]:
         return {}

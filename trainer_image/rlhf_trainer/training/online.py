@@ -146,8 +146,10 @@ class OnlineTask(GraphTask):
         except ValueError as error:
             raise DamagedSnapshot(f"the snapshot of step {snapshot.step}: {error}") from error
         self._source.restore(snapshot.state, self._pending)
-        if self._pending is not None and (why := self._collector.not_trainable(self._pending, snapshot.step)):
-            log.warning("the responses of the next step are asked for again: %s", why)
+        if self._pending is not None and (
+            reason := self._collector.not_trainable(self._pending, snapshot.step)
+        ):
+            log.warning("the responses of the next step are asked for again: %s", reason)
             self._source.ask_again(self._pending)
             self._pending = None
         if self._text:

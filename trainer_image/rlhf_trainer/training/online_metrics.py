@@ -52,8 +52,8 @@ class OnlineMetrics:
         """Metrics of the responses that the step has trained on, and of the requests since the step before.
         `staleness`: weight versions between the sampling of its tokens and their training."""
         ages = (self._rollouts.version - columns["versions"]).double()
-        found = {"staleness": float(ages.mean()), **self._rollouts.figures()}
-        return found | ({"staleness_max": float(ages.max())} if self._rollouts.is_ahead else {})
+        metrics = {"staleness": float(ages.mean()), **self._rollouts.figures()}
+        return metrics | ({"staleness_max": float(ages.max())} if self._rollouts.is_ahead else {})
 
     def _compared(self, columns: Columns) -> Tensor | None:
         """Tokens that the policy's weights before the step sampled; None where the log-probabilities are the sampler's

@@ -90,9 +90,9 @@ class Frame(NamedTuple):
     def ending(self, count: int) -> "Frame":
         """The first `count` tokens, as the end of the response."""
         counts = self.counts[:count]
-        kept = self.kept[: sum(counts)]
+        kept_tokens = self.kept[: sum(counts)]
         tokens, logprobs = self.tokens[:count], self.logprobs[:count]
-        return Frame(self.response, Kind.STOP, self.version, tokens, logprobs, counts, kept)
+        return Frame(self.response, Kind.STOP, self.version, tokens, logprobs, counts, kept_tokens)
 
 
 class RequestFailed(Exception):
@@ -118,23 +118,23 @@ def encode(
     version: int,
     tokens: Sequence[int],
     logprobs: Sequence[float],
-    kept: Sequence[Sequence[int]] | None = None,
+    kept_tokens: Sequence[Sequence[int]] | None = None,
 ) -> bytes:
-    """A frame, or several if the tokens do not fit; the last has the `kind`. `kept`: for each token the other tokens of
-    its sampling mask.
+    """A frame, or several if the tokens do not fit; the last has the `kind`. `kept_tokens`: for each token the other
+    tokens of its sampling mask.
 
-    Raises ValueError unless there is one log-probability, and with `kept` one mask, per token.
+    Raises ValueError unless there is one log-probability, and with `kept_tokens` one mask, per token.
     """
-    if len(tokens) != len(logprobs) or (kept is not None and len(kept) != len(tokens)):
-        beside = "" if kept is None else f" and {len(kept)} sampling masks"
+    if len(tokens) != len(logprobs) or (kept_tokens is not None and len(kept_tokens) != len(tokens)):
+        beside = "" if kept_tokens is None else f" and {len(kept_tokens)} sampling masks"
         raise ValueError(f"{len(tokens)} tokens with {len(logprobs)} log-probabilities{beside}")
     frames = list[bytes]()
     for at in range(0, max(1, len(tokens)), MOST_TOKENS):
         last = at + MOST_TOKENS >= len(tokens)
         ids, theirs = array("i", tokens[at : at + MOST_TOKENS]), array("f", logprobs[at : at + MOST_TOKENS])
         arrays: list[array[Any]] = [ids, theirs]
-        if kept is not None:
-            masks = kept[at : at + MOST_TOKENS]
+        if kept_tokens is not None:
+            masks = kept_tokens[at : at + MOST_TOKENS]
             arrays += [array("i", map(len, masks)), array("i", chain.from_iterable(masks))]
         payload = b"".join(_little(part).tobytes() for part in arrays)
         frames += [
@@ -201,25 +201,25 @@ def _kind(size: int, number: int, count: int) -> Kind:
 def _frame(index: int, kind: Kind, version: int, count: int, payload: bytes) -> Frame:
     size = 4 * count
     tokens, logprobs = array("i", payload[:size]), array("f", payload[size : 2 * size])
-    counts, kept = array("i", payload[2 * size : 3 * size]), array("i", payload[3 * size :])
-    for ids in (tokens, kept):
+    counts, kept_tokens = array("i", payload[2 * size : 3 * size]), array("i", payload[3 * size :])
+    for ids in (tokens, kept_tokens):
         if ids and (lowest := min(_little(ids))) < 0:
             raise ValueError(f"{lowest} is not a token id")
     if not math.isfinite(sum(_little(logprobs))):
         raise NotFinite("a log-probability is not finite")
     if logprobs and (highest := max(logprobs)) > ROUNDING:
         raise ValueError(f"{highest:g} is not a log-probability: it is above 0")
-    if counts and (min(_little(counts)) < 0 or max(counts) > MOST_KEPT or sum(counts) != len(kept)):
-        raise ValueError(f"a sampling mask of {len(kept)} tokens does not match its counts")
-    return Frame(index, kind, version, tokens, logprobs, counts, kept)
+    if counts and (min(_little(counts)) < 0 or max(counts) > MOST_KEPT or sum(counts) != len(kept_tokens)):
+        raise ValueError(f"a sampling mask of {len(kept_tokens)} tokens does not match its counts")
+    return Frame(index, kind, version, tokens, logprobs, counts, kept_tokens)
 
 
 def _failure(payload: bytes) -> RequestFailed:
     try:
-        said = _Error.model_validate_json(payload)
+        message = _Error.model_validate_json(payload)
     except ValidationError as error:
         raise ValueError(f"an ERROR frame without a valid message: {error}") from None
-    return RequestFailed(said.code, said.message)
+    return RequestFailed(message.code, message.message)
 
 
 def _little(values: "array[Any]") -> "array[Any]":

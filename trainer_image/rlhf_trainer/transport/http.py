@@ -195,17 +195,17 @@ async def _sessions(token: str) -> tuple[aiohttp.ClientSession, aiohttp.ClientSe
 def raise_file_limit() -> int:
     """Raises the soft limit of open files towards the hard one; returns the new soft limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    target = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
     if soft == resource.RLIM_INFINITY:
         return MOST_FILES
-    if soft < wanted:
+    if soft < target:
         try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
         except (OSError, ValueError) as error:
-            log.warning("the limit of open files, %d, cannot be raised to %d: %s", soft, wanted, error)
+            log.warning("the limit of open files, %d, cannot be raised to %d: %s", soft, target, error)
             return soft
-        log.info("raised the limit of open files to %d, from %d", wanted, soft)
-    return max(soft, wanted)
+        log.info("raised the limit of open files to %d, from %d", target, soft)
+    return max(soft, target)
 
 
 def _deadline(seconds: float | None) -> aiohttp.ClientTimeout:

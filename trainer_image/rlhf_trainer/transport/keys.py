@@ -47,10 +47,10 @@ class Keys:
 
     async def _prove(self, session: aiohttp.ClientSession, server: str) -> str:
         nonce = new_nonce()
-        asked = session.get(
+        challenge = session.get(
             question(server, nonce), middlewares=(), timeout=self._timeout, allow_redirects=False
         )
-        async with asked as response:
+        async with challenge as response:
             answer = await read_start(response, PROOF_BYTES) if response.status == 200 else b""
         key = key_of(self._token, server, nonce, answer)
         if key is None:

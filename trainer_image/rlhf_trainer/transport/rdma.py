@@ -48,7 +48,7 @@ def hindrance(
 
 def over_tcp(config: RunConfig, role: Role, environ: Mapping[str, str]) -> str | None:
     """The resource that requests RDMA, and the reason why NCCL uses TCP all the same; None if it does not."""
-    asked = asked_for(config, role, environ)
-    if asked is None or (why := hindrance(environ)) is None:
+    resource = asked_for(config, role, environ)
+    if resource is None or (reason := hindrance(environ)) is None:
         return None
-    return f"NCCL goes over TCP though the job asks for RDMA ({asked}): {why}"
+    return f"NCCL goes over TCP though the job asks for RDMA ({resource}): {reason}"

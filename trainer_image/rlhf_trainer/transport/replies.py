@@ -34,22 +34,22 @@ async def read_reply(response: aiohttp.ClientResponse, most: int) -> bytes:
         aiohttp.ClientPayloadError: it is longer, or compressed. No more than `most` bytes of it are kept.
     """
     check_plain(response)
-    found = bytearray()
+    content = bytearray()
     async for part in response.content.iter_any():
-        found += part
-        if len(found) > most:
+        content += part
+        if len(content) > most:
             raise aiohttp.ClientPayloadError(f"the reply is longer than {most} bytes")
-    return bytes(found)
+    return bytes(content)
 
 
 async def read_start(response: aiohttp.ClientResponse, most: int) -> bytes:
     """The first `most` bytes of the body, whatever they are."""
-    found = bytearray()
+    content = bytearray()
     async for part in response.content.iter_any():
-        found += part
-        if len(found) >= most:
+        content += part
+        if len(content) >= most:
             break
-    return bytes(found[:most])
+    return bytes(content[:most])
 
 
 def check_plain(response: aiohttp.ClientResponse) -> None:

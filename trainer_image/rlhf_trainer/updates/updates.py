@@ -80,26 +80,26 @@ class Updates:
         model, sequences = self._models[node.model], part.sequences
         if self._text is not None and node.model == POLICY:
             sequences, loss = mixed(sequences, loss, self._text.take(), self._text.coefficient)
-        found = model.update(sequences, output_fn(node.output, spec), loss, rate, self._group)
-        for name, value in found.items():
+        metrics = model.update(sequences, output_fn(node.output, spec), loss, rate, self._group)
+        for name, value in metrics.items():
             key = name if name in SHARED else _prefix(self._graph, node) + name
             before, count = self._found.get(key, (value, 0))
             joined = max(before, value) if key.endswith(MAXIMUM) else before + value
             self._found[key] = (joined if count else value, count + 1)
-        if bound is not None and "ratio_mean" in found and not 1 / bound <= found["ratio_mean"] <= bound:
+        if bound is not None and "ratio_mean" in metrics and not 1 / bound <= metrics["ratio_mean"] <= bound:
             self._stopped.add(node.name)
 
 
 def held_out_losses(learner: Learner, columns: Columns, group: int) -> dict[str, float]:
     """Loss and statistics of every training node over all sequences, under the names of `Updates.metrics`, without an
     update. A collective."""
-    graph, ctx, found = learner.graph, learner.op_ctx, dict[str, float]()
+    graph, ctx, losses = learner.graph, learner.op_ctx, dict[str, float]()
     for node in graph.train:
         loss = loss_fn(node.loss, ctx.spec)(columns, ctx)
         read, model = output_fn(node.output, ctx.spec), learner.models[node.model]
         measured = model.measure(columns.sequences, read, loss, group)
-        found |= {_prefix(graph, node) + name: value for name, value in measured.items()}
-    return {**found, "loss": found[f"{_prefix(graph, graph.train[0])}loss"]}
+        losses |= {_prefix(graph, node) + name: value for name, value in measured.items()}
+    return {**losses, "loss": losses[f"{_prefix(graph, graph.train[0])}loss"]}
 
 
 def _chosen(node: Train, columns: Columns, epochs: int, seed: int) -> Iterator[Tensor]:

@@ -153,13 +153,13 @@ class Broadcaster:
         """Asks `holders` to verify their serving weights (`WeightStatus.rlhf_recheck`); returns the names of those
         whose weights differ from what was sent, with the part, or ''. Those that do not answer in time are skipped."""
         answers, _ = self._servers.call(holders, "POST", RECHECK).settled()
-        said = [
+        changes = [
             f"{target.name} (worker {worker['rank']}): {str(worker['changed'])[:TOLD]}"
             for target, answer in answers.items()
             for worker in answer["results"]
             if worker["changed"] is not None
         ]
-        return "; ".join(said[:3])
+        return "; ".join(changes[:3])
 
     def close(self) -> None:
         self._leave()
@@ -224,10 +224,10 @@ class Broadcaster:
     ) -> tuple[float, dict[Member, str]]:
         """Commits what was sent; returns the longest pause in seconds, and the members that failed with the reason."""
         self._fault("before-commit")
-        wanted = {"version": version, "digest": sent.digest, "keep": self._keep}
+        expected = {"version": version, "digest": sent.digest, "keep": self._keep}
         if base is not None:
-            wanted["base"] = base.fingerprint
-        done, doubtful = self._servers.call(targets, "POST", COMMIT, wanted).settled()
+            expected["base"] = base.fingerprint
+        done, doubtful = self._servers.call(targets, "POST", COMMIT, expected).settled()
         self._fault("committed")
         return max((answer["pause_seconds"] for answer in done.values()), default=0.0), doubtful
 
@@ -237,10 +237,10 @@ class Broadcaster:
         if silent:
             state.silent.update(silent)
             reasons = failure.reasons if isinstance(failure, MembersFailed) else {}
-            state.drop({target: reasons.get(target, why) for target, why in silent.items()})
+            state.drop({target: reasons.get(target, reason) for target, reason in silent.items()})
         elif isinstance(failure, MembersFailed):
             state.strikes.update(failure.reasons.keys())
-            state.drop({t: why for t, why in failure.reasons.items() if state.strikes[t] >= STRIKES})
+            state.drop({t: reason for t, reason in failure.reasons.items() if state.strikes[t] >= STRIKES})
 
     def _leave(self) -> None:
         epoch, self._epoch = self._epoch, None

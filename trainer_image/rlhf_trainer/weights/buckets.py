@@ -100,9 +100,9 @@ def _write(room: Tensor, tensor: Tensor) -> None:
 
 def unpack(bucket: Bucket) -> list[tuple[str, Tensor]]:
     """The bucket's tensors, as views of its data."""
-    found, offset = [], 0
+    tensors, offset = [], 0
     for spec in bucket.specs:
         raw = bucket.data[offset : offset + spec.nbytes]
-        found.append((spec.name, raw.view(spec.torch_dtype).view(spec.shape)))
+        tensors.append((spec.name, raw.view(spec.torch_dtype).view(spec.shape)))
         offset += spec.room
-    return found
+    return tensors

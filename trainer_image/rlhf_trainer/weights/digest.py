@@ -35,8 +35,8 @@ class Digest:
 
     def hexdigest(self) -> str:
         """64 hexadecimal digits. Waits for the device."""
-        found = torch.cat(self._lanes).cpu() if self._lanes else torch.empty(0, dtype=torch.int64)
-        return hashlib.sha256(self._table.digest() + found.numpy().tobytes()).hexdigest()
+        lane_values = torch.cat(self._lanes).cpu() if self._lanes else torch.empty(0, dtype=torch.int64)
+        return hashlib.sha256(self._table.digest() + lane_values.numpy().tobytes()).hexdigest()
 
 
 def lanes(words: Tensor) -> Tensor:

@@ -130,8 +130,8 @@ class Group:
         """Waits for the value that the trainer publishes under `key` with `publish_value`."""
         with _failing("waiting for the trainer"):
             self._until(lambda: self._store.check([key]), "the trainer sent nothing")
-            said = self._store.get(key)
-        mac, text = said[:MAC_BYTES], said[MAC_BYTES:].decode(errors="replace")
+            value = self._store.get(key)
+        mac, text = value[:MAC_BYTES], value[MAC_BYTES:].decode(errors="replace")
         if not hmac.compare_digest(mac, self._mac(key, text).encode()):
             raise TransferFailed(f"somebody else than the trainer wrote {key!r} into its store")
         return json.loads(text)

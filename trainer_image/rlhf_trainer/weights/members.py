@@ -21,7 +21,7 @@ class MembersFailed(TransferFailed):
     """Some servers refused, did not answer or disagreed: `reasons` says why, for each."""
 
     def __init__(self, reasons: Mapping[Member, str]) -> None:
-        super().__init__("; ".join(f"{target.name}: {why}" for target, why in reasons.items()))
+        super().__init__("; ".join(f"{target.name}: {reason}" for target, reason in reasons.items()))
         self.reasons = dict(reasons)
 
 
@@ -71,7 +71,9 @@ class Calls:
     def check(self) -> None:
         """Raises MembersFailed where a call has failed already."""
         self._raise_deposed()
-        if failed := {t: self._why(f) for t, f in self._futures.items() if f.done() and f.exception()}:
+        if failed := {
+            t: self._failure_reason(f) for t, f in self._futures.items() if f.done() and f.exception()
+        }:
             raise MembersFailed(failed)
 
     def results(self) -> dict[Member, Any]:
@@ -89,7 +91,7 @@ class Calls:
             if future.done() and not future.exception():
                 answers[target] = future.result()
             else:
-                failed[target] = self._why(future)
+                failed[target] = self._failure_reason(future)
                 future.cancel()
         return answers, failed
 
@@ -98,7 +100,7 @@ class Calls:
             if future.done() and isinstance(error := future.exception(), Deposed):
                 raise error
 
-    def _why(self, future: "concurrent.futures.Future[Any]") -> str:
+    def _failure_reason(self, future: "concurrent.futures.Future[Any]") -> str:
         error = future.exception() if future.done() else TimeoutError()
         match error:
             case TimeoutError():

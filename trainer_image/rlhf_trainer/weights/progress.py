@@ -48,22 +48,22 @@ class Staging:
         return all(worker["staged_version"] == self._version for worker in answer["results"])
 
 
-def _disagreeing(status: Mapping[Member, Any], **wanted: Any) -> dict[Member, str]:
-    """Members of which a worker does not report what is `wanted`, with its report."""
-    found = {}
+def _disagreeing(status: Mapping[Member, Any], **expected: Any) -> dict[Member, str]:
+    """Members of which a worker does not report what is `expected`, with its report."""
+    disagreeing = {}
     for target, answer in status.items():
-        said = [{key: worker[key] for key in wanted} for worker in answer["results"]]
-        if any(worker != wanted for worker in said):
-            found[target] = f"has {said}, sent was {wanted}"
-    return found
+        reports = [{key: worker[key] for key in expected} for worker in answer["results"]]
+        if any(worker != expected for worker in reports):
+            disagreeing[target] = f"has {reports}, sent was {expected}"
+    return disagreeing
 
 
 def _refuse_failed(status: Mapping[Member, Any]) -> None:
     reasons = {
-        target: why
+        target: reason
         for target, answer in status.items()
         for worker in answer["results"]
-        if (why := worker["failure"]) is not None
+        if (reason := worker["failure"]) is not None
     }
     if reasons:
         raise MembersFailed(reasons)

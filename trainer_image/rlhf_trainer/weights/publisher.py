@@ -61,12 +61,12 @@ class Publisher:
         """
         self._refusals.clear()
         self._deadline = time.monotonic() + self._ctx.spec.generator.startup_timeout_seconds
-        said = self._ctx.ranks.broadcast_str(self._wait_for_members)
-        while said != "stop":
+        order = self._ctx.ranks.broadcast_str(self._wait_for_members)
+        while order != "stop":
             if self._sent(version, committing):
                 self._version = version
                 return
-            said = self._ctx.ranks.broadcast_str(self._wait_again)
+            order = self._ctx.ranks.broadcast_str(self._wait_again)
         raise Stopped("stopped while waiting for the generators")
 
     def ensure_current(self, version: int, committing: Callable[[], None]) -> None:
@@ -82,8 +82,8 @@ class Publisher:
 
     def figures(self) -> dict[str, float]:
         """Since the last call: the most bytes that one generator received, and its longest pause; on rank 0."""
-        found, self._figures = self._figures, dict.fromkeys(self._figures, 0.0)
-        return found
+        figures, self._figures = self._figures, dict.fromkeys(self._figures, 0.0)
+        return figures
 
     def changed(self) -> str:
         """Names of generators whose served weights differ from what was sent, with those weights; '' if none."""
@@ -109,9 +109,9 @@ class Publisher:
         """Waits, on rank 0, for as long as the generators take to start."""
         assert self._ctx.services is not None
         role, roster = self._ctx.spec.generator, self._ctx.services.roster
-        wanted = role.replicas if self._version < 0 else 1
+        required = role.replicas if self._version < 0 else 1
         try:
-            self._members = roster.wait(Role.GENERATOR, wanted, role.startup_timeout_seconds)
+            self._members = roster.wait(Role.GENERATOR, required, role.startup_timeout_seconds)
         except Stopped:
             return "stop"
         return "send"
@@ -128,10 +128,10 @@ class Publisher:
             return (
                 ranks.broadcast_str(lambda: "sent" if self._send(version, committing) else "again") == "sent"
             )
-        while (said := ranks.broadcast_str(lambda: "")) not in ("sent", "again"):
-            for _ in self._tensors(said):  # gathering the weights is a collective
+        while (message := ranks.broadcast_str(lambda: "")) not in ("sent", "again"):
+            for _ in self._tensors(message):  # gathering the weights is a collective
                 pass
-        return said == "sent"
+        return message == "sent"
 
     def _send(self, version: int, committing: Callable[[], None]) -> bool:
         """Sends the weights, on rank 0, to the members that it has waited for."""
@@ -162,8 +162,8 @@ class Publisher:
         self._refusals.update(target.uid for target in report.lost if target not in report.silent)
         late = bool(report.silent) and time.monotonic() > self._deadline
         if late or all(self._refusals[member.uid] >= REFUSALS for member in members):
-            why = "; ".join(f"{target.name}: {reason}" for target, reason in report.lost.items())
-            raise Unavailable(f"no generator took weight version {report.version}: {why}")
+            failures = "; ".join(f"{target.name}: {reason}" for target, reason in report.lost.items())
+            raise Unavailable(f"no generator took weight version {report.version}: {failures}")
 
     def _announced(self, part: str) -> Iterator[tuple[str, Tensor]]:
         """A part of the policy, after telling the other ranks to gather it too."""

@@ -81,7 +81,7 @@ class FrozenModel:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        asked = SamplingParams(
+        parameters = SamplingParams(
             max_tokens=1,
             temperature=0.0,
             prompt_logprobs=0,
@@ -90,21 +90,21 @@ class FrozenModel:
         )
 
         async def one(ids: list[int], begin: int) -> list[float]:
-            output = await final(self._engine.generate({"prompt_token_ids": ids}, asked, self._id()))
+            output = await final(self._engine.generate({"prompt_token_ids": ids}, parameters, self._id()))
             return response_logprobs(output.prompt_logprobs, ids, begin)
 
-        found = self._all(one, sequences)
-        return torch.tensor([value for values in found for value in values], dtype=torch.float32)
+        logprobs = self._all(one, sequences)
+        return torch.tensor([value for values in logprobs for value in values], dtype=torch.float32)
 
     def scores(self, sequences: Sequences) -> Tensor:
         """The score of each sequence by a classifier with one output: float32 [N]. Raises
         RuntimeError where vLLM gives other than one number."""
         from vllm import PoolingParams
 
-        asked = PoolingParams(task="classify", use_activation=False)
+        parameters = PoolingParams(task="classify", use_activation=False)
 
         async def one(ids: list[int], _begin: int) -> float:
-            output = await final(self._engine.encode({"prompt_token_ids": ids}, asked, self._id()))
+            output = await final(self._engine.encode({"prompt_token_ids": ids}, parameters, self._id()))
             score = torch.as_tensor(output.outputs.data).flatten()
             if len(score) != 1:
                 raise RuntimeError(f"vLLM gave {len(score)} scores for a sequence, of a model that has one")
@@ -134,9 +134,9 @@ class FrozenModel:
         """Submits all sequences at once; result of `one(tokens, prompt length)` for each."""
 
         async def noted(ids: list[int], begin: int) -> Any:
-            found = await one(ids, begin)
+            result = await one(ids, begin)
             self._heard, self._asked = time.monotonic(), self._asked - 1
-            return found
+            return result
 
         async def together() -> list[Any]:
             begins = sequences.prompt_lengths.tolist()
@@ -151,25 +151,24 @@ class FrozenModel:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
 
-        found: list[Any] = self._loop.run(together())
-        return found
+        results: list[Any] = self._loop.run(together())
+        return results
 
 
 async def final(outputs: AsyncIterator[Any]) -> Any:
     return [output async for output in outputs][-1]
 
 
-def response_logprobs(found: Any, ids: Sequence[int], begin: int) -> list[float]:
+def response_logprobs(prompt_logprobs: Any, ids: Sequence[int], begin: int) -> list[float]:
     """Log-probabilities of the tokens `ids` in vLLM's `prompt_logprobs` (a mapping from tokens per position), from
     position `begin` on.
     """
-    if found is None or len(found) != len(ids):
-        raise RuntimeError(
-            f"vLLM gave {'no' if found is None else len(found)} log-probabilities for {len(ids)} tokens"
-        )
+    if prompt_logprobs is None or len(prompt_logprobs) != len(ids):
+        count = "no" if prompt_logprobs is None else len(prompt_logprobs)
+        raise RuntimeError(f"vLLM gave {count} log-probabilities for {len(ids)} tokens")
     values = []
     for place in range(begin, len(ids)):
-        entry = (found[place] or {}).get(ids[place])
+        entry = (prompt_logprobs[place] or {}).get(ids[place])
         if entry is None or not math.isfinite(entry.logprob):
             raise RuntimeError(f"vLLM gave no finite log-probability of token {ids[place]} at place {place}")
         values.append(float(entry.logprob))

@@ -103,19 +103,19 @@ class Forward:
         head = response_head(self.model)
         if head is not None and head.fits and isinstance(read, ResponseLogprobs):
             with head.reading(read, micro):
-                found = self.logits(micro)
+                output = self.logits(micro)
                 # A model that caps or scales its logits has applied that to log-probabilities here: never call it
                 # again.
-                head.fits = head.gave(found)
+                head.fits = head.gave(output)
             if head.fits:
-                return read.columns(found[0])
+                return read.columns(output[0])
         return read(self.logits(micro), micro)
 
     def logits(self, micro: MicroBatch) -> Tensor:
         """The model's own output, [n, T, V] for a language model."""
         text = self.model.config.get_text_config()
         # A sequence-classification head pools before the padding token named by its configuration.
-        kept, text.pad_token_id = text.pad_token_id, micro.pad_token_id
+        own_pad_token, text.pad_token_id = text.pad_token_id, micro.pad_token_id
         options: dict[str, Any] = {"max_length_q": micro.longest} if micro.packed else {}
         if self.sequence_group is not None:
             options["sequence_group"] = self.sequence_group
@@ -129,7 +129,7 @@ class Forward:
             ).logits
             return logits
         finally:
-            text.pad_token_id = kept
+            text.pad_token_id = own_pad_token
 
     @torch.no_grad()
     def infer(

@@ -41,18 +41,18 @@ class ResponseHead(nn.Module):
             return linear(hidden, self.weight, self.bias)
         read, micro = self._wanted
         rows = hidden[micro.response_row, micro.response_column - 1]
-        found = linear_logprobs(
+        logprobs = linear_logprobs(
             rows,
             self.weight,
             self.bias,
             micro.targets,
             read.temperature,
             entropy=read.entropy,
-            kept=micro.kept,
+            kept_tokens=micro.kept,
         )
-        if not len(found):  # an empty tensor has no memory by which `gave` could know it
-            found = pad(found, (0, 0, 0, 1))[:0]
-        self._output = found[None]
+        if not len(logprobs):  # an empty tensor has no memory by which `gave` could know it
+            logprobs = pad(logprobs, (0, 0, 0, 1))[:0]
+        self._output = logprobs[None]
         return self._output
 
     def gave(self, output: Tensor) -> bool:

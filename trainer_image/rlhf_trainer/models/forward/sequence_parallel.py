@@ -83,8 +83,8 @@ class SequenceGroup:
             x[0].unflatten(0, (self.size, -1)) for x in (query, key, value)
         ]  # [size, H / size, T / size, D]
         sizes = [part.shape[1] for part in parts]
-        found = _exchange(torch.cat(parts, dim=1), self).transpose(0, 1).flatten(1, 2)[None]
-        q, k, v = found.split(sizes, dim=1)
+        exchanged = _exchange(torch.cat(parts, dim=1), self).transpose(0, 1).flatten(1, 2)[None]
+        q, k, v = exchanged.split(sizes, dim=1)
         return q, k, v
 
     def to_tokens(self, output: Tensor) -> Tensor:

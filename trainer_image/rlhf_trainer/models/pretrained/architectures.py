@@ -45,11 +45,11 @@ def register_served(names: Sequence[str]) -> None:
 
     known = ModelRegistry.get_supported_archs()
     for where, name in _named(names):
-        found: Any = import_function(name, where)
+        model_class: Any = import_function(name, where)
         kind = kind_of(name)
-        if kind in SERVED and found.__name__ not in known and found.is_backend_compatible():
+        if kind in SERVED and model_class.__name__ not in known and model_class.is_backend_compatible():
             ModelRegistry.register_model(
-                found.__name__, f"vllm.model_executor.models.transformers:Transformers{kind}"
+                model_class.__name__, f"vllm.model_executor.models.transformers:Transformers{kind}"
             )
 
 
@@ -59,12 +59,12 @@ def _named(names: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 def _registered(where: str, name: str) -> Iterator[Problem]:
     try:
-        found = import_function(name, where)
+        model_class = import_function(name, where)
     except InvalidJob as error:
         yield from error.problems
         return
-    config = getattr(found, "config_class", None)
-    if not (isinstance(found, type) and issubclass(found, PreTrainedModel)):
+    config = getattr(model_class, "config_class", None)
+    if not (isinstance(model_class, type) and issubclass(model_class, PreTrainedModel)):
         yield Problem(where, f"must be a subclass of transformers.PreTrainedModel; got {name!r}")
     elif not (isinstance(config, type) and issubclass(config, PreTrainedConfig) and config.model_type):
         yield Problem(
@@ -75,9 +75,9 @@ def _registered(where: str, name: str) -> Iterator[Problem]:
         auto = AUTO[kind_of(name) or ""]
         try:
             AutoConfig.register(config.model_type, config)
-            auto.register(config, found)
+            auto.register(config, model_class)
         except ValueError as error:  # a model type or configuration class of Transformers' own
             yield Problem(where, f"{error}; got {name!r}")
             return
         config.register_for_auto_class()
-        found.register_for_auto_class(auto.__name__)
+        model_class.register_for_auto_class(auto.__name__)

@@ -37,12 +37,12 @@ def load_model(kind: Any, path: str, *, trained_head: bool = True, **arguments: 
             f"cannot load {path!r}: it is an adapter of another model; name one that it is merged into"
         )
     only = {} if takes_pickles() else {"use_safetensors": True}
-    told = register_module_parameter_registration_hook(lambda *_: progress.sign())
+    hook = register_module_parameter_registration_hook(lambda *_: progress.sign())
     try:
         with progress.growing(Path(HF_HUB_CACHE, f"models--{path.replace('/', '--')}")):
             model, loaded = from_pretrained(kind, path, output_loading_info=True, **only, **arguments)
     finally:
-        told.remove()
+        hook.remove()
     needed = "" if trained_head else f"{model.base_model_prefix}."
     lacks = sorted(name for name in loaded["missing_keys"] if name.startswith(needed))
     if lacks:
@@ -51,8 +51,8 @@ def load_model(kind: Any, path: str, *, trained_head: bool = True, **arguments: 
             f"{path!r} lacks weights of {type(model).__name__}: {', '.join(lacks[:3])}{more}; they would be random; "
             "are the names in its files those of Transformers?"
         )
-    found: PreTrainedModel = model
-    return found
+    result: PreTrainedModel = model
+    return result
 
 
 def from_pretrained(kind: Any, path: str, **arguments: Any) -> Any:
@@ -98,8 +98,8 @@ def _check_readable(path: str) -> None:
     """Raises ValueError for a file that this user may not read, which safetensors reports as missing."""
     for file in sorted(Path(path).glob("*")):
         if not os.access(file, os.R_OK, effective_ids=True):
-            found = file.stat()
+            status = file.stat()
             raise ValueError(
-                f"cannot load {path!r}: user {os.geteuid()} may not read {file.name}, which is of user {found.st_uid} "
-                f"with mode {stat.filemode(found.st_mode)}; chmod -R a+rX {path!r}"
+                f"cannot load {path!r}: user {os.geteuid()} may not read {file.name}, which is of user {status.st_uid} "
+                f"with mode {stat.filemode(status.st_mode)}; chmod -R a+rX {path!r}"
             )

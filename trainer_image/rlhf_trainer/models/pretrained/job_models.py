@@ -98,9 +98,9 @@ def check_served(config: RunConfig, role: Role, tokenizer: PreTrainedTokenizerBa
     source = frozen_source(config, role)
 
     def fitting() -> int:
-        found = load.served_config(source.path, score=role.row.head == "score")
-        load.check_fit(found, tokenizer, length)
-        return load.positions_of(found)
+        served_config = load.served_config(source.path, score=role.row.head == "score")
+        load.check_fit(served_config, tokenizer, length)
+        return load.positions_of(served_config)
 
     return loading(source.where, fitting)
 

@@ -40,8 +40,8 @@ def padding_id(tokenizer: PreTrainedTokenizerBase) -> int:
     """The token that fills rows in this job: the tokenizer's padding token, else its end token. Every mask here comes
     from lengths, so an end token stays trained on; what is saved never names it as padding (`export.padding`)."""
     own = tokenizer.pad_token_id
-    found: int = tokenizer.eos_token_id if own is None else own
-    return found
+    token: int = tokenizer.eos_token_id if own is None else own
+    return token
 
 
 def load_policy(path: str, dtype: torch.dtype) -> PreTrainedModel:
@@ -115,9 +115,9 @@ def load_critic(path: str, dtype: torch.dtype) -> PreTrainedModel:
 def made_of(config: PreTrainedConfig, head: Head) -> PreTrainedModel:
     """A model of this configuration and kind without weights, on torch's `meta` device."""
     kind = {"causal": CAUSAL, "score": SCORE}.get(head, VALUE)
-    found: Any = AutoModelForCausalLM if kind == CAUSAL else class_with_head(HEADS[kind], kind, config)
+    model_class: Any = AutoModelForCausalLM if kind == CAUSAL else class_with_head(HEADS[kind], kind, config)
     with torch.device("meta"):
-        model: PreTrainedModel = getattr(found, "from_config", found)(config)
+        model: PreTrainedModel = getattr(model_class, "from_config", model_class)(config)
         return model
 
 
@@ -177,8 +177,8 @@ def _with_head(
     """A model of one output, whose head comes from its files if it is `trained`."""
     if _is(config, "Classification"):
         _check_one_output(config, path)
-    found = class_with_head(HEADS[kind], kind, config)
-    return load_model(found, path, trained_head=trained, dtype=dtype, num_labels=1)
+    model_class = class_with_head(HEADS[kind], kind, config)
+    return load_model(model_class, path, trained_head=trained, dtype=dtype, num_labels=1)
 
 
 def _check_kind(path: str, kind: str, needed: str) -> PreTrainedConfig:

@@ -22,10 +22,10 @@ def answer_for_all(client: Client) -> None:
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
-        core, asked = client.engine_core, ("collective_rpc", method, timeout, args, kwargs)
+        core, call = client.engine_core, ("collective_rpc", method, timeout, args, kwargs)
         engines: Sequence[bytes] = core.core_engines
         answers = await asyncio.gather(
-            *(core._call_utility_async(*asked, engine=engine) for engine in engines)
+            *(core._call_utility_async(*call, engine=engine) for engine in engines)
         )
         return [worker for workers in answers for worker in workers]
 

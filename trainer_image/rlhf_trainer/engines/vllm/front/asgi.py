@@ -12,7 +12,7 @@ async def call(app: App, scope: Scope, method: str, path: str, body: Any = None)
     200, and whatever a server raises whose engine is dead."""
     data = b"" if body is None else json.dumps(body).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(data))]
-    asked = {**scope, "method": method, "path": path, "raw_path": path.encode(), "query_string": b""}
+    request_scope = {**scope, "method": method, "path": path, "raw_path": path.encode(), "query_string": b""}
     sent: list[Any] = []
     given = [{"type": "http.request", "body": data, "more_body": False}]
 
@@ -22,7 +22,7 @@ async def call(app: App, scope: Scope, method: str, path: str, body: Any = None)
     async def send(message: Any) -> None:
         sent.append(message)
 
-    await app({**asked, "headers": headers}, receive, send)
+    await app({**request_scope, "headers": headers}, receive, send)
     text = b"".join(message.get("body", b"") for message in sent)
     if sent[0]["status"] != 200:
         raise ValueError(f"HTTP {sent[0]['status']} to {path}: {text[:200].decode(errors='replace')}")

@@ -48,16 +48,16 @@ class Commit:
         else:
             await self.app(scope, receive, send)
 
-    async def _commit(self, engine: "AsyncLLM", wanted: dict[str, Any], send: Send) -> None:
-        keep = wanted.pop("keep", False)
+    async def _commit(self, engine: "AsyncLLM", expected: dict[str, Any], send: Send) -> None:
+        keep = expected.pop("keep", False)
         self._gate.close()
         try:
-            paused = await _go_over(engine, self._gate, wanted, keep)
+            paused = await _go_over(engine, self._gate, expected, keep)
         except Exception as error:  # any error of a server whose engine is dead
-            log.error("weight version %s: %s", wanted["version"], error)
+            log.error("weight version %s: %s", expected["version"], error)
             await reply(send, 500, {"error": str(error)})
         else:
-            self._gate.open(wanted["version"])
+            self._gate.open(expected["version"])
             self._proving = asyncio.create_task(_prove(engine))
             await reply(send, 200, {"pause_seconds": paused})
 
@@ -65,16 +65,16 @@ class Commit:
         if self._proving is not None:
             await asyncio.wait({self._proving})
         try:
-            found = await engine.collective_rpc("rlhf_recheck")
+            results = await engine.collective_rpc("rlhf_recheck")
         except Exception as error:  # any error of a server whose engine is dead
             await reply(send, 500, {"error": str(error)})
         else:
-            await reply(send, 200, {"results": found})
+            await reply(send, 200, {"results": results})
 
 
-async def _go_over(engine: "AsyncLLM", gate: Gate, wanted: dict[str, object], keep: bool) -> float:
+async def _go_over(engine: "AsyncLLM", gate: Gate, expected: dict[str, object], keep: bool) -> float:
     """Swaps to the staged weights; returns the seconds without generation. Raises ValueError where the workers have not
-    staged `wanted`.
+    staged `expected`.
     """
     began = time.monotonic()
 
@@ -101,16 +101,16 @@ async def _go_over(engine: "AsyncLLM", gate: Gate, wanted: dict[str, object], ke
         await gate.empty(LABELLED, abort_labelled)
     else:
         await gate.empty(GENERATES, pause)
-    said = [{key: worker[key] for key in wanted} for worker in workers]
-    if any(worker != wanted for worker in said):
-        raise ValueError(f"the workers have {said}; the trainer sent {wanted}")
+    reports = [{key: worker[key] for key in expected} for worker in workers]
+    if any(worker != expected for worker in reports):
+        raise ValueError(f"the workers have {reports}; the trainer sent {expected}")
     # vLLM names this version with the tokens of each step that it takes in from here on: those of the earlier steps are
     # in, since the pause is over.
-    await engine.update_weight_version(str(wanted["version"]))
+    await engine.update_weight_version(str(expected["version"]))
     await engine.resume_generation()
     ended = time.monotonic()
     parts = f"{idle - began:.4f} until steps had ended, then {swapped - idle:.4f} for the swap"
-    log.info("weight version %s serves after %.4f s of pause: %s", wanted["version"], ended - began, parts)
+    log.info("weight version %s serves after %.4f s of pause: %s", expected["version"], ended - began, parts)
     return ended - began
 
 

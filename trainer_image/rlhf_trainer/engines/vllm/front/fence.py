@@ -18,10 +18,10 @@ class Fence:
         self.app, self._latest = app, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        said = dict(scope.get("headers", ())).get(EPOCH_HEADER.encode(), b"")
-        if not said.isdigit() or scope["path"] in OPEN_PATHS:
+        epoch_text = dict(scope.get("headers", ())).get(EPOCH_HEADER.encode(), b"")
+        if not epoch_text.isdigit() or scope["path"] in OPEN_PATHS:
             await self.app(scope, receive, send)
-        elif (epoch := int(said)) < self._latest:
+        elif (epoch := int(epoch_text)) < self._latest:
             message = f"a trainer of epoch {self._latest} already uses this server; this request is from epoch {epoch}"
             log.warning("refused %s: %s", scope["path"], message)
             await reply(send, DEPOSED, {"error": message})

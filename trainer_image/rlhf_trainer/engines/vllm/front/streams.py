@@ -44,43 +44,43 @@ class TokenStreams:
             await self.app(scope, receive, send)
             return
         try:
-            asked = Asked.model_validate_json(await body(receive))
+            request = Asked.model_validate_json(await body(receive))
         except ValidationError as error:
             await reply(send, 422, {"error": str(error)})
             return
         engine: AsyncLLM = scope["app"].state.engine_client
-        frames = _frames(engine, asked, scope.get(WEIGHTS))
+        frames = _frames(engine, request, scope.get(WEIGHTS))
         response = StreamingResponse(frames, media_type="application/octet-stream")
         await response(scope, receive, send)
 
 
-async def _frames(engine: "AsyncLLM", asked: Asked, weights: int | None) -> AsyncIterator[bytes]:
+async def _frames(engine: "AsyncLLM", request: Asked, weights: int | None) -> AsyncIterator[bytes]:
     """Frames of the responses. Of cached keys and values of other prompts they use those that were begun with the same
     `weights`: those of earlier ones, of a system prompt say, would grow older without end."""
     from vllm.exceptions import VLLMClientError
 
     begun = False
     try:
-        longest, wanted = engine.model_config.max_model_len, len(asked.prompt) + asked.max_tokens
-        if wanted > longest:
-            parts = f"a prompt of {len(asked.prompt)} tokens and a response of up to {asked.max_tokens}"
+        longest, required = engine.model_config.max_model_len, len(request.prompt) + request.max_tokens
+        if required > longest:
+            parts = f"a prompt of {len(request.prompt)} tokens and a response of up to {request.max_tokens}"
             raise ValueError(f"{parts} do not fit into a context of {longest}")
-        most = min(asked.kept, engine.model_config.get_vocab_size())
+        most = min(request.kept, engine.model_config.get_vocab_size())
         prompt: Any = {
             "type": "token",
-            "prompt_token_ids": list(asked.prompt),
+            "prompt_token_ids": list(request.prompt),
             "cache_salt": f"weights {weights}",
         }
         name, sent = f"{REQUEST}{uuid.uuid4()}", Counter[int]()
-        async for found in engine.generate(prompt, _sampling(asked, most), name):
+        async for request_output in engine.generate(prompt, _sampling(request, most), name):
             begun = True
             # All at once: while a frame is sent, the engine may forget a response that has ended.
-            starts = [_starts(engine, name, output) for output in found.outputs]
-            for output, theirs in zip(found.outputs, starts, strict=True):
+            starts = [_starts(engine, name, output) for output in request_output.outputs]
+            for output, theirs in zip(request_output.outputs, starts, strict=True):
                 if output.finish_reason not in KINDS:
                     raise RuntimeError(f"vLLM ended response {output.index} with {output.finish_reason!r}")
-                logprobs, kept = sampled_from(output, most)
-                masks = kept if asked.kept else None
+                logprobs, kept_tokens = sampled_from(output, most)
+                masks = kept_tokens if request.kept else None
                 kind, first = KINDS[output.finish_reason], sent[output.index]
                 sent[output.index] += len(output.token_ids)
                 yield encoded(output.index, kind, theirs, first, output.token_ids, logprobs, masks)
@@ -97,12 +97,12 @@ def encoded(
     first: int,
     tokens: Sequence[int],
     logprobs: Sequence[float],
-    kept: Sequence[Sequence[int]] | None,
+    kept_tokens: Sequence[Sequence[int]] | None,
 ) -> bytes:
     """Frames of a response's tokens from number `first` on, one for each weight version; `starts` as in `_starts`."""
     frames = list[bytes]()
     for version, begin, end in _parts(starts, first, len(tokens)):
-        masks = None if kept is None else kept[begin:end]
+        masks = None if kept_tokens is None else kept_tokens[begin:end]
         last = kind if end == len(tokens) else Kind.TOKENS
         frames.append(encode(index, last, version, tokens[begin:end], logprobs[begin:end], masks))
     return b"".join(frames)
@@ -124,24 +124,24 @@ def _starts(engine: "AsyncLLM", name: str, output: "CompletionOutput") -> list[t
     """Weight versions of the response so far, each with the number of the first token that it sampled: vLLM names one
     with the tokens of each step, and tells them with a response's end alone."""
     if output.finish_reason is not None:
-        found = [(span.version, span.start) for span in output.weight_versions or ()]
+        spans = [(span.version, span.start) for span in output.weight_versions or ()]
     else:
         processor = engine.output_processor
         states = (processor.request_states[each] for each in processor.external_req_ids.get(name, ()))
-        (found,) = (state.weight_version_starts for state in states if state.request_index == output.index)
-    known = [(int(version) if version.isdecimal() else NO_VERSION, start) for version, start in found]
+        (spans,) = (state.weight_version_starts for state in states if state.request_index == output.index)
+    known = [(int(version) if version.isdecimal() else NO_VERSION, start) for version, start in spans]
     return known or [(NO_VERSION, 0)]
 
 
-def _sampling(asked: Asked, most: int) -> "SamplingParams":
+def _sampling(request: Asked, most: int) -> "SamplingParams":
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-    fields = asked.model_dump(exclude={"prompt", "kept"})
+    fields = request.model_dump(exclude={"prompt", "kept"})
     return SamplingParams(
         **fields,
         logprobs=most,
         flat_logprobs=True,
-        detokenize=bool(asked.stop),
+        detokenize=bool(request.stop),
         output_kind=RequestOutputKind.DELTA,
     )
 
@@ -158,7 +158,7 @@ def sampled_from(output: "CompletionOutput", most: int) -> tuple[list[float], li
         return [], []
     if not most:
         return flat.logprobs, []
-    logprobs, kept = list[float](), list[list[int]]()
+    logprobs, kept_tokens = list[float](), list[list[int]]()
     for start, end in zip(flat.start_indices, flat.end_indices, strict=True):
         own, logprob = flat.token_ids[start], flat.logprobs[start]
         values = flat.logprobs[start + 1 : end]
@@ -169,5 +169,5 @@ def sampled_from(output: "CompletionOutput", most: int) -> tuple[list[float], li
             total = math.exp(logprob) + sum(map(math.exp, others.values()))
             logprob -= math.log(total) if total < 1 - ROUNDING else 0.0
         logprobs.append(logprob)
-        kept.append(list(others))
-    return logprobs, kept
+        kept_tokens.append(list(others))
+    return logprobs, kept_tokens

@@ -31,9 +31,9 @@ def main() -> None:
     config = AsyncEngineArgs.from_cli_args(arguments).create_engine_config(headless=True)
     executor, oom_kills = MultiprocExecutor(config, monitor_workers=False), OomKills()
     engine = arguments.master_addr, int(os.environ["RLHF_PORT"])
-    told = threading.Event()
-    threading.Thread(target=_end_after, args=(told, engine), daemon=True).start()
-    signal.signal(signal.SIGTERM, lambda *_: told.set())
+    stop_requested = threading.Event()
+    threading.Thread(target=_end_after, args=(stop_requested, engine), daemon=True).start()
+    signal.signal(signal.SIGTERM, lambda *_: stop_requested.set())
     workers = {worker.proc.sentinel: worker.proc for worker in executor.workers}
     ended = [workers[sentinel] for sentinel in connection.wait(workers)]
     for worker in ended:
@@ -42,11 +42,11 @@ def main() -> None:
     os._exit(EXIT_ENGINE_DEAD)
 
 
-def _end_after(told: threading.Event, engine: tuple[str, int]) -> None:
-    """After `told` is set, ends this process once the engine's address refuses connections; if that hangs, SIGKILL ends
-    both.
+def _end_after(stop_requested: threading.Event, engine: tuple[str, int]) -> None:
+    """After `stop_requested` is set, ends this process once the engine's address refuses connections; if that hangs,
+    SIGKILL ends both.
     """
-    told.wait()
+    stop_requested.wait()
     while _listens(engine):
         time.sleep(POLL_SECONDS)
     os._exit(0)

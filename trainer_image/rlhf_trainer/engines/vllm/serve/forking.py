@@ -27,19 +27,22 @@ def _let_go_of_ports() -> None:
     close whatever got their numbers."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in (int(entry.name) for entry in Path("/proc/self/fd").iterdir()):
-        with suppress(OSError), socket.socket(fileno=os.dup(number)) as found:  # OSError: no socket, or gone
+        with (
+            suppress(OSError),
+            socket.socket(fileno=os.dup(number)) as duplicate,
+        ):  # OSError: no socket, or gone
             if (
-                found.family in (socket.AF_INET, socket.AF_INET6)
-                and found.getsockname()[1]
-                and not _peer(found)
+                duplicate.family in (socket.AF_INET, socket.AF_INET6)
+                and duplicate.getsockname()[1]
+                and not _peer(duplicate)
             ):
                 os.dup2(nothing, number)
     os.close(nothing)
 
 
-def _peer(found: socket.socket) -> bool:
+def _peer(sock: socket.socket) -> bool:
     try:
-        return bool(found.getpeername())
+        return bool(sock.getpeername())
     except OSError:
         return False
 

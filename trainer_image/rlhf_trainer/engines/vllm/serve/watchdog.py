@@ -53,29 +53,33 @@ class EngineProcess(Protocol):
 
 def start(engine: Engine) -> None:
     """Starts the watchdog, in the process that started the engine's."""
-    processes, told, shutdown = multiprocessing.active_children(), threading.Event(), engine.shutdown
+    processes, stop_requested, shutdown = (
+        multiprocessing.active_children(),
+        threading.Event(),
+        engine.shutdown,
+    )
 
     def told_to_end(*args: object, **kwargs: object) -> None:
-        told.set()
+        stop_requested.set()
         shutdown(*args, **kwargs)
 
     engine.shutdown = told_to_end
-    arguments = (engine, processes, OomKills(), told)
+    arguments = (engine, processes, OomKills(), stop_requested)
     threading.Thread(target=_watch, args=arguments, name="rlhf-watchdog", daemon=True).start()
 
 
 def _watch(
-    engine: Engine, processes: Iterable[EngineProcess], oom_kills: OomKills, told: threading.Event
+    engine: Engine, processes: Iterable[EngineProcess], oom_kills: OomKills, stop_requested: threading.Event
 ) -> None:
     dead_since: float | None = None
-    while not told.wait(POLL_SECONDS):
+    while not stop_requested.wait(POLL_SECONDS):
         if dead_since is None and engine.errored:
             dead_since = time.monotonic()
         late = dead_since is not None and (
             time.monotonic() > dead_since + LINGER_SECONDS or termination.written()
         )
         cause = cause_of_death(processes, oom_kills.words(), late=late)
-        if cause and not told.is_set():
+        if cause and not stop_requested.is_set():
             log.critical("%s; this server ends", cause)
             termination.write(cause)
             os._exit(EXIT_ENGINE_DEAD)

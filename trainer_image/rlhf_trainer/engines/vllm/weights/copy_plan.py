@@ -115,8 +115,8 @@ class _Watch(TorchDispatchMode):
         if operation is torch.ops.aten.copy_.default:
             _, source, *_ = args
             assert isinstance(source, Tensor)
-            if source.shape == into.shape and (found := self._weight(source)):
-                name, weight = found
+            if source.shape == into.shape and (pair := self._weight(source)):
+                name, weight = pair
                 offset = int(source.storage_offset()) - int(weight.storage_offset())
                 self.copies.setdefault(name, []).append(Copy(into.detach(), offset, source.stride()))
                 self.copied[name] += source.numel()

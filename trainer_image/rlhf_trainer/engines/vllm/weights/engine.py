@@ -202,8 +202,8 @@ class BroadcastEngine(WeightTransferEngine[JoinInfo, ReceiveInfo]):
             threading.Timer(FAREWELL_S, os._exit, [EXIT_ENGINE_DEAD]).start()
             raise
         self.version, self.digest = staged.version, staged.digest
-        kept = self.base.parts if self.base else ()
-        self.served.loaded(staged.version, self.swap.arrived(staged.weights), kept)
+        base_parts = self.base.parts if self.base else ()
+        self.served.loaded(staged.version, self.swap.arrived(staged.weights), base_parts)
         log.info("serving weight version %s, digest %s", self.version, self.digest)
 
     @staticmethod

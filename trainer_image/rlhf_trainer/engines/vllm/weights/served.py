@@ -68,8 +68,8 @@ class Served:
         for part in parts(self._model):
             self._kept.append((part, part.fingerprint()))
             yield part.nbytes
-        for part, kept in made_of:
-            if not torch.equal(part.fingerprint(), kept):
+        for part, expected in made_of:
+            if not torch.equal(part.fingerprint(), expected):
                 self._record_change(
                     f"{part.name} is no longer what arrived, of which weight version {self._version} is made"
                 )
@@ -81,9 +81,9 @@ class Served:
 
     def _rechecking(self) -> Iterator[int]:
         for _ in self._kept:
-            part, kept = self._kept[self._next]
+            part, expected = self._kept[self._next]
             self._next = (self._next + 1) % len(self._kept)
-            if not torch.equal(part.fingerprint(), kept):
+            if not torch.equal(part.fingerprint(), expected):
                 self._record_change(
                     f"{part.name} is no longer what was loaded as weight version {self._version}"
                 )
@@ -95,11 +95,11 @@ class Served:
 
 def parts(model: nn.Module) -> Iterator[Part]:
     """All parts of a model, each looked up by name whenever its fingerprint is computed."""
-    seen = set()
+    storages = set()
     for name, parameter in model.named_parameters():
         storage = parameter.untyped_storage()
-        if storage.nbytes() and storage.data_ptr() not in seen:
-            seen.add(storage.data_ptr())
+        if storage.nbytes() and storage.data_ptr() not in storages:
+            storages.add(storage.data_ptr())
             yield Part(name, storage.nbytes(), partial(_of_parameter, model, name))
     for name, module in model.named_modules():
         if hasattr(module, "cpu_linear") and not module.weight.is_meta:

@@ -59,9 +59,9 @@ def check_fits(given: Sequence[Spec], tables: Sequence[Table], *, optional: froz
     """Raises ValueError naming the differences from the first table, unless `given` fits one of `tables`: the same
     names, except the `optional` ones, each with its shape and dtype (loading converts between floating-point dtypes).
     """
-    found = [_differences(given, table, optional) for table in tables]
-    if all(found) and found:
-        some, more = found[0][:5], len(found[0]) - 5
+    differences = [_differences(given, table, optional) for table in tables]
+    if all(differences) and differences:
+        some, more = differences[0][:5], len(differences[0]) - 5
         raise ValueError(
             f"the weights do not fit the served model: {'; '.join(some)}{f' and {more} more' if more > 0 else ''}. "
             "Trainer and generators must start from the same model."
@@ -69,11 +69,11 @@ def check_fits(given: Sequence[Spec], tables: Sequence[Table], *, optional: froz
 
 
 def _differences(given: Sequence[Spec], table: Table, optional: frozenset[str]) -> list[str]:
-    seen: set[str] = set()
+    names: set[str] = set()
     problems = []
     for spec in given:
         want = table.get(spec.name)
-        if spec.name in seen:
+        if spec.name in names:
             problems.append(f"{spec.name} came twice")
         elif want is None and spec.name not in optional:
             problems.append(f"{spec.name} {list(spec.shape)} is not in the model")
@@ -81,8 +81,8 @@ def _differences(given: Sequence[Spec], table: Table, optional: frozenset[str]) 
             problems.append(f"{spec.name} has shape {list(spec.shape)}, the model's has {list(want.shape)}")
         elif want is not None and spec.dtype != want.dtype and not (_floating(spec) and _floating(want)):
             problems.append(f"{spec.name} is {spec.dtype}, the model's is {want.dtype}")
-        seen.add(spec.name)
-    return problems + [f"{name} did not come" for name in table if name not in seen and name not in optional]
+        names.add(spec.name)
+    return problems + [f"{name} did not come" for name in table if name not in names and name not in optional]
 
 
 def _floating(spec: Spec) -> bool:
