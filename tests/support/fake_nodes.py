@@ -12,7 +12,7 @@ import ssl
 import threading
 from collections.abc import Coroutine
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import aiohttp
 from tests.support.cluster import Cluster
@@ -22,6 +22,7 @@ LABELS = "rlhf.dev/job"
 NODE = "fake-node"
 _MERGE = {"Content-Type": "application/strategic-merge-patch+json"}
 _HEARTBEAT_S = 8.0
+T = TypeVar("T")
 JOBS: dict[str, str] = {}
 """Uids of jobs by the address of their trainer: each has one of its own, on loopback."""
 
@@ -54,15 +55,21 @@ class FakeNodes:
         self._thread.join(10)
 
     def end(self, namespace: str, name: str, code: int = 1, message: str = "") -> None:
-        """The pod's container has ended."""
+        """The pod's container has ended; its addresses stay.
+
+        Raises:
+            ValueError: the API server refuses it.
+        """
         state = {
             "terminated": {"exitCode": code, "finishedAt": _now(), "startedAt": _now(), "message": message}
         }
         phase = "Failed" if code else "Succeeded"
-        self._run(self._report(namespace, name, self._address, phase, state, ready=False))
+        reply = self._run(self._report(namespace, name, phase, state, ready=False))
+        if reply["kind"] != "Pod":
+            raise ValueError(reply["message"])
 
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
 
     async def _open(self) -> None:
         context = ssl.create_default_context(cadata=self._ca)
@@ -125,7 +132,8 @@ class FakeNodes:
             await self._call("POST", f"/api/v1/namespaces/{namespace}/pods/{name}/binding", binding)
         elif spec.get("nodeName") == NODE and status.get("phase") == "Pending":
             address, state = self._address_of(meta), {"running": {"startedAt": _now()}}
-            await self._report(namespace, name, address, "Running", state, ready=True)
+            addresses = {"podIP": address, "podIPs": [{"ip": address}]}
+            await self._report(namespace, name, "Running", state, ready=True, **addresses)
 
     def _address_of(self, meta: dict[str, Any]) -> str:
         owners = [owner["uid"] for owner in meta.get("ownerReferences", ())]
@@ -137,25 +145,25 @@ class FakeNodes:
         return address
 
     async def _report(
-        self, namespace: str, name: str, address: str, phase: str, state: dict[str, Any], *, ready: bool
-    ) -> None:
+        self, namespace: str, name: str, phase: str, state: dict[str, Any], *, ready: bool, **addresses: Any
+    ) -> dict[str, Any]:
         container = {"name": "role", "image": "x", "imageID": "x", "restartCount": 0}
         status = {
+            **addresses,
             "phase": phase,
-            "podIP": address,
-            "podIPs": [{"ip": address}],
             "conditions": [{"type": "Ready", "status": str(ready)}],
             "containerStatuses": [{**container, "ready": ready, "started": ready, "state": state}],
         }
         path = f"/api/v1/namespaces/{namespace}/pods/{name}/status"
-        await self._call("PATCH", path, {"status": status}, _MERGE)
+        return await self._call("PATCH", path, {"status": status}, _MERGE)
 
     async def _call(
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
-    ) -> Any:
+    ) -> dict[str, Any]:
         """The answer; a refusal (a pod that is gone by now) is an ordinary one."""
         async with self._session.request(method, path, json=body, headers=headers) as answer:
-            return await answer.json()
+            reply: dict[str, Any] = await answer.json()
+            return reply
 
 
 def _now() -> str:
