@@ -30,8 +30,12 @@ class Adapted:
         report = sync.send(members, partial(self._tensors, trained=True), version, base=self._base)
         changed = sync.changed(members)
         assert not changed, changed
-        found = {"seconds": report.seconds, "wire": report.wire_seconds, "pause": report.pause_seconds}
-        return found | {"bytes": report.bytes, "base_bytes": report.base_bytes, "took": len(report.holders)}
+        measured = {"seconds": report.seconds, "wire": report.wire_seconds, "pause": report.pause_seconds}
+        return measured | {
+            "bytes": report.bytes,
+            "base_bytes": report.base_bytes,
+            "took": len(report.holders),
+        }
 
     def _tensors(self, *, trained: bool) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self._model.named_parameters():

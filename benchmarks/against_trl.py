@@ -120,8 +120,8 @@ def in_a_process(model: Path, steps: int, environment: dict[str, str]) -> list[f
     done = subprocess.run(
         command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=os.environ | environment
     )
-    found: list[float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    seconds: list[float] = json.loads(done.stdout.splitlines()[-1])
+    return seconds
 
 
 def trl_steps(model: Path, steps: int) -> list[float]:

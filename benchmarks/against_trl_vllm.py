@@ -67,8 +67,15 @@ def main() -> None:
             finally:
                 if options.keep and workdir.exists():
                     shutil.copytree(workdir, options.keep / job.stem, dirs_exist_ok=True)
-            found = figures(workdir / "metrics.jsonl", WARM)
-            tell("ours", found.pop("seconds"), found.pop("tokens"), options, staleness=staleness, **found)
+            measured = figures(workdir / "metrics.jsonl", WARM)
+            tell(
+                "ours",
+                measured.pop("seconds"),
+                measured.pop("tokens"),
+                options,
+                staleness=staleness,
+                **measured,
+            )
         if not options.no_trl:
             # CUDA takes a GPU that is named twice for none.
             gpus = {
@@ -89,8 +96,8 @@ def make(folder: Path, options: argparse.Namespace) -> None:
 
 
 def tell(who: str, seconds: float, tokens: float, options: argparse.Namespace, **more: Any) -> None:
-    found = {"samples/s": options.responses / seconds, "tokens/s": tokens / seconds, "seconds": seconds}
-    rounded = {name: round(value, 4) for name, value in {**more, **found}.items()}
+    rates = {"samples/s": options.responses / seconds, "tokens/s": tokens / seconds, "seconds": seconds}
+    rounded = {name: round(value, 4) for name, value in {**more, **rates}.items()}
     print(json.dumps({"who": who, **rounded}), flush=True)
 
 

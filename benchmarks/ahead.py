@@ -74,11 +74,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for seed in options.seeds:
             for staleness in options.staleness:
-                share, found = run(staleness, seed, options, Path(folder))
-                rates.setdefault(staleness, []).append(found["rate"])
+                share, measured = run(staleness, seed, options, Path(folder))
+                rates.setdefault(staleness, []).append(measured["rate"])
                 print(
-                    f"| {staleness} | {seed} | {share:.2f} | {found['rate']:.1f} | {found['trainer']:.0%} | "
-                    f"{found['generator']:.0%} | {found['age']:g} |",
+                    f"| {staleness} | {seed} | {share:.2f} | {measured['rate']:.1f} | {measured['trainer']:.0%} | "
+                    f"{measured['generator']:.0%} | {measured['age']:g} |",
                     flush=True,
                 )
     first = options.staleness[0]

@@ -101,9 +101,9 @@ def main() -> None:
     print("| before |" + "".join(f" {share:.2f} |" for share in before) + " |", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         for name in options.only:
-            found = [train(name, seed, options, Path(folder)) for seed in options.seeds]
-            shares = "".join(f" {share:.2f} |" for share, _ in found)
-            print(f"| {name} |{shares} {statistics.median(s for _, s in found):.2f} |", flush=True)
+            results = [train(name, seed, options, Path(folder)) for seed in options.seeds]
+            shares = "".join(f" {share:.2f} |" for share, _ in results)
+            print(f"| {name} |{shares} {statistics.median(s for _, s in results):.2f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -19,12 +19,12 @@ def errors(
         (response,) = work.responses
         versions = list(response.versions)
         later = [versions[0], *versions[:-1]]
-        found, wrong = (
+        right_errors, wrong = (
             _errors(model, hold, work.prompt.tokens, response, labels) for labels in (versions, later)
         )
         firsts = [at for at in range(1, len(versions)) if versions[at] != versions[at - 1]]
-        every.append(found.mean().item())
-        right += [found[at + off].item() for at in firsts for off in (-1, 0)]
+        every.append(right_errors.mean().item())
+        right += [right_errors[at + off].item() for at in firsts for off in (-1, 0)]
         moved += [wrong[at].item() for at in firsts]
     return {"error": mean(every), "error_at_boundaries": mean(right), "error_if_moved": mean(moved)}
 
@@ -40,7 +40,7 @@ def _errors(
     """|log p - log p_sampler| of each token, by the model of its version with the keys and values that earlier ones
     left."""
     device, tokens = next(model.parameters()).device, [*prompt, *response.tokens]
-    past, read, found = None, 0, list[torch.Tensor]()
+    past, read, chosen_logprobs = None, 0, list[torch.Tensor]()
     for version, same in groupby(versions):
         hold(version)
         end = (read or len(prompt) - 1) + len(list(same))
@@ -48,6 +48,6 @@ def _errors(
         output = model(fed, past_key_values=past, use_cache=True)
         logprobs = output.logits[0, 0 if read else len(prompt) - 1 :].float().log_softmax(-1)
         chosen = torch.tensor(tokens[max(read, len(prompt) - 1) + 1 : end + 1], device=device)
-        found.append(logprobs.gather(1, chosen[:, None])[:, 0].cpu())
+        chosen_logprobs.append(logprobs.gather(1, chosen[:, None])[:, 0].cpu())
         past, read = output.past_key_values, end
-    return (torch.cat(found) - torch.tensor(response.logprobs)).abs()
+    return (torch.cat(chosen_logprobs) - torch.tensor(response.logprobs)).abs()

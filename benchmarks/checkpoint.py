@@ -107,7 +107,9 @@ def measure(url: str, megabytes: int) -> str:
             tensor.copy_(cut.tensor("model", name))
 
     resumed, reading = seconds(read), peak.end()
-    archive.store.delete([found.key for kind in ("segments", "cuts") for found in archive.store.list(kind)])
+    archive.store.delete(
+        [listed_object.key for kind in ("segments", "cuts") for listed_object in archive.store.list(kind)]
+    )
     archive.store.delete(["LATEST"])
     speeds = (
         megabytes / put,

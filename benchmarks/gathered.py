@@ -138,7 +138,7 @@ def together(sender: Sender | None, ranks: Ranks, engine: TrainedModel) -> Broad
 
 def compare(whole: list[BroadcastReport], gathered: list[BroadcastReport]) -> None:
     """The first round of each kind warms up: connections, kernels, the generator's list of copies."""
-    found = {}
+    by_kind = {}
     for what, reports in (("whole, one rank", whole), ("gathered", gathered)):
         for report in reports:
             tell(
@@ -149,12 +149,12 @@ def compare(whole: list[BroadcastReport], gathered: list[BroadcastReport]) -> No
                     "s": report.seconds,
                 }
             )
-        found[what] = reports[1:]
+        by_kind[what] = reports[1:]
     pauses, wires = (
-        {what: median(getattr(r, name) for r in reports) for what, reports in found.items()}
+        {what: median(getattr(r, name) for r in reports) for what, reports in by_kind.items()}
         for name in ("pause_seconds", "wire_seconds")
     )
-    one, both = found
+    one, both = by_kind
     tell(
         {
             "what": "gathered beside whole",

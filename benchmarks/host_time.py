@@ -63,14 +63,14 @@ def main() -> None:
     print("| `gradientCheckpointing` | update ms | log-probabilities ms |\n| --- | --- | --- |")
     for checkpointing in get_args(GradientCheckpointing):
         model = make_model(options.layers, checkpointing)
-        found = [
+        times = [
             milliseconds(call, options.layers)
             for call in (
                 lambda model=model: model.update(sequences, read, lambda out, _: (out.sum(), {}), 1e-6),
                 lambda model=model: model.infer(sequences, read, sequences.response_lengths),
             )
         ]
-        print(f"| `{checkpointing}` | {found[0]:.2f} | {found[1]:.2f} |", flush=True)
+        print(f"| `{checkpointing}` | {times[0]:.2f} | {times[1]:.2f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -161,11 +161,13 @@ def main() -> None:
             finally:
                 if options.keep and workdir.exists():
                     shutil.copytree(workdir, options.keep / job.stem, dirs_exist_ok=True)
-            found = figures(workdir / "metrics.jsonl", options.warm)
-            first = first or found["tokens/s"]
-            words = {name: round(value, 4) for name, value in found.items()}
+            measured = figures(workdir / "metrics.jsonl", options.warm)
+            first = first or measured["tokens/s"]
+            words = {name: round(value, 4) for name, value in measured.items()}
             print(
-                json.dumps({"staleness": staleness, **words, "ratio": round(found["tokens/s"] / first, 3)}),
+                json.dumps(
+                    {"staleness": staleness, **words, "ratio": round(measured["tokens/s"] / first, 3)}
+                ),
                 flush=True,
             )
 

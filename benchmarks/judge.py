@@ -98,8 +98,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=8000)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--concurrency", type=int, default=64)
-    asked = parser.parse_args()
-    count, seconds, concurrency = asked.responses, asked.seconds, asked.concurrency
+    options = parser.parse_args()
+    count, seconds, concurrency = options.responses, options.seconds, options.concurrency
     address, control = serve(Judge(seconds, concurrency)), Control(total_steps=1)
     member = Member(role=Role.REWARD, name="reward-0", uid="0", address=address)
     control._membership = Membership(members=(member,))
@@ -124,7 +124,7 @@ def main() -> None:
         )
         generation = seconds * count / concurrency
         for case in ("at once", "as they end", "after all"):
-            responses = [[3 + i % 7, *[3] * (asked.tokens - 1)] for i in range(count)]
+            responses = [[3 + i % 7, *[3] * (options.tokens - 1)] for i in range(count)]
             ends = [0.0 if case == "at once" else generation * (i + 1) / count for i in range(count)]
             sequences, rows = (
                 Sequences.pack([(PROMPT, r) for r in responses]),

@@ -71,8 +71,8 @@ def main() -> None:
                     print(f"| maxStaleness | seed |{steps} oldest token | mean age | effective share |")
                     print("| --- | --- |" + " --- |" * (len(shares) + 3))
                     header = True
-                found = "".join(f" {each:.2f} |" for each in shares.values())
-                print(f"| {bound} | {seed} |{found} {oldest:g} | {mean:.2f} | {share:.3f} |", flush=True)
+                columns = "".join(f" {each:.2f} |" for each in shares.values())
+                print(f"| {bound} | {seed} |{columns} {oldest:g} | {mean:.2f} | {share:.3f} |", flush=True)
 
 
 if __name__ == "__main__":

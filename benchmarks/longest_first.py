@@ -87,14 +87,14 @@ def compare(kind: str, server: Server, http: HttpClient, options: argparse.Names
     dice, took = random.Random(kind), {False: [], True: []}
     for number in range(options.rounds):
         sizes = [dice.randint(SHORTEST, LONGEST) for _ in range(options.prompts)]
-        wanted = sizes if kind == "growing" else dice.sample(sizes, len(sizes))
+        lengths_in_order = sizes if kind == "growing" else dice.sample(sizes, len(sizes))
         for ranked in (number % 2 == 0, number % 2 == 1):
             # Other tokens each time: no round finds a prompt in the cache.
             prompts = [
                 Prompt(f"{kind}/{number}/{ranked}/{i}", tuple(dice.choices(range(2, VOCABULARY), k=size)), {})
                 for i, size in enumerate(sizes)
             ]
-            lengths = {prompt.id: FACTOR * n for prompt, n in zip(prompts, wanted, strict=True)}
+            lengths = {prompt.id: FACTOR * n for prompt, n in zip(prompts, lengths_in_order, strict=True)}
             took[ranked].append(measured(server, http, prompts, lengths, ranked=ranked))
     pairs = list(zip(took[False], took[True], strict=True))
     tell(

@@ -34,8 +34,8 @@ def appended(top_k: int, left: int) -> FlatLogprobs:
     flat, ids = FlatLogprobs(), list(range(top_k))
     values = [-math.log(left)] * left + [-math.inf] * (top_k - left)
     for _ in range(TOKENS):
-        told = [0, *ids], [values[0], *values], itertools.repeat(None)
-        append_logprobs_for_next_position(flat, *told, rank=1, num_logprobs=top_k)
+        appended_row = [0, *ids], [values[0], *values], itertools.repeat(None)
+        append_logprobs_for_next_position(flat, *appended_row, rank=1, num_logprobs=top_k)
     return flat
 
 

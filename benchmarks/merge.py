@@ -87,14 +87,14 @@ def _received(tensors: object, device: torch.device) -> Named:
 
 
 def seconds(work: Callable[[], object], device: torch.device) -> list[float]:
-    found = []
+    durations = []
     for _ in range(ROUNDS):
         began = time.monotonic()
         work()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        found.append(time.monotonic() - began)
-    return sorted(found)
+        durations.append(time.monotonic() - began)
+    return sorted(durations)
 
 
 @torch.no_grad()
@@ -128,12 +128,12 @@ def measure(shape: str, ranks: list[int], device: torch.device) -> None:
         print(json.dumps({"what": "memory", "peak": peak, "model, base and adapter": held}), flush=True)
 
 
-def tell(shape: str, what: str, found: list[float], came: Named) -> None:
+def tell(shape: str, what: str, durations: list[float], came: Named) -> None:
     nbytes = sum(tensor.nbytes for _, tensor in came)
     times = {
-        "least": round(found[0], 4),
-        "median": round(found[len(found) // 2], 4),
-        "most": round(found[-1], 4),
+        "least": round(durations[0], 4),
+        "median": round(durations[len(durations) // 2], 4),
+        "most": round(durations[-1], 4),
     }
     print(json.dumps({"model": shape, "what": what, "bytes received": nbytes, **times}), flush=True)
 

@@ -44,10 +44,10 @@ def lost(whole: Tensor, dealt: Sequence[Tensor], ranks: int) -> float:
 def met(first: Sequence[Tensor], second: Sequence[Tensor], count: int) -> float:
     """Share of the pairs of one epoch's minibatches that are pairs of the other's too."""
     pairs = [torch.zeros(count, count, dtype=torch.bool) for _ in range(2)]
-    for found, dealt in zip(pairs, (first, second), strict=True):
+    for pair, dealt in zip(pairs, (first, second), strict=True):
         for rows in dealt:
-            found[rows[:, None], rows] = True
-        found.fill_diagonal_(fill_value=False)
+            pair[rows[:, None], rows] = True
+        pair.fill_diagonal_(fill_value=False)
     return float((pairs[0] & pairs[1]).sum() / pairs[0].sum())
 
 
@@ -58,7 +58,7 @@ def main() -> None:
     print("| --- " * 9 + "|")
     for count, size, ranks in CASES:
         for name in ("random", "balanced"):
-            found = []
+            statistics = []
             for seed in range(STEPS):
                 prompts, tokens = lengths(count, seed)
                 balanced = name == "balanced"
@@ -72,8 +72,8 @@ def main() -> None:
                 mean = fmean(sums)
                 waits = lost(prompts + tokens, first, ranks)
                 again = met(first, second, count)
-                found.append((pstdev(sums) / mean, max(sums) / mean, min(sums) / mean, again, waits))
-            spread, fullest, emptiest, again, waits = map(fmean, zip(*found, strict=True))
+                statistics.append((pstdev(sums) / mean, max(sums) / mean, min(sums) / mean, again, waits))
+            spread, fullest, emptiest, again, waits = map(fmean, zip(*statistics, strict=True))
             chance = f"{again:.3f} ({(size - 1) / (count - 1):.3f})"
             print(
                 f"| {count} | {size} | {ranks} | {name} | {spread:.2%} | {fullest:.3f} | {emptiest:.3f} | {chance} "

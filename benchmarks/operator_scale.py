@@ -172,23 +172,23 @@ def metrics(running: Operator) -> dict[str, float]:
     return {key: float(value) for key, value in (line.rsplit(" ", 1) for line in lines)}
 
 
-def quantile(seen: dict[str, float], share: float) -> float:
+def quantile(samples: dict[str, float], share: float) -> float:
     """Upper bound, in seconds, of the histogram's bucket that holds this share of reconciles."""
     buckets = {}
-    for key, value in seen.items():
-        if found := re.match(r'rlhf_operator_reconcile_seconds_bucket\{le="([^"]+)",outcome="done"\}', key):
-            buckets[float(found[1])] = value
+    for key, value in samples.items():
+        if match := re.match(r'rlhf_operator_reconcile_seconds_bucket\{le="([^"]+)",outcome="done"\}', key):
+            buckets[float(match[1])] = value
     total = buckets[float("inf")]
     return next(bound for bound, count in sorted(buckets.items()) if count >= share * total)
 
 
-def api_calls(seen: dict[str, float]) -> Counter[str]:
+def api_calls(samples: dict[str, float]) -> Counter[str]:
     """By verb and kind."""
-    found = Counter[str]()
-    for key, value in seen.items():
+    calls = Counter[str]()
+    for key, value in samples.items():
         if called := re.match(r'rlhf_operator_api_calls_total\{code="\d+",kind="(\w+)",verb="(\w+)"\}', key):
-            found[f"{called[2]} {called[1]}"] += int(value)
-    return found
+            calls[f"{called[2]} {called[1]}"] += int(value)
+    return calls
 
 
 def peak_mib(running: Operator) -> float:
@@ -229,11 +229,11 @@ def measure(folder: Path, count: int, ended: int, quiet: float) -> tuple[str, Co
             starting = own_milliseconds(running) - own
             time.sleep(quiet)
             whole = own_milliseconds(running) - own
-            seen, memory = metrics(running), peak_mib(running)
-    calls = api_calls(seen)
+            samples, memory = metrics(running), peak_mib(running)
+    calls = api_calls(samples)
     line = (
         f"| {count} | {ended} | {bare:.1f} | {took:.1f} | {took / bare:.2f} | {work / bare_work:.2f} | "
-        f"{1000 * quantile(seen, 0.5):.0f} | {1000 * quantile(seen, 0.99):.0f} | "
+        f"{1000 * quantile(samples, 0.5):.0f} | {1000 * quantile(samples, 0.99):.0f} | "
         f"{calls.total() / count:.1f} | {starting / count:.1f} | {whole / count:.1f} | {memory:.0f} |"
     )
     return line, calls
@@ -257,8 +257,8 @@ async def make_hostile(namespace: str, count: int) -> None:
 async def refusals(namespace: str) -> int:
     """Number of jobs that were refused for their size."""
     async with await Api.connect() as api:
-        found = [job.get("status", {}) async for job in api.list("RLHFJob", namespace, keep=trim)]
-    return sum("must have at most" in status.get("message", "") for status in found)
+        statuses = [job.get("status", {}) async for job in api.list("RLHFJob", namespace, keep=trim)]
+    return sum("must have at most" in status.get("message", "") for status in statuses)
 
 
 class Probe:

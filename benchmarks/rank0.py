@@ -62,16 +62,16 @@ WORDS = 1000
 
 def serve(port: int) -> None:
     async def respond(request: web.Request) -> web.StreamResponse:
-        asked = Asked.model_validate_json(await request.read())
+        body = Asked.model_validate_json(await request.read())
         response = web.StreamResponse()
         await response.prepare(request)
-        left = asked.max_tokens
+        left = body.max_tokens
         while left:
-            count = min(asked.stream_interval, left)
+            count = min(body.stream_interval, left)
             left -= count
             tokens = [(left + i) % WORDS for i in range(count)]
             logprobs = [-0.123456789 - 1e-6 * i for i in range(count)]
-            masks = [range(1, asked.kept)] * count if asked.kept else None
+            masks = [range(1, body.kept)] * count if body.kept else None
             await response.write(encode(0, Kind.TOKENS if left else Kind.LENGTH, 0, tokens, logprobs, masks))
         return response
 
@@ -94,7 +94,7 @@ def peak() -> float:
 def watch(control: int, over: Event, longest: Any, late: Any) -> None:
     """The host, as the operator or a kubelet: asks again and again, once there is an answer. `late`: by how much its
     own sleeps were too long, which is the machine's doing."""
-    asked = urllib.request.Request(
+    status_request = urllib.request.Request(
         f"http://{HOST}:{control}{CONTROL_STATUS}", headers={"Authorization": "Bearer token"}
     )
     up = False
@@ -103,7 +103,7 @@ def watch(control: int, over: Event, longest: Any, late: Any) -> None:
         began = time.monotonic()
         late.value = max(late.value, began - asleep - 0.05)
         try:
-            with urllib.request.urlopen(asked, timeout=60) as reply:
+            with urllib.request.urlopen(status_request, timeout=60) as reply:
                 reply.read()
         except urllib.error.URLError:
             assert not up, "the control API is gone"
@@ -140,10 +140,10 @@ def count_sent() -> list[int]:
     return sent
 
 
-def encode_beside(kept: EpisodeReplayBuffer) -> tuple[float, float]:
+def encode_beside(buffer: EpisodeReplayBuffer) -> tuple[float, float]:
     """Seconds of encoding the episode on another thread, and the longest in which this one did not run."""
     began = latest = time.monotonic()
-    thread, stall = threading.Thread(target=kept.blob), 0.0
+    thread, stall = threading.Thread(target=buffer.blob), 0.0
     thread.start()
     while thread.is_alive():
         time.sleep(0.001)
@@ -191,18 +191,18 @@ def main() -> None:
     time.sleep(1)  # the host has found it
 
     before, began, cpu = resident(), time.monotonic(), time.process_time()
-    found = start_round(
+    outcome = start_round(
         http, client, works, members,
         current=lambda: {member.uid: member for member in members},
         limits=Limits(options.concurrent, 600),
     ).result()  # fmt: skip
     seconds, held = time.monotonic() - began, resident() - before
-    responses = Responses(rollouts(work for _, work in found.results))
-    del found
+    responses = Responses(rollouts(work for _, work in outcome.results))
+    del outcome
     sent, ready = count_sent(), time.monotonic()
     episode = collected(ranks, 1, responses, {work.prompt.id: i for i, work in enumerate(works)}).episode
     distributed.barrier()
-    told = time.monotonic() - ready
+    share_seconds = time.monotonic() - ready
     used, shared, at_most = time.process_time() - cpu, resident() - before, peak() - before
     assert episode is not None
     assert len(episode) == options.prompts
@@ -220,7 +220,7 @@ def main() -> None:
         "prompts": options.prompts,
         "tokens": count,
         "seconds": round(seconds, 1),
-        "share_s": round(told, 2),
+        "share_s": round(share_seconds, 2),
         "sent_bytes_per_token": round(sum(sent) / count, 2),
         "cpu_us_per_token": round(used / count * 1e6, 3),
         "responses_gb": round(held, 3),

@@ -85,7 +85,7 @@ def seconds(engine: Engine, calls: Sequence[Sequence[Prompt]]) -> float:
     return time.perf_counter() - began
 
 
-def seen(times: Sequence[float]) -> str:
+def format_times(times: Sequence[float]) -> str:
     return f"{median(times):.1f} s ({min(times):.1f} to {max(times):.1f})"
 
 
@@ -105,7 +105,7 @@ def main() -> None:
             times[name][i] = seconds(engine, made)
     steps = sum(max(own) - min(own) for own in ([len(p.tokens) for p in batch] for batch in ranked))
     for name, cut in (("as they come", calls["as they come"]), ("ranked", ranked)):
-        print(f"{name}: padding {padding(cut):.1%}, {seen(times[name])}")
+        print(f"{name}: padding {padding(cut):.1%}, {format_times(times[name])}")
     print(f"{len(ranked)} batches; a start at the shortest prompt: {steps} steps beside {len(ranked) * NEW}")
 
 

@@ -33,18 +33,18 @@ def seconds(nbytes: int, device: torch.device, peer_device: str) -> list[float]:
     other = subprocess.Popen([sys.executable, __file__, *arguments])
     group = Group(store, EPOCH, "", 0, 2, TIMEOUT_S, device)
     room = torch.randint(0, 255, (nbytes,), dtype=torch.uint8, device=device)
-    found = []
+    durations = []
     for _ in range(ROUNDS):
         synchronize(device)
         began = time.monotonic()
         work = group.broadcast(room)
         work.wait()  # the group's own looks at intervals
         synchronize(device)
-        found.append(time.monotonic() - began)
+        durations.append(time.monotonic() - began)
         group.wait(work)
     other.wait(60)
     group.abort()
-    return found
+    return durations
 
 
 if __name__ == "__main__":

@@ -54,16 +54,18 @@ def offline(options: argparse.Namespace) -> None:
     print("ready", flush=True)
     sys.stdin.readline()
     for kind in KINDS:
-        asked = prompts(kind, options.requests, options.vocabulary)
+        requests = prompts(kind, options.requests, options.vocabulary)
         settings = {"temperature": 1.0, "max_tokens": options.answer, "stop_token_ids": [EOS], "logprobs": 0}
         sampling = [
             SamplingParams(**settings, seed=request_seed(0, str(i)) if "unseeded" not in kind else None)
-            for i in range(len(asked))
+            for i in range(len(requests))
         ]
         began = time.monotonic()
-        found = model.generate([TokensPrompt(prompt_token_ids=p) for p in asked], sampling, use_tqdm=False)
+        outputs = model.generate(
+            [TokensPrompt(prompt_token_ids=p) for p in requests], sampling, use_tqdm=False
+        )
         seconds = time.monotonic() - began
-        tokens = sum(len(each.outputs[0].token_ids) for each in found)
+        tokens = sum(len(each.outputs[0].token_ids) for each in outputs)
         tell({"what": "offline", "kind": kind, "tokens": tokens, "tokens/s": tokens / seconds})
 
 
@@ -89,7 +91,7 @@ def online(server: Server, options: argparse.Namespace) -> None:
             ends=[EOS],
         )
         for kind in KINDS:
-            asked = [
+            requests = [
                 Prompt(id=str(i), tokens=tuple(tokens), row={})
                 for i, tokens in enumerate(prompts(kind, options.requests, options.vocabulary))
             ]
@@ -97,7 +99,7 @@ def online(server: Server, options: argparse.Namespace) -> None:
             began, cpu = time.monotonic(), time.process_time()
             limits, works = (
                 Limits(options.requests, 600),
-                [PartialRollout.begin(prompt, 1) for prompt in asked],
+                [PartialRollout.begin(prompt, 1) for prompt in requests],
             )
             current = {"current": lambda: {member.uid: member}}
             outcome = start_round(http, client, works, [member], limits=limits, **current).result(600)

@@ -67,13 +67,13 @@ def main() -> None:
         file = Path(folder, "rows.jsonl")
         write(file, rows)
         before, highest = held(), peak()
-        found: dict[str, float] = {"rows": rows, "file_mb": file.stat().st_size / 1e6}
+        measured: dict[str, float] = {"rows": rows, "file_mb": file.stat().st_size / 1e6}
 
         def part(name: str, work: Callable[[], T]) -> T:
             began = time.perf_counter()
             made = work()
-            found[f"{name}_s"] = time.perf_counter() - began
-            found[f"{name}_held_mb"], found[f"{name}_peak_mb"] = held() - before, peak() - highest
+            measured[f"{name}_s"] = time.perf_counter() - began
+            measured[f"{name}_held_mb"], measured[f"{name}_peak_mb"] = held() - before, peak() - highest
             return made
 
         dataset = part("open", lambda: open_dataset([Source(path=str(file))], "prompts"))
@@ -92,8 +92,10 @@ def main() -> None:
             )
             result = part("talk", lambda: checker.check(range(CONVERSATIONS)))
             lengths = (result.prompt_lengths, result.response_lengths)
-            found["talk_tokens"] = sum(length * count for each in lengths for length, count in each.items())
-    print(json.dumps({name: round(value, 2) for name, value in found.items()}))
+            measured["talk_tokens"] = sum(
+                length * count for each in lengths for length, count in each.items()
+            )
+    print(json.dumps({name: round(value, 2) for name, value in measured.items()}))
 
 
 def read(dataset: Rows, batches: list[list[tuple[int, int]]]) -> None:

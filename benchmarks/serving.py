@@ -79,8 +79,8 @@ def renew(model: PreTrainedModel, seed: int) -> None:
 def logprobs(model: PreTrainedModel) -> torch.Tensor:
     """Of each token of TEXT but the first, by the trainer's model, on the CPU."""
     text = torch.tensor([TEXT], device=model.device)
-    found = model(text).logits[0, :-1].float().log_softmax(-1).gather(1, text[0, 1:, None])[:, 0]
-    return found.cpu()
+    chosen = model(text).logits[0, :-1].float().log_softmax(-1).gather(1, text[0, 1:, None])[:, 0]
+    return chosen.cpu()
 
 
 def served_logprobs(http: HttpClient, address: str) -> torch.Tensor:

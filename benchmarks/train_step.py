@@ -133,20 +133,20 @@ def measure(name: str, options: argparse.Namespace) -> None:
     norms = []
 
     def update() -> None:
-        found = model.update(
+        measured = model.update(
             sequences,
             read,
             lambda out, m: ((out * weights[m.response_index].to(out.device)).sum() / len(weights), {}),
             1e-6,
         )
-        norms.append(found["grad_norm"])
+        norms.append(measured["grad_norm"])
 
     def infer() -> None:
         model.infer(sequences, read, sequences.response_lengths)
 
     for what, call, count in (("update", update, operations), ("infer", infer, operations / 3)):
         seconds, memory = timed(call, options.rounds)
-        found = {
+        measured = {
             "variant": name,
             "what": what,
             "seconds": round(seconds, 3),
@@ -156,7 +156,7 @@ def measure(name: str, options: argparse.Namespace) -> None:
         memories = {"peak_gb": round(memory / 1e9, 1), "plan_gb": round(planned / 1e9, 1)}
         micro = len(model._forward.plan(sequences, ranks)[0])
         if model.rank == 0:
-            line = {**found, **share, **memories, "micro_batches": micro, "grad_norm": round(norms[0], 6)}
+            line = {**measured, **share, **memories, "micro_batches": micro, "grad_norm": round(norms[0], 6)}
             print(json.dumps(line), flush=True)
     if options.profile and cuda:
         shares = profiled(update)

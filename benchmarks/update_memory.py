@@ -111,8 +111,8 @@ def measure(name: str, config: dict[str, Any], hidden: int, layers: int) -> None
         gc.collect()
         began = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        found = model.update(sequences, ResponseLogprobs(), lambda out, _: (out.sum() / 100, {}), 1e-6)
-        assert not found.get("overflow"), "a step that is skipped takes less"
+        metrics = model.update(sequences, ResponseLogprobs(), lambda out, _: (out.sum() / 100, {}), 1e-6)
+        assert not metrics.get("overflow"), "a step that is skipped takes less"
         peaks["step"] = torch.cuda.max_memory_allocated()
     zero = Zero.of(spec, "policy")
     plan = [share(zero).bytes(ranks) for share in (reducing, stepping)]

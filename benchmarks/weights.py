@@ -92,33 +92,33 @@ class Bench:
         raw_broadcast.synchronize(self.device)
         members = [server.member() for server in self.servers[:count]]
         report = sync.send(members, lambda: iter(self.model.named_parameters()), self.version)
-        found = {"seconds": report.seconds, "wire": report.wire_seconds, "pause": report.pause_seconds}
+        measured = {"seconds": report.seconds, "wire": report.wire_seconds, "pause": report.pause_seconds}
         if {"before-commit", "committed"} <= self.at.keys():
-            found["pause_as_called"] = (
+            measured["pause_as_called"] = (
                 self.at["committed"] - self.at["before-commit"]
             )  # with the way there and back
-        found |= {"digest_equal": len(report.holders), "attempts": report.attempts, "bytes": report.bytes}
+        measured |= {"digest_equal": len(report.holders), "attempts": report.attempts, "bytes": report.bytes}
         if report.lost:
-            found["lost"] = next(iter(report.lost.values()))[:200]
+            measured["lost"] = next(iter(report.lost.values()))[:200]
         elif old is not None:
             new = logprobs(self.model)
             served = [served_logprobs(self.http, server.address) for server in self.servers[:count]]
-            found["logprob_error"] = max((each - new).abs().mean().item() for each in served)
-            found["from_old_weights"] = min((each - old).abs().mean().item() for each in served)
-        return found
+            measured["logprob_error"] = max((each - new).abs().mean().item() for each in served)
+            measured["from_old_weights"] = min((each - old).abs().mean().item() for each in served)
+        return measured
 
 
 def proof(bench: Bench, sync: Broadcaster, rounds: int) -> None:
     """Seconds of a proof of the weights that are served: of all of them after a swap, then of a slice."""
     for number in range(rounds):
-        found, seconds = bench.round(sync, check=False), []
+        measured, seconds = bench.round(sync, check=False), []
         for _ in range(10):
             began = time.monotonic()
-            said = sync.changed([bench.servers[0].member()])
+            changes = sync.changed([bench.servers[0].member()])
             seconds.append(time.monotonic() - began)
-            assert not said, said
+            assert not changes, changes
         slices = {"slice_median": median(seconds[1:]), "slice_longest": max(seconds[1:])}
-        tell({"what": "proof", "round": number, "all_and_a_slice": seconds[0], **slices, **found})
+        tell({"what": "proof", "round": number, "all_and_a_slice": seconds[0], **slices, **measured})
 
 
 def under_load(bench: Bench, bucket: int, rounds: int, answers: int, tokens: int, interval: int) -> None:
@@ -134,7 +134,7 @@ def under_load(bench: Bench, bucket: int, rounds: int, answers: int, tokens: int
         before = now - 1.0, now
         mode = {"in_flight": "keep" if keep else "recompute", "load": answers, "interval": interval}
         for number in range(rounds):
-            found = bench.round(sync, check=False)
+            measured = bench.round(sync, check=False)
             sync.changed([bench.servers[0].member()])
             time.sleep(SETTLE_SECONDS)
             began, ended = bench.at["before-commit"], bench.at["committed"]
@@ -144,14 +144,14 @@ def under_load(bench: Bench, bucket: int, rounds: int, answers: int, tokens: int
                 for when, span in spans.items()
                 for of, seconds in load.gaps(*span).items()
             }
-            tell({"what": "sync under load", **mode, "round": number, **gaps, **found})
+            tell({"what": "sync under load", **mode, "round": number, **gaps, **measured})
         load.stop()
         sync.close()
         if keep:
             several = [work for work in load.works if len({*work.responses[0].versions}) > 1][:CHECKED]
-            found = boundaries.errors(bench.model, partial(renew, bench.model), several)
+            measured = boundaries.errors(bench.model, partial(renew, bench.model), several)
             renew(bench.model, bench.version)
-            tell({"what": "versions of tokens", **mode, "responses": len(several), **found})
+            tell({"what": "versions of tokens", **mode, "responses": len(several), **measured})
 
 
 def to_several(bench: Bench, sync: Broadcaster, rounds: int) -> None:
@@ -160,9 +160,9 @@ def to_several(bench: Bench, sync: Broadcaster, rounds: int) -> None:
     for count in range(len(bench.servers), 0, -1):
         shared = [server.name for server in bench.servers[:count] if server.apart]
         for number in range(rounds):
-            found = bench.round(sync, count=count)
-            tell({"what": "sync", "generators": count, "by_tcp": shared, "round": number, **found})
-            if "lost" in found:
+            measured = bench.round(sync, count=count)
+            tell({"what": "sync", "generators": count, "by_tcp": shared, "round": number, **measured})
+            if "lost" in measured:
                 raise RuntimeError(f"{count} generators did not all get the weights")
 
 
@@ -177,13 +177,13 @@ def kill(bench: Bench, bucket: int, at: int) -> None:
         killed.append(time.monotonic())
 
     bench.fault, bench.action = f"bucket:{at}", act
-    found = bench.round(sync, count=count, check=False)
+    measured = bench.round(sync, count=count, check=False)
     went_on = time.monotonic() - killed[0]
     began = time.monotonic()
     bench.model(torch.tensor([[1, 2, 3]], device=bench.device))
     raw_broadcast.synchronize(bench.device)
     forward = time.monotonic() - began
-    tell({"what": "killed", "trainer_goes_on_after": went_on, "a_forward_then": forward, **found})
+    tell({"what": "killed", "trainer_goes_on_after": went_on, "a_forward_then": forward, **measured})
     ready = victim.launch().wait_ready()
     tell({"what": "rejoined", "start": ready, **bench.round(sync, count=count)})
     sync.close()
@@ -194,8 +194,8 @@ def adapter(bench: Bench, bucket: int, rounds: int, rank: int) -> None:
     sync, adapted = bench.sync(bucket), Adapted(bench.model, rank)
     for number in range(rounds):
         bench.version += 1
-        found = adapted.round(sync, [server.member() for server in bench.servers], bench.version)
-        tell({"what": "adapter", "rank": rank, "round": number, **found})
+        measured = adapted.round(sync, [server.member() for server in bench.servers], bench.version)
+        tell({"what": "adapter", "rank": rank, "round": number, **measured})
     sync.close()
 
 

@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("operator/rlhf_api", "operator/rlhf_operator", "operator/rlhf_store", "trainer_image/rlhf_trainer")
+FOLDERS = (
+    "benchmarks",
+    "examples",
+    "operator/rlhf_api",
+    "operator/rlhf_operator",
+    "operator/rlhf_store",
+    "tools",
+    "trainer_image/rlhf_trainer",
+)
 BETTER = {
     "asked": "request, requested, questions",
     "found": "what was looked for: match, pods, problems, path",

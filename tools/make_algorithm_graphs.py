@@ -24,7 +24,7 @@ def drawn(name: str) -> str:
 
 def filled(text: str) -> str:
     """The page with the graphs as they are now."""
-    return _BLOCK.sub(lambda found: f"{found[1]}```mermaid\n{drawn(found[2])}```\n", text)
+    return _BLOCK.sub(lambda match: f"{match[1]}```mermaid\n{drawn(match[2])}```\n", text)
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ def default_words(field: FieldInfo) -> str:
 
 def sections(model: type[BaseModel], where: str) -> Iterator[str]:
     """A section for the model and each model inside it, depth first."""
-    own, said = differences(model), descriptions(model)
+    own, docstrings = differences(model), descriptions(model)
     yield f"\n## `{where}`\n\n{words(model)}\n"
     if own.keys() != model.model_fields.keys():
         yield f"All fields of [{SHARED.lower()}](#{SHARED.lower().replace(' ', '-')}){', and:' if own else '.'}\n"
@@ -101,7 +101,7 @@ def sections(model: type[BaseModel], where: str) -> Iterator[str]:
         yield COLUMNS
     for name, field in own.items():
         key = field.alias or name
-        meaning = one_line(said.get(name))
+        meaning = one_line(docstrings.get(name))
         models = inner_models(field.annotation)
         if models and models[0] is DeepSpeedConfig:
             meaning = meaning or DEEPSPEED
@@ -125,19 +125,20 @@ def shared_section() -> Iterator[str]:
     ]
     yield f"\n## {SHARED}\n\nIn {', '.join(places)}; where a default differs, its own section says so.\n"
     yield COLUMNS
-    said = descriptions(PolicyGradient)
+    docstrings = descriptions(PolicyGradient)
     for name, field in PolicyGradient.model_fields.items():
-        yield row(field.alias or name, field, one_line(said.get(name)))
+        yield row(field.alias or name, field, one_line(docstrings.get(name)))
 
 
 def differences(model: type[BaseModel]) -> dict[str, FieldInfo]:
     """The model's fields, without those that it has from `PolicyGradient` as they are."""
     shared = PolicyGradient.model_fields if issubclass(model, PolicyGradient) else {}
-    said, usual = descriptions(model), descriptions(PolicyGradient)
+    docstrings, usual = descriptions(model), descriptions(PolicyGradient)
     return {
         name: field
         for name, field in model.model_fields.items()
-        if name not in shared or (field.default, said.get(name)) != (shared[name].default, usual.get(name))
+        if name not in shared
+        or (field.default, docstrings.get(name)) != (shared[name].default, usual.get(name))
     }
 
 

@@ -10,4 +10,4 @@ def right(
     rows: Sequence[Mapping[str, Any]],
 ) -> list[float]:
     """1.0 for a response that is its row's answer, else 0.0."""
-    return [float(said == row["answer"]) for said, row in zip(responses, rows, strict=True)]
+    return [float(response == row["answer"]) for response, row in zip(responses, rows, strict=True)]

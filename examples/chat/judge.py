@@ -15,4 +15,4 @@ def correct(
     rows: Sequence[Mapping[str, Any]],
 ) -> list[float]:
     """1 where the result is the answer and nothing else, or else 0."""
-    return [float(result(said) == row["answer"]) for said, row in zip(responses, rows, strict=True)]
+    return [float(result(response) == row["answer"]) for response, row in zip(responses, rows, strict=True)]

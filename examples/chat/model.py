@@ -31,9 +31,9 @@ def download(folder: Path) -> Path:
 
 def convert(gguf: Path, out: Path) -> None:
     """Writes the model to `out` in bfloat16, in which it was published."""
-    found = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
-    AutoTokenizer.from_pretrained(**found).save_pretrained(out)
-    quantized = AutoModelForCausalLM.from_pretrained(**found, dtype=torch.bfloat16)
+    source = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
+    AutoTokenizer.from_pretrained(**source).save_pretrained(out)
+    quantized = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.bfloat16)
     config = quantized.config.to_dict()
     config.pop("quantization_config", None)  # its weights are whole by now; with this they cannot be saved
     model = LlamaForCausalLM(LlamaConfig(**config)).to(torch.bfloat16)

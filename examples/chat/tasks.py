@@ -35,16 +35,18 @@ def score(
     rows: Sequence[Mapping[str, Any]],
 ) -> list[float]:
     """reasoning-gym's own, of the result: 1 for the answer, and for one among words its share of the characters."""
-    return [_score_of(row["task"])(result(said), row) for said, row in zip(responses, rows, strict=True)]
+    return [
+        _score_of(row["task"])(result(response), row) for response, row in zip(responses, rows, strict=True)
+    ]
 
 
 def rows() -> list[dict[str, Any]]:
     """All questions of the task, each once, as conversations."""
     dataset = reasoning_gym.create_dataset(TASK, size=4000, seed=1, **SETTINGS)
-    found = {entry["question"]: entry for entry in dataset}
+    by_question = {entry["question"]: entry for entry in dataset}
     return [
         {"prompt": [{"role": "user", "content": question}], "task": TASK, "answer": entry["answer"]}
-        for question, entry in found.items()
+        for question, entry in by_question.items()
     ]
 
 

@@ -11,10 +11,10 @@ from aiohttp import web
 
 def result(response: dict[str, Any]) -> dict[str, Any]:
     """`{"score": number}`, or `{"error": why}` where the service cannot tell: that is no score of zero."""
-    wanted = response["row"].get("answer")
-    if wanted is None:
+    expected = response["row"].get("answer")
+    if expected is None:
         return {"error": "the row has no answer to compare with"}
-    return {"score": float(response["response"].strip() == wanted)}
+    return {"score": float(response["response"].strip() == expected)}
 
 
 async def score(request: web.Request) -> web.Response:
