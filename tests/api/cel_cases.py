@@ -77,21 +77,9 @@ CASES = [
         "applies only to engine vllm",
     ),
     ("spec.sampling.minNewTokens=256", "spec.sampling.minNewTokens=257", "minNewTokens"),
-    *(
-        (
-            f"spec.replay={{{name}: {value}{window}}}",
-            f"spec.replay={{{name}: {value}, {relay}: {value}{window}}}",
-            f"{relay} means",
-        )
-        for name, relay, value, window in (
-            ("maxReplayEpisode", "maxRelayEpisode", 2, ""),
-            ("replayEpisodeOffset", "relayEpisodeOffset", 0, ", maxReplayEpisode: 2"),
-            ("replaySampleFn", "relaySampleFn", "newest", ", maxReplayEpisode: 2"),
-        )
-    ),
     (
         "spec.replay={replaySampleFn: newest, samplesPerStep: 4, maxReplayEpisode: 2}",
-        "spec.replay={relaySampleFn: 'a:b', samplesPerStep: 4, maxReplayEpisode: 2}",
+        "spec.replay={replaySampleFn: 'a:b', samplesPerStep: 4, maxReplayEpisode: 2}",
         "samplesPerStep is for the built-in samplers",
     ),
     (

@@ -41,11 +41,6 @@ REFUSED = [
         "maxReplayEpisode; set that, or remove this; got 'newest'",
     ),
     (
-        ("spec.replay.relaySampleFn=newest",),
-        "spec.replay.relaySampleFn",
-        "maxReplayEpisode; set that, or remove this; got 'newest'",
-    ),
-    (
         ("spec.ppo={minibatchSize: 8, valueMinibatchSize: 6, balanceTokens: true}",),
         *("spec.ppo.balanceTokens", "a step is one update of 8 responses; use a minibatchSize of at most 4"),
     ),

@@ -185,7 +185,6 @@ BASES: tuple[tuple[str, tuple[str, ...]], ...] = (
         ),
     ),
     (r"spec\.replay\.(?!stream)", ("spec.replay={maxReplayEpisode: 3}",)),
-    (r"spec\.replay\..*[rR]elay", ("spec.replay={maxRelayEpisode: 3}",)),
     (r"spec\.rollout", ("spec.rollout={maxStaleness: 1}", "spec.sampling.topK=0")),
     (r"spec\.rollout\.importance", ("spec.rollout={importance: token}",)),
     (r"spec\.reward\.functions", ("spec.reward.functions=[{function: 'a:b', name: f}]",)),

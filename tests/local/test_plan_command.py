@@ -155,6 +155,15 @@ def test_the_rate_of_broadcasts_is_that_of_steps_with_one(tmp_path, capsys):
     assert "--link 4e+09" in told[-1]
 
 
+def test_a_run_of_an_earlier_release_may_have_fields_that_are_no_more(manifest, ran, capsys):
+    of_now = plan(capsys, manifest, "--after", ran)
+    file = Path(ran, "run.json")
+    body = json.loads(file.read_text())
+    body["spec"]["replay"]["relaySampleFn"] = None
+    file.write_text(json.dumps(body))
+    assert plan(capsys, manifest, "--after", ran) == of_now
+
+
 def test_a_torn_last_line_of_metrics_is_left_out(manifest, ran, capsys):
     whole = plan(capsys, manifest, "--after", ran)
     with Path(ran, "metrics.jsonl").open("a") as metrics:

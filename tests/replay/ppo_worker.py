@@ -54,7 +54,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "uniform": (SHARED, "spec.replay={maxReplayEpisode: 2}"),
     "prioritized": (
         SHARED,
-        "spec.replay={maxRelayEpisode: -1, relaySampleFn: prioritized, samplesPerStep: 3}",
+        "spec.replay={maxReplayEpisode: -1, replaySampleFn: prioritized, samplesPerStep: 3}",
     ),
     "dynamic": ("spec.replay={streamDataLoaderType: dynamic, maxReplayEpisode: 1, samplesPerStep: 2}",),
 }

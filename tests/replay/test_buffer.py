@@ -197,13 +197,13 @@ def strangers(_buffers):
     return [{"prompt": "?"}]
 
 
-def sampled_by(name: str, spelling: str = "replaySampleFn") -> list[tuple[int, int]]:
-    return picks(Replay.model_validate({"maxReplayEpisode": 2, spelling: f"{__name__}:{name}"}))
+def sampled_by(name: str) -> list[tuple[int, int]]:
+    return picks(Replay.model_validate({"maxReplayEpisode": 2, "replaySampleFn": f"{__name__}:{name}"}))
 
 
 def test_a_function_of_the_user_sees_the_window_and_the_fresh_episode():
     assert sampled_by("everything") == [(number, i) for number in (4, 5) for i in range(4)]
-    assert [number for number, _ in sampled_by("best_of_each", "relaySampleFn")] == [4, 5]
+    assert [number for number, _ in sampled_by("best_of_each")] == [4, 5]
 
 
 @pytest.mark.parametrize(
@@ -220,8 +220,8 @@ def test_a_function_of_the_user_sees_the_window_and_the_fresh_episode():
 )
 def test_whatever_else_it_does_is_one_clear_error(name, says):
     with pytest.raises(InvalidJob, match=says) as caught:
-        sampled_by(name, "relaySampleFn")
-    assert [p.where for p in caught.value.problems] == ["spec.replay.relaySampleFn"]
+        sampled_by(name)
+    assert [p.where for p in caught.value.problems] == ["spec.replay.replaySampleFn"]
     assert not re.search("\n", str(caught.value))
 
 
@@ -229,6 +229,8 @@ def test_priorities_that_an_algorithm_of_ones_own_does_not_compute_are_refused()
     """The built-in prioritized sampler draws by advantages, which this algorithm does not have."""
     own = ("spec.ppo={}", "spec.algorithm=examples.own_algorithm.best_of_n:ALGORITHM")
     resolve(job(*own, "spec.replay={maxReplayEpisode: 2}").spec)
-    said = r"spec.replay.relaySampleFn: .* which the graph of 'examples.own_.*' does not compute; use uniform"
+    said = (
+        r"spec.replay.replaySampleFn: .* which the graph of 'examples.own_.*' does not compute; use uniform"
+    )
     with pytest.raises(InvalidJob, match=said):
-        resolve(job(*own, "spec.replay={maxReplayEpisode: 2, relaySampleFn: prioritized}").spec)
+        resolve(job(*own, "spec.replay={maxReplayEpisode: 2, replaySampleFn: prioritized}").spec)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from ..errors.problem import Problem
 from ..graph import Generate, Graph
-from ..sections.replay import RELAY
+from ..sections.replay import SAMPLER_FIELD
 from ..spec import Spec
 
 LOADER = "spec.replay.streamDataLoaderType"
@@ -33,11 +33,8 @@ def problems(spec: Spec) -> Iterator[Problem]:
     """Problems of fields of `spec.replay` that contradict each other or others, or have no effect."""
     replay = spec.replay
     keys = {name: f"spec.replay.{field.alias}" for name, field in type(replay).model_fields.items()}
-    for name, relay in RELAY.items():
-        if getattr(replay, name) is not None and getattr(replay, relay) is not None:
-            yield Problem(keys[relay], f"means the same as {keys[name]}; remove one of them")
-    for name in (*RELAY, *RELAY.values(), "samples_per_step"):
-        if not replay.window and not name.startswith("max_") and getattr(replay, name) is not None:
+    for name in ("replay_episode_offset", "replay_sample_fn", "samples_per_step"):
+        if not replay.window and getattr(replay, name) is not None:
             message = (
                 f"applies only with maxReplayEpisode; set that, or remove this; got {getattr(replay, name)!r}"
             )
@@ -62,6 +59,4 @@ def unweighted(spec: Spec, graph: Graph) -> Iterator[Problem]:
     replay = spec.replay
     if replay.sampler == "prioritized" and not any("advantages" in node.writes for node in graph.nodes):
         message = f"draws by advantages, which the graph of {spec.algorithm!r} does not compute"
-        yield Problem(
-            replay.sampler_field, f"{message}; use uniform, newest or a function; got 'prioritized'"
-        )
+        yield Problem(SAMPLER_FIELD, f"{message}; use uniform, newest or a function; got 'prioritized'")

@@ -4,14 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pydantic import BaseModel
-from pydantic.alias_generators import to_camel
 
 from ..algorithms import ALGORITHMS
 from ..algorithms.policy_gradient import PolicyGradient
 from ..field_types import former_names
 from ..sections.data import Data
 from ..sections.model import Model
-from ..sections.replay import RELAY
 from ..sections.roles import Trainer
 from ..sections.sampling import Sampling
 from ..spec import Spec
@@ -151,16 +149,8 @@ _AUTOSCALE = (
     ),
 )
 _REPLAY = (
-    *(
-        Rule(
-            f"!has(self.{to_camel(name)}) || !has(self.{to_camel(relay)})",
-            f"spec.replay.{to_camel(relay)} means the same as {to_camel(name)}; remove one of them",
-        )
-        for name, relay in RELAY.items()
-    ),
     Rule(
-        "!has(self.samplesPerStep) || !((has(self.replaySampleFn) && self.replaySampleFn.contains(':')) || "
-        "(has(self.relaySampleFn) && self.relaySampleFn.contains(':')))",
+        "!has(self.samplesPerStep) || !has(self.replaySampleFn) || !self.replaySampleFn.contains(':')",
         "spec.replay.samplesPerStep is for the built-in samplers; a function itself says how many it returns",
     ),
 )

@@ -10,40 +10,26 @@ BUILT_IN_SAMPLERS = ("uniform", "newest", "prioritized")
 EPISODES = "episodes/"
 """Prefix of a snapshot's episode files; followed by the episode's number and `.parquet`."""
 
-RELAY = {
-    "max_replay_episode": "max_relay_episode",
-    "replay_episode_offset": "relay_episode_offset",
-    "replay_sample_fn": "relay_sample_fn",
-}
-"""The two spellings of each field of spec.replay: accepted -> canonical."""
-
-Window = Annotated[int, Field(ge=-1, le=2**31 - 1)]
-Offset = Annotated[int, Field(ge=0, le=2**31 - 1)]
+SAMPLER_FIELD = "spec.replay.replaySampleFn"
 
 
 class Replay(Frozen):
     """Experience replay: earlier responses that are trained on again. An episode is the responses to one step's
-    prompts, counted from 1. Fields with `relay` are other spellings."""
+    prompts, counted from 1."""
 
     stream_data_loader_type: Literal["fixed", "dynamic"] = "fixed"
     """`fixed` trains when all responses of the step are there, `dynamic` on each minibatch of responses as it
     arrives.
     """
-    max_replay_episode: Window | None = None
+    max_replay_episode: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
     """Replay window in episodes: -1 keeps all, 0 (unless given) none."""
-    replay_episode_offset: Offset | None = None
+    replay_episode_offset: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     """Episodes before this one are never replayed; 0 unless given."""
     replay_sample_fn: Sampler | None = None
     """`uniform` (unless given), `newest`, `prioritized` (by the mean absolute advantage), or a function `(list of
     EpisodeReplayBuffer) -> list of dict`."""
     samples_per_step: Positive | None = None
     """Replayed responses per step, for the built-in samplers; as many as the step's own unless given."""
-    max_relay_episode: Window | None = None
-    """Same as maxReplayEpisode."""
-    relay_episode_offset: Offset | None = None
-    """Same as replayEpisodeOffset."""
-    relay_sample_fn: Sampler | None = None
-    """Same as replaySampleFn."""
 
     @property
     def dynamic(self) -> bool:
@@ -52,21 +38,16 @@ class Replay(Frozen):
     @property
     def window(self) -> int:
         """Replay window in episodes; -1: all."""
-        return self.max_replay_episode or self.max_relay_episode or 0
+        return self.max_replay_episode or 0
 
     @property
     def offset(self) -> int:
-        return self.replay_episode_offset or self.relay_episode_offset or 0
+        return self.replay_episode_offset or 0
 
     @property
     def sampler(self) -> str:
         """Name of a built-in sampler, or an import path."""
-        return self.replay_sample_fn or self.relay_sample_fn or BUILT_IN_SAMPLERS[0]
-
-    @property
-    def sampler_field(self) -> str:
-        """The manifest's field that names the sampler."""
-        return f"spec.replay.{'relaySampleFn' if self.relay_sample_fn else 'replaySampleFn'}"
+        return self.replay_sample_fn or BUILT_IN_SAMPLERS[0]
 
     @property
     def sampler_is_import(self) -> bool:

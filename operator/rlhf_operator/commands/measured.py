@@ -50,7 +50,8 @@ class Measured:
     def read(cls, folder: Path) -> "Measured":
         """Reads a work directory. Raises InvalidJob if it holds no run with a step."""
         try:
-            spec = RunConfig.model_validate_json((folder / "run.json").read_bytes()).spec
+            # Of an earlier release it has fields that are no more.
+            spec = RunConfig.model_validate_json((folder / "run.json").read_bytes(), extra="ignore").spec
             lines = _steps(folder / "metrics.jsonl")
         except (OSError, ValueError, ValidationError) as error:
             problem = "run.json is none of this version" if isinstance(error, ValidationError) else error

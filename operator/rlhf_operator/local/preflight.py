@@ -20,6 +20,7 @@ from rlhf_api.host.redaction import secret_fields
 from rlhf_api.rules.check import CHANGEABLE
 from rlhf_api.sections.data import Source, unknown_store
 from rlhf_api.sections.pods import PodSettings
+from rlhf_api.sections.replay import SAMPLER_FIELD
 from rlhf_api.spec import Spec
 
 from .models import critic_problems, layer_problems, model_problems
@@ -163,7 +164,7 @@ def _functions(spec: Spec) -> Iterator[Problem]:
     if ":" in spec.algorithm:
         named.append(("spec.algorithm", spec.algorithm))
     if spec.replay.sampler_is_import:
-        named.append((spec.replay.sampler_field, spec.replay.sampler))
+        named.append((SAMPLER_FIELD, spec.replay.sampler))
     named += [
         (f"spec.trackers[{i}].kind", tracker.kind)
         for i, tracker in enumerate(spec.trackers)

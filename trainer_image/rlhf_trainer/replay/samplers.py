@@ -9,7 +9,7 @@ import numpy as np
 
 from rlhf_api.errors.problem import InvalidJob, Problem, show
 from rlhf_api.host.imports import described
-from rlhf_api.sections.replay import Replay
+from rlhf_api.sections.replay import SAMPLER_FIELD, Replay
 
 from ..process.imports import import_function
 from .buffer import EpisodeReplayBuffer
@@ -56,7 +56,7 @@ class EpisodeSampler:
         self._replay, self._seed = replay, seed
         self._function: Callable[[Buffers], Any] | None = None
         if replay.window and replay.sampler_is_import:
-            self._function = import_function(replay.sampler, replay.sampler_field)
+            self._function = import_function(replay.sampler, SAMPLER_FIELD)
 
     def picks(self, window: Buffers, fresh: EpisodeReplayBuffer, step: int) -> Picks:
         """Rows to train on in addition to `fresh`, all of which is trained on anyway.
@@ -103,4 +103,4 @@ class EpisodeSampler:
         return episode, index
 
     def _wrong(self, message: str) -> InvalidJob:
-        return InvalidJob([Problem(self._replay.sampler_field, message)])
+        return InvalidJob([Problem(SAMPLER_FIELD, message)])
