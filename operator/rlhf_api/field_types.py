@@ -1,6 +1,7 @@
 """Base classes and field types of the contract's models."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -108,6 +109,15 @@ PATTERNS = {
 """Descriptions of the patterns, for messages."""
 
 
+FORMER_METRICS = {"answer_length_mean": "response_length_mean"}
+"""Metrics of an earlier release, by their names there."""
+
+
+def with_present_names(step: Mapping[str, float]) -> dict[str, float]:
+    """A step's metrics, of any release, by their names in this one."""
+    return {FORMER_METRICS.get(name, name): figure for name, figure in step.items()}
+
+
 def names_function(text: str) -> bool:
     """True for `package.module:name`, unless a file of that name exists."""
     return re.fullmatch(OBJECT, text) is not None and not Path(text).exists()
@@ -117,8 +127,6 @@ ImportPath = Annotated[str, Field(pattern=_IMPORT_PATH, max_length=256)]
 """A Python object as `package.module:name`."""
 HttpUrl = Annotated[str, Field(pattern=_HTTP_URL, max_length=1024)]
 """A URL for HTTP requests."""
-FORMER_METRICS = {"answer_length_mean": "response_length_mean"}
-"""Metrics of an earlier release, by their names there."""
 Variable = Annotated[str, Field(pattern=_WORD, max_length=256)]
 """The name of an environment variable."""
 Metric = Annotated[

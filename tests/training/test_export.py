@@ -56,6 +56,14 @@ def test_a_card_says_where_a_model_comes_from_and_what_it_reached(tmp_path):
     assert parse(yaml.safe_load(block)).spec == job.spec
 
 
+def test_a_card_of_a_run_that_an_earlier_release_began_has_the_metrics_that_were_renamed(tmp_path):
+    job = Job("grpo", "klCoefficient: 0.1")
+    rows = [{"step": 1, "answer_length_mean": 9.0}, {"step": 2, "response_length_mean": 7.5}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_card(replace(job.ctx, workdir=tmp_path), job.task._graph.trained[0], tmp_path, 2)
+    assert "| response_length_mean | 9 | 7.5 |" in (tmp_path / "README.md").read_text()
+
+
 def test_a_card_and_a_snapshot_have_no_secrets_of_the_manifest(tmp_path):
     """A card is made to be published, and a snapshot has what cards are written from."""
     secret = 'spec.environment={"HF_TOKEN": "s3cr3t", "MLFLOW_TRACKING_URI": "https://me:s3cr3t@h", "B": "b"}'

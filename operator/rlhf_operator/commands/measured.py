@@ -14,7 +14,7 @@ from rlhf_api.errors.problem import InvalidJob, Problem, show
 from rlhf_api.estimate.duration import PHASES, Batch, Machine, Work, rates
 from rlhf_api.estimate.model_files import model_sizes
 from rlhf_api.estimate.sizes import FileSizes
-from rlhf_api.field_types import FORMER_METRICS
+from rlhf_api.field_types import with_present_names
 from rlhf_api.host import strict_json
 from rlhf_api.spec import Spec
 
@@ -101,8 +101,7 @@ def _steps(file: Path) -> list[Mapping[str, float]]:
     """The lines of a run's metrics, by their present names; the last one may be torn, of a run that goes on or was
     killed."""
     lines = file.read_text().splitlines(keepends=True)
-    steps = [strict_json.figures(line) for line in lines if line.endswith("\n")]
-    return [{FORMER_METRICS.get(name, name): figure for name, figure in step.items()} for step in steps]
+    return [with_present_names(strict_json.figures(line)) for line in lines if line.endswith("\n")]
 
 
 def _filled(spec: Spec, steps: list[Mapping[str, float]]) -> float:

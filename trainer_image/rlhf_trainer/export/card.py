@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+from rlhf_api.field_types import with_present_names
 from rlhf_api.host.printing import clean
 from rlhf_api.host.redaction import MASK
 from rlhf_api.host.strict_yaml import dumped
@@ -75,7 +76,7 @@ def _figures(lines: Lines) -> Iterator[str]:
     """The first and the last step's metrics, as a table."""
     if lines:
         yield from ("| figure | first step | last step |", "| --- | --- | --- |")
-        first, last = lines[0], lines[-1]
+        first, last = with_present_names(lines[0]), with_present_names(lines[-1])
         yield from (f"| {n} | {first[n]:.4g} | {last[n]:.4g} |" for n in SHOWN if n in first and n in last)
         yield ""
 
