@@ -9,7 +9,7 @@ PINS   := $(wildcard constraints/*.txt)
 # The first of Python 3.11 to 3.13 that is here, unless PYTHON names one.
 python  = $(or $(shell tools/python $(PYTHON)),$(error no Python to use))
 
-.PHONY: install demo test units calm modern e2e examples runs chaos weights heavy gpu faults
+.PHONY: install demo test quick units operator current-api e2e examples jobs chaos weights trainer gpu faults
 .PHONY: sweep cluster images cluster-down lint docs generated release clean
 
 install: $(STAMP)
@@ -56,35 +56,40 @@ test: install $(TASKS) $(BIN)/helm
 	-$(MAKE) --keep-going --jobs=$(if $(RLHF_TEST_KUBECONFIG),1,$(AT_ONCE)) --output-sync=target $(PARTS)
 	@$(BIN)/python tools/results $(RESULTS) $(PARTS); code=$$?; $(BIN)/python tools/gpu --state; exit $$code
 
-PARTS   := e2e calm runs heavy examples chaos weights units modern lint
+PARTS   := e2e operator jobs trainer examples chaos weights units current-api lint
 AT_ONCE := $(shell expr 3 + $$(nproc))
 RESULTS := $(VENV)/.results
 PYTEST   = $(BIN)/python -m pytest --durations=3 --junitxml=$(RESULTS)/$@.xml
 # A pytest that dies writes nothing, whatever its exit status.
 PASSED   = @test -s $(RESULTS)/$@.xml && touch $(RESULTS)/$@
 
-UNITS := tests/api tests/chart tests/maths tests/reconcile tests/test_docs.py tests/test_make.py tests/test_packaging.py tests/test_slips.py
+# Before each commit: the linters, and the tests of what is most often got wrong.
+QUICK := tests/unit/trainer/maths tests/unit/operator/cluster tests/repository/test_docs.py tests/repository/test_names.py
+quick: lint
+	$(BIN)/python -m pytest -q -x $(QUICK) $(patsubst %,--ignore=tests/unit/operator/cluster/test_%.py,budgets crashes)
+
+UNITS := tests/unit/api tests/unit/chart tests/unit/trainer/maths tests/unit/operator/cluster tests/repository
 units: install $(VENV)-operator $(BIN)/helm $(BIN)/promtool
 	$(PYTEST) $(UNITS)
 	$(PASSED)
 
 # They wait more than they compute.
-CALM := tests/kube tests/verbs
-calm: install $(BIN)/helm
+OPERATOR := tests/api_server/oldest tests/unit/operator/verbs
+operator: install $(BIN)/helm
 	-$(BIN)/python -m tests.cluster binaries
-	$(PYTEST) $(CALM)
+	$(PYTEST) $(OPERATOR)
 	$(PASSED)
 
 # With the API server for custom resources of a current Kubernetes; where it cannot be built they skip.
-MODERN := tests/modern
-modern: install $(BIN)/helm
-	-$(BIN)/python -m tests.modern
-	$(PYTEST) $(MODERN)
+CURRENT_API := tests/api_server/current
+current-api: install $(BIN)/helm
+	-$(BIN)/python -m tests.api_server.current
+	$(PYTEST) $(CURRENT_API)
 	$(PASSED)
 
 # On a cluster with a node: the one of `make cluster`, one of the tests' own, or the one RLHF_TEST_KUBECONFIG names. Images
-# first: calm builds Kubernetes meanwhile.
-E2E := tests/cluster_e2e
+# first: the part of the operator builds Kubernetes meanwhile.
+E2E := tests/cluster/jobs
 e2e: install $(BIN)/helm
 	-$(BIN)/python -m tests.cluster build
 	-$(BIN)/python -m tests.cluster binaries
@@ -92,24 +97,24 @@ e2e: install $(BIN)/helm
 	$(PASSED)
 
 # Whole jobs of this host: the shipped examples; small ones, those with code of their own, and the parts of the host.
-EXAMPLES := tests/examples
+EXAMPLES := tests/jobs/examples
 examples: install $(TASKS)
 	$(PYTEST) $(EXAMPLES)
 	$(PASSED)
 
-RUNS := tests/e2e tests/local
-runs: install
-	$(PYTEST) $(RUNS)
+JOBS := tests/jobs/small tests/unit/operator/local
+jobs: install
+	$(PYTEST) $(JOBS)
 	$(PASSED)
 
 # Trainers that are killed over and over, and stores that go away.
-CHAOS := tests/chaos
+CHAOS := tests/faults/chaos
 chaos: install
 	$(PYTEST) $(CHAOS)
 	$(PASSED)
 
 # Weights on their way to vLLM's servers.
-WEIGHTS := tests/weights
+WEIGHTS := tests/unit/trainer/weights
 weights: install
 	$(PYTEST) $(WEIGHTS)
 	$(PASSED)
@@ -121,20 +126,20 @@ gpu: install
 	$(BIN)/python tools/gpu $(GPU_ARGS)
 
 # All others: models, trainers and the other roles, several ranks.
-heavy: install $(TASKS)
-	$(PYTEST) $(patsubst %,--ignore=%,$(UNITS) $(CALM) $(MODERN) $(E2E) $(EXAMPLES) $(RUNS) $(CHAOS) $(WEIGHTS) $(GPU))
+trainer: install $(TASKS)
+	$(PYTEST) $(patsubst %,--ignore=%,$(UNITS) $(OPERATOR) $(CURRENT_API) $(E2E) $(EXAMPLES) $(JOBS) $(CHAOS) $(WEIGHTS) $(GPU))
 	$(PASSED)
 
-# Every key of DeepSpeed that a manifest accepts, on two ranks; records what came of it, which tests/models/test_sweep.py
+# Every key of DeepSpeed that a manifest accepts, on two ranks; records what came of it, which tests/unit/trainer/models/test_sweep.py
 # reads. For a new DeepSpeed or a new key; some minutes.
 sweep: install
-	OMP_NUM_THREADS=1 DS_ACCELERATOR=cpu $(BIN)/python -m torch.distributed.run --nproc-per-node 2 -m tests.models.sweep \
-		tests/models/sweep.json
+	OMP_NUM_THREADS=1 DS_ACCELERATOR=cpu $(BIN)/python -m torch.distributed.run --nproc-per-node 2 -m tests.unit.trainer.models.sweep \
+		tests/unit/trainer/models/sweep.json
 
 # What dies and what follows, on real processes, in benchmarks/results/faults.md; a part of it is in `make chaos`. As root, for hours:
 # FAULTS='--minutes 30 --only "on-policy SIGKILL"' runs some of it.
 faults: install $(BIN)/helm
-	$(BIN)/python -m tests.fault_matrix $(FAULTS)
+	$(BIN)/python -m tests.faults.matrix $(FAULTS)
 
 # A real Kubernetes with one node on this machine; then our images in it; then no trace of it.
 cluster: install

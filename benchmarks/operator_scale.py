@@ -34,7 +34,7 @@ from kubernetes.aio.client.api_client import ApiClient
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.kube.jobs import PPO
+from tests.api_server.oldest.jobs import PPO
 from tests.support.cluster import control_plane
 from tests.support.fake_nodes import FakeNodes
 from tests.support.kube import eventually, kubectl, new_namespace

@@ -3,7 +3,7 @@
 .venv/bin/python benchmarks/status_write.py
 
 Server-side applies of a PPO job's status at the version that the one before left, on the custom-resource API server of
-`tests/modern`; rounds of the definition as it is, without the rule of changes, and without any rule. Prints
+`tests/api_server/current`; rounds of the definition as it is, without the rule of changes, and without any rule. Prints
 milliseconds of the server's processor time a write, which other work on the machine makes longer: compare within a run.
 """
 
@@ -20,10 +20,10 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.kube.jobs import PPO
-from tests.modern.binary import binary
-from tests.modern.jobs import define
-from tests.modern.server import APPLY, Server, server
+from tests.api_server.current.binary import binary
+from tests.api_server.current.jobs import define
+from tests.api_server.current.server import APPLY, Server, server
+from tests.api_server.oldest.jobs import PPO
 
 from rlhf_api.manifest.load import parse
 from rlhf_api.schema.crd import crd

@@ -1,0 +1,73 @@
+"""Limits that require a queue, where the operator alone enforces them: no webhook, no admission policy."""
+
+from typing import Any
+
+import pytest
+from tests.api_server.oldest.hands import Hands, Operators, job
+from tests.api_server.oldest.jobs import PODS
+
+from rlhf_operator.cluster.config.limits import Limits
+from rlhf_operator.job.names import QUEUE
+from rlhf_operator.kube.api_error import ApiError
+
+pytestmark = pytest.mark.usefixtures("crd", "kueue")
+REQUIRED = Limits.model_validate({"requireQueue": True})
+PATH = "/apis/rlhf.dev/v1alpha1/namespaces/{}/rlhfjobs/ppo"
+
+
+async def label(operator: Hands, queue: str | None) -> None:
+    patch = {"metadata": {"labels": {QUEUE: queue}}}
+    await operator.api._merge("patch", "RLHFJob", PATH.format(operator.namespace), patch)
+
+
+async def status(operator: Hands) -> dict[str, Any]:
+    found: dict[str, Any] = (await operator.api.get("RLHFJob", operator.namespace, "ppo"))["status"]
+    return found
+
+
+async def admit(operator: Hands) -> None:
+    """As Kueue does."""
+    said = {"status": "True", "reason": "Test", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    held = [{"type": kind, **said} for kind in ("QuotaReserved", "Admitted")]
+    patch = {"status": {"conditions": held}}
+    await operator.api.merge_status("Workload", operator.namespace, "ppo", patch)
+
+
+def test_a_job_without_one_waits_and_lines_up_once_it_has_the_label(
+    operators: Operators, namespace: str
+) -> None:
+    async def story(operator: Hands) -> None:
+        await operator.api.create(job(namespace))
+        await operator.look("ppo")
+        assert QUEUE in (await status(operator))["message"]
+        with pytest.raises(ApiError, match="404"):
+            await operator.api.get("Workload", namespace, "ppo")
+        await label(operator, "research")
+        for _ in range(2):
+            await operator.look("ppo")
+        queued = await operator.api.get("Workload", namespace, "ppo")
+        assert queued["spec"]["queueName"] == "research"
+        assert "waiting for quota in queue research" in (await status(operator))["message"]
+
+    operators(story, limits=REQUIRED)
+
+
+def test_a_job_that_runs_cannot_leave_its_queue_and_keep_its_pods(
+    operators: Operators, namespace: str
+) -> None:
+    """Kueue would give its quota to another job while its pods still hold the GPUs."""
+
+    async def story(operator: Hands) -> None:
+        made = job(namespace)
+        made["metadata"]["labels"] = {QUEUE: "research"}
+        await operator.api.create(made)
+        await operator.look("ppo")
+        await admit(operator)
+        await operator.look("ppo")
+        assert await operator.names("Pod") == PODS
+        await label(operator, None)
+        await operator.look("ppo")
+        assert await operator.names("Pod") == PODS
+        assert (await operator.api.get("Workload", namespace, "ppo"))["spec"]["queueName"] == "research"
+
+    operators(story, limits=REQUIRED)

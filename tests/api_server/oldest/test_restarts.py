@@ -1,0 +1,66 @@
+"""The operator dies, stands by, stops: jobs and their pods notice nothing."""
+
+from collections.abc import Iterator
+
+import pytest
+from tests.api_server.oldest.jobs import ADDRESS, PPO
+from tests.support.cluster import Cluster
+from tests.support.fake_nodes import FakeNodes
+from tests.support.kube import eventually, kubectl
+from tests.support.operator import Jobs, TalkingTrainer, operator, talking_trainer
+
+pytestmark = pytest.mark.usefixtures("crd", "trainer")
+
+
+@pytest.fixture(scope="module")
+def trainer(control_plane: Cluster) -> Iterator[TalkingTrainer]:
+    with FakeNodes(control_plane, address=ADDRESS), talking_trainer() as talking:
+        yield talking
+
+
+@pytest.fixture
+def jobs(control_plane: Cluster, namespace: str) -> Jobs:
+    return Jobs(control_plane.kubeconfig, namespace)
+
+
+def test_a_restarted_operator_touches_no_pod(jobs, trainer, tmp_path):
+    with operator(jobs.kubeconfig, tmp_path / "first", jobs.namespace) as first:
+        jobs.apply(PPO)
+        jobs.until("ppo", "Running")
+        before, status = jobs.pods(), jobs.status("ppo")
+        first.kill()
+    trainer.status["step"] = 9
+    with operator(jobs.kubeconfig, tmp_path / "second", jobs.namespace):
+        eventually(lambda: jobs.status("ppo")["step"] == 9, "the second operator is at work")
+        assert jobs.pods() == before
+        assert jobs.status("ppo")["startTime"] == status["startTime"]
+
+
+def test_a_standby_takes_over_within_15_seconds_of_a_kill(jobs, trainer, tmp_path):
+    with operator(jobs.kubeconfig, tmp_path / "first", jobs.namespace) as first:
+        jobs.apply(PPO)
+        jobs.until("ppo", "Running")
+        with operator(jobs.kubeconfig, tmp_path / "second", jobs.namespace) as second:
+            eventually(lambda: "standing by" in second.said(), "the second is up")
+            trainer.status["step"] = 11
+            eventually(lambda: jobs.status("ppo")["step"] == 11, "the first still leads")
+            first.kill()
+            trainer.status["step"] = 12
+            eventually(lambda: jobs.status("ppo")["step"] == 12, "the second leads")
+
+
+def test_it_stops_cleanly_and_lets_go_of_its_lease(jobs, tmp_path):
+    with operator(jobs.kubeconfig, tmp_path / "only", jobs.namespace) as running:
+        lease = (
+            "get",
+            "lease",
+            "rlhf-operator",
+            "-n",
+            jobs.namespace,
+            "-o",
+            "jsonpath={.spec.holderIdentity}",
+        )
+        eventually(lambda: kubectl(jobs.kubeconfig, *lease).startswith("only_"), "it leads")
+        assert running.stop() == 0
+        assert kubectl(jobs.kubeconfig, *lease) == ""
+        assert "OS signals" not in running.said(), "kopf's thread has none, and the operator stopped by one"

@@ -1,0 +1,174 @@
+"""What a job keeps of its place in Kueue's queue, and what it starts on: with the operator's looks taken one by one."""
+
+import copy
+from typing import Any
+
+import pytest
+from tests.api_server.oldest.hands import Hands, Operators, job
+
+from rlhf_operator.job.names import QUEUE
+from rlhf_operator.kube.kinds import KINDS
+
+pytestmark = pytest.mark.usefixtures("crd", "kueue")
+JOB = "/apis/rlhf.dev/v1alpha1/namespaces/{}/rlhfjobs/ppo"
+RUNTIME = "/apis/rlhf.dev/v1alpha1/namespaces/{}/rlhfruntimes/standard"
+WORKLOAD = "/apis/kueue.x-k8s.io/v1beta2/namespaces/{}/workloads/ppo"
+
+
+def queued(namespace: str, **spec: Any) -> dict[str, Any]:
+    made = copy.deepcopy(job(namespace))
+    made["metadata"]["labels"] = {QUEUE: "research"}
+    made["spec"] |= spec
+    return made
+
+
+async def change(operator: Hands, path: str, **fields: Any) -> None:
+    """As its users do."""
+    await operator.api._merge("patch", "RLHFJob", path.format(operator.namespace), fields)
+
+
+async def look(operator: Hands, times: int = 1) -> None:
+    """With what was deleted meanwhile."""
+    for _ in range(times):
+        await operator.sweep()
+        await operator.look("ppo")
+
+
+async def found(operator: Hands) -> dict[str, Any]:
+    body: dict[str, Any] = await operator.api.get("Workload", operator.namespace, "ppo")
+    return body
+
+
+async def status(operator: Hands) -> dict[str, Any]:
+    body: dict[str, Any] = (await operator.api.get("RLHFJob", operator.namespace, "ppo"))["status"]
+    return body
+
+
+async def answer(operator: Hands, *kinds: str) -> None:
+    """As Kueue does."""
+    said = {"status": "True", "reason": "Test", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    patch = {"status": {"conditions": [{"type": kind, **said} for kind in kinds]}}
+    await operator.api.merge_status("Workload", operator.namespace, "ppo", patch)
+
+
+def memory(pod_spec: dict[str, Any]) -> str:
+    limit: str = pod_spec["containers"][0]["resources"]["limits"]["memory"]
+    return limit
+
+
+def test_quota_reserved_for_small_pods_starts_no_large_ones(operators: Operators, namespace: str) -> None:
+    """Admission checks may take minutes between the reservation and the start."""
+
+    def sized(limit: str) -> dict[str, Any]:
+        return {"pods": {"resources": {"limits": {"memory": limit}}}}
+
+    async def story(operator: Hands) -> None:
+        runtime = {"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFRuntime", "spec": sized("4Gi")}
+        runtime["metadata"] = {"name": "standard", "namespace": namespace}
+        await operator.api.create(runtime)
+        await operator.api.create(queued(namespace, runtime={"kind": "RLHFRuntime", "name": "standard"}))
+        await look(operator)
+        small = await found(operator)
+        assert memory(small["spec"]["podSets"][0]["template"]["spec"]) == "4Gi"
+        await answer(operator, "QuotaReserved")
+        await change(operator, RUNTIME, spec=sized("8Gi"))
+        await answer(operator, "QuotaReserved", "Admitted")
+        await look(operator, 2)
+        large = await found(operator)
+        assert large["metadata"]["uid"] != small["metadata"]["uid"]
+        assert memory(large["spec"]["podSets"][0]["template"]["spec"]) == "8Gi"
+        assert not await operator.names("Pod")
+        await answer(operator, "QuotaReserved", "Admitted")
+        await look(operator)
+        trainer = await operator.api.get("Pod", namespace, "ppo-trainer-0")
+        assert memory(trainer["spec"]) == "8Gi"
+        await change(operator, RUNTIME, spec=sized("6Gi"))
+        await look(operator, 2)
+        assert (await found(operator))["metadata"]["uid"] == large["metadata"]["uid"], "pods that run stay"
+        assert (await status(operator))["phase"] == "Provisioning"
+
+    operators(story)
+
+
+def test_a_deactivated_job_stays_so_through_a_spec_that_is_refused_and_a_label_that_is_taken_off(
+    operators: Operators, namespace: str
+) -> None:
+    """Otherwise its users could activate it: the next Workload would be active."""
+
+    async def story(operator: Hands) -> None:
+        await operator.api.create(queued(namespace))
+        await look(operator)
+        made = await found(operator)
+        await answer(operator, "QuotaReserved", "Admitted", "Evicted")
+        await change(operator, WORKLOAD, spec={"active": False})
+        arguments = {"generator": {"engineArguments": {"dtype": "half"}}}
+        await change(operator, JOB, spec={"suspend": True, **arguments})
+        await look(operator, 2)
+        assert (await status(operator))["phase"] == "Failed"
+        held = {c["type"]: c["status"] for c in (await found(operator))["status"]["conditions"]}
+        assert held["QuotaReserved"] == "False", "its quota is free for others"
+        await change(operator, JOB, spec={"suspend": False, "generator": {"engineArguments": None}})
+        await look(operator, 2)
+        await change(operator, JOB, metadata={"labels": {QUEUE: None}})
+        await look(operator, 2)
+        await change(operator, JOB, metadata={"labels": {QUEUE: "research"}})
+        await look(operator, 2)
+        kept = await found(operator)
+        assert (kept["metadata"]["uid"], kept["spec"]["active"]) == (made["metadata"]["uid"], False)
+        await change(operator, JOB, metadata={"finalizers": ["example.com/keeps"]})
+        await operator.api.delete("RLHFJob", namespace, "ppo")
+        await look(operator, 3)
+        await operator.sweep()
+        assert not operator.cache.workloads((namespace, "ppo")), "a deleted job holds nothing"
+        await change(operator, JOB, metadata={"finalizers": None})
+
+    operators(story)
+
+
+def test_an_operator_that_is_told_of_no_workloads_stops_no_job(
+    operators: Operators, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server's own words for a version that it does not serve, as while Kueue's definitions are installed anew."""
+
+    async def story(operator: Hands, successor: Hands) -> None:
+        await operator.api.create(queued(namespace))
+        await look(operator)
+        await answer(operator, "QuotaReserved", "Admitted")
+        await look(operator, 2)
+        before = await operator.names("Pod")
+        assert len(before) == 4
+        with monkeypatch.context() as patch:
+            patch.setitem(KINDS, "Workload", ("kueue.x-k8s.io/v1beta9", "workloads"))
+            assert not await successor.api.serves("Workload")
+            await look(successor, 2)
+            assert await operator.names("Pod") == before
+            assert (await status(operator))["phase"] == "Provisioning"
+        await operator.api.delete("Workload", namespace, "ppo")
+        await look(successor)
+        assert not await operator.names("Pod"), "the server says that there is none"
+
+    operators(story)
+
+
+def test_a_workload_whose_deletion_a_finalizer_holds_admits_nobody(
+    operators: Operators, namespace: str
+) -> None:
+    """Kueue has one on each. The answer to the deletion tells of it before any watch does."""
+
+    async def story(operator: Hands) -> None:
+        await operator.api.create(queued(namespace))
+        await look(operator)
+        await change(operator, WORKLOAD, metadata={"finalizers": ["kueue.x-k8s.io/resource-in-use"]})
+        await answer(operator, "QuotaReserved", "Admitted")
+        await change(operator, JOB, spec={"suspend": True})
+        await look(operator)
+        (held,) = operator.cache.workloads((namespace, "ppo"))
+        assert "deletionTimestamp" in held["metadata"]
+        await change(operator, JOB, spec={"suspend": False})
+        await look(operator, 2)
+        assert not await operator.names("Pod")
+        await change(operator, WORKLOAD, metadata={"finalizers": None})
+        await look(operator)
+        assert (await found(operator))["metadata"]["uid"] != held["metadata"]["uid"]
+
+    operators(story)

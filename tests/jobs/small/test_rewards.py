@@ -1,0 +1,68 @@
+"""A run whose reward is functions, one of them of tokens, a service and a program, with a response that one dies of,
+and a prompt that is too long and left out."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from tests.jobs.small.test_bad_input import JOB
+from tests.support.models import tiny_model
+from tests.support.ports import free_port
+from tests.support.rlhf import ROOT, run
+from tests.unit.trainer.scoring.test_reward_program import NONE
+
+FUNCTIONS = """
+import os
+
+def letters(prompts, responses, rows):
+    if any(row["dies"] for row in rows):
+        os._exit(7)
+    return [float(len(response)) for response in responses]
+
+def steps(prompts, responses, rows, tokens):
+    return [[0.25] * len(found) for found in tokens]
+"""
+
+
+@pytest.mark.skipif(bool(NONE), reason=NONE)
+def test_three_kinds_of_rewards_and_a_prompt_that_has_none(tmp_path):
+    for parent in (tmp_path, *list(tmp_path.parents)[:2]):
+        parent.chmod(0o755)
+    tiny_model(tmp_path / "model", tie=False, seed=0)
+    rows = [{"prompt": f"Tell me about {i}", "answer": "No.", "dies": i == 0} for i in range(8)]
+    rows.append({"prompt": "Tell me more. " * 500, "answer": "No.", "dies": True})
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "functions_of_this_run.py").write_text(FUNCTIONS)
+    port = free_port()
+    functions = [
+        {"function": "functions_of_this_run:letters", "retries": 1},
+        {"function": "functions_of_this_run:steps"},
+        {"name": "correct", "url": f"http://127.0.0.1:{port}/score", "weight": 2.0},
+        {"name": "true", "program": {"command": ["true"]}, "weight": 0.5},
+    ]
+    spec = {**JOB["spec"], "steps": 2, "reward": {"functions": functions, "maxFailedShare": 0.5}}
+    spec["reward"] |= {"fineGrained": True}
+    spec |= {"model": {"dtype": "float32", "policy": str(tmp_path / "model")}}
+    spec |= {"data": {**spec["data"], "train": [str(tmp_path / "rows.jsonl")], "overlong": "drop"}}
+    (tmp_path / "job.yaml").write_text(json.dumps({**JOB, "spec": spec}))
+    server = subprocess.Popen(
+        [sys.executable, ROOT / "examples" / "rewards" / "server.py", "--port", str(port)]
+    )
+    try:
+        paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+        finished = run(tmp_path / "job.yaml", tmp_path / "run", PYTHONPATH=paths)
+    finally:
+        server.kill()
+        server.wait()
+    assert finished.code == 0, finished.output
+    for line in finished.steps:
+        assert (line["reward_true_mean"], line["reward_correct_mean"]) == (1.0, 0.0)
+        assert line["reward_mean"] == line["reward_mean"], "not NaN"
+        assert 0.25 <= line["reward_steps_mean"] <= 0.25 * 8, "a number for each of up to 8 tokens"
+        assert min(line[f"reward_{name}_seconds"] for name in ("letters", "correct", "true")) > 0
+    assert "1 of 9 rows are too long, 1 are left out" in finished.status["overlong"]
+    assert sum(line["responses_dropped"] for line in finished.steps) == 1
+    assert (finished.status["ledger"]["dropped"], finished.status["ledger"]["lost"]) == (1, 0)
+    assert "letters: the function's process ended with exit code 7" in finished.log("trainer-0")

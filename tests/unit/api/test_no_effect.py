@@ -1,0 +1,388 @@
+"""No field without effect: those that a job would not read are refused, each under its own name."""
+
+import json
+
+import pytest
+from pydantic.alias_generators import to_camel
+from tests.unit.api.manifests import GIVEN, document, job
+from tests.unit.trainer.graph.specs import ONLINE
+
+from rlhf_api.algorithms import ALGORITHMS
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.manifest.load import from_cluster
+from rlhf_api.manifest.runtime import parse_runtime, with_runtime
+from rlhf_api.rules.unused import without_effect
+from rlhf_operator.commands.plan_table import plan_lines
+
+SFT = ("spec.algorithm=sft", "spec.ppo={}")
+GRPO = (
+    "spec.algorithm=grpo",
+    "spec.ppo={}",
+    "spec.grpo.minibatchSize=8",
+    "spec.sampling.responsesPerPrompt=2",
+)
+UNUSED = ("spec.reward={modelWeight: 0, functions: [{function: 'a:b'}]}",)
+FREE = ("spec.ppo.klCoefficient=0",)
+SHARED = ("spec.generator.sharedWithTrainer=true",)
+REFUSED = [
+    (
+        (*SFT, "spec.evaluation={data: [a], function: 'a:b'}"),
+        "spec.evaluation.function",
+        "sft is evaluated by its loss",
+    ),
+    ((*SFT, "spec.evaluation={data: [a], samples: 2}"), "spec.evaluation.samples", "remove it; got 2"),
+    (
+        (*SFT, "spec.evaluation={sets: [{name: a, data: [a], temperature: 0}]}"),
+        *("spec.evaluation.sets[0].temperature", "remove it; got 0"),
+    ),
+    (
+        ("spec.replay.replaySampleFn=newest",),
+        "spec.replay.replaySampleFn",
+        "maxReplayEpisode; set that, or remove this; got 'newest'",
+    ),
+    (
+        ("spec.ppo={minibatchSize: 8, valueMinibatchSize: 6, balanceTokens: true}",),
+        *("spec.ppo.balanceTokens", "a step is one update of 8 responses; use a minibatchSize of at most 4"),
+    ),
+    (
+        ("spec.ppo={minibatchSize: 4, balanceTokens: true}", "spec.replay.streamDataLoaderType=dynamic"),
+        *("spec.ppo.balanceTokens", "there is no further epoch"),
+    ),
+    (
+        ("spec.replay.streamDataLoaderType=dynamic", "spec.ppo.valueMinibatchSize=4"),
+        "spec.replay.streamDataLoaderType",
+        "the responses of an update are: train_policy 8, train_critic 4; give all the same",
+    ),
+    (
+        (
+            "spec.replay.streamDataLoaderType=dynamic",
+            "spec.ppo.dynamicSampling=2",
+            "spec.sampling={responsesPerPrompt: 4}",
+        ),
+        "spec.replay.streamDataLoaderType",
+        "before all scores of a step are there; without dynamicSampling, or use fixed",
+    ),
+    (
+        ("spec.replay.samplesPerStep=3",),
+        "spec.replay.samplesPerStep",
+        "maxReplayEpisode; set that, or remove this; got 3",
+    ),
+    (
+        ("spec.replay.replayEpisodeOffset=3",),
+        "spec.replay.replayEpisodeOffset",
+        "maxReplayEpisode; set that, or remove this; got 3",
+    ),
+    (
+        (*SFT, "spec.trainer.criticMicroBatchTokens=900"),
+        *("spec.trainer.criticMicroBatchTokens", "sft trains no critic; remove it; got 900"),
+    ),
+    (
+        (*SFT, "spec.trainer.criticDtype=float32"),
+        *("spec.trainer.criticDtype", "sft trains no critic; remove it; got 'float32'"),
+    ),
+    (
+        ("spec.ppo={}", "spec.algorithm=grpo", "spec.trainer.criticDeepspeed.zero_optimization={stage: 2}"),
+        *("spec.trainer.criticDeepspeed", 'grpo trains no critic; remove it; got {"zero_optimization"'),
+    ),
+    (
+        ("spec.trainer.criticDeepspeed={steps_per_print: 3}",),
+        *("spec.trainer.criticDeepspeed.steps_per_print", "has no effect"),
+    ),
+    (
+        ("spec.trainer.criticDeepspeed={optimizer: {type: Adam, params: {lr: 0.1}}}",),
+        *("spec.trainer.criticDeepspeed.optimizer.params.lr", "spec.optimizer.criticLearningRate"),
+    ),
+    (
+        ("spec.trainer.criticDeepspeed={bf16: {enabled: false}}",),
+        *(
+            "spec.trainer.criticDeepspeed.bf16.enabled",
+            "set spec.trainer.criticDtype to float32, or drop this",
+        ),
+    ),
+    (
+        ("spec.trainer={criticDtype: float32, criticDeepspeed: {bf16: {enabled: true}}}",),
+        *(
+            "spec.trainer.criticDeepspeed.bf16.enabled",
+            "the critic computes in float32; set spec.trainer.critic",
+        ),
+    ),
+    (
+        ("spec.reward.microBatchTokens=10",),
+        *("spec.reward.microBatchTokens", "use at least 768; got 10"),
+    ),
+    (
+        ("spec.trainer.deepspeed.steps_per_print=3",),
+        "spec.trainer.deepspeed.steps_per_print",
+        "has no effect",
+    ),
+    (
+        ("spec.trainer.deepspeed.activation_checkpointing={partition_activations: true}",),
+        *("spec.trainer.deepspeed.activation_checkpointing", "has no effect"),
+    ),
+    (
+        ("spec.trainer.deepspeed.optimizer={type: Adam, params: {lr: 0.1}}",),
+        *("spec.trainer.deepspeed.optimizer.params.lr", "spec.optimizer.learningRate"),
+    ),
+    *(
+        ((f"spec.trainer.deepspeed.{key}={value}",), f"spec.trainer.deepspeed.{key}", words)
+        for key, value, words in (
+            (
+                "zero_optimization.stage3_max_live_parameters",
+                "1e9",
+                "has no effect below stage 3: set zero_opt",
+            ),
+            ("zero_optimization.zero_quantized_weights", "true", "or remove this; got stage 1"),
+            ("zero_optimization.offload_param", "{device: cpu}", "has no effect below stage 3"),
+            ("fp16.loss_scale", "0.0", "has no effect: enabled is false; set that, or remove this; got 0.0"),
+        )
+    ),
+    (
+        (
+            "spec.trainer={dtype: float32, deepspeed: {zero_optimization: {offload_optimizer: {device: cpu}}}}",
+        ),
+        *("spec.trainer.deepspeed.zero_optimization.offload_optimizer", "has no effect below stage 1"),
+    ),
+    (
+        ("spec.trainer.deepspeed.zero_optimization={stage: 2, offload_optimizer: {pin_memory: true}}",),
+        "spec.trainer.deepspeed.zero_optimization.offload_optimizer.pin_memory",
+        "has no effect: device is 'none'; set that, or remove this; got true",
+    ),
+    (
+        ("spec.trainer.deepspeed.bf16.enabled=false",),
+        *("spec.trainer.deepspeed.bf16.enabled", "would have no float32 weights"),
+    ),
+    ((*SHARED, "spec.weights.everySteps=2"), "spec.weights.everySteps", "the job has none"),
+    ((*SFT, "spec.weights.timeoutSeconds=9"), "spec.weights.timeoutSeconds", "the job has none"),
+    ((*SHARED, "spec.generator.replicas=3"), "spec.generator.replicas", "remove it; got 3"),
+    ((*SHARED, "spec.generator.autoscale={maxReplicas: 2}"), "spec.generator.autoscale", "job has none"),
+    (("spec.reference.tensorParallelSize=2",), "spec.reference.tensorParallelSize", "engine vllm; use 1"),
+    (
+        ("spec.reward.engineArguments={quantization: fp8}",),
+        *("spec.reward.engineArguments", "apply only to spec.reward.engine vllm"),
+    ),
+    (
+        ("spec.reference={engine: vllm, engineArguments: {runner: pooling}}",),
+        *("spec.reference.engineArguments.runner", "is set by the job (the role)"),
+    ),
+    (
+        (*SFT, "spec.reference.engine=vllm"),
+        "spec.reference.engine",
+        "the job has none: sft compares with none",
+    ),
+    (
+        ("spec.reference.engine=vllm", "spec.sampling.topK=20"),
+        *("spec.reference.engine", "vLLM's log-probabilities are over all tokens"),
+    ),
+    (
+        ("spec.reward={engine: vllm, fineGrained: true}",),
+        *("spec.reward.engine", "no token classification of language models"),
+    ),
+    (
+        ("spec.reward={engine: vllm, modelWeight: 0, functions: [{function: 'a:b'}]}",),
+        *("spec.reward.engine", "the job has no reward model"),
+    ),
+    (
+        (*SHARED, "spec.generator.engineArguments={a: 1}"),
+        *(
+            "spec.generator.engineArguments",
+            "applies only to the generator role, and the job has none: the trainer",
+        ),
+    ),
+    ((*SHARED, "spec.generator.timeoutSeconds=9"), "spec.generator.timeoutSeconds", "remove it; got 9"),
+    (
+        (*SHARED, "spec.generator.pods={image: i}"),
+        *("spec.generator.pods", 'remove it; got {"image": "i"}'),
+    ),
+    ((*SFT, "spec.generator.sharedWithTrainer=true"), "spec.generator.sharedWithTrainer", "samples no resp"),
+    (
+        (*SFT, "spec.sampling.temperature=0.5"),
+        *(
+            "spec.sampling.temperature",
+            "applies only to sampled responses, and the job has none: sft trains on given",
+        ),
+    ),
+    ((*SFT, "spec.pretraining={data: [a]}"), "spec.pretraining", "sft trains on given ones"),
+    ((*SFT, "spec.health.logprobDifference=0.1"), "spec.health.logprobDifference", "remove it; got 0.1"),
+    (
+        (*SFT, "spec.reward.scale=2"),
+        "spec.reward.scale",
+        "applies only to the reward role, and the job has none: sft",
+    ),
+    ((*SFT, "spec.model.reward=r"), "spec.model.reward", "sft scores no responses; remove it; got 'r'"),
+    ((*SFT, "spec.model.reference=r"), "spec.model.reference", "sft compares with none; remove it"),
+    (
+        (*GRPO, "spec.model.critic=c"),
+        "spec.model.critic",
+        "applies only to a critic, and the job has none: grpo trains",
+    ),
+    ((*GRPO, "spec.optimizer.criticLearningRate=1"), "spec.optimizer.criticLearningRate", "grpo trains none"),
+    (
+        (*GRPO, "spec.data.maxResponseLength=9"),
+        "spec.data.maxResponseLength",
+        "applies only to given responses, and the job",
+    ),
+    ((*FREE, "spec.reference.replicas=3"), "spec.reference.replicas", "spec.ppo.klCoefficient is 0; remove"),
+    ((*FREE, "spec.model.reference=r"), "spec.model.reference", "none: spec.ppo.klCoefficient is 0"),
+    (
+        (*FREE, "spec.ppo.klEstimator=k3"),
+        "spec.ppo.klEstimator",
+        "applies only to a reference, and the job has none",
+    ),
+    ((*FREE, "spec.ppo.klIn=loss"), "spec.ppo.klIn", "spec.ppo.klCoefficient is 0; remove it; got 'loss'"),
+    ((*FREE, "spec.ppo.klTarget=1"), "spec.ppo.klTarget", "spec.ppo.klCoefficient is 0; remove it; got 1"),
+    ((*FREE, "spec.ppo.referenceEma=0.9"), "spec.ppo.referenceEma", "klCoefficient is 0; remove it; got 0.9"),
+    (("spec.ppo.klHorizon=9",), "spec.ppo.klHorizon", "spec.ppo.klTarget is not set; remove it; got 9"),
+    (("spec.ppo.overlongPenalty=2",), "spec.ppo.overlongPenalty", "spec.ppo.overlongBuffer is 0; remove it"),
+    (
+        ("spec.ppo.referenceEma=0.9", "spec.model.reference=r"),
+        *("spec.model.reference", "the moving average of the policy takes its place (spec.ppo.referenceEma)"),
+    ),
+    (
+        (*GRPO, "spec.model.lora={policy: {}}", "spec.reference.dtype=float32"),
+        *("spec.reference.dtype", "the policy without its adapter takes its place"),
+    ),
+    ((*GRPO, "spec.model.reward=null", "spec.reward.dtype=float32"), "spec.reward.dtype", "not set; remove"),
+    ((*SHARED, "spec.generator.podsPerReplica=2"), "spec.generator.podsPerReplica", "remove it; got 2"),
+    (
+        (*SHARED, "spec.generator.tensorParallelSize=2"),
+        "spec.generator.tensorParallelSize",
+        "remove it; got 2",
+    ),
+    ((*UNUSED, "spec.reward.dtype=float32"), "spec.reward.dtype", "spec.reward.modelWeight is 0; remove it"),
+    (
+        ("spec.health.logprobDifference=0.1", "spec.sampling={topP: 0.9}"),
+        *("spec.health.logprobDifference", "has none: sampling.topP, topK or minNewTokens leave out what"),
+    ),
+    (
+        ("spec.health.logprobDifference=0.1", "spec.rollout={maxStaleness: 1, proximal: sampled}"),
+        *("spec.health.logprobDifference", "that are compared, and the job has none: rollout.proximal is"),
+    ),
+    (
+        ("spec.checkpoint={everySteps: 10, keepEvery: 15}",),
+        *("spec.checkpoint.keepEvery", "must be a multiple of everySteps, 10: only at those steps"),
+    ),
+    (
+        ("spec.checkpoint.keepBest=2", "spec.evaluation={data: [a], function: 'a:b', everySteps: 7}"),
+        *(
+            "spec.checkpoint.keepBest",
+            "make spec.evaluation.everySteps (7) a multiple of checkpoint.everySteps (10)",
+        ),
+    ),
+    (
+        (*SFT, "spec.algorithm=dpo", "spec.dpo={loss: ipo, labelSmoothing: 0.1}"),
+        *("spec.dpo.labelSmoothing", "applies only to loss sigmoid; remove it; got 0.1 with ipo"),
+    ),
+    (
+        ("spec.trainer.deepspeed.optimizer={type: Lion}",),
+        *("spec.trainer.deepspeed.optimizer.type", "must be Adam or AdamW; got 'Lion'"),
+    ),
+    (
+        ("spec.trainer.deepspeed.optimizer={type: Adam, params: {eps: 1e-6}}", "spec.optimizer.epsilon=1e-7"),
+        *("spec.trainer.deepspeed.optimizer.params.eps", "spec.optimizer.epsilon is 1e-07; make them equal"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("overrides", "where", "says"), REFUSED)
+def test_a_field_without_effect_is_refused(overrides, where, says) -> None:
+    with pytest.raises(InvalidJob) as caught:
+        job(*overrides)
+    assert says in {problem.where: problem.message for problem in caught.value.problems}[where]
+
+
+ALL = "spec.ppo.clipRatioHigh, spec.ppo.clipValue, spec.ppo.dualClip, spec.ppo.stopRatio"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "idle"),
+    [
+        ((), ALL),
+        (("spec.ppo.epochs=2",), ""),
+        (("spec.ppo.minibatchSize=6",), ALL),  # of 8 responses: one update
+        (("spec.ppo.minibatchSize=5",), ""),  # two of 4
+        (
+            ("spec.ppo.valueMinibatchSize=4",),
+            "spec.ppo.clipRatioHigh, spec.ppo.dualClip, spec.ppo.stopRatio",
+        ),
+        (("spec.ppo.valueEma=0.9",), "spec.ppo.clipRatioHigh, spec.ppo.dualClip, spec.ppo.stopRatio"),
+        (("spec.replay.maxReplayEpisode=2",), ""),
+        (("spec.weights.everySteps=2",), "spec.ppo.clipValue, spec.ppo.stopRatio"),
+        (("spec.rollout={maxStaleness: 1, proximal: sampled}",), "spec.ppo.clipValue, spec.ppo.stopRatio"),
+    ],
+)
+def test_what_a_step_of_one_update_cannot_reach_is_said(overrides, idle) -> None:
+    """A warning and no error: other steps of the same manifest may have more updates."""
+    bounds = "spec.ppo={minibatchSize: 8, clipRatioHigh: 0.3, dualClip: 3.0, stopRatio: 2.0, clipValue: 0.1}"
+    spec = job(bounds, *overrides).spec
+    said = without_effect(spec)
+    why = "a step is one update, of a model that has not moved from what it is compared with"
+    assert said == ([f"no effect: {idle}; {why}"] if idle else [])
+    assert plan_lines(spec) == said
+
+
+@pytest.mark.parametrize(
+    ("overrides", "acts"), [((), True), (("spec.model.critic=c",), False), (GRPO, False)]
+)
+def test_a_reward_model_of_no_weight_is_said_unless_a_critic_starts_from_it(overrides, acts) -> None:
+    said = without_effect(job(*UNUSED, *overrides).spec)
+    assert said == ([] if acts else ["no effect: spec.model.reward; spec.reward.modelWeight is 0"])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "chunk", "said"), [(300, 120, True), (119, 120, False), (300, 400, False), (30, 20, False)]
+)
+def test_a_time_for_a_call_that_its_chunk_does_not_have_is_said(seconds, chunk, said) -> None:
+    functions = f"[{{function: 'a:b'}}, {{function: 'a:c', timeoutSeconds: {seconds}}}]"
+    spec = job(f"spec.reward.functions={functions}", f"spec.reward.timeoutSeconds={chunk}").spec
+    line = "no effect: spec.reward.functions[1].timeoutSeconds 300; spec.reward.timeoutSeconds ends"
+    line = f"{line} a call with all its retries after 120 s; raise that"
+    assert without_effect(spec) == ([line] if said else [])
+
+
+@pytest.mark.parametrize(("warm", "said"), [(4, False), (5, True)])
+def test_a_warm_up_longer_than_the_job_is_said(warm, said) -> None:
+    spec = job("spec.steps=4", f"spec.optimizer.warmupSteps={warm}").spec
+    line = "spec.optimizer.warmupSteps 5: the job has 4 steps, and none reaches the learning rate"
+    assert without_effect(spec) == ([line] if said else [])
+
+
+@pytest.mark.parametrize(
+    ("settings", "weak"), [("", ""), (", klIn: reward", "k3"), (", klIn: reward, klEstimator: k1", "")]
+)
+def test_an_estimator_that_holds_nothing_back_as_a_reward_is_said(settings, weak) -> None:
+    section = f"spec.grpo={{minibatchSize: 4, klCoefficient: 0.1{settings}}}"
+    said = without_effect(
+        job("spec.algorithm=grpo", "spec.ppo={}", "spec.sampling={responsesPerPrompt: 2}", section).spec
+    )
+    assert [f"as a reward, {weak}" in line and "spec.grpo.klEstimator k1" in line for line in said] == [
+        True
+    ] * bool(weak)
+
+
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS, "a.b:c"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_defaults_that_are_written_out_are_harmless(algorithm, shared) -> None:
+    """A cluster stores all of them."""
+    own = {"minibatchSize": 8} if algorithm in ONLINE else {}
+    generates = algorithm not in GIVEN
+    overrides = [f"spec.algorithm={algorithm}", "spec.ppo={}"]
+    overrides += [f"spec.{to_camel(algorithm)}={json.dumps(own)}"] if own else []
+    overrides += ["spec.sampling={responsesPerPrompt: 2}"] if generates else []
+    overrides += ["spec.generator.sharedWithTrainer=true"] if shared and generates else []
+    spec = job(*overrides).spec
+    stored = {**document(), "spec": spec.model_dump(mode="json", by_alias=True)}
+    assert from_cluster(stored).spec == spec
+
+
+def test_a_runtime_may_speak_of_roles_that_a_job_has_not() -> None:
+    runtime = parse_runtime(
+        {
+            "apiVersion": "rlhf.dev/v1alpha1",
+            "kind": "ClusterRLHFRuntime",
+            "metadata": {"name": "h100"},
+            "spec": {"generator": {"pods": {"sharedMemory": "1Gi"}}, "trainer": {"pods": {"image": "i"}}},
+        }
+    )
+    outcome = with_runtime(job(*SFT, "spec.runtime={name: h100}").spec, runtime)
+    assert outcome.trainer.pods.image == "i"
+    assert outcome.generator == type(outcome.generator)()

@@ -1,0 +1,85 @@
+"""Numbers of parameters: by configuration, and by the files of a model."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.support.models import tiny_model
+from tests.unit.api.manifests import unchecked
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from rlhf_api.estimate.model_files import model_sizes
+from rlhf_api.estimate.parameters import count_parameters, shape_of
+from rlhf_api.estimate.sizes import Size
+
+TYPES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "gpt2")
+SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
+SHAPES = {
+    "default": {},
+    "small": {**SMALL, "num_key_value_heads": 2, "vocab_size": 300},
+    "heads": {**SMALL, "num_key_value_heads": 4, "head_dim": 24},
+    "biases": {**SMALL, "num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True},
+    "tied": {**SMALL, "num_key_value_heads": 1, "tie_word_embeddings": True},
+    "untied": {**SMALL, "num_key_value_heads": 1, "tie_word_embeddings": False},
+}
+GPT2 = {"n_embd": 64, "n_layer": 3, "n_head": 4}
+GPT2_SHAPES = {
+    "small": {"n_positions": 77},
+    "inner": {"n_inner": 50},
+    "untied": {"tie_word_embeddings": False},
+}
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_parameters_are_those_of_transformers(kind: str) -> None:
+    shapes = {name: GPT2 | shape for name, shape in GPT2_SHAPES.items()} | {"default": {}}
+    for name, shape in (shapes if kind == "gpt2" else SHAPES).items():
+        config = AutoConfig.for_model(kind, **shape)
+        config.num_labels = 1
+        for made in (AutoModelForCausalLM, AutoModelForSequenceClassification):
+            with torch.device("meta"):
+                model = made.from_config(config)
+            # Of `create` only what the user says is known, of a directory everything.
+            for known in (shape, config.to_dict()):
+                written = {**known, "model_type": kind, "architectures": [type(model).__name__]}
+                assert count_parameters(written) == sum(p.numel() for p in model.parameters()), name
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"model_type": "mixtral"},
+        {"model_type": ["llama"]},
+        {"model_type": "llama", "hidden_size": "wide"},
+        {"model_type": "llama", "hidden_size": 1.5},
+        {"model_type": "llama", "hidden_size": None},
+        {"model_type": "llama", "num_attention_heads": 0},
+        {"model_type": "llama", "num_hidden_layers": -40},
+        {"model_type": "llama", "num_hidden_layers": 10**400},
+        {"model_type": "gpt2", "n_embd": None},
+        {"model_type": "llama", "architectures": 3},
+    ],
+    ids=str,
+)
+def test_other_models_are_not_counted(config) -> None:
+    assert count_parameters(config) is None
+
+
+def test_sizes_of_model_directories(tmp_path: Path) -> None:
+    whole = tiny_model(tmp_path / "whole", tie=True, seed=0)
+    model = AutoModelForCausalLM.from_pretrained(whole)
+    model.save_pretrained(tmp_path / "shards", max_shard_size="50KB")
+    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 1
+    (tmp_path / "shards" / "consolidated.safetensors").write_bytes((whole / "model.safetensors").read_bytes())
+    model.config.save_pretrained(tmp_path / "configured")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "model.safetensors").write_bytes(b"\xff" * 20)
+    (tmp_path / "broken" / "config.json").write_text("[1]")
+    names = {"policy": "whole", "critic": "shards", "reward": "configured", "reference": "broken"}
+    overrides = [f"spec.model.{field}={tmp_path / name}" for field, name in names.items()]
+    parameters = sum(p.numel() for p in model.parameters())
+    size = Size(parameters, shape_of(model.config.to_dict()))
+    assert size.shape is not None
+    assert model_sizes(unchecked(*overrides)) == dict.fromkeys(("policy", "critic", "reward"), size)
+    assert model_sizes(unchecked()) == {}

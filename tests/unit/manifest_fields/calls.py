@@ -1,0 +1,163 @@
+"""Views of what roles ask of each other, and of rewards, as it is asked."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tests.unit.manifest_fields.host import config
+from tests.unit.manifest_fields.parts import Made, context, instead, tokenizer
+
+from rlhf_api.contract.run import roles_of
+from rlhf_api.job import RLHFJob
+from rlhf_api.roles import Role
+from rlhf_trainer.data.dataset import open_datasets
+from rlhf_trainer.data.prompts import prompts
+from rlhf_trainer.engines.vllm.serve.launch import frozen_options
+from rlhf_trainer.maths.rewards import scaled_scores
+from rlhf_trainer.process.settings import ModelSource
+from rlhf_trainer.roles import generator, reward
+from rlhf_trainer.rollout import collector, remote
+from rlhf_trainer.rollout.evaluation import evaluate
+from rlhf_trainer.rollout.fleet import Fleet
+from rlhf_trainer.scoring import function_pool, program, service
+from rlhf_trainer.training import assembly
+
+
+def serving(job: RLHFJob) -> Any:
+    """vLLM's options, its requests, and the broadcast."""
+    made, found = config(job), []
+    if Role.GENERATOR not in roles_of(job.spec):
+        return None
+    for memory in (None, 80e9):
+        found.append(generator.arguments(made, "h", 1, memory))
+    with instead(assembly, "Broadcaster") as sync:
+        policy = SimpleNamespace(generation_config=None, vocabulary=300)
+        rollouts: Any = assembly.make_rollouts(context(job), policy, None)
+    fleet = rollouts._fleet
+    for _, named in sync.told:
+        found.append({key: value for key, value in named.items() if key != "fault"})
+    found += [fleet._client._asked.model_dump(), fleet._client._seed]
+    works = fleet.fresh(prompts(open_datasets(job.spec)[0], [(0, 0)], tokenizer(), job.spec.data))
+    found += [len(work.responses) for work in works]
+    with instead(Fleet, "_present"), pytest.MonkeyPatch.context() as patch:
+        started = Made()
+        patch.setattr("rlhf_trainer.rollout.fleet.start_round", started)
+        fleet.start(works, lambda _: None, None)
+        found.append(started.told[0][1]["limits"])
+    if job.spec.rollout.max_staleness:
+        rollouts._ahead.extend(0, list, collected=False)
+        found.append(len(rollouts._ahead._episodes))
+    return found
+
+
+def collecting(job: RLHFJob) -> Any:
+    """Rounds of prompts where all groups have one score, and whose log-probabilities are the old ones."""
+    if not job.spec.graph.generates:
+        return None
+    rounds: list[int] = []
+    part = SimpleNamespace(columns={"versions": torch.zeros(1)})
+
+    def answer(*_: Any, **__: Any) -> Any:
+        rounds.append(1)
+        return SimpleNamespace(rollouts=[], refused={})
+
+    class Collector(collector.EpisodeCollector):
+        def __init__(self) -> None:
+            self._ctx, self._graph = context(job), job.spec.graph
+            self._received = lambda *_, **__: part
+            self._source = SimpleNamespace(issue=lambda _: None)
+            self._with_spread, self._scored = lambda *_, **__: ([part], 1), lambda *_: [part]
+            self._executor = SimpleNamespace(run=lambda _: None)
+            self._rollouts = SimpleNamespace(is_ahead=False, is_stale=False, version=0, answer=answer)
+            self._ended = None
+
+    made = Collector()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(collector, "joined", lambda _: part)
+        patch.setattr(collector, "replace", lambda *_, **__: None)
+        made.episode(1)
+    made._rollouts.is_ahead = job.spec.rollout.max_staleness > 0
+    return len(rounds), made.sampled
+
+
+def evaluations(job: RLHFJob) -> Any:
+    """Prompts and sampling of each evaluation set, and the function that judges."""
+    section, asked = job.spec.evaluation, []
+    if section is None or not job.spec.graph.generates:
+        return [(s.name, s.data) for s in job.spec.evaluation_sets()]
+
+    def respond(batch: Any, sampling: Any, penalties: Any) -> Any:
+        asked.append(([p.id for p in batch], sampling, penalties))
+        return SimpleNamespace(rollouts=[])
+
+    evaluate(context(job), open_datasets(job.spec)[1], respond, None)
+    return asked, [s.name for s in job.spec.evaluation_sets()]
+
+
+def rewards(job: RLHFJob) -> Any:
+    """The parts of a score, how they are asked for, and the score made of them."""
+    if Role.REWARD not in roles_of(job.spec):
+        return None
+    section, found, models, made, weighted = job.spec.reward, list[Any](), Made(), Made(), Made()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KEY", "secret")
+        for module, way in (
+            (function_pool, "FunctionPool"),
+            (program, "Program"),
+            (service, "HttpService"),
+        ):
+            patch.setattr(module, way, lambda *given, way=way, **named: _Started((way, given, named)))
+        patch.setattr(reward, "load_frozen", models)
+        patch.setattr(
+            reward, "load_job_tokenizer", lambda *_: SimpleNamespace(get_vocab=dict, pad_token_id=0)
+        )
+        for name in ("on_device", "served", "ModelScorer", "TokenScorer", "application", "serve"):
+            patch.setattr(reward, name, lambda *given, **_: len(given))
+        for name in ("forward_scores", "positions_of", "check_served"):
+            patch.setattr(reward, name, lambda *given: len(given))
+        engine = SimpleNamespace(scores=None, restart_reason=None, close=lambda: None)
+        patch.setattr(reward, "FrozenModel", SimpleNamespace(of=lambda *_: engine))
+        patch.setattr(reward, "Functions", made)
+        patch.setattr(reward, "WeightedModel", weighted)
+        reward.run(SimpleNamespace(config=config(job), prover=lambda: None, host="h", port=1))
+    for (_, seconds, functions), named in made.told:
+        found += [seconds, [(f.name, f.weight, f.retries, f.scorer.made) for f in functions], named]
+    found += [weight for (weight, *_), _ in weighted.told]
+    found.append([given[1:2] + given[3:] for given, _ in models.told])
+    totals = torch.tensor([-2.0, 0.25, 3.0])
+    found += scaled_scores(totals, bias=section.bias, scale=section.scale, clip=section.clip).tolist()
+    client = remote.reward_client(context(job), array="scores")
+    at_once = client._functions and client._functions[1]._at_once
+    return found, client._max_failed_share, client._patience, at_once
+
+
+class _Started:
+    """A way to score that is started, which keeps how it was made."""
+
+    def __init__(self, made: Any) -> None:
+        self.made = made
+
+    async def start(self) -> None: ...
+
+
+def servers(job: RLHFJob) -> Any:
+    """Deadlines of calls to the roles that score and infer."""
+    asked = [role for role in roles_of(job.spec) if role.row.work in ("score", "infer")]
+    made = [remote.scorer(context(job), role) for role in asked]
+    return [(each._timeout, each._patience, each._chunk_tokens) for each in made]
+
+
+def frozen(job: RLHFJob) -> Any:
+    """vLLM's options for models that are frozen."""
+    found = []
+    for role in roles_of(job.spec):
+        if getattr(job.spec.section(role), "engine", None) == "vllm":
+            source = ModelSource("spec.model", "policy")
+            found.append(
+                (role, [frozen_options(config(job), role, source, 13, cpu=cpu) for cpu in (False, True)])
+            )
+    return found
+
+
+VIEWS = (servers, frozen, serving, collecting, evaluations, rewards)

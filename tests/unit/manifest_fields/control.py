@@ -1,0 +1,132 @@
+"""Views of the decisions around training: steps, health, checkpoints, trackers."""
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.unit.manifest_fields.host import config
+from tests.unit.manifest_fields.parts import Made, context, instead
+
+from rlhf_api.job import RLHFJob
+from rlhf_api.rules.own_algorithm import resolve
+from rlhf_store.manifest import Root
+from rlhf_trainer.metrics import tracking
+from rlhf_trainer.roles import trainer
+from rlhf_trainer.rollout.from_generators import GeneratorRollouts
+from rlhf_trainer.training import loop, monitor
+from rlhf_trainer.training.health import good, judge
+from rlhf_trainer.training.online import OnlineTask
+
+
+def steps(job: RLHFJob) -> Any:
+    """The loop: which steps train, publish, evaluate and save."""
+    told: list[Any] = []
+
+    class Sent(GeneratorRollouts):
+        def __init__(self, ctx: Any) -> None:
+            self._ctx = ctx
+            self.weights: Any = SimpleNamespace(version=-1, changed=lambda: "", figures=dict)
+
+        def publish(self, _issue: Any, *, collected: bool) -> None:  # noqa: ARG002
+            told.append(("send", self.version))
+            self.weights.version = self.version
+
+    class Steps(OnlineTask):
+        def __init__(self) -> None:
+            self._rollouts, self._pending = Sent(context(job)), None
+
+        def collect(self, step: int) -> dict[str, float]:
+            return {"tokens": step}
+
+        def train(self, step: int) -> dict[str, float]:
+            told.append(("train", step))
+            return {}
+
+        def evaluate(self, step: int) -> list[dict[str, Any]]:
+            told.append(("evaluate", step))
+            return []
+
+        def export(self, step: int) -> None:
+            told.append(("export", step))
+
+        def reorder(self, times: int) -> None:
+            pass
+
+        begins = 0
+        state = groups = blobs = export_files = updates = lambda _: {}
+
+    saver = SimpleNamespace(
+        check=lambda: None, busy=False, finish=lambda: None, rollbacks=lambda: 0,
+        begin=lambda step, *_, **__: told.append(("save", step)),
+        archive=SimpleNamespace(store=SimpleNamespace(url="u")),
+    )  # fmt: skip
+    loop.train(context(job), Steps(), saver, (), None)
+    return told
+
+
+def health(job: RLHFJob) -> Any:
+    """Verdicts on a run's figures."""
+    section, watches, found = job.spec.health, {}, list[Any]()
+    kl = [0.1, 0.2, 0.1, 0.3, 0.2, 5.0, 6.0, 7.0, 0.1, -3.0, -4.0, 0.2, 1.0]
+    for step, value in enumerate(kl, 1):
+        figures = {"kl_mean": value, "loss": float("nan") if step == 8 else 0.5, "x": -value}
+        figures |= {"logprob_difference": step / 10, "logprob_outliers": 20.0, "logprob_difference_max": 3.0}
+        figures["logprob_outlier_share"] = step / 100
+        verdict = judge(section, watches, figures, step, begun=True, outliers=job.spec.outlier_limit())
+        watches = verdict.watches
+        found.append((verdict, good(section, watches)))
+    watcher = object.__new__(monitor.Monitor)
+    watcher._ctx = context(job)
+    return found, watcher._most
+
+
+def checkpoints(job: RLHFJob) -> Any:
+    """The store, its deadline, what stays, and where a run begins; classes of models."""
+    found, committer, copied, archive, classes = list[Any](), Made(), Made(), Made(), Made()
+    store = SimpleNamespace(check_writable=lambda: None, conditional=True, url="u")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer.Committer, "take_over", committer)
+        patch.setattr(trainer.copying, "find", copied)
+        patch.setattr(trainer.copying, "copy", lambda *_: SimpleNamespace(step=1))
+        trainer.take_over(SimpleNamespace(store=store, read_root=lambda: (Root(), None)), config(job))
+        found += [(given[1], named["resume"]) for given, named in committer.told]
+        found += [given for given, _ in copied.told]
+        for name in (
+            "on_sigterm",
+            "check_rows",
+            "make_workdir",
+            "prepare_model",
+            "fit_problems",
+            "make_task",
+            "train",
+            "shared",
+        ):
+            patch.setattr(trainer, name, lambda *_, **__: None)
+        for name in ("Saver", "Tracking", "full_collections_by_hand"):
+            patch.setattr(trainer, name, lambda *_, **__: nullcontext())
+        patch.setattr(trainer, "open_datasets", lambda _: ((), {}, None))
+        patch.setattr(trainer, "leave_out", lambda *_: [()])
+        patch.setattr(trainer, "take_over", Made())
+        patch.setattr(trainer, "Archive", archive)
+        patch.setattr(trainer.architectures, "register", classes)
+        patch.setattr(trainer.distributed, "barrier", lambda: None)
+        ranks = SimpleNamespace(first=True, watch_each_other=lambda _: None, share=lambda make: make())
+        trainer.work(config(job), ranks, None)
+    return found, [(given, named["patience"]) for given, named in archive.told], classes.told
+
+
+def trackers(job: RLHFJob) -> Any:
+    """Trackers with what they are made with."""
+    with instead(tracking, "_Feed") as made, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tracking, "_run_id", lambda *_: "id")
+        tracking.Tracking("job", job.spec, None).begin(0, 0)
+    return [(wanted.kind, wanted.settings, make, run.project) for (wanted, make, run), _ in made.told]
+
+
+def own(job: RLHFJob) -> Any:
+    """The settings that an algorithm of one's own gets."""
+    return repr(resolve(job.spec)) if ":" in job.spec.algorithm else None
+
+
+VIEWS = (steps, health, checkpoints, trackers, own)

@@ -1,0 +1,26 @@
+"""`rlhf` as users run it, with the stand-in roles for the real ones."""
+
+import os
+import sys
+from pathlib import Path
+
+from rlhf_api.contract.run import Process, RunConfig
+from rlhf_operator.cli import main
+from rlhf_operator.local import host, liveness, process_log, stopping
+
+sys.path.append(str(Path(__file__).parents[4]))
+from tests.support.haste import Haste
+
+
+def fake(_config: RunConfig, process: Process, python: str) -> list[str]:
+    return [python, str(Path(__file__).with_name("roles.py")), process.role.value]
+
+
+if __name__ == "__main__":
+    liveness.LIVE_SECONDS = float(os.environ.get("RLHF_TEST_LIVE_SECONDS", "20"))
+    if patience := os.environ.get("RLHF_TEST_STOP_SECONDS"):
+        host.GRACE_SECONDS = stopping._STOP_SECONDS = float(patience)
+    process_log.FULL = int(os.environ.get("RLHF_TEST_LOG_BYTES", process_log.FULL))
+    if folder := os.environ.get("RLHF_TEST_SILENCE"):
+        host.silence = Haste(Path(folder), 2)
+    sys.exit(main(make=fake))

@@ -1,0 +1,43 @@
+"""The last lines of `rlhf run`: what to know of the data, and how to go on."""
+
+import datetime
+from pathlib import Path
+
+import pytest
+from tests.unit.api.manifests import job
+
+from rlhf_api.contract.report import TrainerStatus
+from rlhf_api.contract.status import JobStatus
+from rlhf_operator.commands.run import _conclude
+from rlhf_operator.status.condition import condition
+from rlhf_operator.status.job_status import first_status, job_status
+
+ROWS = "rows.jsonl: 2 of 9 rows are too long, 2 are left out (spec.data.overlong: drop)"
+
+
+def ended(phase: str, reason: str = "", **fields: object) -> JobStatus:
+    failed = (condition("Failed", "True", reason, "m", "2026-01-01T00:00:00Z"),) if reason else ()
+    saved = {"step": 2, "time": "t", "uri": "file:///x"}
+    made = {"phase": phase, "totalSteps": 3, "step": 3, "lastCheckpoint": saved, **fields}
+    return JobStatus.model_validate(made).model_copy(update={"conditions": failed})
+
+
+def test_rows_that_are_too_long_are_counted_at_the_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    spec = job().spec
+    trainer = TrainerStatus(activity="training", total_steps=3, overlong=ROWS)
+    status = job_status(
+        spec, [], {}, trainer, before=first_status(spec, None), now=datetime.datetime.now(datetime.UTC)
+    )
+    assert status.overlong == ROWS
+    _conclude(status.model_copy(update={"phase": "Succeeded"}), "", tmp_path, None)
+    assert f"warning: {ROWS}\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("reason", "again"), [("InvalidConfiguration", True), ("BackoffLimitExceeded", False)]
+)
+def test_a_fault_of_the_job_is_to_be_mended_before_it_is_resumed(reason, again, tmp_path, capsys):
+    _conclude(ended("Failed", reason), "trainer-0 exited", tmp_path, None)
+    said = capsys.readouterr().err
+    assert "the newest checkpoint is of step 2; go on with `rlhf run" in said
+    assert ("once this is mended: as it is, a resumed run ends here again" in said) is again

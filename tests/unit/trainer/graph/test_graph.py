@@ -1,0 +1,241 @@
+"""Graphs: wrong ones are refused with all that is wrong; those of the algorithms call what they need and no more."""
+
+import pytest
+from tests.unit.trainer.graph.specs import GROUPED, OFFLINE, ONLINE, graph, spec_of
+
+from rlhf_api.algorithms import ALGORITHMS
+from rlhf_api.graph import (
+    CRITIC,
+    POLICY,
+    REFERENCE,
+    SEQUENCES,
+    Compute,
+    Dataset,
+    Generate,
+    Graph,
+    GraphError,
+    Infer,
+    Node,
+    Score,
+    Train,
+)
+from rlhf_api.roles import Role
+from rlhf_trainer.ops import COMPUTE, LOSSES, OUTPUTS, output_fn
+from rlhf_trainer.tensors.batches import plan
+
+TRAIN = Train(name="train", model=POLICY, loss="policy", reads=(SEQUENCES,))
+
+
+def compute(name: str, reads: tuple[str, ...], writes: tuple[str, ...]) -> Compute:
+    return Compute(name=name, function="f", reads=reads, writes=writes)
+
+
+WRONG: list[tuple[tuple[Node, ...], str]] = [
+    ((TRAIN,), "a graph has exactly one Generate or Dataset node"),
+    ((Generate(), Dataset(rows="pairs"), TRAIN), "exactly one Generate or Dataset node"),
+    ((Generate(), Score()), "it has no Train node"),
+    (
+        (Generate(), compute("a", ("scores",), ("x",)), Score(), TRAIN),
+        "node 'a' reads 'scores', which no node before it writes; there are: sequences, sampled_logprobs",
+    ),
+    (
+        (Dataset(rows="pairs"), compute("a", ("advantage",), ("x",)), TRAIN),
+        "node 'a' reads 'advantage', which no node before it writes; there are: sequences",
+    ),
+    (
+        (Generate(), Score(), compute("a", (), ("scores",)), TRAIN),
+        "node 'a' writes 'scores', which node 'score' has written",
+    ),
+    ((Generate(), Score(), compute("score", (), ("x",)), TRAIN), "two nodes are named 'score'"),
+    (
+        (Generate(), Infer(name="i", model=POLICY, writes=("a", "b")), TRAIN),
+        "node 'i' writes one column, not 2",
+    ),
+    (
+        (Generate(), Infer(name="i", model=CRITIC, writes=("a",)), TRAIN),
+        "node 'i' calls 'critic', which is neither trained nor the model of a role",
+    ),
+    (
+        (Generate(), Infer(name="i", model=REFERENCE, average=0.9, writes=("a",)), TRAIN),
+        "node 'i' infers with a moving average of 'reference', which no Train node trains",
+    ),
+    (
+        (Generate(), Infer(name="i", model=REFERENCE, base=True, writes=("a",)), TRAIN),
+        "node 'i' infers with the base of 'reference', which no Train node trains",
+    ),
+    (
+        (
+            Generate(),
+            *(
+                Infer(name=f"i{share}", model=POLICY, average=share, writes=(f"{share}",))
+                for share in (0.9, 0.5)
+            ),
+            TRAIN,
+        ),
+        "nodes infer with several moving averages of 'policy': 0.5, 0.9; use one",
+    ),
+    (
+        (
+            Generate(),
+            *(
+                Infer(name=output, model=REFERENCE, output=output, writes=(output,))
+                for output in ("logprobs", "logprobs_untempered")
+            ),
+            TRAIN,
+        ),
+        "nodes infer with several outputs of 'reference': logprobs, logprobs_untempered; use one",
+    ),
+    (
+        (Generate(model=CRITIC), TRAIN, Train(name="critic", model=CRITIC, loss="value")),
+        "Generate samples from the policy, which generators serve, not from 'critic'",
+    ),
+    (
+        (Generate(), Train(name="train", model=CRITIC, loss="value")),
+        "Generate samples from a model that no Train node trains",
+    ),
+    (
+        (Generate(), Train(name="train", model=POLICY, loss="policy", reads="sequences")),
+        "node 'train' has the text 'sequences' for its columns; write ('sequences',)",
+    ),
+    (
+        (Dataset(rows="responses"), Score(), TRAIN),
+        "node 'score' asks for rewards of a dataset's responses; only sampled ones have them",
+    ),
+]
+
+
+@pytest.mark.parametrize(("nodes", "says"), WRONG, ids=[says for _, says in WRONG])
+def test_a_graph_that_cannot_run_is_refused(nodes, says):
+    with pytest.raises(GraphError) as caught:
+        Graph(nodes)
+    assert says in str(caught.value)
+
+
+def test_all_that_is_wrong_is_said_at_once():
+    with pytest.raises(GraphError) as caught:
+        Graph((Generate(), compute("a", ("b",), ("c",)), compute("a", (), ("c",)), TRAIN))
+    assert str(caught.value).count(";") >= 2, "a column that is missing, a name, a second writer"
+
+
+PENALISED = {"ppo", "reinforce_pp", "rloo", "grpo"}
+"""Have a KL penalty unless told otherwise."""
+TRAINER, GENERATOR, REWARD, REFERENCED = Role.TRAINER, Role.GENERATOR, Role.REWARD, Role.REFERENCE
+
+
+@pytest.mark.parametrize("coefficient", [None, 0, 0.1])
+@pytest.mark.parametrize("algorithm", ONLINE)
+def test_roles_follow_the_coefficient_of_the_penalty(algorithm, coefficient):
+    found = graph(algorithm, "" if coefficient is None else f"klCoefficient: {coefficient}")
+    has_reference = algorithm in PENALISED if coefficient is None else coefficient > 0
+    assert found.roles == (TRAINER, GENERATOR, REWARD, *([REFERENCED] if has_reference else []))
+    assert [m.name for m in found.trained] == (["policy", "critic"] if algorithm == "ppo" else ["policy"])
+    assert (found.rows, found.generates) == ("prompts", True)
+    assert any(getattr(node, "model", None) == REFERENCE for node in found.nodes) == has_reference
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "rows", "roles"),
+    [
+        ("sft", "responses", (TRAINER,)),
+        ("reward", "pairs", (TRAINER,)),
+        ("dpo", "pairs", (TRAINER, REFERENCED)),
+    ],
+)
+def test_given_responses_need_no_generators(algorithm, rows, roles):
+    found = graph(algorithm)
+    assert (found.rows, found.generates, found.roles) == (rows, False, roles)
+    assert len(found.trained) == 1
+
+
+@pytest.mark.parametrize(("rows", "together"), [("pairs", True), ("responses", False)])
+def test_the_responses_of_a_pair_share_a_micro_batch_whatever_their_lengths(rows, together):
+    source = Graph((Dataset(rows=rows), TRAIN)).source
+    assert isinstance(source, Dataset)
+    (batches,) = plan([5, 90, 6, 80], 1, 100, source.group)
+    assert all(sorted(batch) in ([0, 1], [2, 3]) for batch in batches) is together
+
+
+def test_a_moving_average_is_no_role():
+    found = graph("grpo", "klCoefficient: 0.1, referenceEma: 0.9")
+    assert REFERENCED not in found.roles
+
+
+@pytest.mark.parametrize("algorithm", ONLINE)
+def test_old_log_probabilities_are_inferred_only_where_they_differ_from_those_of_the_update(algorithm):
+    def infers(settings: str, *overrides: str) -> bool:
+        return any("logprobs" in node.writes for node in graph(algorithm, settings, *overrides).prepare)
+
+    in_loss = "klCoefficient: 0.1, klIn: loss, klEstimator: k3"
+    assert not infers("klCoefficient: 0"), "one update of all responses"
+    assert not infers(in_loss)
+    assert infers("klCoefficient: 0, minibatchSize: 16")
+    assert infers("klCoefficient: 0, epochs: 2")
+    assert infers("klCoefficient: 0", "spec.replay.maxReplayEpisode=2"), "replayed responses are older"
+    assert infers("klCoefficient: 0.1, klIn: reward"), "the reward needs them"
+
+
+def test_group_algorithms_differ_in_baseline_and_loss_alone():
+    functions = {
+        name: [n.function for n in graph(name).prepare if isinstance(n, Compute)] for name in GROUPED
+    }
+    assert functions == {
+        "grpo": ["response_rewards", "grpo"],
+        "dr_grpo": ["response_rewards", "group_mean"],
+        "rloo": ["response_rewards", "rloo"],
+        "gspo": ["response_rewards", "grpo"],
+        "cispo": ["response_rewards", "grpo"],
+    }
+    assert {name: graph(name).train[0].loss for name in GROUPED} == dict.fromkeys(GROUPED, "policy") | {
+        "gspo": "gspo",
+        "cispo": "cispo",
+    }
+
+
+SETTINGS = (
+    *(
+        "",
+        "klCoefficient: 0",
+        "klCoefficient: 0.1, klIn: reward",
+        "klCoefficient: 0.1, klIn: loss, klEstimator: k3",
+    ),
+    *("overlongFilter: true", "minibatchSize: 8, epochs: 2", "klCoefficient: 0.1, referenceEma: 0.5"),
+    "entropyCoefficient: 0.01",
+)
+
+
+def test_every_key_of_every_graph_is_in_the_trainers_tables():
+    """The reverse holds too: every entry of the tables is used by some graph."""
+    used: set[str] = set()
+    for algorithm in ALGORITHMS:
+        variants = SETTINGS if algorithm in ONLINE else ("",)
+        rewards = (
+            ("spec.reward={}", "spec.reward={fineGrained: true}") if algorithm in ONLINE else ("spec.seed=0",)
+        )
+        if algorithm == "reinforce_pp":
+            variants += ("groupBaseline: true",)
+        for settings in variants:
+            for reward in rewards:
+                used |= keys(algorithm, settings, reward)
+        if algorithm in ONLINE:
+            used |= keys(algorithm, "", "spec.rollout.importance=token")
+    assert used == {*COMPUTE, *LOSSES, *OUTPUTS}
+
+
+def keys(algorithm: str, *settings: str) -> set[str]:
+    spec, used = spec_of(algorithm, *settings), set[str]()
+    for node in graph(algorithm, *settings).nodes:
+        if isinstance(node, Compute):
+            assert node.function in COMPUTE
+            used.add(node.function)
+        if isinstance(node, Train):
+            assert node.loss in LOSSES
+            used.add(node.loss)
+        if isinstance(node, Infer | Train):
+            assert node.output in OUTPUTS
+            assert callable(output_fn(node.output, spec))
+            used.add(node.output)
+    return used
+
+
+def test_every_algorithm_is_covered_here():
+    assert {*ONLINE, *OFFLINE} == set(ALGORITHMS)

@@ -1,0 +1,133 @@
+"""The figures of a run on disk: what a resumed run keeps, and the picture."""
+
+import json
+from math import inf, isnan, nan
+from pathlib import Path
+
+import pytest
+from matplotlib.colors import to_hex
+from tests.support import metrics_page, strict
+from tests.unit.api.manifests import job
+
+from rlhf_api.rules.health import metrics_of
+from rlhf_trainer.metrics.files import MetricsFiles, read_lines, reward_figure
+from rlhf_trainer.metrics.tracking import Tracking
+
+TRAINER = Path(__file__).parents[4] / "trainer_image" / "rlhf_trainer"
+PPO = [{"step": i, "reward_mean": i / 4, "kl_mean": 0.01 * i, "loss": -0.1} for i in range(1, 6)]
+SFT = [{"step": i, "loss": 3 / i} for i in range(1, 6)]
+
+
+def nowhere(folder) -> Tracking:
+    return Tracking("job", job("spec.trackers=[]").spec, folder)
+
+
+def lines(file) -> list[dict]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+@pytest.fixture
+def earlier(tmp_path):
+    """The work directory of a run that reached step 5 and was evaluated at 0, 2 and 4."""
+    metrics = MetricsFiles(tmp_path, 0, nowhere(tmp_path))
+    for row in PPO:
+        metrics.step(row)
+    for step in (0, 2, 4):
+        metrics.evaluation({"step": step, "set": "held_out", "mean": 0.5, "count": 10, "samples": []})
+    return tmp_path
+
+
+def test_every_figure_of_the_page_is_one_of_the_trainers():
+    sources = "".join(file.read_text() for file in TRAINER.rglob("*.py"))
+    gone = {name for name in metrics_page.documented() if "<" not in name and f'"{name}"' not in sources}
+    assert not gone, f"docs/reference/metrics.md has {sorted(gone)}, which no line of the trainer writes"
+
+
+AFTER = {"step", "episode", "weight_version", "seconds", "train_seconds", "broadcast_seconds"} | {
+    *("memory_peak_gigabytes", "memory_retries", "broadcast_bytes", "generators_paused_seconds"),
+    *("trainer_idle_share", "generator_idle_share"),
+}
+"""Figures that are measured once a step's health has been judged."""
+
+
+def test_health_rules_may_name_every_figure_of_the_page_that_is_there_by_then():
+    jobs = [job(), job("spec.algorithm=sft", "spec.ppo={}"), job("spec.algorithm=dpo", "spec.ppo={}")]
+    known = {name for each in jobs for name in metrics_of(each.spec) or ()}
+    page = metrics_page.documented()
+    assert {name for name in known if not any(p.fullmatch(name) for p in page.values())} == set()
+    missing = {name for name, pattern in page.items() if not any(pattern.fullmatch(each) for each in known)}
+    assert missing == AFTER
+
+
+def test_a_resumed_run_drops_the_lines_it_will_write_again(earlier):
+    metrics = MetricsFiles(earlier, 3, nowhere(earlier))
+    assert lines(earlier / "metrics.jsonl") == PPO[:3]
+    assert [line["step"] for line in lines(earlier / "evaluation.jsonl")] == [0, 2]
+    metrics.step(PPO[3])
+    assert lines(earlier / "metrics.jsonl") == PPO[:4]
+
+
+def test_a_run_from_the_start_drops_all_lines(earlier):
+    """A run without a checkpoint starts again from step 0, whose evaluation is repeated."""
+    MetricsFiles(earlier, 0, nowhere(earlier))
+    assert lines(earlier / "metrics.jsonl") == lines(earlier / "evaluation.jsonl") == []
+
+
+def test_a_line_cut_short_by_a_crash_is_left_out(earlier):
+    with (earlier / "metrics.jsonl").open("a") as out:
+        out.write('{"step": 6, "rew')
+    metrics = MetricsFiles(earlier, 9, nowhere(earlier))
+    metrics.step({"step": 6, "reward_mean": 1.0, "kl_mean": 0.0})
+    assert [line["step"] for line in lines(earlier / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_figures_that_are_not_finite_are_null_and_are_read_as_nan(tmp_path):
+    """Also those that an earlier version wrote as NaN, once the run is resumed."""
+    file = tmp_path / "metrics.jsonl"
+    file.write_text(json.dumps({"step": 1, "reward_mean": nan, "kl_mean": 0.0}) + "\n")
+    metrics = MetricsFiles(tmp_path, 1, nowhere(tmp_path))
+    metrics.step({"step": 2, "reward_mean": -inf, "kl_mean": nan})
+    metrics.evaluation({"step": 2, "set": "held_out", "mean": nan, "count": 0, "samples": [{"score": nan}]})
+    assert [strict.loads(line) for line in file.read_text().splitlines()] == [
+        {"step": 1, "reward_mean": None, "kl_mean": 0.0},
+        {"step": 2, "reward_mean": None, "kl_mean": None},
+    ]
+    judged = strict.loads((tmp_path / "evaluation.jsonl").read_text())
+    assert (judged["mean"], judged["samples"]) == (None, [{"score": None}])
+    assert [isnan(row["reward_mean"]) for row in read_lines(file)] == [True, True]
+    metrics.draw("a run without a reward")
+    assert (tmp_path / "reward.png").exists()
+
+
+@pytest.mark.parametrize("rows", [PPO, SFT, PPO[:1], SFT[:1]])
+def test_a_picture_is_drawn(tmp_path, rows):
+    metrics = MetricsFiles(tmp_path, 0, nowhere(tmp_path))
+    for row in rows:
+        metrics.step(row)
+    metrics.draw("a run")
+    png = (tmp_path / "reward.png").read_bytes()
+    assert png.startswith(b"\x89PNG")
+    assert len(png) > 5000
+
+
+def test_without_steps_there_is_no_picture(tmp_path):
+    MetricsFiles(tmp_path, 0, nowhere(tmp_path)).draw("nothing yet")
+    assert not (tmp_path / "reward.png").exists()
+
+
+def test_the_picture_shows_reward_kl_and_evaluation():
+    figure = reward_figure(PPO, [{"step": 0, "mean": 0.4}, {"step": 4, "mean": 0.9}], "a run")
+    left, right = figure.axes
+    assert left.lines[0].get_ydata().tolist() == [row["reward_mean"] for row in PPO]
+    assert [line.get_label() for line in right.lines] == ["KL (nats a token)", "evaluation"]
+    sets = [{"step": step, "set": name, "mean": 0.4} for step in (0, 4) for name in ("greedy", "eight")]
+    left, right = reward_figure(PPO, sets, "a run").axes
+    assert [line.get_label() for line in right.lines[1:]] == ["evaluation: greedy", "evaluation: eight"]
+    colours = {to_hex(line.get_color()) for line in (*left.lines, *right.lines)}
+    assert len(colours) == 4, "of reward, KL and each set"
+    (only,) = reward_figure(SFT, [], "a run").axes
+    assert only.get_ylabel() == "loss"
+    (only,) = reward_figure([{"step": 1}, *SFT[1:]], [], "a step that trains nothing").axes
+    assert isnan(only.lines[0].get_ydata()[0])
+    (only,) = reward_figure(SFT, [{"step": 0, "set": "held_out", "loss": 2.0}], "a run").axes
+    assert [line.get_label() for line in only.lines] == ["training", "evaluation"]

@@ -1,0 +1,196 @@
+"""Any ZeRO stage on one or two ranks trains as a plain loop does, and stops and goes on without a trace."""
+
+import json
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file
+from tests.support.forks import run_ranks
+from tests.unit.trainer.models import ranks
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
+
+from rlhf_trainer.tensors.batches import MicroBatch
+
+WORLDS = (2, 1)
+LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+EXACT = [case for case, (_, bfloat16, _) in ranks.CASES.items() if not bfloat16]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> dict[int, Path]:
+    """OUT of `ranks.py` for each number of ranks; one rank also goes on from the state of two."""
+    found: dict[int, Path] = {}
+    for world in WORLDS:
+        out = tmp_path_factory.mktemp(f"ranks{world}")
+        said = run_ranks(world, ranks.__name__, str(out), *map(str, found.values()), folder=out)
+        assert said == [""] * world  # standard output belongs to the roles
+        found[world] = out
+    return found
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, tuple[list[dict], dict]]:
+    """Statistics of every update and the final weights by a plain loop, one row at a time, without engine."""
+    return {case: plain_loop(kind, "lora" in case) for case, (_, _, kind) in ranks.CASES.items()}
+
+
+@cache
+def plain_loop(kind: str, lora: bool) -> tuple[list[dict], dict]:
+    """With PEFT's own wrapper of the whole model where it has an adapter."""
+    model = ranks.make(kind)
+    if lora:
+        torch.manual_seed(0)
+        heads = {"task_type": "TOKEN_CLS", "modules_to_save": ["score"]} if kind == "critic" else {}
+        model = get_peft_model(
+            model, LoraConfig(r=4, lora_alpha=6, target_modules=LAYERS, init_lora_weights=True, **heads)
+        )
+    groups = [
+        {"params": [p for p in model.parameters() if p.requires_grad and p.ndim >= 2], "weight_decay": 0.1},
+        {"params": [p for p in model.parameters() if p.requires_grad and p.ndim < 2], "weight_decay": 0.0},
+    ]
+    adam = torch.optim.AdamW(groups, betas=ranks.ADAM.betas, eps=ranks.ADAM.epsilon)
+    statistics = []
+    for update in range(ranks.UPDATES):
+        sequences, weights = ranks.batch(update)
+        for group in adam.param_groups:
+            group["lr"] = ranks.rate(update)
+        total, part, largest = torch.zeros(()), torch.zeros(()), torch.zeros(())
+        for row in range(len(sequences)):
+            micro = MicroBatch.build(sequences, [row], 0)
+            output = ranks.reader(kind)(model(input_ids=micro.input_ids).logits, micro)
+            value, parts = ranks.loss(weights)(output, micro)
+            total, part = total + value, part + parts["part"]
+            largest = torch.maximum(largest, parts["output_max"])
+        adam.zero_grad()
+        total.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), ranks.ADAM.gradient_clip)
+        adam.step()
+        statistics.append(
+            {
+                "loss": total,
+                "part": part,
+                "tokens": torch.tensor(len(weights)),
+                "grad_norm": norm,
+                "output_max": largest,
+            }
+        )
+    whole = model.merge_and_unload() if lora else model
+    return [{k: v.item() for k, v in s.items()} for s in statistics], whole.state_dict()
+
+
+def report(runs: dict[int, Path], world: int, case: str) -> dict:
+    return json.loads((runs[world] / f"{case}.json").read_text())
+
+
+every = pytest.mark.parametrize(("world", "case"), [(w, case) for w in WORLDS for case in ranks.cases(w)])
+exact = pytest.mark.parametrize(("world", "case"), [(w, case) for w in WORLDS for case in EXACT])
+
+
+@exact
+def test_updates_are_those_of_a_plain_loop(runs, expected, world, case):
+    statistics, weights = expected[case]
+    for mine, theirs in zip(report(runs, world, case)["statistics"], statistics, strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-6)
+    assert max(s["grad_norm"] for s in statistics) > ranks.ADAM.gradient_clip  # clipping took part
+    trained = load_file(runs[world] / f"{case}.weights")
+    for name, tensor in trained.items():
+        torch.testing.assert_close(tensor, weights[name], rtol=0, atol=2e-5)
+    tied = {"lm_head.weight"} if ranks.CASES[case][2] == "tied" else set()
+    assert set(trained) == set(weights) - tied
+
+
+@pytest.mark.parametrize("case", [case for case in ranks.cases(2) if case not in EXACT])
+def test_bfloat16_keeps_float32_master_weights(runs, expected, case):
+    statistics, weights = expected[case]
+    for mine, theirs in zip(report(runs, 2, case)["statistics"], statistics, strict=True):
+        assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=0.02)
+    state = load_file(runs[2] / f"{case}.state")
+    trained = load_file(runs[2] / f"{case}.weights")
+    errors = []
+    for name, tensor in trained.items():
+        assert tensor.dtype == torch.bfloat16
+        errors.append((tensor.float() - weights[name]).abs().flatten())
+    assert torch.cat(errors).mean() < 2e-3
+    masters = [tensor for name, tensor in state.items() if name.startswith("parameters/")]
+    assert len(masters) == (
+        len(trained) if "lora" not in case else 2 * 14 + 2 * ("critic" in ranks.CASES[case])
+    )
+    for master in masters:
+        assert master.dtype == torch.float32
+        assert not torch.equal(master, master.bfloat16().float())
+
+
+def test_a_gradient_accumulated_in_float32_is_rounded_only_to_be_sent_in_bfloat16(runs):
+    for world, case, rounded in (
+        (1, "bf16-zero1", False),
+        (2, "bf16-zero1", True),
+        (2, "bf16-zero1-sent-in-float32", False),
+    ):
+        assert report(runs, world, case)["gradients_in_bfloat16"] == [rounded] * ranks.UPDATES, (world, case)
+
+
+@every
+def test_a_resumed_run_is_bit_for_bit_the_uninterrupted_one(runs, world, case):
+    found = report(runs, world, case)
+    assert found["loaded_state_is_the_saved"]
+    assert found["resumed_is_uninterrupted"]
+
+
+@pytest.mark.parametrize("case", EXACT)
+def test_one_rank_goes_on_from_the_state_of_two(runs, case):
+    weights = load_file(runs[2] / f"{case}.weights")
+    for name, tensor in load_file(runs[1] / f"{case}.resumed").items():
+        torch.testing.assert_close(tensor, weights[name], rtol=0, atol=1e-5)
+
+
+@every
+def test_a_saved_model_is_the_trained_one(runs, world, case):
+    _, bfloat16, kind = ranks.CASES[case]
+    auto = AutoModelForTokenClassification if kind == "critic" else AutoModelForCausalLM
+    model = auto.from_pretrained(runs[world] / case)
+    assert model.dtype == (torch.bfloat16 if bfloat16 else torch.float32)
+    for name, tensor in load_file(runs[world] / f"{case}.weights").items():
+        assert torch.equal(model.state_dict()[name], tensor)
+    assert AutoTokenizer.from_pretrained(runs[world] / case).pad_token == "<pad>"
+    assert not [path for path in runs[world].iterdir() if path.name.startswith(".")]
+    found = report(runs, world, case)
+    assert found["gathering_changes_nothing"]
+    assert found["all_ranks_infer_the_same"]
+    if kind != "critic":
+        generated = model.generate(
+            torch.tensor([[5, 6, 7]]), max_new_tokens=6, do_sample=False, pad_token_id=0, eos_token_id=None
+        )
+        assert generated[0].tolist() == found["generated"]
+
+
+@pytest.mark.parametrize(("world", "case"), [(w, c) for w in WORLDS for c in ranks.cases(w) if "lora" in c])
+def test_peft_loads_the_adapter_that_lies_beside_the_merged_model(runs, world, case):
+    _, bfloat16, kind = ranks.CASES[case]
+    folder, base = runs[world] / f"{case}-adapter", ranks.make(kind)
+    if bfloat16:
+        base = base.bfloat16()
+    config = json.loads((folder / "adapter_config.json").read_text())
+    assert (config["base_model_name_or_path"], config["r"], config["lora_alpha"]) == ("base", 4, 6.0)
+    base.requires_grad_(False)
+    loaded = PeftModel.from_pretrained(base, folder).merge_and_unload().state_dict()
+    for name, tensor in load_file(runs[world] / f"{case}.weights").items():
+        torch.testing.assert_close(loaded[name], tensor, rtol=0, atol=2e-3 if bfloat16 else 1e-6)
+    assert not torch.equal(loaded["model.layers.0.mlp.up_proj.weight"], weights_of(ranks.make(kind)))
+
+
+@pytest.mark.parametrize(("world", "case"), [(w, c) for w in WORLDS for c in ranks.cases(w) if "lora" in c])
+def test_a_base_and_the_adapter_that_are_sent_make_the_merged_model_bit_for_bit(runs, world, case):
+    assert report(runs, world, case)["sent_is_merged"]
+
+
+def weights_of(model) -> torch.Tensor:
+    return model.state_dict()["model.layers.0.mlp.up_proj.weight"]
+
+
+@pytest.mark.parametrize("case", EXACT)
+def test_two_ranks_infer_what_one_does(runs, case):
+    one, two = (report(runs, world, case)["inferred"] for world in (1, 2))
+    assert one == pytest.approx(two, abs=2e-4)

@@ -1,0 +1,325 @@
+"""Losses of every algorithm against plain loops with autograd in double precision, however they are cut up."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.trainer.graph.specs import ONLINE
+from tests.unit.trainer.ops.made import LENGTHS, columns, context
+
+from rlhf_trainer.ops import COMPUTE, LOSSES, OpContext
+from rlhf_trainer.tensors.batches import MAXIMUM, MicroBatch, plan
+from rlhf_trainer.tensors.records import Columns
+
+BUDGETS = (1000, 12)
+"""One micro-batch; and as many as there can be."""
+
+
+def summed(name: str, made: Columns, ctx: OpContext, output: torch.Tensor, budget: int, group: int = 1):
+    """Loss and statistics as an update adds them up; `output` has one entry a token, or a row for scores."""
+    loss, total, named = LOSSES[name](made, ctx), torch.zeros(()).double(), dict[str, float]()
+    for rows in plan(made.sequences.lengths.tolist(), 1, budget, group)[0]:
+        micro = MicroBatch.build(made.sequences, rows, pad_token_id=0)
+        value, statistics = loss(output[micro.response_index], micro)
+        total = total + value
+        for key, scalar in statistics.items():
+            joined = max if key.endswith(MAXIMUM) else sum
+            named[key] = joined((named.get(key, 0.0), float(scalar)))
+    return total, named
+
+
+def moved(made: Columns) -> torch.Tensor:
+    """Log-probabilities and entropy of a policy after some updates: [A, 2], double."""
+    draw = torch.Generator().manual_seed(8)
+    logprobs = made["logprobs"].double() + 0.4 * torch.randn(len(made["logprobs"]), generator=draw).double()
+    return torch.stack([logprobs, torch.rand(len(logprobs), generator=draw).double()], -1)
+
+
+def by_hand(
+    made: Columns,
+    ctx: OpContext,
+    output: torch.Tensor,
+    *,
+    sequences: bool,
+    trust: list[float] | None = None,
+) -> torch.Tensor:
+    """`trust`: the importance weight of each token."""
+    s, lengths = ctx.settings, made.lengths.tolist()
+    high = s.clip_ratio if s.clip_ratio_high is None else s.clip_ratio_high
+    counted = made.mask.tolist() if made.mask is not None else [True] * sum(lengths)
+    starts = [sum(lengths[:i]) for i in range(len(lengths))]
+    rows = [[t for t in range(a, a + n) if counted[t]] for a, n in zip(starts, lengths, strict=True)]
+    total = torch.zeros(()).double()
+    for tokens in rows:
+        new = [output[t, 0] for t in tokens]
+        old = [made["logprobs"][t].double() if "logprobs" in made else output[t, 0].detach() for t in tokens]
+        whole = math.exp(sum((p - q).item() for p, q in zip(new, old, strict=True)) / max(1, len(tokens)))
+        for at, t in enumerate(tokens):
+            weight = {
+                "token": 1 / sum(counted),
+                "sequence": 1 / (sum(bool(r) for r in rows) * len(tokens)),
+                "constant": 1 / (len(rows) * ctx.spec.sampling.max_new_tokens),
+            }[s.loss_aggregation]
+            ratio = whole * (new[at] - new[at].detach()).exp() if sequences else (new[at] - old[at]).exp()
+            advantage = float(made["advantages"][t])
+            near = torch.clamp(ratio, 1 - s.clip_ratio, 1 + high)
+            gain = torch.minimum(ratio * advantage, near * advantage)
+            if ctx.spec.algorithm == "cispo":
+                gain = float(near) * advantage * new[at]
+            if s.dual_clip and advantage < 0:
+                gain = torch.maximum(gain, torch.tensor(s.dual_clip * advantage).double())
+            gain = gain if trust is None else trust[t] * gain
+            total = total - weight * gain - weight * s.entropy_coefficient * output[t, 1]
+            if s.kl_in == "loss" and s.kl_coefficient:
+                difference = new[at] - float(made["reference_logprobs"][t])
+                kl = difference**2 / 2 if s.kl_estimator == "k2" else (-difference).exp() - 1 + difference
+                total = total + weight * s.kl_coefficient * kl
+    return total
+
+
+OWN_LOSS = {"gspo": "gspo", "cispo": "cispo"}
+SETTINGS = [
+    ("grpo", "klCoefficient: 0"),
+    ("grpo", "klCoefficient: 0.3, klEstimator: k2, lossAggregation: sequence"),
+    ("grpo", "klCoefficient: 0.3, clipRatio: 0.1, clipRatioHigh: 0.3, entropyCoefficient: 0.01"),
+    ("grpo", "klCoefficient: 0, dualClip: 1.2, overlongFilter: true"),
+    ("dr_grpo", "klCoefficient: 0.1, overlongFilter: true"),
+    ("rloo", "klCoefficient: 0.1, lossAggregation: sequence, overlongFilter: true"),
+    ("reinforce_pp", "clipRatio: 0.05"),
+    ("gspo", "clipRatio: 0.1, clipRatioHigh: 0.2"),
+    ("gspo", "clipRatio: 0.1, clipRatioHigh: 0.2, overlongFilter: true, klCoefficient: 0.2"),
+    ("cispo", "clipRatioHigh: 1.0"),
+    ("cispo", "clipRatio: 0.3, clipRatioHigh: 0.4, overlongFilter: true, klCoefficient: 0.2"),
+]
+
+
+def test_with_one_update_a_step_tokens_of_earlier_weights_are_not_compared_with_the_policy():
+    made, ctx = Columns.join([columns(seed) for seed in range(3)]), context("grpo", "klCoefficient: 0")
+    output, sampled = moved(made), made["sampled_logprobs"]
+    made = Columns(made.sequences, {k: v for k, v in made.tokens.items() if k != "logprobs"}, made.rows)
+    for older in (20, 40):  # of 63
+        versions = made["versions"].clone()
+        versions[:older] = -1
+        _, statistics = summed("policy", made.with_tokens(versions=versions), ctx, output, 12)
+        if older == 40:
+            assert "logprob_difference" not in statistics, "too few are left"
+            continue
+        off = (output[older:, 0] - sampled[older:]).abs().mean()
+        assert statistics["logprob_difference"] == pytest.approx(float(off), rel=1e-6)
+
+
+@pytest.mark.parametrize("old", [True, False], ids=["before the step", "one update"])
+@pytest.mark.parametrize(("algorithm", "own"), SETTINGS)
+def test_policy_losses_and_their_gradients(algorithm, own, old):
+    made, ctx = columns(), context(algorithm, own)
+    if ctx.settings.overlong_filter:
+        made = COMPUTE["overlong_mask"](made, ctx)
+    if not old:
+        made = Columns(made.sequences, {k: v for k, v in made.tokens.items() if k != "logprobs"}, made.rows)
+    name = OWN_LOSS.get(algorithm, "policy")
+    exact = moved(columns()).requires_grad_()
+    expected = by_hand(made, ctx, exact, sequences=name == "gspo")
+    expected.backward()
+    for budget in BUDGETS:
+        output = moved(columns()).requires_grad_()
+        found, statistics = summed(name, made, ctx, output, budget)
+        found.backward()
+        assert float(found) == pytest.approx(float(expected), rel=1e-5, abs=1e-7)
+        torch.testing.assert_close(output.grad, exact.grad, rtol=1e-5, atol=1e-7)
+        assert statistics["entropy"] == pytest.approx(float(output[:, 1].mean()))
+        if not old:  # the policy is the one that sampled, as far as arithmetic goes
+            assert statistics["update_kl"] == statistics["clip_fraction"] == 0
+            assert statistics["ratio_mean"] == pytest.approx(1.0, rel=1e-6)
+            off = (output[:, 0] - made["sampled_logprobs"]).detach()
+            assert statistics["logprob_difference"] == pytest.approx(float(off.abs().mean()), rel=1e-6)
+            error = float(off.abs().exp().mean())
+            assert statistics["token_mult_prob_error"] == pytest.approx(error, rel=1e-6)
+            outside = ((off.exp() < 0.9) | (off.exp() > 1.1)).double().mean()
+            assert statistics["ratio_outside_share"] == pytest.approx(float(outside), rel=1e-6)
+            assert statistics["logprob_outliers"] == int((off.abs() > 1).sum())
+            assert statistics["logprob_outlier_share"] == pytest.approx(
+                float((off.abs() > 1).double().mean())
+            )
+            assert statistics["logprob_difference_max"] == pytest.approx(float(off.abs().max()), rel=1e-6)
+            kl = float((output[:, 0] - made["reference_logprobs"]).mean())
+            assert statistics["kl_mean"] == pytest.approx(kl, rel=1e-6)
+
+
+@pytest.mark.parametrize("old", [True, False], ids=["before the step", "one update"])
+@pytest.mark.parametrize(
+    ("name", "algorithm", "own"),
+    [
+        *((OWN_LOSS.get(algorithm, "policy"), algorithm, own) for algorithm, own in SETTINGS),
+        ("dpo", "dpo", ""),
+        ("value", "ppo", "normalizeValues: true"),
+        ("preference", "reward", ""),
+        ("likelihood", "sft", ""),
+    ],
+)
+def test_no_loss_makes_the_host_wait_for_the_gpu(name, algorithm, own, old):
+    """A meta tensor has no data: whatever would copy some to the host raises."""
+    made, ctx = columns(), context(algorithm, own)
+    if algorithm in ONLINE and ctx.settings.overlong_filter:
+        made = COMPUTE["overlong_mask"](made, ctx)
+    if not old:
+        made = Columns(made.sequences, {k: v for k, v in made.tokens.items() if k != "logprobs"}, made.rows)
+    if name == "value" and ctx.settings.normalize_values:
+        made = COMPUTE["gae"](made.with_tokens(token_rewards=made["returns"]), ctx)
+    loss, rows = LOSSES[name](made, ctx), (2, 3, 6, 7)
+    micro = MicroBatch.build(made.sequences, rows, pad_token_id=0)
+    size = {"preference": (len(rows),), "policy": (12, 2), "gspo": (12, 2), "cispo": (12, 2)}.get(name, (12,))
+    output = torch.zeros(size, device="meta", requires_grad=True)
+    value, _ = loss(output, micro)
+    value.backward()
+
+
+def trusted(made: Columns, level: str, cap: float, mask: float) -> list[float]:
+    """min(p / p_sampler, cap) of each token, or of its whole response; 0 outside 1 / mask ... mask."""
+    found: list[float] = []
+    differences = made["logprobs"].double() - made["sampled_logprobs"].double()
+    for part in differences.split(made.lengths.tolist()):
+        of_tokens = part.tolist() if level == "token" else [float(part.sum())] * len(part)
+        ratios = [math.exp(difference) for difference in of_tokens]
+        found += [min(ratio, cap) if 1 / mask <= ratio <= mask else 0.0 for ratio in ratios]
+    return found
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize(
+    ("algorithm", "own"),
+    [
+        ("grpo", "klCoefficient: 0.3, klEstimator: k2, entropyCoefficient: 0.01"),
+        ("gspo", "clipRatio: 0.1, clipRatioHigh: 0.2, lossAggregation: sequence"),
+    ],
+)
+def test_what_other_weights_sampled_counts_by_its_importance_and_penalties_count_whole(algorithm, own, level):
+    correction = f"spec.rollout={{importance: {level}, importanceCap: 1.1, importanceMask: 1.25}}"
+    ctx = context(algorithm, own, correction)
+    made, name = COMPUTE["importance_weights"](columns(), ctx), "gspo" if algorithm == "gspo" else "policy"
+    trust = trusted(made, level, 1.1, 1.25)
+    assert 0.0 in trust
+    assert 1.1 in trust
+    exact = moved(made).requires_grad_()
+    expected = by_hand(made, ctx, exact, sequences=name == "gspo", trust=trust)
+    expected.backward()
+    for budget in BUDGETS:
+        output = moved(made).requires_grad_()
+        found, _ = summed(name, made, ctx, output, budget)
+        found.backward()
+        assert float(found) == pytest.approx(float(expected), rel=1e-5, abs=1e-7)
+        torch.testing.assert_close(output.grad, exact.grad, rtol=1e-5, atol=1e-7)
+
+
+@settings(max_examples=15)
+@given(st.permutations(range(8)), st.integers(1, 40))
+@pytest.mark.parametrize(("algorithm", "own"), SETTINGS)
+def test_order_and_micro_batches_change_no_policy_loss(algorithm, own, order, budget):
+    made, ctx = columns(), context(algorithm, own)
+    if ctx.settings.overlong_filter:
+        made = COMPUTE["overlong_mask"](made, ctx)
+    name, index = OWN_LOSS.get(algorithm, "policy"), torch.tensor(order)
+    output = moved(made)
+    whole, named = summed(name, made, ctx, output, BUDGETS[0])
+    tokens = made.sequences.response_index(index)
+    found, others = summed(name, made.select(index), ctx, output[tokens], budget)
+    assert float(found) == pytest.approx(float(whole), rel=1e-5, abs=1e-7)
+    assert others == pytest.approx(named, rel=1e-5, abs=1e-7)
+
+
+@pytest.mark.parametrize(
+    "own", ["clipValue: 0.2", "clipValue: 0", "normalizeValues: true", "lossAggregation: sequence"]
+)
+def test_value_loss_and_its_gradient(own):
+    made, ctx = columns(), context("ppo", own)
+    units = {"returns": (0.0, 1.0), "values": (0.0, 1.0)}  # mean and deviation
+    if ctx.settings.normalize_values:  # values were given in units of other moments
+        units = {"returns": (0.5, 2.0), "values": (-1.0, 0.5)}
+        ctx.state["values"] = {"weight": 10.0, "mean": 0.5, "variance": 4.0}
+        made = made.with_tokens(critic_outputs=(made["values"] + 1.0) / 0.5)
+    clip, lengths = ctx.settings.clip_value, made.lengths.tolist()
+    exact = (made["values"].double() * 1.5 + 0.3).requires_grad_()
+    expected, at = torch.zeros(()).double(), 0
+    for length in lengths:
+        for t in range(at, at + length):
+            weight = (
+                1 / sum(lengths) if ctx.settings.loss_aggregation == "token" else 1 / (len(lengths) * length)
+            )
+            goal, old = (float((made[n][t].double() - mean) / std) for n, (mean, std) in units.items())
+            error = (exact[t] - goal) ** 2
+            if clip:
+                error = torch.maximum(error, (exact[t].clamp(old - clip, old + clip) - goal) ** 2)
+            expected = expected + weight * error / 2
+        at += length
+    expected.backward()
+    for budget in BUDGETS:
+        output = exact.detach().clone().requires_grad_()
+        found, named = summed("value", made, ctx, output, budget)
+        found.backward()
+        assert float(found) == pytest.approx(float(expected), rel=1e-5)
+        torch.testing.assert_close(output.grad, exact.grad, rtol=1e-5, atol=1e-7)
+        assert named == {}
+
+
+def test_a_step_that_moves_the_moments_far_clips_no_value_before_the_critic_has_moved():
+    """With returns around 50 and a critic that says 0 as yet, every token has a gradient in the first update."""
+    ctx = context("ppo", "normalizeValues: true, klCoefficient: 0")
+    made = columns().with_tokens(values=torch.zeros(sum(LENGTHS)))
+    made = COMPUTE["gae"](made.with_tokens(token_rewards=50 + made["returns"]), ctx)
+    output = torch.zeros(sum(LENGTHS), requires_grad=True)
+    found, _ = summed("value", made, ctx, output, BUDGETS[0])
+    found.backward()
+    assert bool(output.grad.ne(0).all())
+
+
+def test_values_of_an_earlier_batch_are_clipped_around_what_the_critic_said_then():
+    """A replayed episode, or an earlier minibatch of `dynamic`: a later one has changed the moments since."""
+    ctx = context("ppo", "normalizeValues: true, klCoefficient: 0")
+    made = columns().with_tokens(values=torch.zeros(sum(LENGTHS)))
+    made = made.with_tokens(token_rewards=50 + made["returns"])
+    earlier = COMPUTE["gae"](made, ctx)
+    COMPUTE["gae"](made, ctx)
+    output = torch.zeros(sum(LENGTHS), requires_grad=True)
+    found, _ = summed("value", earlier, ctx, output, BUDGETS[0])
+    found.backward()
+    assert bool(output.grad.ne(0).all())
+
+
+def test_a_minibatch_that_the_mask_leaves_nothing_of_has_the_ratio_of_its_tokens():
+    """A ratio of 0 would make `stopRatio` end the updates."""
+    made, ctx = columns(), context("grpo", "klCoefficient: 0, overlongFilter: true")
+    made = made.with_tokens(mask=torch.zeros(sum(LENGTHS), dtype=torch.bool))
+    found, named = summed("policy", made, ctx, moved(made), BUDGETS[0])
+    ratios = (moved(made)[:, 0] - made["logprobs"]).exp()
+    assert float(found) == 0
+    assert named["ratio_mean"] == pytest.approx(float(ratios.mean()), rel=1e-5)
+
+
+@pytest.mark.parametrize("own", ["beta: 0.4", "beta: 0.4, labelSmoothing: 0.2", "beta: 0.4, loss: ipo"])
+def test_dpo_and_ipo_and_their_gradients(own):
+    """Rows 2i are better than rows 2i + 1."""
+    made, ctx = columns(), context("dpo", own)
+    exact = moved(made)[:, 0].clone().requires_grad_()
+    sums = [p.sum() for p in (exact - made["reference_logprobs"].double()).split(made.lengths.tolist())]
+    smooth, expected, margins = ctx.settings.label_smoothing, torch.zeros(()).double(), []
+    for better, worse in zip(sums[0::2], sums[1::2], strict=True):
+        h = better - worse
+        margins.append(0.4 * float(h))
+        if ctx.settings.loss == "ipo":
+            expected = expected + (h - 1 / 0.8) ** 2 / 4
+        else:
+            wrong = (1 + (0.4 * h).exp()).log()
+            expected = expected + ((1 - smooth) * (1 + (-0.4 * h).exp()).log() + smooth * wrong) / 4
+    expected.backward()
+    for budget in BUDGETS:
+        output = exact.detach().clone().requires_grad_()
+        found, named = summed("dpo", made, ctx, output, budget, group=2)
+        found.backward()
+        assert float(found) == pytest.approx(float(expected), rel=1e-5)
+        torch.testing.assert_close(output.grad, exact.grad, rtol=1e-5, atol=1e-7)
+        assert named["reward_margin"] == pytest.approx(sum(margins) / 4, rel=1e-5)
+        assert named["accuracy"] == sum(m > 0 for m in margins) / 4
+        rewards = [0.4 * float(s) for s in sums]
+        assert named["chosen_reward"] == pytest.approx(sum(rewards[0::2]) / 4, rel=1e-5)
+        assert named["rejected_reward"] == pytest.approx(sum(rewards[1::2]) / 4, rel=1e-5)

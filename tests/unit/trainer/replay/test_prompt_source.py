@@ -1,0 +1,137 @@
+"""Prompts come in their order, and their ledger goes with the checkpoint."""
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tests.support.models import byte_tokenizer
+from tests.unit.api.manifests import job
+from tests.unit.trainer.replay.made import episode
+
+from rlhf_api.dataset.rows import PromptRow
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.sections.data import Source
+from rlhf_trainer.data.dataset import Dataset, open_dataset
+from rlhf_trainer.ranks.context import TrainerContext
+from rlhf_trainer.ranks.ranks import Ranks
+from rlhf_trainer.replay.table import Episode
+from rlhf_trainer.rollout.prompt_source import PromptSource
+from rlhf_trainer.rollout.responses import Collected
+from rlhf_trainer.tensors.records import Prompt
+
+
+def source(rows: int | Dataset) -> tuple[PromptSource, list[Any]]:
+    """And what it tells."""
+    told: list[Any] = []
+    services: Any = SimpleNamespace(
+        control=SimpleNamespace(report=lambda **changes: told.append(changes["ledger"]))
+    )
+    spec = job("spec.data.promptsPerStep=4", "spec.ppo.minibatchSize=4").spec
+    ranks = Ranks(0, 1, torch.device("cpu"))
+    run = TrainerContext("job", spec, Path(), ranks, byte_tokenizer(), services, threading.Event(), {})
+    made = [PromptRow(prompt=f"prompt {i}") for i in range(rows)] if isinstance(rows, int) else rows
+    return PromptSource(run, made), told
+
+
+def answered(prompts: list[Prompt]) -> Episode:
+    return replace(episode(0), prompt_ids=tuple(prompt.id for prompt in prompts))
+
+
+def resumed() -> tuple[Episode, Prompt, PromptSource, list[Any]]:
+    """A source restored with an episode not trained on yet and a fifth prompt in progress, and what it tells."""
+    before, _ = source(6)
+    made = answered(before.issue(4))
+    (fifth,) = before.issue(1)
+    before.take(Collected(made, [], {}))
+    after, told = source(6)
+    after.restore(before.state(made), made)
+    return made, fifth, after, told
+
+
+def test_a_checkpoint_with_answers_not_trained_on_holds_their_prompts():
+    before, told = source(6)
+    made = answered(before.issue(4))
+    before.take(Collected(made, [1], {}))
+    after, told = source(6)
+    after.restore(before.state(made), made)
+    assert (told[-1].issued, told[-1].returned, told[-1].requeued, told[-1].lost) == (4, 4, 1, 0)
+    after.trained(made)
+    assert (told[-1].trained, told[-1].lost) == (4, 0)
+    assert [prompt.id.split("/")[0] for prompt in after.issue(4)] == ["0", "0", "1", "1"]
+    assert (told[-1].epoch, told[-1].issued) == (1, 2)
+
+
+def test_prompts_that_a_step_ends_without_are_the_next_ones():
+    before, told = source(6)
+    prompts = before.issue(4)
+    part = answered(prompts).select(torch.tensor([0, 1]))
+    before.take(Collected(part, [], {}, [2, 3]))
+    before.trained(part)
+    assert (told[-1].issued, told[-1].trained, told[-1].lost) == (4, 2, 0)
+    after, _ = source(6)
+    after.restore(before.state(None), None)
+    for one in (before, after):
+        assert [prompt.id for prompt in one.issue(4)[:2]] == [prompt.id for prompt in prompts[2:]]
+    assert told[-1].issued == 6, "each once"
+
+
+def test_prompts_without_their_answers_would_be_told_as_lost(caplog):
+    before, _ = source(6)
+    made = answered(before.issue(4))
+    before.take(Collected(made, [], {}))
+    after, told = source(6)
+    after.restore(before.state(made), None)
+    assert told[-1].lost == 4
+    assert "4 prompts are lost" in caplog.text
+
+
+def test_prompts_that_have_no_episode_yet_are_issued_again_first_and_entered_once():
+    _, ahead, after, told = resumed()
+    assert (told[-1].issued, told[-1].lost) == (5, 0)
+    again = after.issue(2)
+    assert again[0].id == ahead.id
+    assert again[1].id.startswith("0/"), "then the one that the epoch still has"
+    assert (told[-1].issued, told[-1].lost) == (6, 0)
+
+
+def test_other_prompts_are_refused():
+    before, _ = source(6)
+    before.issue(4)
+    with pytest.raises(
+        InvalidJob, match=r"spec.data.train: the checkpoint belongs to a run with 6 samples an epoch; got 5"
+    ):
+        source(5)[0].restore(before.state(None), None)
+
+
+@pytest.mark.parametrize("rows", [7, 15])
+def test_where_rows_are_added_or_gone_prompts_in_progress_are_those_at_their_positions_now(rows, tmp_path):
+    """The number of samples an epoch is as before. By their ids some would be of no row, others of two positions."""
+
+    def data(rows: int) -> Dataset:
+        file = tmp_path / f"{rows}.jsonl"
+        file.write_text("".join(f'{{"prompt": "p{i}"}}\n' for i in range(rows)))
+        return open_dataset([Source(path=str(file))], "prompts", samples=6)
+
+    before, _ = source(data(8))
+    before.issue(6)
+    after, told = source(data(rows))
+    after.restore(before.state(None), None)
+    issued = after.issue(12)
+    anew, _ = source(data(rows))
+    assert [prompt.id for prompt in issued] == [prompt.id for prompt in anew.issue(12)]
+    assert len({prompt.id for prompt in issued}) == 12
+    assert (told[-1].issued, told[-1].lost) == (6, 0)
+
+
+def test_prompts_whose_responses_are_given_up_are_the_next_ones():
+    made, later, after, told = resumed()
+    after.ask_again(made)
+    assert (told[-1].returned, told[-1].lost) == (0, 0)
+    assert [prompt.id for prompt in after.issue(5)] == [*made.prompt_ids, later.id]
+    after.take(Collected(made, [], {}))
+    after.trained(made)
+    assert (told[-1].trained, told[-1].lost) == (4, 0)

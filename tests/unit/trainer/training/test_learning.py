@@ -1,0 +1,83 @@
+"""Each algorithm trains a tiny real model: its reward rises, or its margin, from the same seeds every time."""
+
+import statistics
+
+import pytest
+from tests.unit.trainer.training.running import Job
+
+from rlhf_trainer.ops import compute
+
+STEPS = 12
+ALGORITHMS = [
+    ("ppo", "klCoefficient: 0.01, minibatchSize: 16"),
+    ("grpo", "klCoefficient: 0"),
+    ("grpo", "klCoefficient: 0.01, minibatchSize: 16, epochs: 2"),
+    ("dr_grpo", "klCoefficient: 0.01"),
+    ("rloo", "klCoefficient: 0.01"),
+    ("reinforce_pp", "klCoefficient: 0.01"),
+    ("reinforce_pp", "klCoefficient: 0.01, groupBaseline: true"),
+    ("gspo", "klCoefficient: 0, minibatchSize: 16, clipRatio: 0.2, clipRatioHigh: 0.3"),
+    ("cispo", "klCoefficient: 0, minibatchSize: 16"),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "settings"), ALGORITHMS)
+def test_the_reward_rises(algorithm, settings):
+    """From the half of a model that knows nothing."""
+    job = Job(algorithm, settings).steps(0, STEPS)
+    rewards = [line["reward_mean"] for line in job.lines]
+    assert statistics.fmean(rewards[:2]) < 0.65
+    assert statistics.fmean(rewards[-2:]) > statistics.fmean(rewards[:2]) + 0.15, rewards
+    assert job.ledger().lost == 0
+    assert len(job.positions("trained")) == 8 * STEPS
+    assert ("kl_mean" in job.lines[-1]) == ("klCoefficient: 0," not in settings + ",")
+
+
+@pytest.mark.parametrize("settings", ["beta: 0.1", "beta: 0.1, labelSmoothing: 0.1", "beta: 0.1, loss: ipo"])
+def test_the_margin_rises(settings):
+    job = Job("dpo", settings).steps(0, STEPS)
+    first, last = job.lines[0], job.lines[-1]
+    assert first["reward_margin"] == pytest.approx(0.0, abs=1e-6), "the policy is the reference"
+    assert first["chosen_reward"] == pytest.approx(0.0, abs=1e-6)
+    assert last["reward_margin"] > 0.1
+    assert last["accuracy"] == 1.0
+    assert last["loss"] < first["loss"]
+
+
+def test_the_same_seeds_give_the_same_weights():
+    one, other = (Job("grpo", "klCoefficient: 0.01").steps(0, 2) for _ in range(2))
+    assert one.weights() == other.weights()
+
+
+def test_with_one_update_a_step_the_policy_is_the_one_that_sampled():
+    """No log-probabilities are computed before the update, and the ratio is exactly 1."""
+    job = Job("grpo", "klCoefficient: 0.01")
+    for step in range(3):
+        job.task.publish(step)
+        job.task.collect(step)
+        assert "logprobs" not in job.task._pending.columns
+        line = job.task.train(step)
+        assert line["update_kl"] == line["clip_fraction"] == 0.0
+        assert line["ratio_mean"] == pytest.approx(1.0, rel=1e-6)
+        assert line["logprob_difference"] < 1e-4, (
+            "generation and training differ in rounding alone, if at all"
+        )
+    two = Job("grpo", "klCoefficient: 0.01, minibatchSize: 16").steps(0, 2).lines
+    assert all(line["update_kl"] > 0 for line in two), "the second update meets another policy"
+
+
+def test_coefficients_of_a_penalty_hold_the_policy_back():
+    free, held = (
+        Job("rloo", f"klCoefficient: {coefficient}").steps(0, STEPS).lines for coefficient in (0.001, 2)
+    )
+    assert held[-1]["kl_mean"] < free[-1]["kl_mean"]
+
+
+def test_operations_are_those_of_the_table():
+    """The advantages in an episode are the algorithm's function of its rewards."""
+    job = Job("rloo", "klCoefficient: 0")
+    job.task.publish(0)
+    job.task.collect(0)
+    columns = job.task._pending.columns
+    again = compute.rloo(columns.with_rows(response_rewards=columns["scores"]), job.op_ctx)
+    assert again["advantages"].tolist() == columns["advantages"].tolist()
