@@ -1,4 +1,4 @@
-"""`rlhf graph`: draws the dataflow graph of an algorithm or of a job."""
+"""`rlhf graph`: prints the dataflow graph of an algorithm or of a job as Mermaid."""
 
 import argparse
 import json
@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from rlhf_api.algorithms import ALGORITHMS
 from rlhf_api.errors.messages import from_pydantic
 from rlhf_api.errors.problem import InvalidJob, first
+from rlhf_api.graph import Graph
 from rlhf_api.host.strict_yaml import not_json
 from rlhf_api.manifest.experiments import experiments, names_experiment
 from rlhf_api.manifest.load import apply_override, load
@@ -22,15 +23,16 @@ from rlhf_api.spec import Spec
 from ..console.exits import print_line
 from ..console.manifest_arguments import add_set
 from ..console.subcommands import Commands, add_command
-from .drawing import Drawing, drawing
 from .mermaid import mermaid
-from .picture import write_png
 
 
 def add_graph(commands: Commands) -> None:
     """Adds the command's parser."""
     parser = add_command(
-        commands, "graph", help="draw the dataflow graph of an algorithm, or of a manifest's job"
+        commands, "graph", help="print the dataflow graph of an algorithm, or of a manifest's job, as Mermaid"
+    )
+    parser.epilog = (
+        "GitHub, GitLab, MkDocs Material and https://mermaid.live draw the output; save a picture there."
     )
     parser.add_argument(
         "subject",
@@ -38,30 +40,27 @@ def add_graph(commands: Commands) -> None:
         help="name of an algorithm or experiment, module:name of an algorithm of your own, which is imported, or a "
         "manifest",
     )
-    parser.add_argument("--png", type=Path, metavar="FILE", help="also write a picture to this file")
     add_set(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Prints the graph as Mermaid; returns the exit code."""
     with redirect_stdout(sys.stderr):  # of an algorithm of one's own, which is imported
-        drawn = _drawing(options.subject, options.set, options.variables)
-    if options.png is not None:
-        write_png(drawn, options.png)
-    print_line(mermaid(drawn).rstrip("\n"), sys.stdout)
+        spec, graph = _subject(options.subject, options.set, options.variables)
+    print_line(mermaid(spec, graph), sys.stdout)
     return 0
 
 
-def _drawing(subject: str, overrides: list[str], variables: Mapping[str, str]) -> Drawing:
+def _subject(subject: str, overrides: list[str], variables: Mapping[str, str]) -> tuple[Spec, Graph]:
     file = Path(subject)
     if subject in ALGORITHMS and experiments()[subject] is None:
         spec = usual(subject, overrides)
-        return drawing(subject, spec, resolve(spec).graph)
+        return spec, resolve(spec).graph
     if names_experiment(file) and ":" in subject:
         spec = usual(subject, overrides)
-        return drawing(subject, spec, imported(spec)[1])
-    job = load(file, overrides, variables=variables)
-    return drawing(f"{job.metadata.name} ({job.spec.algorithm})", job.spec, resolve(job.spec).graph)
+        return spec, imported(spec)[1]
+    spec = load(file, overrides, variables=variables).spec
+    return spec, resolve(spec).graph
 
 
 def usual(algorithm: str, overrides: Sequence[str] = ()) -> Spec:

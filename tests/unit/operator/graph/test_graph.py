@@ -1,9 +1,8 @@
-"""`rlhf graph` as a user runs it: Mermaid of every algorithm, pictures, and algorithms of one's own."""
+"""`rlhf graph` as a user runs it: Mermaid of every algorithm, and algorithms of one's own."""
 
 import re
 import sys
 import textwrap
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,6 @@ from rlhf_api.graph import Graph
 from rlhf_api.rules.own_algorithm import resolve
 from rlhf_operator import cli
 from rlhf_operator.graph.command import usual
-from rlhf_operator.graph.drawing import drawing
-from rlhf_operator.graph.layout import GAP, layout, spread
 
 OWN = """
 from rlhf_api.algorithms import Algorithm
@@ -90,43 +87,10 @@ def test_places_are_those_of_the_job(tmp_path, capsys):
     assert "classDef generator" not in text
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_boxes_do_not_overlap_and_lines_go_down(name):
-    spec = usual(name)
-    placed = layout(drawing(name, spec, graph_of(name)), lambda _: 100.0)
-    layer = {item: i for i, row in enumerate(placed.layers) for item, _ in row if item.column is None}
-    assert {item.box for item in layer} == {node.name for node in graph_of(name).nodes}
-    for row in placed.layers:
-        for (left, x0), (right, x1) in pairwise(row):
-            room = sum(50 if item.column is None else 5 for item in (left, right)) + GAP
-            assert x1 - x0 >= room - 1e-6
-    assert all(lower == upper + 1 for (upper, _), (lower, _), _ in placed.links)
-
-
-def test_spread_keeps_what_fits_and_moves_the_rest_least():
-    assert spread([0.0, 200.0], [100.0, 100.0]) == [0.0, 200.0]
-    assert spread([0.0, 0.0], [100.0, 100.0]) == [-(100 + GAP) / 2, (100 + GAP) / 2]
-
-
-def test_a_picture(tmp_path):
-    assert cli.main(["graph", "ppo", "--png", str(tmp_path / "ppo.png")]) == 0
-    assert (tmp_path / "ppo.png").read_bytes().startswith(b"\x89PNG\r\n")
-
-
-def test_a_picture_without_matplotlib(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert cli.main(["graph", "ppo", "--png", str(tmp_path / "ppo.png")]) == 2
-    assert capsys.readouterr().err == (
-        "error: --png: needs matplotlib, which is not installed; pip install matplotlib, or 'rlhf-operator[trainer]'\n"
-    )
-
-
-def test_a_picture_in_a_folder_that_is_not_there(tmp_path, capsys):
-    assert cli.main(["graph", "ppo", "--png", str(tmp_path / "no" / "ppo.png")]) == 2
-    assert (
-        capsys.readouterr().err
-        == f"error: --png: {tmp_path}/no/ppo.png cannot be written: No such file or directory\n"
-    )
+def test_the_help_says_what_draws_the_output(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["graph", "--help"])
+    assert "https://mermaid.live" in capsys.readouterr().out
 
 
 def test_what_an_algorithm_of_ones_own_prints_is_no_part_of_the_graph(own, capsys):
