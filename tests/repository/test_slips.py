@@ -448,6 +448,28 @@ def test_a_file_alone_is_no_list_of_files(capsys):
     )
 
 
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("trackers=wandb", "spec.trackers: must be a list, such as [{kind: wandb}]; got 'wandb'"),
+        ("trackers=[wandb]", "spec.trackers[0]: must be an object, such as {kind: wandb}; got 'wandb'"),
+        ("data.sources=[a.jsonl]", "spec.data.sources[0]: must be an object, such as {path: a.jsonl}; "),
+        ("reward.functions=scoring:right", "must be a list, such as [{function: scoring:right}]; got "),
+        ("pods.volumes=[scratch]", "spec.pods.volumes[0]: must be an object; got 'scratch'"),
+    ],
+)
+def test_a_word_in_place_of_a_list_or_object_is_shown_in_one(capsys, override, told):
+    assert told in said(capsys, "validate", "job.yaml", override)
+
+
+def test_the_list_that_a_message_shows_is_taken():
+    for name, shown in (
+        ("trackers", "{kind: tensorboard}"),
+        ("reward.functions", "{function: scoring:right}"),
+    ):
+        assert cli.main(["validate", "job.yaml", f"{name}=[{shown}]"]) == 0
+
+
 def test_bad_rows_are_told_beside_a_model_without_a_tokenizer(here, capfd):
     (here / "model").mkdir()
     (here / "model" / "config.json").write_text('{"model_type": "llama"}')

@@ -74,8 +74,23 @@ def _describe(error: ErrorDetails, model: type[BaseModel], section: str) -> Prob
     if error["type"] == "string_pattern_mismatch":
         pattern = error.get("ctx", {}).get("pattern", "")
         return Problem(where, f"{PATTERNS.get(pattern, f'must match {pattern}')}; got {show(value)}")
-    such = f", such as [{value}]" if error["type"] == "tuple_type" and isinstance(value, str) else ""
-    return Problem(where, f"{in_our_words(error)}{such}; got {show(value)}")
+    return Problem(where, f"{in_our_words(error)}{_example(error, model)}; got {show(value)}")
+
+
+def _example(error: ErrorDetails, model: type[BaseModel]) -> str:
+    """The text given in place of a list, or of an object in a list, as one: in brackets, and under the only required
+    key, or the first one. Empty for any other error."""
+    location, value = error["loc"], error["input"]
+    alone, in_list = error["type"] == "tuple_type", isinstance(location[-1], int)
+    if not isinstance(value, str) or not (alone or (in_list and error["type"] == "model_type")):
+        return ""
+    item = model_at(model, location)
+    if item is not None:
+        required = [f.alias or name for name, f in item.model_fields.items() if f.is_required()]
+        if len(required) > 1:
+            return ""
+        value = f"{{{(required or keys_of(item))[0]}: {value}}}"
+    return f", such as [{value}]" if alone else f", such as {value}"
 
 
 def in_our_words(error: ErrorDetails) -> str:
