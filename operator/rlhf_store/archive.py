@@ -107,6 +107,8 @@ class Archive:
             problem = f"{ROOT} is missing"
         except DamagedSnapshot as error:
             problem = str(error)
+        except UnusableStore as error:
+            raise UnusableStore(f"cannot use {self.store.url}: {error}") from None
         listed = [Entry.of_key(listed_object.key) for listed_object in self.store.list(CUTS)]
         if not (written := [entry for entry in listed if entry is not None]):
             return Root(), version

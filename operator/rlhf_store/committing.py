@@ -3,6 +3,7 @@
 import logging
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 
 from pydantic import JsonValue
@@ -78,7 +79,7 @@ class Committer:
                 archive.store.delete(garbage)
                 archive.store.delete_abandoned(is_named_by_content)
             return cls(archive, retention, reached, root, version, manifests)
-        raise _fenced(archive.store.url)
+        raise _fenced(archive, run)
 
     @property
     def epoch(self) -> int:
@@ -163,7 +164,7 @@ class Committer:
         try:
             self._version = self._store.swap(ROOT, encode_root(root), self._version)
         except Conflict:
-            raise _fenced(self._store.url) from None
+            raise _fenced(self._archive, self._root.run) from None
         except Missing:
             message = (
                 f"{ROOT} has been deleted from {self._store.url}; the next trainer goes by what is left there"
@@ -187,9 +188,16 @@ class Committer:
             log.warning("old checkpoints could not be deleted, trying again after the next one: %s", error)
 
 
-def _fenced(url: str) -> UnusableStore:
-    message = (
-        f"another trainer has taken over {url}, and this one may not write there any more: "
-        "each run needs a store of its own; if both are the same run, the newer one goes on"
-    )
-    return UnusableStore(message)
+def _fenced(archive: Archive, run: str) -> UnusableStore:
+    """What a trainer of `run` is told once another one leads, whose run LATEST names if its host gives it one."""
+    url, leader = archive.store.url, ""
+    with suppress(StoreError):
+        leader = archive.read_root()[0].run
+    if leader and leader == run:
+        return UnusableStore(
+            f"a later trainer of this run has taken over {url} and goes on, so this one ends"
+        )
+    by = f"another run, {leader:.64}," if leader else "another trainer"
+    same = "" if leader else "; if both are the same run, the newer one goes on"
+    message = f"{by} has taken over {url}, and this one may not write there any more"
+    return UnusableStore(f"{message}: each run needs a store of its own{same}")

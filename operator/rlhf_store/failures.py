@@ -24,14 +24,16 @@ T = TypeVar("T")
 
 def patiently(
     call: Callable[[], T],
+    url: str,
     patience: timedelta,
     retrying: Callable[[str], None] = lambda _reason: None,
     *,
     allowed: bool = False,
 ) -> T:
-    """Calls `call`, retrying network and server errors for up to `patience`. `retrying` is called before each retry,
-    with the reason once the failure has lasted, else with ''. `allowed`: the store has taken such requests before, so a
-    refusal is retried too: keys that are rotated are invalid for a while, and permissions can be put right.
+    """Calls `call`, which asks the store of a URL, retrying network and server errors for up to `patience`. `retrying`
+    is called before each retry, with the reason once the failure has lasted, else with ''. `allowed`: the store has
+    taken such requests before, so a refusal is retried too: keys that are rotated are invalid for a while, and
+    permissions can be put right.
 
     Raises:
         StoreError: it still fails, or the store refuses the request.
@@ -44,10 +46,10 @@ def patiently(
         except (BaseError, OSError) as error:
             passing = isinstance(error, transient) and time.monotonic() + wait < deadline
             if not passing:
-                raise StoreError(f"the checkpoint store fails: {reason(error)}") from error
+                raise StoreError(f"the store {url} fails: {reason(error)}") from error
             failure = reason(error) if wait > _TOLD_SECONDS else ""
             if failure:
-                log.warning("the checkpoint store fails, trying again: %s", failure)
+                log.warning("the store %s fails, trying again: %s", url, failure)
         retrying(failure)
         time.sleep(wait)
         wait = min(2 * wait, _LONGEST_WAIT_SECONDS)

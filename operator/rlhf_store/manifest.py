@@ -139,10 +139,8 @@ def decode_root(data: bytes) -> Root:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise DamagedSnapshot(f"{ROOT} cannot be read: {error!r:.200}") from error
     if written != FORMAT:
-        message = (
-            f"{ROOT} there has format {written!r:.9}, this release {FORMAT}; go on with the one that wrote it"
-        )
-        raise UnusableStore(message)
+        message = f"its {ROOT} has format {written!r:.9}, and this release reads format {FORMAT}"
+        raise UnusableStore(f"{message}; go on with the release that wrote it, or name another store")
     return _parse(Root, text, ROOT)
 
 

@@ -129,7 +129,7 @@ class Store:
         if size is None or size <= READ_BYTES:
             return self._ask(lambda: self._read(key, size)).data
         attributes = self.attributes(key)
-        _check_size(key, attributes.size, size)
+        self._check_size(key, attributes.size, size)
         return b"".join(self._parts(attributes, READ_BYTES))
 
     def read(self, key: str) -> Version:
@@ -200,12 +200,13 @@ class Store:
             self._ask(lambda: _delete_abandoned(folder, keys))
 
     def _ask(self, call: Callable[[], T]) -> T:
-        return patiently(call, self.patience, self._retrying, allowed=self._writable)
+        return patiently(call, self.url, self.patience, self._retrying, allowed=self._writable)
 
     def _first_ask(self, call: Callable[[], T]) -> T:
         """The first request, with a short deadline: a mistyped name is reported soon, as an error of the job."""
         try:
-            return patiently(call, self.patience if self._known else FIRST_PATIENCE, self._retrying)
+            patience = self.patience if self._known else FIRST_PATIENCE
+            return patiently(call, self.url, patience, self._retrying)
         except StoreError as error:
             if self._known or error.__cause__ is None:
                 raise
@@ -234,7 +235,7 @@ class Store:
     def _read(self, key: str, most: int | None = None) -> Version:
         try:
             reply = obstore.get(self._store, key)
-            _check_size(key, reply.meta["size"], JSON_BYTES if most is None else most)
+            self._check_size(key, reply.meta["size"], JSON_BYTES if most is None else most)
             data = bytes(reply.bytes())
         except (NotFoundError, FileNotFoundError) as error:
             raise Missing(key) from error
@@ -266,10 +267,9 @@ class Store:
     def _unusable(self, error: BaseException) -> UnusableStore:
         return UnusableStore(f"cannot use {self.url}: {reason(error)}; {hint(self.url)}")
 
-
-def _check_size(key: str, size: int, most: int) -> None:
-    if size > most:
-        raise TooLarge(f"{key} in the checkpoint store has {size} bytes, and may have {most}")
+    def _check_size(self, key: str, size: int, most: int) -> None:
+        if size > most:
+            raise TooLarge(f"{key} in {self.url} has {size} bytes, and may have {most}")
 
 
 def _delete_abandoned(folder: Path, keys: Callable[[str], bool]) -> None:

@@ -79,7 +79,7 @@ def test_a_long_outage_ends_in_a_reason_and_loses_nothing(
         (job.folder / name / ASKED).touch()
         thread.join(600)
     assert codes == [1]
-    assert "the checkpoint store fails" in job.end(name)
+    assert f"the store {store.url} fails: " in job.end(name)
     kept = store.steps()
     assert kept
     again = stores.named(name, steps=STEPS)

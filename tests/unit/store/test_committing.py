@@ -69,6 +69,28 @@ def test_who_was_taken_over_cannot_commit(place):
     assert (zombie.committer.epoch, newer.committer.epoch) == (1, 2)
 
 
+def test_who_was_taken_over_is_told_by_whom(place):
+    def leads(run: str) -> Committer:
+        return Committer.take_over(Archive(place.url), Retention(), run=run)
+
+    def told(by: str) -> str:
+        earlier = leads("uid-1")
+        leads(by)
+        with pytest.raises(UnusableStore) as caught:
+            earlier.commit(1, {}, {}, {})
+        return str(caught.value)
+
+    assert (
+        told("uid-1")
+        == f"a later trainer of this run has taken over {place.url} and goes on, so this one ends"
+    )
+    assert told("uid-2").startswith(
+        f"another run, uid-2, has taken over {place.url}, and this one may not write"
+    )
+    assert told("uid-2").endswith("each run needs a store of its own")
+    assert told("").startswith(f"another trainer has taken over {place.url}, and this one may not write")
+
+
 def test_a_root_that_somebody_deletes_is_told_so_and_the_next_trainer_finds_what_is_left(place):
     trainer = place.trainer()
     trainer.save(1)

@@ -138,7 +138,7 @@ def test_of_what_is_larger_than_it_may_be_nothing_is_read(place, monkeypatch):
     with pytest.raises(TooLarge, match=may):
         Store(place.url).get(segment.key, segment.size)
     monkeypatch.setattr(store_module, "JSON_BYTES", 100)
-    with pytest.raises(StoreError, match=r"LATEST in the checkpoint store has \d+ bytes, and may have 100"):
+    with pytest.raises(StoreError, match=rf"LATEST in {place.url} has \d+ bytes, and may have 100"):
         place.steps()
 
 
@@ -190,7 +190,7 @@ def test_an_outage_is_not_taken_for_damage(place, monkeypatch):
     archive = Archive(place.url, patience=FIRST_PATIENCE)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.setattr(archive.store, "_store", connect(place.url, FIRST_PATIENCE))
-    with pytest.raises(StoreError, match=r"the checkpoint store fails: .*127\.0\.0\.1:1"):
+    with pytest.raises(StoreError, match=rf"the store {place.url} fails: .*127\.0\.0\.1:1"):
         archive.entries()
 
 

@@ -73,8 +73,8 @@ def test_a_failure_that_lasts_is_told_at_each_retry_with_its_reason(monkeypatch)
     def full() -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(StoreError, match="No space left on device"):
-        failures.patiently(full, timedelta(seconds=9), told.append)
+    with pytest.raises(StoreError, match=r"the store s3://bucket fails: .*No space left on device"):
+        failures.patiently(full, "s3://bucket", timedelta(seconds=9), told.append)
     assert told[0] == "", "not of a failure that has only begun"
     assert told[-1] == "[Errno 28] No space left on device"
 

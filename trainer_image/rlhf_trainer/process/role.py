@@ -44,7 +44,10 @@ def run_role(run: Callable[[ProcessEnv], int | None]) -> None:
         end(env, str(error))
         code = EXIT_INVALID
     except UnusableStore as error:
-        end(env, f"spec.checkpoint.store: {error}")
+        default = (
+            "" if env.config.spec.checkpoint.store else ", which is not given and so in the work directory"
+        )
+        end(env, f"spec.checkpoint.store{default}: {error}")
         code = EXIT_INVALID
     except RoleEnd as error:
         end(env, str(error))

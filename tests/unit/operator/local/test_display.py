@@ -131,7 +131,7 @@ def test_a_narrow_terminal_cuts_neither_figures_nor_the_newest_events_reason() -
         tokensPerSecond=334,
         weightVersion=63,
     )
-    reason = "12:00:01 trainer-0 exited with code 1: StoreError: the checkpoint store fails: No space left on device"
+    reason = "12:00:01 trainer-0 exited with code 1: StoreError: the store file:///a fails: No space left on device"
     out = io.StringIO()
     Console(file=out, width=60).print(panel("demo", status, STEP, ["12:00:00 " + "x" * 80, reason]))
     for words in ("reward 8.75", "loss 0.125", "tokens/s 334", "weights 63", "x…"):

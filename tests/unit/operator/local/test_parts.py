@@ -242,7 +242,7 @@ def test_the_telling_line_of_a_log(log: str, line: str) -> None:
         ("exited with code 1: MemoryError: ", "HostOutOfMemory"),
         ("exited with code 1: OSError: [Errno 28] No space left on device: '/a'", "DiskFull"),
         (
-            "exited with code 1: StoreError: the checkpoint store fails: No space left on device (os error 28)",
+            "exited with code 1: StoreError: the store file:///a fails: No space left on device (os error 28)",
             "DiskFull",
         ),
         (

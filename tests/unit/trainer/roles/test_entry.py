@@ -93,6 +93,25 @@ def test_the_jobs_own_mistake(tmp_path):
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.parametrize(
+    ("given", "where"),
+    [
+        ("file:///mnt/store", "spec.checkpoint.store"),
+        (None, "spec.checkpoint.store, which is not given and so in the work directory"),
+    ],
+)
+def test_a_store_that_cannot_be_used_is_told_with_whether_the_manifest_names_it(tmp_path, given, where):
+    started, body = (
+        environ(tmp_path),
+        "from rlhf_store.errors import UnusableStore; raise UnusableStore('no')",
+    )
+    config = json.loads((tmp_path / "run.json").read_text())
+    config["spec"]["checkpoint"] = {"store": given}
+    (tmp_path / "given.json").write_text(json.dumps(config))
+    ended, end = run(tmp_path, body, **started | {"RLHF_RUN_CONFIG": str(tmp_path / "given.json")})
+    assert (ended.returncode, end.read_text()) == (EXIT_INVALID, f"{where}: no\n")
+
+
 def test_any_other_error_with_where_it_happened_in_the_log(tmp_path):
     ended, end = run(tmp_path, "raise RuntimeError('no\\nluck')")
     assert ended.returncode == 1
