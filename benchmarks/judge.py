@@ -21,6 +21,7 @@ from aiohttp import web
 
 from rlhf_api.contract.proof import Prover
 from rlhf_api.contract.run import Member, Membership
+from rlhf_api.host.event_loop import EventLoop
 from rlhf_api.roles import Role
 from rlhf_trainer.dispatch.control import Control
 from rlhf_trainer.dispatch.roster import Roster
@@ -34,7 +35,6 @@ from rlhf_trainer.scoring.rewards import Function, Functions
 from rlhf_trainer.scoring.samples import Result, Sample
 from rlhf_trainer.scoring.server import BACKLOG, application
 from rlhf_trainer.tensors.records import Sequences
-from rlhf_trainer.transport.event_loop import EventLoop
 from rlhf_trainer.transport.http import HttpClient
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

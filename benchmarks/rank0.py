@@ -37,6 +37,7 @@ from transformers import PreTrainedTokenizerFast
 
 from rlhf_api.contract.proof import Prover
 from rlhf_api.contract.run import CONTROL_STATUS, Member
+from rlhf_api.host.event_loop import EventLoop
 from rlhf_api.roles import Role
 from rlhf_api.sections.sampling import Sampling
 from rlhf_operator.local.ports import HOST, assign
@@ -52,7 +53,6 @@ from rlhf_trainer.rollout.rounds import start_round
 from rlhf_trainer.rollout.vllm_client import VllmClient
 from rlhf_trainer.scoring.rewards import texts
 from rlhf_trainer.tensors.records import Prompt
-from rlhf_trainer.transport.event_loop import EventLoop
 from rlhf_trainer.transport.frames import GENERATE, Asked, Kind, encode
 from rlhf_trainer.transport.http import HttpClient
 

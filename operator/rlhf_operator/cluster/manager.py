@@ -8,6 +8,8 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 
+from rlhf_api.host.event_loop import EventLoop
+
 from ..job.pod_status import OVER
 from ..kube.api import Api, Body, Key
 from ..kube.api_error import ApiError
@@ -17,7 +19,6 @@ from .config.settings import Settings
 from .serve.logs import about
 from .telemetry import Outcome, Telemetry
 from .watching import resync
-from .watching.background_loop import BackgroundLoop
 from .watching.cache import Cache
 from .watching.queue import Queue
 from .watching.watch import kinds_served, watch
@@ -68,21 +69,21 @@ class Process:
     async def run(self) -> None:
         """Runs until SIGTERM; raises an ExceptionGroup with any other cause of its end."""
         self._listen_to_signals()
-        async with BackgroundLoop() as aside:
+        async with EventLoop("lease") as aside:
             try:
                 await self._lead_until_stopped(aside)
             except* _Stopped:
                 pass
             finally:
                 self._telemetry.leading(False)
-                await aside.run(self._lease.release())
-                await aside.run(self._lease_api.close())
+                await aside.run_async(self._lease.release())
+                await aside.run_async(self._lease_api.close())
 
-    async def _lead_until_stopped(self, aside: BackgroundLoop) -> None:
+    async def _lead_until_stopped(self, aside: EventLoop) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._until_stopped())
-            await aside.run(self._lease.acquire())
-            group.create_task(aside.run(self._lease.keep()))
+            await aside.run_async(self._lease.acquire())
+            group.create_task(aside.run_async(self._lease.keep()))
             await self._lead(group)
 
     async def _lead(self, group: asyncio.TaskGroup) -> None:

@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_api.contract.run import ProcessEnv, RunConfig
 from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.host.event_loop import EventLoop
 from rlhf_api.roles import Role
 from rlhf_api.sections.reward import RewardFunction
 
@@ -32,7 +33,6 @@ from ..scoring.rewards import (
     forward_scores,
 )
 from ..scoring.server import application, no_trouble, serve
-from ..transport.event_loop import EventLoop
 from ..transport.wire import WireError
 
 SHARE_OF_TIME = 0.9

@@ -15,6 +15,7 @@ from torch import distributed
 from rlhf_api.contract.report import STORE_FAILS, CheckpointStatus
 from rlhf_api.contract.run import EXIT_SUSPENDED, ProcessEnv, RunConfig
 from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.host.event_loop import EventLoop
 from rlhf_api.roles import Role
 from rlhf_api.rules.unused import without_effect
 from rlhf_api.sections.checkpoint import Origin
@@ -49,7 +50,6 @@ from ..training.assembly import make_task, prepare_model
 from ..training.loop import train
 from ..training.monitor import ACTIVITY
 from ..transport import rdma
-from ..transport.event_loop import EventLoop
 from ..transport.http import HttpClient
 
 log = logging.getLogger(__name__)

@@ -12,9 +12,9 @@ from typing import Any, Self
 
 import aiohttp
 
+from rlhf_api.host.event_loop import EventLoop
 from rlhf_api.roles import HEALTH
 
-from .event_loop import EventLoop
 from .keys import Keys
 from .replies import PLAIN, check_plain, read_reply, read_start, retry_after
 
@@ -156,9 +156,7 @@ class HttpClient(EventLoop):
 
     def close(self) -> None:
         """Cancels all requests."""
-        self.cancel_all()
-        for session in (self.session, self._streams):
-            self.run(session.close())
+        self.run(_end(self.session, self._streams))
         super().close()
 
     def __enter__(self) -> Self:
@@ -168,6 +166,16 @@ class HttpClient(EventLoop):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+async def _end(*sessions: aiohttp.ClientSession) -> None:
+    """Cancels all other tasks, waits for their ends, and closes the sessions."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    for session in sessions:
+        await session.close()
 
 
 async def _sessions(token: str) -> tuple[aiohttp.ClientSession, aiohttp.ClientSession]:

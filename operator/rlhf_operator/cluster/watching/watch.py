@@ -16,10 +16,11 @@ from typing import Any, cast
 import aiohttp
 import kopf
 
+from rlhf_api.host.event_loop import EventLoop
+
 from ...job.names import MANAGED_BY, OPERATOR
 from ...kube.api import Api, Body
 from ...kube.kinds import FIELD_MANAGER, KINDS
-from .background_loop import BackgroundLoop
 from .watch_session import WatchSession
 
 logger = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ async def watch(api: Api, namespaces: Collection[str], kinds: Collection[str], s
             settings.watching.label_selectors[group, version, plural] = SELECTORS[kind]
     where: dict[str, Any] = {"namespaces": [*namespaces]} if namespaces else {"clusterwide": True}
     stop = threading.Event()
-    async with BackgroundLoop() as loop:
+    async with EventLoop("kopf") as loop:
         operator = kopf.operator(
             registry=registry,
             settings=settings,
@@ -83,7 +84,7 @@ async def watch(api: Api, namespaces: Collection[str], kinds: Collection[str], s
             memo=(),  # copied for every object: this takes no memory, as kopf's own does
             **where,
         )
-        running = asyncio.create_task(loop.run(operator))
+        running = asyncio.create_task(loop.run_async(operator))
         try:
             await asyncio.shield(running)
         finally:

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from rlhf_api.contract.run import RunConfig
 from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.host.event_loop import EventLoop
 from rlhf_api.roles import Role
 from rlhf_api.rules.vllm_options import engine_problems
 
 from ...process.settings import frozen_source
 from ...tensors.records import Sequences
-from ...transport.event_loop import EventLoop
 from .front.probes import ENGINE_DEAD, HUNG_SECONDS
 from .serve import watchdog
 from .serve.forking import fork_engine

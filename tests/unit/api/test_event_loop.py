@@ -1,8 +1,8 @@
-"""The event loop beside the operator's own."""
+"""An event loop on a thread of its own."""
 
 import asyncio
 
-from rlhf_operator.cluster.watching.background_loop import BackgroundLoop
+from rlhf_api.host.event_loop import EventLoop
 
 
 def test_what_still_runs_at_the_end_is_cancelled() -> None:
@@ -19,9 +19,9 @@ def test_what_still_runs_at_the_end_is_cancelled() -> None:
         async def start() -> asyncio.Task[None]:
             return asyncio.create_task(forever())
 
-        async with BackgroundLoop() as loop:
-            task = await loop.run(start())
-            await loop.run(asyncio.sleep(0))
+        async with EventLoop("test") as loop:
+            task = await loop.run_async(start())
+            await loop.run_async(asyncio.sleep(0))
         assert task.cancelled()
 
     asyncio.run(leave())
