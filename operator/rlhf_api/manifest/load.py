@@ -167,6 +167,15 @@ def _read(document: Any) -> Spec | None:
 def _named(file: Path, variables: Mapping[str, str]) -> Any:
     if names_function(str(file)):
         return _spelled(from_function(str(file)), f"{file}: ")
+    if file.suffix == ".py" and file.is_file():
+        message = "is Python; name the function in it that returns the manifest, "
+        raise InvalidJob([Problem(str(file), f"{message}`{'.'.join(file.with_suffix('').parts)}:FUNCTION`")])
+    if file.is_dir():
+        known = " (the work directory of a run; run.json in it has that run's `spec`)"
+        is_run = (file / "run.json").is_file()
+        raise InvalidJob(
+            [Problem(str(file), f"is a directory{known if is_run else ''}; give a manifest's file")]
+        )
     if not names_experiment(file):
         return read(file, variables, _of_file)
     if own := file_of(str(file)):

@@ -35,7 +35,7 @@ from .data import check_rows
 from .plan_table import plan_lines
 
 EXIT_CODES = {"Succeeded": 0, "Failed": FAILED, "Suspended": INTERRUPTED}
-_LOCAL = ("runtime", "workdir", "resume", "overwrite", "base_port", "metrics_port")
+_LOCAL = ("runtime", "workdir", "resume", "overwrite", "accept_changes", "base_port", "metrics_port")
 """Options of a run on this machine alone."""
 
 
@@ -73,6 +73,11 @@ def add_run(commands: Commands) -> None:
         "--overwrite", action="store_true", help="delete the earlier run in the work directory first"
     )
     parser.add_argument(
+        "--accept-changes",
+        action="store_true",
+        help="let a resumed run go on with other data or rewards than it had",
+    )
+    parser.add_argument(
         "--base-port",
         type=int,
         metavar="N",
@@ -106,6 +111,8 @@ def run(options: argparse.Namespace, make: Command) -> int:
     """Runs the job on this machine; `make` builds the processes' command lines."""
     job = with_runtime_of(_loaded(options, options.trial), options.runtime, options.variables, needed=True)
     _check_files(job)
+    if options.accept_changes and not options.resume:
+        raise Misuse("--accept-changes applies only to --resume; leave it out")
     folder: Path = options.workdir or Path("runs", job.metadata.name)
     config = RunConfig(
         job=job.metadata.name,
@@ -117,7 +124,14 @@ def run(options: argparse.Namespace, make: Command) -> int:
     with workdir.locked(folder):
         places = place(config, options.base_port)
         check_port(options.metrics_port, places)
-        before = workdir.prepare(folder, job.spec, resume=options.resume, overwrite=options.overwrite)
+        earlier = workdir.prepare(
+            folder,
+            config,
+            resume=options.resume,
+            overwrite=options.overwrite,
+            accept_changes=options.accept_changes,
+        )
+        before = earlier.status if earlier else None
         if before is not None and before.phase == "Succeeded" and before.step >= job.spec.steps:
             print_line(
                 f"{folder} already has all {job.spec.steps} steps; raise spec.steps to go on", sys.stdout
@@ -127,6 +141,8 @@ def run(options: argparse.Namespace, make: Command) -> int:
         host = Host(config, shown, places, before=before, make=make, metrics_port=options.metrics_port)
         resumed = "resuming " if before is not None else ""
         shown.event(f"{resumed}{_summary(job)}; logs in {folder / workdir.LOGS}")
+        for change in earlier.changes if earlier else ():
+            shown.event(f"changed since the run began or was last resumed: {change}")
         if unheeded := of_a_cluster(job.spec):
             shown.event(f"no effect on this machine, only on a cluster: {', '.join(unheeded)}")
         for line in (critic_from_policy(job.spec), *without_effect(job.spec), *plain_secrets(job.spec)):

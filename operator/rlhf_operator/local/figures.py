@@ -25,6 +25,19 @@ def step_line(step: Mapping[str, Any], total: int) -> str:
     return "  ".join(parts)
 
 
+def evaluation_line(figures: Mapping[str, Any], first: Mapping[str, Any] | None) -> str:
+    """A line of `evaluation.jsonl`, formatted for people; `first`: the first one of its set."""
+    parts = [f"evaluation after step {figures.get('step', '?')}: {figures.get('set', '?')}"]
+    for key, name in (("mean", "score"), ("loss", "loss")):
+        if isinstance(value := figures.get(key), int | float):
+            before = first.get(key) if first is not None else None
+            since = f" ({before:.4g} at first)" if isinstance(before, int | float) else ""
+            parts.append(f"{name} {value:.4g}{since}")
+    if isinstance(count := figures.get("count"), int):
+        parts.append(f"{count} rows")
+    return "  ".join(parts)
+
+
 def timing(step: Mapping[str, Any]) -> str:
     """Throughput of a step and its time by phase: `420 tokens/s  4.2 s (generate 1.8, train 2.4)`."""
     seconds, tokens = step.get("seconds"), step.get("tokens")

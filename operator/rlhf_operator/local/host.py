@@ -22,7 +22,7 @@ from ..supervision.restart_policy import decide
 from ..supervision.role_client import ControlClient
 from . import workdir
 from .liveness import end_the_hung
-from .metrics import Metrics
+from .metrics import Evaluations, Metrics
 from .metrics_server import MetricsServer
 from .processes import Command, Supervised, local_command
 from .progress import Display
@@ -73,6 +73,7 @@ class Host:
         self._place = self.folder.stat()
         self._file = workdir.StatusFile(self.folder / workdir.STATUS, display.event)
         self._metrics = Metrics(self.folder / workdir.METRICS)
+        self._evaluations = Evaluations(self.folder / workdir.EVALUATIONS)
         self._server = MetricsServer(config.job, metrics_port)
 
     async def run(self) -> JobStatus:
@@ -236,6 +237,8 @@ class Host:
     def _show_steps(self) -> None:
         for step in self._metrics.new():
             self.display.step(step)
+        for line in self._evaluations.new_lines():
+            self.display.event(line)
 
     def _report(self, finish: Finish | None = None) -> None:
         now, silence = datetime.datetime.now(datetime.UTC), None if finish else self._silence()

@@ -1,10 +1,12 @@
-"""Follows `metrics.jsonl` while the trainer writes it."""
+"""Follows `metrics.jsonl` and `evaluation.jsonl` while the trainer writes them."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rlhf_api.host import strict_json
+
+from .figures import evaluation_line
 
 
 class Metrics:
@@ -15,7 +17,7 @@ class Metrics:
         self._offset = self._size()
 
     def new(self) -> list[Mapping[str, Any]]:
-        """The steps since the last call."""
+        """The lines since the last call."""
         if self._size() < self._offset:
             # A resumed trainer drops the steps after its snapshot and appends to the rest.
             self._offset = self._size()
@@ -26,10 +28,27 @@ class Metrics:
         except OSError:
             return []
         self._offset += len(whole) + len(newline)
-        return [step for line in whole.splitlines() if (step := _parse(line))]
+        return [figures for line in whole.splitlines() if (figures := _parse(line))]
 
     def _size(self) -> int:
         return self._file.stat().st_size if self._file.exists() else 0
+
+
+class Evaluations:
+    """What `evaluation.jsonl` gets after construction, as lines for people, with the first figure of each set."""
+
+    def __init__(self, file: Path) -> None:
+        self._figures = Metrics(file)
+        self._first: dict[str, Mapping[str, Any]] = {}
+
+    def new_lines(self) -> list[str]:
+        """A line for each evaluation since the last call."""
+        lines = []
+        for figures in self._figures.new():
+            name = str(figures.get("set"))
+            lines.append(evaluation_line(figures, self._first.get(name)))
+            self._first.setdefault(name, figures)
+        return lines
 
 
 def _parse(line: bytes) -> Mapping[str, Any] | None:

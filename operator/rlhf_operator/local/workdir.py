@@ -7,24 +7,26 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-from pydantic import BaseModel, JsonValue, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from rlhf_api.contract.run import RunConfig
 from rlhf_api.contract.status import JobStatus
-from rlhf_api.errors.problem import InvalidJob, Problem, show
+from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.host.redaction import masked
 from rlhf_api.spec import Spec
 from rlhf_store.durable import make_durable
 
+from .changes import Change, changed_fields, refused_changes
+
 Record = TypeVar("Record", bound=BaseModel)
 CONFIG, STATUS, METRICS, CURVE, POLICY = "run.json", "status.json", "metrics.jsonl", "reward.png", "policy"
-LOGS = "logs"
+LOGS, EVALUATIONS = "logs", "evaluation.jsonl"
 STATUS_SECONDS = 1.0
 _REPLACED = (
     METRICS,
-    "evaluation.jsonl",
+    EVALUATIONS,
     POLICY,
     "critic",
     f"{POLICY}-adapter",
@@ -46,13 +48,21 @@ _OUTPUTS = (
 """All outputs of a run; the configuration, which identifies a run, is removed last."""
 
 
+class Earlier(NamedTuple):
+    """The run that is resumed: its last status, if that can be read, and what is not as it was."""
+
+    status: JobStatus | None
+    changes: list[Change]
+
+
 @contextmanager
 def locked(workdir: Path) -> Iterator[None]:
-    """Locks the work directory, created if missing.
+    """Locks the work directory, created if missing, and removed again if the job in it turns out to be invalid.
 
     Raises:
         InvalidJob: another run holds it, or it cannot be made.
     """
+    is_new = not workdir.exists()
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         lock = (workdir / ".lock").open("w")
@@ -67,16 +77,25 @@ def locked(workdir: Path) -> Iterator[None]:
         except OSError as error:  # of some network file systems
             message = f"cannot be locked: {error.strerror}; give a --workdir on another file system"
             raise InvalidJob([Problem(str(workdir), message)]) from None
-        yield
+        try:
+            yield
+        except InvalidJob:
+            if is_new:
+                shutil.rmtree(workdir)
+            raise
 
 
-def prepare(workdir: Path, spec: Spec, *, resume: bool, overwrite: bool) -> JobStatus | None:
-    """Prepares the work directory for this run; returns the status of the run that it resumes, if any.
+def prepare(
+    workdir: Path, config: RunConfig, *, resume: bool, overwrite: bool, accept_changes: bool = False
+) -> Earlier | None:
+    """Prepares the work directory for this run; returns the run that it resumes, if any. With `accept_changes` that may
+    have had other data and rewards.
 
     Raises:
         InvalidJob: it holds an earlier run and neither `resume` nor `overwrite` is set, or that run is another one, or
             it holds what is of no run and has an output's name.
     """
+    spec = config.spec
     if not (workdir / CONFIG).exists():
         if others := [name for name in _REPLACED if (workdir / name).exists()]:
             message = (
@@ -90,9 +109,11 @@ def prepare(workdir: Path, spec: Spec, *, resume: bool, overwrite: bool) -> JobS
         (workdir / LOGS).mkdir(exist_ok=True)
         return None
     if resume:
-        _same_run(workdir, spec)
+        changes = _changes(workdir, config)
+        if problems := refused_changes(changes, str(workdir), accept=accept_changes):
+            raise InvalidJob(problems)
         (workdir / LOGS).mkdir(exist_ok=True)
-        return _read(workdir / STATUS, JobStatus)
+        return Earlier(_read(workdir / STATUS, JobStatus), changes)
     if not overwrite:
         raise InvalidJob([Problem(str(workdir), _earlier(_read(workdir / STATUS, JobStatus)))])
     _remove_outputs(workdir, spec)
@@ -124,29 +145,14 @@ def _earlier(status: JobStatus | None) -> str:
     return f"{what}; add --resume to go on from its checkpoint of step {step}, {elsewhere}, or {anew}"
 
 
-def _same_run(workdir: Path, spec: Spec) -> None:
+def _changes(workdir: Path, config: RunConfig) -> list[Change]:
+    """What is not as in the configuration of the run in the directory."""
     before = _read(workdir / CONFIG, RunConfig)
     if before is None:
         message = "is not the configuration of a run that this version can read; use another --workdir"
         raise InvalidJob([Problem(str(workdir / CONFIG), message)])
-    old, new = _identity(before.spec), _identity(spec)
-    problems = [
-        Problem(
-            field,
-            f"the run in {workdir} has {show(old[field])}, which --resume cannot change; got {show(value)}",
-        )
-        for field, value in new.items()
-        if old[field] != value
-    ]
-    if problems:
-        raise InvalidJob(problems)
-
-
-def _identity(spec: Spec) -> dict[str, JsonValue]:
-    """Fields that identify a run; its other fields may change on a resume."""
-    model = spec.model.model_dump(mode="json", by_alias=True)
-    named = {f"spec.model.{field}": value for field, value in model.items()}
-    return {"spec.algorithm": spec.algorithm, "spec.seed": spec.seed, **named}
+    renamed = [Change("metadata.name", before.job, config.job)] if before.job != config.job else []
+    return renamed + changed_fields(before.spec, config.spec)
 
 
 def _remove_outputs(workdir: Path, spec: Spec) -> None:

@@ -38,10 +38,13 @@ class OnHost:
 
     async def half(self, overrides: Overrides, watch: Watch) -> str:
         job = self._derive(overrides)
-        before = workdir.prepare(self._folder, job.spec, resume=self._begun, overwrite=False)
         config = RunConfig(
             job=job.metadata.name, spec=job.spec, workdir=str(self._folder.resolve()), resume=self._begun
         )
+        earlier = workdir.prepare(
+            self._folder, config, resume=self._begun, overwrite=False, accept_changes=True
+        )
+        before = earlier.status if earlier else None
         self._begun = True
         played = _Played(watch, self._shown)
         host = played.host = Host(config, played, place(config, None), before=before, make=self._make)

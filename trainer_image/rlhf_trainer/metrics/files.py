@@ -20,12 +20,12 @@ STEPS, EVALUATIONS, PICTURE = "metrics.jsonl", "evaluation.jsonl", "reward.png"
 
 
 class MetricsFiles:
-    """`metrics.jsonl`, `evaluation.jsonl` and `reward.png` of a work directory, and the job's trackers."""
+    """`metrics.jsonl` and `evaluation.jsonl` of a work directory, and the job's trackers."""
 
     def __init__(self, workdir: Path, step: int, tracking: Tracking, *, rollbacks: int = 0) -> None:
         """Drops lines of steps after `step`, left by a run that went beyond its last snapshot; from step 0 on all, as
         that is evaluated again. `rollbacks` as in `Tracking.begin`."""
-        self._workdir, self._tracking = workdir, tracking
+        self._tracking = tracking
         tracking.begin(step, rollbacks)
         self._steps, self._evaluations = workdir / STEPS, workdir / EVALUATIONS
         for file in (self._steps, self._evaluations):
@@ -41,11 +41,12 @@ class MetricsFiles:
         _append(self._evaluations, values)
         self._tracking.log(values["step"], values, f"evaluation/{values['set']}/")
 
-    def draw(self, title: str) -> None:
-        """Plots the reward (or loss) and KL of every step so far."""
-        rows, judged = read_lines(self._steps), read_lines(self._evaluations)
-        if rows:
-            reward_figure(rows, judged, title).savefig(self._workdir / PICTURE, dpi=120)
+
+def draw_picture(workdir: Path, title: str) -> None:
+    """Plots the reward (or loss) and KL of every step so far, if there is one, from the files of a work directory."""
+    rows, judged = read_lines(workdir / STEPS), read_lines(workdir / EVALUATIONS)
+    if rows:
+        reward_figure(rows, judged, title).savefig(workdir / PICTURE, dpi=120)
 
 
 def reward_figure(
@@ -70,8 +71,10 @@ def reward_figure(
         return figure
     left.plot(steps, [row["reward_mean"] for row in rows], color="tab:blue", label="reward")
     left.set_ylabel("reward")
-    right = left.twinx()
     with_kl = [row for row in rows if "kl_mean" in row]  # missing without a reference
+    if not with_kl and not judged:  # no second axis with nothing on it
+        return figure
+    right = left.twinx()
     if with_kl:
         right.plot(
             [row["step"] for row in with_kl],

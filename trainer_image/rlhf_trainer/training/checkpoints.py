@@ -15,6 +15,7 @@ from rlhf_store.manifest import Entry
 from ..checkpoint.reading import Snapshot
 from ..checkpoint.rng import restore_generators, save_generators
 from ..checkpoint.saver import Saver
+from ..metrics.files import draw_picture
 from ..ranks.context import TrainerContext
 from .monitor import Monitor
 from .task import Task
@@ -94,6 +95,8 @@ class Checkpoints:
             blobs = {**self.task.blobs(), **{name: partial(bytes, data) for name, data in self.files.items()}}
         updates = self.task.updates()
         self.saver.begin(step, state, groups, blobs, reward, good=self.monitor.good, updates=updates)
+        if ranks.first:
+            draw_picture(self.ctx.workdir, self.ctx.job)
 
     def suspend(self, step: int, reward: float | None) -> int:
         """Saves the step and waits until it is stored; returns the exit code of a suspended run."""

@@ -84,8 +84,6 @@ def train(
                 return checkpoints.suspend(step, None)
         if step % spec.checkpoint.every_steps == 0 or step == spec.steps or ctx.checkpoint_requested():
             checkpoints.save(step, reward)
-            if files is not None:
-                files.draw(ctx.job)
         if spec.export.every_steps and step % spec.export.every_steps == 0 and step < spec.steps:
             ctx.report(activity="exporting")
             task.export(step)

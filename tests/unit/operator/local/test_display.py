@@ -23,7 +23,7 @@ from tests.unit.api.manifests import document
 
 from rlhf_api.contract.status import JobStatus
 from rlhf_operator.local.figures import step_line, time_left
-from rlhf_operator.local.metrics import Metrics
+from rlhf_operator.local.metrics import Evaluations, Metrics
 from rlhf_operator.local.progress import Lines
 from rlhf_operator.local.screen import panel
 
@@ -93,6 +93,24 @@ def test_a_loss_that_is_not_finite_is_shown(tmp_path: Path) -> None:
     file.write_text('{"step": 1, "loss": null}\n')
     (step,) = metrics.new()
     assert step_line(step, 4) == "step 1/4  loss nan"
+
+
+def test_evaluations_are_lines_with_the_first_figure_of_their_set(tmp_path: Path) -> None:
+    file = tmp_path / "evaluation.jsonl"
+    evaluations = Evaluations(file)
+    assert evaluations.new_lines() == []
+    with file.open("a") as out:
+        out.write('{"step": 0, "set": "greedy", "mean": 0.53, "count": 100}\n')
+        out.write(
+            '{"step": 0, "set": "held_out", "loss": 2.0, "count": 8}\n{"step": 10, "set": "greedy", "mean": 0.97}'
+        )
+        out.flush()
+        assert evaluations.new_lines() == [
+            "evaluation after step 0: greedy  score 0.53  100 rows",
+            "evaluation after step 0: held_out  loss 2  8 rows",
+        ]
+        out.write("\n")
+    assert evaluations.new_lines() == ["evaluation after step 10: greedy  score 0.97 (0.53 at first)"]
 
 
 def test_the_panel_shows_a_run_at_a_glance() -> None:

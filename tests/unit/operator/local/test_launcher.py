@@ -234,9 +234,15 @@ def test_an_earlier_run_is_kept_unless_told_otherwise(run: Run) -> None:
     assert "error: spec.seed: the run in w has 0, which --resume cannot change; got 1" in err
     assert (run.work / "metrics.jsonl").read_text() == before
 
-    code, out, _ = run("--resume", overrides=("spec.steps=6",))
+    other = ("spec.steps=6", "spec.reward.scale=2")
+    code, _, err = run("--resume", overrides=other)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "error: spec.reward.scale: the run in w has 1.0, got 2.0" in err
+    code, out, _ = run("--resume", "--accept-changes", overrides=other)
     assert code == 0
     assert "resuming job, ppo, 6 steps" in out
+    assert "changed since the run began or was last resumed: spec.steps: 4 -> 6" in out
+    assert "changed since the run began or was last resumed: spec.reward.scale: 1.0 -> 2.0" in out
     assert "step 6/6" in out
     assert "step 1/6" not in out
     assert json.loads((run.work / "run.json").read_text())["resume"] is True
@@ -776,3 +782,12 @@ def test_what_a_script_started_before_it_became_the_launcher_goes_on(run: Run) -
     out, err = process.communicate(timeout=240)
     assert process.returncode == 0, out + err
     assert run.alive() == ["sleep 600 "]
+
+
+def test_a_run_that_cannot_be_resumed_leaves_no_directory(run: Run) -> None:
+    code, _, err = run("--resume", overrides=("spec.checkpoint.store=null",))
+    assert (code, err.count("\n")) == (2, 1)
+    assert "holds no run to go on from" in err
+    assert not run.work.exists()
+    code, _, err = run("--accept-changes")
+    assert (code, err) == (2, "error: --accept-changes applies only to --resume; leave it out\n")

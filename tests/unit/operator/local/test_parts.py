@@ -700,7 +700,8 @@ def test_what_is_of_no_run_is_not_replaced_by_one(tmp_path: Path) -> None:
     """As a policy of the user's beside the manifest, which the job even trains from."""
     (tmp_path / "policy").mkdir()
     spec = job(f"spec.model.policy={tmp_path / 'policy'}").spec
+    config = RunConfig(job="job", spec=spec, workdir=str(tmp_path))
     for overwrite in (False, True):
         with pytest.raises(InvalidJob, match=r"holds policy, which is of no run.*give another --workdir"):
-            workdir.prepare(tmp_path, spec, resume=False, overwrite=overwrite)
+            workdir.prepare(tmp_path, config, resume=False, overwrite=overwrite)
     assert (tmp_path / "policy").exists()

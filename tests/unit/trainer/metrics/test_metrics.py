@@ -10,7 +10,7 @@ from tests.support import metrics_page, strict
 from tests.unit.api.manifests import job
 
 from rlhf_api.rules.health import metrics_of
-from rlhf_trainer.metrics.files import MetricsFiles, read_lines, reward_figure
+from rlhf_trainer.metrics.files import MetricsFiles, draw_picture, read_lines, reward_figure
 from rlhf_trainer.metrics.tracking import Tracking
 
 TRAINER = Path(__file__).parents[4] / "trainer_image" / "rlhf_trainer"
@@ -95,7 +95,7 @@ def test_figures_that_are_not_finite_are_null_and_are_read_as_nan(tmp_path):
     judged = strict.loads((tmp_path / "evaluation.jsonl").read_text())
     assert (judged["mean"], judged["samples"]) == (None, [{"score": None}])
     assert [isnan(row["reward_mean"]) for row in read_lines(file)] == [True, True]
-    metrics.draw("a run without a reward")
+    draw_picture(tmp_path, "a run without a reward")
     assert (tmp_path / "reward.png").exists()
 
 
@@ -104,14 +104,14 @@ def test_a_picture_is_drawn(tmp_path, rows):
     metrics = MetricsFiles(tmp_path, 0, nowhere(tmp_path))
     for row in rows:
         metrics.step(row)
-    metrics.draw("a run")
+    draw_picture(tmp_path, "a run")
     png = (tmp_path / "reward.png").read_bytes()
     assert png.startswith(b"\x89PNG")
     assert len(png) > 5000
 
 
 def test_without_steps_there_is_no_picture(tmp_path):
-    MetricsFiles(tmp_path, 0, nowhere(tmp_path)).draw("nothing yet")
+    draw_picture(tmp_path, "nothing yet")
     assert not (tmp_path / "reward.png").exists()
 
 
@@ -125,6 +125,8 @@ def test_the_picture_shows_reward_kl_and_evaluation():
     assert [line.get_label() for line in right.lines[1:]] == ["evaluation: greedy", "evaluation: eight"]
     colours = {to_hex(line.get_color()) for line in (*left.lines, *right.lines)}
     assert len(colours) == 4, "of reward, KL and each set"
+    (only,) = reward_figure([{"step": 1, "reward_mean": 0.5}], [], "neither KL nor evaluation").axes
+    assert only.get_ylabel() == "reward"
     (only,) = reward_figure(SFT, [], "a run").axes
     assert only.get_ylabel() == "loss"
     (only,) = reward_figure([{"step": 1}, *SFT[1:]], [], "a step that trains nothing").axes

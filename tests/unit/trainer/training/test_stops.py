@@ -198,8 +198,12 @@ def run_until_stopped(job: Job, folder: Path) -> Snapshot:
     return Snapshot.open(RANKS, archive, entry)
 
 
-def test_a_stop_while_generators_are_awaited_for_new_weights_saves_the_step_that_made_them(tmp_path):
-    """As where all is stopped at once, and the generators end first."""
+def test_a_stop_while_generators_are_awaited_for_new_weights_saves_the_step_that_made_them(
+    tmp_path, monkeypatch
+):
+    """As where all is stopped at once, and the generators end first. The picture of the run is drawn up to there."""
+    monkeypatch.chdir(tmp_path)
+    Path("metrics.jsonl").write_text('{"step": 1, "reward_mean": 0.5}\n')
     job, generators = with_generators()
     publish = generators.weights.publish
 
@@ -210,8 +214,9 @@ def test_a_stop_while_generators_are_awaited_for_new_weights_saves_the_step_that
         publish(version, committing)
 
     generators.weights.publish = awaited
-    assert run_until_stopped(job, tmp_path).step == 3
+    assert run_until_stopped(job, tmp_path / "checkpoints").step == 3
     assert job.positions("trained") == list(range(24))
+    assert Path("reward.png").exists()
 
 
 class Streaming(Generators):
