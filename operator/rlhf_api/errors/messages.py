@@ -81,7 +81,8 @@ def _example(error: ErrorDetails, model: type[BaseModel]) -> str:
     """The text given in place of a list, or of an object in a list, as one: in brackets, and under the only required
     key, or the first one. Empty for any other error."""
     location, value = error["loc"], error["input"]
-    alone, in_list = error["type"] == "tuple_type", isinstance(location[-1], int)
+    # A text that is no JSON, or no object, has no place.
+    alone, in_list = error["type"] == "tuple_type", bool(location) and isinstance(location[-1], int)
     if not isinstance(value, str) or not (alone or (in_list and error["type"] == "model_type")):
         return ""
     item = model_at(model, location)

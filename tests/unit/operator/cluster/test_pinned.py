@@ -200,7 +200,10 @@ def test_fields_keep_their_order():
     assert [key for key in json.loads(text) if key in released] == released
 
 
-@pytest.mark.parametrize("broken", [{}, {START_CONFIG: "{}", RESUME_CONFIG: "{}"}, {START_CONFIG: "no JSON"}])
+@pytest.mark.parametrize(
+    "broken",
+    [{}, {START_CONFIG: "{}", RESUME_CONFIG: "{}"}, {START_CONFIG: "no JSON"}, {START_CONFIG: '"text"'}],
+)
 def test_a_configuration_that_cannot_be_read_is_said_so(broken):
     body = pinned().config_map()
     with pytest.raises(UnreadableConfig, match=r"ConfigMap job-config-\w+: "):
