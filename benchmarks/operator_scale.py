@@ -158,7 +158,7 @@ async def pods_exist(namespace: str, count: int, running: Operator) -> None:
         async with core.api_client:
             while True:
                 if running.process.poll() is not None:
-                    raise SystemExit("the operator has ended:\n" + running.said()[-2000:])
+                    raise SystemExit("the operator has ended:\n" + running.read_log()[-2000:])
                 page = await core.list_namespaced_pod(namespace, limit=1)
                 if len(page.items) + (page.metadata.remaining_item_count or 0) >= count:
                     return
@@ -222,7 +222,7 @@ def measure(folder: Path, count: int, ended: int, quiet: float) -> tuple[str, Co
         asyncio.run(make_jobs(namespace, range(count, count + ended), ended=True))
         asyncio.run(make_jobs(namespace, range(count)))
         with operator(kubeconfig, folder / f"operator-{count}", namespace) as running:
-            eventually(lambda: "leading as" in running.said(), "the operator leads")
+            eventually(lambda: "leading as" in running.read_log(), "the operator leads")
             began, worked, own = time.monotonic(), processor_seconds(), own_milliseconds(running)
             asyncio.run(pods_exist(namespace, 4 * count, running))
             took, work = time.monotonic() - began, processor_seconds() - worked
@@ -294,7 +294,7 @@ def measure_beside(folder: Path, count: int, others: int) -> tuple[float, float,
         asyncio.run(make_jobs(namespace, range(count)))
         with operator(kubeconfig, folder / f"operator-{count}-{others}") as running:
             limit_memory(running)
-            eventually(lambda: "leading as" in running.said(), "the operator leads")
+            eventually(lambda: "leading as" in running.read_log(), "the operator leads")
             began = time.monotonic()
             eventually(lambda: metrics(running), "its metrics")
             with Probe(running) as probe:

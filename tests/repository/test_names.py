@@ -13,6 +13,7 @@ FOLDERS = (
     "operator/rlhf_api",
     "operator/rlhf_operator",
     "operator/rlhf_store",
+    "tests/support",
     "tools",
     "trainer_image/rlhf_trainer",
 )

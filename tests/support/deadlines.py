@@ -22,7 +22,7 @@ class Clock:
         self.now, self.looks = 0.0, 0
         self._heard, self._waits = Counter[int](), Counter[int]()
 
-    def look(self, load: Counter[str]) -> None:
+    def on_check(self, load: Counter[str]) -> None:
         """Nothing, unless a test has something to do here."""
 
     def progress(self, place: int) -> None:
@@ -49,18 +49,18 @@ def clock() -> Iterator[Clock]:
     """Of all rounds that begin in the block."""
     made, progress, check_late = Clock(), Assigned.progress, Assignments.check_late
 
-    def heard(self: Assigned) -> None:
+    def record_progress(self: Assigned) -> None:
         progress(self)
         made.progress(self.place)
 
-    def look(self: Assignments, assigned: Assigned) -> bool:
-        made.look(self._load)
+    def record_check(self: Assignments, assigned: Assigned) -> bool:
+        made.on_check(self._load)
         made.looks += 1
         return check_late(self, assigned)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(assignments, "time", SimpleNamespace(monotonic=lambda: made.now))
         patch.setattr(dispatch, "LOOK_SECONDS", LOOK_SECONDS)
-        patch.setattr(Assigned, "progress", heard)
-        patch.setattr(Assignments, "check_late", look)
+        patch.setattr(Assigned, "progress", record_progress)
+        patch.setattr(Assignments, "check_late", record_check)
         yield made

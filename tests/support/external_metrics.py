@@ -22,13 +22,15 @@ def generating(page: str, namespace: str, job: str) -> float | None:
     """Of a page of the operator's metrics; None where it does not have it."""
     samples = (each for family in text_string_to_metric_families(page) for each in family.samples)
     labels = {"namespace": namespace, "rlhfjob": job}
-    found = (1 - s.value for s in samples if s.name == "rlhf_job_generator_idle" and s.labels == labels)
-    return next(found, None)
+    shares = (1 - s.value for s in samples if s.name == "rlhf_job_generator_idle" and s.labels == labels)
+    return next(shares, None)
 
 
 @contextmanager
-def external_metrics(kubeconfig: Path, files: Path, look: Callable[[str], float | None]) -> Iterator[None]:
-    """Served while the body runs. `files`: the folder of `credentials.make`; `look`: the value in a namespace."""
+def external_metrics(
+    kubeconfig: Path, files: Path, read_value: Callable[[str], float | None]
+) -> Iterator[None]:
+    """Served while the body runs. `files`: the folder of `credentials.make`; `read_value`: the value in a namespace."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -39,7 +41,7 @@ def external_metrics(kubeconfig: Path, files: Path, look: Callable[[str], float 
                 )
                 return
             at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-            value = look(namespace)
+            value = read_value(namespace)
             items = (
                 []
                 if value is None

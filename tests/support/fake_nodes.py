@@ -108,10 +108,10 @@ class FakeNodes:
         path = f"/api/v1/pods?labelSelector={LABELS}"
         while True:
             try:
-                found = await self._call("GET", path)
-                for pod in found["items"]:
+                listing = await self._call("GET", path)
+                for pod in listing["items"]:
                     self._keep(self._see(pod))
-                version = found["metadata"]["resourceVersion"]
+                version = listing["metadata"]["resourceVersion"]
                 timeout = aiohttp.ClientTimeout(total=None, sock_read=60)
                 watch = f"{path}&watch=1&resourceVersion={version}&timeoutSeconds=50"
                 async with self._session.get(watch, timeout=timeout) as stream:

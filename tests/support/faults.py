@@ -19,7 +19,7 @@ ASKED = "asked-to-stop"
 PORTS = "ports.json"
 QUIET, HUNG = "quiet", "hung"
 """Marks of a silence that is meant (tests/support/haste.py)."""
-_seen: list[str] = []
+_reached: list[str] = []
 
 
 def kill_generator_in_broadcast(point: str) -> None:
@@ -32,10 +32,10 @@ def kill_generator_before_an_adapter(point: str) -> None:
     _kill_generator_at("bucket:0", point)
 
 
-def _kill_generator_at(wanted: str, point: str) -> None:
-    _seen.append(point)
+def _kill_generator_at(target: str, point: str) -> None:
+    _reached.append(point)
     # Once: that broadcast is begun again.
-    if point == wanted and "step:1" in _seen and _first_time("killed-generator"):
+    if point == target and "step:1" in _reached and _first_time("killed-generator"):
         _kill("generator-1")
     if point == "step:3":
         _wait_for("generator-1")
@@ -100,9 +100,9 @@ def save_the_first_tensors_again(point: str) -> None:
 
         def stale(*given: Any) -> Iterator[tuple[int, str, dict[str, Any]]]:
             for number, group, batch in copied(*given):
-                kept = {**batch, **next((old for n, _, old in first if n == number), {})}
+                stale_batch = {**batch, **next((old for n, _, old in first if n == number), {})}
                 first.append((number, group, dict(batch)))
-                yield number, group, kept | {name: batch[name] for name in batch if name == "step"}
+                yield number, group, stale_batch | {name: batch[name] for name in batch if name == "step"}
 
         saver.copied = stale
 
@@ -113,8 +113,8 @@ def spoil_a_served_weight(point: str) -> None:
         served = importlib.import_module("rlhf_trainer.engines.vllm.weights.served").Served
         loaded = served.loaded
 
-        def spoilt(self, *told) -> None:
-            loaded(self, *told)
+        def spoilt(self, *arguments) -> None:
+            loaded(self, *arguments)
             self.prove()
             self._model.get_parameter("model.norm.weight").data[0] += 0.01
 
@@ -139,8 +139,8 @@ def hold_fourth_step(point: str) -> None:
     _hold("step:3", point)
 
 
-def _hold(wanted: str, point: str) -> None:
-    if point == wanted:
+def _hold(target: str, point: str) -> None:
+    if point == target:
         mark, deadline = Path(os.environ["RLHF_RUN_CONFIG"]).with_name(ASKED), time.monotonic() + 300
         while not mark.exists():
             if time.monotonic() > deadline:
@@ -153,11 +153,11 @@ def kill_as_told(point: str) -> None:
 
     Points are compared up to their number: `segment` is any segment.
     """
-    when, _, wanted = os.environ["KILL_AT"].partition(":")
-    _seen.append(point.partition(":")[0])
-    if wanted and _seen[-1] == wanted and _seen.count(wanted) == int(when):
+    when, _, target = os.environ["KILL_AT"].partition(":")
+    _reached.append(point.partition(":")[0])
+    if target and _reached[-1] == target and _reached.count(target) == int(when):
         os.kill(os.getpid(), 9)
-    if not wanted and _seen.count("step") == 1 and _seen[-1] == "step":
+    if not target and _reached.count("step") == 1 and _reached[-1] == "step":
         threading.Timer(float(when), os.kill, (os.getpid(), 9)).start()
 
 
@@ -177,7 +177,7 @@ def _wait_for(name: str, timeout: float = 240) -> None:
     """Until it answers on its port, with a process that is not the killed one."""
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
-        ports = {found["RLHF_PORT"] for process in _ours(name) if (found := environ(process))}
+        ports = {variables["RLHF_PORT"] for process in _ours(name) if (variables := environ(process))}
         for port in ports:
             try:
                 with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2) as answer:
@@ -186,4 +186,4 @@ def _wait_for(name: str, timeout: float = 240) -> None:
             except OSError:
                 pass
         time.sleep(0.2)
-    raise TimeoutError(f"{name} did not come back: {json.dumps(_seen)}")
+    raise TimeoutError(f"{name} did not come back: {json.dumps(_reached)}")

@@ -22,9 +22,9 @@ class Request(BaseHTTPRequestHandler):
         if status is None:
             connection = http.client.HTTPConnection(self.server.target, timeout=30)
             connection.request(self.command, self.path, body, dict(self.headers))
-            found = connection.getresponse()
+            reply = connection.getresponse()
             self.answer(
-                found.status, found.read(), {name.title(): told for name, told in found.headers.items()}
+                reply.status, reply.read(), {name.title(): value for name, value in reply.headers.items()}
             )
             connection.close()
         else:

@@ -30,8 +30,8 @@ def torchrun(ranks: int) -> list[dict[str, str]]:
     """The environment that torchrun gives each rank of a group on this host."""
     world = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    found = [{"RANK": rank, "LOCAL_RANK": rank, **world, **where} for rank in range(ranks)]
-    return [{name: str(value) for name, value in each.items()} for each in found]
+    variables = [{"RANK": rank, "LOCAL_RANK": rank, **world, **where} for rank in range(ranks)]
+    return [{name: str(value) for name, value in each.items()} for each in variables]
 
 
 def run_ranks(ranks: int, module: str, *arguments: str, folder: Path, **environ: str) -> list[str]:

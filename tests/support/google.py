@@ -26,10 +26,10 @@ class Request(BaseHTTPRequestHandler):
         return self.answer(404) if data is None else self.answer(200, data, generation)
 
     def do_PUT(self) -> None:
-        data, wanted = self.body(), self.headers.get("x-goog-if-generation-match")
+        data, required = self.body(), self.headers.get("x-goog-if-generation-match")
         with self.server.lock:
             _, present = self.server.objects.get(self.key, (None, 0))
-            if wanted is not None and int(wanted) != present:
+            if required is not None and int(required) != present:
                 return self.answer(412)
             generation = next(self.server.generations)
             self.server.objects[self.key] = data, generation
@@ -86,11 +86,11 @@ class Google(ThreadingHTTPServer):
         return {"GOOGLE_SERVICE_ACCOUNT_KEY": json.dumps(key), "AWS_ALLOW_HTTP": "true"}
 
     def listing(self, prefix: str) -> bytes:
-        found = [(key, len(data)) for key, (data, _) in self.objects.items() if key.startswith(prefix)]
+        objects = [(key, len(data)) for key, (data, _) in self.objects.items() if key.startswith(prefix)]
         rows = (
             f"<Contents><Key>{escape(key)}</Key><Size>{size}</Size><LastModified>2026-11-26T12:00:00.000Z"
             "</LastModified></Contents>"
-            for key, size in found
+            for key, size in objects
         )
         return f"<ListBucketResult>{''.join(rows)}</ListBucketResult>".encode()
 

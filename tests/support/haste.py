@@ -26,15 +26,15 @@ class Haste:
     after `looks`, and the deadline is over after twice as many. QUIET: it lasts until the user is told; HUNG: for ever.
     """
 
-    def __init__(self, folder: Path, looks: int) -> None:
-        self._marks, self._needed = (folder / QUIET, folder / HUNG), looks
+    def __init__(self, folder: Path, checks: int) -> None:
+        self._marks, self._needed = (folder / QUIET, folder / HUNG), checks
         self._begun = self._progressed = 0.0
         self._looks = 0
 
     def __call__(
         self, spec: Spec, processes: Sequence[ProcessState], progressed: float, activity: str | None
     ) -> Silence | None:
-        found = progress_deadline.silence(spec, processes, progressed, activity)
+        silence = progress_deadline.silence(spec, processes, progressed, activity)
         begun = max((s.started or 0.0 for s in processes if s.role is Role.TRAINER), default=0.0)
         if begun != self._begun:
             for mark in self._marks:  # of the start before
@@ -43,11 +43,11 @@ class Haste:
             self._begun, self._progressed, self._looks = begun, progressed, 0
         quiet, hung = (mark.exists() for mark in self._marks)
         self._looks += quiet
-        if found is None or self._looks < self._needed:
-            return found
+        if silence is None or self._looks < self._needed:
+            return silence
         share = 1 if hung and self._looks >= 2 * self._needed else progress_deadline.TOLD_AT
         # A second more: it is held against a time of just before.
-        return replace(found, since=time.monotonic() - share * found.limit - 1)
+        return replace(silence, since=time.monotonic() - share * silence.limit - 1)
 
 
 if __name__ == "__main__":

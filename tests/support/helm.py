@@ -51,5 +51,5 @@ def render(values: dict[str, Any] | None = None, *arguments: str) -> list[dict[s
 
 def the(objects: list[dict[str, Any]], kind: str, name: str = "") -> dict[str, Any]:
     """The one object of a kind, or of a kind and name."""
-    (found,) = (o for o in objects if o["kind"] == kind and name in ("", o["metadata"]["name"]))
-    return found
+    (item,) = (o for o in objects if o["kind"] == kind and name in ("", o["metadata"]["name"]))
+    return item

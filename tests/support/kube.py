@@ -48,8 +48,8 @@ def get(kubeconfig: Path, *arguments: str) -> Any:
     return json.loads(kubectl(kubeconfig, "get", *arguments, "-o", "json"))
 
 
-def eventually(look: Callable[[], T], what: str, timeout: float = 240) -> T:
-    """The first true thing that `look` returns; a failing kubectl counts as not yet.
+def eventually(probe: Callable[[], T], what: str, timeout: float = 240) -> T:
+    """The first true thing that `probe` returns; a failing kubectl counts as not yet.
 
     Raises:
         TimeoutError: nothing true came within `timeout` seconds of `what`.
@@ -58,8 +58,8 @@ def eventually(look: Callable[[], T], what: str, timeout: float = 240) -> T:
     last = ""
     while (begun := time.monotonic()) < deadline:
         try:
-            if found := look():
-                return found
+            if result := probe():
+                return result
             last = ""
         except KubectlError as error:
             last = f": {error}"

@@ -16,7 +16,7 @@ OF_EXAMPLES = {"chosen_share"}
 def documented() -> dict[str, re.Pattern[str]]:
     """By its name: what a figure of the page is called in a run."""
     rows = [line.split("|")[1] for line in PAGE.read_text().splitlines() if line.startswith("| `")]
-    names = [found for row in rows for found in re.findall(r"`([\w<>]+)`( \\\*)?", row)]
+    names = [figure for row in rows for figure in re.findall(r"`([\w<>]+)`( \\\*)?", row)]
     return {
         name: re.compile((MODELS if several else "") + name.replace("<name>", r"\w+"))
         for name, several in names

@@ -46,7 +46,7 @@ class Operator:
         self.process.terminate()
         return self.process.wait(_STOP_S)
 
-    def said(self) -> str:
+    def read_log(self) -> str:
         return self.log.read_text(errors="replace")
 
 
@@ -85,7 +85,7 @@ def operator(
 
     def keep() -> None:
         lost = 0
-        while running.process.wait() and (now := running.said().count("LeaseLost: ")) > lost:
+        while running.process.wait() and (now := running.read_log().count("LeaseLost: ")) > lost:
             with changing:
                 if over.is_set():
                     return
@@ -107,7 +107,7 @@ def operator(
                 process.kill()
                 process.wait(_STOP_S)
         if sys.exc_info()[0] is not None:
-            print(running.said()[-6000:])
+            print(running.read_log()[-6000:])
 
 
 @dataclass
@@ -186,8 +186,8 @@ class Jobs:
 
     def reason(self, name: str, condition: str) -> str:
         """Of a condition; empty where there is none."""
-        found = self.status(name).get("conditions", ())
-        return next((c["reason"] for c in found if c["type"] == condition), "")
+        conditions = self.status(name).get("conditions", ())
+        return next((c["reason"] for c in conditions if c["type"] == condition), "")
 
     def status(self, name: str) -> dict[str, Any]:
         return self.get("rlhfjob", name).get("status", {})
@@ -200,10 +200,10 @@ class Jobs:
 
     def pods(self) -> dict[str, str]:
         """Uids by name, of jobs' pods that are not being deleted."""
-        found = self.get("pods", "-l", "rlhf.dev/job")["items"]
+        items = self.get("pods", "-l", "rlhf.dev/job")["items"]
         return {
             p["metadata"]["name"]: p["metadata"]["uid"]
-            for p in found
+            for p in items
             if "deletionTimestamp" not in p["metadata"]
         }
 
@@ -226,8 +226,8 @@ class Jobs:
                 for pod in get(self.kubeconfig, "pods", "-n", namespace)["items"]:
                     name = pod["metadata"]["name"]
                     with suppress(KubectlError):
-                        said = kubectl(self.kubeconfig, "logs", name, "-n", namespace, "--tail=25")
-                        print(f"--- {namespace}/{name}\n{said}")
+                        log = kubectl(self.kubeconfig, "logs", name, "-n", namespace, "--tail=25")
+                        print(f"--- {namespace}/{name}\n{log}")
             raise
 
     def until_pods(self, count: int, timeout: float = 240) -> dict[str, str]:

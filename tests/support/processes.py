@@ -31,8 +31,8 @@ class Processes:
         """Raises RuntimeError with the end of its log, if one of them has ended."""
         for name, process in self.running.items():
             if process.poll() is not None:
-                said = (self.folder / f"{name}.log").read_text(errors="replace")[-2000:]
-                raise RuntimeError(f"{name} has ended: {said}")
+                log = (self.folder / f"{name}.log").read_text(errors="replace")[-2000:]
+                raise RuntimeError(f"{name} has ended: {log}")
 
 
 @contextmanager

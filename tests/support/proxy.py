@@ -82,10 +82,10 @@ class Proxy:
         async with self._session.request(
             request.method, url, headers=headers, data=await request.read() or None
         ) as answer:
-            kept = {k: v for k, v in answer.headers.items() if k.lower() not in _HOP}
+            forwarded = {k: v for k, v in answer.headers.items() if k.lower() not in _HOP}
             if "watch" not in request.query:
-                return web.Response(status=answer.status, headers=kept, body=await answer.read())
-            return await self._stream(request, answer, kept)
+                return web.Response(status=answer.status, headers=forwarded, body=await answer.read())
+            return await self._stream(request, answer, forwarded)
 
     async def _stream(
         self, request: web.Request, answer: aiohttp.ClientResponse, headers: dict[str, str]

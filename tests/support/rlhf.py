@@ -28,9 +28,9 @@ class Finished:
 
     @property
     def steps(self) -> list[dict[str, Any]]:
-        found = lines(self.workdir / "metrics.jsonl")
-        metrics_page.check(found)
-        return found
+        rows = lines(self.workdir / "metrics.jsonl")
+        metrics_page.check(rows)
+        return rows
 
     @property
     def status(self) -> dict[str, Any]:

@@ -34,5 +34,6 @@ def processes(workdir: Path, name: str | None = None) -> list[psutil.Process]:
     return [
         process
         for process in psutil.process_iter()
-        if (found := environ(process)).get("RLHF_RUN_CONFIG") == config and name in (None, found["RLHF_NAME"])
+        if (variables := environ(process)).get("RLHF_RUN_CONFIG") == config
+        and name in (None, variables["RLHF_NAME"])
     ]

@@ -33,8 +33,8 @@ def _published(file: str, name: str, config: dict[str, str]) -> PreTrainedTokeni
     with tempfile.TemporaryDirectory() as folder:
         shutil.copy(PUBLISHED / file, Path(folder, name))
         Path(folder, "tokenizer_config.json").write_text(json.dumps(config))
-        found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
-        return found
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
+        return tokenizer
 
 
 def sentencepiece() -> PreTrainedTokenizerBase:

@@ -15,10 +15,10 @@ class Clock(selectors.SelectSelector):
     now = 1000.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        found = super().select(0)
-        if not found:
+        events = super().select(0)
+        if not events:
             self.now += max(0.0, timeout or 0.0)
-        return found
+        return events
 
 
 class Loop(asyncio.SelectorEventLoop):

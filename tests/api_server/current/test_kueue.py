@@ -102,7 +102,7 @@ class Queued:
         query = "fieldManager=rlhf-operator&force=true&fieldValidation=Strict"
         self.server.call("PATCH", f"{self.path}?{query}", json.dumps(body), APPLY)
 
-    def found(self) -> dict[str, Any]:
+    def workload(self) -> dict[str, Any]:
         found: dict[str, Any] = self.server.call("GET", self.path).body
         return found
 
@@ -112,7 +112,7 @@ class Queued:
 
     def answer(self, reason: str = "Test", **conditions: str) -> None:
         """As Kueue does."""
-        before = {c["type"]: c for c in self.found().get("status", {}).get("conditions", ())}
+        before = {c["type"]: c for c in self.workload().get("status", {}).get("conditions", ())}
         told = {
             kind: {
                 "type": kind,
@@ -123,20 +123,20 @@ class Queued:
             }
             for kind, status in conditions.items()
         }
-        names = [each["name"] for each in self.found()["spec"]["podSets"]]
+        names = [each["name"] for each in self.workload()["spec"]["podSets"]]
         admission = {"clusterQueue": "all", "podSetAssignments": [{"name": name} for name in names]}
         status = {"conditions": [*(before | told).values()]}
         self.patch({"status": status | ({"admission": admission} if "Admitted" in conditions else {})})
 
     def reason(self, kind: str) -> tuple[str, str]:
-        found = next(c for c in self.found()["status"]["conditions"] if c["type"] == kind)
+        found = next(c for c in self.workload()["status"]["conditions"] if c["type"] == kind)
         return found["status"], found["reason"]
 
 
 def test_what_the_operator_writes_in_the_life_of_a_workload_is_accepted(kueue: Server) -> None:
     queued = Queued(kueue, "life")
     queued.enter(*LARGEST, priority="urgent")
-    made = queued.found()
+    made = queued.workload()
     assert [each["name"] for each in made["spec"]["podSets"]] == [
         "trainer",
         "generator",
@@ -150,22 +150,24 @@ def test_what_the_operator_writes_in_the_life_of_a_workload_is_accepted(kueue: S
         ("spec.generator.replicas=3",),
     ):  # while it waits, it changes in place
         queued.enter(*spec)
-        assert "priorityClassRef" not in queued.found()["spec"]
-    assert len(queued.found()["spec"]["podSets"]) == 4
+        assert "priorityClassRef" not in queued.workload()["spec"]
+    assert len(queued.workload()["spec"]["podSets"]) == 4
     queued.answer(QuotaReserved="True", Admitted="True")
     _, three = queued.job("spec.generator.replicas=3")
     for ready, reason in ((False, "WaitForStart"), (True, "Started"), (False, "WaitForRecovery")):
-        queued.patch(report(queued.found(), three, ready=ready, stamp=STAMP))
+        queued.patch(report(queued.workload(), three, ready=ready, stamp=STAMP))
         assert queued.reason("PodsReady") == (str(ready), reason)
     for generators in (2, 1):
         _, spec = queued.job(f"spec.generator.replicas={generators}")
-        queued.patch(report(queued.found(), spec, ready=True, stamp=STAMP))
-        assert queued.found()["status"]["reclaimablePods"] == [{"name": "generator", "count": 3 - generators}]
+        queued.patch(report(queued.workload(), spec, ready=True, stamp=STAMP))
+        assert queued.workload()["status"]["reclaimablePods"] == [
+            {"name": "generator", "count": 3 - generators}
+        ]
     queued.answer("Preempted", Evicted="True")
-    queued.patch(released(queued.found(), STAMP))
-    assert not {"admission", "reclaimablePods"} & queued.found()["status"].keys()
+    queued.patch(released(queued.workload(), STAMP))
+    assert not {"admission", "reclaimablePods"} & queued.workload()["status"].keys()
     queued.enter("spec.generator.replicas=1", queue="other")
-    assert queued.found()["spec"]["queueName"] == "other"
+    assert queued.workload()["spec"]["queueName"] == "other"
 
 
 def test_what_kueue_forbids_is_refused_here_too(kueue: Server) -> None:

@@ -46,7 +46,7 @@ class Hands:
         """On what was seen."""
         await self.reconciler.reconcile((self.namespace, name))
 
-    async def look(self, name: str) -> None:
+    async def reconcile(self, name: str) -> None:
         await self.see()
         await self.act(name)
 

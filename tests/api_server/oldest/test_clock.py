@@ -21,11 +21,11 @@ def test_the_grace_of_a_pod_and_the_deadline_of_a_job_are_the_servers(
         made = job(namespace)
         made["spec"] = {**made["spec"], "activeDeadlineSeconds": 600}
         await right.api.create(made)
-        await right.look("ppo")
+        await right.reconcile("ppo")
         await right.bind("ppo-trainer-0")
         await right.api.delete("Pod", namespace, "ppo-trainer-0", grace=300)
         for _ in range(2):
-            await wrong.look("ppo")
+            await wrong.reconcile("ppo")
         pod = await right.api.get("Pod", namespace, "ppo-trainer-0")  # saves its checkpoint
         assert pod["metadata"]["deletionGracePeriodSeconds"] == 300
         status = (await right.api.get("RLHFJob", namespace, "ppo"))["status"]

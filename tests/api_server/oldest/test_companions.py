@@ -28,15 +28,15 @@ RELEASE_0_1 = json.loads(
 def test_what_somebody_deletes_is_made_again(operators: Operators, namespace, kind):
     async def body(operator: Hands) -> None:
         await operator.api.create(with_companion(namespace, kind))
-        await operator.look("ppo")
+        await operator.reconcile("ppo")
         (name,) = await operator.names(kind)
         before = {other: await operator.names(other) for other in (*SERVED, "Pod")}
         await operator.api.delete(kind, namespace, name)
-        await operator.look("ppo")
+        await operator.reconcile("ppo")
         assert await operator.names(kind) == set()  # nobody has looked for it yet
         swept = await operator.sweep()
         assert (namespace, "ppo") in swept.touched
-        await operator.look("ppo")
+        await operator.reconcile("ppo")
         assert {other: await operator.names(other) for other in (*SERVED, "Pod")} == before
 
     operators(body)
@@ -58,11 +58,11 @@ def test_a_prometheus_may_scrape_generators_of_running_jobs_too(operators: Opera
 
     async def before(operator: Hands) -> None:
         await operator.api.create(job(namespace))
-        await operator.look("ppo")
+        await operator.reconcile("ppo")
         only.extend(await let_in(operator))
 
     async def after(operator: Hands) -> None:
-        await operator.look("ppo")
+        await operator.reconcile("ppo")
         assert await let_in(operator) == [*only, *peers]
         selector = ",".join("=".join(label) for label in monitor["spec"]["selector"]["matchLabels"].items())
         (pod,) = [pod async for pod in operator.api.list("Pod", namespace, labels=selector)]
@@ -80,7 +80,7 @@ def test_a_job_of_an_earlier_ones_name_has_a_token_of_its_own(operators: Operato
 
     async def body(operator: Hands, successor: Hands) -> None:
         await operator.api.create(job(namespace))
-        await operator.look("ppo")
+        await operator.reconcile("ppo")
         first = await operator.names("Secret")
         orphan = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Orphan"}
         path = f"/apis/rlhf.dev/v1alpha1/namespaces/{namespace}/rlhfjobs/ppo"
@@ -89,7 +89,7 @@ def test_a_job_of_an_earlier_ones_name_has_a_token_of_its_own(operators: Operato
             await asyncio.sleep(0.1)
         await operator.api.create(job(namespace))
         with pytest.raises(ApiError, match="exists already"):
-            await successor.look("ppo")  # the old pods have to go first
+            await successor.reconcile("ppo")  # the old pods have to go first
         assert len(await operator.names("Secret") - first) == 1
 
     operators(body)
@@ -121,7 +121,7 @@ def test_jobs_of_the_last_release_run_on_under_this_one(operators: Operators, na
             }
         )
         pods = {p["metadata"]["name"]: p async for p in api.list("Pod", namespace)}
-        await operator.look("job")
+        await operator.reconcile("job")
         after = {p["metadata"]["name"]: p async for p in api.list("Pod", namespace)}
         assert {n: p["metadata"]["uid"] for n, p in after.items()} == {
             n: p["metadata"]["uid"] for n, p in pods.items()
@@ -134,7 +134,7 @@ def test_jobs_of_the_last_release_run_on_under_this_one(operators: Operators, na
         assert kept["data"].items() >= old["data"].items()
         await api.delete("Pod", namespace, "job-generator-0", grace=0)
         operator.cache.drop(after["job-generator-0"])
-        await operator.look("job")
+        await operator.reconcile("job")
         new = await api.get("Pod", namespace, "job-generator-0")
         (container,) = new["spec"]["containers"]
         assert container["image"] == "registry.example/rlhf-trainer:0.1.0"
@@ -151,17 +151,17 @@ def test_a_pod_whose_labels_somebody_took_is_replaced(
 ):
     async def body(operator: Hands) -> None:
         await operator.api.create(job(namespace))
-        await operator.look("ppo")
+        await operator.reconcile("ppo")
         before = (await operator.api.get("Pod", namespace, "ppo-reward-0"))["metadata"]["uid"]
         where = ("pod", "ppo-reward-0", "-n", namespace, f"{label}-")
         await asyncio.to_thread(kubectl, control_plane.kubeconfig, "label", *where)
-        await operator.look("ppo")
+        await operator.reconcile("ppo")
         # Its node would end it: there is none.
         with suppress(ApiError):
             await operator.api.delete("Pod", namespace, "ppo-reward-0", uid=before, grace=0)
         operator.cache.drop_uids("Pod", [before])
         for _ in range(3):
-            await operator.look("ppo")
+            await operator.reconcile("ppo")
         after = (await operator.api.get("Pod", namespace, "ppo-reward-0"))["metadata"]
         assert after["uid"] != before
         assert after["labels"]["rlhf.dev/role"] == "reward"
@@ -177,7 +177,7 @@ def test_other_listings_go_on_when_a_gangs_definition_is_removed(
 
     async def body(operator: Hands) -> None:
         await operator.api.create(with_companion(namespace, "PodGroup.scheduling.volcano.sh"))
-        await operator.look("ppo")
+        await operator.reconcile("ppo")
         definition = f"crd/{VOLCANO['metadata']['name']}"
         await asyncio.to_thread(kubectl, control_plane.kubeconfig, "delete", definition)
         assert (await operator.sweep()).touched == set()

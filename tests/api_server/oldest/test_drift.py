@@ -37,7 +37,7 @@ async def resync_and_look(operator: Hands) -> list[str]:
     calls, operator.api._observe = [], lambda verb, kind, *_: calls.append((verb, kind))
     swept = await operator.sweep()
     if swept.touched:
-        await operator.look("ppo")
+        await operator.reconcile("ppo")
     return [kind for verb, kind in calls if verb == "apply"]
 
 
@@ -48,7 +48,7 @@ def test_what_somebody_changes_is_put_back_and_told_once(
 ) -> None:
     async def body(operator: Hands) -> None:
         await operator.api.create(with_companion(namespace, kind))
-        await operator.look("ppo")
+        await operator.reconcile("ppo")
         before = await content(operator, kind)
         assert await resync_and_look(operator) == []
         await edit(operator, control_plane.kubeconfig, kind, EDITS[kind])
@@ -76,12 +76,12 @@ def test_a_label_that_somebody_takes_is_put_back_once(
 
     async def body(operator: Hands) -> None:
         await operator.api.create(job(namespace))
-        await operator.look("ppo")
+        await operator.reconcile("ppo")
         label = {"metadata": {"labels": {"app.kubernetes.io/managed-by": None}}}
         await edit(operator, control_plane.kubeconfig, "NetworkPolicy", label)
         assert "NetworkPolicy" in await resync_and_look(operator)
         calls, operator.api._observe = [], lambda verb, *_: calls.append(verb)
-        await operator.look("ppo")
+        await operator.reconcile("ppo")
         assert "apply" not in calls
 
     operators(body)
@@ -94,16 +94,16 @@ def test_a_pod_that_lost_its_label_and_that_nothing_asks_for_is_deleted(
 
     async def body(operator: Hands, successor: Hands) -> None:
         await operator.api.create(job(namespace))
-        await operator.look("ppo")
+        await operator.reconcile("ppo")
         change = ("-n", namespace, "pod/ppo-generator-0", "app.kubernetes.io/managed-by-")
         await asyncio.to_thread(kubectl, control_plane.kubeconfig, "label", *change)
         await operator.api.create(theirs(namespace))
         suspend = ("rlhfjob/ppo", "-n", namespace, "--type=merge", '--patch={"spec": {"suspend": true}}')
         await asyncio.to_thread(kubectl, control_plane.kubeconfig, "patch", *suspend)
-        await successor.look("ppo")
+        await successor.reconcile("ppo")
         assert await successor.names("Pod") == {"ppo-generator-0", "theirs"}
         assert (namespace, "ppo") in (await successor.sweep()).touched
-        await successor.look("ppo")
+        await successor.reconcile("ppo")
         assert await successor.names("Pod") == {"theirs"}
         events = [event async for event in successor.api.list("Event", namespace)]
         assert [event["reason"] for event in events].count("Relabelled") == 1

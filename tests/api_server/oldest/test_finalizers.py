@@ -14,7 +14,7 @@ async def started(operator: Hands, *finalizers: str) -> None:
     made: dict[str, Any] = job(operator.namespace)
     made["metadata"]["finalizers"] = list(finalizers)
     await operator.api.create(made)
-    await operator.look("ppo")
+    await operator.reconcile("ppo")
     assert await operator.names("Pod") == PODS
 
 
@@ -34,7 +34,7 @@ def test_its_pods_go_and_none_is_made(operators: Operators, namespace: str) -> N
         await started(operator, "example.com/archive")
         await delete(operator, "Background")
         for _ in range(2):
-            await operator.look("ppo")
+            await operator.reconcile("ppo")
         assert await operator.names("Pod") == set()  # without a node they go at once
         assert (await operator.api.get("RLHFJob", namespace, "ppo"))["metadata"]["deletionTimestamp"]
         await release(operator)
@@ -48,7 +48,7 @@ def test_pods_that_are_to_be_left_are_left(operators: Operators) -> None:
     async def body(operator: Hands) -> None:
         await started(operator, "example.com/archive", "orphan")
         await delete(operator, "Orphan")
-        await operator.look("ppo")
+        await operator.reconcile("ppo")
         assert await operator.names("Pod") == PODS
         await release(operator)
 

@@ -12,7 +12,7 @@ def test_the_server_declares_every_port_as_one_of_the_node(operators: Operators,
         for name in ("one", "two"):
             made = job(namespace, name)
             await operator.api.create({**made, "spec": {**made["spec"], "pods": HOST_NETWORK}})
-            await operator.look(name)
+            await operator.reconcile(name)
         pods = [pod async for pod in operator.api.list("Pod", namespace, labels="rlhf.dev/job")]
         ports = [port for pod in pods for port in pod["spec"]["containers"][0]["ports"]]
         assert [port["hostPort"] for port in ports] == [port["containerPort"] for port in ports]

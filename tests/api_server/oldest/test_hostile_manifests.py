@@ -41,8 +41,8 @@ def test_it_fails_with_its_field_and_other_jobs_start(
 ) -> None:
     async def body(operator: Hands) -> None:
         await operator.api.create(job(namespace))
-        await operator.look(deep)
-        await operator.look("ppo")
+        await operator.reconcile(deep)
+        await operator.reconcile("ppo")
         status = (await operator.api.get("RLHFJob", namespace, deep))["status"]
         assert status["phase"] == "Failed"
         assert "spec.pods.template.spec: is nested too deeply" in status["message"]
@@ -89,8 +89,8 @@ def test_one_that_is_too_large_fails_with_its_size_and_is_never_kept(
         watching.cancel()
         await asyncio.wait({watching})
         await operator.api.create(job(namespace))
-        await operator.look("large")
-        await operator.look("ppo")
+        await operator.reconcile("large")
+        await operator.reconcile("ppo")
         status = (await operator.api.get("RLHFJob", namespace, "large"))["status"]
         failed = next(each for each in status["conditions"] if each["type"] == "Failed")
         assert failed["reason"] == "ValidationFailed"

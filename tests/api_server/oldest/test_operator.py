@@ -301,6 +301,6 @@ def test_a_job_one_of_whose_pods_can_never_be_read_keeps_no_other(jobs):
 
 def test_nothing_secret_is_told(running, trainer, served):
     eventually(lambda: trainer.members, "the trainer was talked to")
-    told = served.said() + running.kubectl("get", "rlhfjobs,pods,configmaps,events", "-o", "yaml")
+    told = served.read_log() + running.kubectl("get", "rlhfjobs,pods,configmaps,events", "-o", "yaml")
     assert trainer.tokens
     assert not any(token.removeprefix("Bearer ") in told for token in trainer.tokens)

@@ -51,7 +51,7 @@ async def reads(operator: Hands) -> int:
     """Looks once; the number of listings of events that this took."""
     calls: list[tuple[str, str]] = []
     operator.api._observe = lambda verb, kind, *_: calls.append((verb, kind))
-    await operator.look("ppo")
+    await operator.reconcile("ppo")
     return calls.count(("list", "Event"))
 
 
@@ -60,7 +60,7 @@ def test_a_secret_that_a_volume_names_and_that_is_missing_is_told(
 ) -> None:
     async def body(operator: Hands) -> None:
         await operator.api.create(job(namespace))
-        await operator.look("ppo")
+        await operator.reconcile("ppo")
         assert await reads(operator) == 0, "none has a node"
         await operator.bind("ppo-generator-0")
         await tell(
@@ -78,7 +78,7 @@ def test_a_secret_that_a_volume_names_and_that_is_missing_is_told(
         (event,) = (each for each in events if each["reason"] == "PodsWaiting")
         assert 'secret "wandb-key" not found' in event["message"]
         await tell(operator, "ppo-generator-0", "Normal", "Pulling", "pulls", "2026-01-01T00:00:02Z")
-        await operator.look("ppo")
+        await operator.reconcile("ppo")
         assert (await stalled(operator))["reason"] != "FailedMount"
 
     operators(body)
@@ -89,7 +89,7 @@ def test_each_pod_that_waits_is_asked_for_in_turn_and_none_that_runs(
 ) -> None:
     async def body(operator: Hands) -> None:
         await operator.api.create(job(namespace))
-        await operator.look("ppo")
+        await operator.reconcile("ppo")
         for pod in ("ppo-trainer-0", "ppo-generator-0", "ppo-reward-0"):
             await operator.bind(pod)
         await tell(operator, "ppo-reward-0", "Warning", "FailedMount", SAID, "2026-01-01T00:00:00Z")
@@ -127,10 +127,10 @@ def test_of_a_flood_of_events_a_bounded_part_is_read(
                 yield keep({**event, "lastTimestamp": at, "eventTime": None, "series": None})
 
         await operator.api.create(job(namespace))
-        await operator.look("ppo")
+        await operator.reconcile("ppo")
         await operator.bind("ppo-generator-0")
         monkeypatch.setattr(operator.api, "list", flooded)
-        await operator.look("ppo")
+        await operator.reconcile("ppo")
         assert (await stalled(operator))["reason"] == "Reason3"
 
     operators(body)

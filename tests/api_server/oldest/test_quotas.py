@@ -38,7 +38,7 @@ def test_one_refusal_stands_for_all_pods_of_a_role(operators: Operators, namespa
         await operator.api.create(made)
         for refused in (GENERATORS // 10, 1):
             with pytest.raises(ApiError, match=f"exceeded quota: tight.*limited: pods={ROOM}"):
-                await operator.look("ppo")
+                await operator.reconcile("ppo")
             assert 1 <= answers.count(403) <= refused
             assert len(await operator.names("Pod")) == ROOM
             answers.clear()
@@ -61,9 +61,9 @@ def test_a_job_that_a_limit_range_has_made_invalid_goes_on_once_that_is_gone(
         large["spec"] = {**large["spec"], "pods": {"resources": {"requests": {"cpu": "4"}}}}
         await operator.api.create(large)
         with pytest.raises(ApiError, match="must be less than or equal to cpu limit"):
-            await operator.look("ppo")
+            await operator.reconcile("ppo")
         for _ in range(3):
-            await operator.look("ppo")
+            await operator.reconcile("ppo")
         status = (await operator.api.get("RLHFJob", namespace, "ppo"))["status"]
         reasons = {c["type"]: c["reason"] for c in status["conditions"]}
         assert (status["phase"], reasons["Failed"]) == ("Failed", "InvalidPod")
@@ -71,6 +71,6 @@ def test_a_job_that_a_limit_range_has_made_invalid_goes_on_once_that_is_gone(
         await operator.api._call("delete", "DELETE", "LimitRange", f"{path}/small")
         async with asyncio.timeout(60):
             while len(await operator.names("Pod")) < 4:
-                await operator.look("ppo")
+                await operator.reconcile("ppo")
 
     operators(body)

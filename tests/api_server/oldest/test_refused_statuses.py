@@ -80,7 +80,7 @@ def test_a_job_whose_status_is_refused_goes_on(
     async def body(operator: Hands, successor: Hands) -> None:
         await operator.api.create(job(namespace))
         for _ in range(3):
-            await operator.look("ppo")
+            await operator.reconcile("ppo")
         before = await uids(operator)
         assert set(before) == PODS
         (event,) = await told(operator)
@@ -90,23 +90,23 @@ def test_a_job_whose_status_is_refused_goes_on(
 
         # A trainer that is lost is made again, as the next attempt; a successor leaves what runs alone.
         await operator.bind("ppo-trainer-0")
-        await operator.look("ppo")
+        await operator.reconcile("ppo")
         await operator.api.delete("Pod", namespace, "ppo-trainer-0", grace=0)
         operator.cache.drop_uids("Pod", [before["ppo-trainer-0"]])
         for _ in range(2):
-            await operator.look("ppo")
+            await operator.reconcile("ppo")
         pod = await operator.api.get("Pod", namespace, "ppo-trainer-0")
         assert pod["metadata"]["labels"]["rlhf.dev/attempt"] == "2"
         now = await uids(operator)
         assert {name for name in PODS if now[name] != before[name]} == {"ppo-trainer-0"}
         for _ in range(2):
-            await successor.look("ppo")
+            await successor.reconcile("ppo")
         assert await uids(successor) == now
 
         # Once the definition is as it was, the status is there.
         await asyncio.to_thread(other_definition)
         monkeypatch.setattr(status_writer, "_REFRESH_SECONDS", 0.0)
-        await operator.look("ppo")
+        await operator.reconcile("ppo")
         status = (await operator.api.get("RLHFJob", namespace, "ppo"))["status"]
         assert (status["phase"], status["cluster"]["attempt"]) == ("Provisioning", 2)
 

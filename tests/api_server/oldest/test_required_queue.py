@@ -38,13 +38,13 @@ def test_a_job_without_one_waits_and_lines_up_once_it_has_the_label(
 ) -> None:
     async def story(operator: Hands) -> None:
         await operator.api.create(job(namespace))
-        await operator.look("ppo")
+        await operator.reconcile("ppo")
         assert QUEUE in (await status(operator))["message"]
         with pytest.raises(ApiError, match="404"):
             await operator.api.get("Workload", namespace, "ppo")
         await label(operator, "research")
         for _ in range(2):
-            await operator.look("ppo")
+            await operator.reconcile("ppo")
         queued = await operator.api.get("Workload", namespace, "ppo")
         assert queued["spec"]["queueName"] == "research"
         assert "waiting for quota in queue research" in (await status(operator))["message"]
@@ -61,12 +61,12 @@ def test_a_job_that_runs_cannot_leave_its_queue_and_keep_its_pods(
         made = job(namespace)
         made["metadata"]["labels"] = {QUEUE: "research"}
         await operator.api.create(made)
-        await operator.look("ppo")
+        await operator.reconcile("ppo")
         await admit(operator)
-        await operator.look("ppo")
+        await operator.reconcile("ppo")
         assert await operator.names("Pod") == PODS
         await label(operator, None)
-        await operator.look("ppo")
+        await operator.reconcile("ppo")
         assert await operator.names("Pod") == PODS
         assert (await operator.api.get("Workload", namespace, "ppo"))["spec"]["queueName"] == "research"
 

@@ -41,7 +41,7 @@ def test_a_standby_takes_over_within_15_seconds_of_a_kill(jobs, trainer, tmp_pat
         jobs.apply(PPO)
         jobs.until("ppo", "Running")
         with operator(jobs.kubeconfig, tmp_path / "second", jobs.namespace) as second:
-            eventually(lambda: "standing by" in second.said(), "the second is up")
+            eventually(lambda: "standing by" in second.read_log(), "the second is up")
             trainer.status["step"] = 11
             eventually(lambda: jobs.status("ppo")["step"] == 11, "the first still leads")
             first.kill()
@@ -63,4 +63,6 @@ def test_it_stops_cleanly_and_lets_go_of_its_lease(jobs, tmp_path):
         eventually(lambda: kubectl(jobs.kubeconfig, *lease).startswith("only_"), "it leads")
         assert running.stop() == 0
         assert kubectl(jobs.kubeconfig, *lease) == ""
-        assert "OS signals" not in running.said(), "kopf's thread has none, and the operator stopped by one"
+        assert "OS signals" not in running.read_log(), (
+            "kopf's thread has none, and the operator stopped by one"
+        )

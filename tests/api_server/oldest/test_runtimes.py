@@ -35,7 +35,7 @@ def test_a_job_waits_for_its_runtime_and_its_pods_are_as_it_says(
 
     async def body(operator: Hands) -> None:
         await operator.api.create(waiting)
-        await operator.look("ppo")
+        await operator.reconcile("ppo")
         status = (await operator.api.get("RLHFJob", namespace, "ppo"))["status"]
         suspended = next(c for c in status["conditions"] if c["type"] == "Suspended")
         assert (suspended["status"], suspended["reason"]) == ("True", "RuntimeNotFound")
@@ -44,7 +44,7 @@ def test_a_job_waits_for_its_runtime_and_its_pods_are_as_it_says(
         assert not await operator.names("Pod")
 
         await asyncio.to_thread(on_server, "create")
-        await operator.look("ppo")
+        await operator.reconcile("ppo")
         pods = {pod["metadata"]["name"]: pod["spec"] async for pod in operator.api.list("Pod", namespace)}
         assert {container["image"] for pod in pods.values() for container in pod["containers"]} == {"admin:1"}
         assert all(spec["pods"]["tolerations"][0] in pod["tolerations"] for pod in pods.values())

@@ -61,7 +61,7 @@ def test_a_silent_node_is_told_of_and_loses_a_pod_that_tolerates_everything(
     async def start(operator: Hands) -> None:
         job = ppo(pods={"tolerations": [{"operator": "Exists"}]})
         await operator.api.create({**job, "metadata": {"name": "ppo", "namespace": namespace}})
-        await operator.look("ppo")
+        await operator.reconcile("ppo")
         await operator.bind(POD, silent)
 
     operators(start)
@@ -90,7 +90,7 @@ def test_a_silent_node_is_told_of_and_loses_a_pod_that_tolerates_everything(
     assert [c["status"] for c in left["status"]["conditions"] if c["type"] == "Ready"] == ["False"]
 
     async def look(operator: Hands) -> None:
-        await operator.look("ppo")
+        await operator.reconcile("ppo")
         status = (await operator.api.get("RLHFJob", namespace, "ppo"))["status"]
         found = {c["type"]: c for c in status["conditions"]}
         why = f"{POD}: NodeUnreachable: its node {silent} has stopped reporting"

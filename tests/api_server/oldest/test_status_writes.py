@@ -17,13 +17,13 @@ def test_the_late_write_of_a_deposed_leader_rolls_no_attempt_back(
 ) -> None:
     async def body(old: Hands, new: Hands) -> None:
         await old.api.create(job(namespace))
-        await old.look("ppo")
+        await old.reconcile("ppo")
         await old.bind("ppo-trainer-0")
-        await old.look("ppo")
+        await old.reconcile("ppo")
         # The next leader sees that the trainer is gone, and makes another.
         await new.api.delete("Pod", namespace, "ppo-trainer-0", grace=0)
         for _ in range(2):
-            await new.look("ppo")
+            await new.reconcile("ppo")
         stored = (await new.api.get("RLHFJob", namespace, "ppo"))["status"]
         assert stored["cluster"]["attempt"] == 2
         trainer = await new.api.get("Pod", namespace, "ppo-trainer-0")
@@ -57,7 +57,7 @@ def test_a_checkpoint_request_of_any_length_fits_into_the_status(
         await operator.api.create(made)
         monkeypatch.setattr(operator.reconciler._trainers, "checkpoint", accepted)
         for _ in range(2):
-            await operator.look("ppo")
+            await operator.reconcile("ppo")
         status = (await operator.api.get("RLHFJob", namespace, "ppo"))["status"]
         assert status["cluster"]["checkpointRequested"].startswith("now now ")
 

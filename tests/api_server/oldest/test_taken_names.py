@@ -72,7 +72,7 @@ def test_it_is_left_alone_and_told_and_the_job_waits(
         await operator.api.create((queued if kind == "Workload" else with_all)(namespace))
         for _ in range(2):
             with pytest.raises(ApiError, match=f"{kind} {name} exists already and is not this job's") as told:
-                await operator.look("ppo")
+                await operator.reconcile("ppo")
         assert told.value.of_job
         found = await operator.api.get(key, namespace, name)
         assert (found["spec"], found["metadata"].get("ownerReferences")) == (made["spec"], None)
@@ -83,7 +83,7 @@ def test_it_is_left_alone_and_told_and_the_job_waits(
         await operator.api.delete(key, namespace, name, grace=0)
         operator.cache.drop(found)
         for _ in range(2):
-            await operator.look("ppo")
+            await operator.reconcile("ppo")
         (owner,) = (await operator.api.get(key, namespace, name))["metadata"]["ownerReferences"]
         assert (owner["kind"], owner["name"]) == ("RLHFJob", "ppo")
         assert (await stalled(operator))["reason"] != "PodsRefused"
@@ -94,12 +94,12 @@ def test_it_is_left_alone_and_told_and_the_job_waits(
 def test_what_replaces_one_of_a_running_jobs_is_left_alone(operators: Operators, namespace: str) -> None:
     async def body(operator: Hands) -> None:
         await operator.api.create(with_all(namespace))
-        await operator.look("ppo")
+        await operator.reconcile("ppo")
         await operator.api.delete("Service", namespace, "ppo-rlhf")
         made = await operator.api.create(theirs(namespace, "v1", "Service"))
         await operator.sweep()
         with pytest.raises(ApiError, match="Service ppo-rlhf exists already and is not this job's"):
-            await operator.look("ppo")
+            await operator.reconcile("ppo")
         assert (await operator.api.get("Service", namespace, "ppo-rlhf"))["spec"] == made["spec"]
 
     operators(body)
@@ -114,7 +114,7 @@ def test_the_name_of_one_generators_pod_holds_up_no_other(operators: Operators, 
         made["spec"] = {**made["spec"], "generator": {"replicas": 3}}
         await operator.api.create(made)
         with pytest.raises(ApiError, match="Pod ppo-generator-0 exists already"):
-            await operator.look("ppo")
+            await operator.reconcile("ppo")
         assert {"ppo-generator-1", "ppo-generator-2"} < await operator.names("Pod")
 
     operators(body)
@@ -129,7 +129,7 @@ def test_ones_own_that_has_lost_its_owner_or_its_labels_is_put_back(
 ) -> None:
     async def body(operator: Hands, successor: Hands) -> None:
         await operator.api.create(with_all(namespace))
-        await operator.look("ppo")
+        await operator.reconcile("ppo")
         for key, kind, name in (
             ("Service", "service", "ppo-rlhf"),
             ("PodGroup.scheduling.volcano.sh", "podgroups.scheduling.volcano.sh", "ppo"),
@@ -137,7 +137,7 @@ def test_ones_own_that_has_lost_its_owner_or_its_labels_is_put_back(
             patch = json.dumps({"metadata": {lost: None}})
             where = (kind, name, "-n", namespace, "--type=merge", f"--patch={patch}")
             await asyncio.to_thread(kubectl, control_plane.kubeconfig, "patch", *where)
-            await successor.look("ppo")
+            await successor.reconcile("ppo")
             again = (await operator.api.get(key, namespace, name))["metadata"]
             assert [owner["name"] for owner in again["ownerReferences"]] == ["ppo"]
             assert again["labels"]["rlhf.dev/job"] == "ppo"
@@ -153,13 +153,13 @@ def test_a_workload_whose_labels_somebody_takes_is_found_again(
 
     async def body(operator: Hands) -> None:
         await operator.api.create(queued(namespace))
-        await operator.look("ppo")
+        await operator.reconcile("ppo")
         patch = json.dumps({"metadata": {"labels": None}})
         where = ("workload", "ppo", "-n", namespace, "--type=merge", f"--patch={patch}")
         await asyncio.to_thread(kubectl, control_plane.kubeconfig, "patch", *where)
         operator.cache.drop(await operator.api.get("Workload", namespace, "ppo"))
         for _ in range(2):
-            await operator.look("ppo")
+            await operator.reconcile("ppo")
         (found,) = operator.cache.workloads((namespace, "ppo"))
         assert found["metadata"]["labels"]["rlhf.dev/job"] == "ppo"
 
@@ -179,7 +179,7 @@ def test_what_the_collector_is_to_take_from_an_earlier_job_is_waited_for(
     async def body(operator: Hands) -> None:
         name, key = THEIRS[version, kind][0], kind_of(theirs(namespace, version, kind))
         first = await operator.api.create(with_all(namespace))
-        await operator.look("ppo")
+        await operator.reconcile("ppo")
         configurations = await operator.names("ConfigMap")
         await hold(operator, key, ["example.com/hold"])
         await operator.api.delete("RLHFJob", namespace, "ppo")
@@ -189,14 +189,14 @@ def test_what_the_collector_is_to_take_from_an_earlier_job_is_waited_for(
         operator.cache.drop_uids("RLHFJob", [first["metadata"]["uid"]])
         for _ in range(2):
             with pytest.raises(ApiError, match=f"{kind} {name} of an earlier job of this name has not gone"):
-                await operator.look("ppo")
+                await operator.reconcile("ppo")
         (owner,) = (await operator.api.get(key, namespace, name))["metadata"]["ownerReferences"]
         assert owner["uid"] == first["metadata"]["uid"]
         assert len(await operator.names("ConfigMap") - configurations) == 1
         await hold(operator, key, None)
         while not (found := await operator.names("Pod")) or name not in await operator.names(key):
             with suppress(ApiError):  # its earlier pods, where the collector is slow
-                await operator.look("ppo")
+                await operator.reconcile("ppo")
             await asyncio.sleep(0.1)
         (owner,) = (await operator.api.get(key, namespace, name))["metadata"]["ownerReferences"]
         assert owner["uid"] == second["metadata"]["uid"]
@@ -210,7 +210,7 @@ def test_an_earlier_jobs_admission_starts_no_pod(operators: Operators, namespace
 
     async def body(operator: Hands) -> None:
         await operator.api.create(queued(namespace))
-        await operator.look("ppo")
+        await operator.reconcile("ppo")
         before = await operator.api.get("Workload", namespace, "ppo")
         admitted = {
             "type": "Admitted",
@@ -230,13 +230,13 @@ def test_an_earlier_jobs_admission_starts_no_pod(operators: Operators, namespace
         made = await operator.api.create(queued(namespace))
         operator.cache.drop_uids("RLHFJob", [before["metadata"]["ownerReferences"][0]["uid"]])
         with pytest.raises(ApiError, match="Workload ppo of an earlier job of this name has not gone yet"):
-            await operator.look("ppo")
+            await operator.reconcile("ppo")
         assert await operator.names("Pod") == set()
         await operator.api._merge("patch", "Workload", path, {"metadata": {"finalizers": None}})
         while "ppo" in await operator.names("Workload"):
             await asyncio.sleep(0.1)
         operator.cache.drop_uids("Workload", [before["metadata"]["uid"]])
-        await operator.look("ppo")
+        await operator.reconcile("ppo")
         (owner,) = (await operator.api.get("Workload", namespace, "ppo"))["metadata"]["ownerReferences"]
         assert owner["uid"] == made["metadata"]["uid"]
 

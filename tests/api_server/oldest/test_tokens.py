@@ -55,7 +55,7 @@ async def told(operator: Hands, reason: str) -> list[dict[str, Any]]:
 async def begun(operator: Hands) -> str:
     """Makes the job and, by one look, its objects; returns the name of the token's Secret."""
     await operator.api.create(job(operator.namespace))
-    await operator.look("ppo")
+    await operator.reconcile("ppo")
     (secret,) = await operator.names("Secret")
     return secret
 
@@ -69,7 +69,7 @@ def test_a_token_that_is_deleted_before_a_pod_starts_is_made_again_and_told(
         await operator.api.delete("Secret", namespace, secret)
         await waits_for(operator, secret)
         for _ in range(2):
-            await operator.look("ppo")
+            await operator.reconcile("ppo")
         assert await operator.names("Secret") == {secret}
         (event,) = await told(operator, "TokenRestored")
         assert secret in event["message"]
@@ -88,7 +88,7 @@ def test_for_a_secret_of_the_users_own_no_token_is_made(operators: Operators, na
         await operator.bind("ppo-trainer-0")
         await operator.api.delete("Secret", namespace, secret)
         await waits_for(operator, "s3-credentials")
-        await operator.look("ppo")
+        await operator.reconcile("ppo")
         assert await operator.names("Secret") == set()
 
     operators(body)
@@ -107,11 +107,11 @@ def test_a_token_that_is_made_again_is_that_of_the_running_trainer(
         await answers(operator)
         async with serving(answering(REPORT), ADDRESS, 8000, has=known):
             while (await operator.api.get("RLHFJob", namespace, "ppo"))["status"].get("step") != 1:
-                await operator.look("ppo")
+                await operator.reconcile("ppo")
             await operator.api.delete("Secret", namespace, secret)
             await operator.bind("ppo-reward-0")
             await waits_for(operator, secret, "ppo-reward-0")
-            await operator.look("ppo")
+            await operator.reconcile("ppo")
         made = await operator.api.get("Secret", namespace, secret)
         assert base64.b64decode(made["data"]["token"]).decode() == known
 
@@ -125,15 +125,15 @@ def test_where_a_key_is_lost_a_job_gets_a_token_of_the_new_one_with_new_pods(
         api = operator.api
         made = Job.of(await api.create(job(namespace)))
         secret = (await api.create(owned(token_secret(FORMER, made), made)))["metadata"]["name"]
-        await operator.look("ppo")
+        await operator.reconcile("ppo")
         await operator.bind("ppo-trainer-0")
-        await operator.look("ppo")
+        await operator.reconcile("ppo")
         await api.delete("Secret", namespace, secret)
         for pod in [pod async for pod in api.list("Pod", namespace)]:
             await api.delete("Pod", namespace, pod["metadata"]["name"], grace=0)
             operator.cache.drop(pod)
         while "ppo-trainer-0" not in await operator.names("Pod"):
-            await operator.look("ppo")
+            await operator.reconcile("ppo")
         again = await api.get("Secret", namespace, secret)
         assert base64.b64decode(again["data"]["token"]).decode() == token(NEW, made)
         labels = (await api.get("Pod", namespace, "ppo-trainer-0"))["metadata"]["labels"]

@@ -22,7 +22,7 @@ async def dies_after_the_status(operator: Hands, monkeypatch: pytest.MonkeyPatch
     with monkeypatch.context() as patched:
         patched.setattr(operator.reconciler, "_delete_pods", die)  # the first that comes after the status
         with pytest.raises(Died):
-            await operator.look("ppo")
+            await operator.reconcile("ppo")
 
 
 async def trainer(operator: Hands) -> tuple[str, str]:
@@ -50,7 +50,7 @@ def test_the_next_operator_makes_the_attempt_that_the_status_tells_of(
         await dies_after_the_status(second, monkeypatch)
         with pytest.raises(ApiError, match="404"):
             await trainer(third)
-        await third.look("ppo")
+        await third.reconcile("ppo")
         assert await trainer(third) == ("1", "start.json")
         cluster = (await third.api.get("RLHFJob", namespace, "ppo"))["status"]["cluster"]
         assert (cluster["attempt"], cluster.get("restarts", {})) == (1, {})
@@ -64,12 +64,12 @@ def test_a_trainer_that_had_a_node_may_have_left_checkpoints(
 ) -> None:
     async def body(first: Hands, second: Hands) -> None:
         await first.api.create(job(namespace))
-        await first.look("ppo")
+        await first.reconcile("ppo")
         if had_a_node:
             await first.bind("ppo-trainer-0")
-            await first.look("ppo")
+            await first.reconcile("ppo")
         await goes(first)
-        await second.look("ppo")
+        await second.reconcile("ppo")
         assert await trainer(second) == then
 
     operators(body)
@@ -89,7 +89,7 @@ def test_an_attempt_that_the_server_refuses_is_the_first_one_for_the_next_operat
         await first.api.create(made)
         for operator in (first, first, second):
             with pytest.raises(ApiError, match=r"403 Forbidden: .* no PriorityClass"):
-                await operator.look("ppo")
+                await operator.reconcile("ppo")
         await first.api._call(
             "create",
             "POST",
@@ -99,7 +99,7 @@ def test_an_attempt_that_the_server_refuses_is_the_first_one_for_the_next_operat
         )
         while "ppo-trainer-0" not in await second.names("Pod"):
             with suppress(ApiError):  # the server has not seen the class yet
-                await second.look("ppo")
+                await second.reconcile("ppo")
         assert await trainer(second) == ("1", "start.json")
         await first.api._call("delete", "DELETE", "PriorityClass", f"{classes}/{namespace}")
 
@@ -113,10 +113,10 @@ def test_pods_that_are_taken_away_before_they_get_a_node_are_made_again_after_pa
 
     async def body(operator: Hands) -> None:
         await operator.api.create(job(namespace))
-        await operator.look("ppo")
+        await operator.reconcile("ppo")
         await goes(operator)
         for _ in range(2):
-            await operator.look("ppo")
+            await operator.reconcile("ppo")
         assert await trainer(operator) == ("1", "start.json")
         cluster = (await operator.api.get("RLHFJob", namespace, "ppo"))["status"]["cluster"]
         assert cluster["restarts"]["trainer"]["disruptions"] == 1

@@ -31,7 +31,7 @@ async def look(operator: Hands, times: int = 1) -> None:
     """With what was deleted meanwhile."""
     for _ in range(times):
         await operator.sweep()
-        await operator.look("ppo")
+        await operator.reconcile("ppo")
 
 
 async def found(operator: Hands) -> dict[str, Any]:

@@ -43,8 +43,8 @@ class Switches:
     keep: bool = False
     closing: bool = False
     over: bool = False
-    look: Callable[[], object] = lambda: None
-    """Has the round look at them now; set by the round."""
+    apply: Callable[[], object] = lambda: None
+    """Has the round read them now; set by the round."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Dispatch(Generic[Item, Result]):
 
     async def run(self) -> Outcome[Item, Result]:
         """Runs the round to its end. If it is cancelled or raises, it cancels all items under way."""
-        self._switches.look = partial(
+        self._switches.apply = partial(
             asyncio.get_running_loop().call_soon_threadsafe, self._ended.put_nowait, None
         )
         self._observer.left(len(self._waiting))

@@ -107,7 +107,7 @@ class Requests:
         """Closes the round, since generators get new weights: prompts that they interrupt from here on wait for the
         next, which takes over those under way that they do not interrupt."""
         self._switches.closing = True
-        self._switches.look()
+        self._switches.apply()
 
     def end(self) -> None:
         """Ends the round, whose generators have new weights by now, also those that had failed in it; incomplete

@@ -254,7 +254,7 @@ class Scorer:
                 present.size > MOST_ITEMS
             ):
                 switches.closing = True
-                switches.look()
+                switches.apply()
                 return
 
     def _gave_up(self, question: Question, reason: str) -> None:

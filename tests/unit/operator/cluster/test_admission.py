@@ -90,7 +90,7 @@ class Queued(Story):
         body["metadata"]["labels"] = {QUEUE: "team"}
         self.cache.put(self.server.stored(body))
 
-    def told(self, body: Body) -> None:
+    def deliver(self, body: Body) -> None:
         """The watch tells of Kueue's change."""
         self.server.workload = self.server.stored(body)
         self.cache.put(self.server.workload)
@@ -100,7 +100,7 @@ class Queued(Story):
         held = [{"type": each, "status": "True", "reason": "Test", "message": ""} for each in conditions]
         assigned = [{"name": role, "count": 1, "flavors": {"cpu": flavor}} for role in ROLES]
         admission = {"clusterQueue": "all", "podSetAssignments": assigned}
-        self.told({**self.server.workload, "status": {"conditions": held, "admission": admission}})
+        self.deliver({**self.server.workload, "status": {"conditions": held, "admission": admission}})
 
     def pools(self) -> dict[str, str | None]:
         """Node label of every pod that was made."""
@@ -109,7 +109,7 @@ class Queued(Story):
 
     async def admitted(self) -> None:
         self.submit()
-        await self.look()
+        await self.reconcile()
         self.answer("QuotaReserved", "Admitted")
 
 
@@ -144,9 +144,9 @@ def test_pods_are_made_on_the_admission_that_was_planned_on_or_not_at_all(meanwh
 
         await story.admitted()
         story.server.after_status = news
-        await story.look()
+        await story.reconcile()
         assert story.pools() == (dict.fromkeys(PODS, "spot") if meanwhile == "nothing" else {})
-        await story.look()
+        await story.reconcile()
         later = {"nothing": dict.fromkeys(PODS, "spot"), "moved": dict.fromkeys(PODS, "on-demand")}
         assert story.pools() == later.get(meanwhile, {})
 
@@ -160,13 +160,13 @@ def test_a_job_that_runs_is_not_stopped_because_nobody_says_whether_it_has_quota
 
     async def told(story: Queued) -> None:
         await story.admitted()
-        await story.look()
+        await story.reconcile()
         story.run()
         story.cache.drop_uids("Workload", story.cache.uids("Workload"))
         await story.restart()
         story.server.unserved = why
         for _ in range(3):
-            await story.look()
+            await story.reconcile()
         assert {pod["metadata"]["name"] for pod in story.cache.pods(KEY)} == PODS
         assert story.reasons()["Suspended"] == "NotSuspended"
         (reward,) = (p for p in story.cache.pods(KEY) if p["metadata"]["name"] == "job-reward-0")
@@ -174,13 +174,13 @@ def test_a_job_that_runs_is_not_stopped_because_nobody_says_whether_it_has_quota
         story.server.made.clear()
         for _ in range(2):  # a pod that goes meanwhile is not made beside its quota
             with pytest.raises(ApiError):
-                await story.look()
+                await story.reconcile()
         assert (story.pools(), story.reasons()["PodsScheduled"]) == ({}, "PodsRefused")
         story.server.unserved = None  # though no watch tells of it
-        await story.look()
+        await story.reconcile()
         assert story.pools() == {"job-reward-0": "spot"}
         story.server.workload = None
-        await story.look()
+        await story.reconcile()
         assert story.reasons()["Suspended"] == "Suspending", "the server says that it is not there"
 
     queued(told)
@@ -190,11 +190,11 @@ def test_a_job_that_runs_is_not_stopped_because_nobody_says_whether_it_has_quota
 def test_a_job_that_is_resumed_queues_anew_whatever_the_watch_has_told_of_its_last_workload(held):
     async def told(story: Queued) -> None:
         await story.admitted()
-        await story.look()
+        await story.reconcile()
         before, story.server.held = story.server.workload, held
         story.submit("first", "spec.suspend=true", generation=2)
         for _ in range(3):
-            await story.look()
+            await story.reconcile()
         assert story.server.status["phase"] == "Suspended"
         assert before is not None
         late = {
@@ -205,16 +205,16 @@ def test_a_job_that_is_resumed_queues_anew_whatever_the_watch_has_told_of_its_la
         story.server.made.clear()
         story.server.applied.clear()
         story.submit("first", generation=3)
-        await story.look()
+        await story.reconcile()
         assert story.pools() == {}
         assert ("Workload" in story.server.applied) is not held
         if held:  # Kueue lets go of it
             story.cache.drop(story.server.stored(story.server.workload or {}))
             story.server.workload = None
-            await story.look()
+            await story.reconcile()
             assert "Workload" in story.server.applied
         story.answer("QuotaReserved", "Admitted")
-        await story.look()
+        await story.reconcile()
         assert story.pools() == dict.fromkeys(PODS, "spot")
 
     queued(told)

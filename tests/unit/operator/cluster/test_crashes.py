@@ -66,7 +66,7 @@ def test_one_gang_at_a_time_nothing_counted_twice_and_it_comes_right(story, pair
         met = {first for first in SECONDS.values() if world.runs(first)}
         began = len(world.made)
         left = iter(range(parts))  # the operator is killed after so many parts of what it wanted to do
-        world.carry_out(world.look(), only=lambda _what, left=left: next(left, None) is not None)
+        world.carry_out(world.make_plan(), only=lambda _what, left=left: next(left, None) is not None)
         if next(left, None) is None:
             world.remembered = None
         assert not met & {SECONDS.get(name) for name in world.made[began:]}, (

@@ -160,7 +160,7 @@ def test_an_eviction_of_one_lets_the_generator_finish_and_is_not_counted():
 
 def test_a_pod_that_could_not_be_made_at_first_comes_to_the_one_that_waits_for_it():
     world = World(PAIRS)
-    world.carry_out(world.look())
+    world.carry_out(world.make_plan())
     del world.pods["job-generator-0-1"]
     body = world.pods["job-generator-0"]
     todo = world.step()

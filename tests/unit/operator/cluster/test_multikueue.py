@@ -96,7 +96,7 @@ def test_the_cluster_that_dispatches_a_job_lines_it_up_and_makes_nothing_else():
     async def told(story: Queued) -> None:
         managed = f"spec.managedBy={MULTIKUEUE}"
         story.queue("first", managed)
-        await story.look()
+        await story.reconcile()
         assert story.workload is not None
         assert story.workload["metadata"]["ownerReferences"][0]["uid"] == "first"
         story.admit(story.workload)
@@ -108,10 +108,10 @@ def test_the_cluster_that_dispatches_a_job_lines_it_up_and_makes_nothing_else():
         }
         copied = dict(story.server.status)
         story.queue("first", managed)
-        await story.look()
+        await story.reconcile()
         assert (story.server.applied, story.server.made, story.server.status) == (["Workload"], [], copied)
         story.queue("first", managed, "spec.suspend=true")
-        await story.look()
+        await story.reconcile()
         assert story.workload is None
 
     tell(told)
@@ -127,11 +127,11 @@ def dispatch(story: Queued, *overrides: str) -> None:
 def test_an_evicted_job_gives_its_quota_back_on_the_cluster_that_dispatches_it(overrides):
     async def told(story: Queued) -> None:
         dispatch(story)
-        await story.look()
+        await story.reconcile()
         uid = story.workload["metadata"]["uid"]
         story.admit(story.workload, "Evicted")
         dispatch(story, *overrides)
-        await story.look()
+        await story.reconcile()
         assert story.workload["metadata"]["uid"] == uid
         held = {c["type"]: c["status"] for c in story.workload["status"]["conditions"]}
         assert (held["QuotaReserved"], held["Admitted"]) == ("False", "False")
@@ -142,14 +142,14 @@ def test_an_evicted_job_gives_its_quota_back_on_the_cluster_that_dispatches_it(o
 def test_a_dispatched_job_that_outgrows_its_quota_lines_up_again():
     async def told(story: Queued) -> None:
         dispatch(story)
-        await story.look()
+        await story.reconcile()
         story.admit(story.workload)
         dispatch(story, "spec.checkpoint.everySteps=2")
-        await story.look()
+        await story.reconcile()
         assert "Admitted" in story.conditions()  # what runs there keeps its quota
         dispatch(story, "spec.generator.replicas=3")
         for _ in range(2):
-            await story.look()
+            await story.reconcile()
         counts = {each["name"]: each["count"] for each in story.workload["spec"]["podSets"]}
         assert (counts["generator"], story.conditions()) == (3, {})
 
@@ -160,12 +160,12 @@ def test_a_dispatched_job_that_outgrows_its_quota_lines_up_again():
 def test_the_cluster_that_dispatches_a_job_deletes_it_once_its_copied_end_is_old_enough(seconds, deleted):
     async def told(story: Queued) -> None:
         dispatch(story, f"spec.ttlSecondsAfterFinished={seconds}")
-        await story.look()
+        await story.reconcile()
         assert story.deleted_jobs == []
         ended = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         story.server.status = {"phase": "Succeeded", "totalSteps": 4, "completionTime": ended}
         story.queue("first", f"spec.managedBy={MULTIKUEUE}", f"spec.ttlSecondsAfterFinished={seconds}")
-        again = await story.look()
+        again = await story.reconcile()
         assert (story.deleted_jobs, again is None) == (deleted, seconds == 0)
 
     tell(told)
@@ -188,7 +188,7 @@ def test_an_event_tells_why_a_job_is_not_dispatched(override, reason, message):
         story.server.refuse = refuse
         story.queue("first", f"spec.managedBy={MULTIKUEUE}", override)
         with suppress(ApiError):
-            await story.look()
+            await story.reconcile()
         assert [*story.events] == [reason]
         assert message in story.events[reason]
         assert story.server.status == {}  # which is the other cluster's
@@ -200,7 +200,7 @@ def test_the_cluster_that_a_job_is_dispatched_to_runs_it_on_the_workload_that_ca
     async def told(story: Queued) -> None:
         first = Queued()
         first.queue("there", f"spec.managedBy={MULTIKUEUE}")
-        await first.look()
+        await first.reconcile()
         await first.reconciler.close()
         # As MultiKueue makes both: with the labels and annotations of the first cluster, and no owner.
         meta = {
@@ -210,14 +210,14 @@ def test_the_cluster_that_a_job_is_dispatched_to_runs_it_on_the_workload_that_ca
         story.admit({**first.workload, "metadata": meta})
         uid = story.workload["metadata"]["uid"]
         story.queue("here", "spec.ttlSecondsAfterFinished=0", **{ORIGIN: "multikueue"})
-        await story.look()
+        await story.reconcile()
         assert story.trainers() == [("1", "start.json")]
         assert story.workload["metadata"]["uid"] == uid
         assert "Workload" not in story.server.applied
         story.end("job-trainer-0")
         for _ in range(3):
             story.queue("here", "spec.ttlSecondsAfterFinished=0", **{ORIGIN: "multikueue"})
-            await story.look()
+            await story.reconcile()
             for pod in story.cache.pods(KEY):  # the end takes the others
                 story.cache.drop(pod)
         assert story.server.status["phase"] == "Succeeded"

@@ -89,12 +89,12 @@ def test_a_server_that_fails_is_replaced_alone_and_counted_once(name):
 
 def test_a_pause_before_a_restart_is_waited_for_and_no_longer():
     world = running()
-    assert world.look().due is None
+    assert world.make_plan().due is None
     world.end("job-reward-0", 1)
-    todo = world.look()
+    todo = world.make_plan()
     assert (names(todo), todo.due) == (([], []), 0.5)
     world.now += datetime.timedelta(seconds=0.5)
-    assert names(world.look()) == ([], ["job-reward-0"])
+    assert names(world.make_plan()) == ([], ["job-reward-0"])
 
 
 def test_a_server_whose_pod_is_deleted_is_replaced_and_not_counted():
@@ -200,13 +200,13 @@ def test_a_sidecar_does_not_keep_the_pod_and_its_gpus_for_ever():
     world.step(SIDECAR_SECONDS)
     world.kubelet()
     assert status(world).phase == "Succeeded"
-    assert "job-trainer-0" not in names(world.look())[1]
-    assert world.look(quota="admitted").queue == "report"
+    assert "job-trainer-0" not in names(world.make_plan())[1]
+    assert world.make_plan(quota="admitted").queue == "report"
     world.step(1)
     assert names(world.step())[1] == ["job-trainer-0"]
     world.kubelet()
     assert not world.pods
-    assert world.look(quota="admitted").queue == "leave"
+    assert world.make_plan(quota="admitted").queue == "leave"
 
 
 def test_a_trainer_stopped_by_its_node_goes_on_elsewhere():
@@ -474,9 +474,9 @@ def test_servers_stay_after_the_end_where_the_spec_says_so(retention, code):
 
 def test_pods_that_the_server_refuses_are_told_of_and_not_counted_as_taken_away():
     world = World()
-    todo = world.look()
+    todo = world.make_plan()
     world.carry_out(todo, only=lambda what: what == "status")
-    again = world.look(refused="pods are refused: exceeded quota")
+    again = world.make_plan(refused="pods are refused: exceeded quota")
     assert {new.attempt for new in again.create} == {1}
     assert not any(new.resume for new in again.create)
     assert "exceeded quota" in again.status.message
@@ -487,13 +487,13 @@ def test_of_a_later_attempt_that_was_never_made_the_number_is_kept_and_it_resume
     world = running()
     world.end("job-trainer-0", 1)
     for _ in range(9):
-        todo = world.look()
+        todo = world.make_plan()
         if any(new.role == "trainer" for new in todo.create):
             break
         world.step()
         world.kubelet()
     world.carry_out(todo, only=lambda what: what == "status")
-    again = world.look()
+    again = world.make_plan()
     assert {(new.attempt, new.resume) for new in again.create if new.role == "trainer"} == {(2, True)}
     assert again.status.restarts == 1
 

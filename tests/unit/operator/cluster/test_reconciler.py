@@ -110,7 +110,7 @@ class Story:
         body["metadata"] |= {"namespace": "ns", "uid": uid, "generation": generation}
         self.cache.put(self.server.stored(body))
 
-    async def look(self) -> float | None:
+    async def reconcile(self) -> float | None:
         return await self.reconciler.reconcile(KEY)
 
     def run(self) -> None:
@@ -159,16 +159,16 @@ def test_a_refusal_is_over_with_the_first_look_that_nothing_is_refused_in():
         story.submit("first")
         story.server.refuse = times_out
         with pytest.raises(ApiError, match="no answer"):
-            await story.look()
+            await story.reconcile()
         story.run()
-        await story.look()  # which is told what the last one met
+        await story.reconcile()  # which is told what the last one met
         assert story.reasons()["Stalled"] == "PodsRefused"
-        await story.look()
+        await story.reconcile()
         assert (story.reasons()["Stalled"], story.reasons()["PodsScheduled"]) == ("NotStalled", "Scheduled")
         (trainer,) = (p for p in story.cache.pods(KEY) if p["metadata"]["name"] == "job-trainer-0")
         story.cache.drop(trainer)
         for _ in range(2):
-            await story.look()
+            await story.reconcile()
             await asyncio.sleep(0.6)  # the pause before a start
         assert story.trainers() == [("1", "start.json"), ("2", "resume.json")]
 
@@ -181,7 +181,7 @@ def test_a_refusal_is_over_with_the_first_look_that_nothing_is_refused_in():
 def test_a_job_that_another_controller_manages_is_left_alone(manager, ours):
     async def told(story: Story) -> None:
         story.submit("first", f"spec.managedBy={manager}")
-        await story.look()
+        await story.reconcile()
         assert bool(story.server.made or story.server.applied or story.server.status) == ours
 
     tell(told)
@@ -201,12 +201,12 @@ def test_a_status_of_which_the_definition_lacks_fields_is_not_written_at_every_l
 
         monkeypatch.setattr(story.server, "apply_status", drops)
         story.submit("first")
-        await story.look()
+        await story.reconcile()
         story.run()
-        await story.look()
+        await story.reconcile()
         before = len(writes)
         for _ in range(2):
-            await story.look()
+            await story.reconcile()
         assert len(writes) == before == 2
 
     tell(told)
@@ -229,20 +229,20 @@ def test_an_attempt_that_was_refused_is_no_attempt(meanwhile):
         story.server.refuse = no_pods(ApiError(403, "Forbidden", "exceeded quota"))
         for _ in range(3):
             with pytest.raises(ApiError, match="exceeded quota"):
-                await story.look()
+                await story.reconcile()
         assert story.reasons()["PodsScheduled"] == "PodsRefused"
         if meanwhile == "restart":
             await story.restart()
         if meanwhile == "suspend":
             story.submit("first", "spec.suspend=true", generation=2)
-            await story.look()
+            await story.reconcile()
             assert story.server.status["phase"] == "Suspended"
             story.submit("first", generation=3)
         story.server.refuse = lambda _body: None
-        await story.look()
+        await story.reconcile()
         assert story.trainers() == [("1", "start.json")]
         story.run()
-        await story.look()
+        await story.reconcile()
         assert "unmade" not in story.server.status["cluster"]
 
     tell(told)
@@ -262,11 +262,11 @@ def test_what_a_refused_look_had_to_tell_is_told_and_so_is_the_refusal():
 
         story.submit("first", "spec.suspend=true")
         story.server.refuse = refuse
-        await story.look()
+        await story.reconcile()
         story.submit("first", generation=2)
         for _ in range(2):
             with pytest.raises(ApiError, match="exceeded quota"):
-                await story.look()
+                await story.reconcile()
         assert [reason for reason, _ in events] == ["Suspended", "Resumed", "PodsWaiting"]
         assert "exceeded quota" in events[-1][1]
 
@@ -282,17 +282,17 @@ def test_a_job_that_has_trained_is_not_ended_by_a_pod_that_is_suddenly_invalid(m
 
     async def told(story: Story) -> None:
         story.submit("first", two)
-        await story.look()
+        await story.reconcile()
         story.run()
-        await story.look()
+        await story.reconcile()
         if resumed:
             story.submit("first", two, "spec.suspend=true", generation=2)
-            await story.look()
+            await story.reconcile()
         for pod in story.cache.pods(KEY):
             if resumed or pod["metadata"]["name"] == gone:
                 story.cache.drop(pod)
         if resumed:
-            await story.look()
+            await story.reconcile()
             assert story.server.status["phase"] == "Suspended"
             story.submit("first", two, generation=3)
 
@@ -303,11 +303,11 @@ def test_a_job_that_has_trained_is_not_ended_by_a_pod_that_is_suddenly_invalid(m
         story.server.refuse = refuse
         for _ in range(3):
             with pytest.raises(ApiError, match="Duplicate"):
-                await story.look()
+                await story.reconcile()
         assert (story.server.status["phase"], story.reasons()["Stalled"]) == ("Provisioning", "PodsRefused")
         story.server.refuse = lambda _body: None
         story.server.made.clear()
-        await story.look()
+        await story.reconcile()
         assert gone in {pod["metadata"]["name"] for pod in story.server.made}
 
     tell(told)
@@ -318,19 +318,19 @@ def test_a_resumed_job_of_another_configuration_is_ended_by_an_invalid_pod():
 
     async def told(story: Story) -> None:
         story.submit("first")
-        await story.look()
+        await story.reconcile()
         story.run()
-        await story.look()
+        await story.reconcile()
         story.submit("first", "spec.suspend=true", generation=2)
-        await story.look()
+        await story.reconcile()
         for pod in story.cache.pods(KEY):
             story.cache.drop(pod)
-        await story.look()
+        await story.reconcile()
         story.submit("first", "spec.pods.priorityClass=none", generation=3)
         story.server.refuse = no_pods(ApiError(422, "Invalid", "priorityClassName: no such", kind="Pod"))
         with pytest.raises(ApiError, match="no such"):
-            await story.look()
-        await story.look()
+            await story.reconcile()
+        await story.reconcile()
         assert (story.server.status["phase"], story.reasons()["Failed"]) == ("Failed", "InvalidPod")
 
     tell(told)
@@ -352,16 +352,16 @@ def test_a_pod_that_its_namespace_made_invalid_is_asked_for_again_and_the_job_go
         story.submit("first")
         story.server.refuse = refuse
         with pytest.raises(ApiError, match="less than"):
-            await story.look()
+            await story.reconcile()
         asked.clear()
         for _ in range(3):
-            again = await story.look()
+            again = await story.reconcile()
         assert (story.reasons()["Failed"], again, asked) == ("InvalidPod", ASK_AGAIN_SECONDS, [])
         before, story.server.clock.local = story.server.status, lambda: time.time() + ASK_AGAIN_SECONDS
-        await story.look()
+        await story.reconcile()
         assert (asked, story.server.status, story.trainers()) == (["job-trainer-0"], before, [])
         story.server.refuse = lambda _body: None
-        await story.look()
+        await story.reconcile()
         assert (story.server.status["phase"], story.trainers()) == ("Provisioning", [("1", "start.json")])
         assert "Failed" not in story.reasons()
 
@@ -380,12 +380,12 @@ def test_a_default_request_above_a_limit_of_the_namespace_is_left_out():
 
         story.server.refuse = refuse
         story.submit("first", "spec.model.parameters=1e9")
-        await story.look()
+        await story.reconcile()
         assert story.trainers() == [("1", "start.json")]
         own = ("spec.model.parameters=1e9", "spec.pods.resources={requests: {memory: 2Gi}}")
         story.submit("second", *own)
         with pytest.raises(ApiError, match="less than"):
-            await story.look()
+            await story.reconcile()
 
     tell(told)
 
@@ -397,12 +397,12 @@ def test_a_refusal_for_good_is_of_the_spec_that_was_refused():
         story.submit("first", "spec.pods.priorityClass=none")
         story.server.refuse = no_pods(ApiError(422, "Invalid", "priorityClassName: no such", kind="Pod"))
         with pytest.raises(ApiError, match="no such"):
-            await story.look()
+            await story.reconcile()
         story.server.refuse = lambda _body: None
         story.submit("first", generation=2)
-        assert await story.look() is not None
+        assert await story.reconcile() is not None
         assert (story.reasons()["Failed"], story.server.status["observedGeneration"]) == ("InvalidPod", 1)
-        await story.look()
+        await story.reconcile()
         assert (story.server.status["phase"], story.server.status["observedGeneration"]) == (
             "Provisioning",
             2,
@@ -424,16 +424,16 @@ def test_a_trainer_that_lost_its_label_is_counted_once_while_it_ends(monkeypatch
                 raise ApiError(409, "AlreadyExists", "pods job-trainer-0 already exists", kind="Pod")
 
         story.submit("first")
-        await story.look()
+        await story.reconcile()
         story.run()
-        await story.look()
+        await story.reconcile()
         (trainer,) = (p for p in story.cache.pods(KEY) if p["metadata"]["name"] == "job-trainer-0")
         labels = {k: v for k, v in trainer["metadata"]["labels"].items() if k != MANAGED_BY}
         ending = {"labels": labels, "deletionTimestamp": "2026-01-01T00:00:30Z"}
         story.cache.put(story.server.stored(trainer, **ending))
         story.server.refuse = taken
         for _ in range(4):
-            await story.look()
+            await story.reconcile()
         cluster = story.server.status["cluster"]
         assert (cluster["attempt"], cluster["restarts"]["trainer"]["disruptions"]) == (2, 1)
 
@@ -454,12 +454,12 @@ def test_a_pod_whose_node_is_silent_is_given_up_unless_the_chart_says_no(monkeyp
         monkeypatch.setattr(story.server, "delete", delete)
         story.reconciler._settings = replace(story.reconciler._settings, keep_lost_pods=keep)
         story.submit("first")
-        await story.look()
+        await story.reconcile()
         story.run()
-        await story.look()
+        await story.reconcile()
         (trainer,) = (p for p in story.cache.pods(KEY) if p["metadata"]["name"] == "job-trainer-0")
         story.cache.put(story.server.stored(trainer, deletionTimestamp="2026-01-01T00:00:30Z"))
-        await story.look()
+        await story.reconcile()
         stalled = next(c for c in story.server.status["conditions"] if c["type"] == "Stalled")
         assert (stalled["status"], stalled["reason"]) == ("True", "NodeLost")
 
@@ -478,7 +478,7 @@ def test_a_pod_is_given_up_once_its_grace_period_was_observed(monkeypatch, delet
             return await delete(kind, namespace, name, **options)
 
         story.submit("first")
-        await story.look()
+        await story.reconcile()
         story.run()
         if deleted:
             body = story.cache.job(KEY) or {}
@@ -491,10 +491,10 @@ def test_a_pod_is_given_up_once_its_grace_period_was_observed(monkeypatch, delet
         story.reconciler._deletions._clock = lambda: clock
         for since in (0.0, 200.0, 329.0):
             clock = since
-            await story.look()
+            await story.reconcile()
             assert not forced
         clock = 331.0
-        await story.look()
+        await story.reconcile()
         assert forced == ["job-trainer-0"]
 
     tell(told)
@@ -509,11 +509,11 @@ def test_a_job_made_again_under_its_name_inherits_nothing():
             ApiError(422, "Invalid", "spec.volumes[4].name: Duplicate value", kind="Pod")
         )
         with pytest.raises(ApiError, match="Duplicate"):
-            await story.look()
+            await story.reconcile()
         story.server.refuse = lambda _body: None
         story.submit("second")
         story.server.applied.clear()
-        await story.look()
+        await story.reconcile()
         assert story.server.status["phase"] == "Provisioning"
         assert {"ConfigMap", "NetworkPolicy"} <= {*story.server.applied}
 
@@ -523,16 +523,16 @@ def test_a_job_made_again_under_its_name_inherits_nothing():
 def test_a_job_whose_predecessors_pods_still_end_waits_with_its_first_attempt():
     async def told(story: Story) -> None:
         story.submit("first")
-        await story.look()
+        await story.reconcile()
         story.submit("second")
         story.server.refuse = no_pods(ApiError(409, "AlreadyExists", "the name is taken"))
         for _ in range(3):
             with pytest.raises(ApiError, match="of an earlier job of this name has not gone yet"):
-                await story.look()
+                await story.reconcile()
         story.cache.drop_uids("Pod", story.cache.uids("Pod"))
         story.server.refuse = lambda _body: None
         story.server.made.clear()
-        await story.look()
+        await story.reconcile()
         assert story.trainers() == [("1", "start.json")]
 
     tell(told)
@@ -541,12 +541,12 @@ def test_a_job_whose_predecessors_pods_still_end_waits_with_its_first_attempt():
 def test_a_deleted_jobs_trainer_is_forgotten_with_it():
     async def told(story: Story) -> None:
         story.submit("first")
-        await story.look()
+        await story.reconcile()
         story.run()
-        await story.look()
+        await story.reconcile()
         assert len(story.reconciler._trainers._known) == 1
         story.cache.drop_uids("RLHFJob", ["first"])
-        assert await story.look() is None
+        assert await story.reconcile() is None
         assert not story.reconciler._trainers._known
 
     tell(told)
@@ -568,7 +568,7 @@ def test_generators_are_scaled_from_the_job_that_was_looked_at(monkeypatch):
         monkeypatch.setattr(module, "plan", lambda *args: replace(planned(*args), generators=2))
         monkeypatch.setattr(story.server, "apply_status", meanwhile)
         before = story.server.version
-        await story.look()
+        await story.reconcile()
         assert story.server.scaled == [("RLHFJob", "ns", "job", 2, str(before + 1))]
 
     tell(told)
@@ -580,7 +580,7 @@ def test_who_no_longer_leads_gives_a_trainer_no_order(monkeypatch, suspend):
 
     async def told(story: Story) -> None:
         story.submit("first")
-        await story.look()
+        await story.reconcile()
         story.run()
         trainers = story.reconciler._trainers
         monkeypatch.setattr(trainers, "_listening", lambda _job, pods: pods[0])
@@ -588,7 +588,7 @@ def test_who_no_longer_leads_gives_a_trainer_no_order(monkeypatch, suspend):
             story.submit("first", "spec.suspend=true", generation=2)
         story.server.fence = lambda: False
         with pytest.raises(ApiError, match="no longer holds the lease"):
-            await story.look()
+            await story.reconcile()
 
     tell(told)
 
@@ -599,16 +599,16 @@ def test_a_gang_that_starts_again_has_its_group(monkeypatch):
 
     async def told(story: Story) -> None:
         story.submit("first", "spec.scheduling.gang=volcano")
-        await story.look()
+        await story.reconcile()
         story.run()
         for _ in range(2):
-            await story.look()
+            await story.reconcile()
         (trainer,) = (p for p in story.cache.pods(KEY) if p["metadata"]["name"] == "job-trainer-0")
         story.server.applied.clear()
-        await story.look()
+        await story.reconcile()
         assert "PodGroup" not in story.server.applied
         story.cache.drop(trainer)
-        await story.look()
+        await story.reconcile()
         assert "PodGroup" in story.server.applied
         assert story.trainers()[-1] == ("2", "resume.json")
 
@@ -624,9 +624,9 @@ def test_many_jobs_are_asked_less_often_and_a_restart_is_not_put_off_by_them(mon
             body["metadata"] |= {"name": f"other-{number}", "namespace": "ns", "uid": str(number)}
             story.cache.put(story.server.stored({**body, "status": {"phase": "Running"}}))
         story.submit("first")
-        assert await story.look() > 60
+        assert await story.reconcile() > 60
         monkeypatch.setattr(module, "plan", lambda *args: replace(planned(*args), due=0.5))
-        assert await story.look() == 0.5
+        assert await story.reconcile() == 0.5
 
     tell(told)
 
@@ -669,7 +669,7 @@ def test_an_operator_that_starts_checks_specs_of_ended_jobs_alone_that_have_some
         if kind := {"a pod": "Pod", "a place in the queue": "Workload"}.get(left):
             story.cache.put(story.server.stored({"kind": kind, "metadata": rest, "spec": {}}))
         with suppress(ApiError):
-            await story.look()
+            await story.reconcile()
 
     tell(told)
     assert bool(seen) is checked
@@ -703,7 +703,7 @@ def test_of_many_pods_few_are_in_memory_and_the_loop_has_a_turn_between_two(monk
         one.server.create = slow
         one.submit("1", "spec.generator.replicas=100")
         beating = asyncio.create_task(beat())
-        await one.look()
+        await one.reconcile()
         beating.cancel()
         assert len(built) == len(set(built)) == 103
         assert most == pod_client.MOST_BODIES

@@ -81,7 +81,7 @@ def test_what_was_begun_and_cannot_be_read_is_not_begun_again(written, what):
     if "state" in written:
         world.status = None
     world.written = written
-    todo = world.look()
+    todo = world.make_plan()
     assert (todo.status, *names(todo)) == (None, [], [])
     assert [event.reason for event in todo.events] == ["Unreadable"]
     assert what in todo.events[0].message
@@ -155,7 +155,7 @@ INVALID = Finish("Failed", "InvalidPod", 'Pod "job-trainer-0" is invalid: spec.d
 
 def test_a_pod_that_can_never_be_made_is_no_attempt_and_the_corrected_job_starts_anew():
     world = World(("spec.activeDeadlineSeconds=60",))
-    world.carry_out(world.look(), only=lambda what: what == "status")
+    world.carry_out(world.make_plan(), only=lambda what: what == "status")
     world.step(refused=INVALID)
     assert (world.status.phase, reasons(world)["Failed"]) == ("Failed", "InvalidPod")
     for _ in range(3):  # as long as nothing is corrected
@@ -214,7 +214,7 @@ def over(*overrides: str) -> World:
 
 def test_a_job_that_is_over_is_deleted_after_its_time_whatever_its_spec_says():
     world = over("spec.ttlSecondsAfterFinished=1000")
-    left = world.look().again
+    left = world.make_plan().again
     assert 800 < left < 1000
     world.step(left - 1)
     world.step()
@@ -240,7 +240,7 @@ def test_a_pod_of_a_refused_job_whose_node_is_gone_is_given_up():
     world.step(LOST_SECONDS + 2)
     gone = world.pods["job-generator-0"]
     assert "deletionTimestamp" in gone["metadata"]
-    (deletion,) = (each for each in world.look().delete if each.uid == gone["metadata"]["uid"])
+    (deletion,) = (each for each in world.make_plan().delete if each.uid == gone["metadata"]["uid"])
     assert deletion.grace == 0
 
 

@@ -42,7 +42,7 @@ def test_what_another_controller_writes_into_a_status_is_neither_news_nor_ours()
     written = world.status.model_dump(mode="json", by_alias=True)
     foreign = {"type": "Audited", "status": "True", "lastTransitionTime": "", "reason": "", "message": ""}
     world.written = {"conditions": [foreign, *written["conditions"]], "auditedBy": "team"}
-    todo = world.look()
+    todo = world.make_plan()
     assert "Audited" not in {c.type for c in todo.status.conditions}
     now = todo.status.model_dump(mode="json", by_alias=True)
     assert not is_worth_writing(written | world.written, now, 60.0)
@@ -107,15 +107,15 @@ def unplaced(world: World, *pods: str) -> None:
 def test_the_trainer_is_told_how_many_generators_have_no_node():
     """It waits for all others when it starts."""
     world = running("spec.generator.replicas=2")
-    assert world.look().members.unplaced == ()
+    assert world.make_plan().members.unplaced == ()
     world.overrides = ("spec.generator.replicas=4",)
     world.step()
     unplaced(world, "job-generator-2", "job-generator-3")
-    assert world.look().members.unplaced == (Role.GENERATOR,) * 2
+    assert world.make_plan().members.unplaced == (Role.GENERATOR,) * 2
     del world.pods["job-generator-3"]
-    assert world.look(refused="exceeded quota").members.unplaced == (Role.GENERATOR,) * 2
+    assert world.make_plan(refused="exceeded quota").members.unplaced == (Role.GENERATOR,) * 2
     world.settle()
-    assert world.look().members.unplaced == ()
+    assert world.make_plan().members.unplaced == ()
 
 
 def test_gangs_that_hold_gpus_for_each_other_are_told_of():
@@ -283,7 +283,7 @@ def test_a_trainer_that_has_not_begun_is_not_taken_for_one_that_hangs(waiting):
     unready(world)
     for seconds in (450, 449, 60):
         assert names(world.step(seconds)) == ([], []), "it has its time from its start on"
-    assert names(world.look())[1] == ["job-trainer-0"]
+    assert names(world.make_plan())[1] == ["job-trainer-0"]
 
 
 def test_a_failing_init_container_is_told_of_and_counted():
@@ -407,7 +407,7 @@ def test_a_trainer_of_an_earlier_release_that_counts_nothing_need_only_answer():
     silent = world.now.timestamp()
     unready(world)
     world.now += datetime.timedelta(seconds=3600)
-    assert names(world.look(silent_since=silent))[1] == ["job-trainer-0"]
+    assert names(world.make_plan(silent_since=silent))[1] == ["job-trainer-0"]
 
 
 def test_a_trainer_that_the_operator_alone_cannot_reach_is_not_taken_for_one_that_hangs():
@@ -426,7 +426,7 @@ def test_a_gang_that_has_reported_nothing_has_the_time_of_its_start():
     for _ in range(34):
         assert names(world.step(100)) == ([], [])
     world.now += datetime.timedelta(seconds=300)
-    assert names(world.look())[1] == ["job-trainer-0"]
+    assert names(world.make_plan())[1] == ["job-trainer-0"]
 
 
 def test_a_trainer_that_hangs_again_and_again_uses_up_its_budget():

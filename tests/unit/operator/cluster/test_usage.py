@@ -233,14 +233,14 @@ def test_devices_that_pods_claim_are_counted_by_their_allocation(error):
         story.server.__class__ = Claims
         claims = "resourceClaims: [{name: own, resourceClaimTemplateName: t}, {name: all, resourceClaimName: shared}]"
         story.submit("first", f"spec.pods.template={{spec: {{{claims}}}}}")
-        await story.look()
+        await story.reconcile()
         story.run()
         for pod in story.cache.pods(KEY):
             made = [{"name": "own", "resourceClaimName": f"{pod['metadata']['name']}-own"}]
             status = {**pod["status"], "resourceClaimStatuses": made}
             story.cache.put(story.server.stored({**pod, "status": status}))
         for _ in range(2):
-            await story.look()
+            await story.reconcile()
         names = [f"job-{role}-0-own" for role in ("generator", "reference", "reward", "trainer")] + ["shared"]
         assert sorted(asked) == sorted(names * (2 if error and error.status == 0 else 1))
         assert story.server.status["gpus"] == (0 if error else 5 * 2)

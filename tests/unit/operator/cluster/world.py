@@ -74,7 +74,7 @@ class World:
         metadata = self._document["metadata"] | given
         return Job.of({**self._document, "metadata": metadata, "status": status | self.written})
 
-    def look(self, **seen: Any) -> Plan:
+    def make_plan(self, **seen: Any) -> Plan:
         """As the reconciler does."""
         job = self.job
         pods = [Pod.of(trim(body)) for body in self.pods.values()]
@@ -118,7 +118,7 @@ class World:
 
     def step(self, seconds: float = 1.0, **seen: Any) -> Plan:
         """Look, carry out, let time pass."""
-        todo = self.look(**seen)
+        todo = self.make_plan(**seen)
         self.carry_out(todo)
         self.now += datetime.timedelta(seconds=seconds)
         return todo

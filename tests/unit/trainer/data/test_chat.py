@@ -47,9 +47,11 @@ def encoded(made: Row, max_prompt: int = 999, max_response: int = 999) -> Encode
     return encode(TOKENIZER, made.prompt, made.answer, max_prompt, max_response)  # type: ignore[attr-defined]
 
 
-def trained(found: Encoded) -> str:
+def trained(encoding: Encoded) -> str:
     """The tokens that are trained on; a dot for each run of others."""
-    parts = [TOKENIZER.decode([t]) if m else "." for t, m in zip(found.response, found.mask, strict=True)]
+    parts = [
+        TOKENIZER.decode([t]) if m else "." for t, m in zip(encoding.response, encoding.mask, strict=True)
+    ]
     joined = "".join(parts)
     while ".." in joined:
         joined = joined.replace("..", ".")
@@ -63,16 +65,16 @@ def test_a_prompt_ends_where_the_assistant_goes_on():
 
 
 def test_only_the_assistants_turns_are_trained_on_each_with_its_end():
-    found = encoded(row(messages=messages(*TURNS)))
-    assert trained(found) == "Hello<|im_end|>.No<|im_end|>"
+    encoding = encoded(row(messages=messages(*TURNS)))
+    assert trained(encoding) == "Hello<|im_end|>.No<|im_end|>"
     text = TOKENIZER.apply_chat_template(messages(*TURNS), tokenize=False)
-    assert TOKENIZER.decode([*found.prompt, *found.response]) == text.removesuffix("\n")
+    assert TOKENIZER.decode([*encoding.prompt, *encoding.response]) == text.removesuffix("\n")
 
 
 @pytest.mark.parametrize("answer", ["Hello", messages("assistant: Hello")])
 def test_an_answer_after_a_conversation_is_the_assistants_turn(answer):
-    found = encoded(row(prompt=messages(*TURNS[:3]), answer=answer))
-    assert trained(found) == "Hello<|im_end|>", "earlier turns of the prompt are not trained on"
+    encoding = encoded(row(prompt=messages(*TURNS[:3]), answer=answer))
+    assert trained(encoding) == "Hello<|im_end|>", "earlier turns of the prompt are not trained on"
 
 
 @pytest.mark.parametrize("prompt", ["Hi", messages("user: Hi")])
@@ -81,27 +83,27 @@ def test_a_prompt_of_text_is_the_users_turn_before_a_message(prompt):
     pair = {"prompt": prompt, "chosen": messages("assistant: Yes"), "rejected": "No"}
     (first, _), (yes, _), (no, _) = (
         (TOKENIZER.decode(columns.sequences.row(i)), metrics)
-        for kind, found in (("responses", answered), ("pairs", checked_row(pair, "pairs", lambda: "row")))
-        for columns, metrics in [given_columns(kind, [found], TOKENIZER, Data())]
+        for kind, item in (("responses", answered), ("pairs", checked_row(pair, "pairs", lambda: "row")))
+        for columns, metrics in [given_columns(kind, [item], TOKENIZER, Data())]
         for i in range(len(columns))
     )
-    asked = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
-    assert [first, yes, no] == [f"{asked}{said}<|im_end|>" for said in ("Hello", "Yes", "No")]
+    prompt_text = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    assert [first, yes, no] == [f"{prompt_text}{reply}<|im_end|>" for reply in ("Hello", "Yes", "No")]
 
 
 def test_an_empty_turn_of_a_template_without_an_end_has_no_tokens():
     plain = byte_tokenizer()
     plain.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     made = row(messages=messages("user: Hi", "assistant: ", "user: More?", "assistant: No"))
-    found = encode(plain, made.prompt, made.answer, 999, 999)  # type: ignore[attr-defined]
-    assert plain.decode(found.response) == "More?No<eos>"
+    encoding = encode(plain, made.prompt, made.answer, 999, 999)  # type: ignore[attr-defined]
+    assert plain.decode(encoding.response) == "More?No<eos>"
 
 
 @pytest.mark.parametrize("answer", ["d", "end", "im", "", " |> ", "<|im_end"])
 def test_an_answer_may_read_as_part_of_what_ends_it(answer):
     turn = {"role": "assistant", "content": answer}
-    found = encoded(row(messages=[*messages("user: Hi"), turn, *messages("user: More?"), turn]))
-    assert trained(found) == f"{answer}<|im_end|>.{answer}<|im_end|>"
+    encoding = encoded(row(messages=[*messages("user: Hi"), turn, *messages("user: More?"), turn]))
+    assert trained(encoding) == f"{answer}<|im_end|>.{answer}<|im_end|>"
 
 
 def test_a_template_without_an_end_of_turn_gets_the_end_token():
@@ -111,8 +113,8 @@ def test_a_template_without_an_end_of_turn_gets_the_end_token():
         "{% if add_generation_prompt %}assistant: {% endif %}"
     )
     made = row(messages=messages(*TURNS))
-    found = encode(plain, made.prompt, made.answer, 999, 999)  # type: ignore[attr-defined]
-    assert found.response[-1] == plain.eos_token_id
+    encoding = encode(plain, made.prompt, made.answer, 999, 999)  # type: ignore[attr-defined]
+    assert encoding.response[-1] == plain.eos_token_id
     assert end_tokens(plain, None, Sampling()) == (plain.eos_token_id,)
 
 
@@ -126,10 +128,10 @@ def test_long_conversations_lose_their_oldest_questions_first():
     made = row(messages=messages("system: S", *TURNS[:3], "assistant: x"))
     prompt = [Message(**m) for m in messages("system: S", *TURNS[:3])]
     whole = len(encode_prompt(TOKENIZER, prompt, 999).prompt)
-    found = encode_prompt(TOKENIZER, prompt, whole - 1)
-    text = TOKENIZER.decode(found.prompt)
+    encoding = encode_prompt(TOKENIZER, prompt, whole - 1)
+    text = TOKENIZER.decode(encoding.prompt)
     assert text.startswith("<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nMore?<|im_end|>")
-    assert found.prompt_cut == whole - len(found.prompt)
+    assert encoding.prompt_cut == whole - len(encoding.prompt)
     with pytest.raises(TooLong):  # its prompt is the first question alone
         encoded(made, 9)
 
@@ -137,8 +139,8 @@ def test_long_conversations_lose_their_oldest_questions_first():
 def test_a_cut_prompt_keeps_the_token_that_begins_a_sequence():
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens({"bos_token": "<s>"})
-    found = encode_prompt(tokenizer, "<s>a long question", 5)
-    assert tokenizer.decode(found.prompt) == "<s>tion"
+    encoding = encode_prompt(tokenizer, "<s>a long question", 5)
+    assert tokenizer.decode(encoding.prompt) == "<s>tion"
     assert len(encode_prompt(tokenizer, "<s>a long question", 1).prompt) == 1
 
 
@@ -156,19 +158,19 @@ def test_a_conversation_that_is_too_long_ends_with_a_whole_turn():
     made = row(messages=messages(*TURNS))
     (first, whole) = (len(encoded(made, max_response=n).response) for n in (99, 999))
     for limit in range(1, whole):
-        found = encoded(made, max_response=limit)
-        assert found.response_cut == whole - len(found.response)
-        assert trained(found) == ("Hello<|im_end|>"[:limit] if limit < 6 else "Hello<|im_end|>")
+        encoding = encoded(made, max_response=limit)
+        assert encoding.response_cut == whole - len(encoding.response)
+        assert trained(encoding) == ("Hello<|im_end|>"[:limit] if limit < 6 else "Hello<|im_end|>")
     assert first == whole
 
 
 def test_system_prompts_begin_conversations_that_have_none():
     for made in (row(prompt="Hi", answer="Hello"), row(messages=messages(*TURNS[:2]))):
-        found = encoded(with_system_prompt(made, "Be kind."))
-        assert TOKENIZER.decode(found.prompt).startswith(
+        encoding = encoded(with_system_prompt(made, "Be kind."))
+        assert TOKENIZER.decode(encoding.prompt).startswith(
             "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi<|im_end|>"
         )
-        assert trained(found) == "Hello<|im_end|>"
+        assert trained(encoding) == "Hello<|im_end|>"
     own = row(messages=messages("system: Own", *TURNS[:2]))
     assert with_system_prompt(own, "Be kind.") == own
 
@@ -214,8 +216,8 @@ def test_a_response_is_tokenized_as_it_is_read_after_its_prompt():
     tokenizer = sentencepiece()
     alone = tokenizer("fox", add_special_tokens=False)["input_ids"]
     assert tokenizer.convert_ids_to_tokens(alone) == ["▁fox"], "the space that nobody wrote"
-    found = encode(tokenizer, "the\n", "fox", 9, 9)
-    assert tokenizer.convert_ids_to_tokens(found.response) == ["fox", "<eos>"]
+    encoding = encode(tokenizer, "the\n", "fox", 9, 9)
+    assert tokenizer.convert_ids_to_tokens(encoding.response) == ["fox", "<eos>"]
     joins = continuation(tokenizer, "th", "e")  # "the" is one token, and the prompt is never read as that
     assert tokenizer.convert_ids_to_tokens(joins) == ["e"]
 
@@ -230,16 +232,16 @@ def test_a_text_has_one_begin_and_one_end_token(ends):
     assert (plain.response[-1], plain.response.count(end)) == (end, 1)
     for prompt in ("<s>the film", "<s><s>the film"):
         for response in (" was great", " was great</s>", " was great</s></s>"):
-            found = encode(tokenizer, prompt, response, 99, 99)
-            assert (found.prompt[0], found.prompt.count(begin)) == (begin, 1)
-            assert (found.response, found.mask) == (plain.response, plain.mask)
-    asked = encode_prompt(tokenizer, "the film</s>", 99).prompt
-    assert (asked[-1], asked.count(end)) == (end, 1), "the end that the text has"
+            encoding = encode(tokenizer, prompt, response, 99, 99)
+            assert (encoding.prompt[0], encoding.prompt.count(begin)) == (begin, 1)
+            assert (encoding.response, encoding.mask) == (plain.response, plain.mask)
+    prompt_ids = encode_prompt(tokenizer, "the film</s>", 99).prompt
+    assert (prompt_ids[-1], prompt_ids.count(end)) == (end, 1), "the end that the text has"
 
 
 def test_a_turn_that_has_its_end_token_already_has_one():
-    found = encoded(row(messages=messages("user: Hi", "assistant: Yes<|im_end|>", *TURNS[2:])))
-    assert trained(found) == "Yes<|im_end|>.No<|im_end|>"
+    encoding = encoded(row(messages=messages("user: Hi", "assistant: Yes<|im_end|>", *TURNS[2:])))
+    assert trained(encoding) == "Yes<|im_end|>.No<|im_end|>"
 
 
 def test_a_reward_model_reads_a_conversation_by_its_own_template():

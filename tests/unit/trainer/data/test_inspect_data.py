@@ -36,11 +36,11 @@ def spec(folder: Path, rows: list[object], *overrides: str) -> Spec:
 def test_check_tells_lengths_and_what_is_cut(tmp_path):
     rows = [{"prompt": "p" * (i + 1), "answer": "a" * (i % 3 + 1)} for i in range(10)]
     made = spec(tmp_path, rows, "spec.data.samplesPerEpoch=4", "spec.data.overlong=cut")
-    head, prompts, responses, said = check(made, byte_tokenizer())
+    head, prompts, responses, warning = check(made, byte_tokenizer())
     assert head == f"spec.data: {tmp_path}/rows.jsonl: 10 rows, 4 of 4 samples an epoch"
     assert prompts == "  prompt tokens: shortest 1, 50% 5, 90% 9, 99% 9, longest 10; 6 of 10 longer than 4"
     assert responses == "  response tokens: shortest 2, 50% 3, 90% 4, 99% 4, longest 4; 3 of 10 longer than 3"
-    assert said == (
+    assert warning == (
         f"{tmp_path}/rows.jsonl: 7 of 10 rows are too long, 7 are cut (spec.data.overlong: cut): 6 prompts beyond "
         "spec.data.maxPromptLength (4), the longest of 10 tokens, 3 responses beyond spec.data.maxResponseLength (3), "
         "the longest of 4 tokens"
@@ -51,7 +51,7 @@ def test_check_keeps_no_tokens_of_rows_it_has_read(tmp_path):
     """A million rows would take tens of gigabytes."""
     rows = [{"prompt": "p", "answer": "a"}] * 50
     for _line in check(spec(tmp_path, rows), byte_tokenizer()):
-        assert sum(isinstance(kept, Encoded) for kept in gc.get_objects()) <= 1
+        assert sum(isinstance(instance, Encoded) for instance in gc.get_objects()) <= 1
 
 
 def test_check_warns_of_a_template_where_there_are_conversations(tmp_path):

@@ -42,8 +42,8 @@ def made(tmp_path: Path) -> Make:
 
 def fit(dataset: Dataset, kind: Any = "prompts", tokenizer: Any = None, **data: Any) -> Fitting:
     settings = Data(train=("unused",), **data)
-    (found,) = check_all([RowChecker(dataset, kind, tokenizer or byte_tokenizer(), settings)])
-    return found
+    (fitting,) = check_all([RowChecker(dataset, kind, tokenizer or byte_tokenizer(), settings)])
+    return fitting
 
 
 def test_overlong_rows_are_refused_unless_the_manifest_says_what_to_do(made, tmp_path):
@@ -59,19 +59,21 @@ def test_overlong_rows_are_refused_unless_the_manifest_says_what_to_do(made, tmp
 
 def test_overlong_rows_are_left_out_and_counted(made, tmp_path):
     dataset = made([{"prompt": "p" * n} for n in (1, 5, 4, 9)], [{"prompt": "long!"}, {"prompt": "ok"}])
-    found = fit(dataset, maxPromptLength=4, overlong="drop")
-    assert list(found.left_out) == [1, 3, 4]
+    fitting = fit(dataset, maxPromptLength=4, overlong="drop")
+    assert list(fitting.left_out) == [1, 3, 4]
     assert (
         "3 of 6 rows are too long, 3 are left out (spec.data.overlong: drop): 3 prompts beyond"
-        in found.message
+        in fitting.message
     )
-    kept = dataset.without(found.left_out)
-    assert [row.prompt for row in kept] == ["p", "pppp", "ok"]
-    assert [kept.where(i) for i in range(3)] == [
+    remaining = dataset.without(fitting.left_out)
+    assert [row.prompt for row in remaining] == ["p", "pppp", "ok"]
+    assert [remaining.where(i) for i in range(3)] == [
         f"{tmp_path}/rows{f}.jsonl:{n}" for f, n in ((0, 1), (0, 3), (1, 2))
     ]
-    assert (kept.mixture.counts, kept.mixture.samples) == ((2, 1), 3), "an epoch is of the rows that stay"
-    assert kept.checksums() != dataset.checksums(), "a resumed run notices that other rows are left out"
+    assert (remaining.mixture.counts, remaining.mixture.samples) == ((2, 1), 3), (
+        "an epoch is of the rows that stay"
+    )
+    assert remaining.checksums() != dataset.checksums(), "a resumed run notices that other rows are left out"
     with pytest.raises(InvalidJob, match=r"rows1\.jsonl: has no rows that are not too long"):
         dataset.without([4, 5])
 
@@ -94,8 +96,8 @@ def test_rows_that_stay_keep_their_order(tmp_path_factory, counts, data):
         if len(ends) < sum(counts)
         else ()
     )
-    kept = dataset.without(out)
-    assert [row.prompt for row in kept] == [row.prompt for i, row in enumerate(dataset) if i not in out]
+    remaining = dataset.without(out)
+    assert [row.prompt for row in remaining] == [row.prompt for i, row in enumerate(dataset) if i not in out]
 
 
 def test_a_conversation_is_cut_between_turns_or_left_out(made):
@@ -103,9 +105,11 @@ def test_a_conversation_is_cut_between_turns_or_left_out(made):
     short, long = [user("Hi")], [user("a"), answered("b"), user("Hi")]
     dataset = made([{"prompt": short}, {"prompt": long}, {"prompt": [user("Hello there")]}])
     limit = len(tokenizer.apply_chat_template(short, add_generation_prompt=True, return_dict=False))
-    found = fit(dataset, tokenizer=tokenizer, maxPromptLength=limit, overlong="cut")
-    assert list(found.left_out) == [2], "its only question would be cut"
-    assert "2 of 3 rows are too long, 1 are left out and 1 are cut (spec.data.overlong: cut)" in found.message
+    fitting = fit(dataset, tokenizer=tokenizer, maxPromptLength=limit, overlong="cut")
+    assert list(fitting.left_out) == [2], "its only question would be cut"
+    assert (
+        "2 of 3 rows are too long, 1 are left out and 1 are cut (spec.data.overlong: cut)" in fitting.message
+    )
     assert list(fit(dataset, tokenizer=tokenizer, maxPromptLength=limit, overlong="drop").left_out) == [1, 2]
 
 

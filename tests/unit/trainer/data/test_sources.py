@@ -58,9 +58,9 @@ def test_rows_are_the_same_in_every_format(tmp_path, name):
     if name == "rows.parquet":
         for row in rows:
             row["more"] = {"n": [1]}
-    found = opened(Source(path=write(tmp_path / name, rows)))
-    assert [row.model_dump() for row in found] == rows
-    assert found[3].model_dump() == rows[3], "in any order"
+    dataset = opened(Source(path=write(tmp_path / name, rows)))
+    assert [row.model_dump() for row in dataset] == rows
+    assert dataset[3].model_dump() == rows[3], "in any order"
 
 
 def test_one_line_of_json_holds_a_list_too(tmp_path):
@@ -91,9 +91,9 @@ def test_what_is_wrong_is_named_by_its_place(tmp_path, text, words):
 
 def test_parquet_counts_rows_and_is_copied_once(tmp_path, cache):
     bad = write(tmp_path / "rows.parquet", [{"prompt": "a"}, {"prompt": None}])
-    found = opened(Source(path=bad))
+    dataset = opened(Source(path=bad))
     with pytest.raises(InvalidJob, match=r"rows.parquet\[1\]: prompt: is missing; the row has no fields"):
-        found.check()
+        dataset.check()
     (before,) = cache.glob("*.jsonl")
     opened(Source(path=bad))
     assert list(cache.glob("*.jsonl")) == [before]
@@ -291,10 +291,10 @@ def ranks_agree(source: Source, change: Callable[[], object]) -> None:
 def test_a_rank_whose_function_returned_other_rows_than_rank_0_s_is_told(seed):
     source = Source(path=f"{__name__}:shuffled")
     random.seed(0)
-    told = pytest.raises(
+    refusal = pytest.raises(
         InvalidJob, match=f"{source.path}: rank 1 of the trainer read other rows than rank 0"
     )
-    with told if seed else nullcontext():
+    with refusal if seed else nullcontext():
         ranks_agree(source, lambda: random.seed(seed))
 
 
@@ -332,7 +332,7 @@ def test_rows_of_a_function_are_what_reward_functions_can_be_sent():
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("no_rows", "has no rows: FileNotFoundError: corpus.bin"),
         ("missing", "cannot be imported"),
@@ -344,11 +344,11 @@ def test_rows_of_a_function_are_what_reward_functions_can_be_sent():
         ("object", "must return a sequence of rows, with len() and [i]; got object"),
     ],
 )
-def test_a_function_that_has_none(name: str, said: str):
+def test_a_function_that_has_none(name: str, message: str):
     path = f"{'builtins' if name in ('list', 'dict', 'object') else __name__}:{name}"
     with pytest.raises(InvalidJob) as raised:
         open_dataset([Source(path=path)], "prompts")
-    assert said in str(raised.value)
+    assert message in str(raised.value)
 
 
 @pytest.mark.parametrize("shape", ["lines", "list"])

@@ -140,10 +140,10 @@ def test_vllm_stops_at_the_token_at_which_the_trainer_stops(kind, data):
     tokenizer = KINDS[kind]()
     stops = StopStrings(tokenizer, data.draw(st.lists(st.sampled_from(STRINGS), min_size=1, max_size=3)))
     prompt, response = data.draw(tokens_of(kind, 1)), data.draw(tokens_of(kind))
-    found = trainer_stopping(stops, prompt, response)
-    assert stopping(ContinuedText, tokenizer, stops, prompt, response) == found
-    if found is not None:
-        text = stops.text(prompt, response[:found])
+    end = trainer_stopping(stops, prompt, response)
+    assert stopping(ContinuedText, tokenizer, stops, prompt, response) == end
+    if end is not None:
+        text = stops.text(prompt, response[:end])
         assert not any(string in text for string in stops.strings)
 
 
@@ -161,5 +161,5 @@ def test_tokens_are_decoded_in_one_place():
     """Everything else asks for the text after a prompt: what is decoded alone may lose its first space."""
     sources = Path(rlhf_trainer.__file__).parent.rglob("*.py")
     calls = r"tokenizer\.(batch_)?decode\(|convert_tokens_to_string|DecodeStream\("
-    found = {file.name for file in sources if re.search(calls, file.read_text())}
-    assert found == {"text.py", "detokenizer.py"}
+    files = {file.name for file in sources if re.search(calls, file.read_text())}
+    assert files == {"text.py", "detokenizer.py"}

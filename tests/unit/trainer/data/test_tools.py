@@ -85,16 +85,16 @@ def encode(made: Row, data: Data | None = None, kind: Any = "responses") -> list
     return ENCODE[kind]([made], TOKENIZER, data)
 
 
-def decoded(found: Encoded) -> tuple[str, str]:
-    return str(TOKENIZER.decode(found.prompt)), str(TOKENIZER.decode(found.response))
+def decoded(encoding: Encoded) -> tuple[str, str]:
+    return str(TOKENIZER.decode(encoding.prompt)), str(TOKENIZER.decode(encoding.response))
 
 
 def test_a_given_conversation_with_tools_is_rendered_and_only_the_assistant_is_trained_on():
     messages = [QUESTION, CALLS, *RESULTS, LAST]
-    (found,) = encode(row(messages=messages, tools=TOOLS))
-    prompt, response = decoded(found)
+    (encoding,) = encode(row(messages=messages, tools=TOOLS))
+    prompt, response = decoded(encoding)
     assert prompt + response + "\n" == rendered(messages, tools=TOOLS)
-    trained = [token for token, mask in zip(found.response, found.mask, strict=True) if mask]
+    trained = [token for token, mask in zip(encoding.response, encoding.mask, strict=True) if mask]
     calls = '<|call|>{"name": "weather", "arguments": {"city": "Paris", "day": null}}'
     calls += '<|call|>{"name": "weather", "arguments": {"city": "Bonn"}}<|im_end|>'
     assert TOKENIZER.decode(trained) == f"{calls}In Paris.<|im_end|>"
@@ -109,9 +109,9 @@ def test_a_turn_of_tool_calls_may_end_otherwise_than_text(monkeypatch):
             "{% endfor %}{{ '<eos>' if m.tool_calls else '<|im_end|>\n' }}{% endif %}",
         ),
     )
-    (found,) = encode(row(messages=[QUESTION, CALLS]))
-    assert decoded(found)[1].endswith('{"city": "Bonn"}}<eos>')
-    assert all(found.mask)
+    (encoding,) = encode(row(messages=[QUESTION, CALLS]))
+    assert decoded(encoding)[1].endswith('{"city": "Bonn"}}<eos>')
+    assert all(encoding.mask)
 
 
 @pytest.mark.parametrize("as_text", [False, True])
@@ -124,13 +124,13 @@ def test_tools_and_variables_of_a_row_reach_the_template(kind, as_text):
         if as_text
         else {"tools": TOOLS, "chat_template_kwargs": variables}
     )
-    wanted = rendered([QUESTION], tools=TOOLS, add_generation_prompt=True, enable_thinking=False)
-    assert wanted.endswith("<think></think>")
+    expected = rendered([QUESTION], tools=TOOLS, add_generation_prompt=True, enable_thinking=False)
+    assert expected.endswith("<think></think>")
     data = Data(train=("unused",), maxPromptLength=9999)
     if kind == "prompts":
-        (found,) = prompts([row(kind, prompt=[QUESTION], **given)], [(0, 0)], TOKENIZER, data)
-        assert TOKENIZER.decode(found.tokens) == wanted
-        assert found.row == {"prompt": [QUESTION], **given}, "rewards get the row as it was"
+        (result,) = prompts([row(kind, prompt=[QUESTION], **given)], [(0, 0)], TOKENIZER, data)
+        assert TOKENIZER.decode(result.tokens) == expected
+        assert result.row == {"prompt": [QUESTION], **given}, "rewards get the row as it was"
         return
     answers = {"answer": "No."} if kind == "responses" else {"chosen": "No.", "rejected": "Yes."}
     TOKENIZER.chat_template, before = (
@@ -142,8 +142,8 @@ def test_tools_and_variables_of_a_row_reach_the_template(kind, as_text):
         TEMPLATE,
     )
     try:
-        for found in encode(row(kind, prompt=[QUESTION], **answers, **given), kind=kind):
-            assert TOKENIZER.decode(found.prompt) == wanted
+        for result in encode(row(kind, prompt=[QUESTION], **answers, **given), kind=kind):
+            assert TOKENIZER.decode(result.prompt) == expected
     finally:
         TOKENIZER.chat_template = before
 
@@ -154,7 +154,7 @@ def test_variables_of_a_row_override_those_of_the_manifest():
         row("prompts", prompt=[QUESTION], **more)
         for more in ({}, {"chat_template_kwargs": {"enable_thinking": True}})
     ]
-    off, on = (TOKENIZER.decode(found.tokens) for found in prompts(rows, [(0, 0), (0, 1)], TOKENIZER, data))
+    off, on = (TOKENIZER.decode(prompt.tokens) for prompt in prompts(rows, [(0, 0), (0, 1)], TOKENIZER, data))
     assert (off.endswith("<think></think>"), on.endswith("assistant\n")) == (True, True)
 
 
@@ -169,15 +169,15 @@ def test_a_reward_model_of_another_vocabulary_reads_the_tools_too():
 
     scorer = ModelScorer(scores, 0, TOKENIZER, own, variables={"enable_thinking": False})
     response = TOKENIZER("No.")["input_ids"] + [TOKENIZER.convert_tokens_to_ids("<|im_end|>")]
-    asked = {
+    graded_row = {
         "prompt": [QUESTION, CALLS, *RESULTS],
         "tools": TOOLS,
         "chat_template_kwargs": {"enable_thinking": True},
     }
     sampled = replace(Sequences.pack([([1], response)]), finished=torch.tensor([True]))
-    scorer(sampled, [asked])
-    wanted = rendered([*asked["prompt"], {"role": "assistant", "content": "No."}], tools=TOOLS)
-    assert read == [wanted.removesuffix("\n")]
+    scorer(sampled, [graded_row])
+    expected = rendered([*graded_row["prompt"], {"role": "assistant", "content": "No."}], tools=TOOLS)
+    assert read == [expected.removesuffix("\n")]
 
 
 @pytest.mark.parametrize("fields", [{"tools": TOOLS}, {"chat_template_kwargs": {"enable_thinking": False}}])

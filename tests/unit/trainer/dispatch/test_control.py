@@ -98,20 +98,20 @@ def test_the_status_counts_signs_of_progress_and_not_who_asks(served):
 
 def test_files_that_a_library_writes_are_signs_for_as_long_as_they_grow(tmp_path, monkeypatch):
     monkeypatch.setattr(progress, "GROWTH_SECONDS", 0.01)
-    looks, size = threading.Semaphore(0), progress._size
+    measurements, size = threading.Semaphore(0), progress._size
 
-    def look(folder: Path) -> tuple[int, int]:
-        looks.release()
+    def record_size(folder: Path) -> tuple[int, int]:
+        measurements.release()
         return size(folder)
 
     def signs() -> int:
         """Their count once the thread has made three more looks: the second began after this call and is counted."""
-        while looks.acquire(blocking=False):
+        while measurements.acquire(blocking=False):
             pass
-        assert all(looks.acquire(timeout=120) for _ in range(3))
+        assert all(measurements.acquire(timeout=120) for _ in range(3))
         return progress.count()
 
-    monkeypatch.setattr(progress, "_size", look)
+    monkeypatch.setattr(progress, "_size", record_size)
     counted = [progress.count()]
     with progress.growing(tmp_path), (tmp_path / "model").open("wb", buffering=0) as file:
         counted.append(signs())

@@ -82,7 +82,7 @@ def test_what_a_lost_member_was_at_goes_before_what_nobody_has_begun():
         first = asyncio.ensure_future(rounds(client, MEMBER, OTHER, concurrent=1, switches=switches).run())
         await client.until_asked(2)
         switches.closing = True
-        switches.look()
+        switches.apply()
         under_way = (await first).under_way
         client.doors[1].set()
         await asyncio.wait([each.task for each in under_way if each.item == 1])

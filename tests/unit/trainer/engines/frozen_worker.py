@@ -28,17 +28,18 @@ def work(folder: Path, role: Role) -> None:
     rows = json.loads((folder / "sequences.json").read_text())
     model = FrozenModel.of(config, role, LONGEST, TEMPERATURE if role is Role.REFERENCE else 1.0)
     compute = model.logprobs if role is Role.REFERENCE else model.scores
-    found = compute(Sequences.pack([tuple(row) for row in rows])).tolist()
+    outputs = compute(Sequences.pack([tuple(row) for row in rows])).tolist()
     write(
-        folder / f"{role.value}.json", {"found": found, "trouble": model.restart_reason(), "pid": os.getpid()}
+        folder / f"{role.value}.json",
+        {"found": outputs, "trouble": model.restart_reason(), "pid": os.getpid()},
     )
     time.sleep(600)
 
 
-def write(file: Path, told: object) -> None:
+def write(file: Path, content: object) -> None:
     """All at once: the test looks whether it is there."""
     partial = file.with_suffix(".partial")
-    partial.write_text(json.dumps(told))
+    partial.write_text(json.dumps(content))
     partial.rename(file)
 
 

@@ -78,8 +78,8 @@ def test_what_vllm_computes_is_what_transformers_does_and_a_dead_engine_ends_its
         reward = eventually(lambda: written("reward.json"), "scores", 240)
         sequences = Sequences.pack(rows)
         policy = Forward(LlamaForCausalLM.from_pretrained(folder / "policy").eval(), 512, 0)
-        wanted = infer(policy, sequences, ResponseLogprobs(TEMPERATURE), sequences.response_lengths)
-        assert torch.allclose(torch.tensor(reference["found"]), wanted, rtol=0, atol=1e-5)
+        expected = infer(policy, sequences, ResponseLogprobs(TEMPERATURE), sequences.response_lengths)
+        assert torch.allclose(torch.tensor(reference["found"]), expected, rtol=0, atol=1e-5)
         judge = LlamaForSequenceClassification.from_pretrained(folder / "reward").eval()
         scores = forward_scores(judge, 512, TOKENIZER.pad_token_id)(sequences)
         assert torch.allclose(torch.tensor(reward["found"]), scores, rtol=0, atol=1e-5)
@@ -91,9 +91,9 @@ def test_what_vllm_computes_is_what_transformers_does_and_a_dead_engine_ends_its
             engine.kill()
         assert eventually(lambda: written("codes.json"), "the ends of both", 240) == [70, 70]
         for role in ("reference", "reward"):
-            said = (folder / f"{role}.end").read_text()
-            assert "vLLM's process EngineCore" in said
-            assert "was ended by SIGKILL" in said
+            cause = (folder / f"{role}.end").read_text()
+            assert "vLLM's process EngineCore" in cause
+            assert "was ended by SIGKILL" in cause
     finally:
         os.killpg(worker.pid, signal.SIGKILL)
         worker.wait(30)
@@ -104,12 +104,12 @@ def token(logprob: float):
 
 
 def test_log_probabilities_are_those_of_the_response():
-    found = [None, {5: token(-1.0)}, {9: token(-0.1), 6: token(-2.0)}]
-    assert response_logprobs(found, [4, 5, 6], 1) == [-1.0, -2.0]
+    prompt_logprobs = [None, {5: token(-1.0)}, {9: token(-0.1), 6: token(-2.0)}]
+    assert response_logprobs(prompt_logprobs, [4, 5, 6], 1) == [-1.0, -2.0]
 
 
 @pytest.mark.parametrize(
-    ("found", "says"),
+    ("prompt_logprobs", "says"),
     [
         (None, "no log-probabilities for 2 tokens"),
         ([None], "1 log-probabilities for 2 tokens"),
@@ -118,9 +118,9 @@ def test_log_probabilities_are_those_of_the_response():
         ([None, {5: token(float("nan"))}], "no finite log-probability of token 5"),
     ],
 )
-def test_what_vllm_gives_is_not_believed_unseen(found, says):
+def test_what_vllm_gives_is_not_believed_unseen(prompt_logprobs, says):
     with pytest.raises(RuntimeError, match=says):
-        response_logprobs(found, [4, 5], 1)
+        response_logprobs(prompt_logprobs, [4, 5], 1)
 
 
 @pytest.mark.parametrize(

@@ -34,22 +34,23 @@ def model() -> LlamaForCausalLM:
     """One whose responses end at a quarter of the tokens."""
     torch.manual_seed(0)
     shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
-    found = LlamaForCausalLM(LlamaConfig(vocab_size=len(TOKENIZER), initializer_range=0.3, **shape)).eval()
-    found.lm_head = torch.nn.Linear(32, len(TOKENIZER))
+    llama = LlamaForCausalLM(LlamaConfig(vocab_size=len(TOKENIZER), initializer_range=0.3, **shape)).eval()
+    llama.lm_head = torch.nn.Linear(32, len(TOKENIZER))
     with torch.no_grad():
-        found.lm_head.weight.mul_(0.2)
-        found.lm_head.bias.zero_()
-        found.lm_head.bias[END] = 4.5
-    return found
+        llama.lm_head.weight.mul_(0.2)
+        llama.lm_head.bias.zero_()
+        llama.lm_head.bias[END] = 4.5
+    return llama
 
 
 @pytest.fixture
-def asked(model) -> Asked:
-    found = Asked([])
+def forwarded(model) -> Asked:
+    recorder = Asked([])
     model.register_forward_pre_hook(
-        lambda _module, _args, given: found.shapes.append(tuple(given["input_ids"].shape)), with_kwargs=True
+        lambda _module, _args, given: recorder.shapes.append(tuple(given["input_ids"].shape)),
+        with_kwargs=True,
     )
-    return found
+    return recorder
 
 
 def responses(model, copies: int, penalties: Penalties = NO_PENALTIES, temperature: int = 1) -> list[Sampled]:
@@ -63,15 +64,15 @@ def responses(model, copies: int, penalties: Penalties = NO_PENALTIES, temperatu
         )
 
 
-def test_a_prompt_is_forwarded_once_and_a_response_to_its_end(model, asked):
+def test_a_prompt_is_forwarded_once_and_a_response_to_its_end(model, forwarded):
     """Two of the prompts are the same, so four are forwarded; and log-probabilities are those of the response alone,
     whose row may have moved when others ended."""
-    found = responses(model, copies=8)
-    rows = [sum(len(each.tokens) > length for each in found) for length in range(12)]
-    assert asked.shapes == [(4, 9), *((n, 1) for n in rows[1:] if n)]
+    generated = responses(model, copies=8)
+    rows = [sum(len(each.tokens) > length for each in generated) for length in range(12)]
+    assert forwarded.shapes == [(4, 9), *((n, 1) for n in rows[1:] if n)]
     assert len(set(rows)) > 6, "responses of many lengths"
     prompts = [prompt for prompt in PROMPTS for _ in range(8)]
-    for prompt, each in zip(prompts, found, strict=True):
+    for prompt, each in zip(prompts, generated, strict=True):
         assert each.finished == (each.tokens[-1] == END)
         assert END not in each.tokens[:-1]
         assert each.finished or len(each.tokens) == 12
@@ -85,22 +86,22 @@ def test_penalties_follow_the_rows_that_move(model):
     """Penalties are so high that no token of a prompt or of its response comes again."""
     with torch.no_grad():
         model.lm_head.bias -= 50  # a penalty multiplies what is negative
-    found = responses(model, copies=8, penalties=Penalties(repetition=1e6))
-    assert len({len(each.tokens) for each in found}) > 6
+    generated = responses(model, copies=8, penalties=Penalties(repetition=1e6))
+    assert len({len(each.tokens) for each in generated}) > 6
     prompts = [prompt for prompt in PROMPTS for _ in range(8)]
-    for prompt, each in zip(prompts, found, strict=True):
+    for prompt, each in zip(prompts, generated, strict=True):
         whole = [*prompt.tokens, *each.tokens.tolist()]
         assert len(set(whole)) == len(whole)
 
 
-def test_a_model_with_its_own_state_forwards_every_row(model, asked, monkeypatch):
+def test_a_model_with_its_own_state_forwards_every_row(model, forwarded, monkeypatch):
     """Transformers then makes no cache that could be rearranged."""
     expected = responses(model, copies=2, temperature=0)
-    del asked.shapes[:]
+    del forwarded.shapes[:]
     monkeypatch.setattr(type(model), "_supports_default_dynamic_cache", lambda *_: False)
-    found = responses(model, copies=2, temperature=0)
-    assert [each.tokens.tolist() for each in found] == [each.tokens.tolist() for each in expected]
-    assert asked.shapes == [(10, 9)] + [(10, 1)] * (max(len(each.tokens) for each in found) - 1)
+    generated = responses(model, copies=2, temperature=0)
+    assert [each.tokens.tolist() for each in generated] == [each.tokens.tolist() for each in expected]
+    assert forwarded.shapes == [(10, 9)] + [(10, 1)] * (max(len(each.tokens) for each in generated) - 1)
 
 
 def test_a_growing_layer_holds_what_a_dynamic_one_does():
@@ -123,8 +124,8 @@ def test_a_growing_layer_holds_what_a_dynamic_one_does():
 def test_draws_follow_the_distribution():
     shares = torch.tensor([0.5, 0.0, 0.3, 0.2, 0.0])
     torch.manual_seed(0)
-    found = draw(shares.log().expand(20_000, 5)).bincount(minlength=5) / 20_000
-    assert torch.allclose(found, shares, atol=0.015)
-    assert found[1] == found[4] == 0, "what truncation left out"
+    drawn = draw(shares.log().expand(20_000, 5)).bincount(minlength=5) / 20_000
+    assert torch.allclose(drawn, shares, atol=0.015)
+    assert drawn[1] == drawn[4] == 0, "what truncation left out"
     with pytest.raises(FloatingPointError, match="NaN"):
         draw(torch.tensor([[0.0, float("nan")]]))

@@ -85,8 +85,8 @@ def forward(model: LlamaForCausalLM, prompt, tokens, temperature: float = 1.0) -
 def test_log_probabilities_are_those_of_a_plain_forward_pass(engine, temperature):
     for answer in answers(engine, temperature=temperature, maxNewTokens=12):
         expected = forward(engine.model, answer.prompt, answer.tokens, temperature)
-        found = expected.gather(-1, torch.tensor(answer.tokens)[:, None]).squeeze(-1)
-        assert torch.allclose(torch.tensor(answer.logprobs), found, atol=1e-5)
+        logprobs = expected.gather(-1, torch.tensor(answer.tokens)[:, None]).squeeze(-1)
+        assert torch.allclose(torch.tensor(answer.logprobs), logprobs, atol=1e-5)
 
 
 def test_a_least_length_bans_the_end_token_until_then(engine):
@@ -95,35 +95,35 @@ def test_a_least_length_bans_the_end_token_until_then(engine):
         first = expected[0].clone()
         first[TOKENIZER.eos_token_id] = -torch.inf
         expected[0] = first.log_softmax(-1)
-        found = expected.gather(-1, torch.tensor(answer.tokens)[:, None]).squeeze(-1)
-        assert torch.allclose(torch.tensor(answer.logprobs), found, atol=1e-5)
+        logprobs = expected.gather(-1, torch.tensor(answer.tokens)[:, None]).squeeze(-1)
+        assert torch.allclose(torch.tensor(answer.logprobs), logprobs, atol=1e-5)
 
 
 def test_an_answer_ends_with_the_end_token_or_at_the_limit(engine):
     likely_end(engine.model)
-    found = answers(engine, maxNewTokens=6, responsesPerPrompt=8)
+    generated = answers(engine, maxNewTokens=6, responsesPerPrompt=8)
     eos = TOKENIZER.eos_token_id
-    for answer in found:
+    for answer in generated:
         assert 1 <= len(answer.tokens) <= 6
         assert eos not in answer.tokens[:-1], "nothing follows the end"
         assert answer.finished == (answer.tokens[-1] == eos)
         assert answer.finished or len(answer.tokens) == 6
         assert len(answer.logprobs) == len(answer.versions) == len(answer.tokens)
         assert set(answer.versions) == {4}
-    assert {answer.finished for answer in found} == {True, False}
+    assert {answer.finished for answer in generated} == {True, False}
 
 
 def test_any_of_several_end_tokens_ends_and_finishes_an_answer(engine):
     """The model repository names them, as Gemma's does the end of a turn beside the tokenizer's own."""
     ends = {TOKENIZER.eos_token_id, *range(0, 256, 4)}
     engine.model.generation_config.eos_token_id = sorted(ends)
-    found = answers(engine, minNewTokens=2, maxNewTokens=6, responsesPerPrompt=8)
-    for answer in found:
+    generated = answers(engine, minNewTokens=2, maxNewTokens=6, responsesPerPrompt=8)
+    for answer in generated:
         assert not set(answer.tokens[:-1]) & ends
         assert answer.finished == (answer.tokens[-1] in ends)
         assert answer.finished or len(answer.tokens) == 6
         assert len(answer.tokens) > 2
-    assert {answer.finished for answer in found} == {True, False}
+    assert {answer.finished for answer in generated} == {True, False}
 
 
 def text(tokens) -> str:
@@ -133,11 +133,11 @@ def text(tokens) -> str:
 def test_a_response_ends_with_the_token_that_completes_a_stop_string(engine):
     """The first tokens apart, as a least length says. They stay as sampled; the text ends before the string."""
     stop = (*"abcdefghijkl", "never sampled")
-    found = answers(engine, minNewTokens=2, maxNewTokens=12, responsesPerPrompt=4, stop=stop)
-    ended = [answer for answer in found if text(answer.tokens).endswith(stop)]
-    assert 3 < len(ended) < len(found)
+    generated = answers(engine, minNewTokens=2, maxNewTokens=12, responsesPerPrompt=4, stop=stop)
+    ended = [answer for answer in generated if text(answer.tokens).endswith(stop)]
+    assert 3 < len(ended) < len(generated)
     stops = StopStrings(TOKENIZER, stop)
-    for answer in found:
+    for answer in generated:
         assert not any(string in text(answer.tokens[2:-1]) for string in stop), "nothing follows it"
         assert answer.finished == (answer in ended or answer.tokens[-1] == TOKENIZER.eos_token_id)
         assert len(answer.logprobs) == len(answer.versions) == len(answer.tokens)
@@ -153,12 +153,12 @@ def test_penalties_are_those_of_vllm(penalties):
     logits, vocabulary = torch.randn(2, 9, generator=torch.Generator().manual_seed(0)), 9
     padded = torch.tensor([[1, 7, 2], [7, 7, 3]])
     mask = torch.tensor([[1, 1, 1], [0, 0, 1]])
-    found = Penalized(penalties, padded, mask)(torch.cat([padded, torch.tensor(responses)], 1), logits)
-    told = torch.tensor([prompts[0], prompts[1] + [vocabulary] * 2])
+    penalized = Penalized(penalties, padded, mask)(torch.cat([padded, torch.tensor(responses)], 1), logits)
+    padded_prompts = torch.tensor([prompts[0], prompts[1] + [vocabulary] * 2])
     repetition, presence, frequency = (torch.full((2,), value) for value in penalties)
-    given = logits.clone(), told, presence, frequency, repetition, responses
-    assert torch.allclose(found, apply_all_penalties(*given))
-    assert not torch.allclose(found, logits)
+    given = logits.clone(), padded_prompts, presence, frequency, repetition, responses
+    assert torch.allclose(penalized, apply_all_penalties(*given))
+    assert not torch.allclose(penalized, logits)
 
 
 def test_what_is_generated_with_penalties_repeats_nothing(engine):
@@ -171,14 +171,14 @@ def test_what_is_generated_with_penalties_repeats_nothing(engine):
 
 def test_no_answer_ends_before_its_least_length(engine):
     likely_end(engine.model)
-    found = answers(engine, minNewTokens=4, maxNewTokens=6, responsesPerPrompt=4)
-    assert all(len(answer.tokens) >= 4 for answer in found)
+    generated = answers(engine, minNewTokens=4, maxNewTokens=6, responsesPerPrompt=4)
+    assert all(len(answer.tokens) >= 4 for answer in generated)
 
 
 def test_answers_come_in_the_order_of_their_prompts(engine):
-    found = answers(engine, maxNewTokens=4, responsesPerPrompt=3)
-    assert [answer.prompt.id for answer in found] == [p.id for p in PROMPTS for _ in range(3)]
-    assert len({tuple(answer.tokens) for answer in found}) > 3, "each is a sample of its own"
+    generated = answers(engine, maxNewTokens=4, responsesPerPrompt=3)
+    assert [answer.prompt.id for answer in generated] == [p.id for p in PROMPTS for _ in range(3)]
+    assert len({tuple(answer.tokens) for answer in generated}) > 3, "each is a sample of its own"
 
 
 def test_the_same_seed_gives_the_same_answers(engine):
@@ -216,19 +216,19 @@ def test_the_model_repository_has_no_say_in_sampling(engine):
 def test_the_trainer_replays_what_truncation_left_out(engine, sampling):
     """A ban of the end token is replayed too; 300 kept tokens are more than the limit, and are not."""
     most = sampling["topK"]
-    found = answers(engine, temperature=0.8, minNewTokens=2, maxNewTokens=12, **sampling)
+    generated = answers(engine, temperature=0.8, minNewTokens=2, maxNewTokens=12, **sampling)
     if most == 300:
-        assert not any(answer.kept_counts for answer in found)
+        assert not any(answer.kept_counts for answer in generated)
         return
-    for answer in found:
+    for answer in generated:
         assert len(answer.kept_counts) == len(answer.tokens)
         assert max(answer.kept_counts) < most
-    assert "topP" not in sampling or min(min(answer.kept_counts) for answer in found) < most - 1
-    arrays, header = message(Responses(found), {prompt.id: i for i, prompt in enumerate(PROMPTS)})
+    assert "topP" not in sampling or min(min(answer.kept_counts) for answer in generated) < most - 1
+    arrays, header = message(Responses(generated), {prompt.id: i for i, prompt in enumerate(PROMPTS)})
     sequences = collected(Told(arrays, header), 1, Responses(), {}).episode.columns.sequences
     read = ResponseLogprobs(0.8)
     replayed = infer(Forward(engine.model, 512, 257), sequences, read, sequences.response_lengths)
-    sampled = flat_floats(answer.logprobs for answer in found)
+    sampled = flat_floats(answer.logprobs for answer in generated)
     assert torch.allclose(replayed, sampled, atol=1e-5)
     whole = replace(sequences, kept=None)
     plain = infer(Forward(engine.model, 512, 257), whole, read, sequences.response_lengths)
@@ -238,11 +238,11 @@ def test_the_trainer_replays_what_truncation_left_out(engine, sampling):
 def test_each_token_keeps_its_version_on_every_rank():
     ids = [prompt.id for prompt in PROMPTS[:3]]
     versions = [[3, 3, 4], [4, 4], [2, 3, 2, 2]]
-    found = [
+    rollouts = [
         Rollout(prompt, array("i", own), array("f", [-1.0] * len(own)), array("i", own), finished=True)
         for prompt, own in zip(PROMPTS, versions, strict=False)
     ]
-    arrays, header = message(Responses(found), {name: i for i, name in enumerate(ids)})
+    arrays, header = message(Responses(rollouts), {name: i for i, name in enumerate(ids)})
     assert len(arrays["versions"]) == 6, "one for each run of a response"
     episode = collected(Told(arrays, header), 1, Responses(), {}).episode
     assert episode.columns["versions"].tolist() == [version for own in versions for version in own]

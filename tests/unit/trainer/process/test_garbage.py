@@ -17,23 +17,23 @@ class Node:
 @pytest.fixture
 def full() -> Iterator[list[str]]:
     """Grows with each full collection."""
-    found: list[str] = []
+    phases: list[str] = []
 
-    def seen(phase: str, info: dict[str, Any]) -> None:
+    def record(phase: str, info: dict[str, Any]) -> None:
         if phase == "start" and info["generation"] == 2:
-            found.append(phase)
+            phases.append(phase)
 
-    gc.callbacks.append(seen)
-    yield found
-    gc.callbacks.remove(seen)
+    gc.callbacks.append(record)
+    yield phases
+    gc.callbacks.remove(record)
 
 
 def test_full_collections_run_where_they_are_asked_for(full: list[str]) -> None:
     with full_collections_by_hand():
         full.clear()
-        kept = [[Node()] for _ in range(1_000_000)]
+        nodes = [[Node()] for _ in range(1_000_000)]
         assert not full
-        del kept
+        del nodes
         gc.collect()
         assert full == ["start"]
     assert not gc.get_freeze_count()

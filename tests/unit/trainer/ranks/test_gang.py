@@ -61,9 +61,9 @@ class Node:
 
     def activity(self) -> str | None:
         """As rank 0 tells its host; None before it listens."""
-        asked = urllib.request.Request(self.control, headers={"Authorization": "Bearer token"})
+        request = urllib.request.Request(self.control, headers={"Authorization": "Bearer token"})
         try:
-            with urllib.request.urlopen(asked, timeout=10) as reply:
+            with urllib.request.urlopen(request, timeout=10) as reply:
                 return json.load(reply)["activity"]
         except urllib.error.URLError:
             return None

@@ -44,11 +44,13 @@ def shares(timeout: float, seconds: float, folder: Path) -> None:
     try:
         with ranks.raise_if_rank_lost():
             for expected in ("late", "soon"):
-                found, header = mine.share(make if expected == "late" else lambda: (ARRAYS, {"text": "soon"}))
+                arrays, header = mine.share(
+                    make if expected == "late" else lambda: (ARRAYS, {"text": "soon"})
+                )
                 assert header == {"text": expected}, header
-        assert list(found) == list(ARRAYS)
+        assert list(arrays) == list(ARRAYS)
         assert all(
-            found[name].dtype == array.dtype and found[name].equal(array) for name, array in ARRAYS.items()
+            arrays[name].dtype == array.dtype and arrays[name].equal(array) for name, array in ARRAYS.items()
         )
         end("shared")
     except ranks.RankLost:
@@ -119,9 +121,9 @@ def runs_out_of_memory() -> None:
     end("shared")
 
 
-def end(said: str) -> None:
+def end(word: str) -> None:
     """Without what gloo still does."""
-    print(said, flush=True)
+    print(word, flush=True)
     os._exit(0)
 
 
@@ -130,14 +132,14 @@ class Rank:
     process: BaseProcess
     out: Path
 
-    def said(self) -> str:
+    def read_output(self) -> str:
         return self.out.read_text().strip()
 
     def ends(self) -> str:
         """Waits for the process's end; returns its whole output."""
         self.process.join(240)
         assert self.process.exitcode is not None
-        return self.said()
+        return self.read_output()
 
     def kill(self) -> None:
         self.process.kill()
@@ -215,7 +217,7 @@ def test_rank_0_tells_of_what_another_rank_gets_done(tmp_path):
 
 def test_rank_0_is_missed_when_it_dies_while_they_join(tmp_path):
     with two_ranks(tmp_path, joins) as (first, other):
-        wait_for(lambda: first.out.exists() and first.said() == "both are here", [first, other])
+        wait_for(lambda: first.out.exists() and first.read_output() == "both are here", [first, other])
         first.kill()
         assert other.ends() == "lost"
 

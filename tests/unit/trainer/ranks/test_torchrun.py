@@ -53,8 +53,10 @@ def ends(process: subprocess.Popen, doing: str) -> int:
 
 
 def test_a_rank_that_is_alone_needs_no_torch_beside_it(alone):
-    told = json.loads(alone.stdout.readline())
-    assert told == dict(zip(TOLD, ("0", "0", "1", "1", "127.0.0.1", "29500"), strict=True)) | {"torch": False}
+    environment = json.loads(alone.stdout.readline())
+    assert environment == dict(zip(TOLD, ("0", "0", "1", "1", "127.0.0.1", "29500"), strict=True)) | {
+        "torch": False
+    }
     assert ends(alone, "") == 0
 
 
@@ -75,8 +77,8 @@ def test_ranks_import_nothing_by_the_way_from_their_directory_and_meet_on_loopba
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    told = [json.loads(line) for line in done.stdout.splitlines()]
-    assert told == [[True, ["127.0.0.1"] if ranks > 1 else []]] * ranks
+    reports = [json.loads(line) for line in done.stdout.splitlines()]
+    assert reports == [[True, ["127.0.0.1"] if ranks > 1 else []]] * ranks
 
 
 @pytest.mark.parametrize(
@@ -93,7 +95,9 @@ def test_a_rank_that_is_alone_hears_of_sigterm(alone):
 
 
 def test_the_interface_of_an_address_is_found():
-    found = {each.address.split("%")[0]: name for name, own in psutil.net_if_addrs().items() for each in own}
-    assert interface("127.0.0.1") == found["127.0.0.1"]
-    assert {interface(address) for address in found if address} <= set(found.values())
+    interfaces = {
+        each.address.split("%")[0]: name for name, own in psutil.net_if_addrs().items() for each in own
+    }
+    assert interface("127.0.0.1") == interfaces["127.0.0.1"]
+    assert {interface(address) for address in interfaces if address} <= set(interfaces.values())
     assert interface("203.0.113.7") is None

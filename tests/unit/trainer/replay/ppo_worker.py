@@ -201,7 +201,7 @@ class Job:
             figures = self.task.collect(step)
             self.lines.append(figures | self.task.train(step))
 
-    def found(self) -> dict[str, Any]:
+    def results(self) -> dict[str, Any]:
         digest = hashlib.sha256()
         for _, tensor in self.policy.named_tensors():
             digest.update(tensor.numpy().tobytes())
@@ -218,7 +218,7 @@ def whole(name: str) -> dict[str, Any]:
     run = Job(CASES[name])
     torch.manual_seed(0)
     run.steps(0, STEPS)
-    return run.found()
+    return run.results()
 
 
 def resumed(name: str, *, pending: bool) -> dict[str, Any]:
@@ -236,7 +236,7 @@ def resumed(name: str, *, pending: bool) -> dict[str, Any]:
     second.task.restore(cut)
     restore_generators(second.ranks, cut.generators)
     second.steps(STOP, STEPS)
-    return second.found()
+    return second.results()
 
 
 def changed() -> dict[str, Any]:

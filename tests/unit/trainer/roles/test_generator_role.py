@@ -45,27 +45,27 @@ def config(tmp_path, model: dict | None = None, **generator) -> RunConfig:
 def options(made: RunConfig, *, memory: float | None = 80e9) -> dict[str, str | bool]:
     """The command line as vLLM reads it: the last of several values counts."""
     words = arguments(made, "127.0.0.1", 8123, memory)
-    found: dict[str, str | bool] = {}
+    parsed: dict[str, str | bool] = {}
     for i, word in enumerate(words):
         if word.startswith("--"):
             following = words[i + 1] if i + 1 < len(words) else "--"
-            found[word[2:]] = True if following.startswith("--") else following
-    return found
+            parsed[word[2:]] = True if following.startswith("--") else following
+    return parsed
 
 
 def test_what_the_job_says_reaches_vllm(tmp_path):
-    found = options(config(tmp_path, tensorParallelSize=2, dtype="bfloat16"))
-    assert (found["model"], found["tokenizer"]) == ("some/policy", "some/policy")
-    assert (found["served-model-name"], found["seed"], found["dtype"]) == ("kind-reviews", "7", "bfloat16")
-    assert (found["host"], found["port"]) == ("127.0.0.1", "8123")
-    assert found["max-model-len"] == "128"
-    assert found["tensor-parallel-size"] == "2"
-    assert json.loads(found["weight-transfer-config"]) == {"backend": "rlhf"}
-    assert found["logprobs-mode"] == "processed_logprobs", "of what is sampled, not of what is sampled from"
-    assert found["generation-config"] == "vllm", "the model repository has no say in sampling"
-    assert found["middleware"] == "rlhf_trainer.engines.vllm.front.middleware.Front"
-    assert found["disable-uvicorn-access-log"] is True, "a line for each prompt and probe"
-    assert "messages" in found["chat-template"], (
+    parsed = options(config(tmp_path, tensorParallelSize=2, dtype="bfloat16"))
+    assert (parsed["model"], parsed["tokenizer"]) == ("some/policy", "some/policy")
+    assert (parsed["served-model-name"], parsed["seed"], parsed["dtype"]) == ("kind-reviews", "7", "bfloat16")
+    assert (parsed["host"], parsed["port"]) == ("127.0.0.1", "8123")
+    assert parsed["max-model-len"] == "128"
+    assert parsed["tensor-parallel-size"] == "2"
+    assert json.loads(parsed["weight-transfer-config"]) == {"backend": "rlhf"}
+    assert parsed["logprobs-mode"] == "processed_logprobs", "of what is sampled, not of what is sampled from"
+    assert parsed["generation-config"] == "vllm", "the model repository has no say in sampling"
+    assert parsed["middleware"] == "rlhf_trainer.engines.vllm.front.middleware.Front"
+    assert parsed["disable-uvicorn-access-log"] is True, "a line for each prompt and probe"
+    assert "messages" in parsed["chat-template"], (
         "not the policy's own, a program that vLLM would run as it starts"
     )
 
@@ -92,17 +92,17 @@ def test_options_are_spelled_as_vllm_takes_them(value, words):
 
 
 def test_engine_arguments_come_last(tmp_path):
-    wanted = {
+    engine_arguments = {
         "gpu-memory-utilization": 0.8,
         "enable-prefix-caching": False,
         "max-model-len": 4096,
         "kv-cache-memory-bytes": 1000,
     }
-    found = options(config(tmp_path, engineArguments=wanted), memory=None)
-    assert found["gpu-memory-utilization"] == "0.8"
-    assert found["no-enable-prefix-caching"] is True
-    assert found["max-model-len"] == "4096"
-    assert found["kv-cache-memory-bytes"] == "1000", "over our own default for CPUs"
+    parsed = options(config(tmp_path, engineArguments=engine_arguments), memory=None)
+    assert parsed["gpu-memory-utilization"] == "0.8"
+    assert parsed["no-enable-prefix-caching"] is True
+    assert parsed["max-model-len"] == "4096"
+    assert parsed["kv-cache-memory-bytes"] == "1000", "over our own default for CPUs"
 
 
 @pytest.mark.parametrize("name", sorted(OWNED_ENGINE_ARGUMENTS))
@@ -159,10 +159,10 @@ def test_the_flag_without_an_untried_option_is_refused(tmp_path):
 
 @pytest.mark.parametrize(("length", "refused"), [(127, True), (128, False), (-1, True), ("8k", True)])
 def test_a_model_length_that_would_drop_prompts_is_refused(tmp_path, length, refused):
-    found = check(config(tmp_path, engineArguments={"max-model-len": length}).spec)
+    problems = check(config(tmp_path, engineArguments={"max-model-len": length}).spec)
     where = "spec.generator.engineArguments.max-model-len"
-    assert [problem.where for problem in found] == [where] * refused
-    assert all("use a number of at least 128" in problem.message for problem in found)
+    assert [problem.where for problem in problems] == [where] * refused
+    assert all("use a number of at least 128" in problem.message for problem in problems)
 
 
 def test_every_tried_option_is_one_of_vllms_and_on_the_page():
@@ -198,16 +198,16 @@ def test_the_cpu_build_is_spared_what_it_does_not_need(tmp_path):
 def test_processes_of_one_generator_are_nodes_of_one_vllm(tmp_path):
     made = config(tmp_path, tensorParallelSize=2, podsPerReplica=2)
     words = arguments(made, "0.0.0.0", 8000, None, rank=1, master="job-generator-0.job-rlhf:29500")
-    wanted = {
+    expected = {
         "nnodes": "2",
         "node-rank": "1",
         "master-addr": "job-generator-0.job-rlhf",
         "master-port": "29500",
     }
     one = set(options(config(tmp_path, tensorParallelSize=2), memory=None))
-    assert one.isdisjoint(wanted), "a generator of one process has none of it"
+    assert one.isdisjoint(expected), "a generator of one process has none of it"
     text = " ".join(words)
-    assert all(f"--{name} {value}" in text for name, value in wanted.items())
+    assert all(f"--{name} {value}" in text for name, value in expected.items())
     assert "--distributed-executor-backend mp" in text
     assert engine_environment(group_environment("10.0.0.7", "eth0"), cpu=True)["VLLM_HOST_IP"] == "10.0.0.7"
     with pytest.raises(
@@ -224,9 +224,9 @@ def test_processes_of_one_generator_are_nodes_of_one_vllm(tmp_path):
 
 
 def test_a_cpu_reads_prompts_whole_however_long_they_may_be(tmp_path):
-    found = options(made := config(tmp_path), memory=None)
-    assert found["no-enable-chunked-prefill"] is True
-    assert int(found["max-num-batched-tokens"]) >= int(found["max-model-len"])
+    parsed = options(made := config(tmp_path), memory=None)
+    assert parsed["no-enable-chunked-prefill"] is True
+    assert int(parsed["max-num-batched-tokens"]) >= int(parsed["max-model-len"])
     assert "no-enable-chunked-prefill" not in options(made), "on GPUs vLLM may"
     longer = config(tmp_path, engineArguments={"max-model-len": 5000})
     assert options(longer, memory=None)["max-num-batched-tokens"] == "5000"
@@ -286,20 +286,23 @@ def test_a_gpu_has_room_for_new_weights_unless_the_manifest_says_otherwise(tmp_p
 def test_what_users_set_in_the_environment_stands_but_for_what_weights_and_the_plugin_need():
     own = {"VLLM_NO_USAGE_STATS": "0", "PATH": "/bin", "VLLM_SERVER_DEV_MODE": "0"}
     own |= {"VLLM_WORKER_MULTIPROC_METHOD": "fork", "VLLM_API_KEY": "a key of the image's"}
-    found = engine_environment(own, cpu=True)
-    assert found["VLLM_NO_USAGE_STATS"] == "0"
-    assert found["PATH"] == "/bin"
-    assert found["VLLM_SERVER_DEV_MODE"] == "1", "weights are sent through its routes"
-    assert found["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn", "each process calls our plugin"
-    assert not found["VLLM_API_KEY"], "the probes have none, nor has the trainer"
-    assert found["DO_NOT_TRACK"] == "1"
-    assert found["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    environment = engine_environment(own, cpu=True)
+    assert environment["VLLM_NO_USAGE_STATS"] == "0"
+    assert environment["PATH"] == "/bin"
+    assert environment["VLLM_SERVER_DEV_MODE"] == "1", "weights are sent through its routes"
+    assert environment["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn", "each process calls our plugin"
+    assert not environment["VLLM_API_KEY"], "the probes have none, nor has the trainer"
+    assert environment["DO_NOT_TRACK"] == "1"
+    assert environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
     assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in engine_environment({}, cpu=False)
 
 
 def test_on_one_machine_vllm_s_groups_listen_on_loopback():
-    found = engine_environment({"RLHF_HOST": "127.0.0.1"}, cpu=False)
-    assert (found["VLLM_HOST_IP"], found["GLOO_SOCKET_IFNAME"]) == ("127.0.0.1", interface("127.0.0.1"))
+    environment = engine_environment({"RLHF_HOST": "127.0.0.1"}, cpu=False)
+    assert (environment["VLLM_HOST_IP"], environment["GLOO_SOCKET_IFNAME"]) == (
+        "127.0.0.1",
+        interface("127.0.0.1"),
+    )
     assert "GLOO_SOCKET_IFNAME" not in engine_environment({"RLHF_HOST": "10.0.0.7"}, cpu=False)
 
 

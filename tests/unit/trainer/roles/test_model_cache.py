@@ -33,7 +33,7 @@ def start(served: Hub, place: Path, cache: Path, role: str = "generator", progra
     """The init container's process, with what its host gives it."""
     place.mkdir()
     (place / "run.json").write_text(config().model_dump_json(by_alias=True))
-    told = {
+    job_env = {
         "RLHF_RUN_CONFIG": str(place / "run.json"),
         "RLHF_NAME": f"{role}-0",
         "RLHF_INDEX": "0",
@@ -51,13 +51,13 @@ def start(served: Hub, place: Path, cache: Path, role: str = "generator", progra
     }
     command = [sys.executable, *(["-c", program] if program else ["-m", "rlhf_trainer.model_cache"])]
     return subprocess.Popen(
-        command, env=os.environ | told | hub_env, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        command, env=os.environ | job_env | hub_env, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
 
 
 def ended(process) -> tuple[int, str]:
-    _, said = process.communicate(timeout=600)
-    return process.returncode, said
+    _, output = process.communicate(timeout=600)
+    return process.returncode, output
 
 
 LOAD = f"""
@@ -72,16 +72,16 @@ def test_two_pods_at_once_download_each_file_once_and_roles_load_it_without_the_
     cache = tmp_path / "cache"
     with hub(Hub({NAME: model}, held=("model.safetensors",), awaited=2)) as served:
         both = [start(served, tmp_path / name, cache) for name in ("one", "two")]
-        for code, said in map(ended, both):
-            assert code == 0, said
-            assert f"{NAME} (spec.model.policy) is in {cache} now" in said
-            assert f"{NAME} (spec.model.policy): 0.00 of 0.00 GB" in said
+        for code, output in map(ended, both):
+            assert code == 0, output
+            assert f"{NAME} (spec.model.policy) is in {cache} now" in output
+            assert f"{NAME} (spec.model.policy): 0.00 of 0.00 GB" in output
         assert set(served.sent.values()) == {1}
         assert "model.safetensors" in served.sent
         assert "pytorch_model.bin" not in served.sent
     # The hub is away, and nobody asks for it.
-    code, said = ended(start(served, tmp_path / "three", cache))
-    assert (code, f"is in {cache}\n" in said) == (0, True), said
+    code, output = ended(start(served, tmp_path / "three", cache))
+    assert (code, f"is in {cache}\n" in output) == (0, True), output
     offline = os.environ | {"HF_ENDPOINT": served.url, "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
     loaded = subprocess.run(
         [sys.executable, "-c", LOAD], env=offline, capture_output=True, text=True, check=False
@@ -93,8 +93,8 @@ def test_two_pods_at_once_download_each_file_once_and_roles_load_it_without_the_
 def test_a_model_that_the_hub_does_not_have_fails_the_job(tmp_path):
     with hub(Hub({})) as served:
         process = start(served, tmp_path / "one", tmp_path / "cache")
-        code, said = ended(process)
-    assert code == EXIT_INVALID, said
+        code, output = ended(process)
+    assert code == EXIT_INVALID, output
     end = (tmp_path / "one" / "end").read_text()
     assert end.startswith("spec.model.policy: the hub does not serve it: ")
     assert f"correct the name, or give the pods a token (HF_TOKEN); got '{NAME}'" in end
@@ -110,9 +110,9 @@ run_role(model_cache.run)
 
 def test_a_download_that_does_not_get_on_ends_with_its_cause(tmp_path, model):
     with hub(Hub({NAME: model}, held=("model.safetensors",), awaited=100)) as served:
-        code, said = ended(start(served, tmp_path / "one", tmp_path / "cache", program=IMPATIENT))
+        code, output = ended(start(served, tmp_path / "one", tmp_path / "cache", program=IMPATIENT))
     assert code == 1
-    assert f"cannot fill {tmp_path / 'cache'} with {NAME} (spec.model.policy): no byte came for 1 s" in said
+    assert f"cannot fill {tmp_path / 'cache'} with {NAME} (spec.model.policy): no byte came for 1 s" in output
 
 
 def test_a_volume_that_is_too_small_is_said_before_anything_is_downloaded(tmp_path, model):
@@ -132,7 +132,7 @@ def test_a_volume_that_cannot_be_written_is_said(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("role", "overrides", "found"),
+    ("role", "overrides", "loads"),
     [
         (Role.GENERATOR, (), {NAME: ("spec.model.policy", True)}),
         (Role.REFERENCE, (), {NAME: ("spec.model.policy", True)}),
@@ -143,9 +143,9 @@ def test_a_volume_that_cannot_be_written_is_said(tmp_path):
         (Role.GENERATOR, ("spec.model.policy=./here", "spec.model.tokenizer=/there"), {}),
     ],
 )
-def test_each_role_takes_what_it_loads(role, overrides, found):
+def test_each_role_takes_what_it_loads(role, overrides, loads):
     named = models_to_load(config(*overrides), role)
-    expected = {name: weights if isinstance(weights, bool) else weights[1] for name, weights in found.items()}
+    expected = {name: weights if isinstance(weights, bool) else weights[1] for name, weights in loads.items()}
     assert {name: weights for name, (_, weights) in named.items()} == expected
 
 

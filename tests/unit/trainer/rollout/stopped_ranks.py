@@ -42,14 +42,14 @@ def main(ranks: Ranks, http: HttpClient) -> None:
     world.announce(server)
     world.publish(0)
 
-    asked = Path(os.environ["ASKED"])
+    mark = Path(os.environ["ASKED"])
 
     def tell() -> None:
         eventually(lambda: server.asked, "prompts are under way")
-        asked.touch()
+        mark.touch()
 
     def stop_once_asked() -> None:
-        eventually(asked.exists, "prompts are under way")
+        eventually(mark.exists, "prompts are under way")
         stop.set()
 
     threading.Thread(target=tell if ranks.first else stop_once_asked).start()

@@ -128,9 +128,9 @@ class World:
         self.ctx = run = TrainerContext("job", config.spec, Path(), ranks, None, services, stop, {})
         client = VllmClient(http, sampling=config.spec.sampling, seed=0, ends=[9])
         self.policy: Any = Policy()
-        sent, asked = (self.sent, client) if ranks.first else (None, None)
+        sent, engine_client = (self.sent, client) if ranks.first else (None, None)
         self.weights = Publisher(run, self.policy, sent)
-        self.fleet = Fleet(run, asked, self.weights)
+        self.fleet = Fleet(run, engine_client, self.weights)
         self.rollouts = GeneratorRollouts(run, self.fleet, self.weights, ended)
 
     def publish(self, version: int) -> None:
@@ -284,15 +284,15 @@ def test_prompts_of_one_that_is_drained_midway_wait_for_the_next(world, http):
     first.open.clear()
     world.announce(first)
     world.publish(0)
-    found: list[int] = []
-    asking = threading.Thread(target=lambda: found.append(len(world.answer(PROMPTS).rollouts)))
+    counts: list[int] = []
+    asking = threading.Thread(target=lambda: counts.append(len(world.answer(PROMPTS).rollouts)))
     asking.start()
     while len(first.asked) < 2:
         assert asking.is_alive()
     world.announce(second, draining=(first,))
     first.open.set()
     asking.join(120)
-    assert found == [len(PROMPTS)]
+    assert counts == [len(PROMPTS)]
     assert (len(first.asked), len(second.asked)) == (2, len(PROMPTS) - 2)
 
 
@@ -360,13 +360,13 @@ def test_a_request_to_stop_while_generating_cancels_what_is_under_way(world, htt
 @pytest.mark.slow
 def test_a_request_to_stop_reaches_every_rank(tmp_path):
     """While they wait for a generator, and for responses, where it is not rank 0 that hears of it."""
-    asked = str(tmp_path / "asked")
-    said = run_ranks(2, "tests.unit.trainer.rollout.stopped_ranks", folder=tmp_path, ASKED=asked)
+    mark_file = str(tmp_path / "asked")
+    outputs = run_ranks(2, "tests.unit.trainer.rollout.stopped_ranks", folder=tmp_path, ASKED=mark_file)
     waits = [
         "Stopped: stopped while waiting for the generators",
         "Stopped: stopped while the generators were at work",
     ]
-    assert [text.splitlines() for text in said] == [waits] * 2
+    assert [text.splitlines() for text in outputs] == [waits] * 2
 
 
 def test_a_stream_goes_on_with_a_replacement(world, http):

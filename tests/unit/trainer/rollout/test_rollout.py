@@ -138,12 +138,12 @@ def test_a_prompt_whose_responses_are_not_trained_on_is_asked_for_without_sampli
     assert [body["kept"] for body in server.asked] == [20, 0]
 
 
-def speaks(kept: list[list[int]] | None):
+def speaks(masks: list[list[int]] | None):
     """A server's one token of each response, with its sampling mask."""
 
     async def speak(response: web.StreamResponse, body: dict, *_: object) -> None:
         for k in range(body["n"]):
-            await response.write(encode(k, Kind.STOP, 0, [1], [-0.5], kept))
+            await response.write(encode(k, Kind.STOP, 0, [1], [-0.5], masks))
 
     return speak
 
@@ -173,9 +173,9 @@ def test_everyone_gets_their_share_though_one_could_take_all(http):
 
 
 def test_the_number_of_prompts_left_is_told(http):
-    told: list[int] = []
-    ask(http, PROMPTS, [Generator(http, "a").member], observer=Observer(left=told.append))
-    assert told == list(range(12, -1, -1))
+    counts: list[int] = []
+    ask(http, PROMPTS, [Generator(http, "a").member], observer=Observer(left=counts.append))
+    assert counts == list(range(12, -1, -1))
 
 
 @pytest.mark.parametrize("status", [0, IN_STREAM, 500, 503])
@@ -225,8 +225,8 @@ def test_prompts_of_a_generator_that_is_gone_without_a_word_go_to_the_other(http
     lost.open.clear()
 
     def current() -> dict[str, Member]:
-        gone = len(lost.asked) == 2
-        return {s.member.uid: s.member for s in (lost, staying) if not (gone and s is lost)}
+        is_lost = len(lost.asked) == 2
+        return {s.member.uid: s.member for s in (lost, staying) if not (is_lost and s is lost)}
 
     done, left, failed = ask(http, PROMPTS, [lost.member, staying.member], current=current)
     assert (left, failed) == ([], {"lost"})
@@ -237,11 +237,11 @@ def test_prompts_of_a_server_that_ends_without_answering_go_to_the_other(http):
     """vLLM may close its door and then wait for answers that its engine, which it has stopped, will never give."""
     ending, staying = Generator(http, "ending"), Generator(http, "staying")
     ending.open.clear()
-    asked = start(http, PROMPTS, [ending.member, staying.member])
+    future = start(http, PROMPTS, [ending.member, staying.member])
     while len(ending.asked) < 2:
         time.sleep(0.01)
     ending.stop_listening()
-    outcome = asked.result(PATIENCE_SECONDS)  # which is well within the silence of a prompt
+    outcome = future.result(PATIENCE_SECONDS)  # which is well within the silence of a prompt
     assert set(outcome.failed) == {"ending"}
     assert outcome.unanswered == []
     assert Counter(r.prompt.id for r in rollouts(outcome)) == {p.id: 2 for p in PROMPTS}
@@ -255,10 +255,10 @@ def test_prompts_wait_when_everyone_drains(http):
 
 
 def test_prompts_wait_when_no_generator_is_left(http):
-    bad, gone = Generator(http, "bad", fails=3), Generator(http, "gone")
-    gone.stop()
+    bad, stopped = Generator(http, "bad", fails=3), Generator(http, "gone")
+    stopped.stop()
     one = {"concurrent": 1, "answers": 1}
-    done, left, failed = ask(http, PROMPTS, [bad.member, gone.member], **one)
+    done, left, failed = ask(http, PROMPTS, [bad.member, stopped.member], **one)
     assert failed == {"bad", "gone"}
     assert len(done) == 3
     assert [p.id for p in left] == [p.id for p in PROMPTS if p.id not in {r.prompt.id for r in done}]
@@ -291,12 +291,12 @@ def test_a_generator_that_is_busy_for_ever_costs_its_prompts_their_deadline(http
     busy = Generator(http, "busy", fails=0, status=429)
     with deadlines.clock() as clock:
 
-        def look(_load: Counter[str]) -> None:
+        def check(_load: Counter[str]) -> None:
             clock.now += 1.0
 
-        clock.look = look
+        clock.on_check = check
         outcome = start(http, PROMPTS[:1], [busy.member], silence=5.0).result(PATIENCE_SECONDS)
-    assert [why for _, why in outcome.refused] == ["no progress for 5 s, 3 times"]
+    assert [reason for _, reason in outcome.refused] == ["no progress for 5 s, 3 times"]
 
 
 def test_a_prompt_that_is_refused_is_told_and_the_others_are_answered(http):
@@ -306,7 +306,7 @@ def test_a_prompt_that_is_refused_is_told_and_the_others_are_answered(http):
     assert outcome.unanswered == []
     assert outcome.failed == {}
     assert len(outcome.refused) == 5
-    assert all(why.startswith("HTTP 400: ") for _, why in outcome.refused)
+    assert all(reason.startswith("HTTP 400: ") for _, reason in outcome.refused)
     assert len(picky.asked) == len(PROMPTS), "each once"
 
 
@@ -344,8 +344,8 @@ def test_a_prompt_that_waits_in_line_is_not_given_up_while_others_get_tokens(htt
 
     server._stream, server.wait = one_at_a_time, clock.wait
     server.slow = {prompt.tokens[0]: [5.0] * 2 for prompt in PROMPTS[:6]}
-    asked = start(http, PROMPTS[:6], [server.member], answers=1, concurrent=6, silence=20.0)
-    outcome = asked.result(PATIENCE_SECONDS)
+    future = start(http, PROMPTS[:6], [server.member], answers=1, concurrent=6, silence=20.0)
+    outcome = future.result(PATIENCE_SECONDS)
     assert clock.now == 60
     assert len(rollouts(outcome)) == 6
     assert (outcome.refused, outcome.requeued) == ([], [])
@@ -358,23 +358,25 @@ def test_a_prompt_without_tokens_fails_and_its_generators_do_not(http, clock):
     for server in servers:
         server.stuck.add(bad.tokens[0])
 
-    def look(_load: Counter[str]) -> None:
+    def check(_load: Counter[str]) -> None:
         """Once all others are done, and both responses have one token more than before, it is late."""
         if left[-1] == 1 and min(len(response.tokens) for response in works[4].responses) > clock.now / 3:
             clock.now += 3.0
 
-    clock.look = look
+    clock.on_check = check
     members = [server.member for server in servers]
-    asked = start(http, PROMPTS, members, works=works, silence=2.0, observer=Observer(left=left.append))
-    outcome = asked.result(PATIENCE_SECONDS)
+    future = start(http, PROMPTS, members, works=works, silence=2.0, observer=Observer(left=left.append))
+    outcome = future.result(PATIENCE_SECONDS)
     assert outcome.failed == {}
     assert len(rollouts(outcome)) == 2 * (len(PROMPTS) - 1)
-    assert [(work.prompt, why) for work, why in outcome.refused] == [(bad, "no progress for 2 s, 3 times")]
+    assert [(work.prompt, reason) for work, reason in outcome.refused] == [
+        (bad, "no progress for 2 s, 3 times")
+    ]
     assert [work.prompt for work in outcome.requeued] == [bad] * 2
-    asked = [[body["prompt"] for body in s.asked if body["prompt"][0] == bad.tokens[0]] for s in servers]
+    requests = [[body["prompt"] for body in s.asked if body["prompt"][0] == bad.tokens[0]] for s in servers]
     fresh, first = [*bad.tokens], bad.tokens[0]
     second, third = [*fresh, first], [*fresh, first, first]
-    assert sorted(asked, key=len) == [[second] * 2, [fresh, third, third]], (
+    assert sorted(requests, key=len) == [[second] * 2, [fresh, third, third]], (
         "each from where the one before was"
     )
     assert [t for s in servers for t in s.given_up] == [bad.tokens[0]] * 5, "the servers stop working on it"
@@ -385,15 +387,17 @@ def test_a_generator_that_is_silent_altogether_gets_nothing_while_others_are_the
     hung.open.clear()
     left, signs = list[int](), set[int]()
 
-    def look(_load: Counter[str]) -> None:
+    def check(_load: Counter[str]) -> None:
         """Once it has all that is left, and some looks have found nobody late, it is."""
         if (left[-1], len(hung.asked)) == (2, 2):
             signs.add(progress.count())
             clock.now += 3.0 * (len(signs) == 5)
 
-    clock.look = look
-    asked = start(http, PROMPTS, [hung.member, good.member], silence=2.0, observer=Observer(left=left.append))
-    outcome = asked.result(PATIENCE_SECONDS)
+    clock.on_check = check
+    future = start(
+        http, PROMPTS, [hung.member, good.member], silence=2.0, observer=Observer(left=left.append)
+    )
+    outcome = future.result(PATIENCE_SECONDS)
     assert len(signs) >= 5, "of progress, one for each look: the wait has a deadline of its own"
     assert outcome.failed == {}, "its host may end it, or it may come back"
     assert outcome.unanswered == []
@@ -404,10 +408,10 @@ def test_a_generator_that_is_silent_altogether_gets_nothing_while_others_are_the
 def test_requests_of_a_round_that_is_cancelled_end(http):
     server = Generator(http, "a")
     server.open.clear()
-    asked = start(http, PROMPTS, [server.member], concurrent=4)
+    future = start(http, PROMPTS, [server.member], concurrent=4)
     while len(server.asked) < 4:
         time.sleep(0.01)
-    asked.cancel()
+    future.cancel()
     eventually(lambda: server.now == 0, "the server stops working on them")
     assert len(server.given_up) == 4
 
@@ -568,5 +572,5 @@ def test_a_refusal_within_the_stream_is_one_of_the_prompt(http):
 
     server._stream = speak
     outcome = start(http, PROMPTS, [server.member]).result(PATIENCE_SECONDS)
-    assert [(work.prompt, why) for work, why in outcome.refused] == [(PROMPTS[3], "HTTP 400: too long")]
+    assert [(work.prompt, reason) for work, reason in outcome.refused] == [(PROMPTS[3], "HTTP 400: too long")]
     assert (len(outcome.results), outcome.failed) == (11, {})

@@ -49,11 +49,11 @@ def test_messages_share_the_calls_which_are_as_many_as_the_manifest_says():
     async def work() -> None:
         judge = Judge(4)
         queue = CallQueue(judge, retries=0, seconds=LONG)
-        asked = [asyncio.ensure_future(queue.score(samples(number))) for number in range(100)]
+        tasks = [asyncio.ensure_future(queue.score(samples(number))) for number in range(100)]
         await turns()
         assert judge.calls == [["0"], ["1"], ["2"], ["3"]], "each as it came"
         judge.let_go.set()
-        assert [(await each)[0] for each in asked] == [[float(number)] for number in range(100)]
+        assert [(await each)[0] for each in tasks] == [[float(number)] for number in range(100)]
         assert judge.most == 4
         assert [len(call) for call in judge.calls[4:]] == sorted(
             (len(call) for call in judge.calls[4:]), reverse=True
@@ -72,11 +72,11 @@ def test_time_in_the_queue_is_no_time_of_a_response(monkeypatch):
         monkeypatch.setattr(call_queue, "time", SimpleNamespace(monotonic=lambda: clock.now))
         judge = Judge(1, "0")
         queue = CallQueue(judge, retries=2, seconds=10.0)
-        asked = [asyncio.ensure_future(queue.score(samples(number))) for number in range(3)]
+        tasks = [asyncio.ensure_future(queue.score(samples(number))) for number in range(3)]
         await turns()
         clock.now = 1000.0
         judge.let_go.set()
-        assert [(await each)[0] for each in asked] == [[0.0], [1.0], [2.0]]
+        assert [(await each)[0] for each in tasks] == [[0.0], [1.0], [2.0]]
 
     asyncio.run(work())
 
@@ -111,8 +111,8 @@ def test_a_failure_waits_for_no_other_response_and_is_tried_before_fresh_ones(mo
         judge = Once(1)
         judge.let_go.set()
         queue = CallQueue(judge, retries=1, seconds=LONG)
-        asked = [asyncio.ensure_future(queue.score(samples(number))) for number in range(1, 4)]
-        assert [(await each)[0] for each in asked] == [[1.0], [2.0], [3.0]]
+        tasks = [asyncio.ensure_future(queue.score(samples(number))) for number in range(1, 4)]
+        assert [(await each)[0] for each in tasks] == [[1.0], [2.0], [3.0]]
         assert judge.calls[0] == ["1"]
         assert sorted(number for call in judge.calls[1:] for number in call) == ["1", "2", "3"]
 
@@ -127,7 +127,7 @@ def test_an_error_reaches_all_who_wait_for_the_call(error):
 
     async def work() -> None:
         queue = CallQueue(Broken(1), retries=2, seconds=LONG)
-        asked = [asyncio.ensure_future(queue.score(samples(number))) for number in range(3)]
-        assert await asyncio.gather(*asked, return_exceptions=True) == [error] * 3
+        tasks = [asyncio.ensure_future(queue.score(samples(number))) for number in range(3)]
+        assert await asyncio.gather(*tasks, return_exceptions=True) == [error] * 3
 
     asyncio.run(work())

@@ -65,15 +65,15 @@ class Job:
         sequences, rows = unpack(message), [row["i"] for row in rows_of(message)]
         self.asked.append(sorted(rows))
         self.first(rows)
-        why = {place: self.failing[i] for place, i in enumerate(rows) if i in self.failing}
+        reasons = {place: self.failing[i] for place, i in enumerate(rows) if i in self.failing}
         scores = torch.tensor(
-            [torch.nan if place in why else self.score(i) for place, i in enumerate(rows)]
+            [torch.nan if place in reasons else self.score(i) for place, i in enumerate(rows)]
         ).double()
-        found = {"scores": scores}
+        arrays = {"scores": scores}
         if self.tokens:
-            found = {"token_scores": torch.repeat_interleave(scores, sequences.response_lengths)}
-        part = {"total": float(scores.nansum()), "failed": len(why), "seconds": 0.5}
-        return found, {"failures": why, "parts": {message[1]["part"]: part}}
+            arrays = {"token_scores": torch.repeat_interleave(scores, sequences.response_lengths)}
+        part = {"total": float(scores.nansum()), "failed": len(reasons), "seconds": 0.5}
+        return arrays, {"failures": reasons, "parts": {message[1]["part"]: part}}
 
     def client(
         self,
@@ -153,17 +153,17 @@ def test_a_batch_of_one_prompt_that_cannot_be_scored_does_not_end_a_step_whose_o
 
 def test_scores_of_tokens_are_missing_for_all_tokens_of_a_response(job):
     job.failing, job.tokens = {2: "judge: no answer"}, True
-    found = job.client(array="token_scores").ask(SEQUENCES, ROWS)
+    scores = job.client(array="token_scores").ask(SEQUENCES, ROWS)
     missing = SEQUENCES.response_index(torch.tensor([2])).tolist()
-    assert found.isnan().nonzero().flatten().tolist() == missing
+    assert scores.isnan().nonzero().flatten().tolist() == missing
 
 
 def test_more_than_the_share_pauses_the_job_until_they_are_scored(job):
     """Responses that have a score are not scored again."""
     job.failing = dict.fromkeys((1, 2, 5, 7), "judge: HTTP 503")
-    found: list[torch.Tensor] = []
+    results: list[torch.Tensor] = []
     client = job.client()
-    asking = threading.Thread(target=lambda: found.append(client.ask(SEQUENCES, ROWS)))
+    asking = threading.Thread(target=lambda: results.append(client.ask(SEQUENCES, ROWS)))
     asking.start()
     until = time.monotonic() + 120
     while not job.told and time.monotonic() < until:
@@ -171,10 +171,10 @@ def test_more_than_the_share_pauses_the_job_until_they_are_scored(job):
     assert job.told[0] == "paused: 4 of 8 responses have no score (judge: HTTP 503)"
     job.failing = {5: "judge: HTTP 503"}
     asking.join(timeout=120)
-    (scores,) = found
+    (scores,) = results
     assert scores.isnan().nonzero().flatten().tolist() == [5]
     assert scores[[1, 2, 7]].tolist() == [1, 2, 7]
-    counts = Counter(row for asked in job.asked for row in asked)
+    counts = Counter(row for request in job.asked for row in request)
     assert {row for row, count in counts.items() if count == 1} == {0, 3, 4, 6}
     assert job.told[-1] == "scoring"
     assert client.take_metrics()["responses_dropped"] == 1
@@ -227,7 +227,7 @@ def test_a_response_is_scored_from_its_end_on_and_once(job):
     order = torch.tensor([*range(8), 5])
     scores = client.ask(SEQUENCES.select(order), [ROWS[i] for i in order.tolist()])
     assert scores.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 5]
-    assert sorted(row for asked in job.asked for row in asked) == sorted(order.tolist()), (
+    assert sorted(row for request in job.asked for row in request) == sorted(order.tolist()), (
         "no response is scored again"
     )
     assert client.ask(SEQUENCES, ROWS).tolist() == list(range(8)), "nothing is left of an earlier batch"
@@ -238,11 +238,11 @@ def test_scores_and_metrics_do_not_depend_on_who_replies_first(job):
     """Sums of floats do depend on their order."""
     values, gates = [1e8, 1.0, -1e8, 0.1, 3.3, 1e-3, 7.0, 0.7], {i: threading.Event() for i in range(8)}
     job.score, job.first = values.__getitem__, lambda rows: gates[rows[0]].wait(120)
-    found = []
+    results = []
 
     def ask() -> None:
         client = job.client()
-        found.append((client.ask(SEQUENCES, ROWS).tolist(), client.take_metrics()))
+        results.append((client.ask(SEQUENCES, ROWS).tolist(), client.take_metrics()))
 
     for order in (range(8), reversed(range(8))):
         asking = threading.Thread(target=ask)
@@ -252,8 +252,8 @@ def test_scores_and_metrics_do_not_depend_on_who_replies_first(job):
         asking.join(120)
         for gate in gates.values():
             gate.clear()
-    assert found[0] == found[1]
-    assert found[0][0] == torch.tensor(values).double().tolist()
+    assert results[0] == results[1]
+    assert results[0][0] == torch.tensor(values).double().tolist()
 
 
 def test_functions_are_asked_for_each_response_and_the_model_for_micro_batches(job):

@@ -200,9 +200,9 @@ RESPONSES_DOING = {
 
 def test_whatever_the_response_did_is_a_score():
     """One program after the other, so that each ends or sleeps while no other does."""
-    found = run("exit(0)", *RESPONSES_DOING.values(), cpu=1, timeout=15.0, concurrency=1, failure_score=-0.5)
-    assert found[0] == 1.0
-    assert dict(zip(RESPONSES_DOING, found[1:], strict=True)) == dict.fromkeys(RESPONSES_DOING, -0.5)
+    scores = run("exit(0)", *RESPONSES_DOING.values(), cpu=1, timeout=15.0, concurrency=1, failure_score=-0.5)
+    assert scores[0] == 1.0
+    assert dict(zip(RESPONSES_DOING, scores[1:], strict=True)) == dict.fromkeys(RESPONSES_DOING, -0.5)
 
 
 def test_a_timeout_of_every_response_is_no_score_and_ends_all_that_was_started():
@@ -223,12 +223,12 @@ def test_what_sleeps_takes_no_place_of_what_runs():
         sleeping = [Sample("", "import time; time.sleep(3600)", {})] * 3
         sleepers = [asyncio.ensure_future(program.score([sample])) for sample in sleeping]
         await asyncio.sleep(0)  # they are first in line
-        found = await program.score([Sample("", "exit(0)", {})])
+        scores = await program.score([Sample("", "exit(0)", {})])
         assert not any(sleeper.done() for sleeper in sleepers)
         for sleeper in sleepers:
             sleeper.cancel()
         await asyncio.gather(*sleepers, return_exceptions=True)
-        return found
+        return scores
 
     assert asyncio.run(work()) == [1.0]
 
@@ -365,9 +365,9 @@ def test_no_dishonest_response_passes_the_examples_grader(monkeypatch):
     monkeypatch.chdir(ROOT)
     responses = [f"    return a - b\n{code}\n" for code in DISHONEST.values()]
     inside = "    import os\n    os._exit(0)\n"
-    found = graded("    return a + b\n", inside, *responses, timeout=20.0)
-    assert found[:2] == [1.0, 0.0]
-    assert dict(zip(DISHONEST, found[2:], strict=True)) == dict.fromkeys(DISHONEST, 0.0)
+    scores = graded("    return a + b\n", inside, *responses, timeout=20.0)
+    assert scores[:2] == [1.0, 0.0]
+    assert dict(zip(DISHONEST, scores[2:], strict=True)) == dict.fromkeys(DISHONEST, 0.0)
 
 
 @pytest.mark.parametrize("parent", [None, "/opt"])
@@ -381,9 +381,9 @@ def test_the_candidate_sees_neither_the_job_nor_the_files_of_the_grader(parent, 
         secret = Path(folder, "secret")
         secret.touch(0o644)
         places = ["/job", str(secret)]
-        look = f"import os; print(os.listdir('.'), [each for each in {places} if os.path.exists(each)])"
+        listing = f"import os; print(os.listdir('.'), [each for each in {places} if os.path.exists(each)])"
         check = "import os; exit(not os.path.exists('/job/secret') or input() != '[] []')"
-        assert run("", command=("python3", "-c", check), candidate=("python3", "-c", look)) == [1.0]
+        assert run("", command=("python3", "-c", check), candidate=("python3", "-c", listing)) == [1.0]
 
 
 def test_a_candidate_that_cannot_be_started_is_refused():
@@ -408,17 +408,17 @@ def test_waiting_for_a_cpu_is_no_time_spent(used, passed, seconds):
 
 def test_a_program_that_only_waits_for_a_cpu_is_not_too_late(job, monkeypatch):
     """By its usage it has waited all the time; it ends after the third look, long after its timeout."""
-    looks = itertools.count(1)
+    checks = itertools.count(1)
 
     def waited(_pids):
-        if next(looks) == 3:
+        if next(checks) == 3:
             (job / "go").touch()
         return Usage(0.0, math.inf)
 
     monkeypatch.setattr(module, "usage", waited)
     code = "import os, time\nwhile not os.path.exists('/job/go'): time.sleep(0.01)"
     assert run(code, timeout=0.1) == [1.0]
-    assert next(looks) > 3
+    assert next(checks) > 3
 
 
 def test_usage_is_that_of_a_process_and_of_all_that_it_started():
@@ -430,9 +430,9 @@ def test_usage_is_that_of_a_process_and_of_all_that_it_started():
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         process.stdout.readline()
-        found, alone = usage([process.pid]), psutil.Process(process.pid).cpu_times()
+        measured, alone = usage([process.pid]), psutil.Process(process.pid).cpu_times()
         process.communicate(b"\n")
-    assert found.computed >= alone.user + alone.children_user > alone.user > 0
+    assert measured.computed >= alone.user + alone.children_user > alone.user > 0
     assert usage([process.pid]) == Usage()
 
 
@@ -508,13 +508,13 @@ def in_a_pod(*responses: str, default_seccomp: bool):
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the filter has x86's numbers of system calls")
 def test_in_a_pod_with_the_default_seccomp_profile_the_job_is_refused_and_told_what_to_set():
-    said = in_a_pod("exit(0)", default_seccomp=True)
-    assert said.startswith(
+    message = in_a_pod("exit(0)", default_seccomp=True)
+    assert message.startswith(
         "where: needs a sandbox, and none can be made here: the sandbox ended with exit code 1"
     )
     assert (
         "spec.reward.pods.template with a seccompProfile that lets it unshare (docs/guides/rewards.md)"
-        in said
+        in message
     )
 
 

@@ -34,7 +34,7 @@ SAMPLES = [
 ]
 
 
-def asked(
+def score_samples(
     url: str, *, timeout: float = 20.0, retries: int = 0, samples=SAMPLES, concurrency: int = 1, **more
 ):
     scorer = HttpService(url, concurrency=concurrency, timeout=timeout, **more)
@@ -63,8 +63,8 @@ def example():
 
 def test_the_examples_server_scores_as_it_says(example):
     missing = Failure("the row has no answer to compare with")
-    assert asked(example) == [1.0, 0.0, missing]
-    assert asked(example, concurrency=2, samples=SAMPLES * 10) == [1.0, 0.0, missing] * 10
+    assert score_samples(example) == [1.0, 0.0, missing]
+    assert score_samples(example, concurrency=2, samples=SAMPLES * 10) == [1.0, 0.0, missing] * 10
 
 
 def test_the_messages_of_the_docs_are_the_services(example):
@@ -106,7 +106,7 @@ def good(scores=(1.0, 0.5, 0.0)):
 def test_tokens_have_scores_where_they_are_asked_for():
     """One number for each token, or one in all; other counts are failures of their response alone."""
     tokens = (["1", "2"], ["3"], ["4", "5", ""], ["6"])
-    samples = [Sample("p", "".join(found), {}, found) for found in tokens]
+    samples = [Sample("p", "".join(texts), {}, texts) for texts in tokens]
     results = [
         {"token_scores": [0.5, 1]},
         {"score": 2},
@@ -117,14 +117,14 @@ def test_tokens_have_scores_where_they_are_asked_for():
     async def handle(_request, _number):
         return web.json_response({"results": results})
 
-    found, bodies = serving(handle, lambda url: asked(url, samples=samples))
-    assert found[:2] == [[0.5, 1.0], 2.0]
-    assert found[2:] == [
+    scores, bodies = serving(handle, lambda url: score_samples(url, samples=samples))
+    assert scores[:2] == [[0.5, 1.0], 2.0]
+    assert scores[2:] == [
         Failure("2 token_scores for a response of 3 tokens"),
         Failure("both score and token_scores"),
     ]
     assert bodies[0]["responses"][0] == {"prompt": "p", "response": "12", "row": {}, "tokens": ["1", "2"]}
-    whole, _ = serving(handle, lambda url: asked(url, samples=[*SAMPLES, SAMPLES[0]]))
+    whole, _ = serving(handle, lambda url: score_samples(url, samples=[*SAMPLES, SAMPLES[0]]))
     assert whole[0] == Failure("token_scores, which need spec.reward.fineGrained: true")
 
 
@@ -137,7 +137,7 @@ def test_a_row_is_posted_as_json_for_every_server():
         return good([1.0])
 
     row = {"weight": math.nan, "limits": [-math.inf, 1.5]}
-    serving(handle, lambda url: asked(url, samples=[Sample("p", "r", row)]))
+    serving(handle, lambda url: score_samples(url, samples=[Sample("p", "r", row)]))
     assert posted[0]["responses"][0]["row"] == {"weight": None, "limits": [None, 1.5]}
 
 
@@ -147,8 +147,8 @@ def test_what_failed_is_posted_again_alone():
             return web.json_response({"results": [{"score": 1}, {"error": "busy"}, {"score": 0}]})
         return good([0.25])
 
-    found, bodies = serving(handle, lambda url: asked(url, retries=1))
-    assert found == [1.0, 0.25, 0.0]
+    scores, bodies = serving(handle, lambda url: score_samples(url, retries=1))
+    assert scores == [1.0, 0.25, 0.0]
     assert bodies[1] == {"responses": [{"prompt": "2 + 4 =", "response": "7", "row": {"answer": "6"}}]}, (
         "the documented message"
     )
@@ -158,9 +158,9 @@ def test_a_service_that_comes_back_within_the_retries_has_cost_nothing():
     async def handle(_request, number):
         return good() if number == 3 else web.Response(status=503, text="loading the judge")
 
-    assert serving(handle, lambda url: asked(url, retries=2))[0] == [1.0, 0.5, 0.0]
-    found, _ = serving(handle, lambda url: asked(url, retries=1))
-    assert all("HTTP 503: loading the judge" in failure.reason for failure in found)
+    assert serving(handle, lambda url: score_samples(url, retries=2))[0] == [1.0, 0.5, 0.0]
+    failures, _ = serving(handle, lambda url: score_samples(url, retries=1))
+    assert all("HTTP 503: loading the judge" in failure.reason for failure in failures)
 
 
 def busy(status, header):
@@ -178,7 +178,7 @@ def busy(status, header):
 @pytest.mark.parametrize("status", [429, 503])
 def test_a_service_that_says_when_it_may_be_called_again_is_not_called_before(status):
     handle, times = busy(status, "2")
-    assert serving(handle, lambda url: asked(url, retries=1))[0] == [1.0, 0.5, 0.0]
+    assert serving(handle, lambda url: score_samples(url, retries=1))[0] == [1.0, 0.5, 0.0]
     assert times[1] - times[0] >= 2.0, "the backoff alone is half a second"
 
 
@@ -190,10 +190,10 @@ def test_a_service_that_is_busy_for_longer_than_there_is_time_is_not_called_agai
         scorer = HttpService(url, concurrency=1, timeout=20.0)
         return [asyncio.run(CallQueue(scorer, retries=2, seconds=60.0).score(SAMPLES))[0] for _ in range(2)]
 
-    for found in serving(handle, twice)[0]:
+    for failures in serving(handle, twice)[0]:
         assert all(
             "HTTP 429: slow down (Retry-After: 3600 s)" in failure.reason and failure.wait > 60
-            for failure in found
+            for failure in failures
         )
     assert len(times) == 1
 
@@ -242,10 +242,10 @@ def test_a_reply_that_is_none_is_a_failure_and_never_a_score(reply, reason):
     async def handle(_request, _number):
         return reply()
 
-    found, _ = serving(handle, asked)
-    assert [type(failure) for failure in found] == [Failure] * 3
-    assert reason in found[0].reason
-    assert len(found[0].reason) <= 500
+    failures, _ = serving(handle, score_samples)
+    assert [type(failure) for failure in failures] == [Failure] * 3
+    assert reason in failures[0].reason
+    assert len(failures[0].reason) <= 500
 
 
 def test_a_reply_of_the_documented_kind_may_say_more():
@@ -253,7 +253,7 @@ def test_a_reply_of_the_documented_kind_may_say_more():
         results = [{"score": 1.0, "why": "nice"}, {"error": "e" * 9000, "score": None}, {}]
         return web.json_response({"results": results, "model": "judge-2"})
 
-    first, second, third = serving(handle, asked)[0]
+    first, second, third = serving(handle, score_samples)[0]
     assert first == 1.0
     assert second.reason.startswith("eee")
     assert len(second.reason) == 500
@@ -269,13 +269,13 @@ def test_a_reply_that_drips_has_its_deadline_as_a_whole():
             await asyncio.sleep(0.1)
         return response
 
-    found, _ = serving(handle, lambda url: asked(url, timeout=1.0))
-    assert all("no reply within 1 s" in failure.reason for failure in found)
+    failures, _ = serving(handle, lambda url: score_samples(url, timeout=1.0))
+    assert all("no reply within 1 s" in failure.reason for failure in failures)
 
 
 def test_a_service_that_is_not_there_is_a_failure():
-    found = asked("http://127.0.0.1:1/score")
-    assert all("127.0.0.1" in failure.reason for failure in found)
+    failures = score_samples("http://127.0.0.1:1/score")
+    assert all("127.0.0.1" in failure.reason for failure in failures)
 
 
 def test_the_examples_manifest_is_valid():
@@ -294,15 +294,15 @@ def test_a_credential_that_is_part_of_a_score_leaves_scores_alone():
             {"results": [{"score": 1.5}, {"score": 0.5}, {"error": "tenant 5 is unknown"}]}
         )
 
-    found, _ = serving(handle, lambda url: asked(url, secrets={"X-Tenant": "5"}))
-    assert found == [1.5, 0.5, Failure("tenant *** is unknown")]
+    scores, _ = serving(handle, lambda url: score_samples(url, secrets={"X-Tenant": "5"}))
+    assert scores == [1.5, 0.5, Failure("tenant *** is unknown")]
 
 
 def test_credentials_go_into_the_header_and_into_no_log():
-    said = []
+    headers = []
 
     async def handle(request, number):
-        said.append(request.headers.get("X-Judge"))
+        headers.append(request.headers.get("X-Judge"))
         if number == 1:
             return web.Response(status=401, text=f"{'x' * 190} unknown token {TOKEN}")
         if number == 2:
@@ -311,10 +311,10 @@ def test_credentials_go_into_the_header_and_into_no_log():
 
     def work(url):
         secrets = {"X-Judge": TOKEN}
-        return [asked(url, secrets=secrets) for _ in range(3)]
+        return [score_samples(url, secrets=secrets) for _ in range(3)]
 
     (refused, empty, scores), _ = serving(handle, work)
-    assert said == [TOKEN] * 3
+    assert headers == [TOKEN] * 3
     assert scores == [1.0, 0.5, 0.0]
     assert "HTTP 401" in refused[0].reason
     assert empty[0].reason == "no credit left for ***"

@@ -143,8 +143,8 @@ def test_chunks_are_the_micro_batches_of_the_whole(trainer):
     (whole,) = plan(SEQUENCES.lengths.tolist(), 1, 9)
     sent = [plan(lengths, 1, 9)[0] for lengths in server.lengths]
     assert all(len(batches) == 1 for batches in sent)
-    found = [[lengths[i] for i in batches[0]] for lengths, batches in zip(server.lengths, sent, strict=True)]
-    assert found == [[int(SEQUENCES.lengths[i]) for i in rows] for rows in whole]
+    chunks = [[lengths[i] for i in batches[0]] for lengths, batches in zip(server.lengths, sent, strict=True)]
+    assert chunks == [[int(SEQUENCES.lengths[i]) for i in rows] for rows in whole]
 
 
 @pytest.fixture
@@ -157,8 +157,8 @@ def test_a_batch_may_take_longer_than_the_timeout_of_its_chunks(trainer, clock):
     """Each of six takes 1.5 s, and is looked at before it is done."""
 
     def works(_number: int) -> None:
-        clock.now, looks = clock.now + 1.5, clock.looks
-        eventually(lambda: clock.looks > looks, "a look at who is late", LONG)
+        clock.now, checks = clock.now + 1.5, clock.looks
+        eventually(lambda: clock.looks > checks, "a look at who is late", LONG)
 
     trainer.know(Server(trainer.http, "reward-0", works).member)
     scores = trainer.scorer(tokens=4, timeout=4.0).ask(SEQUENCES, "scores", ROWS)
@@ -172,11 +172,11 @@ def test_a_member_that_is_slow_costs_a_chunk_another_try_and_not_the_batch(train
     fast = Server(trainer.http, "fast")
     trainer.know(slow.member, fast.member)
 
-    def look(load: Counter[str]) -> None:
+    def check(load: Counter[str]) -> None:
         if slow.batches and not load[fast.member.uid]:
             clock.now = 2.0
 
-    clock.look = look
+    clock.on_check = check
     try:
         assert trainer.scorer(timeout=1.5).ask(SEQUENCES, "scores", ROWS).tolist() == expected()
         assert len(slow.batches) == 1
@@ -191,12 +191,12 @@ def test_what_is_given_up_is_not_begun(trainer, clock):
     server = Server(trainer.http, "reward-0", lambda n: n == 1 and over.wait(LONG))
     trainer.know(server.member)
 
-    def look(_load: Counter[str]) -> None:
+    def check(_load: Counter[str]) -> None:
         nonlocal tries
         if server.batches and (server.left, server.arrived) == (2 * tries, 2 * tries + 2):
             tries, clock.now = tries + 1, clock.now + 2.0
 
-    clock.look = look
+    clock.on_check = check
     scorer = trainer.scorer(timeout=1.0)
     with pytest.raises(
         RuntimeError, match=r"failed at 2 responses of \d tokens: no progress for 1 s, 3 times"
@@ -220,13 +220,13 @@ def test_asking_outlives_all_members_until_one_is_back_elsewhere(trainer):
     first = Server(trainer.http, "reward-0")
     trainer.know(first.member)
     first.die()
-    found: list[torch.Tensor] = []
-    asking = threading.Thread(target=lambda: found.append(trainer.scorer().ask(SEQUENCES, "scores", ROWS)))
+    results: list[torch.Tensor] = []
+    asking = threading.Thread(target=lambda: results.append(trainer.scorer().ask(SEQUENCES, "scores", ROWS)))
     asking.start()
     second = Server(trainer.http, "reward-0")
     trainer.know(second.member)
     asking.join(timeout=LONG)
-    assert [scores.tolist() for scores in found] == [expected()]
+    assert [scores.tolist() for scores in results] == [expected()]
 
 
 def test_a_member_that_dies_over_a_batch_costs_its_chunks_alone(trainer):
@@ -240,13 +240,13 @@ def test_a_member_that_dies_over_a_batch_costs_its_chunks_alone(trainer):
 
     first = Server(trainer.http, "reward-0", goes)
     trainer.know(first.member)
-    found: list[torch.Tensor] = []
-    asking = threading.Thread(target=lambda: found.append(trainer.scorer().ask(SEQUENCES, "scores", ROWS)))
+    results: list[torch.Tensor] = []
+    asking = threading.Thread(target=lambda: results.append(trainer.scorer().ask(SEQUENCES, "scores", ROWS)))
     asking.start()
     assert reached.wait(LONG)
     trainer.know(second.member)
     asking.join(timeout=LONG)
-    assert [scores.tolist() for scores in found] == [expected()]
+    assert [scores.tolist() for scores in results] == [expected()]
     assert len(second.batches) == CHUNKS - 1
     over.set()
 
@@ -260,15 +260,15 @@ def test_a_member_that_joins_is_asked_while_the_others_work(trainer, monkeypatch
     )
     trainer.know(first.member)
     scorer = trainer.scorer()
-    found: list[torch.Tensor] = []
-    asking = threading.Thread(target=lambda: found.append(scorer.ask(SEQUENCES, "scores", ROWS)))
+    results: list[torch.Tensor] = []
+    asking = threading.Thread(target=lambda: results.append(scorer.ask(SEQUENCES, "scores", ROWS)))
     asking.start()
     eventually(lambda: first.batches, "the first chunk under way", LONG)
     trainer.know(first.member, second.member)
     eventually(lambda: second.batches, "a chunk for the member that has joined", LONG)
     over.set()
     asking.join(timeout=LONG)
-    assert [scores.tolist() for scores in found] == [expected()]
+    assert [scores.tolist() for scores in results] == [expected()]
     assert len(first.batches) + len(second.batches) == CHUNKS, "none twice"
 
 
@@ -309,10 +309,10 @@ def test_a_gateway_whose_server_is_gone_is_waited_for(trainer, status):
 
     @web.middleware
     async def gateway(request: web.Request, handler) -> web.StreamResponse:
-        gone = request.path == SCORE_ROUTE and next(left, None)
-        return web.Response(status=gone) if gone else await handler(request)
+        failure = request.path == SCORE_ROUTE and next(left, None)
+        return web.Response(status=failure) if failure else await handler(request)
 
-    replies(trainer, lambda asked: {"scores": torch.ones(len(asked)).double()}, behind=[gateway])
+    replies(trainer, lambda sequences: {"scores": torch.ones(len(sequences)).double()}, behind=[gateway])
     assert trainer.scorer().ask(SEQUENCES, "scores", ROWS).tolist() == [1.0] * len(SEQUENCES)
 
 
@@ -366,7 +366,9 @@ def test_a_reply_with_other_than_what_was_asked_for_is_an_error(trainer, reply):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_log_probabilities_that_are_no_numbers_are_an_error(trainer, value):
-    replies(trainer, lambda asked: {"logprobs": torch.full((int(asked.response_lengths.sum()),), value)})
+    replies(
+        trainer, lambda sequences: {"logprobs": torch.full((int(sequences.response_lengths.sum()),), value)}
+    )
     with pytest.raises(RuntimeError, match="the reply's logprobs are not finite, 3 times"):
         trainer.scorer().ask(SEQUENCES, "logprobs")
 
@@ -397,20 +399,22 @@ def test_a_server_that_hangs_over_a_message_fails_its_health_check(trainer):
     trainer.http.run(runner.setup())
     trainer.http.run(web.TCPSite(runner, "127.0.0.1", prover.port).start())
     address = f"http://127.0.0.1:{prover.port}"
-    asked = trainer.http.start(trainer.http.post_bytes(address + SCORE_ROUTE, encode(*pack(SEQUENCES)), 1000))
+    future = trainer.http.start(
+        trainer.http.post_bytes(address + SCORE_ROUTE, encode(*pack(SEQUENCES)), 1000)
+    )
     assert begun.wait(60)
     with pytest.raises(HttpError, match=r"503: .*one message has taken \d+ s so far"):
         trainer.http.run(trainer.http.json("GET", address + HEALTH, timeout=60))
     over.set()
-    assert asked.result(60)
+    assert future.result(60)
     assert trainer.http.run(trainer.http.json("GET", address + HEALTH, timeout=60)) == {"status": "ok"}
 
 
 def test_nobody_answers_in_time(trainer):
-    gone = Server(trainer.http, "reward-0")
-    gone.die()
-    trainer.know(gone.member)
-    with pytest.raises(Unavailable, match=rf"no reward answered within 0 s \(reward-0 at {gone.address}\)"):
+    dead = Server(trainer.http, "reward-0")
+    dead.die()
+    trainer.know(dead.member)
+    with pytest.raises(Unavailable, match=rf"no reward answered within 0 s \(reward-0 at {dead.address}\)"):
         trainer.scorer(patience=0.3).ask(SEQUENCES, "scores", ROWS)
     trainer.know()
     with pytest.raises(Unavailable, match="none was announced"):
@@ -424,7 +428,7 @@ def test_a_request_to_stop_ends_the_wait(trainer):
 
 
 def test_a_request_to_stop_ends_the_wait_for_a_member_that_fails(trainer):
-    def stops(_asked):
+    def stops(_sequences):
         trainer.control.stop_requested.set()
         return {"scores": torch.zeros(2)}
 
@@ -530,8 +534,8 @@ MASKED = replace(SEQUENCES, kept=Kept(COUNTS, torch.tensor([5], dtype=torch.int3
 
 def test_the_reference_gets_the_sampling_mask_and_the_reward_does_not():
     arrays, header = decode(encode(*pack(MASKED)))
-    kept = unpack((arrays, header)).kept
-    assert (kept.counts.tolist(), kept.tokens.tolist()) == (COUNTS.tolist(), [5])
+    mask = unpack((arrays, header)).kept
+    assert (mask.counts.tolist(), mask.tokens.tolist()) == (COUNTS.tolist(), [5])
     assert unpack(pack(SEQUENCES)).kept is None
     assert "kept" not in pack(MASKED, ROWS)[0]
 

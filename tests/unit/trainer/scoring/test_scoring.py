@@ -221,8 +221,8 @@ def score(folder, wait, monkeypatch):
         fine=False,
         failure_score=0.0,
     ):
-        found = [wait(function(*entry, timeout, retries, failure_score)) for entry in entries]
-        functions = Functions(TOKENIZER, seconds, found, fine_grained=fine)
+        loaded = [wait(function(*entry, timeout, retries, failure_score)) for entry in entries]
+        functions = Functions(TOKENIZER, seconds, loaded, fine_grained=fine)
         for _ in range(times):
             scores, report = wait(functions.score(SEQUENCES, rows))
         if model is not None:
@@ -306,8 +306,8 @@ def test_functions_score_tokens_or_whole_responses(score):
 
     scores, report = score(("of_tokens", 1.0), ("lengths", 2.0), model=(1.0, model), fine=True)
     assert scores.shape == (sum(lengths),)
-    for found, (_, response) in zip(scores.split(lengths), TEXTS, strict=True):
-        assert found.tolist() == [*[1.5] * len(response), 0.5 + 2 * len(response)]
+    for token_scores, (_, response) in zip(scores.split(lengths), TEXTS, strict=True):
+        assert token_scores.tolist() == [*[1.5] * len(response), 0.5 + 2 * len(response)]
     assert report.failures == {}
     assert {name: part.total for name, part in report.parts.items()} == {
         "of_tokens": 24.0,
@@ -356,10 +356,10 @@ def test_the_texts_of_tokens_add_up_to_the_response(tokenizer):
         [([1], [*tokens, tokenizer.eos_token_id]), ([1], tokens[:-5]), ([1], tokens[:12])]
     )
     _, responses = texts(sequences, tokenizer)
-    found = texts_of_tokens(sequences, tokenizer)
-    assert ["".join(pieces) for pieces in found] == responses
-    assert [len(pieces) for pieces in found] == sequences.response_lengths.tolist()
-    assert found[0][-1] == ""
+    token_texts = texts_of_tokens(sequences, tokenizer)
+    assert ["".join(pieces) for pieces in token_texts] == responses
+    assert [len(pieces) for pieces in token_texts] == sequences.response_lengths.tolist()
+    assert token_texts[0][-1] == ""
 
 
 @pytest.mark.parametrize("tokenizer", [TOKENIZER, LEARNED], ids=["bytes", "bpe"])
@@ -565,8 +565,8 @@ def one_by_one(model, rows: list[list[int]]) -> list[float]:
 def test_a_model_scores_as_it_does_alone(model):
     rows = [SEQUENCES.row(i).tolist() for i in range(4)]
     for budget in (1, 40, 1000):
-        found = model_scorer(model, byte_tokenizer(), budget)(SEQUENCES, ROWS)
-        assert found.tolist() == pytest.approx(one_by_one(model, rows), abs=1e-5)
+        scores = model_scorer(model, byte_tokenizer(), budget)(SEQUENCES, ROWS)
+        assert scores.tolist() == pytest.approx(one_by_one(model, rows), abs=1e-5)
 
 
 def finished(sequences: Sequences, ended: bool = True) -> Sequences:
@@ -581,8 +581,8 @@ def test_a_model_with_another_vocabulary_reads_an_end_where_the_rollout_ended(mo
         sequences = finished(Sequences.pack([(ids(prompt), tokens)]), ended)
         text = texts(sequences, TOKENIZER)[1][0]
         row = [*own(prompt)["input_ids"], *own(text)["input_ids"], *[own.eos_token_id] * ended]
-        found = model_scorer(model, own)(sequences, ROWS[:1])
-        assert found.tolist() == pytest.approx(one_by_one(model, [row]), abs=1e-5)
+        scores = model_scorer(model, own)(sequences, ROWS[:1])
+        assert scores.tolist() == pytest.approx(one_by_one(model, [row]), abs=1e-5)
 
 
 def test_a_model_with_another_vocabulary_reads_the_text(model):
@@ -591,16 +591,16 @@ def test_a_model_with_another_vocabulary_reads_the_text(model):
     for sequences, end in ((finished(SEQUENCES), [own.eos_token_id]), (finished(cut, False), [])):
         rows = [[*own(a)["input_ids"], *own(b)["input_ids"], *end] for a, b in TEXTS]
         assert any(len(row) != len(ids(a + b)) + len(end) for row, (a, b) in zip(rows, TEXTS, strict=True))
-        found = model_scorer(model, own)(sequences, ROWS)
-        assert found.tolist() == pytest.approx(one_by_one(model, rows), abs=1e-5)
+        scores = model_scorer(model, own)(sequences, ROWS)
+        assert scores.tolist() == pytest.approx(one_by_one(model, rows), abs=1e-5)
 
 
 def test_a_stop_string_is_an_end_to_a_model_with_another_vocabulary(model):
     own = create_tokenizer([a + b for a, b in TEXTS] * 3, 290)
     sequences = Sequences.pack([(ids(prompt), ids(answer + "##")) for prompt, answer in TEXTS])
     rows = [[*own(a)["input_ids"], *own(b)["input_ids"], own.eos_token_id] for a, b in TEXTS]
-    found = model_scorer(model, own, stop=["##"])(finished(sequences), ROWS)
-    assert found.tolist() == pytest.approx(one_by_one(model, rows), abs=1e-5)
+    scores = model_scorer(model, own, stop=["##"])(finished(sequences), ROWS)
+    assert scores.tolist() == pytest.approx(one_by_one(model, rows), abs=1e-5)
 
 
 def test_what_another_vocabulary_makes_too_long_loses_its_beginning(model):
@@ -608,5 +608,5 @@ def test_what_another_vocabulary_makes_too_long_loses_its_beginning(model):
     own.add_tokens(["<unused>"])
     sequences = Sequences.pack([(ids("p" * 30), [*ids("an answer"), EOS])])
     row = [*own("p" * 30)["input_ids"], *own("an answer")["input_ids"], own.eos_token_id][-32:]
-    found = model_scorer(model, own)(finished(sequences), ROWS[:1])
-    assert found.tolist() == pytest.approx(one_by_one(model, [row]), abs=1e-5)
+    scores = model_scorer(model, own)(finished(sequences), ROWS[:1])
+    assert scores.tolist() == pytest.approx(one_by_one(model, [row]), abs=1e-5)

@@ -20,8 +20,8 @@ def test_a_function_may_empty_the_lists_that_it_gets() -> None:
     ) -> list[list[float]]:
         return [[1.0 for _ in range(len(tokens[i])) if tokens[i].pop()] for i in range(len(responses))]
 
-    found = call(of_tokens, ["p"], ["ab"], ROWS[:1], [["a", "b"]])
-    assert found == {"scores": [[1.0, 1.0]]}
+    reply = call(of_tokens, ["p"], ["ab"], ROWS[:1], [["a", "b"]])
+    assert reply == {"scores": [[1.0, 1.0]]}
 
 
 def test_an_error_that_quotes_half_of_a_surrogate_pair_can_be_told() -> None:
@@ -30,6 +30,6 @@ def test_an_error_that_quotes_half_of_a_surrogate_pair_can_be_told() -> None:
     def quoting(_prompts: object, _responses: object, rows: Sequence[Mapping[str, Any]]) -> list[float]:
         raise ValueError(f"no number: {rows[1]['answer']}")
 
-    said = call(quoting, ["p", "p"], ["5", "6"], ROWS, None)["invalid"]
-    assert r"ValueError: no number: \ud83d (" in said
-    assert said.encode()
+    message = call(quoting, ["p", "p"], ["5", "6"], ROWS, None)["invalid"]
+    assert r"ValueError: no number: \ud83d (" in message
+    assert message.encode()

@@ -22,26 +22,26 @@ from rlhf_trainer.transport.frames import (
 
 def read(*parts: bytes) -> list[Frame]:
     reader = FrameReader()
-    found = [frame for part in parts for frame in reader.feed(part)]
+    frames = [frame for part in parts for frame in reader.feed(part)]
     reader.close()
-    return found
+    return frames
 
 
 def test_frames_come_whole_however_they_are_cut_into_packets():
     rng = random.Random(0)
-    wanted, sent = [], b""
+    expected, sent = [], b""
     for number in range(50):
         tokens = [rng.randrange(1 << 31) for _ in range(rng.randrange(40))]
         logprobs = array("f", [-rng.expovariate(1) for _ in tokens])
-        wanted.append((number, Kind(number % 4), 3 * number, tokens, logprobs))
+        expected.append((number, Kind(number % 4), 3 * number, tokens, logprobs))
         sent += encode(number, Kind(number % 4), 3 * number, tokens, logprobs)
     cuts = sorted(rng.sample(range(len(sent)), 200))
     parts = [sent[a:b] for a, b in zip([0, *cuts], [*cuts, len(sent)], strict=True)]
-    found = read(*parts)
-    assert [(f.response, f.kind, f.version, list(f.tokens), f.logprobs) for f in found] == wanted, (
+    frames = read(*parts)
+    assert [(f.response, f.kind, f.version, list(f.tokens), f.logprobs) for f in frames] == expected, (
         "bit for bit"
     )
-    assert read(sent) == found
+    assert read(sent) == frames
 
 
 def test_the_bytes_are_the_same_on_every_machine():
@@ -54,8 +54,8 @@ def test_a_sampling_mask_comes_with_its_tokens_for_four_bytes_each_and_one_count
     masks = [[7], [], [1, 2]]
     sent = encode(1, Kind.LENGTH, 0, [5, 6, 8], [-0.5] * 3, masks)
     assert len(sent) == 20 + 3 * 12 + 3 * 4
-    (found,) = read(sent)
-    assert (list(found.tokens), list(found.counts), list(found.kept)) == ([5, 6, 8], [1, 0, 2], [7, 1, 2])
+    (frame,) = read(sent)
+    assert (list(frame.tokens), list(frame.counts), list(frame.kept)) == ([5, 6, 8], [1, 0, 2], [7, 1, 2])
     (plain,) = read(encode(1, Kind.LENGTH, 0, [5], [-0.5]))
     assert not plain.counts
     assert not plain.kept
@@ -65,10 +65,10 @@ def test_a_sampling_mask_comes_with_its_tokens_for_four_bytes_each_and_one_count
 
 def test_more_tokens_than_one_frame_takes_are_several_whose_last_says_the_end():
     count = 2 * MOST_TOKENS + 1
-    found = read(encode(0, Kind.LENGTH, 7, range(count), [-0.5] * count))
-    assert [frame.kind for frame in found] == [Kind.TOKENS, Kind.TOKENS, Kind.LENGTH]
-    assert {frame.version for frame in found} == {7}
-    assert [token for frame in found for token in frame.tokens] == list(range(count))
+    frames = read(encode(0, Kind.LENGTH, 7, range(count), [-0.5] * count))
+    assert [frame.kind for frame in frames] == [Kind.TOKENS, Kind.TOKENS, Kind.LENGTH]
+    assert {frame.version for frame in frames} == {7}
+    assert [token for frame in frames for token in frame.tokens] == list(range(count))
 
 
 def header(size: int, number: int, count: int = 1, version: int = 0) -> bytes:
@@ -120,10 +120,10 @@ def test_whatever_comes_is_frames_or_refused(changes, cut, more):
         data[place] = value
     sent = bytes(data[:cut]) + more
     try:
-        found = read(sent)
+        frames = read(sent)
     except (ValueError, RequestFailed):
         return
-    assert 8 * sum(len(frame.tokens) for frame in found) <= len(sent)
+    assert 8 * sum(len(frame.tokens) for frame in frames) <= len(sent)
 
 
 def test_an_error_is_raised_with_its_code_however_long_its_text():

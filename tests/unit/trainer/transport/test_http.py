@@ -40,13 +40,13 @@ def test_no_error_shows_the_token(answer):
     with HttpClient("secret-of-the-job") as http:
         server = http.run(asyncio.start_server(speak, "127.0.0.1", 0))
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
-        for asked in (
+        for request in (
             http.json("POST", url, {}, timeout=120),
             http.post_bytes(url, b"", 1000),
             stream(http, url),
         ):
             with pytest.raises(aiohttp.ClientError) as caught:
-                http.run(asked)
+                http.run(request)
             assert "secret-of-the-job" not in repr(caught.value)
             assert url in str(caught.value)
             assert caught.value.__cause__ is None
@@ -60,13 +60,13 @@ def test_a_connection_has_a_deadline_of_its_own_whatever_its_request_has(monkeyp
         full.listen(0)
         url = f"http://127.0.0.1:{full.getsockname()[1]}/"
         with socket.create_connection(full.getsockname()):  # the one that waits to be accepted
-            for asked in (
+            for request in (
                 http.json("GET", url, timeout=120),
                 http.post_bytes(url, b"", 1000),
                 stream(http, url),
             ):
                 with pytest.raises(aiohttp.ConnectionTimeoutError):
-                    http.run(asyncio.wait_for(asked, 120))
+                    http.run(asyncio.wait_for(request, 120))
 
 
 def test_of_an_error_s_text_only_the_start_is_read():
@@ -83,9 +83,13 @@ def test_of_an_error_s_text_only_the_start_is_read():
     with HttpClient("token") as http:
         server = http.run(asyncio.start_server(speak, "127.0.0.1", 0))
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}{HEALTH}"
-        for asked in (http.json("GET", url, timeout=60), http.post_bytes(url, b"", 1000), stream(http, url)):
+        for request in (
+            http.json("GET", url, timeout=60),
+            http.post_bytes(url, b"", 1000),
+            stream(http, url),
+        ):
             with pytest.raises(HttpError) as caught:
-                http.run(asyncio.wait_for(asked, 60))
+                http.run(asyncio.wait_for(request, 60))
             assert (caught.value.status, caught.value.body) == (500, "\ufffd" * module.ERROR_BYTES)
 
 
@@ -108,13 +112,13 @@ def test_what_inflates_is_refused_before_it_does(coding):
     """A few bytes of gzip may hold gigabytes."""
     with HttpClient("token") as http:
         url = served(http, body=gzip.compress(bytes(1 << 20)), headers={"Content-Encoding": coding})
-        for asked in (
+        for request in (
             http.json("GET", url, timeout=60),
             http.post_bytes(url, b"", 1 << 30),
             stream(http, url),
         ):
             with pytest.raises(aiohttp.ClientPayloadError, match=f"compressed with '{coding}'"):
-                http.run(asked)
+                http.run(request)
 
 
 def test_no_more_is_read_of_a_reply_than_it_may_have():
@@ -132,13 +136,13 @@ def test_a_redirect_is_not_followed():
     """It would have the token, and the reply, go elsewhere."""
     with HttpClient("token") as http:
         url = served(http, status=307, headers={"Location": served(http, text="{}")})
-        for asked in (
+        for request in (
             http.json("POST", url, {}, timeout=60),
             http.post_bytes(url, b"", 9),
             stream(http, url),
         ):
             with pytest.raises(HttpError, match="HTTP 307"):
-                http.run(asked)
+                http.run(request)
 
 
 @pytest.mark.parametrize(("status", "after"), [(429, "7"), (408, ""), (429, "soon")])
@@ -174,9 +178,9 @@ def test_a_busy_server_is_asked_again_when_it_says(status, after, monkeypatch):
 class Counting:
     """A server that holds every request until all that are wanted are here, and counts those at once."""
 
-    def __init__(self, http: HttpClient, wanted: int) -> None:
+    def __init__(self, http: HttpClient, expected: int) -> None:
         self.now = self.highest = 0
-        self._enough, self._wanted = asyncio.Event(), wanted
+        self._enough, self._wanted = asyncio.Event(), expected
         app = web.Application(middlewares=[proving_by("token")])
         app.add_routes([web.route("*", "/{path:.*}", self._hold)])
         self._runner = web.AppRunner(app)
@@ -324,15 +328,15 @@ def test_a_squatter_of_a_servers_port_is_sent_nothing_but_questions():
     url = f"http://127.0.0.1:{(port := free_port())}/"
     with HttpClient("token") as http:
         with Recorded(http, port, "token") as server:
-            for asked in requests_of_all_kinds(http, url):
-                http.run(asked)
+            for request in requests_of_all_kinds(http, url):
+                http.run(request)
         assert server.sent == [QUESTION, REQUEST] * 3
         with Recorded(http, port, "") as stranger:
-            for asked in requests_of_all_kinds(http, url):
+            for request in requests_of_all_kinds(http, url):
                 with pytest.raises(
                     aiohttp.ClientError, match="what answers there does not have the job's token"
                 ):
-                    http.run(asked)
+                    http.run(request)
             assert http.run(http.listens(url.rstrip("/")))
         assert stranger.sent == [*[QUESTION] * 3, (HEALTH, b"")]
         assert stranger.keys == [None] * 4

@@ -27,7 +27,7 @@ def run_config(*overrides: str) -> RunConfig:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "environ", "found"),
+    ("overrides", "environ", "requested"),
     [
         ((RDMA,), {}, "rdma/hca_shared_devices_a"),
         (("spec.pods.resources={limits: {nvidia.com/roce_gdr: '1'}}",), {}, "nvidia.com/roce_gdr"),
@@ -37,8 +37,8 @@ def run_config(*overrides: str) -> RunConfig:
         (("spec.generator.pods.resources={limits: {rdma/ib: '1'}}",), {}, None),
     ],
 )
-def test_what_asks_for_rdma(overrides, environ, found):
-    assert asked_for(run_config(*overrides), Role.TRAINER, environ) == found
+def test_what_asks_for_rdma(overrides, environ, requested):
+    assert asked_for(run_config(*overrides), Role.TRAINER, environ) == requested
 
 
 def test_nothing_is_in_the_way_of_an_active_device(tmp_path):
@@ -46,7 +46,7 @@ def test_nothing_is_in_the_way_of_an_active_device(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("environ", "made", "library", "said"),
+    ("environ", "made", "library", "message"),
     [
         ({"NCCL_IB_DISABLE": "1"}, device, HERE, "NCCL_IB_DISABLE is 1"),
         ({"NCCL_NET": "Socket"}, device, HERE, "NCCL_NET is Socket"),
@@ -57,11 +57,11 @@ def test_nothing_is_in_the_way_of_an_active_device(tmp_path):
     ],
     ids=["switched off", "sockets", "library", "no device", "no active port", "not in the pod"],
 )
-def test_what_is_in_the_way_is_named(tmp_path, environ, made, library, said):
-    assert said in hindrance(environ, made(tmp_path), library)
+def test_what_is_in_the_way_is_named(tmp_path, environ, made, library, message):
+    assert message in hindrance(environ, made(tmp_path), library)
 
 
 def test_a_job_that_does_not_ask_is_told_nothing():
     assert over_tcp(run_config(), Role.TRAINER, {"NCCL_IB_DISABLE": "1"}) is None
-    said = over_tcp(run_config(RDMA), Role.TRAINER, {"NCCL_IB_DISABLE": "1"})
-    assert said.startswith("NCCL goes over TCP though the job asks for RDMA (rdma/hca_shared_devices_a): ")
+    message = over_tcp(run_config(RDMA), Role.TRAINER, {"NCCL_IB_DISABLE": "1"})
+    assert message.startswith("NCCL goes over TCP though the job asks for RDMA (rdma/hca_shared_devices_a): ")

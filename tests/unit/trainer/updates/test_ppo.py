@@ -184,8 +184,8 @@ def losses(model, made: Columns, ppo: PPO, ranks: int, budget: int) -> dict[str,
 def test_order_and_micro_batches_change_no_loss(model, aggregation, order, ranks, budget):
     ppo = PPO(lossAggregation=aggregation, clipRatio=0.3)
     made = experience(ppo)
-    found = losses(model, made.select(torch.tensor(order)), ppo, ranks, budget)
-    assert found == pytest.approx(losses(model, made, ppo, 1, 1000), rel=2e-5, abs=1e-6)
+    computed = losses(model, made.select(torch.tensor(order)), ppo, ranks, budget)
+    assert computed == pytest.approx(losses(model, made, ppo, 1, 1000), rel=2e-5, abs=1e-6)
 
 
 def test_log_probabilities_do_not_depend_on_the_neighbours(model):
@@ -222,27 +222,27 @@ def test_losses_equal_plain_loops(model, aggregation):
             near = min(max(value, old - 0.2), old + 0.2)
             critic += weight * max((value - goal) ** 2, (near - goal) ** 2) / 2
         at += length
-    found = losses(model, made, ppo, 1, 1000)
-    assert found["policy"] == pytest.approx(policy, rel=1e-4)
-    assert found["critic"] == pytest.approx(critic, rel=1e-4)
-    assert found["clip_fraction"] == pytest.approx(outside, abs=1e-6)
-    assert found["entropy"] == pytest.approx(entropy / sum(lengths), rel=1e-5)
-    assert found["ratio_mean"] == pytest.approx(total_ratio / sum(lengths), rel=1e-5)
-    assert found["update_kl"] >= 0
+    computed = losses(model, made, ppo, 1, 1000)
+    assert computed["policy"] == pytest.approx(policy, rel=1e-4)
+    assert computed["critic"] == pytest.approx(critic, rel=1e-4)
+    assert computed["clip_fraction"] == pytest.approx(outside, abs=1e-6)
+    assert computed["entropy"] == pytest.approx(entropy / sum(lengths), rel=1e-5)
+    assert computed["ratio_mean"] == pytest.approx(total_ratio / sum(lengths), rel=1e-5)
+    assert computed["update_kl"] >= 0
 
 
 def test_metrics_say_what_they_are_called():
     made = experience(PPO())
-    found = step_metrics(made, torch.ones(len(made["logprobs"]), dtype=torch.bool))
-    assert found["reward_mean"] == pytest.approx(statistics.fmean(SCORES))
-    assert found["reward_std"] == pytest.approx(statistics.pstdev(SCORES))
-    assert found["kl_mean"] == pytest.approx((made["logprobs"] - made["reference_logprobs"]).mean().item())
-    assert found["response_length_mean"] == 2.5
-    assert found["finished_share"] == 0.75
-    assert 0 < found["logprob_difference"] < 0.01
-    assert found["ratio_outside_share"] == 0
-    assert found["value_explained_variance"] <= 1
-    assert all(math.isfinite(value) for value in found.values())
+    metrics = step_metrics(made, torch.ones(len(made["logprobs"]), dtype=torch.bool))
+    assert metrics["reward_mean"] == pytest.approx(statistics.fmean(SCORES))
+    assert metrics["reward_std"] == pytest.approx(statistics.pstdev(SCORES))
+    assert metrics["kl_mean"] == pytest.approx((made["logprobs"] - made["reference_logprobs"]).mean().item())
+    assert metrics["response_length_mean"] == 2.5
+    assert metrics["finished_share"] == 0.75
+    assert 0 < metrics["logprob_difference"] < 0.01
+    assert metrics["ratio_outside_share"] == 0
+    assert metrics["value_explained_variance"] <= 1
+    assert all(math.isfinite(value) for value in metrics.values())
 
 
 def test_the_reward_metrics_of_the_largest_scores_are_finite():
@@ -251,9 +251,9 @@ def test_the_reward_metrics_of_the_largest_scores_are_finite():
     columns = Columns(Sequences.pack([((1,), (2,))] * 4)).with_rows(
         scores=torch.tensor(scores), finished=torch.ones(4)
     )
-    found = step_metrics(columns)
-    assert found["reward_mean"] == pytest.approx(statistics.fmean(scores))
-    assert found["reward_std"] == pytest.approx(statistics.pstdev(scores))
+    metrics = step_metrics(columns)
+    assert metrics["reward_mean"] == pytest.approx(statistics.fmean(scores))
+    assert metrics["reward_std"] == pytest.approx(statistics.pstdev(scores))
 
 
 def test_metrics_of_a_single_token_are_finite():

@@ -43,7 +43,7 @@ class Worker:
     def do(self, *words: object) -> None:
         print(*words, file=self.process.stdin, flush=True)
 
-    def said(self) -> list[str]:
+    def read_words(self) -> list[str]:
         return self.process.stdout.readline().split()
 
     def ends(self) -> int:
@@ -111,7 +111,7 @@ def test_broadcast_is_whole_and_fast(store, workers, capsys):
         began = time.monotonic()
         sent = send(group, update, weights, worker)
         seconds = time.monotonic() - began
-        assert worker.said() == ["received", sent.digest]
+        assert worker.read_words() == ["received", sent.digest]
         with capsys.disabled():
             print(f"\n{sent.nbytes / 1e9:.1f} GB in {seconds:.3f} s, {sent.nbytes / seconds / 1e9:.0f} GB/s")
     assert worker.ends() == 0
@@ -134,7 +134,7 @@ def test_a_worker_killed_in_mid_broadcast_is_noticed_and_a_new_epoch_works(store
     torch.cuda.synchronize()
     reborn = workers("cuda:1")
     sent = send(form(store, "2", reborn), 1, weights, reborn)
-    assert reborn.said() == ["received", sent.digest]
+    assert reborn.read_words() == ["received", sent.digest]
     assert reborn.ends() == 0
 
 
@@ -152,20 +152,20 @@ def test_a_peer_lost_over_tcp_costs_the_others_one_epoch_and_not_their_lives(sto
     group = form(store, "1", near, far)
     weights = tensors(8)
     sent = send(group, 1, weights, near, far)
-    assert near.said() == far.said() == ["received", sent.digest]
+    assert near.read_words() == far.read_words() == ["received", sent.digest]
     with pytest.raises(TransferFailed):
         send(group, 2, weights, near, far, fault=killing(near))
     group.abort()
-    assert far.said()[0] == "failed"
+    assert far.read_words()[0] == "failed"
     began = time.monotonic()
     group = form(store, "2", far)
     sent = send(group, 1, weights, far)
-    assert far.said() == ["received", sent.digest]
+    assert far.read_words() == ["received", sent.digest]
     assert time.monotonic() - began < TIMEOUT_S, "nobody waits for what is left of the group before"
     with pytest.raises(subprocess.TimeoutExpired):
         far.process.wait(3 * MONITOR_S)
     sent = send(group, 2, weights, far)
-    assert far.said() == ["received", sent.digest]
+    assert far.read_words() == ["received", sent.digest]
 
 
 def test_an_abort_frees_the_worker_at_once(store, workers):
@@ -176,7 +176,7 @@ def test_an_abort_frees_the_worker_at_once(store, workers):
         "1/0", {"specs": [["w", "float32", [1 << 20]]]}
     )  # the worker waits for bytes that never come
     group.abort()
-    failed, seconds, *why = worker.said()
+    failed, seconds, *why = worker.read_words()
     assert failed == "failed", why
     assert float(seconds) < TIMEOUT_S / 2
     assert worker.ends() == 0

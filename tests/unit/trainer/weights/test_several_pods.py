@@ -36,7 +36,7 @@ class Pair:
     follower: subprocess.Popen[bytes]
     folder: Path
 
-    def told(self, rank: int) -> str:
+    def termination_message(self, rank: int) -> str:
         """The termination message."""
         return (self.folder / f"{rank}.end").read_text()
 
@@ -101,12 +101,15 @@ def test_two_processes_serve_what_was_sent_and_neither_outlives_the_other(pair, 
     (worker,) = [p for p in psutil.Process(pair.follower.pid).children() if "Worker" in p.cmdline()[0]]
     worker.kill()
     assert pair.follower.wait(120) == 70
-    assert pair.told(1) == f"vLLM's process VllmWorker-1 (pid {worker.pid}) was ended by SIGKILL\n"
+    assert (
+        pair.termination_message(1)
+        == f"vLLM's process VllmWorker-1 (pid {worker.pid}) was ended by SIGKILL\n"
+    )
     # Not HttpError: the server has ended before it could say so, or takes no connection any more.
     with pytest.raises((HttpError, aiohttp.ClientError)):
         serves(http, pair.engine, models("untied", 2))
     assert pair.engine.process.wait(120) == 70
-    assert "Worker failed with error" in pair.told(0)
+    assert "Worker failed with error" in pair.termination_message(0)
 
 
 def test_a_process_that_was_told_to_end_does_when_the_engine_has():
