@@ -58,8 +58,8 @@ class Hands:
         await self.api._call("create", "POST", "Binding", path, body=body)
 
     async def names(self, kind: str) -> set[str]:
-        found = self.api.list(kind, self.namespace, labels="rlhf.dev/job")
-        return {body["metadata"]["name"] async for body in found}
+        listing = self.api.list(kind, self.namespace, labels="rlhf.dev/job")
+        return {body["metadata"]["name"] async for body in listing}
 
 
 @asynccontextmanager

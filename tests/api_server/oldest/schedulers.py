@@ -17,8 +17,8 @@ def record(required: list[str], /, **properties: Any) -> dict[str, Any]:
 
 def keyed(item: dict[str, Any], key: str, longest: int = 10) -> dict[str, Any]:
     """A list whose items server-side apply tells apart by this key."""
-    found = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
-    return {"type": "array", "items": item, "maxItems": longest, **found}
+    list_fields = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
+    return {"type": "array", "items": item, "maxItems": longest, **list_fields}
 
 
 def of_cluster(kind: str, plural: str, properties: dict[str, Any]) -> dict[str, Any]:

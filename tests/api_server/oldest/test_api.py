@@ -61,10 +61,10 @@ def test_objects_come_and_go(talk, namespace):
             await api.create(config_map(namespace, x="1"))
         assert (twice.value.status, twice.value.reason) == (409, "AlreadyExists")
         await api.delete("ConfigMap", namespace, "a", uid=made["metadata"]["uid"], grace=0)
-        with pytest.raises(ApiError) as gone:
+        with pytest.raises(ApiError) as missing:
             await api.get("ConfigMap", namespace, "a")
-        assert gone.value.status == 404
-        assert 'configmaps "a" not found' in str(gone.value)
+        assert missing.value.status == 404
+        assert 'configmaps "a" not found' in str(missing.value)
 
     assert talk(body) == [
         ("create", "ConfigMap", 201),
@@ -113,8 +113,8 @@ def test_a_list_is_read_page_by_page(talk, namespace, monkeypatch):
     async def body(api: Api) -> None:
         for name in "abcde":
             await api.create(config_map(namespace, name, x=name))
-        found = [item async for item in api.list("ConfigMap", namespace, labels="kind-of in (a,b,c,e)")]
-        assert [(item["kind"], item["apiVersion"], item["data"]) for item in found] == [
+        items = [item async for item in api.list("ConfigMap", namespace, labels="kind-of in (a,b,c,e)")]
+        assert [(item["kind"], item["apiVersion"], item["data"]) for item in items] == [
             ("ConfigMap", "v1", {"x": name}) for name in "abce"
         ]
         brief = [item async for item in api.list("ConfigMap", None, labels="kind-of=d", metadata_only=True)]

@@ -113,8 +113,8 @@ def test_a_pod_whose_label_somebody_takes_is_still_its_owners(cache, label):
     relabelled = pod(version=9, phase="Failed")
     relabelled["metadata"]["labels"] = label
     assert cache.put(relabelled) == KEY
-    (kept,) = cache.pods(KEY)
-    assert (kept["metadata"]["labels"], kept["status"]["phase"]) == (label, "Failed")
+    (cached,) = cache.pods(KEY)
+    assert (cached["metadata"]["labels"], cached["status"]["phase"]) == (label, "Failed")
     assert cache.drop(relabelled) == KEY
     assert cache.pods(KEY) == []
 
@@ -134,10 +134,13 @@ def test_a_status_is_kept_but_no_news(cache):
     cache.put(job(version=5))
     assert cache.put(job(version=6, status={"phase": "Running"})) is None
     assert cache.job(KEY)["status"] == {"phase": "Running"}
-    asked = job(version=7, status={"phase": "Running"})
-    asked["metadata"]["annotations"] = {"rlhf.dev/checkpoint": "now"}
-    assert cache.put(asked) == KEY
-    assert cache.put({**asked, "metadata": {**asked["metadata"], "resourceVersion": "8"}, "spec": {}}) == KEY
+    annotated = job(version=7, status={"phase": "Running"})
+    annotated["metadata"]["annotations"] = {"rlhf.dev/checkpoint": "now"}
+    assert cache.put(annotated) == KEY
+    assert (
+        cache.put({**annotated, "metadata": {**annotated["metadata"], "resourceVersion": "8"}, "spec": {}})
+        == KEY
+    )
     assert cache.put(job(version=9, uid="another", status={"phase": "Running"})) == KEY
 
 
@@ -259,12 +262,12 @@ def test_nothing_is_left_out_that_is_looked_at(status):
 )
 def test_a_null_is_as_if_nothing_was_said(state):
     """Kubelets that are no kubelets write null for a time that they do not know."""
-    told = {"name": "role", "ready": False, "state": state}
-    body = pod(containerStatuses=[told], conditions=None, podIP=None, startTime=None)
+    container_status = {"name": "role", "ready": False, "state": state}
+    body = pod(containerStatuses=[container_status], conditions=None, podIP=None, startTime=None)
     body["metadata"]["deletionGracePeriodSeconds"] = None
-    found = Pod.of(trim(body))
-    assert found == Pod.of(body)
-    assert found.started == seconds("2026-01-01T00:00:00Z")
+    trimmed = Pod.of(trim(body))
+    assert trimmed == Pod.of(body)
+    assert trimmed.started == seconds("2026-01-01T00:00:00Z")
 
 
 def test_a_pods_deadline_is_its_whole_grace_period_as_this_process_observes_it():
@@ -275,9 +278,9 @@ def test_a_pods_deadline_is_its_whole_grace_period_as_this_process_observes_it()
     watch, living = DeletionWatch(lambda: clock), Pod.of(pod(uid="pod-2", index=1))
 
     def at(now: float) -> float | None:
-        gone, stays = watch.observed(KEY, [Pod.of(body), living], now)
+        deleted, stays = watch.observed(KEY, [Pod.of(body), living], now)
         assert stays == living
-        return gone.deletion_deadline
+        return deleted.deletion_deadline
 
     assert at(deadline - 300) == deadline
     for ahead in (500, 275):  # of the clock that wrote the deadline
@@ -312,12 +315,12 @@ def test_what_is_not_looked_at_is_left_out(cache):
     cache.put(job())
     cache.put(pod())
     assert "managedFields" not in cache.job(KEY)["metadata"]
-    kept = cache.pods(KEY)[0]
-    assert kept["spec"] == {"nodeName": "node1", "containers": [{"name": "role"}]}, (
+    cached = cache.pods(KEY)[0]
+    assert cached["spec"] == {"nodeName": "node1", "containers": [{"name": "role"}]}, (
         "of those, names and ports"
     )
-    assert kept["metadata"]["ownerReferences"]
-    assert len(json.dumps(kept)) < 1200 < len(json.dumps(pod()))
+    assert cached["metadata"]["ownerReferences"]
+    assert len(json.dumps(cached)) < 1200 < len(json.dumps(pod()))
 
 
 def test_a_thousand_jobs_are_small(cache):

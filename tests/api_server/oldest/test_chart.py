@@ -39,8 +39,8 @@ class Release:
         return kubectl(self.kubeconfig, f"--namespace={self.namespace}", *arguments)
 
     def data(self, secret: str) -> dict[str, str]:
-        found = get(self.kubeconfig, "secret", f"{self.name}-{secret}", f"--namespace={self.namespace}")
-        return found["data"]
+        stored = get(self.kubeconfig, "secret", f"{self.name}-{secret}", f"--namespace={self.namespace}")
+        return stored["data"]
 
 
 @pytest.fixture(scope="module", autouse=True)

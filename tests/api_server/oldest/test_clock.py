@@ -44,8 +44,8 @@ def test_the_grace_of_a_pod_and_the_deadline_of_a_job_are_the_servers(
 def test_a_clock_that_no_answer_contradicts_is_left_as_it_is() -> None:
     local = 1_000_000.25
     clock = ServerClock(lambda: local)
-    for told in (local, local - 0.25, local - 1.0):  # cut to seconds, and a second under way
-        clock.observe_date_header(formatdate(told, usegmt=True), local - 1.0)
+    for date in (local, local - 0.25, local - 1.0):  # cut to seconds, and a second under way
+        clock.observe_date_header(formatdate(date, usegmt=True), local - 1.0)
         assert clock.time() == local
     clock.observe_date_header(formatdate(local - 60, usegmt=True), local)
     assert clock.time() == local - 59.25

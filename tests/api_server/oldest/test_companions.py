@@ -85,7 +85,7 @@ def test_a_job_of_an_earlier_ones_name_has_a_token_of_its_own(operators: Operato
         orphan = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Orphan"}
         path = f"/apis/rlhf.dev/v1alpha1/namespaces/{namespace}/rlhfjobs/ppo"
         await operator.api._call("delete", "DELETE", "RLHFJob", path, body=orphan)
-        while [found async for found in operator.api.list("RLHFJob", namespace)]:
+        while [remaining async for remaining in operator.api.list("RLHFJob", namespace)]:
             await asyncio.sleep(0.1)
         await operator.api.create(job(namespace))
         with pytest.raises(ApiError, match="exists already"):
@@ -130,8 +130,8 @@ def test_jobs_of_the_last_release_run_on_under_this_one(operators: Operators, na
         assert status["cluster"]["attempt"] == 1
         assert "SpecChanged" not in [c["type"] for c in status["conditions"]]
         old = RELEASE_0_1["companions"][0]
-        kept = await api.get("ConfigMap", namespace, old["metadata"]["name"])
-        assert kept["data"].items() >= old["data"].items()
+        stored = await api.get("ConfigMap", namespace, old["metadata"]["name"])
+        assert stored["data"].items() >= old["data"].items()
         await api.delete("Pod", namespace, "job-generator-0", grace=0)
         operator.cache.drop(after["job-generator-0"])
         await operator.reconcile("job")

@@ -24,13 +24,13 @@ def test_what_an_owner_leaves_is_collected(control_plane: Cluster, namespace: st
     kubectl(admin, "apply", "-f", "-", input=OWNED.format(namespace=namespace, uid=uid))
     kubectl(admin, "delete", "configmap", "owner", "--namespace", namespace)
 
-    def gone() -> bool:
+    def is_deleted() -> bool:
         with suppress(KubectlError):
             kubectl(admin, "get", "configmap", "owned", "--namespace", namespace)
             return False
         return True
 
-    eventually(gone, "the owned object's deletion")
+    eventually(is_deleted, "the owned object's deletion")
 
 
 def test_the_api_server_stops_and_comes_back_with_what_it_held(

@@ -61,8 +61,8 @@ def test_what_somebody_changes_is_put_back_and_told_once(
         await edit(operator, control_plane.kubeconfig, kind, note)
         for _ in range(2):
             await resync_and_look(operator)
-        found = [event async for event in operator.api.list("Event", namespace)]
-        (event,) = (each for each in found if each["reason"] == "Restored")
+        events = [event async for event in operator.api.list("Event", namespace)]
+        (event,) = (each for each in events if each["reason"] == "Restored")
         assert event["count"] == 1
         assert event["message"].startswith(f"{kind} ppo")
 

@@ -71,9 +71,9 @@ def pod(jobs: Jobs, node: Kubelet, role: str, index: int, *lines: str) -> str:
 
 
 def state(jobs: Jobs, name: str, kind: str) -> None:
-    found = {"running": {"startedAt": "2026-01-01T00:00:00Z"}, "terminated": {"exitCode": 0}}[kind]
+    details = {"running": {"startedAt": "2026-01-01T00:00:00Z"}, "terminated": {"exitCode": 0}}[kind]
     container = {
-        "name": "role", "image": "x", "imageID": "x", "restartCount": 0, "ready": False, "state": {kind: found},
+        "name": "role", "image": "x", "imageID": "x", "restartCount": 0, "ready": False, "state": {kind: details},
     }  # fmt: skip
     patch_status(jobs, "pod", name, {"containerStatuses": [container]})
 
@@ -84,8 +84,8 @@ def end(jobs: Jobs, node: Kubelet, name: str) -> None:
 
 
 def test_logs_of_the_roles_pods_in_order_with_their_names(jobs: Jobs, node: Kubelet, verbs: Verbs) -> None:
-    gone = "logs of pods that are gone are where the cluster keeps them, by the label rlhf.dev/job=ppo"
-    none = f"error: ppo has no trainer pod with a log now (Running); {gone}\n"
+    hint = "logs of pods that are gone are where the cluster keeps them, by the label rlhf.dev/job=ppo"
+    none = f"error: ppo has no trainer pod with a log now (Running); {hint}\n"
     assert verbs.run("logs", "ppo").err == none
     pod(jobs, node, "generator", 10, "ten")
     pod(jobs, node, "generator", 2, "one", " 50%|#  \r100%|###", "")
@@ -98,7 +98,7 @@ def test_logs_of_the_roles_pods_in_order_with_their_names(jobs: Jobs, node: Kube
         "generator-2 | one\ngenerator-2 | 100%|###\ngenerator-2 | \n"
     )
     assert verbs.run("logs", "ppo", "--role=generator", "--index=3").err == (
-        f"error: ppo has no generator pod of index 3 with a log now (Running); {gone}\n"
+        f"error: ppo has no generator pod of index 3 with a log now (Running); {hint}\n"
     )
 
 
@@ -110,10 +110,10 @@ def test_every_line_once_through_cuts_and_replaced_pods_until_the_job_is_over(
         for i in range(2):
             follow.until(f"trainer-{i} | second")
         node.cut()
-        asked = len(node.queries)
+        count = len(node.queries)
         node.write(trainers[0], "while nobody listened")
         follow.until("trainer-0 | while nobody listened")
-        assert all("sinceTime" in query for query in node.queries[asked:])
+        assert all("sinceTime" in query for query in node.queries[count:])
         # A pod fails, and another one has taken its name by the time at which the reader looks again.
         follow.process.send_signal(signal.SIGSTOP)
         end(jobs, node, trainers[1])

@@ -62,11 +62,11 @@ def test_generators_follow_a_horizontal_pod_autoscaler(
 
     page = f"http://127.0.0.1:{working.metrics_port}/metrics"
 
-    def look(of: str) -> float | None:
+    def read_idle(of: str) -> float | None:
         with urllib.request.urlopen(page, timeout=10) as answer:
             return generating(answer.read().decode(), of, "ppo")
 
-    with external_metrics(jobs.kubeconfig, own_control_plane.folder / "files", look):
+    with external_metrics(jobs.kubeconfig, own_control_plane.folder / "files", read_idle):
         until_generators(jobs, 4)
         trainer.status["generatorIdle"] = 0.9
         until_generators(jobs, 2)
@@ -84,5 +84,5 @@ def until_generators(jobs: Jobs, count: int) -> None:
 def scaling(jobs: Jobs) -> str:
     """The reason of the autoscaler's condition `ScalingActive`."""
     path = f"/apis/autoscaling/v2beta2/namespaces/{jobs.namespace}/horizontalpodautoscalers/generators"
-    found = json.loads(kubectl(jobs.kubeconfig, "get", "--raw", path))["status"].get("conditions", ())
-    return next((each["reason"] for each in found if each["type"] == "ScalingActive"), "")
+    conditions = json.loads(kubectl(jobs.kubeconfig, "get", "--raw", path))["status"].get("conditions", ())
+    return next((each["reason"] for each in conditions if each["type"] == "ScalingActive"), "")

@@ -80,12 +80,12 @@ def test_one_that_is_too_large_fails_with_its_size_and_is_never_kept(
     large["spec"] = large["spec"] | {"pods": {"template": {"spec": {"tolerations": tolerations}}}}
 
     async def body(operator: Hands) -> None:
-        told = asyncio.Queue[dict]()
+        reported = asyncio.Queue[dict]()
         watching = asyncio.create_task(
-            watch(operator.api, [namespace], ["RLHFJob"], lambda body, _deleted: told.put_nowait(body))
+            watch(operator.api, [namespace], ["RLHFJob"], lambda body, _deleted: reported.put_nowait(body))
         )
         await operator.api.create(large)
-        assert len(json.dumps(await told.get())) < 4_000
+        assert len(json.dumps(await reported.get())) < 4_000
         watching.cancel()
         await asyncio.wait({watching})
         await operator.api.create(job(namespace))

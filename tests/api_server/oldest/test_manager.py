@@ -74,7 +74,7 @@ class Operator:
                     pass
 
     def looks_at(self, name: str) -> int:
-        return [look[0] for look in self.looks].count(name)
+        return [entry[0] for entry in self.looks].count(name)
 
     def reconciles(self, outcome: str) -> float:
         registry: CollectorRegistry = self.telemetry.registry
@@ -517,11 +517,11 @@ def test_events_are_counted_not_repeated(talk, namespace):
             elsewhere = {**made, "metadata": {**made["metadata"], "namespace": "none"}}
             await recorder.record(elsewhere, Event("Normal", "A", "b"))
             events = [event async for event in api.list("Event", namespace)]
-            told = {event["reason"]: event for event in events}
-            assert set(told) == {"Started", "Long"}
-            assert told["Started"]["involvedObject"]["uid"] == made["metadata"]["uid"]
-            assert told["Started"]["count"] == 1  # written again when ten seconds are over
-            assert len(told["Long"]["message"]) == 1024
+            by_reason = {event["reason"]: event for event in events}
+            assert set(by_reason) == {"Started", "Long"}
+            assert by_reason["Started"]["involvedObject"]["uid"] == made["metadata"]["uid"]
+            assert by_reason["Started"]["count"] == 1  # written again when ten seconds are over
+            assert len(by_reason["Long"]["message"]) == 1024
 
     talk(body)
 

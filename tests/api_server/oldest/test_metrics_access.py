@@ -51,8 +51,8 @@ def test_a_token_is_reviewed_by_the_api_server(
             ) as running:
                 eventually(lambda: get(running, "/readyz") == (200, "ok, leads\n"), "it leads")
                 assert "rlhf_operator_leading 1.0" in get(running, "/metrics", token["prometheus"])[1]
-                code, why = get(running, "/metrics", token["somebody"])
-                assert (code, f"{namespace}:somebody may not get /metrics" in why) == (403, True)
+                code, text = get(running, "/metrics", token["somebody"])
+                assert (code, f"{namespace}:somebody may not get /metrics" in text) == (403, True)
                 assert get(running, "/metrics", "invented")[0] == 401
                 assert get(running, "/metrics")[0] == 401
                 assert get(running, "/healthz")[0] == 200

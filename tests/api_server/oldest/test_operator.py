@@ -191,10 +191,10 @@ def test_a_failed_generator_is_replaced_and_told_of(running, nodes):
     del after["ppo-generator-0"]
     assert after == before
     eventually(lambda: running.status("ppo")["restarts"] == 1, "it is counted")
-    told = eventually(
+    listing = eventually(
         lambda: running.kubectl("get", "events", "--field-selector=reason=PodFailed"), "the event"
     )
-    assert "CUDA out of memory" in told
+    assert "CUDA out of memory" in listing
 
 
 @pytest.mark.parametrize("change", ["-", "=helm"], ids=["removed", "changed"])
@@ -229,13 +229,13 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("spec", "said"), BAD, ids=[said.split(":")[0] for _, said in BAD])
-def test_a_bad_job_fails_at_once_with_field_and_fix_and_gets_no_pod(jobs, spec, said):
+@pytest.mark.parametrize(("spec", "message"), BAD, ids=[message.split(":")[0] for _, message in BAD])
+def test_a_bad_job_fails_at_once_with_field_and_fix_and_gets_no_pod(jobs, spec, message):
     """On servers with CEL, `kubectl apply` is refused some of these; this one takes them all."""
     jobs.apply(ppo(**spec))
     status = jobs.until("ppo", "Failed")
     assert jobs.reason("ppo", "Failed") == "ValidationFailed"
-    assert said in status["message"]
+    assert message in status["message"]
     assert not jobs.pods()
     jobs.kubectl("replace", "-f", "-", input=yaml.safe_dump(ppo(suspend=True)))
     jobs.until("ppo", "Suspended")  # a corrected job is looked at again
@@ -254,8 +254,8 @@ def test_a_changed_spec_waits_for_the_next_start(running):
 def reconciles(served: Operator, outcome: str) -> float:
     with urlopen(f"http://127.0.0.1:{served.metrics_port}/metrics", timeout=10) as answer:
         text = answer.read().decode()
-    found = re.search(rf'rlhf_operator_reconcile_seconds_count{{outcome="{outcome}"}} (\S+)', text)
-    return float(found[1]) if found else 0.0
+    match = re.search(rf'rlhf_operator_reconcile_seconds_count{{outcome="{outcome}"}} (\S+)', text)
+    return float(match[1]) if match else 0.0
 
 
 def test_pods_that_the_server_refuses_are_told_of(jobs, served):
@@ -301,6 +301,6 @@ def test_a_job_one_of_whose_pods_can_never_be_read_keeps_no_other(jobs):
 
 def test_nothing_secret_is_told(running, trainer, served):
     eventually(lambda: trainer.members, "the trainer was talked to")
-    told = served.read_log() + running.kubectl("get", "rlhfjobs,pods,configmaps,events", "-o", "yaml")
+    text = served.read_log() + running.kubectl("get", "rlhfjobs,pods,configmaps,events", "-o", "yaml")
     assert trainer.tokens
-    assert not any(token.removeprefix("Bearer ") in told for token in trainer.tokens)
+    assert not any(token.removeprefix("Bearer ") in text for token in trainer.tokens)

@@ -70,9 +70,9 @@ def test_a_secret_that_a_volume_names_and_that_is_missing_is_told(
         assert (await stalled(operator))["reason"] != "FailedMount"
         await tell(operator, "ppo-generator-0", "Warning", "FailedMount", SAID, "2026-01-01T00:00:01Z")
         assert await reads(operator) == 1
-        why = await stalled(operator)
-        assert (why["status"], why["reason"]) == ("True", "FailedMount")
-        assert why["message"] == f"ppo-generator-0: FailedMount: {SAID} (namespace {namespace})"
+        condition = await stalled(operator)
+        assert (condition["status"], condition["reason"]) == ("True", "FailedMount")
+        assert condition["message"] == f"ppo-generator-0: FailedMount: {SAID} (namespace {namespace})"
         assert 'secret "wandb-key" not found' in (await status(operator))["message"]
         events = [event async for event in operator.api.list("Event", namespace)]
         (event,) = (each for each in events if each["reason"] == "PodsWaiting")
@@ -138,7 +138,7 @@ def test_of_a_flood_of_events_a_bounded_part_is_read(
 
 
 @pytest.mark.parametrize(
-    ("events", "told"),
+    ("events", "expected"),
     [
         ([], None),
         ([("Warning", "FailedScheduling", "T1"), ("Normal", "Scheduled", "T1")], None),
@@ -146,13 +146,13 @@ def test_of_a_flood_of_events_a_bounded_part_is_read(
         ([("Warning", "FailedMount", "T2"), ("Normal", "Pulling", "T3")], None),
     ],
 )
-def test_the_newest_event_counts(events: list[tuple[str, str, str]], told: str | None) -> None:
+def test_the_newest_event_counts(events: list[tuple[str, str, str]], expected: str | None) -> None:
     newer = {"T1": "2026-01-01T00:00:01", "T2": "2026-01-01T00:00:02", "T3": "2026-01-01T00:00:03"}
     made: list[dict[str, Any]] = [
         {"type": kind, "reason": reason, "message": "m", "lastTimestamp": f"{newer[at]}Z"}
         for kind, reason, at in events
     ]
-    assert pod_events.blocking_event(made) == told
+    assert pod_events.blocking_event(made) == expected
     for event in made:  # as the newer API of events writes them
         event["eventTime"] = event.pop("lastTimestamp").replace("Z", ".123456Z")
-    assert pod_events.blocking_event(made) == told
+    assert pod_events.blocking_event(made) == expected

@@ -144,12 +144,12 @@ def used(requests: list[str]) -> set[Right]:
     rights = set[Right]()
     for request in requests:
         method, path = request.split()
-        if found := PATH.fullmatch(path):
-            resource, subresource = found["resource"], found["subresource"]
-            verbs = VERBS.get(method) or ({"get"} if found["name"] else {"list"})
+        if match := PATH.fullmatch(path):
+            resource, subresource = match["resource"], match["subresource"]
+            verbs = VERBS.get(method) or ({"get"} if match["name"] else {"list"})
             if subresource:
                 resource, verbs = f"{resource}/{subresource}", verbs - {"create"}
-            rights |= {(found["group"] or "", resource, verb) for verb in verbs}
+            rights |= {(match["group"] or "", resource, verb) for verb in verbs}
     return rights
 
 
@@ -266,17 +266,20 @@ def waits_for_what_is_in_no_namespace(jobs: Jobs) -> None:
     """Priority classes and resource flavors are the whole cluster's. Without a flavor's node labels the pods might run
     on other nodes than their quota is for."""
 
-    def told(name: str) -> str:
-        found = (c for c in jobs.status(name).get("conditions", ()) if c["type"] == "PodsScheduled")
-        return next((c["message"] for c in found if c["status"] == "False"), "")
+    def waiting_message(name: str) -> str:
+        conditions = (c for c in jobs.status(name).get("conditions", ()) if c["type"] == "PodsScheduled")
+        return next((c["message"] for c in conditions if c["status"] == "False"), "")
 
     priority = {"kueue.x-k8s.io/priority-class": "urgent"}
     for name, labels in (("urgent", priority), ("flavored", {})):
         job = one_pod(name)
         job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team", **labels}
         jobs.apply(job)
-    eventually(lambda: "rbac.clusterReads" in told("urgent"), "it tells what gives the right that it lacks")
-    assert "workloadpriorityclasses" in told("urgent")
+    eventually(
+        lambda: "rbac.clusterReads" in waiting_message("urgent"),
+        "it tells what gives the right that it lacks",
+    )
+    assert "workloadpriorityclasses" in waiting_message("urgent")
     workload = ("workloads.kueue.x-k8s.io", "flavored")
     eventually(lambda: jobs.get("workloads.kueue.x-k8s.io")["items"], "this one lines up")
     held = [{"type": kind, "status": "True", "reason": "Test", "message": ""} for kind in ADMITTED]
@@ -284,8 +287,8 @@ def waits_for_what_is_in_no_namespace(jobs: Jobs) -> None:
     answer = {"conditions": held, "admission": {"clusterQueue": "all", "podSetAssignments": assigned}}
     patch = ("--subresource=status", "--type=merge", "-p", json.dumps({"status": answer}))
     jobs.kubectl("patch", *workload, *patch)
-    eventually(lambda: "rbac.clusterReads" in told("flavored"), "and waits for its flavor")
-    assert "resourceflavors" in told("flavored")
+    eventually(lambda: "rbac.clusterReads" in waiting_message("flavored"), "and waits for its flavor")
+    assert "resourceflavors" in waiting_message("flavored")
     assert not {"urgent-trainer-0", "flavored-trainer-0"} & set(jobs.pods())
 
 

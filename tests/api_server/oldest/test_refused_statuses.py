@@ -65,11 +65,11 @@ def other_definition(control_plane: Cluster, namespace: str) -> Iterator[Any]:
 
 
 async def uids(operator: Hands) -> dict[str, str]:
-    found = [pod["metadata"] async for pod in operator.api.list("Pod", operator.namespace)]
-    return {meta["name"]: meta["uid"] for meta in found}
+    metadata = [pod["metadata"] async for pod in operator.api.list("Pod", operator.namespace)]
+    return {meta["name"]: meta["uid"] for meta in metadata}
 
 
-async def told(operator: Hands) -> list[dict[str, Any]]:
+async def list_events(operator: Hands) -> list[dict[str, Any]]:
     events = [event async for event in operator.api.list("Event", operator.namespace)]
     return [event for event in events if event["reason"] == "StatusRefused"]
 
@@ -83,7 +83,7 @@ def test_a_job_whose_status_is_refused_goes_on(
             await operator.reconcile("ppo")
         before = await uids(operator)
         assert set(before) == PODS
-        (event,) = await told(operator)
+        (event,) = await list_events(operator)
         assert event["count"] == 1
         assert 'status.phase: Unsupported value: "Provisioning"' in event["message"]
         assert "the job goes on" in event["message"]

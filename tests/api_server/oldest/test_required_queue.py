@@ -21,14 +21,14 @@ async def label(operator: Hands, queue: str | None) -> None:
 
 
 async def status(operator: Hands) -> dict[str, Any]:
-    found: dict[str, Any] = (await operator.api.get("RLHFJob", operator.namespace, "ppo"))["status"]
-    return found
+    job_status: dict[str, Any] = (await operator.api.get("RLHFJob", operator.namespace, "ppo"))["status"]
+    return job_status
 
 
 async def admit(operator: Hands) -> None:
     """As Kueue does."""
-    said = {"status": "True", "reason": "Test", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}
-    held = [{"type": kind, **said} for kind in ("QuotaReserved", "Admitted")]
+    fields = {"status": "True", "reason": "Test", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    held = [{"type": kind, **fields} for kind in ("QuotaReserved", "Admitted")]
     patch = {"status": {"conditions": held}}
     await operator.api.merge_status("Workload", operator.namespace, "ppo", patch)
 

@@ -120,8 +120,8 @@ def answer(jobs: Jobs, reason: str = "Test", status: dict | None = None, **condi
 
 def holds(jobs: Jobs, condition: str) -> bool | None:
     """None where the Workload has no such condition."""
-    found = jobs.get("workload", "ppo").get("status", {}).get("conditions", ())
-    return next((c["status"] == "True" for c in found if c["type"] == condition), None)
+    conditions = jobs.get("workload", "ppo").get("status", {}).get("conditions", ())
+    return next((c["status"] == "True" for c in conditions if c["type"] == condition), None)
 
 
 def counts(jobs: Jobs) -> dict[str, int]:
@@ -181,9 +181,9 @@ def test_a_queued_job_runs_while_it_is_admitted(jobs, nodes, trainer):
     jobs.until("ppo", "Suspended")
     jobs.until_pods(0)
     eventually(lambda: holds(jobs, "QuotaReserved") is False, "the quota is given back")
-    kept = jobs.get("workload", "ppo")
-    assert kept["metadata"]["uid"] == workload["metadata"]["uid"], "its place in the queue is kept"
-    assert (kept["status"]["requeueState"], "admission" in kept["status"]) == ({"count": 3}, False)
+    requeued = jobs.get("workload", "ppo")
+    assert requeued["metadata"]["uid"] == workload["metadata"]["uid"], "its place in the queue is kept"
+    assert (requeued["status"]["requeueState"], "admission" in requeued["status"]) == ({"count": 3}, False)
     assert (holds(jobs, "Admitted"), holds(jobs, "Requeued")) == (False, True)
     jobs.kubectl("patch", "workload", "ppo", "--type=merge", "-p", '{"spec": {"active": false}}')
     eventually(lambda: jobs.reason("ppo", "Suspended") == "Deactivated", "a deactivated job stays so")

@@ -69,8 +69,8 @@ def test_the_end_of_one_pod_is_the_end_of_its_generator_and_of_no_other_pod(
     happens(jobs, nodes, pod)
     again = eventually(
         lambda: (
-            found
-            if len(found := jobs.pods()) == len(before) and found != before and anew(found, before)
+            current
+            if len(current := jobs.pods()) == len(before) and current != before and anew(current, before)
             else None
         ),
         "both pods are made again",
@@ -85,11 +85,11 @@ def test_the_end_of_one_pod_is_the_end_of_its_generator_and_of_no_other_pod(
     assert jobs.pods() == again
 
 
-def anew(found: dict[str, str], before: dict[str, str]) -> bool:
-    return all(found.get(name, before[name]) != before[name] for name in FIRST)
+def anew(pods: dict[str, str], before: dict[str, str]) -> bool:
+    return all(pods.get(name, before[name]) != before[name] for name in FIRST)
 
 
 def served(trainer: TalkingTrainer, pods: dict[str, str]) -> dict[str, str] | None:
     """Uids by name of the generators that the trainer was told of, once that is of these pods."""
-    told = {each["name"]: each["uid"] for each in trainer.members if each["role"] == "generator"}
-    return told if told.get("generator-0") == pods[FIRST[0]] else None
+    known = {each["name"]: each["uid"] for each in trainer.members if each["role"] == "generator"}
+    return known if known.get("generator-0") == pods[FIRST[0]] else None

@@ -83,19 +83,22 @@ def test_a_silent_node_is_told_of_and_loses_a_pod_that_tolerates_everything(
 
     def evicted() -> dict[str, Any] | None:
         heartbeat(control_plane, other)
-        found: dict[str, Any] = pod()
-        return found if "deletionTimestamp" in found["metadata"] else None
+        current: dict[str, Any] = pod()
+        return current if "deletionTimestamp" in current["metadata"] else None
 
     left = eventually(evicted, "Kubernetes deletes the pod", timeout=150)
     assert [c["status"] for c in left["status"]["conditions"] if c["type"] == "Ready"] == ["False"]
 
-    async def look(operator: Hands) -> None:
+    async def scenario(operator: Hands) -> None:
         await operator.reconcile("ppo")
         status = (await operator.api.get("RLHFJob", namespace, "ppo"))["status"]
-        found = {c["type"]: c for c in status["conditions"]}
-        why = f"{POD}: NodeUnreachable: its node {silent} has stopped reporting"
-        assert (found["Stalled"]["reason"], found["Stalled"]["message"]) == ("NodeUnreachable", why)
-        assert found["RolesReady"]["reason"] == "NodeUnreachable"
-        assert why in found["RolesReady"]["message"]
+        conditions = {c["type"]: c for c in status["conditions"]}
+        message = f"{POD}: NodeUnreachable: its node {silent} has stopped reporting"
+        assert (conditions["Stalled"]["reason"], conditions["Stalled"]["message"]) == (
+            "NodeUnreachable",
+            message,
+        )
+        assert conditions["RolesReady"]["reason"] == "NodeUnreachable"
+        assert message in conditions["RolesReady"]["message"]
 
-    operators(look)
+    operators(scenario)

@@ -68,11 +68,11 @@ def test_an_autoscaler_does_not_undo_a_kubectl_scale_that_it_has_not_seen(
     operators: Operators, control_plane: Cluster, namespace: str
 ) -> None:
     async def body(operator: Hands) -> None:
-        seen = (await operator.api.create(job(namespace)))["metadata"]["resourceVersion"]
+        version = (await operator.api.create(job(namespace)))["metadata"]["resourceVersion"]
         where = ("rlhfjob/ppo", "-n", namespace, "--replicas=3")
         await asyncio.to_thread(kubectl, control_plane.kubeconfig, "scale", *where)
         with pytest.raises(ApiError, match="409 Conflict"):
-            await operator.api.scale("RLHFJob", namespace, "ppo", 2, seen)
+            await operator.api.scale("RLHFJob", namespace, "ppo", 2, version)
         now = await operator.api.get("RLHFJob", namespace, "ppo")
         assert now["spec"]["generator"]["replicas"] == 3
         await operator.api.scale("RLHFJob", namespace, "ppo", 2, now["metadata"]["resourceVersion"])

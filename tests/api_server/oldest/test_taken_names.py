@@ -71,17 +71,19 @@ def test_it_is_left_alone_and_told_and_the_job_waits(
         name, key = made["metadata"]["name"], kind_of(made)
         await operator.api.create((queued if kind == "Workload" else with_all)(namespace))
         for _ in range(2):
-            with pytest.raises(ApiError, match=f"{kind} {name} exists already and is not this job's") as told:
+            with pytest.raises(
+                ApiError, match=f"{kind} {name} exists already and is not this job's"
+            ) as refusal:
                 await operator.reconcile("ppo")
-        assert told.value.of_job
-        found = await operator.api.get(key, namespace, name)
-        assert (found["spec"], found["metadata"].get("ownerReferences")) == (made["spec"], None)
-        assert "rlhf.dev/job" not in found["metadata"].get("labels", {})
-        why = await stalled(operator)
-        assert (why["status"], why["reason"]) == ("True", "PodsRefused")
-        assert f"{kind} {name} exists already and is not this job's: delete it" in why["message"]
+        assert refusal.value.of_job
+        stored = await operator.api.get(key, namespace, name)
+        assert (stored["spec"], stored["metadata"].get("ownerReferences")) == (made["spec"], None)
+        assert "rlhf.dev/job" not in stored["metadata"].get("labels", {})
+        condition = await stalled(operator)
+        assert (condition["status"], condition["reason"]) == ("True", "PodsRefused")
+        assert f"{kind} {name} exists already and is not this job's: delete it" in condition["message"]
         await operator.api.delete(key, namespace, name, grace=0)
-        operator.cache.drop(found)
+        operator.cache.drop(stored)
         for _ in range(2):
             await operator.reconcile("ppo")
         (owner,) = (await operator.api.get(key, namespace, name))["metadata"]["ownerReferences"]
@@ -160,8 +162,8 @@ def test_a_workload_whose_labels_somebody_takes_is_found_again(
         operator.cache.drop(await operator.api.get("Workload", namespace, "ppo"))
         for _ in range(2):
             await operator.reconcile("ppo")
-        (found,) = operator.cache.workloads((namespace, "ppo"))
-        assert found["metadata"]["labels"]["rlhf.dev/job"] == "ppo"
+        (cached,) = operator.cache.workloads((namespace, "ppo"))
+        assert cached["metadata"]["labels"]["rlhf.dev/job"] == "ppo"
 
     operators(body)
 
@@ -194,13 +196,13 @@ def test_what_the_collector_is_to_take_from_an_earlier_job_is_waited_for(
         assert owner["uid"] == first["metadata"]["uid"]
         assert len(await operator.names("ConfigMap") - configurations) == 1
         await hold(operator, key, None)
-        while not (found := await operator.names("Pod")) or name not in await operator.names(key):
+        while not (pod_names := await operator.names("Pod")) or name not in await operator.names(key):
             with suppress(ApiError):  # its earlier pods, where the collector is slow
                 await operator.reconcile("ppo")
             await asyncio.sleep(0.1)
         (owner,) = (await operator.api.get(key, namespace, name))["metadata"]["ownerReferences"]
         assert owner["uid"] == second["metadata"]["uid"]
-        assert "ppo-trainer-0" in found
+        assert "ppo-trainer-0" in pod_names
 
     operators(body)
 
@@ -225,7 +227,7 @@ def test_an_earlier_jobs_admission_starts_no_pod(operators: Operators, namespace
         held = {"metadata": {"finalizers": ["example.com/hold"]}}
         await operator.api._merge("patch", "Workload", path, held)
         await operator.api.delete("RLHFJob", namespace, "ppo")
-        while [found async for found in operator.api.list("RLHFJob", namespace)]:
+        while [remaining async for remaining in operator.api.list("RLHFJob", namespace)]:
             await asyncio.sleep(0.1)
         made = await operator.api.create(queued(namespace))
         operator.cache.drop_uids("RLHFJob", [before["metadata"]["ownerReferences"][0]["uid"]])

@@ -47,7 +47,7 @@ async def answers(operator: Hands) -> None:
     await operator.api._merge("patch", "Pod", path, {"status": status})
 
 
-async def told(operator: Hands, reason: str) -> list[dict[str, Any]]:
+async def list_events(operator: Hands, reason: str) -> list[dict[str, Any]]:
     events = [event async for event in operator.api.list("Event", operator.namespace)]
     return [event for event in events if event["reason"] == reason]
 
@@ -71,7 +71,7 @@ def test_a_token_that_is_deleted_before_a_pod_starts_is_made_again_and_told(
         for _ in range(2):
             await operator.reconcile("ppo")
         assert await operator.names("Secret") == {secret}
-        (event,) = await told(operator, "TokenRestored")
+        (event,) = await list_events(operator, "TokenRestored")
         assert secret in event["message"]
         assert event["count"] == 1
         status = (await operator.api.get("RLHFJob", namespace, "ppo"))["status"]

@@ -130,7 +130,7 @@ def test_who_may_not_and_who_cannot_be_reached(control_plane: Cluster, jobs: Job
     file = tmp_path / "config"
     anyone, wrong = ({"users": [{"name": "u", "user": {"token": text}}]} for text in (token, "wrong"))
     nowhere = {"clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:9"}}]}
-    for view, said in (
+    for view, message in (
         (anyone, 'cannot get resource "rlhfjobs" in API group "rlhf.dev" in the namespace'),
         (wrong, "does not accept your credentials (Unauthorized); log in again"),
         (nowhere, "cannot reach http://127.0.0.1:9 (context odd of "),
@@ -141,7 +141,7 @@ def test_who_may_not_and_who_cannot_be_reached(control_plane: Cluster, jobs: Job
         file.write_text(json.dumps(whole))
         done = Verbs(file, jobs.namespace, tmp_path).run("status", "ppo", "--context=odd")
         assert done.code == 1
-        assert said in done.err
+        assert message in done.err
         assert done.err.count("\n") == 1
 
 

@@ -84,9 +84,9 @@ def pod(namespace: str, name: str, labels: dict[str, str]) -> dict:
 
 
 @asynccontextmanager
-async def watching(api: Api, namespace: str | None, seen: Reported) -> AsyncIterator[None]:
+async def watching(api: Api, namespace: str | None, reported: Reported) -> AsyncIterator[None]:
     """Sees changes in the body, at the end of which the watch ends, well within a pod's grace period of 30 s."""
-    task = asyncio.create_task(watch(api, [namespace] if namespace else [], KINDS, seen))
+    task = asyncio.create_task(watch(api, [namespace] if namespace else [], KINDS, reported))
     yield
     assert not task.done()
     task.cancel()
@@ -96,21 +96,21 @@ async def watching(api: Api, namespace: str | None, seen: Reported) -> AsyncIter
 
 @pytest.mark.parametrize("everywhere", [True, False])
 def test_all_there_is_and_what_happens_is_seen(talk, namespace, everywhere):
-    async def body(api: Api, seen: Reported) -> None:
+    async def body(api: Api, reported: Reported) -> None:
         made = await api.create(job(namespace, "there"))
-        async with watching(api, None if everywhere else namespace, seen):
-            await seen.until("RLHFJob", "there")
+        async with watching(api, None if everywhere else namespace, reported):
+            await reported.until("RLHFJob", "there")
             await api.create(job(namespace, "new"))
-            await seen.until("RLHFJob", "new")
+            await reported.until("RLHFJob", "new")
             await api.create(pod(namespace, "stranger", {"app": "x"}))
             await api.create(pod(namespace, "ours", LABELS))
-            await seen.until("Pod", "ours")
+            await reported.until("Pod", "ours")
             await api.delete("Pod", namespace, "ours")
-            await seen.until("Pod", "ours", deleted=True)
+            await reported.until("Pod", "ours", deleted=True)
             await api.delete("RLHFJob", namespace, "new")
-            gone = await seen.until("RLHFJob", "new", deleted=True)
-            assert (gone["apiVersion"], gone["kind"]) == ("rlhf.dev/v1alpha1", "RLHFJob")
-            assert ("Pod", "stranger", False) not in seen.told
+            deleted = await reported.until("RLHFJob", "new", deleted=True)
+            assert (deleted["apiVersion"], deleted["kind"]) == ("rlhf.dev/v1alpha1", "RLHFJob")
+            assert ("Pod", "stranger", False) not in reported.told
             # Nothing was written on the objects: no finalizer, no annotation.
             assert await api.get("RLHFJob", namespace, "there") == made
 
@@ -154,17 +154,17 @@ def account(control_plane: Cluster, namespace: str, tmp_path: Path) -> Callable[
 def test_list_and_watch_are_all_it_needs(talk, namespace, account, monkeypatch, caplog, scope):
     kubeconfig = account(scope)
 
-    async def body(admin: Api, seen: Reported) -> None:
+    async def body(admin: Api, reported: Reported) -> None:
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
         async with await Api.connect() as api:
             where = None if scope == "everywhere" else namespace
             kinds = await kinds_served(api)
-            await fill(api, where, kinds, seen)
-            async with watching(api, where, seen):
+            await fill(api, where, kinds, reported)
+            async with watching(api, where, reported):
                 await admin.create(job(namespace))
                 await admin.create(pod(namespace, "ours", LABELS))
-                await seen.until("RLHFJob", "ppo")
-                await seen.until("Pod", "ours")
+                await reported.until("RLHFJob", "ppo")
+                await reported.until("Pod", "ours")
                 await sweep(api, where, kinds, Cache())
 
     talk(body)
@@ -173,24 +173,24 @@ def test_list_and_watch_are_all_it_needs(talk, namespace, account, monkeypatch, 
 
 
 def test_an_api_server_that_was_gone_is_watched_again(talk, namespace, own_control_plane: ControlPlane):
-    async def body(api: Api, seen: Reported) -> None:
-        async with watching(api, namespace, seen):
+    async def body(api: Api, reported: Reported) -> None:
+        async with watching(api, namespace, reported):
             await api.create(job(namespace, "before"))
-            await seen.until("RLHFJob", "before")
+            await reported.until("RLHFJob", "before")
             own_control_plane.stop_apiserver()
             await asyncio.sleep(3)
             await asyncio.to_thread(own_control_plane.start_apiserver)
             await api.create(job(namespace, "after"))
-            await seen.until("RLHFJob", "after")
+            await reported.until("RLHFJob", "after")
 
     talk(body)
 
 
 def test_a_kind_that_is_no_more_ends_the_watch(talk, namespace, kueue):
-    async def body(api: Api, seen: Reported) -> None:
-        task = asyncio.create_task(watch(api, [namespace], ["RLHFJob", "Workload"], seen))
+    async def body(api: Api, reported: Reported) -> None:
+        task = asyncio.create_task(watch(api, [namespace], ["RLHFJob", "Workload"], reported))
         await api.create(workload(namespace))
-        await seen.until("Workload", "queued")
+        await reported.until("Workload", "queued")
         await asyncio.to_thread(kueue)
         with pytest.raises(Exception, match=r"(?i)not ?found"):
             await task
@@ -200,11 +200,11 @@ def test_a_kind_that_is_no_more_ends_the_watch(talk, namespace, kueue):
 
 def test_the_operator_waits_for_its_custom_resource(monkeypatch, caplog):
     monkeypatch.setattr(module, "_POLL_SECONDS", 0.05)
-    asked = []
+    paths = []
 
     async def answer(request: web.Request) -> web.Response:
-        asked.append(request.path)
-        if "rlhf.dev" not in request.path or len(asked) < 4:
+        paths.append(request.path)
+        if "rlhf.dev" not in request.path or len(paths) < 4:
             return web.json_response({"reason": "NotFound"}, status=404)
         return web.json_response({"resources": [{"name": "rlhfjobs"}, {"name": "rlhfjobs/status"}]})
 
@@ -222,17 +222,17 @@ def test_the_operator_waits_for_its_custom_resource(monkeypatch, caplog):
             await runner.cleanup()
 
     assert asyncio.run(main()) == ["RLHFJob", "Pod"]
-    assert asked[:4] == ["/apis/rlhf.dev/v1alpha1"] * 4
+    assert paths[:4] == ["/apis/rlhf.dev/v1alpha1"] * 4
     assert caplog.text.count("does not know RLHFJob") == 1
 
 
 def test_an_object_that_cannot_be_taken_holds_up_none_that_came_with_it():
     async def main() -> None:
-        crossing = module._ThreadHandoff(asyncio.get_running_loop(), seen := Reported())
+        crossing = module._ThreadHandoff(asyncio.get_running_loop(), reported := Reported())
         for name in ("first", "", "last"):
             crossing.put({"kind": "Pod", "metadata": {"name": name} if name else {}}, False)
-        await seen.until("Pod", "last")
-        assert seen.told == [("Pod", "first", False), ("Pod", "last", False)]
+        await reported.until("Pod", "last")
+        assert reported.told == [("Pod", "first", False), ("Pod", "last", False)]
 
     asyncio.run(main())
 

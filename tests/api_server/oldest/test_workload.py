@@ -27,14 +27,14 @@ async def change(operator: Hands, path: str, **fields: Any) -> None:
     await operator.api._merge("patch", "RLHFJob", path.format(operator.namespace), fields)
 
 
-async def look(operator: Hands, times: int = 1) -> None:
+async def reconcile_times(operator: Hands, times: int = 1) -> None:
     """With what was deleted meanwhile."""
     for _ in range(times):
         await operator.sweep()
         await operator.reconcile("ppo")
 
 
-async def found(operator: Hands) -> dict[str, Any]:
+async def read_workload(operator: Hands) -> dict[str, Any]:
     body: dict[str, Any] = await operator.api.get("Workload", operator.namespace, "ppo")
     return body
 
@@ -46,8 +46,8 @@ async def status(operator: Hands) -> dict[str, Any]:
 
 async def answer(operator: Hands, *kinds: str) -> None:
     """As Kueue does."""
-    said = {"status": "True", "reason": "Test", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}
-    patch = {"status": {"conditions": [{"type": kind, **said} for kind in kinds]}}
+    fields = {"status": "True", "reason": "Test", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    patch = {"status": {"conditions": [{"type": kind, **fields} for kind in kinds]}}
     await operator.api.merge_status("Workload", operator.namespace, "ppo", patch)
 
 
@@ -67,24 +67,26 @@ def test_quota_reserved_for_small_pods_starts_no_large_ones(operators: Operators
         runtime["metadata"] = {"name": "standard", "namespace": namespace}
         await operator.api.create(runtime)
         await operator.api.create(queued(namespace, runtime={"kind": "RLHFRuntime", "name": "standard"}))
-        await look(operator)
-        small = await found(operator)
+        await reconcile_times(operator)
+        small = await read_workload(operator)
         assert memory(small["spec"]["podSets"][0]["template"]["spec"]) == "4Gi"
         await answer(operator, "QuotaReserved")
         await change(operator, RUNTIME, spec=sized("8Gi"))
         await answer(operator, "QuotaReserved", "Admitted")
-        await look(operator, 2)
-        large = await found(operator)
+        await reconcile_times(operator, 2)
+        large = await read_workload(operator)
         assert large["metadata"]["uid"] != small["metadata"]["uid"]
         assert memory(large["spec"]["podSets"][0]["template"]["spec"]) == "8Gi"
         assert not await operator.names("Pod")
         await answer(operator, "QuotaReserved", "Admitted")
-        await look(operator)
+        await reconcile_times(operator)
         trainer = await operator.api.get("Pod", namespace, "ppo-trainer-0")
         assert memory(trainer["spec"]) == "8Gi"
         await change(operator, RUNTIME, spec=sized("6Gi"))
-        await look(operator, 2)
-        assert (await found(operator))["metadata"]["uid"] == large["metadata"]["uid"], "pods that run stay"
+        await reconcile_times(operator, 2)
+        assert (await read_workload(operator))["metadata"]["uid"] == large["metadata"]["uid"], (
+            "pods that run stay"
+        )
         assert (await status(operator))["phase"] == "Provisioning"
 
     operators(story)
@@ -97,27 +99,27 @@ def test_a_deactivated_job_stays_so_through_a_spec_that_is_refused_and_a_label_t
 
     async def story(operator: Hands) -> None:
         await operator.api.create(queued(namespace))
-        await look(operator)
-        made = await found(operator)
+        await reconcile_times(operator)
+        made = await read_workload(operator)
         await answer(operator, "QuotaReserved", "Admitted", "Evicted")
         await change(operator, WORKLOAD, spec={"active": False})
         arguments = {"generator": {"engineArguments": {"dtype": "half"}}}
         await change(operator, JOB, spec={"suspend": True, **arguments})
-        await look(operator, 2)
+        await reconcile_times(operator, 2)
         assert (await status(operator))["phase"] == "Failed"
-        held = {c["type"]: c["status"] for c in (await found(operator))["status"]["conditions"]}
+        held = {c["type"]: c["status"] for c in (await read_workload(operator))["status"]["conditions"]}
         assert held["QuotaReserved"] == "False", "its quota is free for others"
         await change(operator, JOB, spec={"suspend": False, "generator": {"engineArguments": None}})
-        await look(operator, 2)
+        await reconcile_times(operator, 2)
         await change(operator, JOB, metadata={"labels": {QUEUE: None}})
-        await look(operator, 2)
+        await reconcile_times(operator, 2)
         await change(operator, JOB, metadata={"labels": {QUEUE: "research"}})
-        await look(operator, 2)
-        kept = await found(operator)
-        assert (kept["metadata"]["uid"], kept["spec"]["active"]) == (made["metadata"]["uid"], False)
+        await reconcile_times(operator, 2)
+        current = await read_workload(operator)
+        assert (current["metadata"]["uid"], current["spec"]["active"]) == (made["metadata"]["uid"], False)
         await change(operator, JOB, metadata={"finalizers": ["example.com/keeps"]})
         await operator.api.delete("RLHFJob", namespace, "ppo")
-        await look(operator, 3)
+        await reconcile_times(operator, 3)
         await operator.sweep()
         assert not operator.cache.workloads((namespace, "ppo")), "a deleted job holds nothing"
         await change(operator, JOB, metadata={"finalizers": None})
@@ -132,19 +134,19 @@ def test_an_operator_that_is_told_of_no_workloads_stops_no_job(
 
     async def story(operator: Hands, successor: Hands) -> None:
         await operator.api.create(queued(namespace))
-        await look(operator)
+        await reconcile_times(operator)
         await answer(operator, "QuotaReserved", "Admitted")
-        await look(operator, 2)
+        await reconcile_times(operator, 2)
         before = await operator.names("Pod")
         assert len(before) == 4
         with monkeypatch.context() as patch:
             patch.setitem(KINDS, "Workload", ("kueue.x-k8s.io/v1beta9", "workloads"))
             assert not await successor.api.serves("Workload")
-            await look(successor, 2)
+            await reconcile_times(successor, 2)
             assert await operator.names("Pod") == before
             assert (await status(operator))["phase"] == "Provisioning"
         await operator.api.delete("Workload", namespace, "ppo")
-        await look(successor)
+        await reconcile_times(successor)
         assert not await operator.names("Pod"), "the server says that there is none"
 
     operators(story)
@@ -157,18 +159,18 @@ def test_a_workload_whose_deletion_a_finalizer_holds_admits_nobody(
 
     async def story(operator: Hands) -> None:
         await operator.api.create(queued(namespace))
-        await look(operator)
+        await reconcile_times(operator)
         await change(operator, WORKLOAD, metadata={"finalizers": ["kueue.x-k8s.io/resource-in-use"]})
         await answer(operator, "QuotaReserved", "Admitted")
         await change(operator, JOB, spec={"suspend": True})
-        await look(operator)
+        await reconcile_times(operator)
         (held,) = operator.cache.workloads((namespace, "ppo"))
         assert "deletionTimestamp" in held["metadata"]
         await change(operator, JOB, spec={"suspend": False})
-        await look(operator, 2)
+        await reconcile_times(operator, 2)
         assert not await operator.names("Pod")
         await change(operator, WORKLOAD, metadata={"finalizers": None})
-        await look(operator)
-        assert (await found(operator))["metadata"]["uid"] != held["metadata"]["uid"]
+        await reconcile_times(operator)
+        assert (await read_workload(operator))["metadata"]["uid"] != held["metadata"]["uid"]
 
     operators(story)

@@ -6,13 +6,13 @@ from rlhf_api.host.event_loop import EventLoop
 
 
 def test_what_still_runs_at_the_end_is_cancelled() -> None:
-    seen: list[str] = []
+    events: list[str] = []
 
     async def forever() -> None:
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
-            seen.append("cancelled")
+            events.append("cancelled")
             raise
 
     async def leave() -> None:
@@ -25,4 +25,4 @@ def test_what_still_runs_at_the_end_is_cancelled() -> None:
         assert task.cancelled()
 
     asyncio.run(leave())
-    assert seen == ["cancelled"]
+    assert events == ["cancelled"]

@@ -53,13 +53,13 @@ class Kueue(Server):
         return await super().get(kind, namespace, name)
 
     async def merge_status(self, _kind: str, _namespace: str, _name: str, patch: Body) -> Body:
-        found = self.workload
-        if found is None:
+        current = self.workload
+        if current is None:
             raise ApiError(404, "NotFound", 'workloads "job" not found', kind="Workload")
-        if found["metadata"]["resourceVersion"] != patch["metadata"]["resourceVersion"]:
+        if current["metadata"]["resourceVersion"] != patch["metadata"]["resourceVersion"]:
             raise ApiError(409, "Conflict", "the object has been modified", kind="Workload")
-        status = found.get("status", {}) | patch["status"]
-        self.workload = self.stored({**found, "status": status})
+        status = current.get("status", {}) | patch["status"]
+        self.workload = self.stored({**current, "status": status})
         return self.workload
 
     async def delete(self, kind: str, namespace: str, name: str, **_: Any) -> Body | None:
@@ -68,10 +68,10 @@ class Kueue(Server):
                 if pod["metadata"]["name"] == name:
                     self.cache.drop(self.stored(pod))
             return await super().delete(kind, namespace, name)
-        found, self.workload = self.workload, None
-        if not self.held or found is None:
+        current, self.workload = self.workload, None
+        if not self.held or current is None:
             return None
-        self.workload = self.stored(found, deletionTimestamp="2026-01-01T00:00:00Z")
+        self.workload = self.stored(current, deletionTimestamp="2026-01-01T00:00:00Z")
         return self.workload
 
 
@@ -131,7 +131,7 @@ PODS = {f"job-{role}-0" for role in ROLES}
 def test_pods_are_made_on_the_admission_that_was_planned_on_or_not_at_all(meanwhile):
     """Kueue's news come by the watch while the status is written."""
 
-    async def told(story: Queued) -> None:
+    async def scenario(story: Queued) -> None:
         def news() -> None:
             story.server.after_status = lambda: None
             if meanwhile == "evicted":
@@ -150,21 +150,21 @@ def test_pods_are_made_on_the_admission_that_was_planned_on_or_not_at_all(meanwh
         later = {"nothing": dict.fromkeys(PODS, "spot"), "moved": dict.fromkeys(PODS, "on-demand")}
         assert story.pools() == later.get(meanwhile, {})
 
-    queued(told)
+    queued(scenario)
 
 
-@pytest.mark.parametrize("why", [NO_KIND, ApiError(403, "", 'forbidden: User "rlhf" cannot get resource')])
-def test_a_job_that_runs_is_not_stopped_because_nobody_says_whether_it_has_quota(monkeypatch, why):
+@pytest.mark.parametrize("reason", [NO_KIND, ApiError(403, "", 'forbidden: User "rlhf" cannot get resource')])
+def test_a_job_that_runs_is_not_stopped_because_nobody_says_whether_it_has_quota(monkeypatch, reason):
     """An operator that starts while Kueue is installed anew, or the API server has not found its definitions yet."""
     monkeypatch.setattr(budget, "_FIRST", 0.0)
 
-    async def told(story: Queued) -> None:
+    async def scenario(story: Queued) -> None:
         await story.admitted()
         await story.reconcile()
         story.run()
         story.cache.drop_uids("Workload", story.cache.uids("Workload"))
         await story.restart()
-        story.server.unserved = why
+        story.server.unserved = reason
         for _ in range(3):
             await story.reconcile()
         assert {pod["metadata"]["name"] for pod in story.cache.pods(KEY)} == PODS
@@ -183,12 +183,12 @@ def test_a_job_that_runs_is_not_stopped_because_nobody_says_whether_it_has_quota
         await story.reconcile()
         assert story.reasons()["Suspended"] == "Suspending", "the server says that it is not there"
 
-    queued(told)
+    queued(scenario)
 
 
 @pytest.mark.parametrize("held", [False, True], ids=["gone", "held by a finalizer"])
 def test_a_job_that_is_resumed_queues_anew_whatever_the_watch_has_told_of_its_last_workload(held):
-    async def told(story: Queued) -> None:
+    async def scenario(story: Queued) -> None:
         await story.admitted()
         await story.reconcile()
         before, story.server.held = story.server.workload, held
@@ -217,4 +217,4 @@ def test_a_job_that_is_resumed_queues_anew_whatever_the_watch_has_told_of_its_la
         await story.reconcile()
         assert story.pools() == dict.fromkeys(PODS, "spot")
 
-    queued(told)
+    queued(scenario)

@@ -22,9 +22,9 @@ def health(body: dict[str, Any]) -> tuple[str, str]:
     for name in LIBRARIES:
         lua.globals()[name] = None
     lua.globals().obj = lua.table_from(body, recursive=True)
-    found = dict(lua.execute(SCRIPT).items())
-    assert found.keys() == {"status", "message"}
-    return found["status"], found["message"]
+    result = dict(lua.execute(SCRIPT).items())
+    assert result.keys() == {"status", "message"}
+    return result["status"], result["message"]
 
 
 def of(world: World) -> tuple[str, str]:
@@ -100,7 +100,7 @@ def test_a_job_that_trains_while_a_further_generator_waits_for_a_node():
 
 
 @pytest.mark.parametrize(
-    ("world", "said"),
+    ("world", "message"),
     [
         (World(("spec.suspend=true",)), "Suspended"),
         (
@@ -110,6 +110,6 @@ def test_a_job_that_trains_while_a_further_generator_waits_for_a_node():
     ],
     ids=["asked for", "waits for its runtime"],
 )
-def test_a_job_that_is_suspended(world, said):
+def test_a_job_that_is_suspended(world, message):
     world.step()
-    assert of(world) == ("Suspended", said)
+    assert of(world) == ("Suspended", message)

@@ -35,9 +35,9 @@ def test_as_few_generators_as_keep_to_the_target(work, generators, ahead):
     replicas = f"spec.generator.replicas={generators}"
     spec = job(replicas, SCALE, *(AHEAD if ahead else ())).spec
     scale = spec.generator.autoscale
-    found = required_replicas(spec, scale, report(1, shares(work, generators, ahead=ahead)))
+    required = required_replicas(spec, scale, report(1, shares(work, generators, ahead=ahead)))
     fits = [n for n in range(2, 13) if shares(work, n, ahead=ahead)[0] <= 0.2 + 1e-9]
-    assert found == (fits[0] if fits else 12)
+    assert required == (fits[0] if fits else 12)
 
 
 class Steps:
@@ -53,10 +53,10 @@ class Steps:
             self.number += 1
             took = work * math.exp(self._draw.uniform(-spread, spread))
             self.world.trainer = report(self.number, shares(took, self.replicas[-1], ahead=self.ahead))
-            wanted = self.world.step().generators or self.world.step().generators
-            self.replicas.append(wanted or self.replicas[-1])
-            if wanted:
-                replicas = f"spec.generator.replicas={wanted}"
+            generators = self.world.step().generators or self.world.step().generators
+            self.replicas.append(generators or self.replicas[-1])
+            if generators:
+                replicas = f"spec.generator.replicas={generators}"
                 self.world.overrides = (*self.world.overrides[:-1], replicas)
                 self.world.settle()
         return self.replicas[-count:]
@@ -74,14 +74,14 @@ def test_a_job_gets_the_generators_that_its_steps_need_and_gives_them_back(steps
     assert steps.run(12, fewer)[-1] == 4
     assert steps.run(30, 60.0)[-1] == 12
     assert steps.run(30, 0.01)[-1] == 2
-    told = [message for reason, message in steps.world.events if reason == "Autoscaled"]
-    assert len(told) == len(set(told)) == 4
-    assert told[0].startswith("generators 2 -> ")
+    messages = [message for reason, message in steps.world.events if reason == "Autoscaled"]
+    assert len(messages) == len(set(messages)) == 4
+    assert messages[0].startswith("generators 2 -> ")
 
 
 def test_steps_that_differ_do_not_make_generators_come_and_go(steps):
-    found = steps.run(120, 4.0 if steps.ahead else 1.5, spread=0.25)
-    settled = found[20:]
+    counts = steps.run(120, 4.0 if steps.ahead else 1.5, spread=0.25)
+    settled = counts[20:]
     assert max(settled) - min(settled) <= 2
     assert sum(a != b for a, b in itertools.pairwise(settled)) <= 9
 

@@ -135,23 +135,23 @@ def test_a_rule_goes_by_kubernetes_own_reason():
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         'Usage of EmptyDir volume "cache" exceeds the limit "10Gi". ',
         "Pod ephemeral local storage usage exceeds the total limit of containers 5Gi. ",
         'Container role exceeded its local ephemeral storage limit "5Gi". ',
     ],
 )
-def test_a_pod_that_is_evicted_for_what_it_wrote_itself_is_a_failure_and_says_so(said):
+def test_a_pod_that_is_evicted_for_what_it_wrote_itself_is_a_failure_and_says_so(message):
     """Kubelets call that an eviction too, and the pods after it would fill their disks as well, without end."""
     world = running("spec.reward.backoffLimit=1")
     for _ in range(2):
         world.end("job-reward-0", 137)
-        world.pods["job-reward-0"]["status"] |= {"reason": "Evicted", "message": said}
+        world.pods["job-reward-0"]["status"] |= {"reason": "Evicted", "message": message}
         world.settle()
     assert world.status.phase == "Failed"
-    told = f"reward-0 was ended by SIGKILL (Evicted: {said.strip()})"
-    assert world.status.message.startswith(told)
+    expected = f"reward-0 was ended by SIGKILL (Evicted: {message.strip()})"
+    assert world.status.message.startswith(expected)
     assert "DiskFull; started again 1 of 1 times" in world.status.message
 
 
@@ -188,7 +188,9 @@ def test_a_trainer_that_died_before_it_was_deleted_for_its_peers_sake_counts():
     world.now = now
     world.settle()
     assert world.status.restarts == 1
-    assert ("PodFailed", "trainer-0") in [(reason, said.partition(" ")[0]) for reason, said in world.events]
+    assert ("PodFailed", "trainer-0") in [
+        (reason, message.partition(" ")[0]) for reason, message in world.events
+    ]
 
 
 def test_a_deleted_trainer_that_nobody_found_any_more_is_not_the_first_that_failed():
@@ -206,11 +208,11 @@ def test_a_deleted_trainer_that_nobody_found_any_more_is_not_the_first_that_fail
 @pytest.mark.parametrize(("ended", "disrupted"), [(2, False), (3, True), (9, True)])
 def test_an_end_is_a_disruption_where_the_pod_was_told_to_end_before(ended: int, disrupted: bool):
     world = running()
-    told, body = world.now + datetime.timedelta(seconds=3), world.pods["job-trainer-0"]
+    deletion, body = world.now + datetime.timedelta(seconds=3), world.pods["job-trainer-0"]
     world.now += datetime.timedelta(seconds=ended)
     world.end("job-trainer-0", 1)
     body["metadata"] |= {
-        "deletionTimestamp": stamp(told + datetime.timedelta(seconds=30)),
+        "deletionTimestamp": stamp(deletion + datetime.timedelta(seconds=30)),
         "deletionGracePeriodSeconds": 30,
     }
     assert Pod.of(trim(body)).ended.disrupted is disrupted

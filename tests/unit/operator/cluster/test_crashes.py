@@ -78,8 +78,8 @@ def test_one_gang_at_a_time_nothing_counted_twice_and_it_comes_right(story, pair
         world.now += datetime.timedelta(minutes=1)
     happen(world, "resume", "")
     world.settle(seconds=60)  # the longest pause is five minutes
-    wanted = [*PODS, *SECONDS] if pairs else PODS
-    assert sorted(name for name in world.pods if world.runs(name)) == sorted(wanted)
+    expected = [*PODS, *SECONDS] if pairs else PODS
+    assert sorted(name for name in world.pods if world.runs(name)) == sorted(expected)
     if pairs:
         assert all(number(world, second) > number(world, first) for second, first in SECONDS.items())
     assert len(world.attempts()) == 1

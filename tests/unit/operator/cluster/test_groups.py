@@ -43,12 +43,12 @@ def environment(body) -> dict[str, str]:
 def members(world: World) -> dict[str, bool]:
     """Generators that the trainer is told of, and whether they are to end."""
     pods = [Pod.of(trim(body)) for body in world.pods.values()]
-    found = membership(group_pods(world.want.spec, world.status.cluster, pods), world.want.spec).members
-    return {member.name: member.draining for member in found if member.role is G}
+    served = membership(group_pods(world.want.spec, world.status.cluster, pods), world.want.spec).members
+    return {member.name: member.draining for member in served if member.role is G}
 
 
-def of_generators(found) -> list[str]:
-    return sorted(name for name in found if "generator" in name)
+def of_generators(pods) -> list[str]:
+    return sorted(name for name in pods if "generator" in name)
 
 
 def test_a_generator_is_two_pods_of_which_the_first_serves_and_is_counted():
@@ -85,8 +85,8 @@ def build_pod_of_one():
 
 def test_on_the_nodes_network_each_generator_has_a_port_to_meet_at():
     first, other = (container(pod(index, 0, HOST_NETWORK))["ports"] for index in (0, 1))
-    wanted = [port["containerPort"] for ports in (first, other) for port in ports]
-    assert len(set(wanted)) == 4
+    all_ports = [port["containerPort"] for ports in (first, other) for port in ports]
+    assert len(set(all_ports)) == 4
     meeting = next(port["containerPort"] for port in first if port["name"] == "rendezvous")
     assert environment(pod(0, 1, HOST_NETWORK))["RLHF_MASTER"] == f"job-generator-0.job-rlhf:{meeting}"
     assert container(pod(0, 1, HOST_NETWORK))["ports"] == []
@@ -227,7 +227,7 @@ def test_each_generator_asks_kueue_for_a_domain_of_its_own():
     """A level for all pods of the role would let a generator's pods be apart on smaller levels, and the whole role has
     to fit; the slice of each is its pods, whatever level the role asks for besides."""
     sliced = "kueue.x-k8s.io/podset-slice-required-topology: rack"
-    asked = "spec.generator.pods.template={metadata: {annotations: {%s}}}"
+    template = "spec.generator.pods.template={metadata: {annotations: {%s}}}"
     expected = {
         "podSetSliceRequiredTopology": "rack",
         "podSetSliceSize": 2,
@@ -237,14 +237,14 @@ def test_each_generator_asks_kueue_for_a_domain_of_its_own():
     }
     block = f"{sliced}, kueue.x-k8s.io/podset-required-topology: block"
     for annotations, level in ((sliced, {}), (block, {"required": "block"})):
-        made = Pinned.make("job", job(*PAIRS, asked % annotations).spec, TODAY)
+        made = Pinned.make("job", job(*PAIRS, template % annotations).spec, TODAY)
         pod_sets = {each["name"]: each for each in workload(World().job, made)["spec"]["podSets"]}
         assert pod_sets["generator"]["topologyRequest"] == level | expected
 
 
 def test_kueue_counts_the_pods_of_a_generator_side_by_side():
-    asked = "spec.generator.pods.template={metadata: {annotations: {kueue.x-k8s.io/podset-required-topology: rack}}}"
-    made = Pinned.make("job", job(*PAIRS, asked).spec, TODAY)
+    template = "spec.generator.pods.template={metadata: {annotations: {kueue.x-k8s.io/podset-required-topology: rack}}}"
+    made = Pinned.make("job", job(*PAIRS, template).spec, TODAY)
     pod_sets = {each["name"]: each for each in workload(World().job, made)["spec"]["podSets"]}
     assert pod_sets["generator"]["topologyRequest"] == {
         "required": "rack",

@@ -35,10 +35,10 @@ def environment(body) -> dict[str, str]:
 
 
 def test_no_two_pods_of_a_job_want_the_same_port_of_a_node():
-    found = ports("job-uid", HOST_NETWORK)
-    assert len(set(found)) == len(found) == 15  # 14 pods, and the rendezvous of the trainers
-    assert set(found) <= set(HOST_PORTS)
-    assert found == ports("job-uid", HOST_NETWORK)
+    assigned = ports("job-uid", HOST_NETWORK)
+    assert len(set(assigned)) == len(assigned) == 15  # 14 pods, and the rendezvous of the trainers
+    assert set(assigned) <= set(HOST_PORTS)
+    assert assigned == ports("job-uid", HOST_NETWORK)
 
 
 def test_jobs_of_one_name_in_two_namespaces_have_other_ports():
@@ -96,7 +96,7 @@ def test_the_trainer_hears_of_everybodys_own_port(address):
     pods = [Pod.of(trim(body)) for body in world.pods.values()]
     members = membership(group_pods(job().spec, world.status.cluster, pods), job().spec).members
     host = f"[{address}]" if ":" in address else address
-    told = {member.name: member.address for member in members}
-    assert told["generator-0"] == f"http://{host}:20111"
-    assert told["reward-0"] == f"http://{host}:20222"
-    assert told["reference-0"].endswith(":8000")
+    addresses = {member.name: member.address for member in members}
+    assert addresses["generator-0"] == f"http://{host}:20111"
+    assert addresses["reward-0"] == f"http://{host}:20222"
+    assert addresses["reference-0"].endswith(":8000")

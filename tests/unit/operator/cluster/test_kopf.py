@@ -13,13 +13,13 @@ OPERATOR = ROOT / "operator" / "rlhf_operator"
 
 def imported(source: Path) -> set[str]:
     """Names of the modules that a module imports."""
-    found = set[str]()
+    modules = set[str]()
     for node in ast.walk(ast.parse(source.read_text())):
         if isinstance(node, ast.Import):
-            found |= {name.name for name in node.names}
+            modules |= {name.name for name in node.names}
         elif isinstance(node, ast.ImportFrom) and not node.level:
-            found.add(node.module or "")
-    return found
+            modules.add(node.module or "")
+    return modules
 
 
 def test_one_module_imports_it_and_no_part_of_it() -> None:

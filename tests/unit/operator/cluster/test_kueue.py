@@ -139,8 +139,8 @@ def test_an_evicted_job_gives_its_quota_back_and_keeps_its_workload(reason, requ
     assert patch["metadata"] == {"resourceVersion": "7"}
     assert "requeueState" not in patch["status"]
     assert (patch["status"]["admission"], patch["status"]["reclaimablePods"]) == (None, None)
-    found = {c["type"]: c["status"] for c in patch["status"]["conditions"]}
-    assert found == {
+    states = {c["type"]: c["status"] for c in patch["status"]["conditions"]}
+    assert states == {
         "QuotaReserved": "False",
         "Admitted": "False",
         "Evicted": "True",
@@ -170,20 +170,20 @@ def test_pods_that_were_ready_wait_for_their_recovery_and_those_of_a_new_admissi
     """Kueue has a deadline for either."""
     there, (_, spec) = made(*ADMITTED), job()
 
-    def told(*, ready: bool) -> tuple[str, str]:
+    def pods_ready(*, ready: bool) -> tuple[str, str]:
         if (patch := report(there, spec, ready=ready, stamp=STAMP)) is not None:
             there["status"] |= patch["status"]
-        found = next(c for c in there["status"]["conditions"] if c["type"] == "PodsReady")
-        return found["status"], found["reason"]
+        condition = next(c for c in there["status"]["conditions"] if c["type"] == "PodsReady")
+        return condition["status"], condition["reason"]
 
-    assert told(ready=False) == ("False", "WaitForStart")
-    assert told(ready=True) == ("True", "Started")
+    assert pods_ready(ready=False) == ("False", "WaitForStart")
+    assert pods_ready(ready=True) == ("True", "Started")
     for _ in range(2):
-        assert told(ready=False) == ("False", "WaitForRecovery")
-        assert told(ready=True) == ("True", "Recovered")
+        assert pods_ready(ready=False) == ("False", "WaitForRecovery")
+        assert pods_ready(ready=True) == ("True", "Recovered")
     there["status"]["conditions"].append({"type": "Evicted", "status": "True", "reason": "Preempted"})
     there["status"] |= released(there, STAMP)["status"]
-    assert told(ready=False) == ("False", "WaitForStart")
+    assert pods_ready(ready=False) == ("False", "WaitForStart")
 
 
 def test_a_job_taken_out_of_its_queue_runs_and_leaves_no_workload():
@@ -295,12 +295,12 @@ def asking(*overrides: str) -> Pinned:
 
 
 @pytest.mark.parametrize(
-    ("template", "found"), [("null", None), ("batch", ("PriorityClass", "batch"))], ids=str
+    ("template", "expected"), [("null", None), ("batch", ("PriorityClass", "batch"))], ids=str
 )
-def test_the_priority_is_that_of_the_pods_as_they_are_made(template, found):
+def test_the_priority_is_that_of_the_pods_as_they_are_made(template, expected):
     """The limits judge the pods: a `priorityClass` that a template overrides sets no priority."""
     fields = f"priorityClass: critical, template: {{spec: {{priorityClassName: {template}}}}}"
-    assert priority_class(job()[0], asking(f"spec.pods={{{fields}}}")) == found
+    assert priority_class(job()[0], asking(f"spec.pods={{{fields}}}")) == expected
 
 
 def test_a_workload_that_waits_follows_the_label_of_its_priority():
@@ -317,9 +317,9 @@ RACKS = ("cloud.example/block", "cloud.example/rack")
 
 def on_racks(*overrides: str) -> dict[str, Any]:
     """The Workload of a job whose trainers ask for one block, by role."""
-    asked = "spec.trainer.pods.template={metadata: {annotations: {%s}}}"
+    template = "spec.trainer.pods.template={metadata: {annotations: {%s}}}"
     body = World(
-        (asked % "kueue.x-k8s.io/podset-required-topology: cloud.example/block", *overrides)
+        (template % "kueue.x-k8s.io/podset-required-topology: cloud.example/block", *overrides)
     ).job.body
     pinned = Pinned.make("job", from_cluster(body).spec, Defaults(image="i"))
     return {each["name"]: each for each in workload(Job.of(body), pinned)["spec"]["podSets"]}
@@ -408,10 +408,10 @@ KUEUE_READS = {
 """Annotations of pods that Kueue reads (pkg/util/tas, pkg/controller/core/indexer of 0.17 to 0.20), by function."""
 
 
-@pytest.mark.parametrize("asked", [None, "required-topology", "slice-required-topology"])
-def test_kueue_knows_the_pods_of_a_workload_and_that_their_topology_is_counted(asked):
+@pytest.mark.parametrize("annotation", [None, "required-topology", "slice-required-topology"])
+def test_kueue_knows_the_pods_of_a_workload_and_that_their_topology_is_counted(annotation):
     """It would count other pods as foreign usage of their nodes, beside their Workload's, and move running ones."""
-    notes = {f"kueue.x-k8s.io/podset-{asked}": "rack"} if asked else {"mine": "1"}
+    notes = {f"kueue.x-k8s.io/podset-{annotation}": "rack"} if annotation else {"mine": "1"}
     labels = {"rlhf.dev/job": "job", "rlhf.dev/index": "0"}
     slices = [{"domainCount": 1, "valuesPerLevel": [{"universal": "r1"}], "podCounts": {"universal": 1}}]
     topology = {"levels": ["rack"], "slices": slices}
@@ -420,7 +420,7 @@ def test_kueue_knows_the_pods_of_a_workload_and_that_their_topology_is_counted(a
     pod = {"metadata": {"labels": labels, "annotations": notes}, "spec": {}}
     trainer, reward = (placed(pod, role, there, {})["metadata"] for role in (Role.TRAINER, Role.REWARD))
     topologies = KUEUE_READS["IsTAS"]
-    unasked = {} if asked else {"kueue.x-k8s.io/podset-unconstrained-topology": "true"}
+    unasked = {} if annotation else {"kueue.x-k8s.io/podset-unconstrained-topology": "true"}
     assert {k: v for k, v in trainer["annotations"].items() if k in topologies} == unasked or notes
     assert len(topologies & trainer["annotations"].keys()) == 1, "Kueue refuses two"
     assert topologies & reward["annotations"].keys() == topologies & notes.keys()
@@ -436,12 +436,12 @@ def test_quota_is_held_for_all_generators_that_may_come():
         for n in (2, 5)
     ]
     few, many = (from_cluster(body).spec for body in bodies)
-    asked = workload(Job.of(bodies[0]), Pinned.make("job", few, Defaults(image="i")))
-    counts = {each["name"]: each["count"] for each in asked["spec"]["podSets"]}
+    requested = workload(Job.of(bodies[0]), Pinned.make("job", few, Defaults(image="i")))
+    counts = {each["name"]: each["count"] for each in requested["spec"]["podSets"]}
     assert counts == {"trainer": 1, "generator": 5, "reward": 1, "reference": 1}
     held = [{"type": c, "status": "True", "reason": "Test", "message": ""} for c in (*ADMITTED, "PodsReady")]
-    asked["spec"]["queueName"] = "team"
-    there = {**asked, "status": {"conditions": held}}
+    requested["spec"]["queueName"] = "team"
+    there = {**requested, "status": {"conditions": held}}
     for spec in (few, many):
-        assert quota(job()[0], spec, there, asked["metadata"]["annotations"][CONFIG]) == "admitted"
+        assert quota(job()[0], spec, there, requested["metadata"]["annotations"][CONFIG]) == "admitted"
         assert report(there, spec, ready=True, stamp=STAMP) is None, "none of it is free for others"

@@ -12,9 +12,9 @@ from rlhf_operator.job.trimmed import trim
 TRACE = 'Traceback (most recent call last):\n  File "a.py", line 1, in step\nRuntimeError: the bottom'
 
 
-def kept(world: World, role: str) -> tuple[str, str] | None:
-    found = world.status.roles[Role(role)].last_failure
-    return (found.process, found.log) if found else None
+def last_failure(world: World, role: str) -> tuple[str, str] | None:
+    failure = world.status.roles[Role(role)].last_failure
+    return (failure.process, failure.log) if failure else None
 
 
 def test_the_last_lines_of_a_replaced_pod_are_kept():
@@ -22,12 +22,12 @@ def test_the_last_lines_of_a_replaced_pod_are_kept():
     world.end("job-generator-0", 1, f"{TRACE}\n")
     world.settle()
     assert world.runs("job-generator-0")
-    assert kept(world, "generator") == ("generator-0", TRACE)
+    assert last_failure(world, "generator") == ("generator-0", TRACE)
     failure = world.status.roles[Role.GENERATOR].last_failure
     assert failure.reason.startswith("exited with code 1: RuntimeError: the bottom; see ")
     world.end("job-generator-0", 137, "MemoryError")
     world.step()
-    assert kept(world, "generator") == ("generator-0", "MemoryError")
+    assert last_failure(world, "generator") == ("generator-0", "MemoryError")
 
 
 @pytest.mark.parametrize("later", [0, 1])
@@ -39,11 +39,11 @@ def test_of_a_gang_it_is_the_first_end_that_is_kept(later):
     world.end("job-trainer-0", 1, "RankLost: another rank of the trainer is gone")
     world.settle()
     assert world.attempts() == {"2"}
-    assert kept(world, "trainer") == ("trainer-1", TRACE)
+    assert last_failure(world, "trainer") == ("trainer-1", TRACE)
     world.end("job-trainer-0", 0)
     world.end("job-trainer-1", 0)
     world.settle()
-    assert (world.status.phase, kept(world, "trainer")) == ("Succeeded", ("trainer-1", TRACE))
+    assert (world.status.phase, last_failure(world, "trainer")) == ("Succeeded", ("trainer-1", TRACE))
 
 
 ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
@@ -65,12 +65,12 @@ def test_a_gang_prefers_other_nodes_than_that_of_a_broken_gpu(reason):
     world.end("job-trainer-1", 1, reason)
     world.end("job-trainer-0", 1, "RankLost: another rank of the trainer is gone")
     world.settle()
-    wanted = [] if reason == TRACE else ["node-1"]
-    assert [avoided(world, f"job-trainer-{rank}") for rank in (0, 1)] == [wanted, wanted]
+    avoided_nodes = [] if reason == TRACE else ["node-1"]
+    assert [avoided(world, f"job-trainer-{rank}") for rank in (0, 1)] == [avoided_nodes, avoided_nodes]
     assert "podAntiAffinity" in world.pods["job-trainer-0"]["spec"]["affinity"]
-    told = [message for reason, message in world.events if reason == "NodeAvoided"]
-    assert all(f"than node-1 (trainer-1: exited with code 1: {reason}" in message for message in told)
-    assert bool(told) == bool(wanted)
+    messages = [message for reason, message in world.events if reason == "NodeAvoided"]
+    assert all(f"than node-1 (trainer-1: exited with code 1: {reason}" in message for message in messages)
+    assert bool(messages) == bool(avoided_nodes)
     world.now += datetime.timedelta(seconds=AVOID_SECONDS)
     world.end("job-generator-0", 1, TRACE)
     world.settle()
@@ -98,13 +98,13 @@ def test_a_cause_that_is_reported_later_takes_the_place_of_what_followed_from_it
     world = running(*pods, "spec.generator.replicas=2")
     world.end("job-generator-0", 70, LOST)
     world.step()
-    assert kept(world, "generator") == ("generator-0", LOST)
+    assert last_failure(world, "generator") == ("generator-0", LOST)
     world.end("job-generator-0-1", code, message)
     world.step()
-    assert kept(world, "generator") == (named, KILLED if named == "generator-0-1" else LOST)
+    assert last_failure(world, "generator") == (named, KILLED if named == "generator-0-1" else LOST)
     world.settle()
     assert world.runs("job-generator-0-1")
-    assert kept(world, "generator")[0] == named
+    assert last_failure(world, "generator")[0] == named
     assert world.status.roles[Role.GENERATOR].restarts == 1
 
 
@@ -113,11 +113,11 @@ def test_a_cause_is_known_also_if_its_pod_is_gone_before_the_next_look():
     world.end("job-generator-0", 70, LOST)
     world.step()
     world.end("job-generator-0-1", 70, KILLED)
-    gone = Pod.of(trim(world.pods.pop("job-generator-0-1")))
-    world.step(deleted_pods=[gone])
-    assert kept(world, "generator") == ("generator-0-1", KILLED)
+    deleted = Pod.of(trim(world.pods.pop("job-generator-0-1")))
+    world.step(deleted_pods=[deleted])
+    assert last_failure(world, "generator") == ("generator-0-1", KILLED)
     world.settle()
-    assert kept(world, "generator") == ("generator-0-1", KILLED)
+    assert last_failure(world, "generator") == ("generator-0-1", KILLED)
     assert world.status.roles[Role.GENERATOR].restarts == 1
 
 
@@ -129,18 +129,18 @@ def test_an_end_that_is_no_failure_takes_nothing_s_place():
     world.settle()
     del world.pods["job-generator-0"]
     world.settle()
-    assert kept(world, "generator") == ("generator-0", TRACE)
+    assert last_failure(world, "generator") == ("generator-0", TRACE)
 
 
 def test_it_is_written_once_and_bounded():
     world = running("spec.trainer.backoffLimit=0")
     world.end("job-trainer-0", 1, "x" * 50 + "\n" + "y" * 3950 + "\nRuntimeError: last")
     world.step()
-    found = world.status.roles[Role.TRAINER].last_failure
-    assert len(found.log) == 2048
-    assert found.log.endswith("RuntimeError: last")
+    failure = world.status.roles[Role.TRAINER].last_failure
+    assert len(failure.log) == 2048
+    assert failure.log.endswith("RuntimeError: last")
     world.step(60)
-    assert world.status.roles[Role.TRAINER].last_failure == found
+    assert world.status.roles[Role.TRAINER].last_failure == failure
 
 
 def test_neither_reason_nor_last_lines_have_secrets():

@@ -46,7 +46,7 @@ def test_all_that_is_wrong_is_said_at_once_with_the_values_seen():
 
 
 @pytest.mark.parametrize(
-    ("part", "said"),
+    ("part", "message"),
     [
         ({"volumes": [{"hostPath": {"path": "/"}}]}, "spec.volumes[0]: must be an object with a name"),
         ({"initContainers": [{"image": "x"}]}, "spec.initContainers[0]: must be an object with a name"),
@@ -54,11 +54,11 @@ def test_all_that_is_wrong_is_said_at_once_with_the_values_seen():
     ],
     ids=str,
 )
-def test_a_part_of_a_template_that_has_no_name_is_said(part, said):
+def test_a_part_of_a_template_that_has_no_name_is_said(part, message):
     world = asking(template(**part))
     world.step()
     assert world.status.phase == "Failed"
-    assert said in world.status.message
+    assert message in world.status.message
 
 
 @pytest.mark.parametrize(

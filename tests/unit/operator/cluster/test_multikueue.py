@@ -93,7 +93,7 @@ def tell(story: Callable[[Queued], Awaitable[None]]) -> None:
 
 
 def test_the_cluster_that_dispatches_a_job_lines_it_up_and_makes_nothing_else():
-    async def told(story: Queued) -> None:
+    async def scenario(story: Queued) -> None:
         managed = f"spec.managedBy={MULTIKUEUE}"
         story.queue("first", managed)
         await story.reconcile()
@@ -114,7 +114,7 @@ def test_the_cluster_that_dispatches_a_job_lines_it_up_and_makes_nothing_else():
         await story.reconcile()
         assert story.workload is None
 
-    tell(told)
+    tell(scenario)
 
 
 def dispatch(story: Queued, *overrides: str) -> None:
@@ -125,7 +125,7 @@ def dispatch(story: Queued, *overrides: str) -> None:
 
 @pytest.mark.parametrize("overrides", [(), ("spec.steps=0",)], ids=["valid", "invalid"])
 def test_an_evicted_job_gives_its_quota_back_on_the_cluster_that_dispatches_it(overrides):
-    async def told(story: Queued) -> None:
+    async def scenario(story: Queued) -> None:
         dispatch(story)
         await story.reconcile()
         uid = story.workload["metadata"]["uid"]
@@ -136,11 +136,11 @@ def test_an_evicted_job_gives_its_quota_back_on_the_cluster_that_dispatches_it(o
         held = {c["type"]: c["status"] for c in story.workload["status"]["conditions"]}
         assert (held["QuotaReserved"], held["Admitted"]) == ("False", "False")
 
-    tell(told)
+    tell(scenario)
 
 
 def test_a_dispatched_job_that_outgrows_its_quota_lines_up_again():
-    async def told(story: Queued) -> None:
+    async def scenario(story: Queued) -> None:
         dispatch(story)
         await story.reconcile()
         story.admit(story.workload)
@@ -153,12 +153,12 @@ def test_a_dispatched_job_that_outgrows_its_quota_lines_up_again():
         counts = {each["name"]: each["count"] for each in story.workload["spec"]["podSets"]}
         assert (counts["generator"], story.conditions()) == (3, {})
 
-    tell(told)
+    tell(scenario)
 
 
 @pytest.mark.parametrize(("seconds", "deleted"), [(0, ["first"]), (3600, [])])
 def test_the_cluster_that_dispatches_a_job_deletes_it_once_its_copied_end_is_old_enough(seconds, deleted):
-    async def told(story: Queued) -> None:
+    async def scenario(story: Queued) -> None:
         dispatch(story, f"spec.ttlSecondsAfterFinished={seconds}")
         await story.reconcile()
         assert story.deleted_jobs == []
@@ -168,7 +168,7 @@ def test_the_cluster_that_dispatches_a_job_deletes_it_once_its_copied_end_is_old
         again = await story.reconcile()
         assert (story.deleted_jobs, again is None) == (deleted, seconds == 0)
 
-    tell(told)
+    tell(scenario)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_the_cluster_that_dispatches_a_job_deletes_it_once_its_copied_end_is_old
     ],
 )
 def test_an_event_tells_why_a_job_is_not_dispatched(override, reason, message):
-    async def told(story: Queued) -> None:
+    async def scenario(story: Queued) -> None:
         def refuse(body: Body) -> None:
             if body["kind"] == "Workload":
                 raise ApiError(404, "", "404 page not found", kind="Workload")
@@ -193,11 +193,11 @@ def test_an_event_tells_why_a_job_is_not_dispatched(override, reason, message):
         assert message in story.events[reason]
         assert story.server.status == {}  # which is the other cluster's
 
-    tell(told)
+    tell(scenario)
 
 
 def test_the_cluster_that_a_job_is_dispatched_to_runs_it_on_the_workload_that_came_first():
-    async def told(story: Queued) -> None:
+    async def scenario(story: Queued) -> None:
         first = Queued()
         first.queue("there", f"spec.managedBy={MULTIKUEUE}")
         await first.reconcile()
@@ -224,4 +224,4 @@ def test_the_cluster_that_a_job_is_dispatched_to_runs_it_on_the_workload_that_ca
         assert story.deleted_jobs == []  # its status has yet to be copied
         assert (story.workload["metadata"]["uid"], story.conditions()["Finished"]) == (uid, "Succeeded")
 
-    tell(told)
+    tell(scenario)

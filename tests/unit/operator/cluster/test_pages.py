@@ -56,12 +56,12 @@ def test_only_one_object_of_a_page_is_whole_in_memory():
     def peak(read_it) -> int:
         tracemalloc.start()
         read_it()
-        found = tracemalloc.get_traced_memory()[1]
+        peak_bytes = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        return found
+        return peak_bytes
 
-    kept = peak(lambda: read(text, 1 << 16, lambda item: {"name": item["name"]}))
-    assert kept < peak(lambda: json.loads(text)) / 3
+    trimmed_peak = peak(lambda: read(text, 1 << 16, lambda item: {"name": item["name"]}))
+    assert trimmed_peak < peak(lambda: json.loads(text)) / 3
 
 
 def test_an_event_of_a_watch_is_shortened_if_it_is_long():
@@ -81,21 +81,21 @@ def test_an_event_of_a_watch_is_shortened_if_it_is_long():
 
 
 def test_a_page_that_the_server_does_not_answer_in_time_is_asked_for_in_smaller_ones():
-    asked = list[int]()
+    limits = list[int]()
 
     class Slow(Api):
         def __init__(self) -> None:
             pass
 
         async def _call(self, *_, query, **__):
-            asked.append(limit := int(query["limit"]))
+            limits.append(limit := int(query["limit"]))
             if limit > 5:
                 raise ApiError(0, "TimeoutError", "no answer")
             more = {} if "continue" in query else {"continue": "next"}
-            return {"items": [{"metadata": {"name": str(len(asked))}}], "metadata": more}
+            return {"items": [{"metadata": {"name": str(len(limits))}}], "metadata": more}
 
     async def names() -> list[str]:
         return [body["metadata"]["name"] async for body in Slow().list("RLHFJob")]
 
     assert asyncio.run(names()) == ["2", "3"]
-    assert asked == [20, 5, 5]
+    assert limits == [20, 5, 5]

@@ -40,17 +40,17 @@ def test_a_new_job_gets_all_its_pods_at_once():
 
 def test_a_start_is_two_statuses():
     """Each is an API call: one says what is about to be made, the other that the trainer is up."""
-    world, told = World(), []
+    world, statuses = World(), []
     for pods in ("come", "are ready", "stay", "stay"):
         world.step()
-        if not told or told[-1] != status(world):
-            told.append(status(world))
+        if not statuses or statuses[-1] != status(world):
+            statuses.append(status(world))
         if pods == "are ready":
             world.kubelet()
             world.trainer = TrainerStatus(activity="training", step=0, total_steps=4)
-    assert [each.phase for each in told] == ["Provisioning", "Running"]
-    assert told[0].cluster is not None
-    assert told[0].cluster.provisioning_since == told[0].start_time
+    assert [each.phase for each in statuses] == ["Provisioning", "Running"]
+    assert statuses[0].cluster is not None
+    assert statuses[0].cluster.provisioning_since == statuses[0].start_time
 
 
 def test_pods_that_are_there_are_left_alone():
@@ -431,10 +431,10 @@ def test_a_pod_of_a_deleted_job_whose_kubelet_is_gone_is_given_up():
     world = running()
     world.pods["job-trainer-0"]["metadata"]["deletionTimestamp"] = stamp(world.now)
     pods, later = [Pod.of(body) for body in world.pods.values()], datetime.timedelta(seconds=LOST_SECONDS + 2)
-    told = {
+    grace_periods = {
         deletion.name: deletion.grace for deletion in plan_deleted_job({}, pods, world.now + later).delete
     }
-    assert told == dict.fromkeys(world.pods) | {"job-trainer-0": 0}
+    assert grace_periods == dict.fromkeys(world.pods) | {"job-trainer-0": 0}
 
 
 def test_a_deadline_ends_the_job():

@@ -62,8 +62,8 @@ def env(body):
 
 def test_a_dollar_means_on_a_cluster_what_it_means_in_rlhf_run():
     """A kubelet replaces `$(NAME)`, and makes `$` of `$$`."""
-    found = env(pod(Role.TRAINER, "spec.environment={PRICE: costs $$5, HOME_OF: you are $(HOME)}"))
-    assert (found["PRICE"], found["HOME_OF"]) == ("costs $$$$5", "you are $$(HOME)")
+    environment = env(pod(Role.TRAINER, "spec.environment={PRICE: costs $$5, HOME_OF: you are $(HOME)}"))
+    assert (environment["PRICE"], environment["HOME_OF"]) == ("costs $$$$5", "you are $$(HOME)")
 
 
 @pytest.mark.parametrize("gang", ["none", "kubernetes", "volcano", "coscheduling"])
@@ -96,7 +96,7 @@ ASKING = "containers: [{name: role, resources: {limits: {cpu: '1'}}}]"
 
 
 @pytest.mark.parametrize(
-    ("overrides", "asked"),
+    ("overrides", "resources"),
     [
         ((), {}),
         (("spec.model.parameters=1e9",), {"requests": {"memory": "1908Mi"}}),
@@ -115,8 +115,8 @@ ASKING = "containers: [{name: role, resources: {limits: {cpu: '1'}}}]"
     ],
     ids=["unknown", "known", "gpu", "resources", "template"],
 )
-def test_a_pod_on_cpus_that_asks_for_nothing_requests_the_memory_of_its_model(overrides, asked):
-    assert role_container(pod(Role.REFERENCE, *overrides))["resources"] == asked
+def test_a_pod_on_cpus_that_asks_for_nothing_requests_the_memory_of_its_model(overrides, resources):
+    assert role_container(pod(Role.REFERENCE, *overrides))["resources"] == resources
     off = SETTINGS.defaults.model_copy(update={"requests": False})
     made = Pinned.make("job", job("spec.model.parameters=1e9").spec, off, "1")
     assert role_container(build_pod(made, NewPod(Role.REFERENCE, 0, 1, False), "1"))["resources"] == {}
@@ -132,15 +132,15 @@ def test_the_temporary_directory_has_the_limit_that_the_operator_was_given():
 @pytest.mark.parametrize("kind", ["containers", "initContainers"])
 def test_containers_of_a_template_begin_without_privileges(kind):
     root, privileged = "securityContext: {runAsUser: 0}", "securityContext: {privileged: true}"
-    asked = f"{{name: s, image: i, {root}}}, {{name: p, image: i, {privileged}}}"
-    spec = pod(Role.TRAINER, f"spec.pods.template={{spec: {{{kind}: [{asked}]}}}}")["spec"]
-    found = {container["name"]: container["securityContext"] for container in spec[kind]}
-    assert found["s"] == {
+    containers = f"{{name: s, image: i, {root}}}, {{name: p, image: i, {privileged}}}"
+    spec = pod(Role.TRAINER, f"spec.pods.template={{spec: {{{kind}: [{containers}]}}}}")["spec"]
+    contexts = {container["name"]: container["securityContext"] for container in spec[kind]}
+    assert contexts["s"] == {
         "runAsUser": 0,
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},
     }
-    assert found["p"] == {"privileged": True}, "the API server refuses one without escalation"
+    assert contexts["p"] == {"privileged": True}, "the API server refuses one without escalation"
 
 
 def test_a_large_volume_changes_its_owner_once():
@@ -202,8 +202,8 @@ def test_names_are_made_for_jobs_whose_pods_look_each_other_up(overrides, has_na
         for role in roles_of(spec)
         for index, rank in places(spec, role)
     ]
-    said = [json.dumps([each["command"], each["env"]]) for each in map(role_container, pods)]
-    assert any(".job-rlhf" in text for text in said) is has_names
+    texts = [json.dumps([each["command"], each["env"]]) for each in map(role_container, pods)]
+    assert any(".job-rlhf" in text for text in texts) is has_names
 
 
 def test_the_token_of_a_job_is_not_that_of_its_predecessor():
@@ -294,13 +294,13 @@ def test_a_pod_that_asks_for_no_resources_says_nothing_of_them():
 
 
 def test_gpus_of_a_device_class_are_claimed_by_a_template_of_their_role():
-    asked = (
+    overrides = (
         "spec.pods.gpu={count: 1, deviceClass: gpu.nvidia.com}",
         "spec.pods.modelCache=/workspace/hub",
         "spec.workspace.claim=mine",
         "spec.reward.pods.gpu={count: 2}",
     )
-    made = pinned(*asked)
+    made = pinned(*overrides)
     templates = {
         body["metadata"]["name"]: body["spec"]["spec"]["devices"]["requests"]
         for body in companions(made, "1", "ns")
@@ -308,7 +308,7 @@ def test_gpus_of_a_device_class_are_claimed_by_a_template_of_their_role():
     }
     assert len(templates) == len(roles_of(made.config.spec))
     for role in roles_of(made.config.spec):
-        spec = pod(role, *asked)["spec"]
+        spec = pod(role, *overrides)["spec"]
         (claim,) = spec["resourceClaims"]
         (request,) = templates[claim["resourceClaimTemplateName"]]
         assert request["exactly"]["deviceClassName"] == "gpu.nvidia.com"
@@ -362,12 +362,12 @@ def test_volcano_is_told_the_priority_of_a_group_and_what_its_pods_need_together
     there = members(made.config, ())
     gang = {**there, Role.GENERATOR: 1, Role.REWARD: 0} if again else there
     spec = companions(made, "job-uid", "ns", gang=gang)[-1]["spec"]
-    wanted = {"cpu": "6", "memory": str(6 * 2**31), "nvidia.com/gpu": "3"}
+    all_resources = {"cpu": "6", "memory": str(6 * 2**31), "nvidia.com/gpu": "3"}
     fewer = {"cpu": "2500m", "memory": str(3 * 2**31), "nvidia.com/gpu": "1"}
     assert spec == {
         "minMember": 3 if again else 6,
         "priorityClassName": "high",
-        "minResources": fewer if again else wanted,
+        "minResources": fewer if again else all_resources,
     }
     other = pinned("spec.scheduling.gang=coscheduling", "spec.pods.priorityClass=high")
     assert companions(other, "job-uid", "ns", gang=members(other.config, ()))[-1]["spec"] == {"minMember": 4}

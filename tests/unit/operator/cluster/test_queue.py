@@ -168,7 +168,7 @@ def test_what_the_api_server_asks_for_is_kept_whatever_happens(queue, clock):
 
 def test_workers_get_each_wish_once_and_in_time():
     async def main() -> None:
-        queue, active, seen = Queue(), set(), []
+        queue, active, processed = Queue(), set(), []
         chance = random.Random(7)
 
         async def worker() -> None:
@@ -178,7 +178,7 @@ def test_workers_get_each_wish_once_and_in_time():
                 active.add(key)
                 await asyncio.sleep(chance.random() / 500)
                 active.discard(key)
-                seen.append(key)
+                processed.append(key)
                 if chance.random() < 0.2:
                     queue.failed(key)
                 else:
@@ -194,12 +194,12 @@ def test_workers_get_each_wish_once_and_in_time():
         last = ("ns", "last")
         queue.add(last, after=0.01)
         async with asyncio.timeout(60):
-            while last not in seen or len(queue) or active:
+            while last not in processed or len(queue) or active:
                 await asyncio.sleep(0.01)
         assert not any(task.done() for task in workers)
         for task in workers:
             task.cancel()
-        assert set(seen) >= {last}
-        assert len(seen) < 20 * 10 + 1 + 40  # coalesced, but for what failed
+        assert set(processed) >= {last}
+        assert len(processed) < 20 * 10 + 1 + 40  # coalesced, but for what failed
 
     asyncio.run(main())

@@ -79,8 +79,8 @@ class Server(Api):
                 return pod
         raise ApiError(404, "NotFound", f"{kind} {name} not found", kind=kind)
 
-    async def scale(self, *asked: Any) -> None:
-        self.scaled.append(asked)
+    async def scale(self, *arguments: Any) -> None:
+        self.scaled.append(arguments)
 
     async def delete(self, _kind: str, _namespace: str, name: str, **_: Any) -> Body | None:
         self.made = [body for body in self.made if body["metadata"]["name"] != name]
@@ -127,11 +127,13 @@ class Story:
 
     def trainers(self) -> list[tuple[str, str]]:
         """Attempt and configuration of every trainer pod that was made."""
-        found = [pod for pod in self.server.made if pod["metadata"]["name"] == "job-trainer-0"]
-        configs = [{e["name"]: e.get("value") for e in p["spec"]["containers"][0]["env"]} for p in found]
+        trainer_pods = [pod for pod in self.server.made if pod["metadata"]["name"] == "job-trainer-0"]
+        configs = [
+            {e["name"]: e.get("value") for e in p["spec"]["containers"][0]["env"]} for p in trainer_pods
+        ]
         return [
             (pod["metadata"]["labels"]["rlhf.dev/attempt"], config["RLHF_RUN_CONFIG"].rpartition("/")[2])
-            for pod, config in zip(found, configs, strict=True)
+            for pod, config in zip(trainer_pods, configs, strict=True)
         ]
 
 
@@ -149,7 +151,7 @@ def tell(story: Callable[[Story], Awaitable[None]]) -> None:
 def test_a_refusal_is_over_with_the_first_look_that_nothing_is_refused_in():
     """A call that timed out though its pod was stored: nothing is left to make."""
 
-    async def told(story: Story) -> None:
+    async def scenario(story: Story) -> None:
         def times_out(body: Body) -> None:
             if body["metadata"]["name"] == "job-reward-0":
                 story.cache.put(story.server.stored(body))
@@ -172,25 +174,25 @@ def test_a_refusal_is_over_with_the_first_look_that_nothing_is_refused_in():
             await asyncio.sleep(0.6)  # the pause before a start
         assert story.trainers() == [("1", "start.json"), ("2", "resume.json")]
 
-    tell(told)
+    tell(scenario)
 
 
 @pytest.mark.parametrize(
     ("manager", "ours"), [("kueue.x-k8s.io/multikueue", False), ("rlhf.dev/operator", True)]
 )
 def test_a_job_that_another_controller_manages_is_left_alone(manager, ours):
-    async def told(story: Story) -> None:
+    async def scenario(story: Story) -> None:
         story.submit("first", f"spec.managedBy={manager}")
         await story.reconcile()
         assert bool(story.server.made or story.server.applied or story.server.status) == ours
 
-    tell(told)
+    tell(scenario)
 
 
 def test_a_status_of_which_the_definition_lacks_fields_is_not_written_at_every_look(monkeypatch):
     """The API server drops what an older definition does not have."""
 
-    async def told(story: Story) -> None:
+    async def scenario(story: Story) -> None:
         stores, writes = story.server.apply_status, list[Body]()
 
         async def drops(body: Body) -> Body:
@@ -209,7 +211,7 @@ def test_a_status_of_which_the_definition_lacks_fields_is_not_written_at_every_l
             await story.reconcile()
         assert len(writes) == before == 2
 
-    tell(told)
+    tell(scenario)
 
 
 def no_pods(error: ApiError) -> Callable[[Body], None]:
@@ -224,7 +226,7 @@ def no_pods(error: ApiError) -> Callable[[Body], None]:
 
 @pytest.mark.parametrize("meanwhile", ["nothing", "restart", "suspend"])
 def test_an_attempt_that_was_refused_is_no_attempt(meanwhile):
-    async def told(story: Story) -> None:
+    async def scenario(story: Story) -> None:
         story.submit("first")
         story.server.refuse = no_pods(ApiError(403, "Forbidden", "exceeded quota"))
         for _ in range(3):
@@ -245,13 +247,13 @@ def test_an_attempt_that_was_refused_is_no_attempt(meanwhile):
         await story.reconcile()
         assert "unmade" not in story.server.status["cluster"]
 
-    tell(told)
+    tell(scenario)
 
 
 def test_what_a_refused_look_had_to_tell_is_told_and_so_is_the_refusal():
     """As events: `kubectl describe` is where people look for an exhausted quota."""
 
-    async def told(story: Story) -> None:
+    async def scenario(story: Story) -> None:
         events = list[tuple[str, str]]()
 
         def refuse(body: Body) -> None:
@@ -270,17 +272,19 @@ def test_what_a_refused_look_had_to_tell_is_told_and_so_is_the_refusal():
         assert [reason for reason, _ in events] == ["Suspended", "Resumed", "PodsWaiting"]
         assert "exceeded quota" in events[-1][1]
 
-    tell(told)
+    tell(scenario)
 
 
 @pytest.mark.parametrize("resumed", [False, True])
-@pytest.mark.parametrize("gone", ["job-generator-1", "job-trainer-0"])
-def test_a_job_that_has_trained_is_not_ended_by_a_pod_that_is_suddenly_invalid(monkeypatch, gone, resumed):
+@pytest.mark.parametrize("deleted_pod", ["job-generator-1", "job-trainer-0"])
+def test_a_job_that_has_trained_is_not_ended_by_a_pod_that_is_suddenly_invalid(
+    monkeypatch, deleted_pod, resumed
+):
     """Pods of the same configuration were accepted: a webhook in the cluster has changed it, and may be fixed soon."""
     monkeypatch.setattr(budget, "_FIRST", 0.0)
     two = "spec.generator.replicas=2"
 
-    async def told(story: Story) -> None:
+    async def scenario(story: Story) -> None:
         story.submit("first", two)
         await story.reconcile()
         story.run()
@@ -289,7 +293,7 @@ def test_a_job_that_has_trained_is_not_ended_by_a_pod_that_is_suddenly_invalid(m
             story.submit("first", two, "spec.suspend=true", generation=2)
             await story.reconcile()
         for pod in story.cache.pods(KEY):
-            if resumed or pod["metadata"]["name"] == gone:
+            if resumed or pod["metadata"]["name"] == deleted_pod:
                 story.cache.drop(pod)
         if resumed:
             await story.reconcile()
@@ -297,7 +301,7 @@ def test_a_job_that_has_trained_is_not_ended_by_a_pod_that_is_suddenly_invalid(m
             story.submit("first", two, generation=3)
 
         def refuse(body: Body) -> None:
-            if body["kind"] == "Pod" and body["metadata"]["name"] == gone:
+            if body["kind"] == "Pod" and body["metadata"]["name"] == deleted_pod:
                 raise ApiError(422, "Invalid", "env[3]: Duplicate value", kind="Pod")
 
         story.server.refuse = refuse
@@ -308,15 +312,15 @@ def test_a_job_that_has_trained_is_not_ended_by_a_pod_that_is_suddenly_invalid(m
         story.server.refuse = lambda _body: None
         story.server.made.clear()
         await story.reconcile()
-        assert gone in {pod["metadata"]["name"] for pod in story.server.made}
+        assert deleted_pod in {pod["metadata"]["name"] for pod in story.server.made}
 
-    tell(told)
+    tell(scenario)
 
 
 def test_a_resumed_job_of_another_configuration_is_ended_by_an_invalid_pod():
     """It is the changed spec that is wrong: no pod of it was ever accepted."""
 
-    async def told(story: Story) -> None:
+    async def scenario(story: Story) -> None:
         story.submit("first")
         await story.reconcile()
         story.run()
@@ -333,18 +337,18 @@ def test_a_resumed_job_of_another_configuration_is_ended_by_an_invalid_pod():
         await story.reconcile()
         assert (story.server.status["phase"], story.reasons()["Failed"]) == ("Failed", "InvalidPod")
 
-    tell(told)
+    tell(scenario)
 
 
 def test_a_pod_that_its_namespace_made_invalid_is_asked_for_again_and_the_job_goes_on():
     """A LimitRange's default limit below the job's request is refused as the job's own mistake would be."""
 
-    async def told(story: Story) -> None:
-        asked = list[str]()
+    async def scenario(story: Story) -> None:
+        created = list[str]()
 
         def refuse(body: Body) -> None:
             if body["kind"] == "Pod":
-                asked.append(body["metadata"]["name"])
+                created.append(body["metadata"]["name"])
                 raise ApiError(
                     422, "Invalid", "requests: must be less than or equal to cpu limit", kind="Pod"
                 )
@@ -353,25 +357,25 @@ def test_a_pod_that_its_namespace_made_invalid_is_asked_for_again_and_the_job_go
         story.server.refuse = refuse
         with pytest.raises(ApiError, match="less than"):
             await story.reconcile()
-        asked.clear()
+        created.clear()
         for _ in range(3):
             again = await story.reconcile()
-        assert (story.reasons()["Failed"], again, asked) == ("InvalidPod", ASK_AGAIN_SECONDS, [])
+        assert (story.reasons()["Failed"], again, created) == ("InvalidPod", ASK_AGAIN_SECONDS, [])
         before, story.server.clock.local = story.server.status, lambda: time.time() + ASK_AGAIN_SECONDS
         await story.reconcile()
-        assert (asked, story.server.status, story.trainers()) == (["job-trainer-0"], before, [])
+        assert (created, story.server.status, story.trainers()) == (["job-trainer-0"], before, [])
         story.server.refuse = lambda _body: None
         await story.reconcile()
         assert (story.server.status["phase"], story.trainers()) == ("Provisioning", [("1", "start.json")])
         assert "Failed" not in story.reasons()
 
-    tell(told)
+    tell(scenario)
 
 
 def test_a_default_request_above_a_limit_of_the_namespace_is_left_out():
     """A LimitRange's default limit: nobody wrote the request that is refused."""
 
-    async def told(story: Story) -> None:
+    async def scenario(story: Story) -> None:
         def refuse(body: Body) -> None:
             if body["kind"] == "Pod" and body["spec"]["containers"][0]["resources"]:
                 raise ApiError(
@@ -387,13 +391,13 @@ def test_a_default_request_above_a_limit_of_the_namespace_is_left_out():
         with pytest.raises(ApiError, match="less than"):
             await story.reconcile()
 
-    tell(told)
+    tell(scenario)
 
 
 def test_a_refusal_for_good_is_of_the_spec_that_was_refused():
     """Somebody corrects the spec between the refusal and the look that ends the job for it."""
 
-    async def told(story: Story) -> None:
+    async def scenario(story: Story) -> None:
         story.submit("first", "spec.pods.priorityClass=none")
         story.server.refuse = no_pods(ApiError(422, "Invalid", "priorityClassName: no such", kind="Pod"))
         with pytest.raises(ApiError, match="no such"):
@@ -411,14 +415,14 @@ def test_a_refusal_for_good_is_of_the_spec_that_was_refused():
         (trainer,) = (pod for pod in story.server.made if pod["metadata"]["name"] == "job-trainer-0")
         assert "priorityClassName" not in trainer["spec"]
 
-    tell(told)
+    tell(scenario)
 
 
 def test_a_trainer_that_lost_its_label_is_counted_once_while_it_ends(monkeypatch):
     """Its name is taken until then: it is no pod of the attempt that is to follow."""
     monkeypatch.setattr(budget, "_FIRST", 0.0)
 
-    async def told(story: Story) -> None:
+    async def scenario(story: Story) -> None:
         def taken(body: Body) -> None:
             if body["metadata"]["name"] == "job-trainer-0":
                 raise ApiError(409, "AlreadyExists", "pods job-trainer-0 already exists", kind="Pod")
@@ -437,7 +441,7 @@ def test_a_trainer_that_lost_its_label_is_counted_once_while_it_ends(monkeypatch
         cluster = story.server.status["cluster"]
         assert (cluster["attempt"], cluster["restarts"]["trainer"]["disruptions"]) == (2, 1)
 
-    tell(told)
+    tell(scenario)
 
 
 @pytest.mark.parametrize("keep", [False, True])
@@ -445,7 +449,7 @@ def test_a_pod_whose_node_is_silent_is_given_up_unless_the_chart_says_no(monkeyp
     monkeypatch.setattr(pod_groups, "LOST_SECONDS", -1)
     forced: list[str] = []
 
-    async def told(story: Story) -> None:
+    async def scenario(story: Story) -> None:
         async def delete(
             _kind: str, _namespace: str, name: str, *, grace: int | None = None, **_: Any
         ) -> None:
@@ -463,13 +467,13 @@ def test_a_pod_whose_node_is_silent_is_given_up_unless_the_chart_says_no(monkeyp
         stalled = next(c for c in story.server.status["conditions"] if c["type"] == "Stalled")
         assert (stalled["status"], stalled["reason"]) == ("True", "NodeLost")
 
-    tell(told)
+    tell(scenario)
     assert forced == ([] if keep else ["job-trainer-0"])
 
 
 @pytest.mark.parametrize("deleted", [False, True], ids=["a job that goes on", "a job that a finalizer holds"])
 def test_a_pod_is_given_up_once_its_grace_period_was_observed(monkeypatch, deleted):
-    async def told(story: Story) -> None:
+    async def scenario(story: Story) -> None:
         clock, forced = 0.0, list[str]()
         delete = story.server.delete
 
@@ -497,13 +501,13 @@ def test_a_pod_is_given_up_once_its_grace_period_was_observed(monkeypatch, delet
         await story.reconcile()
         assert forced == ["job-trainer-0"]
 
-    tell(told)
+    tell(scenario)
 
 
 def test_a_job_made_again_under_its_name_inherits_nothing():
     """`kubectl replace --force`: no look saw that the first one was gone."""
 
-    async def told(story: Story) -> None:
+    async def scenario(story: Story) -> None:
         story.submit("first")
         story.server.refuse = no_pods(
             ApiError(422, "Invalid", "spec.volumes[4].name: Duplicate value", kind="Pod")
@@ -517,11 +521,11 @@ def test_a_job_made_again_under_its_name_inherits_nothing():
         assert story.server.status["phase"] == "Provisioning"
         assert {"ConfigMap", "NetworkPolicy"} <= {*story.server.applied}
 
-    tell(told)
+    tell(scenario)
 
 
 def test_a_job_whose_predecessors_pods_still_end_waits_with_its_first_attempt():
-    async def told(story: Story) -> None:
+    async def scenario(story: Story) -> None:
         story.submit("first")
         await story.reconcile()
         story.submit("second")
@@ -535,11 +539,11 @@ def test_a_job_whose_predecessors_pods_still_end_waits_with_its_first_attempt():
         await story.reconcile()
         assert story.trainers() == [("1", "start.json")]
 
-    tell(told)
+    tell(scenario)
 
 
 def test_a_deleted_jobs_trainer_is_forgotten_with_it():
-    async def told(story: Story) -> None:
+    async def scenario(story: Story) -> None:
         story.submit("first")
         await story.reconcile()
         story.run()
@@ -549,14 +553,14 @@ def test_a_deleted_jobs_trainer_is_forgotten_with_it():
         assert await story.reconcile() is None
         assert not story.reconciler._trainers._known
 
-    tell(told)
+    tell(scenario)
 
 
 def test_generators_are_scaled_from_the_job_that_was_looked_at(monkeypatch):
     """A kubectl scale that comes meanwhile is seen by the cache and not by the plan."""
     planned = module.plan
 
-    async def told(story: Story) -> None:
+    async def scenario(story: Story) -> None:
         story.submit("first")
         written = story.server.apply_status
 
@@ -571,14 +575,14 @@ def test_generators_are_scaled_from_the_job_that_was_looked_at(monkeypatch):
         await story.reconcile()
         assert story.server.scaled == [("RLHFJob", "ns", "job", 2, str(before + 1))]
 
-    tell(told)
+    tell(scenario)
 
 
 @pytest.mark.parametrize("suspend", [False, True], ids=["members", "stop"])
 def test_who_no_longer_leads_gives_a_trainer_no_order(monkeypatch, suspend):
     """A process that was frozen in the middle of a look would push the members of then, or stop a job that goes on."""
 
-    async def told(story: Story) -> None:
+    async def scenario(story: Story) -> None:
         story.submit("first")
         await story.reconcile()
         story.run()
@@ -590,14 +594,14 @@ def test_who_no_longer_leads_gives_a_trainer_no_order(monkeypatch, suspend):
         with pytest.raises(ApiError, match="no longer holds the lease"):
             await story.reconcile()
 
-    tell(told)
+    tell(scenario)
 
 
 def test_a_gang_that_starts_again_has_its_group(monkeypatch):
     """Somebody may have deleted it, which no listing shows; without it no scheduler places the pods."""
     monkeypatch.setattr(budget, "_FIRST", 0.0)
 
-    async def told(story: Story) -> None:
+    async def scenario(story: Story) -> None:
         story.submit("first", "spec.scheduling.gang=volcano")
         await story.reconcile()
         story.run()
@@ -612,13 +616,13 @@ def test_a_gang_that_starts_again_has_its_group(monkeypatch):
         assert "PodGroup" in story.server.applied
         assert story.trainers()[-1] == ("2", "resume.json")
 
-    tell(told)
+    tell(scenario)
 
 
 def test_many_jobs_are_asked_less_often_and_a_restart_is_not_put_off_by_them(monkeypatch):
     planned = module.plan
 
-    async def told(story: Story) -> None:
+    async def scenario(story: Story) -> None:
         for number in range(2000):
             body = document()
             body["metadata"] |= {"name": f"other-{number}", "namespace": "ns", "uid": str(number)}
@@ -628,7 +632,7 @@ def test_many_jobs_are_asked_less_often_and_a_restart_is_not_put_off_by_them(mon
         monkeypatch.setattr(module, "plan", lambda *args: replace(planned(*args), due=0.5))
         assert await story.reconcile() == 0.5
 
-    tell(told)
+    tell(scenario)
 
 
 @pytest.mark.parametrize(
@@ -646,15 +650,15 @@ def test_many_jobs_are_asked_less_often_and_a_restart_is_not_put_off_by_them(mon
 def test_an_operator_that_starts_checks_specs_of_ended_jobs_alone_that_have_something_left(
     left, checked, monkeypatch
 ):
-    seen, check = list[Body](), desired.from_cluster
-    monkeypatch.setattr(desired, "from_cluster", lambda body: seen.append(body) or check(body))
+    checked_bodies, check = list[Body](), desired.from_cluster
+    monkeypatch.setattr(desired, "from_cluster", lambda body: checked_bodies.append(body) or check(body))
 
-    async def told(story: Story) -> None:
+    async def scenario(story: Story) -> None:
         over = {"phase": "Succeeded", "totalSteps": 1, "observedGeneration": 1}
         story.server.status = over | ({"gpus": 2} if left == "GPUs that count" else {})
         if left == "a refused spec":
-            why = {"type": "Failed", "status": "True", "reason": "ValidationFailed"}
-            failed = [{**why, "lastTransitionTime": "2026-01-01T00:00:00Z"}]
+            cause = {"type": "Failed", "status": "True", "reason": "ValidationFailed"}
+            failed = [{**cause, "lastTransitionTime": "2026-01-01T00:00:00Z"}]
             story.server.status |= {"phase": "Failed", "conditions": failed}
         body = document(*["spec.ttlSecondsAfterFinished=600"] * (left == "a time to live"))
         body["metadata"] |= {"namespace": "ns", "uid": "first", "generation": 1 + (left == "a later spec")}
@@ -671,8 +675,8 @@ def test_an_operator_that_starts_checks_specs_of_ended_jobs_alone_that_have_some
         with suppress(ApiError):
             await story.reconcile()
 
-    tell(told)
-    assert bool(seen) is checked
+    tell(scenario)
+    assert bool(checked_bodies) is checked
 
 
 def test_of_many_pods_few_are_in_memory_and_the_loop_has_a_turn_between_two(monkeypatch):
@@ -731,11 +735,11 @@ def test_jobs_that_are_too_large_are_refused_one_at_a_time():
             return one.server.stored({**(one.cache.job(("ns", written[-1])) or {}), "status": body["status"]})
 
         one.server.apply_status = apply_status
-        looks = [asyncio.create_task(one.reconciler.reconcile(key)) for key in keys]
-        assert await looks[1] == module.LARGE_SECONDS
+        reconciles = [asyncio.create_task(one.reconciler.reconcile(key)) for key in keys]
+        assert await reconciles[1] == module.LARGE_SECONDS
         assert written == ["first"]
         go.set()
-        assert await looks[0] is None
+        assert await reconciles[0] is None
         await one.reconciler.reconcile(keys[1])
         assert written == ["first", "second"]
 

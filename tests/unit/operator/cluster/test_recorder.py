@@ -29,7 +29,7 @@ class Server(Api):
         return body
 
 
-def told(monkeypatch: pytest.MonkeyPatch, *events: Event, every: float) -> list[dict[str, Any]]:
+def record_events(monkeypatch: pytest.MonkeyPatch, *events: Event, every: float) -> list[dict[str, Any]]:
     """Records the events, one after the other; returns the objects that were written."""
     server = Server()
     recorder = Recorder(server)
@@ -44,7 +44,7 @@ def told(monkeypatch: pytest.MonkeyPatch, *events: Event, every: float) -> list[
 
 
 def test_an_hour_of_the_same_is_a_dozen_writes_of_one_event(monkeypatch):
-    written = told(monkeypatch, *[Event("Warning", "PodsWaiting", "no node")] * 720, every=5.0)
+    written = record_events(monkeypatch, *[Event("Warning", "PodsWaiting", "no node")] * 720, every=5.0)
     assert len(written) <= 12
     assert len({body["metadata"]["name"] for body in written}) == 1
     assert [body["count"] for body in written][:4] == [1, 3, 7, 15]
@@ -56,7 +56,10 @@ def test_figures_that_change_make_no_other_event_where_it_says_so(monkeypatch):
     def waiting(nodes: int) -> Event:
         return Event("Warning", "PodsWaiting", f"0/{nodes} nodes are available", "/ nodes are available")
 
-    written = told(monkeypatch, *map(waiting, range(100)), every=5.0)
+    written = record_events(monkeypatch, *map(waiting, range(100)), every=5.0)
     assert len({body["metadata"]["name"] for body in written}) == 1
     assert written[-1]["message"] != written[0]["message"]
-    assert len(told(monkeypatch, Event("Warning", "A", "0"), Event("Warning", "A", "1"), every=5.0)) == 2
+    assert (
+        len(record_events(monkeypatch, Event("Warning", "A", "0"), Event("Warning", "A", "1"), every=5.0))
+        == 2
+    )

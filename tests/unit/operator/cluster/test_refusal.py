@@ -49,7 +49,7 @@ def test_a_field_of_another_release_is_passed_over(where):
 def test_a_status_that_cannot_be_read_is_left_alone_and_said():
     world = running()
     world.step()
-    before, told = world.status, len(world.events)
+    before, event_count = world.status, len(world.events)
     world.written = {"phase": "Paused"}
     todo = world.step()
     assert todo.status is None
@@ -61,7 +61,7 @@ def test_a_status_that_cannot_be_read_is_left_alone_and_said():
     world.written = {}  # the newer release is back
     assert names(world.step()) == ([], [])
     assert world.status == before
-    assert len(world.events) == told + 1
+    assert len(world.events) == event_count + 1
 
 
 @pytest.mark.parametrize(
@@ -238,9 +238,9 @@ def test_a_pod_of_a_refused_job_whose_node_is_gone_is_given_up():
     world.step()
     world.overrides = (WRONG,)
     world.step(LOST_SECONDS + 2)
-    gone = world.pods["job-generator-0"]
-    assert "deletionTimestamp" in gone["metadata"]
-    (deletion,) = (each for each in world.make_plan().delete if each.uid == gone["metadata"]["uid"])
+    lost = world.pods["job-generator-0"]
+    assert "deletionTimestamp" in lost["metadata"]
+    (deletion,) = (each for each in world.make_plan().delete if each.uid == lost["metadata"]["uid"])
     assert deletion.grace == 0
 
 

@@ -40,13 +40,13 @@ LAYERS = ("runtime", "runtime.trainer", "job", "job.trainer")
 
 @pytest.mark.parametrize("upto", range(1, 5))
 def test_each_layer_wins_over_those_below(upto):
-    said = LAYERS[:upto]
-    pods = {name: {"pods": {"image": name}} if name in said else {} for name in LAYERS}
+    layers = LAYERS[:upto]
+    pods = {name: {"pods": {"image": name}} if name in layers else {} for name in LAYERS}
     made = runtime(**pods["runtime"], trainer=pods["runtime.trainer"])
     own = yaml.safe_dump(pods["job"].get("pods", {}), default_flow_style=True).strip()
     trainer = yaml.safe_dump(pods["job.trainer"].get("pods", {}), default_flow_style=True).strip()
     spec = merged(job(NAMES, f"spec.pods={own}", f"spec.trainer.pods={trainer}").spec, made.spec)
-    assert image(spec, Role.TRAINER) == said[-1]
+    assert image(spec, Role.TRAINER) == layers[-1]
     assert image(spec, Role.GENERATOR) == ("job" if upto > 2 else "runtime")
 
 

@@ -59,7 +59,7 @@ def many_pods(body: dict) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "problem"),
     [
         (many_pods, "1000 generators of 1000 pods each"),
         (template(volumes=[{"name": "v", "hostPath": {"path": "/"}}]), "hostPath"),
@@ -69,9 +69,9 @@ def many_pods(body: dict) -> None:
     ],
     ids=["a million pods", "host path", "host network", "API credentials", "default image"],
 )
-def test_what_a_user_wrote_into_it_is_checked_as_a_spec_is(change, said):
+def test_what_a_user_wrote_into_it_is_checked_as_a_spec_is(change, problem):
     settings = Settings(trainer_image="trainer:1", token_key=KEY, limits=STRICT)
-    with pytest.raises(UnreadableConfig, match=rf"lacks the operator's seal: .*{said}"):
+    with pytest.raises(UnreadableConfig, match=rf"lacks the operator's seal: .*{problem}"):
         read(change, settings)
 
 

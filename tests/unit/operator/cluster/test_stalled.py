@@ -14,8 +14,8 @@ STATUS = {"phase": "Running", "step": 3, "activity": "training", "queue": 4, "to
 
 
 def stalled(world: World) -> tuple[str, str, str]:
-    found = next(c for c in world.status.conditions if c.type == "Stalled")
-    return found.status, found.reason, found.message
+    current = next(c for c in world.status.conditions if c.type == "Stalled")
+    return current.status, current.reason, current.message
 
 
 @pytest.mark.parametrize(
@@ -99,8 +99,8 @@ def test_a_pod_that_only_a_finalizer_keeps_is_told_of_and_not_deleted_again_and_
 
 def unplaced(world: World, *pods: str) -> None:
     for name in pods:
-        said = {"reason": "Unschedulable", "message": "0/9 nodes are available"}
-        condition = {"type": "PodScheduled", "status": "False", **said}
+        reason = {"reason": "Unschedulable", "message": "0/9 nodes are available"}
+        condition = {"type": "PodScheduled", "status": "False", **reason}
         world.pods[name]["status"] = {"phase": "Pending", "conditions": [condition]}
 
 
@@ -164,14 +164,19 @@ def test_a_role_of_which_no_server_has_a_node_stalls_a_job_that_trained(name):
 def test_a_scheduler_that_counts_its_nodes_anew_tells_the_same_of_the_same_pod():
     world = World()
     world.step()
-    found = []
+    waiting_events = []
     for count in (8, 9):
         unplaced(world, "job-trainer-0")
         (condition,) = world.pods["job-trainer-0"]["status"]["conditions"]
         condition["message"] = f"0/{count} nodes are available"
-        found += [event for event in world.step().events if event.reason == "PodsWaiting"]
-    assert [event.message[-23:] for event in found] == ["0/8 nodes are available", "0/9 nodes are available"]
-    assert {event.alike for event in found} == {"job-trainer-0: Unschedulable: / nodes are available"}
+        waiting_events += [event for event in world.step().events if event.reason == "PodsWaiting"]
+    assert [event.message[-23:] for event in waiting_events] == [
+        "0/8 nodes are available",
+        "0/9 nodes are available",
+    ]
+    assert {event.alike for event in waiting_events} == {
+        "job-trainer-0: Unschedulable: / nodes are available"
+    }
 
 
 WAITS = "spec.scheduling.preRunningDeadlineSeconds=100"
@@ -227,8 +232,8 @@ def test_a_trainer_that_waits_for_a_node_after_it_has_trained_fails_no_job():
     assert world.status.restarts == 0
 
 
-@pytest.mark.parametrize("told", [True, False], ids=["told by the server", "not yet"])
-def test_a_pod_that_kueue_has_put_into_a_queue_of_its_own_is_told_of(told):
+@pytest.mark.parametrize("is_reported", [True, False], ids=["told by the server", "not yet"])
+def test_a_pod_that_kueue_has_put_into_a_queue_of_its_own_is_told_of(is_reported):
     """As Kueue's webhook does since 0.16 unless it knows the pod's owner; it would wait for ever, beside its job."""
     world = World()
     world.step()
@@ -236,7 +241,7 @@ def test_a_pod_that_kueue_has_put_into_a_queue_of_its_own_is_told_of(told):
     for name, body in world.pods.items():
         if name != "job-reward-0":
             body["spec"] = {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}], "containers": []}
-            body["status"] = {"phase": "Pending", "conditions": [gated] * told}
+            body["status"] = {"phase": "Pending", "conditions": [gated] * is_reported}
     world.run("job-reward-0")
     world.step()
     status, reason, message = stalled(world)
@@ -296,8 +301,8 @@ def test_a_failing_init_container_is_told_of_and_counted():
         world.pods["job-reward-0"]["status"] = {"phase": phase, "initContainerStatuses": [failed]}
         world.step()
         if phase == "Pending":
-            told = "job-reward-0: InitContainerFailed: init container download exited with code 3: no such bucket"
-            assert stalled(world) == ("True", "InitContainerFailed", told)
+            message = "job-reward-0: InitContainerFailed: init container download exited with code 3: no such bucket"
+            assert stalled(world) == ("True", "InitContainerFailed", message)
     world.settle()
     assert world.status.restarts == 1
     world.pods["job-reward-0"]["status"] = {"phase": "Failed", "initContainerStatuses": [failed]}
@@ -340,20 +345,20 @@ def test_a_trainer_without_progress_is_started_again_and_counted_once(activity, 
     """In a step, and while it loads its models."""
     world = counting(HOUR, "spec.trainer.replicas=2")
     world.trainer = world.trainer.model_copy(update={"activity": activity})
-    seen = {"silent_since": world.now.timestamp()} if silent else {}
+    observation = {"silent_since": world.now.timestamp()} if silent else {}
     if silent:
         unready(world)
     for _ in range(71):
-        assert names(world.step(50, **seen)) == ([], [])
+        assert names(world.step(50, **observation)) == ([], [])
     assert world.status.restarts == 0
     world.now += datetime.timedelta(seconds=60 + 3600 / 10)
-    world.step(**seen)
+    world.step(**observation)
     world.settle()
     assert world.attempts() == {"2"}
     assert world.status.restarts == 1
-    told = [message for reason, message in world.events if reason == "PodFailed"]
+    messages = [message for reason, message in world.events if reason == "PodFailed"]
     words = f"made no progress for 3600 s, last seen {activity} (spec.trainer.progressDeadlineSeconds)"
-    assert f"trainer-0 {words}" in told
+    assert f"trainer-0 {words}" in messages
 
 
 def test_a_trainer_without_progress_is_told_of_once_after_a_third_of_its_deadline_and_taken_back():
@@ -444,11 +449,11 @@ def test_a_trainer_that_hangs_again_and_again_uses_up_its_budget():
     [("over_tcp", "SlowNetwork", "NcclOverTcp"), ("data_changed", "DataChanged", "OtherRows")],
 )
 def test_what_the_trainer_warns_of_is_a_condition_and_one_event(field, kind, reason):
-    world, why = running(), "NCCL goes over TCP though the job asks for RDMA (rdma/hca): no device"
+    world, message = running(), "NCCL goes over TCP though the job asks for RDMA (rdma/hca): no device"
     assert kind not in reasons(world)
-    world.trainer = world.trainer.model_copy(update={field: why})
+    world.trainer = world.trainer.model_copy(update={field: message})
     world.step()
     world.step()
-    (found,) = (c for c in world.status.conditions if c.type == kind)
-    assert (found.status, found.reason, found.message) == ("True", reason, why)
-    assert [event for event in world.events if event[0] == reason] == [(reason, why)]
+    (condition,) = (c for c in world.status.conditions if c.type == kind)
+    assert (condition.status, condition.reason, condition.message) == ("True", reason, message)
+    assert [event for event in world.events if event[0] == reason] == [(reason, message)]

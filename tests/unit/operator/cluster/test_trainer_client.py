@@ -165,10 +165,10 @@ def test_nobody_waits_for_a_trainer_that_is_silent(monkeypatch):
     monkeypatch.setattr(control, "_TIMEOUT_SECONDS", 3600)
 
     async def main() -> None:
-        asked = []
+        paths = []
 
         async def silent(request: web.Request) -> web.StreamResponse:
-            asked.append(request.path)
+            paths.append(request.path)
             await asyncio.Event().wait()
             raise AssertionError
 
@@ -185,7 +185,7 @@ def test_nobody_waits_for_a_trainer_that_is_silent(monkeypatch):
             await trainers.stop(job("dead-0"), [dead])
             assert await trainers.push_membership(job("dead-0"), [dead], Membership())
             assert not await trainers.checkpoint(job("dead-0"), [dead])
-            assert set(asked) <= {CONTROL_STATUS}
+            assert set(paths) <= {CONTROL_STATUS}
             for i in range(100):
                 trainers.forget(f"dead-{i}")
             monkeypatch.setattr("rlhf_operator.cluster.observe.trainer_client._PATIENCE_SECONDS", 10)
@@ -197,10 +197,10 @@ def test_nobody_waits_for_a_trainer_that_is_silent(monkeypatch):
 
 def test_a_trainer_that_answers_is_asked_and_told_what_there_is_to_say():
     async def main() -> None:
-        asked = []
+        requests = []
 
         async def handler(request: web.Request) -> web.StreamResponse:
-            asked.append((request.method, request.path))
+            requests.append((request.method, request.path))
             return web.json_response(REPORT)
 
         trainers = TrainerClient(b"k" * 32)
@@ -212,8 +212,8 @@ def test_a_trainer_that_answers_is_asked_and_told_what_there_is_to_say():
             assert await trainers.push_membership(job("a"), pods, Membership())  # known already
             await trainers.stop(job("a"), pods)
         await trainers.close()
-        assert asked[-2:] == [("PUT", CONTROL_MEMBERS), ("POST", CONTROL_STOP)]
-        assert asked.count(("PUT", CONTROL_MEMBERS)) == 1
+        assert requests[-2:] == [("PUT", CONTROL_MEMBERS), ("POST", CONTROL_STOP)]
+        assert requests.count(("PUT", CONTROL_MEMBERS)) == 1
 
     asyncio.run(main())
 
@@ -221,10 +221,10 @@ def test_a_trainer_that_answers_is_asked_and_told_what_there_is_to_say():
 def test_a_job_from_before_the_key_was_changed_is_talked_to_by_the_former_key():
     async def main() -> None:
         new, former = b"n" * 32, b"f" * 32
-        asked = []
+        methods = []
 
         async def handler(request: web.Request) -> web.StreamResponse:
-            asked.append(request.method)
+            methods.append(request.method)
             return web.json_response(REPORT)
 
         async with asyncio.timeout(20), serving(handler, "127.9.0.4", 8000, has=token(former, job("a"))):
@@ -232,9 +232,9 @@ def test_a_job_from_before_the_key_was_changed_is_talked_to_by_the_former_key():
             trainers = TrainerClient(new, former)
             while await trainers.read(job("a"), pods) is None:
                 pass
-            assert asked == ["GET"]
+            assert methods == ["GET"]
             assert await trainers.push_membership(job("a"), pods, Membership())
-            assert asked[-1] == "PUT"
+            assert methods[-1] == "PUT"
             assert (trainers.trainer_error(job("a")), trainers.key(job("a"))) == ("", former)
             await trainers.close()
 

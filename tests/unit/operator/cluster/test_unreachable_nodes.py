@@ -18,9 +18,9 @@ def mark(world: World, name: str, ready: str = "False", containers: str = "True"
     ]
 
 
-def told(world: World, kind: str) -> tuple[str, str, str]:
-    found = next(c for c in world.status.conditions if c.type == kind)
-    return found.status, found.reason, found.message
+def condition_of(world: World, kind: str) -> tuple[str, str, str]:
+    condition = next(c for c in world.status.conditions if c.type == kind)
+    return condition.status, condition.reason, condition.message
 
 
 @pytest.mark.parametrize("name", ["job-generator-0", "job-reward-0", "job-reference-0"])
@@ -28,24 +28,24 @@ def test_the_only_server_of_a_role_stalls_the_job_until_its_node_is_back(name):
     world = running()
     mark(world, name)
     assert names(world.step()) == ([], []), "Kubernetes decides for how long it waits"
-    assert told(world, "Stalled") == ("True", "NodeUnreachable", f"{name}: {WHY}")
-    assert told(world, "RolesReady")[:2] == ("False", "NodeUnreachable")
+    assert condition_of(world, "Stalled") == ("True", "NodeUnreachable", f"{name}: {WHY}")
+    assert condition_of(world, "RolesReady")[:2] == ("False", "NodeUnreachable")
     assert f"{name}: {WHY}" in world.status.message
     assert ("PodsWaiting", f"{name}: {WHY}") in world.events
     mark(world, name, ready="True")
     world.step()
-    assert told(world, "Stalled")[0] == "False"
-    assert told(world, "RolesReady")[0] == "True"
+    assert condition_of(world, "Stalled")[0] == "False"
+    assert condition_of(world, "RolesReady")[0] == "True"
 
 
 def test_one_of_two_generators_stalls_nothing_and_the_condition_of_the_roles_names_it():
     world = running(TWO)
     mark(world, "job-generator-1")
     world.step()
-    assert told(world, "Stalled")[0] == "False"
+    assert condition_of(world, "Stalled")[0] == "False"
     message = f"waiting for generator 1/2; job-generator-1: {WHY}"
-    assert told(world, "RolesReady") == ("False", "NodeUnreachable", message)
-    assert told(world, "Ready") == ("False", "Running", message)
+    assert condition_of(world, "RolesReady") == ("False", "NodeUnreachable", message)
+    assert condition_of(world, "Ready") == ("False", "Running", message)
 
 
 @pytest.mark.parametrize("name", ["job-generator-0", "job-generator-0-1"])
@@ -54,7 +54,7 @@ def test_a_generator_of_two_pods_is_not_ready_while_either_node_is_silent(name):
     mark(world, name)
     world.step()
     assert world.status.roles[Role.GENERATOR].ready == 0
-    assert told(world, "Stalled") == ("True", "NodeUnreachable", f"{name}: {WHY}")
+    assert condition_of(world, "Stalled") == ("True", "NodeUnreachable", f"{name}: {WHY}")
 
 
 @pytest.mark.parametrize(
@@ -79,4 +79,4 @@ def test_a_job_that_is_over_waits_for_no_node():
     world.end("job-trainer-0", 0)
     world.step()
     assert world.status.phase == "Succeeded"
-    assert told(world, "RolesReady")[1] == "JobEnded"
+    assert condition_of(world, "RolesReady")[1] == "JobEnded"

@@ -73,11 +73,11 @@ def test_looks_that_are_not_written_lose_nothing(world):
     """Every look counts from the last status that was written, here one of six: to the second, after all of them."""
     hours, cost = held(world)
     begin = world.now
-    for look in range(61):
-        kept = world.status
+    for number in range(61):
+        written = world.status
         world.step(5.37, prices=PRICES)
-        if look % 6:
-            world.status = kept
+        if number % 6:
+            world.status = written
     counted = (world.now - begin).total_seconds() - 5.37
     used = held(world)[0] - hours, held(world)[1] - cost
     assert used == pytest.approx((6 * counted / 3600, PER_HOUR * counted / 3600), abs=PER_HOUR / 3600)
@@ -138,7 +138,7 @@ def test_gpus_that_a_runtime_gave_count_until_the_pods_are_over_too():
 
 
 @pytest.mark.parametrize(
-    ("asked", "gpus", "cost"),
+    ("override", "gpus", "cost"),
     [
         ("spec.reward.pods.gpu={count: 2}", 2, 5.0),
         ("spec.reward.pods.resources={limits: {nvidia.com/gpu: 2}}", 2, 5.0),
@@ -161,9 +161,9 @@ def test_gpus_that_a_runtime_gave_count_until_the_pods_are_over_too():
         ),
     ],
 )
-def test_gpus_count_however_the_pods_ask_for_them(asked, gpus, cost):
+def test_gpus_count_however_the_pods_ask_for_them(override, gpus, cost):
     """From the pods as they are stored: also what a template or a webhook has put there."""
-    world = running(asked)
+    world = running(override)
     world.step(3600, prices=PRICES | {"example.com/wafer": 1.0, "a.class": 3.0})
     world.step(0, prices=PRICES | {"example.com/wafer": 1.0, "a.class": 3.0})
     assert (world.status.gpus, world.status.cost_per_hour) == (gpus, cost)
@@ -218,18 +218,18 @@ CLAIM["results"] += [
 )
 def test_devices_that_pods_claim_are_counted_by_their_allocation(error):
     """As a GPU's driver allocates them (resource.k8s.io/v1); who may not read claims goes on without."""
-    asked = list[str]()
+    names_read = list[str]()
 
     class Claims(Server):
         async def get(self, kind, namespace, name):
             if kind != "ResourceClaim":
                 return await super().get(kind, namespace, name)
-            asked.append(name)
+            names_read.append(name)
             if error:
                 raise error
             return {"status": {"allocation": {"devices": CLAIM}}}
 
-    async def told(story: Story) -> None:
+    async def scenario(story: Story) -> None:
         story.server.__class__ = Claims
         claims = "resourceClaims: [{name: own, resourceClaimTemplateName: t}, {name: all, resourceClaimName: shared}]"
         story.submit("first", f"spec.pods.template={{spec: {{{claims}}}}}")
@@ -242,7 +242,7 @@ def test_devices_that_pods_claim_are_counted_by_their_allocation(error):
         for _ in range(2):
             await story.reconcile()
         names = [f"job-{role}-0-own" for role in ("generator", "reference", "reward", "trainer")] + ["shared"]
-        assert sorted(asked) == sorted(names * (2 if error and error.status == 0 else 1))
+        assert sorted(names_read) == sorted(names * (2 if error and error.status == 0 else 1))
         assert story.server.status["gpus"] == (0 if error else 5 * 2)
 
-    tell(told)
+    tell(scenario)

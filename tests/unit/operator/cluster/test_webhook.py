@@ -22,27 +22,27 @@ from rlhf_operator.cluster.serve import webhook
 PLAIN = Settings("image", b"k" * 32)
 
 
-def asked(*overrides: str, **metadata: object) -> dict:
+def review_request(*overrides: str, **metadata: object) -> dict:
     body = document(*overrides)
     body["metadata"] |= {"namespace": "ns", "uid": "1", **metadata}
     return {"request": {"uid": "42", "operation": "CREATE", "object": body}}
 
 
 def test_a_good_job_is_allowed():
-    answer = webhook.review(asked(), PLAIN)
+    answer = webhook.review(review_request(), PLAIN)
     assert answer["response"] == {"uid": "42", "allowed": True}
     assert (answer["apiVersion"], answer["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
 
 
 def test_a_bad_one_is_refused_with_field_and_fix():
-    response = webhook.review(asked("spec.sampling.topK=-2"), PLAIN)["response"]
+    response = webhook.review(review_request("spec.sampling.topK=-2"), PLAIN)["response"]
     assert response["allowed"] is False
     assert "spec.sampling.topK: must be greater than or equal to -1; got -2" in response["status"]["message"]
 
 
 def test_what_the_limits_do_not_allow_is_refused_and_older_jobs_may_change_their_metadata():
     limited = replace(PLAIN, limits=Limits())
-    bad = asked("spec.pods.priorityClass=system")
+    bad = review_request("spec.pods.priorityClass=system")
     response = webhook.review(bad, limited)["response"]
     assert "priorityClassName: this cluster's limits do not allow it" in response["status"]["message"]
     same = {"request": {**bad["request"], "oldObject": bad["request"]["object"]}}
@@ -52,24 +52,24 @@ def test_what_the_limits_do_not_allow_is_refused_and_older_jobs_may_change_their
 def test_a_job_may_leave_its_service_account_to_its_runtime():
     limited = replace(PLAIN, limits=Limits.model_validate({"serviceAccounts": ("training",)}))
     for overrides, allowed in (((), False), (("spec.runtime={name: h100}",), True)):
-        assert webhook.review(asked(*overrides), limited)["response"]["allowed"] is allowed
+        assert webhook.review(review_request(*overrides), limited)["response"]["allowed"] is allowed
 
 
 def test_a_label_may_not_name_a_priority_that_the_limits_do_not_list_also_later():
     limited = replace(PLAIN, limits=Limits.model_validate({"priorityClasses": ("batch",)}))
-    urgent = asked(labels={"kueue.x-k8s.io/priority-class": "urgent"})["request"]
-    for before in (None, asked()["request"]["object"]):
+    urgent = review_request(labels={"kueue.x-k8s.io/priority-class": "urgent"})["request"]
+    for before in (None, review_request()["request"]["object"]):
         response = webhook.review({"request": {**urgent, "oldObject": before}}, limited)["response"]
         assert "priorityClasses may be batch; got 'urgent'" in response["status"]["message"]
 
 
 def test_labels_and_annotations_of_a_job_that_today_is_wrong_may_change():
     wrong = "spec.sampling.topK=-2"
-    stored, annotated = asked(wrong), asked(wrong)
+    stored, annotated = review_request(wrong), review_request(wrong)
     annotated["request"]["object"]["metadata"]["annotations"] = {"rlhf.dev/checkpoint": "now"}
     change = {"request": {**annotated["request"], "oldObject": stored["request"]["object"]}}
     assert webhook.review(change, PLAIN)["response"]["allowed"]
-    change["request"]["object"] = asked(wrong, "spec.steps=9")["request"]["object"]
+    change["request"]["object"] = review_request(wrong, "spec.steps=9")["request"]["object"]
     assert not webhook.review(change, PLAIN)["response"]["allowed"]
 
 
@@ -89,7 +89,7 @@ def test_labels_and_annotations_of_a_job_that_today_is_wrong_may_change():
 @pytest.mark.parametrize("wrong", ["spec.pods.priorityClass=system", "spec.sampling.topK=-2"])
 def test_a_job_that_runs_is_not_judged_by_limits_and_rules_of_today(wrong, stored, change, refused):
     limited = replace(PLAIN, limits=Limits())
-    after, before = asked(wrong, *stored, change), asked(wrong, *stored)
+    after, before = review_request(wrong, *stored, change), review_request(wrong, *stored)
     asks = {"request": {**after["request"], "oldObject": before["request"]["object"]}}
     response = webhook.review(asks, limited)["response"]
     assert response["allowed"] is (refused is None)
@@ -99,8 +99,8 @@ def test_a_job_that_runs_is_not_judged_by_limits_and_rules_of_today(wrong, store
 
 def test_what_runs_changes_only_while_it_is_suspended():
     def change(*before: str) -> dict:
-        after = asked("spec.ppo.klCoefficient=0.5")
-        return {"request": {**after["request"], "oldObject": asked(*before)["request"]["object"]}}
+        after = review_request("spec.ppo.klCoefficient=0.5")
+        return {"request": {**after["request"], "oldObject": review_request(*before)["request"]["object"]}}
 
     refused = webhook.review(change(), PLAIN)["response"]
     assert "spec.ppo: cannot change while the job runs; suspend it first" in refused["status"]["message"]
@@ -110,7 +110,7 @@ def test_what_runs_changes_only_while_it_is_suspended():
 
 @pytest.mark.parametrize("reason", [*CORRECTABLE, "BackoffLimitExceeded"])
 def test_a_job_that_failed_by_its_spec_may_be_corrected(reason):
-    after, before = asked("spec.pods.priorityClass=batch"), asked()["request"]["object"]
+    after, before = review_request("spec.pods.priorityClass=batch"), review_request()["request"]["object"]
     change = {"request": {**after["request"], "oldObject": {**before, "status": failed(reason)}}}
     assert webhook.review(change, PLAIN)["response"]["allowed"] is (reason in CORRECTABLE)
 
@@ -119,8 +119,8 @@ def test_deleting_is_always_allowed():
     assert webhook.review({"request": {"uid": "1", "operation": "DELETE", "object": None}}, PLAIN)[
         "response"
     ]["allowed"]
-    gone = asked("spec.steps=0", deletionTimestamp="2026-01-01T00:00:00Z")
-    assert webhook.review(gone, PLAIN)["response"]["allowed"]
+    deletion = review_request("spec.steps=0", deletionTimestamp="2026-01-01T00:00:00Z")
+    assert webhook.review(deletion, PLAIN)["response"]["allowed"]
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ def test_it_serves_tls_and_takes_a_renewed_certificate(certificate):
         runner = await webhook.serve(made)
         assert runner is not None
         try:
-            good = json.dumps(asked()).encode()
+            good = json.dumps(review_request()).encode()
             status, answer, _ = await post(made, good)
             assert (status, answer["response"]["allowed"]) == (200, True)
             for garbage in (b"no json", b"[]", b'{"request": {}}'):
@@ -190,7 +190,7 @@ def test_the_operator_works_on_while_a_job_is_validated(certificate, monkeypatch
         runner = await webhook.serve(made)
         assert runner is not None
         try:
-            call = asyncio.create_task(post(made, json.dumps(asked()).encode()))
+            call = asyncio.create_task(post(made, json.dumps(review_request()).encode()))
             while not begun.is_set():
                 await asyncio.sleep(0.01)
             worked_on.set()
@@ -233,9 +233,9 @@ def test_who_has_left_or_waited_too_long_is_not_served_and_namespaces_take_turns
             calls = [call(made, "a", "a1")]
             while not reviewed:
                 await asyncio.sleep(0.01)
-            gone, late = call(made, "a", "gone"), call(made, "a", "late", "?timeout=1s")
+            closed, late = call(made, "a", "gone"), call(made, "a", "late", "?timeout=1s")
             await until_waits("a", 2)
-            gone.cancel()
+            closed.cancel()
             assert (await late)[0] == 503
             await until_waits("a", 0)
             for number, (namespace, uid) in enumerate([("a", "a2"), ("a", "a3"), ("b", "b1")]):

@@ -74,7 +74,7 @@ class World:
         metadata = self._document["metadata"] | given
         return Job.of({**self._document, "metadata": metadata, "status": status | self.written})
 
-    def make_plan(self, **seen: Any) -> Plan:
+    def make_plan(self, **observation: Any) -> Plan:
         """As the reconciler does."""
         job = self.job
         pods = [Pod.of(trim(body)) for body in self.pods.values()]
@@ -87,7 +87,12 @@ class World:
             return refuse(job, error, pods, self.now)
         todo = plan(
             Observed(
-                reopen_job(job, want.spec), want, pods, self.trainer, created_attempt=self.remembered, **seen
+                reopen_job(job, want.spec),
+                want,
+                pods,
+                self.trainer,
+                created_attempt=self.remembered,
+                **observation,
             ),
             self.now,
         )
@@ -116,9 +121,9 @@ class World:
         self.events += [(event.reason, event.message) for event in todo.events]
         self.expired |= todo.expire
 
-    def step(self, seconds: float = 1.0, **seen: Any) -> Plan:
+    def step(self, seconds: float = 1.0, **observation: Any) -> Plan:
         """Look, carry out, let time pass."""
-        todo = self.make_plan(**seen)
+        todo = self.make_plan(**observation)
         self.carry_out(todo)
         self.now += datetime.timedelta(seconds=seconds)
         return todo

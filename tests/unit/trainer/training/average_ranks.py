@@ -64,13 +64,13 @@ def ran(zero: dict[str, Any]) -> list[Any]:
     run, again = Averaged(zero), Averaged(zero, seed=1)
     for update in range(2):
         run.step(update)
-    found = run.inferred()
+    inferred = run.inferred()
     again.load(run.saved())
-    alike = again.inferred() == found
+    alike = again.inferred() == inferred
     for each in (run, again):
         each.step(2)
     alike = alike and again.inferred() == run.inferred()
-    return [*found, alike and all(map(same, again.saved(), run.saved()))]
+    return [*inferred, alike and all(map(same, again.saved(), run.saved()))]
 
 
 if __name__ == "__main__":

@@ -49,10 +49,10 @@ Call = Callable[[Sequences, Sequence[Mapping[str, Any]]], Tensor]
 
 def low_tokens(sequences: Sequences, _rows: Sequence[Mapping[str, Any]]) -> Tensor:
     """A toy reward: the share of a response's tokens below 128. Half of them are."""
-    found = []
-    for i, asked in enumerate(sequences.prompt_lengths.tolist()):
-        found.append((sequences.row(i)[asked:] < 128).float().mean())
-    return torch.stack(found)
+    shares = []
+    for i, prompt_length in enumerate(sequences.prompt_lengths.tolist()):
+        shares.append((sequences.row(i)[prompt_length:] < 128).float().mean())
+    return torch.stack(shares)
 
 
 class Job:
@@ -82,8 +82,8 @@ class Job:
         self.ctx = TrainerContext(
             "job", self.spec, Path(), RANKS, byte_tokenizer(), services, threading.Event(), {}
         )
-        found = resolve(self.spec)
-        graph = found.graph
+        resolved = resolve(self.spec)
+        graph = resolved.graph
         kinds = {
             "causal": (LlamaForCausalLM, 2),
             "value": (LlamaForTokenClassification, 1),
@@ -92,7 +92,7 @@ class Job:
         lora = self.spec.model.lora or Adapters()
         self.models = {m.name: engine(*kinds[m.head], 0.01, lora.of(m.field)) for m in graph.trained}
         self.initial = copy.deepcopy(next(iter(self.models.values())).unwrapped).eval()
-        self.op_ctx = OpContext(self.spec, found.settings)
+        self.op_ctx = OpContext(self.spec, resolved.settings)
         models = {used: self.models[used.name] for used in graph.trained}
         averages = {used: MovingAverage(models[used], d) for used, d in graph.averages.items()}
         learner = Learner(graph, models, self.op_ctx, averages)
@@ -143,7 +143,7 @@ class Job:
 
     def ledger(self) -> Any:
         """The last one that the host heard of."""
-        return [told["ledger"] for told in self.told if "ledger" in told][-1]
+        return [report["ledger"] for report in self.told if "ledger" in report][-1]
 
     def positions(self, name: str) -> list[int]:
         """Of the ledger: `issued`, `returned`, `trained` or `filtered` prompts."""

@@ -189,8 +189,8 @@ def half_way(http: HttpClient, *, servers: int = 1) -> Run:
     for _ in range(servers):
         run.join()
     run.publish()
-    asked = run.rollouts.requests
-    eventually(lambda: len(asked.answered) == 2 * PROMPTS, "all are there")
+    pending = run.rollouts.requests
+    eventually(lambda: len(pending.answered) == 2 * PROMPTS, "all are there")
     run.step()
     for server in run.servers:
         server.through = 0
@@ -205,14 +205,14 @@ def test_responses_that_new_weights_do_not_interrupt_go_on_with_them(http):
     """In their streams. Nobody is asked again, and no generator was idle."""
     run = half_way(http)
     (server,) = run.servers
-    asked, idle = len(server.asked), run.rollouts.figures
+    before, idle = len(server.asked), run.rollouts.figures
     idle()
     run.publish()
     server.through = 10**6
     assert idle()["generators_idle_seconds"] == 0
     rollouts = run.rollouts.episode().rollouts
     assert [tuple(rollout.versions) for rollout in rollouts] == [(1, 1, 2, 2), (1, 1, 2, 2), (2, 2, 2, 2)]
-    fresh = [len(body["prompt"]) for body in server.asked[asked:]]
+    fresh = [len(body["prompt"]) for body in server.asked[before:]]
     assert set(fresh) == {2}
     assert len(fresh) <= 1 + PROMPTS
     assert (run.world.fleet.continued, server.given_up) == (0, [])
@@ -284,10 +284,10 @@ def test_responses_that_are_complete_as_their_round_is_cut_off_are_answers(http,
     server = run.join(kind=Lingering)
     server.stuck = {1}
     run.publish()
-    asked = run.rollouts.requests
-    eventually(lambda: any(work.is_complete for work in asked.works), "some are complete")
+    pending = run.rollouts.requests
+    eventually(lambda: any(work.is_complete for work in pending.works), "some are complete")
     run.publish()
-    assert len(asked.works) == 2 * PROMPTS, "each is answered or waits"
+    assert len(pending.works) == 2 * PROMPTS, "each is answered or waits"
     server.stuck.clear()
     assert run.step() == [f"0/{i}" for i in range(PROMPTS)]
     run.end()
@@ -314,13 +314,13 @@ def test_a_response_that_completes_while_its_round_is_looked_at_is_not_lost():
         given.set_result(Round([], works, {}, [], [], [UnderWay(work, None, None) for work in works]))
         return given
 
-    asked = requests.Requests(start, lambda _failed: None, threading.Event(), keep=True)
-    asked.waiting = [Late(Prompt("0/0", (1,), {}), [])]
+    pending = requests.Requests(start, lambda _failed: None, threading.Event(), keep=True)
+    pending.waiting = [Late(Prompt("0/0", (1,), {}), [])]
     for _ in range(2):
-        asked.begin()
-        asked.end()
+        pending.begin()
+        pending.end()
     (first, _), *later = rounds
-    known = {work.prompt.id for work in (*asked.waiting, *asked.answered.values())}
+    known = {work.prompt.id for work in (*pending.waiting, *pending.answered.values())}
     assert known == {"0/0"}
     assert len(first) == 1
     assert all(len(works) == len(under_way) == 1 for works, under_way in later)
@@ -346,8 +346,8 @@ def test_generators_are_idle_once_the_last_response_has_come_and_not_before(http
     server.most = PROMPTS + 2
     run.step()
     server.most = 3 * PROMPTS - 1
-    asked = run.rollouts.requests
-    eventually(lambda: len(asked.answered) == 2 * PROMPTS - 1, "one is under way")
+    pending = run.rollouts.requests
+    eventually(lambda: len(pending.answered) == 2 * PROMPTS - 1, "one is under way")
     assert run.rollouts.figures()["generators_idle_seconds"] == 0
     server.most += 1
     eventually(lambda: run.rollouts.figures()["generators_idle_seconds"] > 0, "none is")
@@ -405,8 +405,8 @@ def test_a_generator_that_failed_and_has_new_weights_is_asked_again(http):
     failing, other = run.join(), run.join()
     failing._fails = 0
     run.publish()
-    asked = run.rollouts.requests
-    eventually(lambda: len(asked.answered) == 2 * PROMPTS, "the other one has answered everything")
+    pending = run.rollouts.requests
+    eventually(lambda: len(pending.answered) == 2 * PROMPTS, "the other one has answered everything")
     assert failing.asked
     run.step()
     failing._fails, before = None, len(failing.asked)
@@ -430,13 +430,13 @@ def test_responses_that_the_job_no_longer_asks_for_are_begun_anew(http, more, le
     old = Response(tokens, array("f", [-0.5] * length), tokens[:])
     run = Run(http, 1)
     run.version = 7
-    wanted = run.world.ctx.spec.sampling.responses_per_prompt
+    group_size = run.world.ctx.spec.sampling.responses_per_prompt
     run.rollouts.restore(
-        encode([PartialRollout(Prompt("0/0", prompt, {}), [old.copy() for _ in range(wanted + more)])])
+        encode([PartialRollout(Prompt("0/0", prompt, {}), [old.copy() for _ in range(group_size + more)])])
     )
     server = run.join()
     run.publish()
-    assert Counter(run.step()) == {f"0/{i}": wanted for i in range(PROMPTS)}
+    assert Counter(run.step()) == {f"0/{i}": group_size for i in range(PROMPTS)}
     assert all(body["prompt"] == [1, 2] for body in server.asked), "nothing is gone on with"
     run.end()
 
@@ -448,16 +448,16 @@ def test_each_response_is_handed_on_once_at_its_end_also_one_of_a_snapshot(http)
     run.version = 7
     tokens = array("i", [7] * LENGTH)
     whole, begun = Response(tokens, array("f", [-0.5] * LENGTH), tokens[:], "length"), Response()
-    wanted = run.world.ctx.spec.sampling.responses_per_prompt
+    group_size = run.world.ctx.spec.sampling.responses_per_prompt
     run.rollouts.restore(
-        encode([PartialRollout(Prompt("0/0", (1, 2), {}), [whole, *[begun] * (wanted - 1)])])
+        encode([PartialRollout(Prompt("0/0", (1, 2), {}), [whole, *[begun] * (group_size - 1)])])
     )
     run.join()
     run.publish()
     assert ended[0] == ("0/0", tokens.tolist())
     run.step()
     assert Counter(name for name, _ in ended if name in {f"0/{i}" for i in range(PROMPTS)}) == {
-        f"0/{i}": wanted for i in range(PROMPTS)
+        f"0/{i}": group_size for i in range(PROMPTS)
     }
     run.end()
 
@@ -543,6 +543,6 @@ def test_a_blob_holds_whole_and_begun_responses_exactly():
 
 
 def exactly(works: list[PartialRollout]) -> None:
-    found = decode(encode(works))
-    assert [(w.prompt, w.responses) for w in found] == [(w.prompt, w.responses) for w in works]
+    decoded = decode(encode(works))
+    assert [(w.prompt, w.responses) for w in decoded] == [(w.prompt, w.responses) for w in works]
     assert decode(encode([])) == []

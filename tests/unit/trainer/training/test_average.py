@@ -34,8 +34,8 @@ def test_it_keeps_its_share_of_itself():
         expected = {name: 0.75 * value + 0.25 * now[name] for name, value in expected.items()}
     with average.swapped():
         torch.testing.assert_close(weights(model), expected)
-    found = weights(model)
-    assert all(torch.equal(found[name], now[name]) for name in now), "its own again, bit for bit"
+    restored = weights(model)
+    assert all(torch.equal(restored[name], now[name]) for name in now), "its own again, bit for bit"
 
 
 def test_a_snapshot_brings_it_back():
@@ -43,15 +43,15 @@ def test_a_snapshot_brings_it_back():
     average = MovingAverage(model, 0.5)
     drifted(model, 0)
     average.update()
-    kept = {name: tensor.clone() for name, tensor in average.state()}
+    saved = {name: tensor.clone() for name, tensor in average.state()}
     drifted(model, 1)
     average.update()
-    average.load(kept.__getitem__)
+    average.load(saved.__getitem__)
     again = dict(average.state())
-    assert all(torch.equal(again[name], kept[name]) for name in kept)
+    assert all(torch.equal(again[name], saved[name]) for name in saved)
     with average.swapped():
         served = weights(model)
-    assert all(torch.equal(served[name], kept[name]) for name in served)
+    assert all(torch.equal(served[name], saved[name]) for name in served)
 
 
 def test_divided_weights_are_swapped_whole_and_resumed(tmp_path):

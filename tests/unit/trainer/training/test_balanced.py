@@ -16,17 +16,17 @@ STEP = (
 
 def tokens(algorithm: str, settings: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
     """Response tokens of each update of a step, by model."""
-    run, found = Job(algorithm, settings, *STEP, refer=None), dict[str, list[int]]()
+    run, lengths = Job(algorithm, settings, *STEP, refer=None), dict[str, list[int]]()
     for name, model in run.models.items():
         own = model.update
 
         def update(sequences, *more, name=name, own=own):
-            found.setdefault(name, []).append(int(sequences.response_lengths.sum()))
+            lengths.setdefault(name, []).append(int(sequences.response_lengths.sum()))
             return own(sequences, *more)
 
         monkeypatch.setattr(model, "update", update)
     run.steps(0, 1)
-    return found
+    return lengths
 
 
 def test_updates_of_policy_and_critic_have_equally_many_tokens(monkeypatch):

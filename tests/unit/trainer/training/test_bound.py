@@ -33,8 +33,8 @@ class Late(Generators):
 
 
 def sampled(generators: Generators, prompts: list[Prompt], version: int) -> Responses:
-    ctx, told = generators._ctx, (generators._ctx.spec.sampling, version, generators._ctx.stop)
-    return Responses(generate_shared(generators._engine, ctx.ranks, ctx.tokenizer, prompts, *told))
+    ctx, arguments = generators._ctx, (generators._ctx.spec.sampling, version, generators._ctx.stop)
+    return Responses(generate_shared(generators._engine, ctx.ranks, ctx.tokenizer, prompts, *arguments))
 
 
 def late(behind: int, most: int = 2) -> Job:
@@ -51,8 +51,10 @@ def test_tokens_within_the_bound_are_trained_on():
 
 def test_older_ones_are_not():
     job = late(behind=3).steps(0, 3)
-    said = r"weight version 0 came to version 3, which is more than rollout.maxStaleness \(2\) versions later"
-    with pytest.raises(StaleTokens, match=said):
+    message = (
+        r"weight version 0 came to version 3, which is more than rollout.maxStaleness \(2\) versions later"
+    )
+    with pytest.raises(StaleTokens, match=message):
         job.steps(3, 4)
 
 
@@ -66,8 +68,8 @@ def test_tokens_of_weights_before_those_that_are_served_have_the_log_probabiliti
     generators: Any = job.rollouts
 
     def answer(batch: list[Prompt], *_: object, **__: object) -> Responses:
-        found = sampled(generators, batch, 1 - behind).rollouts
-        return Responses([replace(r, logprobs=array("f", [-9.0] * len(r.tokens))) for r in found])
+        rollouts = sampled(generators, batch, 1 - behind).rollouts
+        return Responses([replace(r, logprobs=array("f", [-9.0] * len(r.tokens))) for r in rollouts])
 
     generators.answer = answer
     generators.version = generators.weights.version = 1
@@ -83,11 +85,11 @@ def test_responses_of_a_snapshot_that_a_lower_bound_forbids_are_asked_for_again(
     before = late(behind=2).steps(0, 3)
     before.task.publish(3)
     before.task.collect(3)
-    asked = before.task._pending.prompt_ids
+    prompt_ids = before.task._pending.prompt_ids
     after = late(behind=1, most=most).restore(before.snapshot(3))
     after.steps(3, 4)
     assert after.lines[0]["staleness_max"] == most
     assert (after.ledger().lost, after.ledger().dropped) == (0, 0)
     assert after.positions("trained") == after.positions("issued") == after.positions("returned")
     assert after.positions("trained") == before.positions("issued"), "the very prompts"
-    assert set(asked) == set(after.task._buffer._kept[-1].episode.prompt_ids)
+    assert set(prompt_ids) == set(after.task._buffer._kept[-1].episode.prompt_ids)

@@ -41,11 +41,11 @@ def sized(*sizes: int | None, epochs: int = 1):
     def made(spec: Spec, _settings: Keep) -> Graph:
         *others, policy = graph(spec, ALGORITHM.settings()).nodes
         critic = Train(name="train_critic", model=CRITIC, loss="value", reads=(SEQUENCES,))
-        found = [
+        nodes = [
             replace(node, minibatch_size=size, epochs=epochs)
             for node, size in zip((policy, critic), sizes, strict=False)
         ]
-        return Graph((*others, *found))
+        return Graph((*others, *nodes))
 
     return replace(ALGORITHM, settings=Keep, graph=made)
 
@@ -71,13 +71,13 @@ def own(name: str, *overrides: str) -> Job:
 )
 def test_an_algorithm_of_ones_own_says_by_its_graph_what_an_update_takes(name, expected, monkeypatch):
     """Eight prompts of four responses; the generators' stand-in gives one batch, and the rest. Then further epochs."""
-    job, seen = own(name), list[int]()
+    job, sizes = own(name), list[int]()
     update = TrainedModel.update
     monkeypatch.setattr(
-        TrainedModel, "update", lambda self, s, *rest: seen.append(len(s)) or update(self, s, *rest)
+        TrainedModel, "update", lambda self, s, *rest: sizes.append(len(s)) or update(self, s, *rest)
     )
     job.steps(0, 1)
-    assert seen == expected
+    assert sizes == expected
 
 
 def test_the_phases_of_a_step_are_no_longer_than_the_step(tmp_path):
@@ -100,8 +100,8 @@ def test_the_phases_of_a_step_are_no_longer_than_the_step(tmp_path):
 
 
 def test_minibatches_of_different_sizes_are_refused():
-    said = r"spec.replay.streamDataLoaderType: .*: train_policy 8, train_critic 4; give all the same"
-    with pytest.raises(InvalidJob, match=said):
+    message = r"spec.replay.streamDataLoaderType: .*: train_policy 8, train_critic 4; give all the same"
+    with pytest.raises(InvalidJob, match=message):
         own("UNEQUAL", "spec.custom.critic=true")
 
 

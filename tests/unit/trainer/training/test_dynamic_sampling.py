@@ -45,18 +45,18 @@ def simulated(rounds: int, steps: int, seed: int = 0) -> tuple[list[list[int]], 
 
     at, trained, filtered = 0, [], []
     for _ in range(steps):
-        kept: list[int] = []
+        chosen: list[int] = []
         for left in range(rounds, -1, -1):
-            asked = list(range(at, at + 4 - len(kept)))
-            at += len(asked)
-            good = [p for p in asked if not flat(p)]
-            if not left and not kept and not good:
-                good = asked
-            kept += good
-            filtered += [p for p in asked if p not in good]
-            if len(kept) == 4:
+            batch = list(range(at, at + 4 - len(chosen)))
+            at += len(batch)
+            good = [p for p in batch if not flat(p)]
+            if not left and not chosen and not good:
+                good = batch
+            chosen += good
+            filtered += [p for p in batch if p not in good]
+            if len(chosen) == 4:
                 break
-        trained.append(kept)
+        trained.append(chosen)
     return trained, filtered
 
 
@@ -78,13 +78,13 @@ def test_fresh_prompts_take_the_place_of_groups_without_spread(rounds):
     assert job.positions("trained") == sorted(p for step in trained for p in step)
     assert job.positions("issued") == sorted([*job.positions("trained"), *filtered])
     assert job.ledger().lost == 0
-    assert any(told["ledger"].filtered for told in job.told if "ledger" in told), "the host hears of it"
+    assert any(report["ledger"].filtered for report in job.told if "ledger" in report), "the host hears of it"
 
 
 def test_a_fresh_prompt_without_any_score_leaves_the_step_with_the_others():
     def score(sequences: Sequences, rows: Sequence[Mapping[str, Any]]) -> Tensor:
-        found = scored(sequences, rows)
-        return found if len(sequences) == 16 else torch.full_like(found, torch.nan)
+        scores = scored(sequences, rows)
+        return scores if len(sequences) == 16 else torch.full_like(scores, torch.nan)
 
     job = make(2, score).steps(0, 1)
     fresh = [p for p in job.positions("issued") if p >= 4]
@@ -108,11 +108,11 @@ class Picky(Answering):
 
     first = True
 
-    def answer(self, prompts: list[Any], *asked: Any, **more: Any) -> Responses:
+    def answer(self, prompts: list[Any], *arguments: Any, **more: Any) -> Responses:
         if not self.first:
             return Responses(refused={prompt.id: "HTTP 400: too long" for prompt in prompts})
         self.first = False
-        return super().answer(prompts, *asked, **more)
+        return super().answer(prompts, *arguments, **more)
 
 
 def test_fresh_prompts_that_the_generators_refuse_leave_the_step_with_the_others():

@@ -73,8 +73,8 @@ def test_an_evaluation_between_two_broadcasts_is_of_the_newest_weights():
 class Handing(Answering):
     """Hands each response on at its end, as a client of generators does."""
 
-    def answer(self, prompts: list[Any], *asked: Any, ended: Ended, **more: Any) -> Responses:
-        responses = super().answer(prompts, *asked, **more)
+    def answer(self, prompts: list[Any], *arguments: Any, ended: Ended, **more: Any) -> Responses:
+        responses = super().answer(prompts, *arguments, **more)
         for rollout in responses.rollouts:
             ended(rollout.prompt, Response(rollout.tokens))
         return responses
@@ -152,8 +152,8 @@ def test_an_evaluation_leaves_the_random_generators_as_they_were():
         "grpo", "", "spec.evaluation={function: 'a:b', data: [a], samples: 4}", held_out={"held_out": ROWS}
     )
     before = torch.get_rng_state()
-    (found,) = job.task.evaluate(1)
-    assert found["count"] == 20
+    (metrics,) = job.task.evaluate(1)
+    assert metrics["count"] == 20
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -161,18 +161,18 @@ def test_greedy_responses_are_of_the_likeliest_tokens():
     job = Job("grpo", "", "spec.evaluation={function: 'a:b', data: [a], temperature: 0}")
     sequences = []
 
-    def judge(found, _rows):
-        sequences.append(found)
-        return torch.zeros(len(found))
+    def judge(evaluated, _rows):
+        sequences.append(evaluated)
+        return torch.zeros(len(evaluated))
 
     evaluate(job.ctx, {"held_out": ROWS}, job.task._collector.respond, judge)
-    (found,) = sequences
+    (evaluated,) = sequences
     model = job.models["policy"].unwrapped.eval()
-    for i, asked in enumerate(found.prompt_lengths.tolist()):
-        tokens = found.row(i)
+    for i, prompt_length in enumerate(evaluated.prompt_lengths.tolist()):
+        tokens = evaluated.row(i)
         with torch.no_grad():
             logits = model(tokens[None]).logits[0]
-        assert logits[asked - 1 : -1].argmax(-1).tolist() == tokens[asked:].tolist()
+        assert logits[prompt_length - 1 : -1].argmax(-1).tolist() == tokens[prompt_length:].tolist()
 
 
 def test_other_ranks_take_part_and_have_no_figures():
@@ -251,5 +251,5 @@ def test_a_stop_during_an_evaluation_loses_no_step():
 
 def test_a_stop_while_responses_are_judged_stops_all_ranks_there(tmp_path):
     """Ranks without the judge would otherwise begin the next set and wait there for rank 0, which saves."""
-    said = run_ranks(2, "tests.unit.trainer.training.evaluation_ranks", folder=tmp_path)
-    assert said == ["stopped while held-out responses were judged\nsaving\n"] * 2
+    outputs = run_ranks(2, "tests.unit.trainer.training.evaluation_ranks", folder=tmp_path)
+    assert outputs == ["stopped while held-out responses were judged\nsaving\n"] * 2

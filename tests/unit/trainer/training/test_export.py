@@ -142,13 +142,13 @@ def test_the_chat_examples_policy_opens_with_its_template_and_its_ends(tmp_path,
     assert there.chat_template == (own or CHATML)
     row = json.loads((EXAMPLE.parent / "heldout.jsonl").read_text().splitlines()[0])
     turns = [{"role": "system", "content": spec.data.system_prompt}, *row["prompt"]]
-    asked = there.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-    assert asked == ctx.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-    assert "Calculate 4 - 1." in asked
+    text = there.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    assert text == ctx.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    assert "Calculate 4 - 1." in text
     assert end in before
     assert end_tokens(there, opened.generation_config, spec.sampling) == before
     assert opened.generation_config.eos_token_id == [tokenizer.eos_token_id, end]
-    ids = there(asked, return_tensors="pt").input_ids
+    ids = there(text, return_tensors="pt").input_ids
     torch.testing.assert_close(opened(ids).logits, policy.unwrapped(ids).logits, rtol=0, atol=1e-4)
     assert not torch.equal(opened(ids).logits, model(ids).logits)
 

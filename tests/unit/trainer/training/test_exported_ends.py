@@ -40,7 +40,7 @@ print(json.dumps([r.outputs[0].text + f" {r.outputs[0].finish_reason}" for r in 
 """
 
 
-def asked(folder: Path) -> list[str]:
+def rendered_prompts(folder: Path) -> list[str]:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     questions = ([{"role": "user", "content": question}] for question in TALK)
     return [tokenizer.apply_chat_template(q, tokenize=False, add_generation_prompt=True) for q in questions]
@@ -48,25 +48,25 @@ def asked(folder: Path) -> list[str]:
 
 def by_transformers(model, folder: Path) -> list[str]:
     """Answers to the questions with the model's own defaults, greedy, each generated alone."""
-    tokenizer, found = AutoTokenizer.from_pretrained(folder), []
-    for prompt in asked(folder):
+    tokenizer, answers = AutoTokenizer.from_pretrained(folder), []
+    for prompt in rendered_prompts(folder):
         ids = tokenizer(prompt, return_tensors="pt")
         out = model.generate(**ids, max_new_tokens=LIMIT, do_sample=False)[0, ids.input_ids.shape[1] :]
-        found.append(tokenizer.decode(out))
-    return found
+        answers.append(tokenizer.decode(out))
+    return answers
 
 
 def by_vllm(folder: Path) -> list[str]:
-    said = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", VLLM],
-        input=json.dumps([str(folder), asked(folder), LIMIT]),
+        input=json.dumps([str(folder), rendered_prompts(folder), LIMIT]),
         env=os.environ | ENVIRONMENT,
         capture_output=True,
         text=True,
         timeout=600,
     )
-    assert said.returncode == 0, said.stderr[-3000:]
-    return json.loads(said.stdout.splitlines()[-1])
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def exported(folder: Path, *overrides: str) -> tuple[Path, Path]:
@@ -141,7 +141,7 @@ def test_transformers_scores_the_end_of_a_response_as_the_job_does(tmp_path):
     expected = scores(Sequences.pack([(row[:1], row[1:]) for row in rows]))
     write_files(model, tokenizer, tmp_path / "reward", (), model.state_dict())
     opened = AutoModelForSequenceClassification.from_pretrained(tmp_path / "reward")
-    found = [opened(torch.tensor([row])).logits.item() for row in rows]
-    torch.testing.assert_close(torch.tensor(found), expected, rtol=0, atol=1e-5)
+    logits = [opened(torch.tensor([row])).logits.item() for row in rows]
+    torch.testing.assert_close(torch.tensor(logits), expected, rtol=0, atol=1e-5)
     with pytest.raises(ValueError, match="no padding token is defined"):
         opened(torch.tensor([rows[0], rows[0]]))

@@ -105,8 +105,8 @@ def test_a_rule_with_other_limits_begins_anew_and_one_with_another_action_does_n
     rule = {"metric": "kl", "above": 1, "steps": 2, "action": "warn"}
     (before,) = follow(health(rule), "kl", [2])
     for change, acts in (({"action": "fail"}, True), ({"above": 1.5}, False)):
-        found = judge(health(rule | change), before.watches, {"kl": 2}, 2, begun=True)
-        assert (found.breach is not None) == acts
+        verdict = judge(health(rule | change), before.watches, {"kl": 2}, 2, begun=True)
+        assert (verdict.breach is not None) == acts
 
 
 def test_a_metric_that_no_step_has_is_named_once_every_model_is_trained():
@@ -208,28 +208,30 @@ def test_the_default_limit_of_outliers_is_that_of_the_coarser_engine(overrides, 
 
 
 def test_generators_that_find_other_weights_than_they_were_given_fail_the_job():
-    found = "generator-1 (worker 0): model.norm.weight is no longer what was loaded as weight version 6"
-    breach = judge(Health(), {}, {"loss": 1.0}, 7, begun=True, other_weights=found).breach
+    change = "generator-1 (worker 0): model.norm.weight is no longer what was loaded as weight version 6"
+    breach = judge(Health(), {}, {"loss": 1.0}, 7, begun=True, other_weights=change).breach
     assert (breach.reason, breach.action, breach.where) == ("OtherWeights", "fail", "spec.generator")
     assert (
-        f"responses of step 7 may have been sampled by other weights than they name: {found}"
+        f"responses of step 7 may have been sampled by other weights than they name: {change}"
         in breach.message
     )
 
 
 def test_the_run_ends_and_says_so_before_anything_of_that_step_is_saved():
-    told: list[HealthStatus] = []
+    reports: list[HealthStatus] = []
     spec, alone = job().spec, Ranks(0, 1, torch.device("cpu"))
-    ctx = SimpleNamespace(spec=spec, ranks=alone, report=lambda health: told.append(health))
+    ctx = SimpleNamespace(spec=spec, ranks=alone, report=lambda health: reports.append(health))
     monitor = Monitor(ctx, SimpleNamespace(rollbacks=lambda: 0), begins=0)
     monitor.check({"loss": 1.0}, 6, "")
-    assert not told
+    assert not reports
     with pytest.raises(
         RoleEnd, match=r"spec\.generator: responses of step 7 .*: generator-1 serves x"
     ) as ended:
         monitor.check({"loss": 1.0}, 7, "generator-1 serves x")
     assert ended.value.code == EXIT_UNHEALTHY
-    assert [(health.step, health.reason, health.action) for health in told] == [(7, "OtherWeights", "fail")]
+    assert [(health.step, health.reason, health.action) for health in reports] == [
+        (7, "OtherWeights", "fail")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -307,7 +309,7 @@ class Named:
         with (run.folder / "named.txt").open("a") as out:
             out.write(f"{run.name} {run.step}\n")
 
-    def log(self, *_told: object) -> None: ...
+    def log(self, *_arguments: object) -> None: ...
 
     def close(self, *, ok: bool) -> None: ...
 
@@ -349,15 +351,15 @@ def test_one_run_warns_goes_back_fails_pauses_and_diverges(tmp_path):
         f"spec.health={{rules: [{FALLS.replace('rollback', 'pause')}]}}",
         flags=("--resume",),
     )
-    said = []
+    lines = []
     assert paused.stdout is not None
     for line in paused.stdout:
-        said.append(line)
+        lines.append(line)
         if "pause: spec.health.rules[0]" in line:
             paused.send_signal(signal.SIGINT)
             break
     stopped = finish(paused, workdir)
-    assert stopped.code == 130, "".join(said) + stopped.output
+    assert stopped.code == 130, "".join(lines) + stopped.output
     assert stopped.status["phase"] == "Suspended"
     entries = Archive((workdir / "checkpoints").as_uri()).entries()
     assert [(e.step, e.good) for e in entries] == [(bad[0] - 1, True)], "it goes on from the last good one"

@@ -21,8 +21,8 @@ def test_another_number_of_rows_is_refused():
     """Its positions would be of other epochs: some rows trained on twice, others never."""
     cut = Job("dpo").steps(0, 2).snapshot(2)
     assert Job("dpo").restore(cut).task.state() == cut.state
-    said = r"spec.data.train: the checkpoint belongs to a run with 10 samples an epoch; got 9; go on with the same"
-    with pytest.raises(InvalidJob, match=said):
+    message = r"spec.data.train: the checkpoint belongs to a run with 10 samples an epoch; got 9; go on with the same"
+    with pytest.raises(InvalidJob, match=message):
         Job("dpo", rows=PAIRS[:9]).restore(cut)
 
 
@@ -45,7 +45,7 @@ def run(folder: Path, steps: int) -> str | None:
     committer = Committer.take_over(archive, Retention(last=2))
     with Saver(RANKS, archive, committer, committed=lambda _: None) as saver:
         assert train(ctx, job.task, saver, committer.cuts, None) == 0
-    return next((told["data_changed"] for told in job.told if "data_changed" in told), None)
+    return next((report["data_changed"] for report in job.told if "data_changed" in report), None)
 
 
 def write(file: Path, *chosen: str) -> None:
@@ -61,10 +61,12 @@ def test_rows_changed_since_the_checkpoint_are_told_once(changed, tmp_path):
     assert run(tmp_path, 1) is None
     assert run(tmp_path, 2) is None
     write(tmp_path / changed, "one", "two", "five", "four")
-    said = run(tmp_path, 3)
-    assert said is not None
-    assert said.startswith("rows have changed since the checkpoint of step 2, and the run goes on with those")
-    assert said.endswith(f"`rlhf clone --from-step 2`: {tmp_path / changed}")
+    report = run(tmp_path, 3)
+    assert report is not None
+    assert report.startswith(
+        "rows have changed since the checkpoint of step 2, and the run goes on with those"
+    )
+    assert report.endswith(f"`rlhf clone --from-step 2`: {tmp_path / changed}")
     assert run(tmp_path, 4) is None
 
 

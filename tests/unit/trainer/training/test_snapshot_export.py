@@ -37,15 +37,15 @@ def save(folder: Path, task, step: int, *, described: bool = True, reward: float
     return archive.store.url
 
 
-def assert_same(found: Path, expected: Path) -> None:
+def assert_same(actual: Path, expected: Path) -> None:
     """The same files: tensors bit for bit, all others but the card byte for byte."""
     names = {file.relative_to(expected) for file in expected.rglob("*") if file.is_file()}
-    assert {file.relative_to(found) for file in found.rglob("*") if file.is_file()} == names
+    assert {file.relative_to(actual) for file in actual.rglob("*") if file.is_file()} == names
     for name in names - {Path("README.md")}:
         if name.suffix != ".safetensors":
-            assert (found / name).read_bytes() == (expected / name).read_bytes(), name
+            assert (actual / name).read_bytes() == (expected / name).read_bytes(), name
             continue
-        one, other = load_file(found / name), load_file(expected / name)
+        one, other = load_file(actual / name), load_file(expected / name)
         assert one.keys() == other.keys()
         for key, tensor in one.items():
             assert tensor.dtype == other[key].dtype
@@ -122,9 +122,11 @@ def test_a_snapshot_of_an_earlier_release_is_written_with_the_model_that_it_bega
     with pytest.raises(InvalidJob, match="--model: is needed: this checkpoint is of a release that saved no"):
         export_snapshot(request)
     export_snapshot(request.model_copy(update={"model": str(start)}))
-    found, expected = (load_file(f / "model.safetensors") for f in (tmp_path / "out", ctx.workdir / "policy"))
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
+    weights, expected = (
+        load_file(f / "model.safetensors") for f in (tmp_path / "out", ctx.workdir / "policy")
+    )
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in weights.items())
     AutoModelForCausalLM.from_pretrained(tmp_path / "out")
 
 

@@ -36,8 +36,8 @@ class Answering(Generators):
         if self.stopping:
             raise Stopped("stopped while waiting for the generator")
         ctx, version = self._ctx, self.weights.version
-        asked = (prompts, sampling, version, ctx.stop, penalties)
-        return Responses(generate_shared(self._engine, ctx.ranks, ctx.tokenizer, *asked))
+        arguments = (prompts, sampling, version, ctx.stop, penalties)
+        return Responses(generate_shared(self._engine, ctx.ranks, ctx.tokenizer, *arguments))
 
 
 def with_generators() -> tuple[Job, Any]:
@@ -56,8 +56,8 @@ def test_a_stop_while_generating_puts_the_prompts_back():
     with pytest.raises(Stopped):
         job.task.collect(2)
     assert job.task.state() == before
-    told = job.ledger()
-    assert (told.issued, told.trained, told.lost) == (6, 6, 0), "of the second epoch"
+    ledger = job.ledger()
+    assert (ledger.issued, ledger.trained, ledger.lost) == (6, 6, 0), "of the second epoch"
 
     after, _ = with_generators()
     after.restore(job.snapshot(2)).steps(2, 5)
@@ -88,13 +88,13 @@ def test_a_stop_while_the_trainer_generates_ends_that_at_once_and_leaves_no_trac
 def test_a_stop_while_a_role_is_awaited_puts_the_prompts_back(role):
     stopping = False
 
-    def asked(*given: Any) -> torch.Tensor:
+    def respond(*given: Any) -> torch.Tensor:
         if stopping:
             raise Stopped(f"stopped while waiting for the {role}")
         return low_tokens(*given) if role == "score" else job.reference(*given)
 
     settings = "klCoefficient: 0.1, klIn: reward, klTarget: 5.0"
-    job = Job("rloo", settings, **{role: asked})
+    job = Job("rloo", settings, **{role: respond})
     job.steps(0, 2)
     before = job.task.state()
     stopping = True
@@ -131,12 +131,12 @@ def test_a_stop_while_the_reference_is_awaited_leaves_no_trace_in_running_moment
 def test_a_stop_while_the_reference_is_awaited_leaves_out_no_row_of_a_dataset():
     """The rows are taken again: those of a run that was never stopped."""
     stopping = False
-    seen: list[Sequences] = []
+    referred: list[Sequences] = []
 
     def refer(sequences: Sequences, rows: Any) -> torch.Tensor:
         if stopping:
             raise Stopped("stopped while waiting for the reference")
-        seen.append(sequences)
+        referred.append(sequences)
         return job.reference(sequences, rows)
 
     job = Job("dpo", refer=refer)

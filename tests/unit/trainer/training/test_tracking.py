@@ -46,7 +46,7 @@ class Told:
 
 
 class Refuses(Told):
-    def log(self, *_told: Any) -> None:
+    def log(self, *_arguments: Any) -> None:
         raise ConnectionError("nobody listens at tracker.example")
 
 
@@ -68,7 +68,7 @@ def down_at_first(run: Run) -> Told:
 class Hangs(Told):
     begun, released = threading.Event(), threading.Event()
 
-    def log(self, *_told: Any) -> None:
+    def log(self, *_arguments: Any) -> None:
         Hangs.begun.set()
         Hangs.released.wait(300)
 
@@ -97,11 +97,16 @@ def here(name: str) -> str:
 
 def test_one_of_your_own_gets_figures_in_order_settings_and_the_manifest(tmp_path):
     run(tmp_path, {"kind": here("Told"), "project": "chats", "settings": {"colour": "red"}})
-    (told,) = Told.made
+    (tracker,) = Told.made
     finite = {name: value for name, value in STEP.items() if name != "loss"}
-    assert told.lines == [*((step, finite) for step in (1, 2, 3)), (3, {"evaluation/sums/mean": 0.75})]
-    assert (told.colour, told.end, told.run.project, told.run.name) == ("red", True, "chats", "job")
-    assert told.run.manifest["algorithm"] == "ppo"
+    assert tracker.lines == [*((step, finite) for step in (1, 2, 3)), (3, {"evaluation/sums/mean": 0.75})]
+    assert (tracker.colour, tracker.end, tracker.run.project, tracker.run.name) == (
+        "red",
+        True,
+        "chats",
+        "job",
+    )
+    assert tracker.run.manifest["algorithm"] == "ppo"
 
 
 def test_no_tracker_gets_secrets_of_the_manifest(tmp_path, monkeypatch):
@@ -110,8 +115,8 @@ def test_no_tracker_gets_secrets_of_the_manifest(tmp_path, monkeypatch):
     overrides = (f"spec.environment={json.dumps(given)}", f'spec.trackers=[{{"kind": "{here("Told")}"}}]')
     with tracking.Tracking("job", job(*overrides).spec, tmp_path) as feeds:
         feeds.begin(0, 0)
-    (told,) = Told.made
-    sent = told.run.manifest["environment"]
+    (tracker,) = Told.made
+    sent = tracker.run.manifest["environment"]
     assert sent == {"HF_TOKEN": "***", "MLFLOW_TRACKING_URI": "https://me:***@h", "A": "***", "B": "b"}
 
 
@@ -150,9 +155,9 @@ def told_by_tracking(caplog) -> list[str]:
 def test_those_that_fail_are_told_of_once_and_the_others_go_on(tmp_path, caplog):
     caplog.set_level(logging.WARNING)
     run(tmp_path, {"kind": here("Refuses")}, {"kind": here("never")}, {"kind": here("Told")}, steps=5)
-    assert [len(told.lines) for told in Told.made if type(told) is Told] == [6]
-    said = sorted(line.removeprefix(f"tracker {__name__}:") for line in told_by_tracking(caplog))
-    assert said == [
+    assert [len(tracker.lines) for tracker in Told.made if type(tracker) is Told] == [6]
+    messages = sorted(line.removeprefix(f"tracker {__name__}:") for line in told_by_tracking(caplog))
+    assert messages == [
         "Refuses did not take the figures of step 1: ConnectionError: nobody listens at tracker.example",
         "Refuses: 6 lines were not sent",
         "never cannot be begun, and is tried again every 60 s: PermissionError: no key",
@@ -169,11 +174,11 @@ def test_one_whose_server_is_down_as_the_run_begins_gets_every_figure_later(tmp_
         assert Down.tried.wait(60)
         Down.over.set()
         metrics.step({"step": 2, **STEP})
-    (told,) = Told.made
-    assert [step for step, _ in told.lines] == [1, 2]
-    assert told.end
-    (said,) = told_by_tracking(caplog)
-    assert "cannot be begun, and is tried again every 0.01 s: ConnectionError: nobody listens" in said
+    (tracker,) = Told.made
+    assert [step for step, _ in tracker.lines] == [1, 2]
+    assert tracker.end
+    (message,) = told_by_tracking(caplog)
+    assert "cannot be begun, and is tried again every 0.01 s: ConnectionError: nobody listens" in message
 
 
 def test_one_that_hangs_holds_nobody_up(tmp_path, caplog, monkeypatch):
@@ -190,9 +195,9 @@ def test_one_that_hangs_holds_nobody_up(tmp_path, caplog, monkeypatch):
                 metrics.step({"step": step, **STEP})
     finally:
         Hangs.released.set()
-    said = " ".join(record.getMessage() for record in caplog.records)
-    assert "did not close within 0.2 s, 2 lines behind" in said
-    assert "lines were not sent" in said
+    text = " ".join(record.getMessage() for record in caplog.records)
+    assert "did not close within 0.2 s, 2 lines behind" in text
+    assert "lines were not sent" in text
 
 
 def test_what_is_not_there_is_said_before_anything_starts(tmp_path, monkeypatch):
@@ -214,8 +219,8 @@ def test_tensorboard_shows_steps_that_are_trained_again_once(tmp_path):
     files = sorted((tmp_path / "tensorboard").iterdir(), key=lambda file: file.suffix)
     before, after = (list(events(file)) for file in files)
     rewards = [
-        [(e.step, v.simple_value) for e in found for v in e.summary.value if v.tag == "reward_mean"]
-        for found in (before, after)
+        [(e.step, v.simple_value) for e in event_list for v in e.summary.value if v.tag == "reward_mean"]
+        for event_list in (before, after)
     ]
     assert rewards == [[(step, 0.5) for step in (1, 2, 3, 4)], [(step, 0.5) for step in (3, 4, 5)]]
     purge = [e.step for e in after if e.session_log.status == e.session_log.START]
@@ -256,8 +261,8 @@ def in_trackio(file: Path) -> int:
         suppress(sqlite3.OperationalError),
         closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as there,
     ):
-        (found,) = there.execute("select count(*) from metrics").fetchone()
-        return int(found)
+        (count,) = there.execute("select count(*) from metrics").fetchone()
+        return int(count)
     return 0
 
 
@@ -311,9 +316,9 @@ def test_mlflow_and_trackio_are_told_each_step_once_by_a_trainer_that_was_killed
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     client = MlflowClient(store)
     (there,) = client.search_runs([client.get_experiment_by_name("chats").experiment_id])
-    told = {name: client.get_metric_history(there.info.run_id, name) for name in figures}
-    assert {name: [point.step for point in points] for name, points in told.items()} == figures
-    assert [point.value for point in told["loss"]] == [step["loss"] for step in done.steps]
+    history = {name: client.get_metric_history(there.info.run_id, name) for name in figures}
+    assert {name: [point.step for point in points] for name, points in history.items()} == figures
+    assert [point.value for point in history["loss"]] == [step["loss"] for step in done.steps]
     assert (there.info.run_name, there.info.status) == ("told", "FINISHED")
     assert there.data.params["algorithm"] == "sft"
 
@@ -321,15 +326,15 @@ def test_mlflow_and_trackio_are_told_each_step_once_by_a_trainer_that_was_killed
     for name, steps in figures.items():
         which = ["--project=chats", f"--run={name_there}", f"--metric={name}", "--json"]
         ask = [sys.executable, "-m", "trackio.cli", "get", "metric", *which]
-        said = subprocess.run(ask, env=os.environ | files, capture_output=True, check=True)
-        assert [point["step"] for point in json.loads(said.stdout)["values"]] == steps
+        query = subprocess.run(ask, env=os.environ | files, capture_output=True, check=True)
+        assert [point["step"] for point in json.loads(query.stdout)["values"]] == steps
 
     # Back to step 2 by a health rule: the undone steps stay in the run before, and those that hold are in another.
     monkeypatch.setenv("TRACKIO_DIR", files["TRACKIO_DIR"])
     run(done.workdir, *spec["trackers"], first=2, steps=4, rollbacks=1)
     back, before = client.search_runs([there.info.experiment_id], order_by=["attributes.start_time DESC"])
-    told = client.get_metric_history(back.info.run_id, "reward_mean")
-    assert (back.info.run_name, [point.step for point in told]) == ("job-rollback-1", [3, 4])
+    history = client.get_metric_history(back.info.run_id, "reward_mean")
+    assert (back.info.run_name, [point.step for point in history]) == ("job-rollback-1", [3, 4])
     assert before.info.run_id == there.info.run_id
     assert "reward_mean" not in before.data.metrics
 

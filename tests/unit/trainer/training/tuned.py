@@ -69,9 +69,9 @@ def fine_tuned(
     config = RunConfig(job="talk", spec=spec, workdir=str(folder / "run"))
     ctx = replace(Job("sft").ctx, job="talk", spec=spec, workdir=folder / "run")
     ctx = replace(ctx, tokenizer=load_job_tokenizer(config))
-    found = resolve(spec)
-    models = {used: trained_model(ctx, config, used) for used in found.graph.trained}
-    learner = Learner(found.graph, models, OpContext(spec, found.settings), {})
+    resolved = resolve(spec)
+    models = {used: trained_model(ctx, config, used) for used in resolved.graph.trained}
+    learner = Learner(resolved.graph, models, OpContext(spec, resolved.settings), {})
     task = OfflineTask(ctx, learner, Remote({}, judge=nobody), open_datasets(spec)[0], {})
     for step in range(steps):
         task.collect(step)

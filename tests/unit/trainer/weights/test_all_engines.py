@@ -58,8 +58,8 @@ async def other(*_: Any) -> None:
 
 
 def commit(front: Front, scope: dict[str, Any], *, keep: bool = False) -> dict[str, Any]:
-    asked = {**NEW, "keep": keep}
-    return asyncio.run(asyncio.wait_for(call(front.app, scope, "POST", "/commit", asked), 10))
+    body = {**NEW, "keep": keep}
+    return asyncio.run(asyncio.wait_for(call(front.app, scope, "POST", "/commit", body), 10))
 
 
 @pytest.mark.parametrize("behind", [{"version": 2, "digest": "c"}, {"digest": "another"}])
@@ -75,7 +75,7 @@ def test_a_commit_that_all_engines_took_is_one(monkeypatch, keep):
     """Each goes on once all have the weights, and names their version with the tokens of its own steps from then on."""
     front, scope, engine = server(monkeypatch, {})
     assert commit(front, scope, keep=keep)["pause_seconds"] > 0
-    said = engine.engine_core.said
+    calls = engine.engine_core.said
     order = (
         "pause_scheduler",
         "finish_weight_update",
@@ -84,13 +84,13 @@ def test_a_commit_that_all_engines_took_is_one(monkeypatch, keep):
         "resume_scheduler",
     )
     for what in order:
-        assert [each for each, name in said if name == what] == [b"0", b"1"]
+        assert [each for each, name in calls if name == what] == [b"0", b"1"]
     for before, after in pairwise(order):
-        assert max(said.index((each, before)) for each in (b"0", b"1")) < said.index((b"0", after))
+        assert max(calls.index((each, before)) for each in (b"0", b"1")) < calls.index((b"0", after))
 
 
 def test_all_workers_say_what_they_hold(monkeypatch):
     """The trainer waits for these reports during a broadcast, and checks them at every step."""
     *_, engine = server(monkeypatch, {"version": 2})
-    said = asyncio.run(engine.collective_rpc("rlhf_status"))
-    assert [worker["version"] for worker in said] == [3, 3, 2, 2]
+    reports = asyncio.run(engine.collective_rpc("rlhf_status"))
+    assert [worker["version"] for worker in reports] == [3, 3, 2, 2]

@@ -23,9 +23,9 @@ def tensors(draw: st.DrawFn) -> list[tuple[str, torch.Tensor]]:
 
 @given(tensors(), st.integers(1, 300))
 def test_what_is_unpacked_is_what_was_packed(given_tensors, bucket_bytes):
-    found = [pair for bucket in pack(given_tensors, bucket_bytes, CPU) for pair in unpack(bucket)]
-    assert [name for name, _ in found] == [name for name, _ in given_tensors]
-    for (_, back), (_, original) in zip(found, given_tensors, strict=True):
+    unpacked = [pair for bucket in pack(given_tensors, bucket_bytes, CPU) for pair in unpack(bucket)]
+    assert [name for name, _ in unpacked] == [name for name, _ in given_tensors]
+    for (_, back), (_, original) in zip(unpacked, given_tensors, strict=True):
         assert back.dtype == original.dtype
         assert back.shape == original.shape
 

@@ -73,26 +73,26 @@ class Engine:
         self.paused = False
 
 
-def commit(engine: Engine, asked: dict = NEW) -> dict:
+def commit(engine: Engine, body: dict = NEW) -> dict:
     scope = {
         "type": "http",
         "headers": [],
         "app": SimpleNamespace(state=SimpleNamespace(engine_client=engine)),
     }
-    return asyncio.run(asyncio.wait_for(call(Commit(other), scope, "POST", "/commit", asked), 10))
+    return asyncio.run(asyncio.wait_for(call(Commit(other), scope, "POST", "/commit", body), 10))
 
 
 async def other(_scope, _receive, send) -> None:
     await reply(send, 200, {"the server": "itself"})
 
 
-@pytest.mark.parametrize("asked", [NEW, KEPT])
-def test_it_swaps_when_the_steps_under_way_have_ended_and_then_resumes(asked):
+@pytest.mark.parametrize("body", [NEW, KEPT])
+def test_it_swaps_when_the_steps_under_way_have_ended_and_then_resumes(body):
     """Their tokens do not wait for the swap, and are all in before those to come are of the new version."""
     engine = Engine()
-    assert commit(engine, asked)["pause_seconds"] > 0
+    assert commit(engine, body)["pause_seconds"] > 0
     assert not engine.paused
-    assert engine.mode == ("keep" if asked is KEPT else "abort")
+    assert engine.mode == ("keep" if body is KEPT else "abort")
     order = engine.said
     steps = ["clear", "pause", "ended", "cleared", "swap", "rlhf_status", "version 3", "resume"]
     assert order[: len(steps)] == steps
@@ -189,13 +189,13 @@ def test_no_response_is_under_way_when_new_weights_serve(new, path, late):
         streams = Streams(engine, late)
         front = Commit(streams)
         before, after = Reply(), Reply()
-        asked = asyncio.create_task(front(scope_of(engine, path), None, before))
+        request = asyncio.create_task(front(scope_of(engine, path), None, before))
         await streams.begun.wait()
         committing = asyncio.create_task(call(front, scope_of(engine, "/"), "POST", "/commit", new))
         await asyncio.sleep(0)
         waiting = asyncio.create_task(front(scope_of(engine, path), None, after))
         assert (await asyncio.wait_for(committing, 10))["pause_seconds"] > 0
-        assert asked.done()
+        assert request.done()
         assert engine.aborted > late
         await asyncio.wait_for(waiting, 10)
         assert (before.version, after.version) == (None, None if path == GENERATE else b"3")
@@ -208,13 +208,13 @@ def test_responses_under_way_go_on_after_a_swap_that_keeps_them():
         engine = Engine()
         streams = Streams(engine)
         front, got = Commit(streams), Reply()
-        asked = asyncio.create_task(front(scope_of(engine, GENERATE), None, got))
+        request = asyncio.create_task(front(scope_of(engine, GENERATE), None, got))
         await streams.begun.wait()
         await asyncio.wait_for(call(front, scope_of(engine, "/"), "POST", "/commit", KEPT), 10)
-        assert not asked.done()
+        assert not request.done()
         assert not engine.paused
         engine.aborted = 1  # the response is complete
-        await asyncio.wait_for(asked, 10)
+        await asyncio.wait_for(request, 10)
         assert len(got.messages) == 2
 
     asyncio.run(run())
@@ -234,10 +234,10 @@ def test_the_swap_is_asked_for_before_streams_send_their_last_tokens(fails):
             if message["type"] == "http.response.body":
                 engine.said.append("last tokens")
 
-        asked = asyncio.create_task(front(scope_of(engine, GENERATE), None, send))
+        request = asyncio.create_task(front(scope_of(engine, GENERATE), None, send))
         await streams.begun.wait()
         committing = asyncio.create_task(call(front, scope_of(engine, "/"), "POST", "/commit", NEW))
-        await asyncio.wait_for(asked, 10)
+        await asyncio.wait_for(request, 10)
         await asyncio.gather(committing, return_exceptions=True)
         before = engine.said[: engine.said.index("last tokens")]
         assert before == (["clear"] if fails else ["clear", "pause", "ended", "cleared", "swap"])
@@ -253,12 +253,12 @@ def test_a_stream_that_outlasts_the_swap_is_cut_off(monkeypatch):
         streams = Streams(engine)
         streams.deaf = True
         front, got = Commit(streams), Reply()
-        asked = asyncio.create_task(front(scope_of(engine, LABELLED[0]), None, got))
+        request = asyncio.create_task(front(scope_of(engine, LABELLED[0]), None, got))
         await streams.begun.wait()
         await asyncio.wait_for(call(front, scope_of(engine, "/"), "POST", "/commit", NEW), 10)
         streams.deaf = False
         with pytest.raises(RuntimeError, match="the weights of version None were replaced during a response"):
-            await asked
+            await request
         assert len(got.messages) == 1, "nothing after the swap"
 
     asyncio.run(run())

@@ -106,9 +106,9 @@ def test_models_of_vllm_get_by_repetition_what_their_own_code_loads(folder):
     command = [sys.executable, "-m", "tests.unit.trainer.weights.vllm_copies", *models]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert len(found) == len(models)
-    for model in found:
+    reports = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert len(reports) == len(models)
+    for model in reports:
         assert model["repeats"]
         assert model["same"] == model["parameters"] > 0
         assert model["proven"]

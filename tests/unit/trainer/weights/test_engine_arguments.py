@@ -83,8 +83,8 @@ def ask_all(server: Server, http, make_sync, policy) -> list[Future[PartialRollo
 
 def test_tried_options_agree_with_the_policy(serve, http, make_sync, models):
     policy = models("tied", 1)
-    asked = ask_all(serve(*TRIED), http, make_sync, policy)
-    responses = [response for each in asked for response in each.result(300).rollouts()]
+    futures = ask_all(serve(*TRIED), http, make_sync, policy)
+    responses = [response for each in futures for response in each.result(300).rollouts()]
     computed = torch.cat([of_model(policy, response) for response in responses])
     sampled = torch.tensor([number for response in responses for number in response.logprobs])
     assert float(agreement(computed, sampled, len(sampled))["logprob_difference_max"]) < 1e-4
@@ -92,7 +92,7 @@ def test_tried_options_agree_with_the_policy(serve, http, make_sync, models):
 
 def test_responses_of_speculation_whose_log_probabilities_are_not_finite_fail(serve, http, make_sync, models):
     """No manifest may have the option: `tests/unit/trainer/roles/test_generator_role.py`."""
-    asked = ask_all(serve("--speculative-config", json.dumps(NGRAM)), http, make_sync, models("tied", 1))
-    errors = [each.exception(300) for each in asked]
+    futures = ask_all(serve("--speculative-config", json.dumps(NGRAM)), http, make_sync, models("tied", 1))
+    errors = [each.exception(300) for each in futures]
     assert {type(error) for error in errors if error} == {Failed}
     assert "a log-probability is not finite" in str(next(filter(None, errors)))

@@ -32,8 +32,8 @@ class Doomed:
     def process(self, title: str) -> psutil.Process:
         """vLLM's of that title, below the server."""
         below = psutil.Process(self.server.process.pid).children(recursive=True)
-        (found,) = (process for process in below if title in process.cmdline()[0])
-        return found
+        (match,) = (process for process in below if title in process.cmdline()[0])
+        return match
 
     def ask(self, path: str, body: dict) -> Iterator[bytes]:
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {TOKEN}"}

@@ -25,14 +25,14 @@ def knock(fence: Fence, epoch: bytes | None, path: str = "/commit") -> int:
 
 def test_the_latest_trainer_passes_and_earlier_ones_do_not():
     fence = Fence(application)
-    asked = [knock(fence, epoch) for epoch in (b"2", b"2", b"10", b"2", b"9", b"10", b"11")]
-    assert asked == [200, 200, 200, DEPOSED, DEPOSED, 200, 200]
+    statuses = [knock(fence, epoch) for epoch in (b"2", b"2", b"10", b"2", b"9", b"10", b"11")]
+    assert statuses == [200, 200, 200, DEPOSED, DEPOSED, 200, 200]
 
 
 @pytest.mark.parametrize("epoch", [None, b"", b"-1", b"x", b"1.5"])
 def test_who_names_no_epoch_is_no_trainer(epoch):
     fence = Fence(application)
-    assert [knock(fence, asked) for asked in (b"2", epoch, b"2")] == [200, 200, 200]
+    assert [knock(fence, sent_epoch) for sent_epoch in (b"2", epoch, b"2")] == [200, 200, 200]
 
 
 def test_a_path_that_needs_no_token_tells_of_no_trainer():

@@ -59,9 +59,9 @@ def test_every_worker_receives_what_was_sent(store, threads):
     sent = send(trainer, weights())
     for future in receiving:
         buckets, digest = future.result(TIMEOUT_S)
-        found = [pair for bucket in buckets for pair in unpack(bucket)]
-        assert [name for name, _ in found] == [name for name, _ in weights()]
-        assert all(torch.equal(a, b) for (_, a), (_, b) in zip(found, weights(), strict=True))
+        received = [pair for bucket in buckets for pair in unpack(bucket)]
+        assert [name for name, _ in received] == [name for name, _ in weights()]
+        assert all(torch.equal(a, b) for (_, a), (_, b) in zip(received, weights(), strict=True))
         assert digest == sent.digest
     assert sent.nbytes == sum(len(bucket.data) for bucket in buckets)
     stream.clear(trainer, 1, sent)
@@ -181,8 +181,8 @@ def test_the_store_listens_where_http_servers_do(store):
     """That of one machine on loopback; torch's own on all interfaces."""
     other = host_store("127.0.0.2", TIMEOUT_S)
     listening = [each.laddr for each in psutil.Process().net_connections("tcp") if each.status == "LISTEN"]
-    found = {each.port: each.ip for each in listening if each.port in (store.port, other.port)}
-    assert found == {store.port: HOST, other.port: "127.0.0.2"}
+    addresses = {each.port: each.ip for each in listening if each.port in (store.port, other.port)}
+    assert addresses == {store.port: HOST, other.port: "127.0.0.2"}
 
 
 def test_stores_that_torch_makes_for_one_machine_listen_on_loopback_too():

@@ -29,10 +29,10 @@ def test_a_base_and_an_adapter_make_the_merged_model_bit_for_bit(make, dtype):
     base, came = list(policy.base_tensors()), list(policy.version_tensors())
     assert len(came) == 2 * 2 * (7 if make is llama else 4)
     weights = HeldBase("a base", base).with_adapter(came, policy.base.scale, policy.base.transposed)
-    found = dict(weights.merged())
-    assert list(found) == list(merged)
-    assert all(torch.equal(found[name], merged[name]) for name in merged)
-    assert any(not torch.equal(found[name], tensor) for name, tensor in base)
+    rebuilt = dict(weights.merged())
+    assert list(rebuilt) == list(merged)
+    assert all(torch.equal(rebuilt[name], merged[name]) for name in merged)
+    assert any(not torch.equal(rebuilt[name], tensor) for name, tensor in base)
 
 
 BASE = [("up", torch.ones(4, 6)), ("norm", torch.ones(4))]
@@ -45,10 +45,10 @@ def pair(name: str, out: int, rank: int, width: int) -> list[tuple[str, Tensor]]
 def test_what_is_trained_whole_takes_the_place_of_the_base_s():
     came = [*pair("up", 4, 2, 6), ("norm", torch.zeros(4)), ("head", torch.ones(2))]
     weights = HeldBase("a base", BASE).with_adapter(came, 0.5, ())
-    found = dict(weights.merged())
-    assert list(found) == ["up", "norm", "head"]
-    assert torch.equal(found["up"], torch.full((4, 6), 2.0))
-    assert torch.equal(found["norm"], torch.zeros(4))
+    rebuilt = dict(weights.merged())
+    assert list(rebuilt) == ["up", "norm", "head"]
+    assert torch.equal(rebuilt["up"], torch.full((4, 6), 2.0))
+    assert torch.equal(rebuilt["norm"], torch.zeros(4))
     assert torch.equal(dict(BASE)["up"], torch.ones(4, 6)), "the base stays"
 
 

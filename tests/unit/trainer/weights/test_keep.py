@@ -47,34 +47,34 @@ class Swaps:
         """The responses to one request, under which each of `versions` is swapped in at once after its first tokens
         came."""
         work = PartialRollout.begin(Prompt("0/0", PROMPT, {}), count)
-        asked: list[Future[PartialRollout]] = []
+        requests: list[Future[PartialRollout]] = []
         with slow_steps(self.http, self.server):
-            self.sync(versions[0], lambda: asked.append(self.ask(client, work)))
+            self.sync(versions[0], lambda: requests.append(self.ask(client, work)))
             for version in versions[1:]:
                 self.sync(version)
-        assert asked[0].result(120).is_complete, "in one stream, without an interruption"
+        assert requests[0].result(120).is_complete, "in one stream, without an interruption"
         return work.responses
 
     def ask(self, client: VllmClient, work: PartialRollout) -> "Future[PartialRollout]":
         """A request whose first tokens have come."""
         came = threading.Event()
-        asked = self.http.start(client.ask(target(self.server), work, came.set))
+        request = self.http.start(client.ask(target(self.server), work, came.set))
         assert came.wait(120)
-        return asked
+        return request
 
     @torch.no_grad()
     def logits(self, response: Response) -> torch.Tensor:
         """Of each token, by the model of its version, which reads the keys and values that those of earlier tokens have
         left: a version's first pass begins with the last token of the version before."""
-        past, read, found = None, 0, []
+        past, read, parts = None, 0, []
         tokens = [*PROMPT, *response.tokens]
         for version, same in groupby(response.versions):
             end = (read or len(PROMPT) - 1) + len(list(same))
             fed = torch.tensor([tokens[read:end]])
             output = self.model(version)(fed, past_key_values=past, use_cache=True)
-            found.append(output.logits[0, len(PROMPT) - 1 if past is None else 0 :])
+            parts.append(output.logits[0, len(PROMPT) - 1 if past is None else 0 :])
             past, read = output.past_key_values, end
-        return torch.cat(found)
+        return torch.cat(parts)
 
 
 @pytest.fixture
@@ -116,8 +116,8 @@ def test_stop_strings_and_sampling_masks_stand_new_weights(swaps):
         assert len(response.tokens) == len(response.versions) == len(response.kept_counts)
         logits, at = swaps.logits(response) / 0.8, 0
         for place, count in enumerate(response.kept_counts):
-            kept = [response.tokens[place], *response.kept[at : at + count]]
-            logprob = logits[place, kept].log_softmax(-1)[0]
+            candidates = [response.tokens[place], *response.kept[at : at + count]]
+            logprob = logits[place, candidates].log_softmax(-1)[0]
             assert abs(logprob.item() - response.logprobs[place]) < 1e-4
             at += count
         assert at == len(response.kept)
@@ -137,16 +137,16 @@ def test_replies_of_vllm_s_own_paths_end_before_new_weights(swaps):
     url = f"{swaps.server.address}/v1/completions"
     work = PartialRollout.begin(Prompt("0/0", PROMPT, {}), 1)
     client = VllmClient(swaps.http, sampling=Sampling(maxNewTokens=100, minNewTokens=100), seed=1, ends=[256])
-    asked: list[Future] = []
+    requests: list[Future] = []
 
     def begin() -> None:
-        asked.append(swaps.http.start(swaps.http.json("POST", url, body, timeout=100)))
-        asked.append(swaps.ask(client, work))
+        requests.append(swaps.http.start(swaps.http.json("POST", url, body, timeout=100)))
+        requests.append(swaps.ask(client, work))
 
     with slow_steps(swaps.http, swaps.server):
         swaps.sync(2, begin)
-    assert asked[0].result(120)["choices"][0]["finish_reason"] == "abort"
-    assert {*asked[1].result(120).responses[0].versions} == {1, 2}, "ours goes on"
+    assert requests[0].result(120)["choices"][0]["finish_reason"] == "abort"
+    assert {*requests[1].result(120).responses[0].versions} == {1, 2}, "ours goes on"
 
 
 @torch.no_grad()
@@ -174,7 +174,7 @@ def test_a_trainer_that_dies_during_the_swap_leaves_no_response_frozen(swaps, fo
     file, work = tmp_path / "held", PartialRollout.begin(Prompt("0/0", PROMPT, {}), 4)
     client = VllmClient(swaps.http, sampling=Sampling(maxNewTokens=100, minNewTokens=100), seed=1, ends=[256])
     with slow_steps(swaps.http, swaps.server):
-        asked = swaps.ask(client, work)
+        request = swaps.ask(client, work)
         held(swaps, file)
         trainer = fork(
             dying_trainer.send, swaps.server.address, folder / "tied-2", "", True, log=tmp_path / "log"
@@ -183,7 +183,7 @@ def test_a_trainer_that_dies_during_the_swap_leaves_no_response_frozen(swaps, fo
         trainer.kill()
         trainer.join()
         file.unlink()
-    for response in asked.result(120).responses:
+    for response in request.result(120).responses:
         assert [version for version, _ in groupby(response.versions)] == [1, 99]
         assert len(response.tokens) == 100
     assert status(swaps.http, swaps.server)["version"] == 99
@@ -198,10 +198,10 @@ def test_a_response_goes_on_elsewhere_where_its_generator_dies_during_the_swap(
     sampling = Sampling(maxNewTokens=50, minNewTokens=50)
     client = VllmClient(http, sampling=sampling, seed=1, ends=[256], stream_interval=1)
     swaps.sync(2)
-    asked: list[Future[PartialRollout]] = []
+    requests: list[Future[PartialRollout]] = []
 
     def begin() -> None:
-        asked.append(dying.ask(client, work))
+        requests.append(dying.ask(client, work))
         held(dying, file)
 
     def kill() -> None:
@@ -215,7 +215,7 @@ def test_a_response_goes_on_elsewhere_where_its_generator_dies_during_the_swap(
     assert sync.send([target(untied)], lambda: weights(models("untied", 2)), 2).holders == ()
     killing.join()
     with pytest.raises((aiohttp.ClientError, HttpError, OSError)):
-        asked[0].result(120)
+        requests[0].result(120)
     before = [len(response.tokens) for response in work.responses]
     assert {version for response in work.responses for version in response.versions} == {1}
     http.run(client.ask(target(swaps.server), work, lambda: None))

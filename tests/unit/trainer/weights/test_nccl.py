@@ -176,7 +176,7 @@ def test_an_abort_frees_the_worker_at_once(store, workers):
         "1/0", {"specs": [["w", "float32", [1 << 20]]]}
     )  # the worker waits for bytes that never come
     group.abort()
-    failed, seconds, *why = worker.read_words()
-    assert failed == "failed", why
+    failed, seconds, *reason = worker.read_words()
+    assert failed == "failed", reason
     assert float(seconds) < TIMEOUT_S / 2
     assert worker.ends() == 0

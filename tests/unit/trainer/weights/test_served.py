@@ -22,9 +22,9 @@ class Tied(nn.Module):
 
 
 def served(model: nn.Module, *arrived: tuple[str, Tensor, Tensor]) -> Served:
-    found = Served(model)
-    found.loaded(3, arrived)
-    return found
+    proof = Served(model)
+    proof.loaded(3, arrived)
+    return proof
 
 
 def test_every_memory_of_a_model_is_a_part_and_shared_memory_is_one():
@@ -56,23 +56,23 @@ def test_a_fingerprint_is_the_hash_that_the_digest_is_made_of():
 )
 def test_a_change_of_any_byte_after_the_proof_is_found(name, at, part):
     model = Tied()
-    found = served(model)
-    assert found.prove()
-    found.recheck()
-    assert found.changed is None
+    proof = served(model)
+    assert proof.prove()
+    proof.recheck()
+    assert proof.changed is None
     with torch.no_grad():
         model.get_parameter(name)[at] += 0.5
-    found.recheck()
-    assert found.changed == f"{part} is no longer what was loaded as weight version 3"
+    proof.recheck()
+    assert proof.changed == f"{part} is no longer what was loaded as weight version 3"
 
 
 def test_another_tensor_in_a_parameter_s_place_is_found():
     model = Tied()
-    found = served(model)
-    found.prove()
+    proof = served(model)
+    proof.prove()
     model.turned = nn.Parameter(model.turned.detach() * 2)
-    found.recheck()
-    assert found.changed is not None
+    proof.recheck()
+    assert proof.changed is not None
 
 
 def test_what_was_loaded_is_compared_with_what_arrived_in_the_model_s_dtype():
@@ -89,24 +89,24 @@ def test_what_was_loaded_is_compared_with_what_arrived_in_the_model_s_dtype():
 
 def test_each_call_takes_a_part_at_least_and_all_come_in_turn():
     model = Tied()
-    found = served(model, ("odd", model.odd.data, model.odd.data))
-    assert [found.prove(1) for _ in range(5)] == [False] * 4 + [True]
+    proof = served(model, ("odd", model.odd.data, model.odd.data))
+    assert [proof.prove(1) for _ in range(5)] == [False] * 4 + [True]
     with torch.no_grad():
         model.turned += 1
-    found.recheck(1)
-    assert found.changed is None, "the embedding is as it was"
-    found.recheck(1)
-    assert found.changed is not None
-    first = found.changed
+    proof.recheck(1)
+    assert proof.changed is None, "the embedding is as it was"
+    proof.recheck(1)
+    assert proof.changed is not None
+    first = proof.changed
     with torch.no_grad():
         model.embedding += 1
-    found.recheck()
-    found.loaded(4, ())
-    assert found.changed == first, "it stays said"
+    proof.recheck()
+    proof.loaded(4, ())
+    assert proof.changed == first, "it stays said"
 
 
 def test_looking_again_ends_a_proof_that_is_not_done():
     model = Tied()
-    found = served(model, ("odd", model.odd.data, torch.zeros(3)))
-    found.recheck(1)
-    assert found.changed == "odd is not what arrived as weight version 3"
+    proof = served(model, ("odd", model.odd.data, torch.zeros(3)))
+    proof.recheck(1)
+    assert proof.changed == "odd is not what arrived as weight version 3"

@@ -116,8 +116,8 @@ def test_an_adapter_of_another_model_is_refused_and_the_old_version_stays(tied, 
 
 def call(http, server, method: str, *args: object) -> Any:
     """A method of the server's one worker."""
-    asked = {"method": method, "args": args}
-    answer = http.run(http.json("POST", f"{server.address}/collective_rpc", asked, timeout=60))
+    body = {"method": method, "args": args}
+    answer = http.run(http.json("POST", f"{server.address}/collective_rpc", body, timeout=60))
     return answer["results"][0]
 
 
@@ -286,10 +286,10 @@ def of_model(model, response: Rollout, *, temperature: float = 1.0, ends: Sequen
     """A response's log-probabilities by the trainer's own code, where `ends` could not be sampled: [R]."""
     sequences = Sequences.pack([(response.prompt.tokens, response.tokens)])
     if response.kept_counts:
-        kept = Kept(
+        mask = Kept(
             *(torch.tensor(part, dtype=torch.int32) for part in (response.kept_counts, response.kept))
         )
-        sequences = replace(sequences, kept=kept)
+        sequences = replace(sequences, kept=mask)
     if not ends:
         read = ResponseLogprobs(temperature)
         return infer(Forward(model, 512, 257), sequences, read, sequences.response_lengths)
@@ -351,8 +351,8 @@ def test_a_stop_string_ends_a_response_where_the_trainer_would_end_it(tied, http
     whole, stopped = responses(), 0
     pairs = {tokenizer.decode(list(response.tokens[5:7])) for response in whole}
     stops = StopStrings(tokenizer, sorted(pair for pair in pairs if len(pair) == 2 and "\ufffd" not in pair))
-    found = responses(*stops.strings)
-    for response, unstopped in zip(found, whole, strict=True):
+    cut = responses(*stops.strings)
+    for response, unstopped in zip(cut, whole, strict=True):
         tokens = list(unstopped.tokens)
         ends = [n for n in range(3, len(tokens) + 1) if stops.ending((65, 66, 67), tokens[:n]) is not None]
         assert list(response.tokens) == tokens[: ends[0] if ends else None]
@@ -369,17 +369,17 @@ def test_penalties_of_the_generator_are_those_of_the_trainer(tied, http, make_sy
     client = VllmClient(http, sampling=Sampling(maxNewTokens=24), seed=1, ends=[256])
     prompt = torch.tensor([[65, 66, 67]])
     penalized = Penalized(penalties, prompt, torch.ones_like(prompt))
-    found = {}
-    for asked in (penalties, NO_PENALTIES):
-        work = PartialRollout.begin(Prompt("0/1", (65, 66, 67), {}), 1, 0.0, asked)
+    tokens_by_penalties = {}
+    for used in (penalties, NO_PENALTIES):
+        work = PartialRollout.begin(Prompt("0/1", (65, 66, 67), {}), 1, 0.0, used)
         (response,) = http.run(client.ask(target(tied), work, lambda: None)).rollouts()
-        found[asked] = list(response.tokens)
+        tokens_by_penalties[used] = list(response.tokens)
     tokens = prompt
-    for token in found[penalties]:
+    for token in tokens_by_penalties[penalties]:
         logits = penalized(tokens, model(tokens).logits[:, -1])
         assert logits.argmax() == token
         tokens = torch.cat([tokens, torch.tensor([[token]])], dim=1)
-    assert found[penalties] != found[NO_PENALTIES]
+    assert tokens_by_penalties[penalties] != tokens_by_penalties[NO_PENALTIES]
 
 
 def test_a_response_is_finished_by_any_of_several_end_tokens(tied, http, make_sync, models):
@@ -417,9 +417,10 @@ def test_frames_hold_what_vllm_s_own_path_says_to_the_same_request(tied, http, m
         "stop_token_ids": [256, 7],
     }
     body["return_token_ids"] = True
-    said = http.run(http.json("POST", f"{tied.address}/v1/completions", body, timeout=60))["choices"]
+    choices = http.run(http.json("POST", f"{tied.address}/v1/completions", body, timeout=60))["choices"]
     assert [(list(r.tokens), list(r.logprobs), r.end) for r in work.responses] == [
-        (c["token_ids"], list(array("f", c["logprobs"]["token_logprobs"])), c["finish_reason"]) for c in said
+        (c["token_ids"], list(array("f", c["logprobs"]["token_logprobs"])), c["finish_reason"])
+        for c in choices
     ]
 
 
@@ -450,9 +451,9 @@ def test_a_prompt_that_is_given_up_is_aborted_by_the_engine(tied, http, make_syn
         return generated(tied) == so_far > before
 
     with slow_steps(http, tied):
-        asked = http.start(client.ask(target(tied), work, begun.set))
+        request = http.start(client.ask(target(tied), work, begun.set))
         assert begun.wait(120)
-        asked.cancel()
+        request.cancel()
         eventually(idle, "the engine is done")
     assert generated(tied) - before < 64 * 120
     assert serves(http, tied, models("tied", 1))
@@ -493,9 +494,9 @@ def test_a_trainer_that_dies_leaves_old_or_new_weights_serving_and_the_next_take
     trainer = fork(dying_trainer.send, tied.address, folder / "tied-2", point, log=log)
     assert ended([trainer], 300, log) == [-signal.SIGKILL], log.read_text()
     assert not http.run(http.json("GET", f"{tied.address}/is_paused", timeout=120))["is_paused"]
-    kept = point != "committed"
-    assert status(http, tied)["version"] == (1 if kept else 99)
-    assert serves(http, tied, old if kept else models("tied", 2))
+    keeps_old = point != "committed"
+    assert status(http, tied)["version"] == (1 if keeps_old else 99)
+    assert serves(http, tied, old if keeps_old else models("tied", 2))
     if point == "bucket:1":  # until the next trainer comes it holds older weights than were sent
         eventually(lambda: status(http, tied)["failure"], "its worker notices that the broadcast broke")
         assert ask(tied, "/ready", {})[0] == 503
@@ -552,7 +553,7 @@ def test_a_server_told_to_end_with_prompts_under_way_gives_them_back(untied, tie
     client = VllmClient(http, sampling=sampling, seed=1, ends=[256])
     works = [PartialRollout.begin(Prompt(f"0/{i}", (40 + i,), {}), 1) for i in range(32)]
     members = {member.uid: member for member in (staying, ending)}
-    asked = start_round(
+    future = start_round(
         http,
         client,
         works,
@@ -561,7 +562,7 @@ def test_a_server_told_to_end_with_prompts_under_way_gives_them_back(untied, tie
         limits=Limits(16, 600),
         observer=Observer(arrived=lambda _: untied.process.terminate()),
     )
-    outcome = asked.result(240)
+    outcome = future.result(240)
     assert outcome.unanswered == []
     assert [work for work, _ in outcome.results] == works
     untied.process.wait(240)  # nor does it wait for ever for who asked

@@ -28,8 +28,8 @@ def test_the_tokens_that_truncation_kept_are_those_with_a_probability():
         step((3, third), (1, third), (2, third), (8, third))
     )  # not among the three likeliest: four tie
     output = CompletionOutput(0, "", [5, 7, 3], None, flat, finish_reason=None)
-    logprobs, kept = sampled_from(output, 3)
-    assert kept == [[4], [], [1, 2, 8]]
+    logprobs, kept_tokens = sampled_from(output, 3)
+    assert kept_tokens == [[4], [], [1, 2, 8]]
     assert logprobs == [half, 0.0, pytest.approx(third)]
 
 
@@ -37,8 +37,8 @@ def test_of_tokens_that_tie_beyond_the_bound_the_rest_is_renormalised():
     flat = FlatLogprobs()
     flat.append(step((5, math.log(0.5)), (4, math.log(0.25))))  # and another with 0.25, which did not come
     output = CompletionOutput(0, "", [5], None, flat, finish_reason=None)
-    logprobs, kept = sampled_from(output, 2)
-    assert kept == [[4]]
+    logprobs, kept_tokens = sampled_from(output, 2)
+    assert kept_tokens == [[4]]
     assert logprobs == [pytest.approx(math.log(2 / 3))]
 
 

@@ -203,8 +203,8 @@ def test_a_member_killed_in_mid_broadcast_costs_one_epoch_and_rejoins_when_resta
 
 
 def test_nobody_left_is_reported_not_raised(make_sync, models):
-    gone = generator(0, f"http://127.0.0.1:{free_port()}")
-    report = make_sync().send([gone], lambda: weights(models("tied", 1)), 1)
+    absent = generator(0, f"http://127.0.0.1:{free_port()}")
+    report = make_sync().send([absent], lambda: weights(models("tied", 1)), 1)
     assert report.holders == ()
-    assert report.lost.keys() == {gone}
+    assert report.lost.keys() == {absent}
     assert make_sync().send([], lambda: weights(models("tied", 1)), 1).holders == ()

@@ -68,9 +68,9 @@ def compare(folder: Path) -> None:
             parameter.zero_()
         served.load_weights(weights.merged())
     same = [torch.equal(mine, its) for mine, its in zip(repeated, served.parameters(), strict=True)]
-    told = {"repeats": repeats, "weights": len(weights.plain), "parameters": len(same), "same": sum(same)}
-    told |= {"derived again": len(derived) / len(swap._attention)}
-    print(json.dumps(told | {"proven": proven, "compared": parts, "of the base": proof.changed}))
+    report = {"repeats": repeats, "weights": len(weights.plain), "parameters": len(same), "same": sum(same)}
+    report |= {"derived again": len(derived) / len(swap._attention)}
+    print(json.dumps(report | {"proven": proven, "compared": parts, "of the base": proof.changed}))
 
 
 if __name__ == "__main__":
