@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rlhf_api.contract.run import EXIT_SUSPENDED, Process, RunConfig, listens
 from rlhf_api.contract.status import JobStatus
+from rlhf_api.host.reaper import become_subreaper
 from rlhf_api.roles import Role
 
 from ..status.job_status import first_status, job_status
@@ -26,7 +27,6 @@ from .metrics import Evaluations, Metrics
 from .metrics_server import MetricsServer
 from .processes import Command, Supervised, local_command
 from .progress import Display
-from .reaper import become_subreaper
 from .stopping import Tree
 from .temporary import temporary
 from .trainer import Trainer

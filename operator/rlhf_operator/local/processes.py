@@ -14,13 +14,14 @@ from pathlib import Path
 from types import MappingProxyType
 
 from rlhf_api.contract.run import Process, RunConfig, command, environment, places
+from rlhf_api.host import reaper
 from rlhf_api.host.oom import OomKills
 from rlhf_api.roles import Role
 from rlhf_api.spec import Spec
 
 from ..supervision.exit_reasons import cause, exit_words, failure_type
 from ..supervision.process_state import Ended, ProcessState
-from . import gpus, reaper
+from . import gpus
 from .disks import room
 from .process_log import ProcessLog
 

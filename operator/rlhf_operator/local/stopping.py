@@ -5,7 +5,8 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
-from . import reaper
+from rlhf_api.host import reaper
+
 from .processes import Supervised
 
 REMAIN_SECONDS = 30.0

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rlhf_api.contract.run import RunConfig
 from rlhf_api.contract.status import JobStatus
+from rlhf_api.host.reaper import descendants
 from rlhf_api.job import RLHFJob
 from rlhf_api.roles import Role
 
@@ -17,7 +18,6 @@ from ..local.host import Host
 from ..local.ports import place
 from ..local.processes import Command, Supervised
 from ..local.progress import Lines, Step
-from ..local.reaper import descendants
 from .derived import Overrides
 from .left import RunResults, left_by
 from .trial import Interrupted

@@ -14,13 +14,13 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_api.dataset.rows import prompt_field
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.field_types import RowKind
+from rlhf_api.host.reaper import end_with_parent
 from rlhf_api.sections.data import Data
 
 from ..data.chat import UnusableTemplate
 from ..data.dataset import Dataset
 from ..data.encode import TooLong
 from ..process import progress
-from ..process.parent import end_with_parent
 from .datasets import encode_row
 
 CHUNK = 500

@@ -5,20 +5,12 @@ never waits for it keeps its number for good, and a pod or a user may have only 
 """
 
 import asyncio
-import ctypes
 import os
 import signal
 from contextlib import suppress
 
-_PR_SET_CHILD_SUBREAPER = 36
 _SECONDS, _POLL_SECONDS = 5.0, 0.01
 """Deadline of killed processes to end; a longer wait is the kernel's, for a disk or a driver."""
-
-
-def adopt_orphans() -> None:
-    """Makes this process a subreaper: processes that its children leave behind become its own, for `end` to wait
-    for."""
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 async def end(leader: asyncio.subprocess.Process, *others: int) -> int | None:

@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_api.contract.run import ProcessEnv, RunConfig
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.host.event_loop import EventLoop
+from rlhf_api.host.reaper import become_subreaper
 from rlhf_api.roles import Role
 from rlhf_api.sections.reward import RewardFunction
 
@@ -17,7 +18,6 @@ from ..models.forward.inference import served
 from ..models.pretrained import architectures
 from ..models.pretrained.job_models import check_served, load_frozen, load_job_tokenizer, on_device
 from ..models.pretrained.load import padding_id, positions_of
-from ..process import process_groups
 from ..process.addresses import listen_host
 from ..process.role import run_role
 from ..process.settings import longest
@@ -86,7 +86,7 @@ def run(env: ProcessEnv) -> None:
     architectures.register(spec.model.architectures)
     tokenizer = load_job_tokenizer(config)
     engine, scorer = reward_model(config, tokenizer)
-    process_groups.adopt_orphans()
+    become_subreaper()  # of what functions and programs leave behind, for `process_groups.end`
     # Its thread lives as long as the role: the kernel ends the functions' processes with the thread that started them.
     loop = EventLoop("functions")
     seconds, stop = SHARE_OF_TIME * section.timeout_seconds, spec.sampling.stop

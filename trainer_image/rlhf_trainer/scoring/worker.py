@@ -18,10 +18,10 @@ from typing import Any, TextIO
 
 from rlhf_api.errors.problem import InvalidJob, show
 from rlhf_api.host.imports import described
+from rlhf_api.host.reaper import end_with_parent
 from rlhf_api.sections.reward import LARGEST_SCORE
 
 from ..process.imports import Function, import_function
-from ..process.parent import end_with_parent
 
 FINE_GRAINED = "rewards of tokens need spec.reward.fineGrained: true"
 FIRST_TO_KILL = "1000"

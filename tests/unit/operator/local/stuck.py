@@ -12,9 +12,10 @@ from pathlib import Path
 from unittest.mock import patch
 
 from rlhf_api.contract.run import Process, RunConfig
+from rlhf_api.host import reaper
 from rlhf_api.roles import Role
 from rlhf_api.spec import Spec
-from rlhf_operator.local import reaper, stopping
+from rlhf_operator.local import stopping
 from rlhf_operator.local.processes import Supervised
 
 ROLE = "import os, time; os.fork() or os.setsid(); time.sleep(600)"

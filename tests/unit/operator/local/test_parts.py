@@ -22,12 +22,12 @@ from tests.unit.api.manifests import job
 from rlhf_api.contract.report import CheckpointStatus, TrainerStatus
 from rlhf_api.contract.run import Membership, Process, RunConfig
 from rlhf_api.errors.problem import InvalidJob
-from rlhf_api.host import oom
+from rlhf_api.host import oom, reaper
 from rlhf_api.host.oom import OomKills
 from rlhf_api.manifest.load import load
 from rlhf_api.roles import Role
 from rlhf_operator.cli import main
-from rlhf_operator.local import reaper, workdir
+from rlhf_operator.local import workdir
 from rlhf_operator.local.host import Host
 from rlhf_operator.local.metrics_server import check_port
 from rlhf_operator.local.ports import assign, place, reserve

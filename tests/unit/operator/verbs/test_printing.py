@@ -237,7 +237,7 @@ def test_a_document_that_is_printed_reads_back_as_it_was(folder, capsys):
 PRINTS = {
     "operator/rlhf_api/host/printing.py",
     "operator/rlhf_operator/console/terminal.py",
-    "operator/rlhf_operator/local/reaper.py",  # of the standard library alone; in our own words
+    "operator/rlhf_api/host/reaper.py",  # of the standard library alone; in our own words
 }
 STREAMS = {"sys.stdout.write", "sys.stderr.write", "sys.stdout.writelines", "sys.stderr.writelines"}
 ELSEWHERE = {"print", "Console", "logging.StreamHandler", *STREAMS}

@@ -8,7 +8,7 @@ import psutil
 import pytest
 from tests.unit.trainer.scoring.test_reward_program import NONE
 
-from rlhf_trainer.process.process_groups import adopt_orphans
+from rlhf_api.host.reaper import become_subreaper
 from rlhf_trainer.scoring.function_pool import FunctionPool
 from rlhf_trainer.scoring.program import Program
 from rlhf_trainer.scoring.samples import Failure, Sample
@@ -37,7 +37,7 @@ def as_the_role(test) -> None:
 def of_a_function() -> None:
     async def scores() -> None:
         pool = FunctionPool(WHERE, "function_that_hangs:hangs", concurrency=1, timeout=5.0)
-        adopt_orphans()
+        become_subreaper()
         assert await pool.score([Sample("", "hang", {})]) == [Failure("the function took longer than 5 s")]
         assert psutil.Process().children(recursive=True) == []
         # A worker that somebody kills while it has no call costs the next one nothing.
@@ -55,7 +55,7 @@ def of_a_function() -> None:
 def of_a_program() -> None:
     command = ["sh", "-c", "sleep 3600 & setsid sleep 3600"]
     program = Program(WHERE, command, memory_megabytes=512, cpu_seconds=5, concurrency=1, timeout=5.0)
-    adopt_orphans()
+    become_subreaper()
     assert asyncio.run(program.score([Sample("", "", {})])) == [
         Failure("the program ran longer than 5 s, and no other ended in time")
     ]

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 
-from ...process.parent import end_with_parent
+from rlhf_api.host.reaper import end_with_parent
+
 from ...transport.tcp_store import use_everywhere
 from .serve.watchdog import quote_causes
 

@@ -3,8 +3,8 @@
 `python -I reaper.py PARENT_PID COMMAND...`, in a session of its own. As a subreaper it becomes the parent of orphaned
 descendants, and kills them when the command ends. The kernel signals it when the launcher dies, also by SIGKILL; it
 then kills the whole tree. SIGTERM is forwarded to the command only, as to a container's first process. If the reaper
-itself is killed, its launcher, also a subreaper, becomes the parent of its descendants and kills them (`stopping.py`).
-Standard library only: it starts before every role.
+itself is killed, its launcher, also a subreaper, becomes the parent of its descendants and kills them
+(`rlhf_operator/local/stopping.py`). Standard library only: it starts before every role.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 KILL = signal.SIGUSR1
@@ -27,7 +27,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def become_subreaper() -> None:
-    """Orphaned descendants become children of this process."""
+    """Orphaned descendants become children of this process, which is to wait for their ends."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -83,15 +83,17 @@ def reap_adopted(besides: Collection[int]) -> None:
                 os.waitpid(child, os.WNOHANG)
 
 
-def _die_with(parent: int, number: signal.Signals) -> Callable[[], None]:
-    """Has the kernel send signal `number` to this process when `parent` ends; exits if it has already ended."""
+def end_with_parent(number: int = signal.SIGKILL) -> None:
+    """Has the kernel send signal `number` to this process when the thread that started it ends, so start it from the
+    parent's main thread. Check afterwards that the parent has not ended before the call."""
+    _libc.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
 
-    def set_signal() -> None:
-        _libc.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(_SIGNALLED + signal.SIGKILL)
 
-    return set_signal
+def _end_with(parent: int, number: int) -> None:
+    """As `end_with_parent`, and exits if `parent` has already ended."""
+    end_with_parent(number)
+    if os.getppid() != parent:
+        os._exit(_SIGNALLED + signal.SIGKILL)
 
 
 def main(parent: int, command: list[str]) -> int:
@@ -100,11 +102,11 @@ def main(parent: int, command: list[str]) -> int:
     # Blocked from here on and taken one by one below; the command starts with none blocked.
     signals = {KILL, signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    _die_with(parent, KILL)()
-    die_with_me = _die_with(os.getpid(), signal.SIGKILL)
+    _end_with(parent, KILL)
+    own = os.getpid()
 
     def before_exec() -> None:
-        die_with_me()
+        _end_with(own, signal.SIGKILL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
 
     try:
