@@ -58,11 +58,12 @@ def url(store: str) -> str:
     return (inner if inner.is_dir() else folder).resolve().as_uri()
 
 
-def read_newest(store: str, read: Callable[["Snapshot"], T]) -> T:
-    """`read(snapshot)` of the newest checkpoint; again with a newer one if the run deleted it meanwhile.
+def read_checkpoint(store: str, read: Callable[["Snapshot"], T], step: int | None = None) -> T:
+    """`read(snapshot)` of the checkpoint of `step`, or of the newest one; of that again with a newer one if the run
+    deleted it meanwhile.
 
     Raises:
-        InvalidJob: there is no checkpoint.
+        InvalidJob: there is no checkpoint, or none of this step.
         DamagedSnapshot: it is damaged.
         Failure: each of several was deleted before it was read.
     """
@@ -71,10 +72,18 @@ def read_newest(store: str, read: Callable[["Snapshot"], T]) -> T:
         entries = checkpoints.entries()
         if not entries:
             raise InvalidJob([Problem(store, "holds no checkpoint")])
+        entry = (
+            next((entry for entry in entries if entry.step == step), None)
+            if step is not None
+            else entries[-1]
+        )
+        if entry is None:
+            steps = ", ".join(str(each.step) for each in entries)
+            raise InvalidJob([Problem(store, f"holds no checkpoint of step {step}, but of {steps}")])
         try:
-            return read(checkpoints.open(entries[-1]))
+            return read(checkpoints.open(entry))
         except DamagedSnapshot:
-            if entries[-1] in checkpoints.entries():
+            if entry in checkpoints.entries():
                 raise
     raise Failure(
         f"{store}: the run deleted {_READS} checkpoints, one after the other, before they were read; keep more of them "

@@ -1,4 +1,4 @@
-"""`rlhf replay`: prints the episodes of a run's newest checkpoint."""
+"""`rlhf replay`: prints the episodes of a checkpoint of a run, the newest one unless told otherwise."""
 
 import argparse
 import io
@@ -15,7 +15,7 @@ from rlhf_api.sections.replay import EPISODES
 from ..console.exits import print_line
 from ..console.subcommands import Commands, add_command
 from ..console.text import columns, one_line
-from .open_store import package, read_newest
+from .open_store import package, read_checkpoint
 
 if TYPE_CHECKING:
     from rlhf_store.archive import Snapshot
@@ -40,6 +40,9 @@ def add_replay(commands: Commands) -> None:
             metavar="STORE",
             help="URL of a checkpoint store, its directory, or a run's work directory",
         )
+        parser.add_argument(
+            "--step", type=int, metavar="N", help="the checkpoint of this step; default: the newest"
+        )
         parser.set_defaults(does=does)
         return parser
 
@@ -61,7 +64,7 @@ def add_replay(commands: Commands) -> None:
 
 
 def ls(options: argparse.Namespace) -> int:
-    print_line("\n".join(columns(read_newest(options.store, _listed))), sys.stdout)
+    print_line("\n".join(columns(read_checkpoint(options.store, _listed, options.step))), sys.stdout)
     return 0
 
 
@@ -101,7 +104,7 @@ def show(options: argparse.Namespace) -> int:
                 break
         return rows
 
-    for row in read_newest(options.store, chosen):
+    for row in read_checkpoint(options.store, chosen, options.step):
         print_line(row, sys.stdout)
     return 0
 
@@ -121,7 +124,7 @@ def export(options: argparse.Namespace) -> int:
         )
 
     try:
-        done = read_newest(options.store, written)
+        done = read_checkpoint(options.store, written, options.step)
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
@@ -136,7 +139,9 @@ def names(snapshot: "Snapshot", episode: int | None = None) -> list[str]:
         episodes = [name for name in episodes if _number(name) == episode]
     if not episodes:
         held = ", ".join(str(_number(name)) for name in snapshot.blobs if name.startswith(EPISODES))
-        absence = "no episode" if episode is None else f"no episode {episode}; it holds {held or 'none'}"
+        absence = "no episode"
+        if episode is not None:
+            absence += f" {episode}; it holds {held or 'none'} (--step N reads an older checkpoint)"
         raise InvalidJob([Problem(f"the checkpoint of step {snapshot.step}", f"holds {absence}")])
     return episodes
 

@@ -95,6 +95,16 @@ def test_show(store, capsys):
     assert capsys.readouterr().out.count("episode 2  ") == 4
 
 
+def test_an_older_checkpoint_is_read_by_its_step(store, capsys):
+    assert cli.main(["replay", "ls", str(store), "--step", "2"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert [row[0] for row in rows] == ["1", "2"]
+    assert cli.main(["replay", "show", str(store), "--step", "2", "--episode", "1", "--limit", "99"]) == 0
+    assert capsys.readouterr().out.count("episode 1  ") == 4
+    assert cli.main(["replay", "show", str(store), "--step", "7"]) == 2
+    assert "holds no checkpoint of step 7, but of 2, 3" in capsys.readouterr().err
+
+
 def test_show_of_a_job_without_a_reference_has_no_kl():
     row = {"episode": 2, "prompt_id": "0/16", "reward": 1.5, "kl": None, "weight_version": 3, "trained": 2}
     text = {"finished": True, "prompt": "p", "response": "r", "response_tokens": [1]}
@@ -181,7 +191,7 @@ def test_where_an_export_cannot_go_is_told_before_anything_is_read(
     store, tmp_path, monkeypatch, capsys, path
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(replay, "read_newest", None)
+    monkeypatch.setattr(replay, "read_checkpoint", None)
     assert cli.main(["replay", "export", str(store), path]) == 2
     assert capsys.readouterr().err == f"error: {path}: must be a file, in a directory that is there\n"
 
@@ -201,7 +211,11 @@ def test_what_is_wrong_is_said_in_a_line(store, tmp_path, capsys):
         (("ls", str(tmp_path / "nowhere")), 2, "nowhere: no such directory, and no URL of a store"),
         (("ls", "http://x/y"), 2, "cannot use http://x/y"),
         (("show", str(empty)), 2, "empty: holds no checkpoint"),
-        (("show", str(store), "--episode", "1"), 2, "step 3: holds no episode 1; it holds 2, 3, 4"),
+        (
+            ("show", str(store), "--episode", "1"),
+            2,
+            "step 3: holds no episode 1; it holds 2, 3, 4 (--step N reads an older checkpoint)",
+        ),
         (
             ("export", str(store), str(tmp_path / "no" / "x")),
             2,
