@@ -16,15 +16,14 @@ from .selftest.cluster_command import selftest
 from .verbs.api_errors import explain
 from .verbs.argument_types import of_this_machine
 from .verbs.arguments import add_selftest, add_verbs
+from .verbs.change import resume, scale, suspend
 from .verbs.checkpoint import checkpoint
 from .verbs.client import Session
 from .verbs.clone import clone, clone_file
 from .verbs.kubeconfig import locate
 from .verbs.logs import logs
-from .verbs.scale import scale
 from .verbs.status import status
 from .verbs.submit import submit
-from .verbs.suspend import resume, suspend
 
 _VERBS: dict[str, Callable[[Session, argparse.Namespace], Awaitable[int]]] = {
     "status": status,

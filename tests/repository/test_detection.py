@@ -11,10 +11,10 @@ from rlhf_api.sections.reward import RewardFunction
 from rlhf_api.sections.roles import Generator, Reference, RoleSpec, Trainer
 from rlhf_api.sections.weights import Weights
 from rlhf_api.spec import Spec
+from rlhf_operator.cluster.act.pod_client import EVICTION_SECONDS
 from rlhf_operator.cluster.decide.conditions import SILENT_SECONDS
 from rlhf_operator.cluster.decide.deadlines import MOVES_ON
 from rlhf_operator.cluster.decide.pod_groups import LOST_SECONDS
-from rlhf_operator.cluster.objects.tolerations import EVICTION_SECONDS
 from rlhf_operator.kube.lease import LEASE_SECONDS
 from rlhf_operator.local.host import TICK_SECONDS
 from rlhf_operator.local.stopping import REMAIN_SECONDS

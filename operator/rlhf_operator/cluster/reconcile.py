@@ -30,12 +30,11 @@ from .decide.refusal import is_retried, leave_alone, refuse, reopen_job
 from .decide.stopping import is_settled, plan_deleted_job
 from .objects.kueue import Quota, deactivated, kept_in_queue, quota
 from .objects.pinned import UnreadableConfig
-from .observe.deletion_watch import DeletionWatch
 from .observe.desired import Desired, active_config
 from .observe.desired_reader import DesiredReader
 from .observe.device_claims import DeviceClaims
 from .observe.observed import Observed
-from .observe.pod_events import PodEvents
+from .observe.pod_events import DeletionWatch, PodEvents
 from .observe.trainer_client import TrainerClient
 from .telemetry import Telemetry
 from .watching.cache import Cache

@@ -16,10 +16,9 @@ from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 
 from .api_error import ApiError, refusal
+from .calls import APPLY, allow_deep_json, as_yaml
 from .clock import ServerClock
-from .encode import APPLY, as_yaml
 from .kinds import FIELD_MANAGER, KINDS, body_path, group_path, object_path
-from .nesting import allow_deep_json
 from .pages import Body as Body
 from .pages import Keep, Page
 

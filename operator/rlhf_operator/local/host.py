@@ -22,10 +22,9 @@ from ..supervision.progress_deadline import Silence, silence
 from ..supervision.restart_policy import decide
 from ..supervision.role_client import ControlClient
 from . import workdir
-from .liveness import end_the_hung
 from .metrics import Evaluations, Metrics
 from .metrics_server import MetricsServer
-from .processes import Command, Supervised, local_command
+from .processes import Command, Supervised, end_the_hung, local_command
 from .progress import Display
 from .stopping import Tree
 from .temporary import temporary

@@ -1,28 +1,32 @@
 """A process of a job on this machine: started, watched and ended through its reaper."""
 
+import asyncio
 import datetime
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
-from rlhf_api.contract.run import Process, RunConfig, command, environment, places
+from rlhf_api.contract.run import Process, RunConfig, command, environment, listens, places
 from rlhf_api.host import reaper
 from rlhf_api.host.oom import OomKills
-from rlhf_api.roles import Role
+from rlhf_api.roles import LIVE_FAILURES, LIVE_SECONDS, Role
 from rlhf_api.spec import Spec
 
 from ..supervision.exit_reasons import cause, exit_words, failure_type
 from ..supervision.process_state import Ended, ProcessState
+from ..supervision.role_client import ControlClient
 from . import gpus
-from .disks import room
 from .process_log import ProcessLog
 
 Command = Callable[[RunConfig, Process, str], list[str]]
@@ -157,3 +161,36 @@ def threads_each(spec: Spec, role: Role, cores: int) -> int:
 def _short(path: Path) -> str:
     """The path relative to the current directory, if below it."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def room(folders: Iterable[Path]) -> str:
+    """The free space of each file system, the fullest first: `free: 0 GB in /dev/shm, 35 GB in /tmp`."""
+    file_systems: dict[int, tuple[int, Path]] = {}
+    for folder in folders:
+        with suppress(OSError):
+            file_systems.setdefault(folder.stat().st_dev, (shutil.disk_usage(folder).free, folder))
+    return "free: " + ", ".join(
+        f"{free / 1e9:.3g} GB in {folder}" for free, folder in sorted(file_systems.values())
+    )
+
+
+async def end_the_hung(processes: Sequence[Supervised], control: ControlClient) -> None:
+    """Probes each role's liveness path every LIVE_SECONDS, while it is awaited, and kills a process that failed
+    LIVE_FAILURES times in a row, as a kubelet would; it is restarted like any other that ends. Trainers are not probed:
+    a computing rank does not answer."""
+    failures: Counter[str] = Counter()
+    while True:
+        await asyncio.sleep(LIVE_SECONDS)
+        probed = [
+            (process, process.uid, path)
+            for process in processes
+            if process.running and process.ready and listens(process.process)
+            if (path := process.process.role.row.live)
+        ]
+        answers = await asyncio.gather(
+            *(control.lives(process.address + path) for process, _, path in probed)
+        )
+        for (process, uid, _), lives in zip(probed, answers, strict=True):
+            failures[uid] = 0 if lives else failures[uid] + 1
+            if failures[uid] == LIVE_FAILURES and process.running and process.uid == uid:
+                process.kill(f"hung: it gave no sign of life for {LIVE_FAILURES * LIVE_SECONDS:g} s")

@@ -4,6 +4,8 @@
 """
 
 import argparse
+import hashlib
+import io
 import json
 import shutil
 import sys
@@ -12,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlhf_api.estimate.model_files import tensor_entries
 from rlhf_api.host import strict_json
 from rlhf_api.host.printing import write_line
 
 from ..archive import open_store
-from .weights import Digests, digests
 
 if TYPE_CHECKING:
     from rlhf_store.archive import Snapshot
@@ -24,6 +26,12 @@ if TYPE_CHECKING:
 STEPS = "metrics.jsonl"
 _JUDGED = ("ledger", "position")
 """Keys of a snapshot's state that are judged."""
+
+_MASTER = "parameters/"
+"""Prefix of the trained float32 parameters among a snapshot's tensors; optimizer moments have others."""
+
+Digests = Mapping[str, str]
+"""sha256 of each parameter, by `<model>/<name>`."""
 
 Parameters = tuple[int, Digests]
 """Step of a snapshot, and digests of its trained parameters."""
@@ -105,3 +113,31 @@ def _snapshots(folder: Path) -> "list[Snapshot]":
 
 if __name__ == "__main__":
     main()
+
+
+if TYPE_CHECKING:
+    from rlhf_store.archive import Snapshot
+
+
+def digests(snapshot: "Snapshot", models: Iterable[str]) -> Digests:
+    """Digests of every trained parameter of these models. Raises DamagedSnapshot, and KeyError for a model that the
+    snapshot lacks.
+    """
+    return {
+        f"{model}/{name.removeprefix(_MASTER)}": digest
+        for model in models
+        for segment in snapshot.manifest.groups[model]
+        for name, digest in of_file(snapshot.read(segment)).items()
+        if name.startswith(_MASTER)
+    }
+
+
+def of_file(data: bytes) -> Digests:
+    """Digests of every tensor of a safetensors file."""
+    file = io.BytesIO(data)
+    header = tensor_entries(file)
+    body = memoryview(data)[file.tell() :]
+    return {
+        name: hashlib.sha256(body[slice(*about["data_offsets"])]).hexdigest()
+        for name, about in header.items()
+    }

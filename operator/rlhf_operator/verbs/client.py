@@ -9,7 +9,7 @@ import aiohttp
 
 from ..kube.api import Api, Body
 from ..kube.api_error import ApiError
-from ..kube.encode import APPLY
+from ..kube.calls import APPLY
 from ..kube.kinds import body_path, object_path
 from .kubeconfig import Target
 

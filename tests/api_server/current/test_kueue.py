@@ -16,11 +16,11 @@ from tests.unit.api.manifests import document
 
 from rlhf_api.manifest.load import from_cluster
 from rlhf_api.spec import Spec
+from rlhf_operator.cluster.act.kueue_client import priority_fields
 from rlhf_operator.cluster.config.settings import Defaults
 from rlhf_operator.cluster.objects.companions import owned
 from rlhf_operator.cluster.objects.kueue import released, report, workload
 from rlhf_operator.cluster.objects.pinned import Pinned
-from rlhf_operator.cluster.objects.workload_priority import priority_fields
 from rlhf_operator.job.names import QUEUE
 from rlhf_operator.job.snapshot import Job
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from rlhf_operator.cluster.observe.deletion_watch import DeletionWatch
+from rlhf_operator.cluster.observe.pod_events import DeletionWatch
 from rlhf_operator.cluster.watching.cache import Cache
 from rlhf_operator.cluster.watching.resync import missed_changes, sweep
 from rlhf_operator.job.pod_status import seconds

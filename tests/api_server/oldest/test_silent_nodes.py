@@ -13,7 +13,7 @@ from tests.api_server.oldest.jobs import ppo
 from tests.support.cluster import Cluster
 from tests.support.kube import eventually, get, kubectl
 
-from rlhf_operator.cluster.objects import tolerations
+from rlhf_operator.cluster.act import pod_client
 
 pytestmark = pytest.mark.usefixtures("crd")
 POD = "ppo-generator-0"
@@ -54,7 +54,7 @@ def test_a_silent_node_is_told_of_and_loses_a_pod_that_tolerates_everything(
     nodes: tuple[str, str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tolerations, "EVICTION_SECONDS", 1)
+    monkeypatch.setattr(pod_client, "EVICTION_SECONDS", 1)
     silent, other = nodes
     pod = partial(get, control_plane.kubeconfig, "pod", POD, "-n", namespace)
 

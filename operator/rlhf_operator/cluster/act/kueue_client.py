@@ -1,5 +1,9 @@
 """Writes a job's Workload as planned, and reads the cluster-scoped objects that it refers to."""
 
+from collections.abc import Mapping
+from typing import Any
+
+from rlhf_api.contract.run import roles_of
 from rlhf_api.contract.status import ENDED, JobStatus
 
 from ...console.text import time_text
@@ -10,8 +14,9 @@ from ...status.condition import is_true
 from ..decide.next_step import Plan
 from ..objects.companions import owned
 from ..objects.kueue import deactivated, finished, is_dispatched, is_over, released, report, stands, workload
+from ..objects.pinned import Pinned
 from ..objects.placement import flavors
-from ..objects.workload_priority import priority_class, priority_fields
+from ..objects.pod import NewPod, build_pod
 from ..observe.desired import Desired
 from ..watching.cache import Cache
 from .ownership import check_name, is_own
@@ -132,3 +137,23 @@ class KueueClient:
             # Kueue wrote meanwhile, or it is gone: such news are looked at.
             if error.status not in (404, 409):
                 raise
+
+
+def priority_class(job: Job, pinned: Pinned) -> tuple[str, str] | None:
+    """Kind and name of the class: the WorkloadPriorityClass of the job's label, else the PriorityClass of the first
+    role whose pods have one."""
+    if job.priority:
+        return "WorkloadPriorityClass", job.priority
+    pods = (build_pod(pinned, NewPod(role, 0, 1, resume=False), "") for role in roles_of(pinned.config.spec))
+    classes = (pod["spec"].get("priorityClassName") for pod in pods)
+    return next((("PriorityClass", named) for named in classes if named), None)
+
+
+def priority_fields(named: Mapping[str, Any], before: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The fields of a Workload's spec that say its priority. `named`: the class. The value that the Workload `before`
+    has from the same class stays: an administrator may have changed it."""
+    group = named["apiVersion"].partition("/")[0]
+    reference = {"group": group, "kind": named["kind"], "name": named["metadata"]["name"]}
+    spec = before["spec"] if before else {}
+    same = spec.get("priorityClassRef") == reference
+    return {"priorityClassRef": reference, "priority": spec["priority"] if same else named["value"]}

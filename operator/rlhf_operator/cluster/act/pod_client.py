@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 from rlhf_api.contract.run import pods_each, roles_of
 
+from ...job.baseline import as_list, as_object
 from ...job.names import pod_name
 from ...job.snapshot import Job, is_marked
 from ...kube.api import Api, Body
@@ -14,13 +16,17 @@ from ..objects.companions import owned
 from ..objects.pinned import Pinned
 from ..objects.placement import placed
 from ..objects.pod import NewPod, build_pod, without_requests
-from ..objects.tolerations import evictable
 from ..watching.cache import Cache
 from .ownership import name_taken, owned_by
 from .recorder import Recorder
 
 MOST_BODIES = 32
 """Maximum number of pods of all jobs that are being created: a body takes up to a megabyte."""
+
+GONE = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+"""Taints of a node whose kubelet reports trouble, and of one whose kubelet does not report."""
+EVICTION_SECONDS = 300
+"""Kubernetes' own default (`--default-unreachable-toleration-seconds` of the API server), seconds."""
 
 
 class PodClient:
@@ -106,3 +112,31 @@ class PodClient:
             message = f"{name} has lost labels of the operator; it is deleted, and made again if it is needed"
             await self._recorder.record(job.body, Event("Warning", "Relabelled", message))
             await self._api.delete("Pod", job.namespace, name, uid=pod["metadata"]["uid"])
+
+
+def evictable(pod: Body) -> Body:
+    """The pod, unless it tolerates everything without an end: then with an end for nodes that are gone, or with that
+    of a toleration that names their taints.
+
+    Kubernetes marks such a node with a `NoExecute` taint and asks the first toleration that matches for how long the
+    pod stays. Without a match it adds one of 300 s of its own, but a toleration of everything matches, and has no end:
+    it would hold the pod for ever.
+    """
+    tolerations = as_list(pod["spec"].get("tolerations"))
+    of_all = [each for each in tolerations if not as_object(each).get("key")]
+    first = next(filter(_executes, of_all), None)
+    if first is None or as_object(first).get("tolerationSeconds") is not None:
+        return pod
+    named = [each for each in tolerations if each not in of_all]
+    known = {each["key"] for each in filter(_executes, named)}
+    ours = [
+        {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": EVICTION_SECONDS}
+        for key in GONE
+        if key not in known
+    ]
+    return {**pod, "spec": {**pod["spec"], "tolerations": [*named, *ours, *of_all]}}
+
+
+def _executes(toleration: Any) -> bool:
+    """True if it matches taints that evict."""
+    return as_object(toleration).get("effect") in (None, "", "NoExecute")

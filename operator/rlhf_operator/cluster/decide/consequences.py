@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rlhf_api.contract.run import pods_each, replicas
-from rlhf_api.contract.status import ClusterStatus
+from rlhf_api.contract.status import ClusterStatus, JobStatus, RestartWindow
 from rlhf_api.roles import Role
 from rlhf_api.spec import Spec
 
 from ...console.text import time_text
+from ...job.pod_status import seconds
 from ...job.snapshot import Pod
 from ...supervision.budget import Restarts, record_restart
 from ...supervision.process_state import Action, Finish, Kill, Start
@@ -114,3 +115,31 @@ def _occupying(groups: PodGroups, start: Start) -> list[Pod]:
         return groups.of(Role.TRAINER)
     pods = [pod for pod in groups.of(start.role) if pod.index in start.indices]
     return pods if start.again else [pod for pod in pods if pod not in groups.current.values()]
+
+
+def read_windows(before: JobStatus, cluster: ClusterStatus) -> dict[Role, Restarts]:
+    """Restarts by role, from the totals and windows in the status."""
+    restarts = {role: Restarts(status.restarts) for role, status in before.roles.items()}
+    for role, window in cluster.restarts.items():
+        total = restarts.get(role, Restarts()).total
+        since, last = seconds(window.since), seconds(window.last)
+        restarts[role] = Restarts(total, window.failures, window.disruptions, since, last, window.cause)
+    return restarts
+
+
+def write_windows(restarts: Mapping[Role, Restarts]) -> dict[Role, RestartWindow]:
+    return {
+        role: RestartWindow(
+            failures=each.failures,
+            disruptions=each.disruptions,
+            since=_stamp(each.since),
+            last=_stamp(each.last),
+            cause=each.cause,
+        )
+        for role, each in restarts.items()
+        if each.failures or each.disruptions
+    }
+
+
+def _stamp(at: float) -> str:
+    return time_text(datetime.datetime.fromtimestamp(at, datetime.UTC))

@@ -16,9 +16,17 @@ from ...supervision.progress_deadline import Silence
 from ...supervision.restart_policy import decide, pause_left
 from ..objects.node_avoidance import describe_avoidance, node_failures
 from ..observe.observed import Observed
-from . import autoscale, deadlines, windows
+from . import autoscale, deadlines
 from .conditions import ReconcileState
-from .consequences import Consequences, Deletion, apply_actions, clear_unmade_attempt, deletion
+from .consequences import (
+    Consequences,
+    Deletion,
+    apply_actions,
+    clear_unmade_attempt,
+    deletion,
+    read_windows,
+    write_windows,
+)
 from .describe import Event, describe
 from .next_step import POLL_SECONDS, Plan, deletions
 from .pod_groups import (
@@ -90,7 +98,7 @@ def _gather_facts(observed: Observed, before: JobStatus, now: datetime.datetime)
     unmade = cluster.unmade == cluster.attempt and not groups.of(Role.TRAINER)
     there_once = cluster.attempt > 0 and (not unmade or cluster.attempt == observed.created_attempt)
     begun = before.phase in ("Provisioning", "Running") and there_once
-    restarts = windows.read_windows(before, cluster)
+    restarts = read_windows(before, cluster)
     waited = bool(cluster.counted)
     last = 0.0 if waited else restarts.get(Role.TRAINER, Restarts()).last
     processes = process_states(
@@ -162,7 +170,7 @@ def _record_attempt(consequences: Consequences, groups: PodGroups, counted: set[
     there = {pod.uid for pod in groups.pods}
     changes = {
         "counted": tuple(sorted(counted & there)),
-        "restarts": windows.write_windows(consequences.restarts),
+        "restarts": write_windows(consequences.restarts),
     }
     return consequences.cluster.model_copy(update=changes)
 

@@ -3,7 +3,7 @@ Secret that a volume names; the pod's status says `ContainerCreating`."""
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -114,3 +114,33 @@ def _time(event: Mapping[str, Any]) -> str:
     series = event.get("series") or {}
     times = (event.get("lastTimestamp"), series.get("lastObservedTime"), event.get("eventTime"))
     return next((at[:19] for at in times if at), "")
+
+
+class DeletionWatch:
+    """Keeps when each deleted pod was first observed so, by this process's own clock; another process begins anew. The
+    deadlines that API servers write are of the clocks of several machines, and a pod that is given up too early may
+    still train beside its successor."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._first: dict[Key, dict[str, float]] = {}
+
+    def observed(self, key: Key, pods: Sequence[Pod], now: float) -> list[Pod]:
+        """The pods, none with a deadline before its whole grace period was observed here. `now`: the time that their
+        deadlines are compared with."""
+        going, known, clock = [p for p in pods if p.deletion_deadline is not None], self._first, self._clock()
+        first = {pod.uid: known.get(key, {}).get(pod.uid, clock) for pod in going}
+        known[key] = first
+        if not first:
+            del known[key]
+        return [
+            replace(
+                pod, deletion_deadline=max(pod.deletion_deadline, now - clock + first[pod.uid] + pod.grace)
+            )
+            if pod.deletion_deadline is not None
+            else pod
+            for pod in pods
+        ]
+
+    def forget(self, key: Key) -> None:
+        self._first.pop(key, None)

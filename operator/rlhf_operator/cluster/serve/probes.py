@@ -1,5 +1,6 @@
-"""HTTP endpoints of one operator process: readiness, liveness and metrics."""
+"""HTTP endpoints of one operator process: readiness, liveness and metrics, and how it listens on a port."""
 
+import ssl
 from collections.abc import Callable
 
 from aiohttp import web
@@ -7,7 +8,6 @@ from aiohttp import web
 from ...status.metrics import metrics_route
 from ..config.settings import Settings
 from ..telemetry import Telemetry
-from .listening import listen
 from .metrics_access import PATH, Handler, Review, authorized
 
 _CLOSE_SECONDS = 2.0
@@ -48,3 +48,17 @@ def _probe(is_good: Callable[[], bool], good: Callable[[], str], otherwise: str)
         )
 
     return answer
+
+
+async def listen(runner: web.AppRunner, port: int, tls: ssl.SSLContext | None = None) -> None:
+    """Serves the runner's application on the port until the caller cleans the runner up.
+
+    Raises:
+        ValueError: the port is taken, or this process may not have it.
+    """
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, port=port, ssl_context=tls).start()
+    except OSError as error:
+        await runner.cleanup()
+        raise ValueError(f"cannot listen on port {port}: {error.strerror or error}") from None

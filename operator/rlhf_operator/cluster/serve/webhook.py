@@ -23,7 +23,7 @@ from ...status.condition import refused
 from ..config.settings import Settings
 from ..objects.limit_checks import check, lacks_queue, wrong_priority
 from ..objects.pinned import Pinned
-from .listening import listen
+from .probes import listen
 from .turns import TooManyWaiting, Turns
 
 log = logging.getLogger(__name__)

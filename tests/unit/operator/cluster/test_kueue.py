@@ -7,11 +7,11 @@ from tests.unit.operator.cluster.world import World
 
 from rlhf_api.manifest.load import from_cluster
 from rlhf_api.roles import Role
+from rlhf_operator.cluster.act.kueue_client import priority_class, priority_fields
 from rlhf_operator.cluster.config.settings import Defaults
 from rlhf_operator.cluster.objects.kueue import deactivated, quota, released, report, workload
 from rlhf_operator.cluster.objects.pinned import Pinned
 from rlhf_operator.cluster.objects.placement import flavors, placed, topology_request
-from rlhf_operator.cluster.objects.workload_priority import priority_class, priority_fields
 from rlhf_operator.cluster.observe.desired import desired_state
 from rlhf_operator.job.names import CONFIG, PRIORITY, QUEUE
 from rlhf_operator.job.snapshot import Job

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rlhf_operator.cluster.objects.tolerations import EVICTION_SECONDS, evictable
+from rlhf_operator.cluster.act.pod_client import EVICTION_SECONDS, evictable
 
 ALL = {"operator": "Exists"}
 GPU = {"key": "nvidia.com/gpu", "operator": "Exists"}

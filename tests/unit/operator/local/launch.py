@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rlhf_api.contract.run import Process, RunConfig
 from rlhf_operator.cli import main
-from rlhf_operator.local import host, liveness, process_log, stopping
+from rlhf_operator.local import host, process_log, processes, stopping
 
 sys.path.append(str(Path(__file__).parents[4]))
 from tests.support.haste import Haste
@@ -17,7 +17,7 @@ def fake(_config: RunConfig, process: Process, python: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    liveness.LIVE_SECONDS = float(os.environ.get("RLHF_TEST_LIVE_SECONDS", "20"))
+    processes.LIVE_SECONDS = float(os.environ.get("RLHF_TEST_LIVE_SECONDS", "20"))
     if patience := os.environ.get("RLHF_TEST_STOP_SECONDS"):
         host.GRACE_SECONDS = stopping._STOP_SECONDS = float(patience)
     process_log.FULL = int(os.environ.get("RLHF_TEST_LOG_BYTES", process_log.FULL))

@@ -8,7 +8,7 @@ import pytest
 
 from rlhf_api.contract.run import Process
 from rlhf_api.roles import LIVE_FAILURES, Role
-from rlhf_operator.local import liveness
+from rlhf_operator.local import processes
 from rlhf_operator.local.processes import Supervised
 from rlhf_operator.supervision.role_client import ControlClient
 
@@ -52,7 +52,7 @@ def test_failures_in_a_row_end_a_server(
     )
     server.uid, server.started, server.ready = "first", 0.0, True
     monkeypatch.setattr(server, "kill", lambda _why: ends.append(control.asked))
-    monkeypatch.setattr(liveness, "LIVE_SECONDS", 0.0)
+    monkeypatch.setattr(processes, "LIVE_SECONDS", 0.0)
     with pytest.raises(Over):
-        asyncio.run(liveness.end_the_hung([server], control))
+        asyncio.run(processes.end_the_hung([server], control))
     assert ends == killed

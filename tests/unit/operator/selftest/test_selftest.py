@@ -14,10 +14,9 @@ from rlhf_api.manifest.load import composed, load
 from rlhf_api.roles import Role
 from rlhf_operator.selftest import checks
 from rlhf_operator.selftest.derived import as_arguments, first_half, second_half
-from rlhf_operator.selftest.left import from_lines, left_by, to_lines
+from rlhf_operator.selftest.left import from_lines, left_by, of_file, to_lines
 from rlhf_operator.selftest.trial import Observations, roles_to_kill
 from rlhf_operator.selftest.watch import Kill
-from rlhf_operator.selftest.weights import of_file
 
 PPO = ROOT / "examples" / "sentiment" / "ppo.yaml"
 EXAMPLES = sorted(file for file in (ROOT / "examples").rglob("*.yaml") if "kind: RLHFJob" in file.read_text())

@@ -1,11 +1,14 @@
-"""`rlhf suspend` and `rlhf resume`."""
+"""`rlhf suspend`, `rlhf resume` and `rlhf scale`."""
 
 import argparse
 import sys
 
 from rich.text import Text
 
+from rlhf_api.contract.run import roles_of
 from rlhf_api.contract.status import JobStatus, Phase
+from rlhf_api.manifest.load import from_cluster
+from rlhf_api.roles import Role
 
 from ..console.exits import Failure
 from ..console.text import span
@@ -61,3 +64,19 @@ def _result(name: str, status: JobStatus, program: str) -> str:
         f"; its checkpoint of step {saved.step} is in {saved.uri}" if saved else "; it has no checkpoint"
     )
     return f"{at}{checkpoint}; let it go on with `{program} resume {name}`"
+
+
+async def scale(session: Session, options: argparse.Namespace) -> int:
+    name = options.name
+    body = await find(session, name)
+    status = status_of(body)
+    if status is not None and is_finished(status):
+        raise Failure(f"{name} has {status.phase.lower()} already; there is nothing to scale")
+    spec = from_cluster(body).spec
+    if Role.GENERATOR not in roles_of(spec):
+        reason = "generates in its trainer" if spec.graph.generates else f"is a job of {spec.algorithm}"
+        raise Failure(f"{name} {reason} and has no generators")
+    patch = {"spec": {"replicas": options.generators}}
+    await session.patch_job(name, patch, subresource="scale")
+    put(f"{name}: generators {spec.generator.replicas} -> {options.generators}", sys.stdout)
+    return 0
