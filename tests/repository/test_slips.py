@@ -13,9 +13,6 @@ import pytest
 from tests.support.models import tiny_model
 from tests.support.rlhf import heed_signals
 
-from rlhf_api.errors.model_fields import places
-from rlhf_api.errors.other_names import OTHER_NAMES
-from rlhf_api.job import RLHFJob
 from rlhf_operator import cli
 from rlhf_operator.kubectl import kubectl_main
 from rlhf_operator.local.modules import missing
@@ -379,11 +376,6 @@ def test_a_variable_in_brackets_needs_quotes(here, capsys, text):
 def test_a_name_of_another_system_or_place_leads_to_the_field(capsys, override, field):
     found = said(capsys, "validate", "job.yaml", *override.split())
     assert re.search(rf"unknown field \(value .*\); did you mean {re.escape(field)}\?\n", found)
-
-
-def test_every_name_of_another_system_leads_to_a_field():
-    lost = [name for name in OTHER_NAMES if not places(RLHFJob, name, "spec.ppo")]
-    assert not lost
 
 
 def test_a_list_of_files_is_no_manifest(here, capsys):

@@ -15,8 +15,9 @@ from pydantic import (
     model_validator,
 )
 
-from ..errors.messages import closest, in_our_words
+from ..errors.messages import in_our_words
 from ..errors.problem import InvalidJob, Problem, kind_of, show
+from ..errors.similar import closest
 from ..field_types import RowKind
 from ..sections.data import argument_problem
 

@@ -1,6 +1,5 @@
 """pydantic's errors as problems of a manifest, with the field that was meant."""
 
-import difflib
 import re
 from collections.abc import Sequence
 
@@ -8,23 +7,14 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from ..field_types import PATTERNS, PENALTIES, former_names
-from .model_fields import keys_of, model_at, places
-from .other_names import OTHER_NAMES, OWNED, plain
-from .problem import InvalidJob, Problem, first, path, show
+from .meanings import UNKNOWN, Algorithm, meaning_of
+from .model_fields import keys_of, model_at
+from .other_names import OWNED
+from .problem import MOST, InvalidJob, Problem, first, path, show
+from .similar import plain, suggestion
 
-
-def closest(key: str, keys: Sequence[str], similarity: float = 0.6) -> str:
-    """The key of `keys` that is most similar to `key`; empty if none is. `similarity`: 1 for all but the spelling."""
-    by_plain = {plain(k): k for k in keys}
-    close = difflib.get_close_matches(plain(key), by_plain, n=1, cutoff=similarity)
-    return by_plain[close[0]] if close else ""
-
-
-def suggestion(key: str, keys: Sequence[str]) -> str:
-    """A sentence with the key of `keys` that is most similar to `key`."""
-    if close := closest(key, keys):
-        return f'did you mean "{close}"?'
-    return "known here: " + ", ".join(sorted(keys)) if keys else "remove it"
+_SIMILAR = 0.7
+"""Least similarity of a key that is named for an unknown one: `prompt_key` and `promptsPerStep` have 0.61."""
 
 
 def choices(error: ErrorDetails) -> list[str]:
@@ -35,16 +25,18 @@ def choices(error: ErrorDetails) -> list[str]:
     return expected.replace("'", "").replace(" or ", ", ").split(", ")
 
 
-def _meant(key: str, keys: Sequence[str], model: type[BaseModel], section: str, above: str) -> str:
-    """A sentence that names the field meant by an unknown key: a field with this name in another system, beside the key
-    or elsewhere; a mistyped field beside it; a field of this name in another place; a similar one."""
-    typed = closest(key, keys, 1 if plain(key) in OTHER_NAMES else 0.8)
-    paths = [] if typed else places(model, key, section)
-    elsewhere = [field for field in paths if field.rpartition(".")[0] == above] or paths
-    return f"did you mean {' or '.join(elsewhere)}?" if elsewhere else suggestion(key, keys)
+def _meant(location: Sequence[int | str], model: type[BaseModel], algorithm: Algorithm) -> str:
+    """A sentence about what an unknown key stands for, or with the keys that there are."""
+    meaning = meaning_of(model, location, algorithm)
+    if meaning.answer:
+        return meaning.answer
+    if meaning.fields and not meaning.mistyped:
+        return f"did you mean {' or '.join(meaning.fields)}?"
+    keys = keys_of(model_at(model, location[:-1]))
+    return suggestion(meaning.mistyped or str(location[-1]), keys, _SIMILAR)
 
 
-def _describe(error: ErrorDetails, model: type[BaseModel], section: str) -> Problem:
+def _describe(error: ErrorDetails, model: type[BaseModel], algorithm: Algorithm) -> Problem:
     location, value = error["loc"], error["input"]
     where = path(location)
     if error["type"] == "extra_forbidden":
@@ -58,7 +50,7 @@ def _describe(error: ErrorDetails, model: type[BaseModel], section: str) -> Prob
         if around is not None and (name := former_names(around).get(key)):
             now = around.model_fields[name].alias
             return Problem(where, f"is the former name of {now}, which is there too; remove one of them")
-        meant = _meant(key, keys_of(around), model, section, path(location[:-1]))
+        meant = _meant(location, model, algorithm)
         # A file that is no manifest has fields at the top, whose values are not ours to quote.
         quoted = f" (value {show(value)})" if location[1:] else ""
         return Problem(where, f"unknown field{quoted}; {meant}")
@@ -105,15 +97,25 @@ def in_our_words(error: ErrorDetails) -> str:
 
 
 def from_pydantic(
-    error: ValidationError, model: type[BaseModel], prefix: Sequence[int | str] = (), section: str = ""
+    error: ValidationError,
+    model: type[BaseModel],
+    prefix: Sequence[int | str] = (),
+    algorithm: Algorithm = UNKNOWN,
 ) -> InvalidJob:
-    """A pydantic error of `model` as problems, with the right spelling or place named for unknown keys; `section`: the
-    path of the algorithm's settings."""
+    """A pydantic error of `model` as problems, with the field that was meant named for unknown keys. A missing field
+    that such a key stands for is not reported."""
     errors = error.errors()
     # pydantic takes a list to be too short where one of its items is wrong.
     short = {d["loc"][:i] for d in errors for i, part in enumerate(d["loc"]) if isinstance(part, int)}
-    reported = (d for d in errors if d["type"] != "too_short" or d["loc"] not in short)
-    problems = first(_describe(d, model, section) for d in reported)
+    unknown = [d["loc"] for d in errors[:MOST] if d["type"] == "extra_forbidden"]
+    meant = {field for location in unknown for field in meaning_of(model, location, algorithm).fields}
+    reported = (
+        d
+        for d in errors
+        if not (d["type"] == "too_short" and d["loc"] in short)
+        and not (d["type"] == "missing" and path(d["loc"]) in meant)
+    )
+    problems = first(_describe(d, model, algorithm) for d in reported)
     if prefix:
         problems = [Problem(f"{path(prefix)}.{p.where}", p.message) for p in problems]
     return InvalidJob(problems)

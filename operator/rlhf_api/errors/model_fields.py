@@ -1,4 +1,4 @@
-"""Fields of the models by their paths: the keys of an object, and where else a key stands."""
+"""Fields of the models by their paths, and the keys of an object."""
 
 import typing
 from collections.abc import Iterator, Sequence
@@ -7,11 +7,6 @@ from types import GenericAlias
 from typing import Any
 
 from pydantic import BaseModel
-
-from .other_names import OTHER_NAMES, plain
-
-_MOST = 3
-"""Maximum number of places named in a message for a key that occurs in many."""
 
 
 def models_in(annotation: Any) -> list[type[BaseModel]]:
@@ -61,19 +56,9 @@ def _is_text_map(annotation: Any) -> bool:
     return any(_is_text_map(inner) for inner in typing.get_args(annotation) if inner is not annotation)
 
 
-def places(model: type[BaseModel], key: str, section: str = "") -> list[str]:
-    """Paths of the fields of this name, or of the field that has it in another system: a few of the outermost if there
-    are many. Of fields that every algorithm has, that of the algorithm's own `section`, such as `spec.grpo`."""
-    name = OTHER_NAMES.get(plain(key), "").lower() or plain(key)
-    paths = [path for path in _paths(model) if f".{path}".lower().endswith(f".{name}")]
-    if own := [path for path in paths if path.startswith(f"{section}.")]:
-        return own
-    outermost = min((path.count(".") for path in paths), default=0)
-    return [path for path in paths if path.count(".") == outermost][:_MOST]
-
-
 @cache
-def _paths(model: type[BaseModel]) -> tuple[str, ...]:
+def field_paths(model: type[BaseModel]) -> tuple[str, ...]:
+    """Paths of all fields of a model; `[]` follows the name of a list."""
     return tuple(_walk(model, ""))
 
 

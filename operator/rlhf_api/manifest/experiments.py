@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ..algorithms import ALGORITHMS
-from ..errors.messages import closest
 from ..errors.problem import InvalidJob, Problem, show
+from ..errors.similar import closest
 from ..host.imports import described, named_object
 
 FOLDER = Path("experiments")

@@ -8,9 +8,12 @@ from typing import Any, get_args
 from pydantic import ValidationError
 from pydantic.alias_generators import to_camel
 
-from ..errors.messages import closest, from_pydantic
+from ..algorithms import ALGORITHMS, CUSTOM
+from ..errors.meanings import UNKNOWN, Algorithm
+from ..errors.messages import from_pydantic
 from ..errors.model_fields import in_text_map
 from ..errors.problem import InvalidJob, Problem, first, kind_of, show
+from ..errors.similar import closest
 from ..field_types import names_function
 from ..host.strict_yaml import documents, floats_of_server, not_json
 from ..host.variables import ENVIRONMENT
@@ -44,8 +47,9 @@ def parse(document: Any) -> RLHFJob:
         # Through JSON: strict types, and lists where the models have tuples, as from an API server.
         job = RLHFJob.model_validate_json(json.dumps(document))
     except ValidationError as error:
-        rest, partial_job = further(document, error, RLHFJob, _broken)
-        type_problems = from_pydantic(error, RLHFJob, section=_section(document)).problems
+        algorithm = _algorithm(document)
+        rest, partial_job = further(document, error, RLHFJob, _broken, algorithm)
+        type_problems = from_pydantic(error, RLHFJob, algorithm=algorithm).problems
         raise InvalidJob([*type_problems, *rest], partial_job) from None
     if problems := first(_broken(job)):
         raise InvalidJob(problems, job)
@@ -76,10 +80,16 @@ def _check_outline(document: Mapping[str, Any]) -> None:
     raise InvalidJob(reported)
 
 
-def _section(document: Mapping[str, Any]) -> str:
-    """Path of the settings of the document's algorithm."""
+def _algorithm(document: Mapping[str, Any]) -> Algorithm:
+    """The algorithm that the document names, for messages about unknown keys."""
     spec = document.get("spec")
-    return f"spec.{to_camel(str(spec.get('algorithm')))}" if isinstance(spec, Mapping) else ""
+    name = str(spec.get("algorithm")) if isinstance(spec, Mapping) else ""
+    known = CUSTOM if ":" in name else ALGORITHMS.get(name)
+    if known is None:
+        return UNKNOWN
+    sections = [f"spec.{to_camel(a.name)}" for a in (*ALGORITHMS.values(), CUSTOM) if a.settings]
+    own = f"spec.{to_camel(known.name)}"
+    return Algorithm(known.name, own, tuple(section for section in sections if section != own))
 
 
 def _broken(job: RLHFJob) -> Iterator[Problem]:
@@ -160,7 +170,7 @@ def _read(document: Any) -> Spec | None:
     try:
         return RLHFJob.model_validate_json(json.dumps(document)).spec
     except ValidationError as error:
-        job = further(document, error, RLHFJob, lambda _: ())[1]
+        job = further(document, error, RLHFJob, lambda _: (), _algorithm(document))[1]
         return job.spec if job else None
 
 

@@ -1,7 +1,7 @@
 """Applies the rules to a manifest with invalid fields, by putting stand-ins of the right type in their place.
 
 As nobody wrote the stand-ins, only problems are reported that the rules find with every one of them and that do not
-concern the invalid fields.
+concern the invalid fields. A field that an unknown key stands for counts as invalid, unless the document has it.
 """
 
 import json
@@ -11,8 +11,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from ..errors.messages import choices, closest
-from ..errors.model_fields import keys_of, model_at
+from ..errors.meanings import Algorithm, meaning_of
+from ..errors.messages import choices
 from ..errors.problem import MOST, Problem, path
 
 Location = tuple[int | str, ...]
@@ -21,7 +21,11 @@ _STAND_INS = (True, False, 1, 2, 2**20, 0.5)
 
 
 def further(
-    document: Mapping[str, Any], error: ValidationError, model: type[BaseModel], rules: Rules
+    document: Mapping[str, Any],
+    error: ValidationError,
+    model: type[BaseModel],
+    rules: Rules,
+    algorithm: Algorithm,
 ) -> tuple[list[Problem], Any]:
     """Problems that the rules find in the rest of a document, and its model with stand-ins for the invalid fields; no
     problems and None if a missing value has no stand-in, or if more than `MOST` fields are invalid: each takes several
@@ -29,14 +33,19 @@ def further(
     if error.error_count() > MOST:
         return [], None
     values: dict[Location, list[Any]] = {}
-    wrong, misspelled = list[str](), list[str]()
+    wrong, meant = list[str](), list[str]()
     for details in error.errors():
         at = _field(details["loc"])
         values.setdefault(at, []).extend([*choices(details), *_STAND_INS])
         if details["type"] != "extra_forbidden":
             wrong.append(path(at))
-        elif meant := closest(str(at[-1]), keys_of(model_at(model, at[:-1])), 0.8):
-            misspelled.append(path((*at[:-1], meant)))
+        else:
+            meant += meaning_of(model, at, algorithm).fields
+    for field in meant:
+        at = tuple(field.partition("[]")[0].split("."))
+        if not _has(document, at):
+            values.setdefault(at, [*_STAND_INS])
+            wrong.append(path(at))
     bare = _without(document, list(values))
     ways = {
         at: [made for made in (bare, *(_set(bare, at, value) for value in given)) if _fits(made, at, model)]
@@ -55,14 +64,21 @@ def further(
         first = first or job
         results.append(list(rules(job)))
     common = [p for p in (results[0] if results else []) if all(p in other for other in results)]
-    others = [problem for problem in common if problem.where not in misspelled]
-    return [problem for problem in others if not _concerns(problem, wrong)], first
+    return [problem for problem in common if not _concerns(problem, wrong)], first
 
 
 def _field(location: Location) -> Location:
     """Location of the object's key whose value is wrong; a list counts as a whole."""
     numbers = [i for i, part in enumerate(location) if isinstance(part, int)]
     return location[: numbers[0]] if numbers else location
+
+
+def _has(node: Any, at: Location) -> bool:
+    for part in at:
+        if not isinstance(node, Mapping) or part not in node:
+            return False
+        node = node[part]
+    return True
 
 
 def _set(node: Any, at: Sequence[int | str], value: Any) -> Any:

@@ -11,8 +11,9 @@ from typing import Any, Literal, get_args
 from pydantic import ValidationError
 
 from ..contract.run import roles_of
-from ..errors.messages import closest, from_pydantic
+from ..errors.messages import from_pydantic
 from ..errors.problem import InvalidJob, Problem, first, show
+from ..errors.similar import closest
 from ..field_types import Frozen, Name, Report
 from ..host.strict_yaml import not_json
 from ..host.variables import ENVIRONMENT

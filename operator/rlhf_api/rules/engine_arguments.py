@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 
 from pydantic import JsonValue
 
-from ..errors.messages import closest
 from ..errors.problem import Problem, show
+from ..errors.similar import closest
 from ..sections.roles import Generator, ModelServerSpec, option_of
 
 TRIED = (

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pydantic.alias_generators import to_camel
 
 from ..algorithms import CUSTOM, algorithm_of
-from ..errors.messages import closest
 from ..errors.problem import Problem
+from ..errors.similar import closest
 from ..graph import POLICY
 from ..sections.health import Health
 from ..spec import Spec

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from ..errors.messages import closest
 from ..errors.problem import Problem, show
+from ..errors.similar import closest
 from ..estimate.serving import engine_section
 from ..host.foreign_files import READ_ERRORS, read_json
 from ..roles import Role

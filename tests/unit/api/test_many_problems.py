@@ -3,9 +3,8 @@
 import pytest
 from tests.unit.api.manifests import document
 
-from rlhf_api.errors import messages
+from rlhf_api.errors import meanings
 from rlhf_api.errors.problem import MOST, InvalidJob
-from rlhf_api.manifest import partial
 from rlhf_api.manifest.load import from_cluster
 
 WORDS = 200_000
@@ -38,13 +37,12 @@ def test_problems_of_a_template_are_cut_in_number_and_length(template):
 
 def test_keys_that_no_server_pruned_are_not_all_compared_with_those_that_are_known(monkeypatch):
     """The webhook reads what anybody in the cluster sends it."""
-    compared, closest = [], messages.closest
+    compared, closest = [], meanings.closest
 
     def counted(key, *rest):
         compared.append(key)
         return closest(key, *rest)
 
-    monkeypatch.setattr(messages, "closest", counted)
-    monkeypatch.setattr(partial, "closest", counted)
+    monkeypatch.setattr(meanings, "closest", counted)
     refused(trainer={"deepspeed": {f"zero_optimizatio{i}": 1 for i in range(5_000)}})
     assert len(compared) <= 3 * MOST

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from statistics import fmean, pstdev
 from typing import Any
 
-from rlhf_api.errors.messages import suggestion
 from rlhf_api.errors.problem import Problem
+from rlhf_api.errors.similar import suggestion
 from rlhf_api.field_types import FORMER_METRICS
 from rlhf_api.sections.health import Action, Health, HealthRule, has_outliers
 

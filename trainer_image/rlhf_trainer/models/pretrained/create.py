@@ -15,7 +15,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from rlhf_api.errors.messages import closest
+from rlhf_api.errors.similar import closest
 
 from .load import check_fit
 

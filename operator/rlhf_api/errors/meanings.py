@@ -1,0 +1,84 @@
+"""What an unknown key stands for: a field of the manifest, or none and what to do instead."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pydantic import BaseModel
+
+from .model_fields import field_paths, keys_of, model_at
+from .no_fields import ANSWERS
+from .other_names import OTHER_NAMES
+from .problem import path
+from .similar import closest, plain
+
+_MOST = 3
+"""Maximum number of fields named in a message."""
+_VAGUE = {"name", "path", "type", "kind", "key", "value", "size", "device", "config"}
+"""Words that mean another thing in each section."""
+_OF_ALL_ROLES = ("spec.model.policy", "spec.model.critic", "spec.model.reward", "spec.model.dtype")
+"""Fields that are meant even where the section of a role or an adapter has one of this name, unlike
+`microBatchTokens`."""
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """The algorithm of a document: `section` is the path of its settings, `others` those of the other algorithms'."""
+
+    name: str = ""
+    section: str = ""
+    others: tuple[str, ...] = ()
+
+
+UNKNOWN = Algorithm()
+"""Of a document that names no algorithm, or none that exists."""
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """Of an unknown key: the key beside it that was `mistyped`, paths of the `fields` that it may stand for, or an
+    `answer`; nothing if it is not known."""
+
+    mistyped: str = ""
+    fields: tuple[str, ...] = ()
+    answer: str = ""
+
+
+def meaning_of(model: type[BaseModel], location: Sequence[int | str], algorithm: Algorithm) -> Meaning:
+    """The meaning of the unknown key at `location`: a name of another system, in the sense that it has in its section
+    or under the algorithm; else a mistyped key beside it, or a field of this name in another place."""
+    key, above, keys = str(location[-1]), path(location[:-1]), keys_of(model_at(model, location[:-1]))
+    sections = [part for part in location[:-1] if isinstance(part, str)][-1:]
+    senses = [plain(f"{section}.{key}") for section in (*sections, algorithm.name)] + [plain(key)]
+    known = next((sense for sense in senses if sense in OTHER_NAMES or sense in ANSWERS), "")
+    if typed := closest(key, keys, 1 if known else 0.8):
+        return Meaning(typed, (f"{above}.{typed}".lstrip("."),))
+    if known in ANSWERS:
+        return Meaning(answer=ANSWERS[known]) if "spec" in model.model_fields else Meaning()
+    ends = OTHER_NAMES.get(known) or (() if plain(key) in _VAGUE else (plain(key),))
+    alike = dict.fromkeys(end.rpartition(".")[2] for end in ends if not end.startswith(_OF_ALL_ROLES))
+    if beside := tuple(f"{above}.{name}" for name in alike if name in keys):
+        return Meaning(fields=beside)
+    found = [_places(model, end, algorithm) for end in ends]
+    if fields := tuple(dict.fromkeys(field for fields in found for field in fields)):
+        return Meaning(fields=fields[:_MOST])
+    if any(_matching(model, end) for end in ends):
+        last = (ends[0] if known else key).rpartition(".")[2]
+        return Meaning(answer=f"remove it: the algorithm {algorithm.name} has no {last}")
+    return Meaning()
+
+
+def _places(model: type[BaseModel], end: str, algorithm: Algorithm) -> list[str]:
+    """Paths that end so: those in the algorithm's own section, or else the outermost, but none of other algorithms."""
+    paths = [
+        path
+        for path in _matching(model, end)
+        if not path.startswith(tuple(f"{o}." for o in algorithm.others))
+    ]
+    if own := [path for path in paths if path.startswith(f"{algorithm.section}.")]:
+        return own
+    outermost = min((path.count(".") for path in paths), default=0)
+    return [path for path in paths if path.count(".") == outermost]
+
+
+def _matching(model: type[BaseModel], end: str) -> list[str]:
+    return [path for path in field_paths(model) if f".{path}".lower().endswith(f".{end.lower()}")]

@@ -1,0 +1,248 @@
+"""Settings of other systems that a manifest has no field for, with what happens by itself or what to do instead."""
+
+from .similar import plain
+
+_ANSWERS = (
+    # by itself
+    (
+        "use_vllm vllm_mode hybrid_engine colocate_all_models rollout.name rollout.mode",
+        "remove it: vLLM generates, unless spec.generator.sharedWithTrainer is true",
+    ),
+    (
+        "vllm_server_host vllm_server_port vllm_server_base_url vllm_group_port vllm_sync_backend "
+        "vllm_sync_with_ray",
+        "remove it: the job starts its servers and connects to them",
+    ),
+    (
+        "logging_steps logging_strategy logging_first_step",
+        "remove it: every step is in metrics.jsonl and goes to spec.trackers",
+    ),
+    (
+        "log_completions num_completions_to_print log_unique_prompts log_completions_hub_repo "
+        "rollout_data_dir validation_data_dir log_val_generations generate_during_eval "
+        "num_sample_generations",
+        "remove it: `rlhf replay show DIR` prints sampled responses, evaluation.jsonl has those to "
+        "held-out prompts",
+    ),
+    (
+        "val_before_train eval_on_start eval_base_model",
+        "remove it: an evaluation runs before the first step, every spec.evaluation.everySteps and after "
+        "the last",
+    ),
+    (
+        "shuffle shuffle_dataset dataset_num_proc dataloader_num_workers dataloader_drop_last "
+        "dataloader_pin_memory remove_unused_columns filter_overlong_prompts_workers val_batch_size "
+        "validation_shuffle return_raw_chat return_raw_input_ids return_full_prompt",
+        "remove it: rows are shuffled by spec.seed and read as they are needed, with all their fields",
+    ),
+    (
+        "group_by_length use_dynamic_bsz log_prob_use_dynamic_bsz use_dynamic_batch balance_batch "
+        "pad_to_multiple_of packing_strategy eval_packing pad_to_length",
+        "remove it: micro-batches are formed and balanced by tokens, at most spec.trainer.microBatchTokens",
+    ),
+    (
+        "pad_token pad_token_id padding_value padding_side label_pad_token_id",
+        "remove it: padding is internal and never trained on",
+    ),
+    (
+        "completion_only_loss assistant_only_loss",
+        "remove it: the loss is over response tokens alone",
+    ),
+    (
+        "apply_chat_template input_template",
+        "remove it: {messages} go through the chat template, the text of {prompt} stays as it is",
+    ),
+    (
+        "disable_dropout lora_dropout dropout",
+        "remove it: no model has dropout",
+    ),
+    (
+        "ds3_gather_for_generation layered_summon",
+        "remove it: weights go to the generators at any stage of ZeRO",
+    ),
+    (
+        "calculate_log_probs calculate_entropy logprobs_mode entropy_from_logits_with_chunking "
+        "entropy_checkpointing use_logits_to_keep use_fused_kernels fused_lm_head_chunk_size",
+        "remove it: log-probabilities and entropies are computed from the logits in float32, in chunks",
+    ),
+    (
+        "save_contents load_contents save_only_model async_save disable_ds_ckpt use_ds_universal_ckpt",
+        "remove it: a checkpoint has all that a run needs to go on",
+    ),
+    (
+        "save_value_network",
+        "remove it: the work directory's critic/ has it",
+    ),
+    (
+        "device local_rank use_cpu no_cuda",
+        "remove it: GPUs are used where there are some",
+    ),
+    (
+        "ray_kwargs ray_init ray_wait_register_center_timeout colocate_actor_ref colocate_critic_reward "
+        "actor_init_on_gpu",
+        "remove it: a job has no Ray; each role has processes of its own",
+    ),
+    (
+        "critic_num_nodes critic_num_gpus_per_node",
+        "remove it: the critic has the policy's ranks, spec.trainer.replicas x "
+        "spec.trainer.processesPerReplica",
+    ),
+    (
+        "precompute_ref_log_probs precompute_ref_batch_size force_use_ref_model ref_reward_offload",
+        "remove it: the reference is a role of its own, spec.reference",
+    ),
+    # elsewhere
+    (
+        "output_dir logging_dir save_path overwrite_output_dir",
+        "`rlhf run --workdir DIR` sets it, on a cluster spec.workspace",
+    ),
+    (
+        "scale_rewards norm_adv_by_std_in_grpo no_advantage_std_norm",
+        "spec.algorithm decides it: dr_grpo does not divide by a group's standard deviation",
+    ),
+    (
+        "repetition_penalty presence_penalty frequency_penalty",
+        "it applies to evaluation alone, as a field of spec.evaluation: training does not compute with it",
+    ),
+    (
+        "do_sample num_beams",
+        "responses are always sampled; for greedy evaluation set spec.evaluation.temperature: 0",
+    ),
+    (
+        "prompt_key input_key label_key reward_fn_key dataset_text_field response_key",
+        "rename the rows' keys to prompt, answer, messages, chosen or rejected, or let a function in "
+        "spec.data.train do it",
+    ),
+    (
+        "train_max_samples val_max_samples max_samples prompt_split eval_split num_examples",
+        "all rows count; for a part of them write a file, or a function in spec.data.train",
+    ),
+    (
+        "optim optimizer_impl optim_args",
+        "AdamW is the only optimizer; spec.optimizer has its settings",
+    ),
+    (
+        "fsdp fsdp_config fsdp_size strategy reshard_after_forward wrap_policy forward_prefetch "
+        "offload_policy dp_replicate ds_tensor_parallel_size trainer.tp model.tp model.ep",
+        "the trainer shards by ZeRO: spec.trainer.deepspeed.zero_optimization.stage",
+    ),
+    (
+        "torch_compile use_torch_compile compile deepcompile",
+        "models are not compiled; spec.trainer.kernels has fused kernels",
+    ),
+    (
+        "activation_offloading enable_activation_offload ac_offloading",
+        "activations stay on the GPU; spec.trainer.gradientCheckpointing keeps fewer",
+    ),
+    (
+        "model_init_kwargs ref_model_init_kwargs override_config hf_config_path",
+        "the model's own config.json holds; spec.model.create makes another",
+    ),
+    (
+        "trust_remote_code",
+        "code beside weights never runs; spec.model.architectures names classes of your own",
+    ),
+    (
+        "model_revision revision",
+        "download that revision and give its directory in spec.model.policy",
+    ),
+    (
+        "use_rslora use_dora lora_modules_to_save modules_to_save exclude_modules lora_adapter_path "
+        "model_adapter_name ref_adapter_name",
+        "spec.model.lora has rank, alpha and targetModules; the adapter always starts anew",
+    ),
+    (
+        "load_in_4bit load_in_8bit bnb_4bit_quant_type use_bnb_nested_quant qat",
+        "models are trained in spec.model.dtype, never quantized",
+    ),
+    (
+        "push_to_hub hub_model_id hub_strategy hub_token hub_private_repo",
+        "upload policy/ of the work directory yourself: it is in Hugging Face format",
+    ),
+    (
+        "vllm_enable_sleep_mode vllm_enable_sleep deepspeed_enable_sleep free_cache_engine",
+        "an engine keeps its weights and its memory; spec.generator.engineArguments bounds that",
+    ),
+    (
+        "vf_coef",
+        "the critic has a loss and an optimizer of its own: spec.optimizer.criticLearningRate",
+    ),
+    (
+        "normalize_reward whiten_rewards use_score_scaling use_score_norm",
+        "rewards are not normalised; spec.reward.scale is a fixed factor",
+    ),
+    (
+        "multi_objective_aggregation",
+        "rewards are added with the weights of spec.reward.functions",
+    ),
+    (
+        "verification",
+        "rewards are dealt out in spec.reward: a model in spec.model.reward, functions in "
+        "spec.reward.functions",
+    ),
+    (
+        "actor_rollout_ref",
+        "verl's actor, rollout and reference are spec.trainer, spec.generator, spec.sampling, "
+        "spec.reference and the algorithm's section",
+    ),
+    (
+        "orchestrator",
+        "prime-rl's orchestrator is spec.data, spec.sampling, spec.reward and the algorithm's section",
+    ),
+    (
+        "deployment",
+        "its number of nodes and GPUs is that of the roles: spec.trainer.replicas, spec.generator.replicas",
+    ),
+    # not at all
+    (
+        "top_entropy_quantile sapo_temperature_pos sapo_temperature_neg tau_pos tau_neg "
+        "off_policy_mask_threshold use_bias_correction_kl use_pf_ppo pf_ppo clip_cov_ratio kl_cov_ratio "
+        "advantage adv_tau kl_tau ipo_mask_low ipo_mask_high",
+        "no built-in algorithm has it; an algorithm of your own may (docs/guides/own-algorithm.md)",
+    ),
+    (
+        "f_divergence_type f_alpha_divergence_coef reference_free use_weighting rpo_alpha discopop_tau",
+        "dpo has beta, loss and labelSmoothing alone",
+    ),
+    (
+        "min_p generation_kwargs vllm_structured_outputs_regex extra_body",
+        "nucleus and top-k sampling are all: training computes with the same mask",
+    ),
+    (
+        "tools multi_turn max_tool_calling_iterations agent agent_func_path tool_config_path "
+        "function_tool_path tool_call_parser",
+        "a response is one turn without tools",
+    ),
+    (
+        "image_key video_key audio_key freeze_vision_tower mm_processor_kwargs",
+        "models read text alone",
+    ),
+    (
+        "distillation teacher_model teacher_tau",
+        "there is no teacher",
+    ),
+    (
+        "enable_ema ema_beta",
+        "no average of the trained weights is kept",
+    ),
+    (
+        "neftune_noise_alpha aux_loss_coef",
+        "training adds neither noise nor a balancing loss",
+    ),
+    (
+        "profiler global_profiler trace_path memory_profiler_path",
+        "nothing is profiled; metrics.jsonl has the seconds of each part of a step",
+    ),
+    (
+        "use_ms",
+        "models come from the Hugging Face hub or a directory",
+    ),
+    (
+        "slurm",
+        "jobs run on Kubernetes or on one machine",
+    ),
+)
+"""(names that `OTHER_NAMES` does not have, the end of the message about them)"""
+
+ANSWERS = {plain(name): answer for names, answer in _ANSWERS for name in names.split()}
+"""A name as `plain` has it, with its section where it has one -> what to do instead."""
