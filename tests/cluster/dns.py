@@ -95,14 +95,14 @@ class Resolver(BaseResolver):
             reply.header.rcode = RCODE.SERVFAIL
             return reply
         if name.endswith(".in-addr.arpa"):
-            found = [
+            records = [
                 ("PTR", PTR(host)) for host in self.records.reverse(".".join(name.split(".")[3::-1]))
             ] or None
         else:
-            found = self.records.forward(name) if f".{name}".endswith(f".{ZONE}") else None
-        if found is None:
+            records = self.records.forward(name) if f".{name}".endswith(f".{ZONE}") else None
+        if records is None:
             reply.header.rcode = RCODE.NXDOMAIN
-        for kind, data in found or []:
+        for kind, data in records or []:
             if QTYPE[question.qtype] == kind:
                 reply.add_answer(RR(question.qname, getattr(QTYPE, kind), rdata=data, ttl=_TTL))
         return reply

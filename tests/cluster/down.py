@@ -62,13 +62,13 @@ def kill(place: Place) -> None:
 
 def processes(place: Place) -> list[int]:
     """The first process inside and the one that made the namespaces for it. All others end with them."""
-    found = []
+    pids = []
     for cmdline in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
             _, mark, rest = cmdline.read_bytes().partition(b"\0tests.cluster.inside\0")
             if mark and rest.startswith(str(place.state).encode() + b"\0"):
-                found.append(int(cmdline.parent.name))
-    return found
+                pids.append(int(cmdline.parent.name))
+    return pids
 
 
 def _control_groups(place: Place) -> list[Path]:

@@ -33,8 +33,8 @@ class Api:
             try:
                 listed = json.load(self._get(path, _LIST_S))
                 fresh = {_key(each): each for each in listed["items"]}
-                for gone in into.keys() - fresh.keys():
-                    del into[gone]
+                for deleted in into.keys() - fresh.keys():
+                    del into[deleted]
                 into.update(fresh)
                 changed(path)
                 version = listed["metadata"]["resourceVersion"]

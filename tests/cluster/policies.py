@@ -152,22 +152,22 @@ def _holds(expression: dict, value: str | None) -> bool:
 
 
 def main(kubeconfig: Path) -> None:
-    api, told = Api(kubeconfig), SimpleQueue()
-    seen: dict[str, Objects] = {_PODS: {}, _NAMESPACES: {}, _POLICIES: {}}
-    unknown = {*seen}
+    api, changes = Api(kubeconfig), SimpleQueue()
+    objects_by_path: dict[str, Objects] = {_PODS: {}, _NAMESPACES: {}, _POLICIES: {}}
+    unknown = {*objects_by_path}
     applied = ""
-    for path, into in seen.items():
-        api.follow_beside(path, into, told.put)
+    for path, into in objects_by_path.items():
+        api.follow_beside(path, into, changes.put)
     while True:
-        unknown.discard(told.get())
-        if unknown or not told.empty():
+        unknown.discard(changes.get())
+        if unknown or not changes.empty():
             continue
-        pods, namespaces, policies = (list(objects.values()) for objects in seen.values())
+        pods, namespaces, policies = (list(objects.values()) for objects in objects_by_path.values())
         labels = {each["metadata"]["name"]: each["metadata"].get("labels", {}) for each in namespaces}
-        wanted = ruleset(pods, labels, policies)
-        if wanted != applied:
-            subprocess.run(["nft", "-f", "-"], input=wanted, text=True, check=True, timeout=_APPLY_S)
-            applied = wanted
+        rules = ruleset(pods, labels, policies)
+        if rules != applied:
+            subprocess.run(["nft", "-f", "-"], input=rules, text=True, check=True, timeout=_APPLY_S)
+            applied = rules
 
 
 if __name__ == "__main__":

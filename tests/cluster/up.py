@@ -177,6 +177,6 @@ def _dns_service(place: Place) -> dict:
 
 
 def _keep_logs(place: Place) -> None:
-    kept = place.state.with_name(f"{place.state.name}-logs-{int(time.time())}")
-    shutil.copytree(place.logs, kept)
-    print(f"the cluster did not come up; its logs are in {kept}", file=sys.stderr)
+    copied = place.state.with_name(f"{place.state.name}-logs-{int(time.time())}")
+    shutil.copytree(place.logs, copied)
+    print(f"the cluster did not come up; its logs are in {copied}", file=sys.stderr)

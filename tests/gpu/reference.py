@@ -180,12 +180,12 @@ def first_gradients(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.partition("/")[2]: tensor.float() / (1 - ADAM.betas[0]) for name, tensor in moments.items()}
 
 
-def assert_close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: float) -> None:
+def assert_close(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: float) -> None:
     """Each tensor within the tolerance of its norm, or of a twentieth of all tensors' norm if that is larger."""
-    assert found.keys() == expected.keys()
+    assert actual.keys() == expected.keys()
     least = torch.cat([tensor.flatten() for tensor in expected.values()]).norm() / 20
     off = {
-        name: float((found[name].reshape(tensor.shape) - tensor).norm() / max(tensor.norm(), least))
+        name: float((actual[name].reshape(tensor.shape) - tensor).norm() / max(tensor.norm(), least))
         for name, tensor in expected.items()
     }
     wrong = {name: f"{difference:.1e}" for name, difference in off.items() if difference > tolerance}

@@ -58,7 +58,7 @@ def test_the_readme_claims_nothing_else_of_what_dies():
     for words in CLAIMS:
         assert words in text, words
         text = text.replace(words, "")
-    assert [found[0] for found in DYING.finditer(text)] == []
+    assert [match[0] for match in DYING.finditer(text)] == []
 
 
 def test_the_demo_takes_what_was_measured():
@@ -68,7 +68,7 @@ def test_the_demo_takes_what_was_measured():
         .partition("## The demo")[2]
         .partition("\n## ")[0]
     )
-    shortest, longest = (sum(map(int, re.findall(r"\d+", found))) for found in ("41 28 81", "83 52 116"))
+    shortest, longest = (sum(map(int, re.findall(r"\d+", times))) for times in ("41 28 81", "83 52 116"))
     assert all(
         words in page
         for words in ("41 s of fine-tuning", "28 s of reward", "81 s of PPO", "83, 52 and\n116 s")

@@ -49,8 +49,12 @@ def changes_a_run(field: str, note: str) -> bool:
     """It is a leaf, or a section with some, that `tests/unit/manifest_fields` sees acting; of one with a single value
     the note says that any other is refused. A job's name is that of all its objects."""
     at = field.replace("[]", "[0]")
-    found = [leaf for leaf in LEAVES if leaf == at or leaf.startswith((f"{at}.", f"{at}["))]
-    return field == "metadata.name" or bool(set(found) - REFUSED) or (bool(found) and "refused" in note)
+    matching_leaves = [leaf for leaf in LEAVES if leaf == at or leaf.startswith((f"{at}.", f"{at}["))]
+    return (
+        field == "metadata.name"
+        or bool(set(matching_leaves) - REFUSED)
+        or (bool(matching_leaves) and "refused" in note)
+    )
 
 
 def named(text: str) -> tuple[list[str], list[str]]:
@@ -115,8 +119,8 @@ def test_a_name_of_theirs_in_a_manifest_leads_to_our_field(row):
         try:
             job(f"spec.{name}=1")
         except InvalidJob as error:
-            (said,) = (problem.message for problem in error.problems if problem.where == f"spec.{name}")
-            assert name in NO_FIELDS or fields[0].rpartition(".")[2] in said
+            (message,) = (problem.message for problem in error.problems if problem.where == f"spec.{name}")
+            assert name in NO_FIELDS or fields[0].rpartition(".")[2] in message
 
 
 @pytest.mark.parametrize(

@@ -95,21 +95,21 @@ def test_links_in_docs_lead_somewhere(page):
 @pages
 def test_source_files_named_in_docs_exist(page):
     named = set(re.findall(r"`((?:\w+/)+\w+\.py)`", page.read_text()))
-    found = {name for name in named if any(file.match(name) for file in SOURCES)}
-    assert not named - found
+    existing = {name for name in named if any(file.match(name) for file in SOURCES)}
+    assert not named - existing
 
 
 def test_pages_named_in_code_exist():
     files = [*SOURCES, *(ROOT / "tools").iterdir(), *(ROOT / "crds").iterdir(), ROOT / "Makefile"]
     named = re.compile(r"(?<![\w/.-])(?:docs|benchmarks/results)/[\w/-]+\.(?:md|jsonl|lua)\b")
-    gone = {
+    missing = {
         (page, file.name)
         for file in files
         if file.is_file()
         for page in named.findall(file.read_text())
         if not (ROOT / page).exists()
     }
-    assert not gone
+    assert not missing
 
 
 def test_the_manifest_reference_is_current():

@@ -76,9 +76,9 @@ def record(gpu: ModuleType, **changes: object) -> None:
 
 def test_a_run_is_described_by_its_commit_and_outcomes(gpu: ModuleType, tmp_path: Path):
     (tmp_path / "tests.xml").write_text(REPORT)
-    found = gpu.outcomes(tmp_path / "tests.xml")
-    assert found == {"passed": 1, "failed": ["a::two"], "skipped": {"needs 2 GPUs; 1 here": 2}}
-    record(gpu, **found)
+    outcomes = gpu.outcomes(tmp_path / "tests.xml")
+    assert outcomes == {"passed": 1, "failed": ["a::two"], "skipped": {"needs 2 GPUs; 1 here": 2}}
+    record(gpu, **outcomes)
     counts = "1 passed, 1 failed, 2 skipped in 9 s; the code is the same here"
     assert gpu.state().endswith(f"{gpu.find_commit()} of 2026-11-28 on 1 x H200: {counts}")
 

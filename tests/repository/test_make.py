@@ -60,11 +60,13 @@ def write_program(path: Path, command: str) -> None:
 def make_test(clone: Path) -> tuple[int, list[str]]:
     """Its exit code, and the table that it ends with, without times."""
     # As from a shell: where this test itself runs under `make`, that one's options are not meant.
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "PYTEST"))}
-    kept["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # they take a while to load
-    kept["PYTHONDONTWRITEBYTECODE"] = "1"  # make takes it away
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "PYTEST"))
+    }
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # they take a while to load
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"  # make takes it away
     done = subprocess.run(
-        ["make", "test"], cwd=clone, env=kept, capture_output=True, text=True, timeout=900, check=False
+        ["make", "test"], cwd=clone, env=environment, capture_output=True, text=True, timeout=900, check=False
     )
     _, _, table = done.stdout.partition("skipped\n")
     return done.returncode, [re.sub(r"\s+(\d+:\d\d)?\s*", " ", line) for line in table.splitlines()]
@@ -129,8 +131,8 @@ def test_all_linters_run_and_the_failing_ones_are_named(clone):
     assert "error: failed: ruff check ., ruff format --check ., lint-imports" in done.stderr
 
 
-@pytest.mark.parametrize(("engine", "told"), [("cpu", True), ("gpu", False)])
-def test_an_installation_that_finds_no_torch_for_cpus_says_what_to_set(clone, engine, told):
+@pytest.mark.parametrize(("engine", "hints_index"), [("cpu", True), ("gpu", False)])
+def test_an_installation_that_finds_no_torch_for_cpus_says_what_to_set(clone, engine, hints_index):
     """pip itself complains of versions that conflict."""
     programs = clone / ".venv" / "bin"
     (clone / ".venv" / ".installed").unlink()
@@ -140,4 +142,4 @@ def test_an_installation_that_finds_no_torch_for_cpus_says_what_to_set(clone, en
     command = ["make", f"PYTHON={clone / 'python3'}", f"ENGINE={engine}", "install"]
     done = subprocess.run(command, cwd=clone, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode != 0
-    assert ("PIP_EXTRA_INDEX_URL" in done.stderr) is told, done.stderr
+    assert ("PIP_EXTRA_INDEX_URL" in done.stderr) is hints_index, done.stderr

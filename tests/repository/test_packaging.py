@@ -171,7 +171,7 @@ def as_builder(folder: Path, script: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "why"),
+    ("script", "reason"),
     [
         ("", "no buildah here; no podman here; no docker here"),
         (
@@ -183,7 +183,7 @@ def as_builder(folder: Path, script: str) -> None:
     ids=["no builder", "no daemon", "no registry"],
 )
 def test_a_release_says_which_images_it_lacks_and_how_to_build_them(
-    release, base, tmp_path, monkeypatch, capsys, script, why
+    release, base, tmp_path, monkeypatch, capsys, script, reason
 ):
     """All other parts of it are in place by then."""
     if script:
@@ -197,7 +197,7 @@ def test_a_release_says_which_images_it_lacks_and_how_to_build_them(
     assert f"release {release.VERSION}, checked, in {made}: SHA256SUMS" in capsys.readouterr().out
     for image, arguments in {"operator": "", "trainer": "--build-arg=ENGINE=gpu "}.items():
         name = f"rlhf-{image}:{release.VERSION}"
-        assert re.search(rf"{name}: .*{re.escape(why)}", str(ended.value))
+        assert re.search(rf"{name}: .*{re.escape(reason)}", str(ended.value))
         command = f"docker build --target={image} --tag={name} {arguments}--build-arg=BASE_IMAGE={base} ."
         assert command in str(ended.value)
 
@@ -217,15 +217,15 @@ def test_a_release_checks_the_images_that_it_builds(release, base, tmp_path, mon
 
 def pins(name: str) -> dict[str, str]:
     """Versions by normalized name that one of the constraints files sets, with those it includes."""
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for line in (ROOT / "constraints" / name).read_text().splitlines():
         if line.startswith("-c "):
-            found |= pins(line.removeprefix("-c "))
+            versions |= pins(line.removeprefix("-c "))
         elif line and not line.startswith("#"):
-            package, _, wanted = line.partition("==")
-            assert normalized(package) not in found, f"{package} is pinned twice"
-            found[normalized(package)] = wanted
-    return found
+            package, _, pinned_version = line.partition("==")
+            assert normalized(package) not in versions, f"{package} is pinned twice"
+            versions[normalized(package)] = pinned_version
+    return versions
 
 
 def normalized(package: str) -> str:
@@ -249,17 +249,17 @@ def test_images_install_by_hash_what_is_pinned(name, constraints, extras):
         r"^([\w.-]+)==(\S+) \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", text, flags=re.M
     )
     pinned = pins(constraints)
-    assert {(package, wanted) for package, wanted, _ in entries} == {
+    assert {(package, pinned_version) for package, pinned_version, _ in entries} == {
         (package, pinned.get(normalized(package))) for package, _, _ in entries
     }
     document = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    project, asked = document["project"], document["build-system"]["requires"]
+    project, requirements = document["project"], document["build-system"]["requires"]
     if extras:
-        asked = [
+        requirements = [
             *project["dependencies"],
             *(one for each in extras for one in project["optional-dependencies"][each]),
         ]
-    named = {normalized(re.match(r"[\w.-]+", each)[0]) for each in asked}
+    named = {normalized(re.match(r"[\w.-]+", each)[0]) for each in requirements}
     assert named <= {normalized(package) for package, _, _ in entries}
     assert len(re.findall("^[a-z].*==", text, flags=re.M)) == len(entries)
 
@@ -300,9 +300,9 @@ def test_an_engine_resolves_to_what_its_constraints_pin(engine, torch, tmp_path)
         pytest.skip("no package registry can be reached")
     assert resolved.returncode == 0, resolved.stderr
     packages = [item["metadata"] for item in json.loads(report.read_text())["install"]]
-    found = {normalized(each["name"]): each["version"].partition("+")[0] for each in packages}
-    del found["rlhf-operator"]
-    assert found == {name: pinned.get(name, "not pinned") for name in found}
+    versions = {normalized(each["name"]): each["version"].partition("+")[0] for each in packages}
+    del versions["rlhf-operator"]
+    assert versions == {name: pinned.get(name, "not pinned") for name in versions}
 
 
 @pytest.mark.parametrize(("engine", "stays"), [("cpu", False), ("gpu", True)])

@@ -46,7 +46,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def error_output(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """Runs `rlhf`, which must refuse its arguments; returns its error output."""
     assert cli.main(arguments) == 2
     return capsys.readouterr().err
@@ -54,12 +54,12 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def test_a_function_is_looked_for_in_its_module(here, capsys):
     wrong = 'reward.functions=[{function: "scoring:rihgt"}]'
-    assert said(capsys, "validate", "job.yaml", wrong) == (
+    assert error_output(capsys, "validate", "job.yaml", wrong) == (
         f"error: spec.reward.functions[0].function: {here}/scoring.py defines no 'rihgt'; did you mean 'right'?; "
         "got 'scoring:rihgt'\n"
     )
     nowhere = 'trackers=[{kind: "no.where:Tracker"}]'
-    assert "spec.trackers[0].kind: no module 'no' in" in said(capsys, "validate", "job.yaml", nowhere)
+    assert "spec.trackers[0].kind: no module 'no' in" in error_output(capsys, "validate", "job.yaml", nowhere)
     assert cli.main(["validate", "job.yaml"]) == 0
 
 
@@ -69,7 +69,7 @@ def test_every_way_to_define_a_name_counts(name):
 
 
 @pytest.mark.parametrize(
-    ("written", "told"),
+    ("written", "message"),
     [
         ("def score(completions, **kwargs): ...", "has the parameters (completions, **kwargs); "),
         ("def score(prompt, response, row, gold): ...", "has the parameters (prompt, response, row, gold); "),
@@ -82,15 +82,15 @@ def test_every_way_to_define_a_name_counts(name):
         ("if new:\n    def score(rows): ...", ""),
     ],
 )
-def test_a_reward_function_is_told_its_parameters_before_any_model_is_loaded(here, capsys, written, told):
+def test_a_reward_function_is_told_its_parameters_before_any_model_is_loaded(here, capsys, written, message):
     (here / "scoring.py").write_text(written)
     arguments = ("validate", "job.yaml", "reward.functions=[{function: 'scoring:score'}]")
-    if not told:
+    if not message:
         assert cli.main(arguments) == 0
         return
-    found = said(capsys, *arguments)
-    assert found.startswith(f"error: spec.reward.functions[0].function: {told}")
-    assert "a reward function is `def score(prompts, responses, rows)`" in found
+    output = error_output(capsys, *arguments)
+    assert output.startswith(f"error: spec.reward.functions[0].function: {message}")
+    assert "a reward function is `def score(prompts, responses, rows)`" in output
 
 
 def test_modules_inside_of_packages_are_found_and_not_run(here):
@@ -108,14 +108,14 @@ def test_aliases_of_aliases_are_counted_before_they_are_written_out(here, capsys
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
     (here / "job.yaml").write_text("\n".join(lines))
-    assert "holds more than 1,000,000 values, as aliases of aliases make them" in said(
+    assert "holds more than 1,000,000 values, as aliases of aliases make them" in error_output(
         capsys, "validate", "job.yaml"
     )
 
 
 def test_a_time_is_text_as_kubernetes_reads_it(here, capsys):
     (here / "job.yaml").write_text(json.dumps({**HEAD, "spec": SPEC}).replace('"steps": 2', '"steps": 1:30'))
-    assert "spec.steps: must be a valid integer; got '1:30'" in said(capsys, "validate", "job.yaml")
+    assert "spec.steps: must be a valid integer; got '1:30'" in error_output(capsys, "validate", "job.yaml")
 
 
 def test_overrides_may_stand_behind_options(capsys):
@@ -139,14 +139,16 @@ def test_an_algorithms_graph_takes_overrides(capsys):
 
 
 def test_there_is_nothing_to_resume(capsys):
-    found = said(
+    output = error_output(
         capsys, "run", "job.yaml", "generator.sharedWithTrainer=true", "--resume", "--workdir", "worng"
     )
-    assert found.startswith("error: worng: holds no run to go on from; leave --resume out to start one")
+    assert output.startswith("error: worng: holds no run to go on from; leave --resume out to start one")
 
 
 def test_a_trials_name_is_blamed_on_the_trial(capsys):
-    assert said(capsys, "run", "job.yaml", "--trial", "X Y").startswith("error: --trial: must be at most 40")
+    assert error_output(capsys, "run", "job.yaml", "--trial", "X Y").startswith(
+        "error: --trial: must be at most 40"
+    )
 
 
 @pytest.mark.parametrize(
@@ -161,11 +163,11 @@ def test_a_trials_name_is_blamed_on_the_trial(capsys):
 )
 def test_a_rows_field_is_to_be_renamed(here, capsys, row, words):
     (here / "rows.jsonl").write_text(json.dumps(row) + "\n")
-    assert f"rows.jsonl:1: {words}" in said(capsys, "validate", "job.yaml")
+    assert f"rows.jsonl:1: {words}" in error_output(capsys, "validate", "job.yaml")
 
 
 @pytest.mark.parametrize(
-    ("name", "holds", "told"),
+    ("name", "holds", "message"),
     [
         (
             "rows.csv",
@@ -190,35 +192,35 @@ def test_a_rows_field_is_to_be_renamed(here, capsys, row, words):
         ),
     ],
 )
-def test_data_of_another_form_is_told_once_and_not_as_bad_rows(here, capsys, name, holds, told):
+def test_data_of_another_form_is_told_once_and_not_as_bad_rows(here, capsys, name, holds, message):
     if holds is not None:
         (here / name).write_bytes(holds)
-    (error,) = said(capsys, "validate", "job.yaml", f"data.train=[{name}]").splitlines()
-    assert error.startswith(f"error: spec.data.train[0]: {name}: {told}")
+    (error,) = error_output(capsys, "validate", "job.yaml", f"data.train=[{name}]").splitlines()
+    assert error.startswith(f"error: spec.data.train[0]: {name}: {message}")
 
 
 def test_data_comes_from_stores_that_are_known(capsys):
-    found = said(capsys, "validate", "job.yaml", "data.train=['https://x/y.jsonl']")
-    assert "spec.data.train[0]: must be a path, or begin with file://, s3://, gs://, az://" in found
+    output = error_output(capsys, "validate", "job.yaml", "data.train=['https://x/y.jsonl']")
+    assert "spec.data.train[0]: must be a path, or begin with file://, s3://, gs://, az://" in output
 
 
 def test_a_number_among_texts_needs_quotes(here, capsys):
     (here / "job.yaml").write_text(
         json.dumps({**HEAD, "spec": {**SPEC, "environment": {"OMP_NUM_THREADS": 2}}})
     )
-    found = said(capsys, "validate", "job.yaml")
-    assert found == "error: spec.environment.OMP_NUM_THREADS: must be text; put it in quotes; got 2\n"
+    output = error_output(capsys, "validate", "job.yaml")
+    assert output == "error: spec.environment.OMP_NUM_THREADS: must be text; put it in quotes; got 2\n"
 
 
 def test_betas_are_shares(capsys):
-    assert "spec.optimizer.betas[0]: must be less than 1; got 1.5" in said(
+    assert "spec.optimizer.betas[0]: must be less than 1; got 1.5" in error_output(
         capsys, "validate", "job.yaml", "optimizer.betas=[1.5, 0.9]"
     )
 
 
 def test_a_missing_runtime_is_named_once(capsys):
-    found = said(capsys, "validate", "job.yaml", "--runtime", "nope.yaml")
-    assert found.startswith("error: nope.yaml: cannot be read")
+    output = error_output(capsys, "validate", "job.yaml", "--runtime", "nope.yaml")
+    assert output.startswith("error: nope.yaml: cannot be read")
 
 
 @pytest.mark.parametrize("text", ["[a]", "", "\x80\x81"])
@@ -269,19 +271,21 @@ RULE = "above: 1, action: warn"
 )
 def test_a_health_rule_names_a_metric_that_a_step_of_the_job_can_have(capsys, metric, hint):
     known = ", ".join(f"{{metric: {name}, {RULE}}}" for name in ("kl_mean", "reward_right_mean", "grad_norm"))
-    found = said(capsys, "validate", "job.yaml", f"health.rules=[{known}, {{metric: {metric}, {RULE}}}]")
+    output = error_output(
+        capsys, "validate", "job.yaml", f"health.rules=[{known}, {{metric: {metric}, {RULE}}}]"
+    )
     where = f"error: spec.health.rules[3].metric: no step of grpo has a metric {metric!r}; {hint}"
-    assert found.startswith(where)
-    assert found.count("\n") == 1
+    assert output.startswith(where)
+    assert output.count("\n") == 1
 
 
 def test_a_chat_template_is_jinja(here, capsys):
     (here / "chat.jinja").write_text("{% for m in messages %}\n{{ m.content }\n{% endfor %}")
     assert (
         "spec.data.chatTemplate: is not a Jinja template: line 2: unexpected '}'; got 'chat.jinja'"
-        in said(capsys, "validate", "job.yaml", "data.chatTemplate=chat.jinja")
+        in error_output(capsys, "validate", "job.yaml", "data.chatTemplate=chat.jinja")
     )
-    assert "chatTemplate: is neither a template nor a file" in said(
+    assert "chatTemplate: is neither a template nor a file" in error_output(
         capsys, "validate", "job.yaml", "data.chatTemplate=chta.jinja"
     )
     marked = (
@@ -306,24 +310,26 @@ def test_a_chat_template_is_jinja(here, capsys):
     ],
 )
 def test_a_model_is_a_directory_or_has_a_name_of_the_hub(capsys, name, meant):
-    assert said(capsys, "validate", "job.yaml", f"model.policy={json.dumps(name)}") == (
+    assert error_output(capsys, "validate", "job.yaml", f"model.policy={json.dumps(name)}") == (
         f"error: spec.model.policy: no such directory, and no hub name (`owner/name`){meant}; got {name!r}\n"
     )
 
 
 def test_a_model_without_a_size_is_told_as_mistyped_where_it_is(capsys):
-    assert said(capsys, "plan", "job.yaml", "model.policy=./modle") == (
+    assert error_output(capsys, "plan", "job.yaml", "model.policy=./modle") == (
         "error: spec.model.policy: no such directory, and no hub name (`owner/name`); got './modle'\n"
     )
-    assert "spec.model.parameters: the size of the policy is not known" in said(capsys, "plan", "job.yaml")
+    assert "spec.model.parameters: the size of the policy is not known" in error_output(
+        capsys, "plan", "job.yaml"
+    )
 
 
 def test_a_forgotten_spec_is_told_with_what_is_wrong_below_it(here, capsys):
     (here / "job.yaml").write_text(json.dumps({**HEAD, **SPEC, "stepps": 3}))
-    found = said(capsys, "validate", "job.yaml", "sampling.topp=0.5").splitlines()
+    lines = error_output(capsys, "validate", "job.yaml", "sampling.topp=0.5").splitlines()
     fields = "algorithm, steps, model, data, sampling, reward"
-    assert found[0] == f"error: spec: its fields are at the top level: {fields}; indent them under spec:"
-    assert sorted(found[1:], reverse=True) == [
+    assert lines[0] == f"error: spec: its fields are at the top level: {fields}; indent them under spec:"
+    assert sorted(lines[1:], reverse=True) == [
         "error: stepps: unknown field; known here: apiVersion, kind, metadata, spec",
         'error: spec.sampling.topp: unknown field (value 0.5); did you mean "topP"?',
     ]
@@ -336,12 +342,12 @@ def test_a_forgotten_spec_is_told_with_what_is_wrong_below_it(here, capsys):
 @pytest.mark.parametrize("command", ["validate", "run"])
 def test_an_object_of_another_kind_is_no_job(here, capsys, command, kind, more):
     (here / "job.yaml").write_text(json.dumps({**HEAD, "kind": kind, "spec": {"pods": {}}}))
-    told = said(capsys, command, "job.yaml").removeprefix("error: ").removeprefix("job.yaml: ")
-    assert told == f"kind: must be RLHFJob: this is not a job's manifest{more}; got '{kind}'\n"
+    message = error_output(capsys, command, "job.yaml").removeprefix("error: ").removeprefix("job.yaml: ")
+    assert message == f"kind: must be RLHFJob: this is not a job's manifest{more}; got '{kind}'\n"
 
 
 def test_a_job_is_no_runtime(capsys):
-    assert said(capsys, "validate", "job.yaml", "--runtime", "job.yaml") == (
+    assert error_output(capsys, "validate", "job.yaml", "--runtime", "job.yaml") == (
         "error: job.yaml: kind: must be RLHFRuntime or ClusterRLHFRuntime: this is not a runtime's manifest; "
         "got 'RLHFJob'\n"
     )
@@ -350,9 +356,9 @@ def test_a_job_is_no_runtime(capsys):
 @pytest.mark.parametrize("text", ["[${F:x}]", "{train: ${F}}"])
 def test_a_variable_in_brackets_needs_quotes(here, capsys, text):
     (here / "job.yaml").write_text(f"kind: RLHFJob\ndata: {text}\n")
-    assert "within [...] and {...} put ${NAME} in quotes" in said(capsys, "validate", "job.yaml")
+    assert "within [...] and {...} put ${NAME} in quotes" in error_output(capsys, "validate", "job.yaml")
     (here / "job.yaml").write_text("kind: [RLHFJob\n")
-    assert "in quotes" not in said(capsys, "validate", "job.yaml"), "another mistake"
+    assert "in quotes" not in error_output(capsys, "validate", "job.yaml"), "another mistake"
 
 
 @pytest.mark.parametrize(
@@ -374,14 +380,14 @@ def test_a_variable_in_brackets_needs_quotes(here, capsys, text):
     ],
 )
 def test_a_name_of_another_system_or_place_leads_to_the_field(capsys, override, field):
-    found = said(capsys, "validate", "job.yaml", *override.split())
-    assert re.search(rf"unknown field \(value .*\); did you mean {re.escape(field)}\?\n", found)
+    output = error_output(capsys, "validate", "job.yaml", *override.split())
+    assert re.search(rf"unknown field \(value .*\); did you mean {re.escape(field)}\?\n", output)
 
 
 def test_a_list_of_files_is_no_manifest(here, capsys):
     (here / "list.yaml").write_text("- job.yaml\n")
-    assert "must be one RLHFJob object; it holds a list" in said(capsys, "validate", "list.yaml")
-    assert "is a file of rows; give a manifest" in said(capsys, "validate", "rows.jsonl")
+    assert "must be one RLHFJob object; it holds a list" in error_output(capsys, "validate", "list.yaml")
+    assert "is a file of rows; give a manifest" in error_output(capsys, "validate", "rows.jsonl")
     with pytest.raises(SystemExit):
         cli.main(["validate", "job.yaml", "list.yaml"])
     assert "a command takes one manifest, which names others by `include`" in capsys.readouterr().err
@@ -393,25 +399,25 @@ def test_options_and_models_that_vllm_does_not_have_are_told_before_it_is_starte
     untried = "generator.untriedEngineArguments=true"
     assert cli.main(["validate", "job.yaml", f"generator.engineArguments={options}}}", untried]) == 0
     wrong = f"generator.engineArguments={options}, max-num-sqes: 4}}"
-    assert "was never tried with weights of a trainer; did you mean max-num-seqs?" in said(
+    assert "was never tried with weights of a trainer; did you mean max-num-seqs?" in error_output(
         capsys, "validate", "job.yaml", wrong
     )
-    found = said(capsys, "validate", "job.yaml", wrong, untried)
-    assert found == (
+    output = error_output(capsys, "validate", "job.yaml", wrong, untried)
+    assert output == (
         "error: spec.generator.engineArguments.max-num-sqes: vLLM has no such option; did you mean max-num-seqs?; "
         "got 4\n"
     )
     reference = "reference={engine: vllm, untriedEngineArguments: true, engineArguments: {gpu-memory: 0.5}}"
-    assert "spec.reference.engineArguments.gpu-memory: vLLM has no" in said(
+    assert "spec.reference.engineArguments.gpu-memory: vLLM has no" in error_output(
         capsys, "validate", "job.yaml", reference
     )
     config = tiny_model(here / "model", tie=False, seed=0) / "config.json"
     made, short = json.loads(config.read_text()), ("data.maxPromptLength=64", "sampling.maxNewTokens=64")
-    for name, told in (("LlamaForCausalLM", False), ("LlamaForSequenceClassification", True)):
+    for name, is_refused in (("LlamaForCausalLM", False), ("LlamaForSequenceClassification", True)):
         config.write_text(json.dumps(made | {"architectures": [name]}))
         refused = cli.main(["validate", "job.yaml", "model.policy=./model", *short]) == 2
         error = capsys.readouterr().err
-        assert (refused, f"config.json names {name}, with which" in error) == (told, told), error
+        assert (refused, f"config.json names {name}, with which" in error) == (is_refused, is_refused), error
     config.write_text(json.dumps(made | {"architectures": ["Own"], "auto_map": {}}))
     assert cli.main(["validate", "job.yaml", "model.policy=./model", *short]) == 0
 
@@ -428,20 +434,20 @@ def test_a_models_directory_lacks_what_is_named_before_anything_starts(here, cap
         ),
     ):
         (here / "model" / file).write_text(holds)
-        assert f"error: spec.model.policy: {lacks}" in said(
+        assert f"error: spec.model.policy: {lacks}" in error_output(
             capsys, "validate", "job.yaml", "model.policy=./model"
         )
     assert cli.main(["validate", "job.yaml", "model.policy=./model", "model.tokenizer=owner/other"]) == 0
 
 
 def test_a_file_alone_is_no_list_of_files(capsys):
-    assert said(capsys, "validate", "job.yaml", "data.train=rows.jsonl") == (
+    assert error_output(capsys, "validate", "job.yaml", "data.train=rows.jsonl") == (
         "error: spec.data.train: must be a list, such as [rows.jsonl]; got 'rows.jsonl'\n"
     )
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "message"),
     [
         ("trackers=wandb", "spec.trackers: must be a list, such as [{kind: wandb}]; got 'wandb'"),
         ("trackers=[wandb]", "spec.trackers[0]: must be an object, such as {kind: wandb}; got 'wandb'"),
@@ -450,8 +456,8 @@ def test_a_file_alone_is_no_list_of_files(capsys):
         ("pods.volumes=[scratch]", "spec.pods.volumes[0]: must be an object; got 'scratch'"),
     ],
 )
-def test_a_word_in_place_of_a_list_or_object_is_shown_in_one(capsys, override, told):
-    assert told in said(capsys, "validate", "job.yaml", override)
+def test_a_word_in_place_of_a_list_or_object_is_shown_in_one(capsys, override, message):
+    assert message in error_output(capsys, "validate", "job.yaml", override)
 
 
 def test_the_list_that_a_message_shows_is_taken():
@@ -483,7 +489,7 @@ def test_bad_rows_are_told_beside_a_model_without_a_tokenizer(here, capfd):
     ],
 )
 def test_one_mistake_is_told_once(capsys, override, field):
-    (line,) = said(capsys, "validate", "job.yaml", override).splitlines()
+    (line,) = error_output(capsys, "validate", "job.yaml", override).splitlines()
     assert line.startswith(f"error: {field}: ")
 
 

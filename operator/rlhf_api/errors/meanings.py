@@ -58,8 +58,8 @@ def meaning_of(model: type[BaseModel], location: Sequence[int | str], algorithm:
     alike = dict.fromkeys(end.rpartition(".")[2] for end in ends if not end.startswith(_OF_ALL_ROLES))
     if beside := tuple(f"{above}.{name}" for name in alike if name in keys):
         return Meaning(fields=beside)
-    found = [_places(model, end, algorithm) for end in ends]
-    if fields := tuple(dict.fromkeys(field for fields in found for field in fields)):
+    named = [_places(model, end, algorithm) for end in ends]
+    if fields := tuple(dict.fromkeys(field for fields in named for field in fields)):
         return Meaning(fields=fields[:_MOST])
     if any(_matching(model, end) for end in ends):
         last = (ends[0] if known else key).rpartition(".")[2]

@@ -28,9 +28,9 @@ def pytest_runtest_setup() -> None:
 
 @pytest.fixture(scope="session")
 def binary() -> Binary:
-    found = _binary()
-    assert isinstance(found, Binary)
-    return found
+    server_binary = _binary()
+    assert isinstance(server_binary, Binary)
+    return server_binary
 
 
 @pytest.fixture(scope="session")

@@ -73,10 +73,10 @@ class Jobs:
         return self.server.call("GET", self._path(name)).body
 
     def names(self, selector: str = "") -> list[str]:
-        found = self.server.call(
+        listing = self.server.call(
             "GET", self._path(query=f"fieldSelector={selector}" if selector else "")
         ).body
-        return [item["metadata"]["name"] for item in found["items"]]
+        return [item["metadata"]["name"] for item in listing["items"]]
 
     def replace(self, spec: Any, name: str = "job", query: str = "") -> Answer:
         """Another spec in the place of the present one."""

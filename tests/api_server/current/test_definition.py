@@ -134,8 +134,8 @@ def test_what_is_too_large_is_refused_with_its_field(jobs: Jobs) -> None:
     made["spec"]["pods"] = {"template": {f"k{i}": 1 for i in range(257)}}
     with pytest.raises(Refused) as caught:
         jobs.create(made)
-    found = dict(re.findall(r"(spec\.[\w.]+): Too (\w+)", str(caught.value)))
-    assert found == {
+    limits = dict(re.findall(r"(spec\.[\w.]+): Too (\w+)", str(caught.value)))
+    assert limits == {
         "spec.environment": "many",
         "spec.model.reward": "long",
         "spec.data.train": "many",

@@ -27,8 +27,8 @@ def test_a_misspelt_key_is_refused_told_or_dropped_as_the_client_asks(jobs: Jobs
     misspelt["spec"]["ppo"]["kl_coefficient"] = 0.1
     with pytest.raises(Refused, match=r'strict decoding error: unknown field "spec.ppo.kl_coefficient"'):
         jobs.create(misspelt, "fieldValidation=Strict")
-    told = jobs.create(misspelt, "dryRun=All")
-    assert 'unknown field \\"spec.ppo.kl_coefficient\\"' in told.warnings
+    reply = jobs.create(misspelt, "dryRun=All")
+    assert 'unknown field \\"spec.ppo.kl_coefficient\\"' in reply.warnings
     dropped = jobs.create(misspelt, "fieldValidation=Ignore")
     assert dropped.warnings == ""
     assert "kl_coefficient" not in dropped.body["spec"]["ppo"]

@@ -103,8 +103,8 @@ class Queued:
         self.server.call("PATCH", f"{self.path}?{query}", json.dumps(body), APPLY)
 
     def workload(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.server.call("GET", self.path).body
-        return found
+        body: dict[str, Any] = self.server.call("GET", self.path).body
+        return body
 
     def patch(self, patch: dict[str, Any] | None) -> None:
         assert patch is not None
@@ -113,7 +113,7 @@ class Queued:
     def answer(self, reason: str = "Test", **conditions: str) -> None:
         """As Kueue does."""
         before = {c["type"]: c for c in self.workload().get("status", {}).get("conditions", ())}
-        told = {
+        changed = {
             kind: {
                 "type": kind,
                 "status": status,
@@ -125,12 +125,12 @@ class Queued:
         }
         names = [each["name"] for each in self.workload()["spec"]["podSets"]]
         admission = {"clusterQueue": "all", "podSetAssignments": [{"name": name} for name in names]}
-        status = {"conditions": [*(before | told).values()]}
+        status = {"conditions": [*(before | changed).values()]}
         self.patch({"status": status | ({"admission": admission} if "Admitted" in conditions else {})})
 
     def reason(self, kind: str) -> tuple[str, str]:
-        found = next(c for c in self.workload()["status"]["conditions"] if c["type"] == kind)
-        return found["status"], found["reason"]
+        condition = next(c for c in self.workload()["status"]["conditions"] if c["type"] == kind)
+        return condition["status"], condition["reason"]
 
 
 def test_what_the_operator_writes_in_the_life_of_a_workload_is_accepted(kueue: Server) -> None:
@@ -143,8 +143,8 @@ def test_what_the_operator_writes_in_the_life_of_a_workload_is_accepted(kueue: S
         "reward",
         "reference",
     ]
-    asked = made["spec"]["podSets"][1]["topologyRequest"]
-    assert (asked["subGroupCount"], asked["podSetSliceSize"]) == (3, 2)
+    request = made["spec"]["podSets"][1]["topologyRequest"]
+    assert (request["subGroupCount"], request["podSetSliceSize"]) == (3, 2)
     for spec in (
         FEWER_ROLES,
         ("spec.generator.replicas=3",),

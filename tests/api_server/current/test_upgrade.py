@@ -44,7 +44,7 @@ def only(version: str) -> dict[str, Any]:
     return made
 
 
-def gone(jobs: Jobs) -> bool:
+def is_deleted(jobs: Jobs) -> bool:
     try:
         jobs.get()
     except Refused as error:
@@ -89,15 +89,15 @@ def test_jobs_move_to_a_new_stored_version(own_server: Server) -> None:
     define(own_server, two_versions("v1beta1"))
     assert defined(own_server)["status"]["storedVersions"] == ["v1alpha1", "v1beta1"]
     new = Jobs(own_server, "v1beta1", old.namespace)
-    seen = new.get()
-    assert seen["apiVersion"] == "rlhf.dev/v1beta1"
-    assert (seen["spec"], seen["status"]) == (before["spec"], before["status"])
+    converted = new.get()
+    assert converted["apiVersion"] == "rlhf.dev/v1beta1"
+    assert (converted["spec"], converted["status"]) == (before["spec"], before["status"])
     # Rewritten as it is: a running job may, for nothing in it changes.
-    eventually(lambda: new.replace(seen["spec"]).body["metadata"]["generation"] == 1, "it is rewritten")
+    eventually(lambda: new.replace(converted["spec"]).body["metadata"]["generation"] == 1, "it is rewritten")
     forget_version(own_server, "v1beta1")
     define(own_server, only("v1beta1"))
     assert new.get()["spec"] == before["spec"]
-    eventually(lambda: gone(old), "the old version is gone")
+    eventually(lambda: is_deleted(old), "the old version is gone")
 
 
 def test_a_version_in_which_jobs_are_stored_cannot_be_dropped(own_server: Server) -> None:

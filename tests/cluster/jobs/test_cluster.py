@@ -49,7 +49,7 @@ def test_pods_find_each_other_by_name_and_nothing_else(cluster: Cluster, namespa
     content = {"apiVersion": "v1", "kind": "List", "items": [web, *services]}
     kubectl(cluster.kubeconfig, "apply", "-n", namespace, "-f", "-", input=json.dumps(content))
     kubectl(cluster.kubeconfig, "wait", "pod/web", "-n", namespace, *READY)
-    look = f"""
+    script = f"""
 import time, urllib.request
 def reach(url):
     try:
@@ -64,13 +64,13 @@ for host in ("one", "all", "web-0.all", "one.{namespace}.svc.cluster.local"):
 begin = time.monotonic()
 print(reach("http://192.0.2.1/"), time.monotonic() - begin < 3)
 """
-    looking = pod("look", images.OPERATOR, "python3", "-c", look)
+    looking = pod("look", images.OPERATOR, "python3", "-c", script)
     lines = output(cluster.kubeconfig, namespace, looking).splitlines()
     assert [line.split()[-1] for line in lines[:-1]] == ["200"] * 4, lines
     if existing() is None:
         assert lines[-1].endswith("No route to host> True")
-    said = kubectl(cluster.kubeconfig, "exec", "web", "-n", namespace, "--", "id", "-u")
-    assert said.strip() == "65532"
+    user = kubectl(cluster.kubeconfig, "exec", "web", "-n", namespace, "--", "id", "-u")
+    assert user.strip() == "65532"
 
 
 def test_what_no_network_policy_admits_is_rejected(cluster: Cluster, namespace: str) -> None:
@@ -109,8 +109,10 @@ def test_an_image_works_under_the_restricted_standard(
     cluster: Cluster, namespace: str, image: str, modules: str
 ) -> None:
     code = f"import getpass, os, {modules}; print(getpass.getuser(), os.getuid(), os.access('/', os.W_OK))"
-    said = output(cluster.kubeconfig, namespace, pod("imports", image, "python3", "-c", code)).splitlines()
-    assert said[-1] == "rlhf 65532 False"
+    output_lines = output(
+        cluster.kubeconfig, namespace, pod("imports", image, "python3", "-c", code)
+    ).splitlines()
+    assert output_lines[-1] == "rlhf 65532 False"
 
 
 def test_the_store_takes_an_object_once(cluster: Cluster, namespace: str) -> None:
@@ -126,8 +128,8 @@ try:
 except obstore.exceptions.AlreadyExistsError:
     print(obstore.get(store, "a").bytes().to_bytes().decode())
 """
-    said = output(cluster.kubeconfig, namespace, pod("put", images.TRAINER, "python3", "-c", code))
-    assert said.strip() == "first"
+    content = output(cluster.kubeconfig, namespace, pod("put", images.TRAINER, "python3", "-c", code))
+    assert content.strip() == "first"
 
 
 @pytest.mark.parametrize("victim", [API_SERVER, ETCD])
@@ -170,7 +172,7 @@ def test_a_cluster_leaves_no_trace_on_the_machine(cluster: Cluster, tmp_path: Pa
 def traces() -> dict[str, list[str]]:
     """Lists what a cluster may leave behind: mounts, links, routes, control groups, folders, and the machine's
     settings."""
-    looks = {
+    commands = {
         "mounts": ["cat", "/proc/self/mounts"],
         "links": ["ip", "-o", "link"],
         "routes": ["ip", "route"],
@@ -185,7 +187,9 @@ def traces() -> dict[str, list[str]]:
     }
     return {
         what: sorted(
-            subprocess.run(look, capture_output=True, text=True, check=True, timeout=30).stdout.splitlines()
+            subprocess.run(
+                command, capture_output=True, text=True, check=True, timeout=30
+            ).stdout.splitlines()
         )
-        for what, look in looks.items()
+        for what, command in commands.items()
     }

@@ -182,8 +182,8 @@ def check_logs(jobs: Jobs) -> None:
 
 def check_secrets(jobs: Jobs) -> None:
     """The token is in the Secret and nowhere else."""
-    told = jobs.kubectl("get", "rlhfjobs,pods,configmaps,events,services", "-o", "yaml")
-    assert token_of(jobs) not in told
+    listing = jobs.kubectl("get", "rlhfjobs,pods,configmaps,events,services", "-o", "yaml")
+    assert token_of(jobs) not in listing
 
 
 def token_of(jobs: Jobs) -> str:

@@ -47,19 +47,21 @@ def test_a_hubs_model_is_downloaded_by_one_job_and_found_by_the_next(jobs: Jobs,
         jobs.apply(job("first", served.url))
         filling = "first-trainer-0 fills the model cache: `kubectl logs first-trainer-0 -c models`"
         eventually(lambda: filling in jobs.status("first").get("message", ""), "the job says so", START_S)
-        eventually(lambda: f"{NAME} (spec.model.policy): " in said(jobs, "first"), "the pod says how far")
+        eventually(
+            lambda: f"{NAME} (spec.model.policy): " in model_log(jobs, "first"), "the pod says how far"
+        )
         eventually(lambda: served.sent[WEIGHTS] == 1, "the weights are asked for, once", START_S)
         served.release.set()
         assert jobs.until("first", "Succeeded", timeout=RUN_S)["step"] == 1
-        assert f"{NAME} (spec.model.policy) is in {CACHE} now" in said(jobs, "first")
+        assert f"{NAME} (spec.model.policy) is in {CACHE} now" in model_log(jobs, "first")
         assert served.sent[WEIGHTS] == 1  # the trainer has it from the volume
     with jobs.explained(SYSTEM):  # the hub is gone
         jobs.apply(job("second", served.url))
-        found = f"{NAME} (spec.model.policy) is in {CACHE}\n"
-        eventually(lambda: found in said(jobs, "second"), "the second job finds it", START_S)
+        message = f"{NAME} (spec.model.policy) is in {CACHE}\n"
+        eventually(lambda: message in model_log(jobs, "second"), "the second job finds it", START_S)
     jobs.kubectl("delete", "rlhfjob", "first", "second")
 
 
-def said(jobs: Jobs, name: str) -> str:
+def model_log(jobs: Jobs, name: str) -> str:
     """By the init container of the job's trainer."""
     return jobs.kubectl("logs", f"{name}-trainer-0", "-c", "models")

@@ -63,9 +63,9 @@ def start(jobs: Jobs, manifest: Path, *arguments: str) -> subprocess.Popen[str]:
 
 def nothing_is_left(jobs: Jobs) -> bool:
     """Of the job, of its pods and of the one that reads, and of what they wrote."""
-    found = jobs.get("rlhfjobs,pods")["items"]
+    items = jobs.get("rlhfjobs,pods")["items"]
     runs = workspace(jobs) / "runs"
-    names = [each["metadata"]["name"] for each in found] + [each.name for each in runs.glob("*")]
+    names = [each["metadata"]["name"] for each in items] + [each.name for each in runs.glob("*")]
     return not [name for name in names if "selftest" in name]
 
 

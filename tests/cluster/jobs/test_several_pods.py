@@ -65,7 +65,7 @@ def check_pair(jobs: Jobs, held: Meeting) -> None:
         while newest(runs) < steps:
             held.release()
             held.reach(GENERATING)
-        return asked(jobs)
+        return ask_workers(jobs)
 
     first = hold(2)
     check_equal(first)
@@ -102,12 +102,12 @@ def check_equal(workers: list[dict[str, Any]]) -> None:
     assert version == announced >= 2
 
 
-def asked(jobs: Jobs) -> list[dict[str, Any]]:
+def ask_workers(jobs: Jobs) -> list[dict[str, Any]]:
     where = ("exec", ENGINE, "-n", jobs.namespace)
     return json.loads(kubectl(jobs.kubeconfig, *where, "--", "python3", "-c", ASK_WORKERS))["results"]
 
 
 def worker_of(uid: str) -> psutil.Process:
     """vLLM's only one in this pod."""
-    (found,) = (p for p in psutil.Process(first_process(uid)).children() if "Worker" in p.cmdline()[0])
-    return found
+    (worker,) = (p for p in psutil.Process(first_process(uid)).children() if "Worker" in p.cmdline()[0])
+    return worker

@@ -51,9 +51,9 @@ class Store:
 
     def assert_same(self, expected: "Store") -> None:
         """Weights, optimizers, random generators, episodes, position and ledger, bit for bit."""
-        found, wanted = self.tensors(), expected.tensors()
-        assert found.keys() == wanted.keys()
-        assert [n for n, t in wanted.items() if t.numpy().tobytes() != found[n].numpy().tobytes()] == []
+        actual, reference = self.tensors(), expected.tensors()
+        assert actual.keys() == reference.keys()
+        assert [n for n, t in reference.items() if t.numpy().tobytes() != actual[n].numpy().tobytes()] == []
         mine, theirs = self.newest(), expected.newest()
         assert (mine.step, mine.state, mine.blobs) == (theirs.step, theirs.state, theirs.blobs)
         assert _job_elsewhere(mine) == _job_elsewhere(theirs)

@@ -40,8 +40,8 @@ def generating(job: Job) -> Iterator[Job]:
 def pace(job: Job, seconds: float) -> None:
     """Each step of the generator's engine takes at least so long."""
     with HttpClient(TOKEN) as http:
-        asked = {"method": "pace", "args": [seconds]}
-        http.run(http.json("POST", f"{job.generators[0]}/collective_rpc", asked, timeout=60))
+        body = {"method": "pace", "args": [seconds]}
+        http.run(http.json("POST", f"{job.generators[0]}/collective_rpc", body, timeout=60))
 
 
 def begun(store: Store) -> dict[tuple[str, int], Response]:
@@ -67,22 +67,22 @@ def test_kills_lose_nothing_and_train_on_nothing_twice_or_too_old(generating: Jo
         replay={"maxReplayEpisode": -1, "samplesPerStep": 1},
     )
     train = partial(generating.train, "ahead", overrides=store.overrides)
-    kept: list[tuple[tuple[str, int], Response]] = []
+    pieces: list[tuple[tuple[str, int], Response]] = []
     pace(generating, PACE_SECONDS)
     for number, when in enumerate(schedule(6, KILLS)):
         assert train(resume=number > 0, environ=killed(when)) == [-9]
         if store.steps():
-            kept += begun(store).items()
-        if number >= PACED_LIVES and any(response.end is None for _, response in kept):
+            pieces += begun(store).items()
+        if number >= PACED_LIVES and any(response.end is None for _, response in pieces):
             pace(generating, 0)
     assert train(resume=True) == [0]
     store.assert_every_prompt_was_trained_once()
-    assert any(response.end is None for _, response in kept), "some were only begun"
+    assert any(response.end is None for _, response in pieces), "some were only begun"
 
-    found = episodes(store)
-    assert [episode.number for episode in found] == [*range(1, STEPS + 1)]
+    recorded = episodes(store)
+    assert [episode.number for episode in recorded] == [*range(1, STEPS + 1)]
     responses: dict[tuple[str, int], tuple[list[int], list[int]]] = {}
-    for episode in found:
+    for episode in recorded:
         columns = episode.columns
         assert int(columns["versions"].min()) >= episode.number - 1 - STALENESS
         assert int(columns["versions"].max()) <= episode.number - 1
@@ -91,7 +91,7 @@ def test_kills_lose_nothing_and_train_on_nothing_twice_or_too_old(generating: Jo
             tokens = columns.sequences.row(row)[-length:].tolist()
             versions = columns["versions"][start : start + length].tolist()
             responses[episode.prompt_ids[row], row % 2] = tokens, versions
-    for key, response in kept:  # of one response perhaps several, each longer than the one before
+    for key, response in pieces:  # of one response perhaps several, each longer than the one before
         tokens, versions = responses[key]
         held = len(response.tokens)
         assert (tokens[:held], versions[:held]) == (list(response.tokens), list(response.versions)), (

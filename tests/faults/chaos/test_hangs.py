@@ -28,11 +28,11 @@ def test_ranks_that_are_stopped_are_noticed_and_nothing_is_lost(tmp_path: Path):
     finished = finish(start(manifest, tmp_path / "run", **hung), tmp_path / "run")
 
     assert finished.code == 0, finished.output[-4000:]
-    told = (
+    pattern = (
         r"trainer-0 made no progress for 600 s, last seen (.+) \(spec.trainer.progressDeadlineSeconds\); see"
     )
     # Rank 0 may have stopped before the host, which asks twice a second, heard what it was doing.
-    loading, _, training = re.findall(told, finished.output)
+    loading, _, training = re.findall(pattern, finished.output)
     assert loading.startswith("starting: loading the "), finished.output
     assert training == "training", finished.output
     assert finished.status["roles"]["trainer"]["restarts"] == 3

@@ -85,23 +85,23 @@ def test_a_page_tells_when_the_status_of_a_cluster_s_job_went_on():
         "events": [],
     }
     result = {"seconds": 0.5, "lost": 0, "twice": 0, "again": 7, "end": ""}
-    told = [
+    rows = [
         {**cell, **result, "told": seconds, "steps": 10 * i} for i, seconds in enumerate((41.0, 30.5, 33.0))
     ]
-    text = page([*told, {**cell, **result, "victim": "etcd"}])
+    text = page([*rows, {**cell, **result, "victim": "etcd"}])
     assert "| API server | generating | went on | 3 | 0.5 | 0.5 | 0 | 0 | 7 | 33.0 | 20 |" in text
     assert "| etcd | generating | went on | 1 | 0.5 | 0.5 | 0 | 0 | 7 |  |  |" in text
 
 
 def test_a_page_tells_what_kills_at_random_cost():
     kill = {"seed": 3, "after": 1.5, "victim": "torchrun", "moment": ANY_TIME}
-    found = {"seconds": 9.04, "lost": 0, "twice": 1, "old": 0, "begun": 4, "gone": 2}
-    text = page([], [kill | found, kill | {"after": None, "failed": "nothing within 180 s"}])
+    result = {"seconds": 9.04, "lost": 0, "twice": 1, "old": 0, "begun": 4, "gone": 2}
+    text = page([], [kill | result, kill | {"after": None, "failed": "nothing within 180 s"}])
     assert "2 kills of the trainer and the generators" in text
     assert "| torchrun | 2 | 1 | 1 | 9.0 | 9.0 | 0 | 1 | 0 | 4 | 2 |" in text
     assert "the other slowed" not in text
-    slow = kill | found | {"victim": "generator engine", "slow": True, "gone": 0}
-    _, text = page([], [kill | found, slow]).split("## One generator killed, the other slowed")
+    slow = kill | result | {"victim": "generator engine", "slow": True, "gone": 0}
+    _, text = page([], [kill | result, slow]).split("## One generator killed, the other slowed")
     assert "is killed 1 times (seeds 3), after 1 of which the job went on" in text.replace("\n", " ")
     assert "| generator engine | 1 | 1 | 0 | 9.0 | 9.0 | 0 | 1 | 0 | 4 | 0 |" in text
 

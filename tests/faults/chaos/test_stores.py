@@ -80,11 +80,11 @@ def test_a_long_outage_ends_in_a_reason_and_loses_nothing(
         thread.join(600)
     assert codes == [1]
     assert f"the store {store.url} fails: " in job.end(name)
-    kept = store.steps()
-    assert kept
+    steps = store.steps()
+    assert steps
     again = stores.named(name, steps=STEPS)
     assert job.train(name, overrides=again.overrides, resume=True) == [0]
-    assert f"resumed from the checkpoint of step {kept[-1]} " in job.log(name)
+    assert f"resumed from the checkpoint of step {steps[-1]} " in job.log(name)
     store.assert_same(undisturbed)
 
 

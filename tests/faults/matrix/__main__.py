@@ -108,8 +108,8 @@ def _todo(mode: Mode, times: int, only: str, part: tuple[int, int], results: Pat
     keys = ("mode", "victim", "fault", "moment")
     rows = [json.loads(line) for line in results.read_text().splitlines()]
     done = Counter(Cell(**{key: row[key] for key in keys}) for row in rows)
-    wanted = [c for c in cells(mode) if _chosen(" ".join(vars(c).values()), only)][part[0] :: part[1]]
-    return [cell for turn in range(times) for cell in wanted if done[cell] <= turn]
+    chosen = [c for c in cells(mode) if _chosen(" ".join(vars(c).values()), only)][part[0] :: part[1]]
+    return [cell for turn in range(times) for cell in chosen if done[cell] <= turn]
 
 
 def _chosen(cell: str, only: str) -> bool:
@@ -148,14 +148,14 @@ def _kills(seed: int, kills: int, *, slow: bool) -> None:
         job.slowed() if slow else nullcontext(),
     ):
         for number, kill in enumerate(schedule(seed, kills, OF_GENERATOR_1 if slow else KILLED)):
-            told = {"seed": seed, "number": number, "after": kill.after, "slow": slow}
+            kill_row = {"seed": seed, "number": number, "after": kill.after, "slow": slow}
             try:
                 outcome = job.kill(kill.cell, kill.after)
             except (NoStep, LookupError) as error:
-                note(kill.cell, {**told, "failed": str(error)}, KILLS)
+                note(kill.cell, {**kill_row, "failed": str(error)}, KILLS)
                 print(f"no step: {error}", flush=True)
                 break
-            note(kill.cell, {**told, **vars(outcome)}, KILLS)
+            note(kill.cell, {**kill_row, **vars(outcome)}, KILLS)
             print(kill, outcome, flush=True)
 
 
@@ -168,8 +168,8 @@ def _spot(minutes: float) -> None:
     ):
         for turn in range(2 * math.ceil(minutes / SPELL_MINUTES)):
             spot = turn % 2 == 1
-            found = job.spell(60 * min(minutes, SPELL_MINUTES), spot=spot)
-            row = {"spot": spot, **vars(found), "load": round(os.getloadavg()[0], 1), **here()}
+            spell = job.spell(60 * min(minutes, SPELL_MINUTES), spot=spot)
+            row = {"spot": spot, **vars(spell), "load": round(os.getloadavg()[0], 1), **here()}
             print(row, flush=True)
             with SPELLS.open("a") as out:
                 out.write(json.dumps(row) + "\n")

@@ -67,7 +67,7 @@ class Tokens:
 
 def of_processes(workdir: Path) -> dict[Hashable, int]:
     """The counts of the servers of `rlhf run`."""
-    found: dict[Hashable, int] = {}
+    counts: dict[Hashable, int] = {}
     for process in processes(workdir):
         if "rlhf_trainer.engines.vllm.serve.server" in " ".join(_command(process)[:4]):
             environ = process.environ()
@@ -76,8 +76,8 @@ def of_processes(workdir: Path) -> dict[Hashable, int]:
                 headers={"Authorization": f"Bearer {environ['RLHF_TOKEN']}"},
             )
             with suppress(OSError), urllib.request.urlopen(request, timeout=2) as answer:
-                found[process.pid] = sampled(answer.read())
-    return found
+                counts[process.pid] = sampled(answer.read())
+    return counts
 
 
 def sampled(page: bytes) -> int:
@@ -87,7 +87,7 @@ def sampled(page: bytes) -> int:
 
 def metrics(workdir: Path) -> dict[int, dict[str, float]]:
     """The lines of metrics.jsonl by their step; a line that is being written is left out."""
-    found = {}
+    rows = {}
     try:
         lines = (workdir / "metrics.jsonl").read_text().splitlines()
     except OSError:
@@ -97,8 +97,8 @@ def metrics(workdir: Path) -> dict[int, dict[str, float]]:
             row = json.loads(line)
         except ValueError:
             continue
-        found[int(row["step"])] = row
-    return found
+        rows[int(row["step"])] = row
+    return rows
 
 
 def newest(workdir: Path) -> int:

@@ -119,5 +119,5 @@ def cells(mode: Mode) -> Iterator[Cell]:
         for moment, victim in product(MOMENTS, victims):
             yield Cell(mode, victim, fault, moment)
         if fault == PROCESS_FAULTS[0]:
-            for found, moment in product(STORE_FAULTS, MOMENTS):
-                yield Cell(mode, STORE, found, moment)
+            for store_fault, moment in product(STORE_FAULTS, MOMENTS):
+                yield Cell(mode, STORE, store_fault, moment)

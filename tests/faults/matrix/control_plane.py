@@ -17,14 +17,14 @@ _NAMES = {API_SERVER: "kube-apiserver", ETCD: "etcd"}
 def server(place: Place, victim: str) -> psutil.Process:
     """Its process on the cluster's first node, which starts it again. Raises LookupError where there is not exactly
     one."""
-    found = []
+    children = []
     for child in [child for pid in processes(place) for child in psutil.Process(pid).children()]:
         with suppress(psutil.NoSuchProcess):  # it has ended since
             if child.name() == _NAMES[victim]:
-                found.append(child)
-    if len(found) != 1:
-        raise LookupError(f"{len(found)} processes {_NAMES[victim]}")
-    return found[0]
+                children.append(child)
+    if len(children) != 1:
+        raise LookupError(f"{len(children)} processes {_NAMES[victim]}")
+    return children[0]
 
 
 def cut(place: Place, senders: Sequence[str]) -> threading.Thread:

@@ -17,10 +17,10 @@ def wait_at_point(point: str) -> None:
     folder = os.environ.get(FOLDER) or Path(os.environ["RLHF_RUN_CONFIG"]).parent
     armed = Path(folder, ARMED)
     try:
-        wanted = armed.read_text()
+        order = armed.read_text()
     except OSError:
         return
-    number, _, place = wanted.partition(" ")
+    number, _, place = order.partition(" ")
     if place != f"{os.environ['RLHF_NAME']} {point.partition(':')[0]}" or os.environ.get("RANK", "0") != "0":
         return
     try:

@@ -30,10 +30,10 @@ def inject(cell: Cell, workdir: Path, store: Server, way: Proxy) -> threading.Th
 
 def find(workdir: Path, victim: Victim) -> psutil.Process:
     """The process of a victim. Raises LookupError where there is not exactly one."""
-    found = [p for p in _below(workdir, victim.name) if _is(p, victim.part)]
-    if len(found) != 1:
-        raise LookupError(f"{len(found)} processes of {victim.name} have {victim.part!r}")
-    return found[0]
+    matches = [p for p in _below(workdir, victim.name) if _is(p, victim.part)]
+    if len(matches) != 1:
+        raise LookupError(f"{len(matches)} processes of {victim.name} have {victim.part!r}")
+    return matches[0]
 
 
 @contextmanager
@@ -45,9 +45,9 @@ def slowed(workdir: Path, name: str) -> Iterator[None]:
     def take_turns() -> None:
         stopped, running = SLOW_SECONDS
         while not over.is_set():
-            found = [p for p in _below(workdir, name) if not _is(p, "reaper.py")]
+            victims = [p for p in _below(workdir, name) if not _is(p, "reaper.py")]
             for act, seconds in ((psutil.Process.suspend, stopped), (psutil.Process.resume, running)) * 10:
-                for process in found:
+                for process in victims:
                     with suppress(psutil.Error):
                         act(process)
                 time.sleep(seconds)
@@ -63,8 +63,8 @@ def slowed(workdir: Path, name: str) -> Iterator[None]:
 
 def _below(workdir: Path, name: str) -> list[psutil.Process]:
     # vLLM's engine has a title where its environment was: it is known as a descendant alone.
-    found = [child for p in processes(workdir, name) for child in [p, *_children(p)]]
-    return list(dict.fromkeys(found))
+    family = [child for p in processes(workdir, name) for child in [p, *_children(p)]]
+    return list(dict.fromkeys(family))
 
 
 def _children(process: psutil.Process) -> list[psutil.Process]:

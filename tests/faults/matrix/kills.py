@@ -43,4 +43,4 @@ def schedule(seed: int, kills: int, killed: Sequence[str] = KILLED) -> list[Kill
             return Kill(victim, ANY_TIME, round(draw.uniform(0, SPAN_SECONDS), 3))
         return Kill(victim, draw.choice(list(MOMENTS)))
 
-    return draw.sample(found := [one(number) for number in range(kills)], len(found))
+    return draw.sample(kills_made := [one(number) for number in range(kills)], len(kills_made))

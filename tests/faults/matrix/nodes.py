@@ -23,7 +23,7 @@ def first_process(uid: str) -> int:
     Raises:
         LookupError: there is not exactly one.
     """
-    found = []
+    pids = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             groups, status = (folder / "cgroup").read_text(), (folder / "status").read_text()
@@ -32,10 +32,10 @@ def first_process(uid: str) -> int:
             continue
         inner = next((line.split()[-1] for line in status.splitlines() if line.startswith("NSpid:")), "")
         if f"pod{uid}/" in groups and inner == "1" and command != b"/pause\0":
-            found.append(int(folder.name))
-    if len(found) != 1:
-        raise LookupError(f"{len(found)} first processes of pod {uid}")
-    return found[0]
+            pids.append(int(folder.name))
+    if len(pids) != 1:
+        raise LookupError(f"{len(pids)} first processes of pod {uid}")
+    return pids[0]
 
 
 def evict(kubeconfig: Path, namespace: str, pod: str) -> None:

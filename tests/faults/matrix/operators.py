@@ -29,8 +29,10 @@ class Operators:
 
     def pods(self) -> list[dict[str, Any]]:
         """Those that are not being deleted."""
-        found = [(pod, pod["metadata"]) for pod in self._jobs.get("pods")["items"]]
-        return [p for p, m in found if m["name"].startswith("rlhf-") and "deletionTimestamp" not in m]
+        pods_with_metadata = [(pod, pod["metadata"]) for pod in self._jobs.get("pods")["items"]]
+        return [
+            p for p, m in pods_with_metadata if m["name"].startswith("rlhf-") and "deletionTimestamp" not in m
+        ]
 
     def leader(self) -> tuple[str, str]:
         """Name and uid of the pod that leads. Raises KubectlError where there is none."""

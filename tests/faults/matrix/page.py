@@ -124,15 +124,15 @@ _COUNTED = {"lost": "lost", "twice": "twice", "old": "too old", "begun": "begun"
 
 def page(rows: Sequence[Row], kills: Sequence[Row] = (), spells: Sequence[Row] = ()) -> str:
     """The whole page; a cell without a result says so."""
-    found: defaultdict[Cell, list[Row]] = defaultdict(list)
+    by_cell: defaultdict[Cell, list[Row]] = defaultdict(list)
     for row in rows:
-        found[Cell(row["mode"], row["victim"], row["fault"], row["moment"])].append(row)
+        by_cell[Cell(row["mode"], row["victim"], row["fault"], row["moment"])].append(row)
     parts = [
         INTRO.format(measured=_measured(rows), pause=PAUSE_SECONDS, outage=OUTAGE_SECONDS, hang=HANG_SECONDS)
     ]
     for mode in STALENESS:
         of_mode = list(cells(mode))
-        run = [cell for cell in of_mode if cell in found]
+        run = [cell for cell in of_mode if cell in by_cell]
         parts.append(f"\n## {mode[0].upper()}{mode[1:]}\n")
         if mode == GPU:
             parts.append(ON_GPU)
@@ -149,7 +149,7 @@ def page(rows: Sequence[Row], kills: Sequence[Row] = (), spells: Sequence[Row] =
             )
         parts.append(f"\n{len(run)} of {len(of_mode)} cells were run.\n")
         for fault in dict.fromkeys(cell.fault for cell in of_mode):
-            parts.append(_table(fault, [cell for cell in of_mode if cell.fault == fault], found))
+            parts.append(_table(fault, [cell for cell in of_mode if cell.fault == fault], by_cell))
     for head, slow in ((KILLED, False), (SLOW, True)):
         if found_kills := [row for row in kills if row.get("slow", False) is slow]:
             parts.append(_killed(head, found_kills))
@@ -207,22 +207,26 @@ def _killed(head: str, kills: Sequence[Row]) -> str:
     return "\n".join([head.rstrip("\n"), "", *lines]) + "\n"
 
 
-def _table(fault: str, of_fault: Sequence[Cell], found: Mapping[Cell, Sequence[Row]]) -> str:
+def _table(fault: str, of_fault: Sequence[Cell], by_cell: Mapping[Cell, Sequence[Row]]) -> str:
     columns = (*COLUMNS, *(ON_PODS_ALONE if of_fault[0].mode == PODS else ()))
     lines = [_line(columns), _line(["---"] * len(columns))]
-    ran = [cell for cell in of_fault if cell in found]
+    ran = [cell for cell in of_fault if cell in by_cell]
     lines += [
-        _line(_row(cell, found[cell])) for cell in sorted(ran, key=lambda c: list(MOMENTS).index(c.moment))
+        _line(_row(cell, by_cell[cell])) for cell in sorted(ran, key=lambda c: list(MOMENTS).index(c.moment))
     ]
     missing: defaultdict[str, list[str]] = defaultdict(list)
     for cell in of_fault:
-        if cell not in found:
+        if cell not in by_cell:
             missing[cell.victim].append(cell.moment)
-    told = "; ".join(
+    missing_text = "; ".join(
         victim if len(moments) == len(MOMENTS) else f"{victim} {', '.join(moments)}"
         for victim, moments in missing.items()
     )
-    parts = [f"### {fault}", "\n".join(lines) if ran else "", f"Not run: {told}." if told else ""]
+    parts = [
+        f"### {fault}",
+        "\n".join(lines) if ran else "",
+        f"Not run: {missing_text}." if missing_text else "",
+    ]
     return "\n" + "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -243,13 +247,13 @@ def _row(cell: Cell, rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def _of_status(cell: Cell, told: Sequence[Row]) -> list[str]:
+def _of_status(cell: Cell, rows: Sequence[Row]) -> list[str]:
     """Medians of ON_PODS_ALONE, empty where no row has them."""
     if cell.mode != PODS:
         return []
-    if not told:
+    if not rows:
         return ["", ""]
-    middle = sorted(told, key=lambda row: row["told"])[(len(told) - 1) // 2]
+    middle = sorted(rows, key=lambda row: row["told"])[(len(rows) - 1) // 2]
     return [f"{middle['told']:.1f}", str(middle["steps"])]
 
 

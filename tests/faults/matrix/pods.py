@@ -74,15 +74,15 @@ class OnPods:
         over = fault()
         self._meeting.release()
         if "trainer" in _victims(cell):  # one that is told to end makes its step first
-            self._wait_for(lambda: self._gone(cell, there), STEP_SECONDS)
+            self._wait_for(lambda: self._is_deleted(cell, there), STEP_SECONDS)
             step = newest(self._workdir)
         self._wait_for(lambda: newest(self._workdir) > step, STEP_SECONDS)
         seconds = time.monotonic() - began
         self._wait_for(lambda: self._jobs.status(JOB)["step"] > step, STEP_SECONDS)
-        told, steps = time.monotonic() - began, newest(self._workdir) - step
+        told_seconds, steps = time.monotonic() - began, newest(self._workdir) - step
         if over is not None:
             over.join(STEP_SECONDS)
-        self._wait_for(lambda: self._gone(cell, there), STEP_SECONDS)
+        self._wait_for(lambda: self._is_deleted(cell, there), STEP_SECONDS)
         after = self._quiet()
         self._wait_for(lambda: self._is_right(after), _RIGHT_SECONDS)
         again = self._tokens.generated() - generated - self._tokens.trained(before, after)
@@ -93,8 +93,8 @@ class OnPods:
             if there.get(name) != uid
         ]
         self._meeting.release()
-        found = Outcome(round(seconds, 2), lost, twice, again, events)
-        return replace(found, told=round(told, 2), steps=steps)
+        outcome = Outcome(round(seconds, 2), lost, twice, again, events)
+        return replace(outcome, told=round(told_seconds, 2), steps=steps)
 
     def _fault(self, cell: Cell) -> Fault:
         """The fault, with its victim."""
@@ -156,7 +156,7 @@ class OnPods:
             there()
         eventually(lambda: _or_false(there), f"{cell.victim} is on the second node", READY_SECONDS)
 
-    def _gone(self, cell: Cell, there: dict[str, str]) -> bool:
+    def _is_deleted(self, cell: Cell, there: dict[str, str]) -> bool:
         """Every victim was replaced, by pods of their names where they are a job's."""
         if cell.victim == OPERATOR:
             return len(self._operators.ready()) == 2 and self._operators.ready() != {
@@ -171,15 +171,15 @@ class OnPods:
 
     def _counters(self) -> dict[Hashable, int]:
         """Of each generator's pod that answers, by the API server's proxy."""
-        found: dict[Hashable, int] = {}
+        counts: dict[Hashable, int] = {}
         for name, uid in self._jobs.pods().items():
             if "-generator-" in name:
                 path = f"/api/v1/namespaces/{NAMESPACE}/pods/{name}:8000/proxy/metrics"
                 with suppress(KubectlError):
-                    found[uid] = sampled(
+                    counts[uid] = sampled(
                         kubectl(self._place.kubeconfig, "get", "--raw", path, timeout=5).encode()
                     )
-        return found
+        return counts
 
     def _quiet(self) -> int:
         """Holds the job at the beginning of a step at which all are ready; returns the number of steps done."""

@@ -40,10 +40,10 @@ class Responses:
         snapshot = self._archive.open(self._archive.entries()[-1])
         self._read_episodes(snapshot)
         now = {key: sampled for key, (sampled, _) in _ahead(snapshot).items()} | self._trained
-        gone = sum(not (key in now and begins(now[key], sampled)) for key, sampled in self._kept)
-        self._kept = [kept for kept in self._kept if kept[0] not in self._trained]
+        missing = sum(not (key in now and begins(now[key], sampled)) for key, sampled in self._kept)
+        self._kept = [entry for entry in self._kept if entry[0] not in self._trained]
         old, self._old = self._old, 0
-        return gone, old
+        return missing, old
 
     def _read_episodes(self, snapshot: Snapshot) -> None:
         for name in snapshot.blobs:
@@ -77,7 +77,7 @@ def begins(whole: Sampled, part: Sampled) -> bool:
 def _rows(data: bytes) -> Iterator[tuple[tuple[str, int], int, Sampled]]:
     names = ["episode", "prompt_id", "response_tokens", "weight_versions"]
     table = parquet.read_table(BytesIO(data), columns=names)
-    seen = Counter[str]()
+    counts = Counter[str]()
     for episode, prompt, tokens, versions in zip(*(table[n].to_pylist() for n in names), strict=True):
-        yield (prompt, seen[prompt]), episode, (tokens, versions)
-        seen[prompt] += 1
+        yield (prompt, counts[prompt]), episode, (tokens, versions)
+        counts[prompt] += 1

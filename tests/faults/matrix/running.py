@@ -126,8 +126,8 @@ class Running:
             self._wait_until(time.monotonic() + min(left, SPOT_SECONDS))
         self._meeting.reach("trainer-0 step")
         took, steps = time.monotonic() - began, newest(self._workdir) - before
-        found = self._checked(Outcome(took))
-        return Spell(round(took, 1), steps * PER_STEP, kills, found.lost, found.twice, found.old)
+        outcome = self._checked(Outcome(took))
+        return Spell(round(took, 1), steps * PER_STEP, kills, outcome.lost, outcome.twice, outcome.old)
 
     def slowed(self) -> AbstractContextManager[None]:
         """SLOWED runs for a share of the time alone, from the first step at which all are ready."""
@@ -167,9 +167,9 @@ class Running:
             _CUT.sub("", line) for line in self._lines[self._told :] if not re.search(r" step \d+/", line)
         ]
         events = [event for event in events if "checkpoint of step" not in event]
-        (lost, twice), (gone, old) = self._prompts.check(), self._responses.check()
+        (lost, twice), (missing, old) = self._prompts.check(), self._responses.check()
         self._meeting.release()
-        return replace(outcome, lost=lost, twice=twice, gone=gone, old=old, events=events)
+        return replace(outcome, lost=lost, twice=twice, gone=missing, old=old, events=events)
 
     def stop(self) -> None:
         self._process.send_signal(signal.SIGINT)
@@ -207,8 +207,8 @@ class Running:
     def _ready(self, role: str | None) -> bool:
         status = json.loads((self._workdir / "status.json").read_text())
         members, roles = status["generators"], status["roles"]
-        wanted = roles.values() if role is None else [roles[role]]
-        return all(each["ready"] == each["desired"] for each in wanted) and (
+        checked_roles = roles.values() if role is None else [roles[role]]
+        return all(each["ready"] == each["desired"] for each in checked_roles) and (
             role not in (None, "generator")
             or [member["ready"] for member in members] == [True] * roles["generator"]["desired"]
         )

@@ -28,9 +28,9 @@ def test_given_responses_are_evaluated_on_rows_that_were_held_out(chain):
     assert sft[0]["loss"] > 2 * sft[-1]["loss"]
     assert [line["step"] for line in reward] == [0, 60, 120]
     assert reward[-1]["accuracy"] > 0.9
-    kept = [(entry.step, entry.reward) for entry in archive(str(chain.reward.workdir)).entries()]
+    snapshots = [(entry.step, entry.reward) for entry in archive(str(chain.reward.workdir)).entries()]
     best = min(reward[1:], key=lambda line: line["loss"])
-    assert (best["step"], -best["loss"]) in kept, "checkpoint.keepBest goes by the loss"
+    assert (best["step"], -best["loss"]) in snapshots, "checkpoint.keepBest goes by the loss"
 
 
 def test_dpo_is_evaluated_against_its_reference(chain, tmp_path):

@@ -64,7 +64,7 @@ def with_two_ends(model: Path, out: Path) -> None:
 
 
 def test_its_commands_do_what_it_says(here):
-    page, said = PAGE.read_text(), ""
+    page, output = PAGE.read_text(), ""
     made, converted, *commands = [
         line.removeprefix("$ ") for line in "".join(blocks(PAGE, "console")).splitlines()
     ]
@@ -84,10 +84,10 @@ def test_its_commands_do_what_it_says(here):
             check=False,
         )
         assert done.returncode == 0, (command, done.stdout, done.stderr)
-        said += done.stdout
+        output += done.stdout
     for language, shown in re.findall(r"^```(\w*)\n(.*?)^```", page, flags=re.S | re.M):
         if not language and " step 1/16 " not in shown:  # the lines of the whole run, which is long
-            assert shown in said
+            assert shown in output
 
     (step,) = lines(here / "runs" / "chat" / "metrics.jsonl")
     assert step["logprob_difference"] < 1e-4, "vLLM and the trainer compute the same model"

@@ -29,9 +29,9 @@ def test_a_weight_that_changes_while_it_serves_ends_the_job(tmp_path):
     )
     assert ended.code == 1, ended.output
     assert (ended.status["phase"], ended.status["health"]["reason"]) == ("Failed", "OtherWeights")
-    found = "generator-1 (worker 0): model.norm.weight is no longer what was loaded as weight version 2"
-    assert found in ended.output
-    assert found in ended.status["message"]
+    message = "generator-1 (worker 0): model.norm.weight is no longer what was loaded as weight version 2"
+    assert message in ended.output
+    assert message in ended.status["message"]
     assert ended.status["health"]["step"] == 3, "the first that it had a part in"
     assert ended.status["lastCheckpoint"]["step"] == 2, "nothing of that step is saved"
     assert [line["step"] for line in ended.steps] == [1, 2]

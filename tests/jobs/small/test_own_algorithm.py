@@ -85,7 +85,7 @@ def test_it_learns(folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         ("spec.algorithm=absent.module:ALGORITHM", "spec.algorithm: no module 'absent' in "),
         (
@@ -96,16 +96,16 @@ def test_it_learns(folder, tmp_path):
     ],
     ids=["by the host", "by the trainer"],
 )
-def test_a_wrong_one_is_refused(override, said, folder, tmp_path):
+def test_a_wrong_one_is_refused(override, message, folder, tmp_path):
     """The host imports nothing: it sees that the module is there. The trainer begins with all else."""
     done = run(MANIFEST, tmp_path / "run", *overrides(folder), override, PYTHONPATH=paths(folder))
     assert done.code in (1, 2)
-    assert said in done.output
+    assert message in done.output
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         (
             "spec.algorithm=wrong_algorithms:NUMBER",
@@ -143,13 +143,13 @@ def test_a_wrong_one_is_refused(override, said, folder, tmp_path):
     ],
     ids=["type", "error", "no graph", "rules", "no settings", "declaration", "settings", "tokens"],
 )
-def test_what_the_trainer_refuses(override, said, folder, monkeypatch):
+def test_what_the_trainer_refuses(override, message, folder, monkeypatch):
     monkeypatch.chdir(ROOT)
     monkeypatch.syspath_prepend(folder)
     given = [o for o in overrides(folder) if "scores=false" not in override or "reward" not in o]
     without = ["spec.reward.functions=[]"] if "scores=false" in override else []
     valid = load(MANIFEST, [*given, *without, override])
-    with pytest.raises(InvalidJob, match=re.escape(said)):
+    with pytest.raises(InvalidJob, match=re.escape(message)):
         resolve(valid.spec)
 
 

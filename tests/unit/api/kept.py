@@ -42,7 +42,7 @@ def alive() -> int:
     return sum(sizes.values())
 
 
-def kept(dtype: str, stage: int, adapted: bool, engines: list[TrainedModel]) -> float:
+def measure_resident(dtype: str, stage: int, adapted: bool, engines: list[TrainedModel]) -> float:
     """The engines stay, so that nothing but the new one's tensors comes or goes."""
     zero = {"stage": stage, "reduce_bucket_size": 1000, "stage3_param_persistence_threshold": 0}
     settings = {"zero_optimization": zero}
@@ -85,9 +85,9 @@ def main() -> None:
     distributed.init_process_group("gloo")
     gc.freeze()  # neither DeepSpeed, which collects garbage over and over, nor `alive` need look at what was imported
     engines: list[TrainedModel] = []
-    found = {name: kept(*case, engines) for name, case in CASES.items()}
+    measured = {name: measure_resident(*case, engines) for name, case in CASES.items()}
     if distributed.get_rank() == 0:
-        print(json.dumps(found), flush=True)
+        print(json.dumps(measured), flush=True)
     distributed.barrier()
     os._exit(0)  # as the trainer role ends
 

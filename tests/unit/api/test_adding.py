@@ -143,22 +143,22 @@ def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def found(copy: Path) -> dict[str, Any]:
+def results(copy: Path) -> dict[str, Any]:
     done = python(copy, "-c", LOOK)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
-def test_its_processes_are_placed_started_and_commanded(found: dict[str, Any]) -> None:
-    assert found["roles"] == ["trainer", "generator", "teacher"]
-    assert found["places"] == ["trainer-0", "generator-0", "teacher-0", "teacher-1"]
-    assert found["starts"] == ["teacher"]
-    assert found["command"] == ["python3", "-m", "rlhf_trainer.roles.teacher"]
-    assert found["loads"] == ["org/large", "causal"]
+def test_its_processes_are_placed_started_and_commanded(results: dict[str, Any]) -> None:
+    assert results["roles"] == ["trainer", "generator", "teacher"]
+    assert results["places"] == ["trainer-0", "generator-0", "teacher-0", "teacher-1"]
+    assert results["starts"] == ["teacher"]
+    assert results["command"] == ["python3", "-m", "rlhf_trainer.roles.teacher"]
+    assert results["loads"] == ["org/large", "causal"]
 
 
-def test_its_pods_have_the_grace_and_the_probes_of_its_row(found: dict[str, Any]) -> None:
-    pod = found["pod"]
+def test_its_pods_have_the_grace_and_the_probes_of_its_row(results: dict[str, Any]) -> None:
+    pod = results["pod"]
     kubernetes_validate.validate(pod, "1.37", strict=True)
     (container,) = pod["spec"]["containers"]
     assert pod["metadata"]["name"] == "job-teacher-1"
@@ -168,9 +168,9 @@ def test_its_pods_have_the_grace_and_the_probes_of_its_row(found: dict[str, Any]
     assert "lifecycle" not in container
 
 
-def test_its_memory_is_that_of_its_own_model(found: dict[str, Any]) -> None:
-    assert found["gpus"][0] == 1
-    assert found["memory"] == (
+def test_its_memory_is_that_of_its_own_model(results: dict[str, Any]) -> None:
+    assert results["gpus"][0] == 1
+    assert results["memory"] == (
         "15.2 GB without activations: 7.6e9 parameters x 2 B; the teacher model is taken to be as large as the policy"
     )
 

@@ -34,11 +34,11 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("overrides", "told"), CASES, ids=[case[0][0] for case in CASES])
-def test_wrong_types_hide_no_rule_and_make_none(overrides, told):
+@pytest.mark.parametrize(("overrides", "reported_fields"), CASES, ids=[case[0][0] for case in CASES])
+def test_wrong_types_hide_no_rule_and_make_none(overrides, reported_fields):
     with pytest.raises(InvalidJob) as caught:
         parse(document(*overrides))
-    expected = told or [override.partition("=")[0] for override in overrides]
+    expected = reported_fields or [override.partition("=")[0] for override in overrides]
     if overrides[0].startswith("spec.replay"):
         expected = ["spec.replay.streamDataLoaderType"]
     assert sorted(problem.where for problem in caught.value.problems) == sorted(expected)
@@ -62,8 +62,8 @@ def test_files_are_looked_at_whatever_else_is_wrong(tmp_path, monkeypatch, capsy
     )
     Path("job.yaml").write_text(json.dumps(made))
     assert main(["validate", "job.yaml"]) == 2
-    told = [line.removeprefix("error: ") for line in capsys.readouterr().err.splitlines()]
-    assert [line.split(": ")[0] for line in told] == [
+    error_lines = [line.removeprefix("error: ") for line in capsys.readouterr().err.splitlines()]
+    assert [line.split(": ")[0] for line in error_lines] == [
         "spec.seed",
         "spec.ppo.minibatchSize",
         *["spec.data.train[0]"] * 3,
@@ -71,7 +71,9 @@ def test_files_are_looked_at_whatever_else_is_wrong(tmp_path, monkeypatch, capsy
         "spec.model.policy",
         "spec.reward.functions[0].function",
     ]
-    assert [f"rows.jsonl:{i}" in line for i, line in zip((2, 3, 4), told[2:5], strict=True)] == [True] * 3
+    assert [f"rows.jsonl:{i}" in line for i, line in zip((2, 3, 4), error_lines[2:5], strict=True)] == [
+        True
+    ] * 3
     assert main(["validate", "job.yaml", "--no-files"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 2
 
@@ -83,6 +85,6 @@ def test_of_many_bad_rows_the_first_are_told(tmp_path, monkeypatch, capsys):
         json.dumps(document("spec.data.train=[rows.jsonl]", "spec.reward.functions=[]"))
     )
     assert main(["validate", "job.yaml"]) == 2
-    told = capsys.readouterr().err.splitlines()
-    assert len(told) == 11
-    assert told[-1].endswith("further rows of rows.jsonl were not looked at; `rlhf data check` names all")
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 11
+    assert lines[-1].endswith("further rows of rows.jsonl were not looked at; `rlhf data check` names all")

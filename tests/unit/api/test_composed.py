@@ -58,16 +58,16 @@ def test_every_variable_that_is_missing_is_told_with_its_place(tmp_path: Path) -
     job = files(tmp_path, job="a: ${ONE}\nb: ${TWO\nc: [x, '${THREE}']\nd: ${4:1}\n")
     with pytest.raises(InvalidJob) as caught:
         read(job, {})
-    told = [(p.where.removeprefix(str(tmp_path)), p.message) for p in caught.value.problems]
-    assert [where for where, _ in told] == [
+    reported = [(p.where.removeprefix(str(tmp_path)), p.message) for p in caught.value.problems]
+    assert [where for where, _ in reported] == [
         "/job.yaml:1:4",
         "/job.yaml:2:4",
         "/job.yaml:3:8",
         "/job.yaml:4:4",
     ]
-    assert told[0][1] == "the environment variable ONE is not set; set it, or write ${ONE:default}"
-    assert "got '${TWO'" in told[1][1]
-    assert "got '${4:1}'" in told[3][1]
+    assert reported[0][1] == "the environment variable ONE is not set; set it, or write ${ONE:default}"
+    assert "got '${TWO'" in reported[1][1]
+    assert "got '${4:1}'" in reported[3][1]
 
 
 def test_a_file_stands_over_what_it_includes_and_the_later_over_the_earlier(tmp_path: Path) -> None:
@@ -129,9 +129,9 @@ def test_no_env_takes_nothing_of_the_environment_into_a_strangers_manifest(
     base = files(tmp_path, base=yaml.safe_dump(document()))
     job = files(base.parent, job="include: [base.yaml]\nspec:\n  seed: ${SEED:3}\n  steps: ${STEPS}\n")
     assert cli.main([*command, str(job), "--no-env"]) == 2
-    found = capsys.readouterr()
+    captured = capsys.readouterr()
     message = "takes the environment variable STEPS, which --no-env refuses; write its value"
-    assert (found.out, found.err) == ("", f"error: {job}:4:10: {message}\n")
+    assert (captured.out, captured.err) == ("", f"error: {job}:4:10: {message}\n")
 
 
 def test_includes_that_cannot_be_are_told_together(tmp_path: Path) -> None:

@@ -22,9 +22,9 @@ def made(tmp_path: Path) -> Any:
         del whole["spec"]["ppo"]["minibatchSize"]
         whole["spec"].setdefault("trainer", {})[section] = deepspeed
         (tmp_path / "job.yaml").write_text(json.dumps(whole))
-        found: dict[str, Any] = composed(tmp_path / "job.yaml")["spec"]
+        composed_spec: dict[str, Any] = composed(tmp_path / "job.yaml")["spec"]
         load(tmp_path / "job.yaml")
-        return found
+        return composed_spec
 
     return spec
 
@@ -83,7 +83,7 @@ def test_auto_is_what_is_left_out(made):
 
 
 @pytest.mark.parametrize(
-    ("keys", "overrides", "said"),
+    ("keys", "overrides", "message"),
     [
         (
             {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 8},
@@ -120,12 +120,12 @@ def test_auto_is_what_is_left_out(made):
         ),
     ],
 )
-def test_contradictions_are_told_with_the_sums_and_with_all_other_mistakes(made, keys, overrides, said):
+def test_contradictions_are_told_with_the_sums_and_with_all_other_mistakes(made, keys, overrides, message):
     with pytest.raises(InvalidJob) as caught:
         made(keys, *BIG, *overrides, "spec.sampling.topp=1")
-    told = list(map(str, caught.value.problems))
-    assert f"spec.trainer.deepspeed.{said}" in told
-    assert any(problem.startswith("spec.sampling.topp: unknown field") for problem in told)
+    reported = list(map(str, caught.value.problems))
+    assert f"spec.trainer.deepspeed.{message}" in reported
+    assert any(problem.startswith("spec.sampling.topp: unknown field") for problem in reported)
 
 
 def test_an_algorithm_of_ones_own_has_minibatches_of_its_own(made):

@@ -25,14 +25,14 @@ def work(algorithm: str, settings: str = "", *overrides: str, filled: float = 1.
 def test_the_work_of_grpo_is_that_of_its_graph():
     """32 responses of 400 tokens; one forward pass is 2 operations a parameter and token."""
     tokens = 32 * 400
-    found = work("grpo", "klCoefficient: 0.1, epochs: 2, minibatchSize: 16", "spec.model.dtype=bfloat16")
-    assert found.train == 2 * 6 * N * tokens
-    assert found.score == 2 * R * tokens, (
+    job_work = work("grpo", "klCoefficient: 0.1, epochs: 2, minibatchSize: 16", "spec.model.dtype=bfloat16")
+    assert job_work.train == 2 * 6 * N * tokens
+    assert job_work.score == 2 * R * tokens, (
         "the reward model, beside one pass of the policy and one of the reference"
     )
-    assert found.generate == 300 * N * 2, "all at once: each token of the longest reads the weights"
-    assert found.generating == 2 * N * tokens
-    assert found.broadcast == N * 2
+    assert job_work.generate == 300 * N * 2, "all at once: each token of the longest reads the weights"
+    assert job_work.generating == 2 * N * tokens
+    assert job_work.broadcast == N * 2
     assert work("grpo", filled=0.5).train == 6 * N * tokens / 2
 
 
@@ -78,17 +78,17 @@ def test_offline_algorithms_have_fewer_phases():
 
 
 def test_seconds_are_work_over_rates():
-    found = work("grpo", "", "spec.model.dtype=bfloat16")
-    seconds = predicted(found, MACHINE)
+    job_work = work("grpo", "", "spec.model.dtype=bfloat16")
+    seconds = predicted(job_work, MACHINE)
     assert seconds == {
         "generate": 300 * 2e9 / 1e12,
         "score": 2 * R * 12800 / 1e14,
         "train": 6 * N * 12800 / 1e14,
         "broadcast": 2e9 / 1e10,
     }
-    slow = predicted(found, Machine(flops=1e13, memory=1e12, link=1e10))
+    slow = predicted(job_work, Machine(flops=1e13, memory=1e12, link=1e10))
     assert slow["generate"] == 2 * N * 12800 / 1e13, "bound by operations now"
-    assert predicted(found, Machine(flops=1e14)) == {**seconds, "generate": None, "broadcast": None}
+    assert predicted(job_work, Machine(flops=1e14)) == {**seconds, "generate": None, "broadcast": None}
     spec = spec_of("grpo")
     assert of_step(spec, seconds) == pytest.approx(sum(seconds.values()))
     assert of_step(spec, {**seconds, "train": None}) is None
@@ -114,9 +114,9 @@ def test_copies_of_a_model_in_one_server_share_its_requests():
 
 
 def test_a_runs_rates_predict_that_run():
-    found = work("ppo", "", "spec.model.dtype=bfloat16")
+    job_work = work("ppo", "", "spec.model.dtype=bfloat16")
     measured = {"generate": 12.0, "train": 30.0, "broadcast": 0.5}
-    reached = predicted(found, rates(found, measured))
+    reached = predicted(job_work, rates(job_work, measured))
     assert {phase: reached[phase] for phase in measured} == pytest.approx(measured)
 
 

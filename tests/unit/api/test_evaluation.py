@@ -10,8 +10,8 @@ TWO = "{name: greedy, data: [a], temperature: 0}, {name: eight, data: [b], sampl
 
 def test_a_set_has_its_own_samples_and_temperature_or_those_of_all():
     spec = job(f"spec.evaluation={{function: 'a:b', sets: [{TWO}]}}", "spec.sampling.temperature=0.7").spec
-    found = [(s.name, s.data, s.samples, s.temperature) for s in spec.evaluation_sets()]
-    assert found == [("greedy", ("a",), 1, 0), ("eight", ("b",), 8, 0.7)]
+    sets = [(s.name, s.data, s.samples, s.temperature) for s in spec.evaluation_sets()]
+    assert sets == [("greedy", ("a",), 1, 0), ("eight", ("b",), 8, 0.7)]
     spec = job("spec.evaluation={function: 'a:b', data: [a], samples: 4, temperature: 0.5}").spec
     assert [(s.name, s.samples, s.temperature) for s in spec.evaluation_sets()] == [("held_out", 4, 0.5)]
     assert job("spec.evaluation=null").spec.evaluation_sets() == ()

@@ -75,13 +75,13 @@ def acting() -> dict[str, set[str]]:
     }
 
 
-def unread(found: list[tuple[Place, str]], modules: dict[str, set[str]]) -> list[str]:
+def unread(fields: list[tuple[Place, str]], modules: dict[str, set[str]]) -> list[str]:
     """Places of the fields that nothing reads."""
     declared = defaultdict(set)
-    for (*_, name), owner in found:
+    for (*_, name), owner in fields:
         declared[name].add(owner)
     missing = []
-    for place, owner in found:
+    for place, owner in fields:
         *sections, name = place
         knows = {owner, *sections[-1:]} if len(declared[name]) > 1 and sections else set()
         if not any(name in names and (not knows or knows & names) for names in modules.values()):
@@ -90,12 +90,12 @@ def unread(found: list[tuple[Place, str]], modules: dict[str, set[str]]) -> list
 
 
 def test_every_field_is_read_by_code_that_acts():
-    found = [*leaves(Spec), *leaves(RuntimeSpec)]
-    assert len(found) > 300
-    assert unread(found, acting()) == []
+    fields = [*leaves(Spec), *leaves(RuntimeSpec)]
+    assert len(fields) > 300
+    assert unread(fields, acting()) == []
 
 
 def test_a_field_that_nothing_reads_is_noticed():
-    found = [(("weights", "timeout_seconds"), "Weights"), (("other", "timeout_seconds"), "Other")]
-    assert unread(found, {"a.py": {"timeout_seconds", "weights"}}) == ["other.timeout_seconds"]
-    assert unread(found[:1], {"a.py": {"weights"}}) == ["weights.timeout_seconds"]
+    fields = [(("weights", "timeout_seconds"), "Weights"), (("other", "timeout_seconds"), "Other")]
+    assert unread(fields, {"a.py": {"timeout_seconds", "weights"}}) == ["other.timeout_seconds"]
+    assert unread(fields[:1], {"a.py": {"weights"}}) == ["weights.timeout_seconds"]

@@ -46,8 +46,8 @@ def test_an_algorithm_is_an_experiment_of_its_name(name: str):
 
 def test_what_is_the_users_is_asked_for_at_once(capsys):
     assert cli.main(["validate", "ppo", "steps=10"]) == 2
-    asked = capsys.readouterr().err.splitlines()
-    assert asked == [f"error: spec.{field}: is required and missing" for field in ("model", "data")]
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [f"error: spec.{field}: is required and missing" for field in ("model", "data")]
 
 
 def test_a_file_in_the_folder_is_an_experiment_of_its_name(tmp_path: Path, capsys):
@@ -92,7 +92,7 @@ def test_what_a_function_prints_is_no_part_of_the_manifest(capsys):
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("nothing", "must return a manifest as a dict; got 'ppo'"),
         ("broken", "failed to make a manifest: KeyError: 'learning rate'"),
@@ -102,8 +102,8 @@ def test_what_a_function_prints_is_no_part_of_the_manifest(capsys):
         ),
     ],
 )
-def test_a_function_that_makes_none(name: str, said: str):
-    with pytest.raises(InvalidJob, match=re.escape(f"experiments_of_a_test:{name}: {said}")):
+def test_a_function_that_makes_none(name: str, message: str):
+    with pytest.raises(InvalidJob, match=re.escape(f"experiments_of_a_test:{name}: {message}")):
         load(Path(f"experiments_of_a_test:{name}"))
 
 

@@ -36,19 +36,19 @@ def limited(act: Callable[[], Any], more: int = CPU_SECONDS) -> str:
         size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, size + MEMORY))
         try:
-            said = str(act())
+            outcome = str(act())
         except InvalidJob as error:
-            said = str(error)
+            outcome = str(error)
         except BaseException as error:
-            said = f"CRASH {type(error).__name__}: {error}"
-        os.write(write, said.encode()[:4000])
+            outcome = f"CRASH {type(error).__name__}: {error}"
+        os.write(write, outcome.encode()[:4000])
         os._exit(0)
     os.close(write)
-    with os.fdopen(read, "rb") as told:
-        said = told.read().decode(errors="replace")
+    with os.fdopen(read, "rb") as pipe:
+        outcome = pipe.read().decode(errors="replace")
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0, f"was ended: {os.waitstatus_to_exitcode(status)}"
-    return said
+    return outcome
 
 
 def powers(lines: int, width: int = 1) -> str:
@@ -152,9 +152,9 @@ def test_directories_of_models(tmp_path: Path, name: str) -> None:
             os.mkfifo(model / file)
         else:
             (model / file).write_bytes(content)
-    said = limited(lambda: directory_problem(model))
-    assert words in said
-    assert bool(said) == bool(words)
+    outcome = limited(lambda: directory_problem(model))
+    assert words in outcome
+    assert bool(outcome) == bool(words)
     spec = job(f"spec.model.policy={model}").spec
     assert "CRASH" not in limited(lambda: model_sizes(spec))
     assert limited(lambda: matrices(model)) == "[]"
@@ -177,9 +177,9 @@ TEMPLATES = {
 def test_chat_templates(name: str) -> None:
     """They are read here, and rendered only in a process of limited time and memory (see test_template_limits.py)."""
     text, words = TEMPLATES[name]
-    said = limited(lambda: "".join(map(str, template_problems(text))), 2)
-    assert words in said
-    assert bool(said) == bool(words)
+    outcome = limited(lambda: "".join(map(str, template_problems(text))), 2)
+    assert words in outcome
+    assert bool(outcome) == bool(words)
 
 
 def test_a_template_that_is_no_file(tmp_path: Path) -> None:

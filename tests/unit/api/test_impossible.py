@@ -231,8 +231,8 @@ def test_remedies_are_remedies_and_the_smallest(
     fewest = lcm(per_pod, shared) // per_pod  # pods, whose ranks are whole sequence groups
 
     def refused(*overrides: str) -> str:
-        found = problems(unchecked(*base, STAGE + str(stage), *overrides))
-        return next((p.message for p in found if p.where == "spec.trainer"), "")
+        reported = problems(unchecked(*base, STAGE + str(stage), *overrides))
+        return next((p.message for p in reported if p.where == "spec.trainer"), "")
 
     message = refused()
     assert "use  (" not in message

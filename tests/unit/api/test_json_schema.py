@@ -42,7 +42,7 @@ def test_every_example_fits(file: Path):
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         (
             "spec.sampling.topk=1",
@@ -52,9 +52,9 @@ def test_every_example_fits(file: Path):
         ("spec.optimizer.schedule=step", "$.spec.optimizer.schedule: 'step' is not valid under any"),
     ],
 )
-def test_mistakes_are_marked_where_they_are(override: str, said: str):
-    (found,) = errors(document(override))
-    assert found.startswith(said)
+def test_mistakes_are_marked_where_they_are(override: str, message: str):
+    (error,) = errors(document(override))
+    assert error.startswith(message)
 
 
 def test_variables_and_includes_are_none():
@@ -82,9 +82,9 @@ def test_snake_case_is_none():
     assert made["spec"]["health"]["rules"][0]["deviations_above"] == 2
     assert errors(made) == []
     made["spec"]["sampling"] = {"top_kk": 1}
-    (found,) = errors(made)
-    assert found.startswith("$.spec.sampling: ")
-    assert "'top_kk'" in found
+    (error,) = errors(made)
+    assert error.startswith("$.spec.sampling: ")
+    assert "'top_kk'" in error
 
 
 @pytest.mark.parametrize("model", all_models(RLHFJob), ids=lambda model: model.__name__)

@@ -115,9 +115,9 @@ def test_updates_take_what_gpus_showed(dtype, stage, ranks, optimizer, backward,
     """But for weights that stage 3 gathers, which are counted beside activations, and the buffer of stage 0 (2 GB)."""
     work = 4 if optimizer == "torch_adam" else 0
     zero = Zero(dtype=dtype, stage=stage, ranks=ranks, optimizer_away=optimizer == "offload", work=work)
-    seen = step if stage in (0, 3) else max(backward, step)
+    measured = step if stage in (0, 3) else max(backward, step)
     counted = max(reducing(zero).bytes(ranks), stepping(zero).bytes(ranks))
-    assert counted <= seen <= counted + LARGEST
+    assert counted <= measured <= counted + LARGEST
 
 
 # shape, ZeRO, tokens, checkpointing, Liger's kernels, a language model: GB at the peak of an update on each GPU, as
@@ -144,13 +144,13 @@ UPDATES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "zero", "tokens", "checkpointing", "fused", "head", "seen"), UPDATES)
+@pytest.mark.parametrize(("name", "zero", "tokens", "checkpointing", "fused", "head", "measured"), UPDATES)
 def test_activations_are_those_that_gpus_showed_within_a_tenth(
-    name, zero, tokens, checkpointing, fused, head, seen
+    name, zero, tokens, checkpointing, fused, head, measured
 ) -> None:
     activations = backward_bytes(QWEN[name], Pass(tokens, 2, checkpointing, fused), head=head)
-    found = trainer([Trained(PARAMETERS[name], zero, activations)]).total
-    assert found == pytest.approx(1e9 * seen, rel=0.1)
+    predicted = trainer([Trained(PARAMETERS[name], zero, activations)]).total
+    assert predicted == pytest.approx(1e9 * measured, rel=0.1)
 
 
 def test_selective_lies_halfway_between_none_and_full() -> None:
@@ -176,11 +176,11 @@ def test_the_formulae_are_what_deepspeed_keeps() -> None:
         timeout=240,
     )
     assert finished.returncode == 0, finished.stderr[-4000:]
-    for name, found in json.loads(finished.stdout).items():
+    for name, measured in json.loads(finished.stdout).items():
         dtype, stage, _ = real.CASES[name]
-        assert found == pytest.approx(resident(Zero(dtype=dtype, stage=stage, ranks=2)).bytes(2), abs=0.05), (
-            name
-        )
+        assert measured == pytest.approx(
+            resident(Zero(dtype=dtype, stage=stage, ranks=2)).bytes(2), abs=0.05
+        ), name
 
 
 TRAINERS = st.builds(

@@ -314,36 +314,37 @@ def test_what_a_step_of_one_update_cannot_reach_is_said(overrides, idle) -> None
     """A warning and no error: other steps of the same manifest may have more updates."""
     bounds = "spec.ppo={minibatchSize: 8, clipRatioHigh: 0.3, dualClip: 3.0, stopRatio: 2.0, clipValue: 0.1}"
     spec = job(bounds, *overrides).spec
-    said = without_effect(spec)
-    why = "a step is one update, of a model that has not moved from what it is compared with"
-    assert said == ([f"no effect: {idle}; {why}"] if idle else [])
-    assert plan_lines(spec) == said
+    lines = without_effect(spec)
+    reason = "a step is one update, of a model that has not moved from what it is compared with"
+    assert lines == ([f"no effect: {idle}; {reason}"] if idle else [])
+    assert plan_lines(spec) == lines
 
 
 @pytest.mark.parametrize(
     ("overrides", "acts"), [((), True), (("spec.model.critic=c",), False), (GRPO, False)]
 )
 def test_a_reward_model_of_no_weight_is_said_unless_a_critic_starts_from_it(overrides, acts) -> None:
-    said = without_effect(job(*UNUSED, *overrides).spec)
-    assert said == ([] if acts else ["no effect: spec.model.reward; spec.reward.modelWeight is 0"])
+    lines = without_effect(job(*UNUSED, *overrides).spec)
+    assert lines == ([] if acts else ["no effect: spec.model.reward; spec.reward.modelWeight is 0"])
 
 
 @pytest.mark.parametrize(
-    ("seconds", "chunk", "said"), [(300, 120, True), (119, 120, False), (300, 400, False), (30, 20, False)]
+    ("seconds", "chunk", "is_warned"),
+    [(300, 120, True), (119, 120, False), (300, 400, False), (30, 20, False)],
 )
-def test_a_time_for_a_call_that_its_chunk_does_not_have_is_said(seconds, chunk, said) -> None:
+def test_a_time_for_a_call_that_its_chunk_does_not_have_is_said(seconds, chunk, is_warned) -> None:
     functions = f"[{{function: 'a:b'}}, {{function: 'a:c', timeoutSeconds: {seconds}}}]"
     spec = job(f"spec.reward.functions={functions}", f"spec.reward.timeoutSeconds={chunk}").spec
     line = "no effect: spec.reward.functions[1].timeoutSeconds 300; spec.reward.timeoutSeconds ends"
     line = f"{line} a call with all its retries after 120 s; raise that"
-    assert without_effect(spec) == ([line] if said else [])
+    assert without_effect(spec) == ([line] if is_warned else [])
 
 
-@pytest.mark.parametrize(("warm", "said"), [(4, False), (5, True)])
-def test_a_warm_up_longer_than_the_job_is_said(warm, said) -> None:
+@pytest.mark.parametrize(("warm", "is_warned"), [(4, False), (5, True)])
+def test_a_warm_up_longer_than_the_job_is_said(warm, is_warned) -> None:
     spec = job("spec.steps=4", f"spec.optimizer.warmupSteps={warm}").spec
     line = "spec.optimizer.warmupSteps 5: the job has 4 steps, and none reaches the learning rate"
-    assert without_effect(spec) == ([line] if said else [])
+    assert without_effect(spec) == ([line] if is_warned else [])
 
 
 @pytest.mark.parametrize(
@@ -351,10 +352,10 @@ def test_a_warm_up_longer_than_the_job_is_said(warm, said) -> None:
 )
 def test_an_estimator_that_holds_nothing_back_as_a_reward_is_said(settings, weak) -> None:
     section = f"spec.grpo={{minibatchSize: 4, klCoefficient: 0.1{settings}}}"
-    said = without_effect(
+    lines = without_effect(
         job("spec.algorithm=grpo", "spec.ppo={}", "spec.sampling={responsesPerPrompt: 2}", section).spec
     )
-    assert [f"as a reward, {weak}" in line and "spec.grpo.klEstimator k1" in line for line in said] == [
+    assert [f"as a reward, {weak}" in line and "spec.grpo.klEstimator k1" in line for line in lines] == [
         True
     ] * bool(weak)
 

@@ -231,8 +231,8 @@ def test_a_required_field_that_is_there_by_another_name_is_not_called_missing():
 
 
 def test_a_field_that_is_there_too_is_checked_beside_its_other_name():
-    told = refused(*GRPO, "spec.sampling.responsesPerPrompt=1", "spec.sampling.num_generations=4")
-    assert set(told) == {"spec.sampling.num_generations", "spec.sampling.responsesPerPrompt"}
+    refusals = refused(*GRPO, "spec.sampling.responsesPerPrompt=1", "spec.sampling.num_generations=4")
+    assert set(refusals) == {"spec.sampling.num_generations", "spec.sampling.responsesPerPrompt"}
 
 
 def test_a_key_like_none_gets_no_suggestion():
@@ -242,5 +242,5 @@ def test_a_key_like_none_gets_no_suggestion():
 
 def test_without_an_algorithm_the_outermost_fields_are_named():
     assert UNKNOWN.others == ()
-    told = refused("spec.algorithm=nothing", "spec.trainer.lr=1")
-    assert told["spec.trainer.lr"].endswith("did you mean spec.optimizer.learningRate?")
+    refusals = refused("spec.algorithm=nothing", "spec.trainer.lr=1")
+    assert refusals["spec.trainer.lr"].endswith("did you mean spec.optimizer.learningRate?")

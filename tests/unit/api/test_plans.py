@@ -89,24 +89,24 @@ PLANS = [
 
 @pytest.mark.parametrize(("overrides", "role", "pods", "gpus", "begins", "says"), PLANS)
 def test_plans(overrides, role, pods, gpus, begins, says) -> None:
-    found = plan(unchecked(*overrides))[Role(role)]
-    assert (found.pods, found.gpus) == (pods, gpus)
+    role_plan = plan(unchecked(*overrides))[Role(role)]
+    assert (role_plan.pods, role_plan.gpus) == (pods, gpus)
     if begins is None:
-        assert found.memory is None
+        assert role_plan.memory is None
     else:
-        assert found.memory.startswith(begins)
-        assert says in found.memory
-        assert len(found.memory) < 400
+        assert role_plan.memory.startswith(begins)
+        assert says in role_plan.memory
+        assert len(role_plan.memory) < 400
 
 
 def test_sizes_that_a_host_found_win() -> None:
     spec = unchecked(SEVEN, GPU)
-    found = {"policy": Size(1e9), "reward": Size(2e9)}
-    made = plan(spec, found)
+    sizes = {"policy": Size(1e9), "reward": Size(2e9)}
+    made = plan(spec, sizes)
     assert made[Role.TRAINER].memory.startswith("58 of 80 GB without activations: (1e9 + 2e9) parameters x")
     assert made[Role.REWARD].memory == "4 of 80 GB without activations: 2e9 parameters x 2 B"
     assert made[Role.REFERENCE].memory == "2 of 80 GB without activations: 1e9 parameters x 2 B"
-    assert not [p for p in problems(spec, found) if p.where == "spec.trainer"]
+    assert not [p for p in problems(spec, sizes) if p.where == "spec.trainer"]
 
 
 @pytest.mark.parametrize(("role", "share"), [("reference", 0.85), ("reward", 0.92)])
@@ -114,9 +114,9 @@ def test_a_frozen_model_has_the_share_of_a_gpu_that_vllm_fills(role: str, share:
     served = (f"spec.{role}.engine=vllm", f"spec.{role}.pods.gpu={{count: 1, memoryGigabytes: 80}}")
 
     def refused(*overrides: str) -> list[str]:
-        found = {"policy": Size(37e9), "reward": Size(37e9)}
+        sizes = {"policy": Size(37e9), "reward": Size(37e9)}
         return [
-            p.message for p in problems(unchecked(*served, *overrides), found) if p.where == f"spec.{role}"
+            p.message for p in problems(unchecked(*served, *overrides), sizes) if p.where == f"spec.{role}"
         ]
 
     (message,) = refused()
@@ -147,11 +147,11 @@ def test_a_remedy_raises_the_stage_of_both_models() -> None:
 def test_activations_that_do_not_fit_are_refused_with_what_helps() -> None:
     """With the shape of Qwen2.5-1.5B: 37 GB of weights and states, and 2.1 MB of activations for each token."""
     shape = Shape(layers=28, hidden=1536, queries=1536, keys=256, inner=8960, vocabulary=151_936)
-    found = {"policy": Size(1.54e9, shape)}
+    sizes = {"policy": Size(1.54e9, shape)}
 
     def refused(*overrides: str) -> list[str]:
         spec = unchecked("spec.algorithm=grpo", GPU, ALONE, *overrides)
-        return [str(p) for p in problems(spec, found) if p.where == "spec.trainer"]
+        return [str(p) for p in problems(spec, sizes) if p.where == "spec.trainer"]
 
     assert refused() == []
     (problem,) = refused("spec.trainer.microBatchTokens=65536")

@@ -102,10 +102,10 @@ def test_combining_twice_changes_nothing_and_nothing_changes_nothing(job, role):
 
 
 def test_a_whole_number_is_a_quantity_without_quotes() -> None:
-    said = job(
+    resources = job(
         "spec.pods.resources={requests: {cpu: 8}, limits: {cpu: '8', memory: 16Gi}}"
     ).spec.pods.resources
-    assert (said.requests, said.limits) == ({"cpu": "8"}, {"cpu": "8", "memory": "16Gi"})
+    assert (resources.requests, resources.limits) == ({"cpu": "8"}, {"cpu": "8", "memory": "16Gi"})
 
 
 @pytest.mark.parametrize("amount", ["-1", "0.5", "true", "[]", "8 GB"])

@@ -14,8 +14,8 @@ def prover(**other: Any) -> Prover:
     return Prover(**{"token": "token", "host": "10.0.0.1", "port": 20001, **other})
 
 
-def answer(server: Prover, asked: str) -> bytes:
-    return (server.answer(asked) or "").encode()
+def answer(server: Prover, nonce: str) -> bytes:
+    return (server.answer(nonce) or "").encode()
 
 
 def bearer(key: str | None) -> bytes:
@@ -24,8 +24,8 @@ def bearer(key: str | None) -> bytes:
 
 @pytest.mark.parametrize(("host", "url"), [("10.0.0.1", URL), ("fd00::1", "http://[fd00::1]:20001")])
 def test_a_key_opens_the_process_that_has_proven_itself(host, url):
-    asked, server = new_nonce(), prover(host=host)
-    key = key_of("token", url, asked, answer(server, asked))
+    nonce, server = new_nonce(), prover(host=host)
+    key = key_of("token", url, nonce, answer(server, nonce))
     assert server.admits(bearer(key))
     assert not prover(host=host).admits(bearer(key)), "nor the one that is started after it"
     assert not prover(host=host, nonce=server.nonce, port=20002).admits(bearer(key))
@@ -39,8 +39,8 @@ def test_a_key_opens_the_process_that_has_proven_itself(host, url):
     ids=lambda other: next(iter(other)),
 )
 def test_an_answer_of_another_job_or_from_another_address_proves_nothing(other):
-    asked = new_nonce()
-    assert key_of("token", URL, asked, answer(prover(**other), asked)) is None
+    nonce = new_nonce()
+    assert key_of("token", URL, nonce, answer(prover(**other), nonce)) is None
 
 
 def test_an_answer_to_another_question_proves_nothing():
@@ -48,7 +48,7 @@ def test_an_answer_to_another_question_proves_nothing():
 
 
 @pytest.mark.parametrize(
-    "said",
+    "reply",
     [
         *(
             "",
@@ -62,15 +62,15 @@ def test_an_answer_to_another_question_proves_nothing():
         json.dumps({"nonce": "0" * 32, "proof": "é"}),
         json.dumps({"nonce": "0" * 33, "proof": "0" * 64}),
     ],
-    ids=lambda said: said[:30],
+    ids=lambda reply: reply[:30],
 )
-def test_what_is_no_answer_proves_nothing(said):
-    assert key_of("token", URL, new_nonce(), said.encode()) is None
+def test_what_is_no_answer_proves_nothing(reply):
+    assert key_of("token", URL, new_nonce(), reply.encode()) is None
 
 
-@pytest.mark.parametrize("asked", ["", "0" * 31, "0" * 33, "A" * 32, "0" * 31 + "\n", "0" * 32 + "\n"])
-def test_what_is_no_nonce_is_not_answered(asked):
-    assert prover().answer(asked) is None
+@pytest.mark.parametrize("nonce", ["", "0" * 31, "0" * 33, "A" * 32, "0" * 31 + "\n", "0" * 32 + "\n"])
+def test_what_is_no_nonce_is_not_answered(nonce):
+    assert prover().answer(nonce) is None
 
 
 def test_without_a_token_nothing_is_proven_and_nobody_admitted():

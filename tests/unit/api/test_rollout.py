@@ -77,8 +77,8 @@ REFUSED = [
 def test_what_would_have_no_effect_is_refused(overrides, where, says) -> None:
     with pytest.raises(InvalidJob) as caught:
         job(PLAIN, *overrides)
-    found = {problem.where: problem.message for problem in caught.value.problems}
-    assert says in found[where]
+    messages = {problem.where: problem.message for problem in caught.value.problems}
+    assert says in messages[where]
 
 
 @pytest.mark.parametrize(

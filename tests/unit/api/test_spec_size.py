@@ -32,14 +32,14 @@ def problems(body: dict) -> list[str]:
 def test_one_byte_too_many_is_refused_in_the_same_words_everywhere() -> None:
     parse(large(spec_size.MOST_BYTES))
     body = large(spec_size.MOST_BYTES + 1)
-    (said,) = problems(body)
-    assert said.startswith("spec: must have at most 262,144 bytes as JSON; got 262,145; put ")
+    (message,) = problems(body)
+    assert message.startswith("spec: must have at most 262,144 bytes as JSON; got 262,145; put ")
     stored = body | {"metadata": {**body["metadata"], "namespace": "ns", "uid": "u", "resourceVersion": "1"}}
     answer = review({"request": {"uid": "1", "object": stored}}, Settings("image", b"k" * 32))["response"]
-    assert (answer["allowed"], answer["status"]["message"]) == (False, said)
+    assert (answer["allowed"], answer["status"]["message"]) == (False, message)
     with pytest.raises(InvalidJob) as caught:
         from_cluster(trim(stored))
-    assert str(caught.value) == said
+    assert str(caught.value) == message
 
 
 def test_of_an_object_that_is_too_large_what_ends_it_is_kept_and_nothing_that_grows() -> None:
@@ -48,11 +48,11 @@ def test_of_an_object_that_is_too_large_what_ends_it_is_kept_and_nothing_that_gr
     body["metadata"] |= {"labels": {**many, "kueue.x-k8s.io/queue-name": "team"}, "annotations": many}
     body["metadata"] |= {"finalizers": [*many], "managedFields": [{"fieldsV1": many}]}
     body["spec"] |= {"suspend": True, "ttlSecondsAfterFinished": 60}
-    kept = trim(body)
-    assert kept["spec"] == {"suspend": True, "ttlSecondsAfterFinished": 60}
-    assert kept["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "team"}
-    assert len(json.dumps(kept)) < 4_000
-    assert trim(kept) == kept
+    trimmed = trim(body)
+    assert trimmed["spec"] == {"suspend": True, "ttlSecondsAfterFinished": 60}
+    assert trimmed["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "team"}
+    assert len(json.dumps(trimmed)) < 4_000
+    assert trim(trimmed) == trimmed
 
 
 def test_a_list_whose_items_defaults_make_large_is_refused_with_that_size(monkeypatch) -> None:
@@ -61,7 +61,7 @@ def test_a_list_whose_items_defaults_make_large_is_refused_with_that_size(monkey
     monkeypatch.setattr(spec_size, "MOST_COMPLETE_BYTES", small)
     parse(body)
     body["spec"]["environment"] = {"A": "x" * 50}
-    assert any("with all its defaults; got" in said for said in problems(body))
+    assert any("with all its defaults; got" in message for message in problems(body))
 
 
 def test_a_runtime_is_bounded_too() -> None:

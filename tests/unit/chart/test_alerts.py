@@ -63,9 +63,9 @@ def run_promtool(folder: Path, *arguments: str, **files: Any) -> None:
 def test_every_metric_that_is_asked_for_is_exported(rules, dashboard, exported):
     alerts = [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
     for expression in alerts + expressions(dashboard):
-        asked = metrics_in(expression)
-        assert asked, expression
-        assert asked <= exported, expression
+        metrics = metrics_in(expression)
+        assert metrics, expression
+        assert metrics <= exported, expression
 
 
 def test_the_docs_name_every_metric_and_every_alert(rules, exported):

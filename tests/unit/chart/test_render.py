@@ -135,8 +135,8 @@ DEFINITION = ("CustomResourceDefinition", "rlhfjobs.rlhf.dev")
 def test_the_runtimes_definitions_are_the_generated_ones(minor):
     rendered = render({}, f"--kube-version=1.{minor}.1")
     for kind in RUNTIMES:
-        found = the(rendered, "CustomResourceDefinition", f"{kind.lower()}s.rlhf.dev")
-        assert found["spec"] == definition(kind, minor)["spec"]
+        rendered_crd = the(rendered, "CustomResourceDefinition", f"{kind.lower()}s.rlhf.dev")
+        assert rendered_crd["spec"] == definition(kind, minor)["spec"]
 
 
 def test_an_old_server_gets_what_it_knows():
@@ -182,7 +182,7 @@ def test_the_operator_reads_its_settings_from_the_environment_that_the_chart_giv
 
 
 @pytest.mark.parametrize(
-    ("given", "wanted"),
+    ("given", "expected"),
     [
         ("", "rlhf-trainer:VERSION"),
         ("registry.example:5000/team/rlhf-trainer", "registry.example:5000/team/rlhf-trainer:VERSION"),
@@ -190,10 +190,10 @@ def test_the_operator_reads_its_settings_from_the_environment_that_the_chart_giv
         ("registry.example/t@sha256:0f", "registry.example/t@sha256:0f"),
     ],
 )
-def test_a_trainers_image_without_a_tag_has_the_charts_version(given, wanted):
+def test_a_trainers_image_without_a_tag_has_the_charts_version(given, expected):
     version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
-    found = environment(render({"jobs": {"trainerImage": given}}))["RLHF_TRAINER_IMAGE"]
-    assert found == wanted.replace("VERSION", version)
+    image = environment(render({"jobs": {"trainerImage": given}}))["RLHF_TRAINER_IMAGE"]
+    assert image == expected.replace("VERSION", version)
 
 
 def test_what_selects_the_operator_finds_its_pods(everything):
@@ -270,8 +270,8 @@ def test_a_namespaced_operator_has_no_right_beyond_its_namespaces():
     narrow = {o["metadata"]["namespace"]: o["rules"] for o in objects if o["kind"] == "Role"}
     assert narrow["training"] == narrow["research"] == wide["rules"]
     (webhook,) = the(objects, "ValidatingWebhookConfiguration")["webhooks"]
-    (asked,) = webhook["namespaceSelector"]["matchExpressions"]
-    assert asked["values"] == ["training", "research"]
+    (expression,) = webhook["namespaceSelector"]["matchExpressions"]
+    assert expression["values"] == ["training", "research"]
 
 
 @pytest.mark.parametrize("values", [{}, {**NAMESPACED, "rbac": {"clusterReads": True}}])

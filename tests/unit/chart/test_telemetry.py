@@ -103,13 +103,13 @@ def test_the_operators_own_work_is_counted():
     telemetry.api_call("create", "Pod", 0, 10.0)
     telemetry.queue_depth(7)
     telemetry.leading(True)
-    seen = samples(telemetry, "rlhf_operator_")
-    assert seen["rlhf_operator_reconcile_seconds_count", "error"] == 1
-    assert seen["rlhf_operator_reconcile_seconds_sum", "done"] == 0.02
-    assert seen["rlhf_operator_api_calls_total", "create", "Pod", "0"] == 1
-    assert seen["rlhf_operator_api_call_seconds_count", "create"] == 2
-    assert seen["rlhf_operator_queue_depth",] == 7
-    assert seen["rlhf_operator_leading",] == 1
+    values = samples(telemetry, "rlhf_operator_")
+    assert values["rlhf_operator_reconcile_seconds_count", "error"] == 1
+    assert values["rlhf_operator_reconcile_seconds_sum", "done"] == 0.02
+    assert values["rlhf_operator_api_calls_total", "create", "Pod", "0"] == 1
+    assert values["rlhf_operator_api_call_seconds_count", "create"] == 2
+    assert values["rlhf_operator_queue_depth",] == 7
+    assert values["rlhf_operator_leading",] == 1
 
 
 def test_errors_have_a_series_before_the_first_one():
@@ -197,12 +197,12 @@ class Reviewer:
 
 async def _scrapes(review: Reviewer, *headers: str) -> list[int]:
     async with served(Telemetry(), review=review) as address, aiohttp.ClientSession() as session:
-        found = []
+        statuses = []
         for header in headers:
             sent = {"Authorization": header} if header else {}
             async with session.get(f"{address}/metrics", headers=sent) as answer:
-                found.append(answer.status)
-        return found
+                statuses.append(answer.status)
+        return statuses
 
 
 def test_metrics_are_for_who_may_get_them():

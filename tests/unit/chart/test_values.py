@@ -19,9 +19,9 @@ ROOT = CHART.parents[1]
 
 def test_artifact_hub_is_told_of_every_kind_with_examples_that_are_valid() -> None:
     notes = yaml.safe_load((CHART / "Chart.yaml").read_text())["annotations"]
-    told = yaml.safe_load(notes["artifacthub.io/crds"])
+    crds = yaml.safe_load(notes["artifacthub.io/crds"])
     served = {kind: definition(kind) for kind in (KIND, *RUNTIMES)}
-    assert {(crd["kind"], crd["name"], crd["version"]) for crd in told} == {
+    assert {(crd["kind"], crd["name"], crd["version"]) for crd in crds} == {
         (kind, body["metadata"]["name"], body["spec"]["versions"][0]["name"]) for kind, body in served.items()
     }
     examples = {example["kind"]: example for example in yaml.safe_load(notes["artifacthub.io/crdsExamples"])}

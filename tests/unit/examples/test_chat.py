@@ -41,8 +41,14 @@ def test_the_answers_are_right():
         question = row["prompt"][0]["content"]
         a, sign, b = re.fullmatch(r"Calculate (\d+) ([+-]) (\d+)\.", question).groups()
         assert row["answer"] == str(SIGNS[sign](int(a), int(b)))
-        said = [f"{a} {sign} {b} = {row['answer']}", row["answer"], f"{question} = {row['answer']}.", "=", ""]
-        assert correct([question] * 5, said, [row] * 5) == [1.0, 1.0, 0.0, 0.0, 0.0]
+        responses = [
+            f"{a} {sign} {b} = {row['answer']}",
+            row["answer"],
+            f"{question} = {row['answer']}.",
+            "=",
+            "",
+        ]
+        assert correct([question] * 5, responses, [row] * 5) == [1.0, 1.0, 0.0, 0.0, 0.0]
 
 
 def test_the_rows_are_those_that_reasoning_gym_makes(tasks):
@@ -51,8 +57,8 @@ def test_the_rows_are_those_that_reasoning_gym_makes(tasks):
 
 def test_the_reward_is_that_of_the_task(tasks):
     row = rows("train")[0]
-    said = [f"= {row['answer']}", f"= {row['answer']} apples", "= none"]
-    exact, among_words, wrong = tasks.score([""] * 3, said, [row] * 3)
+    responses = [f"= {row['answer']}", f"= {row['answer']} apples", "= none"]
+    exact, among_words, wrong = tasks.score([""] * 3, responses, [row] * 3)
     assert exact == 1.0 > among_words > wrong == 0.0
 
 

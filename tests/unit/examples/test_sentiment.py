@@ -55,9 +55,9 @@ def test_every_pair_is_told_apart_by_the_judge():
 
 def test_heldout_prompts_are_in_no_other_file():
     heldout = {row["prompt"] for row in rows("heldout.jsonl")}
-    seen = {row["prompt"] for name in FILES[:3] for row in rows(name)}
+    known_prompts = {row["prompt"] for name in FILES[:3] for row in rows(name)}
     assert len(heldout) == 100
-    assert not heldout & seen
+    assert not heldout & known_prompts
 
 
 @pytest.mark.parametrize(

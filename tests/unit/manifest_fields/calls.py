@@ -26,29 +26,29 @@ from rlhf_trainer.training import assembly
 
 def serving(job: RLHFJob) -> Any:
     """vLLM's options, its requests, and the broadcast."""
-    made, found = config(job), []
+    made, parts = config(job), []
     if Role.GENERATOR not in roles_of(job.spec):
         return None
     for memory in (None, 80e9):
-        found.append(generator.arguments(made, "h", 1, memory))
+        parts.append(generator.arguments(made, "h", 1, memory))
     with instead(assembly, "Broadcaster") as sync:
         policy = SimpleNamespace(generation_config=None, vocabulary=300)
         rollouts: Any = assembly.make_rollouts(context(job), policy, None)
     fleet = rollouts._fleet
     for _, named in sync.told:
-        found.append({key: value for key, value in named.items() if key != "fault"})
-    found += [fleet._client._asked.model_dump(), fleet._client._seed]
+        parts.append({key: value for key, value in named.items() if key != "fault"})
+    parts += [fleet._client._asked.model_dump(), fleet._client._seed]
     works = fleet.fresh(prompts(open_datasets(job.spec)[0], [(0, 0)], tokenizer(), job.spec.data))
-    found += [len(work.responses) for work in works]
+    parts += [len(work.responses) for work in works]
     with instead(Fleet, "_present"), pytest.MonkeyPatch.context() as patch:
         started = Made()
         patch.setattr("rlhf_trainer.rollout.fleet.start_round", started)
         fleet.start(works, lambda _: None, None)
-        found.append(started.told[0][1]["limits"])
+        parts.append(started.told[0][1]["limits"])
     if job.spec.rollout.max_staleness:
         rollouts._ahead.extend(0, list, collected=False)
-        found.append(len(rollouts._ahead._episodes))
-    return found
+        parts.append(len(rollouts._ahead._episodes))
+    return parts
 
 
 def collecting(job: RLHFJob) -> Any:
@@ -83,23 +83,23 @@ def collecting(job: RLHFJob) -> Any:
 
 def evaluations(job: RLHFJob) -> Any:
     """Prompts and sampling of each evaluation set, and the function that judges."""
-    section, asked = job.spec.evaluation, []
+    section, requests = job.spec.evaluation, []
     if section is None or not job.spec.graph.generates:
         return [(s.name, s.data) for s in job.spec.evaluation_sets()]
 
     def respond(batch: Any, sampling: Any, penalties: Any) -> Any:
-        asked.append(([p.id for p in batch], sampling, penalties))
+        requests.append(([p.id for p in batch], sampling, penalties))
         return SimpleNamespace(rollouts=[])
 
     evaluate(context(job), open_datasets(job.spec)[1], respond, None)
-    return asked, [s.name for s in job.spec.evaluation_sets()]
+    return requests, [s.name for s in job.spec.evaluation_sets()]
 
 
 def rewards(job: RLHFJob) -> Any:
     """The parts of a score, how they are asked for, and the score made of them."""
     if Role.REWARD not in roles_of(job.spec):
         return None
-    section, found, models, made, weighted = job.spec.reward, list[Any](), Made(), Made(), Made()
+    section, parts, models, made, weighted = job.spec.reward, list[Any](), Made(), Made(), Made()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KEY", "secret")
         for module, way in (
@@ -122,14 +122,14 @@ def rewards(job: RLHFJob) -> Any:
         patch.setattr(reward, "WeightedModel", weighted)
         reward.run(SimpleNamespace(config=config(job), prover=lambda: None, host="h", port=1))
     for (_, seconds, functions), named in made.told:
-        found += [seconds, [(f.name, f.weight, f.retries, f.scorer.made) for f in functions], named]
-    found += [weight for (weight, *_), _ in weighted.told]
-    found.append([given[1:2] + given[3:] for given, _ in models.told])
+        parts += [seconds, [(f.name, f.weight, f.retries, f.scorer.made) for f in functions], named]
+    parts += [weight for (weight, *_), _ in weighted.told]
+    parts.append([given[1:2] + given[3:] for given, _ in models.told])
     totals = torch.tensor([-2.0, 0.25, 3.0])
-    found += scaled_scores(totals, bias=section.bias, scale=section.scale, clip=section.clip).tolist()
+    parts += scaled_scores(totals, bias=section.bias, scale=section.scale, clip=section.clip).tolist()
     client = remote.reward_client(context(job), array="scores")
     at_once = client._functions and client._functions[1]._at_once
-    return found, client._max_failed_share, client._patience, at_once
+    return parts, client._max_failed_share, client._patience, at_once
 
 
 class _Started:
@@ -143,21 +143,21 @@ class _Started:
 
 def servers(job: RLHFJob) -> Any:
     """Deadlines of calls to the roles that score and infer."""
-    asked = [role for role in roles_of(job.spec) if role.row.work in ("score", "infer")]
-    made = [remote.scorer(context(job), role) for role in asked]
+    called_roles = [role for role in roles_of(job.spec) if role.row.work in ("score", "infer")]
+    made = [remote.scorer(context(job), role) for role in called_roles]
     return [(each._timeout, each._patience, each._chunk_tokens) for each in made]
 
 
 def frozen(job: RLHFJob) -> Any:
     """vLLM's options for models that are frozen."""
-    found = []
+    options = []
     for role in roles_of(job.spec):
         if getattr(job.spec.section(role), "engine", None) == "vllm":
             source = ModelSource("spec.model", "policy")
-            found.append(
+            options.append(
                 (role, [frozen_options(config(job), role, source, 13, cpu=cpu) for cpu in (False, True)])
             )
-    return found
+    return options
 
 
 VIEWS = (servers, frozen, serving, collecting, evaluations, rewards)

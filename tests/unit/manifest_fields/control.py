@@ -21,7 +21,7 @@ from rlhf_trainer.training.online import OnlineTask
 
 def steps(job: RLHFJob) -> Any:
     """The loop: which steps train, publish, evaluate and save."""
-    told: list[Any] = []
+    events: list[Any] = []
 
     class Sent(GeneratorRollouts):
         def __init__(self, ctx: Any) -> None:
@@ -29,7 +29,7 @@ def steps(job: RLHFJob) -> Any:
             self.weights: Any = SimpleNamespace(version=-1, changed=lambda: "", figures=dict)
 
         def publish(self, _issue: Any, *, collected: bool) -> None:  # noqa: ARG002
-            told.append(("send", self.version))
+            events.append(("send", self.version))
             self.weights.version = self.version
 
     class Steps(OnlineTask):
@@ -40,15 +40,15 @@ def steps(job: RLHFJob) -> Any:
             return {"tokens": step}
 
         def train(self, step: int) -> dict[str, float]:
-            told.append(("train", step))
+            events.append(("train", step))
             return {}
 
         def evaluate(self, step: int) -> list[dict[str, Any]]:
-            told.append(("evaluate", step))
+            events.append(("evaluate", step))
             return []
 
         def export(self, step: int) -> None:
-            told.append(("export", step))
+            events.append(("export", step))
 
         def reorder(self, times: int) -> None:
             pass
@@ -58,16 +58,16 @@ def steps(job: RLHFJob) -> Any:
 
     saver = SimpleNamespace(
         check=lambda: None, busy=False, finish=lambda: None, rollbacks=lambda: 0,
-        begin=lambda step, *_, **__: told.append(("save", step)),
+        begin=lambda step, *_, **__: events.append(("save", step)),
         archive=SimpleNamespace(store=SimpleNamespace(url="u")),
     )  # fmt: skip
     loop.train(context(job), Steps(), saver, (), None)
-    return told
+    return events
 
 
 def health(job: RLHFJob) -> Any:
     """Verdicts on a run's figures."""
-    section, watches, found = job.spec.health, {}, list[Any]()
+    section, watches, verdicts = job.spec.health, {}, list[Any]()
     kl = [0.1, 0.2, 0.1, 0.3, 0.2, 5.0, 6.0, 7.0, 0.1, -3.0, -4.0, 0.2, 1.0]
     for step, value in enumerate(kl, 1):
         figures = {"kl_mean": value, "loss": float("nan") if step == 8 else 0.5, "x": -value}
@@ -75,23 +75,23 @@ def health(job: RLHFJob) -> Any:
         figures["logprob_outlier_share"] = step / 100
         verdict = judge(section, watches, figures, step, begun=True, outliers=job.spec.outlier_limit())
         watches = verdict.watches
-        found.append((verdict, good(section, watches)))
+        verdicts.append((verdict, good(section, watches)))
     watcher = object.__new__(monitor.Monitor)
     watcher._ctx = context(job)
-    return found, watcher._most
+    return verdicts, watcher._most
 
 
 def checkpoints(job: RLHFJob) -> Any:
     """The store, its deadline, what stays, and where a run begins; classes of models."""
-    found, committer, copied, archive, classes = list[Any](), Made(), Made(), Made(), Made()
+    parts, committer, copied, archive, classes = list[Any](), Made(), Made(), Made(), Made()
     store = SimpleNamespace(check_writable=lambda: None, conditional=True, url="u")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer.Committer, "take_over", committer)
         patch.setattr(trainer.copying, "find", copied)
         patch.setattr(trainer.copying, "copy", lambda *_: SimpleNamespace(step=1))
         trainer.take_over(SimpleNamespace(store=store, read_root=lambda: (Root(), None)), config(job))
-        found += [(given[1], named["resume"]) for given, named in committer.told]
-        found += [given for given, _ in copied.told]
+        parts += [(given[1], named["resume"]) for given, named in committer.told]
+        parts += [given for given, _ in copied.told]
         for name in (
             "on_sigterm",
             "check_rows",
@@ -113,7 +113,7 @@ def checkpoints(job: RLHFJob) -> Any:
         patch.setattr(trainer.distributed, "barrier", lambda: None)
         ranks = SimpleNamespace(first=True, watch_each_other=lambda _: None, share=lambda make: make())
         trainer.work(config(job), ranks, None)
-    return found, [(given, named["patience"]) for given, named in archive.told], classes.told
+    return parts, [(given, named["patience"]) for given, named in archive.told], classes.told
 
 
 def trackers(job: RLHFJob) -> Any:
@@ -121,7 +121,7 @@ def trackers(job: RLHFJob) -> Any:
     with instead(tracking, "_Feed") as made, pytest.MonkeyPatch.context() as patch:
         patch.setattr(tracking, "_run_id", lambda *_: "id")
         tracking.Tracking("job", job.spec, None).begin(0, 0)
-    return [(wanted.kind, wanted.settings, make, run.project) for (wanted, make, run), _ in made.told]
+    return [(spec.kind, spec.settings, make, run.project) for (spec, make, run), _ in made.told]
 
 
 def own(job: RLHFJob) -> Any:

@@ -38,9 +38,9 @@ def config(job: RLHFJob) -> RunConfig:
 
 def graph(job: RLHFJob) -> Any:
     """Nodes with their sizes and bounds, the roles, and what is trained."""
-    found = job.spec.graph
+    dataflow = job.spec.graph
     return (
-        list(map(repr, found.nodes)),
+        list(map(repr, dataflow.nodes)),
         roles_of(job.spec),
         [replicas(job.spec, r) for r in roles_of(job.spec)],
     )
@@ -48,10 +48,10 @@ def graph(job: RLHFJob) -> Any:
 
 def arithmetic(job: RLHFJob) -> Any:
     """`rlhf plan`: batches, memory and seconds."""
-    spec, found = job.spec, model_sizes(job.spec)
-    lines = [*plan_command._batches(spec, Batch.of(spec)), *plan_lines(spec, found)]
+    spec, sizes = job.spec, model_sizes(job.spec)
+    lines = [*plan_command._batches(spec, Batch.of(spec)), *plan_lines(spec, sizes)]
     try:
-        seconds = predicted(Work.of(spec, found, Batch.of(spec)), Machine(1e12, 1e11, 1e9))
+        seconds = predicted(Work.of(spec, sizes, Batch.of(spec)), Machine(1e12, 1e11, 1e9))
     except InvalidJob as error:
         return lines, str(error)
     return lines, seconds, of_step(spec, seconds)
@@ -68,18 +68,18 @@ def pods(job: RLHFJob) -> Any:
 
 def processes(job: RLHFJob) -> Any:
     """Commands and environments of `rlhf run`."""
-    made, found = config(job), []
+    made, commands = config(job), []
     for role in roles_of(job.spec):
         process = Process(role, 0, 8000, "127.0.0.1", "127.0.0.1:9")
-        found.append(command(made, process))
-        found.append(environment(made, process, config_file="f", termination_log="t"))
-    return found
+        commands.append(command(made, process))
+        commands.append(environment(made, process, config_file="f", termination_log="t"))
+    return commands
 
 
 def scaling(job: RLHFJob) -> Any:
     """Generators that the operator asks for after steps in which the trainer waited for so long."""
-    scale, said = job.spec.generator.autoscale, {"activity": "training", "total_steps": 4}
-    waits = [TrainerStatus(**said, trainer_idle=idle, generator_idle=0.5) for idle in (0.0, 0.3, 0.6, 0.99)]
+    scale, fields = job.spec.generator.autoscale, {"activity": "training", "total_steps": 4}
+    waits = [TrainerStatus(**fields, trainer_idle=idle, generator_idle=0.5) for idle in (0.0, 0.3, 0.6, 0.99)]
     return scale and [required_replicas(job.spec, scale, wait) for wait in waits]
 
 
@@ -90,46 +90,46 @@ def restarts(job: RLHFJob) -> Any:
         Ended(at=5.0, code=code, reason="ended", cause=cause) for code, cause in ((1, ""), (137, "OOMKilled"))
     ]
     before = [Restarts(failures=n, total=n, since=HOUR - WINDOW, last=HOUR - WINDOW) for n in (0, 3)]
-    found = []
+    actions = []
     for role in roles_of(job.spec):
         others = [ProcessState(r, 0, started=0.0, ready=True) for r in roles_of(job.spec) if r is not role]
         for ended in ends:
             for had in before:
-                seen = [*others, ProcessState(role, 0, started=0.0, ready=True, ended=ended)]
-                found.append(decide(job.spec, seen, {role: had}, now=HOUR))
-                found.append(current_window(job.spec, {role: had}, role, HOUR))
+                states = [*others, ProcessState(role, 0, started=0.0, ready=True, ended=ended)]
+                actions.append(decide(job.spec, states, {role: had}, now=HOUR))
+                actions.append(current_window(job.spec, {role: had}, role, HOUR))
     trainer = ProcessState(Role.TRAINER, 0, started=0.0, ready=True)
-    return [*found, silence(job.spec, [trainer], 1.0, "training")]
+    return [*actions, silence(job.spec, [trainer], 1.0, "training")]
 
 
 def cluster(job: RLHFJob) -> Any:
     """A job's way on a cluster: pods that stay pending, a trainer that makes no step, an end, and long after it."""
     world = Fixed()
     world.body = {**as_stored(job), "status": {}}
-    seen = []
+    plans = []
     if world.job.controller != CONTROLLER:
-        return seen
+        return plans
 
-    def look(seconds: float) -> None:
+    def step(seconds: float) -> None:
         todo = world.step(seconds)
         phase = world.status and (world.status.phase, world.status.message)
-        seen.append(([new.role for new in todo.create], len(todo.delete), todo.stop, todo.expire, phase))
+        plans.append(([new.role for new in todo.create], len(todo.delete), todo.stop, todo.expire, phase))
 
-    look(1.0)
-    look(HOUR)
-    look(1.0)
+    step(1.0)
+    step(HOUR)
+    step(1.0)
     world.kubelet()
     world.trainer = TrainerStatus(activity="training", step=1, total_steps=4)
-    look(1.0)
-    look(HOUR)
-    look(1.0)
+    step(1.0)
+    step(HOUR)
+    step(1.0)
     world.kubelet()
     if "job-trainer-0" in world.pods:
         world.end("job-trainer-0", code=0)
-    look(HOUR)
-    look(HOUR)
-    look(1.0)
-    return seen
+    step(HOUR)
+    step(HOUR)
+    step(1.0)
+    return plans
 
 
 def as_stored(job: RLHFJob) -> dict[str, Any]:
@@ -149,10 +149,10 @@ class Fixed(World):
 
 def runtime(job: RLHFJob) -> Any:
     """The runtime that a cluster is asked for, and what `rlhf run` says of it."""
-    asked: list[Any] = []
+    requests: list[Any] = []
 
     async def get(*where: Any) -> Any:
-        asked.append(where)
+        requests.append(where)
         raise InvalidJob([])
 
     asyncio.run(
@@ -161,8 +161,8 @@ def runtime(job: RLHFJob) -> Any:
     try:
         with_runtime_of(job, None, needed=True)
     except InvalidJob as error:
-        return asked, str(error)
-    return asked
+        return requests, str(error)
+    return requests
 
 
 VIEWS = (graph, arithmetic, pods, processes, scaling, restarts, runtime)

@@ -43,8 +43,8 @@ _MODELS: dict[Any, Any] = {}
 def sources(job: RLHFJob) -> Any:
     """Paths of models and the dtypes of roles that hold one, and adapters."""
     made = config(job)
-    found = [model_source(made, field) for field in (*get_args(ModelField), "tokenizer")]
-    return found, [made.dtype(role) for role in roles_of(job.spec)]
+    model_sources = [model_source(made, field) for field in (*get_args(ModelField), "tokenizer")]
+    return model_sources, [made.dtype(role) for role in roles_of(job.spec)]
 
 
 def creation(job: RLHFJob) -> Any:
@@ -68,7 +68,7 @@ def _model(*given: Any) -> Any:
 
 def engines(job: RLHFJob) -> Any:
     """The arguments of DeepSpeed's engine of each trained model, its adapter, and the learning rates."""
-    found: list[Any] = []
+    arguments: list[Any] = []
     with instead(assembly, "TrainedModel") as made, pytest.MonkeyPatch.context() as patch:
         patch.setattr(assembly, "load_trained", lambda *given: deepcopy(_model(*given)))
         for used in job.spec.graph.trained:
@@ -78,13 +78,13 @@ def engines(job: RLHFJob) -> Any:
         model, optimizer, trainer = given
         adam = optimizer.model_dump()
         read = {"attention", "kernels", "gradient_checkpointing", "sequence_parallel_size"}
-        found += [type(model).__name__, model.dtype, named, adam, trainer.model_dump(include=read)]
-        found += [deepspeed_settings(named["deepspeed"], adam, optimizer.gradient_clip)]
-        found += [adapter and (adapter.fingerprint, adapter.config.to_dict())]
+        arguments += [type(model).__name__, model.dtype, named, adam, trainer.model_dump(include=read)]
+        arguments += [deepspeed_settings(named["deepspeed"], adam, optimizer.gradient_clip)]
+        arguments += [adapter and (adapter.fingerprint, adapter.config.to_dict())]
     with instead(torch, "use_deterministic_algorithms") as chosen:
         choose_kernels(job.spec.trainer)
     rates = [learning_rate_of(job.spec, critic, step) for critic in (True, False) for step in range(4)]
-    return found, chosen.told, rates
+    return arguments, chosen.told, rates
 
 
 def data(job: RLHFJob) -> Any:
@@ -94,32 +94,32 @@ def data(job: RLHFJob) -> Any:
     fit = check_all([RowChecker(rows, spec.graph.rows, tokenizer, spec.data)])
     places = stream(rows, spec.seed).take(12)
     if isinstance(spec.graph.source, Generate):
-        seen: Any = prompts(rows, places, tokenizer, spec.data)
+        tokens: Any = prompts(rows, places, tokenizer, spec.data)
     else:
         kind = spec.graph.rows
         made, metrics = given_columns(kind, [rows[i] for _, i in places], tokenizer, spec.data)
-        seen = made.sequences.tokens.tolist(), metrics
+        tokens = made.sequences.tokens.tolist(), metrics
     more = {name: [rows_[i].model_dump() for i in range(len(rows_))] for name, rows_ in held_out.items()}
     taken = None
     if text is not None:
         source = PretrainingText(text, context(job))
         taken = source.take().sequences.tokens.tolist(), source.coefficient
-    return repr(seen), more, taken, fit
+    return repr(tokens), more, taken, fit
 
 
 def losses(job: RLHFJob) -> Any:
     """Every compute operation and loss of the graph on made columns, twice, with the running state between."""
-    found = resolve(job.spec)
-    ctx, numbers = OpContext(job.spec, found.settings), list[Any]()
-    group = getattr(found.graph.source, "group", 1)
+    algorithm = resolve(job.spec)
+    ctx, numbers = OpContext(job.spec, algorithm.settings), list[Any]()
+    group = getattr(algorithm.graph.source, "group", 1)
     for _ in range(2):
         made = columns()
         made = made.with_tokens(token_scores=made["values"])
-        for node in found.graph.prepare:
+        for node in algorithm.graph.prepare:
             if isinstance(node, Compute):
                 made = compute_fn(node.function, ctx.spec)(made, ctx)
                 numbers += [made[name].tolist() for name in node.writes]
-        for node in found.graph.train:
+        for node in algorithm.graph.train:
             loss = loss_fn(node.loss, ctx.spec)(made, ctx)
             sequences, draw = made.sequences, torch.Generator().manual_seed(3)
             if job.spec.pretraining:
@@ -147,7 +147,7 @@ def replay(job: RLHFJob) -> Any:
         buffer.add(episode(number), step=number)
     window = buffer.replayable()
     picks = EpisodeSampler(section, job.spec.seed).picks(window, fresh, 5) if section.window else []
-    return [kept.episode_id for kept in window], picks
+    return [past_episode.episode_id for past_episode in window], picks
 
 
 VIEWS = (sources, creation, engines, data, losses, replay)

@@ -42,7 +42,7 @@ def tokenizer() -> Any:
 def context(job: RLHFJob) -> Any:
     """A trainer's, of one rank that has no peers."""
     ranks = SimpleNamespace(
-        agree=lambda found: found(),
+        agree=lambda decision: decision(),
         device=torch.device("cpu"),
         first=True,
         world=1,

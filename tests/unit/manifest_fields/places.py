@@ -73,8 +73,8 @@ def changed(made: Any, way: list[str], to: Any) -> Any:
 
 _GROUPED = [
     (to_camel(name), name)
-    for name, found in ALGORITHMS.items()
-    if found.settings and name not in ("ppo", "dpo")
+    for name, algorithm in ALGORITHMS.items()
+    if algorithm.settings and name not in ("ppo", "dpo")
 ]
 
 

@@ -48,8 +48,8 @@ def here(tmp_path_factory):
         patch.chdir(folder)
         patch.syspath_prepend(str(Path(__file__).parents[3] / "examples" / "own_algorithm"))
         yield
-    for kept in (job, seen, made):
-        kept.cache_clear()
+    for cached in (job, read_view, made):
+        cached.cache_clear()
 
 
 def base(at: str) -> Any:
@@ -80,7 +80,7 @@ def job(text: str) -> RLHFJob:
 
 
 @cache
-def seen(text: str, view: View) -> str:
+def read_view(text: str, view: View) -> str:
     try:
         return repr(view(job(text)))
     except InvalidJob as error:
@@ -102,16 +102,16 @@ def outcome(at: str, schema: Any, views: Sequence[View] = VIEWS) -> str:
             wrong += [f"{other!r}: {problem}" for problem in error.problems]
             continue
         for view in views:
-            if seen(text, view) != seen(after, view):
+            if read_view(text, view) != read_view(after, view):
                 return f"acts: {view.__name__}"
         wrong.append(f"{other!r} changes nothing")
     return f"nothing is seen of {at}: {wrong}"
 
 
-@pytest.mark.parametrize(("at", "schema"), [pytest.param(*found, id=found[0]) for found in leaves()])
+@pytest.mark.parametrize(("at", "schema"), [pytest.param(*leaf, id=leaf[0]) for leaf in leaves()])
 def test_a_leaf_acts_or_is_refused(at: str, schema: Any) -> None:
-    found = outcome(at, schema)
-    assert found == "refused" if at in REFUSED else found.startswith("acts: "), found
+    result = outcome(at, schema)
+    assert result == "refused" if at in REFUSED else result.startswith("acts: "), result
 
 
 def test_a_leaf_that_no_view_sees_is_found_out():

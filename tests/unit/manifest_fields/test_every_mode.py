@@ -19,7 +19,7 @@ from rlhf_api.spec import Spec
 
 GIVEN = ("sft", "reward", "dpo")
 SAMPLED = [name for name in ALGORITHMS if name not in GIVEN]
-SECTIONS = {name: f"spec.{to_camel(name)}." for name, found in ALGORITHMS.items() if found.settings}
+SECTIONS = {name: f"spec.{to_camel(name)}." for name, algorithm in ALGORITHMS.items() if algorithm.settings}
 REFERENCE = ("spec.reference.", "spec.model.reference")
 CRITIC = (
     "spec.model.critic",
@@ -102,7 +102,7 @@ def test_a_leaf_of_a_part_that_is_not_there_is_refused(
     made: Any, without: tuple[str, ...], algorithm: str
 ) -> None:
     others = ("spec.custom.", *(where for name, where in SECTIONS.items() if name != algorithm))
-    base, seen = parse(made).spec, 0
+    base, refused_count = parse(made).spec, 0
     for at, schema in LEAVES:
         if not at.startswith((*without, *others)) or (at == SWITCH and algorithm not in GIVEN):
             continue
@@ -111,5 +111,5 @@ def test_a_leaf_of_a_part_that_is_not_there_is_refused(
             accepted, problems = read(after)
             assert accepted in (base, None), f"{at} = {other!r} is accepted, and has no effect"
             assert accepted or any(names(problem, at) for problem in problems), (at, problems)
-            seen += accepted is None
-    assert seen
+            refused_count += accepted is None
+    assert refused_count

@@ -65,10 +65,10 @@ class Place:
     def trainer(
         self, retention: Retention = MANY, reached: Callable[[str], None] = lambda _: None
     ) -> Trainer:
-        archive, told = Archive(self.url), list[Stored]()
+        archive, committed = Archive(self.url), list[Stored]()
         committer = Committer.take_over(archive, retention, reached)
-        saver = Saver(ALONE, archive, committer, committed=told.append, reached=reached)
-        return Trainer(archive, committer, saver, told)
+        saver = Saver(ALONE, archive, committer, committed=committed.append, reached=reached)
+        return Trainer(archive, committer, saver, committed)
 
     def keys(self, prefix: str) -> set[str]:
         return {meta["path"] for meta in obstore.list(self.raw, prefix).collect()} - {".lock"}
@@ -92,11 +92,11 @@ class Place:
 def assert_is(snapshot: Snapshot, step: int) -> None:
     """It holds what `Trainer.save` put into the snapshot of `step`."""
     assert (snapshot.step, snapshot.state) == (step, {"position": step * 4})
-    found = snapshot.tensors("model")
-    assert found.keys() == tensors(step).keys()
+    restored = snapshot.tensors("model")
+    assert restored.keys() == tensors(step).keys()
     for name, expected in tensors(step).items():
-        assert found[name].dtype == expected.dtype
-        assert torch.equal(found[name], expected)
+        assert restored[name].dtype == expected.dtype
+        assert torch.equal(restored[name], expected)
     assert snapshot.tensors("none") == {}
     assert snapshot.blob(f"episodes/{step}.parquet") == b"new %d" % step
 

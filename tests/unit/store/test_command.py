@@ -14,8 +14,8 @@ from rlhf_store.retention import Retention
 def rlhf(capsys):
     def run(*arguments: str) -> tuple[int, list[str], str]:
         code = main(["checkpoint", *arguments])
-        said = capsys.readouterr()
-        return code, said.out.splitlines(), said.err
+        captured = capsys.readouterr()
+        return code, captured.out.splitlines(), captured.err
 
     return run
 
@@ -60,10 +60,10 @@ def test_what_the_run_deletes_meanwhile_is_not_damaged(place, rlhf, monkeypatch)
     trained = iter((3, 4))
 
     def entries(archive: Archive) -> list[Entry]:
-        found = list(archive.read_root()[0].cuts)
+        cuts = list(archive.read_root()[0].cuts)
         if (step := next(trained, None)) is not None:
             trainer.save(step)
-        return found
+        return cuts
 
     monkeypatch.setattr(Archive, "entries", entries)
     code, lines, error = rlhf("verify", place.url)
@@ -78,9 +78,9 @@ def test_what_the_run_deletes_meanwhile_is_not_damaged(place, rlhf, monkeypatch)
 def test_ls_leaves_out_what_the_run_deletes_meanwhile(place, rlhf, monkeypatch):
     trainer = place.trainer(Retention(last=1))
     trainer.save(1)
-    found = Archive(place.url).entries()
+    entries_before = Archive(place.url).entries()
     trainer.save(2)
-    listed = iter((found, *[Archive(place.url).entries()] * 2))
+    listed = iter((entries_before, *[Archive(place.url).entries()] * 2))
     monkeypatch.setattr(Archive, "entries", lambda _archive: next(listed))
     assert rlhf("ls", place.url)[1] == [f"{place.url} holds no checkpoint"]
 
@@ -98,7 +98,7 @@ def test_gc_deletes_what_nobody_refers_to_and_nothing_young(place, rlhf):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("ls",), "`checkpoint ls|verify|gc|export STORE` looks into a store"),
         (("ppo", "s3://bucket/x"), "`checkpoint NAME` asks a job"),
@@ -108,10 +108,10 @@ def test_gc_deletes_what_nobody_refers_to_and_nothing_young(place, rlhf):
         (("export", ".", "latest", "/"), "/: is there already; name another folder"),
     ],
 )
-def test_what_does_not_go_together(rlhf, arguments, said):
+def test_what_does_not_go_together(rlhf, arguments, message):
     code, lines, error = rlhf(*arguments)
     assert (code, lines) == (2, [])
-    assert said in error
+    assert message in error
     assert len(error.splitlines()) == 1
 
 
@@ -119,10 +119,10 @@ def test_export_names_the_steps_that_are_there(directory, rlhf, tmp_path):
     trainer = directory.trainer()
     trainer.save(3)
     trainer.save(12)
-    for asked, said in (("4", "of step 4"), ("best", "with an evaluation")):
-        code, lines, error = rlhf("export", directory.url, asked, str(tmp_path / "out"))
+    for step, lack in (("4", "of step 4"), ("best", "with an evaluation")):
+        code, lines, error = rlhf("export", directory.url, step, str(tmp_path / "out"))
         assert (code, lines) == (2, [])
-        assert error == f"error: {directory.url}: has no checkpoint {said}; it has those of steps: 3, 12\n"
+        assert error == f"error: {directory.url}: has no checkpoint {lack}; it has those of steps: 3, 12\n"
 
 
 def test_the_best_of_equal_evaluations_is_the_newest_as_retention_has_it(directory):

@@ -73,7 +73,7 @@ def test_who_was_taken_over_is_told_by_whom(place):
     def leads(run: str) -> Committer:
         return Committer.take_over(Archive(place.url), Retention(), run=run)
 
-    def told(by: str) -> str:
+    def refusal_after(by: str) -> str:
         earlier = leads("uid-1")
         leads(by)
         with pytest.raises(UnusableStore) as caught:
@@ -81,14 +81,16 @@ def test_who_was_taken_over_is_told_by_whom(place):
         return str(caught.value)
 
     assert (
-        told("uid-1")
+        refusal_after("uid-1")
         == f"a later trainer of this run has taken over {place.url} and goes on, so this one ends"
     )
-    assert told("uid-2").startswith(
+    assert refusal_after("uid-2").startswith(
         f"another run, uid-2, has taken over {place.url}, and this one may not write"
     )
-    assert told("uid-2").endswith("each run needs a store of its own")
-    assert told("").startswith(f"another trainer has taken over {place.url}, and this one may not write")
+    assert refusal_after("uid-2").endswith("each run needs a store of its own")
+    assert refusal_after("").startswith(
+        f"another trainer has taken over {place.url}, and this one may not write"
+    )
 
 
 def test_a_root_that_somebody_deletes_is_told_so_and_the_next_trainer_finds_what_is_left(place):
@@ -163,7 +165,7 @@ def test_a_store_without_them_still_compares(place):
 
 
 @pytest.mark.parametrize(
-    ("retention", "kept"),
+    ("retention", "retained"),
     [
         (Retention(last=1), [8]),
         (Retention(last=3), [6, 7, 8]),
@@ -174,25 +176,25 @@ def test_a_store_without_them_still_compares(place):
         (Retention(last=0), [8]),
     ],
 )
-def test_retention(retention, kept):
+def test_retention(retention, retained):
     rewards = {2: 0.7, 3: 0.1, 5: 0.9, 6: -1.0}
     snapshots = [
         Entry(step=step, epoch=1, digest=f"{step:064x}", time="", reward=rewards.get(step))
         for step in range(1, 9)
     ]
-    assert [snapshot.step for snapshot in retention.keep(snapshots)] == kept
+    assert [snapshot.step for snapshot in retention.keep(snapshots)] == retained
     assert retention.keep([]) == ()
 
 
 @pytest.mark.parametrize(
-    ("bad", "kept"), [({8}, [7, 8]), ({4, 5, 6, 7, 8}, [3, 7, 8]), (set(range(9)), [7, 8])]
+    ("bad", "retained"), [({8}, [7, 8]), ({4, 5, 6, 7, 8}, [3, 7, 8]), (set(range(9)), [7, 8])]
 )
-def test_the_newest_good_one_is_never_rotated_away(bad, kept):
+def test_the_newest_good_one_is_never_rotated_away(bad, retained):
     snapshots = [
         Entry(step=step, epoch=1, digest=f"{step:064x}", time="", good=step not in bad)
         for step in range(1, 9)
     ]
-    assert [snapshot.step for snapshot in Retention(last=2).keep(snapshots)] == kept
+    assert [snapshot.step for snapshot in Retention(last=2).keep(snapshots)] == retained
 
 
 def test_a_rollback_puts_away_what_came_after_the_last_good_cut_and_is_counted(place):
@@ -213,8 +215,8 @@ def test_where_the_root_is_lost_a_bad_cut_is_still_one_and_the_best_is_kept(plac
     trainer.save(1, reward=0.5)
     trainer.save(2, good=False)
     place.damage("LATEST")
-    found = [(cut.step, cut.reward, cut.good) for cut in Archive(place.url).entries()]
-    assert found == [(1, 0.5, True), (2, None, False)]
+    cuts = [(cut.step, cut.reward, cut.good) for cut in Archive(place.url).entries()]
+    assert cuts == [(1, 0.5, True), (2, None, False)]
 
 
 def test_where_the_root_is_lost_rollbacks_still_count(place):

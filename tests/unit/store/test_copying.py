@@ -50,8 +50,8 @@ def reshuffled(committer: Committer, own: str) -> int:
     monitor = SimpleNamespace(restore=lambda _: None, rollbacks=committer.rollbacks)
     saver = SimpleNamespace(archive=Archive(own), knows=lambda _: None)
     ctx = SimpleNamespace(ranks=ALONE, report=lambda **_: None, data={})
-    found: Any = (ctx, task, monitor, saver, {})
-    Checkpoints(*found).restore(committer.cuts)
+    parts: Any = (ctx, task, monitor, saver, {})
+    Checkpoints(*parts).restore(committer.cuts)
     (number,) = times
     return number
 
@@ -65,15 +65,15 @@ def test_each_rollback_of_a_copy_brings_another_order_of_the_data(directory: Pla
     trainer.saver.roll_back()
     trainer.save(3, good=good)
     own = f"file://{tmp_path / 'own'}"
-    found = begin(own, directory.url)
-    assert (found.rollbacks, reshuffled(found, own)) == (0, 0)
+    committer = begin(own, directory.url)
+    assert (committer.rollbacks, reshuffled(committer, own)) == (0, 0)
     for rollbacks in (1, 2):
-        found.roll_back()
-        found = begin(own, directory.url, resume=True)
-        assert (found.rollbacks, reshuffled(found, own)) == (rollbacks, rollbacks)
-    found.commit(4, {}, {}, {})
-    found = begin(own, directory.url, resume=True)
-    assert reshuffled(found, own) == 0, "what it saved has that order"
+        committer.roll_back()
+        committer = begin(own, directory.url, resume=True)
+        assert (committer.rollbacks, reshuffled(committer, own)) == (rollbacks, rollbacks)
+    committer.commit(4, {}, {}, {})
+    committer = begin(own, directory.url, resume=True)
+    assert reshuffled(committer, own) == 0, "what it saved has that order"
 
 
 def test_cut_short_it_leaves_no_checkpoint_and_is_begun_anew(place: Place, tmp_path):

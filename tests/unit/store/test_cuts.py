@@ -32,8 +32,8 @@ def test_tensors_spread_over_segments_of_a_bounded_size(place, monkeypatch):
     many = {f"layer.{i}": torch.full((20,), float(i)) for i in range(9)}
     snapshot = place.trainer().save(3, groups={"model": many.items()})
     assert len(snapshot.manifest.groups["model"]) == 5  # 80 bytes each: two fill one
-    found = place.snapshot(3)
-    assert all(torch.equal(found.tensor("model", name), value) for name, value in many.items())
+    restored = place.snapshot(3)
+    assert all(torch.equal(restored.tensor("model", name), value) for name, value in many.items())
 
 
 def test_a_large_segment_survives_the_multipart_upload(place):
@@ -70,9 +70,9 @@ def test_a_group_that_ends_with_an_empty_tensor_keeps_the_next_one_apart(directo
     directory.trainer().save(
         1, groups={"empty": {"none": torch.zeros(0)}.items(), "full": tensors(1).items()}
     )
-    found = directory.snapshot(1)
-    assert found.tensors("empty")["none"].shape == (0,)
-    assert found.tensors("full").keys() == tensors(1).keys()
+    restored = directory.snapshot(1)
+    assert restored.tensors("empty")["none"].shape == (0,)
+    assert restored.tensors("full").keys() == tensors(1).keys()
 
 
 def test_training_does_not_reach_what_was_copied(directory):
@@ -110,8 +110,8 @@ def test_damage_is_noticed(place, part):
 
 def test_a_missing_segment_and_a_missing_manifest_are_damage_too(place):
     trainer = place.trainer()
-    gone = trainer.save(2).manifest.groups["model"][0].key
-    obstore.delete(place.raw, [gone, trainer.save(3).entry.key])
+    segment = trainer.save(2).manifest.groups["model"][0].key
+    obstore.delete(place.raw, [segment, trainer.save(3).entry.key])
     with pytest.raises(DamagedSnapshot, match=r"segment [0-9a-f]{12} of step 2 is missing"):
         place.snapshot(2).tensors("model")
     with pytest.raises(DamagedSnapshot, match="the manifest of step 3 is missing"):

@@ -57,12 +57,12 @@ while True:
 def test_what_a_killed_writer_has_left_of_a_file_is_deleted_once_nobody_can_still_write_it(directory: Place):
     """A listing does not have it."""
     folder = Path(unquote(urlsplit(directory.url).path))
-    while not (found := [*folder.rglob("*#1")]):  # it may just have written the whole of it
+    while not (leftovers := [*folder.rglob("*#1")]):  # it may just have written the whole of it
         writer = subprocess.Popen([sys.executable, "-c", WRITES, directory.url])
         eventually(lambda: any(folder.rglob("*#1")), "it has begun to write")
         writer.kill()
         writer.wait()
-    (left,) = found
+    (left,) = leftovers
     others = folder / "segments" / "talk #1"
     others.touch()
     directory.trainer()

@@ -28,12 +28,12 @@ class Disk:
 
     def unsynced(self) -> set[str]:
         """Files and folders that a loss of power may take."""
-        found = set()
+        unsynced_names = set()
         for path in self._folder.rglob("*"):
             with suppress(FileNotFoundError):  # another thread gives a file its name meanwhile
                 if path.name != ".lock" and path.stat().st_ino not in self._synced:
-                    found.add(path.name)
-        return found
+                    unsynced_names.add(path.name)
+        return unsynced_names
 
 
 def test_what_latest_names_is_on_disk_before_it_is_named(directory: Place, monkeypatch: pytest.MonkeyPatch):

@@ -15,11 +15,11 @@ PATIENCE = timedelta(seconds=120)
 
 @pytest.fixture
 def server(seaweed, monkeypatch) -> Iterator[FaultyS3]:
-    with faulty(seaweed) as found:
-        address = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{found.server_port}"}
+    with faulty(seaweed) as store_server:
+        address = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{store_server.server_port}"}
         for name, value in (seaweed.environment | address).items():
             monkeypatch.setenv(name, value)
-        yield found
+        yield store_server
 
 
 @pytest.fixture

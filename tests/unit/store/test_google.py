@@ -16,10 +16,10 @@ URL = f"gs://{BUCKET}/ppo"
 
 @pytest.fixture(autouse=True)
 def server(monkeypatch) -> Iterator[Google]:
-    with google() as found:
-        for name, value in found.environment.items():
+    with google() as store_server:
+        for name, value in store_server.environment.items():
             monkeypatch.setenv(name, value)
-        yield found
+        yield store_server
 
 
 def test_it_can_be_written_and_has_conditional_writes(server):

@@ -90,8 +90,8 @@ def test_roots():
 def test_manifests(stored):
     data, draw = encode_manifest(stored.manifest), random.Random(2)
     for _ in range(MANY):
-        found = outcome(lambda: decode_manifest(bytes_changed(draw, data), stored.entry), DamagedSnapshot)
-        assert found in (None, stored.manifest)
+        decoded = outcome(lambda: decode_manifest(bytes_changed(draw, data), stored.entry), DamagedSnapshot)
+        assert decoded in (None, stored.manifest)
         text = json.dumps(values_changed(draw, json.loads(data))).encode()
         entry = stored.entry.model_copy(update={"digest": digest_of(text)})
         read = outcome(lambda text=text, entry=entry: decode_manifest(text, entry), DamagedSnapshot)
@@ -112,6 +112,6 @@ def test_segments():
     data, draw = save(batch), random.Random(3)
     for _ in range(MANY):
         mutated = bytes_changed(draw, data)
-        found = outcome(lambda mutated=mutated: decode(mutated), WireError)
-        assert found is None or all(isinstance(tensor, torch.Tensor) for tensor in found[0].values())
+        decoded = outcome(lambda mutated=mutated: decode(mutated), WireError)
+        assert decoded is None or all(isinstance(tensor, torch.Tensor) for tensor in decoded[0].values())
         assert digest_of(mutated) != digest_of(data) or mutated == data

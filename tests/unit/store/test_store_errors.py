@@ -68,15 +68,15 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 def test_a_failure_that_lasts_is_told_at_each_retry_with_its_reason(monkeypatch):
     no_waiting(monkeypatch)
-    told: list[str] = []
+    reasons: list[str] = []
 
     def full() -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with pytest.raises(StoreError, match=r"the store s3://bucket fails: .*No space left on device"):
-        failures.patiently(full, "s3://bucket", timedelta(seconds=9), told.append)
-    assert told[0] == "", "not of a failure that has only begun"
-    assert told[-1] == "[Errno 28] No space left on device"
+        failures.patiently(full, "s3://bucket", timedelta(seconds=9), reasons.append)
+    assert reasons[0] == "", "not of a failure that has only begun"
+    assert reasons[-1] == "[Errno 28] No space left on device"
 
 
 @pytest.fixture
@@ -154,17 +154,17 @@ def test_credentials_come_from_a_file_too(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("profile", "said"),
+    ("profile", "message"),
     [
         ("default", "has no 'aws_secret_access_key' (profile 'default')"),
         ("nobody", "has no 'nobody' (profile 'nobody')"),
     ],
 )
-def test_a_file_without_what_it_should_have(keys_file, monkeypatch, profile, said):
+def test_a_file_without_what_it_should_have(keys_file, monkeypatch, profile, message):
     monkeypatch.setenv("AWS_PROFILE", profile)
     with pytest.raises(UnusableStore) as caught:
         Archive("s3://checkpoints/by-file")
-    assert f"AWS_SHARED_CREDENTIALS_FILE {keys_file} {said}" in str(caught.value)
+    assert f"AWS_SHARED_CREDENTIALS_FILE {keys_file} {message}" in str(caught.value)
     keys_file.unlink()
     with pytest.raises(UnusableStore, match="cannot be read"):
         Archive("s3://checkpoints/by-file")
@@ -190,11 +190,11 @@ def test_keys_that_are_rotated_in_the_file_are_used_from_then_on(keys_file, monk
 def test_a_store_that_has_been_written_is_waited_for_while_its_keys_are_rotated(keys_file, monkeypatch):
     """Old keys may end before the file has the new ones: training goes on meanwhile."""
     monkeypatch.setenv("AWS_PROFILE", "team")
-    written, told = keys_file.read_text(), list[str]()
+    written, reasons = keys_file.read_text(), list[str]()
 
-    def retrying(why: str) -> None:
-        told.append(why)
-        if "403 Forbidden" in why:
+    def retrying(reason: str) -> None:
+        reasons.append(reason)
+        if "403 Forbidden" in reason:
             keys_file.write_text(written)
 
     store = Archive("s3://checkpoints/revoked", retrying=retrying).store
@@ -202,7 +202,7 @@ def test_a_store_that_has_been_written_is_waited_for_while_its_keys_are_rotated(
     no_waiting(monkeypatch)
     keys_file.write_text(written.replace("secret-of-tests", "revoked"))
     store.put("a", b"1")
-    assert "403 Forbidden" in told[-1]
+    assert "403 Forbidden" in reasons[-1]
     assert store.get("a") == b"1"
 
 

@@ -81,9 +81,9 @@ def test_what_it_could_not_read_for_a_moment_keeps_segments_that_it_shares(place
 
     every = Retention(last=1, every=2)
     trainer = place.trainer(every)
-    kept = trainer.save(2, groups=groups()).entry.key
+    shared_key = trainer.save(2, groups=groups()).entry.key
     trainer.save(3, groups=groups())
-    with unreadable(place, kept):
+    with unreadable(place, shared_key):
         again = place.trainer(every)
     again.save(4)
     assert place.steps() == [2, 4]

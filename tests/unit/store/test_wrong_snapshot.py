@@ -11,11 +11,11 @@ KINDS = ("parameters", "exp_avg", "exp_avg_sq")
 
 def state(step: int, stale: str = "") -> dict[str, torch.Tensor]:
     """Of two tensors; `stale`: a kind that is still that of step 1."""
-    found = {"step": torch.tensor(step)}
+    tensors = {"step": torch.tensor(step)}
     for i in range(2):
         for kind in KINDS:
-            found[f"{kind}/layer.{i}"] = torch.full((20,), float(1 if kind == stale else step) + i)
-    return found
+            tensors[f"{kind}/layer.{i}"] = torch.full((20,), float(1 if kind == stale else step) + i)
+    return tensors
 
 
 @pytest.fixture(params=[100, 1 << 20])

@@ -31,12 +31,12 @@ def rows(name: str) -> dict[str, str]:
 
 
 def defaults(model: type[Frozen]) -> dict[str, str]:
-    found = {}
+    values = {}
     for name, field in model.model_fields.items():
         shared = PolicyGradient.model_fields.get(name)
         if model is PolicyGradient or shared is None or field.default != shared.default:
-            found[field.alias or name] = "" if field.default is None else json.dumps(field.default)
-    return found
+            values[field.alias or name] = "" if field.default is None else json.dumps(field.default)
+    return values
 
 
 def test_the_graphs_are_current():

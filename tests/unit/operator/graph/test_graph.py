@@ -53,8 +53,8 @@ def manifest(folder: Path, *overrides: str) -> str:
 def arrows(text: str) -> set[tuple[str, str, str]]:
     """(writer, reader, column) of each arrow of a Mermaid flowchart, nodes by their names."""
     names = dict(re.findall(r"^ +(n\d+)\W+<b>(\w+)</b>", text, flags=re.M))
-    found = re.findall(r'^ +(n\d+) -\.?->\|"(.*)"\| (n\d+)$', text, flags=re.M)
-    return {(names[a], names[b], column) for a, columns, b in found for column in columns.split("<br/>")}
+    links = re.findall(r'^ +(n\d+) -\.?->\|"(.*)"\| (n\d+)$', text, flags=re.M)
+    return {(names[a], names[b], column) for a, columns, b in links for column in columns.split("<br/>")}
 
 
 def graph_of(name: str) -> Graph:
@@ -110,7 +110,7 @@ def test_an_algorithm_of_ones_own(own, capsys):
 
 
 @pytest.mark.parametrize(
-    ("subject", "said"),
+    ("subject", "message"),
     [
         ("pp", 'pp: is neither a file nor an experiment (did you mean "ppo"?); experiments are sft, '),
         ("missing.yaml", "missing.yaml: cannot be read: No such file or directory"),
@@ -124,9 +124,9 @@ def test_an_algorithm_of_ones_own(own, capsys):
     ],
 )
 @pytest.mark.usefixtures("own")
-def test_what_is_refused(subject, said, capsys):
+def test_what_is_refused(subject, message, capsys):
     assert cli.main(["graph", subject]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_graph_that_cannot_run(own, capsys):

@@ -33,9 +33,9 @@ word = plan[min(number, len(plan)) - 1]
 total = config["spec"]["steps"]
 state = {"activity": "starting", "totalSteps": total, "step": 0}
 members: list[dict] = []
-told: set[tuple[str, str]] = set()
+reported: set[tuple[str, str]] = set()
 """The name and uid of every member there ever was."""
-stop, asked, asked_to_stop = threading.Event(), threading.Event(), threading.Event()
+stop, save_requested, asked_to_stop = threading.Event(), threading.Event(), threading.Event()
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -59,13 +59,13 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(json.loads(prover.answer(self.path.rpartition("=")[2])))
         elif self.allowed():
             self.answer(state)
-            asked.set()
+            save_requested.set()
 
     def do_PUT(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.allowed():
             members[:] = body["members"]
-            told.update((member["name"], member["uid"]) for member in members)
+            reported.update((member["name"], member["uid"]) for member in members)
             with (workdir / "members.jsonl").open("a") as out:
                 out.write(json.dumps([number, body]) + "\n")
             self.answer({})
@@ -100,8 +100,8 @@ def show() -> None:
     The first answer may have left before, the second has it, and who asks once more has read that.
     """
     for _ in range(3):
-        asked.clear()
-        asked.wait()
+        save_requested.clear()
+        save_requested.wait()
 
 
 def train() -> None:
@@ -110,9 +110,9 @@ def train() -> None:
     if index != "0":
         time.sleep(1)
         os._exit(0)
-    wanted = config["spec"]["generator"]["replicas"] + 2 if config["spec"]["algorithm"] == "ppo" else 0
+    expected = config["spec"]["generator"]["replicas"] + 2 if config["spec"]["algorithm"] == "ppo" else 0
     renewed = config["spec"]["generator"]["replicas"] if word == "renewed" else 0
-    while (len(members) < wanted or len(told) < wanted + renewed) and not stop.is_set():
+    while (len(members) < expected or len(reported) < expected + renewed) and not stop.is_set():
         time.sleep(0.01)
     if word == "stuck":
         state["progressCount"] = 7

@@ -34,11 +34,11 @@ with patch.object(reaper, "kill"):
     process.reaper.wait()
     while len(left := reaper.descendants(os.getpid())) != 1:
         time.sleep(0.01)  # the role itself ends with its reaper, what it forked does not
-    said = {"left": [*left], "ended": len(tree.newly_ended())}
-    said["at first"] = tree.remaining()
+    report = {"left": [*left], "ended": len(tree.newly_ended())}
+    report["at first"] = tree.remaining()
     with patch.object(stopping, "REMAIN_SECONDS", 0.0):
-        said["late"] = tree.remaining()
+        report["late"] = tree.remaining()
 while not tree.newly_ended():
     time.sleep(0.01)
 assert process.ended is not None
-print(json.dumps(said | {"reason": process.ended.reason, "alive": [*reaper.descendants(os.getpid())]}))
+print(json.dumps(report | {"reason": process.ended.reason, "alive": [*reaper.descendants(os.getpid())]}))

@@ -62,7 +62,7 @@ def test_pauses_grow_to_ten_seconds_within_the_budget_and_to_five_minutes_beyond
 
 
 @pytest.mark.parametrize(
-    ("rule", "said"),
+    ("rule", "message"),
     [
         ("{action: FailJob}", "needs exitCodes or reasons"),
         ("{action: Retry, exitCodes: [1]}", "is none of FailJob, Ignore, Count"),
@@ -70,6 +70,6 @@ def test_pauses_grow_to_ten_seconds_within_the_budget_and_to_five_minutes_beyond
         ("{action: Ignore, reasons: ['out of memory']}", "a word of Kubernetes"),
     ],
 )
-def test_a_wrong_rule_is_refused_with_its_place(rule, said):
-    with pytest.raises(InvalidJob, match=r"spec\.trainer\.failureRules\[0\].*" + said):
+def test_a_wrong_rule_is_refused_with_its_place(rule, message):
+    with pytest.raises(InvalidJob, match=r"spec\.trainer\.failureRules\[0\].*" + message):
         parse(document(f"spec.trainer.failureRules=[{rule}]"))

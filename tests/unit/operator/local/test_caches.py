@@ -40,13 +40,13 @@ def test_what_torch_compiles_is_kept_where_no_other_user_may_write(
     planted = tmp / f"torchinductor_{os.getuid()}"
     planted.mkdir()
     planted.chmod(0o777)
-    told = list[str]()
-    with temporary(tmp_path, {}, told.append) as variables:
+    notes = list[str]()
+    with temporary(tmp_path, {}, notes.append) as variables:
         folder = Path(variables[CACHE])
         assert folder == home / ".cache/rlhf/inductor"
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert folder.exists(), "it is for the next run too"
-    assert told == []
+    assert notes == []
 
 
 @pytest.mark.parametrize("where", ["shared", "/tmp's", "not made yet", "linked", "below"])
@@ -63,14 +63,14 @@ def test_a_cache_that_others_may_write_is_not_used(where: str, home: Path, tmp: 
         folder = folder / "mine"
         folder.mkdir(mode=0o700)
     for name in (CACHE, "TRITON_CACHE_DIR", "HF_MODULES_CACHE"):
-        told = list[str]()
-        with temporary(tmp_path, {name: str(folder), "TMPDIR": str(tmp)}, told.append) as variables:
+        notes = list[str]()
+        with temporary(tmp_path, {name: str(folder), "TMPDIR": str(tmp)}, notes.append) as variables:
             assert "TMPDIR" not in variables
             used = Path(variables[name])
             assert others_may_write(used.parent) == ""
             assert used.name == name.lower()
         assert not used.parent.exists()
-        (line,) = told
+        (line,) = notes
         assert line.startswith(f"{name}: {folder} is not used, since all users may write ")
 
 
@@ -100,6 +100,6 @@ def test_a_cache_that_another_user_has_made_is_not_used(what: str, tmp: Path) ->
 def test_without_a_home_the_cache_goes_with_the_run(tmp: Path, tmp_path: Path) -> None:
     home = tmp / "file"
     home.write_text("")
-    variables, told = private_caches({"HOME": str(home)}, tmp_path)
+    variables, notes = private_caches({"HOME": str(home)}, tmp_path)
     assert variables[CACHE] == str(tmp_path / CACHE.lower())
-    assert "cannot be made: Not a directory" in told[0] or "cannot be read: Not a directory" in told[0]
+    assert "cannot be made: Not a directory" in notes[0] or "cannot be read: Not a directory" in notes[0]

@@ -45,8 +45,8 @@ def test_a_critic_with_other_tokens_is_refused_and_one_from_such_a_reward_model_
     policy, other = saved("policy", POLICY), saved("other", *tokens)
     named = spec(policy=policy, critic=other)
     problems = [str(problem) for problem in critic_problems(named)]
-    why = "has another tokenizer than the policy, and would read its tokens as others"
-    assert problems == ([] if same else [f"spec.model.critic: {why}; got {other!r}"])
+    reason = "has another tokenizer than the policy, and would read its tokens as others"
+    assert problems == ([] if same else [f"spec.model.critic: {reason}; got {other!r}"])
     scored = spec(policy=policy, reward=other)
     assert list(critic_problems(scored)) == []
     line = f"the critic starts from the policy: the tokenizer of {other} is another"

@@ -53,8 +53,8 @@ def test_lines_tell_what_the_trainer_does_until_its_first_step() -> None:
         lines.show(JobStatus(phase="Provisioning", totalSteps=40, activity=activity))
     lines.step(STEP)
     lines.show(JobStatus(phase="Running", totalSteps=40, activity="generating"))
-    told = [line.split(" ", 1)[1] for line in out.getvalue().splitlines()]
-    assert told == ["trainer: loading the policy model", step_line(STEP, 40)]
+    shown = [line.split(" ", 1)[1] for line in out.getvalue().splitlines()]
+    assert shown == ["trainer: loading the policy model", step_line(STEP, 40)]
 
 
 def test_time_left() -> None:

@@ -11,7 +11,7 @@ from rlhf_operator.local import gpus
 
 
 def spec(**sections) -> Spec:
-    wanted = {
+    fields = {
         "algorithm": "ppo",
         "steps": 1,
         "model": {"policy": "p"},
@@ -19,10 +19,10 @@ def spec(**sections) -> Spec:
         "reward": {"functions": [{"function": "a:b"}]},
     }
     document = {"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "job"}}
-    return parse(document | {"spec": wanted | sections}).spec
+    return parse(document | {"spec": fields | sections}).spec
 
 
-def seen(spec: Spec, count: int) -> dict[str, str]:
+def visible_gpus(spec: Spec, count: int) -> dict[str, str]:
     """CUDA_VISIBLE_DEVICES of each process, on a machine with `count` GPUs."""
     each = [
         (Role.TRAINER, 0),
@@ -38,7 +38,7 @@ def seen(spec: Spec, count: int) -> dict[str, str]:
 
 def test_trainers_and_generators_share_no_gpu():
     two = spec(trainer={"processesPerReplica": 2}, generator={"replicas": 2, "tensorParallelSize": 2})
-    assert seen(two, 8) == {
+    assert visible_gpus(two, 8) == {
         "trainer-0": "0,1",
         "generator-0": "2,3",
         "generator-1": "4,5",
@@ -51,8 +51,8 @@ def test_processes_of_one_generator_divide_its_gpus():
     pair = spec(generator={"replicas": 2, "tensorParallelSize": 4, "podsPerReplica": 2})
     places = [Process(Role.GENERATOR, i, 1, "127.0.0.1", "", rank) for i in range(2) for rank in range(2)]
     names = [str(i) for i in range(9)]
-    found = {place.name: gpus.variables(pair, place, names)[gpus.VISIBLE] for place in places}
-    assert found == {
+    gpus_by_name = {place.name: gpus.variables(pair, place, names)[gpus.VISIBLE] for place in places}
+    assert gpus_by_name == {
         "generator-0": "1,2",
         "generator-0-1": "3,4",
         "generator-1": "5,6",
@@ -63,7 +63,7 @@ def test_processes_of_one_generator_divide_its_gpus():
 
 
 def test_where_none_is_left_scorers_sit_with_the_trainer():
-    assert seen(spec(generator={"replicas": 2}), 3) == {
+    assert visible_gpus(spec(generator={"replicas": 2}), 3) == {
         "trainer-0": "0",
         "generator-0": "1",
         "generator-1": "2",
@@ -74,7 +74,7 @@ def test_where_none_is_left_scorers_sit_with_the_trainer():
 
 def test_what_vllm_serves_has_gpus_of_its_own():
     one = {"engine": "vllm", "tensorParallelSize": 2}
-    assert seen(spec(generator={"replicas": 2}, reference=one), 6) == {
+    assert visible_gpus(spec(generator={"replicas": 2}, reference=one), 6) == {
         "trainer-0": "0",
         "generator-0": "1",
         "generator-1": "2",
@@ -86,7 +86,7 @@ def test_what_vllm_serves_has_gpus_of_its_own():
 
 
 def test_without_gpus_nothing_is_set():
-    assert set(seen(spec(), 0).values()) == {"all"}
+    assert set(visible_gpus(spec(), 0).values()) == {"all"}
     gpus.check(spec(), [])
 
 
@@ -141,9 +141,9 @@ def test_a_gpu_that_is_named_twice_is_shared_by_processes_that_nccl_takes_for_tw
     job = spec(generator=room)
     gpus.check(job, ["3", "3"])
     places = [Process(role, 0, 1, "127.0.0.1", "") for role in (Role.TRAINER, Role.GENERATOR)]
-    found = [gpus.variables(job, place, ["3", "3"]) for place in places]
-    assert [each[gpus.VISIBLE] for each in found] == ["3", "3"]
-    assert found[0][gpus.HOST] != found[1][gpus.HOST]
+    variables = [gpus.variables(job, place, ["3", "3"]) for place in places]
+    assert [each[gpus.VISIBLE] for each in variables] == ["3", "3"]
+    assert variables[0][gpus.HOST] != variables[1][gpus.HOST]
     assert gpus.HOST not in gpus.variables(job, places[0], ["3", "4"])
 
 

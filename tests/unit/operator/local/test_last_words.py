@@ -38,6 +38,6 @@ def test_rows_that_are_too_long_are_counted_at_the_end(tmp_path: Path, capsys: p
 )
 def test_a_fault_of_the_job_is_to_be_mended_before_it_is_resumed(reason, again, tmp_path, capsys):
     _conclude(ended("Failed", reason), "trainer-0 exited", tmp_path, None)
-    said = capsys.readouterr().err
-    assert "the newest checkpoint is of step 2; go on with `rlhf run" in said
-    assert ("once this is mended: as it is, a resumed run ends here again" in said) is again
+    error = capsys.readouterr().err
+    assert "the newest checkpoint is of step 2; go on with `rlhf run" in error
+    assert ("once this is mended: as it is, a resumed run ends here again" in error) is again

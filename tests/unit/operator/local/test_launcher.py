@@ -73,12 +73,12 @@ class Run:
 
     def alive(self) -> list[str]:
         """The command lines of every living process of this run, the launcher's included."""
-        found = []
+        commands = []
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 if self.mark.encode() in (process / "environ").read_bytes().split(b"\0"):
-                    found.append((process / "cmdline").read_text().replace("\0", " "))
-        return found
+                    commands.append((process / "cmdline").read_text().replace("\0", " "))
+        return commands
 
     def wait_for_checkpoint(self) -> None:
         """Until the launcher knows of one; it writes to its status what it knows."""
@@ -93,7 +93,12 @@ class Run:
     def uids(self, name: str) -> set[str]:
         """Of all starts of `name` that the trainer was told of."""
         pushed = [json.loads(line)[1] for line in (self.work / "members.jsonl").read_text().splitlines()]
-        return {member["uid"] for told in pushed for member in told["members"] if member["name"] == name}
+        return {
+            member["uid"]
+            for membership in pushed
+            for member in membership["members"]
+            if member["name"] == name
+        }
 
     def wait_for(self, condition: Any, what: str) -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -141,8 +146,8 @@ def test_a_run_from_start_to_end(run: Run) -> None:
 def test_a_store_that_fails_is_told_while_training_waits_for_it(run: Run) -> None:
     code, out, _ = run(trainer="full")
     assert code == 0
-    told = [line for line in out.splitlines() if "store" in line]
-    assert [line.split(" ", 1)[1] for line in told] == [
+    lines = [line for line in out.splitlines() if "store" in line]
+    assert [line.split(" ", 1)[1] for line in lines] == [
         "the checkpoint store fails, trying again: No space left on device"
     ]
 
@@ -151,8 +156,8 @@ def test_a_status_that_cannot_be_written_does_not_end_the_run(run: Run) -> None:
     (run.work / ".status.json.new").mkdir(parents=True)  # where a full disk would refuse the file
     code, out, err = run()
     assert (code, err) == (0, "")
-    told = [line for line in out.splitlines() if "status.json" in line]
-    assert [line.split(" ", 1)[1] for line in told] == [
+    lines = [line for line in out.splitlines() if "status.json" in line]
+    assert [line.split(" ", 1)[1] for line in lines] == [
         f"{run.work}/status.json cannot be written: Is a directory; the run goes on"
     ]
 
@@ -552,7 +557,7 @@ def test_nothing_outlives_a_reaper_that_is_killed_and_its_role_starts_again(run:
     lost = f"{role}-0 lost its supervising process, which was ended by SIGKILL; see w/logs/{role}-0.log"
     assert lost in out
     assert f"{role}-0 started again" in out
-    assert {name: told["restarts"] for name, told in run.status()["roles"].items()} == {
+    assert {name: role_status["restarts"] for name, role_status in run.status()["roles"].items()} == {
         name: int(name == role) for name in ("trainer", "generator", "reward", "reference")
     }
     assert run.alive() == []
@@ -565,7 +570,7 @@ def test_all_reapers_killed_at_once_leave_nothing(run: Run) -> None:
         os.kill(reaper, signal.SIGKILL)
     out, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0, out + err
-    assert {told["restarts"] for told in run.status()["roles"].values()} == {1, 2}
+    assert {role_status["restarts"] for role_status in run.status()["roles"].values()} == {1, 2}
     assert run.alive() == []
 
 
@@ -580,7 +585,7 @@ def test_a_role_that_is_killed_leaves_nothing_and_starts_again(run: Run) -> None
     assert process.returncode == 0, out + err
     for name in ("trainer-0", "reward-0", "reference-0"):
         assert f"{name} was ended by SIGKILL; see w/logs/{name}.log" in out
-    assert [told["restarts"] for told in run.status()["roles"].values()] == [1, 0, 1, 1]
+    assert [role_status["restarts"] for role_status in run.status()["roles"].values()] == [1, 0, 1, 1]
     assert run.alive() == []
 
 
@@ -601,7 +606,7 @@ def test_a_role_that_hangs_is_ended_and_starts_again(run: Run, monkeypatch: pyte
     assert process.returncode == 0, out + err
     for name in ("generator-1", "reward-0"):
         assert f"{name} hung: it gave no sign of life for 1.2 s; see w/logs/{name}.log" in out
-    assert [told["restarts"] for told in run.status()["roles"].values()] == [1, 1, 1, 0]
+    assert [role_status["restarts"] for role_status in run.status()["roles"].values()] == [1, 1, 1, 0]
     assert run.alive() == []
 
 
@@ -616,14 +621,14 @@ def test_a_trainer_without_progress_is_ended_and_goes_on_from_its_checkpoint(
     assert code == 0, out + err
     field = r"(spec.trainer.progressDeadlineSeconds)"
     silence = f"no progress since TIME, last seen training; it is started again at TIME {field}"
-    told = [
+    progress_lines = [
         re.sub(r"\d{4}-\S+Z", "TIME", line.split(" ", 1)[1])
         for line in out.splitlines()
         if "progress" in line
     ]
     again = [f"the trainer has made {silence}", "the trainer makes progress again"] if how == "stuck" else []
     ended = f"trainer-0 made no progress for 600 s, last seen training {field}; see w/logs/trainer-0.log"
-    assert told == [*again, f"the trainer has made {silence}", ended]
+    assert progress_lines == [*again, f"the trainer has made {silence}", ended]
     (condition,) = (c for c in run.status()["conditions"] if c["type"] == "Stalled")
     assert (condition["status"], condition["reason"]) == ("False", "NotStalled")
     steps = [line.split("step ")[1][0] for line in out.splitlines() if " step " in line and "/4" in line]
@@ -653,8 +658,8 @@ def test_an_out_of_memory_kill_is_named_as_such(run: Run, memory_group: Path) ->
         code, out, _ = run(reward="oom serve")
     assert code == 0
     # The groups of version 1 have no count of their own.
-    said = "reward-0 was ended by SIGKILL maybe for lack of memory (the machine's count of out-of-memory kills rose by "
-    assert said in out
+    guess = "maybe for lack of memory (the machine's count of out-of-memory kills rose by "
+    assert f"reward-0 was ended by SIGKILL {guess}" in out
 
 
 def test_a_reaper_that_is_stopped_does_not_hold_up_the_end(run: Run) -> None:
@@ -718,10 +723,10 @@ def test_a_run_has_the_metrics_that_the_operator_has_of_a_job(run: Run) -> None:
     run.wait_for(lambda: scraped().get("rlhf_job_generators_ready", ({}, 0))[1] == 2, "two generators")
     run.wait_for(lambda: "rlhf_job_last_checkpoint_step" in scraped(), "a checkpoint")
     run.wait_for(same_names, "the operator's names")
-    found, labels = scraped(), {"namespace": "local", "rlhfjob": "job"}
-    assert found["rlhf_job_phase"] == ({**labels, "phase": "Running"}, 1.0)
-    assert found["rlhf_job_total_steps"] == (labels, 4.0)
-    assert found["rlhf_job_reward"] == (labels, found["rlhf_job_step"][1] / 10)
+    samples, labels = scraped(), {"namespace": "local", "rlhfjob": "job"}
+    assert samples["rlhf_job_phase"] == ({**labels, "phase": "Running"}, 1.0)
+    assert samples["rlhf_job_total_steps"] == (labels, 4.0)
+    assert samples["rlhf_job_reward"] == (labels, samples["rlhf_job_step"][1] / 10)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=PATIENCE_SECONDS)
     with pytest.raises(OSError, match="refused"):

@@ -51,7 +51,7 @@ def test_failures_in_a_row_end_a_server(
         [],
     )
     server.uid, server.started, server.ready = "first", 0.0, True
-    monkeypatch.setattr(server, "kill", lambda _why: ends.append(control.asked))
+    monkeypatch.setattr(server, "kill", lambda _reason: ends.append(control.asked))
     monkeypatch.setattr(processes, "LIVE_SECONDS", 0.0)
     with pytest.raises(Over):
         asyncio.run(processes.end_the_hung([server], control))

@@ -54,9 +54,9 @@ def _free_range(count: int) -> int:
 
 def test_ports_are_free_and_different() -> None:
     names = [f"p{i}" for i in range(20)]
-    found = assign(names, None)
-    assert list(found) == names
-    assert len(set(found.values())) == 20
+    ports = assign(names, None)
+    assert list(ports) == names
+    assert len(set(ports.values())) == 20
     config = RunConfig(job="j", spec=job("spec.trainer.replicas=2").spec, workdir="/w")
     base = _free_range(9)
     processes = place(config, base)
@@ -71,14 +71,19 @@ def test_ports_are_free_and_different() -> None:
 def test_the_processes_of_a_generator_meet_at_a_port_of_their_own() -> None:
     pairs = "spec.generator={replicas: 2, tensorParallelSize: 2, podsPerReplica: 2}"
     processes = place(RunConfig(job="j", spec=job(pairs).spec, workdir="/w"), None)
-    found = [p for p in processes if p.role is Role.GENERATOR]
-    assert [p.name for p in found] == ["generator-0", "generator-0-1", "generator-1", "generator-1-1"]
-    for first, second in (found[:2], found[2:]):
+    pair_processes = [p for p in processes if p.role is Role.GENERATOR]
+    assert [p.name for p in pair_processes] == [
+        "generator-0",
+        "generator-0-1",
+        "generator-1",
+        "generator-1-1",
+    ]
+    for first, second in (pair_processes[:2], pair_processes[2:]):
         assert (first.master, first.port) == (second.master, second.port), (
             "the second's is the first one's HTTP"
         )
     others = {p.master for p in processes if p.role is not Role.GENERATOR}
-    meeting = {found[0].master, found[2].master} | others
+    meeting = {pair_processes[0].master, pair_processes[2].master} | others
     assert len(meeting) == 3
     assert not {int(where.rpartition(":")[2]) for where in meeting} & {p.port for p in processes}
 
@@ -101,14 +106,14 @@ def test_the_trainer_is_told_of_those_that_run_once_for_each_change(tmp_path: Pa
     trainer, generator, _ = processes = [Supervised(each, tmp_path) for each in places]
     for each in processes:
         each.uid, each.started, each.ready = f"the first {each.process.name}", 1.0, True
-    told: list[list[str]] = []
+    pushed: list[list[str]] = []
 
     class Control(ControlClient):
         def __init__(self) -> None:
             self.takes = True
 
         async def members(self, _address: str, membership: Membership) -> bool:
-            told.append([member.uid for member in membership.members])
+            pushed.append([member.uid for member in membership.members])
             return self.takes
 
     control, host = Control(), Trainer(trainer, Lines(io.StringIO(), 4), None)
@@ -125,7 +130,7 @@ def test_the_trainer_is_told_of_those_that_run_once_for_each_change(tmp_path: Pa
     generator.ended, generator.uid = None, "the next generator-0"
     tell()
     both, alone = ["the first generator-0", "the first reward-0"], ["the first reward-0"]
-    assert told == [both, alone, alone, ["the next generator-0", *alone]]
+    assert pushed == [both, alone, alone, ["the next generator-0", *alone]]
 
 
 def test_changed_data_is_told_once_for_each_start_that_finds_it(tmp_path: Path) -> None:
@@ -141,9 +146,9 @@ def test_changed_data_is_told_once_for_each_start_that_finds_it(tmp_path: Path) 
     process = Supervised(Process(Role.TRAINER, 0, 1, "http://127.0.0.1:1", "/"), tmp_path)
     process.started, process.ready = 1.0, True
     trainer = Trainer(process, Lines(out, 4), None)
-    for told in (1, 1, 1, 2):
+    for count in (1, 1, 1, 2):
         asyncio.run(trainer.read(Control()))
-        assert out.getvalue().count("a.jsonl") == told
+        assert out.getvalue().count("a.jsonl") == count
 
 
 def test_a_taken_port_is_named_with_its_process() -> None:
@@ -293,17 +298,17 @@ def test_the_cause_is_quoted_and_not_what_followed(message: str, log: str, silen
 
 def test_status_follows_what_is_seen() -> None:
     spec = job().spec
-    seen = [ProcessState(role, 0) for role in Role]
-    status = job_status(spec, seen, {}, None, before=first_status(spec, None), now=NOW)
+    states = [ProcessState(role, 0) for role in Role]
+    status = job_status(spec, states, {}, None, before=first_status(spec, None), now=NOW)
     assert (status.phase, status.start_time, status.estimated_end) == (
         "Pending",
         "2026-01-01T00:00:00Z",
         None,
     )
-    seen = [ProcessState(role, 0, started=1.0, ready=role is not Role.REWARD) for role in Role]
+    states = [ProcessState(role, 0, started=1.0, ready=role is not Role.REWARD) for role in Role]
     later = NOW + datetime.timedelta(seconds=5)
     status = job_status(
-        spec, seen, {}, TrainerStatus(activity="starting", totalSteps=4), before=status, now=later
+        spec, states, {}, TrainerStatus(activity="starting", totalSteps=4), before=status, now=later
     )
     assert (status.phase, status.message) == ("Provisioning", "waiting for reward 0/1")
     (condition,) = status.conditions
@@ -326,9 +331,9 @@ def test_status_follows_what_is_seen() -> None:
     assert (status.responses_continued, status.importance_effective) == (3, 0.75)
     assert status.roles[Role.REWARD].restarts == 1
 
-    gone = [ProcessState(role, 0, started=1.0, ready=True, ended=Ended(9.0, 1, "x")) for role in Role]
+    ended_states = [ProcessState(role, 0, started=1.0, ready=True, ended=Ended(9.0, 1, "x")) for role in Role]
     finish = Finish("Failed", "NoCheckpoint", "y" * 3000)
-    status = job_status(spec, gone, {}, None, before=status, now=later, finish=finish)
+    status = job_status(spec, ended_states, {}, None, before=status, now=later, finish=finish)
     assert (status.phase, status.step, status.reward, len(status.message)) == ("Failed", 1, 0.5, 1024)
 
 
@@ -485,8 +490,8 @@ def test_conversations_need_a_chat_template(tmp_path: Path, monkeypatch: pytest.
         "has conversations, and the tokenizer './tokenizer' has no chat template; give spec.data.chatTemplate"
     )
     assert [str(p) for p in check_files(job(*local).spec)] == [f"spec.data.train[1]: {refused}"]
-    asked = job(*local, "spec.data.train=[text.jsonl]", "spec.data.systemPrompt=Be kind.").spec
-    assert [str(p) for p in check_files(asked)] == [f"spec.data.train[0]: {refused}"]
+    prompted = job(*local, "spec.data.train=[text.jsonl]", "spec.data.systemPrompt=Be kind.").spec
+    assert [str(p) for p in check_files(prompted)] == [f"spec.data.train[0]: {refused}"]
     assert not check_files(job(*files).spec), "what the hub has shows when it is loaded"
     assert not check_files(job(*local, "spec.data.chatTemplate='{{ messages }}'").spec)
     Path("tokenizer/chat_template.jinja").touch()
@@ -584,11 +589,13 @@ def test_what_the_kernel_does_not_end_is_named_and_nothing_starts_beside_it(tmp_
         [sys.executable, script, tmp_path, spec], capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    (left,) = said["left"]
-    assert (said["ended"], said["at first"], said["alive"]) == (0, "", [])
-    assert said["late"].startswith(f"processes of reward-0 have not ended 0 s after SIGKILL (pids: {left}); ")
-    assert said["reason"].startswith("lost its supervising process, which was ended by SIGKILL; see ")
+    report = json.loads(done.stdout)
+    (left,) = report["left"]
+    assert (report["ended"], report["at first"], report["alive"]) == (0, "", [])
+    assert report["late"].startswith(
+        f"processes of reward-0 have not ended 0 s after SIGKILL (pids: {left}); "
+    )
+    assert report["reason"].startswith("lost its supervising process, which was ended by SIGKILL; see ")
 
 
 def test_of_the_current_directory_only_what_a_manifest_names_is_imported(
@@ -625,12 +632,12 @@ def test_a_full_disk_is_told_with_what_is_free_on_each(tmp_path: Path) -> None:
     assert process.reaper.wait(120) == 1
     process.note_end(0.0)
     assert process.ended is not None
-    said = re.match(
+    match = re.match(
         r"exited with code 1: OSError: \[Errno 28\] No space left on device \(free: (.*)\); see .*trainer-0.log$",
         process.ended.reason,
     )
-    assert said is not None, process.ended.reason
-    places = dict(reversed(words.split(" GB in ")) for words in said[1].split(", "))
+    assert match is not None, process.ended.reason
+    places = dict(reversed(words.split(" GB in ")) for words in match[1].split(", "))
     assert {str(tmp_path), "/dev/shm"} <= places.keys()
     assert [float(free) for free in places.values()] == sorted(map(float, places.values()))
     assert float(places[str(tmp_path)]) == pytest.approx(shutil.disk_usage(tmp_path).free / 1e9, rel=0.5)
@@ -654,8 +661,8 @@ def test_the_configuration_of_a_run_is_on_disk_before_its_processes_start(
 def test_a_launcher_that_stood_still_blames_nobody_for_it(tmp_path: Path) -> None:
     """After Ctrl-Z, or on a scheduler that suspends all processes of a job."""
     config = RunConfig(job="a", spec=job().spec, workdir=str(tmp_path))
-    said = io.StringIO()
-    host = Host(config, Lines(said, 1), place(config, None))
+    out = io.StringIO()
+    host = Host(config, Lines(out, 1), place(config, None))
     now = time.monotonic()
     host.processes[0].started, host.processes[1].started = now - 100.0, now
     host.trainer.progressed = now - 50.0
@@ -664,7 +671,7 @@ def test_a_launcher_that_stood_still_blames_nobody_for_it(tmp_path: Path) -> Non
     assert [type(action) for action in host._decide(late)] == [Kill]
     host._move_deadlines(late)
     assert Kill not in [type(action) for action in host._decide(late)]
-    assert said.getvalue().endswith(" this process was paused for 900 s\n")
+    assert out.getvalue().endswith(" this process was paused for 900 s\n")
 
 
 @pytest.mark.parametrize(
@@ -687,10 +694,10 @@ def test_out_of_memory_kills_are_read_where_the_kernel_counts_them(
     assert (oom.count(tmp_path), kills.words()) == ((count, own) if files else None, "")
     for name, text in files.items():
         (tmp_path / name).write_text(text.replace(f"oom_kill {count}", "oom_kill 7"))
-    told = f" for lack of memory (the kernel's count of out-of-memory kills rose by {7 - count})"
+    words = f" for lack of memory (the kernel's count of out-of-memory kills rose by {7 - count})"
     if not own:
-        told = " maybe" + told.replace("kernel", "machine")
-    assert kills.words() == (told if files else "")
+        words = " maybe" + words.replace("kernel", "machine")
+    assert kills.words() == (words if files else "")
     assert failure_type(f"was ended by SIGKILL{kills.words()}") == (
         "HostOutOfMemory" if files and own else ""
     )

@@ -89,9 +89,9 @@ def test_rows_longer_than_a_micro_batch_are_told(overrides, tokens, tmp_path, ca
     for budget in (tokens, tokens - 1):
         given = LONG, "spec.model.parameters=1.0e9", *overrides, f"spec.trainer.microBatchTokens={budget}"
         (tmp_path / "job.yaml").write_text(yaml.safe_dump(document(*given)))
-        told = [line for line in plan(capsys, str(tmp_path / "job.yaml")) if "by itself" in line]
+        lines = [line for line in plan(capsys, str(tmp_path / "job.yaml")) if "by itself" in line]
         words = f"a row of up to {tokens} tokens is a micro-batch by itself; of its activations {budget} are counted"
-        assert told == [words] * (budget < tokens)
+        assert lines == [words] * (budget < tokens)
 
 
 def test_a_rate_that_is_missing_is_asked_for(manifest, capsys):
@@ -124,10 +124,10 @@ def test_a_run_tells_the_rates_of_its_machine_and_how_far_off_it_was(manifest, r
 )
 def test_a_run_of_another_job_is_not_compared(override, differs, manifest, ran, capsys):
     assert main(["plan", manifest, override, "--flops", "1.2e12", "--after", ran]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith(f"error: {ran}: is a run of another job, ")
-    assert differs in said.err
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"error: {ran}: is a run of another job, ")
+    assert differs in captured.err
 
 
 def test_fields_that_leave_a_steps_work_as_it_is_may_differ(manifest, ran, capsys):
@@ -151,8 +151,8 @@ def test_the_rate_of_broadcasts_is_that_of_steps_with_one(tmp_path, capsys):
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(document(*given)))
-    told = plan(capsys, str(tmp_path / "job.yaml"), "--after", str(tmp_path))
-    assert "--link 4e+09" in told[-1]
+    lines = plan(capsys, str(tmp_path / "job.yaml"), "--after", str(tmp_path))
+    assert "--link 4e+09" in lines[-1]
 
 
 def test_a_run_of_an_earlier_release_may_have_fields_that_are_no_more(manifest, ran, capsys):

@@ -41,9 +41,9 @@ class Writer:
 
 @pytest.fixture
 def writer(log: ProcessLog) -> Iterator[Writer]:
-    found = Writer(log, "first")
-    yield found
-    found.close()
+    new_writer = Writer(log, "first")
+    yield new_writer
+    new_writer.close()
 
 
 def whole(log: ProcessLog) -> list[str]:

@@ -278,15 +278,15 @@ TABLE: list[tuple[str, Spec, Sequence[ProcessState], Mapping[Role, int], Sequenc
 
 
 @pytest.mark.parametrize(
-    ("spec", "seen", "restarts", "wanted"),
+    ("spec", "states", "restarts", "expected"),
     [row[1:] for row in TABLE],
     ids=[row[0] for row in TABLE],
 )
 def test_decisions(
-    spec: Spec, seen: Sequence[ProcessState], restarts: Mapping[Role, int], wanted: Sequence[Action]
+    spec: Spec, states: Sequence[ProcessState], restarts: Mapping[Role, int], expected: Sequence[Action]
 ) -> None:
     known = {role: recent(count) for role, count in restarts.items()}
-    assert decide(spec, seen, known, now=NOW) == tuple(wanted)
+    assert decide(spec, states, known, now=NOW) == tuple(expected)
 
 
 PROGRAM = "exited with code 1: RuntimeError: more than one element of a tensor; see runs/a/logs/trainer-0.log"

@@ -120,16 +120,16 @@ GOOD = Observations(
 )
 
 
-def judged(seen: Observations, *overrides: str, file: Path = PPO) -> dict[str, checks.Check]:
-    return {check.name: check for check in checks.judged(load(file, overrides).spec, seen, 16, 4)}
+def judged(observations: Observations, *overrides: str, file: Path = PPO) -> dict[str, checks.Check]:
+    return {check.name: check for check in checks.judged(load(file, overrides).spec, observations, 16, 4)}
 
 
 def spoiled(**fields) -> Observations:
     return Observations(**{**vars(GOOD), **fields})
 
 
-def failing(seen: Observations) -> dict[str, str]:
-    return {name: check.seen for name, check in judged(seen).items() if check.passed is False}
+def failing(observations: Observations) -> dict[str, str]:
+    return {name: check.seen for name, check in judged(observations).items() if check.passed is False}
 
 
 def test_a_good_run_passes_all():
@@ -138,7 +138,7 @@ def test_a_good_run_passes_all():
 
 
 @pytest.mark.parametrize(
-    ("seen", "check", "words"),
+    ("observations", "check", "words"),
     [
         (spoiled(still=[GOOD.still[0], (7, {"policy/a": "1", "policy/b": "3"})]), "drift", "1 of 2 parameters"),
         (spoiled(still=GOOD.still[:1]), "drift", "not reached"),
@@ -168,10 +168,10 @@ def test_a_good_run_passes_all():
         (spoiled(lines=[]), "agreement", "not reached"),
     ],
 )  # fmt: skip
-def test_a_fault_fails_its_check_with_what_was_seen(seen, check, words):
-    found = failing(seen)
-    assert words in found[check]
-    assert judged(seen)[check].look or words == "not reached"
+def test_a_fault_fails_its_check_with_what_was_seen(observations, check, words):
+    failed = failing(observations)
+    assert words in failed[check]
+    assert judged(observations)[check].look or words == "not reached"
 
 
 def test_a_difference_that_is_not_finite_fails_the_agreement(tmp_path):

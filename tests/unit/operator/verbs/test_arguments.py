@@ -41,7 +41,7 @@ def test_what_is_no_duration(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ("status ../../x", "must be the name of an object of Kubernetes: a-z, 0-9, - and .; got '../../x'"),
         ("status ppo -n A", "must be the name of an object"),
@@ -58,12 +58,14 @@ def test_what_is_no_duration(text: str) -> None:
         ("clone ../ppo --from-step 1", "must be the name of an object"),
     ],
 )
-def test_arguments_that_make_no_sense(arguments: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_arguments_that_make_no_sense(
+    arguments: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     for main in (cli.main, kubectl_main):
         with pytest.raises(SystemExit) as end:
             main(arguments.split())
         assert end.value.code == 2
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
 def test_certificates_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,7 +98,7 @@ def test_both_programs_have_every_verb(capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.parametrize(
-    ("content", "options", "said"),
+    ("content", "options", "message"),
     [
         (None, [], "there is no such kubeconfig; name one by --kubeconfig or KUBECONFIG"),
         ("{", [], "the kubeconfig is not valid YAML"),
@@ -117,7 +119,7 @@ def test_both_programs_have_every_verb(capsys: pytest.CaptureFixture[str]) -> No
     ],
 )
 def test_a_kubeconfig_that_names_no_cluster(
-    content: object, options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    content: object, options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "config"
     if content is not None:
@@ -125,12 +127,12 @@ def test_a_kubeconfig_that_names_no_cluster(
     assert cli.main(["status", "ppo", f"--kubeconfig={file}", *options]) == 1
     error = capsys.readouterr().err
     assert error.startswith(f"error: {file}: ")
-    assert said in error
+    assert message in error
     assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    ("status", "message", "said", "again"),
+    ("status", "message", "explanation", "again"),
     [
         (0, "GET /x: Cannot connect", "cannot reach CLUSTER: Cannot connect; is it up", True),
         (
@@ -164,23 +166,23 @@ def test_a_kubeconfig_that_names_no_cluster(
         (503, "GET /x: etcd", "CLUSTER has failed: 503 etcd; try again", True),
     ],
 )
-def test_refusals_in_one_line(status: int, message: str, said: str, again: bool) -> None:
+def test_refusals_in_one_line(status: int, message: str, explanation: str, again: bool) -> None:
     error = ApiError(status, "Reason", message)
-    assert explain(error, "CLUSTER").startswith(said)
+    assert explain(error, "CLUSTER").startswith(explanation)
     assert "\n" not in explain(error, "CLUSTER")
     assert passing(error) is again
 
 
 def test_what_is_submitted_is_what_was_written() -> None:
-    said = (
+    overrides = (
         "spec.trainer.backoffLimit=3",  # its default
         "spec.generator.engineArguments={compilation-config: {a: null, b: [1, {c: x}]}}",
         "metadata.labels={team: red}",
     )
-    written = document(*said)
+    written = document(*overrides)
     metadata = {"name": "job", "namespace": "team", "labels": {"team": "red"}}
-    assert as_written(job(*said), "team") == {**written, "metadata": metadata}
-    assert as_written(job(*said, "spec.model.reference=null"), "team")["spec"] == written["spec"]
+    assert as_written(job(*overrides), "team") == {**written, "metadata": metadata}
+    assert as_written(job(*overrides, "spec.model.reference=null"), "team")["spec"] == written["spec"]
 
 
 ORIGIN = Origin(store="s3://bucket/team/ppo", step=20)

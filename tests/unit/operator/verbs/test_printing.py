@@ -169,9 +169,9 @@ def test_errors(error, capsys):
 
 def test_checks_of_a_selftest(capsys):
     passed([Check("a", False, EVIL, EVIL)], EVIL)
-    said = capsys.readouterr()
-    assert_clean(said.out)
-    assert_clean(said.err)
+    captured = capsys.readouterr()
+    assert_clean(captured.out)
+    assert_clean(captured.err)
 
 
 @pytest.fixture
@@ -195,10 +195,12 @@ def folder(tmp_path, monkeypatch) -> Path:
     data = manifest.encode_manifest(
         manifest.Manifest(state={}, groups={}, blobs={}, **{**entry, "time": "t"})
     )
-    found = manifest.Entry(digest=manifest.digest_of(data), **entry)
+    entry_of_data = manifest.Entry(digest=manifest.digest_of(data), **entry)
     (tmp_path / "store" / "cuts").mkdir(parents=True)
-    (tmp_path / "store" / found.key).write_bytes(data)
-    (tmp_path / "store" / "LATEST").write_bytes(manifest.encode_root(manifest.Root(epoch=1, cuts=(found,))))
+    (tmp_path / "store" / entry_of_data.key).write_bytes(data)
+    (tmp_path / "store" / "LATEST").write_bytes(
+        manifest.encode_root(manifest.Root(epoch=1, cuts=(entry_of_data,)))
+    )
     return tmp_path
 
 
@@ -225,8 +227,8 @@ def test_commands(command, capfd):
         patch.setenv("TERM", "xterm")
         with suppress(SystemExit):  # of wrong arguments
             cli.main(list(command))
-    said = capfd.readouterr()
-    assert_clean(said.out + said.err)
+    captured = capfd.readouterr()
+    assert_clean(captured.out + captured.err)
 
 
 def test_a_document_that_is_printed_reads_back_as_it_was(folder, capsys):
@@ -246,7 +248,7 @@ HANDLERS = {"operator/rlhf_operator/cluster/serve/logs.py", "trainer_image/rlhf_
 
 
 def test_nothing_else_prints():
-    found = []
+    calls = []
     for file in sorted([*ROOT.glob("operator/**/*.py"), *ROOT.glob("trainer_image/**/*.py")]):
         name = file.relative_to(ROOT).as_posix()
         if name in PRINTS:
@@ -254,5 +256,5 @@ def test_nothing_else_prints():
         for node in ast.walk(ast.parse(file.read_text())):
             called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
             if called in ELSEWHERE and not (called == "logging.StreamHandler" and name in HANDLERS):
-                found.append(f"{name}: {called}")
-    assert not found, "print through rlhf_api.host.printing"
+                calls.append(f"{name}: {called}")
+    assert not calls, "print through rlhf_api.host.printing"

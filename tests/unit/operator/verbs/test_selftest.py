@@ -60,9 +60,9 @@ def test_roles_are_killed_one_after_the_other_each_once_the_last_is_back():
 
 
 @pytest.mark.parametrize(
-    ("kills", "why"), [(False, "no step within 100 s"), (True, "no step within 100 s of the kill")]
+    ("kills", "reason"), [(False, "no step within 100 s"), (True, "no step within 100 s of the kill")]
 )
-def test_a_run_that_makes_no_step_is_stopped(kills, why):
+def test_a_run_that_makes_no_step_is_stopped(kills, reason):
     clock = Clock()
     watch = Watch(victims=[Role.TRAINER], first=2, patience=100, clock=clock)
     if kills:
@@ -71,8 +71,8 @@ def test_a_run_that_makes_no_step_is_stopped(kills, why):
     clock.now = 99
     assert watch.decide(None, again=False) is None
     clock.now = 101
-    assert watch.decide(None if not kills else status(2), again=False) == Stop(why)
-    assert watch.failed == why
+    assert watch.decide(None if not kills else status(2), again=False) == Stop(reason)
+    assert watch.failed == reason
 
 
 def test_time_in_a_queue_is_time_without_a_step():

@@ -85,8 +85,8 @@ def event(minute: int, reason: str, **more: Any) -> dict[str, Any]:
 
 
 def shown(status: Any = None, events: list[Any] = [], **meta: Any) -> str:  # noqa: B006
-    found = body(status, **meta)
-    return page(Job.of(found), status_of(found), events, NOW).plain
+    job_body = body(status, **meta)
+    return page(Job.of(job_body), status_of(job_body), events, NOW).plain
 
 
 def test_a_running_job_at_a_glance() -> None:
@@ -189,8 +189,8 @@ def test_the_end_of_a_job_makes_no_condition_look_wrong() -> None:
 
 @pytest.mark.parametrize("phase", ["Failed", "Suspended", "Succeeded"])
 def test_a_job_that_has_left_no_model_says_how_to_get_one(phase: str) -> None:
-    told = str(shown({**RUNNING, "phase": phase}))
-    assert ("rlhf checkpoint export s3://bucket/ppo 100 policy-100" in told) == (phase != "Succeeded")
+    text = str(shown({**RUNNING, "phase": phase}))
+    assert ("rlhf checkpoint export s3://bucket/ppo 100 policy-100" in text) == (phase != "Succeeded")
 
 
 def test_the_newest_eight_events_in_order_of_time() -> None:

@@ -29,10 +29,10 @@ def test_a_terminal_is_redrawn_and_lines_stay(monkeypatch: pytest.MonkeyPatch) -
             shown.print_line("no answer")
             shown.show(Text("step 2 of [2]", "green"), "x")
         put(Text("done", "bold"), out)
-        seen = ""
-        while "done" not in seen:
-            seen += os.read(leader, 65536).decode()
+        screen = ""
+        while "done" not in screen:
+            screen += os.read(leader, 65536).decode()
     os.close(leader)
     for text in ("step 1 of [2]", "no answer", "step 2 of [2]", "\x1b[2K", "done"):
-        assert text in seen
-    assert seen.count("no answer") == 1
+        assert text in screen
+    assert screen.count("no answer") == 1

@@ -49,18 +49,18 @@ def main(out: Path) -> None:
     ranks = Ranks(distributed.get_rank(), distributed.get_world_size(), torch.device("cpu"))
     calls = {"score": late, "refer": logprobs} if ranks.first else {}
     nodes = (Score(), node("of_scores", "scores"), REFER, node("of_reference", "reference_logprobs"))
-    found = executor(*nodes, ranks=ranks, **calls).run(columns())
+    computed = executor(*nodes, ranks=ranks, **calls).run(columns())
     stopped = ""
     try:
         executor(*nodes, ranks=ranks, **({**calls, "score": stops} if calls else {})).run(columns())
     except Stopped as error:
         stopped = str(error)
-    told = {
+    report = {
         "order": order[:2],
-        "columns": {name: found[name].tolist() for name in ("reference_logprobs", "scores")},
+        "columns": {name: computed[name].tolist() for name in ("reference_logprobs", "scores")},
         "stopped": stopped,
     }
-    (out / f"{ranks.rank}.json").write_text(json.dumps(told))
+    (out / f"{ranks.rank}.json").write_text(json.dumps(report))
     distributed.barrier()
     distributed.destroy_process_group()
 

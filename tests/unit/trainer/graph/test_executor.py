@@ -79,9 +79,9 @@ def test_calls_go_on_while_local_nodes_compute():
         return scores(sequences, None)
 
     run = executor(local("beside", "beside", (SEQUENCES,)), Score(), REFER, score=slow, refer=logprobs).run
-    found = run(columns())
-    assert found["scores"].tolist() == [5.0, 2.0]
-    assert found["reference_logprobs"].tolist() == [0, -1, -2, -3]
+    computed = run(columns())
+    assert computed["scores"].tolist() == [5.0, 2.0]
+    assert computed["reference_logprobs"].tolist() == [0, -1, -2, -3]
 
 
 def test_calls_go_on_beside_each_other():
@@ -95,8 +95,8 @@ def test_calls_go_on_beside_each_other():
 
         return met
 
-    found = executor(Score(), REFER, score=meets(scores), refer=meets(logprobs)).run(columns())
-    assert {"scores", "reference_logprobs"} <= {*found.rows, *found.tokens}
+    computed = executor(Score(), REFER, score=meets(scores), refer=meets(logprobs)).run(columns())
+    assert {"scores", "reference_logprobs"} <= {*computed.rows, *computed.tokens}
 
 
 def test_a_role_gets_the_sequences_with_their_dataset_rows():
@@ -112,9 +112,9 @@ def test_a_role_gets_the_sequences_with_their_dataset_rows():
 
 def test_what_is_there_is_not_computed_again():
     given = columns().with_rows(one=torch.tensor([5.0, 6.0]))
-    found = executor(local("one", "one", (SEQUENCES,)), local("two", "two", ("one",))).run(given)
+    computed = executor(local("one", "one", (SEQUENCES,)), local("two", "two", ("one",))).run(given)
     assert order == ["two"]
-    assert found["two"].tolist() == [10.0, 12.0]
+    assert computed["two"].tolist() == [10.0, 12.0]
 
 
 def test_until_runs_a_node_and_what_it_depends_on_alone():
@@ -123,9 +123,9 @@ def test_until_runs_a_node_and_what_it_depends_on_alone():
 
     first, second = local("one", "one", (SEQUENCES,)), local("two", "two", ("one",))
     made = executor(Score(), first, second, local("beside", "beside", ("two",)), score=never)
-    found = made.run(columns(), until=second)
+    computed = made.run(columns(), until=second)
     assert order == ["one", "two"]
-    assert "scores" not in found
+    assert "scores" not in computed
     assert made.run(columns(), until=first).rows.keys() == {"one"}
 
 

@@ -125,12 +125,14 @@ TRAINER, GENERATOR, REWARD, REFERENCED = Role.TRAINER, Role.GENERATOR, Role.REWA
 @pytest.mark.parametrize("coefficient", [None, 0, 0.1])
 @pytest.mark.parametrize("algorithm", ONLINE)
 def test_roles_follow_the_coefficient_of_the_penalty(algorithm, coefficient):
-    found = graph(algorithm, "" if coefficient is None else f"klCoefficient: {coefficient}")
+    algorithm_graph = graph(algorithm, "" if coefficient is None else f"klCoefficient: {coefficient}")
     has_reference = algorithm in PENALISED if coefficient is None else coefficient > 0
-    assert found.roles == (TRAINER, GENERATOR, REWARD, *([REFERENCED] if has_reference else []))
-    assert [m.name for m in found.trained] == (["policy", "critic"] if algorithm == "ppo" else ["policy"])
-    assert (found.rows, found.generates) == ("prompts", True)
-    assert any(getattr(node, "model", None) == REFERENCE for node in found.nodes) == has_reference
+    assert algorithm_graph.roles == (TRAINER, GENERATOR, REWARD, *([REFERENCED] if has_reference else []))
+    assert [m.name for m in algorithm_graph.trained] == (
+        ["policy", "critic"] if algorithm == "ppo" else ["policy"]
+    )
+    assert (algorithm_graph.rows, algorithm_graph.generates) == ("prompts", True)
+    assert any(getattr(node, "model", None) == REFERENCE for node in algorithm_graph.nodes) == has_reference
 
 
 @pytest.mark.parametrize(
@@ -142,9 +144,9 @@ def test_roles_follow_the_coefficient_of_the_penalty(algorithm, coefficient):
     ],
 )
 def test_given_responses_need_no_generators(algorithm, rows, roles):
-    found = graph(algorithm)
-    assert (found.rows, found.generates, found.roles) == (rows, False, roles)
-    assert len(found.trained) == 1
+    algorithm_graph = graph(algorithm)
+    assert (algorithm_graph.rows, algorithm_graph.generates, algorithm_graph.roles) == (rows, False, roles)
+    assert len(algorithm_graph.trained) == 1
 
 
 @pytest.mark.parametrize(("rows", "together"), [("pairs", True), ("responses", False)])
@@ -156,8 +158,8 @@ def test_the_responses_of_a_pair_share_a_micro_batch_whatever_their_lengths(rows
 
 
 def test_a_moving_average_is_no_role():
-    found = graph("grpo", "klCoefficient: 0.1, referenceEma: 0.9")
-    assert REFERENCED not in found.roles
+    algorithm_graph = graph("grpo", "klCoefficient: 0.1, referenceEma: 0.9")
+    assert REFERENCED not in algorithm_graph.roles
 
 
 @pytest.mark.parametrize("algorithm", ONLINE)

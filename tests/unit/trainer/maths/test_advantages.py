@@ -89,27 +89,27 @@ def test_long_responses_are_those_of_the_recursion_in_float64(gamma, gae_lambda,
     draw = torch.Generator().manual_seed(0)
     lengths = torch.tensor([1, 63, 64, 65, 700, 4096, 4097, 9000, 3, 128, 30_000])
     rewards, values = torch.randn(2, int(lengths.sum()), generator=draw)
-    found, returns = generalized_advantages(rewards, values, lengths, gamma, gae_lambda)
+    advantages, returns = generalized_advantages(rewards, values, lengths, gamma, gae_lambda)
     exact, _ = generalized_advantages(rewards.double(), values.double(), lengths, gamma, gae_lambda)
-    parts = [part.split(lengths.tolist()) for part in (rewards, values, found, exact)]
+    parts = [part.split(lengths.tolist()) for part in (rewards, values, advantages, exact)]
     for r, v, mine, in64 in zip(*parts, strict=True):
         expected, size = recursion(r, v, gamma, gae_lambda)
         np.testing.assert_allclose(in64, expected, rtol=0, atol=1e-13 * size.max())
         assert (np.abs(mine.numpy() - expected) <= 2e-6 * size).all()
         alone, _ = generalized_advantages(r, v, torch.tensor([len(r)]), gamma, gae_lambda)
         assert torch.equal(alone, mine)
-    torch.testing.assert_close(returns, found + values)
+    torch.testing.assert_close(returns, advantages + values)
 
 
 def recursion(rewards: torch.Tensor, values: torch.Tensor, gamma: float, gae_lambda: float) -> tuple:
     """A_t token by token in float64, and the same sum of absolute values."""
     v = np.append(values.double().numpy(), 0.0)
     deltas = rewards.double().numpy() + gamma * v[1:] - v[:-1]
-    found, size = np.zeros(len(deltas) + 1), np.ones(len(deltas) + 1)
+    sums, size = np.zeros(len(deltas) + 1), np.ones(len(deltas) + 1)
     for t in reversed(range(len(deltas))):
-        found[t] = deltas[t] + gamma * gae_lambda * found[t + 1]
+        sums[t] = deltas[t] + gamma * gae_lambda * sums[t + 1]
         size[t] = abs(rewards[t]) + abs(v[t]) + abs(v[t + 1]) + gamma * gae_lambda * size[t + 1]
-    return found[:-1], size[:-1]
+    return sums[:-1], size[:-1]
 
 
 def test_without_discount_the_return_is_the_sum_of_rewards_to_come():

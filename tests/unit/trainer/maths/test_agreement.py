@@ -12,8 +12,8 @@ LOGPROBS = SAMPLED - torch.tensor([0.0, 0.5, -1.5, 17.5])
 
 
 def test_agreement_by_hand():
-    found = {name: float(value) for name, value in agreement(LOGPROBS, SAMPLED, 4).items()}
-    assert found == pytest.approx(
+    metrics = {name: float(value) for name, value in agreement(LOGPROBS, SAMPLED, 4).items()}
+    assert metrics == pytest.approx(
         {
             "logprob_difference": 19.5 / 4,
             "token_mult_prob_error": (1 + math.exp(0.5) + math.exp(1.5) + math.exp(17.5)) / 4,
@@ -35,8 +35,8 @@ def test_agreement_of_parts_adds_up_to_that_of_the_whole_but_for_its_maximum(cut
 
 
 def test_a_token_whose_difference_is_not_a_number_is_an_outlier():
-    found = agreement(torch.tensor([math.nan, -1.0]), torch.tensor([-1.0, -1.0]), 2)
-    assert float(found["logprob_outliers"]) == 1
+    metrics = agreement(torch.tensor([math.nan, -1.0]), torch.tensor([-1.0, -1.0]), 2)
+    assert float(metrics["logprob_outliers"]) == 1
 
 
 def test_ratio_outside_by_hand():

@@ -20,7 +20,7 @@ def drawn(scores: list[float], k: int) -> float:
 def test_it_is_the_mean_of_the_largest_over_every_draw(k):
     rows = [(score, group) for group, scores in SCORES.items() for score in scores][::-1]
     scores, groups = torch.tensor([s for s, _ in rows]), torch.tensor([g for _, g in rows])
-    expected = sum(drawn(found, k) for found in SCORES.values()) / len(SCORES)
+    expected = sum(drawn(group_scores, k) for group_scores in SCORES.values()) / len(SCORES)
     assert best_of(scores, groups, k) == pytest.approx(expected, abs=1e-6)
 
 

@@ -19,7 +19,7 @@ def flat(rows: list[list[float]]) -> torch.Tensor:
 @pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize("mask", [None, 2.0, 5.0])
 def test_weights_are_truncated_ratios_and_those_outside_the_mask_are_left_out(level, mask):
-    found = importance_weights(
+    weights = importance_weights(
         flat(NOW), flat(SAMPLED), torch.tensor(LENGTHS), level, cap=1.5, mask=mask
     ).tolist()
     expected = []
@@ -29,7 +29,7 @@ def test_weights_are_truncated_ratios_and_those_outside_the_mask_are_left_out(le
             ratios = [math.prod(ratios)] * len(ratios)
         left_out = [mask is not None and not 1 / mask <= ratio <= mask for ratio in ratios]
         expected += [0.0 if out else min(ratio, 1.5) for ratio, out in zip(ratios, left_out, strict=True)]
-    assert found == pytest.approx(expected)
+    assert weights == pytest.approx(expected)
 
 
 def test_the_effective_share_is_one_for_equal_weights_and_less_for_others():

@@ -127,7 +127,7 @@ def of_divergence(p: torch.Tensor, q: torch.Tensor, *, reverse: bool) -> torch.T
 
 @given(logits, logits)
 def test_expected_gradients_of_a_reward(policy, reference):
-    p, q = (torch.tensor(found, dtype=torch.float64).softmax(0) for found in (policy, reference))
+    p, q = (torch.tensor(row_logits, dtype=torch.float64).softmax(0) for row_logits in (policy, reference))
     forward, reverse = of_divergence(p, q, reverse=False), of_divergence(p, q, reverse=True)
     torch.testing.assert_close(in_reward(p, q, "k1"), forward, atol=1e-10, rtol=1e-8)
     torch.testing.assert_close(in_reward(p, q, "k3"), forward - reverse, atol=1e-10, rtol=1e-8)

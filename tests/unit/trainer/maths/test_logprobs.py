@@ -98,10 +98,12 @@ def test_log_probabilities_over_a_sampling_mask_are_those_of_its_tokens_alone(mo
     A row of -1 has no mask; a kept token may stand there twice."""
     monkeypatch.setitem(CHUNK_ELEMENTS, "cpu", rows_at_a_time * 5)
     rows = [[0.5, -1.0, 2.0, 9.0, 0.0], [3.0, 1.0, -2.0, 0.0, 1.0], [1.0, 2.0, 3.0, 4.0, 5.0]]
-    kept, targets = [[2, 0, 2], [1, 1, 1], [-1, -1, -1]], [2, 1, 4]
+    kept_tokens, targets = [[2, 0, 2], [1, 1, 1], [-1, -1, -1]], [2, 1, 4]
     temperature, upstream = 0.8, [[1.0, 0.3], [0.5, -2.0], [-1.0, 0.7]]
     values, gradients = [], []
-    for logits, mask, target, (of_logprob, of_entropy) in zip(rows, kept, targets, upstream, strict=True):
+    for logits, mask, target, (of_logprob, of_entropy) in zip(
+        rows, kept_tokens, targets, upstream, strict=True
+    ):
         among = sorted(set(mask)) if mask[0] >= 0 else list(range(5))
         p = dict(zip(among, probabilities([logits[i] / temperature for i in among]), strict=True))
         h = -sum(q * math.log(q) for q in p.values())
@@ -116,15 +118,17 @@ def test_log_probabilities_over_a_sampling_mask_are_those_of_its_tokens_alone(mo
             ]
         )
     hidden = torch.tensor(rows, dtype=torch.float64, requires_grad=True)
-    mask, wanted = torch.tensor(kept), torch.tensor(upstream, dtype=torch.float64)
+    mask, direction = torch.tensor(kept_tokens), torch.tensor(upstream, dtype=torch.float64)
     through_layer = linear_logprobs(
         hidden, torch.eye(5, dtype=torch.float64), None, torch.tensor(targets), temperature,
         entropy="gradient", kept_tokens=mask,
     )  # fmt: skip
     of_logits = token_logprobs(hidden, torch.tensor(targets), temperature, "gradient", mask)
-    for found in (through_layer, of_logits):
-        torch.testing.assert_close(found, torch.tensor(values, dtype=torch.float64), rtol=1e-12, atol=1e-12)
-        (gradient,) = torch.autograd.grad(found, [hidden], wanted)
+    for computed in (through_layer, of_logits):
+        torch.testing.assert_close(
+            computed, torch.tensor(values, dtype=torch.float64), rtol=1e-12, atol=1e-12
+        )
+        (gradient,) = torch.autograd.grad(computed, [hidden], direction)
         torch.testing.assert_close(
             gradient, torch.tensor(gradients, dtype=torch.float64), rtol=1e-12, atol=1e-12
         )

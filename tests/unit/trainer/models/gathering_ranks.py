@@ -35,10 +35,10 @@ def make() -> LlamaForCausalLM:
 
 
 def digest(tensors) -> str:
-    found = Digest()
+    hasher = Digest()
     for bucket in pack(tensors, 4096, torch.device("cpu")):
-        found.update(bucket)
-    return found.hexdigest()
+        hasher.update(bucket)
+    return hasher.hexdigest()
 
 
 def engine_of(*, lora: bool, offload: bool) -> TrainedModel:
@@ -51,10 +51,10 @@ def engine_of(*, lora: bool, offload: bool) -> TrainedModel:
 
 def gathered(engine: TrainedModel, bucket: int) -> dict[str, Any]:
     gathering.BUCKET_BYTES = bucket
-    with profile(activities=[ProfilerActivity.CPU]) as seen:
-        found = [(name, tensor.clone()) for name, tensor in engine.named_tensors()]
-    collectives = Counter(e.name for e in seen.events() if e.name.startswith("c10d::"))
-    return {"digest": digest(found), "tensors": len(found), "collectives": collectives}
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        tensors = [(name, tensor.clone()) for name, tensor in engine.named_tensors()]
+    collectives = Counter(e.name for e in profiled.events() if e.name.startswith("c10d::"))
+    return {"digest": digest(tensors), "tensors": len(tensors), "collectives": collectives}
 
 
 def by_deepspeed(engine: TrainedModel) -> str:
@@ -64,7 +64,7 @@ def by_deepspeed(engine: TrainedModel) -> str:
         return digest(engine.adapter.merged(engine.adapter.to_merge(items)) if engine.adapter else items)
 
 
-def told(*, lora: bool, offload: bool) -> dict[str, Any]:
+def report_case(*, lora: bool, offload: bool) -> dict[str, Any]:
     engine = engine_of(lora=lora, offload=offload)
     first = [gathered(engine, bucket) for bucket in BUCKETS]
     engine.update(SEQUENCES, ResponseLogprobs(), lambda out, _: (-out.sum(), {}), 0.01)
@@ -76,7 +76,9 @@ def told(*, lora: bool, offload: bool) -> dict[str, Any]:
 if __name__ == "__main__":
     distributed.init_process_group("gloo")
     print(
-        json.dumps([told(lora=lora, offload=offload) for lora in (False, True) for offload in (False, True)])
+        json.dumps(
+            [report_case(lora=lora, offload=offload) for lora in (False, True) for offload in (False, True)]
+        )
     )
     distributed.barrier()
     os._exit(0)

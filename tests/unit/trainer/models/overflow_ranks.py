@@ -20,7 +20,7 @@ SEQUENCES = Sequences.pack([((5, 6, 7), (8, 9, 10)), ((12, 11), (13, 14, 15)), (
 FP16 = {"enabled": True, "initial_scale_power": 8, "hysteresis": 1}
 
 
-def told(stage: int) -> list[Any]:
+def report_stage(stage: int) -> list[Any]:
     settings = {"fp16": FP16, "zero_optimization": {"stage": stage}}
     engine = TrainedModel(
         make("untied"), ADAM, Trainer(), deepspeed=settings, micro_batch_tokens=8, pad_token_id=0
@@ -40,6 +40,6 @@ if __name__ == "__main__":
     deepspeed.get_accelerator().is_fp16_supported = lambda: True
     distributed.init_process_group("gloo")
     for stage in (1, 2, 3):
-        print(json.dumps(told(stage)), flush=True)
+        print(json.dumps(report_stage(stage)), flush=True)
     distributed.barrier()
     os._exit(0)

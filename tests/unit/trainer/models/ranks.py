@@ -167,15 +167,15 @@ def sent_weights(engine: TrainedModel) -> Iterator[tuple[str, Tensor]]:
 def watch_gradients(engine) -> list[bool]:
     """For each step of DeepSpeed's BF16_Optimizer: True if bfloat16 can represent each element of the gradient that it
     accumulated, before clipping."""
-    found, step = [], engine.step
+    representable, step = [], engine.step
 
     def looking() -> None:
         flat, _ = engine.optimizer.get_grads_for_reduction()
-        found.append(all(torch.equal(gradient, gradient.bfloat16().float()) for gradient in flat))
+        representable.append(all(torch.equal(gradient, gradient.bfloat16().float()) for gradient in flat))
         step()
 
     engine.step = looking
-    return found
+    return representable
 
 
 def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:

@@ -43,12 +43,12 @@ TORCH = {"type": "AdamW", "params": {"torch_adam": True}}
 
 def stage(number: int, dtype: str = "float32", **zero: Any) -> dict[str, Any]:
     """Settings of a ZeRO stage; tensors of the model here are larger than a bucket, and smaller."""
-    found: dict[str, Any] = {"zero_optimization": {"stage": number, "reduce_bucket_size": 5_000, **zero}}
+    settings: dict[str, Any] = {"zero_optimization": {"stage": number, "reduce_bucket_size": 5_000, **zero}}
     if dtype == "bfloat16":
-        found["bf16"] = {"enabled": True}
+        settings["bf16"] = {"enabled": True}
     if dtype == "float16":
-        found["fp16"] = {"enabled": True, "loss_scale": 8.0}
-    return found
+        settings["fp16"] = {"enabled": True, "loss_scale": 8.0}
+    return settings
 
 
 BASES: dict[str, dict[str, Any]] = {
@@ -77,13 +77,13 @@ class Case:
         return f"{self.base} {self.key}={json.dumps(self.value)}"
 
     def settings(self) -> dict[str, Any]:
-        found = deepcopy(BASES[self.base])
+        changed = deepcopy(BASES[self.base])
         *sections, last = self.key.split(".")
-        section = found
+        section = changed
         for part in sections:
             section = section.setdefault(part, {})
         section[last] = self.value
-        return found
+        return changed
 
 
 LIGHT = {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
@@ -239,15 +239,15 @@ def trial(settings: dict[str, Any]) -> Trial:
 
 def outcome(case: Case, base: Trial) -> Outcome:
     try:
-        found = trial(case.settings())
+        result = trial(case.settings())
     except Exception as error:
         return Outcome(case.kind, 0.0, 0.0, False, f"{type(error).__name__}: {error}"[:300])
-    pairs = zip(found.statistics, base.statistics, strict=True)
+    pairs = zip(result.statistics, base.statistics, strict=True)
     norm = max(abs(mine["grad_norm"] / theirs["grad_norm"] - 1) for mine, theirs in pairs)
     weights = [
-        (found.weights[name].float() - tensor.float()).abs().max() for name, tensor in base.weights.items()
+        (result.weights[name].float() - tensor.float()).abs().max() for name, tensor in base.weights.items()
     ]
-    return Outcome(case.kind, norm, max(map(float, weights), default=0.0), found.resumed)
+    return Outcome(case.kind, norm, max(map(float, weights), default=0.0), result.resumed)
 
 
 def main(out: Path, names: str = "") -> None:
@@ -255,14 +255,14 @@ def main(out: Path, names: str = "") -> None:
     deepspeed.get_accelerator().is_fp16_supported = lambda: True  # torch has all of it on a CPU
     distributed.init_process_group("gloo")
     gc.freeze()
-    bases, found = dict[str, Trial](), dict[str, Any]()
-    wanted = [case for case in CASES if not names or case.name in names.splitlines()]
-    for case in wanted:
+    bases, outcomes = dict[str, Trial](), dict[str, Any]()
+    selected = [case for case in CASES if not names or case.name in names.splitlines()]
+    for case in selected:
         if case.base not in bases:
             bases[case.base] = trial(BASES[case.base])
-        found[case.name] = asdict(outcome(case, bases[case.base]))
+        outcomes[case.name] = asdict(outcome(case, bases[case.base]))
     if distributed.get_rank() == 0:
-        record = {"deepspeed": deepspeed.__version__, "cases": found}
+        record = {"deepspeed": deepspeed.__version__, "cases": outcomes}
         out.write_text(json.dumps(record, indent=1) + "\n")
     distributed.barrier()
     os._exit(0)

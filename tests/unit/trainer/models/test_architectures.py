@@ -82,7 +82,7 @@ def test_all_that_is_wrong_with_classes_is_told_at_once(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("names", "more", "said"),
+    ("names", "more", "messages"),
     [
         (PRIMER, (), []),
         (PRIMER[1:], ("spec.generator.sharedWithTrainer=true",), []),
@@ -90,6 +90,6 @@ def test_all_that_is_wrong_with_classes_is_told_at_once(tmp_path, monkeypatch):
         (["a.b:LMHead"], (), ["spec.model.architectures[0]: must name a class by its kind, ...Model, "]),
     ],
 )
-def test_what_a_manifest_may_name(names, more, said):
+def test_what_a_manifest_may_name(names, more, messages):
     problems = map(str, check(unchecked(f"spec.model.architectures={json.dumps(names)}", *more)))
-    assert [text[: len(start)] for text, start in zip(problems, said, strict=True)] == said
+    assert [text[: len(start)] for text, start in zip(problems, messages, strict=True)] == messages

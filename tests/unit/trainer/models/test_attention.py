@@ -69,15 +69,15 @@ def make(family: str, path: Path) -> torch.nn.Module:
 
 
 def log_probabilities_and_gradients(forward: Forward):
-    found = {}
+    values = {}
     for rows in forward.plan(SEQUENCES)[0]:
         micro = forward.build(SEQUENCES, rows)
         output = forward(micro, ResponseLogprobs())
         weights = torch.linspace(-1, 1, int(SEQUENCES.response_lengths.sum()))
         (output * weights[micro.response_index]).sum().backward()
-        found |= dict(zip(micro.response_index.tolist(), output.tolist(), strict=True))
+        values |= dict(zip(micro.response_index.tolist(), output.tolist(), strict=True))
     gradients = {name: p.grad for name, p in forward.model.named_parameters() if p.grad is not None}
-    return torch.tensor([found[i] for i in sorted(found)]), gradients
+    return torch.tensor([values[i] for i in sorted(values)]), gradients
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -88,8 +88,8 @@ def test_a_loaded_policy_computes_what_its_familys_eager_attention_does(family, 
     own = load_policy(str(tmp_path), torch.float32).eval()
     forward = Forward.choose(own, 80, 0, kind)
     assert forward.packed is (kind == "packed")
-    found, gradients = log_probabilities_and_gradients(forward)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    computed, gradients = log_probabilities_and_gradients(forward)
+    torch.testing.assert_close(computed, expected, rtol=1e-4, atol=1e-4)
     assert gradients.keys() == by_eager.keys()
     for name, gradient in by_eager.items():
         atol = 1e-4 * float(gradient.abs().max())
@@ -105,8 +105,8 @@ def test_generation_is_that_of_eager_attention(family, tmp_path):
     for kind in ("padded", "packed"):
         own = load_policy(str(tmp_path), torch.float32).eval()
         Forward.choose(own, 80, 0, kind)
-        found = own.generate(prompt, **options).logits
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        logits = own.generate(prompt, **options).logits
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("function", [attention.sdpa_attention, attention.packed_attention])

@@ -54,7 +54,7 @@ def test_it_trains_travels_and_is_saved_with_its_buffer(precision, folder, train
     assert torch.equal(dict(again.named_tensors())[BIAS].float(), bias.float())
     torch.testing.assert_close(logprobs(again), now, rtol=0, atol=0)
 
-    kept = {name: tensor.clone() for name, tensor in training_state(engine)}
+    saved_state = {name: tensor.clone() for name, tensor in training_state(engine)}
     resumed = trained(loaded(folder, dtype), **options)
-    load_training_state(resumed, kept.__getitem__)
+    load_training_state(resumed, saved_state.__getitem__)
     torch.testing.assert_close(logprobs(resumed), now, rtol=0, atol=0)

@@ -43,14 +43,14 @@ CONFIGS = {
 def first_ratios(engine, read) -> torch.Tensor:
     """exp(new - old) of every output, in the first update on what `infer` gave."""
     old = engine.infer(SEQUENCES, read, SEQUENCES.response_lengths)
-    seen = []
+    ratios = []
 
     def loss(new, micro):
-        seen.append((new.detach() - old[micro.response_index]).exp())
+        ratios.append((new.detach() - old[micro.response_index]).exp())
         return new.sum(), {}
 
     engine.update(SEQUENCES, read, loss, 0.01)
-    return torch.cat(seen)
+    return torch.cat(ratios)
 
 
 BOTH = [(name, attention) for name in CONFIGS for attention in ("sdpa", "eager")]

@@ -22,13 +22,13 @@ EXACT = [case for case, (_, bfloat16, _) in ranks.CASES.items() if not bfloat16]
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> dict[int, Path]:
     """OUT of `ranks.py` for each number of ranks; one rank also goes on from the state of two."""
-    found: dict[int, Path] = {}
+    folders: dict[int, Path] = {}
     for world in WORLDS:
         out = tmp_path_factory.mktemp(f"ranks{world}")
-        said = run_ranks(world, ranks.__name__, str(out), *map(str, found.values()), folder=out)
-        assert said == [""] * world  # standard output belongs to the roles
-        found[world] = out
-    return found
+        outputs = run_ranks(world, ranks.__name__, str(out), *map(str, folders.values()), folder=out)
+        assert outputs == [""] * world  # standard output belongs to the roles
+        folders[world] = out
+    return folders
 
 
 @pytest.fixture(scope="module")
@@ -134,9 +134,9 @@ def test_a_gradient_accumulated_in_float32_is_rounded_only_to_be_sent_in_bfloat1
 
 @every
 def test_a_resumed_run_is_bit_for_bit_the_uninterrupted_one(runs, world, case):
-    found = report(runs, world, case)
-    assert found["loaded_state_is_the_saved"]
-    assert found["resumed_is_uninterrupted"]
+    case_report = report(runs, world, case)
+    assert case_report["loaded_state_is_the_saved"]
+    assert case_report["resumed_is_uninterrupted"]
 
 
 @pytest.mark.parametrize("case", EXACT)
@@ -156,14 +156,14 @@ def test_a_saved_model_is_the_trained_one(runs, world, case):
         assert torch.equal(model.state_dict()[name], tensor)
     assert AutoTokenizer.from_pretrained(runs[world] / case).pad_token == "<pad>"
     assert not [path for path in runs[world].iterdir() if path.name.startswith(".")]
-    found = report(runs, world, case)
-    assert found["gathering_changes_nothing"]
-    assert found["all_ranks_infer_the_same"]
+    case_report = report(runs, world, case)
+    assert case_report["gathering_changes_nothing"]
+    assert case_report["all_ranks_infer_the_same"]
     if kind != "critic":
         generated = model.generate(
             torch.tensor([[5, 6, 7]]), max_new_tokens=6, do_sample=False, pad_token_id=0, eos_token_id=None
         )
-        assert generated[0].tolist() == found["generated"]
+        assert generated[0].tolist() == case_report["generated"]
 
 
 @pytest.mark.parametrize(("world", "case"), [(w, c) for w in WORLDS for c in ranks.cases(w) if "lora" in c])

@@ -16,22 +16,24 @@ MATRICES = 2 * 2 * 7
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory) -> list[list[dict]]:
     folder = tmp_path_factory.mktemp("ranks")
-    return [json.loads(said) for said in run_ranks(2, gathering_ranks.__name__, folder=folder)]
+    return [json.loads(text) for text in run_ranks(2, gathering_ranks.__name__, folder=folder)]
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_rank_0_gets_the_weights_that_were_divided(ranks, case):
     """An adapter changes nothing before it is trained."""
-    found = ranks[0][CASES[case]]["first"]
-    assert [each["digest"] for each in found] == [digest(make().named_parameters())] * len(BUCKETS)
-    assert [each["tensors"] for each in found] == [TENSORS] * len(BUCKETS)
+    first = ranks[0][CASES[case]]["first"]
+    assert [each["digest"] for each in first] == [digest(make().named_parameters())] * len(BUCKETS)
+    assert [each["tensors"] for each in first] == [TENSORS] * len(BUCKETS)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_rank_0_gets_the_trained_weights(ranks, case):
-    told = ranks[0][CASES[case]]
-    assert [each["digest"] for each in told["trained"]] == [told["trained_by_deepspeed"]] * len(BUCKETS)
-    assert told["trained_by_deepspeed"] != told["first"][0]["digest"]
+    case_report = ranks[0][CASES[case]]
+    assert [each["digest"] for each in case_report["trained"]] == [case_report["trained_by_deepspeed"]] * len(
+        BUCKETS
+    )
+    assert case_report["trained_by_deepspeed"] != case_report["first"][0]["digest"]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -46,4 +48,4 @@ def test_a_bucket_is_one_message(ranks, case):
 
 
 def test_the_other_ranks_get_none(ranks):
-    assert {each["tensors"] for told in ranks[1] for each in told["first"]} == {0}
+    assert {each["tensors"] for case_report in ranks[1] for each in case_report["first"]} == {0}

@@ -16,8 +16,8 @@ from rlhf_trainer.models.state import training_state
 @pytest.fixture(scope="module")
 def refusals(tmp_path_factory) -> dict[str, list[str | None]]:
     """What each of two ranks says, by case."""
-    said = run_ranks(2, "tests.unit.trainer.models.wrong_ranks", folder=tmp_path_factory.mktemp("wrong"))
-    lines = zip(*(map(json.loads, text.splitlines()) for text in said), strict=True)
+    outputs = run_ranks(2, "tests.unit.trainer.models.wrong_ranks", folder=tmp_path_factory.mktemp("wrong"))
+    lines = zip(*(map(json.loads, text.splitlines()) for text in outputs), strict=True)
     return dict(zip(CASES, map(list, lines), strict=True))
 
 
@@ -36,7 +36,7 @@ def test_tensors_that_deepspeed_takes_for_others_are_refused_on_every_rank(refus
 @pytest.mark.parametrize("case", ["whole-1", "whole-2", "partition-3"])
 def test_one_element_on_one_rank_is_refused_on_every_rank_by_name(refusals, case):
     message = f"1 of 21 tensors are not the weights with which the model computes: {FIRST}"
-    assert all(said is not None and said.endswith(message) for said in refusals[case])
+    assert all(refusal is not None and refusal.endswith(message) for refusal in refusals[case])
 
 
 @pytest.mark.parametrize("bfloat16", [False, True])

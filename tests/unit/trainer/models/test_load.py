@@ -108,8 +108,8 @@ def test_a_family_without_classes_for_rewards_and_values_has_ours(family, tokeni
         outputs = model.score(hidden)
         if load is load_reward:
             outputs = outputs[torch.arange(3), SEQUENCES.lengths - 1]
-        found = read(Forward(again.eval(), 100, 0).logits(micro), micro)
-        torch.testing.assert_close(found, read(outputs, micro), rtol=1e-4, atol=1e-5)
+        computed = read(Forward(again.eval(), 100, 0).logits(micro), micro)
+        torch.testing.assert_close(computed, read(outputs, micro), rtol=1e-4, atol=1e-5)
 
 
 def test_a_critic_with_our_head_is_trained_exported_and_resumed_exactly(tokenizer, tmp_path, trained):
@@ -142,8 +142,8 @@ def test_a_critic_with_our_head_is_trained_exported_and_resumed_exactly(tokenize
         infer(Forward(exported, 64, 0), SEQUENCES, response_values, sizes), values, rtol=0, atol=1e-6
     )
     declared = documented_class().from_pretrained(tmp_path / "critic").eval()
-    found = infer(Forward(declared, 64, 0), SEQUENCES, response_values, sizes)
-    torch.testing.assert_close(found, values, rtol=0, atol=1e-6)
+    computed = infer(Forward(declared, 64, 0), SEQUENCES, response_values, sizes)
+    torch.testing.assert_close(computed, values, rtol=0, atol=1e-6)
 
 
 def documented_class() -> type:
@@ -230,8 +230,8 @@ def without(path: str, folder: Path, *names: str) -> str:
     """A copy of the model, whose file lacks these weights."""
     shutil.copytree(path, folder)
     weights = load_file(folder / "model.safetensors")
-    kept = {name: tensor for name, tensor in weights.items() if name not in names}
-    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    remaining = {name: tensor for name, tensor in weights.items() if name not in names}
+    save_file(remaining, folder / "model.safetensors", metadata={"format": "pt"})
     return str(folder)
 
 

@@ -44,14 +44,16 @@ def copied(engine) -> dict[str, torch.Tensor]:
 def test_an_overflow_skips_the_step_and_is_told(make, stage):
     engine = make(stage)
     before = copied(engine)
-    told = step(engine, factor=1e30)
-    assert (told["overflow"], told["grad_norm"], told["loss_scale"]) == (1.0, 0.0, 256.0)
+    metrics = step(engine, factor=1e30)
+    assert (metrics["overflow"], metrics["grad_norm"], metrics["loss_scale"]) == (1.0, 0.0, 256.0)
     after = copied(engine)
     changed = {name for name in after if not torch.equal(after[name], before[name])}
     assert changed == {"loss_scale"}
-    told = step(engine)
-    assert (told["overflow"], told["loss_scale"]) == (0.0, 256.0), "the first overflow of two is forgiven"
-    assert told["grad_norm"] > 0
+    metrics = step(engine)
+    assert (metrics["overflow"], metrics["loss_scale"]) == (0.0, 256.0), (
+        "the first overflow of two is forgiven"
+    )
+    assert metrics["grad_norm"] > 0
     step(engine, factor=1e30)
     assert step(engine)["loss_scale"] == 128.0
 
@@ -69,7 +71,7 @@ def test_a_resumed_run_has_the_loss_scale_of_the_uninterrupted_one(make, stage):
     saved = copied(engine)
     assert saved["loss_scale"].tolist() == [128.0, 4.0, 3.0, 1.0]
     expected = [step(engine) for _ in range(4)]
-    assert [told["loss_scale"] for told in expected] == [128.0, 128.0, 128.0, 256.0]
+    assert [metrics["loss_scale"] for metrics in expected] == [128.0, 128.0, 128.0, 256.0]
 
     resumed = make(stage)
     load_training_state(resumed, saved.__getitem__)
@@ -98,11 +100,11 @@ def gradient(engine, budget: int, monkeypatch) -> torch.Tensor:
     """Of 64 sequences of 8 tokens in micro-batches of `budget` tokens; of any scale."""
     draw = torch.Generator().manual_seed(0)
     sequences = Sequences.pack(torch.randint(50, (64, 2, 4), generator=draw).tolist())
-    weights, found = torch.randn(256, generator=draw) / 256, []
+    weights, gradients = torch.randn(256, generator=draw) / 256, []
 
     def instead() -> None:
         parameters = engine.unwrapped.parameters()
-        found.extend(deepspeed.utils.safe_get_full_grad(p).flatten().double() for p in parameters)
+        gradients.extend(deepspeed.utils.safe_get_full_grad(p).flatten().double() for p in parameters)
         engine.deepspeed.optimizer.zero_grad()
 
     monkeypatch.setattr(engine.deepspeed, "step", instead)
@@ -112,7 +114,7 @@ def gradient(engine, budget: int, monkeypatch) -> torch.Tensor:
     engine.update(
         sequences, ResponseLogprobs(), lambda out, m: ((out * weights[m.response_index]).sum(), {}), 0.0
     )
-    whole = torch.cat(found)
+    whole = torch.cat(gradients)
     return whole / whole.norm()
 
 

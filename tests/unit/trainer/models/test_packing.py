@@ -92,15 +92,15 @@ READS = {
 
 def gradients(forward: Forward, read) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Outputs of one update's micro-batches in the order of the rows, and the gradient of a fixed sum of them."""
-    found = {}
+    by_index = {}
     for rows in forward.plan(SEQUENCES)[0]:
         micro = forward.build(SEQUENCES, rows)
         output = forward(micro, read)
         weights = torch.linspace(-1, 1, SEQUENCES.response_lengths.sum() * 2, dtype=torch.float64).view(-1, 2)
         output = output[:, None] if output.ndim == 1 else output
         (output * weights[micro.response_index][:, : output.shape[1]]).sum().backward()
-        found |= dict(zip(micro.response_index.tolist(), output.detach(), strict=True))
-    outputs = torch.stack([found[i] for i in sorted(found)])
+        by_index |= dict(zip(micro.response_index.tolist(), output.detach(), strict=True))
+    outputs = torch.stack([by_index[i] for i in sorted(by_index)])
     return outputs, {n: p.grad for n, p in forward.model.named_parameters()}
 
 
@@ -212,9 +212,9 @@ def test_logits_that_are_capped_after_the_output_layer_are_read_whole():
     install(other)
     sizes = SEQUENCES.response_lengths
     expected = infer(Forward(model, 40, 0), SEQUENCES, ResponseLogprobs(), sizes)
-    found = infer(Forward(other, 40, 0), SEQUENCES, ResponseLogprobs(), sizes)
+    computed = infer(Forward(other, 40, 0), SEQUENCES, ResponseLogprobs(), sizes)
     assert not response_head(other).fits
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(computed, expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(("make", "fits"), [(llama, True), (capped, False)])

@@ -26,5 +26,5 @@ def test_a_state_from_before_the_first_update_leaves_nothing_of_a_later_one(trai
     load_training_state(model, first.__getitem__)
     for each in (model, fresh):
         step(each, 1)
-    found, expected = state(model), state(fresh)
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    resumed_state, expected = state(model), state(fresh)
+    assert all(torch.equal(resumed_state[name], expected[name]) for name in expected)

@@ -52,5 +52,5 @@ def test_the_record_is_of_these_cases_and_of_this_deepspeed():
 
 @pytest.mark.parametrize("name", [case.name for case in CASES])
 def test_a_key_changes_no_number_beyond_its_tolerance_and_resumes_exactly(name):
-    found = Outcome(**RECORD["cases"][name])
-    assert found.passed, found
+    outcome = Outcome(**RECORD["cases"][name])
+    assert outcome.passed, outcome

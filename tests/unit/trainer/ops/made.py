@@ -51,7 +51,7 @@ def lists(made: Columns, name: str) -> list[list[float]]:
 
 def groups(made: Columns) -> dict[int, list[int]]:
     """Rows of each prompt."""
-    found: dict[int, list[int]] = {}
+    by_position: dict[int, list[int]] = {}
     for row, position in enumerate(made["position"].tolist()):
-        found.setdefault(position, []).append(row)
-    return found
+        by_position.setdefault(position, []).append(row)
+    return by_position

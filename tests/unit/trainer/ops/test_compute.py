@@ -60,8 +60,8 @@ def test_token_rewards(kind, baseline, masked):
         if masked and not finished[row]:
             part[:] = [0.0] * len(part)
         part[-1] += scores[row]
-    found = COMPUTE["token_rewards_centered" if baseline else "token_rewards"](made, ctx)
-    assert found["token_rewards"].tolist() == pytest.approx(flat(expected), **CLOSE)
+    computed = COMPUTE["token_rewards_centered" if baseline else "token_rewards"](made, ctx)
+    assert computed["token_rewards"].tolist() == pytest.approx(flat(expected), **CLOSE)
 
 
 def test_fine_grained_scores_are_rewards_of_their_tokens():
@@ -87,21 +87,23 @@ def test_fine_grained_scores_are_rewards_of_their_tokens():
 def test_rewards_of_whole_responses(kind):
     made = columns()
     ctx = context("rloo", f"klCoefficient: 0.3, klEstimator: {kind}, overlongBuffer: 2")
-    found = COMPUTE["response_rewards"](made, ctx)["response_rewards"]
+    computed = COMPUTE["response_rewards"](made, ctx)["response_rewards"]
     expected = [
         score + overlong(len(kl), 5, 2) - 0.3 * sum(kl)
         for score, kl in zip(made["scores"].tolist(), kl_of(made, kind), strict=True)
     ]
-    assert found.tolist() == pytest.approx(expected, **CLOSE)
+    assert computed.tolist() == pytest.approx(expected, **CLOSE)
 
 
 def test_a_penalty_in_the_loss_is_not_in_the_rewards_too():
     made = columns()
     for algorithm, function in (("grpo", "response_rewards"), ("reinforce_pp", "token_rewards")):
         ctx = context(algorithm, "klCoefficient: 0.3, klIn: loss, klEstimator: k3")
-        found = COMPUTE[function](made, ctx)[function]
+        computed = COMPUTE[function](made, ctx)[function]
         sums = (
-            found if function == "response_rewards" else [p.sum() for p in found.split(made.lengths.tolist())]
+            computed
+            if function == "response_rewards"
+            else [p.sum() for p in computed.split(made.lengths.tolist())]
         )
         assert [float(s) for s in sums] == pytest.approx(made["scores"].tolist())
 
@@ -114,11 +116,11 @@ def test_an_adapted_coefficient_is_the_one_that_counts():
 
 def grouped(made: Columns, of_group) -> list[float]:
     rewards = made["response_rewards"].double().tolist()
-    found = [0.0] * len(rewards)
+    values = [0.0] * len(rewards)
     for rows in groups(made).values():
         for row, value in zip(rows, of_group([rewards[r] for r in rows]), strict=True):
-            found[row] = value
-    return flat([[value] * n for value, n in zip(found, made.lengths.tolist(), strict=True)])
+            values[row] = value
+    return flat([[value] * n for value, n in zip(values, made.lengths.tolist(), strict=True)])
 
 
 BASELINES = {
@@ -132,8 +134,8 @@ BASELINES = {
 def test_advantages_against_the_other_responses(function):
     made = columns()
     made = made.with_rows(response_rewards=made["scores"] * 2)
-    found = COMPUTE[function](made, context("grpo"))["advantages"]
-    assert found.tolist() == pytest.approx(grouped(made, BASELINES[function]), **CLOSE)
+    advantages = COMPUTE[function](made, context("grpo"))["advantages"]
+    assert advantages.tolist() == pytest.approx(grouped(made, BASELINES[function]), **CLOSE)
 
 
 @settings(max_examples=25)
@@ -186,10 +188,10 @@ def test_normalised_values_are_read_with_the_moments_that_the_critic_was_trained
         made = columns(seed).with_tokens(token_rewards=3 + columns(seed + 9)["returns"])
         values = [[v * known.deviation() + known.mean for v in part] for part in lists(made, "values")]
         returns, advantages = gae(lists(made, "token_rewards"), values, 0.9, 0.8)
-        found = COMPUTE["gae"](made, ctx)
-        assert found["values"].tolist() == pytest.approx(flat(values), rel=1e-5, abs=1e-5)
-        assert found["advantages"].tolist() == pytest.approx(advantages, rel=1e-4, abs=1e-5)
-        assert found["returns"].tolist() == pytest.approx(returns, rel=1e-4, abs=1e-5)
+        computed = COMPUTE["gae"](made, ctx)
+        assert computed["values"].tolist() == pytest.approx(flat(values), rel=1e-5, abs=1e-5)
+        assert computed["advantages"].tolist() == pytest.approx(advantages, rel=1e-4, abs=1e-5)
+        assert computed["returns"].tolist() == pytest.approx(returns, rel=1e-4, abs=1e-5)
         known, state = update_moments(known, torch.tensor(returns)), ctx.state["values"]
         assert [state["mean"], state["variance"]] == pytest.approx([known.mean, known.variance], rel=1e-5)
         ctx = OpContext(ctx.spec, ctx.settings, state={"values": dict(state)})
@@ -199,9 +201,9 @@ def test_tokens_that_the_mask_leaves_out_do_not_enter_the_moments_of_the_returns
     ctx = context("ppo", "normalizeValues: true, whitenAdvantages: false")
     made = columns().with_tokens(token_rewards=3 + columns(9)["returns"])
     made = made.with_tokens(mask=torch.arange(len(made["returns"])) % 3 > 0)
-    found = COMPUTE["gae"](made, ctx)
-    counted = found["returns"][made.mask].tolist()
-    assert len(counted) < len(found["returns"])
+    computed = COMPUTE["gae"](made, ctx)
+    counted = computed["returns"][made.mask].tolist()
+    assert len(counted) < len(computed["returns"])
     state = ctx.state["values"]
     assert state["weight"] == len(counted)
     assert state["mean"] == pytest.approx(statistics.fmean(counted), rel=1e-5)

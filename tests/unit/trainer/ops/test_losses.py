@@ -124,9 +124,9 @@ def test_policy_losses_and_their_gradients(algorithm, own, old):
     expected.backward()
     for budget in BUDGETS:
         output = moved(columns()).requires_grad_()
-        found, statistics = summed(name, made, ctx, output, budget)
-        found.backward()
-        assert float(found) == pytest.approx(float(expected), rel=1e-5, abs=1e-7)
+        loss, statistics = summed(name, made, ctx, output, budget)
+        loss.backward()
+        assert float(loss) == pytest.approx(float(expected), rel=1e-5, abs=1e-7)
         torch.testing.assert_close(output.grad, exact.grad, rtol=1e-5, atol=1e-7)
         assert statistics["entropy"] == pytest.approx(float(output[:, 1].mean()))
         if not old:  # the policy is the one that sampled, as far as arithmetic goes
@@ -177,13 +177,13 @@ def test_no_loss_makes_the_host_wait_for_the_gpu(name, algorithm, own, old):
 
 def trusted(made: Columns, level: str, cap: float, mask: float) -> list[float]:
     """min(p / p_sampler, cap) of each token, or of its whole response; 0 outside 1 / mask ... mask."""
-    found: list[float] = []
+    weights: list[float] = []
     differences = made["logprobs"].double() - made["sampled_logprobs"].double()
     for part in differences.split(made.lengths.tolist()):
         of_tokens = part.tolist() if level == "token" else [float(part.sum())] * len(part)
         ratios = [math.exp(difference) for difference in of_tokens]
-        found += [min(ratio, cap) if 1 / mask <= ratio <= mask else 0.0 for ratio in ratios]
-    return found
+        weights += [min(ratio, cap) if 1 / mask <= ratio <= mask else 0.0 for ratio in ratios]
+    return weights
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
@@ -206,9 +206,9 @@ def test_what_other_weights_sampled_counts_by_its_importance_and_penalties_count
     expected.backward()
     for budget in BUDGETS:
         output = moved(made).requires_grad_()
-        found, _ = summed(name, made, ctx, output, budget)
-        found.backward()
-        assert float(found) == pytest.approx(float(expected), rel=1e-5, abs=1e-7)
+        loss, _ = summed(name, made, ctx, output, budget)
+        loss.backward()
+        assert float(loss) == pytest.approx(float(expected), rel=1e-5, abs=1e-7)
         torch.testing.assert_close(output.grad, exact.grad, rtol=1e-5, atol=1e-7)
 
 
@@ -223,8 +223,8 @@ def test_order_and_micro_batches_change_no_policy_loss(algorithm, own, order, bu
     output = moved(made)
     whole, named = summed(name, made, ctx, output, BUDGETS[0])
     tokens = made.sequences.response_index(index)
-    found, others = summed(name, made.select(index), ctx, output[tokens], budget)
-    assert float(found) == pytest.approx(float(whole), rel=1e-5, abs=1e-7)
+    loss, others = summed(name, made.select(index), ctx, output[tokens], budget)
+    assert float(loss) == pytest.approx(float(whole), rel=1e-5, abs=1e-7)
     assert others == pytest.approx(named, rel=1e-5, abs=1e-7)
 
 
@@ -255,9 +255,9 @@ def test_value_loss_and_its_gradient(own):
     expected.backward()
     for budget in BUDGETS:
         output = exact.detach().clone().requires_grad_()
-        found, named = summed("value", made, ctx, output, budget)
-        found.backward()
-        assert float(found) == pytest.approx(float(expected), rel=1e-5)
+        loss, named = summed("value", made, ctx, output, budget)
+        loss.backward()
+        assert float(loss) == pytest.approx(float(expected), rel=1e-5)
         torch.testing.assert_close(output.grad, exact.grad, rtol=1e-5, atol=1e-7)
         assert named == {}
 
@@ -268,8 +268,8 @@ def test_a_step_that_moves_the_moments_far_clips_no_value_before_the_critic_has_
     made = columns().with_tokens(values=torch.zeros(sum(LENGTHS)))
     made = COMPUTE["gae"](made.with_tokens(token_rewards=50 + made["returns"]), ctx)
     output = torch.zeros(sum(LENGTHS), requires_grad=True)
-    found, _ = summed("value", made, ctx, output, BUDGETS[0])
-    found.backward()
+    loss, _ = summed("value", made, ctx, output, BUDGETS[0])
+    loss.backward()
     assert bool(output.grad.ne(0).all())
 
 
@@ -281,8 +281,8 @@ def test_values_of_an_earlier_batch_are_clipped_around_what_the_critic_said_then
     earlier = COMPUTE["gae"](made, ctx)
     COMPUTE["gae"](made, ctx)
     output = torch.zeros(sum(LENGTHS), requires_grad=True)
-    found, _ = summed("value", earlier, ctx, output, BUDGETS[0])
-    found.backward()
+    loss, _ = summed("value", earlier, ctx, output, BUDGETS[0])
+    loss.backward()
     assert bool(output.grad.ne(0).all())
 
 
@@ -290,9 +290,9 @@ def test_a_minibatch_that_the_mask_leaves_nothing_of_has_the_ratio_of_its_tokens
     """A ratio of 0 would make `stopRatio` end the updates."""
     made, ctx = columns(), context("grpo", "klCoefficient: 0, overlongFilter: true")
     made = made.with_tokens(mask=torch.zeros(sum(LENGTHS), dtype=torch.bool))
-    found, named = summed("policy", made, ctx, moved(made), BUDGETS[0])
+    loss, named = summed("policy", made, ctx, moved(made), BUDGETS[0])
     ratios = (moved(made)[:, 0] - made["logprobs"]).exp()
-    assert float(found) == 0
+    assert float(loss) == 0
     assert named["ratio_mean"] == pytest.approx(float(ratios.mean()), rel=1e-5)
 
 
@@ -314,9 +314,9 @@ def test_dpo_and_ipo_and_their_gradients(own):
     expected.backward()
     for budget in BUDGETS:
         output = exact.detach().clone().requires_grad_()
-        found, named = summed("dpo", made, ctx, output, budget, group=2)
-        found.backward()
-        assert float(found) == pytest.approx(float(expected), rel=1e-5)
+        loss, named = summed("dpo", made, ctx, output, budget, group=2)
+        loss.backward()
+        assert float(loss) == pytest.approx(float(expected), rel=1e-5)
         torch.testing.assert_close(output.grad, exact.grad, rtol=1e-5, atol=1e-7)
         assert named["reward_margin"] == pytest.approx(sum(margins) / 4, rel=1e-5)
         assert named["accuracy"] == sum(m > 0 for m in margins) / 4

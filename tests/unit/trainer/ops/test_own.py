@@ -100,12 +100,12 @@ def line_of(text: str) -> str:
     return f"operations_of_this_test.py:{1 + next(i for i, line in enumerate(lines) if text in line)}"
 
 
-def refused(call, *said: str) -> None:
+def refused(call, *parts: str) -> None:
     with pytest.raises(InvalidJob) as caught:
         call()
     (problem,) = caught.value.problems
     assert problem.where == "spec.algorithm"
-    for part in said:
+    for part in parts:
         assert part in problem.message
 
 
@@ -122,7 +122,7 @@ def test_what_is_right_computes():
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "expected"),
     [
         ("nothing", ["returned a NoneType, not Columns"]),
         ("reads_what_is_not_there", ["raised MissingColumn: there is no column 'owns'", 'columns["owns"]']),
@@ -137,14 +137,16 @@ def test_what_is_right_computes():
         ("keeps_a_tensor", ["put a value into ctx.state that JSON", "Tensor"]),
     ],
 )
-def test_a_compute_function_that_is_wrong(function, said):
+def test_a_compute_function_that_is_wrong(function, expected):
     compute = compute_fn(named(function), context("grpo").spec)
-    told, *text = said
-    refused(lambda: compute(columns(), context("grpo")), f"'{named(function)}' ", told, *map(line_of, text))
+    message, *text = expected
+    refused(
+        lambda: compute(columns(), context("grpo")), f"'{named(function)}' ", message, *map(line_of, text)
+    )
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "expected"),
     [
         ("no_function", ["returned a Tensor, not a function (output, micro) of each micro-batch"]),
         ("loss_alone", ["returned a Tensor, not (loss, {name: number})"]),
@@ -154,14 +156,14 @@ def test_a_compute_function_that_is_wrong(function, said):
         ("raises", ["raised KeyError: 'weight'", 'KeyError("weight")']),
     ],
 )
-def test_a_loss_that_is_wrong(function, said):
+def test_a_loss_that_is_wrong(function, expected):
     def trained() -> None:
         loss_fn(named(function), context("grpo").spec)(columns(), context("grpo"))(
             torch.ones(4, requires_grad=True), None
         )
 
-    told, *text = said
-    refused(trained, f"'{named(function)}' ", told, *map(line_of, text))
+    message, *text = expected
+    refused(trained, f"'{named(function)}' ", message, *map(line_of, text))
 
 
 def test_an_output_that_is_no_tensor():
@@ -170,14 +172,14 @@ def test_an_output_that_is_no_tensor():
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         (Frozen(), "'policy' raised AttributeError: 'Frozen' object has no attribute 'clip_ratio'"),
         (PolicyGradient(), "'policy' raised ValueError: too many values to unpack (expected 2)"),
     ],
     ids=["settings that it does not know", "an output without entropies"],
 )
-def test_a_loss_of_ours_in_an_algorithm_that_does_not_give_what_it_reads(settings, said):
+def test_a_loss_of_ours_in_an_algorithm_that_does_not_give_what_it_reads(settings, message):
     spec = context("grpo").spec.model_copy(update={"algorithm": "own:ALGORITHM"})
     ctx = OpContext(spec, settings)
 
@@ -187,7 +189,7 @@ def test_a_loss_of_ours_in_an_algorithm_that_does_not_give_what_it_reads(setting
         micro = MicroBatch.build(sequences, range(len(sequences)), 0)
         loss_fn("policy", spec)(given, ctx)(torch.zeros(int(sequences.response_lengths.sum())), micro)
 
-    refused(trained, said)
+    refused(trained, message)
 
 
 def test_errors_of_the_machine_leave_the_process_to_be_started_again():
@@ -196,7 +198,7 @@ def test_errors_of_the_machine_leave_the_process_to_be_started_again():
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"function": named("good")}, ""),
         (
@@ -208,7 +210,7 @@ def test_errors_of_the_machine_leave_the_process_to_be_started_again():
         ({"output": "logprob"}, "the graph names 'logprob', which is neither one of logprobs, "),
     ],
 )
-def test_all_operations_are_looked_up_before_a_model_is_loaded(change, said):
+def test_all_operations_are_looked_up_before_a_model_is_loaded(change, message):
     train = {"loss": "likelihood", "output": "logprobs"} | {
         k: v for k, v in change.items() if k != "function"
     }
@@ -216,8 +218,8 @@ def test_all_operations_are_looked_up_before_a_model_is_loaded(change, said):
     own = Compute(name="own", function=function, reads=(SEQUENCES,), writes=("own",))
     last = Train(name="train", model=POLICY, reads=("own",), **train)
     graph, spec = Graph((Dataset(rows="responses"), own, last)), context("sft").spec
-    if not said:
+    if not message:
         check(graph, spec)
         return
-    with pytest.raises(InvalidJob, match=re.escape(said)):
+    with pytest.raises(InvalidJob, match=re.escape(message)):
         check(graph, spec)

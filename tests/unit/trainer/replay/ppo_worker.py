@@ -102,10 +102,10 @@ class Generators(GeneratorRollouts):
         self._engine, self._refuses = engine, refuses
 
     def stream(self, prompts: list[Prompt], size: int | None, **_more: Any) -> Iterator[Responses]:
-        asked = [prompt for prompt in prompts if prompt.id != self._refuses]
+        accepted = [prompt for prompt in prompts if prompt.id != self._refuses]
         sampling, tokenizer = self._ctx.spec.sampling, self._ctx.tokenizer
         rollouts = generate_shared(
-            self._engine, self._ctx.ranks, tokenizer, asked, sampling, self.weights.version, self._ctx.stop
+            self._engine, self._ctx.ranks, tokenizer, accepted, sampling, self.weights.version, self._ctx.stop
         )
         by_prompt: dict[str, list[Rollout]] = {}
         for rollout in rollouts:
@@ -113,8 +113,8 @@ class Generators(GeneratorRollouts):
         came = list(by_prompt.values())[::-1]
         if size is not None:
             yield Responses([r for rs in came[:size] for r in rs])
-        refused = {self._refuses: "HTTP 400: too long"} if len(asked) < len(prompts) else {}
-        yield Responses([r for rs in came[size or 0 :] for r in rs], [asked[0].id], refused)
+        refused = {self._refuses: "HTTP 400: too long"} if len(accepted) < len(prompts) else {}
+        yield Responses([r for rs in came[size or 0 :] for r in rs], [accepted[0].id], refused)
 
 
 def engine(kind: type, labels: int, rate: float, lora: Lora | None = None) -> TrainedModel:
@@ -205,7 +205,7 @@ class Job:
         digest = hashlib.sha256()
         for _, tensor in self.policy.named_tensors():
             digest.update(tensor.numpy().tobytes())
-        ledgers = [told["ledger"].model_dump() for told in self.told if "ledger" in told]
+        ledgers = [report["ledger"].model_dump() for report in self.told if "ledger" in report]
         blobs = {name: hashlib.sha256(make()).hexdigest() for name, make in self.task.blobs().items()}
         return {
             "weights": digest.hexdigest(), "lines": self.lines, "ledgers": ledgers,
@@ -260,14 +260,14 @@ def main(out: Path) -> None:
     distributed.init_process_group("gloo")
     torch.set_num_threads(1)
     one = distributed.get_world_size() == 1
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name in CASES if one else SPREAD:
-        found[name] = {"whole": whole(name)}
+        results[name] = {"whole": whole(name)}
         if one:
-            found[name] |= {way: resumed(name, pending=way == "pending") for way in ("between", "pending")}
+            results[name] |= {way: resumed(name, pending=way == "pending") for way in ("between", "pending")}
     if one:
-        found["changed"] = changed()
-    (out / f"{distributed.get_rank()}.json").write_text(json.dumps(found))
+        results["changed"] = changed()
+    (out / f"{distributed.get_rank()}.json").write_text(json.dumps(results))
     distributed.barrier()
     os._exit(0)  # as the trainer role ends
 

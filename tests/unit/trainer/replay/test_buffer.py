@@ -29,7 +29,7 @@ THREE = filled(Replay(maxReplayEpisode=3))
 
 
 def numbers(buffer: ReplayBuffer) -> list[int]:
-    return [kept.episode_id for kept in buffer.replayable()]
+    return [episode_buffer.episode_id for episode_buffer in buffer.replayable()]
 
 
 def made(buffer: ReplayBuffer, pending: Episode | None = None) -> dict[str, bytes]:
@@ -41,7 +41,7 @@ def stored(buffer: ReplayBuffer) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("window", "offset", "replayed", "kept"),
+    ("window", "offset", "replayed", "retained"),
     [
         (0, 0, [], [5]),
         (1, 0, [5], [5]),
@@ -52,20 +52,20 @@ def stored(buffer: ReplayBuffer) -> list[int]:
         (3, 9, [], [5]),
     ],
 )
-def test_first_in_first_out(window, offset, replayed, kept):
+def test_first_in_first_out(window, offset, replayed, retained):
     buffer = filled(Replay(maxReplayEpisode=window, replayEpisodeOffset=offset))
     assert numbers(buffer) == replayed
-    assert stored(buffer) == kept, "the newest is always there to be read"
+    assert stored(buffer) == retained, "the newest is always there to be read"
 
 
 def test_a_rank_whose_blobs_are_not_stored_keeps_what_it_replays_alone():
-    for window, kept in ((0, []), (2, [1, 2])):
+    for window, retained in ((0, []), (2, [1, 2])):
         buffer = ReplayBuffer(Replay(maxReplayEpisode=window), words, stored=False)
         for number in (1, 2):
             buffer.add(episode(number), step=number)
-        assert stored(buffer) == kept
+        assert stored(buffer) == retained
         buffer.restore(made(filled(Replay(maxReplayEpisode=window), 2)))
-        assert stored(buffer) == kept
+        assert stored(buffer) == retained
 
 
 def test_it_survives_a_checkpoint_with_what_was_not_trained_on():
@@ -74,12 +74,12 @@ def test_it_survives_a_checkpoint_with_what_was_not_trained_on():
     blobs = made(before, pending)
     assert list(blobs) == [f"episodes/0000000{n}.parquet" for n in (4, 5, 6)]
     after = ReplayBuffer(replay, words)
-    found = after.restore(blobs)
-    assert found is not None
-    assert (found.number, found.trained) == (6, None)
-    assert same(found.columns, pending.columns)
+    restored = after.restore(blobs)
+    assert restored is not None
+    assert (restored.number, restored.trained) == (6, None)
+    assert same(restored.columns, pending.columns)
     assert numbers(after) == [4, 5]
-    assert made(after, found) == blobs, "the same bytes: nothing is uploaded twice"
+    assert made(after, restored) == blobs, "the same bytes: nothing is uploaded twice"
     picks = [(5, 1), (4, 3), (5, 0), (5, 1)]
     assert same(after.columns(picks), before.columns(picks))
     assert after.restore(made(filled(replay, 3))) is None
@@ -93,9 +93,9 @@ def test_an_episode_that_is_none_is_named():
 
 @given(st.lists(st.tuples(st.integers(3, 5), st.integers(0, 3)), min_size=1, max_size=12))
 def test_picks_come_in_their_order(picks):
-    found = THREE.columns(picks)
+    columns = THREE.columns(picks)
     for at, (number, index) in enumerate(picks):
-        mine = found.select(torch.tensor([at]))
+        mine = columns.select(torch.tensor([at]))
         assert same(mine, episode(number).columns.select(torch.tensor([index])))
 
 
@@ -125,25 +125,25 @@ def test_nothing_is_replayed_unless_asked_for():
 @pytest.mark.parametrize("name", ["uniform", "newest", "prioritized"])
 def test_built_in_samplers_repeat_themselves_and_no_answer(name):
     replay = Replay(maxReplayEpisode=3, replaySampleFn=name)
-    found = picks(replay)
-    assert found == picks(replay)
-    assert len(found) == len(set(found)) == 4, "as many as the step's own"
-    assert {number for number, _ in found} <= {3, 4, 5}
+    picked = picks(replay)
+    assert picked == picks(replay)
+    assert len(picked) == len(set(picked)) == 4, "as many as the step's own"
+    assert {number for number, _ in picked} <= {3, 4, 5}
     assert len(picks(replay.model_copy(update={"samples_per_step": 7}))) == 7
     assert len(picks(replay.model_copy(update={"samples_per_step": 99}))) == 12, "all there are"
 
 
 def test_uniform_takes_from_all_of_the_window_by_seed_and_step():
     replay = Replay(maxReplayEpisode=-1, samplesPerStep=2)
-    found = [tuple(picks(replay, step)) for step in range(60)]
-    assert {number for pair in found for number, _ in pair} == {1, 2, 3, 4, 5}
-    assert len(set(found)) > 30
+    picked = [tuple(picks(replay, step)) for step in range(60)]
+    assert {number for pair in picked for number, _ in pair} == {1, 2, 3, 4, 5}
+    assert len(set(picked)) > 30
     assert picks(replay, 0, seed=1) != picks(replay, 0)
 
 
 def test_newest_takes_the_newest():
-    found = picks(Replay(maxReplayEpisode=3, replaySampleFn="newest", samplesPerStep=6))
-    assert Counter(number for number, _ in found) == {5: 4, 4: 2}
+    picked = picks(Replay(maxReplayEpisode=3, replaySampleFn="newest", samplesPerStep=6))
+    assert Counter(number for number, _ in picked) == {5: 4, 4: 2}
 
 
 def test_prioritized_prefers_large_advantages():
@@ -154,10 +154,10 @@ def test_prioritized_prefers_large_advantages():
     buffer.add(made, 1)
     replay = Replay(maxReplayEpisode=1, replaySampleFn="prioritized", samplesPerStep=1)
     fresh = EpisodeReplayBuffer(episode(2), words)
-    found = Counter(
+    counts = Counter(
         EpisodeSampler(replay, 0).picks(buffer.replayable(), fresh, step)[0][1] for step in range(200)
     )
-    assert found[0] > 180
+    assert counts[0] > 180
 
 
 def everything(episode_replay_buffers):
@@ -229,8 +229,8 @@ def test_priorities_that_an_algorithm_of_ones_own_does_not_compute_are_refused()
     """The built-in prioritized sampler draws by advantages, which this algorithm does not have."""
     own = ("spec.ppo={}", "spec.algorithm=examples.own_algorithm.best_of_n:ALGORITHM")
     resolve(job(*own, "spec.replay={maxReplayEpisode: 2}").spec)
-    said = (
+    message = (
         r"spec.replay.replaySampleFn: .* which the graph of 'examples.own_.*' does not compute; use uniform"
     )
-    with pytest.raises(InvalidJob, match=said):
+    with pytest.raises(InvalidJob, match=message):
         resolve(job(*own, "spec.replay={maxReplayEpisode: 2, replaySampleFn: prioritized}").spec)

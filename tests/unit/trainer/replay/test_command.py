@@ -72,11 +72,11 @@ def test_an_episode_that_decodes_to_far_more_than_its_file_is_refused(store, mon
     monkeypatch.setattr(parquet_pages, "_RATIO", 0)
     path = [str(store / "answers.parquet")] if verb == "export" else []
     assert cli.main(["replay", verb, str(store), *path]) == 2
-    found = capsys.readouterr()
+    captured = capsys.readouterr()
     assert re.match(
-        r"error: episodes/\d+\.parquet: is not a readable episode: would take more than 0 MiB", found.err
+        r"error: episodes/\d+\.parquet: is not a readable episode: would take more than 0 MiB", captured.err
     )
-    assert (found.out, "Traceback" in found.err) == ("", False)
+    assert (captured.out, "Traceback" in captured.err) == ("", False)
 
 
 def test_show(store, capsys):
@@ -131,12 +131,12 @@ def test_of_a_checkpoint_that_the_run_deletes_meanwhile_the_newer_one_is_read(
     goes_on(store, monkeypatch, steps=[4])
     path = [str(tmp_path / "answers.jsonl")] if verb == "export" else []
     assert cli.main(["replay", verb, str(store), *path]) == 0
-    found = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert {
-        "ls": re.findall(r"^\d+", found, flags=re.M) == ["5", "6", "7"],
-        "show": re.findall(r"^episode (\d+)", found, flags=re.M) == ["7"] * 4 + ["6"],
-        "export": found.startswith("12 responses of 3 episodes of the checkpoint of step 6 in "),
-    }[verb], found
+        "ls": re.findall(r"^\d+", output, flags=re.M) == ["5", "6", "7"],
+        "show": re.findall(r"^episode (\d+)", output, flags=re.M) == ["7"] * 4 + ["6"],
+        "export": output.startswith("12 responses of 3 episodes of the checkpoint of step 6 in "),
+    }[verb], output
 
 
 def test_a_run_that_deletes_faster_than_one_reads_is_named(store, tmp_path, monkeypatch, capsys):
@@ -151,12 +151,12 @@ def test_a_run_that_deletes_faster_than_one_reads_is_named(store, tmp_path, monk
 
 def goes_on(store: Path, monkeypatch, steps: list[int]) -> None:
     """Between the first two episodes that are read of a checkpoint, the run makes those of the next three steps."""
-    left, read, seen = list(steps), replay.read, []
+    left, read, read_steps = list(steps), replay.read, []
 
     def reading(snapshot, *given):
-        if left and snapshot.step in seen:
+        if left and snapshot.step in read_steps:
             fill((store / "checkpoints").as_uri(), left.pop(0))
-        seen.append(snapshot.step)
+        read_steps.append(snapshot.step)
         return read(snapshot, *given)
 
     monkeypatch.setattr(replay, "read", reading)
@@ -164,9 +164,9 @@ def goes_on(store: Path, monkeypatch, steps: list[int]) -> None:
 
 def test_an_export_as_lines_is_json_for_every_reader(tmp_path):
     """A diverged policy's KL is NaN."""
-    found = episode(2)
-    diverged = found.columns.with_tokens(logprobs=torch.full((11,), torch.nan))
-    table = pq.read_table(pa.BufferReader(encode(changed(found, columns=diverged), words)))
+    made_episode = episode(2)
+    diverged = made_episode.columns.with_tokens(logprobs=torch.full((11,), torch.nan))
+    table = pq.read_table(pa.BufferReader(encode(changed(made_episode, columns=diverged), words)))
     replay._jsonl(iter([table]), tmp_path / "answers.jsonl")
     rows = [strict.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
     assert [row["kl"] for row in rows] == [None] * 4
@@ -264,10 +264,10 @@ def blocks(language: str) -> list[str]:
 def test_the_docs_ask_duckdb(store):
     """Statement by statement, on the store of a run."""
     text = blocks("sql")[0].replace("runs/ppo/checkpoints/", f"{store}/checkpoints/")
-    found = duckdb.connect()
+    connection = duckdb.connect()
     for statement in filter(str.strip, text.split(";")):
-        found.execute(statement)
-    rows = found.fetchall()
+        connection.execute(statement)
+    rows = connection.fetchall()
     assert [row[:2] for row in rows] == [(2, 4), (3, 4), (4, 4)]
     assert rows[0][2] == pytest.approx(float(episode(2).columns["scores"].mean()))
     assert rows[0][4] == 11 / 4

@@ -25,22 +25,22 @@ def test_going_on_from_a_checkpoint_is_exact(alone, case):
     """The same weights, figures, buffer and ledger, bit for bit; with an episode not trained on yet, too."""
     expected = alone[case]["whole"]
     for way in ("between", "pending"):
-        found = alone[case][way]
-        assert found["weights"] == expected["weights"], way
-        assert found["blobs"] == expected["blobs"]
-        assert found["state"] == expected["state"]
+        resumed = alone[case][way]
+        assert resumed["weights"] == expected["weights"], way
+        assert resumed["blobs"] == expected["blobs"]
+        assert resumed["state"] == expected["state"]
         rewards = [line["reward_mean"] for line in expected["lines"]]
-        assert [line["reward_mean"] for line in found["lines"]] == rewards[-len(found["lines"]) :]
+        assert [line["reward_mean"] for line in resumed["lines"]] == rewards[-len(resumed["lines"]) :]
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_prompt_is_trained_on_once_an_epoch(alone, case):
     """Five steps of four prompts: two epochs of ten."""
     for way in alone[case].values():
-        ledger, told = way["state"]["ledger"], way["ledgers"]
+        ledger, ledgers = way["state"]["ledger"], way["ledgers"]
         assert ledger["issued"] == [[0, 20]]
-        assert all(status["lost"] == 0 for status in told)
-        counts = (told[-1]["epoch"], told[-1]["issued"], told[-1]["trained"])
+        assert all(status["lost"] == 0 for status in ledgers)
+        counts = (ledgers[-1]["epoch"], ledgers[-1]["issued"], ledgers[-1]["trained"])
         assert counts == (1, 10, 10)
         if case != "dynamic":
             assert ledger["trained"] == [[0, 20]]
@@ -48,7 +48,7 @@ def test_every_prompt_is_trained_on_once_an_epoch(alone, case):
         (((place, _),),) = ledger["dropped"].values()
         assert ledger["dropped"] == {"HTTP 400: too long": [[place, place + 1]]}, "a prompt that is refused"
         assert ledger["trained"] == [[0, place], [place + 1, 20]]
-        assert told[-1]["dropped"] == 1
+        assert ledgers[-1]["dropped"] == 1
         assert sum(ledger["requeued"].values()) == STEPS
 
 
@@ -67,9 +67,9 @@ def test_replayed_answers_change_the_weights_and_are_told(alone):
 def test_after_a_change_of_the_settings_no_step_loses_a_column(alone):
     """Columns that the checkpoint's pending episode lacks are computed; older episodes without them are not replayed,
     as there would be no old log-probabilities to clip against."""
-    found = alone["changed"]
-    assert all("logprobs" in columns for columns in found["columns"]), found["columns"]
-    assert found["shares"] == [0.0, 0.5, 0.5]
+    changed = alone["changed"]
+    assert all("logprobs" in columns for columns in changed["columns"]), changed["columns"]
+    assert changed["shares"] == [0.0, 0.5, 0.5]
 
 
 def test_dynamic_compares_both_sides_before_the_policy_moves(alone):

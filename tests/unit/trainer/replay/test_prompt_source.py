@@ -26,15 +26,15 @@ from rlhf_trainer.tensors.records import Prompt
 
 def source(rows: int | Dataset) -> tuple[PromptSource, list[Any]]:
     """And what it tells."""
-    told: list[Any] = []
+    reports: list[Any] = []
     services: Any = SimpleNamespace(
-        control=SimpleNamespace(report=lambda **changes: told.append(changes["ledger"]))
+        control=SimpleNamespace(report=lambda **changes: reports.append(changes["ledger"]))
     )
     spec = job("spec.data.promptsPerStep=4", "spec.ppo.minibatchSize=4").spec
     ranks = Ranks(0, 1, torch.device("cpu"))
     run = TrainerContext("job", spec, Path(), ranks, byte_tokenizer(), services, threading.Event(), {})
     made = [PromptRow(prompt=f"prompt {i}") for i in range(rows)] if isinstance(rows, int) else rows
-    return PromptSource(run, made), told
+    return PromptSource(run, made), reports
 
 
 def answered(prompts: list[Prompt]) -> Episode:
@@ -47,55 +47,55 @@ def resumed() -> tuple[Episode, Prompt, PromptSource, list[Any]]:
     made = answered(before.issue(4))
     (fifth,) = before.issue(1)
     before.take(Collected(made, [], {}))
-    after, told = source(6)
+    after, reports = source(6)
     after.restore(before.state(made), made)
-    return made, fifth, after, told
+    return made, fifth, after, reports
 
 
 def test_a_checkpoint_with_answers_not_trained_on_holds_their_prompts():
-    before, told = source(6)
+    before, reports = source(6)
     made = answered(before.issue(4))
     before.take(Collected(made, [1], {}))
-    after, told = source(6)
+    after, reports = source(6)
     after.restore(before.state(made), made)
-    assert (told[-1].issued, told[-1].returned, told[-1].requeued, told[-1].lost) == (4, 4, 1, 0)
+    assert (reports[-1].issued, reports[-1].returned, reports[-1].requeued, reports[-1].lost) == (4, 4, 1, 0)
     after.trained(made)
-    assert (told[-1].trained, told[-1].lost) == (4, 0)
+    assert (reports[-1].trained, reports[-1].lost) == (4, 0)
     assert [prompt.id.split("/")[0] for prompt in after.issue(4)] == ["0", "0", "1", "1"]
-    assert (told[-1].epoch, told[-1].issued) == (1, 2)
+    assert (reports[-1].epoch, reports[-1].issued) == (1, 2)
 
 
 def test_prompts_that_a_step_ends_without_are_the_next_ones():
-    before, told = source(6)
+    before, reports = source(6)
     prompts = before.issue(4)
     part = answered(prompts).select(torch.tensor([0, 1]))
     before.take(Collected(part, [], {}, [2, 3]))
     before.trained(part)
-    assert (told[-1].issued, told[-1].trained, told[-1].lost) == (4, 2, 0)
+    assert (reports[-1].issued, reports[-1].trained, reports[-1].lost) == (4, 2, 0)
     after, _ = source(6)
     after.restore(before.state(None), None)
     for one in (before, after):
         assert [prompt.id for prompt in one.issue(4)[:2]] == [prompt.id for prompt in prompts[2:]]
-    assert told[-1].issued == 6, "each once"
+    assert reports[-1].issued == 6, "each once"
 
 
 def test_prompts_without_their_answers_would_be_told_as_lost(caplog):
     before, _ = source(6)
     made = answered(before.issue(4))
     before.take(Collected(made, [], {}))
-    after, told = source(6)
+    after, reports = source(6)
     after.restore(before.state(made), None)
-    assert told[-1].lost == 4
+    assert reports[-1].lost == 4
     assert "4 prompts are lost" in caplog.text
 
 
 def test_prompts_that_have_no_episode_yet_are_issued_again_first_and_entered_once():
-    _, ahead, after, told = resumed()
-    assert (told[-1].issued, told[-1].lost) == (5, 0)
+    _, ahead, after, reports = resumed()
+    assert (reports[-1].issued, reports[-1].lost) == (5, 0)
     again = after.issue(2)
     assert again[0].id == ahead.id
     assert again[1].id.startswith("0/"), "then the one that the epoch still has"
-    assert (told[-1].issued, told[-1].lost) == (6, 0)
+    assert (reports[-1].issued, reports[-1].lost) == (6, 0)
 
 
 def test_other_prompts_are_refused():
@@ -118,20 +118,20 @@ def test_where_rows_are_added_or_gone_prompts_in_progress_are_those_at_their_pos
 
     before, _ = source(data(8))
     before.issue(6)
-    after, told = source(data(rows))
+    after, reports = source(data(rows))
     after.restore(before.state(None), None)
     issued = after.issue(12)
     anew, _ = source(data(rows))
     assert [prompt.id for prompt in issued] == [prompt.id for prompt in anew.issue(12)]
     assert len({prompt.id for prompt in issued}) == 12
-    assert (told[-1].issued, told[-1].lost) == (6, 0)
+    assert (reports[-1].issued, reports[-1].lost) == (6, 0)
 
 
 def test_prompts_whose_responses_are_given_up_are_the_next_ones():
-    made, later, after, told = resumed()
+    made, later, after, reports = resumed()
     after.ask_again(made)
-    assert (told[-1].returned, told[-1].lost) == (0, 0)
+    assert (reports[-1].returned, reports[-1].lost) == (0, 0)
     assert [prompt.id for prompt in after.issue(5)] == [*made.prompt_ids, later.id]
     after.take(Collected(made, [], {}))
     after.trained(made)
-    assert (told[-1].trained, told[-1].lost) == (4, 0)
+    assert (reports[-1].trained, reports[-1].lost) == (4, 0)

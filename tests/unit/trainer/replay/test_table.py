@@ -63,8 +63,8 @@ def test_columns_of_other_algorithms_survive_too():
     """Without a critic or a reference; with a mask and numbers of whole responses; before it was scored."""
     made = episode(4)
     lengths = made.columns.lengths
-    kept = {name: made.columns[name] for name in ("sampled_logprobs", "advantages", "versions")}
-    columns = replace(made.columns, tokens=kept).with_rows(response_rewards=torch.randn(len(lengths)))
+    selected = {name: made.columns[name] for name in ("sampled_logprobs", "advantages", "versions")}
+    columns = replace(made.columns, tokens=selected).with_rows(response_rewards=torch.randn(len(lengths)))
     columns = columns.with_tokens(
         mask=made.columns["finished"].repeat_interleave(lengths), surprise=torch.randn(int(lengths.sum()))
     )
@@ -82,19 +82,19 @@ def test_columns_of_other_algorithms_survive_too():
 def test_an_episode_of_the_first_release_is_read():
     """Its table has the six columns of PPO, and was written before there were other algorithms."""
     data = (Path(__file__).parent / "episode_format_1.parquet").read_bytes()
-    read, found = pq.read_table(io.BytesIO(data)), decode(data)
+    read, decoded = pq.read_table(io.BytesIO(data)), decode(data)
     assert read.schema.names == NAMES
-    assert (found.number, found.trained) == (2, 2)
-    assert found.prompt_ids == tuple(read.column("prompt_id").to_pylist())
-    lengths = found.columns.lengths.tolist()
+    assert (decoded.number, decoded.trained) == (2, 2)
+    assert decoded.prompt_ids == tuple(read.column("prompt_id").to_pylist())
+    lengths = decoded.columns.lengths.tolist()
     for name in (*NAMES[12:18], "weight_versions"):
-        column = found.columns["versions" if name == "weight_versions" else name]
+        column = decoded.columns["versions" if name == "weight_versions" else name]
         assert [part.tolist() for part in column.split(lengths)] == read.column(name).to_pylist(), name
-    for name, kept in (("reward", "scores"), ("finished", "finished"), ("position", "position")):
-        assert found.columns[kept].tolist() == read.column(name).to_pylist(), name
+    for name, column_name in (("reward", "scores"), ("finished", "finished"), ("position", "position")):
+        assert decoded.columns[column_name].tolist() == read.column(name).to_pylist(), name
     tokens = zip(*(read.column(f"{part}_tokens").to_pylist() for part in ("prompt", "response")), strict=True)
-    assert [found.columns.sequences.row(i).tolist() for i in range(4)] == [p + r for p, r in tokens]
-    again = pq.read_table(io.BytesIO(encode(found, words)))
+    assert [decoded.columns.sequences.row(i).tolist() for i in range(4)] == [p + r for p, r in tokens]
+    again = pq.read_table(io.BytesIO(encode(decoded, words)))
     assert again.to_pylist() == read.to_pylist(), "and written as it was"
 
 
@@ -155,13 +155,13 @@ def test_an_episode_that_decodes_to_far_more_than_its_file_is_an_error(monkeypat
 def test_a_sampling_mask_survives():
     made = episode(2)
     counts = torch.tensor([2, 0, WHOLE, 1, *[0] * 6, 3], dtype=torch.int32)
-    kept = Kept(counts, torch.arange(6, dtype=torch.int32))
-    made = replace(made, columns=replace(made.columns, sequences=replace(made.columns.sequences, kept=kept)))
+    mask = Kept(counts, torch.arange(6, dtype=torch.int32))
+    made = replace(made, columns=replace(made.columns, sequences=replace(made.columns.sequences, kept=mask)))
     data = encode(made, words)
     back = decode(data)
     assert same(back.columns, made.columns)
     assert torch.equal(back.columns.sequences.kept.counts, counts)
-    assert torch.equal(back.columns.sequences.kept.tokens, kept.tokens)
+    assert torch.equal(back.columns.sequences.kept.tokens, mask.tokens)
     rows = pq.read_table(io.BytesIO(data)).to_pylist()
     assert [row["kept_tokens"] for row in rows] == [[0, 1], [2], [], [3, 4, 5]]
     assert encode(back, words) == data
