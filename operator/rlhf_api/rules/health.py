@@ -18,7 +18,8 @@ _MODEL = ("grad_norm", "overflow", "loss_scale")
 _POLICY = ("clip_fraction", "ratio_mean", "update_kl", "pretraining_loss")
 """Metrics of the policy in a job that samples responses, prefixed in the same way."""
 _SAMPLED = (
-    *("reward_mean", "reward_std", "responses_dropped", "responses_dropped_share", "response_length_mean"),
+    *("reward_mean", "reward_std", "responses_dropped", "responses_dropped_share", "groups_filtered"),
+    *("groups_without_spread_share", "response_length_mean", "response_length_p50", "response_length_p99"),
     *("finished_share", "kl_mean", "kl_coefficient", "entropy", "value_explained_variance"),
     *("logprob_difference", "token_mult_prob_error", "ratio_outside_share", "importance_effective_share"),
     *("logprob_outlier_share", "logprob_outliers", "logprob_difference_max"),

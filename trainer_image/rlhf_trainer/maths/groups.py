@@ -78,3 +78,12 @@ def has_spread(scores: Tensor, groups: Tensor) -> Tensor:
     largest = torch.full_like(scores, -torch.inf).scatter_reduce(0, index, scores, "amax")
     smallest = torch.full_like(scores, torch.inf).scatter_reduce(0, index, scores, "amin")
     return (largest > smallest)[index]
+
+
+def count_without_spread(scores: Tensor, groups: Tensor) -> tuple[int, int]:
+    """Number of groups without a spread of scores, and of all groups.
+
+    Shapes: `scores` float [N], `groups` int64 [N]. Raises ValueError where they do not fit.
+    """
+    without = torch.unique(groups[~has_spread(scores, groups)])
+    return len(without), len(torch.unique(groups))

@@ -18,7 +18,7 @@ def step_metrics(columns: Columns, compared: Tensor | None = None) -> dict[str, 
         metrics |= {"reward_mean": float(scores.mean()), "reward_std": float(scores.std(correction=0))}
     if "logprobs" in columns and "reference_logprobs" in columns:
         metrics["kl_mean"] = float(token_kl(columns["logprobs"], columns["reference_logprobs"]).mean())
-    metrics["response_length_mean"] = float(columns.lengths.float().mean())
+    metrics |= _lengths(columns.lengths)
     metrics["finished_share"] = float(columns["finished"].float().mean())
     if "values" in columns and "returns" in columns:
         residual = (columns["returns"] - columns["values"]).var(correction=0)
@@ -30,6 +30,15 @@ def step_metrics(columns: Columns, compared: Tensor | None = None) -> dict[str, 
     if "importance_weights" in columns:
         metrics["importance_effective_share"] = float(effective_share(columns["importance_weights"]))
     return metrics
+
+
+def _lengths(lengths: Tensor) -> dict[str, float]:
+    """Mean and percentiles of the responses' lengths; a percentile is the length of a response."""
+    p50, p99 = torch.quantile(
+        lengths.double(), torch.tensor([0.5, 0.99]).double().to(lengths.device), interpolation="higher"
+    ).tolist()
+    mean = float(lengths.float().mean())
+    return {"response_length_mean": mean, "response_length_p50": p50, "response_length_p99": p99}
 
 
 def gpu_memory(device: torch.device) -> dict[str, float]:

@@ -61,11 +61,12 @@ class EpisodeCollector:
 
     def episode(self, number: int) -> tuple[Episode, dict[str, float]]:
         """The episode of a step, and the seconds of its parts. If the graph has rounds, groups whose responses all have
-        the same score are replaced by those of fresh prompts, for at most that number of rounds."""
+        the same score are replaced by those of fresh prompts, for at most that number of rounds, and counted."""
         assert isinstance(self._graph.source, Generate)
         rounds = self._graph.source.rounds
         missing = self._ctx.spec.data.prompts_per_step
-        seconds = {"generate_seconds": 0.0, "score_seconds": 0.0}
+        figures = {"generate_seconds": 0.0, "score_seconds": 0.0}
+        figures |= {"groups_filtered": 0.0} if rounds else {}
         parts: list[Episode] = []
         for left in range(rounds, -1, -1):
             began = time.perf_counter()
@@ -87,11 +88,12 @@ class EpisodeCollector:
             rows = [dict(r.prompt.row) for r in responses.rollouts]
             if rounds:
                 part, missing = self._with_spread(part, rows, keep=not left and not parts)
+                figures["groups_filtered"] += missing
             else:
                 part, missing = self._scored(part, rows), 0
             parts += [part] if len(part) else []
-            seconds["generate_seconds"] += generated - began
-            seconds["score_seconds"] += time.perf_counter() - generated
+            figures["generate_seconds"] += generated - began
+            figures["score_seconds"] += time.perf_counter() - generated
             if not missing:
                 break
         if not parts:
@@ -99,7 +101,7 @@ class EpisodeCollector:
                 "every group of the step's first round had one score, and no response since has any"
             )
         episode = joined(parts)
-        return replace(episode, columns=self._executor.run(episode.columns)), seconds
+        return replace(episode, columns=self._executor.run(episode.columns)), figures
 
     def stream(self, number: int, count: int | None) -> Iterator[tuple[Episode | None, dict[str, float]]]:
         """The episode of a step in parts of about `count` responses, as they come while the generators go on, with the

@@ -9,14 +9,23 @@ from typing import Any
 from rlhf_api.errors.problem import Problem
 from rlhf_api.errors.similar import suggestion
 from rlhf_api.field_types import FORMER_METRICS
-from rlhf_api.sections.health import Action, Health, HealthRule, has_outliers
+from rlhf_api.sections.health import Action, Health, HealthRule
 
 from ..maths.agreement import AGREEMENT
+from .breaches import (
+    SIGNAL,
+    STEPS_WITHOUT_SIGNAL,
+    Breach,
+    find_not_finite,
+    find_other_policy,
+    no_signal_breach,
+    other_weights_breach,
+)
 
-OF_REWARDS = ("reward_", "responses_dropped")
+OF_REWARDS = ("reward_", "responses_dropped", "groups_filtered")
 """Beginnings of the names of metrics that scoring has, besides those of the responses' total rewards."""
-FINITE = ("loss", "grad_norm")
-"""Suffixes of metrics that must be finite in every update; in float16 the norm of a skipped update is 0."""
+NO_SIGNAL = "no signal"
+"""Key of the watch that every job has; no rule's key is the same."""
 SEVERITY: tuple[Action, ...] = ("warn", "rollback", "pause", "fail")
 
 
@@ -26,16 +35,6 @@ class Watch:
 
     streak: int = 0
     values: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True)
-class Breach:
-    """A rule that acts: `where` is its field, `reason` a reason of HealthStatus."""
-
-    where: str
-    action: Action
-    reason: str
-    message: str
 
 
 @dataclass(frozen=True)
@@ -67,12 +66,17 @@ def judge(
     only once the rule has acted.
     """
     after, breaches, unknown = dict[str, Watch](), list[Breach](), list[Problem]()
-    if (new_breach := _not_finite(health, metrics, step)) is not None:
+    if (new_breach := find_not_finite(health, metrics, step)) is not None:
         breaches.append(new_breach)
     if other_weights:
-        breaches.append(_other_weights(other_weights, step))
-    if compared and (new_breach := _other_policy(health, outliers, metrics, step)) is not None:
+        breaches.append(other_weights_breach(other_weights, step))
+    if compared and (new_breach := find_other_policy(health, outliers, metrics, step)) is not None:
         breaches.append(new_breach)
+    if (share := metrics.get(SIGNAL)) is not None:
+        streak = watches.get(NO_SIGNAL, Watch()).streak + 1 if share == 1 else 0
+        after[NO_SIGNAL] = Watch(streak)
+        if streak >= STEPS_WITHOUT_SIGNAL:
+            breaches.append(no_signal_breach(streak, step))
     for i, rule in enumerate(health.rules):
         where, before = f"spec.health.rules[{i}]", watches.get(key(rule), Watch())
         after[key(rule)] = before
@@ -123,49 +127,6 @@ def _present(key: str) -> str:
     for former, name in FORMER_METRICS.items():
         key = key.replace(f'"metric":"{former}"', f'"metric":"{name}"')
     return key
-
-
-def _not_finite(health: Health, metrics: Mapping[str, float], step: int) -> Breach | None:
-    bad = {
-        name: value for name, value in metrics.items() if name.endswith(FINITE) and not math.isfinite(value)
-    }
-    if not bad:
-        return None
-    bad_values = ", ".join(f"{name} {value}" for name, value in sorted(bad.items()))
-    message = (
-        f"training diverged in step {step}: {bad_values}; a lower spec.optimizer.learningRate, a smaller "
-        "spec.optimizer.gradientClip or other data may help"
-    )
-    return Breach("spec.health.notFinite", health.not_finite, "NotFinite", message)
-
-
-def _other_policy(health: Health, outliers: float, metrics: Mapping[str, float], step: int) -> Breach | None:
-    mean = metrics.get("logprob_difference", 0.0)
-    if health.logprob_difference and mean > health.logprob_difference:
-        where, limit = "logprobDifference", health.logprob_difference
-        difference = f"differ by {mean:.4g} in the mean in step {step}, and {limit:g} is the limit"
-    elif has_outliers(metrics, outliers):
-        where, count, share = "logprobOutliers", metrics["logprob_outliers"], metrics["logprob_outlier_share"]
-        difference = (
-            f"differ by more than 1 nat at {count:.0f} tokens in step {step}, a share of {share:.2g} of those compared "
-            f"(by {metrics['logprob_difference_max']:.4g} at most), and a share of {outliers:g} is the limit"
-        )
-    else:
-        return None
-    message = (
-        "the generators serve another policy than the trainer's: with the same weights the log-probabilities of the "
-        f"same tokens {difference}; look for weights that the engine did not load as they are, quantisation, and "
-        "options that make it compute or sample otherwise"
-    )
-    return Breach(f"spec.health.{where}", "fail", "OtherPolicy", message)
-
-
-def _other_weights(changed: str, step: int) -> Breach:
-    message = (
-        f"responses of step {step} may have been sampled by other weights than they name: {changed}; look for faults "
-        "of that machine's memory, and for what else writes into the engine"
-    )
-    return Breach("spec.generator", "fail", "OtherWeights", message)
 
 
 def _due(metric: str, metrics: Mapping[str, float], step: int, *, begun: bool) -> bool:

@@ -16,7 +16,8 @@ from ..dispatch.roster import Stopped
 from ..process import progress
 from ..process.role import RoleEnd
 from ..ranks.context import TrainerContext
-from .health import Breach, Watch, good, judge, restored, saved
+from .breaches import Breach
+from .health import Watch, good, judge, restored, saved
 
 log = logging.getLogger(__name__)
 

@@ -83,12 +83,12 @@ class OnlineTask(GraphTask):
             return {}
         put_back = self._moment()
         try:
-            self._pending, timings = self._collector.episode(step + 1)
+            self._pending, figures = self._collector.episode(step + 1)
         except Stopped:
             put_back(None)
             self._rollouts.put_back()
             raise
-        return self._metrics.collected(self._pending.columns, timings)
+        return self._metrics.collected(self._pending.columns, figures)
 
     def train(self, step: int) -> dict[str, float]:
         self._op_ctx.step = step

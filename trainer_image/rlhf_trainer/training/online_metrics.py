@@ -1,8 +1,10 @@
 """Metrics of a step on sampled responses, beside those of its updates."""
 
+import torch
 from torch import Tensor
 
 from ..maths.agreement import AGREEMENT, comparable
+from ..maths.groups import count_without_spread
 from ..metrics.step import step_metrics
 from ..models.trained_model import TrainedModel
 from ..ops import output_fn
@@ -28,14 +30,15 @@ class OnlineMetrics:
         self._ctx, self._policy, self._collector = ctx, policy, collector
         self._rollouts, self._reward = rollouts, reward
 
-    def collected(self, columns: Columns, timings: dict[str, float]) -> dict[str, float]:
-        """Metrics of the step's responses before its updates, and of their rewards."""
+    def collected(self, columns: Columns, figures: dict[str, float]) -> dict[str, float]:
+        """Metrics of the step's responses before its updates, and of their rewards; `figures`: the collector's."""
         return {
             **step_metrics(columns, self._compared(columns)),
+            **self._spread(columns, int(figures.get("groups_filtered", 0))),
             "tokens": int(columns.lengths.sum()),
             "generate_seconds": 0.0,
             "score_seconds": 0.0,
-            **timings,
+            **figures,
             **(self._reward.take_metrics() if self._reward else {}),
         }
 
@@ -54,6 +57,16 @@ class OnlineMetrics:
         ages = (self._rollouts.version - columns["versions"]).double()
         metrics = {"staleness": float(ages.mean()), **self._rollouts.figures()}
         return metrics | ({"staleness_max": float(ages.max())} if self._rollouts.is_ahead else {})
+
+    def _spread(self, columns: Columns, filtered: int) -> dict[str, float]:
+        """The share of groups whose scores are equal, the `filtered` ones among them. With one response a prompt all of
+        the step's are one group; one alone has nothing to differ from."""
+        each, prompts = self._ctx.spec.sampling.responses_per_prompt, self._ctx.spec.data.prompts_per_step
+        if each == prompts == 1:
+            return {}
+        groups = columns["position"] if each > 1 else torch.zeros_like(columns["position"])
+        without, count = count_without_spread(columns["scores"], groups)
+        return {"groups_without_spread_share": (without + filtered) / (count + filtered)}
 
     def _compared(self, columns: Columns) -> Tensor | None:
         """Tokens that the policy's weights before the step sampled; None where the log-probabilities are the sampler's

@@ -8,7 +8,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_trainer.maths.groups import group_centered, group_standardized, has_spread, leave_one_out
+from rlhf_trainer.maths.groups import (
+    count_without_spread,
+    group_centered,
+    group_standardized,
+    has_spread,
+    leave_one_out,
+)
 
 score = st.floats(-10, 10, width=32)
 rows = st.lists(st.tuples(score, st.sampled_from([7, -3, 0, 2**40, 5])), min_size=1, max_size=24)
@@ -94,6 +100,7 @@ def test_groups_without_spread_are_those_that_teach_nothing():
     scores, groups = torch.tensor([1.0, 1.0, 0.0, 1.0, 0.5]), torch.tensor([0, 0, 1, 1, 2])
     assert has_spread(scores, groups).tolist() == [False, False, True, True, False]
     assert (group_standardized(scores, groups) != 0).tolist() == has_spread(scores, groups).tolist()
+    assert count_without_spread(scores, groups) == (2, 3)
 
 
 @pytest.mark.parametrize("function", [group_centered, group_standardized, leave_one_out, has_spread])

@@ -238,6 +238,8 @@ def test_metrics_say_what_they_are_called():
     assert metrics["reward_std"] == pytest.approx(statistics.pstdev(SCORES))
     assert metrics["kl_mean"] == pytest.approx((made["logprobs"] - made["reference_logprobs"]).mean().item())
     assert metrics["response_length_mean"] == 2.5
+    assert metrics["response_length_p50"] in made.lengths.tolist(), "the length of a response"
+    assert metrics["response_length_p99"] == max(made.lengths.tolist())
     assert metrics["finished_share"] == 0.75
     assert 0 < metrics["logprob_difference"] < 0.01
     assert metrics["ratio_outside_share"] == 0
