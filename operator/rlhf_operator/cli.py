@@ -12,7 +12,7 @@ from rlhf_api.manifest.experiments import experiments
 from rlhf_api.manifest.load import composed, parse
 from rlhf_api.schema.json_schema import manifest_schema
 
-from .archive import open_store, replay
+from .archive import open_store, replay, samples
 from .commands import data
 from .commands import plan as plan_command
 from .commands import run as run_command
@@ -45,6 +45,7 @@ def main(arguments: Sequence[str] | None = None, make: Command = local_command) 
         "graph": graph.run,
         "data": data.run,
         "replay": open_store.run,
+        "samples": open_store.run,
         "selftest": partial(selftest.run, make=make),
     }
     return ended(lambda: commands[options.command](options))
@@ -69,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_verbs(commands, parser.prog)
     replay.add_replay(commands)
+    samples.add_samples(commands)
     graph.add_graph(commands)
     data.add_data(commands)
     plan_command.add_plan(commands)

@@ -135,7 +135,7 @@ def _responses(spec: Spec) -> Iterator[_Unread]:
         return
     of, reason = "sampled responses", f"{spec.algorithm} trains on given ones"
     # The functions of an algorithm of one's own may read the sampling, such as its temperature.
-    named = ("replay", "rollout") if ":" in spec.algorithm else ("sampling", "replay", "rollout")
+    named = (*(() if ":" in spec.algorithm else ("sampling",)), "replay", "rollout", "samples")
     for name in named:
         section: Frozen = getattr(spec, name)
         yield _Unread(f"spec.{name}", section, type(section).model_fields, of, reason)

@@ -18,6 +18,7 @@ from .replay import Replay
 from .reward import Reward
 from .roles import Generator, ModelServerSpec, Reference, RoleSpec, Trainer, option_of
 from .rollout import Rollout
+from .samples import Samples
 from .sampling import Sampling
 from .trackers import Tracker
 from .weights import Weights
@@ -47,6 +48,7 @@ class CommonSpec(Frozen):
     weights: Weights = Weights()
     checkpoint: Checkpoint = Checkpoint()
     export: Export = Export()
+    samples: Samples = Samples()
     health: Health = Health()
     trackers: tuple[Tracker, ...] = Field((Tracker(kind="tensorboard"),), max_length=8)
     """Trackers that get the metrics besides `metrics.jsonl`; `[]` for none."""

@@ -14,7 +14,7 @@ from rlhf_api.sections.replay import EPISODES
 
 from ..console.exits import print_line
 from ..console.subcommands import Commands, add_command
-from ..console.text import columns, one_line
+from ..console.text import columns, indented
 from .open_store import package, read_checkpoint
 
 if TYPE_CHECKING:
@@ -168,15 +168,11 @@ def trajectory(row: Mapping[str, Any]) -> str:
         f"episode {row['episode']}  prompt {row['prompt_id']}  reward {figure['reward']}  KL {figure['kl']}  "
         f"{len(row['response_tokens'])} tokens{cut_off}  weights {row['weight_version']}  trained {_trained(row)}"
     )
-    return f"{head}\n{_indented(row['prompt'], '  ')}\n{_indented(row['response'], '  > ')}\n"
+    return f"{head}\n{indented(row['prompt'], '  ')}\n{indented(row['response'], '  > ')}\n"
 
 
 def _trained(row: Mapping[str, Any]) -> str:
     return "not yet" if row["trained"] is None else f"in step {row['trained']}"
-
-
-def _indented(text: str, by: str) -> str:
-    return "\n".join(by + one_line(line) for line in (text.splitlines() or [""]))
 
 
 def _number(name: str) -> int:

@@ -42,3 +42,8 @@ def columns(rows: Sequence[Sequence[str]], gap: int = 3) -> list[str]:
 def one_line(text: str) -> str:
     """Text from elsewhere, which may contain anything, as part of a line."""
     return clean(text).replace("\n", " ").replace("\t", " ")
+
+
+def indented(text: str, by: str) -> str:
+    """The lines of a text, each after `by`, without control characters."""
+    return "\n".join(by + one_line(line) for line in (text.splitlines() or [""]))

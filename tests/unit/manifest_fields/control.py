@@ -53,6 +53,9 @@ def steps(job: RLHFJob) -> Any:
         def reorder(self, times: int) -> None:
             pass
 
+        def samples(self) -> list[dict[str, Any]]:
+            return []
+
         begins = 0
         state = groups = blobs = export_files = updates = lambda _: {}
 

@@ -4,6 +4,8 @@ Files and models are in the present directory, see `test_every_leaf.py`.
 """
 
 from copy import deepcopy
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
 import pytest
@@ -21,6 +23,7 @@ from rlhf_api.rules.own_algorithm import resolve
 from rlhf_trainer.checkpoint.rng import choose_kernels
 from rlhf_trainer.data.dataset import open_datasets, stream
 from rlhf_trainer.data.prompts import prompts
+from rlhf_trainer.metrics.samples import SampleFile
 from rlhf_trainer.models.deepspeed_config import deepspeed_settings
 from rlhf_trainer.models.pretrained import create
 from rlhf_trainer.models.pretrained import job_models as loading
@@ -31,6 +34,7 @@ from rlhf_trainer.ops.row_check import RowChecker, check_all
 from rlhf_trainer.process.settings import model_source
 from rlhf_trainer.replay.buffer import EpisodeReplayBuffer, ReplayBuffer
 from rlhf_trainer.replay.samplers import EpisodeSampler
+from rlhf_trainer.replay.samples import choose_samples
 from rlhf_trainer.tensors.batches import MicroBatch
 from rlhf_trainer.tensors.batches import plan as micro_batches
 from rlhf_trainer.training import assembly
@@ -150,4 +154,13 @@ def replay(job: RLHFJob) -> Any:
     return [past_episode.episode_id for past_episode in window], picks
 
 
-VIEWS = (sources, creation, engines, data, losses, replay)
+def samples(job: RLHFJob) -> Any:
+    """Responses that are kept for people, and how many bytes of a step."""
+    section = job.spec.samples
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "samples.jsonl")
+        SampleFile(file, section.max_megabytes << 20, 0).add(1, [{"response": "x" * (3 << 20)}])
+        return len(choose_samples(episode(9), section.prompts_per_step)), file.stat().st_size
+
+
+VIEWS = (sources, creation, engines, data, losses, replay, samples)

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -52,7 +53,8 @@ def context(job: RLHFJob) -> Any:
     )
     services = SimpleNamespace(http=None, host="127.0.0.1", roster=None)
     return SimpleNamespace(
-        job="job", data={}, spec=job.spec, ranks=ranks, services=services, tokenizer=tokenizer(), workdir=None,
+        job="job", data={}, spec=job.spec, ranks=ranks, services=services, tokenizer=tokenizer(),
+        workdir=Path("no-directory"),
         report=lambda **_: None, stop_requested=lambda: False, checkpoint_requested=lambda: False,
         stop=threading.Event(),
     )  # fmt: skip

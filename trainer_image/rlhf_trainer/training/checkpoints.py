@@ -9,6 +9,7 @@ from typing import Any, cast
 from rlhf_api.contract.report import CheckpointStatus
 from rlhf_api.contract.run import EXIT_SUSPENDED
 from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.sections.samples import SAMPLES
 from rlhf_store.errors import DamagedSnapshot
 from rlhf_store.manifest import Entry
 
@@ -52,6 +53,7 @@ class Checkpoints:
                     "DAMAGED CHECKPOINT of step %d, falling back to the one before: %s", entry.step, error
                 )
                 continue
+            self._restore_samples(snapshot)
             self.monitor.restore(cast(dict[str, Any], snapshot.state.get("health", {})))
             self._tell_changed_data(cast(dict[str, int], snapshot.state.get("data", {})), snapshot.step)
             self.task.reorder(self.monitor.rollbacks - snapshot.stored.manifest.rollbacks)
@@ -68,6 +70,12 @@ class Checkpoints:
             )
         self.task.reorder(self.monitor.rollbacks)
         return 0, None
+
+    def _restore_samples(self, snapshot: Snapshot) -> None:
+        """Where the work directory is a new one."""
+        file = self.ctx.workdir / SAMPLES
+        if self.ctx.ranks.first and SAMPLES in snapshot.blobs and not file.exists():
+            file.write_bytes(snapshot.blob(SAMPLES))
 
     def _tell_changed_data(self, before: Mapping[str, int], step: int) -> None:
         """Warns, also the host, about sources whose rows are others than those of the snapshot, which has none if it is
@@ -92,11 +100,16 @@ class Checkpoints:
         state = {**self.task.state(), "health": self.monitor.state(), "data": dict(self.ctx.data)}
         blobs: dict[str, Callable[[], bytes]] = {}
         if ranks.first:
-            blobs = {**self.task.blobs(), **{name: partial(bytes, data) for name, data in self.files.items()}}
+            files = {**self.files, **self._samples()}
+            blobs = {**self.task.blobs(), **{name: partial(bytes, data) for name, data in files.items()}}
         updates = self.task.updates()
         self.saver.begin(step, state, groups, blobs, reward, good=self.monitor.good, updates=updates)
         if ranks.first:
             draw_picture(self.ctx.workdir, self.ctx.job)
+
+    def _samples(self) -> dict[str, bytes]:
+        file = self.ctx.workdir / SAMPLES
+        return {SAMPLES: file.read_bytes()} if file.exists() else {}
 
     def suspend(self, step: int, reward: float | None) -> int:
         """Saves the step and waits until it is stored; returns the exit code of a suspended run."""

@@ -1,6 +1,7 @@
 """Parts of a task that do not depend on where its responses come from."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from ..checkpoint.segments import Group
 from ..export.saved_job import export_files
@@ -17,6 +18,9 @@ class GraphTask:
     def __init__(self, ctx: TrainerContext, learner: Learner, remote: Remote) -> None:
         self._ctx, self._learner, self._graph, self._op_ctx = ctx, learner, learner.graph, learner.op_ctx
         self._executor = Executor(ctx.ranks, learner, remote.nodes)
+
+    def samples(self) -> list[dict[str, Any]]:
+        return []
 
     def groups(self) -> Mapping[str, Group]:
         return self._learner.groups()

@@ -8,12 +8,14 @@ from contextlib import suppress
 from math import isfinite
 from statistics import fmean
 
+from rlhf_api.sections.samples import SAMPLES
 from rlhf_store.manifest import Entry
 
 from ..checkpoint.saver import Saver
 from ..dispatch.roster import Stopped
 from ..metrics.files import MetricsFiles
 from ..metrics.recording import record
+from ..metrics.samples import SampleFile
 from ..metrics.tracking import Tracking
 from ..process import faults
 from ..ranks.context import TrainerContext
@@ -35,9 +37,10 @@ def train(
     monitor = Monitor(ctx, saver, begins=task.begins)
     checkpoints = Checkpoints(ctx, task, monitor, saver, task.export_files())
     step, reward = checkpoints.restore(earlier)
-    files = None
+    files = samples = None
     if tracking is not None:
         files = MetricsFiles(ctx.workdir, step, tracking, rollbacks=monitor.rollbacks)
+        samples = SampleFile(ctx.workdir / SAMPLES, spec.samples.max_megabytes << 20, step)
     ctx.report(step=step, activity="waiting for the other roles")
     task.publish(step)
     if step == 0:
@@ -75,6 +78,8 @@ def train(
         metrics["broadcast_seconds"] = time.perf_counter() - publishing_began
         metrics["seconds"] = time.perf_counter() - began
         record(ctx, files, step, metrics)
+        if samples is not None:
+            samples.add(step, task.samples())
         gc.collect()
         reward = None
         if spec.evaluation and (step % spec.evaluation.every_steps == 0 or step == spec.steps):

@@ -23,6 +23,7 @@ from ..graph.learner import Learner
 from ..ranks.context import TrainerContext
 from ..replay.buffer import EpisodeReplayBuffer, ReplayBuffer
 from ..replay.samplers import EpisodeSampler
+from ..replay.samples import choose_samples, describe_samples
 from ..replay.table import Episode
 from ..rollout.collector import EpisodeCollector
 from ..rollout.evaluation import evaluate
@@ -70,6 +71,8 @@ class OnlineTask(GraphTask):
         self._collector = EpisodeCollector(ctx, learner, rollouts, self._executor, self._source, remote)
         self._metrics = OnlineMetrics(ctx, learner.models[POLICY], self._collector, rollouts, remote.reward)
         self._pending: Episode | None = None
+        self._sampled: Episode | None = None
+        """Responses of the last step that are kept for people, on rank 0."""
 
     def collect(self, step: int) -> dict[str, float]:
         """The next episode, unless a snapshot brought one that was not trained on yet; columns that this one lacks, as
@@ -108,11 +111,16 @@ class OnlineTask(GraphTask):
         self._learner.follow()
         self._source.trained(episode)
         self._buffer.add(episode, step + 1)
+        if self._ctx.ranks.first:
+            self._sampled = choose_samples(episode, self._spec.samples.prompts_per_step)
         metrics |= updates.metrics()
         # While the critic alone is trained the KL is 0, whatever the coefficient.
         if any(node.model == POLICY and step >= node.from_step for node in self._graph.train):
             adapt_kl_coefficient(self._op_ctx, episode.columns, metrics)
         return {**metrics, **replay_metrics, **self._metrics.trained(episode.columns)}
+
+    def samples(self) -> list[dict[str, Any]]:
+        return describe_samples(self._sampled, self._texts) if self._sampled else []
 
     def other_weights(self) -> str:
         """Names of generators whose served weights differ from what was sent, or ''."""

@@ -17,6 +17,9 @@ class Task(Protocol):
         """One training step on the collected data; returns metrics. Raises Stopped, on every rank, where it has trained
         on nothing yet, as if the step had not begun."""
 
+    def samples(self) -> list[dict[str, Any]]:
+        """Responses that the last step trained on, with their prompts, for people; on rank 0."""
+
     def other_weights(self) -> str:
         """Names of generators whose served weights differ from what was sent, or ''. The same on every rank."""
 

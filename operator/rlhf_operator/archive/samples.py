@@ -1,0 +1,138 @@
+"""`rlhf samples`: prints responses that a run sampled while it trained, from its work directory or its store."""
+
+import argparse
+import json
+import math
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.sections.samples import SAMPLES
+
+from ..console.exits import Misuse, print_line
+from ..console.subcommands import Commands, add_command
+from ..console.text import indented
+from .open_store import read_checkpoint
+
+if TYPE_CHECKING:
+    from rlhf_store.archive import Snapshot
+
+SHOWN = 5
+"""Default number of responses that are printed."""
+
+
+class Sample(BaseModel):
+    """One line of `samples.jsonl`; keys of other releases are ignored. `score` and `advantage` are None where there is
+    none, lengths in tokens."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+    step: int
+    prompt_id: str
+    prompt: str
+    response: str
+    score: float | None = None
+    advantage: float | None = None
+    finished: bool = True
+    weight_version: int
+    prompt_length: int
+    response_length: int
+
+
+def add_samples(commands: Commands) -> None:
+    parser = add_command(commands, "samples", help="read responses of a run by step, the newest first")
+    parser.add_argument(
+        "store", metavar="RUN", help="a run's work directory, or the URL or directory of its checkpoint store"
+    )
+    parser.add_argument(
+        "--step", metavar="A..B", help="only these steps: one, such as 10, or 10..20, 10.. or ..20"
+    )
+    parser.add_argument(
+        "--prompt", metavar="TEXT", help="only prompts that contain this text, the oldest first"
+    )
+    order = parser.add_mutually_exclusive_group()
+    order.add_argument("--best", action="store_true", help="those with the highest scores first")
+    order.add_argument("--worst", action="store_true", help="those with the lowest scores first")
+    parser.add_argument("--limit", type=int, metavar="N", help=f"number of responses; default: {SHOWN}")
+    parser.add_argument("--json", action="store_true", help="print them as JSON lines")
+    parser.set_defaults(does=show)
+
+
+def show(options: argparse.Namespace) -> int:
+    if options.limit is not None and options.limit < 1:
+        raise Misuse(f"--limit must be at least 1; got {options.limit}")
+    first, last = _steps(options.step)
+    samples = [
+        sample
+        for sample in _parsed(_lines(options.store))
+        if first <= sample.step <= last and (options.prompt or "") in sample.prompt
+    ]
+    if not samples:
+        raise InvalidJob([Problem(options.store, "holds no such sample")])
+    order = "best" if options.best else "worst" if options.worst else "oldest" if options.prompt else "newest"
+    for sample in _ordered(samples, order)[: options.limit or SHOWN]:
+        print_line(sample.model_dump_json() if options.json else _formatted(sample), sys.stdout)
+    return 0
+
+
+def _steps(text: str | None) -> tuple[float, float]:
+    """First and last step of `A`, `A..B`, `A..` or `..B`."""
+    if text is None:
+        return -math.inf, math.inf
+    match = re.fullmatch(r"(\d*)(\.\.)?(\d*)", text)
+    if match is None or not (match[1] or match[3]) or (match[3] and not match[2]):
+        raise Misuse(f"--step must be a step or a range of steps, such as 10 or 10..20; got {text!r}")
+    first = int(match[1]) if match[1] else -math.inf
+    return first, (int(match[3]) if match[3] else math.inf) if match[2] else first
+
+
+def _lines(store: str) -> list[bytes]:
+    """Lines of the file in a work directory, or else of the newest checkpoint's. Raises InvalidJob without either."""
+    file = Path(store) / SAMPLES
+    if file.is_file():
+        return file.read_bytes().splitlines()
+
+    def blob(snapshot: "Snapshot") -> bytes:
+        if SAMPLES not in snapshot.blobs:
+            message = (
+                "holds no samples: none were kept (spec.samples.promptsPerStep), or its release kept none"
+            )
+            raise InvalidJob([Problem(f"the checkpoint of step {snapshot.step}", message)])
+        return snapshot.blob(SAMPLES)
+
+    return read_checkpoint(store, blob).splitlines()
+
+
+def _parsed(lines: Iterable[bytes]) -> list[Sample]:
+    """The samples; a line that a crash cut short is left out."""
+    samples = []
+    for line in lines:
+        try:
+            samples.append(Sample.model_validate(json.loads(line)))
+        except (ValueError, RecursionError, ValidationError):
+            continue
+    return samples
+
+
+def _ordered(samples: Sequence[Sample], order: str) -> list[Sample]:
+    if order in ("best", "worst"):
+        sign = -1 if order == "best" else 1
+        scored = [sample for sample in samples if sample.score is not None]
+        return sorted(scored, key=lambda sample: sign * (sample.score or 0.0))
+    return sorted(samples, key=lambda sample: sample.step, reverse=order == "newest")
+
+
+def _formatted(sample: Sample) -> str:
+    score, advantage = (
+        "-" if value is None else f"{value:.4g}" for value in (sample.score, sample.advantage)
+    )
+    cut = "" if sample.finished else ", cut off at the limit"
+    head = (
+        f"step {sample.step}  prompt {sample.prompt_id}  score {score}  advantage {advantage}  "
+        f"{sample.response_length} tokens{cut}  weights {sample.weight_version}"
+    )
+    return f"{head}\n{indented(sample.prompt, '  ')}\n{indented(sample.response, '  > ')}\n"

@@ -1,0 +1,109 @@
+"""`rlhf samples` on a work directory and on a store."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlhf_api.sections.samples import SAMPLES
+from rlhf_operator import cli
+from rlhf_store.archive import Archive
+from rlhf_store.committing import Committer
+from rlhf_store.retention import Retention
+from rlhf_trainer.checkpoint.saver import Saver
+from rlhf_trainer.ranks.ranks import Ranks
+
+
+def line(step: int, prompt: str, score: float | None, response: str = "yes") -> str:
+    figures = {"score": score, "advantage": 0.5, "finished": step != 2, "weight_version": step - 1}
+    lengths = {"prompt_length": 2, "response_length": 3, "of_a_later_release": 1}
+    return json.dumps(
+        {"step": step, "prompt_id": "0/1", "prompt": prompt, "response": response, **figures, **lengths}
+    )
+
+
+LINES = [
+    line(1, "2+2", 0.0),
+    line(2, "3+3", 1.0),
+    line(2, "2+2", None),
+    line(3, "2+2", 0.5, "\x1b]0;x\x07four\nok"),
+]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    (tmp_path / SAMPLES).write_text("\n".join([*LINES, '{"step": 4, "cut']) + "\n")
+    return tmp_path
+
+
+def heads(out: str) -> list[list[str]]:
+    return [text.split()[:6] for text in out.splitlines() if text.startswith("step ")]
+
+
+def test_the_newest_come_first_with_their_figures_and_clean_text(run, capsys):
+    assert cli.main(["samples", str(run)]) == 0
+    out = capsys.readouterr().out
+    assert [head[1] for head in heads(out)] == ["3", "2", "2", "1"]
+    assert out.startswith("step 3  prompt 0/1  score 0.5  advantage 0.5  3 tokens  weights 2\n  2+2\n  > ")
+    assert "\x1b" not in out
+    assert "score -" in out, "of a response that has none"
+    assert "cut off at the limit" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "steps"),
+    [
+        (["--step", "2"], ["2", "2"]),
+        (["--step", "2.."], ["3", "2", "2"]),
+        (["--step", "..1"], ["1"]),
+        (["--step", "1..2"], ["2", "2", "1"]),
+        (["--prompt", "2+2"], ["1", "2", "3"]),
+        (["--best"], ["2", "3", "1"]),
+        (["--worst", "--limit", "1"], ["1"]),
+    ],
+)
+def test_steps_prompts_and_scores_are_chosen(run, capsys, arguments, steps):
+    assert cli.main(["samples", str(run), *arguments]) == 0
+    assert [head[1] for head in heads(capsys.readouterr().out)] == steps
+
+
+def test_json_is_for_programs(run, capsys):
+    assert cli.main(["samples", str(run), "--json", "--step", "1"]) == 0
+    (sample,) = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (sample["step"], sample["prompt"], sample["score"]) == (1, "2+2", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--step", "a"], "--step must be a step or a range of steps"),
+        (["--step", ".."], "--step must be a step or a range of steps"),
+        (["--limit", "0"], "--limit must be at least 1; got 0"),
+        (["--step", "9"], "holds no such sample"),
+    ],
+)
+def test_a_wrong_choice_is_one_error(run, capsys, arguments, message):
+    assert cli.main(["samples", str(run), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def fill(folder: Path, blobs: dict[str, bytes]) -> str:
+    archive = Archive(url := folder.as_uri())
+    committer = Committer.take_over(archive, Retention())
+    saver = Saver(Ranks(0, 1, torch.device("cpu")), archive, committer, committed=lambda _entry: None)
+    functions = {name: lambda data=data: data for name, data in blobs.items()}
+    saver.begin(3, {}, {"model": {"weight": torch.ones(3)}.items()}, functions)
+    saver.finish()
+    return url
+
+
+def test_a_store_has_them_too(tmp_path, capsys):
+    url = fill(tmp_path / "store", {SAMPLES: "\n".join(LINES).encode()})
+    assert cli.main(["samples", url, "--limit", "9"]) == 0
+    assert len(heads(capsys.readouterr().out)) == 4
+    other = fill(tmp_path / "other", {})
+    assert cli.main(["samples", other]) == 2
+    assert "the checkpoint of step 3: holds no samples" in capsys.readouterr().err
