@@ -141,7 +141,19 @@ def problems_of(config: RunConfig) -> tuple[list[Problem], list[str]]:
                 check_all([RowChecker(datasets[-1], kind, tokenizer, spec.data)])
             except InvalidJob as error:
                 problems += error.problems
-    return problems, [] if problems else list(warnings(tokenizer, datasets))
+    return problems, [] if problems else [*warnings(tokenizer, datasets), *_repetition(spec, datasets)]
+
+
+def _repetition(spec: Spec, local: Sequence[Dataset]) -> Iterator[str]:
+    """A line if a step takes rows more than once; nothing where not all files of the training data are here."""
+    training, per_step = spec.data.training_sources(), spec.data.prompts_per_step
+    paths = {source.path for source in training}
+    files = [file for dataset in local for file in dataset.files if file.name in paths]
+    if len(files) == len(training) and (rows := sum(map(len, files))) < per_step:
+        yield (
+            f"warning: spec.data.promptsPerStep is {per_step}, and the training data has {rows} rows: a step takes "
+            "some of them more than once"
+        )
 
 
 def _lengths(what: str, lengths: Counter[int], cut: int, longest: int) -> Iterator[str]:

@@ -95,10 +95,20 @@ def test_problems_of_local_rows_are_those_of_the_trainers_start(tmp_path):
     made = job(*SFT, *elsewhere).spec
     assert problems_of(RunConfig(job="job", spec=made, workdir=str(tmp_path))) == ([], [])
     lacking = json.dumps(CHATML.partition("{% if add_generation_prompt")[0])
-    made = spec(tmp_path, [CHAT], tokenizer, *WIDE, f"spec.data.chatTemplate={lacking}")
+    made = spec(
+        tmp_path, [CHAT], tokenizer, *WIDE, "spec.data.promptsPerStep=1", f"spec.data.chatTemplate={lacking}"
+    )
     problems, (warning,) = problems_of(RunConfig(job="job", spec=made, workdir=str(tmp_path)))
     assert problems == []
     assert warning.startswith("warning: the chat template does not begin the assistant's turn")
+    made = spec(tmp_path, rows[:1] * 3, tokenizer, *WIDE, "spec.data.promptsPerStep=4")
+    assert problems_of(RunConfig(job="job", spec=made, workdir=str(tmp_path))) == (
+        [],
+        [
+            "warning: spec.data.promptsPerStep is 4, and the training data has 3 rows: a step takes some of them more "
+            "than once"
+        ],
+    )
 
 
 def test_show_says_of_each_token_whether_it_is_trained_on(tmp_path):
