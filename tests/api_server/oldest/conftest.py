@@ -8,8 +8,8 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-from tests.api_server.oldest.hands import Operators, hands
 from tests.api_server.oldest.schedulers import CLAIM_TEMPLATE, COSCHEDULING, KUEUE, VOLCANO
+from tests.api_server.oldest.stepped_operator import Operators, stepped_operator
 from tests.cluster.packages import Unavailable
 from tests.support.cluster import Cluster, ControlPlane, control_plane, existing
 from tests.support.kube import eventually, kubectl, new_namespace
@@ -77,7 +77,7 @@ def operators(control_plane: Cluster, namespace: str, monkeypatch: pytest.Monkey
     def run(body: Callable[..., Awaitable[None]], **settings: Any) -> None:
         async def together() -> None:
             async with AsyncExitStack() as stack:
-                these = [hands(namespace, **settings) for _ in inspect.signature(body).parameters]
+                these = [stepped_operator(namespace, **settings) for _ in inspect.signature(body).parameters]
                 await body(*[await stack.enter_async_context(each) for each in these])
 
         asyncio.run(together())

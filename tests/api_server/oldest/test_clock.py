@@ -4,7 +4,7 @@ import time
 from email.utils import formatdate
 
 import pytest
-from tests.api_server.oldest.hands import Hands, Operators, job
+from tests.api_server.oldest.stepped_operator import Operators, SteppedOperator, job
 
 from rlhf_operator.kube.clock import ServerClock
 
@@ -16,7 +16,7 @@ HOUR = 3600.0
 def test_the_grace_of_a_pod_and_the_deadline_of_a_job_are_the_servers(
     operators: Operators, namespace: str, off: float
 ) -> None:
-    async def body(right: Hands, wrong: Hands) -> None:
+    async def body(right: SteppedOperator, wrong: SteppedOperator) -> None:
         wrong.api.clock.local = lambda: time.time() + off
         made = job(namespace)
         made["spec"] = {**made["spec"], "activeDeadlineSeconds": 600}
@@ -32,10 +32,10 @@ def test_the_grace_of_a_pod_and_the_deadline_of_a_job_are_the_servers(
         assert status["phase"] == "Provisioning"
         # Nor does another server's clock, which no answer of the one that wrote its deadline contradicts.
         wrong.api.clock = ServerClock(lambda: time.time() + 400)
-        await wrong.act("ppo")
+        await wrong.reconcile_cached("ppo")
         assert "ppo-trainer-0" in await right.names("Pod")
         wrong.reconciler._deletions._clock = lambda: time.monotonic() + 400
-        await wrong.act("ppo")
+        await wrong.reconcile_cached("ppo")
         assert "ppo-trainer-0" not in await right.names("Pod")
 
     operators(body)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.api_server.oldest.hands import SERVED, Hands, Operators, job, with_companion
 from tests.api_server.oldest.jobs import ROOT
 from tests.api_server.oldest.schedulers import VOLCANO
+from tests.api_server.oldest.stepped_operator import SERVED, Operators, SteppedOperator, job, with_companion
 from tests.support.cluster import Cluster
 from tests.support.kube import kubectl
 
@@ -26,7 +26,7 @@ RELEASE_0_1 = json.loads(
 @pytest.mark.usefixtures("gangs")
 @pytest.mark.parametrize("kind", SERVED)
 def test_what_somebody_deletes_is_made_again(operators: Operators, namespace, kind):
-    async def body(operator: Hands) -> None:
+    async def body(operator: SteppedOperator) -> None:
         await operator.api.create(with_companion(namespace, kind))
         await operator.reconcile("ppo")
         (name,) = await operator.names(kind)
@@ -50,18 +50,18 @@ def test_a_prometheus_may_scrape_generators_of_running_jobs_too(operators: Opera
     )
     peers = tuple(values["jobs"]["metricsFrom"])
 
-    async def let_in(operator: Hands) -> list[dict]:
+    async def let_in(operator: SteppedOperator) -> list[dict]:
         (name,) = await operator.names("NetworkPolicy")
         policy = await operator.api.get("NetworkPolicy", namespace, name)
         rules = [rule for rule in policy["spec"]["ingress"] if "ports" in rule]
         return [peer for rule in rules for peer in rule["from"]]
 
-    async def before(operator: Hands) -> None:
+    async def before(operator: SteppedOperator) -> None:
         await operator.api.create(job(namespace))
         await operator.reconcile("ppo")
         only.extend(await let_in(operator))
 
-    async def after(operator: Hands) -> None:
+    async def after(operator: SteppedOperator) -> None:
         await operator.reconcile("ppo")
         assert await let_in(operator) == [*only, *peers]
         selector = ",".join("=".join(label) for label in monitor["spec"]["selector"]["matchLabels"].items())
@@ -78,7 +78,7 @@ def test_a_prometheus_may_scrape_generators_of_running_jobs_too(operators: Opera
 def test_a_job_of_an_earlier_ones_name_has_a_token_of_its_own(operators: Operators, namespace):
     """The old Secret is still there, for the garbage collector to take."""
 
-    async def body(operator: Hands, successor: Hands) -> None:
+    async def body(operator: SteppedOperator, successor: SteppedOperator) -> None:
         await operator.api.create(job(namespace))
         await operator.reconcile("ppo")
         first = await operator.names("Secret")
@@ -105,7 +105,7 @@ def test_jobs_of_the_last_release_run_on_under_this_one(operators: Operators, na
             meta["ownerReferences"] = [{**meta["ownerReferences"][0], "uid": owner}]
         return {**body, "metadata": meta}
 
-    async def body(operator: Hands) -> None:
+    async def body(operator: SteppedOperator) -> None:
         api = operator.api
         made = await api.create(here({k: v for k, v in RELEASE_0_1["job"].items() if k != "status"}, None))
         uid = made["metadata"]["uid"]
@@ -149,7 +149,7 @@ def test_jobs_of_the_last_release_run_on_under_this_one(operators: Operators, na
 def test_a_pod_whose_labels_somebody_took_is_replaced(
     operators: Operators, namespace, control_plane: Cluster, label
 ):
-    async def body(operator: Hands) -> None:
+    async def body(operator: SteppedOperator) -> None:
         await operator.api.create(job(namespace))
         await operator.reconcile("ppo")
         before = (await operator.api.get("Pod", namespace, "ppo-reward-0"))["metadata"]["uid"]
@@ -175,7 +175,7 @@ def test_other_listings_go_on_when_a_gangs_definition_is_removed(
 ) -> None:
     """The last test here: nothing defines it again."""
 
-    async def body(operator: Hands) -> None:
+    async def body(operator: SteppedOperator) -> None:
         await operator.api.create(with_companion(namespace, "PodGroup.scheduling.volcano.sh"))
         await operator.reconcile("ppo")
         definition = f"crd/{VOLCANO['metadata']['name']}"

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.api_server.oldest.hands import SERVED, Hands, Operators, job, with_companion
+from tests.api_server.oldest.stepped_operator import SERVED, Operators, SteppedOperator, job, with_companion
 from tests.support.cluster import Cluster
 from tests.support.kube import kubectl
 
@@ -20,19 +20,19 @@ EDITS = {
 }
 
 
-async def edit(operator: Hands, kubeconfig: Path, kind: str, patch: dict) -> None:
+async def edit(operator: SteppedOperator, kubeconfig: Path, kind: str, patch: dict) -> None:
     (name,) = await operator.names(kind)
     where = (kind.lower(), name, "-n", operator.namespace, "--type=merge", f"--patch={json.dumps(patch)}")
     await asyncio.to_thread(kubectl, kubeconfig, "patch", *where)
 
 
-async def content(operator: Hands, kind: str) -> dict:
+async def content(operator: SteppedOperator, kind: str) -> dict:
     (name,) = await operator.names(kind)
     body = await operator.api.get(kind, operator.namespace, name)
     return {part: body[part] for part in ("data", "spec") if part in body}
 
 
-async def resync_and_look(operator: Hands) -> list[str]:
+async def resync_and_look(operator: SteppedOperator) -> list[str]:
     """Lists the objects, and reconciles the job if something of it differs; returns the kinds that were applied."""
     calls, operator.api._observe = [], lambda verb, kind, *_: calls.append((verb, kind))
     swept = await operator.sweep()
@@ -46,7 +46,7 @@ async def resync_and_look(operator: Hands) -> list[str]:
 def test_what_somebody_changes_is_put_back_and_told_once(
     operators: Operators, namespace: str, control_plane: Cluster, kind: str
 ) -> None:
-    async def body(operator: Hands) -> None:
+    async def body(operator: SteppedOperator) -> None:
         await operator.api.create(with_companion(namespace, kind))
         await operator.reconcile("ppo")
         before = await content(operator, kind)
@@ -74,7 +74,7 @@ def test_a_label_that_somebody_takes_is_put_back_once(
 ) -> None:
     """The listing does not show what has lost it."""
 
-    async def body(operator: Hands) -> None:
+    async def body(operator: SteppedOperator) -> None:
         await operator.api.create(job(namespace))
         await operator.reconcile("ppo")
         label = {"metadata": {"labels": {"app.kubernetes.io/managed-by": None}}}
@@ -92,7 +92,7 @@ def test_a_pod_that_lost_its_label_and_that_nothing_asks_for_is_deleted(
 ) -> None:
     """Like one that was scaled away. It would hold its GPUs for as long as the job is there."""
 
-    async def body(operator: Hands, successor: Hands) -> None:
+    async def body(operator: SteppedOperator, successor: SteppedOperator) -> None:
         await operator.api.create(job(namespace))
         await operator.reconcile("ppo")
         change = ("-n", namespace, "pod/ppo-generator-0", "app.kubernetes.io/managed-by-")

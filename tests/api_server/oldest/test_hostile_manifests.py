@@ -6,8 +6,8 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from tests.api_server.oldest.hands import Hands, Operators, job
 from tests.api_server.oldest.jobs import PODS
+from tests.api_server.oldest.stepped_operator import Operators, SteppedOperator, job
 from tests.support.cluster import Cluster
 from tests.support.kube import kubectl
 
@@ -39,7 +39,7 @@ def deep(control_plane: Cluster, namespace: str) -> str:
 def test_it_fails_with_its_field_and_other_jobs_start(
     operators: Operators, namespace: str, deep: str
 ) -> None:
-    async def body(operator: Hands) -> None:
+    async def body(operator: SteppedOperator) -> None:
         await operator.api.create(job(namespace))
         await operator.reconcile(deep)
         await operator.reconcile("ppo")
@@ -52,7 +52,7 @@ def test_it_fails_with_its_field_and_other_jobs_start(
 
 
 def test_the_watch_delivers_it_and_what_comes_after(operators: Operators, namespace: str, deep: str) -> None:
-    async def body(operator: Hands) -> None:
+    async def body(operator: SteppedOperator) -> None:
         names, all_seen = set[str](), asyncio.Event()
 
         def see(body: dict, _deleted: bool) -> None:
@@ -79,7 +79,7 @@ def test_one_that_is_too_large_fails_with_its_size_and_is_never_kept(
     tolerations = [{"key": f"k{i}"} for i in range(80_000)]
     large["spec"] = large["spec"] | {"pods": {"template": {"spec": {"tolerations": tolerations}}}}
 
-    async def body(operator: Hands) -> None:
+    async def body(operator: SteppedOperator) -> None:
         reported = asyncio.Queue[dict]()
         watching = asyncio.create_task(
             watch(operator.api, [namespace], ["RLHFJob"], lambda body, _deleted: reported.put_nowait(body))

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from tests.api_server.oldest.hands import Hands, Operators, job
+from tests.api_server.oldest.stepped_operator import Operators, SteppedOperator, job
 
 from rlhf_operator.cluster.observe import pod_events
 from rlhf_operator.kube.pages import Body, Keep
@@ -20,7 +20,7 @@ def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pod_events, "_PAUSE_SECONDS", 0.0)
 
 
-async def tell(operator: Hands, pod: str, kind: str, reason: str, message: str, at: str) -> None:
+async def tell(operator: SteppedOperator, pod: str, kind: str, reason: str, message: str, at: str) -> None:
     """An event of a kubelet."""
     uid = (await operator.api.get("Pod", operator.namespace, pod))["metadata"]["uid"]
     about = {"apiVersion": "v1", "kind": "Pod", "namespace": operator.namespace, "name": pod, "uid": uid}
@@ -39,15 +39,15 @@ async def tell(operator: Hands, pod: str, kind: str, reason: str, message: str, 
     await operator.api.create(body)
 
 
-async def status(operator: Hands) -> dict[str, Any]:
+async def status(operator: SteppedOperator) -> dict[str, Any]:
     return (await operator.api.get("RLHFJob", operator.namespace, "ppo"))["status"]
 
 
-async def stalled(operator: Hands) -> dict[str, Any]:
+async def stalled(operator: SteppedOperator) -> dict[str, Any]:
     return next(c for c in (await status(operator))["conditions"] if c["type"] == "Stalled")
 
 
-async def reads(operator: Hands) -> int:
+async def reads(operator: SteppedOperator) -> int:
     """Looks once; the number of listings of events that this took."""
     calls: list[tuple[str, str]] = []
     operator.api._observe = lambda verb, kind, *_: calls.append((verb, kind))
@@ -58,7 +58,7 @@ async def reads(operator: Hands) -> int:
 def test_a_secret_that_a_volume_names_and_that_is_missing_is_told(
     operators: Operators, namespace: str
 ) -> None:
-    async def body(operator: Hands) -> None:
+    async def body(operator: SteppedOperator) -> None:
         await operator.api.create(job(namespace))
         await operator.reconcile("ppo")
         assert await reads(operator) == 0, "none has a node"
@@ -87,7 +87,7 @@ def test_a_secret_that_a_volume_names_and_that_is_missing_is_told(
 def test_each_pod_that_waits_is_asked_for_in_turn_and_none_that_runs(
     operators: Operators, namespace: str
 ) -> None:
-    async def body(operator: Hands) -> None:
+    async def body(operator: SteppedOperator) -> None:
         await operator.api.create(job(namespace))
         await operator.reconcile("ppo")
         for pod in ("ppo-trainer-0", "ppo-generator-0", "ppo-reward-0"):
@@ -112,7 +112,7 @@ def test_of_a_flood_of_events_a_bounded_part_is_read(
 ) -> None:
     read: list[int] = []
 
-    async def body(operator: Hands) -> None:
+    async def body(operator: SteppedOperator) -> None:
         listing = operator.api.list
 
         async def flooded(kind: str, *place: str, keep: Keep = dict, **more: Any) -> AsyncIterator[Body]:

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from tests.api_server.oldest.hands import Hands, Operators, job
+from tests.api_server.oldest.stepped_operator import Operators, SteppedOperator, job
 
 from rlhf_operator.cluster.decide import refusal
 from rlhf_operator.kube.api_error import ApiError
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.usefixtures("crd")
 ROOM, GENERATORS = 6, 100
 
 
-async def limit_pods(operator: Hands) -> None:
+async def limit_pods(operator: SteppedOperator) -> None:
     """Returns when the quota is in force."""
     path = f"/api/v1/namespaces/{operator.namespace}/resourcequotas"
     body = {"metadata": {"name": "tight"}, "spec": {"hard": {"pods": str(ROOM)}}}
@@ -24,7 +24,7 @@ async def limit_pods(operator: Hands) -> None:
 
 
 def test_one_refusal_stands_for_all_pods_of_a_role(operators: Operators, namespace: str) -> None:
-    async def body(operator: Hands) -> None:
+    async def body(operator: SteppedOperator) -> None:
         await limit_pods(operator)
         answers = list[int]()
 
@@ -52,7 +52,7 @@ def test_a_job_that_a_limit_range_has_made_invalid_goes_on_once_that_is_gone(
     """Its default limit is below the job's request: the server answers as for a mistake in the job."""
     monkeypatch.setattr(refusal, "ASK_AGAIN_SECONDS", 0.0)
 
-    async def body(operator: Hands) -> None:
+    async def body(operator: SteppedOperator) -> None:
         path = f"/api/v1/namespaces/{namespace}/limitranges"
         limits = {"limits": [{"type": "Container", "default": {"cpu": "2"}}]}
         made = {"metadata": {"name": "small"}, "spec": limits}

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.api_server.oldest.hands import Hands, Operators, job
 from tests.api_server.oldest.jobs import PODS
+from tests.api_server.oldest.stepped_operator import Operators, SteppedOperator, job
 from tests.support.cluster import Cluster
 from tests.support.kube import KubectlError, eventually, get, kubectl
 
@@ -64,12 +64,12 @@ def other_definition(control_plane: Cluster, namespace: str) -> Iterator[Any]:
     install(kubeconfig, phases)
 
 
-async def uids(operator: Hands) -> dict[str, str]:
+async def uids(operator: SteppedOperator) -> dict[str, str]:
     metadata = [pod["metadata"] async for pod in operator.api.list("Pod", operator.namespace)]
     return {meta["name"]: meta["uid"] for meta in metadata}
 
 
-async def list_events(operator: Hands) -> list[dict[str, Any]]:
+async def list_events(operator: SteppedOperator) -> list[dict[str, Any]]:
     events = [event async for event in operator.api.list("Event", operator.namespace)]
     return [event for event in events if event["reason"] == "StatusRefused"]
 
@@ -77,7 +77,7 @@ async def list_events(operator: Hands) -> list[dict[str, Any]]:
 def test_a_job_whose_status_is_refused_goes_on(
     operators: Operators, namespace: str, monkeypatch: pytest.MonkeyPatch, other_definition: Any
 ) -> None:
-    async def body(operator: Hands, successor: Hands) -> None:
+    async def body(operator: SteppedOperator, successor: SteppedOperator) -> None:
         await operator.api.create(job(namespace))
         for _ in range(3):
             await operator.reconcile("ppo")

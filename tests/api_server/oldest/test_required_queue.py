@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from tests.api_server.oldest.hands import Hands, Operators, job
 from tests.api_server.oldest.jobs import PODS
+from tests.api_server.oldest.stepped_operator import Operators, SteppedOperator, job
 
 from rlhf_operator.cluster.config.limits import Limits
 from rlhf_operator.job.names import QUEUE
@@ -15,17 +15,17 @@ REQUIRED = Limits.model_validate({"requireQueue": True})
 PATH = "/apis/rlhf.dev/v1alpha1/namespaces/{}/rlhfjobs/ppo"
 
 
-async def label(operator: Hands, queue: str | None) -> None:
+async def label(operator: SteppedOperator, queue: str | None) -> None:
     patch = {"metadata": {"labels": {QUEUE: queue}}}
     await operator.api._merge("patch", "RLHFJob", PATH.format(operator.namespace), patch)
 
 
-async def status(operator: Hands) -> dict[str, Any]:
+async def status(operator: SteppedOperator) -> dict[str, Any]:
     job_status: dict[str, Any] = (await operator.api.get("RLHFJob", operator.namespace, "ppo"))["status"]
     return job_status
 
 
-async def admit(operator: Hands) -> None:
+async def admit(operator: SteppedOperator) -> None:
     """As Kueue does."""
     fields = {"status": "True", "reason": "Test", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}
     held = [{"type": kind, **fields} for kind in ("QuotaReserved", "Admitted")]
@@ -36,7 +36,7 @@ async def admit(operator: Hands) -> None:
 def test_a_job_without_one_waits_and_lines_up_once_it_has_the_label(
     operators: Operators, namespace: str
 ) -> None:
-    async def story(operator: Hands) -> None:
+    async def story(operator: SteppedOperator) -> None:
         await operator.api.create(job(namespace))
         await operator.reconcile("ppo")
         assert QUEUE in (await status(operator))["message"]
@@ -57,7 +57,7 @@ def test_a_job_that_runs_cannot_leave_its_queue_and_keep_its_pods(
 ) -> None:
     """Kueue would give its quota to another job while its pods still hold the GPUs."""
 
-    async def story(operator: Hands) -> None:
+    async def story(operator: SteppedOperator) -> None:
         made = job(namespace)
         made["metadata"]["labels"] = {QUEUE: "research"}
         await operator.api.create(made)

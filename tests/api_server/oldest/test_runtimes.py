@@ -4,7 +4,7 @@ import asyncio
 import json
 
 import pytest
-from tests.api_server.oldest.hands import Hands, Operators, job
+from tests.api_server.oldest.stepped_operator import Operators, SteppedOperator, job
 from tests.support.cluster import Cluster
 from tests.support.kube import kubectl
 
@@ -33,7 +33,7 @@ def test_a_job_waits_for_its_runtime_and_its_pods_are_as_it_says(
     def on_server(verb: str) -> None:
         kubectl(control_plane.kubeconfig, verb, "-f", "-", input=json.dumps(runtime))
 
-    async def body(operator: Hands) -> None:
+    async def body(operator: SteppedOperator) -> None:
         await operator.api.create(waiting)
         await operator.reconcile("ppo")
         status = (await operator.api.get("RLHFJob", namespace, "ppo"))["status"]

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 import pytest
-from tests.api_server.oldest.hands import Hands, Operators
 from tests.api_server.oldest.jobs import ppo
+from tests.api_server.oldest.stepped_operator import Operators, SteppedOperator
 from tests.support.cluster import Cluster
 from tests.support.kube import eventually, get, kubectl
 
@@ -58,7 +58,7 @@ def test_a_silent_node_is_told_of_and_loses_a_pod_that_tolerates_everything(
     silent, other = nodes
     pod = partial(get, control_plane.kubeconfig, "pod", POD, "-n", namespace)
 
-    async def start(operator: Hands) -> None:
+    async def start(operator: SteppedOperator) -> None:
         job = ppo(pods={"tolerations": [{"operator": "Exists"}]})
         await operator.api.create({**job, "metadata": {"name": "ppo", "namespace": namespace}})
         await operator.reconcile("ppo")
@@ -89,7 +89,7 @@ def test_a_silent_node_is_told_of_and_loses_a_pod_that_tolerates_everything(
     left = eventually(evicted, "Kubernetes deletes the pod", timeout=150)
     assert [c["status"] for c in left["status"]["conditions"] if c["type"] == "Ready"] == ["False"]
 
-    async def scenario(operator: Hands) -> None:
+    async def scenario(operator: SteppedOperator) -> None:
         await operator.reconcile("ppo")
         status = (await operator.api.get("RLHFJob", namespace, "ppo"))["status"]
         conditions = {c["type"]: c for c in status["conditions"]}

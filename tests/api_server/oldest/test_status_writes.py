@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from tests.api_server.oldest.hands import Hands, Operators, job
+from tests.api_server.oldest.stepped_operator import Operators, SteppedOperator, job
 from tests.support.cluster import Cluster
 from tests.support.kube import kubectl
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("crd")
 def test_the_late_write_of_a_deposed_leader_rolls_no_attempt_back(
     operators: Operators, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def body(old: Hands, new: Hands) -> None:
+    async def body(old: SteppedOperator, new: SteppedOperator) -> None:
         await old.api.create(job(namespace))
         await old.reconcile("ppo")
         await old.bind("ppo-trainer-0")
@@ -34,7 +34,7 @@ def test_the_late_write_of_a_deposed_leader_rolls_no_attempt_back(
         stale["metadata"]["generation"] = 2
         monkeypatch.setattr(old.cache, "job", lambda _: stale)
         with pytest.raises(ApiError, match="409 Conflict"):
-            await old.act("ppo")
+            await old.reconcile_cached("ppo")
         assert (await new.api.get("RLHFJob", namespace, "ppo"))["status"] == stored
         assert (await new.api.get("Pod", namespace, "ppo-trainer-0"))["metadata"]["uid"] == trainer[
             "metadata"
@@ -51,7 +51,7 @@ def test_a_checkpoint_request_of_any_length_fits_into_the_status(
     async def accepted(*_: object) -> bool:
         return True
 
-    async def body(operator: Hands) -> None:
+    async def body(operator: SteppedOperator) -> None:
         made = job(namespace)
         made["metadata"]["annotations"] = {"rlhf.dev/checkpoint": "now " * 10_000}
         await operator.api.create(made)
@@ -67,7 +67,7 @@ def test_a_checkpoint_request_of_any_length_fits_into_the_status(
 def test_an_autoscaler_does_not_undo_a_kubectl_scale_that_it_has_not_seen(
     operators: Operators, control_plane: Cluster, namespace: str
 ) -> None:
-    async def body(operator: Hands) -> None:
+    async def body(operator: SteppedOperator) -> None:
         version = (await operator.api.create(job(namespace)))["metadata"]["resourceVersion"]
         where = ("rlhfjob/ppo", "-n", namespace, "--replicas=3")
         await asyncio.to_thread(kubectl, control_plane.kubeconfig, "scale", *where)

@@ -7,8 +7,8 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from tests.api_server.oldest.hands import Hands, Operators, job
 from tests.api_server.oldest.schedulers import KUEUE, VOLCANO
+from tests.api_server.oldest.stepped_operator import Operators, SteppedOperator, job
 from tests.support.cluster import Cluster
 from tests.support.kube import kubectl
 
@@ -57,7 +57,7 @@ def queued(namespace: str) -> dict[str, Any]:
     return {**made, "metadata": {**made["metadata"], "labels": {QUEUE: "research"}}}
 
 
-async def stalled(operator: Hands) -> dict[str, Any]:
+async def stalled(operator: SteppedOperator) -> dict[str, Any]:
     status = (await operator.api.get("RLHFJob", operator.namespace, "ppo"))["status"]
     return next(each for each in status["conditions"] if each["type"] == "Stalled")
 
@@ -66,7 +66,7 @@ async def stalled(operator: Hands) -> dict[str, Any]:
 def test_it_is_left_alone_and_told_and_the_job_waits(
     operators: Operators, namespace: str, version: str, kind: str
 ) -> None:
-    async def body(operator: Hands) -> None:
+    async def body(operator: SteppedOperator) -> None:
         made = await operator.api.create(theirs(namespace, version, kind))
         name, key = made["metadata"]["name"], kind_of(made)
         await operator.api.create((queued if kind == "Workload" else with_all)(namespace))
@@ -94,7 +94,7 @@ def test_it_is_left_alone_and_told_and_the_job_waits(
 
 
 def test_what_replaces_one_of_a_running_jobs_is_left_alone(operators: Operators, namespace: str) -> None:
-    async def body(operator: Hands) -> None:
+    async def body(operator: SteppedOperator) -> None:
         await operator.api.create(with_all(namespace))
         await operator.reconcile("ppo")
         await operator.api.delete("Service", namespace, "ppo-rlhf")
@@ -108,7 +108,7 @@ def test_what_replaces_one_of_a_running_jobs_is_left_alone(operators: Operators,
 
 
 def test_the_name_of_one_generators_pod_holds_up_no_other(operators: Operators, namespace: str) -> None:
-    async def body(operator: Hands) -> None:
+    async def body(operator: SteppedOperator) -> None:
         spec = {"containers": [{"name": "c", "image": "theirs:1"}]}
         metadata = {"name": "ppo-generator-0", "namespace": namespace}
         await operator.api.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
@@ -129,7 +129,7 @@ def test_ones_own_that_has_lost_its_owner_or_its_labels_is_put_back(
     control_plane: Cluster,
     lost: str,
 ) -> None:
-    async def body(operator: Hands, successor: Hands) -> None:
+    async def body(operator: SteppedOperator, successor: SteppedOperator) -> None:
         await operator.api.create(with_all(namespace))
         await operator.reconcile("ppo")
         for key, kind, name in (
@@ -153,7 +153,7 @@ def test_a_workload_whose_labels_somebody_takes_is_found_again(
 ) -> None:
     """A watch by label tells that it is deleted; its job would wait for ever."""
 
-    async def body(operator: Hands) -> None:
+    async def body(operator: SteppedOperator) -> None:
         await operator.api.create(queued(namespace))
         await operator.reconcile("ppo")
         patch = json.dumps({"metadata": {"labels": None}})
@@ -174,11 +174,11 @@ def test_what_the_collector_is_to_take_from_an_earlier_job_is_waited_for(
 ) -> None:
     """A collector deletes by uid, whoever owns the object by then: here it has begun, and a finalizer holds it up."""
 
-    async def hold(operator: Hands, key: str, finalizers: list[str] | None) -> None:
+    async def hold(operator: SteppedOperator, key: str, finalizers: list[str] | None) -> None:
         path = body_path(theirs(namespace, version, kind), THEIRS[version, kind][0])
         await operator.api._merge("patch", key, path, {"metadata": {"finalizers": finalizers}})
 
-    async def body(operator: Hands) -> None:
+    async def body(operator: SteppedOperator) -> None:
         name, key = THEIRS[version, kind][0], kind_of(theirs(namespace, version, kind))
         first = await operator.api.create(with_all(namespace))
         await operator.reconcile("ppo")
@@ -210,7 +210,7 @@ def test_what_the_collector_is_to_take_from_an_earlier_job_is_waited_for(
 def test_an_earlier_jobs_admission_starts_no_pod(operators: Operators, namespace: str) -> None:
     """The garbage collector has yet to delete its Workload: the new job waits for one of its own."""
 
-    async def body(operator: Hands) -> None:
+    async def body(operator: SteppedOperator) -> None:
         await operator.api.create(queued(namespace))
         await operator.reconcile("ppo")
         before = await operator.api.get("Workload", namespace, "ppo")

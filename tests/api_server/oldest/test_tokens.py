@@ -4,7 +4,7 @@ import base64
 from typing import Any
 
 import pytest
-from tests.api_server.oldest.hands import Hands, Operators, job
+from tests.api_server.oldest.stepped_operator import Operators, SteppedOperator, job
 from tests.unit.operator.cluster.test_trainer_client import REPORT, answering, serving
 
 from rlhf_operator.cluster.objects.companions import owned, token, token_secret
@@ -15,7 +15,7 @@ NEW, FORMER = b"n" * 32, b"f" * 32
 ADDRESS = "127.9.0.5"
 
 
-async def waits_for(operator: Hands, secret: str, pod: str = "ppo-trainer-0") -> None:
+async def waits_for(operator: SteppedOperator, secret: str, pod: str = "ppo-trainer-0") -> None:
     """The pod's kubelet says that there is no such Secret."""
     waiting = {"reason": "CreateContainerConfigError", "message": f'secret "{secret}" not found'}
     container = {
@@ -31,7 +31,7 @@ async def waits_for(operator: Hands, secret: str, pod: str = "ppo-trainer-0") ->
     await operator.api._merge("patch", "Pod", path, patch)
 
 
-async def answers(operator: Hands) -> None:
+async def answers(operator: SteppedOperator) -> None:
     """The trainer's kubelet says that it runs, at ADDRESS."""
     container = {
         "name": "role",
@@ -47,12 +47,12 @@ async def answers(operator: Hands) -> None:
     await operator.api._merge("patch", "Pod", path, {"status": status})
 
 
-async def list_events(operator: Hands, reason: str) -> list[dict[str, Any]]:
+async def list_events(operator: SteppedOperator, reason: str) -> list[dict[str, Any]]:
     events = [event async for event in operator.api.list("Event", operator.namespace)]
     return [event for event in events if event["reason"] == reason]
 
 
-async def begun(operator: Hands) -> str:
+async def begun(operator: SteppedOperator) -> str:
     """Makes the job and, by one look, its objects; returns the name of the token's Secret."""
     await operator.api.create(job(operator.namespace))
     await operator.reconcile("ppo")
@@ -63,7 +63,7 @@ async def begun(operator: Hands) -> str:
 def test_a_token_that_is_deleted_before_a_pod_starts_is_made_again_and_told(
     operators: Operators, namespace: str
 ) -> None:
-    async def body(operator: Hands) -> None:
+    async def body(operator: SteppedOperator) -> None:
         secret = await begun(operator)
         await operator.bind("ppo-trainer-0")
         await operator.api.delete("Secret", namespace, secret)
@@ -83,7 +83,7 @@ def test_a_token_that_is_deleted_before_a_pod_starts_is_made_again_and_told(
 
 
 def test_for_a_secret_of_the_users_own_no_token_is_made(operators: Operators, namespace: str) -> None:
-    async def body(operator: Hands) -> None:
+    async def body(operator: SteppedOperator) -> None:
         secret = await begun(operator)
         await operator.bind("ppo-trainer-0")
         await operator.api.delete("Secret", namespace, secret)
@@ -99,7 +99,7 @@ def test_a_token_that_is_made_again_is_that_of_the_running_trainer(
 ) -> None:
     """A pod that starts after the operator's key was changed is to talk to those from before."""
 
-    async def body(operator: Hands) -> None:
+    async def body(operator: SteppedOperator) -> None:
         secret = await begun(operator)
         known = token(FORMER, Job.of(await operator.api.get("RLHFJob", namespace, "ppo")))
 
@@ -121,7 +121,7 @@ def test_a_token_that_is_made_again_is_that_of_the_running_trainer(
 def test_where_a_key_is_lost_a_job_gets_a_token_of_the_new_one_with_new_pods(
     operators: Operators, namespace: str
 ) -> None:
-    async def body(operator: Hands) -> None:
+    async def body(operator: SteppedOperator) -> None:
         api = operator.api
         made = Job.of(await api.create(job(namespace)))
         secret = (await api.create(owned(token_secret(FORMER, made), made)))["metadata"]["name"]

@@ -4,7 +4,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from tests.api_server.oldest.hands import Hands, Operators, job
+from tests.api_server.oldest.stepped_operator import Operators, SteppedOperator, job
 
 from rlhf_operator.kube.api_error import ApiError
 
@@ -15,7 +15,7 @@ class Died(Exception):
     """Of the operator."""
 
 
-async def dies_after_the_status(operator: Hands, monkeypatch: pytest.MonkeyPatch) -> None:
+async def dies_after_the_status(operator: SteppedOperator, monkeypatch: pytest.MonkeyPatch) -> None:
     def die(*_: Any) -> None:
         raise Died
 
@@ -25,14 +25,14 @@ async def dies_after_the_status(operator: Hands, monkeypatch: pytest.MonkeyPatch
             await operator.reconcile("ppo")
 
 
-async def trainer(operator: Hands) -> tuple[str, str]:
+async def trainer(operator: SteppedOperator) -> tuple[str, str]:
     """Attempt and configuration of the trainer that is there."""
     pod = await operator.api.get("Pod", operator.namespace, "ppo-trainer-0")
     env = {each["name"]: each.get("value") for each in pod["spec"]["containers"][0]["env"]}
     return pod["metadata"]["labels"]["rlhf.dev/attempt"], env["RLHF_RUN_CONFIG"].rpartition("/")[2]
 
 
-async def goes(operator: Hands) -> None:
+async def goes(operator: SteppedOperator) -> None:
     """The trainer's pod is gone before anybody looks."""
     pod = await operator.api.get("Pod", operator.namespace, "ppo-trainer-0")
     await operator.api.delete("Pod", operator.namespace, "ppo-trainer-0", grace=0)
@@ -44,7 +44,7 @@ def test_the_next_operator_makes_the_attempt_that_the_status_tells_of(
 ) -> None:
     """A trainer that was told to resume would go on from what another run has left in its store, without a word."""
 
-    async def body(first: Hands, second: Hands, third: Hands) -> None:
+    async def body(first: SteppedOperator, second: SteppedOperator, third: SteppedOperator) -> None:
         await first.api.create(job(namespace))
         await dies_after_the_status(first, monkeypatch)
         await dies_after_the_status(second, monkeypatch)
@@ -62,7 +62,7 @@ def test_the_next_operator_makes_the_attempt_that_the_status_tells_of(
 def test_a_trainer_that_had_a_node_may_have_left_checkpoints(
     operators: Operators, namespace: str, had_a_node: bool, then: tuple[str, str]
 ) -> None:
-    async def body(first: Hands, second: Hands) -> None:
+    async def body(first: SteppedOperator, second: SteppedOperator) -> None:
         await first.api.create(job(namespace))
         await first.reconcile("ppo")
         if had_a_node:
@@ -82,7 +82,7 @@ def test_an_attempt_that_the_server_refuses_is_the_first_one_for_the_next_operat
     kind = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass"}
     classes = "/apis/scheduling.k8s.io/v1/priorityclasses"
 
-    async def body(first: Hands, second: Hands) -> None:
+    async def body(first: SteppedOperator, second: SteppedOperator) -> None:
         made = job(namespace)
         template = {"spec": {"priorityClassName": namespace}}
         made["spec"] = {**made["spec"], "pods": {"template": template}}
@@ -111,7 +111,7 @@ def test_pods_that_are_taken_away_before_they_get_a_node_are_made_again_after_pa
 ) -> None:
     """With growing pauses, since another controller may delete them again and again."""
 
-    async def body(operator: Hands) -> None:
+    async def body(operator: SteppedOperator) -> None:
         await operator.api.create(job(namespace))
         await operator.reconcile("ppo")
         await goes(operator)

@@ -4,7 +4,7 @@ import copy
 from typing import Any
 
 import pytest
-from tests.api_server.oldest.hands import Hands, Operators, job
+from tests.api_server.oldest.stepped_operator import Operators, SteppedOperator, job
 
 from rlhf_operator.job.names import QUEUE
 from rlhf_operator.kube.kinds import KINDS
@@ -22,29 +22,29 @@ def queued(namespace: str, **spec: Any) -> dict[str, Any]:
     return made
 
 
-async def change(operator: Hands, path: str, **fields: Any) -> None:
+async def change(operator: SteppedOperator, path: str, **fields: Any) -> None:
     """As its users do."""
     await operator.api._merge("patch", "RLHFJob", path.format(operator.namespace), fields)
 
 
-async def reconcile_times(operator: Hands, times: int = 1) -> None:
+async def reconcile_times(operator: SteppedOperator, times: int = 1) -> None:
     """With what was deleted meanwhile."""
     for _ in range(times):
         await operator.sweep()
         await operator.reconcile("ppo")
 
 
-async def read_workload(operator: Hands) -> dict[str, Any]:
+async def read_workload(operator: SteppedOperator) -> dict[str, Any]:
     body: dict[str, Any] = await operator.api.get("Workload", operator.namespace, "ppo")
     return body
 
 
-async def status(operator: Hands) -> dict[str, Any]:
+async def status(operator: SteppedOperator) -> dict[str, Any]:
     body: dict[str, Any] = (await operator.api.get("RLHFJob", operator.namespace, "ppo"))["status"]
     return body
 
 
-async def answer(operator: Hands, *kinds: str) -> None:
+async def answer(operator: SteppedOperator, *kinds: str) -> None:
     """As Kueue does."""
     fields = {"status": "True", "reason": "Test", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}
     patch = {"status": {"conditions": [{"type": kind, **fields} for kind in kinds]}}
@@ -62,7 +62,7 @@ def test_quota_reserved_for_small_pods_starts_no_large_ones(operators: Operators
     def sized(limit: str) -> dict[str, Any]:
         return {"pods": {"resources": {"limits": {"memory": limit}}}}
 
-    async def story(operator: Hands) -> None:
+    async def story(operator: SteppedOperator) -> None:
         runtime = {"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFRuntime", "spec": sized("4Gi")}
         runtime["metadata"] = {"name": "standard", "namespace": namespace}
         await operator.api.create(runtime)
@@ -97,7 +97,7 @@ def test_a_deactivated_job_stays_so_through_a_spec_that_is_refused_and_a_label_t
 ) -> None:
     """Otherwise its users could activate it: the next Workload would be active."""
 
-    async def story(operator: Hands) -> None:
+    async def story(operator: SteppedOperator) -> None:
         await operator.api.create(queued(namespace))
         await reconcile_times(operator)
         made = await read_workload(operator)
@@ -132,7 +132,7 @@ def test_an_operator_that_is_told_of_no_workloads_stops_no_job(
 ) -> None:
     """The server's own words for a version that it does not serve, as while Kueue's definitions are installed anew."""
 
-    async def story(operator: Hands, successor: Hands) -> None:
+    async def story(operator: SteppedOperator, successor: SteppedOperator) -> None:
         await operator.api.create(queued(namespace))
         await reconcile_times(operator)
         await answer(operator, "QuotaReserved", "Admitted")
@@ -157,7 +157,7 @@ def test_a_workload_whose_deletion_a_finalizer_holds_admits_nobody(
 ) -> None:
     """Kueue has one on each. The answer to the deletion tells of it before any watch does."""
 
-    async def story(operator: Hands) -> None:
+    async def story(operator: SteppedOperator) -> None:
         await operator.api.create(queued(namespace))
         await reconcile_times(operator)
         await change(operator, WORKLOAD, metadata={"finalizers": ["kueue.x-k8s.io/resource-in-use"]})

@@ -1,4 +1,4 @@
-"""An operator whose looks at jobs are taken one by one, for tests that say when it looks."""
+"""An operator that reconciles one job at a time, when a test says so."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -23,8 +23,8 @@ class Operators(Protocol):
     def __call__(self, body: Callable[..., Awaitable[None]], **settings: Any) -> None: ...
 
 
-class Hands:
-    """With a cache of its own, filled when it looks."""
+class SteppedOperator:
+    """With a cache of its own, filled before each reconcile."""
 
     def __init__(self, api: Api, namespace: str, **more: Any) -> None:
         self.api, self.cache, self.namespace = api, Cache(), namespace
@@ -33,7 +33,7 @@ class Hands:
         )
         self.reconciler = Reconciler(settings, api, self.cache, Recorder(api), Telemetry())
 
-    async def see(self) -> None:
+    async def fill_cache(self) -> None:
         """All there is."""
         kinds = await kinds_served(self.api)
         await resync.fill(self.api, self.namespace, kinds, lambda body, _: self.cache.put(body))
@@ -42,13 +42,13 @@ class Hands:
         """Lists all objects; returns those that the cache did not have so."""
         return await resync.sweep(self.api, self.namespace, await kinds_served(self.api), self.cache)
 
-    async def act(self, name: str) -> None:
-        """On what was seen."""
+    async def reconcile_cached(self, name: str) -> None:
+        """On what the cache has already."""
         await self.reconciler.reconcile((self.namespace, name))
 
     async def reconcile(self, name: str) -> None:
-        await self.see()
-        await self.act(name)
+        await self.fill_cache()
+        await self.reconcile_cached(name)
 
     async def bind(self, name: str, node: str = "of-paper") -> None:
         """Puts a pod on a node, as a scheduler does."""
@@ -63,10 +63,10 @@ class Hands:
 
 
 @asynccontextmanager
-async def hands(namespace: str, **settings: Any) -> AsyncIterator[Hands]:
+async def stepped_operator(namespace: str, **settings: Any) -> AsyncIterator[SteppedOperator]:
     """In the cluster that KUBECONFIG names; `settings`: more of the operator's."""
     async with asyncio.timeout(240), await Api.connect() as api:
-        working = Hands(api, namespace, **settings)
+        working = SteppedOperator(api, namespace, **settings)
         yield working
         await working.reconciler.close()
 
