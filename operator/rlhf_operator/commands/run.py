@@ -20,7 +20,7 @@ from ..archive.export import export_command
 from ..console.exits import FAILED, INTERRUPTED, Misuse, print_line
 from ..console.manifest_arguments import add_manifest, add_runtime, add_trial, with_runtime_of
 from ..console.subcommands import Commands, add_command
-from ..local import gpus, workdir
+from ..local import gpus, provenance, workdir
 from ..local.host import Host
 from ..local.metrics_server import check_port
 from ..local.models import critic_from_policy
@@ -137,6 +137,7 @@ def run(options: argparse.Namespace, make: Command) -> int:
                 f"{folder} already has all {job.spec.steps} steps; raise spec.steps to go on", sys.stdout
             )
             return 0
+        provenance.record_start(folder, job.spec)
         shown = display(job.metadata.name, job.spec.steps)
         host = Host(config, shown, places, before=before, make=make, metrics_port=options.metrics_port)
         resumed = "resuming " if before is not None else ""

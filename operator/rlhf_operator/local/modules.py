@@ -56,6 +56,14 @@ def _takes(parameters: ast.arguments) -> bool:
     return enough and more <= {"tokens"}
 
 
+def source_file(module: str) -> Path | None:
+    """The file of a module; None if it is not written in Python, is not there or cannot be read."""
+    try:
+        return _source(module)[0]
+    except LookupError:
+        return None
+
+
 def _source(module: str) -> tuple[Path | None, Sequence[ast.stmt]]:
     """The file of a module and its statements; (None, ()) for one that is not written in Python. Raises LookupError
     if there is none or it cannot be read."""

@@ -20,11 +20,11 @@ from rlhf_api.host.redaction import secret_fields
 from rlhf_api.rules.check import CHANGEABLE
 from rlhf_api.sections.data import Source, unknown_store
 from rlhf_api.sections.pods import PodSettings
-from rlhf_api.sections.replay import SAMPLER_FIELD
 from rlhf_api.spec import Spec
 
 from .models import critic_problems, layer_problems, model_problems
 from .modules import missing, unscoring
+from .provenance import named_code
 
 _OF_A_CLUSTER = {*CHANGEABLE, "pods", "workspace", "scheduling", "autoscale"}
 MOST_ROWS = 10
@@ -96,7 +96,7 @@ def _rows(spec: Spec, field: str, sources: Iterable[Source], kind: RowKind) -> I
     for i, source in enumerate(sources):
         where, path = f"{field}[{i}]", source.path
         if names_function(path):
-            yield from _named(where, path)
+            yield from _missing_code(where, path)
             continue
         if what := unknown_store(path):
             yield Problem(where, what)
@@ -150,30 +150,10 @@ def _template_syntax(spec: Spec) -> list[Problem]:
 
 
 def _functions(spec: Spec) -> Iterator[Problem]:
-    scoring = [
-        (f"spec.reward.functions[{i}].function", f.function)
-        for i, f in enumerate(spec.reward.functions)
-        if f.function is not None
-    ]
-    if spec.evaluation is not None and spec.evaluation.function is not None:
-        scoring.append(("spec.evaluation.function", spec.evaluation.function))
-    for where, name in scoring:
-        if what := missing(name) or unscoring(name):
-            yield Problem(where, f"{what}; got {name!r}")
-    named = [(f"spec.model.architectures[{i}]", name) for i, name in enumerate(spec.model.architectures)]
-    if ":" in spec.algorithm:
-        named.append(("spec.algorithm", spec.algorithm))
-    if spec.replay.sampler_is_import:
-        named.append((SAMPLER_FIELD, spec.replay.sampler))
-    named += [
-        (f"spec.trackers[{i}].kind", tracker.kind)
-        for i, tracker in enumerate(spec.trackers)
-        if ":" in tracker.kind
-    ]
-    for where, name in named:
-        yield from _named(where, name)
+    for where, name in named_code(spec):
+        yield from _missing_code(where, name, scores=where.endswith(".function"))
 
 
-def _named(where: str, name: str) -> Iterator[Problem]:
-    if what := missing(name):
+def _missing_code(where: str, name: str, *, scores: bool = False) -> Iterator[Problem]:
+    if what := missing(name) or (scores and unscoring(name)):
         yield Problem(where, f"{what}; got {name!r}")

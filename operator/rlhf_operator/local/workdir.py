@@ -15,9 +15,11 @@ from rlhf_api.contract.run import RunConfig
 from rlhf_api.contract.status import JobStatus
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.host.redaction import masked
+from rlhf_api.sections.samples import SAMPLES
 from rlhf_api.spec import Spec
 from rlhf_store.durable import make_durable
 
+from . import provenance
 from .changes import Change, changed_fields, refused_changes
 
 Record = TypeVar("Record", bound=BaseModel)
@@ -27,6 +29,7 @@ STATUS_SECONDS = 1.0
 _REPLACED = (
     METRICS,
     EVALUATIONS,
+    SAMPLES,
     POLICY,
     "critic",
     f"{POLICY}-adapter",
@@ -42,6 +45,7 @@ _OUTPUTS = (
     "wandb",
     "run-id",
     LOGS,
+    provenance.FILE,
     "checkpoints",
     CONFIG,
 )
@@ -152,7 +156,11 @@ def _changes(workdir: Path, config: RunConfig) -> list[Change]:
         message = "is not the configuration of a run that this version can read; use another --workdir"
         raise InvalidJob([Problem(str(workdir / CONFIG), message)])
     renamed = [Change("metadata.name", before.job, config.job)] if before.job != config.job else []
-    return renamed + changed_fields(before.spec, config.spec)
+    changes = renamed + changed_fields(before.spec, config.spec)
+    named = {change.field for change in changes}
+    return changes + [
+        each for each in provenance.changed_code(workdir, config.spec) if each.field not in named
+    ]
 
 
 def _remove_outputs(workdir: Path, spec: Spec) -> None:

@@ -69,10 +69,9 @@ def _begin(place: Place, workspace: Path) -> OnPods:
 def furnish(workspace: Path) -> None:
     """A model, prompts, the reward and the hook, for jobs of `specification` whose pods mount the workspace."""
     for module in (hook, reward_module):
-        file = Path(module.__file__)
-        target = workspace / "tests" / "fault_matrix" / file.name
+        target = workspace.joinpath(*module.__name__.split(".")).with_suffix(".py")
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(file, target)
+        shutil.copy(module.__file__, target)
     (workspace / MEETING).mkdir()
     tiny_model(workspace / "policy", tie=False, seed=1)
     write_prompts(workspace / "prompts.jsonl")

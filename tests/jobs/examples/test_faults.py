@@ -95,6 +95,6 @@ def test_ctrl_c_leaves_nothing_behind_and_resumes(undisturbed, tmp_path):
     resumed = succeed(manifest, workdir, *overrides, flags=("--resume",))
     assert [line["step"] for line in resumed.steps] == [1, 2, 3, 4]
     assert policy(resumed) == policy(expected), "the same parameters, bit for bit"
-    kept = [(run.workdir / "samples.jsonl").read_text() for run in (resumed, expected)]
-    assert kept[0] == kept[1], "no step twice, and none missing"
-    assert {json.loads(line)["step"] for line in kept[0].splitlines()} == {1, 2, 3, 4}
+    samples = [(run.workdir / "samples.jsonl").read_text() for run in (resumed, expected)]
+    assert samples[0] == samples[1], "no step twice, and none missing"
+    assert {json.loads(line)["step"] for line in samples[0].splitlines()} == {1, 2, 3, 4}

@@ -73,9 +73,9 @@ def test_groups_that_dynamic_sampling_replaces_are_counted():
     job = make(2, same).steps(0, 1)
     assert (job.lines[0]["groups_filtered"], job.lines[0][SHARE]) == (8, 1)
     job = make(2).steps(0, 1)
-    filtered, kept = job.lines[0]["groups_filtered"], len(job.positions("trained"))
+    filtered, trained = job.lines[0]["groups_filtered"], len(job.positions("trained"))
     assert filtered > 0
-    assert job.lines[0][SHARE] == filtered / (filtered + kept)
+    assert job.lines[0][SHARE] == filtered / (filtered + trained)
 
 
 @pytest.mark.parametrize(("score", "share"), [(same, 1), (by_prompt, 0)])
