@@ -106,6 +106,8 @@ class TrainerStatus(Report):
     """Effective sample size (Kish) of the last step's importance weights, as a share of its tokens."""
     queue: Count | None = None
     """Prompts of the step without responses yet."""
+    unscored: Count | None = None
+    """Responses that the trainer waits for the rewards of."""
     last_checkpoint: CheckpointStatus | None = None
     ledger: LedgerStatus | None = None
     health: HealthStatus | None = None

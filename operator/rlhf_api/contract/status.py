@@ -150,6 +150,7 @@ class JobStatus(Report):
     responses_continued: Count | None = None
     importance_effective: float | None = None
     queue: Count | None = None
+    unscored: Count | None = None
     restarts: int = 0
     """Restarts of all roles."""
     gpus: Count = 0

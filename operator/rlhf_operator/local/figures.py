@@ -4,6 +4,7 @@ import datetime
 from collections.abc import Mapping
 from typing import Any
 
+from rlhf_api.contract.report import STARTING
 from rlhf_api.contract.status import JobStatus
 
 from ..console.text import span
@@ -36,6 +37,29 @@ def evaluation_line(figures: Mapping[str, Any], first: Mapping[str, Any] | None)
     if isinstance(count := figures.get("count"), int):
         parts.append(f"{count} rows")
     return "  ".join(parts)
+
+
+def waiting_line(status: JobStatus, seconds: float, step: Mapping[str, Any]) -> str:
+    """What the run has been waiting for, for so many seconds, and how much of it is left; `step`: the last line of
+    `metrics.jsonl`, {} before the first."""
+    doing = (status.activity or "").removeprefix(STARTING).removeprefix(": ")
+    parts = [f"still {doing or status.message or 'starting'}, {span(seconds)}"]
+    if doing and status.message:
+        parts.append(status.message)
+    if status.queue and doing.startswith("generating"):
+        parts.append(f"{status.queue} prompts without responses")
+    if status.unscored:
+        parts.append(f"{status.unscored} responses without a score")
+        rewards = {name: value for name, value in step.items() if _is_reward_time(name, value)}
+        if rewards:
+            slowest = max(rewards, key=lambda name: rewards[name])
+            name = slowest.removeprefix("reward_").removesuffix("_seconds")
+            parts.append(f"slowest reward of step {step.get('step', '?')}: {name} {rewards[slowest]:.1f} s")
+    return "; ".join(parts)
+
+
+def _is_reward_time(name: str, value: Any) -> bool:
+    return name.startswith("reward_") and name.endswith("_seconds") and isinstance(value, int | float)
 
 
 def timing(step: Mapping[str, Any]) -> str:

@@ -2,14 +2,15 @@
 
 import datetime
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TextIO
 
 from rlhf_api.contract.report import STARTING
-from rlhf_api.contract.status import JobStatus
+from rlhf_api.contract.status import ENDED, JobStatus
 
 from ..console.exits import print_line
-from .figures import step_line, time_left
+from .figures import step_line, time_left, waiting_line
 from .screen import Screen, can_redraw
 
 Step = Mapping[str, Any]
@@ -32,33 +33,47 @@ class Display(Protocol):
         """Ends the display."""
 
 
-class Lines:
-    """One line per event and per step; before the first step also what the trainer does."""
+HEARTBEAT_SECONDS = 30.0
+"""Time without a line after which the next one says what is being waited for."""
 
-    def __init__(self, out: TextIO, total_steps: int) -> None:
-        self._out = out
+
+class Lines:
+    """One line per event and per step; before the first step also what the trainer does; and what is being waited for,
+    whenever there has been no line for HEARTBEAT_SECONDS."""
+
+    def __init__(self, out: TextIO, total_steps: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock`: seconds, monotonic."""
+        self._out, self._clock = out, clock
         self._total = total_steps
         self._left: str | None = None
         self._doing: str | None = None
-        self._stepped = False
+        self._last_step: Step = {}
+        self._waiting = ""
+        self._since = self._printed = clock()
 
     def event(self, text: str) -> None:
         self._print(text)
 
     def step(self, step: Step) -> None:
-        self._stepped = True
+        self._last_step = step
         self._print(step_line(step, self._total) + (f"  {self._left} left" if self._left else ""))
 
     def show(self, status: JobStatus) -> None:
         self._left = time_left(status)
-        if not self._stepped and status.activity not in (None, STARTING, self._doing):
+        if not self._last_step and status.activity not in (None, STARTING, self._doing):
             self._doing = status.activity
             self._print(f"trainer: {status.activity.removeprefix(f'{STARTING}: ')}")
+        now, waiting = self._clock(), f"{status.step} {status.activity or status.message}"
+        if waiting != self._waiting:
+            self._waiting, self._since = waiting, now
+        if now - self._printed >= HEARTBEAT_SECONDS and status.phase not in (*ENDED, "Suspended"):
+            self._print(waiting_line(status, now - self._since, self._last_step))
 
     def close(self) -> None:
         pass
 
     def _print(self, text: str) -> None:
+        self._printed = self._clock()
         print_line(f"{datetime.datetime.now():%H:%M:%S} {text}", self._out)
 
 

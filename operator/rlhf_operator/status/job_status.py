@@ -121,6 +121,7 @@ def _with_progress(
             "responses_continued": _count(trainer.responses_continued, status.responses_continued),
             "importance_effective": _figure(trainer.importance_effective, status.importance_effective),
             "queue": trainer.queue,
+            "unscored": trainer.unscored,
             "last_checkpoint": trainer.last_checkpoint or status.last_checkpoint,
             "ledger": trainer.ledger or status.ledger,
             "overlong": trainer.overlong or status.overlong,

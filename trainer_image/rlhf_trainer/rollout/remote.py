@@ -74,6 +74,7 @@ def scorer(ctx: TrainerContext, role: Role, at_once: int = AHEAD) -> Scorer:
         patience=section.startup_timeout_seconds,
         at_once=at_once,
         report=lambda activity: ctx.report(activity=activity),
+        left=lambda count: ctx.report(unscored=count) if role is Role.REWARD else None,
     )
 
 

@@ -65,13 +65,15 @@ class Scorer:
         patience: float,
         at_once: int = AHEAD,
         report: Callable[[str], None] = lambda _activity: None,
+        left: Callable[[int], None] = lambda _count: None,
     ) -> None:
         """`chunk_tokens`: padded tokens per chunk; `timeout`: a member's deadline for a message, seconds; `patience`:
         seconds to wait for a member that responds; `at_once`: messages of a member at once; `report` sets the activity
-        while no member responds."""
+        while no member responds; `left` is told of each change in the number of responses without a reply."""
         self._role, self._http, self._roster = role, http, roster
         self._chunk_tokens, self._timeout, self._patience = chunk_tokens, timeout, patience
-        self._at_once, self._report = at_once, report
+        self._at_once, self._report, self._left = at_once, report, left
+        self._told_left = 0
         self._client = QuestionClient(http, route)
         # All of this is the event loop's.
         self._open = dict[int, Question]()
@@ -100,13 +102,15 @@ class Scorer:
             Stopped: the run is to stop, and the members fail or need longer than LAST_SECONDS.
         """
         faults.point(f"scoring:{self._role.value}")
-        left: set[Future[Reply]] = {question.reply for question in questions}
+        sizes = {question.reply: len(question.sequences) for question in questions}
+        left: set[Future[Reply]] = set(sizes)
         began, until = time.monotonic(), float("inf")
         try:
             while True:
                 done, left = concurrent.futures.wait(left, POLL_SECONDS, concurrent.futures.FIRST_EXCEPTION)
                 for reply in done:
                     reply.result()
+                self._tell_left(sum(sizes[reply] for reply in left))
                 if not left:
                     return
                 if self._roster.stopping:
@@ -147,6 +151,11 @@ class Scorer:
             whole[places(array, sequences, torch.tensor(chunk))] = values
             replied(chunk, reply)
         return whole
+
+    def _tell_left(self, count: int) -> None:
+        if count != self._told_left:
+            self._told_left = count
+            self._left(count)
 
     def _check(self, began: float, until: float) -> None:
         """Raises if waiting, since `began`, is of no use any more."""

@@ -19,7 +19,7 @@ from ..watching.cache import Cache
 from .recorder import Recorder
 
 _VOLATILE = {
-    *("activity", "estimatedEnd", "generators", "ledger", "queue", "tokensPerSecond"),
+    *("activity", "estimatedEnd", "generators", "ledger", "queue", "tokensPerSecond", "unscored"),
     *("cost", "gpuSeconds", "usageTime"),
 }
 """Fields that change within a step, and on which no decision depends."""

@@ -23,7 +23,7 @@ def stalled(world: World) -> tuple[str, str, str]:
     [
         ({}, None),
         ({"queue": 0, "activity": "saving", "tokensPerSecond": 2.0}, False),
-        ({"ledger": {"issued": 1}, "estimatedEnd": "later", "generators": [{}]}, False),
+        ({"ledger": {"issued": 1}, "estimatedEnd": "later", "generators": [{}], "unscored": 3}, False),
         ({"step": 4}, True),
         ({"phase": "Suspended", "queue": 0}, True),
         ({"conditions": [{"type": "Stalled"}]}, True),

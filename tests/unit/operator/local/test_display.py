@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import fcntl
 import io
+import itertools
 import json
 import os
 import pty
@@ -55,6 +56,77 @@ def test_lines_tell_what_the_trainer_does_until_its_first_step() -> None:
     lines.show(JobStatus(phase="Running", totalSteps=40, activity="generating"))
     shown = [line.split(" ", 1)[1] for line in out.getvalue().splitlines()]
     assert shown == ["trainer: loading the policy model", step_line(STEP, 40)]
+
+
+class Clock:
+    """A monotonic clock that tests move."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def follow(
+    statuses: list[tuple[float, dict]], steps: dict[float, dict] | None = None
+) -> list[tuple[float, str]]:
+    """Lines of a run off a terminal, with their times: its status is shown twice a second, each of `statuses` from its
+    time on to the last one's, and the `steps` are told at theirs."""
+    out, clock = io.StringIO(), Clock()
+    lines, told = Lines(out, 40, clock), list[tuple[float, str]]()
+    for (_begins, fields), (ends, _) in itertools.pairwise(statuses):
+        status = JobStatus.model_validate({"totalSteps": 40, "phase": "Running", **fields})
+        while clock.now < ends:
+            if steps and clock.now in steps:
+                lines.step(steps[clock.now])
+            lines.show(status)
+            told += [(clock.now, line.split(" ", 1)[1]) for line in out.getvalue().splitlines()[len(told) :]]
+            clock.now += 0.5
+    return told
+
+
+def test_a_run_off_a_terminal_says_every_30_seconds_what_it_waits_for() -> None:
+    told = follow(
+        [
+            (0, {"phase": "Provisioning", "message": "waiting for trainer 0/1, generator 0/1"}),
+            (70, {"activity": "starting: loading the policy model", "message": "waiting for generator 0/1"}),
+            (110, {"activity": "generating", "queue": 12}),
+            (150, {"activity": "generating", "queue": 3}),
+            (190, {"activity": "scoring", "queue": 0, "unscored": 4}),
+            (250, {}),
+        ]
+    )
+    assert told == [
+        (30, "still waiting for trainer 0/1, generator 0/1, 30s"),
+        (60, "still waiting for trainer 0/1, generator 0/1, 1m 00s"),
+        (70, "trainer: loading the policy model"),
+        (100, "still loading the policy model, 30s; waiting for generator 0/1"),
+        (110, "trainer: generating"),
+        (140, "still generating, 30s; 12 prompts without responses"),
+        (170, "still generating, 1m 00s; 3 prompts without responses"),
+        (190, "trainer: scoring"),
+        (220, "still scoring, 30s; 4 responses without a score"),
+    ]
+
+
+def test_a_slow_reward_is_named_once_a_step_has_measured_the_rewards() -> None:
+    step = {
+        **STEP,
+        "reward_positive_seconds": 40.25,
+        "reward_length_seconds": 0.5,
+        "reward_length_mean": 99.0,
+    }
+    scoring = {"activity": "scoring", "step": 3, "unscored": 4}
+    told = follow([(0, {"activity": "generating", "step": 2}), (10, scoring), (61, {})], {5.0: step})
+    assert told[2:] == [
+        (35, "still scoring, 25s; 4 responses without a score; slowest reward of step 3: positive 40.2 s")
+    ]
+
+
+def test_a_run_that_prints_steps_has_no_other_lines() -> None:
+    steps = {float(at): {**STEP, "step": at} for at in range(0, 100, 20)}
+    told = follow([(0, {"activity": "training"}), (100, {})], steps)
+    assert [line.split("  ")[0] for _, line in told] == [f"step {at}/40" for at in range(0, 100, 20)]
 
 
 def test_time_left() -> None:

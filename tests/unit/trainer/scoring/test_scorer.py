@@ -5,7 +5,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -54,7 +54,14 @@ class Trainer:
         self.control._membership = Membership(members=members)
         self.control.membership_changed.set()
 
-    def scorer(self, *, tokens: int = 8, timeout: float = LONG, patience: float = LONG) -> Scorer:
+    def scorer(
+        self,
+        *,
+        tokens: int = 8,
+        timeout: float = LONG,
+        patience: float = LONG,
+        left: Callable[[int], None] = lambda _count: None,
+    ) -> Scorer:
         """Its chunks have at most `tokens` padded tokens: SEQUENCES, whose lengths are 2 to 4, are CHUNKS of them."""
         return Scorer(
             Role.REWARD,
@@ -64,6 +71,7 @@ class Trainer:
             chunk_tokens=tokens,
             timeout=timeout,
             patience=patience,
+            left=left,
         )
 
 
@@ -132,6 +140,22 @@ def test_a_batch_is_spread_over_the_members_and_comes_back_in_order(trainer):
     assert sum(batch for server in servers for batch in server.batches) == len(SEQUENCES)
     one = SEQUENCES.select(torch.tensor([5]))
     assert trainer.scorer().ask(one, "scores", ROWS[5:6]).tolist() == [7.5], "fewer rows than members"
+
+
+def test_the_number_of_responses_without_a_reply_is_told_while_they_are_waited_for(trainer):
+    """The second chunk is held until the replies to the first are counted."""
+    told, counted = list[int](), threading.Event()
+
+    def left(count: int) -> None:
+        told.append(count)
+        if 0 < count < len(SEQUENCES):
+            counted.set()
+
+    trainer.know(Server(trainer.http, "reward-0", lambda number: number == 2 and counted.wait(LONG)).member)
+    trainer.scorer(left=left).ask(SEQUENCES, "scores", ROWS)
+    assert counted.is_set()
+    assert told[-1] == 0
+    assert told == sorted(set(told), reverse=True), "each change once"
 
 
 def test_chunks_are_the_micro_batches_of_the_whole(trainer):
