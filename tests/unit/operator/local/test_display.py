@@ -73,20 +73,22 @@ def follow(
     """Lines of a run off a terminal, with their times: its status is shown twice a second, each of `statuses` from its
     time on to the last one's, and the `steps` are told at theirs."""
     out, clock = io.StringIO(), Clock()
-    lines, told = Lines(out, 40, clock), list[tuple[float, str]]()
+    lines, timed_lines = Lines(out, 40, clock), list[tuple[float, str]]()
     for (_begins, fields), (ends, _) in itertools.pairwise(statuses):
         status = JobStatus.model_validate({"totalSteps": 40, "phase": "Running", **fields})
         while clock.now < ends:
             if steps and clock.now in steps:
                 lines.step(steps[clock.now])
             lines.show(status)
-            told += [(clock.now, line.split(" ", 1)[1]) for line in out.getvalue().splitlines()[len(told) :]]
+            timed_lines += [
+                (clock.now, line.split(" ", 1)[1]) for line in out.getvalue().splitlines()[len(timed_lines) :]
+            ]
             clock.now += 0.5
-    return told
+    return timed_lines
 
 
 def test_a_run_off_a_terminal_says_every_30_seconds_what_it_waits_for() -> None:
-    told = follow(
+    timed_lines = follow(
         [
             (0, {"phase": "Provisioning", "message": "waiting for trainer 0/1, generator 0/1"}),
             (70, {"activity": "starting: loading the policy model", "message": "waiting for generator 0/1"}),
@@ -96,7 +98,7 @@ def test_a_run_off_a_terminal_says_every_30_seconds_what_it_waits_for() -> None:
             (250, {}),
         ]
     )
-    assert told == [
+    assert timed_lines == [
         (30, "still waiting for trainer 0/1, generator 0/1, 30s"),
         (60, "still waiting for trainer 0/1, generator 0/1, 1m 00s"),
         (70, "trainer: loading the policy model"),
@@ -117,16 +119,16 @@ def test_a_slow_reward_is_named_once_a_step_has_measured_the_rewards() -> None:
         "reward_length_mean": 99.0,
     }
     scoring = {"activity": "scoring", "step": 3, "unscored": 4}
-    told = follow([(0, {"activity": "generating", "step": 2}), (10, scoring), (61, {})], {5.0: step})
-    assert told[2:] == [
+    timed_lines = follow([(0, {"activity": "generating", "step": 2}), (10, scoring), (61, {})], {5.0: step})
+    assert timed_lines[2:] == [
         (35, "still scoring, 25s; 4 responses without a score; slowest reward of step 3: positive 40.2 s")
     ]
 
 
 def test_a_run_that_prints_steps_has_no_other_lines() -> None:
     steps = {float(at): {**STEP, "step": at} for at in range(0, 100, 20)}
-    told = follow([(0, {"activity": "training"}), (100, {})], steps)
-    assert [line.split("  ")[0] for _, line in told] == [f"step {at}/40" for at in range(0, 100, 20)]
+    timed_lines = follow([(0, {"activity": "training"}), (100, {})], steps)
+    assert [line.split("  ")[0] for _, line in timed_lines] == [f"step {at}/40" for at in range(0, 100, 20)]
 
 
 def test_time_left() -> None:

@@ -144,18 +144,18 @@ def test_a_batch_is_spread_over_the_members_and_comes_back_in_order(trainer):
 
 def test_the_number_of_responses_without_a_reply_is_told_while_they_are_waited_for(trainer):
     """The second chunk is held until the replies to the first are counted."""
-    told, counted = list[int](), threading.Event()
+    counts, counted = list[int](), threading.Event()
 
     def left(count: int) -> None:
-        told.append(count)
+        counts.append(count)
         if 0 < count < len(SEQUENCES):
             counted.set()
 
     trainer.know(Server(trainer.http, "reward-0", lambda number: number == 2 and counted.wait(LONG)).member)
     trainer.scorer(left=left).ask(SEQUENCES, "scores", ROWS)
     assert counted.is_set()
-    assert told[-1] == 0
-    assert told == sorted(set(told), reverse=True), "each change once"
+    assert counts[-1] == 0
+    assert counts == sorted(set(counts), reverse=True), "each change once"
 
 
 def test_chunks_are_the_micro_batches_of_the_whole(trainer):
