@@ -141,9 +141,10 @@ def run(options: argparse.Namespace, make: Command) -> int:
         shown = display(job.metadata.name, job.spec.steps)
         host = Host(config, shown, places, before=before, make=make, metrics_port=options.metrics_port)
         resumed = "resuming " if before is not None else ""
-        shown.event(f"{resumed}{_summary(job)}; logs in {folder / workdir.LOGS}")
+        shown.event(f"{resumed}{_summary(job)}")
+        shown.event(f"logs in {folder / workdir.LOGS}")  # alone: a panel cuts long lines
         for change in earlier.changes if earlier else ():
-            shown.event(f"changed since the run began or was last resumed: {change}")
+            shown.event(f"changed since the last start: {change}")
         if unheeded := of_a_cluster(job.spec):
             shown.event(f"no effect on this machine, only on a cluster: {', '.join(unheeded)}")
         for line in (critic_from_policy(job.spec), *without_effect(job.spec), *plain_secrets(job.spec)):

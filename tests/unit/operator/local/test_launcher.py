@@ -246,8 +246,8 @@ def test_an_earlier_run_is_kept_unless_told_otherwise(run: Run) -> None:
     code, out, _ = run("--resume", "--accept-changes", overrides=other)
     assert code == 0
     assert "resuming job, ppo, 6 steps" in out
-    assert "changed since the run began or was last resumed: spec.steps: 4 -> 6" in out
-    assert "changed since the run began or was last resumed: spec.reward.scale: 1.0 -> 2.0" in out
+    assert "changed since the last start: spec.steps: 4 -> 6" in out
+    assert "changed since the last start: spec.reward.scale: 1.0 -> 2.0" in out
     assert "step 6/6" in out
     assert "step 1/6" not in out
     assert json.loads((run.work / "run.json").read_text())["resume"] is True
