@@ -64,6 +64,8 @@ class Host:
         self.restarts: dict[Role, Restarts] = {}
         self.stops = 0
         """Number of stop requests so far."""
+        self._ends: list[str] = []
+        """Ends of processes that were not shown yet: what is done about them is decided first."""
         self._last_turn = time.monotonic()
         self._tree = Tree(self.processes)
         self._token = secrets.token_hex(32)
@@ -108,6 +110,7 @@ class Host:
         finally:
             await self._tree.stop(lambda: self.stops > 1)
             self.outcome = finish.message
+            self._tell_ends(besides=finish)
             self._show_steps()
             self._report(finish)
         return self.status
@@ -126,7 +129,9 @@ class Host:
             for action in self._decide(time.monotonic()):
                 if isinstance(action, Finish):
                     return action
+                self._tell_ends()
                 self._act(action)
+            self._tell_ends()
             await self.trainer.tell_members(control, self.processes)
             self._report()
             await self._pause()
@@ -161,7 +166,7 @@ class Host:
     async def _observe(self, control: ControlClient) -> None:
         for process in self._tree.newly_ended():
             if not _ended_well(process):
-                self.display.event(f"{process.process.name} {process.ended.reason if process.ended else ''}")
+                self._ends.append(f"{process.process.name} {process.ended.reason if process.ended else ''}")
         waiting = [p for p in self.processes if p.running and not p.ready and listens(p.process)]
         answers = await asyncio.gather(*(control.healthy(p.address) for p in waiting))
         for process in itertools.compress(waiting, answers):
@@ -222,6 +227,7 @@ class Host:
                 # Again where it is too busy to answer.
                 stop_requested = stop_requested or await self.trainer.ask_to_stop(control)
                 await self._observe(control)
+                self._tell_ends()
                 self._report()
                 await self._pause(TICK_SECONDS / 5)  # to read its last checkpoint before it ends
         ended, saved = self.trainer.process.ended, self.status.last_checkpoint
@@ -232,6 +238,13 @@ class Host:
             newest = f"the newest checkpoint is of step {saved.step}" if saved else "nothing is saved yet"
             message += f", without a last checkpoint; {newest}"
         return Finish("Suspended", "StoppedOnRequest", message)
+
+    def _tell_ends(self, besides: Finish | None = None) -> None:
+        """Shows the ends of processes since the last call, but one that is the run's outcome, which is shown last."""
+        for line in self._ends:
+            if besides is None or line not in besides.message:
+                self.display.event(line)
+        self._ends.clear()
 
     def _show_steps(self) -> None:
         for step in self._metrics.new():

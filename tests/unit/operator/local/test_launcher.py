@@ -386,8 +386,11 @@ def test_failures_say_what_failed_and_leave_nothing(
     limits = ["spec.generator.replicas=1", "spec.generator.backoffLimit=1", "spec.reference.backoffLimit=0"]
     if "reference" in roles:
         limits.append("spec.reference.startupTimeoutSeconds=1")
-    code, _, err = run(overrides=tuple(limits), **roles)
+    code, out, err = run(overrides=tuple(limits), **roles)
     assert (code, err) == (1, message)
+    end = message[7:-1].partition(" (")[0]
+    before = 1 if "started again 1 of 1 times" in message else 0
+    assert out.count(end) == before, "each end of a process is told once, the last one as the error"
     status = run.status()
     assert (status["phase"], status["message"]) == ("Failed", message[7:-1])
     assert [c["reason"] for c in status["conditions"] if c["type"] == "Failed"] == [reason]
