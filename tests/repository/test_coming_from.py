@@ -1,4 +1,5 @@
-"""docs/guides/coming-from.md: every row answers; commands in it parse, and fields in it change a run."""
+"""docs/guides/coming-from.md: every row answers; commands in it parse, and fields in it change a run. Every name of its
+tables in a manifest is answered as there."""
 
 import re
 import shlex
@@ -8,7 +9,9 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
+from tests.repository.names_elsewhere import NAMES
 from tests.unit.api.manifests import job
+from tests.unit.api.rules import SPEC
 from tests.unit.manifest_fields.places import REFUSED, leaves
 
 from rlhf_api.errors.problem import InvalidJob
@@ -23,6 +26,19 @@ def rows() -> list[tuple[str, str, str]]:
     lines = [line for line in PAGE.read_text().splitlines() if line.startswith("|")]
     cells = [tuple(cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]) for line in lines]
     return [row for row in cells if row[0] not in ("theirs", "---")]
+
+
+def rows_by_heading() -> list[tuple[str, tuple[str, str, str]]]:
+    """Each row with the heading above its table."""
+    heading, under_headings = "", []
+    for line in PAGE.read_text().splitlines():
+        if line.startswith("#"):
+            heading = line.lstrip("# ")
+        elif line.startswith("| `"):
+            under_headings.append(
+                (heading, tuple(cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]))
+            )
+    return under_headings
 
 
 def models(annotation: Any) -> list[type[BaseModel]]:
@@ -74,7 +90,12 @@ def test_every_row_answers_with_something_that_exists(row):
     assert len(row) == 3
     _, ours, note = row
     fields, commands = named(ours)
-    assert fields or commands or re.search(r"\]\([./a-z-]+\.md", ours) or (ours == "not here" and note), ours
+    assert (
+        fields
+        or commands
+        or re.search(r"\]\([./a-z-]+\.md", ours)
+        or (ours in ("automatic", "not here") and note)
+    ), ours
     also, more = named(note)
     assert [field for field in fields + also if not exists(field)] == []
     assert [field for field in fields + also if not changes_a_run(field, note)] == []
@@ -89,38 +110,87 @@ def test_links_to_headings_lead_to_them(row):
         assert heading in [re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings]
 
 
+ALGORITHMS = {
+    "TrainingArguments": "grpo",
+    "GRPOConfig": "grpo",
+    "PPOConfig": "ppo",
+    "DPOConfig": "dpo",
+    "SFTConfig": "sft",
+    "ModelConfig": "grpo",
+    "verl": "ppo",
+    "OpenRLHF": "ppo",
+    "prime-rl": "grpo",
+}
+"""Headings with a row for every name -> an algorithm under which it is told."""
 NO_FIELDS = {
-    *(
-        "set_replay_sample_fn",
-        "register_hf_family",
-        "from_llama",
-        "to_llama",
-        "initial_setup",
-        "scheduling_setup",
-        "ranking",
-    ),
-    *(
-        "model_path",
-        "torch_dtype",
-        "flash_mqat",
-        "stage3_gather_16bit_weights_on_model_save",
-        "train_batch_size",
-    ),
-    *("gradient_accumulation_steps", "actor_micro_bs", "ref_micro_bs", "critic_micro_bs"),
+    *("set_replay_sample_fn", "register_hf_family", "from_llama", "to_llama", "initial_setup"),
+    *("scheduling_setup", "flash_mqat", "stage3_gather_16bit_weights_on_model_save"),
+    *("gradient_accumulation_steps", "train_batch_size", "actor_micro_bs", "model_path"),
 }
 """Functions, switches without a counterpart, keys that a section takes, and names that stand for several of ours."""
+OBJECTS = {key for key, field in SPEC["properties"].items() if "properties" in field}
+ANSWERED = [row for row in rows_by_heading() if row[0] in ALGORITHMS]
+OTHERS = [row for heading, row in rows_by_heading() if heading not in ALGORITHMS]
 
 
-@every_row
+def answer(name: str, algorithm: str) -> str:
+    """The message about a name of theirs in a manifest, in the section that has the name of theirs if there is one; ""
+    if it is a field of ours."""
+    section, _, key = name.rpartition(".")
+    last = section.rpartition(".")[2]
+    where = f"spec.{last}.{key}" if last in OBJECTS else f"spec.{key}"
+    alone = {"dpo": ("spec.ppo={}",), "sft": ("spec.ppo={}",)}.get(algorithm, ())
+    try:
+        job(f"spec.algorithm={algorithm}", *alone, f"{where}=1")
+    except InvalidJob as error:
+        messages = (problem.message for problem in error.problems if problem.where == where)
+        return next(
+            (message for message in messages if "unknown field" in message or "remove it" in message), ""
+        )
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("heading", "row"), ANSWERED, ids=lambda part: part[0] if isinstance(part, tuple) else part
+)
+def test_a_name_of_theirs_in_a_manifest_is_answered_as_in_the_table(heading, row):
+    theirs, ours, _ = row
+    fields, _ = named(ours)
+    algorithm = next((a for a in ("ppo", "grpo", "dpo") if f"spec.{a}." in ours), ALGORITHMS[heading])
+    for name in re.findall(r"`([\w.]+)`", theirs):
+        message = answer(name, algorithm)
+        if fields and message:
+            assert fields[0].removeprefix("spec.").rpartition(".")[2] in message, name
+        else:
+            assert not re.search("did you mean|known here", message), name
+            assert message or fields, name
+
+
+@pytest.mark.parametrize("row", OTHERS, ids=lambda row: re.sub(r"[^a-zA-Z0-9_.]+", "-", row[0])[:40])
 def test_a_name_of_theirs_in_a_manifest_leads_to_our_field(row):
     theirs, ours, _ = row
     fields, _ = named(ours)
     for name in re.findall(r"`(?:[a-z_]+\.)*([a-z]+_[a-z0-9_]+)`", theirs) if fields else ():
-        try:
-            job(f"spec.{name}=1")
-        except InvalidJob as error:
-            (message,) = (problem.message for problem in error.problems if problem.where == f"spec.{name}")
-            assert name in NO_FIELDS or fields[0].rpartition(".")[2] in message
+        message = answer(name, "dpo" if "spec.dpo." in ours or "maxResponseLength" in ours else "ppo")
+        assert not message or name in NO_FIELDS or fields[0].rpartition(".")[2] in message
+
+
+@pytest.mark.parametrize("heading", ALGORITHMS)
+def test_a_name_has_one_row(heading):
+    names = [name for at, row in ANSWERED if at == heading for name in re.findall(r"`([\w.]+)`", row[0])]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(("system", "names"), NAMES.items())
+def test_every_name_of_a_published_configuration_has_a_row(system, names):
+    headings = set(ALGORITHMS) - {"verl", "OpenRLHF", "prime-rl"} if system == "TRL" else {system}
+    there = {
+        name.rpartition(".")[2]
+        for at, row in ANSWERED
+        if at in headings
+        for name in re.findall(r"`([\w.]+)`", row[0])
+    }
+    assert set(names.split()) - there == set()
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,8 @@ _MOST = 3
 """Maximum number of fields named in a message."""
 _VAGUE = {"name", "path", "type", "kind", "key", "value", "size", "device", "config"}
 """Words that mean another thing in each section."""
-_OF_ALL_ROLES = ("spec.model.policy", "spec.model.critic", "spec.model.reward", "spec.model.dtype")
-"""Fields that are meant even where the section of a role or an adapter has one of this name, unlike
-`microBatchTokens`."""
+_OF_EACH = {"microBatchTokens", "engineArguments", "tensorParallelSize", "rank", "alpha", "targetModules"}
+"""Fields of several roles or models, of which the one beside the unknown key is meant."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +54,12 @@ def meaning_of(model: type[BaseModel], location: Sequence[int | str], algorithm:
     if known in ANSWERS:
         return Meaning(answer=ANSWERS[known]) if "spec" in model.model_fields else Meaning()
     ends = OTHER_NAMES.get(known) or (() if plain(key) in _VAGUE else (plain(key),))
-    alike = dict.fromkeys(end.rpartition(".")[2] for end in ends if not end.startswith(_OF_ALL_ROLES))
-    if beside := tuple(f"{above}.{name}" for name in alike if name in keys):
-        return Meaning(fields=beside)
-    named = [_places(model, end, algorithm) for end in ends]
-    if fields := tuple(dict.fromkeys(field for fields in named for field in fields)):
-        return Meaning(fields=fields[:_MOST])
+    lasts = {end.rpartition(".")[2]: "." not in end for end in ends}
+    if beside := [last for last, short in lasts.items() if last in keys and (short or last in _OF_EACH)]:
+        return Meaning(fields=tuple(f"{above}.{last}" for last in beside))
+    fields = list(dict.fromkeys(field for end in ends for field in _places(model, end, algorithm)))
+    if meant := [field for field in fields if field.rpartition(".")[0] == above] or fields:
+        return Meaning(fields=tuple(meant[:_MOST]))
     if any(_matching(model, end) for end in ends):
         last = (ends[0] if known else key).rpartition(".")[2]
         return Meaning(answer=f"remove it: the algorithm {algorithm.name} has no {last}")
@@ -81,4 +80,4 @@ def _places(model: type[BaseModel], end: str, algorithm: Algorithm) -> list[str]
 
 
 def _matching(model: type[BaseModel], end: str) -> list[str]:
-    return [path for path in field_paths(model) if f".{path}".lower().endswith(f".{end.lower()}")]
+    return [path for path in field_paths(model) if f".{plain(path)}".endswith(f".{plain(end)}")]

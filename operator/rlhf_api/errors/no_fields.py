@@ -5,7 +5,8 @@ from .similar import plain
 _ANSWERS = (
     # by itself
     (
-        "use_vllm vllm_mode hybrid_engine colocate_all_models rollout.name rollout.mode",
+        "use_vllm vllm_mode hybrid_engine colocate_all_models rollout.name rollout.mode "
+        "use_transformers_paged cache_implementation",
         "remove it: vLLM generates, unless spec.generator.sharedWithTrainer is true",
     ),
     (
@@ -18,11 +19,8 @@ _ANSWERS = (
         "remove it: every step is in metrics.jsonl and goes to spec.trackers",
     ),
     (
-        "log_completions num_completions_to_print log_unique_prompts log_completions_hub_repo "
-        "rollout_data_dir validation_data_dir log_val_generations generate_during_eval "
-        "num_sample_generations",
-        "remove it: `rlhf replay show DIR` prints sampled responses, evaluation.jsonl has those to "
-        "held-out prompts",
+        "validation_data_dir log_val_generations generate_during_eval",
+        "remove it: evaluation.jsonl has responses to held-out prompts",
     ),
     (
         "val_before_train eval_on_start eval_base_model",
@@ -44,18 +42,12 @@ _ANSWERS = (
         "pad_token pad_token_id padding_value padding_side label_pad_token_id",
         "remove it: padding is internal and never trained on",
     ),
-    (
-        "completion_only_loss assistant_only_loss",
-        "remove it: the loss is over response tokens alone",
-    ),
+    ("completion_only_loss assistant_only_loss", "remove it: the loss is over response tokens alone"),
     (
         "apply_chat_template input_template",
         "remove it: {messages} go through the chat template, the text of {prompt} stays as it is",
     ),
-    (
-        "disable_dropout lora_dropout dropout",
-        "remove it: no model has dropout",
-    ),
+    ("disable_dropout lora_dropout dropout", "remove it: no model has dropout"),
     (
         "ds3_gather_for_generation layered_summon",
         "remove it: weights go to the generators at any stage of ZeRO",
@@ -66,17 +58,12 @@ _ANSWERS = (
         "remove it: log-probabilities and entropies are computed from the logits in float32, in chunks",
     ),
     (
-        "save_contents load_contents save_only_model async_save disable_ds_ckpt use_ds_universal_ckpt",
+        "save_contents load_contents save_only_model async_save disable_ds_ckpt use_ds_universal_ckpt "
+        "del_local_ckpt_after_load skip_progress skip_dataloader",
         "remove it: a checkpoint has all that a run needs to go on",
     ),
-    (
-        "save_value_network",
-        "remove it: the work directory's critic/ has it",
-    ),
-    (
-        "device local_rank use_cpu no_cuda",
-        "remove it: GPUs are used where there are some",
-    ),
+    ("save_value_network", "remove it: the work directory's critic/ has it"),
+    ("device local_rank use_cpu no_cuda", "remove it: GPUs are used where there are some"),
     (
         "ray_kwargs ray_init ray_wait_register_center_timeout colocate_actor_ref colocate_critic_reward "
         "actor_init_on_gpu",
@@ -91,6 +78,31 @@ _ANSWERS = (
         "precompute_ref_log_probs precompute_ref_batch_size force_use_ref_model ref_reward_offload",
         "remove it: the reference is a role of its own, spec.reference",
     ),
+    (
+        "gradient_checkpointing_kwargs gradient_checkpointing_use_reentrant",
+        "remove it: spec.trainer.gradientCheckpointing takes the variant without reentrance",
+    ),
+    (
+        "stop_token eos_token ignore_eos",
+        "remove it: a response ends at the tokenizer's end token; spec.sampling.responseEndId adds another",
+    ),
+    ("loss_scale_factor", "remove it: lossAggregation constant divides by spec.sampling.maxNewTokens"),
+    (
+        "dynamic_filtering_reward_range",
+        "remove it: dynamicSampling replaces groups whose scores are all equal",
+    ),
+    (
+        "disable_fast_tokenizer skip_tokenizer_init use_token_client",
+        "remove it: texts are tokenized once, by the tokenizer of the model's files",
+    ),
+    ("broadcast_at_step_zero", "remove it: generators start with the weights of spec.model.policy"),
+    ("log heartbeat", "remove it: every role writes a log, and says at each step that it lives"),
+    (
+        "metrics_server prometheus",
+        "remove it: every run serves Prometheus metrics; `rlhf run --metrics-port N` sets the port",
+    ),
+    ("clean_output_dir", "`rlhf run --overwrite` deletes the earlier run first"),
+    ("dry_run", "`rlhf validate FILE` checks a manifest without running it"),
     # elsewhere
     (
         "output_dir logging_dir save_path overwrite_output_dir",
@@ -109,7 +121,7 @@ _ANSWERS = (
         "responses are always sampled; for greedy evaluation set spec.evaluation.temperature: 0",
     ),
     (
-        "prompt_key input_key label_key reward_fn_key dataset_text_field response_key",
+        "prompt_key input_key label_key reward_fn_key dataset_text_field response_key dataset_kwargs",
         "rename the rows' keys to prompt, answer, messages, chosen or rejected, or let a function in "
         "spec.data.train do it",
     ),
@@ -118,12 +130,12 @@ _ANSWERS = (
         "all rows count; for a part of them write a file, or a function in spec.data.train",
     ),
     (
-        "optim optimizer_impl optim_args",
+        "optim optimizer_impl optim_args momentum nesterov override_optimizer_config",
         "AdamW is the only optimizer; spec.optimizer has its settings",
     ),
     (
         "fsdp fsdp_config fsdp_size strategy reshard_after_forward wrap_policy forward_prefetch "
-        "offload_policy dp_replicate ds_tensor_parallel_size trainer.tp model.tp model.ep",
+        "offload_policy dp_replicate ds_tensor_parallel_size trainer.tp model.tp model.ep use_orig_params",
         "the trainer shards by ZeRO: spec.trainer.deepspeed.zero_optimization.stage",
     ),
     (
@@ -142,10 +154,7 @@ _ANSWERS = (
         "trust_remote_code",
         "code beside weights never runs; spec.model.architectures names classes of your own",
     ),
-    (
-        "model_revision revision",
-        "download that revision and give its directory in spec.model.policy",
-    ),
+    ("model_revision revision", "download that revision and give its directory in spec.model.policy"),
     (
         "use_rslora use_dora lora_modules_to_save modules_to_save exclude_modules lora_adapter_path "
         "model_adapter_name ref_adapter_name",
@@ -163,18 +172,12 @@ _ANSWERS = (
         "vllm_enable_sleep_mode vllm_enable_sleep deepspeed_enable_sleep free_cache_engine",
         "an engine keeps its weights and its memory; spec.generator.engineArguments bounds that",
     ),
-    (
-        "vf_coef",
-        "the critic has a loss and an optimizer of its own: spec.optimizer.criticLearningRate",
-    ),
+    ("vf_coef", "the critic has a loss and an optimizer of its own: spec.optimizer.criticLearningRate"),
     (
         "normalize_reward whiten_rewards use_score_scaling use_score_norm",
         "rewards are not normalised; spec.reward.scale is a fixed factor",
     ),
-    (
-        "multi_objective_aggregation",
-        "rewards are added with the weights of spec.reward.functions",
-    ),
+    ("multi_objective_aggregation", "rewards are added with the weights of spec.reward.functions"),
     (
         "verification",
         "rewards are dealt out in spec.reward: a model in spec.model.reward, functions in "
@@ -193,11 +196,29 @@ _ANSWERS = (
         "deployment",
         "its number of nodes and GPUs is that of the roles: spec.trainer.replicas, spec.generator.replicas",
     ),
+    (
+        "lr_scheduler_kwargs min_lr min_lr_ratio num_cycles decay_steps",
+        "linear and cosine end at 0 with the last of spec.steps",
+    ),
+    (
+        "cast_lm_head_to_fp32",
+        "the head computes in spec.trainer.dtype, log-probabilities of its logits in float32",
+    ),
+    ("val_only", "evaluations are part of a run: spec.evaluation.everySteps"),
+    (
+        "router_replay enable_router_replay enable_rollout_routing_replay use_prefix_grouper tiled_mlp "
+        "mtp turbo_config disaggregation transfer_queue skip trace use_shm over_sample_rate "
+        "oversampling_factor esi_redundant_time max_concurrent_runs ring_head_stride value_head_prefix "
+        "perf grad_accum_dtype rollout_tasks_per_gpu tasks_per_minute strict_async_level",
+        "remove it: no part of a job is like it",
+    ),
     # not at all
+    ("max_ckpt_mem", "spec.checkpoint.keepLast bounds the number of checkpoints; nothing bounds their size"),
     (
         "top_entropy_quantile sapo_temperature_pos sapo_temperature_neg tau_pos tau_neg "
         "off_policy_mask_threshold use_bias_correction_kl use_pf_ppo pf_ppo clip_cov_ratio kl_cov_ratio "
-        "advantage adv_tau kl_tau ipo_mask_low ipo_mask_high",
+        "advantage adv_tau kl_tau ipo_mask_low ipo_mask_high filters buffer easy_threshold hard_threshold "
+        "calculate_sum_pi_squared",
         "no built-in algorithm has it; an algorithm of your own may (docs/guides/own-algorithm.md)",
     ),
     (
@@ -213,34 +234,16 @@ _ANSWERS = (
         "function_tool_path tool_call_parser",
         "a response is one turn without tools",
     ),
+    ("image_key video_key audio_key freeze_vision_tower mm_processor_kwargs", "models read text alone"),
+    ("distillation teacher_model teacher_tau", "there is no teacher"),
+    ("enable_ema ema_beta", "no average of the trained weights is kept"),
+    ("neftune_noise_alpha aux_loss_coef", "training adds neither noise nor a balancing loss"),
     (
-        "image_key video_key audio_key freeze_vision_tower mm_processor_kwargs",
-        "models read text alone",
-    ),
-    (
-        "distillation teacher_model teacher_tau",
-        "there is no teacher",
-    ),
-    (
-        "enable_ema ema_beta",
-        "no average of the trained weights is kept",
-    ),
-    (
-        "neftune_noise_alpha aux_loss_coef",
-        "training adds neither noise nor a balancing loss",
-    ),
-    (
-        "profiler global_profiler trace_path memory_profiler_path",
+        "profiler global_profiler trace_path memory_profiler_path bench",
         "nothing is profiled; metrics.jsonl has the seconds of each part of a step",
     ),
-    (
-        "use_ms",
-        "models come from the Hugging Face hub or a directory",
-    ),
-    (
-        "slurm",
-        "jobs run on Kubernetes or on one machine",
-    ),
+    ("use_ms", "models come from the Hugging Face hub or a directory"),
+    ("slurm", "jobs run on Kubernetes or on one machine"),
 )
 """(names that `OTHER_NAMES` does not have, the end of the message about them)"""
 

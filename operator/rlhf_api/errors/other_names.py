@@ -20,9 +20,11 @@ _NAMES = {
     "spec.model.policy": (
         "model_name model_path model_name_or_path pretrain actor sft_model_path model.name model.path"
     ),
-    "spec.model.reference": "ref_model ref_policy",
+    "spec.model.reference": "ref_model ref_policy reference.model_path reference.path",
     "spec.model.critic": "critic_pretrain",
-    "spec.model.reward": "reward_model reward_model_path reward_pretrain reward_model_name_or_path",
+    "spec.model.reward": (
+        "reward_model reward_model_path reward_pretrain reward_model_name_or_path reward.model_path"
+    ),
     "spec.model.tokenizer": "tokenizer_path tokenizer_name tokenizer_name_or_path",
     "spec.model.architectures": "external_lib",
     "spec.model.dtype": "torch_dtype precision bf16 fp16 model_dtype optimization_dtype",
@@ -37,7 +39,7 @@ _NAMES = {
     "spec.data.sources[].weight": "prompt_data_probs",
     "spec.data.promptsPerStep": (
         "batch_size train_batch_size rollout_batch_size sample_per_episode generation_batch_size "
-        "gen_batch_size vllm_generate_batch_size"
+        "gen_batch_size vllm_generate_batch_size local_batch_size token_batch_size"
     ),
     "spec.data.samplesPerEpoch": "num_samples_each_epoch",
     "spec.data.maxPromptLength": (
@@ -50,6 +52,10 @@ _NAMES = {
     "spec.data.overlong": "filter_overlong_prompts truncation truncation_mode",
     "spec.data.chatTemplate": "chat_template_path custom_chat_template",
     "spec.data.chatTemplateKwargs": "apply_chat_template_kwargs",
+    "spec.samples": (
+        "log_completions log_unique_prompts log_completions_hub_repo rollout_data_dir num_sample_generations"
+    ),
+    "spec.samples.promptsPerStep": "num_completions_to_print",
     "spec.sampling.responsesPerPrompt": (
         "num_generations num_return_sequences n_samples_per_prompt group_size n rollout_n "
         "rollouts_per_example"
@@ -73,6 +79,7 @@ _NAMES = {
         "reward_funcs reward_functions reward_function custom_reward_function reward_manager"
     ),
     "spec.reward.functions[].weight": "reward_weights",
+    "spec.reward.functions[].concurrency": "reward.num_workers",
     "spec.reward.functions[].url": "remote_rm_url",
     "spec.reward.functions[].program": "sandbox_fusion",
     "spec.reward.clip": "clip_reward_min clip_reward_max reward_clip_range score_clip",
@@ -88,7 +95,7 @@ _NAMES = {
         "save_total_limit max_ckpt_num max_actor_ckpt_to_keep max_critic_ckpt_to_keep"
     ),
     "spec.checkpoint.keepEvery": "keep_interval",
-    "spec.checkpoint.keepBest": "load_best_model_at_end metric_for_best_model",
+    "spec.checkpoint.keepBest": "load_best_model_at_end metric_for_best_model greater_is_better",
     "spec.checkpoint.resume": "resume_from_checkpoint load_checkpoint resume_mode resume_step",
     "spec.checkpoint.startFrom": "resume_from_path",
     "spec.export.everySteps": "save_hf_ckpt",
@@ -107,10 +114,12 @@ _NAMES = {
         "micro_batch_size micro_train_batch_size per_device_train_batch_size per_device_eval_batch_size "
         "train_micro_batch_size_per_gpu gradient_accumulation_steps micro_bsz actor_micro_bs ref_micro_bs "
         "critic_micro_bs ppo_micro_batch_size ppo_micro_batch_size_per_gpu ppo_max_token_len_per_gpu "
-        "forward_micro_batch_size forward_micro_batch_size_per_gpu forward_max_token_len_per_gpu "
         "log_prob_micro_batch_size log_prob_micro_batch_size_per_gpu log_prob_max_token_len_per_gpu "
         "micro_rollout_batch_size train_max_tokens_per_gpu rollout_max_tokens_per_gpu "
         "local_rollout_forward_batch_size"
+    ),
+    "spec.trainer.criticMicroBatchTokens": (
+        "forward_micro_batch_size forward_micro_batch_size_per_gpu forward_max_token_len_per_gpu"
     ),
     "spec.trainer.sequenceParallelSize": "ulysses_sequence_parallel_size ring_attn_size cp",
     "spec.trainer.gradientCheckpointing": "enable_gradient_checkpointing ac",
@@ -130,6 +139,7 @@ _NAMES = {
     "spec.trainer.deepspeed.zero_optimization.zero_hpz_partition_size": "zpg",
     "spec.generator": "inference",
     "spec.generator.replicas": "vllm_num_engines num_infer_gpus num_infer_nodes dp",
+    "spec.generator.dtype": "rollout.dtype",
     "spec.generator.tensorParallelSize": "tensor_model_parallel_size vllm_tensor_parallel_size tp",
     "spec.generator.concurrentRequests": "max_inflight_rollouts max_concurrent",
     "spec.generator.startupTimeoutSeconds": "vllm_server_timeout",
@@ -137,7 +147,8 @@ _NAMES = {
         "gpu_memory_utilization vllm_gpu_memory_utilization max_model_len vllm_max_model_length "
         "vllm_model_impl enforce_eager max_num_seqs max_num_batched_tokens enable_prefix_caching "
         "enable_chunked_prefill load_format disable_log_stats engine_kwargs cudagraph_capture_sizes "
-        "kv_cache_dtype quantization pipeline_model_parallel_size data_parallel_size"
+        "kv_cache_dtype quantization pipeline_model_parallel_size data_parallel_size expert_parallel_size "
+        "scheduling_policy all2all_backend enable_expert_parallel"
     ),
     "spec.weights": "weight_broadcast checkpoint_engine",
     "spec.weights.bucketMegabytes": "update_weights_bucket_megabytes",

@@ -51,7 +51,7 @@ TRL = {
     "grpo.vllm_tensor_parallel_size": "spec.generator.tensorParallelSize",
     "grpo.vllm_server_host": "remove it: the job starts its servers",
     "grpo.vllm_importance_sampling_cap": "spec.rollout.importanceCap",
-    "grpo.log_completions": "`rlhf replay show DIR`",
+    "grpo.log_completions": "spec.samples",
     "grpo.use_liger_kernel": "spec.trainer.kernels",
     "grpo.shuffle_dataset": "remove it: rows are shuffled",
     "grpo.disable_dropout": "remove it: no model has dropout",
@@ -147,9 +147,16 @@ VERL = {
     "trainer.mode": "spec.trainer.deepspeed.zero_optimization.stage",
     "trainer.device": "remove it: GPUs are used",
     "model.path": "spec.model.policy",
+    "reward.model_path": "spec.model.reward",
+    "trainer.overlap_comm": "spec.trainer.deepspeed.zero_optimization.overlap_comm or "
+    "spec.trainer.criticDeepspeed.zero_optimization.overlap_comm",
     "model.enable_gradient_checkpointing": "spec.trainer.gradientCheckpointing",
     "reward.custom_reward_function": "spec.reward.functions",
     "actor_rollout_ref": "the algorithm's section",
+    "evaluation.save_freq": "spec.checkpoint.everySteps",
+    "trainer.actor_num_nodes": "spec.trainer.replicas",
+    "reward.tensor_model_parallel_size": "spec.reward.tensorParallelSize",
+    "val_files": "spec.evaluation.data",
     "train_batch_size": "spec.data.promptsPerStep or spec.grpo.minibatchSize",
 }
 
