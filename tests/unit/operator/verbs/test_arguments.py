@@ -269,11 +269,11 @@ def test_a_trial_has_a_name_and_a_work_directory_of_its_own(tmp_path: Path, monk
     made = document("spec.data.train=[p.jsonl]", "spec.reward.functions=[]")
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(made))
     assert load(tmp_path / "job.yaml", (), "two").metadata.name == "job-two"
-    run = ["run", "job.yaml", "--metrics-port", "0", "--trial"]  # a port that ends it before anything starts
-    assert cli.main([*run, "two"]) == 2
-    assert [folder.name for folder in (tmp_path / "runs").iterdir()] == ["job-two"]
-    capsys.readouterr()
-    assert cli.main([*run, "Two"]) == 2
+    (tmp_path / "runs" / "job-two").mkdir(parents=True)
+    (tmp_path / "runs" / "job-two" / "run.json").touch()
+    assert cli.main(["run", "job.yaml", "--trial", "two"]) == 2
+    assert "error: runs/job-two: an earlier run is in it" in capsys.readouterr().err
+    assert cli.main(["run", "job.yaml", "--trial", "Two"]) == 2
     assert "--trial: must be at most 40 of a-z, 0-9 and -" in capsys.readouterr().err
 
 
