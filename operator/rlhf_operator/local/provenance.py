@@ -4,8 +4,8 @@ import datetime
 import hashlib
 import json
 import os
-import shutil
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -109,19 +109,23 @@ def _versions() -> dict[str, str]:
 
 
 def _git(*arguments: str) -> str:
-    """The first DIFF_BYTES of git's output about the current directory; empty without git, a repository or an
-    answer."""
-    if shutil.which("git") is None:
-        return ""
+    """The first DIFF_BYTES of git's output about the current directory; empty without git, a repository or an answer
+    in time."""
     command = ["git", "-c", "core.fsmonitor=false", *arguments]
+    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
     try:
-        done = subprocess.run(
-            command,
-            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
-            capture_output=True,
-            timeout=_GIT_SECONDS,
-            check=False,
+        process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
-    except (OSError, subprocess.TimeoutExpired):
+    except OSError:
         return ""
-    return done.stdout[:DIFF_BYTES].decode(errors="replace") if done.returncode == 0 else ""
+    late = threading.Timer(_GIT_SECONDS, process.kill)
+    late.start()
+    with process:
+        assert process.stdout is not None
+        output = process.stdout.read(DIFF_BYTES)
+        is_cut = bool(process.stdout.read(1))
+        if is_cut:
+            process.kill()
+    late.cancel()
+    return output.decode(errors="replace") if is_cut or process.returncode == 0 else ""
