@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rlhf_trainer.tensors.batches import plan
-from rlhf_trainer.updates.minibatches import balanced_minibatches, minibatches
+from rlhf_trainer.updates.updates import balanced_minibatches, minibatches
 
 STEPS, EPOCHS, BUDGET = 20, 2, 16384
 CASES = ((256, 32, 4), (1024, 64, 8), (1024, 128, 8), (1000, 96, 8))

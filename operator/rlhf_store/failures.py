@@ -26,7 +26,7 @@ def patiently(
     call: Callable[[], T],
     url: str,
     patience: timedelta,
-    retrying: Callable[[str], None] = lambda _reason: None,
+    retrying: Callable[[str], None],
     *,
     allowed: bool = False,
 ) -> T:

@@ -67,7 +67,7 @@ def redacted(text: str, secrets: Collection[str] = ()) -> str:
     return _HEX.sub(MASK, _KNOWN.sub(MASK, text))
 
 
-def end_of_log(message: str, secrets: Collection[str] = ()) -> str:
+def end_of_log(message: str) -> str:
     """A termination message `redacted`. Without its first line, or word, where a kubelet may have cut it at its front:
     half a secret has no mark."""
     size = len(message.encode(errors="replace"))
@@ -76,7 +76,7 @@ def end_of_log(message: str, secrets: Collection[str] = ()) -> str:
         message = rest
     elif size in _CUT and not line_end:
         message = first.partition(" ")[2] or message
-    return redacted(message, secrets)
+    return redacted(message)
 
 
 def is_secret(name: str, value: str) -> bool:

@@ -32,12 +32,12 @@ def size(value: Any) -> int:
     return len(text.encode(errors="surrogatepass"))
 
 
-def too_large(document: Mapping[str, Any], where: str = "spec") -> Problem | None:
+def too_large(document: Mapping[str, Any]) -> Problem | None:
     """The problem of a document whose spec is larger than allowed, or was cut for that."""
     nbytes: int = document[CUT] if CUT in document else size(document.get("spec"))
     if nbytes <= MOST_BYTES:
         return None
-    return Problem(where, f"must have at most {MOST_BYTES:,} bytes as JSON; got {nbytes:,}; {_REMEDY}")
+    return Problem("spec", f"must have at most {MOST_BYTES:,} bytes as JSON; got {nbytes:,}; {_REMEDY}")
 
 
 def too_large_when_complete(spec: BaseModel) -> Iterator[Problem]:

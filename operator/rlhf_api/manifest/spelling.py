@@ -17,7 +17,7 @@ from ..field_types import former_names
 Location = tuple[int | str, ...]
 
 
-def in_camel_case(document: Any, model: type[BaseModel], where: str = "") -> Any:
+def in_camel_case(document: Any, model: type[BaseModel], where: str) -> Any:
     """A document of `model` with its keys renamed; `where` begins the place of a problem.
 
     Raises:

@@ -44,7 +44,7 @@ class Assignments:
     """
 
     def __init__(
-        self, members: Sequence[Member], limits: Limits, last_progress: dict[str, float] | None = None
+        self, members: Sequence[Member], limits: Limits, last_progress: dict[str, float] | None
     ) -> None:
         """`last_progress`: time of each member's last progress, by uid. Rounds that run at once and ask the same
         members share it: an item of one may be queued behind those of another."""

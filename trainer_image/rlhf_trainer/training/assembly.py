@@ -78,7 +78,7 @@ def make_task(
     config: RunConfig,
     rows: Sequence[Row],
     held_out: Mapping[str, Sequence[Row]],
-    text: Sequence[Row] = (),
+    text: Sequence[Row],
 ) -> Task:
     """The task of this job's algorithm: its graph, with a trained model and a call of a role for each node."""
     spec = ctx.spec

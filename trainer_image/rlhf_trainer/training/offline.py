@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from types import MappingProxyType
 from typing import Any
 
 from rlhf_api.dataset.rows import Row
@@ -30,7 +29,7 @@ class OfflineTask(GraphTask):
         learner: Learner,
         remote: Remote,
         rows: Sequence[Row],
-        held_out: Mapping[str, Sequence[Row]] = MappingProxyType({}),
+        held_out: Mapping[str, Sequence[Row]],
     ) -> None:
         """`held_out`: rows of each evaluation set."""
         super().__init__(ctx, learner, remote)

@@ -17,8 +17,7 @@ from ..transport.http import HttpClient
 from . import stream
 from .base import Base
 from .group import TransferFailed, host_store
-from .members import COMMIT, RECHECK, MembersFailed, Servers
-from .membership import PROBE_S, Epoch, form
+from .members import COMMIT, PROBE_S, RECHECK, Epoch, MembersFailed, Servers, form
 from .progress import Staging
 
 log = logging.getLogger(__name__)

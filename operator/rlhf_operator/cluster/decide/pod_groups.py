@@ -74,7 +74,7 @@ def _is_in_plan(spec: Spec, cluster: ClusterStatus, pod: Pod) -> bool:
 
 
 def process_states(
-    spec: Spec, groups: PodGroups, *, begun: bool, suspending: bool, last: float = 0.0
+    spec: Spec, groups: PodGroups, *, begun: bool, suspending: bool, last: float
 ) -> list[ProcessState]:
     """States of the job's processes. `begun`: the present attempt's trainer pods were created, so a missing one was
     deleted, at the earliest after the `last` start. The same holds for a generator's further pods once the first has

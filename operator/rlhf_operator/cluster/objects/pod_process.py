@@ -23,9 +23,7 @@ def shares_node_network(pods: PodSettings) -> bool:
     return isinstance(spec, dict) and spec.get("hostNetwork") is True
 
 
-def process_of(
-    config: RunConfig, role: Role, index: int, uid: str, *, rank: int = 0, on_node: bool
-) -> Process:
+def process_of(config: RunConfig, role: Role, index: int, uid: str, *, rank: int, on_node: bool) -> Process:
     """The role's process, with the address it listens on and the rendezvous of its group at the group's first pod;
     `on_node`: in the node's network. Pods find each other by their DNS names in the headless service."""
     group = pods_each(config.spec, role) > 1

@@ -1,7 +1,10 @@
-"""Outermost ASGI middleware of a vLLM server."""
+"""Outermost ASGI middleware of a vLLM server, whose calls reach all of its engines."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from ..serve import watchdog
-from .all_engines import answer_for_all
 from .commit import Commit
 from .fence import Fence
 from .guard import App, Receive, Scope, Send, TokenGuard
@@ -26,3 +29,31 @@ class Front(TokenGuard):
 
             install()
         await super().__call__(scope, receive, send)
+
+
+class Client(Protocol):
+    """Protocol of vLLM's AsyncLLM."""
+
+    engine_core: Any
+    collective_rpc: Callable[..., Any]
+
+
+def answer_for_all(client: Client) -> None:
+    """Makes `collective_rpc` of this server, also where vLLM calls it, return the answers of all engines' workers, in
+    the engines' order. With data parallelism vLLM itself returns those of the first engine alone: weights would count
+    as staged, swapped and proven once that one has them."""
+
+    async def collective_rpc(
+        method: str,
+        timeout: float | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        core, call = client.engine_core, ("collective_rpc", method, timeout, args, kwargs)
+        engines: Sequence[bytes] = core.core_engines
+        answers = await asyncio.gather(
+            *(core._call_utility_async(*call, engine=engine) for engine in engines)
+        )
+        return [worker for workers in answers for worker in workers]
+
+    client.collective_rpc = collective_rpc
