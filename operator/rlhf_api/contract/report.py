@@ -117,4 +117,6 @@ class TrainerStatus(Report):
     """Sources whose rows have changed since the checkpoint that the trainer went on from."""
     overlong: Text | None = None
     """Rows beyond a limit, which are left out or cut."""
+    trackers_failed: tuple[Text, ...] = Field((), max_length=8)
+    """Errors of trackers that did not get every figure of this trainer, one each."""
     members: tuple[MemberStatus, ...] = Field((), max_length=3000)

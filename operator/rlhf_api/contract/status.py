@@ -164,6 +164,7 @@ class JobStatus(Report):
     ledger: LedgerStatus | None = None
     overlong: str | None = None
     """Rows beyond a limit, which are left out or cut."""
+    trackers_failed: tuple[Text, ...] = Field((), max_length=8)
     health: HealthStatus | None = None
     roles: dict[Role, RoleStatus] = {}
     generator_replicas: int = 0

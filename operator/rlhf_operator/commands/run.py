@@ -193,8 +193,8 @@ def _conclude(status: JobStatus, message: str, folder: Path, store: str | None) 
     """Prints the outcome: where the results are, or what failed, how to continue and how to get the model so far."""
     step = status.last_checkpoint.step if status.last_checkpoint else None
     resume = f"go on with `rlhf run ... --workdir {shlex.quote(str(folder))} --resume`"
-    if status.overlong:
-        print_line(f"warning: {status.overlong}", sys.stderr)
+    for line in filter(None, (status.overlong, *status.trackers_failed)):
+        print_line(f"warning: {line}", sys.stderr)
     model = ""
     if step is not None:
         export = export_command(store or str(folder), step, str(folder / f"{workdir.POLICY}-{step}"))

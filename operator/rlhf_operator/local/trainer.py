@@ -31,6 +31,7 @@ class Trainer:
         self._store_fails = ""
         """The last failure of its store that was shown since its last checkpoint."""
         self._of_data: Sequence[str | None] = ()
+        self._of_trackers: Sequence[str] = ()
         self._health: HealthStatus | None = None
         self._stalled = False
         """True if the user was told that the trainer makes no progress."""
@@ -64,6 +65,7 @@ class Trainer:
             self._display.event(f"checkpoint of step {self.status.last_checkpoint.step}")
         self._tell_store()
         self._tell_data()
+        self._tell_trackers()
         if self.status and (health := self.status.health) is not None:
             if new_breach(health, self._health):
                 self._display.event(f"{health.reason}, {health.action}: {health.message}")
@@ -85,6 +87,15 @@ class Trainer:
             if message and message not in self._of_data:
                 self._display.event(message)
         self._of_data = messages
+
+    def _tell_trackers(self) -> None:
+        """Reports trackers that fail, once until they do not any more. What comes to a message later, how much was
+        lost, is a line at the end of the run."""
+        messages = self.status.trackers_failed if self.status else ()
+        for message in messages:
+            if not any(message.startswith(told) for told in self._of_trackers):
+                self._display.event(message)
+        self._of_trackers = messages
 
     def tell_stall(self, stall: str) -> None:
         """Reports why the trainer makes no progress, once until it does again; `why` is empty if it does."""

@@ -125,6 +125,7 @@ def _with_progress(
             "last_checkpoint": trainer.last_checkpoint or status.last_checkpoint,
             "ledger": trainer.ledger or status.ledger,
             "overlong": trainer.overlong or status.overlong,
+            "trackers_failed": trainer.trackers_failed,
             "health": trainer.health or status.health,
             "generators": tuple(m for m in trainer.members if m.role is Role.GENERATOR)[:_MEMBERS],
         }

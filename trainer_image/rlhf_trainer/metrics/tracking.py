@@ -8,7 +8,7 @@ import os
 import queue
 import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.field_types import TRACKER_PACKAGES
-from rlhf_api.host.redaction import masked, secrets_of
+from rlhf_api.host.redaction import masked, redacted, secrets_of
 from rlhf_api.sections.trackers import Tracker as Wanted
 from rlhf_api.spec import Spec
 
@@ -32,6 +32,8 @@ CLOSE_SECONDS = 30.0
 ID = "run-id"
 """File in the work directory: the run's id for trackers, then the identity that its host gave the run, if any."""
 PROJECT = "rlhf"
+LONGEST = 500
+"""Maximum length of what the host hears of an error, in characters."""
 AGAIN_SECONDS = 60.0
 """Interval between the tries to create a tracker whose server is down, seconds."""
 
@@ -39,12 +41,20 @@ AGAIN_SECONDS = 60.0
 class Tracking:
     """The trackers of a job: created by `begin`, closed on exit of the context."""
 
-    def __init__(self, job: str, spec: Spec, folder: Path, identity: str = "") -> None:
-        """`identity`: of this run, where its host gives one. Raises InvalidJob, naming all of them, if trackers are not
-        installed or cannot be imported."""
+    def __init__(
+        self,
+        job: str,
+        spec: Spec,
+        folder: Path,
+        identity: str = "",
+        report: Callable[[Sequence[str]], None] = lambda _failing: None,
+    ) -> None:
+        """`identity`: of this run, where its host gives one; `report` is told of the trackers that fail, a line each,
+        on any thread. Raises InvalidJob, naming all of them, if trackers are not installed or cannot be imported."""
         self._job, self._spec, self._folder, self._identity = job, spec, folder, identity
         self._makers = _makers(spec)
         self._feeds: list[_Feed] = []
+        self._report, self._failing, self._lock = report, dict[int, str](), threading.Lock()
 
     def begin(self, step: int, rollbacks: int) -> None:
         """Creates the trackers; metrics of steps after `step` follow. After each of the `rollbacks` of health rules
@@ -54,16 +64,22 @@ class Tracking:
         after = f"-rollback-{rollbacks}" if rollbacks else ""
         manifest = masked(json.loads(self._spec.model_dump_json(by_alias=True)), secrets_of(os.environ))
         names = (_run_id(self._folder, self._identity, step) + after, self._job + after)
-        for tracker_spec, make in zip(self._spec.trackers, self._makers, strict=True):
+        for i, (tracker_spec, make) in enumerate(zip(self._spec.trackers, self._makers, strict=True)):
             project = tracker_spec.project or PROJECT
             run = Run(*names, project, self._folder, step, manifest)
-            self._feeds.append(_Feed(tracker_spec, make, run))
+            self._feeds.append(_Feed(tracker_spec, make, run, partial(self._tell, i)))
 
     def log(self, step: int, values: Mapping[str, Any], prefix: str = "") -> None:
         """Logs the numbers among the values, except the step's own number."""
         figures = {prefix + name: float(v) for name, v in values.items() if _is_figure(v) and name != "step"}
         for feed in self._feeds:
             feed.put(figures, step)
+
+    def _tell(self, index: int, problem: str) -> None:
+        """Reports the problem of a tracker; '' if it has none any more."""
+        with self._lock:
+            self._failing[index] = problem
+            self._report([line for _, line in sorted(self._failing.items()) if line])
 
     def __enter__(self) -> Self:
         return self
@@ -80,11 +96,13 @@ class Tracking:
 class _Feed:
     """One tracker and its thread."""
 
-    def __init__(self, tracker_spec: Wanted, make: Callable[..., Tracker], run: Run) -> None:
-        self._kind = tracker_spec.kind
+    def __init__(
+        self, tracker_spec: Wanted, make: Callable[..., Tracker], run: Run, tell: Callable[[str], None]
+    ) -> None:
+        self._kind, self._tell, self._problem = tracker_spec.kind, tell, ""
         self._make: Callable[[], Tracker] = partial(make, run, **tracker_spec.settings)
         self._lines: queue.Queue[tuple[Mapping[str, float], int]] = queue.Queue(WAITING)
-        self._over, self._ok, self._complained = threading.Event(), True, False
+        self._over, self._ok = threading.Event(), True
         self._dropped, self._refused = 0, 0  # counted on a thread each
         # A daemon thread: a client that hangs does not block the trainer's exit.
         self._thread = threading.Thread(target=self._run, name=f"tracker {self._kind}", daemon=True)
@@ -104,15 +122,17 @@ class _Feed:
 
     def join(self) -> None:
         self._thread.join(CLOSE_SECONDS)
-        behind, lost = self._lines.qsize(), self._dropped + self._refused
+        behind, lost, losses = self._lines.qsize(), self._dropped + self._refused, list[str]()
         if self._thread.is_alive():
-            log.warning(
-                "tracker %s did not close within %g s, %d lines behind", self._kind, CLOSE_SECONDS, behind
-            )
+            losses.append(f"did not close within {CLOSE_SECONDS:g} s, {behind} lines behind")
         else:
             lost += behind  # nothing, if it could be created
         if lost:
-            log.warning("tracker %s: %d lines were not sent", self._kind, lost)
+            losses.append(f"{lost} lines were not sent")
+        for line in losses:
+            log.warning("tracker %s: %s", self._kind, line)
+        if losses:
+            self._tell("; ".join((self._problem or f"tracker {self._kind} failed", *losses)))
 
     def _run(self) -> None:
         tracker = self._created()
@@ -141,7 +161,11 @@ class _Feed:
         while True:
             last = self._over.is_set()
             try:
-                return self._make()
+                tracker = self._make()
+                if self._problem:
+                    self._problem = ""
+                    self._tell("")
+                return tracker
             except Exception as error:
                 self._complain(f"cannot be begun, and is tried again every {AGAIN_SECONDS:g} s", error)
             if last:
@@ -149,10 +173,13 @@ class _Feed:
             self._over.wait(AGAIN_SECONDS)
 
     def _complain(self, what: str, error: Exception) -> None:
-        """Logs an error once: an unreachable server would fill the log."""
-        if not self._complained:
-            self._complained = True
-            log.warning("tracker %s %s: %s: %s", self._kind, what, type(error).__name__, error)
+        """Logs and reports an error once: an unreachable server would fill the log."""
+        if self._problem:
+            return
+        log.warning("tracker %s %s: %s: %s", self._kind, what, type(error).__name__, error)
+        words = " ".join(f"tracker {self._kind} {what}: {type(error).__name__}: {error}".split())
+        self._problem = redacted(words, secrets_of(os.environ))[:LONGEST]
+        self._tell(self._problem)
 
 
 def _makers(spec: Spec) -> list[Callable[..., Tracker]]:

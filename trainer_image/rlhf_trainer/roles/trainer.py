@@ -117,7 +117,11 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None, run: str = 
         make_workdir(Path(config.workdir))
         for line in without_effect(spec):
             log.warning("%s", line)
-    tracking = Tracking(config.job, spec, Path(config.workdir), run) if ranks.first else None
+    tracking = (
+        Tracking(config.job, spec, Path(config.workdir), run, partial(report_trackers, services))
+        if ranks.first
+        else None
+    )
     patience = timedelta(seconds=spec.checkpoint.timeout_seconds)
     retrying = partial(store_fails, services)
     archive = Archive(config.store, patience=patience, known=config.resume, retrying=retrying)
@@ -152,6 +156,12 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None, run: str = 
     # When one rank exits, suspended, torchrun ends the others: so wait until rank 0 has saved everything.
     distributed.barrier()
     return code
+
+
+def report_trackers(services: Services | None, failing: Sequence[str]) -> None:
+    """Tells the host of the trackers that fail."""
+    if services is not None:
+        services.control.report(trackers_failed=tuple(failing))
 
 
 def store_fails(services: Services | None, reason: str) -> None:

@@ -33,6 +33,16 @@ def test_rows_that_are_too_long_are_counted_at_the_end(tmp_path: Path, capsys: p
     assert f"warning: {ROWS}\n" in capsys.readouterr().err
 
 
+def test_trackers_that_failed_are_named_at_the_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    spec, lost = job().spec, "tracker wandb cannot be begun: UsageError: No API key; 2 lines were not sent"
+    trainer = TrainerStatus(activity="done", total_steps=3, trackers_failed=(lost,))
+    status = job_status(
+        spec, [], {}, trainer, before=first_status(spec, None), now=datetime.datetime.now(datetime.UTC)
+    )
+    _conclude(status.model_copy(update={"phase": "Succeeded"}), "", tmp_path, None)
+    assert capsys.readouterr().err == f"warning: {lost}\n"
+
+
 @pytest.mark.parametrize(
     ("reason", "again"), [("InvalidConfiguration", True), ("BackoffLimitExceeded", False)]
 )

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -133,22 +134,44 @@ def test_the_trainer_is_told_of_those_that_run_once_for_each_change(tmp_path: Pa
     assert pushed == [both, alone, alone, ["the next generator-0", *alone]]
 
 
-def test_changed_data_is_told_once_for_each_start_that_finds_it(tmp_path: Path) -> None:
-    out, reports = io.StringIO(), iter(["a.jsonl", "a.jsonl", None, "a.jsonl"])
+class Reporting(ControlClient):
+    """Answers with these fields of the trainer's status, one after the other."""
 
-    class Control(ControlClient):
-        def __init__(self) -> None:
-            pass
+    def __init__(self, *reports: dict[str, Any]) -> None:
+        self.reports = iter(reports)
 
-        async def status(self, _address: str) -> TrainerStatus:
-            return TrainerStatus(activity="training", totalSteps=4, dataChanged=next(reports))
+    async def status(self, _address: str) -> TrainerStatus:
+        return TrainerStatus.model_validate({"activity": "training", "totalSteps": 4, **next(self.reports)})
 
-    process = Supervised(Process(Role.TRAINER, 0, 1, "http://127.0.0.1:1", "/"), tmp_path)
+
+def follow_trainer(folder: Path, *reports: dict[str, Any]) -> Iterator[str]:
+    """The output so far, after each of the trainer's reports."""
+    out, control = io.StringIO(), Reporting(*reports)
+    process = Supervised(Process(Role.TRAINER, 0, 1, "http://127.0.0.1:1", "/"), folder)
     process.started, process.ready = 1.0, True
     trainer = Trainer(process, Lines(out, 4), None)
-    for count in (1, 1, 1, 2):
-        asyncio.run(trainer.read(Control()))
-        assert out.getvalue().count("a.jsonl") == count
+    for _ in reports:
+        asyncio.run(trainer.read(control))
+        yield out.getvalue()
+
+
+def test_changed_data_is_told_once_for_each_start_that_finds_it(tmp_path: Path) -> None:
+    reports = [{"dataChanged": path} for path in ("a.jsonl", "a.jsonl", None, "a.jsonl")]
+    assert [text.count("a.jsonl") for text in follow_trainer(tmp_path, *reports)] == [1, 1, 1, 2]
+
+
+def test_trackers_that_fail_are_told_once_each(tmp_path: Path) -> None:
+    """What a message says more at the end of the run is in the last lines."""
+    wandb, mlflow = "tracker wandb cannot be begun: no key", "tracker mlflow cannot be begun: no server"
+    failing = [
+        (wandb,),
+        (wandb, mlflow),
+        (wandb,),
+        (wandb, mlflow),
+        (f"{wandb}; 2 lines were not sent", mlflow),
+    ]
+    *_, text = follow_trainer(tmp_path, *({"trackersFailed": lines} for lines in failing))
+    assert [line.split(" ", 1)[1] for line in text.splitlines()] == [wandb, mlflow, mlflow]
 
 
 def test_a_taken_port_is_named_with_its_process() -> None:

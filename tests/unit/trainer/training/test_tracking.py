@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,10 @@ def never(_run: Run) -> Told:
     raise PermissionError("no key")
 
 
+def tells_its_key(_run: Run) -> Told:
+    raise PermissionError(f"not for {os.environ['TRACKER_TOKEN']}\nat all")
+
+
 class Down:
     tried, over = threading.Event(), threading.Event()
 
@@ -73,8 +77,21 @@ class Hangs(Told):
         Hangs.released.wait(300)
 
 
+class Host:
+    """Keeps the last that it heard of trackers that fail."""
+
+    failing: Sequence[str] = ()
+
+    def hear(self, failing: Sequence[str]) -> None:
+        self.failing = failing
+
+
+HOST = Host()
+
+
 def tracked(folder: Path, *trackers: dict[str, Any]) -> tracking.Tracking:
-    return tracking.Tracking("job", job(f"spec.trackers={json.dumps(trackers)}").spec, folder)
+    spec = job(f"spec.trackers={json.dumps(trackers)}").spec
+    return tracking.Tracking("job", spec, folder, report=HOST.hear)
 
 
 def run(folder: Path, *trackers: dict[str, Any], first: int = 0, steps: int = 3, rollbacks: int = 0) -> None:
@@ -89,6 +106,7 @@ def run(folder: Path, *trackers: dict[str, Any], first: int = 0, steps: int = 3,
 @pytest.fixture(autouse=True)
 def nobody() -> None:
     Told.made.clear()
+    HOST.failing = ()
 
 
 def here(name: str) -> str:
@@ -163,6 +181,22 @@ def test_those_that_fail_are_told_of_once_and_the_others_go_on(tmp_path, caplog)
         "never cannot be begun, and is tried again every 60 s: PermissionError: no key",
         "never: 6 lines were not sent",
     ]
+    assert [line.removeprefix(f"tracker {__name__}:") for line in HOST.failing] == [
+        "Refuses did not take the figures of step 1: ConnectionError: nobody listens at tracker.example; "
+        "6 lines were not sent",
+        "never cannot be begun, and is tried again every 60 s: PermissionError: no key; 6 lines were not sent",
+    ]
+
+
+def test_the_host_hears_of_a_failing_tracker_during_the_run_without_secrets(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRACKER_TOKEN", "of-a-Secret")
+    heard = threading.Event()
+    monkeypatch.setattr(HOST, "hear", lambda failing: (setattr(HOST, "failing", failing), heard.set()))
+    with tracked(tmp_path, {"kind": here("tells_its_key")}) as feeds:
+        MetricsFiles(tmp_path, 0, feeds)
+        assert heard.wait(60)
+        (line,) = HOST.failing
+        assert line.endswith("PermissionError: not for *** at all")
 
 
 def test_one_whose_server_is_down_as_the_run_begins_gets_every_figure_later(tmp_path, caplog, monkeypatch):
@@ -177,6 +211,7 @@ def test_one_whose_server_is_down_as_the_run_begins_gets_every_figure_later(tmp_
     (tracker,) = Told.made
     assert [step for step, _ in tracker.lines] == [1, 2]
     assert tracker.end
+    assert HOST.failing == [], "it has them all in the end"
     (message,) = told_by_tracking(caplog)
     assert "cannot be begun, and is tried again every 0.01 s: ConnectionError: nobody listens" in message
 
@@ -198,6 +233,8 @@ def test_one_that_hangs_holds_nobody_up(tmp_path, caplog, monkeypatch):
     text = " ".join(record.getMessage() for record in caplog.records)
     assert "did not close within 0.2 s, 2 lines behind" in text
     assert "lines were not sent" in text
+    (line,) = HOST.failing
+    assert "Hangs failed; did not close within 0.2 s, 2 lines behind; " in line
 
 
 def test_what_is_not_there_is_said_before_anything_starts(tmp_path, monkeypatch):
