@@ -44,9 +44,8 @@ def group_path(version: str) -> str:
 def object_path(kind: str, namespace: str | None, name: str) -> str:
     """Path of an object; without a name, of all objects of the kind; without a namespace, in all namespaces."""
     version, plural = KINDS[kind]
-    return "/".join(
-        [group_path(version), *(["namespaces", namespace] if namespace else []), plural, *_some(name)]
-    )
+    within = f"namespaces/{namespace}/" if namespace else ""
+    return f"{group_path(version)}/{within}{plural}" + (f"/{name}" if name else "")
 
 
 def body_path(body: Mapping[str, Any], tail: str) -> str:
@@ -58,7 +57,3 @@ def kind_of(body: Mapping[str, Any]) -> str:
     """The body's key in KINDS."""
     kind = str(body["kind"])
     return kind if kind in KINDS else f"{kind}.{body['apiVersion'].partition('/')[0]}"
-
-
-def _some(name: str) -> list[str]:
-    return [name] if name else []

@@ -157,7 +157,7 @@ def _logits_gradient(
 
 def _scaled(logits: Tensor, temperature: float, kept_tokens: Tensor | None) -> Tensor:
     """logits / temperature in float32 or float64, LEFT_OUT outside `kept_tokens`."""
-    scaled = _wide(logits) / temperature
+    scaled = logits.to(_wide_dtype(logits)) / temperature
     if kept_tokens is None:
         return scaled
     left_out = torch.ones_like(scaled, dtype=torch.bool).scatter_(-1, kept_tokens.clamp(min=0), False)
@@ -173,10 +173,6 @@ def _chunks(hidden: Tensor, weight: Tensor) -> Iterator[slice]:
 
 def _wide_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.to(_wide_dtype(x))
 
 
 @functools.cache

@@ -95,7 +95,7 @@ class Pinned:
             config = RunConfig.model_validate_json(texts[START_CONFIG], extra="ignore")
             json.loads(texts[RESUME_CONFIG])
             config = config.model_copy(update={"spec": _with_pods(config.spec, _explicit_settings)})
-            return cls(name, config, _defaults(texts[DEFAULTS]), texts)
+            return cls(name, config, Defaults.model_validate_json(texts[DEFAULTS], extra="ignore"), texts)
         except (KeyError, ValueError) as error:
             raise UnreadableConfig(f"ConfigMap {name}: {_words(error)}") from None
 
@@ -162,10 +162,6 @@ def _defaults_text(defaults: Defaults) -> str:
             mode="json", by_alias=True, exclude_unset=True
         )
     return _text(body)
-
-
-def _defaults(text: str) -> Defaults:
-    return Defaults.model_validate_json(text, extra="ignore")
 
 
 def _body(config: RunConfig) -> dict[str, Any]:
