@@ -109,6 +109,10 @@ _ANSWERS = (
         "`rlhf run --workdir DIR` sets it, on a cluster spec.workspace",
     ),
     (
+        "importance_sampling_level",
+        "spec.algorithm decides it: gspo has one ratio for a response, the others one for a token",
+    ),
+    (
         "scale_rewards norm_adv_by_std_in_grpo no_advantage_std_norm",
         "spec.algorithm decides it: dr_grpo does not divide by a group's standard deviation",
     ),

@@ -5,9 +5,7 @@ from .similar import plain
 
 _NAMES = {
     "metadata.name": "experiment_name exp_name run_name wandb_run_name",
-    "spec.algorithm": (
-        "adv_estimator advantage_estimator policy_loss policy_loss_type loss_mode importance_sampling_level"
-    ),
+    "spec.algorithm": "adv_estimator advantage_estimator policy_loss policy_loss_type loss_mode",
     "spec.steps": (
         "max_steps total_steps train_steps num_steps num_train_epochs num_epochs total_epochs "
         "total_training_steps total_episodes num_episode num_episodes num_total_batches"

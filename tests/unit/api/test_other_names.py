@@ -33,7 +33,7 @@ TRL = {
     "grpo.loss_type": "spec.grpo.lossAggregation",
     "grpo.scale_rewards": "spec.algorithm decides it: dr_grpo",
     "grpo.mask_truncated_completions": "spec.grpo.overlongFilter",
-    "grpo.importance_sampling_level": "spec.algorithm",
+    "grpo.importance_sampling_level": "spec.algorithm decides it: gspo",
     "grpo.sync_ref_model": "spec.grpo.referenceEma",
     "grpo.ref_model_mixup_alpha": "spec.grpo.referenceEma",
     "grpo.top_entropy_quantile": "no built-in algorithm has it",
