@@ -170,6 +170,7 @@ CHANGES = [
     ("spec.weights.bucketMegabytes=1", "spec.weights"),
     ("spec.checkpoint.store=s3://bucket/other", "spec.checkpoint"),
     ("spec.export.everySteps=5", "spec.export"),
+    ("spec.samples.promptsPerStep=3", "spec.samples"),
     ("spec.environment.B=b", "spec.environment"),
     ("spec.pods.template={spec: {dnsPolicy: Default}}", "spec.pods"),
     ("spec.workspace.claim=c", "spec.workspace"),

@@ -211,7 +211,7 @@ def test_validate_shows_the_plan_and_refuses_by_the_sizes_of_files(
     monkeypatch.chdir(tmp_path)
     tiny_model(tmp_path / "m", tie=False, seed=0)
     Path("d.jsonl").write_text('{"prompt": "x", "answer": "y"}\n')
-    data = {"train": ["d.jsonl"], "maxPromptLength": 64, "maxResponseLength": 64}
+    data = {"train": ["d.jsonl"], "maxPromptLength": 64, "maxResponseLength": 64, "promptsPerStep": 1}
     spec = {"algorithm": "sft", "steps": 3, "model": {"policy": "m/"}, "data": data}
     made = {"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "x"}, "spec": spec}
     Path("job.yaml").write_text(yaml.safe_dump(made))
