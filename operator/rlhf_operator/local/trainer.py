@@ -93,7 +93,7 @@ class Trainer:
         lost, is a line at the end of the run."""
         messages = self.status.trackers_failed if self.status else ()
         for message in messages:
-            if not any(message.startswith(told) for told in self._of_trackers):
+            if not any(message.startswith(reported) for reported in self._of_trackers):
                 self._display.event(message)
         self._of_trackers = messages
 

@@ -190,11 +190,11 @@ def test_those_that_fail_are_told_of_once_and_the_others_go_on(tmp_path, caplog)
 
 def test_the_host_hears_of_a_failing_tracker_during_the_run_without_secrets(tmp_path, monkeypatch):
     monkeypatch.setenv("TRACKER_TOKEN", "of-a-Secret")
-    heard = threading.Event()
-    monkeypatch.setattr(HOST, "hear", lambda failing: (setattr(HOST, "failing", failing), heard.set()))
+    reported = threading.Event()
+    monkeypatch.setattr(HOST, "hear", lambda failing: (setattr(HOST, "failing", failing), reported.set()))
     with tracked(tmp_path, {"kind": here("tells_its_key")}) as feeds:
         MetricsFiles(tmp_path, 0, feeds)
-        assert heard.wait(60)
+        assert reported.wait(60)
         (line,) = HOST.failing
         assert line.endswith("PermissionError: not for *** at all")
 
