@@ -13,7 +13,7 @@ from rlhf_api.manifest.load import composed, parse
 from rlhf_api.schema.json_schema import manifest_schema
 
 from .archive import open_store, replay, samples
-from .commands import data
+from .commands import compare, data
 from .commands import plan as plan_command
 from .commands import run as run_command
 from .console.exits import ended, print_line
@@ -44,6 +44,7 @@ def main(arguments: Sequence[str] | None = None, make: Command = local_command) 
         "plan": plan_command.run,
         "graph": graph.run,
         "data": data.run,
+        "compare": compare.run,
         "replay": open_store.run,
         "samples": open_store.run,
         "selftest": partial(selftest.run, make=make),
@@ -71,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     add_verbs(commands, parser.prog)
     replay.add_replay(commands)
     samples.add_samples(commands)
+    compare.add_compare(commands)
     graph.add_graph(commands)
     data.add_data(commands)
     plan_command.add_plan(commands)

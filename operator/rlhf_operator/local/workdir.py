@@ -117,9 +117,9 @@ def prepare(
         if problems := refused_changes(changes, str(workdir), accept=accept_changes):
             raise InvalidJob(problems)
         (workdir / LOGS).mkdir(exist_ok=True)
-        return Earlier(_read(workdir / STATUS, JobStatus), changes)
+        return Earlier(read(workdir / STATUS, JobStatus), changes)
     if not overwrite:
-        raise InvalidJob([Problem(str(workdir), _earlier(_read(workdir / STATUS, JobStatus)))])
+        raise InvalidJob([Problem(str(workdir), _earlier(read(workdir / STATUS, JobStatus)))])
     _remove_outputs(workdir, spec)
     (workdir / LOGS).mkdir(exist_ok=True)
     return None
@@ -151,7 +151,7 @@ def _earlier(status: JobStatus | None) -> str:
 
 def _changes(workdir: Path, config: RunConfig) -> list[Change]:
     """What is not as in the configuration of the run in the directory."""
-    before = _read(workdir / CONFIG, RunConfig)
+    before = read(workdir / CONFIG, RunConfig)
     if before is None:
         message = "is not the configuration of a run that this version can read; use another --workdir"
         raise InvalidJob([Problem(str(workdir / CONFIG), message)])
@@ -221,7 +221,8 @@ class StatusFile:
         self._told = failed
 
 
-def _read(file: Path, model: type[Record]) -> Record | None:
+def read(file: Path, model: type[Record]) -> Record | None:
+    """A record of a work directory; None if it is missing, or of a version that this one cannot read."""
     try:
         return model.model_validate_json(file.read_bytes())
     except (OSError, ValidationError):

@@ -1,0 +1,180 @@
+"""`rlhf compare`: prints what differs between runs of this machine, and what came of each."""
+
+import argparse
+import csv
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import isfinite
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from rlhf_api.contract.run import RunConfig
+from rlhf_api.contract.status import JobStatus
+from rlhf_api.errors.problem import InvalidJob, Problem, show
+from rlhf_api.host import strict_json
+
+from ..console.exits import Misuse, print_line
+from ..console.subcommands import Commands, add_command
+from ..console.text import columns, span
+from ..local import workdir
+from ..local.changes import changed_fields
+
+Line = Mapping[str, Any]
+CURVES = ("reward_mean", "kl_mean", "loss", "response_length_mean", "tokens", "seconds")
+"""Figures of a step in the file of `--csv`."""
+ABSENT = "-"
+
+
+class Run(NamedTuple):
+    """A work directory as it is now: its configuration, its last status, lines of steps and of evaluations."""
+
+    name: str
+    config: RunConfig
+    status: JobStatus | None
+    steps: list[Line]
+    evaluations: list[Line]
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Raises InvalidJob for a directory without a run of this version."""
+        config = workdir.read(folder / workdir.CONFIG, RunConfig)
+        if config is None:
+            message = f"holds no run: {workdir.CONFIG} is missing, or of another version"
+            raise InvalidJob([Problem(str(folder), message)])
+        status = workdir.read(folder / workdir.STATUS, JobStatus)
+        lines = (_lines(folder / name) for name in (workdir.METRICS, workdir.EVALUATIONS))
+        return cls(str(folder), config, status, *lines)
+
+
+def add_compare(commands: Commands) -> None:
+    parser = add_command(
+        commands, "compare", help="show which fields of runs differ, and the figures of each run"
+    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="work directories, two or more")
+    parser.add_argument(
+        "--csv", type=Path, metavar="FILE", help="also write the figures of every step to a file"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the command; returns the exit code."""
+    if len(options.runs) < 2:
+        raise Misuse("compare needs two work directories or more")
+    runs = [Run.read(folder) for folder in options.runs]
+    rows = [("", *(each.name for each in runs)), *_differences(runs), *_figures(runs)]
+    print_line("\n".join(columns(rows)), sys.stdout)
+    if options.csv is not None:
+        _write_curves(options.csv, runs)
+        print_line(f"figures of every step are in {options.csv}", sys.stdout)
+    return 0
+
+
+def _differences(runs: Sequence[Run]) -> Iterator[tuple[str, ...]]:
+    """A row for each field that is not the same in all runs."""
+    first, *others = runs
+    changes = [
+        {each.field: each for each in changed_fields(first.config.spec, run.config.spec)} for run in others
+    ]
+    for field in dict.fromkeys(field for fields in changes for field in fields):
+        old = next(fields[field].old for fields in changes if field in fields)
+        new = [show(fields[field].new if field in fields else old) for fields in changes]
+        yield field, show(old), *new
+
+
+def _figures(runs: Sequence[Run]) -> Iterator[tuple[str, ...]]:
+    """Rows of what came of the runs, without those that none has."""
+    rows: list[tuple[str, Callable[[Run], str]]] = [
+        ("phase", lambda run: run.status.phase if run.status else ABSENT),
+        ("steps", lambda run: str(len(run.steps))),
+        *(
+            (f"{title}, last", _last_of(figure))
+            for title, figure in (("reward", "reward_mean"), ("KL", "kl_mean"), ("loss", "loss"))
+        ),
+        ("reward, best of 10 steps", _best_reward),
+        *_of_evaluations(runs),
+        ("seconds of steps", lambda run: span(sum(_values(run.steps, "seconds")))),
+        ("tokens/s, median", _speed),
+    ]
+    for title, describe in rows:
+        cells = [describe(run) for run in runs]
+        if set(cells) != {ABSENT}:
+            yield title, *cells
+
+
+def _last_of(figure: str) -> Callable[[Run], str]:
+    def describe(run: Run) -> str:
+        values = _values(run.steps, figure)
+        return f"{values[-1]:.4g}" if values else ABSENT
+
+    return describe
+
+
+def _best_reward(run: Run) -> str:
+    """Highest mean of ten steps in a row, which one lucky step does not make, and the last of these steps."""
+    rewards = [
+        (line["step"], line["reward_mean"]) for line in run.steps if _is_figure(line.get("reward_mean"))
+    ]
+    if not rewards:
+        return ABSENT
+    width = min(10, len(rewards))
+    means = [
+        (statistics.fmean(reward for _, reward in rewards[i : i + width]), rewards[i + width - 1][0])
+        for i in range(len(rewards) - width + 1)
+    ]
+    best, step = max(means)
+    return f"{best:.4g} (to step {step})"
+
+
+def _of_evaluations(runs: Sequence[Run]) -> Iterator[tuple[str, Callable[[Run], str]]]:
+    """A row for each set, of its first, its last and its best score or loss."""
+    for name in dict.fromkeys(str(line.get("set")) for run in runs for line in run.evaluations):
+
+        def describe(run: Run, name: str = name) -> str:
+            lines = [line for line in run.evaluations if line.get("set") == name]
+            for figure, best in (("mean", max), ("loss", min)):
+                if values := _values(lines, figure):
+                    return f"{values[0]:.4g} -> {values[-1]:.4g}, best {best(values):.4g}"
+            return ABSENT
+
+        yield f"evaluation {name}", describe
+
+
+def _speed(run: Run) -> str:
+    speeds = [
+        line["tokens"] / line["seconds"]
+        for line in run.steps
+        if _is_figure(line.get("tokens")) and _is_figure(line.get("seconds")) and line["seconds"] > 0
+    ]
+    return f"{statistics.median(speeds):,.0f}" if speeds else ABSENT
+
+
+def _values(lines: Sequence[Line], figure: str) -> list[float]:
+    return [line[figure] for line in lines if _is_figure(line.get(figure))]
+
+
+def _is_figure(value: Any) -> bool:
+    return isinstance(value, int | float) and isfinite(value)
+
+
+def _lines(file: Path) -> list[Line]:
+    """The lines of a file of figures; one that a crash cut short is left out."""
+    lines: list[Line] = []
+    for line in file.read_bytes().splitlines() if file.exists() else ():
+        try:
+            lines.append(strict_json.figures(line))
+        except (ValueError, AttributeError):
+            continue
+    return lines
+
+
+def _write_curves(file: Path, runs: Sequence[Run]) -> None:
+    try:
+        with file.open("w", newline="", encoding="utf-8") as out:
+            writer = csv.writer(out)
+            writer.writerow(("run", "step", *CURVES))
+            for each in runs:
+                for line in each.steps:
+                    writer.writerow((each.name, line.get("step"), *(line.get(figure) for figure in CURVES)))
+    except OSError as error:
+        raise InvalidJob([Problem(str(file), f"cannot be written: {error.strerror}")]) from None
