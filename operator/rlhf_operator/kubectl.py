@@ -21,6 +21,7 @@ from .verbs.checkpoint import checkpoint
 from .verbs.client import Session
 from .verbs.clone import clone, clone_file
 from .verbs.kubeconfig import locate
+from .verbs.local_runs import list_runs, print_logs, show_status
 from .verbs.logs import logs
 from .verbs.status import status
 from .verbs.submit import submit
@@ -37,6 +38,14 @@ _VERBS: dict[str, Callable[[Session, argparse.Namespace], Awaitable[int]]] = {
     "clone": clone,
     "selftest": selftest,
 }
+
+
+_LOCAL: dict[str, Callable[[argparse.Namespace], int]] = {
+    "status": show_status,
+    "list": list_runs,
+    "logs": print_logs,
+}
+"""Verbs that also take runs of this machine."""
 
 
 def kubectl_main(arguments: Sequence[str] | None = None) -> int:
@@ -57,6 +66,8 @@ def run(options: argparse.Namespace) -> int:
         return ended(lambda: checkpoints.run(options))
     if options.command == "clone" and isinstance(options.run, Path):
         return ended(lambda: clone_file(options))
+    if isinstance(getattr(options, "name", None), Path) or getattr(options, "runs", None) is not None:
+        return ended(lambda: _LOCAL[options.command](options))
     return ended(lambda: asyncio.run(_run(options)))
 
 

@@ -237,11 +237,9 @@ def test_a_file_that_is_no_kubeconfig(here, capsys, text):
 def test_a_verb_of_the_cluster_says_where_the_run_of_this_machine_is(here, capsys, verb):
     (here / "runs" / "mine").mkdir(parents=True)
     (here / "runs" / "mine" / "status.json").touch()
-    where = (
-        "for the run of this machine, the status is in runs/mine/status.json, the logs in runs/mine/logs\n"
-    )
+    where = "for the run of this machine there are `rlhf status runs/mine` and `rlhf logs runs/mine`\n"
     with pytest.raises(SystemExit):
-        cli.main([verb, "runs/mine"])
+        cli.main(["suspend", "runs/mine"])
     assert capsys.readouterr().err.endswith(where)
     assert cli.main([verb, "mine", "--kubeconfig", "none"]) == 1
     assert capsys.readouterr().err == (

@@ -24,7 +24,7 @@ from .changes import Change, changed_fields, refused_changes
 
 Record = TypeVar("Record", bound=BaseModel)
 CONFIG, STATUS, METRICS, CURVE, POLICY = "run.json", "status.json", "metrics.jsonl", "reward.png", "policy"
-LOGS, EVALUATIONS = "logs", "evaluation.jsonl"
+LOGS, EVALUATIONS, LOCK = "logs", "evaluation.jsonl", ".lock"
 STATUS_SECONDS = 1.0
 _REPLACED = (
     METRICS,
@@ -69,7 +69,7 @@ def locked(workdir: Path) -> Iterator[None]:
     is_new = not workdir.exists()
     try:
         workdir.mkdir(parents=True, exist_ok=True)
-        lock = (workdir / ".lock").open("w")
+        lock = (workdir / LOCK).open("w")
     except OSError as error:
         raise InvalidJob([Problem(str(workdir), f"cannot be written: {error.strerror}")]) from None
     with lock:

@@ -7,7 +7,16 @@ from rlhf_api.roles import Role
 
 from ..console.manifest_arguments import add_manifest, add_set, add_trial
 from ..console.subcommands import Commands, add_command
-from .argument_types import checkpoint_step, count, duration, job_or_manifest, object_name, replicas, step
+from .argument_types import (
+    checkpoint_step,
+    count,
+    duration,
+    job_or_manifest,
+    job_or_run,
+    object_name,
+    replicas,
+    step,
+)
 
 VERBS = ("status", "list", "logs", "checkpoint", "suspend", "resume", "scale", "submit", "clone")
 
@@ -37,27 +46,37 @@ def add_verbs(commands: Commands, program: str) -> None:
 
 
 def _add_status(verbs: _Verbs) -> None:
-    status = verbs.add("status", "show the status of a job on the cluster, or list all jobs of a namespace")
+    status = verbs.add(
+        "status", "show the status of a job or of a run of this machine, or list a namespace's jobs"
+    )
     status.add_argument(
         "name",
         nargs="?",
-        type=object_name,
-        metavar="NAME",
-        help="the job; default: all jobs of the namespace",
+        type=job_or_run,
+        metavar="NAME|RUN",
+        help="the job, or the work directory of a run of this machine, with a /; default: all jobs of the namespace",
     )
     _add_all_namespaces(status)
     how = status.add_mutually_exclusive_group()
     how.add_argument("-w", "--watch", action="store_true", help="follow the job to its end")
     _add_output(how)
-    jobs = verbs.add("list", "list the jobs of a namespace, as `status` does without a name")
+    jobs = verbs.add("list", "list the jobs of a namespace, or the runs in a folder of this machine")
+    jobs.add_argument(
+        "runs", nargs="?", type=Path, metavar="RUNS", help="a folder of work directories, such as runs"
+    )
     jobs.set_defaults(name=None, watch=False)
     _add_all_namespaces(jobs)
     _add_output(jobs)
 
 
 def _add_logs(verbs: _Verbs) -> None:
-    logs = verbs.add("logs", "print the logs of a job's pods")
-    _add_name(logs)
+    logs = verbs.add("logs", "print the logs of a job's pods, or of a run of this machine")
+    logs.add_argument(
+        "name",
+        type=job_or_run,
+        metavar="NAME|RUN",
+        help="the job, or the work directory of a run of this machine, with a /",
+    )
     logs.add_argument(
         "--role",
         choices=[*(role.value for role in Role), "all"],

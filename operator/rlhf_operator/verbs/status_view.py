@@ -35,33 +35,37 @@ _GOOD = {
 
 def page(job: Job, status: JobStatus | None, events: Sequence[Event], now: datetime.datetime) -> Text:
     """`status`: the job's parsed status; None before an operator has seen it."""
-    parts = [_head(job, status, now)]
-    if status is not None:
-        parts += [_progress(status, now), _roles(status), _plan(status), _generators(status, now)]
-        parts.append(_conditions(status, now))
-    parts.append(_events(events, now))
-    return Text("\n\n").join(part for part in parts if part)
-
-
-def _head(job: Job, status: JobStatus | None, now: datetime.datetime) -> Text:
     about = [f"namespace {job.namespace}", f"made {age(job.body['metadata']['creationTimestamp'], now)} ago"]
     if job.queue:
         about.append(f"queue {job.queue}")
-    ours = job.controller == CONTROLLER
-    if not ours:
+    if job.controller != CONTROLLER:
         about.append(f"managed by {one_line(job.controller)}")
     if status is None:
-        doing = (
-            f"{state(None)}; is one installed, and running?"
-            if ours
-            else "its manager has written no status yet"
-        )
-        return Text.assemble((job.name, "bold"), "  ", (doing, "yellow"), (f"  ({', '.join(about)})", "dim"))
+        doing = f"{state(None)}; is one installed, and running?"
+        if job.controller != CONTROLLER:
+            doing = "its manager has written no status yet"
+        unseen = ((job.name, "bold"), "  ", (doing, "yellow"), (f"  ({', '.join(about)})", "dim"))
+        return Text("\n\n").join(part for part in (Text.assemble(*unseen), _events(events, now)) if part)
+    return describe_status(job.name, about, status, events, now)
+
+
+def describe_status(
+    name: str, about: Sequence[str], status: JobStatus, events: Sequence[Event], now: datetime.datetime
+) -> Text:
+    """All of a status. `about`: what stands beside the job's name, where and since when it is."""
+    parts = [_head(name, about, status, now)]
+    parts += [_progress(status, now), _roles(status), _plan(status), _generators(status, now)]
+    parts += [_conditions(status, now), _events(events, now)]
+    return Text("\n\n").join(part for part in parts if part)
+
+
+def _head(name: str, about: Sequence[str], status: JobStatus, now: datetime.datetime) -> Text:
+    about = [*about]
     if status.start_time and status.completion_time:
         about.append(f"ended {age(status.completion_time, now)} ago")
     doing = one_line(status.activity or "") if not status.completion_time else ""
     words = Text.assemble(
-        (job.name, "bold"),
+        (name, "bold"),
         "  ",
         (status.phase, f"bold {_COLOURS.get(status.phase, 'cyan')}"),
         f"  {doing}" if doing else "",
