@@ -111,14 +111,6 @@ def _snapshots(folder: Path) -> "list[Snapshot]":
     return [archive.open(entry) for entry in archive.entries()]
 
 
-if __name__ == "__main__":
-    main()
-
-
-if TYPE_CHECKING:
-    from rlhf_store.archive import Snapshot
-
-
 def digests(snapshot: "Snapshot", models: Iterable[str]) -> Digests:
     """Digests of every trained parameter of these models. Raises DamagedSnapshot, and KeyError for a model that the
     snapshot lacks.
@@ -141,3 +133,7 @@ def of_file(data: bytes) -> Digests:
         name: hashlib.sha256(body[slice(*about["data_offsets"])]).hexdigest()
         for name, about in header.items()
     }
+
+
+if __name__ == "__main__":
+    main()
