@@ -124,7 +124,7 @@ def trackers(job: RLHFJob) -> Any:
     with instead(tracking, "_Feed") as made, pytest.MonkeyPatch.context() as patch:
         patch.setattr(tracking, "_run_id", lambda *_: "id")
         tracking.Tracking("job", job.spec, None).begin(0, 0)
-    return [(spec.kind, spec.settings, make, run.project) for (spec, make, run), _ in made.told]
+    return [(spec.kind, spec.settings, make, run.project) for (spec, make, run, *_), _ in made.told]
 
 
 def own(job: RLHFJob) -> Any:

@@ -1,5 +1,6 @@
 """A run that begins at another one's checkpoint: its own store gets a copy, and needs the other no more."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,7 +50,7 @@ def reshuffled(committer: Committer, own: str) -> int:
     task = SimpleNamespace(restore=lambda _: None, reorder=times.append)
     monitor = SimpleNamespace(restore=lambda _: None, rollbacks=committer.rollbacks)
     saver = SimpleNamespace(archive=Archive(own), knows=lambda _: None)
-    ctx = SimpleNamespace(ranks=ALONE, report=lambda **_: None, data={})
+    ctx = SimpleNamespace(ranks=ALONE, report=lambda **_: None, data={}, workdir=Path("no-directory"))
     parts: Any = (ctx, task, monitor, saver, {})
     Checkpoints(*parts).restore(committer.cuts)
     (number,) = times
