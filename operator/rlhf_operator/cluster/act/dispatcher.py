@@ -5,6 +5,7 @@ from dataclasses import replace
 from rlhf_api.contract.status import ENDED
 from rlhf_api.errors.problem import InvalidJob
 
+from ...job.names import QUEUE
 from ...job.snapshot import Job
 from ...kube.api import Api, Body, Key
 from ...kube.api_error import ApiError
@@ -27,8 +28,11 @@ class Dispatcher:
     async def reconcile(self, key: Key, job: Job) -> float | None:
         """Lines up a job that MultiKueue runs on another cluster, where its pods are made and its status is written.
         Returns as `Reconciler.reconcile` does."""
-        workload = self._kueue.workload(key, job)
-        if job.queue is None or asks_to_suspend(job) or "deletionTimestamp" in job.body["metadata"]:
+        workload, is_leaving = self._kueue.workload(key, job), "deletionTimestamp" in job.body["metadata"]
+        if job.queue is None or asks_to_suspend(job) or is_leaving:
+            if job.queue is None and not is_leaving:
+                message = f"no cluster is asked to run the job: it has no label {QUEUE}"
+                await self._recorder.record(job.body, Event("Warning", "NoQueue", message))
             await self._kueue.leave(job, workload, None)
             return None
         await self._kueue.release(job, workload)  # whereupon Kueue withdraws the job from the other cluster

@@ -196,6 +196,20 @@ def test_an_event_tells_why_a_job_is_not_dispatched(override, reason, message):
     tell(scenario)
 
 
+def test_an_event_tells_of_a_job_without_the_label_of_a_queue():
+    async def scenario(story: Queued) -> None:
+        story.queue("first", f"spec.managedBy={MULTIKUEUE}")
+        body = story.cache.job(KEY)
+        assert body is not None
+        del body["metadata"]["labels"][QUEUE]
+        story.cache.put(story.server.stored(body))
+        await story.reconcile()
+        assert story.workload is None
+        assert story.events == {"NoQueue": f"no cluster is asked to run the job: it has no label {QUEUE}"}
+
+    tell(scenario)
+
+
 def test_the_cluster_that_a_job_is_dispatched_to_runs_it_on_the_workload_that_came_first():
     async def scenario(story: Queued) -> None:
         first = Queued()
