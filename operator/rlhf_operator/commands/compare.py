@@ -12,13 +12,13 @@ from typing import Any, NamedTuple, Self
 from rlhf_api.contract.run import RunConfig
 from rlhf_api.contract.status import JobStatus
 from rlhf_api.errors.problem import InvalidJob, Problem, show
-from rlhf_api.host import strict_json
 
 from ..console.exits import Misuse, print_line
 from ..console.subcommands import Commands, add_command
 from ..console.text import columns, span
 from ..local import workdir
 from ..local.changes import changed_fields
+from ..local.metrics import read_figures
 
 Line = Mapping[str, Any]
 CURVES = ("reward_mean", "kl_mean", "loss", "response_length_mean", "tokens", "seconds")
@@ -43,7 +43,7 @@ class Run(NamedTuple):
             message = f"holds no run: {workdir.CONFIG} is missing, or of another version"
             raise InvalidJob([Problem(str(folder), message)])
         status = workdir.read(folder / workdir.STATUS, JobStatus)
-        lines = (_lines(folder / name) for name in (workdir.METRICS, workdir.EVALUATIONS))
+        lines = (read_figures(folder / name) for name in (workdir.METRICS, workdir.EVALUATIONS))
         return cls(str(folder), config, status, *lines)
 
 
@@ -155,17 +155,6 @@ def _values(lines: Sequence[Line], figure: str) -> list[float]:
 
 def _is_figure(value: Any) -> bool:
     return isinstance(value, int | float) and isfinite(value)
-
-
-def _lines(file: Path) -> list[Line]:
-    """The lines of a file of figures; one that a crash cut short is left out."""
-    lines: list[Line] = []
-    for line in file.read_bytes().splitlines() if file.exists() else ():
-        try:
-            lines.append(strict_json.figures(line))
-        except (ValueError, AttributeError):
-            continue
-    return lines
 
 
 def _write_curves(file: Path, runs: Sequence[Run]) -> None:

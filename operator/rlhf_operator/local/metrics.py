@@ -1,6 +1,7 @@
 """Follows `metrics.jsonl` and `evaluation.jsonl` while the trainer writes them."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,10 @@ class Metrics:
             # A resumed trainer drops the steps after its snapshot and appends to the rest.
             self._offset = self._size()
         try:
-            with self._file.open("rb") as lines:
-                lines.seek(self._offset)
-                whole, newline, _ = lines.read().rpartition(b"\n")
+            self._offset, whole = read_appended(self._file, self._offset)
         except OSError:
             return []
-        self._offset += len(whole) + len(newline)
-        return [figures for line in whole.splitlines() if (figures := _parse(line))]
+        return _figures(whole)
 
     def _size(self) -> int:
         return self._file.stat().st_size if self._file.exists() else 0
@@ -51,8 +49,22 @@ class Evaluations:
         return lines
 
 
-def _parse(line: bytes) -> Mapping[str, Any] | None:
-    try:
-        return strict_json.figures(line)
-    except (ValueError, AttributeError):  # no JSON, or no object
-        return None
+def read_appended(file: Path, offset: int) -> tuple[int, bytes]:
+    """The end of the last whole line of a file that grows, and the lines from the offset to there. Raises OSError."""
+    with file.open("rb") as lines:
+        lines.seek(offset)
+        whole, newline, _ = lines.read().rpartition(b"\n")
+    return offset + len(whole) + len(newline), whole
+
+
+def read_figures(file: Path) -> list[Mapping[str, Any]]:
+    """All lines of such a file, without one that a crash cut short; none of a file that is not there."""
+    return _figures(file.read_bytes()) if file.exists() else []
+
+
+def _figures(content: bytes) -> list[Mapping[str, Any]]:
+    lines = []
+    for line in content.splitlines():
+        with suppress(ValueError, AttributeError):  # no JSON, or no object
+            lines.append(strict_json.figures(line))
+    return [line for line in lines if line]

@@ -84,7 +84,7 @@ def locked(workdir: Path) -> Iterator[None]:
         try:
             yield
         except InvalidJob:
-            if is_new:
+            if is_new and not (workdir / CONFIG).exists():  # no process has been started in it
                 shutil.rmtree(workdir)
             raise
 

@@ -33,13 +33,17 @@ def object_name(text: str) -> str:
 def of_this_machine(workdir: Path) -> str:
     """Sentence that names the commands for a run of this machine, if this is its work directory; else ''."""
     known = f"for the run of this machine there are `rlhf status {workdir}` and `rlhf logs {workdir}`"
-    return known if (workdir / "status.json").exists() else ""
+    return known if is_run(workdir) else ""
+
+
+def is_run(folder: Path) -> bool:
+    """True for the work directory of a run of this machine."""
+    return (folder / "status.json").is_file()
 
 
 def job_or_run(text: str) -> str | Path:
     """The work directory of a run of this machine, as a path with a `/`, or the name of a job."""
-    is_run = "/" in text and (Path(text) / "status.json").is_file()
-    return Path(text) if is_run else object_name(text)
+    return Path(text) if "/" in text and is_run(Path(text)) else object_name(text)
 
 
 def job_or_manifest(text: str) -> str | Path:

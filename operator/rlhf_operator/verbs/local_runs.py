@@ -16,6 +16,8 @@ from rlhf_api.errors.problem import InvalidJob, Problem
 from ..console.exits import Misuse
 from ..console.text import age, columns, one_line
 from ..local import workdir
+from ..local.metrics import read_appended
+from .argument_types import is_run
 from .format import change
 from .jobs import is_finished
 from .status_view import describe_status
@@ -23,11 +25,6 @@ from .terminal import LiveView, put
 
 POLL_SECONDS = 1.0
 _HEAD = ("NAME", "PHASE", "STEP", "STEPS", "REWARD", "KL", "RESTARTS", "BEGAN")
-
-
-def is_run(folder: Path) -> bool:
-    """True for the work directory of a run."""
-    return (folder / workdir.STATUS).is_file()
 
 
 def show_status(options: argparse.Namespace) -> int:
@@ -92,12 +89,8 @@ def print_logs(options: argparse.Namespace) -> int:
 
 def _appended(file: Path, offset: int) -> tuple[int, list[str]]:
     """The whole lines after the offset, and where they end. The beginning, where the log has moved to an older file."""
-    if file.stat().st_size < offset:
-        offset = 0
-    with file.open("rb") as log:
-        log.seek(offset)
-        whole, newline, _ = log.read().rpartition(b"\n")
-    return offset + len(whole) + len(newline), whole.decode(errors="replace").splitlines()
+    end, whole = read_appended(file, offset if file.stat().st_size >= offset else 0)
+    return end, whole.decode(errors="replace").splitlines()
 
 
 def _logs(folder: Path, role: str, index: int | None) -> list[Path]:
