@@ -18,16 +18,36 @@ from .commands import plan as plan_command
 from .commands import run as run_command
 from .console.exits import ended, print_line
 from .console.manifest_arguments import add_manifest, parsed
-from .console.subcommands import CommandParser, add_command
+from .console.subcommands import GroupedParser, add_command
 from .graph import command as graph
 from .local.processes import Command, local_command
 from .selftest import command as selftest
 from .verbs.arguments import VERBS, add_verbs
 
+_GROUPS = {
+    "write and run a job": ("validate", "plan", "run", "selftest", "clone"),
+    "look at jobs and runs": (
+        "status",
+        "list",
+        "logs",
+        "samples",
+        "compare",
+        "checkpoint",
+        "replay",
+        "data",
+        "graph",
+    ),
+    "control jobs on a cluster": ("submit", "suspend", "resume", "scale"),
+}
+"""Headings of the help, with their commands."""
+
 
 def main(arguments: Sequence[str] | None = None, make: Command = local_command) -> int:
     """Runs the command line; returns the exit code. `make` builds the processes' command lines."""
-    options = parsed(_parser(), arguments)
+    parser = _parser()
+    options = parsed(parser, arguments)
+    if options.command is None:
+        parser.error("give a COMMAND; to begin, `rlhf run FILE`, or `rlhf --help` for all commands")
     if options.command in VERBS:
         # The Kubernetes client loads slowly, and `rlhf run` does not need it.
         from .kubectl import run
@@ -53,12 +73,13 @@ def main(arguments: Sequence[str] | None = None, make: Command = local_command) 
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = CommandParser(
+    parser = GroupedParser(
         prog="rlhf",
         description="Runs RLHF jobs, each declared as one RLHFJob manifest, on this machine or a cluster.",
+        groups=_GROUPS,
     )
     parser.add_argument("--version", action="version", version=f"rlhf {version('rlhf-operator')}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.commands
     run_command.add_validate(commands)
     run_command.add_run(commands)
     render = add_command(

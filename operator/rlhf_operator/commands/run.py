@@ -11,6 +11,7 @@ from rlhf_api.contract.run import RunConfig, replicas, roles_of
 from rlhf_api.contract.status import JobStatus
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.estimate.model_files import model_sizes
+from rlhf_api.host.redaction import redacted
 from rlhf_api.host.variables import NO_ENVIRONMENT
 from rlhf_api.job import RLHFJob
 from rlhf_api.manifest.load import load
@@ -154,7 +155,7 @@ def run(options: argparse.Namespace, make: Command) -> int:
             status = asyncio.run(host.run())
         finally:
             shown.close()
-    _conclude(status, host.outcome, folder, job.spec.checkpoint.store)
+    _conclude(status, host.outcome, folder, job.spec.checkpoint.store, resume_command(options, folder))
     return EXIT_CODES[status.phase]
 
 
@@ -163,10 +164,24 @@ def as_submit(options: argparse.Namespace) -> list[str]:
     for name in _LOCAL:
         if getattr(options, name):
             raise Misuse(f"--{name.replace('_', '-')} applies only to --mode local; leave it out")
+    return ["submit", *_manifest_arguments(options)]
+
+
+def resume_command(options: argparse.Namespace, folder: Path) -> str:
+    """The command line that continues a run of these options in its work directory; `***` in place of secrets."""
+    names = ("runtime", "base_port", "metrics_port")
+    given = [(f"--{name.replace('_', '-')}", getattr(options, name)) for name in names]
+    more = [part for flag, value in given if value is not None for part in (flag, str(value))]
+    arguments = (*_manifest_arguments(options), *more, "--workdir", str(folder), "--resume")
+    return shlex.join(["rlhf", "run", *map(redacted, arguments)])
+
+
+def _manifest_arguments(options: argparse.Namespace) -> list[str]:
+    """The arguments that say which manifest is meant, with its overrides."""
     sets = [part for override in options.set for part in ("--set", override)]
     trial = [] if options.trial is None else ["--trial", options.trial]
     no_env = ["--no-env"] if options.variables is NO_ENVIRONMENT else []
-    return ["submit", str(options.file), *sets, *trial, *no_env]
+    return [str(options.file), *sets, *trial, *no_env]
 
 
 def _loaded(options: argparse.Namespace, trial: str | None = None, *, files: bool = True) -> RLHFJob:
@@ -189,10 +204,11 @@ def _summary(job: RLHFJob) -> str:
     return f"{job.metadata.name}, {job.spec.algorithm}, {job.spec.steps} steps on {roles}"
 
 
-def _conclude(status: JobStatus, message: str, folder: Path, store: str | None) -> None:
-    """Prints the outcome: where the results are, or what failed, how to continue and how to get the model so far."""
+def _conclude(status: JobStatus, message: str, folder: Path, store: str | None, command: str) -> None:
+    """Prints the outcome: where the results are, or what failed, the command that continues, and the one that gets the
+    model so far."""
     step = status.last_checkpoint.step if status.last_checkpoint else None
-    resume = f"go on with `rlhf run ... --workdir {shlex.quote(str(folder))} --resume`"
+    resume = f"go on with `{command}`"
     for line in filter(None, (status.overlong, *status.trackers_failed)):
         print_line(f"warning: {line}", sys.stderr)
     model = ""

@@ -1,6 +1,7 @@
 """The last lines of `rlhf run`: what to know of the data, and how to go on."""
 
 import datetime
+import shlex
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,8 @@ from tests.unit.api.manifests import job
 
 from rlhf_api.contract.report import TrainerStatus
 from rlhf_api.contract.status import JobStatus
-from rlhf_operator.commands.run import _conclude
+from rlhf_operator import cli
+from rlhf_operator.commands.run import _conclude, resume_command
 from rlhf_operator.status.condition import condition
 from rlhf_operator.status.job_status import first_status, job_status
 
@@ -29,7 +31,9 @@ def test_rows_that_are_too_long_are_counted_at_the_end(tmp_path: Path, capsys: p
         spec, [], {}, trainer, before=first_status(spec, None), now=datetime.datetime.now(datetime.UTC)
     )
     assert status.overlong == ROWS
-    _conclude(status.model_copy(update={"phase": "Succeeded"}), "", tmp_path, None)
+    _conclude(
+        status.model_copy(update={"phase": "Succeeded"}), "", tmp_path, None, "rlhf run a.yaml --resume"
+    )
     assert f"warning: {ROWS}\n" in capsys.readouterr().err
 
 
@@ -39,7 +43,9 @@ def test_trackers_that_failed_are_named_at_the_end(tmp_path: Path, capsys: pytes
     status = job_status(
         spec, [], {}, trainer, before=first_status(spec, None), now=datetime.datetime.now(datetime.UTC)
     )
-    _conclude(status.model_copy(update={"phase": "Succeeded"}), "", tmp_path, None)
+    _conclude(
+        status.model_copy(update={"phase": "Succeeded"}), "", tmp_path, None, "rlhf run a.yaml --resume"
+    )
     assert capsys.readouterr().err == f"warning: {lost}\n"
 
 
@@ -47,7 +53,31 @@ def test_trackers_that_failed_are_named_at_the_end(tmp_path: Path, capsys: pytes
     ("reason", "again"), [("InvalidConfiguration", True), ("BackoffLimitExceeded", False)]
 )
 def test_a_fault_of_the_job_is_to_be_mended_before_it_is_resumed(reason, again, tmp_path, capsys):
-    _conclude(ended("Failed", reason), "trainer-0 exited", tmp_path, None)
+    _conclude(ended("Failed", reason), "trainer-0 exited", tmp_path, None, "rlhf run a.yaml --resume")
     error = capsys.readouterr().err
     assert "the newest checkpoint is of step 2; go on with `rlhf run" in error
     assert ("once this is mended: as it is, a resumed run ends here again" in error) is again
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "job.yaml",
+        "my_module:job optimizer.weightDecay=0.5 --trial b --no-env --runtime r.yaml --base-port 4000",
+        "'a b.yaml' --set 'data.train=[a b.jsonl]' --set spec.seed=2 --metrics-port 0 --accept-changes --resume",
+    ],
+)
+def test_the_command_that_goes_on_is_the_one_that_began(arguments):
+    began = cli._parser().parse_args(["run", *shlex.split(arguments)])
+    command = resume_command(began, Path("runs/a b"))
+    resumed = cli._parser().parse_args(shlex.split(command)[1:])
+    changed = {"resume": True, "workdir": Path("runs/a b"), "accept_changes": False}
+    assert vars(resumed) == {**vars(began), **changed}
+
+
+def test_the_command_that_goes_on_has_no_secrets():
+    secret = "spec.environment.HF_TOKEN=hf_" + "a" * 30
+    command = resume_command(cli._parser().parse_args(["run", "a.yaml", secret, "steps=3"]), Path("w"))
+    assert (
+        command == "rlhf run a.yaml --set 'spec.environment.HF_TOKEN=***' --set steps=3 --workdir w --resume"
+    )

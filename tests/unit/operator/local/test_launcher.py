@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -181,7 +182,7 @@ def test_a_work_directory_that_is_moved_away_ends_the_run_and_is_gone_on_from_wh
     assert process.returncode == 1
     assert err == (
         f"error: the work directory {run.work} was moved or deleted while the run used it; put it back\n"
-        "the newest checkpoint is of step 2; go on with `rlhf run ... --workdir w --resume`, or get its model with "
+        "the newest checkpoint is of step 2; go on with `rlhf run job.yaml --workdir w --resume`, or get its model with "
         "`rlhf checkpoint export s3://bucket/prefix 2 w/policy-2`\n"
     )
     assert run.alive() == []
@@ -354,7 +355,7 @@ def test_a_trainer_that_somebody_else_tells_to_stop_suspends_the_run(run: Run) -
     code, _, err = run(trainer="told")
     assert code == 130
     assert err == (
-        "the trainer was told to stop, by a signal or its API; go on with `rlhf run ... --workdir w --resume`\n"
+        "the trainer was told to stop, by a signal or its API; go on with `rlhf run job.yaml --workdir w --resume`\n"
     )
 
 
@@ -398,22 +399,25 @@ def test_failures_say_what_failed_and_leave_nothing(
 
 
 def test_an_interrupt_stops_everything_after_a_checkpoint(run: Run) -> None:
-    process = run.start(trainer="hold", generator="stubborn")
+    options = ("--set", "optimizer.weightDecay=0.125", "--trial", "b")
+    process = run.start(*options, trainer="hold", generator="stubborn")
     run.wait_for_step(2)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 130
+    command = f"rlhf run job.yaml {shlex.join(options)} --workdir w --resume"
     assert err == (
-        "stopped on request; go on with `rlhf run ... --workdir w --resume`, or get its model with "
+        f"stopped on request; go on with `{command}`, or get its model with "
         "`rlhf checkpoint export s3://bucket/prefix 2 w/policy-2`\n"
     )
     assert run.alive() == []
     assert run.status()["phase"] == "Suspended"
 
-    code, out, _ = run("--resume", trainer="serve")
+    code, out, _ = run(*shlex.split(command)[3:], trainer="serve")
     assert code == 0
     assert "step 3/4" in out
     assert "step 1/4" not in out
+    assert "changed since the last start" not in out
 
 
 @pytest.fixture
@@ -456,7 +460,7 @@ def test_a_trainer_too_busy_to_answer_is_asked_to_stop_again(run: Run) -> None:
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert err == (
-        "stopped on request; go on with `rlhf run ... --workdir w --resume`, or get its model with "
+        "stopped on request; go on with `rlhf run job.yaml --workdir w --resume`, or get its model with "
         "`rlhf checkpoint export s3://bucket/prefix 2 w/policy-2`\n"
     )
     assert run.alive() == []

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 from pathlib import Path
 from typing import NoReturn
 
@@ -66,6 +67,21 @@ def test_arguments_that_make_no_sense(
             main(arguments.split())
         assert end.value.code == 2
         assert message in capsys.readouterr().err
+
+
+def test_help_lists_every_command_once_under_a_heading(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["--help"])
+    listed = re.findall(r"^  ([a-z]+) ", capsys.readouterr().out, flags=re.M)
+    assert end.value.code == 0
+    assert sorted(listed) == sorted(cli._parser().commands.choices)
+
+
+def test_rlhf_alone_says_where_to_begin(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main([])
+    assert end.value.code == 2
+    assert "rlhf: error: give a COMMAND; to begin, `rlhf " in capsys.readouterr().err
 
 
 def test_certificates_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
