@@ -16,15 +16,14 @@ HEAD = """# The chart of the RLHF operator
 <!-- Made from values.yaml by tools/make_chart_reference.py; a test keeps it in step. -->
 
 ```
-helm install rlhf charts/rlhf-operator -n rlhf-system --create-namespace \\
-  --set image.repository=REGISTRY/rlhf-operator --set jobs.trainerImage=REGISTRY/rlhf-trainer
+helm install rlhf oci://registry.rlhf.dev/charts/rlhf-operator --version 0.2.0 -n rlhf-system --create-namespace
 ```
 
 It installs the operator and three definitions: RLHFJob, a training run as one resource; RLHFRuntime and
 ClusterRLHFRuntime, an administrator's pod settings for jobs that name them. Kubernetes 1.20 or newer.
 
 ```
-helm upgrade rlhf charts/rlhf-operator -n rlhf-system --reset-then-reuse-values   # definitions too; running jobs go on
+helm upgrade rlhf oci://registry.rlhf.dev/charts/rlhf-operator -n rlhf-system --reset-then-reuse-values   # definitions too; running jobs go on
 helm uninstall rlhf -n rlhf-system                                                # the definitions stay, and so do jobs
 ```
 

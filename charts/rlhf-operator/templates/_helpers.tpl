@@ -26,8 +26,36 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
+{{/* Of a root and an image's name: the name with its registry. It has one where its first part has a dot or a colon or is
+     `localhost`, as every client of registries reads names. */}}
+{{- define "rlhf-operator.withRegistry" -}}
+{{- $name := index . 1 -}}
+{{- with index . 0 -}}
+{{- $registry := (.Values.global).imageRegistry | default .Values.image.registry -}}
+{{- if and $registry (not (regexMatch "^([^/]*[.:][^/]*|localhost)/" $name)) }}{{ $registry }}/{{ end }}{{ $name -}}
+{{- end -}}
+{{- end }}
+
 {{- define "rlhf-operator.image" -}}
-{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{ include "rlhf-operator.withRegistry" (list . .Values.image.repository) }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end }}
+
+{{/* Names of the global pull secrets, which a parent chart may give as names or as objects: a list as JSON. */}}
+{{- define "rlhf-operator.globalPullSecrets" -}}
+{{- $names := list -}}
+{{- range (.Values.global).imagePullSecrets -}}
+{{- if kindIs "string" . }}{{ $names = append $names . }}{{ else }}{{ $names = append $names .name }}{{ end -}}
+{{- end -}}
+{{- $names | uniq | toJson -}}
+{{- end }}
+
+{{/* A pod's field `imagePullSecrets` with the global ones and the chart's, if there are any. */}}
+{{- define "rlhf-operator.pullSecrets" -}}
+{{- $secrets := list -}}
+{{- range include "rlhf-operator.globalPullSecrets" . | fromJsonArray }}{{ $secrets = append $secrets (dict "name" .) }}{{ end -}}
+{{- with concat $secrets .Values.imagePullSecrets | uniq -}}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end -}}
 {{- end }}
 
 {{- define "rlhf-operator.serviceAccount" -}}
@@ -43,7 +71,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
 {{- define "rlhf-operator.trainerImage" -}}
-{{- $image := .Values.jobs.trainerImage | default "rlhf-trainer" -}}
+{{- $image := include "rlhf-operator.withRegistry" (list . (.Values.jobs.trainerImage | default "rlhf-trainer")) -}}
 {{- if regexMatch "[:@][^/]*$" $image }}{{ $image }}{{ else }}{{ printf "%s:%s" $image .Chart.AppVersion }}{{ end -}}
 {{- end }}
 

@@ -1,6 +1,7 @@
 """The chart as helm renders it: objects are valid and consistent, and hold the settings that the operator reads."""
 
 import base64
+import re
 from typing import Any
 
 import jsonschema
@@ -23,6 +24,7 @@ OPERATOR = {"app.kubernetes.io/name": "rlhf-operator", "app.kubernetes.io/compon
 MONITORING = [{"namespaceSelector": {"matchLabels": {"monitoring": "yes"}}, "podSelector": {}}]
 GIVEN = {"existingSecret": "certificate", "caBundle": "UEVN"}
 EVERYTHING: dict[str, Any] = {
+    "global": {"imageRegistry": "mirror.example/rlhf", "imagePullSecrets": ["everywhere"]},
     "replicaCount": 3,
     "logFormat": "text",
     "image": {"repository": "registry.example/rlhf-operator", "tag": "1@sha256:0f", "pullPolicy": "Always"},
@@ -165,6 +167,7 @@ def test_the_operator_reads_its_settings_from_the_environment_that_the_chart_giv
         requests=False,
         tmp_size_limit="200Gi",
         image_pull_policy="Never",
+        image_pull_secrets=("everywhere",),
         metrics_port=9000,
         review_metrics=True,
         metrics_from=tuple(MONITORING),
@@ -176,24 +179,49 @@ def test_the_operator_reads_its_settings_from_the_environment_that_the_chart_giv
     default = Settings.read(environment(render()))
     assert (default.namespaces, default.webhook_port, default.metrics_port) == ((), None, 8080)
     assert (default.metrics_from, default.gpu_prices) == ((), {})
-    assert (default.requests, default.tmp_size_limit) == (True, None)
-    assert default.trainer_image == "rlhf-trainer:0.2.0"
+    assert (default.requests, default.tmp_size_limit, default.image_pull_secrets) == (True, None, ())
     assert Settings.read(environment(render(NAMESPACED))).namespaces == ("training", "research")
 
 
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ("", "rlhf-trainer:VERSION"),
-        ("registry.example:5000/team/rlhf-trainer", "registry.example:5000/team/rlhf-trainer:VERSION"),
+        ("rlhf-trainer", "REGISTRY/rlhf-trainer:VERSION"),
+        ("team/t", "REGISTRY/team/t:VERSION"),
+        ("t@sha256:0f", "REGISTRY/t@sha256:0f"),
+        ("registry.example:5000/team/t", "registry.example:5000/team/t:VERSION"),
         ("registry.example/t:2", "registry.example/t:2"),
-        ("registry.example/t@sha256:0f", "registry.example/t@sha256:0f"),
+        ("localhost/t@sha256:0f", "localhost/t@sha256:0f"),
     ],
 )
-def test_a_trainers_image_without_a_tag_has_the_charts_version(given, expected):
-    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
-    image = environment(render({"jobs": {"trainerImage": given}}))["RLHF_TRAINER_IMAGE"]
-    assert image == expected.replace("VERSION", version)
+@pytest.mark.parametrize("registry", ["", "mirror:5000/rlhf"])
+def test_an_image_without_a_registry_or_tag_has_the_releases_and_the_charts_version(
+    registry, given, expected
+):
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    published = yaml.safe_load((CHART / "values.yaml").read_text())["image"]["registry"]
+    expected = expected.replace("REGISTRY", registry or published).replace("VERSION", chart["appVersion"])
+    values = {"global": {"imageRegistry": registry}, "jobs": {"trainerImage": given}}
+    if not re.search("[:@][^/]*$", given):
+        values["image"] = {"repository": given}
+    objects = render(values)
+    assert environment(objects)["RLHF_TRAINER_IMAGE"] == expected
+    if "image" in values:
+        pods = (pod_of(objects), the(objects, "Pod")["spec"])
+        assert {container["image"] for pod in pods for container in pod["containers"]} == {expected}
+
+
+def test_pull_secrets_are_those_of_all_charts_and_the_charts_own():
+    everywhere = ["one", {"name": "two"}]
+    values = {
+        "global": {"imagePullSecrets": everywhere},
+        "imagePullSecrets": [{"name": "two"}, {"name": "own"}],
+    }
+    objects = render(values)
+    for pod in (pod_of(objects), the(objects, "Pod")["spec"]):
+        assert [secret["name"] for secret in pod["imagePullSecrets"]] == ["one", "two", "own"]
+    assert Settings.read(environment(objects)).image_pull_secrets == ("one", "two")
+    assert "imagePullSecrets" not in pod_of(render())
 
 
 def test_what_selects_the_operator_finds_its_pods(everything):

@@ -35,7 +35,9 @@ def test_artifact_hub_is_told_of_every_kind_with_examples_that_are_valid() -> No
         ({"replicas": 3}, "'replicas' not allowed"),
         ({"replicaCount": "3"}, "at '/replicaCount': got string, want integer"),
         ({"image": {"repository": ""}}, "at '/image/repository'"),
-        ({"image": {"registry": "r"}}, "'registry' not allowed"),
+        ({"image": {"digest": "r"}}, "'digest' not allowed"),
+        ({"global": {"imageRegistry": "https://r.example"}}, "at '/global/imageRegistry'"),
+        ({"global": {"imagePullSecrets": [{"key": "k"}]}}, "at '/global/imagePullSecrets/0'"),
         ({"jobs": {"imagePullPolicy": "Sometimes"}}, "at '/jobs/imagePullPolicy'"),
         ({"watchNamespaces": ["Training"]}, "at '/watchNamespaces/0'"),
         ({"jobs": {"metricsFrom": [{"nameSpaceSelector": {}}]}}, "'nameSpaceSelector' not allowed"),
@@ -77,7 +79,7 @@ def test_the_schema_knows_every_value_and_no_other():
         for name, inner in schema["properties"].items():
             if "properties" in inner and values[name]:
                 compare(inner, values[name], f"{where}{name}.")
-        assert set(schema["properties"]) - {"global"} == set(values), where
+        assert set(schema["properties"]) == set(values), where
 
     compare(schema, values, "")
 

@@ -27,6 +27,8 @@ class Defaults(Report):
 
     image: str
     image_pull_policy: str | None = None
+    image_pull_secrets: tuple[str, ...] = ()
+    """Beside those of the job."""
     workspace_claim: str | None = None
     requests: bool = False
     """Pods on CPUs without requests ask for the memory that their models need."""
@@ -59,6 +61,8 @@ class Settings:
     workspace_claim: str | None = None
     """PersistentVolumeClaim, in their own namespaces, of jobs that name none."""
     image_pull_policy: str | None = None
+    image_pull_secrets: tuple[str, ...] = ()
+    """Secrets with credentials for the image's registry, in the namespaces of jobs."""
     requests: bool = True
     """Whether pods without requests ask for the memory of the plan."""
     tmp_size_limit: str | None = None
@@ -93,6 +97,7 @@ class Settings:
         return Defaults(
             image=self.trainer_image,
             image_pull_policy=self.image_pull_policy,
+            image_pull_secrets=self.image_pull_secrets,
             workspace_claim=self.workspace_claim,
             requests=self.requests,
             tmp_size_limit=self.tmp_size_limit,
@@ -107,6 +112,9 @@ class Settings:
             if not environ.get(name):
                 raise ValueError(f"{name} is not set: the operator is started by its chart")
             return environ[name]
+
+        def names(variable: str) -> tuple[str, ...]:
+            return tuple(filter(None, environ.get(variable, "").split(",")))
 
         def port(name: str) -> int | None:
             text = environ.get(name)
@@ -129,11 +137,12 @@ class Settings:
             trainer_image=required("RLHF_TRAINER_IMAGE"),
             token_key=key.encode(),
             previous_token_key=previous.encode() or None,
-            namespaces=tuple(filter(None, environ.get("RLHF_NAMESPACES", "").split(","))),
+            namespaces=names("RLHF_NAMESPACES"),
             own_namespace=environ.get("POD_NAMESPACE") or "default",
             identity=environ.get("POD_NAME") or f"operator-{os.getpid()}",
             workspace_claim=environ.get("RLHF_WORKSPACE_CLAIM") or None,
             image_pull_policy=environ.get("RLHF_IMAGE_PULL_POLICY") or None,
+            image_pull_secrets=names("RLHF_IMAGE_PULL_SECRETS"),
             requests=environ.get("RLHF_NO_REQUESTS") != "true",
             tmp_size_limit=_quantity("RLHF_TMP_SIZE_LIMIT", environ),
             metrics_port=metrics_port,

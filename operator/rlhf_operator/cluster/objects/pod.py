@@ -118,7 +118,7 @@ def build_pod(pinned: Pinned, new: NewPod, uid: str) -> Body:
             ],
             "volumes": volumes(config, pods, pinned.name, defaults),
             **_gpu_claims(config.job, uid, role, pods.gpu),
-            **_placement(pods),
+            **_placement(pods, defaults),
         },
     }
     added = {"spec": _added(body["spec"], as_object(pods.template.get("spec")))}
@@ -221,12 +221,13 @@ def _lifecycle(role: Role) -> Body:
     return {"lifecycle": {"preStop": {"httpGet": {"path": role.row.drain, "port": "http"}}}}
 
 
-def _placement(pods: PodSettings) -> Body:
+def _placement(pods: PodSettings, defaults: Defaults) -> Body:
+    secrets = dict.fromkeys((*defaults.image_pull_secrets, *pods.image_pull_secrets))
     tolerations = [t.model_dump(by_alias=True, exclude_none=True) for t in pods.tolerations]
     fields: Body = {
         "nodeSelector": dict(pods.node_selector),
         "tolerations": tolerations,
         "priorityClassName": pods.priority_class,
-        "imagePullSecrets": [{"name": secret} for secret in pods.image_pull_secrets],
+        "imagePullSecrets": [{"name": secret} for secret in secrets],
     }
     return {key: value for key, value in fields.items() if value}

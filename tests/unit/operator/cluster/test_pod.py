@@ -129,6 +129,13 @@ def test_the_temporary_directory_has_the_limit_that_the_operator_was_given():
     assert {"name": "tmp", "emptyDir": {"sizeLimit": "200Gi"}} in made["spec"]["volumes"]
 
 
+def test_pods_have_the_operators_pull_secrets_and_their_jobs():
+    everywhere = SETTINGS.defaults.model_copy(update={"image_pull_secrets": ("registry", "mirror")})
+    spec = job("spec.pods.imagePullSecrets=[registry, own]").spec
+    made = build_pod(Pinned.make("job", spec, everywhere, "1"), NewPod(Role.TRAINER, 0, 1, False), "1")
+    assert [each["name"] for each in made["spec"]["imagePullSecrets"]] == ["registry", "mirror", "own"]
+
+
 @pytest.mark.parametrize("kind", ["containers", "initContainers"])
 def test_containers_of_a_template_begin_without_privileges(kind):
     root, privileged = "securityContext: {runAsUser: 0}", "securityContext: {privileged: true}"
