@@ -11,7 +11,7 @@ import grimp
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "concepts" / "architecture.md"
-PACKAGES = ("rlhf_operator", "rlhf_trainer", "rlhf_store", "rlhf_api")
+PACKAGES = ("rlhf", "rlhf_operator", "rlhf_trainer", "rlhf_store", "rlhf_api")
 _PICTURE = re.compile(r"(<!-- packages -->\n)(?:```mermaid\n.*?```\n)?", flags=re.S)
 
 

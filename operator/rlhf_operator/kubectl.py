@@ -4,6 +4,7 @@ import argparse
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from rlhf_api.manifest.load import load
 
@@ -25,6 +26,8 @@ from .verbs.local_runs import list_runs, print_logs, show_status
 from .verbs.logs import logs
 from .verbs.status import status
 from .verbs.submit import submit
+
+T = TypeVar("T")
 
 _VERBS: dict[str, Callable[[Session, argparse.Namespace], Awaitable[int]]] = {
     "status": status,
@@ -80,16 +83,36 @@ async def _run(options: argparse.Namespace) -> int:
     if verb is selftest:
         options.job = load(options.file, options.set, variables=options.variables)
     try:
-        target = await locate(options.kubeconfig, options.context, options.namespace)
-    except Failure as error:
+        return await on_cluster(
+            lambda session: verb(session, options), options.namespace, options.context, options.kubeconfig
+        )
+    except NoCluster as error:
         here = of_this_machine(Path("runs", options.name)) if getattr(options, "name", None) else ""
         raise Failure(f"{error}; {here}") if here else error from None
+
+
+class NoCluster(Failure):
+    """No cluster could be located."""
+
+
+async def on_cluster(
+    act: Callable[[Session], Awaitable[T]],
+    namespace: str | None = None,
+    context: str | None = None,
+    kubeconfig: str | None = None,
+) -> T:
+    """The result of `act` on a cluster; what is None is as in the user's kubeconfig. Raises Failure where the cluster
+    cannot be reached or refuses a call."""
+    try:
+        target = await locate(kubeconfig, context, namespace)
+    except Failure as error:
+        raise NoCluster(str(error)) from None
     try:
         session = Session(target)
     except (OSError, ValueError) as error:
         raise Failure(f"{target.cluster}: its certificates cannot be used: {error}") from None
     async with session:
         try:
-            return await verb(session, options)
+            return await act(session)
         except ApiError as error:
             raise Failure(explain(error, target.cluster)) from None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-OURS = ("rlhf_api", "rlhf_store", "rlhf_operator", "rlhf_trainer", "tests")
+OURS = ("rlhf", "rlhf_api", "rlhf_store", "rlhf_operator", "rlhf_trainer", "tests")
 
 
 def imports(file: Path) -> Iterator[tuple[str, str]]:

@@ -24,10 +24,10 @@ WHEEL = ROOT / ".venv-operator"
 OF_WHEEL = pytest.mark.skipif(not WHEEL.exists(), reason="`make .venv-operator` makes this environment")
 
 IMPORTS = """
-import importlib.util, pkgutil, sys, rlhf_api, rlhf_operator, rlhf_store
-for package in (rlhf_api, rlhf_store, rlhf_operator):
+import importlib.util, pkgutil, sys, rlhf, rlhf_api, rlhf_operator, rlhf_store
+for package in (rlhf, rlhf_api, rlhf_store, rlhf_operator):
     assert package.__file__.startswith(sys.prefix), package
-for package in (rlhf_api, rlhf_operator):
+for package in (rlhf, rlhf_api, rlhf_operator):
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         __import__(module.name)
 for absent in ("torch", "numpy", "transformers", "vllm", "deepspeed"):

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-_OURS = ("rlhf_api", "rlhf_store", "rlhf_operator", "rlhf_trainer")
+_OURS = ("rlhf", "rlhf_api", "rlhf_store", "rlhf_operator", "rlhf_trainer")
 _LIBRARIES = tuple({sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")})
 _LONGEST_MESSAGE = 2000
 """Characters of an error's message: a reward function's may quote all responses."""

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -22,6 +22,7 @@ from .open_store import read_checkpoint
 if TYPE_CHECKING:
     from rlhf_store.archive import Snapshot
 
+Order = Literal["newest", "oldest", "best", "worst"]
 SHOWN = 5
 """Default number of responses that are printed."""
 
@@ -65,18 +66,27 @@ def add_samples(commands: Commands) -> None:
 def show(options: argparse.Namespace) -> int:
     if options.limit is not None and options.limit < 1:
         raise Misuse(f"--limit must be at least 1; got {options.limit}")
-    first, last = _steps(options.step)
-    samples = [
-        sample
-        for sample in _parsed(_lines(options.store))
-        if first <= sample.step <= last and (options.prompt or "") in sample.prompt
-    ]
-    if not samples:
-        raise InvalidJob([Problem(options.store, "holds no such sample")])
-    order = "best" if options.best else "worst" if options.worst else "oldest" if options.prompt else "newest"
-    for sample in _ordered(samples, order)[: options.limit or SHOWN]:
+    order: Order | None = "best" if options.best else "worst" if options.worst else None
+    samples = read_samples(options.store, options.step, options.prompt, order)
+    for sample in samples[: options.limit or SHOWN]:
         print_line(sample.model_dump_json() if options.json else _formatted(sample), sys.stdout)
     return 0
+
+
+def read_samples(
+    store: str, steps: str | None = None, prompt: str | None = None, order: Order | None = None
+) -> list[Sample]:
+    """Responses of these steps, `A`, `A..B`, `A..` or `..B`, to prompts that contain the text; the newest first, or
+    with a `prompt` the oldest. Raises InvalidJob if there is none."""
+    first, last = _steps(steps)
+    samples = [
+        sample
+        for sample in _parsed(_lines(store))
+        if first <= sample.step <= last and (prompt or "") in sample.prompt
+    ]
+    if not samples:
+        raise InvalidJob([Problem(store, "holds no such sample")])
+    return _ordered(samples, order or ("oldest" if prompt else "newest"))
 
 
 def _steps(text: str | None) -> tuple[float, float]:
@@ -118,7 +128,7 @@ def _parsed(lines: Iterable[bytes]) -> list[Sample]:
     return samples
 
 
-def _ordered(samples: Sequence[Sample], order: str) -> list[Sample]:
+def _ordered(samples: Sequence[Sample], order: Order) -> list[Sample]:
     if order in ("best", "worst"):
         sign = -1 if order == "best" else 1
         scored = [sample for sample in samples if sample.score is not None]

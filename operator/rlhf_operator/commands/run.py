@@ -5,6 +5,7 @@ import asyncio
 import os
 import shlex
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rlhf_api.contract.run import RunConfig, replicas, roles_of
@@ -12,7 +13,7 @@ from rlhf_api.contract.status import JobStatus
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.estimate.model_files import model_sizes
 from rlhf_api.host.redaction import redacted
-from rlhf_api.host.variables import NO_ENVIRONMENT
+from rlhf_api.host.variables import ENVIRONMENT, NO_ENVIRONMENT
 from rlhf_api.job import RLHFJob
 from rlhf_api.manifest.load import load
 from rlhf_api.rules.unused import without_effect
@@ -93,9 +94,8 @@ def add_run(commands: Commands) -> None:
 
 
 def validate(options: argparse.Namespace) -> int:
-    job = with_runtime_of(
-        _loaded(options, files=options.files), options.runtime, options.variables, needed=False
-    )
+    loaded = _loaded(options.file, options.set, None, options.variables, files=options.files)
+    job = with_runtime_of(loaded, options.runtime, options.variables, needed=False)
     warnings: list[str | None] = []
     if options.files:
         _check_files(job)
@@ -110,8 +110,9 @@ def validate(options: argparse.Namespace) -> int:
 
 def run(options: argparse.Namespace, make: Command) -> int:
     """Runs the job on this machine; `make` builds the processes' command lines."""
-    job = with_runtime_of(_loaded(options, options.trial), options.runtime, options.variables, needed=True)
-    _check_files(job)
+    job = load_checked_job(
+        options.file, options.set, options.trial, runtime=options.runtime, variables=options.variables
+    )
     if options.accept_changes and not options.resume:
         raise Misuse("--accept-changes applies only to --resume; leave it out")
     folder: Path = options.workdir or Path("runs", job.metadata.name)
@@ -164,7 +165,7 @@ def as_submit(options: argparse.Namespace) -> list[str]:
     for name in _LOCAL:
         if getattr(options, name):
             raise Misuse(f"--{name.replace('_', '-')} applies only to --mode local; leave it out")
-    return ["submit", *_manifest_arguments(options)]
+    return ["submit", *_manifest_of(options)]
 
 
 def resume_command(options: argparse.Namespace, folder: Path) -> str:
@@ -172,22 +173,52 @@ def resume_command(options: argparse.Namespace, folder: Path) -> str:
     names = ("runtime", "base_port", "metrics_port")
     given = [(f"--{name.replace('_', '-')}", getattr(options, name)) for name in names]
     more = [part for flag, value in given if value is not None for part in (flag, str(value))]
-    arguments = (*_manifest_arguments(options), *more, "--workdir", str(folder), "--resume")
+    arguments = (*_manifest_of(options), *more, "--workdir", str(folder), "--resume")
     return shlex.join(["rlhf", "run", *map(redacted, arguments)])
 
 
-def _manifest_arguments(options: argparse.Namespace) -> list[str]:
+def _manifest_of(options: argparse.Namespace) -> list[str]:
+    return manifest_arguments(options.file, options.set, options.trial, options.variables)
+
+
+def manifest_arguments(
+    file: Path,
+    overrides: Sequence[str],
+    trial: str | None = None,
+    variables: Mapping[str, str] = ENVIRONMENT,
+) -> list[str]:
     """The arguments that say which manifest is meant, with its overrides."""
-    sets = [part for override in options.set for part in ("--set", override)]
-    trial = [] if options.trial is None else ["--trial", options.trial]
-    no_env = ["--no-env"] if options.variables is NO_ENVIRONMENT else []
-    return [str(options.file), *sets, *trial, *no_env]
+    sets = [part for override in overrides for part in ("--set", override)]
+    named = [] if trial is None else ["--trial", trial]
+    no_env = ["--no-env"] if variables is NO_ENVIRONMENT else []
+    return [str(file), *sets, *named, *no_env]
 
 
-def _loaded(options: argparse.Namespace, trial: str | None = None, *, files: bool = True) -> RLHFJob:
+def load_checked_job(
+    file: Path,
+    overrides: Sequence[str],
+    trial: str | None = None,
+    *,
+    runtime: Path | None = None,
+    variables: Mapping[str, str] = ENVIRONMENT,
+) -> RLHFJob:
+    """The job of a run on this machine. Raises InvalidJob with all problems of its manifest and files."""
+    job = with_runtime_of(_loaded(file, overrides, trial, variables), runtime, variables, needed=True)
+    _check_files(job)
+    return job
+
+
+def _loaded(
+    file: Path,
+    overrides: Sequence[str],
+    trial: str | None,
+    variables: Mapping[str, str],
+    *,
+    files: bool = True,
+) -> RLHFJob:
     """The manifest's job. Raises InvalidJob; with `files`, also for missing files of a job that can be read in part."""
     try:
-        return load(options.file, options.set, trial, variables=options.variables)
+        return load(file, overrides, trial, variables=variables)
     except InvalidJob as error:
         if error.job is None or not files:
             raise

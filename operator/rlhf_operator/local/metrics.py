@@ -11,11 +11,11 @@ from .figures import evaluation_line
 
 
 class Metrics:
-    """Lines appended after construction; a partial line is read once it is complete."""
+    """Lines appended after construction, or with `whole` all; a partial line is read once it is complete."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, *, whole: bool = False) -> None:
         self._file = file
-        self._offset = self._size()
+        self._offset = 0 if whole else self._size()
 
     def new(self) -> list[Mapping[str, Any]]:
         """The lines since the last call."""

@@ -89,6 +89,18 @@ def locked(workdir: Path) -> Iterator[None]:
             raise
 
 
+def is_held(workdir: Path) -> bool:
+    """True while an `rlhf run` holds the lock of the work directory; also where that cannot be told."""
+    try:
+        with (workdir / LOCK).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError as error:
+        return not isinstance(error, FileNotFoundError)
+    return False
+
+
 def prepare(
     workdir: Path, config: RunConfig, *, resume: bool, overwrite: bool, accept_changes: bool = False
 ) -> Earlier | None:

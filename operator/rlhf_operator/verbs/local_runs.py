@@ -2,7 +2,6 @@
 
 import argparse
 import datetime
-import fcntl
 import sys
 import time
 from pathlib import Path
@@ -40,7 +39,7 @@ def show_status(options: argparse.Namespace) -> int:
     with LiveView(sys.stdout) as view:
         while True:
             view.show(_page(folder, status) if sys.stdout.isatty() else Text(), change(status))
-            if is_finished(status) or not _is_held(folder):
+            if is_finished(status) or not workdir.is_held(folder):
                 return 0 if status.phase == "Succeeded" else 1
             time.sleep(POLL_SECONDS)
             status = _read(folder)
@@ -78,7 +77,7 @@ def print_logs(options: argparse.Namespace) -> int:
         lines = content.decode(errors="replace").splitlines()
         for line in lines if options.tail is None else lines[len(lines) - min(options.tail, len(lines)) :]:
             put(prefix + one_line(line), sys.stdout)
-    while options.follow and not is_finished(_read(options.name)) and _is_held(options.name):
+    while options.follow and not is_finished(_read(options.name)) and workdir.is_held(options.name):
         time.sleep(POLL_SECONDS)
         for i, (file, prefix) in enumerate(zip(files, prefixes, strict=True)):
             offsets[i], lines = _appended(file, offsets[i])
@@ -108,14 +107,14 @@ def _page(folder: Path, status: JobStatus) -> Text:
     about = [f"in {folder}"]
     if status.start_time:
         about.append(f"began {age(status.start_time, now)} ago")
-    if not is_finished(status) and not _is_held(folder):
+    if not is_finished(status) and not workdir.is_held(folder):
         about.append("its `rlhf run` has died; go on with --resume")
     return describe_status(_name(folder), about, status, [], now)
 
 
 def _row(folder: Path, name: str, status: JobStatus, now: datetime.datetime) -> tuple[str, ...]:
     figures = ("" if value is None else f"{value:.4g}" for value in (status.reward, status.kl))
-    dead = not is_finished(status) and not _is_held(folder / name)
+    dead = not is_finished(status) and not workdir.is_held(folder / name)
     began = age(status.start_time, now) if status.start_time else ""
     phase = f"{status.phase} (died)" if dead else status.phase
     return (name, phase, str(status.step), str(status.total_steps), *figures, str(status.restarts), began)
@@ -132,15 +131,3 @@ def _read(folder: Path) -> JobStatus:
         message = "is not the status of a run that this version can read"
         raise InvalidJob([Problem(str(folder / workdir.STATUS), message)])
     return status
-
-
-def _is_held(folder: Path) -> bool:
-    """True while an `rlhf run` holds the lock of the work directory; also where that cannot be told."""
-    try:
-        with (folder / workdir.LOCK).open("rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError as error:
-        return not isinstance(error, FileNotFoundError)
-    return False

@@ -1,0 +1,137 @@
+"""Names of a user's functions by which another process imports them, also of those in notebooks."""
+
+import builtins
+import hashlib
+import importlib
+import inspect
+import symtable
+import sys
+import textwrap
+from ast import literal_eval
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_operator.local.modules import missing
+
+FOLDER = Path("runs", "functions")
+"""Folder of saved functions, in the current directory: there every later process finds them, as the manifest's other
+modules."""
+_HEAD = '"""Saved by rlhf from a function that is in no module."""\n\nfrom __future__ import annotations\n'
+_LONGEST_VALUE = 10_000
+_DIGITS = 8
+_MISSING = object()
+
+
+def import_path(function: Callable[..., Any]) -> str:
+    """`package.module:name` of a function. One of `__main__` or of a notebook's cell is saved first, with the helpers,
+    imports and constants that it uses, into a file that is named after its content.
+
+    Raises:
+        InvalidJob: another process could not have it, with the reason.
+    """
+    if not isinstance(function, FunctionType) or function.__name__ == "<lambda>":
+        raise _refusal(
+            function, f"is {_kind(function)}, which no other process can import; define it by `def`"
+        )
+    if function.__qualname__ != function.__name__:
+        outer = function.__qualname__.removesuffix(f".{function.__name__}").removesuffix(".<locals>")
+        variables = ", ".join(function.__code__.co_freevars)
+        uses = f" and uses its {variables}" if variables else ""
+        raise _refusal(
+            function, f"is defined inside {outer}{uses}; define it at the top of a cell or of a file"
+        )
+    if function.__module__ != "__main__":
+        path = f"{function.__module__}:{function.__name__}"
+        if reason := missing(path):
+            raise _refusal(function, reason)
+        return path
+    text = "\n".join([_HEAD, *_definitions(function, set())])
+    digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+    file = FOLDER / f"{function.__name__}_{digest}.py"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+    importlib.invalidate_caches()
+    return f"{'.'.join(file.with_suffix('').parts)}:{function.__name__}"
+
+
+def _definitions(function: FunctionType, names: set[str]) -> Iterator[str]:
+    """Statements that define the function, after those that it needs; `names`: of what was defined before."""
+    try:
+        source = textwrap.dedent(inspect.getsource(function))
+    except (OSError, TypeError):
+        raise _refusal(
+            function, "has no source that can be read; define it in a file or in a notebook's cell"
+        ) from None
+    names.add(function.__name__)
+    for name in sorted(set(_global_names(source)) - names):
+        value = function.__globals__.get(name, _MISSING)
+        if _is_builtin(name, value):
+            continue
+        if isinstance(value, FunctionType) and value.__module__ == "__main__":
+            if value.__name__ != name or value.__qualname__ != name:
+                raise _refusal(
+                    function, f"uses {name}, which is no function that a cell defines by this name"
+                )
+            yield from _definitions(value, names)
+        else:
+            names.add(name)
+            yield _definition(function, name, value)
+    yield f"\n{source}"
+
+
+def _global_names(source: str) -> Iterator[str]:
+    """Names that a function's source takes from its module, wherever in it; not those of annotations, which a saved
+    module does not evaluate."""
+    tables = [symtable.symtable(_HEAD + source, "function", "exec")]
+    for table in tables:
+        tables += table.get_children()
+        is_module = table.get_type() == "module"
+        for symbol in table.get_symbols():
+            if symbol.is_referenced() if is_module else symbol.is_global():
+                yield symbol.get_name()
+
+
+def _definition(function: FunctionType, name: str, value: Any) -> str:
+    """A statement that gives a name its value in another process."""
+    if isinstance(value, ModuleType):
+        return f"import {value.__name__} as {name}"
+    module, qualified = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if module and qualified and module != "__main__":
+        if getattr(sys.modules.get(module), qualified, None) is value:
+            return f"from {module} import {qualified} as {name}"
+    elif _is_literal(value):
+        return f"{name} = {value!r}"
+    if value is _MISSING:
+        raise _refusal(function, f"uses {name}, which is not defined")
+    raise _refusal(
+        function,
+        f"uses {name}, which is {_kind(value)} and is not saved with it; make it inside the function, or move both "
+        "into a file",
+    )
+
+
+def _is_builtin(name: str, value: Any) -> bool:
+    """True for a name that a module has from Python; IPython's `open` wraps that of Python."""
+    builtin = getattr(builtins, name, None)
+    return builtin is not None and (value is _MISSING or inspect.unwrap(value) is builtin)
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, FunctionType) and value.__name__ == "<lambda>":
+        return "a lambda"
+    return "a class" if isinstance(value, type) else f"of type {type(value).__name__}"
+
+
+def _is_literal(value: Any) -> bool:
+    text = repr(value)
+    try:
+        return len(text) <= _LONGEST_VALUE and bool(literal_eval(text) == value)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return False
+
+
+def _refusal(function: Callable[..., Any], reason: str) -> InvalidJob:
+    return InvalidJob([Problem(getattr(function, "__name__", type(function).__name__), reason)])
