@@ -182,8 +182,8 @@ def test_a_work_directory_that_is_moved_away_ends_the_run_and_is_gone_on_from_wh
     assert process.returncode == 1
     assert err == (
         f"error: the work directory {run.work} was moved or deleted while the run used it; put it back\n"
-        "the newest checkpoint is of step 2; go on with `rlhf run job.yaml --workdir w --resume`, or get its model with "
-        "`rlhf checkpoint export s3://bucket/prefix 2 w/policy-2`\n"
+        "the newest checkpoint is of step 2; go on with `rlhf run job.yaml --workdir w --resume`, or get its model "
+        "with `rlhf checkpoint export s3://bucket/prefix 2 w/policy-2`\n"
     )
     assert run.alive() == []
     assert list(usual.iterdir()) == []
