@@ -23,9 +23,11 @@ It installs the operator and three definitions: RLHFJob, a training run as one r
 ClusterRLHFRuntime, an administrator's pod settings for jobs that name them. Kubernetes 1.20 or newer.
 
 ```
-helm upgrade rlhf oci://registry.rlhf.dev/charts/rlhf-operator -n rlhf-system --reset-then-reuse-values   # definitions too; running jobs go on
-helm uninstall rlhf -n rlhf-system                                                # the definitions stay, and so do jobs
+helm upgrade rlhf oci://registry.rlhf.dev/charts/rlhf-operator -n rlhf-system --reset-then-reuse-values
+helm uninstall rlhf -n rlhf-system
 ```
+
+An upgrade brings the new definitions too, and running jobs go on. After an uninstall definitions and jobs stay.
 
 [On a cluster](../../docs/guides/cluster.md) tells how to install, observe and remove it, [upgrades and version
 skew](../../docs/guides/upgrades.md) which versions work together. Helm refuses values that are not in this table, and
