@@ -10,7 +10,7 @@ PINS   := $(wildcard constraints/*.txt)
 python  = $(or $(shell tools/python $(PYTHON)),$(error no Python to use))
 
 .PHONY: install demo test quick units operator current-api e2e examples jobs chaos weights trainer gpu faults
-.PHONY: sweep cluster images cluster-down lint docs generated release clean
+.PHONY: sweep cluster images cluster-down lint docs generated release publish bundle clean
 
 install: $(STAMP)
 
@@ -187,12 +187,19 @@ $(VENV)-operator: pyproject.toml $(PINS) $(shell find operator trainer_image -na
 	$@/bin/pip install --quiet --no-compile --constraint constraints/common.txt "$$(ls $@/*.whl)[operator]"
 	touch $@
 
-# Wheel, chart, constraints and bills of materials in dist/, and images; checked, not published. BASE_IMAGE names the
-# image from which ours start, by its digest.
+# All that is published, in dist/, checked. BASE_IMAGE names the image from which ours start, by its digest.
 release: install $(BIN)/helm
 	$(BIN)/python tools/gpu --released
 	$(BIN)/pip install --quiet --constraint constraints/common.txt rfc3987-syntax  # for addresses in the bills
-	$(BIN)/python tools/release dist
+	$(BIN)/python -m tools.release make dist
+
+# What is in dist/, as it is, to REGISTRY, and signed with KEY; PLAIN_HTTP=1 for a registry without TLS.
+publish: install $(BIN)/helm
+	$(BIN)/python -m tools.release publish dist $(if $(REGISTRY),--registry $(REGISTRY)) $(if $(KEY),--key $(KEY)) $(if $(PLAIN_HTTP),--plain-http)
+
+# What is in dist/ as one archive, for a site without a network.
+bundle: install
+	$(BIN)/python -m tools.release bundle dist
 
 clean:
 	rm -rf $(VENV) $(VENV)-operator dist runs

@@ -1,27 +1,19 @@
 """Installation: the wheel works without a clone and without torch, and each engine's pins resolve."""
 
 import json
-import os
 import re
 import shutil
-import subprocess
 import sys
 import sysconfig
 import tomllib
 import venv
-from importlib.machinery import SourceFileLoader
 from importlib.metadata import version
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import yaml
-
-ROOT = Path(__file__).parents[2]
-WHEEL = ROOT / ".venv-operator"
-"""An environment with the wheel and the operator's extra, and nothing of this clone."""
-OF_WHEEL = pytest.mark.skipif(not WHEEL.exists(), reason="`make .venv-operator` makes this environment")
+from tests.support.packaging import OF_WHEEL, ROOT, WHEEL, done, normalized, pins
+from tools.release.files import NOT_IN_IMAGES
 
 IMPORTS = """
 import importlib.util, pkgutil, sys, rlhf, rlhf_api, rlhf_operator, rlhf_store
@@ -46,12 +38,6 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     manifest["spec"] |= {"steps": 1, "optimizer": {"learningRate": 3e-3}}
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(manifest))
     return tmp_path
-
-
-def done(*command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command, env=os.environ | environment, capture_output=True, text=True, timeout=900, check=False
-    )
 
 
 @OF_WHEEL
@@ -113,123 +99,6 @@ def test_there_is_one_version():
     assert tags
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert {chart["version"], chart["appVersion"], newest[1], *tags} == {project["version"]}
-
-
-@pytest.fixture
-def release() -> ModuleType:
-    """tools/release, of which `make release` runs all."""
-    loader = SourceFileLoader("release", str(ROOT / "tools" / "release"))
-    module = module_from_spec(spec_from_loader(loader.name, loader))
-    loader.exec_module(module)
-    return module
-
-
-def test_a_release_has_the_chart_of_its_version(release, tmp_path):
-    release.make_chart(tmp_path)
-    assert [file.name for file in tmp_path.iterdir()] == [f"rlhf-operator-{release.VERSION}.tgz"]
-
-
-@OF_WHEEL
-def test_a_release_s_bill_lists_what_the_wheel_brings_and_misses_nothing_that_is_asked_for(release, tmp_path):
-    release.make_operator_bill(tmp_path, WHEEL / "bin" / "python")
-    (bill,) = tmp_path.iterdir()
-    listed = {each["name"]: each["version"] for each in json.loads(bill.read_text())["components"]}
-    assert {name: listed[name] for name in ("kopf", "pydantic")} == {
-        name: pins("common.txt")[name] for name in ("kopf", "pydantic")
-    }
-    assert not {"torch", "vllm", "deepspeed"} & listed.keys()
-    with pytest.raises(SystemExit, match="lacks kopf, torch"):
-        release.check_bill(bill, {"kopf": "0", "torch": "1", "pydantic": listed["pydantic"]})
-
-
-def test_a_release_overwrites_nothing_but_a_release(tmp_path):
-    (tmp_path / "thesis.txt").touch()
-    refused = done(sys.executable, ROOT / "tools" / "release", tmp_path)
-    assert (refused.returncode, "is there and no release" in refused.stderr) == (1, True)
-    assert [file.name for file in tmp_path.iterdir()] == ["thesis.txt"]
-
-
-@pytest.mark.parametrize("named", ["", "python:3.11-slim-bookworm", f"python@sha256:{'a' * 63}"])
-def test_a_release_starts_from_an_image_that_nobody_moves(tmp_path, named):
-    refused = done(sys.executable, ROOT / "tools" / "release", tmp_path / "dist", BASE_IMAGE=named)
-    assert refused.returncode == 1
-    assert re.search(rf"must name the image .* by its digest, .*; got '{named}'", refused.stderr)
-    assert not (tmp_path / "dist").exists()
-
-
-@pytest.fixture
-def base(monkeypatch: pytest.MonkeyPatch) -> str:
-    name = f"python@sha256:{'a' * 64}"
-    monkeypatch.setenv("BASE_IMAGE", name)
-    return name
-
-
-def as_builder(folder: Path, script: str) -> None:
-    """Puts a program of that name on an otherwise empty PATH, in place of the machine's builders of images."""
-    (folder / "buildah").write_text(f"#!/bin/sh\n{script}\n")
-    (folder / "buildah").chmod(0o755)
-
-
-@pytest.mark.parametrize(
-    ("script", "reason"),
-    [
-        ("", "no buildah here; no podman here; no docker here"),
-        (
-            "echo cannot connect to its daemon >&2; exit 1",
-            "`buildah info` failed: cannot connect to its daemon",
-        ),
-        ('[ "$1" = info ] || { echo no such host >&2; exit 125; }', "failed with 125: no such host"),
-    ],
-    ids=["no builder", "no daemon", "no registry"],
-)
-def test_a_release_says_which_images_it_lacks_and_how_to_build_them(
-    release, base, tmp_path, monkeypatch, capsys, script, reason
-):
-    """All other parts of it are in place by then."""
-    if script:
-        as_builder(tmp_path, script)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    made = tmp_path / "dist"
-    made.mkdir()
-    (made / "SHA256SUMS").touch()
-    with pytest.raises(SystemExit) as ended:
-        release.finish(made)
-    assert f"release {release.VERSION}, checked, in {made}: SHA256SUMS" in capsys.readouterr().out
-    for image, arguments in {"operator": "", "trainer": "--build-arg=ENGINE=gpu "}.items():
-        name = f"rlhf-{image}:{release.VERSION}"
-        assert re.search(rf"{name}: .*{re.escape(reason)}", str(ended.value))
-        command = f"docker build --target={image} --tag={name} {arguments}--build-arg=BASE_IMAGE={base} ."
-        assert command in str(ended.value)
-
-
-def test_a_release_checks_the_images_that_it_builds(release, base, tmp_path, monkeypatch, capsys):
-    other = f"--build-arg=BASE_IMAGE={base}"
-    script = f'case "$1 $*" in run*) echo {release.VERSION};; build*{other}*) ;; build*) exit 1;; esac'
-    as_builder(tmp_path, script)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    release.finish(tmp_path)
-    images = f"rlhf-operator:{release.VERSION}, rlhf-trainer:{release.VERSION}"
-    assert f"images, checked: {images}" in capsys.readouterr().out
-    as_builder(tmp_path, '[ "$1" != run ] || echo 0.0.1')
-    with pytest.raises(SystemExit, match=r"rlhf-operator:.*: it has version 0\.0\.1"):
-        release.finish(tmp_path)
-
-
-def pins(name: str) -> dict[str, str]:
-    """Versions by normalized name that one of the constraints files sets, with those it includes."""
-    versions: dict[str, str] = {}
-    for line in (ROOT / "constraints" / name).read_text().splitlines():
-        if line.startswith("-c "):
-            versions |= pins(line.removeprefix("-c "))
-        elif line and not line.startswith("#"):
-            package, _, pinned_version = line.partition("==")
-            assert normalized(package) not in versions, f"{package} is pinned twice"
-            versions[normalized(package)] = pinned_version
-    return versions
-
-
-def normalized(package: str) -> str:
-    return re.sub(r"[-_.]+", "-", package).lower()
 
 
 @pytest.mark.parametrize(
@@ -306,7 +175,7 @@ def test_an_engine_resolves_to_what_its_constraints_pin(engine, torch, tmp_path)
 
 
 @pytest.mark.parametrize(("engine", "stays"), [("cpu", False), ("gpu", True)])
-def test_torchvision_stays_where_vllm_needs_it(engine, stays, release):
+def test_torchvision_stays_where_vllm_needs_it(engine, stays):
     """vLLM's build for GPUs does not start without it: its warm-up imports a model with images. Its build for CPUs
     does."""
     planned = done(
@@ -316,8 +185,8 @@ def test_torchvision_stays_where_vllm_needs_it(engine, stays, release):
     taken = set(line.split()) - {"rfc3987-syntax"}  # of the tests' own packages
     assert {"torchaudio", "torchcodec"} <= taken
     assert ("torchvision" not in taken) is stays
-    assert ("torchvision" not in release.NOT_IN_IMAGES[engine]) is stays
-    assert taken <= release.NOT_IN_IMAGES[engine]
+    assert ("torchvision" not in NOT_IN_IMAGES[engine]) is stays
+    assert taken <= NOT_IN_IMAGES[engine]
 
 
 def test_the_docs_take_away_with_a_wheel_what_make_takes_away():

@@ -1,0 +1,77 @@
+"""Signatures as `cosign verify --key` reads them, made with openssl: cosign itself is in no package registry.
+
+A signature is an artifact beside what it signs, at the tag `sha256-DIGEST.sig`: a small JSON text that names the digest
+(a "simple signing" payload), and in its annotation the ECDSA signature of that text. No transparency log has it.
+"""
+
+import base64
+import json
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+from tools.release.artifacts import Part, Registry, digest_of
+from tools.release.steps import expect, last_line, say
+
+PASSPHRASE = "RELEASE_KEY_PASSPHRASE"
+PAYLOAD = "application/vnd.dev.cosign.simplesigning.v1+json"
+ANNOTATION = "dev.cosignproject.cosign/signature"
+
+
+def check_key(key: Path) -> None:
+    """It is a private key on the curve P-256 that the passphrase opens."""
+    expect(key.is_file(), f"no signing key {key}")
+    shown = _openssl("pkey", "-in", str(key), "-passin", f"env:{PASSPHRASE}", "-noout", "-text_pub")
+    expect(
+        b"P-256" in shown,
+        f"{key} must be an ECDSA key on the curve P-256, as `openssl ecparam -name prime256v1 -genkey` makes it",
+    )
+
+
+def sign(registry: Registry, name: str, digest: str, key: Path) -> None:
+    """What has the digest in a repository, unless the same text is signed there already."""
+    payload = json.dumps(
+        {
+            "critical": {
+                "identity": {"docker-reference": f"{registry.address}/{name}"},
+                "image": {"docker-manifest-digest": digest},
+                "type": "cosign container image signature",
+            },
+            "optional": None,
+        }
+    ).encode()
+    tag = f"{name}:{digest.replace(':', '-')}.sig"
+    if digest_of(payload).encode() in (registry.manifest(tag) or b""):
+        return
+    with tempfile.NamedTemporaryFile(prefix="rlhf-payload-") as file:
+        file.write(payload)
+        file.flush()
+        signed = _openssl("dgst", "-sha256", "-sign", str(key), "-passin", f"env:{PASSPHRASE}", file.name)
+    config = {
+        "architecture": "",
+        "os": "",
+        "config": {},
+        "rootfs": {"type": "layers", "diff_ids": [digest_of(payload)]},
+    }
+    layer = Part(PAYLOAD, payload, {ANNOTATION: base64.b64encode(signed).decode()})
+    registry.push(tag, Part("application/vnd.oci.image.config.v1+json", json.dumps(config).encode()), [layer])
+    say(f"signed {registry.address}/{name}@{digest}")
+
+
+def _openssl(*arguments: str) -> bytes:
+    """The passphrase is in its environment alone; without one it asks nobody."""
+    environment = {PASSPHRASE: "", **os.environ}
+    done = subprocess.run(
+        ["openssl", *arguments],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    reason = last_line(done.stderr.decode(errors="replace"))
+    expect(
+        done.returncode == 0, f"the signing key cannot be used (its passphrase is in {PASSPHRASE}): {reason}"
+    )
+    return done.stdout
