@@ -169,11 +169,7 @@ def test_a_rows_field_is_to_be_renamed(here, capsys, row, words):
 @pytest.mark.parametrize(
     ("name", "holds", "message"),
     [
-        (
-            "rows.csv",
-            b"prompt\nhello\n",
-            "is CSV, which is not read; write its rows as JSONL, a JSON list or Parquet",
-        ),
+        ("rows.arrow", b"ARROW1", "is Arrow, which is not read; write its rows as JSONL, CSV or Parquet"),
         (
             "rows.jsonl.gz",
             b"\x1f\x8b\x08\x00",
@@ -188,7 +184,8 @@ def test_a_rows_field_is_to_be_renamed(here, capsys, row, words):
         (
             "openai/gsm8k",
             None,
-            "cannot be read: No such file or directory; for a dataset of the hub name a function",
+            "cannot be read: No such file or directory; if it is a dataset of the hub, name a split of it, such as "
+            "hf://openai/gsm8k:train",
         ),
     ],
 )

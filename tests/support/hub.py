@@ -1,4 +1,5 @@
-"""A model hub on this machine: as much of its API as downloads need, over a directory for each repository."""
+"""A hub on this machine: as much of its API as downloads need, over a directory for each repository of models or of
+datasets."""
 
 import hashlib
 import json
@@ -46,14 +47,15 @@ def hub(served: Hub, address: str = "127.0.0.1") -> Iterator[Hub]:
             self.do_GET()
 
         def do_GET(self) -> None:
-            parts = unquote(urlsplit(self.path).path).strip("/").split("/")
+            parts = unquote(urlsplit(self.path).path).strip("/").removeprefix("datasets/").split("/")
             name = "/".join(parts[2:4] if parts[0] == "api" else parts[:2])
+            of_model = parts[:2] != ["api", "datasets"]
             if (folder := served.repositories.get(name)) is None:
                 self._send(
                     b"", 404, {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"}
                 )
             elif parts[0] != "api":
-                self._file(folder / parts[4])
+                self._file(folder.joinpath(*parts[4:]))
             elif parts[4] == "tree":
                 self._json([_entry(file, served.sizes) for file in sorted(folder.iterdir())])
             else:
@@ -61,7 +63,9 @@ def hub(served: Hub, address: str = "127.0.0.1") -> Iterator[Hub]:
                     served.callers.add(self.headers.get("Authorization"))
                     if len(served.callers) >= served.awaited:
                         served.release.set()
-                self._json({"id": name, "sha": COMMIT, "siblings": []})
+                files = [] if of_model else [file for file in folder.rglob("*") if file.is_file()]
+                siblings = [{"rfilename": str(file.relative_to(folder))} for file in sorted(files)]
+                self._json({"id": name, "sha": COMMIT, "siblings": siblings})
 
         def _file(self, file: Path) -> None:
             content, head = file.read_bytes(), {"ETag": f'"{_digest(file)}"', "X-Repo-Commit": COMMIT}

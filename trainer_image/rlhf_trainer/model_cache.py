@@ -24,7 +24,7 @@ from huggingface_hub.errors import (
 )
 
 from rlhf_api.contract.run import ProcessEnv, RunConfig
-from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.errors.problem import InvalidJob, Problem, first_line
 from rlhf_api.field_types import ModelField
 from rlhf_api.host.model_directory import pickled, takes_pickles
 from rlhf_api.roles import Role
@@ -105,12 +105,12 @@ def fill(cache: Path, name: str, where: str, *, weights: bool) -> None:
         _follow(cache, name, where, weights)
     except (RepositoryNotFoundError, GatedRepoError, HFValidationError) as error:
         fix = "correct the name, or give the pods a token (HF_TOKEN)"
-        message = f"the hub does not serve it: {_first_line(error)}; {fix}; got {name!r}"
+        message = f"the hub does not serve it: {first_line(error)}; {fix}; got {name!r}"
         raise InvalidJob([Problem(where, message)]) from error
     except PickledWeights as error:
         raise InvalidJob([Problem(where, f"{error}; got {name!r}")]) from None
     except Exception as error:
-        raise RuntimeError(f"cannot fill {cache} with {name} ({where}): {_first_line(error)}") from error
+        raise RuntimeError(f"cannot fill {cache} with {name} ({where}): {first_line(error)}") from error
     log.info("%s (%s) is in %s now", name, where, cache)
 
 
@@ -176,10 +176,6 @@ def _bytes(folder: Path) -> int:
         except FileNotFoundError:  # renamed on completion
             continue
     return nbytes
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).strip().splitlines()[0]
 
 
 def run(env: ProcessEnv, environ: Mapping[str, str] = os.environ) -> None:

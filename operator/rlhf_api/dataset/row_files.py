@@ -8,7 +8,7 @@ import re
 import sys
 from abc import abstractmethod
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import isinf
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, overload
@@ -24,7 +24,9 @@ _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{},]', flags=re.DOTALL)
 """A JSON string, or a structural character of lists and objects."""
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip", b"BZh": "bzip2"}
 """First bytes of compressed files."""
-_TABLES = {".csv": "CSV", ".tsv": "TSV", ".arrow": "Arrow", ".xlsx": "Excel"}
+TABLES = (".parquet", ".csv", ".tsv")
+"""Endings of the names of tables, whose rows are copied as JSONL before they are read."""
+_OTHER_TABLES = {".arrow": "Arrow", ".xlsx": "Excel"}
 _HUB_NAME = re.compile(r"[\w-]+/[\w.-]+")
 _PARQUET = b"PAR1"
 """First and last bytes of a Parquet file."""
@@ -58,14 +60,21 @@ class RowFile(Rows):
     """The rows of a file, read and checked on access."""
 
     def __init__(
-        self, file: Path, kind: RowKind, name: str | None = None, *, by_number: bool = False
+        self,
+        file: Path,
+        kind: RowKind,
+        name: str | None = None,
+        columns: Mapping[str, str] | None = None,
+        *,
+        of_table: bool = False,
     ) -> None:
-        """`name`: the original's name in messages, if the file is a copy; `by_number`: its line numbers are not the
-        original's, so rows are reported by number, from 0.
+        """`name`: the original's name in messages, if the file is a copy; `columns`: columns, by the fields that
+        they are read as; `of_table`: the copy of a table, whose rows are reported by number, from 0.
 
         Raises InvalidJob if the file cannot be read, is a truncated list, or has no rows.
         """
         self._file, self._kind, self.name = file, kind, name or str(file)
+        self._columns, self._of_table = columns or {}, of_table
         try:
             open_regular(file).close()  # a pipe or a device may have no end
             if other := _other_form(file):
@@ -79,7 +88,7 @@ class RowFile(Rows):
             raise InvalidJob(
                 [Problem(self.name, f"cannot be read: {error.strerror}{_hint(self.name)}")]
             ) from None
-        self._by_number = by_number or self._is_list
+        self._by_number = of_table or self._is_list
         if not len(self):
             raise InvalidJob([Problem(self.name, "has no rows")])
 
@@ -129,7 +138,7 @@ class RowFile(Rows):
         except UnicodeDecodeError:
             raise InvalidJob([Problem(self.where(index), "is not UTF-8 text")]) from None
         row = _parse(text, lambda: self.where(index))
-        return checked_row(row, self._kind, lambda: self.where(index))
+        return checked_row(row, self._kind, lambda: self.where(index), self._columns, of_table=self._of_table)
 
     def where(self, index: int) -> str:
         """`file:line`, counted by reading the rows before; `file[index]` for a list, whose rows may share a line."""
@@ -155,8 +164,8 @@ def is_parquet(file: Path) -> bool:
 
 def _other_form(file: Path) -> str:
     """Advice for a file of rows in a format that is not read, by its name and first bytes; '' for any other."""
-    if kind := _TABLES.get(file.suffix.lower()):
-        return f"is {kind}, which is not read; write its rows as JSONL, a JSON list or Parquet"
+    if kind := _OTHER_TABLES.get(file.suffix.lower()):
+        return f"is {kind}, which is not read; write its rows as JSONL, CSV or Parquet"
     with file.open("rb") as opened:
         begin = opened.read(4)
     if begin == _PARQUET:
@@ -169,7 +178,7 @@ def _hint(name: str) -> str:
     """Advice for a file's name that reads as a dataset's name on the hub; '' for any other."""
     if not _HUB_NAME.fullmatch(name) or Path(name).suffix or Path(name).parent.exists():
         return ""
-    return "; for a dataset of the hub name a function that returns its rows, `package.module:function`"
+    return f"; if it is a dataset of the hub, name a split of it, such as hf://{name}:train"
 
 
 class _Index(NamedTuple):

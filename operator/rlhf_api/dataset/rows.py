@@ -283,15 +283,54 @@ def _row_problem(error: ValidationError, where: str, row: Any, model: type[Row])
             f"; the {'row' if given is row else 'message'} has {', '.join(map(repr, given)) or 'no fields'}"
         )
         meant = "messages" if name == "prompt" and "messages" in others else closest(name, others)
-        return Problem(f"{where}: {field}", f"is missing{present}" + (f"; rename {meant!r}" if meant else ""))
+        if meant:
+            present += f"; rename {meant!r}"
+        elif given is row and given:
+            present += f"; spec.data.columns says which of them is the {name}"
+        return Problem(f"{where}: {field}", f"is missing{present}")
     got = f"; got {show(details['input'])}" if field else ""
     return Problem(f"{where}: {field}" if field else where, in_our_words(details) + got)
 
 
-def checked_row(row: Any, kind: RowKind, where: Callable[[], str]) -> Row:
-    """Validates a row. Raises InvalidJob with the field, and with its place, for which `where` is called only then."""
+def without_nulls(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row without what is null at any depth of its conversations and tools: tables give each object the keys of all
+    the others, so an argument that a tool call lacks is null there."""
+    return {key: _filled(value) if key in RENDERED_FIELDS else value for key, value in row.items()}
+
+
+def _filled(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _filled(inner) for key, inner in value.items() if inner is not None}
+    return [_filled(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def _renamed(row: dict[str, Any], columns: Mapping[str, str], where: Callable[[], str]) -> dict[str, Any]:
+    if missing := next((column for column in columns.values() if column not in row), None):
+        has = f"has {', '.join(map(repr, row)) or 'no fields'}"
+        raise InvalidJob(
+            [Problem(where(), f"there is no {missing!r}, which data.columns names; the row {has}")]
+        )
+    others = {key: value for key, value in row.items() if key not in columns.values()}
+    return others | {field: row[column] for field, column in columns.items()}
+
+
+def checked_row(
+    row: Any,
+    kind: RowKind,
+    where: Callable[[], str],
+    columns: Mapping[str, str] | None = None,
+    *,
+    of_table: bool = False,
+) -> Row:
+    """Validates a row, with `columns` read as the fields that they are the values of. `of_table`: what is null in it is
+    not there.
+
+    Raises InvalidJob with the field, and with its place, for which `where` is called only then.
+    """
     if not isinstance(row, dict):
         raise InvalidJob([Problem(where(), f"a row must be an object; it is {kind_of(row)}")])
+    row = _renamed(row, columns, where) if columns else row
+    row = without_nulls(row) if of_table else row
     model = row_type(row, kind)
     try:
         return model.model_validate(row)

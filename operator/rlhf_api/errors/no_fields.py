@@ -124,11 +124,7 @@ _ANSWERS = (
         "do_sample num_beams",
         "responses are always sampled; for greedy evaluation set spec.evaluation.temperature: 0",
     ),
-    (
-        "prompt_key input_key label_key reward_fn_key dataset_text_field response_key dataset_kwargs",
-        "rename the rows' keys to prompt, answer, messages, chosen or rejected, or let a function in "
-        "spec.data.train do it",
-    ),
+    ("reward_fn_key", "a reward function gets the whole row, and chooses itself"),
     (
         "train_max_samples val_max_samples max_samples prompt_split eval_split num_examples",
         "all rows count; for a part of them write a file, or a function in spec.data.train",

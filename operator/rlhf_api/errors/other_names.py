@@ -35,6 +35,7 @@ _NAMES = {
         "query_dataset custom_cls"
     ),
     "spec.data.sources[].weight": "prompt_data_probs",
+    "spec.data.columns": "prompt_key input_key label_key dataset_text_field response_key dataset_kwargs",
     "spec.data.promptsPerStep": (
         "batch_size train_batch_size rollout_batch_size sample_per_episode generation_batch_size "
         "gen_batch_size vllm_generate_batch_size local_batch_size token_batch_size"

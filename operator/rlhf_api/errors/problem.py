@@ -43,6 +43,11 @@ def show(value: object) -> str:
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of another library's words, or the kind of an error without words."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def kind_of(value: object) -> str:
     """The JSON type of a value in words, for messages that must not quote it."""
     if isinstance(value, str):

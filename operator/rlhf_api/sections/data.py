@@ -1,5 +1,6 @@
 """`spec.data` and `spec.pretraining`: files of rows, their weights, the length of what is read."""
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -13,14 +14,17 @@ class Source(Frozen):
     """A file of rows, with its share of the mixture."""
 
     path: str
-    """JSON, JSONL or Parquet: a path, or the URL of an object (`s3://`, `gs://`, `az://`). Or `package.module:name`, a
-    function of your own that returns a sequence of rows."""
+    """JSONL, JSON, Parquet, CSV or TSV: a path, or the URL of an object (`s3://`, `gs://`, `az://`). Or a split of a
+    dataset of the hub, `hf://OWNER/NAME:SPLIT`. Or `package.module:name`, a function of your own that returns a
+    sequence of rows."""
     weight: PositiveFloat | None = None
     """Weight of the source: its share of an epoch's samples is this over the sum of all. Set it for every source or for
     none (by rows).
     """
     system_prompt: str | None = None
     """Overrides `data.systemPrompt`; an empty one too."""
+    columns: dict[str, str] | None = None
+    """Overrides `data.columns`; an empty one too."""
 
 
 def parsed(text: str) -> Source:
@@ -35,13 +39,21 @@ def parsed(text: str) -> Source:
 
 
 def unknown_store(path: str) -> str:
-    """Problem of a URL whose kind of store is not read, such as `hf://` or `https://`; '' for any other."""
+    """Problem of a URL that is not read, such as one of `https://`; '' for any other."""
     scheme, url, _ = path.partition("://")
-    stores = ", ".join(f"{known}://" for known in SCHEMES)
+    if scheme == "hf" and url:
+        form = "hf://OWNER/NAME:SPLIT, or hf://OWNER/NAME/CONFIGURATION:SPLIT"
+        return "" if HUB_URL.fullmatch(path) else f"must be {form}; got {path!r}"
+    stores = ", ".join(f"{known}://" for known in (*SCHEMES, "hf"))
     wrong = f"must be a path, or begin with {stores}; download it first; got {path!r}"
     return wrong if url and scheme not in SCHEMES else ""
 
 
+HUB_URL = re.compile(
+    r"hf://(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(/(?P<configuration>[\w.-]+))?:(?P<split>[\w.-]+)",
+    re.ASCII,
+)
+"""A split of a dataset of the hub."""
 SET_HERE = (
     *("messages", "conversation", "chat_template", "add_generation_prompt", "continue_final_message"),
     *("tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
@@ -71,13 +83,17 @@ class Data(Frozen):
     `{prompt, pos_answers, neg_answers}` for `reward` and `dpo`, `{prompt}` where responses are sampled."""
 
     train: tuple[str, ...] | None = Field(None, min_length=1)
-    """JSON, JSONL or Parquet: paths, or URLs (`s3://`, `gs://`, `az://`), each alone or as `path::weight`."""
+    """JSONL, JSON, Parquet, CSV or TSV: paths, or URLs (`s3://`, `gs://`, `az://`, `hf://OWNER/NAME:SPLIT`), each alone
+    or as `path::weight`."""
     sources: tuple[Source, ...] | None = Field(None, min_length=1)
     """The same as `train`, as objects."""
     samples_per_epoch: Positive | None = None
     """Samples per epoch, drawn from all sources by their weights; the number of rows unless given."""
     system_prompt: str | None = None
     """System prompt of every conversation that has none; a prompt of plain text becomes the user's turn after it."""
+    columns: dict[str, str] | None = None
+    """Columns of the files, by the field of a row that each is read as, such as `{prompt: question}`; those of
+    `evaluation` too."""
     chat_template: str | None = None
     """Chat template of conversations: Jinja, or a file of it; the tokenizer's own unless given."""
     chat_template_kwargs: Annotated[dict[str, JsonValue], AfterValidator(_arguments)] = {}
@@ -97,9 +113,10 @@ class Data(Frozen):
     def training_sources(self) -> tuple[Source, ...]:
         """The sources of a valid section, each with its system prompt."""
         given = self.sources or tuple(map(parsed, self.train or ()))
-        usual = {"system_prompt": self.system_prompt}
+        usual = {"system_prompt": self.system_prompt, "columns": self.columns}
         return tuple(
-            source.model_copy(update=usual) if source.system_prompt is None else source for source in given
+            source.model_copy(update={k: v for k, v in usual.items() if getattr(source, k) is None})
+            for source in given
         )
 
 

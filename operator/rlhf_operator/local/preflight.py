@@ -10,7 +10,7 @@ from pydantic.alias_generators import to_camel
 
 from rlhf_api.contract.run import roles_of
 from rlhf_api.dataset.chat_template import template_problems
-from rlhf_api.dataset.row_files import RowFile, is_parquet
+from rlhf_api.dataset.row_files import TABLES, RowFile, is_parquet
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.estimate.model_files import model_sizes
 from rlhf_api.estimate.resources import problems
@@ -88,11 +88,12 @@ def _data(spec: Spec) -> Iterator[Problem]:
     if spec.evaluation is not None:
         for i, held_out in enumerate(spec.evaluation_sets()):
             where = f"spec.evaluation.sets[{i}].data" if spec.evaluation.sets else "spec.evaluation.data"
-            yield from _rows(spec, where, [Source(path=path) for path in held_out.data], kind)
+            held = [Source(path=path, columns=spec.data.columns) for path in held_out.data]
+            yield from _rows(spec, where, held, kind)
 
 
 def _rows(spec: Spec, field: str, sources: Iterable[Source], kind: RowKind) -> Iterator[Problem]:
-    """Problems of local files' rows; the trainer checks rows of Parquet files and of objects in a store."""
+    """Problems of local files' rows; the trainer checks rows of tables, of objects in a store and of the hub."""
     for i, source in enumerate(sources):
         where, path = f"{field}[{i}]", source.path
         if names_function(path):
@@ -102,14 +103,14 @@ def _rows(spec: Spec, field: str, sources: Iterable[Source], kind: RowKind) -> I
             yield Problem(where, what)
         if "://" in path:
             continue
-        if path.endswith(".parquet") and Path(path).is_file():
-            if not is_parquet(Path(path)):
+        if path.endswith(TABLES) and Path(path).is_file():
+            if path.endswith(".parquet") and not is_parquet(Path(path)):
                 message = "is not a whole Parquet file: the marks at its start and end are missing; download it again"
                 yield Problem(where, f"{path}: {message}")
             continue
         chat, wrong = source.system_prompt is not None, list[Problem]()
         try:
-            for row in RowFile(Path(path), kind).each():
+            for row in RowFile(Path(path), kind, columns=source.columns).each():
                 if isinstance(row, InvalidJob):
                     wrong += row.problems
                     if len(wrong) >= MOST_ROWS:

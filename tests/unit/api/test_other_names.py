@@ -92,7 +92,7 @@ TRL = {
     "model.lora.lora_dropout": "remove it: no model has dropout",
     "data.train_dataset": "spec.data.train",
     "data.eval_dataset": "spec.evaluation.data",
-    "data.dataset_text_field": "rename the rows' keys",
+    "data.dataset_text_field": "spec.data.columns",
     "num_epochs": "spec.steps",
     "epsilon": "spec.grpo.clipRatio or spec.optimizer.epsilon",
 }
@@ -111,7 +111,7 @@ VERL = {
     "grpo.ppo_mini_batch_size": "spec.grpo.minibatchSize",
     "grpo.gamma": "remove it: the algorithm grpo has no gamma",
     "grpo.cliprange_value": "remove it: the algorithm grpo has no clipValue",
-    "data.prompt_key": "rename the rows' keys",
+    "data.prompt_key": "spec.data.columns",
     "data.truncation": "spec.data.overlong",
     "data.val_files": "spec.evaluation.data",
     "data.train_files": "spec.data.train",

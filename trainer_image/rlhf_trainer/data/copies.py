@@ -1,31 +1,28 @@
-"""Local copies of data that cannot be read by row in place: objects of a store, and Parquet files."""
+"""Local copies of data that cannot be read by row in place: objects of a store, tables, and datasets of the hub."""
 
 import hashlib
+import logging
 import os
-from collections.abc import Callable, Mapping
-from datetime import date, time
-from decimal import Decimal
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
 from urllib.parse import unquote, urlsplit
 
-from pyarrow import ArrowException
-from pyarrow.parquet import ParquetFile
-
-from rlhf_api.dataset.rows import RENDERED_FIELDS
+from rlhf_api.dataset.row_files import TABLES
 from rlhf_api.errors.problem import InvalidJob, Problem
-from rlhf_api.host import strict_json
 from rlhf_api.host.foreign_files import open_regular
 from rlhf_store.errors import Missing, UnusableStore
 from rlhf_store.locked import locked
 from rlhf_store.store import Store
 
 from ..process import progress
+from . import hub
+from .tables import write_lines
 
-PARQUET = ".parquet"
+log = logging.getLogger(__name__)
+
 DAY = 86_400.0
 """Deadline for another process's copy, seconds. A stalled download fails much earlier; this is only a bound."""
-BATCH_ROWS = 1000
 
 
 def local_file(path: str) -> Path:
@@ -34,9 +31,11 @@ def local_file(path: str) -> Path:
     A copy is made once, in `$XDG_CACHE_HOME/rlhf/data` (`~/.cache` unless given), for all processes of the machine.
     Raises InvalidJob where it cannot be had.
     """
+    if path.startswith("hf://"):
+        return _of_hub(path)
     remote = "://" in path and not path.startswith("file://")
     file = _downloaded(path) if remote else Path(unquote(urlsplit(path).path) if "://" in path else path)
-    if not path.endswith(PARQUET):
+    if not path.endswith(TABLES):
         return file
     try:
         with open_regular(file) as opened:  # a directory, as Spark writes one, is refused here
@@ -46,7 +45,7 @@ def local_file(path: str) -> Path:
     except ValueError:
         raise InvalidJob([Problem(path, "is not a regular file")]) from None
     version = f"{file.resolve()} {status.st_mtime_ns} {status.st_size}"
-    return _copy(version, ".jsonl", lambda new: _write_lines(path, file, new))
+    return _copy(version, ".jsonl", lambda new: write_lines(path, [file], new))
 
 
 def _downloaded(url: str) -> Path:
@@ -62,10 +61,39 @@ def _downloaded(url: str) -> Path:
         raise InvalidJob([Problem(url, "cannot be read: there is no such object")]) from None
 
 
-def _copy(version: str, suffix: str, make: Callable[[Path], None]) -> Path:
+def _of_hub(url: str) -> Path:
+    """The copy of the split's newest revision; where the hub gives no answer, that of the last one which was asked
+    for."""
+    last = _place(url, ".last")
+    try:
+        split = hub.find_split(url)
+        copy = _copy(f"{url} {split.revision}", ".jsonl", lambda new: _write_split(url, split, new))
+    except hub.Unreachable as error:
+        copy = last.with_name(last.read_text()) if last.exists() else last
+        if not copy.exists():
+            raise hub.problem(url, error) from None
+        log.warning("%s: the hub cannot be reached (%s); its rows are those of the last copy", url, error)
+        return copy
+    new = last.with_suffix(f".{os.getpid()}")
+    new.write_text(copy.name)
+    new.replace(last)
+    return copy
+
+
+def _write_split(url: str, split: hub.Split, new: Path) -> None:
+    with TemporaryDirectory(dir=new.parent) as folder:
+        write_lines(url, hub.download(split, Path(folder)), new)
+
+
+def _place(version: str, suffix: str) -> Path:
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "rlhf", "data")
     folder.mkdir(parents=True, exist_ok=True)
-    copy = folder / f"{hashlib.sha256(version.encode()).hexdigest()[:32]}{suffix}"
+    return folder / f"{hashlib.sha256(version.encode()).hexdigest()[:32]}{suffix}"
+
+
+def _copy(version: str, suffix: str, make: Callable[[Path], None]) -> Path:
+    copy = _place(version, suffix)
+    folder = copy.parent
     with locked(copy.with_suffix(".lock"), DAY):
         if not copy.exists():
             new = copy.with_suffix(".new")
@@ -73,40 +101,3 @@ def _copy(version: str, suffix: str, make: Callable[[Path], None]) -> Path:
                 make(new)
             new.replace(copy)
     return copy
-
-
-def _write_lines(path: str, file: Path, new: Path) -> None:
-    """Converts Parquet to JSONL; null values are left out."""
-    number = 0
-    try:
-        with new.open("w", encoding="utf-8") as lines:
-            for batch in ParquetFile(file).iter_batches(BATCH_ROWS):
-                for row in batch.to_pylist():
-                    given = {key: value for key, value in without_nulls(row).items() if value is not None}
-                    lines.write(strict_json.dumps(given, default=plain, ensure_ascii=False) + "\n")
-                    number += 1
-    except ArrowException as error:
-        raise InvalidJob([Problem(path, f"is not a Parquet file: {str(error).splitlines()[0]}")]) from None
-    except (TypeError, ValueError) as error:
-        raise InvalidJob([Problem(f"{path}[{number}]", f"cannot be JSON: {error}")]) from None
-
-
-def without_nulls(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row without what is null at any depth of its conversations and tools: tables give each object the keys of all
-    the others, so an argument that a tool call lacks is null there."""
-    return {key: _filled(value) if key in RENDERED_FIELDS else value for key, value in row.items()}
-
-
-def _filled(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _filled(inner) for key, inner in value.items() if inner is not None}
-    return [_filled(inner) for inner in value] if isinstance(value, list | tuple) else value
-
-
-def plain(value: Any) -> Any:
-    """A value that JSON lacks as one that it has. Raises TypeError for any other."""
-    if isinstance(value, date | time):
-        return value.isoformat()
-    if isinstance(value, Decimal):
-        return float(value)
-    raise TypeError(f"a {type(value).__name__} is not a JSON value; leave that column out")

@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import accumulate
 from zlib import crc32
 
-from rlhf_api.dataset.row_files import RowFile, Rows
+from rlhf_api.dataset.row_files import TABLES, RowFile, Rows
 from rlhf_api.dataset.rows import Row, with_system_prompt
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.field_types import RowKind, names_function
@@ -16,7 +16,7 @@ from rlhf_api.sections.data import Source, unknown_store
 from rlhf_api.spec import Spec
 
 from ..process import progress
-from .copies import PARQUET, local_file
+from .copies import local_file
 from .imported import ImportedRows
 from .stream import Mixture, RowStream
 
@@ -119,7 +119,7 @@ def open_dataset(sources: Sequence[Source], kind: RowKind, samples: int | None =
     files, problems = list[RowFile | ImportedRows](), list[Problem]()
     for source in sources:
         try:
-            files.append(_opened(source.path, kind))
+            files.append(_opened(source, kind))
         except InvalidJob as error:
             problems += error.problems
     if problems:
@@ -137,12 +137,14 @@ def _mixture(counts: Sequence[int], weights: Sequence[float], samples: int | Non
         raise InvalidJob([Problem("spec.data.samplesPerEpoch", str(error))]) from None
 
 
-def _opened(path: str, kind: RowKind) -> RowFile | ImportedRows:
+def _opened(source: Source, kind: RowKind) -> RowFile | ImportedRows:
+    path = source.path
     if names_function(path):
-        return ImportedRows(path, kind)
+        return ImportedRows(path, kind, source.columns)
     if what := unknown_store(path):
         raise InvalidJob([Problem(path, what)])
-    return RowFile(local_file(path), kind, path, by_number=path.endswith(PARQUET))
+    of_table = path.endswith(TABLES) or path.startswith("hf://")
+    return RowFile(local_file(path), kind, path, source.columns, of_table=of_table)
 
 
 def sources_of(spec: Spec) -> Iterator[tuple[str, RowKind, Sequence[Source], int | None]]:
@@ -151,7 +153,10 @@ def sources_of(spec: Spec) -> Iterator[tuple[str, RowKind, Sequence[Source], int
     data, kind = spec.data, spec.graph.rows
     yield "spec.data", kind, spec.data.training_sources(), data.samples_per_epoch
     for evaluation_set in spec.evaluation_sets():
-        sources = [Source(path=path, systemPrompt=data.system_prompt) for path in evaluation_set.data]
+        sources = [
+            Source(path=path, systemPrompt=data.system_prompt, columns=data.columns)
+            for path in evaluation_set.data
+        ]
         yield f"spec.evaluation, {evaluation_set.name}", kind, sources, None
     if spec.pretraining:
         yield (

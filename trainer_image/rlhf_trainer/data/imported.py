@@ -12,7 +12,7 @@ from rlhf_api.field_types import RowKind
 from rlhf_api.host.imports import described
 
 from ..process.imports import import_function
-from .copies import plain, without_nulls
+from .tables import plain
 
 COMPARED = 64
 """Rows of each rank that are compared with rank 0's."""
@@ -21,12 +21,12 @@ COMPARED = 64
 class ImportedRows(Rows):
     """Rows read and checked when they are needed; every rank calls the function once."""
 
-    def __init__(self, name: str, kind: RowKind) -> None:
-        """`name`: `package.module:name` of a function without arguments.
+    def __init__(self, name: str, kind: RowKind, columns: Mapping[str, str] | None = None) -> None:
+        """`name`: `package.module:name` of a function without arguments; `columns`: what its rows' fields are read as.
 
         Raises InvalidJob where it cannot be imported or called, or returns no sequence.
         """
-        self.name, self._kind = name, kind
+        self.name, self._kind, self._columns = name, kind, columns or {}
         function = import_function(name, name)
         try:
             self._rows: Any = function()
@@ -72,9 +72,7 @@ class ImportedRows(Rows):
                 row = json.loads(json.dumps(row, default=plain))
             except (TypeError, ValueError) as error:
                 raise InvalidJob([Problem(self.where(index), f"cannot be JSON: {error}")]) from None
-        if isinstance(row, dict):
-            row = without_nulls(row)
-        return checked_row(row, self._kind, lambda: self.where(index))
+        return checked_row(row, self._kind, lambda: self.where(index), self._columns, of_table=True)
 
     def where(self, index: int) -> str:
         return f"{self.name}[{index}]"

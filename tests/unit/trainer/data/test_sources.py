@@ -1,18 +1,22 @@
 """Sources of a dataset: files and objects of a store, read row by row, and mixed."""
 
+import csv
 import json
 import random
 from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import date
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import obstore
 import pyarrow
 import pytest
+from huggingface_hub import HfApi, constants, hf_hub_download
 from obstore.store import from_url
 from pyarrow import parquet
+from tests.support.hub import Hub, hub
 from tests.support.seaweed import Seaweed
 from tests.unit.api.manifests import job, unchecked
 
@@ -21,6 +25,7 @@ from rlhf_api.dataset.rows import PromptRow
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.rules.check import check
 from rlhf_api.sections.data import Source
+from rlhf_trainer.data import hub as hub_split
 from rlhf_trainer.data.copies import local_file
 from rlhf_trainer.data.dataset import Dataset, open_dataset, open_datasets, stream
 from rlhf_trainer.roles.trainer import check_same_rows, checksums
@@ -37,6 +42,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def write(file: Path, rows: list[dict[str, object]]) -> str:
     if file.suffix == ".parquet":
         parquet.write_table(pyarrow.Table.from_pylist(rows), file, row_group_size=2)
+    elif file.suffix in (".csv", ".tsv"):
+        with file.open("w", newline="") as text:
+            table = csv.DictWriter(text, [*rows[0]], delimiter="\t" if file.suffix == ".tsv" else ",")
+            table.writeheader()
+            table.writerows(rows)
     elif file.suffix == ".json":
         file.write_text(json.dumps(rows, indent=1, ensure_ascii=False))
     else:
@@ -52,12 +62,12 @@ def prompts(rows: Dataset) -> list[str]:
     return [row.prompt for row in rows if isinstance(row, PromptRow)]
 
 
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.parquet"])
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.parquet", "rows.csv", "rows.tsv"])
 def test_rows_are_the_same_in_every_format(tmp_path, name):
     rows = [dict(row) for row in ROWS]
-    if name == "rows.parquet":
+    if name not in ("rows.jsonl", "rows.json"):
         for row in rows:
-            row["more"] = {"n": [1]}
+            row["more"] = {"n": [1]} if name == "rows.parquet" else 'a, "b"\tand\na line'
     dataset = opened(Source(path=write(tmp_path / name, rows)))
     assert [row.model_dump() for row in dataset] == rows
     assert dataset[3].model_dump() == rows[3], "in any order"
@@ -120,11 +130,109 @@ def test_all_files_that_cannot_be_read_are_named(tmp_path):
     ] * 2
 
 
-def test_a_store_that_is_not_read_is_told_as_by_validate():
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "prompt,answer\na,b\nc\n",
+            "rows.csv[1]: is not CSV: the row that ends in line 3 has 1 values, and the first",
+        ),
+        ("prompt,prompt\na,b\n", "rows.csv[0]: is not CSV: the first line names the column 'prompt' twice"),
+        ('prompt\n"a\n', "rows.csv[0]: is not CSV: unexpected end of data"),
+        ("prompt\n\xff\n", "rows.csv[0]: is not CSV: 'utf-8' codec can't decode"),
+        ("question\na\n", "rows.csv[0]: prompt: is missing; the row has 'question'"),
+        ("prompt\n", "rows.csv: has no rows"),
+    ],
+)
+def test_bad_csv_is_named_by_its_line(tmp_path, text, message):
+    (tmp_path / "rows.csv").write_text(text, encoding="latin-1")
     with pytest.raises(InvalidJob) as caught:
-        open_dataset([Source(path="hf://datasets/owner/name/train.jsonl")], "prompts")
+        list(opened(Source(path=str(tmp_path / "rows.csv"))))
     (problem,) = map(str, caught.value.problems)
-    assert "must be a path, or begin with file://, s3://, gs://, az://; download it first" in problem
+    assert message in problem
+
+
+def test_columns_are_read_as_the_fields_they_are_named_for(tmp_path):
+    """What a column's name was is no field any more; others are kept for rewards, and each source may have its own."""
+    one = write(tmp_path / "one.jsonl", [{"question": "a", "prompt": "an id", "level": 1}])
+    turns = [
+        {"role": "user", "content": "b", "name": None},
+        {"role": "assistant", "content": "c", "name": "x"},
+    ]
+    two = write(tmp_path / "two.parquet", [{"turns": turns}])
+    spec = job(
+        "spec.algorithm=sft",
+        "spec.ppo={}",
+        "spec.data.columns={answer: level, prompt: question}",
+        f"spec.data.sources=[{{path: {one}}}, {{path: {two}, columns: {{messages: turns}}}}]",
+        "spec.data.train=",
+    ).spec
+    first, second = spec.data.training_sources()
+    (row,) = open_dataset([first.model_copy(update={"columns": {"prompt": "question"}})], "prompts")
+    assert row.model_dump() == {"prompt": "a", "level": 1}
+    (row,) = open_dataset([second], "responses")
+    assert row.prompt[0].for_template() == {"role": "user", "content": "b"}
+    with pytest.raises(
+        InvalidJob, match=r"one.jsonl:1: there is no 'turns', which data.columns names; the row has 'q"
+    ):
+        list(open_dataset([Source(path=one, columns={"prompt": "turns"})], "prompts"))
+
+
+def test_a_split_of_the_hubs_is_its_parquet_files_and_is_read_from_the_last_copy_without_the_hub(
+    tmp_path, cache, monkeypatch, caplog
+):
+    folders = [tmp_path / "hub" / part for part in ("main/train", "main/test", "other/test")]
+    for i, folder in enumerate(folders):
+        folder.mkdir(parents=True)
+        write(folder / "0000.parquet", [{"prompt": f"{i}"}])
+    write(folders[0] / "0001.parquet", [{"prompt": "more"}])
+    train = Source(path="hf://team/rows:train")
+    with hub(Hub({"team/rows": tmp_path / "hub"})) as served:
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(hub_split, "HfApi", lambda: HfApi(endpoint=served.url))
+        monkeypatch.setattr(hub_split, "hf_hub_download", partial(hf_hub_download, endpoint=served.url))
+        assert prompts(opened(train)) == prompts(opened(train)) == ["0", "more"]
+        assert served.sent == {"0000.parquet": 1, "0001.parquet": 1}
+        assert prompts(opened(Source(path="hf://team/rows/other:test"))) == ["2"]
+        for path, message in (
+            (
+                "hf://team/rows:test",
+                "has the split 'test' in several configurations; there is hf://team/rows/main:test, ",
+            ),
+            (
+                "hf://team/rows:none",
+                "has no such split; there is hf://team/rows/main:test, hf://team/rows/main:train, ",
+            ),
+            ("hf://team/others:train", "the hub does not serve it: "),
+        ):
+            with pytest.raises(InvalidJob) as caught:
+                opened(Source(path=path))
+            assert str(caught.value).startswith(f"{path}: {message}")
+    served.url = "http://127.0.0.1:9"  # connections that are there would still be answered
+    assert {file.suffix for file in cache.iterdir()} == {".jsonl", ".last", ".lock"}
+    assert prompts(opened(train)) == ["0", "more"]
+    assert "hf://team/rows:train: the hub cannot be reached" in caplog.text
+    with pytest.raises(
+        InvalidJob, match=r"cannot be reached: .*; set HF_ENDPOINT to a mirror, or download its files"
+    ):
+        opened(Source(path="hf://team/rows/main:test"))
+
+
+def test_a_store_that_is_not_read_is_told_as_by_validate():
+    for path, message in (
+        (
+            "https://there/rows.jsonl",
+            "must be a path, or begin with file://, s3://, gs://, az://, hf://; download it",
+        ),
+        (
+            "hf://datasets/owner/name/train.jsonl",
+            "must be hf://OWNER/NAME:SPLIT, or hf://OWNER/NAME/CONFIGURATION:SPLIT",
+        ),
+    ):
+        with pytest.raises(InvalidJob) as caught:
+            open_dataset([Source(path=path)], "prompts")
+        (problem,) = map(str, caught.value.problems)
+        assert message in problem
 
 
 def test_every_files_first_bad_row_is_named_and_the_first_conversation_told(tmp_path):
