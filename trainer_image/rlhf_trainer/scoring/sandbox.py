@@ -10,14 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Self
 
+from rlhf_api.host.job_files import FOLDER
+
 from ..process import process_groups
 from .syscall_filter import syscall_filter
 
 TOOLS = {"bwrap": "bubblewrap 0.8 or newer", "prlimit": "util-linux", "choom": "util-linux"}
 SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "opt")
 """Directories of the root visible to a program, read-only, if they exist; no home, no volumes, no /proc."""
-JOB, WORK = "/job", "/tmp"
-"""Paths in the sandbox: the job's directory, read-only; the program's working directory, empty except for its files."""
+JOB, CARRIED, WORK = "/job", "/files", "/tmp"
+"""Paths in the sandbox: the job's directory, read-only; the files that the job carries, too; the program's working
+directory, empty except for its files."""
 NOBODY = 65534
 """User of programs if the role runs as root, for whom the kernel does not enforce the process limit."""
 PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -142,15 +145,24 @@ def _view(files: Mapping[str, Path] | None) -> Iterator[str]:
             yield from ("--symlink", str(place.readlink()), str(place))
         elif place.is_dir():
             yield from ("--ro-bind", str(place), str(place))
+    yield from _hidden(str(Path(os.environ.get("RLHF_RUN_CONFIG", "/")).parent))
     yield from ("--dev", "/dev")
     if files is not None:
         yield from ("--ro-bind", job, JOB)
-    elif Path(job).parts[1:2] and Path(job).parts[1] in SYSTEM:
-        yield from ("--tmpfs", job, "--remount-ro", job)
+        if carried := os.environ.get(FOLDER):
+            yield from ("--ro-bind", carried, CARRIED)
+    else:
+        yield from _hidden(job)
     yield from ("--size", str(WORK_BYTES), "--tmpfs", WORK, "--chdir", WORK)
     for name, file in (files or {}).items():
         yield from ("--ro-bind", str(file), f"{WORK}/{name}")
     yield from ("--remount-ro", "/dev", "--remount-ro", "/")  # both are tmpfs without a size limit
+
+
+def _hidden(folder: str) -> Iterator[str]:
+    """Options that show a directory below those of `SYSTEM` as empty."""
+    if Path(folder).parts[1:2] and Path(folder).parts[1] in SYSTEM:
+        yield from ("--tmpfs", folder, "--remount-ro", folder)
 
 
 def _status(pipe: int) -> dict[str, int]:

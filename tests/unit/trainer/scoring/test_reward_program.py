@@ -105,6 +105,23 @@ assert os.getuid() != 0 and os.getppid() == 1
     assert run(check) == [1.0]
 
 
+def test_files_that_travel_with_the_job_are_seen_by_the_program_alone(monkeypatch):
+    """On a cluster they are mounted below /etc, which candidates see, beside the run's configuration."""
+    if not os.access("/etc", os.W_OK):
+        pytest.skip("/etc cannot be written")
+    with tempfile.TemporaryDirectory(dir="/etc") as folder:
+        config, files = Path(folder, "start.json"), Path(folder, "files")
+        files.mkdir()
+        for file in (config, files / "answers"):
+            file.write_text("5")
+        Path(folder).chmod(0o755)
+        monkeypatch.setenv("RLHF_RUN_CONFIG", str(config))
+        monkeypatch.setenv("RLHF_FILES", str(files))
+        seen = f"import os; print([p for p in {[str(config), str(files), '/files']} if os.path.exists(p)])"
+        check = "exit(input() != '[]' or open('/files/answers').read() != '5')"
+        assert run("", command=("python3", "-c", check), candidate=("python3", "-c", seen)) == [1.0]
+
+
 def test_it_cannot_write_but_in_its_own_directory_which_is_bounded(job):
     write = "open({!r}, 'wb').write(b'0')"
     places = ("/job/x", "/usr/x", "/etc/x", "/x", "/dev/x", "/dev/shm/x", "row.json")
