@@ -89,6 +89,7 @@ _CONTROLLER = r"^[a-z0-9.-]+/[A-Za-z0-9._/-]+$"
 _NAME = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
 _PATH = r"^(/\.?[A-Za-z0-9_-][^/:]*)+$"
 _SUB_PATH = r"^\.?[A-Za-z0-9_-][^/:]*(/\.?[A-Za-z0-9_-][^/:]*)*$"
+CARRIED = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*$"
 REASON = r"^[A-Za-z][A-Za-z0-9._/-]*$"
 PATTERNS = {
     REASON: "must be a word of Kubernetes, such as OOMKilled or Evicted",
@@ -105,6 +106,7 @@ PATTERNS = {
     _NAME: "must be the name of an object in the cluster: a-z, 0-9, - and . with a letter or digit at both ends",
     _PATH: "must be an absolute path without .. and : and with no / at its end",
     _SUB_PATH: "must be a relative path without .. and : and with no / at its end",
+    CARRIED: "must be a relative path of letters, digits, _, . and -, whose parts begin with a letter, a digit or _",
 }
 """Descriptions of the patterns, for messages."""
 
@@ -175,6 +177,11 @@ AbsolutePath = Annotated[str, Field(pattern=_PATH, max_length=256)]
 """A path from the root of a file system."""
 SubPath = Annotated[str, Field(pattern=_SUB_PATH, max_length=256)]
 """A path inside a volume."""
+
+CarriedName = Annotated[str, Field(pattern=CARRIED, max_length=128)]
+"""The name of a file that travels with a job."""
+CarriedText = Annotated[str, Field(max_length=256 << 10)]
+"""Its content, which has a limit of its own: a spec's."""
 
 RowKind = Literal["prompts", "responses", "pairs"]
 """Dataset rows: `{prompt}`, `{prompt, answer}`, or `{prompt, pos_answers, neg_answers}`."""

@@ -10,6 +10,7 @@ from rlhf_api.manifest.load import load
 
 from .archive import checkpoints
 from .console.exits import Failure, Misuse, ended
+from .console.included_files import read_included
 from .console.manifest_arguments import parsed
 from .console.subcommands import CommandParser
 from .kube.api_error import ApiError
@@ -79,7 +80,10 @@ async def _run(options: argparse.Namespace) -> int:
     if verb is status and options.watch and options.name is None:
         raise Misuse("--watch needs the NAME of a job; `kubectl get rlhfjobs --watch` follows them all")
     if verb is submit:
-        options.job = load(options.file, options.set, options.trial, variables=options.variables)
+        included = read_included(options.include)
+        options.job = load(
+            options.file, options.set, options.trial, variables=options.variables, included=included
+        )
     if verb is selftest:
         options.job = load(options.file, options.set, variables=options.variables)
     try:

@@ -5,6 +5,7 @@ One contract, two hosts: both start `command(...)` with `environment(...)`, push
 API, read its status there, and judge an ended process by its exit code and termination message.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -43,6 +44,20 @@ _FILE = "configuration"
 def of_file(name: str) -> dict[str, str]:
     """The reference to the configuration in another file of the same directory."""
     return {_FILE: name}
+
+
+def with_digests(spec: Spec) -> Spec:
+    """The spec with a digest in place of each file that the job carries: the text is nothing that processes read in
+    their configuration, or others in a card or a list of changes."""
+    files = spec.workspace.files
+    if not files:
+        return spec
+    digests = {name: f"sha256 {_digest(text)}" for name, text in files.items()}
+    return spec.model_copy(update={"workspace": spec.workspace.model_copy(update={"files": digests})})
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 class RunConfig(Report):

@@ -1,10 +1,10 @@
 """The template of conversations that a manifest gives: inline Jinja, or a file of it."""
 
 import importlib.util
-from pathlib import Path
 
 from ..errors.problem import InvalidJob, Problem, show
 from ..host.foreign_files import read_regular
+from ..host.job_files import located
 
 LARGEST = 64 << 10
 """Maximum size of a template, bytes: Jinja parses this much within a second."""
@@ -24,7 +24,7 @@ def given_template(given: str) -> GivenTemplate:
             raise InvalidJob([Problem(FIELD, f"is larger than {LARGEST >> 10} KiB; got {show(given)}")])
         return GivenTemplate(given)
     try:
-        return GivenTemplate(read_regular(Path(given), LARGEST).decode())
+        return GivenTemplate(read_regular(located(given), LARGEST).decode())
     except (OSError, ValueError) as error:
         message = f"is neither a template nor a file that can be read: {error}; got {show(given)}"
         raise InvalidJob([Problem(FIELD, message)]) from None

@@ -4,9 +4,10 @@ import importlib
 import sys
 import sysconfig
 import traceback
-from pathlib import Path
 from types import FrameType
 from typing import Any
+
+from .job_files import module_places
 
 _OURS = ("rlhf", "rlhf_api", "rlhf_store", "rlhf_operator", "rlhf_trainer")
 _LIBRARIES = tuple({sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")})
@@ -15,10 +16,8 @@ _LONGEST_MESSAGE = 2000
 
 
 def named_object(path: str) -> Any:
-    """Imports the object; raises whatever its module raises. Modules are looked for in the current directory last: a
-    file there with a library's name would run in its place, whoever imports it."""
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.append(here)
+    """Imports the object; raises whatever its module raises."""
+    sys.path[:] = module_places()
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)
 

@@ -1,6 +1,7 @@
 """YAML as Kubernetes reads it, but strict: duplicate keys are an error, `1e-6` is a number, dates are text.
 
-`${NAME}` and `${NAME:default}` in values are replaced by environment variables if the caller passes these.
+`${NAME}` and `${NAME:default}` in values are replaced by environment variables if the caller passes these, but not in
+the files that a job carries.
 """
 
 import math
@@ -21,6 +22,9 @@ _MOST_MERGED = 10_000
 _MERGE = "tag:yaml.org,2002:merge"
 _VARIABLE = re.compile(r"\$\$\{|\$\{([^}]*)\}?")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_VERBATIM = ("workspace", "files")
+"""Keys above texts that no message quotes, and in which `$` is an ordinary character: files, which have to be the same
+for `kubectl apply`."""
 _ENDLESS = "is nested too deeply, or contains itself"
 _HALF = re.compile("[\ud800-\udfff]")
 """Unpaired surrogates, which no Unicode encoding can write."""
@@ -35,6 +39,8 @@ class _Loader(yaml.SafeLoader):
     def __init__(self, text: str, source: str) -> None:
         super().__init__(text)
         self.source = source
+        self._keys: list[str] = []
+        """Keys above the node that is being read."""
         self.problems: list[Problem] = []
 
     yaml_implicit_resolvers = {
@@ -51,9 +57,14 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         # An alias yields its anchor's node again, whose variables are replaced already.
         event = self.peek_event()  # type: ignore[no-untyped-call]
+        self._keys.append(index.value if isinstance(index, yaml.ScalarNode) else "")
         node = super().compose_node(parent, index)
+        is_verbatim = (*self._keys[-3:-1],) == _VERBATIM
+        self._keys.pop()
         is_key = isinstance(parent, yaml.MappingNode) and index is None
         if self.variables is None or is_key or not isinstance(event, yaml.ScalarEvent) or node is None:
+            return node
+        if is_verbatim:
             return node
         text = self._expanded(node.value, self.variables, node.start_mark)
         if text != node.value:
@@ -235,7 +246,8 @@ def floats_of_server(node: Any, depth: int = 0) -> Any:
 
 
 def _not_text(text: str, location: tuple[int | str, ...]) -> Iterator[Problem]:
+    got = "" if location[-3:-1] == _VERBATIM else f"; got {show(text)}"
     if "\0" in text:
-        yield Problem(path(location), f"must hold no NUL character; got {show(text)}")
+        yield Problem(path(location), f"must hold no NUL character{got}")
     elif _HALF.search(text):
-        yield Problem(path(location), f"must be Unicode text; got {show(text)}")
+        yield Problem(path(location), f"must be Unicode text{got}")

@@ -9,6 +9,7 @@ from ..errors.problem import InvalidJob, Problem, kind_of, show
 from ..host.foreign_files import open_regular, read_at_most
 from ..host.strict_yaml import documents
 from ..host.variables import ENVIRONMENT
+from ..job import KIND
 
 INCLUDE = "include"
 MOST_INCLUDES = 1000
@@ -89,8 +90,8 @@ class _Reader:
 
 
 def _document(file: Path, variables: Mapping[str, str], *, included: bool) -> Any:
-    """The one document of a file. The one that the user names may be a pipe, such as `<(kustomize build)`; those that a
-    manifest names may be a stranger's choice."""
+    """The one document of a file, or the one job beside other objects, such as its claim. The file that the user names
+    may be a pipe, such as `<(kustomize build)`; those that a manifest names may be a stranger's choice."""
     if file.suffix in (".jsonl", ".parquet"):
         message = "is a file of rows; give a manifest, which names it under spec.data.train"
         raise InvalidJob([Problem(str(file), message)])
@@ -104,9 +105,13 @@ def _document(file: Path, variables: Mapping[str, str], *, included: bool) -> An
     except ValueError as error:
         raise InvalidJob([Problem(str(file), f"{error}, as no manifest is")]) from None
     contents = documents(text, str(file), variables)
-    if len(contents) != 1:
-        raise InvalidJob([Problem(str(file), f"must hold one RLHFJob; it holds {len(contents)} documents")])
-    return contents[0]
+    jobs = [each for each in contents if isinstance(each, Mapping) and each.get("kind") == KIND]
+    possible = contents if len(contents) == 1 else jobs
+    if len(possible) != 1:
+        of_which = f", {len(jobs)} of them RLHFJobs" if jobs else ""
+        message = f"must hold one {KIND}; it holds {len(contents)} documents{of_which}"
+        raise InvalidJob([Problem(str(file), message)])
+    return possible[0]
 
 
 def merge(base: Any, over: Any) -> Any:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, get_args
 
 from pydantic import ValidationError
@@ -119,14 +120,17 @@ def load(
     trial: str | None = None,
     *,
     variables: Mapping[str, str] = ENVIRONMENT,
+    included: Mapping[str, str] = MappingProxyType({}),
 ) -> RLHFJob:
     """Validates a job from a YAML file or an experiment, after its includes and `path=value` overrides. A `trial` is
-    named `<name>-<trial>`.
+    named `<name>-<trial>`; `included`: texts of further files that it carries, in place of those of the same name.
 
     Raises:
         InvalidJob: a file cannot be read or is not YAML, or the job is invalid.
     """
     document = composed(file, overrides, variables)
+    if included:
+        document = merge(document, {"spec": {"workspace": {"files": dict(included)}}})
     job = parse(document)
     if trial is None:
         return job

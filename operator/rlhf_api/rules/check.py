@@ -170,7 +170,7 @@ RULES: tuple[Rule, ...] = (
         health.problems,
     ),
     *(generator.engine_arguments, model_servers.problems, trackers.problems, _environment),
-    *(data.problems, pods.pods, pods.scheduling, resources.problems),
+    *(data.problems, pods.pods, pods.workspace, pods.scheduling, resources.problems),
 )
 """Rules, in the order in which their problems are reported."""
 

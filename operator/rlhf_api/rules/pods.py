@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ..errors.problem import Problem, show
+from ..errors.problem import Problem, path, show
 from ..roles import Role
 from ..sections.pods import PodSettings, Toleration, Volume, combine
 from ..spec import Spec
@@ -33,6 +33,14 @@ def pods(spec: Spec) -> Iterator[Problem]:
             yield from _gpu_resource(where, combine(spec.pods, section.pods))
 
 
+def workspace(spec: Spec) -> Iterator[Problem]:
+    names = spec.workspace.files.keys()
+    for name in names:
+        if inside := [other for other in names if other.startswith(f"{name}/")]:
+            message = f"cannot be a file and the folder of {show(inside[0])}; rename one of them"
+            yield Problem(path(("spec", "workspace", "files", name)), message)
+
+
 def scheduling(spec: Spec) -> Iterator[Problem]:
     if spec.scheduling.queue is not None and spec.scheduling.gang != "volcano":
         yield Problem(
@@ -61,14 +69,15 @@ def _volume(where: str, volume: Volume) -> Iterator[Problem]:
         yield Problem(
             f"{where}.name", f"the operator's own volume has this name; use another; got {show(volume.name)}"
         )
-    path = volume.mount_path
-    if path in MOUNTS or path.startswith(f"{CONFIG_DIRECTORY}/"):
+    mounted = volume.mount_path
+    if mounted in MOUNTS or mounted.startswith(f"{CONFIG_DIRECTORY}/"):
         yield Problem(
-            f"{where}.mountPath", f"the operator mounts its own volume there; use another; got {show(path)}"
+            f"{where}.mountPath",
+            f"the operator mounts its own volume there; use another; got {show(mounted)}",
         )
-    elif path in NOT_OVER:
+    elif mounted in NOT_OVER:
         yield Problem(
-            f"{where}.mountPath", f"would hide what every container needs; use another; got {show(path)}"
+            f"{where}.mountPath", f"would hide what every container needs; use another; got {show(mounted)}"
         )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import BaseModel, JsonValue
 
 from ..errors.problem import Problem, path, show
+from ..field_types import CarriedText
 
 TEXT = 4096
 """Maximum length of a string, in characters (Unicode code points)."""
@@ -53,7 +54,8 @@ def _fields(model: type[BaseModel]) -> tuple[tuple[str, str, bool], ...]:
 
 
 def _free_form(annotation: Any) -> bool:
-    return annotation is JsonValue or any(map(_free_form, typing.get_args(annotation)))
+    """True for content that is not bounded here, but elsewhere: that of Kubernetes and others, and of carried files."""
+    return annotation in (JsonValue, CarriedText) or any(map(_free_form, typing.get_args(annotation)))
 
 
 def _too_long(

@@ -133,7 +133,7 @@ class Structural:
         )
 
     def _map(self, node: Schema) -> Schema:
-        values = node["additionalProperties"]
+        (values,) = node.get("patternProperties", {"": node.get("additionalProperties")}).values()
         if values == {"$ref": "#/$defs/JsonValue"}:
             return {"x-kubernetes-preserve-unknown-fields": True}
         return {"additionalProperties": self._convert(values)}

@@ -8,6 +8,8 @@ from pydantic import BaseModel, Field, JsonValue
 from ..field_types import (
     AbsolutePath,
     Amount,
+    CarriedName,
+    CarriedText,
     Frozen,
     Label,
     Name,
@@ -99,6 +101,9 @@ class Workspace(Frozen):
     """A PersistentVolumeClaim that all pods can mount; the operator's default unless given, else an empty
     directory of each pod's own."""
     sub_path: SubPath | None = None
+    files: dict[CarriedName, CarriedText] = Field({}, max_length=64)
+    """Texts of files by their names: code and rows that travel with the job. Every role finds them where it looks for
+    relative paths and modules, before others of the same name."""
 
 
 RuntimeKind = Literal["RLHFRuntime", "ClusterRLHFRuntime"]

@@ -27,7 +27,8 @@ class RewardProgram(Frozen):
     `failureScore`."""
 
     command: tuple[str, ...] = Field(min_length=1, max_length=64)
-    """The program and its arguments. It sees the job's directory as `/job`, and the dataset's row as `row.json`."""
+    """The program and its arguments. It sees the job's directory as `/job`, the files of `spec.workspace`
+    as `/files`, and the dataset's row as `row.json`."""
     candidate: tuple[str, ...] | None = Field(None, min_length=1, max_length=64)
     """Command of a second sandbox without row and job, to execute responses in. Its stdin is the program's stdout and
     its stdout the program's stdin; the response is in the program's `response.txt`."""

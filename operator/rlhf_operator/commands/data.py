@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rlhf_api.contract.run import RunConfig
 from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.host.job_files import provided
 from rlhf_api.job import RLHFJob
 from rlhf_api.manifest.load import load
 
@@ -77,4 +78,5 @@ def _run_in_trainer(
 ) -> subprocess.CompletedProcess[str]:
     """Runs the trainer's module on a job with its work directory; `streams`: where stdout and stderr go."""
     config = RunConfig(job=job.metadata.name, spec=job.spec, workdir=str(folder.resolve()))
-    return run_module(MODULE, config, *arguments, streams=streams)
+    with provided(job.spec.workspace.files):
+        return run_module(MODULE, config, *arguments, streams=streams)

@@ -14,6 +14,7 @@ from rlhf_api.algorithms import ALGORITHMS
 from rlhf_api.errors.messages import from_pydantic
 from rlhf_api.errors.problem import InvalidJob, first
 from rlhf_api.graph import Graph
+from rlhf_api.host.job_files import provided
 from rlhf_api.host.strict_yaml import not_json
 from rlhf_api.manifest.experiments import experiments, names_experiment
 from rlhf_api.manifest.load import apply_override, load
@@ -60,7 +61,8 @@ def _subject(subject: str, overrides: list[str], variables: Mapping[str, str]) -
         spec = usual(subject, overrides)
         return spec, imported(spec)[1]
     spec = load(file, overrides, variables=variables).spec
-    return spec, resolve(spec).graph
+    with provided(spec.workspace.files):
+        return spec, resolve(spec).graph
 
 
 def usual(algorithm: str, overrides: Sequence[str] = ()) -> Spec:

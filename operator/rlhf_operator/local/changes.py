@@ -13,7 +13,7 @@ from rlhf_api.spec import Spec
 _FIXED = re.compile(r"spec\.(algorithm|seed|model)\b")
 """What identifies a run, and is the same for all of its steps."""
 _TASK = re.compile(
-    r"spec\.data\.(?!promptsPerStep$)|spec\.reward\."
+    r"spec\.data\.(?!promptsPerStep$)|spec\.workspace\.files|spec\.reward\."
     r"((modelWeight|fineGrained|bias|scale|clip)\b"
     r"|functions($|\[\d+\]($|\.(name|function|url|program|weight|failureScore)\b)))"
 )

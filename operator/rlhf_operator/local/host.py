@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rlhf_api.contract.run import EXIT_SUSPENDED, Process, RunConfig, listens
 from rlhf_api.contract.status import JobStatus
+from rlhf_api.host.job_files import provided
 from rlhf_api.host.reaper import become_subreaper
 from rlhf_api.roles import Role
 
@@ -82,8 +83,9 @@ class Host:
         anything is started, if the metrics port is taken."""
         async with self._server.serving() as url:
             self.display.event(f"metrics on {url}")
-            job = self.config.spec.environment
-            with temporary(self.folder, job, self.display.event) as self._variables:
+            spec, tell = self.config.spec, self.display.event
+            with provided(spec.workspace.files), temporary(self.folder, spec.environment, tell) as variables:
+                self._variables = variables
                 return await self._run()
 
     def stop(self) -> None:

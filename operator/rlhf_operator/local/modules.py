@@ -2,10 +2,11 @@
 
 import ast
 import difflib
-import sys
 from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+
+from rlhf_api.host.job_files import module_places
 
 CALLED_WITH = ("prompts", "responses", "rows")
 """Arguments of a reward function, in order."""
@@ -68,7 +69,7 @@ def _source(module: str) -> tuple[Path | None, Sequence[ast.stmt]]:
     """The file of a module and its statements; (None, ()) for one that is not written in Python. Raises LookupError
     if there is none or it cannot be read."""
     module_spec: ModuleSpec | None = None
-    within: Sequence[str] | None = [*sys.path, str(Path.cwd())]
+    within: Sequence[str] | None = module_places()
     for part in module.split("."):
         module_spec = None if within is None else PathFinder.find_spec(part, within)
         if module_spec is None:

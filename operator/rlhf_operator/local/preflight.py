@@ -16,10 +16,11 @@ from rlhf_api.estimate.model_files import model_sizes
 from rlhf_api.estimate.resources import problems
 from rlhf_api.field_types import RowKind, names_function
 from rlhf_api.host.foreign_files import READ_ERRORS, read_json
+from rlhf_api.host.job_files import located, provided
 from rlhf_api.host.redaction import secret_fields
 from rlhf_api.rules.check import CHANGEABLE
 from rlhf_api.sections.data import Source, unknown_store
-from rlhf_api.sections.pods import PodSettings
+from rlhf_api.sections.pods import PodSettings, Workspace
 from rlhf_api.spec import Spec
 
 from .models import critic_problems, layer_problems, model_problems
@@ -36,14 +37,16 @@ def check_files(spec: Spec) -> list[Problem]:
     functions' modules, and of models that are too large for the GPUs."""
     sizes = model_sizes(spec)
     models = (*model_problems(spec), *layer_problems(spec), *critic_problems(spec))
-    named = (*_data(spec), *_template_syntax(spec), *models)
-    return [*named, *_functions(spec), *problems(spec, sizes)]
+    with provided(spec.workspace.files):
+        named = (*_data(spec), *_template_syntax(spec), *models)
+        return [*named, *_functions(spec), *problems(spec, sizes)]
 
 
 def named_files(spec: Spec, reported: Sequence[Problem]) -> list[Problem]:
     """Problems of `check_files` that hold for a spec with the problems `reported`, and do not follow from them."""
     data = [] if any(problem.where.startswith("spec.data") for problem in reported) else _data(spec)
-    all_problems = [*data, *_template_syntax(spec), *model_problems(spec), *_functions(spec)]
+    with provided(spec.workspace.files):
+        all_problems = [*data, *_template_syntax(spec), *model_problems(spec), *_functions(spec)]
     return [
         problem for problem in all_problems if not any(other.where == problem.where for other in reported)
     ]
@@ -63,19 +66,23 @@ def plain_secrets(spec: Spec) -> list[str]:
 
 
 def of_a_cluster(spec: Spec) -> list[str]:
-    """Fields that the job sets and that only act on a cluster. Of the pod settings, GPUs act everywhere."""
+    """Fields that the job sets and that only act on a cluster, as all do of the pods but GPUs, and of the workspace but
+    files."""
     sections: dict[str, BaseModel] = {"spec": spec}
     sections |= {f"spec.{role.value}": spec.section(role) for role in roles_of(spec)}
     return [
         f"{where}.{to_camel(name)}"
         for where, section in sections.items()
         for name in sorted(_OF_A_CLUSTER & type(section).model_fields.keys())
-        if _without_gpu(getattr(section, name)) != type(section).model_fields[name].get_default()
+        if _on_cluster_alone(getattr(section, name)) != type(section).model_fields[name].get_default()
     ]
 
 
-def _without_gpu(value: Any) -> Any:
-    return value.model_copy(update={"gpu": None}) if isinstance(value, PodSettings) else value
+def _on_cluster_alone(value: Any) -> Any:
+    """A section without those of its fields."""
+    if isinstance(value, PodSettings):
+        return value.model_copy(update={"gpu": None})
+    return value.model_copy(update={"files": {}}) if isinstance(value, Workspace) else value
 
 
 def _data(spec: Spec) -> Iterator[Problem]:
@@ -103,14 +110,15 @@ def _rows(spec: Spec, field: str, sources: Iterable[Source], kind: RowKind) -> I
             yield Problem(where, what)
         if "://" in path:
             continue
-        if path.endswith(TABLES) and Path(path).is_file():
-            if path.endswith(".parquet") and not is_parquet(Path(path)):
+        file = located(path)
+        if path.endswith(TABLES) and file.is_file():
+            if path.endswith(".parquet") and not is_parquet(file):
                 message = "is not a whole Parquet file: the marks at its start and end are missing; download it again"
                 yield Problem(where, f"{path}: {message}")
             continue
         chat, wrong = source.system_prompt is not None, list[Problem]()
         try:
-            for row in RowFile(Path(path), kind, columns=source.columns).each():
+            for row in RowFile(file, kind, path, columns=source.columns).each():
                 if isinstance(row, InvalidJob):
                     wrong += row.problems
                     if len(wrong) >= MOST_ROWS:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from rlhf_api.host.job_files import provided
 from rlhf_api.host.redaction import redacted
 from rlhf_api.sections.replay import SAMPLER_FIELD
 from rlhf_api.spec import Spec
@@ -75,10 +76,11 @@ def _last(workdir: Path) -> Start | None:
 def _code(spec: Spec) -> dict[str, str]:
     """`FILE sha256 DIGITS` of each module, by the field that names it; those that are not Python files are left out."""
     described = {}
-    for field, name in named_code(spec):
-        if (file := source_file(name.partition(":")[0])) is not None:
-            digest = hashlib.sha256(file.read_bytes()).hexdigest()[:_DIGITS]
-            described[field] = f"{file.name} sha256 {digest}"
+    with provided(spec.workspace.files):
+        for field, name in named_code(spec):
+            if (file := source_file(name.partition(":")[0])) is not None:
+                digest = hashlib.sha256(file.read_bytes()).hexdigest()[:_DIGITS]
+                described[field] = f"{file.name} sha256 {digest}"
     return described
 
 

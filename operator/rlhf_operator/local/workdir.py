@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from rlhf_api.contract.run import RunConfig
+from rlhf_api.contract.run import RunConfig, with_digests
 from rlhf_api.contract.status import JobStatus
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.host.redaction import masked
@@ -168,7 +168,7 @@ def _changes(workdir: Path, config: RunConfig) -> list[Change]:
         message = "is not the configuration of a run that this version can read; use another --workdir"
         raise InvalidJob([Problem(str(workdir / CONFIG), message)])
     renamed = [Change("metadata.name", before.job, config.job)] if before.job != config.job else []
-    changes = renamed + changed_fields(before.spec, config.spec)
+    changes = renamed + changed_fields(before.spec, with_digests(config.spec))
     named = {change.field for change in changes}
     return changes + [
         each for each in provenance.changed_code(workdir, config.spec) if each.field not in named
@@ -193,10 +193,10 @@ def _remove_outputs(workdir: Path, spec: Spec) -> None:
 
 def write_config(workdir: Path, config: RunConfig) -> None:
     """Writes the configuration, without which a run cannot be resumed: it survives a loss of power. Environment
-    variables reach processes by their environment, and those that are secrets are left out. Raises OSError with the
-    file."""
+    variables reach processes by their environment, and those that are secrets are left out; of files that the job
+    carries only digests are in it. Raises OSError with the file."""
     environment = masked({"environment": config.spec.environment})["environment"]
-    public = config.spec.model_copy(update={"environment": environment})
+    public = with_digests(config.spec).model_copy(update={"environment": environment})
     write(workdir / CONFIG, config.model_copy(update={"spec": public}), written=make_durable)
     make_durable(workdir / CONFIG)  # its name too
 

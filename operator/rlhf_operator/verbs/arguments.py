@@ -5,6 +5,7 @@ from pathlib import Path
 
 from rlhf_api.roles import Role
 
+from ..console.included_files import add_include
 from ..console.manifest_arguments import add_manifest, add_set, add_trial
 from ..console.subcommands import Commands, add_command
 from .argument_types import (
@@ -173,6 +174,7 @@ def _add_submit(verbs: _Verbs) -> None:
     submit = verbs.add("submit", "check a manifest and apply it to the cluster")
     add_manifest(submit)
     add_trial(submit)
+    add_include(submit)
     submit.add_argument(
         "--force-conflicts", action="store_true", help="overwrite fields that another client has changed"
     )

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from rlhf_api.contract.status import JobStatus
 from rlhf_api.job import KIND
+from rlhf_api.manifest import spec_size
 from rlhf_api.rules import size_limits
 from rlhf_api.schema.crd import CLUSTER_RUNTIME, RUNTIMES, crd, definition, document
 from rlhf_api.sections.deepspeed import DeepSpeedConfig
@@ -255,8 +256,9 @@ def test_every_string_list_and_map_is_bounded() -> None:
 
 def test_no_field_takes_more_than_the_bounds_for_all() -> None:
     """`oversized` refuses what is beyond those, so a larger one would have no effect."""
-    for _, node in nodes(ROOT):
-        assert node.get("maxLength", 0) <= size_limits.TEXT
+    for path, node in nodes(ROOT):
+        most = spec_size.MOST_BYTES if path == ".spec.workspace.files[]" else size_limits.TEXT
+        assert node.get("maxLength", 0) <= most
         assert node.get("maxItems", 0) <= size_limits.ITEMS
         assert node.get("maxProperties", 0) <= size_limits.KEYS
 

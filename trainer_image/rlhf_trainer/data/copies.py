@@ -11,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 from rlhf_api.dataset.row_files import TABLES
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.host.foreign_files import open_regular
+from rlhf_api.host.job_files import located
 from rlhf_store.errors import Missing, UnusableStore
 from rlhf_store.locked import locked
 from rlhf_store.store import Store
@@ -33,8 +34,10 @@ def local_file(path: str) -> Path:
     """
     if path.startswith("hf://"):
         return _of_hub(path)
-    remote = "://" in path and not path.startswith("file://")
-    file = _downloaded(path) if remote else Path(unquote(urlsplit(path).path) if "://" in path else path)
+    if path.startswith("file://"):
+        file = Path(unquote(urlsplit(path).path))
+    else:
+        file = _downloaded(path) if "://" in path else located(path)
     if not path.endswith(TABLES):
         return file
     try:

@@ -7,13 +7,13 @@ a running job's processes.
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import to_json
 
-from rlhf_api.contract.run import RunConfig, of_file
+from rlhf_api.contract.run import RunConfig, of_file, with_digests
 from rlhf_api.errors.messages import from_pydantic
 from rlhf_api.roles import Role
 from rlhf_api.rules.check import CHANGEABLE
@@ -22,8 +22,8 @@ from rlhf_api.spec import Spec
 
 from ...job.names import common_labels
 from ..config.settings import Defaults
-from .pod_process import RESUME_CONFIG, START_CONFIG, shares_node_network
-from .pod_volumes import WORKSPACE
+from .pod_process import shares_node_network
+from .pod_volumes import RESUME_CONFIG, START_CONFIG, WORKSPACE, carried_keys
 
 DEFAULTS = "defaults.json"
 """Key of the operator's settings in the ConfigMap, beside the two configurations."""
@@ -47,6 +47,8 @@ class Pinned:
     defaults: Defaults
     stored: Mapping[str, str] | None = None
     """Content of the ConfigMap that it was read from, which stays word for word; None if it was made here."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Texts of the files that the job carries, if it was made here; the configuration has only their digests."""
 
     @property
     def sends_bare_token(self) -> bool:
@@ -64,6 +66,7 @@ class Pinned:
             START_CONFIG: _text(_body(self.config)),
             RESUME_CONFIG: _text({**of_file(START_CONFIG), "resume": True}),
             DEFAULTS: _defaults_text(self.defaults),
+            **{key: self.files[name] for name, key in carried_keys(self.config.spec).items()},
         }
 
     @classmethod
@@ -72,14 +75,14 @@ class Pinned:
         a later job of the same name and spec has a ConfigMap of its own."""
         config = RunConfig(
             job=job,
-            spec=immutable_part(spec),
+            spec=with_digests(immutable_part(spec)),
             workdir=f"{WORKSPACE}/runs/{job}",
             resume=spec.checkpoint.resume,
         )
         any_number = config.model_copy(update={"spec": with_generators(config.spec, 1)})
         identity = uid + any_number.model_dump_json(by_alias=True) + _defaults_text(defaults)
         digest = hashlib.sha256(identity.encode()).hexdigest()
-        return cls(f"{job}-config-{digest[:_DIGEST]}", config, defaults)
+        return cls(f"{job}-config-{digest[:_DIGEST]}", config, defaults, files=spec.workspace.files)
 
     @classmethod
     def read(cls, config_map: Mapping[str, Any], defaults: Defaults) -> "Pinned":

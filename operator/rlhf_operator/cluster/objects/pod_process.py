@@ -4,17 +4,15 @@ import math
 from typing import Any
 
 from rlhf_api.contract.run import Process, RunConfig, environment, listens, pods_each
+from rlhf_api.host.job_files import FOLDER
 from rlhf_api.roles import Role
 from rlhf_api.sections.pods import PodSettings, amount
 
 from ...job.names import pod_name, service_name, token_name
 from ...job.ports import MASTER_PORT, PORT, group_port, http_port, master_port
-from .pod_volumes import CONFIG_DIRECTORY, WORKSPACE
+from .pod_volumes import CARRIED, CONFIG_DIRECTORY, RESUME_CONFIG, START_CONFIG, WORKSPACE
 
 Body = dict[str, Any]
-
-START_CONFIG, RESUME_CONFIG = "start.json", "resume.json"
-"""Files of a job's ConfigMap: the run's configuration for a start and for a resume."""
 
 
 def shares_node_network(pods: PodSettings) -> bool:
@@ -69,6 +67,7 @@ def environment_of(
         "HOME": "/tmp",
         "PYTHONUNBUFFERED": "1",
         "PYTHONPATH": WORKSPACE,
+        **({FOLDER: CARRIED} if config.spec.workspace.files else {}),
         **hub,
         **_threads(pods),
         **{name: literal(v) if v == given.get(name) else v for name, v in variables.items()},

@@ -4,6 +4,7 @@ from typing import Any
 
 from rlhf_api.contract.run import RunConfig
 from rlhf_api.sections.pods import PodSettings, Volume
+from rlhf_api.spec import Spec
 
 from ..config.settings import Defaults
 
@@ -11,6 +12,10 @@ Body = dict[str, Any]
 
 WORKSPACE = "/workspace"
 CONFIG_DIRECTORY = "/etc/rlhf"
+START_CONFIG, RESUME_CONFIG = "start.json", "resume.json"
+"""Files of a job's ConfigMap: the run's configuration for a start and for a resume."""
+CARRIED = f"{CONFIG_DIRECTORY}/files"
+"""Directory of the files that the job carries."""
 
 
 def mounts(config: RunConfig, pods: PodSettings) -> list[Body]:
@@ -41,12 +46,26 @@ def volumes(config: RunConfig, pods: PodSettings, config_name: str, defaults: De
     limit = {"sizeLimit": defaults.tmp_size_limit} if defaults.tmp_size_limit else {}
     workspace: Body = {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {}}
     return [
-        {"name": "config", "configMap": {"name": config_name}},
+        {"name": "config", "configMap": {"name": config_name, **_items(config.spec)}},
         {"name": "tmp", "emptyDir": limit},
         {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": pods.shared_memory}},
         {"name": "workspace", **workspace},
         *({"name": volume.name, **_source(volume)} for volume in pods.volumes),
     ]
+
+
+def carried_keys(spec: Spec) -> dict[str, str]:
+    """Keys of the ConfigMap with the files that the job carries, by their names, which may be paths."""
+    return {name: f"file-{i}" for i, name in enumerate(sorted(spec.workspace.files))}
+
+
+def _items(spec: Spec) -> Body:
+    """Where each key of the ConfigMap is mounted; nothing for a job without files, whose keys are all names."""
+    if not spec.workspace.files:
+        return {}
+    configs = {file: file for file in (START_CONFIG, RESUME_CONFIG)}
+    items = {key: f"files/{name}" for name, key in carried_keys(spec).items()}
+    return {"items": [{"key": key, "path": at} for key, at in {**configs, **items}.items()]}
 
 
 def _source(volume: Volume) -> Body:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from rlhf_api.contract.run import with_digests
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.manifest.load import from_cluster
 from rlhf_api.manifest.runtime import NamedRuntime, merged, with_runtime
@@ -91,7 +92,9 @@ def desired_state(
     running = running.scaled(_generators(running, spec.generator.replicas))
     applied = running.config.spec.model_copy(update={name: getattr(spec, name) for name in CHANGEABLE})
     changed = ", ".join(
-        _changed_fields(applied, spec, same_release=running.defaults.release == defaults.release)
+        _changed_fields(
+            applied, with_digests(spec), same_release=running.defaults.release == defaults.release
+        )
     )
     reason = f"{changed} changed while the job runs; suspend and resume the job to apply that"
     return Desired(running, applied, reason if changed else None)

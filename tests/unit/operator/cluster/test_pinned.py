@@ -15,7 +15,7 @@ from rlhf_operator.cluster.config.settings import Defaults
 from rlhf_operator.cluster.decide.plan import plan
 from rlhf_operator.cluster.objects.pinned import Pinned, UnreadableConfig, defaults_of_0_1
 from rlhf_operator.cluster.objects.pod import NewPod, build_pod
-from rlhf_operator.cluster.objects.pod_process import RESUME_CONFIG, START_CONFIG
+from rlhf_operator.cluster.objects.pod_volumes import RESUME_CONFIG, START_CONFIG
 from rlhf_operator.cluster.observe.desired import active_config, desired_state
 from rlhf_operator.cluster.observe.observed import Observed
 from rlhf_operator.job.snapshot import Job, Pod
@@ -134,6 +134,7 @@ def test_a_changed_spec_is_named_and_waits():
     [
         ("spec.ppo.klCoefficient=0.5", "spec.ppo"),
         ("spec.environment={A: b}", "spec.environment"),
+        ("spec.workspace={files: {a.py: A = 1}}", "spec.workspace"),
         ("spec.generator.pods.nodeSelector={gpu: h100}", "spec.generator"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import kubernetes_validate
 import pytest
@@ -16,6 +17,7 @@ from rlhf_operator.cluster.objects.companions import companions, owned, token, t
 from rlhf_operator.cluster.objects.gangs import members
 from rlhf_operator.cluster.objects.pinned import Pinned
 from rlhf_operator.cluster.objects.pod import NewPod, build_pod
+from rlhf_operator.cluster.objects.pod_volumes import RESUME_CONFIG, START_CONFIG
 from rlhf_operator.job.ports import PORT
 from rlhf_operator.job.snapshot import Job
 
@@ -64,6 +66,25 @@ def test_a_dollar_means_on_a_cluster_what_it_means_in_rlhf_run():
     """A kubelet replaces `$(NAME)`, and makes `$` of `$$`."""
     environment = env(pod(Role.TRAINER, "spec.environment={PRICE: costs $$5, HOME_OF: you are $(HOME)}"))
     assert (environment["PRICE"], environment["HOME_OF"]) == ("costs $$$$5", "you are $$(HOME)")
+
+
+def test_files_that_travel_with_a_job_are_where_its_roles_look_for_them():
+    """Their texts are in the ConfigMap once, which goes with the job, and in no role's configuration."""
+    texts = {"rewards.py": "SCORE = 1", "rows/train.jsonl": '{"prompt": "a"}'}
+    made = pinned(f"spec.workspace.files={json.dumps(texts)}")
+    data = made.config_map()["data"]
+    again = Pinned.read(made.config_map(), SETTINGS.defaults)
+    for each in (made, again):
+        body = build_pod(each, NewPod(Role.REWARD, 0, 1, resume=False), "1")
+        (config,) = (volume["configMap"] for volume in body["spec"]["volumes"] if "configMap" in volume)
+        mounted = {item["path"]: data[item["key"]] for item in config["items"]}
+        folder = Path(env(body)["RLHF_FILES"]).relative_to("/etc/rlhf")
+        assert {name: mounted[str(folder / name)] for name in texts} == texts
+        assert {START_CONFIG, RESUME_CONFIG} < mounted.keys()
+    assert not any(text in data[START_CONFIG] for text in texts.values())
+    assert (
+        pinned(f"spec.workspace.files={json.dumps({**texts, 'rewards.py': 'SCORE = 2'})}").name != made.name
+    )
 
 
 @pytest.mark.parametrize("gang", ["none", "kubernetes", "volcano", "coscheduling"])

@@ -12,7 +12,7 @@ from tests.unit.operator.cluster.world import World
 from rlhf_operator.cluster.config.limits import Limits
 from rlhf_operator.cluster.config.settings import Settings
 from rlhf_operator.cluster.objects.pinned import DEFAULTS, UnreadableConfig
-from rlhf_operator.cluster.objects.pod_process import START_CONFIG
+from rlhf_operator.cluster.objects.pod_volumes import START_CONFIG
 from rlhf_operator.cluster.objects.seal import sealed
 from rlhf_operator.cluster.observe.desired import Desired
 from rlhf_operator.cluster.observe.desired_reader import DesiredReader

@@ -90,6 +90,24 @@ def test_a_resumed_run_whose_rewards_code_has_changed_asks_first(here):
     assert [change.field for change in accepted.changes] == ["spec.reward.functions[0].function"]
 
 
+@pytest.mark.usefixtures("here")
+def test_files_of_the_manifest_that_have_changed_ask_first_and_are_not_quoted():
+    def config(rows: str) -> RunConfig:
+        files = {"rows.jsonl": rows, "token.txt": "hunter-1"}
+        return RunConfig(job="job", spec=job(f"spec.workspace.files={json.dumps(files)}").spec, workdir="w")
+
+    workdir.write_config(FOLDER, config("first"))
+    assert "hunter-1" not in (FOLDER / workdir.CONFIG).read_text()
+    unchanged = workdir.prepare(FOLDER, config("first"), resume=True, overwrite=False)
+    assert unchanged is not None
+    assert unchanged.changes == []
+    with pytest.raises(InvalidJob) as refused:
+        workdir.prepare(FOLDER, config("second"), resume=True, overwrite=False)
+    (problem,) = refused.value.problems
+    assert problem.where == "spec.workspace.files.rows.jsonl"
+    assert "second" not in problem.message
+
+
 @pytest.mark.parametrize("content", [None, "", "no json", "[1]", '{"time": 3}'])
 def test_a_record_that_cannot_be_read_is_no_change(here, content):
     if content is not None:
