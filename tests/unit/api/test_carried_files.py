@@ -99,9 +99,9 @@ def test_mistakes_in_carried_files_have_their_places(capsys: pytest.CaptureFixtu
     broken = MANIFEST.replace('{"prompt": "b"}', '{"promt": "b"}').replace("def score", "def scores")
     Path("job.yaml").write_text(broken)
     assert cli.main(["validate", "job.yaml"]) == 2
-    told = capsys.readouterr().err
-    assert "my_rows.jsonl:2: prompt: is missing" in told
-    assert "by_length.py defines no 'score'; did you mean 'scores'?" in told
+    errors = capsys.readouterr().err
+    assert "my_rows.jsonl:2: prompt: is missing" in errors
+    assert "by_length.py defines no 'score'; did you mean 'scores'?" in errors
 
 
 def test_configurations_have_digests_of_files() -> None:

@@ -117,9 +117,9 @@ def test_files_that_travel_with_the_job_are_seen_by_the_program_alone(monkeypatc
         Path(folder).chmod(0o755)
         monkeypatch.setenv("RLHF_RUN_CONFIG", str(config))
         monkeypatch.setenv("RLHF_FILES", str(files))
-        seen = f"import os; print([p for p in {[str(config), str(files), '/files']} if os.path.exists(p)])"
+        listing = f"import os; print([p for p in {[str(config), str(files), '/files']} if os.path.exists(p)])"
         check = "exit(input() != '[]' or open('/files/answers').read() != '5')"
-        assert run("", command=("python3", "-c", check), candidate=("python3", "-c", seen)) == [1.0]
+        assert run("", command=("python3", "-c", check), candidate=("python3", "-c", listing)) == [1.0]
 
 
 def test_it_cannot_write_but_in_its_own_directory_which_is_bounded(job):
