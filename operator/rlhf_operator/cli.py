@@ -13,7 +13,7 @@ from rlhf_api.manifest.load import composed, parse
 from rlhf_api.schema.json_schema import manifest_schema
 
 from .archive import open_store, replay, samples
-from .commands import compare, data
+from .commands import compare, data, init
 from .commands import plan as plan_command
 from .commands import run as run_command
 from .console.exits import ended, print_line
@@ -25,7 +25,7 @@ from .selftest import command as selftest
 from .verbs.arguments import VERBS, add_verbs
 
 _GROUPS = {
-    "write and run a job": ("validate", "plan", "run", "selftest", "clone"),
+    "write and run a job": ("init", "validate", "plan", "run", "selftest", "clone"),
     "look at jobs and runs": (
         "status",
         "list",
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None, make: Command = local_command) 
     parser = _parser()
     options = parsed(parser, arguments)
     if options.command is None:
-        parser.error("give a COMMAND; to begin, `rlhf run FILE`, or `rlhf --help` for all commands")
+        parser.error("give a COMMAND; to begin, `rlhf init`, or `rlhf --help` for all commands")
     if options.command in VERBS:
         # The Kubernetes client loads slowly, and `rlhf run` does not need it.
         from .kubectl import run
@@ -56,6 +56,7 @@ def main(arguments: Sequence[str] | None = None, make: Command = local_command) 
     if options.command == "run" and options.mode == "kubernetes":
         return ended(lambda: main(run_command.as_submit(options)))
     commands: dict[str, Callable[[argparse.Namespace], int]] = {
+        "init": init.run,
         "validate": run_command.validate,
         "run": partial(run_command.run, make=make),
         "render": _render,
@@ -80,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"rlhf {version('rlhf-operator')}")
     commands = parser.commands
+    init.add_init(commands)
     run_command.add_validate(commands)
     run_command.add_run(commands)
     render = add_command(

@@ -1,0 +1,208 @@
+"""`rlhf init`: writes a manifest to begin with, and what it needs beside a model, then validates it."""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from keyword import iskeyword
+from pathlib import Path
+from typing import Any
+
+from rlhf_api.algorithms import ALGORITHMS
+from rlhf_api.dataset.rows import RENDERED_FIELDS
+from rlhf_api.errors.problem import InvalidJob, Problem, show
+from rlhf_api.errors.similar import suggestion
+from rlhf_api.field_types import RowKind
+from rlhf_api.host.foreign_files import READ_ERRORS, read_json
+from rlhf_api.host.variables import ENVIRONMENT
+from rlhf_api.spec import Spec
+
+from ..console.exits import print_line
+from ..console.subcommands import Commands, add_command
+from ..local import gpus
+from ..local.models import mistyped
+from . import init_files
+from .init_rows import first_fields, graph_of, scores_responses, trained_on
+from .run import validate
+
+_REWARD = "rewards:score"
+_MODEL = "a folder in Hugging Face format, or a name of the hub"
+
+
+def add_init(commands: Commands) -> None:
+    parser = add_command(
+        commands, "init", help="write a manifest to begin with, sample rows and a reward with its test"
+    )
+    parser.add_argument(
+        "file", nargs="?", type=Path, metavar="FILE", help="the manifest to write; default: ALGORITHM.yaml"
+    )
+    parser.add_argument("--algorithm", metavar="NAME", help=f"one of {', '.join(ALGORITHMS)}")
+    parser.add_argument("--model", metavar="MODEL", help=f"what is trained: {_MODEL}")
+    parser.add_argument(
+        "--data",
+        metavar="ROWS",
+        help="a JSONL, JSON or Parquet file; default: sample rows, which are written",
+    )
+    parser.add_argument(
+        "--reward",
+        metavar="REWARD",
+        help="what scores responses: a function, as module:name, which is written unless its module is there, or a "
+        f"reward model; default: {_REWARD}",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="write over FILE if it is there")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the command; returns the exit code."""
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        _ask(options)
+    if problems := [*_wrong_options(options)]:
+        raise InvalidJob(problems)
+    algorithm: str = options.algorithm
+    file: Path = options.file or Path(f"{algorithm}.yaml")
+    if file.exists() and not options.overwrite:
+        raise InvalidJob([Problem(str(file), "is there already; add --overwrite, or name another FILE")])
+    kind = graph_of(algorithm).rows
+    with _undone_if_invalid() as write:
+        data = options.data or f"{kind}.jsonl"
+        if options.data is None and not Path(data).exists():
+            write(Path(data), init_files.sample_rows(kind))
+        wrong_rows = _data_problems(kind, data)
+        fields = [] if wrong_rows else first_fields(data, kind)
+        text = init_files.manifest(
+            str(file),
+            algorithm,
+            model=options.model,
+            data=data,
+            fields=fields,
+            reward=_reward(options, fields, write) if scores_responses(algorithm) else {},
+            positions=_positions(Path(options.model)),
+            has_gpu=bool(gpus.present(os.environ)),
+        )
+        write(file, text)
+        checked = argparse.Namespace(file=file, set=[], variables=ENVIRONMENT, runtime=None, files=True)
+        try:
+            validate(checked)
+        except InvalidJob as error:
+            others = [p for p in error.problems if not (wrong_rows and p.where.startswith("spec.data.train"))]
+            raise InvalidJob([*wrong_rows, *others]) from None
+    if fields:
+        line = f"{data}: rows with {', '.join(fields)}, as {', '.join(trained_on(kind))} train on"
+        print_line(line, sys.stdout)
+    print_line(f"begin with `rlhf run {file}`", sys.stdout)
+    return 0
+
+
+def _wrong_options(options: argparse.Namespace) -> Iterator[Problem]:
+    algorithm = options.algorithm
+    if algorithm is None:
+        yield Problem("--algorithm", f"is missing; one of {', '.join(ALGORITHMS)}")
+    else:
+        yield from _algorithm_problems(algorithm)
+    if not options.model:
+        yield Problem("--model", f"is missing; {_MODEL}")
+    if options.reward is not None and algorithm in ALGORITHMS and not scores_responses(algorithm):
+        yield Problem(
+            "--reward", f"{algorithm} trains on given responses, which nothing scores; leave it out"
+        )
+    yield from _reward_problems(options.reward or _REWARD)
+
+
+def _ask(options: argparse.Namespace) -> None:
+    """Asks for what is not given, again while the answer is wrong; the end of the input ends the questions."""
+    with suppress(EOFError):
+        known = ", ".join(ALGORITHMS)
+        options.algorithm = options.algorithm or _answer(
+            f"Algorithm ({known}) [grpo]", "grpo", _algorithm_problems
+        )
+        options.model = options.model or _answer(f"Model ({_MODEL})", "", _model_problems)
+        if options.data is None and options.algorithm in ALGORITHMS:
+            kind = graph_of(options.algorithm).rows
+            options.data = _answer("Rows (a file) [sample rows]", "", partial(_data_problems, kind)) or None
+        if options.reward is None and options.algorithm in ALGORITHMS and scores_responses(options.algorithm):
+            question = f"Reward (a function, as module:name, or a reward model) [{_REWARD}]"
+            options.reward = _answer(question, _REWARD, _reward_problems)
+
+
+def _answer(question: str, default: str, problems: Callable[[str], Iterable[Problem]]) -> str:
+    while True:
+        answer = input(f"{question}: ").strip() or default
+        wrong = [str(problem) for problem in problems(answer)]
+        if not wrong:
+            return answer
+        for line in wrong:
+            print_line(line, sys.stdout)
+
+
+def _algorithm_problems(name: str) -> Iterator[Problem]:
+    if name not in ALGORITHMS:
+        yield Problem("--algorithm", f"{suggestion(name, [*ALGORITHMS])}; got {show(name)}")
+
+
+def _model_problems(name: str) -> Iterator[Problem]:
+    if name:
+        spec = Spec.model_validate({"algorithm": "sft", "steps": 1, "model": {"policy": name}, "data": {}})
+        yield from mistyped(spec)
+    else:
+        yield Problem("--model", f"is missing; {_MODEL}")
+
+
+def _data_problems(kind: RowKind, path: str) -> Sequence[Problem]:
+    try:
+        first_fields(path, kind)
+    except InvalidJob as error:
+        return [Problem("--data", str(problem)) for problem in error.problems] if path else []
+    return []
+
+
+def _reward_problems(name: str) -> Iterator[Problem]:
+    module, colon, function = name.rpartition(":")
+    if colon and not all(
+        part.isidentifier() and not iskeyword(part) for part in (*module.split("."), function)
+    ):
+        yield Problem("--reward", f"must be package.module:name, or a model; got {show(name)}")
+
+
+def _reward(options: argparse.Namespace, fields: list[str], write: Callable[[Path, str], None]) -> Any:
+    """The reward's part of the spec; a function whose module is not there is written, with its test."""
+    module, colon, name = (options.reward or _REWARD).rpartition(":")
+    if not colon:
+        return {"model": {"reward": options.reward}}
+    file = Path(*module.split(".")).with_suffix(".py")
+    if not file.exists():
+        target = next((field for field in fields if field == "answer" or field not in RENDERED_FIELDS), None)
+        write(file, init_files.reward_function(name, target))
+        test = Path(f"test_{file.name}")
+        if not test.exists():
+            write(test, init_files.reward_test(module, name, target))
+    return {"reward": {"functions": [{"function": f"{module}:{name}"}]}}
+
+
+@contextmanager
+def _undone_if_invalid() -> Iterator[Callable[[Path, str], None]]:
+    """Writes files, and says so; if the job turns out to be invalid, they are again what they were before."""
+    before = dict[Path, bytes | None]()
+
+    def write(file: Path, text: str) -> None:
+        before[file] = file.read_bytes() if file.exists() else None
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    try:
+        yield write
+    except BaseException:
+        for file, content in before.items():
+            file.unlink() if content is None else file.write_bytes(content)
+        raise
+    print_line(f"wrote: {', '.join(map(str, before))}", sys.stdout)
+
+
+def _positions(model: Path) -> int | None:
+    """Tokens that fit a local model, prompt and response together; None if its files do not say."""
+    try:
+        number = read_json(model / "config.json")["max_position_embeddings"]
+    except READ_ERRORS:
+        return None
+    return number if isinstance(number, int) and number > 1 else None
