@@ -20,12 +20,13 @@ from .console.exits import ended, print_line
 from .console.manifest_arguments import add_manifest, parsed
 from .console.subcommands import GroupedParser, add_command
 from .graph import command as graph
+from .importing import command as importing
 from .local.processes import Command, local_command
 from .selftest import command as selftest
 from .verbs.arguments import VERBS, add_verbs
 
 _GROUPS = {
-    "write and run a job": ("init", "validate", "plan", "run", "selftest", "clone"),
+    "write and run a job": ("init", "import", "validate", "plan", "run", "selftest", "clone"),
     "look at jobs and runs": (
         "status",
         "list",
@@ -57,6 +58,7 @@ def main(arguments: Sequence[str] | None = None, make: Command = local_command) 
         return ended(lambda: main(run_command.as_submit(options)))
     commands: dict[str, Callable[[argparse.Namespace], int]] = {
         "init": init.run,
+        "import": importing.run,
         "validate": run_command.validate,
         "run": partial(run_command.run, make=make),
         "render": _render,
@@ -82,6 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"rlhf {version('rlhf-operator')}")
     commands = parser.commands
     init.add_init(commands)
+    importing.add_import(commands)
     run_command.add_validate(commands)
     run_command.add_run(commands)
     render = add_command(

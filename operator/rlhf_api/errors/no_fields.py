@@ -193,6 +193,10 @@ _ANSWERS = (
         "prime-rl's orchestrator is spec.data, spec.sampling, spec.reward and the algorithm's section",
     ),
     (
+        "orchestrator.env",
+        "an environment is rows in spec.data.train and functions in spec.reward.functions",
+    ),
+    (
         "deployment",
         "its number of nodes and GPUs is that of the roles: spec.trainer.replicas, spec.generator.replicas",
     ),

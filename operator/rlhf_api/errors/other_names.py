@@ -4,7 +4,7 @@ messages about unknown fields alone: none of these names is accepted."""
 from .similar import plain
 
 _NAMES = {
-    "metadata.name": "experiment_name exp_name run_name wandb_run_name",
+    "metadata.name": "experiment_name exp_name run_name wandb_run_name wandb.name",
     "spec.algorithm": "adv_estimator advantage_estimator policy_loss policy_loss_type loss_mode",
     "spec.steps": (
         "max_steps total_steps train_steps num_steps num_train_epochs num_epochs total_epochs "

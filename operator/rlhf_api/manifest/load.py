@@ -84,7 +84,11 @@ def _check_outline(document: Mapping[str, Any]) -> None:
 def _algorithm(document: Mapping[str, Any]) -> Algorithm:
     """The algorithm that the document names, for messages about unknown keys."""
     spec = document.get("spec")
-    name = str(spec.get("algorithm")) if isinstance(spec, Mapping) else ""
+    return named_algorithm(str(spec.get("algorithm")) if isinstance(spec, Mapping) else "")
+
+
+def named_algorithm(name: str) -> Algorithm:
+    """The algorithm of this name, for the meaning of unknown keys."""
     known = CUSTOM if ":" in name else ALGORITHMS.get(name)
     if known is None:
         return UNKNOWN

@@ -1,0 +1,1 @@
+"""`rlhf import`: configurations of other systems, read without running them, as a manifest."""

@@ -1,0 +1,303 @@
+"""Values of other systems as those of our fields: other words, other units, other types; pure."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic.alias_generators import to_camel
+
+from rlhf_api.errors.similar import plain
+
+from .settings import System
+
+
+class NotCarried(Exception):
+    """A value that no value of ours is like; the text says why, or what to do."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """All settings of the configuration, by their last keys as `plain` has them."""
+
+    system: System
+    algorithm: str
+    given: Mapping[str, Any]
+
+    def number(self, name: str, default: float) -> float:
+        """The number of a setting, or the other system's default."""
+        value = self.given.get(plain(name))
+        return value if isinstance(value, int | float) and not isinstance(value, bool) else default
+
+    @property
+    def samples(self) -> bool:
+        """True if responses are sampled."""
+        return self.algorithm not in ("sft", "dpo", "reward")
+
+    @property
+    def group(self) -> float:
+        """Responses to a prompt."""
+        if not self.samples or (self.algorithm == "ppo" and self.system == "TRL"):
+            return 1
+        names = {"TRL": ("num_generations", 8), "verl": ("n", 1), "OpenRLHF": ("n_samples_per_prompt", 1)}
+        return self.number(*names.get(self.system, ("rollouts_per_example", 1)))
+
+    @property
+    def responses(self) -> float:
+        """Responses, or rows, of a step of TRL, on one device, or of prime-rl."""
+        if self.system == "prime-rl":
+            return self.number("batch_size", 0)
+        device, accumulated = (
+            self.number("per_device_train_batch_size", 8),
+            self.number("gradient_accumulation_steps", 1),
+        )
+        if self.group > 1:
+            accumulated = self.number("steps_per_generation", accumulated)
+        return self.number("generation_batch_size", device * accumulated)
+
+    @property
+    def update(self) -> float:
+        """Responses, or rows, of an update of these."""
+        if self.system == "prime-rl":
+            return self.responses
+        if self.algorithm == "ppo":
+            return self.responses / self.number("num_mini_batches", 1)
+        return self.number("per_device_train_batch_size", 8) * self.number("gradient_accumulation_steps", 1)
+
+
+def batch_sizes(context: Context) -> dict[str, dict[str, Any]]:
+    """The sizes that are products or quotients of theirs, of TRL on one device, by the names of the factors as `plain`
+    has them: the fields stand with the first one that is given. None of systems that give each size itself."""
+    factors = {
+        "TRL": (
+            *("per_device_train_batch_size", "gradient_accumulation_steps", "generation_batch_size"),
+            *("steps_per_generation", "num_mini_batches"),
+        ),
+        "prime-rl": ("batch_size",),
+    }
+    names = map(plain, factors.get(context.system, ()))
+    given = [name for name in names if isinstance(context.given.get(name), int)]
+    if not given:
+        return {}
+    try:
+        sizes = {
+            "spec.data.promptsPerStep": _whole(context.responses / context.group, "the number of prompts")
+        }
+        if context.samples:
+            sizes[f"spec.{to_camel(context.algorithm)}.minibatchSize"] = _whole(context.update, "a minibatch")
+    except (NotCarried, ArithmeticError, ValueError):
+        return {}
+    first, *others = given
+    return {first: sizes, **{name: {} for name in others}}
+
+
+Convert = Callable[[str, Any, Context], Any]
+"""(last key as `plain` has it, value, context) -> value of our field. Raises NotCarried."""
+
+
+def _words(table: Mapping[Any, Any]) -> Convert:
+    def convert(_name: str, value: Any, _context: Context) -> Any:
+        try:
+            return table[value]
+        except (KeyError, TypeError):
+            raise NotCarried(
+                f"it is one of {', '.join(map(str, dict.fromkeys(table.values())))} here"
+            ) from None
+
+    return convert
+
+
+def _whole(number: float, of: str) -> int:
+    if number < 1 or number != int(number):
+        raise NotCarried(f"{of} is {number:g}, not a whole number")
+    return int(number)
+
+
+def _dtype(name: str, value: Any, _context: Context) -> Any:
+    switched = {"bf16": "bfloat16", "fp16": "float16"}.get(name)
+    if switched and value is not True:
+        raise NotCarried("it is off")
+    return switched or str(value).removeprefix("torch.")
+
+
+def _steps(name: str, value: Any, context: Context) -> Any:
+    if "steps" not in name:
+        raise NotCarried("it counts passes or responses; a step takes spec.data.promptsPerStep rows")
+    if context.system == "TRL" and context.samples:  # theirs are updates
+        updates = context.responses / context.update * context.number("num_iterations", 1)
+        return max(1, round(value / updates))
+    return value
+
+
+def _warmup(name: str, value: Any, context: Context) -> Any:
+    if "ratio" not in name:
+        return value
+    steps = context.number("max_steps", context.number("total_training_steps", 0))
+    if steps < 1:
+        raise NotCarried("it is a share of the steps, whose number is not known")
+    return round(value * steps)
+
+
+def _micro_batch(name: str, value: Any, _context: Context) -> Any:
+    if "token" not in name:
+        raise NotCarried("it counts sequences, here it is tokens; its default is for speed alone")
+    return value
+
+
+def _prompts(_name: str, value: Any, context: Context) -> Any:
+    if context.system in ("TRL", "prime-rl"):
+        raise NotCarried("it is no whole number of prompts")
+    return value
+
+
+def _minibatch(name: str, value: Any, context: Context) -> Any:
+    if name == plain("ppo_mini_batch_size"):
+        return _whole(value * context.group, "ppo_mini_batch_size x n")
+    if name in (plain("num_mini_batches"), plain("steps_per_generation")):
+        raise NotCarried("it is a number of updates; here it is the responses of one")
+    return value
+
+
+def _trackers(name: str, value: Any, _context: Context) -> Any:
+    if name.startswith("use"):
+        named = [name.removeprefix("use")] if value else []
+    else:
+        named = [str(each) for each in (value if isinstance(value, list | tuple) else [value])]
+    known = [each for each in named if each in ("tensorboard", "wandb", "mlflow", "trackio")]
+    return [{"kind": each} for each in known]
+
+
+def _offload(_name: str, value: Any, _context: Context) -> Any:
+    if value is not True:
+        raise NotCarried("it is off")
+    return {"device": "cpu"}
+
+
+def _every(_name: str, value: Any, _context: Context) -> Any:
+    if isinstance(value, int) and value <= 0:
+        raise NotCarried("it is off")
+    return value
+
+
+_ROWS = (".json", ".jsonl", ".parquet")
+"""Endings of files of rows."""
+
+
+def _files(_name: str, value: Any, _context: Context) -> Any:
+    files = [value] if isinstance(value, str) else value
+    if not isinstance(files, list | tuple) or not all(isinstance(file, str) for file in files):
+        raise NotCarried("name files, or a function that returns rows")
+    for file in files:
+        if (
+            re.fullmatch(r"[\w-]+/[\w.-]+", file)
+            and Path(file).suffix not in _ROWS
+            and not Path(file).exists()
+        ):
+            raise NotCarried(
+                "it is a data set of the hub: name files of it, or a function that returns its rows"
+            )
+    return [*files]
+
+
+def _rewards(_name: str, _value: Any, _context: Context) -> Any:
+    raise NotCarried("write `def score(prompts, responses, rows)` and name it; `rlhf init` writes one")
+
+
+def _name(_name: str, value: Any, _context: Context) -> Any:
+    return re.sub(r"[^a-z0-9]+", "-", str(value).lower()).strip("-0123456789")[:40].strip("-")
+
+
+def _packed(_name: str, value: Any, _context: Context) -> Any:
+    if value is True or "flash" in str(value):
+        return "packed"
+    raise NotCarried("it is left to the job")
+
+
+def _kl(_name: str, value: Any, context: Context) -> Any:
+    """Off where a switch of verl says so, and the other of the two penalties has no coefficient either."""
+    switches = [context.given.get(plain(name)) for name in ("use_kl_loss", "use_kl_in_reward")]
+    return 0 if context.system == "verl" and not any(switches) else value
+
+
+def _kl_in(name: str, value: Any, _context: Context) -> Any:
+    if value is not True:
+        raise NotCarried("it is off")
+    return "loss" if name == plain("use_kl_loss") else "reward"
+
+
+def _pair_of(place: int) -> Convert:
+    """The place of a pair, or a single number as it is."""
+
+    def convert(_name: str, value: Any, _context: Context) -> Any:
+        return value[place] if isinstance(value, list | tuple) and len(value) > place else value
+
+    return convert
+
+
+def _rounds(_name: str, value: Any, _context: Context) -> Any:
+    return int(value) if isinstance(value, bool | int) else value
+
+
+def _betas(_name: str, value: Any, context: Context) -> Any:
+    if isinstance(value, list | tuple):
+        return [*value]
+    firsts = context.number("adam_beta1", context.number("betas1", 0.9))
+    return [firsts, context.number("adam_beta2", context.number("betas2", 0.999))]
+
+
+def _moving(_name: str, _value: Any, _context: Context) -> Any:
+    raise NotCarried("set it to 1 - alpha / sync steps")
+
+
+def _raise(reason: str) -> Any:
+    raise NotCarried(reason)
+
+
+CONVERTERS: Mapping[str, Convert] = {
+    "metadata.name": _name,
+    "spec.steps": _steps,
+    "spec.model.dtype": _dtype,
+    "spec.model.lora.policy": lambda *_: _raise("spec.model.lora.policy.rank makes it one"),
+    "spec.data.train": _files,
+    "spec.evaluation.data": _files,
+    "spec.data.promptsPerStep": _prompts,
+    "spec.data.overlong": _words(
+        {True: "drop", "error": "refuse", **dict.fromkeys(("left", "right", "middle", "keep_end"), "cut")}
+    ),
+    "spec.optimizer.schedule": _words(
+        {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine"}
+    ),
+    "spec.optimizer.warmupSteps": _warmup,
+    "spec.optimizer.betas": _betas,
+    "spec.trainer.microBatchTokens": _micro_batch,
+    "spec.trainer.criticMicroBatchTokens": _micro_batch,
+    "spec.reference.microBatchTokens": _micro_batch,
+    "spec.trainer.gradientCheckpointing": _words({True: "full", 2: "selective", False: "none"}),
+    "spec.trainer.attention": _packed,
+    "spec.trainer.kernels": _words({True: "liger", False: "torch"}),
+    "spec.trainer.deepspeed.zero_optimization.offload_param": _offload,
+    "spec.trainer.deepspeed.zero_optimization.offload_optimizer": _offload,
+    "spec.trackers": _trackers,
+    "spec.reward.functions": _rewards,
+    "spec.checkpoint.everySteps": _every,
+    "spec.evaluation.everySteps": _every,
+    "minibatchSize": _minibatch,
+    "klCoefficient": _kl,
+    "klIn": _kl_in,
+    "klEstimator": _words({"k1": "k1", "kl": "k1", "k2": "k2", "mse": "k2", "k3": "k3", "low_var_kl": "k3"}),
+    "lossAggregation": _words(
+        {
+            **dict.fromkeys(("dapo", "bnpo", "cispo", "token-mean", "token"), "token"),
+            **dict.fromkeys(("grpo", "seq-mean-token-mean", "sequence"), "sequence"),
+            **dict.fromkeys(("dr_grpo", "seq-mean-token-sum-norm", "constant"), "constant"),
+        }
+    ),
+    "clipRatio": _pair_of(0),
+    "clipRatioHigh": _pair_of(1),
+    "dynamicSampling": _rounds,
+    "referenceEma": _moving,
+    "spec.rollout.maxStaleness": _rounds,
+    "spec.rollout.importance": lambda _name, value, _: "token" if value is True else value,
+}
+"""A field's path, or its last key where each algorithm's section has it -> the conversion of values."""
