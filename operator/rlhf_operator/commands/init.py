@@ -3,7 +3,7 @@
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from keyword import iskeyword
@@ -43,7 +43,16 @@ def add_init(commands: Commands) -> None:
     parser.add_argument(
         "--data",
         metavar="ROWS",
-        help="a JSONL, JSON or Parquet file; default: sample rows, which are written",
+        help="a JSONL, JSON, Parquet or CSV file, or a split of the hub, hf://OWNER/NAME:SPLIT; default: sample rows, "
+        "which are written",
+    )
+    parser.add_argument(
+        "--columns",
+        action="append",
+        default=[],
+        type=_pair,
+        metavar="FIELD=COLUMN",
+        help="which column of the rows is a field that they lack, such as prompt=question; may be repeated",
     )
     parser.add_argument(
         "--reward",
@@ -52,6 +61,13 @@ def add_init(commands: Commands) -> None:
         f"reward model; default: {_REWARD}",
     )
     parser.add_argument("--overwrite", action="store_true", help="write over FILE if it is there")
+
+
+def _pair(text: str) -> tuple[str, str]:
+    field, equals, column = text.partition("=")
+    if not (field and equals and column):
+        raise argparse.ArgumentTypeError(f"must be FIELD=COLUMN, such as prompt=question; got {text!r}")
+    return field, column
 
 
 def run(options: argparse.Namespace) -> int:
@@ -64,30 +80,27 @@ def run(options: argparse.Namespace) -> int:
     file: Path = options.file or Path(f"{algorithm}.yaml")
     if file.exists() and not options.overwrite:
         raise InvalidJob([Problem(str(file), "is there already; add --overwrite, or name another FILE")])
-    kind = graph_of(algorithm).rows
+    kind, columns = graph_of(algorithm).rows, dict(options.columns)
     with _undone_if_invalid() as write:
         data = options.data or f"{kind}.jsonl"
         if options.data is None and not Path(data).exists():
             write(Path(data), init_files.sample_rows(kind))
-        wrong_rows = _data_problems(kind, data)
-        fields = [] if wrong_rows else first_fields(data, kind)
+        if wrong := [*_data_problems(kind, columns, data)]:
+            raise InvalidJob([*wrong, *_model_problems(options.model)])
+        fields = first_fields(data, kind, columns)
         text = init_files.manifest(
             str(file),
             algorithm,
             model=options.model,
             data=data,
             fields=fields,
+            columns=columns,
             reward=_reward(options, fields, write) if scores_responses(algorithm) else {},
             positions=_positions(Path(options.model)),
             has_gpu=bool(gpus.present(os.environ)),
         )
         write(file, text)
-        checked = argparse.Namespace(file=file, set=[], variables=ENVIRONMENT, runtime=None, files=True)
-        try:
-            validate(checked)
-        except InvalidJob as error:
-            others = [p for p in error.problems if not (wrong_rows and p.where.startswith("spec.data.train"))]
-            raise InvalidJob([*wrong_rows, *others]) from None
+        validate(argparse.Namespace(file=file, set=[], variables=ENVIRONMENT, runtime=None, files=True))
     if fields:
         line = f"{data}: rows with {', '.join(fields)}, as {', '.join(trained_on(kind))} train on"
         print_line(line, sys.stdout)
@@ -119,8 +132,12 @@ def _ask(options: argparse.Namespace) -> None:
         )
         options.model = options.model or _answer(f"Model ({_MODEL})", "", _model_problems)
         if options.data is None and options.algorithm in ALGORITHMS:
-            kind = graph_of(options.algorithm).rows
-            options.data = _answer("Rows (a file) [sample rows]", "", partial(_data_problems, kind)) or None
+            kind, columns = (
+                graph_of(options.algorithm).rows,
+                dict(options.columns),
+            )
+            problems = partial(_data_problems, kind, columns)
+            options.data = _answer("Rows (a file) [sample rows]", "", problems) or None
         if options.reward is None and options.algorithm in ALGORITHMS and scores_responses(options.algorithm):
             question = f"Reward (a function, as module:name, or a reward model) [{_REWARD}]"
             options.reward = _answer(question, _REWARD, _reward_problems)
@@ -149,9 +166,9 @@ def _model_problems(name: str) -> Iterator[Problem]:
         yield Problem("--model", f"is missing; {_MODEL}")
 
 
-def _data_problems(kind: RowKind, path: str) -> Sequence[Problem]:
+def _data_problems(kind: RowKind, columns: Mapping[str, str], path: str) -> Sequence[Problem]:
     try:
-        first_fields(path, kind)
+        first_fields(path, kind, columns)
     except InvalidJob as error:
         return [Problem("--data", str(problem)) for problem in error.problems] if path else []
     return []

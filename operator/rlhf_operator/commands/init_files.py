@@ -32,12 +32,14 @@ def manifest(
     model: str,
     data: str,
     fields: Sequence[str],
+    columns: Mapping[str, str],
     reward: Mapping[str, Any],
     positions: int | None,
     has_gpu: bool,
 ) -> str:
-    """The manifest's text. `fields`: of the rows in `data`; `reward`: what scores responses, parts of `spec`; empty
-    where nothing does; `positions`: of the model, if known, which prompt and response have to fit."""
+    """The manifest's text. `fields`: of the rows in `data`; `columns`: by the fields that they are read as; `reward`:
+    what scores responses, parts of `spec`; empty where nothing does; `positions`: of the model, if known, which prompt
+    and response have to fit."""
     prompt_tokens = PROMPT_TOKENS if positions is None else max(1, min(PROMPT_TOKENS, positions // 2))
     response_tokens = RESPONSE_TOKENS if positions is None else max(1, min(RESPONSE_TOKENS, positions // 2))
     experiment = of_algorithm(algorithm)
@@ -47,7 +49,12 @@ def manifest(
         "algorithm": algorithm,
         "steps": STEPS,
         "model": {"policy": model, **({} if has_gpu else {"dtype": "float32"})},
-        "data": {"train": [data], "maxPromptLength": prompt_tokens, "promptsPerStep": RESPONSES // group},
+        "data": {
+            "train": [data],
+            **({"columns": {**columns}} if columns else {}),
+            "maxPromptLength": prompt_tokens,
+            "promptsPerStep": RESPONSES // group,
+        },
     }
     if reward:
         spec["sampling"] = {"responsesPerPrompt": group, "maxNewTokens": response_tokens}
@@ -74,6 +81,7 @@ def _comments(name: str, fields: Sequence[str], group: int) -> dict[str, str]:
         "spec.model.policy": "a folder in Hugging Face format, or a name of the hub",
         "spec.model.dtype": "as there is no GPU here; bfloat16, the default, on one",
         "spec.data.train": f"{rows}; several files may be listed",
+        "spec.data.columns": "which column is read as which field",
         "spec.data.maxPromptLength": "in tokens; longer ones are refused",
         "spec.data.maxResponseLength": "in tokens; longer ones are refused",
         "spec.data.promptsPerStep": f"with responsesPerPrompt, {RESPONSES} responses a step",

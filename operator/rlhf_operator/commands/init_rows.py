@@ -1,13 +1,16 @@
 """The rows of a data file, by the fields of its first one: their kind, and the algorithms that train on it."""
 
+import csv
+from collections.abc import Mapping
 from pathlib import Path
 
 from rlhf_api.algorithms import ALGORITHMS
-from rlhf_api.dataset.row_files import RowFile
+from rlhf_api.dataset.row_files import LARGEST_ROW, TABLES, RowFile
 from rlhf_api.dataset.rows import ROW_TYPES, row_type
-from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.errors.problem import InvalidJob, Problem, first_line
 from rlhf_api.field_types import RowKind, names_function
 from rlhf_api.graph import Graph, Score
+from rlhf_api.host.foreign_files import open_regular
 from rlhf_api.spec import Spec
 
 from ..archive.open_store import package
@@ -28,8 +31,9 @@ def trained_on(kind: RowKind) -> list[str]:
     return [name for name in ALGORITHMS if graph_of(name).rows == kind]
 
 
-def first_fields(path: str, kind: RowKind) -> list[str]:
+def first_fields(path: str, kind: RowKind, columns: Mapping[str, str]) -> list[str]:
     """The fields of a local file's first row; none for what is no local file: the URL of an object, or a function.
+    `columns`: columns, by the fields that they are read as.
 
     Raises:
         InvalidJob: there is no such file, it has no rows, or they are of another kind, with the algorithms for it.
@@ -37,30 +41,47 @@ def first_fields(path: str, kind: RowKind) -> list[str]:
     if "://" in path or names_function(path):
         return []
     try:
-        return _fields(path, kind)
+        return _fields(path, kind, columns)
     except InvalidJob as error:
-        others = [name for each in ROW_TYPES if _fits(path, each) for name in trained_on(each)]
+        others = [name for each in ROW_TYPES if _fits(path, each, columns) for name in trained_on(each)]
         hint = f"; these rows are for {', '.join(others)}" if others else ""
-        raise InvalidJob([Problem(p.where, f"{p.message}{hint}") for p in error.problems]) from None
+        problems = [
+            Problem(p.where, p.message.replace("spec.data.columns says", "--columns says"))
+            for p in error.problems
+        ]
+        raise InvalidJob([Problem(p.where, f"{p.message}{hint}") for p in problems]) from None
 
 
-def _fits(path: str, kind: RowKind) -> bool:
+def _fits(path: str, kind: RowKind, columns: Mapping[str, str]) -> bool:
     try:
-        return bool(_fields(path, kind))
+        return bool(_fields(path, kind, columns))
     except InvalidJob:
         return False
 
 
-def _fields(path: str, kind: RowKind) -> list[str]:
-    if not path.endswith(".parquet"):
-        row = RowFile(Path(path), kind)[0]
+def _fields(path: str, kind: RowKind, columns: Mapping[str, str]) -> list[str]:
+    if not path.endswith(TABLES):
+        row = RowFile(Path(path), kind, columns=columns)[0]
         return [*type(row).model_fields, *(row.model_extra or ())]
-    try:
-        columns: list[str] = package("pyarrow.parquet").read_schema(path).names
-    except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
-        raise InvalidJob([Problem(path, f"cannot be read as Parquet: {error}")]) from None
-    required = row_type(dict.fromkeys(columns), kind).model_fields
-    if missing := [name for name in required if name not in columns]:
-        message = f"has no column {', '.join(missing)}; it has {', '.join(columns)}; rename them"
+    named = _columns(path)
+    fields = [*columns, *(name for name in named if name not in columns.values())]
+    missing = [column for column in columns.values() if column not in named]
+    missing += [name for name in row_type(dict.fromkeys(fields), kind).model_fields if name not in fields]
+    if missing:
+        message = (
+            f"has no column {', '.join(missing)}; it has {', '.join(named)}; --columns says which is meant"
+        )
         raise InvalidJob([Problem(path, message)])
-    return columns
+    return fields
+
+
+def _columns(path: str) -> list[str]:
+    """The columns of a table. Raises InvalidJob."""
+    try:
+        if path.endswith(".parquet"):
+            return list(package("pyarrow.parquet").read_schema(path).names)
+        with open_regular(Path(path)) as table:
+            line = table.readline(LARGEST_ROW).decode("utf-8-sig")
+        return next(csv.reader([line], delimiter="\t" if path.endswith(".tsv") else ","), [])
+    except (OSError, ValueError, csv.Error) as error:  # pyarrow's own errors are ValueErrors
+        raise InvalidJob([Problem(path, f"cannot be read: {first_line(error)}")]) from None

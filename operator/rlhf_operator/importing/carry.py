@@ -29,6 +29,7 @@ _OF_SECTIONS = {"ckpt": ("checkpoint",), "eval": ("evaluation",), "val": ("evalu
 """Sections of theirs -> ours with the same keys."""
 _LEAVES = {"ac": "spec.trainer.gradientCheckpointing"}
 """Sections of theirs that are one field of ours."""
+_COLUMNS = "spec.data.columns"
 _TOGETHER = {plain(name) for name in ("max_len", "seq_len")}
 """Names of the length of prompt and response together."""
 
@@ -145,6 +146,9 @@ def _value(field: str, key: str, setting: Setting, context: Context) -> tuple[st
         raise NotCarried("set it in each")
     if key in _TOGETHER and context.samples:
         raise NotCarried("it counts prompt and response together")
+    if field == _COLUMNS:
+        ((column, name),) = CONVERTERS[field](key, setting.value, context).items()
+        return f"{field}.{column}", name
     convert = CONVERTERS.get(field) or CONVERTERS.get(field.rpartition(".")[2])
     if convert is not None:
         return field, convert(key, setting.value, context)

@@ -8,7 +8,9 @@ from typing import Any
 
 from pydantic.alias_generators import to_camel
 
+from rlhf_api.dataset.row_files import TABLES
 from rlhf_api.errors.similar import plain
+from rlhf_api.sections.data import HUB_URL
 
 from .settings import System
 
@@ -180,24 +182,31 @@ def _every(_name: str, value: Any, _context: Context) -> Any:
     return value
 
 
-_ROWS = (".json", ".jsonl", ".parquet")
-"""Endings of files of rows."""
+_COLUMNS = {
+    plain("label_key"): "answer",
+    plain("response_key"): "answer",
+    plain("dataset_text_field"): "messages",
+}
+"""Names that say which column is read -> the field as which it is; `prompt` for all others."""
 
 
-def _files(_name: str, value: Any, _context: Context) -> Any:
+def _files(name: str, value: Any, _context: Context) -> Any:
     files = [value] if isinstance(value, str) else value
     if not isinstance(files, list | tuple) or not all(isinstance(file, str) for file in files):
         raise NotCarried("name files, or a function that returns rows")
-    for file in files:
-        if (
-            re.fullmatch(r"[\w-]+/[\w.-]+", file)
-            and Path(file).suffix not in _ROWS
-            and not Path(file).exists()
-        ):
-            raise NotCarried(
-                "it is a data set of the hub: name files of it, or a function that returns its rows"
-            )
-    return [*files]
+    split = "test" if name.startswith(("eval", "val")) else "train"
+    return [f"hf://{file}:{split}" if _is_of_hub(file) else file for file in files]
+
+
+def _is_of_hub(name: str) -> bool:
+    is_name = HUB_URL.fullmatch(f"hf://{name}:train") and name.count("/") == 1
+    return bool(is_name) and not name.endswith((".json", ".jsonl", *TABLES)) and not Path(name).exists()
+
+
+def _column(name: str, value: Any, _context: Context) -> Any:
+    if not isinstance(value, str):
+        raise NotCarried("name the columns there")
+    return {_COLUMNS.get(name, "prompt"): value}
 
 
 def _rewards(_name: str, _value: Any, _context: Context) -> Any:
@@ -261,6 +270,7 @@ CONVERTERS: Mapping[str, Convert] = {
     "spec.model.lora.policy": lambda *_: _raise("spec.model.lora.policy.rank makes it one"),
     "spec.data.train": _files,
     "spec.evaluation.data": _files,
+    "spec.data.columns": _column,
     "spec.data.promptsPerStep": _prompts,
     "spec.data.overlong": _words(
         {True: "drop", "error": "refuse", **dict.fromkeys(("left", "right", "middle", "keep_end"), "cut")}

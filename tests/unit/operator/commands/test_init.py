@@ -58,6 +58,20 @@ def test_the_reward_that_is_written_scores_the_rows_that_are_given(rows):
     runpy.run_path("test_rewards.py", run_name="__main__")
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("own.jsonl", '{"question": "a", "solution": "b"}'), ("own.csv", "question,solution\na,b")],
+)
+def test_rows_with_other_names_are_read_by_columns(name, content, capsys):
+    Path(name).write_text(content)
+    assert init("--algorithm", "grpo", "--data", name) == 2
+    assert "--columns says which" in capsys.readouterr().err
+    assert init("--algorithm", "grpo", "--data", name, "--columns", "prompt=question") == 0
+    assert f"{name}: rows with prompt, solution, as ppo, grpo, " in capsys.readouterr().out
+    assert load(Path("grpo.yaml")).spec.data.columns == {"prompt": "question"}
+    assert 'row["solution"]' in Path("rewards.py").read_text()
+
+
 def test_what_is_there_is_used_and_stays(folder, capsys):
     Path("rewards.py").write_text("def score(prompts, responses, rows): return [0.0] * len(responses)\n")
     Path("prompts.jsonl").write_text(SUMS)
@@ -81,8 +95,8 @@ def test_what_is_there_is_used_and_stays(folder, capsys):
         (
             "--algorithm sft --data rows.jsonl",
             PAIRS,
-            "--data: rows.jsonl:1: answer: is missing; the row has 'prompt', 'chosen', 'rejected'; these rows are for "
-            "ppo, ",
+            "--data: rows.jsonl:1: answer: is missing; the row has 'prompt', 'chosen', 'rejected'; --columns "
+            "says which of them is the answer; these rows are for ppo, ",
         ),
         ("--algorithm dpo --data rows.jsonl", SUMS, "these rows are for ppo, grpo"),
         (

@@ -44,7 +44,7 @@ python3 -m verl.trainer.main_ppo \
 """
 OPENRLHF = r"""
 ray job submit --address="http://127.0.0.1:8265" -- python3 -m openrlhf.cli.train_ppo_ray \
-   --pretrain OpenRLHF/Llama-3-8b --reward_pretrain OpenRLHF/rm --prompt_data data/prompts.jsonl \
+   --pretrain OpenRLHF/Llama-3-8b --reward_pretrain OpenRLHF/rm --prompt_data org/prompts \
    --train_batch_size 128 --rollout_batch_size 1024 --n_samples_per_prompt 2 --generate_max_len 512 \
    --advantage_estimator gae --init_kl_coef 0.01 --eps_clip_low_high 0.2 0.28 --critic_learning_rate 9e-6 \
    --bf16 --adam_offload --zero_stage 3 --vllm_num_engines=4 --num_episodes 1 --use_wandb abcdef0123 \
@@ -138,7 +138,11 @@ CASES: dict[str, tuple[str, str, dict[str, Any], list[str], list[str]]] = {
         {
             "algorithm": "ppo",
             "model": {"policy": "OpenRLHF/Llama-3-8b", "reward": "OpenRLHF/rm", "dtype": "bfloat16"},
-            "data": {"train": ["data/prompts.jsonl"], "promptsPerStep": 1024},
+            "data": {
+                "train": ["hf://org/prompts:train"],
+                "promptsPerStep": 1024,
+                "columns": {"prompt": "question"},
+            },
             "sampling": {"responsesPerPrompt": 2, "maxNewTokens": 512},
             "ppo": {"minibatchSize": 128, "klCoefficient": 0.01, "clipRatio": 0.2, "clipRatioHigh": 0.28},
             "optimizer": {"criticLearningRate": 9e-6},
@@ -148,7 +152,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], list[str], list[str]]] = {
             "generator": {"replicas": 4},
             "trackers": [{"kind": "wandb"}],
         },
-        ["use_wandb=*** spec.trackers: ", "input_key='question' not here: rename the rows' keys"],
+        ["use_wandb=*** spec.trackers: ", "input_key='question' spec.data.columns.prompt: 'question'"],
         ["spec.steps"],
     ),
     "prime.toml": (
