@@ -11,10 +11,11 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Self
 
+from rlhf_api.contract.samples import Sample
 from rlhf_api.contract.status import ENDED, JobStatus
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.host.printing import write_line
-from rlhf_operator.archive.samples import Order, Sample, read_samples
+from rlhf_operator.archive.samples import Order, read_samples
 from rlhf_operator.console.exits import INTERRUPTED, USAGE, Failure
 from rlhf_operator.local import workdir
 from rlhf_operator.local.metrics import Metrics, read_figures

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
+from rlhf_api.contract.samples import Sample
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.sections.samples import SAMPLES
 
@@ -25,23 +26,6 @@ if TYPE_CHECKING:
 Order = Literal["newest", "oldest", "best", "worst"]
 SHOWN = 5
 """Default number of responses that are printed."""
-
-
-class Sample(BaseModel):
-    """One line of `samples.jsonl`; keys of other releases are ignored. `score` and `advantage` are None where there is
-    none, lengths in tokens."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-    step: int
-    prompt_id: str
-    prompt: str
-    response: str
-    score: float | None = None
-    advantage: float | None = None
-    finished: bool = True
-    weight_version: int
-    prompt_length: int
-    response_length: int
 
 
 def add_samples(commands: Commands) -> None:
@@ -145,4 +129,9 @@ def _formatted(sample: Sample) -> str:
         f"step {sample.step}  prompt {sample.prompt_id}  score {score}  advantage {advantage}  "
         f"{sample.response_length} tokens{cut}  weights {sample.weight_version}"
     )
+    if len(sample.rewards) > 1:
+        each = (
+            f"{name} {'-' if value is None else f'{value:.4g}'}" for name, value in sample.rewards.items()
+        )
+        head += f"\n  {'  '.join(each)}"
     return f"{head}\n{indented(sample.prompt, '  ')}\n{indented(sample.response, '  > ')}\n"

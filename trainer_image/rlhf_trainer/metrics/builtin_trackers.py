@@ -1,11 +1,12 @@
 """Built-in trackers, each through its own client: TensorBoard's event files, Weights & Biases, MLflow, trackio."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
+from rlhf_api.contract.samples import Sample
 from rlhf_api.host.printing import clean
 
 Figures = Mapping[str, float]
@@ -39,6 +40,31 @@ class Tracker(Protocol):
         """Ends the run; not `ok` if it failed."""
 
 
+@runtime_checkable
+class SampleTracker(Protocol):
+    """A tracker that shows responses too."""
+
+    def log_samples(self, samples: Sequence[Sample], step: int) -> None:
+        """Logs responses that the step trained on, of which every tenth step has some."""
+
+
+COLUMNS = ("prompt", "response", "score", "advantage", "finished", "weight_version", "response_length")
+"""Fields of a sample in a tracker's table."""
+
+
+def _cells(samples: Sequence[Sample]) -> list[list[Any]]:
+    return [[getattr(sample, name) for name in COLUMNS] for sample in samples]
+
+
+def _as_markdown(samples: Sequence[Sample]) -> str:
+    """Fields and texts as code, in which nothing is markup."""
+    texts = (
+        "\n".join(f"{name}: {value}" for name, value in zip(COLUMNS, cells, strict=True))
+        for cells in _cells(samples)
+    )
+    return "\n\n---\n\n".join("\n".join(f"    {line}" for line in text.splitlines()) for text in texts)
+
+
 class TensorBoard:
     """Event files in `tensorboard` in the work directory. Steps that are trained again replace those before."""
 
@@ -56,6 +82,9 @@ class TensorBoard:
         for name, value in figures.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
+
+    def log_samples(self, samples: Sequence[Sample], step: int) -> None:
+        self._writer.add_text("samples", _as_markdown(samples), step)
 
     def close(self, *, ok: bool) -> None:  # noqa: ARG002
         self._writer.close()
@@ -82,6 +111,11 @@ class WandB:
 
     def log(self, figures: Figures, step: int) -> None:
         self._run.log(dict(figures), step=step)
+
+    def log_samples(self, samples: Sequence[Sample], step: int) -> None:
+        import wandb
+
+        self._run.log({"samples": wandb.Table([*COLUMNS], _cells(samples))}, step=step)
 
     def close(self, *, ok: bool) -> None:
         self._run.finish(exit_code=0 if ok else 1)
@@ -128,6 +162,9 @@ class MLflow:
         now, new = int(time.time() * 1000), _later(figures, step, self._last)
         self._client.log_batch(self._id, metrics=[Metric(n, v, now, step) for n, v in new.items()])
 
+    def log_samples(self, samples: Sequence[Sample], step: int) -> None:
+        self._client.log_text(self._id, _as_markdown(samples), f"samples/step-{step:06d}.md")
+
     def close(self, *, ok: bool) -> None:
         self._client.set_terminated(self._id, "FINISHED" if ok else "FAILED")
 
@@ -151,6 +188,12 @@ class Trackio:
     def log(self, figures: Figures, step: int) -> None:
         if new := _later(figures, step, self._last):
             self._run.log(new, step=step)
+
+    def log_samples(self, samples: Sequence[Sample], step: int) -> None:
+        import trackio
+
+        if step > self._last.get("samples", -1):
+            self._run.log({"samples": trackio.Table([*COLUMNS], _cells(samples))}, step=step)
 
     def close(self, *, ok: bool) -> None:  # noqa: ARG002
         self._run.finish()

@@ -1,10 +1,10 @@
 """`samples.jsonl`: responses by step, within a size limit, the whole run at even distances."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
+from rlhf_api.contract.samples import Sample
 from rlhf_api.host import strict_json
 
 _STEP_SHARE = 4
@@ -21,14 +21,14 @@ class SampleFile:
         if file.exists():
             self._rewrite(lambda number: number <= step)
 
-    def add(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+    def add(self, step: int, samples: Sequence[Sample]) -> None:
         """Appends the samples of a step, the first ones if they are too long for the file."""
         if step % self._stride or not samples:
             return
         left = self._most // _STEP_SHARE
         with self._file.open("a", encoding="utf-8") as out:
             for sample in samples:
-                line = strict_json.dumps({"step": step, **sample}, ensure_ascii=False) + "\n"
+                line = strict_json.dumps(sample.model_dump(), ensure_ascii=False) + "\n"
                 left -= len(line.encode())
                 if left < 0:
                     break

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from rlhf_api.contract.samples import Sample
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.field_types import TRACKER_PACKAGES
 from rlhf_api.host.redaction import masked, redacted, secrets_of
@@ -21,7 +22,7 @@ from rlhf_api.sections.trackers import Tracker as Wanted
 from rlhf_api.spec import Spec
 
 from ..process.imports import import_function
-from .builtin_trackers import BUILT_IN, Run, Tracker
+from .builtin_trackers import BUILT_IN, Figures, Run, SampleTracker, Tracker
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,10 @@ LONGEST = 500
 """Maximum length of what the host hears of an error, in characters."""
 AGAIN_SECONDS = 60.0
 """Interval between the tries to create a tracker whose server is down, seconds."""
+
+
+SAMPLES_EVERY = 10
+Logged = Figures | Sequence[Sample]
 
 
 class Tracking:
@@ -75,6 +80,12 @@ class Tracking:
         for feed in self._feeds:
             feed.put(figures, step)
 
+    def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
+        """Logs the responses of every tenth step: some trackers make a file of each table."""
+        if samples and step % SAMPLES_EVERY == 0:
+            for feed in self._feeds:
+                feed.put(samples, step)
+
     def _tell(self, index: int, problem: str) -> None:
         """Reports the problem of a tracker; '' if it has none any more."""
         with self._lock:
@@ -101,16 +112,16 @@ class _Feed:
     ) -> None:
         self._kind, self._tell, self._problem = tracker_spec.kind, tell, ""
         self._make: Callable[[], Tracker] = partial(make, run, **tracker_spec.settings)
-        self._lines: queue.Queue[tuple[Mapping[str, float], int]] = queue.Queue(WAITING)
+        self._lines: queue.Queue[tuple[Logged, int]] = queue.Queue(WAITING)
         self._over, self._ok = threading.Event(), True
         self._dropped, self._refused = 0, 0  # counted on a thread each
         # A daemon thread: a client that hangs does not block the trainer's exit.
         self._thread = threading.Thread(target=self._run, name=f"tracker {self._kind}", daemon=True)
         self._thread.start()
 
-    def put(self, figures: Mapping[str, float], step: int) -> None:
+    def put(self, logged: Logged, step: int) -> None:
         try:
-            self._lines.put_nowait((figures, step))
+            self._lines.put_nowait((logged, step))
         except queue.Full:
             if not self._dropped:
                 log.warning("tracker %s is %d lines behind; further lines are dropped", self._kind, WAITING)
@@ -140,13 +151,16 @@ class _Feed:
             return
         while True:
             try:
-                figures, step = self._lines.get(timeout=0.2)
+                logged, step = self._lines.get(timeout=0.2)
             except queue.Empty:
                 if self._over.is_set():
                     break
                 continue
             try:
-                tracker.log(figures, step)
+                if isinstance(logged, Mapping):
+                    tracker.log(logged, step)
+                elif isinstance(tracker, SampleTracker):
+                    tracker.log_samples(logged, step)
             except Exception as error:
                 self._refused += 1
                 self._complain(f"did not take the figures of step {step}", error)

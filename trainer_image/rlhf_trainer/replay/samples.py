@@ -1,8 +1,11 @@
 """Chooses responses of an episode for people to read, and describes them."""
 
-from typing import Any
+import math
+from collections.abc import Mapping
 
 import torch
+
+from rlhf_api.contract.samples import Sample
 
 from .table import Episode, Texts
 
@@ -17,9 +20,8 @@ def choose_samples(episode: Episode, prompts: int) -> Episode:
     return episode.select(torch.tensor(rows, dtype=torch.int64))
 
 
-def describe_samples(episode: Episode, texts: Texts) -> list[dict[str, Any]]:
-    """The responses with their prompts as text; `score` is the total reward, `advantage` the mean over its tokens,
-    `weight_version` that of its last token, lengths are in tokens."""
+def describe_samples(step: int, episode: Episode, texts: Texts) -> list[Sample]:
+    """The responses that a step trained on, with their prompts as text."""
     columns, sequences = episode.columns, episode.columns.sequences
     lengths = sequences.response_lengths.tolist()
     versions = [int(each[-1]) for each in columns["versions"].split(lengths)]
@@ -28,21 +30,24 @@ def describe_samples(episode: Episode, texts: Texts) -> list[dict[str, Any]]:
     if "advantages" in columns:
         advantages = [float(each.mean()) for each in columns["advantages"].split(lengths)]
     return [
-        {
-            "prompt_id": prompt_id,
-            "prompt": prompt[:TEXT_CHARACTERS],
-            "response": response[:TEXT_CHARACTERS],
-            "score": score,
-            "advantage": advantage,
-            "finished": finished,
-            "weight_version": version,
-            "prompt_length": prompt_length,
-            "response_length": length,
-        }
-        for prompt_id, prompt, response, score, advantage, finished, version, prompt_length, length in zip(
+        Sample(
+            step=step,
+            prompt_id=prompt_id,
+            prompt=prompt[:TEXT_CHARACTERS],
+            response=response[:TEXT_CHARACTERS],
+            score=score,
+            rewards=rewards,
+            advantage=advantage,
+            finished=finished,
+            weight_version=version,
+            prompt_length=prompt_length,
+            response_length=length,
+        )
+        for prompt_id, prompt, response, score, rewards, advantage, finished, version, prompt_length, length in zip(
             episode.prompt_ids,
             *texts(sequences),
             scores,
+            _rewards(episode),
             advantages,
             columns["finished"].tolist(),
             versions,
@@ -50,4 +55,13 @@ def describe_samples(episode: Episode, texts: Texts) -> list[dict[str, Any]]:
             lengths,
             strict=True,
         )
+    ]
+
+
+def _rewards(episode: Episode) -> list[Mapping[str, float | None]]:
+    """Each response's scores by the reward's name."""
+    scores = {name: values.tolist() for name, values in episode.rewards.items()}
+    return [
+        {name: None if math.isnan(values[row]) else values[row] for name, values in scores.items()}
+        for row in range(len(episode))
     ]

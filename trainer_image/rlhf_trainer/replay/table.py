@@ -1,8 +1,8 @@
 """Serialization of an episode to a Parquet table: one row per response, readable by people, bitwise exact."""
 
 import io
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +25,9 @@ _GROUP_TOKENS = 1 << 19
 """Response tokens of a row group: Parquet's writer holds all of one in memory."""
 _OWN_ROWS = ("scores", "finished", "position")
 """Row columns that are stored among the fixed ones; `scores` as `reward`."""
+
+REWARD = "reward/"
+"""Prefix of the row columns with the scores of each reward."""
 
 Texts = Callable[[Sequences], tuple[list[str], list[str]]]
 """Decodes sequences to (prompts, responses) as text."""
@@ -72,6 +75,8 @@ class Episode:
     prompt_ids: tuple[str, ...]
     columns: Columns
     trained: int | None = None
+    rewards: Mapping[str, Tensor] = field(default_factory=dict)
+    """Each reward's scores, before its weight, by its name: float32 [N], NaN for none. On rank 0 alone."""
 
     def __len__(self) -> int:
         return len(self.columns)
@@ -79,7 +84,8 @@ class Episode:
     def select(self, rows: Tensor) -> "Episode":
         """The responses `rows` (int64 [n]), in that order."""
         ids = tuple(self.prompt_ids[i] for i in rows.tolist())
-        return replace(self, prompt_ids=ids, columns=self.columns.select(rows))
+        rewards = {name: scores[rows] for name, scores in self.rewards.items()}
+        return replace(self, prompt_ids=ids, columns=self.columns.select(rows), rewards=rewards)
 
 
 def token_columns(columns: Columns) -> list[str]:
@@ -116,6 +122,7 @@ def encode(episode: Episode, texts: Texts) -> bytes:
     if columns.mask is not None:
         tokens["mask"] = _ragged(columns.mask.float(), lengths)
     rows = {name: pa.array(_numpy(columns[name].float())) for name in columns.rows if name not in _OWN_ROWS}
+    rows |= {f"{REWARD}{name}": pa.array(_numpy(scores)) for name, scores in episode.rewards.items()}
     masks = _kept_columns(sequences)
     fields = [
         *_FIXED,
@@ -177,11 +184,15 @@ def decode(data: bytes) -> Episode:
     if not columns["reward"].null_count:
         row_values["scores"] = _tensor(columns["reward"])
     row_values |= {f.name: _tensor(columns[f.name]) for f in own if f.name not in aligned}
+    rewards = {
+        name.removeprefix(REWARD): row_values.pop(name) for name in [*row_values] if name.startswith(REWARD)
+    }
     return Episode(
         number=columns["episode"][0].as_py(),
         prompt_ids=tuple(columns["prompt_id"].to_pylist()),
         columns=Columns(Sequences(tokens, lengths, prompt_lengths, kept_tokens), token_values, row_values),
         trained=columns["trained"][0].as_py(),
+        rewards=rewards,
     )
 
 

@@ -1,7 +1,7 @@
 """Collects episodes: prompts -> responses -> the algorithm's preparing nodes, all at once or as responses come."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -49,9 +49,7 @@ class EpisodeCollector:
     ) -> None:
         self._ctx, self._graph, self._rollouts = ctx, learner.graph, rollouts
         self._executor, self._source = executor, source
-        self._failures: Callable[[], Mapping[int, str]] = lambda: (
-            remote.reward.failures if remote.reward else {}
-        )
+        self._reward = remote.reward
         self._ended, self._judged = begin_scoring(remote.reward), begin_scoring(remote.judging)
 
     def respond(self, batch: list[Prompt], sampling: Sampling, penalties: Penalties) -> Responses:
@@ -170,10 +168,13 @@ class EpisodeCollector:
         left out, and prompts without any other response are dropped; baselines and advantages use the rest."""
         names = score_columns(self._graph)
         columns = self._executor.run(part.columns, rows, until=until, without=names)
-        part, lacking = replace(part, columns=columns), unscored(columns, names)
+        rewards = self._reward.scores if self._reward and names else {}
+        part = replace(part, columns=columns, rewards=rewards)
+        lacking = unscored(columns, names)
         if not bool(lacking.any()):
             return part
-        _, header = self._ctx.ranks.share(lambda: ({}, {"reasons": list(self._failures().items())}))
+        failures = self._reward.failures if self._reward else {}
+        _, header = self._ctx.ranks.share(lambda: ({}, {"reasons": list(failures.items())}))
         positions, left = columns["position"], set(columns["position"][~lacking].tolist())
         reasons = {int(positions[row]): reason for row, reason in header["reasons"]}
         for position in sorted(set(positions[lacking].tolist()) - left):

@@ -59,6 +59,11 @@ def joined(parts: Sequence[Episode]) -> Episode:
         number=parts[0].number,
         prompt_ids=tuple(prompt_id for part in parts for prompt_id in part.prompt_ids),
         columns=Columns.join([part.columns for part in parts]),
+        rewards={
+            name: torch.cat([part.rewards[name] for part in parts])
+            for name in parts[0].rewards
+            if all(name in part.rewards for part in parts)
+        },
     )
 
 

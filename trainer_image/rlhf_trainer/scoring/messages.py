@@ -42,6 +42,8 @@ class PartReport(Report):
     """Number of responses that it could not score."""
     seconds: float
     """Seconds of its calls."""
+    scores: tuple[float | None, ...] = ()
+    """Of each response, before the weight; the sum of its tokens' with token rewards. None where it failed."""
 
 
 class ScoreReport(Report):

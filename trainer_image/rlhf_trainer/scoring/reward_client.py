@@ -15,6 +15,8 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from rlhf_api.sections.reward import LARGEST_SCORE
+
 from ..dispatch.roster import Stopped
 from ..process import progress
 from ..tensors.records import Sequences
@@ -67,6 +69,8 @@ class RewardClient:
         self._asked = 0
         self.failures: Mapping[int, str] = {}
         """Responses of the newest batch without a score: row -> reason."""
+        self.scores: dict[str, Tensor] = {}
+        """Each reward's scores of the newest batch, before its weight, by its name: float32 [N], NaN for none."""
 
     def begin(self, prompt: Sequence[int], response: Sequence[int], row: Mapping[str, Any]) -> None:
         """Has the functions score a response that has ended, which a later batch will have. On any thread."""
@@ -85,6 +89,7 @@ class RewardClient:
             (len(places(self._array, sequences, torch.arange(len(sequences)))),), math.nan
         ).double()
         waiting, failures, progressed = list(range(len(sequences))), dict[int, str](), time.monotonic()
+        self.scores = {}
         dropped, requested = self._sums["responses_dropped"], self._asked + len(sequences)
         while waiting:
             failures = self._round(sequences, rows, scores, waiting)
@@ -145,6 +150,12 @@ class RewardClient:
                 self._sums[f"reward_{name}_failed"] += part.failed
                 self._sums[f"reward_{name}_seconds"] += part.seconds
                 self._scored[f"reward_{name}"] += len(chunk) - part.failed
+                own = self.scores.setdefault(name, torch.full((len(sequences),), math.nan))
+                for place, score in zip(chunk, part.scores, strict=False):
+                    # A weight may make one small that float32 does not hold.
+                    own[waiting[place]] = (
+                        math.nan if score is None else max(-LARGEST_SCORE, min(score, LARGEST_SCORE))
+                    )
 
         of_rows, questions = [rows[row] for row in waiting], list[Question]()
         try:

@@ -152,7 +152,8 @@ class Functions:
             }
             totals.append(function.weight * scores.double())
             failures |= own_failures
-            parts[function.name] = part_report(scores, own_failures, seconds)
+            of_responses = [sum(of_one) for of_one in each]
+            parts[function.name] = part_report(of_responses, own_failures, seconds)
         return torch.stack(totals).sum(0), ScoreReport(failures=failures, parts=parts)
 
 
@@ -174,7 +175,8 @@ class WeightedModel:
         bad = owner[~scores.isfinite()].unique()
         scores = scores.masked_fill(torch.isin(owner, bad), math.nan)
         failures = dict.fromkeys(bad.tolist(), f"{MODEL}: its score is not finite")
-        report = part_report(scores, failures, time.perf_counter() - began)
+        totals = torch.zeros(len(sequences)).index_add(0, owner, scores).tolist()
+        report = part_report(totals, failures, time.perf_counter() - began)
         return self.weight * scores.double(), ScoreReport(failures=failures, parts={MODEL: report})
 
 
@@ -203,9 +205,11 @@ def _of_tokens(result: Result, sample: Sample) -> Sequence[float]:
     return [*[0.0] * (len(sample.tokens) - 1), result]
 
 
-def part_report(scores: Tensor, failures: Mapping[int, str], seconds: float) -> PartReport:
-    """The report of one reward's scores, before its weight."""
-    return PartReport(total=float(scores.double().nansum()), failed=len(failures), seconds=seconds)
+def part_report(scores: Sequence[float], failures: Mapping[int, str], seconds: float) -> PartReport:
+    """The report of one reward's scores of responses, before its weight."""
+    known = [None if math.isnan(score) else score for score in scores]
+    total = math.fsum(score for score in known if score is not None)
+    return PartReport(total=total, failed=len(failures), seconds=seconds, scores=tuple(known))
 
 
 def texts_of_tokens(

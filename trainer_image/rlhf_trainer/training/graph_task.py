@@ -1,7 +1,8 @@
 """Parts of a task that do not depend on where its responses come from."""
 
 from collections.abc import Mapping
-from typing import Any
+
+from rlhf_api.contract.samples import Sample
 
 from ..checkpoint.segments import Group
 from ..export.saved_job import export_files
@@ -19,7 +20,7 @@ class GraphTask:
         self._ctx, self._learner, self._graph, self._op_ctx = ctx, learner, learner.graph, learner.op_ctx
         self._executor = Executor(ctx.ranks, learner, remote.nodes)
 
-    def samples(self) -> list[dict[str, Any]]:
+    def samples(self, step: int) -> list[Sample]:  # noqa: ARG002
         return []
 
     def groups(self) -> Mapping[str, Group]:

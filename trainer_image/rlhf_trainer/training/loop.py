@@ -78,8 +78,10 @@ def train(
         metrics["broadcast_seconds"] = time.perf_counter() - publishing_began
         metrics["seconds"] = time.perf_counter() - began
         record(ctx, files, step, metrics)
-        if samples is not None:
-            samples.add(step, task.samples())
+        if samples is not None and tracking is not None:
+            sampled = task.samples(step)
+            samples.add(step, sampled)
+            tracking.log_samples(step, sampled)
         gc.collect()
         reward = None
         if spec.evaluation and (step % spec.evaluation.every_steps == 0 or step == spec.steps):

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import torch
 
+from rlhf_api.contract.samples import Sample
 from rlhf_api.dataset.rows import Row
 from rlhf_api.graph import POLICY
 from rlhf_api.sections.replay import EPISODES
@@ -119,8 +120,8 @@ class OnlineTask(GraphTask):
             adapt_kl_coefficient(self._op_ctx, episode.columns, metrics)
         return {**metrics, **replay_metrics, **self._metrics.trained(episode.columns)}
 
-    def samples(self) -> list[dict[str, Any]]:
-        return describe_samples(self._sampled, self._texts) if self._sampled else []
+    def samples(self, step: int) -> list[Sample]:
+        return describe_samples(step, self._sampled, self._texts) if self._sampled else []
 
     def other_weights(self) -> str:
         """Names of generators whose served weights differ from what was sent, or ''."""

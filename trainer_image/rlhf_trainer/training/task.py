@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from rlhf_api.contract.samples import Sample
+
 from ..checkpoint.reading import Snapshot
 from ..checkpoint.segments import Group
 
@@ -17,8 +19,8 @@ class Task(Protocol):
         """One training step on the collected data; returns metrics. Raises Stopped, on every rank, where it has trained
         on nothing yet, as if the step had not begun."""
 
-    def samples(self) -> list[dict[str, Any]]:
-        """Responses that the last step trained on, with their prompts, for people; on rank 0."""
+    def samples(self, step: int) -> list[Sample]:
+        """Responses that the last one, this step, trained on, with their prompts, for people; on rank 0."""
 
     def other_weights(self) -> str:
         """Names of generators whose served weights differ from what was sent, or ''. The same on every rank."""

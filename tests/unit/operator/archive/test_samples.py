@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,8 +16,8 @@ from rlhf_trainer.checkpoint.saver import Saver
 from rlhf_trainer.ranks.ranks import Ranks
 
 
-def line(step: int, prompt: str, score: float | None, response: str = "yes") -> str:
-    figures = {"score": score, "advantage": 0.5, "finished": step != 2, "weight_version": step - 1}
+def line(step: int, prompt: str, score: float | None, response: str = "yes", **figures: Any) -> str:
+    figures |= {"score": score, "advantage": 0.5, "finished": step != 2, "weight_version": step - 1}
     lengths = {"prompt_length": 2, "response_length": 3, "of_a_later_release": 1}
     return json.dumps(
         {"step": step, "prompt_id": "0/1", "prompt": prompt, "response": response, **figures, **lengths}
@@ -25,7 +26,7 @@ def line(step: int, prompt: str, score: float | None, response: str = "yes") -> 
 
 LINES = [
     line(1, "2+2", 0.0),
-    line(2, "3+3", 1.0),
+    line(2, "3+3", 1.0, rewards={"format": 1.0, "judge": None}),
     line(2, "2+2", None),
     line(3, "2+2", 0.5, "\x1b]0;x\x07four\nok"),
 ]
@@ -48,6 +49,7 @@ def test_the_newest_come_first_with_their_figures_and_clean_text(run, capsys):
     assert out.startswith("step 3  prompt 0/1  score 0.5  advantage 0.5  3 tokens  weights 2\n  2+2\n  > ")
     assert "\x1b" not in out
     assert "score -" in out, "of a response that has none"
+    assert "weights 1\n  format 1  judge -\n  3+3\n" in out
     assert "cut off at the limit" in out
 
 

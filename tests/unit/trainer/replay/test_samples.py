@@ -1,6 +1,9 @@
 """Responses of an episode that are kept for people."""
 
+from dataclasses import replace
+
 import pytest
+import torch
 from tests.unit.trainer.replay.made import episode, words
 
 from rlhf_trainer.replay import samples
@@ -18,18 +21,19 @@ def test_all_responses_to_the_first_prompts_are_chosen():
 
 
 def test_a_sample_has_its_text_and_figures():
-    whole = episode(3)
+    whole = replace(episode(3), rewards={"format": torch.tensor([1.0, torch.nan, 0.5, 0.0])})
     columns, lengths = whole.columns, whole.columns.sequences.response_lengths.tolist()
-    described = describe_samples(whole, words)
-    assert [each["prompt_id"] for each in described] == list(whole.prompt_ids)
-    assert [each["score"] for each in described] == columns["scores"].tolist()
-    assert [each["response_length"] for each in described] == lengths
-    assert [len(each["response"].split()) for each in described] == lengths
+    described = describe_samples(3, whole, words)
+    assert [each.prompt_id for each in described] == list(whole.prompt_ids)
+    assert [each.score for each in described] == columns["scores"].tolist()
+    assert [each.rewards for each in described] == [{"format": score} for score in (1.0, None, 0.5, 0.0)]
+    assert [each.response_length for each in described] == lengths
+    assert [len(each.response.split()) for each in described] == lengths
     advantages = [float(each.mean()) for each in columns["advantages"].split(lengths)]
-    assert [each["advantage"] for each in described] == pytest.approx(advantages)
-    assert [each["finished"] for each in described] == columns["finished"].tolist()
+    assert [each.advantage for each in described] == pytest.approx(advantages)
+    assert [each.finished for each in described] == columns["finished"].tolist()
 
 
 def test_a_long_text_is_cut(monkeypatch):
     monkeypatch.setattr(samples, "TEXT_CHARACTERS", 4)
-    assert {len(each["response"]) for each in describe_samples(episode(3), words)} == {4}
+    assert {len(each.response) for each in describe_samples(3, episode(3), words)} == {4}

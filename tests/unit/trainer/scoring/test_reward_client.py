@@ -72,7 +72,8 @@ class Job:
         arrays = {"scores": scores}
         if self.tokens:
             arrays = {"token_scores": torch.repeat_interleave(scores, sequences.response_lengths)}
-        part = {"total": float(scores.nansum()), "failed": len(reasons), "seconds": 0.5}
+        each = [None if place in reasons else float(scores[place]) for place in range(len(rows))]
+        part = {"total": float(scores.nansum()), "failed": len(reasons), "seconds": 0.5, "scores": each}
         return arrays, {"failures": reasons, "parts": {message[1]["part"]: part}}
 
     def client(
@@ -120,6 +121,8 @@ def test_a_few_without_a_score_are_named_and_counted(job):
     assert scores.isnan().nonzero().flatten().tolist() == [2, 5]
     assert scores[[0, 1, 3, 4, 6, 7]].tolist() == [0, 1, 3, 4, 6, 7]
     assert client.failures == job.failing
+    (each,) = client.scores.values()
+    torch.testing.assert_close(each.double(), scores, equal_nan=True)
     assert (sorted(job.asked), job.told) == ([[i] for i in range(8)], []), "each alone"
     expected = {
         "reward_functions_mean": 21 / 6,

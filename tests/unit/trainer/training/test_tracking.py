@@ -21,11 +21,22 @@ from tests.support.models import tiny_model
 from tests.support.rlhf import succeed
 from tests.unit.api.manifests import job
 
+from rlhf_api.contract.samples import Sample
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_trainer.metrics import tracking
 from rlhf_trainer.metrics.builtin_trackers import Run, WandB
 from rlhf_trainer.metrics.files import MetricsFiles
 
+SAMPLE = Sample(
+    step=3,
+    prompt_id="0/1",
+    prompt="What is 1 + 1?",
+    response="**2**\n<script>",
+    score=0.5,
+    weight_version=2,
+    prompt_length=5,
+    response_length=2,
+)
 STEP = {"reward_mean": 0.5, "kl_mean": 0.01, "loss": float("nan"), "tokens": 128}
 
 
@@ -100,11 +111,13 @@ def run(folder: Path, *trackers: dict[str, Any], first: int = 0, steps: int = 3,
         metrics = MetricsFiles(folder, first, feeds, rollbacks=rollbacks)
         for step in range(first + 1, steps + 1):
             metrics.step({"step": step, **STEP})
+            feeds.log_samples(step, [SAMPLE])
         metrics.evaluation({"step": steps, "set": "sums", "mean": 0.75})
 
 
 @pytest.fixture(autouse=True)
-def nobody() -> None:
+def nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracking, "SAMPLES_EVERY", 3)
     Told.made.clear()
     HOST.failing = ()
 
@@ -179,12 +192,12 @@ def test_those_that_fail_are_told_of_once_and_the_others_go_on(tmp_path, caplog)
         "Refuses did not take the figures of step 1: ConnectionError: nobody listens at tracker.example",
         "Refuses: 6 lines were not sent",
         "never cannot be begun, and is tried again every 60 s: PermissionError: no key",
-        "never: 6 lines were not sent",
+        "never: 7 lines were not sent",  # one of them of samples
     ]
     assert [line.removeprefix(f"tracker {__name__}:") for line in HOST.failing] == [
         "Refuses did not take the figures of step 1: ConnectionError: nobody listens at tracker.example; "
         "6 lines were not sent",
-        "never cannot be begun, and is tried again every 60 s: PermissionError: no key; 6 lines were not sent",
+        "never cannot be begun, and is tried again every 60 s: PermissionError: no key; 7 lines were not sent",
     ]
 
 
@@ -262,7 +275,10 @@ def test_tensorboard_shows_steps_that_are_trained_again_once(tmp_path):
     assert rewards == [[(step, 0.5) for step in (1, 2, 3, 4)], [(step, 0.5) for step in (3, 4, 5)]]
     purge = [e.step for e in after if e.session_log.status == e.session_log.START]
     assert purge == [3], "TensorBoard leaves out what was told before of steps from there on"
-    assert {v.tag for e in after for v in e.summary.value} == {*STEP, "evaluation/sums/mean"} - {"loss"}
+    texts = {v.tag: v.tensor.string_val for e in after for v in e.summary.value if v.tensor.string_val}
+    ((name, (text,)),) = texts.items()
+    assert b"\n    response: **2**\n    <script>\n    score: 0.5" in text, "as code, in which nothing is markup"
+    assert {v.tag for e in after for v in e.summary.value} == {*STEP, "evaluation/sums/mean", name} - {"loss"}
 
 
 def test_tensorboards_files_go_where_the_settings_say(tmp_path):
@@ -372,6 +388,8 @@ def test_mlflow_and_trackio_are_told_each_step_once_by_a_trainer_that_was_killed
     back, before = client.search_runs([there.info.experiment_id], order_by=["attributes.start_time DESC"])
     history = client.get_metric_history(back.info.run_id, "reward_mean")
     assert (back.info.run_name, [point.step for point in history]) == ("job-rollback-1", [3, 4])
+    (shown,) = client.list_artifacts(back.info.run_id, "samples")
+    assert shown.path == "samples/step-000003.md"
     assert before.info.run_id == there.info.run_id
     assert "reward_mean" not in before.data.metrics
 
@@ -395,6 +413,9 @@ def test_weights_and_biases_writes_what_its_sync_sends(tmp_path, monkeypatch):
     ]
     assert [(line["_step"], line["reward_mean"]) for line in lines] == [(step, 0.5) for step in (1, 2, 3)]
     assert lines[-1]["evaluation/sums/mean"] == 0.75
+    table = next(files[0].parent.glob("files/media/table/samples_*.table.json"))
+    (cells,) = json.loads(table.read_text())["data"]
+    assert cells[:3] == [SAMPLE.prompt, SAMPLE.response, SAMPLE.score]
     (made,) = [r.run for r in records if r.WhichOneof("record_type") == "run"]
     assert (made.project, made.display_name, list(made.tags)) == ("chats", "job", ["a"])
     assert made.run_id == (tmp_path / tracking.ID).read_text()

@@ -1,0 +1,30 @@
+"""A response that a run keeps for people: a line of `samples.jsonl`, written by the trainer, read by every face."""
+
+from collections.abc import Mapping
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Sample(BaseModel):
+    """Keys of other releases are ignored. Lengths are in tokens; `score` and `advantage` are None where there is
+    none."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+    step: int
+    """The step that trained on it."""
+    prompt_id: str
+    """Epoch and row of its prompt."""
+    prompt: str
+    response: str
+    score: float | None = None
+    """Its total reward."""
+    rewards: Mapping[str, float | None] = {}
+    """Each reward's score, by name, before its weight; None where that one failed. Empty where it was not recorded."""
+    advantage: float | None = None
+    """The mean over its tokens."""
+    finished: bool = True
+    """False if the length limit cut it off."""
+    weight_version: int
+    """Of the weights that sampled its last token."""
+    prompt_length: int
+    response_length: int
