@@ -62,6 +62,12 @@ def test_three_kinds_of_rewards_and_a_prompt_that_has_none(tmp_path):
         assert line["reward_mean"] == line["reward_mean"], "not NaN"
         assert 0.25 <= line["reward_steps_mean"] <= 0.25 * 8, "a number for each of up to 8 tokens"
         assert min(line[f"reward_{name}_seconds"] for name in ("letters", "correct", "true")) > 0
+    samples = [json.loads(line) for line in (finished.workdir / "samples.jsonl").read_text().splitlines()]
+    weights = {"letters": 1.0, "steps": 1.0, "correct": 2.0, "true": 0.5}
+    totals = [sum(weights[name] * score for name, score in sample["rewards"].items()) for sample in samples]
+    assert [sample["score"] for sample in samples] == pytest.approx(totals), (
+        "each reward's own score, told apart"
+    )
     assert "1 of 9 rows are too long, 1 are left out" in finished.status["overlong"]
     assert sum(line["responses_dropped"] for line in finished.steps) == 1
     assert (finished.status["ledger"]["dropped"], finished.status["ledger"]["lost"]) == (1, 0)

@@ -277,7 +277,9 @@ def test_tensorboard_shows_steps_that_are_trained_again_once(tmp_path):
     assert purge == [3], "TensorBoard leaves out what was told before of steps from there on"
     texts = {v.tag: v.tensor.string_val for e in after for v in e.summary.value if v.tensor.string_val}
     ((name, (text,)),) = texts.items()
-    assert b"\n    response: **2**\n    <script>\n    score: 0.5" in text, "as code, in which nothing is markup"
+    assert b"\n    response: **2**\n    <script>\n    score: 0.5" in text, (
+        "as code, in which nothing is markup"
+    )
     assert {v.tag for e in after for v in e.summary.value} == {*STEP, "evaluation/sums/mean", name} - {"loss"}
 
 
