@@ -44,18 +44,18 @@ def uninstall(kubeconfig: Path, namespace: str) -> None:
     kubectl(kubeconfig, "delete", "crd", "--selector=app.kubernetes.io/instance=rlhf")
 
 
-def volume(directory: Path) -> list[dict[str, Any]]:
-    """A workspace that all pods of this machine can mount."""
-    size = {"storage": "1Gi"}
-    common = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
+def volume(directory: Path, name: str = CLAIM) -> list[dict[str, Any]]:
+    """A workspace that all pods of this machine can mount, and a claim of it."""
+    size = {"storage": "10Gi"}
+    common = {"accessModes": ["ReadWriteMany", "ReadWriteOnce"], "storageClassName": ""}
     spec = {**common, "capacity": size, "hostPath": {"path": str(directory)}}
     return [
-        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": CLAIM}, "spec": spec},
+        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": spec},
         {
             "apiVersion": "v1",
             "kind": "PersistentVolumeClaim",
-            "metadata": {"name": CLAIM},
-            "spec": {**common, "resources": {"requests": size}, "volumeName": CLAIM},
+            "metadata": {"name": name},
+            "spec": {**common, "resources": {"requests": size}, "volumeName": name},
         },
     ]
 
