@@ -8,7 +8,7 @@ from importlib.metadata import version
 from ipaddress import ip_network
 from typing import Annotated, Any
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, JsonValue, TypeAdapter, ValidationError
 
 from rlhf_api.contract.run import TORCHRUN
 from rlhf_api.errors.messages import from_pydantic
@@ -18,6 +18,7 @@ from rlhf_api.manifest.runtime import NamedRuntime
 from .limits import Limits
 
 _RELEASE = version("rlhf-operator")
+_CONTEXT = TypeAdapter(dict[str, JsonValue])
 _PEERS = TypeAdapter(list[dict[str, Any]])
 _PRICES = TypeAdapter(dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]])
 
@@ -34,6 +35,8 @@ class Defaults(Report):
     """Pods on CPUs without requests ask for the memory that their models need."""
     tmp_size_limit: str | None = None
     """Of /tmp, a quantity."""
+    pod_security: dict[str, JsonValue] | None = None
+    """Security context of the pods in place of the operator's own."""
     torchrun: str = TORCHRUN
     """Module in the image that starts a trainer's ranks."""
     runtime: NamedRuntime | None = None
@@ -67,6 +70,8 @@ class Settings:
     """Whether pods without requests ask for the memory of the plan."""
     tmp_size_limit: str | None = None
     """Of the pods' /tmp."""
+    pod_security: dict[str, JsonValue] | None = None
+    """Security context of the pods in place of the operator's own."""
     metrics_port: int = 8080
     """Prometheus metrics at /metrics and the probes' /healthz and /readyz."""
     review_metrics: bool = False
@@ -101,6 +106,7 @@ class Settings:
             workspace_claim=self.workspace_claim,
             requests=self.requests,
             tmp_size_limit=self.tmp_size_limit,
+            pod_security=self.pod_security,
             release=_RELEASE,
         )
 
@@ -145,6 +151,7 @@ class Settings:
             image_pull_secrets=names("RLHF_IMAGE_PULL_SECRETS"),
             requests=environ.get("RLHF_NO_REQUESTS") != "true",
             tmp_size_limit=_quantity("RLHF_TMP_SIZE_LIMIT", environ),
+            pod_security=_security(environ.get("RLHF_POD_SECURITY_CONTEXT")),
             metrics_port=metrics_port,
             review_metrics=environ.get("RLHF_REVIEW_METRICS") == "true",
             webhook_port=webhook_port,
@@ -162,6 +169,14 @@ def _quantity(name: str, environ: Mapping[str, str]) -> str | None:
     if text is not None and not re.match(QUANTITY, text):
         raise ValueError(f"{name} must be a Kubernetes quantity, such as 100Gi; got {text!r}")
     return text
+
+
+def _security(text: str | None) -> dict[str, Any] | None:
+    try:
+        return _CONTEXT.validate_json(text) if text else None
+    except ValidationError:
+        message = 'must be JSON like {"runAsNonRoot": true}'
+        raise ValueError(f"RLHF_POD_SECURITY_CONTEXT {message}; got {text!r}") from None
 
 
 def _peers(text: str | None) -> tuple[dict[str, Any], ...]:

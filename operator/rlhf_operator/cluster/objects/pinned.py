@@ -92,7 +92,9 @@ class Pinned:
             UnreadableConfig: this release cannot read it.
         """
         name, texts = config_map["metadata"]["name"], dict(config_map.get("data") or {})
-        of_then = defaults.model_copy(update={"release": "", "requests": False, "tmp_size_limit": None})
+        of_then = defaults.model_copy(
+            update={"release": "", "requests": False, "tmp_size_limit": None, "pod_security": None}
+        )
         texts.setdefault(DEFAULTS, of_then.model_dump_json(by_alias=True, indent=1))
         try:
             config = RunConfig.model_validate_json(texts[START_CONFIG], extra="ignore")

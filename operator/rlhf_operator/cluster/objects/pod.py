@@ -106,7 +106,7 @@ def build_pod(pinned: Pinned, new: NewPod, uid: str) -> Body:
             "terminationGracePeriodSeconds": role.row.grace_seconds,
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            "securityContext": _POD_SECURITY,
+            "securityContext": _POD_SECURITY if defaults.pod_security is None else defaults.pod_security,
             **({"initContainers": [_model_cache(container, pods)]} if pods.model_cache else {}),
             "containers": [
                 {

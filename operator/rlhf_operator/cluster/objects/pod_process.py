@@ -65,6 +65,7 @@ def environment_of(
     given = config.spec.environment
     fixed = {
         "HOME": "/tmp",
+        "USER": "rlhf",  # which torch asks for; a user that the namespace assigns has no name
         "PYTHONUNBUFFERED": "1",
         "PYTHONPATH": WORKSPACE,
         **({FOLDER: CARRIED} if config.spec.workspace.files else {}),
