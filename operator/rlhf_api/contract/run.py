@@ -106,6 +106,14 @@ class ExportRequest(Report):
     """Folder or hub name of the model that the job started from, in place of the one that the checkpoint names."""
 
 
+class PictureRequest(Report):
+    """Runs of this machine that the trainer's packages are to draw in one picture, as JSON on their standard input."""
+
+    runs: dict[str, str]
+    """Work directories by the name in the picture."""
+    out: str
+
+
 class Member(Report):
     """A process that serves the trainer. A restart keeps `name` and changes `uid`."""
 

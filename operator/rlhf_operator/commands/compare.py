@@ -9,21 +9,27 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from rlhf_api.contract.run import RunConfig
+from rlhf_api.contract.run import PictureRequest, RunConfig
 from rlhf_api.contract.status import JobStatus
 from rlhf_api.errors.problem import InvalidJob, Problem, show
 
 from ..console.exits import Misuse, print_line
 from ..console.subcommands import Commands, add_command
 from ..console.text import columns, span
+from ..console.trainer_packages import run_module
 from ..local import workdir
 from ..local.changes import changed_fields
 from ..local.metrics import read_figures
+from ..status.condition import reason
 
 Line = Mapping[str, Any]
 CURVES = ("reward_mean", "kl_mean", "loss", "response_length_mean", "tokens", "seconds")
 """Figures of a step in the file of `--csv`."""
 ABSENT = "-"
+_PLACE = "spec.checkpoint.store"
+"""Each run has one of its own, as it has a work directory."""
+MOST_COLUMNS = 4
+"""Runs that stand side by side on a wide terminal."""
 
 
 class Run(NamedTuple):
@@ -55,6 +61,12 @@ def add_compare(commands: Commands) -> None:
     parser.add_argument(
         "--csv", type=Path, metavar="FILE", help="also write the figures of every step to a file"
     )
+    parser.add_argument(
+        "--picture",
+        type=Path,
+        metavar="FILE",
+        help="also draw the curves of all runs in one picture, such as all.png",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -62,19 +74,32 @@ def run(options: argparse.Namespace) -> int:
     if len(options.runs) < 2:
         raise Misuse("compare needs two work directories or more")
     runs = [Run.read(folder) for folder in options.runs]
-    rows = [("", *(each.name for each in runs)), *_differences(runs), *_figures(runs)]
-    print_line("\n".join(columns(rows)), sys.stdout)
+    print_line(table(runs), sys.stdout)
     if options.csv is not None:
         _write_curves(options.csv, runs)
         print_line(f"figures of every step are in {options.csv}", sys.stdout)
+    if options.picture is not None:
+        request = PictureRequest(runs={each.name: each.name for each in runs}, out=str(options.picture))
+        return run_module("rlhf_trainer.commands.picture", request).returncode
     return 0
+
+
+def table(runs: Sequence[Run]) -> str:
+    """What differs between the runs, and what came of each: a column for each, or a line if there are many."""
+    rows = [("", *(each.name for each in runs)), *_differences(runs), *_figures(runs)]
+    return "\n".join(columns(list(zip(*rows, strict=True)) if len(runs) > MOST_COLUMNS else rows))
 
 
 def _differences(runs: Sequence[Run]) -> Iterator[tuple[str, ...]]:
     """A row for each field that is not the same in all runs."""
     first, *others = runs
     changes = [
-        {each.field: each for each in changed_fields(first.config.spec, run.config.spec)} for run in others
+        {
+            each.field: each
+            for each in changed_fields(first.config.spec, run.config.spec)
+            if each.field != _PLACE
+        }
+        for run in others
     ]
     for field in dict.fromkeys(field for fields in changes for field in fields):
         old = next(fields[field].old for fields in changes if field in fields)
@@ -85,7 +110,7 @@ def _differences(runs: Sequence[Run]) -> Iterator[tuple[str, ...]]:
 def _figures(runs: Sequence[Run]) -> Iterator[tuple[str, ...]]:
     """Rows of what came of the runs, without those that none has."""
     rows: list[tuple[str, Callable[[Run], str]]] = [
-        ("phase", lambda run: run.status.phase if run.status else ABSENT),
+        ("phase", _phase),
         ("steps", lambda run: str(len(run.steps))),
         *(
             (f"{title}, last", _last_of(figure))
@@ -100,6 +125,13 @@ def _figures(runs: Sequence[Run]) -> Iterator[tuple[str, ...]]:
         cells = [describe(run) for run in runs]
         if set(cells) != {ABSENT}:
             yield title, *cells
+
+
+def _phase(run: Run) -> str:
+    if run.status is None:
+        return ABSENT
+    cause = reason(run.status, "Failed")
+    return f"{run.status.phase} ({cause})" if cause else run.status.phase
 
 
 def _last_of(figure: str) -> Callable[[Run], str]:

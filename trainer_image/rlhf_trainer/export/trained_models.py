@@ -7,7 +7,8 @@ from pathlib import Path
 from rlhf_api.graph import Model
 
 from ..graph.learner import Models
-from ..metrics.files import EVALUATIONS, PICTURE, STEPS, read_lines
+from ..metrics.files import EVALUATIONS, STEPS, read_lines
+from ..metrics.pictures import PICTURE
 from ..ranks.context import TrainerContext
 from .card import CARD, card
 from .model_files import ADAPTER, save_model

@@ -1,21 +1,15 @@
-"""Metrics files of a run: one JSON line per step, and a plot of the reward."""
+"""Metrics files of a run: one JSON line per step and per evaluation."""
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from math import nan
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlhf_api.host import strict_json
 
 from .tracking import Tracking
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-
-STEPS, EVALUATIONS, PICTURE = "metrics.jsonl", "evaluation.jsonl", "reward.png"
+STEPS, EVALUATIONS = "metrics.jsonl", "evaluation.jsonl"
 """Files in the work directory."""
 
 
@@ -40,66 +34,6 @@ class MetricsFiles:
     def evaluation(self, values: Mapping[str, Any]) -> None:
         _append(self._evaluations, values)
         self._tracking.log(values["step"], values, f"evaluation/{values['set']}/")
-
-
-def draw_picture(workdir: Path, title: str) -> None:
-    """Plots the reward (or loss) and KL of every step so far, if there is one, from the files of a work directory."""
-    rows, judged = read_lines(workdir / STEPS), read_lines(workdir / EVALUATIONS)
-    if rows:
-        reward_figure(rows, judged, title).savefig(workdir / PICTURE, dpi=120)
-
-
-def reward_figure(
-    rows: Iterable[Mapping[str, Any]], judged: Iterable[Mapping[str, Any]], title: str
-) -> "Figure":
-    """Reward, evaluation and KL over steps; for algorithms without reward, the loss and the held-out losses."""
-    from matplotlib.figure import Figure  # takes a second to import; not before the first step
-
-    rows, judged = list(rows), list(judged)
-    steps = [row["step"] for row in rows]
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    left = figure.subplots()
-    left.set(title=title, xlabel="step")
-    left.grid(alpha=0.3)
-    if "reward_mean" not in rows[0]:
-        # Missing in a step that trains nothing yet.
-        left.plot(steps, [row.get("loss", nan) for row in rows], color="tab:blue", label="training")
-        left.set_ylabel("loss")
-        _draw_sets(left, judged, "loss")
-        if judged:
-            figure.legend(loc="outside lower center", ncols=3)
-        return figure
-    left.plot(steps, [row["reward_mean"] for row in rows], color="tab:blue", label="reward")
-    left.set_ylabel("reward")
-    with_kl = [row for row in rows if "kl_mean" in row]  # missing without a reference
-    if not with_kl and not judged:  # no second axis with nothing on it
-        return figure
-    right = left.twinx()
-    if with_kl:
-        right.plot(
-            [row["step"] for row in with_kl],
-            [row["kl_mean"] for row in with_kl],
-            color="tab:orange",
-            label="KL (nats a token)",
-        )
-    _draw_sets(right, judged, "mean")
-    right.set_ylabel(", ".join(name for name, points in (("KL", with_kl), ("evaluation", judged)) if points))
-    figure.legend(loc="outside lower center", ncols=3)
-    return figure
-
-
-def _draw_sets(axes: "Axes", judged: Sequence[Mapping[str, Any]], figure: str) -> None:
-    """Draws one line for each evaluation set, in the colours after those of reward and KL."""
-    sets = dict.fromkeys(row.get("set") for row in judged)
-    for i, name in enumerate(sets):
-        of_set = [row for row in judged if row.get("set") == name]
-        axes.plot(
-            [row["step"] for row in of_set],
-            [row[figure] for row in of_set],
-            "o--",
-            color=f"C{2 + i % 8}",
-            label=f"evaluation: {name}" if len(sets) > 1 else "evaluation",
-        )
 
 
 def _append(file: Path, values: Mapping[str, Any]) -> None:

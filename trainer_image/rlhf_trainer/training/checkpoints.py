@@ -16,7 +16,7 @@ from rlhf_store.manifest import Entry
 from ..checkpoint.reading import Snapshot
 from ..checkpoint.rng import restore_generators, save_generators
 from ..checkpoint.saver import Saver
-from ..metrics.files import draw_picture
+from ..metrics.pictures import draw_picture
 from ..ranks.context import TrainerContext
 from .monitor import Monitor
 from .task import Task

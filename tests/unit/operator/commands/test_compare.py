@@ -57,14 +57,27 @@ def test_changed_fields_and_figures_stand_side_by_side(tmp_path, capsys):
 def test_the_figures_of_every_step_are_written_for_other_programs(tmp_path, capsys):
     one, two = made(tmp_path / "one", rewards=[0.0, 0.5]), made(tmp_path / "two", rewards=[1.0])
     file = tmp_path / "curves.csv"
-    assert cli.main(["compare", one, two, "--csv", str(file)]) == 0
+    picture = tmp_path / "curves.png"
+    assert cli.main(["compare", one, two, "--csv", str(file), "--picture", str(picture)]) == 0
     assert capsys.readouterr().out.endswith(f"figures of every step are in {file}\n")
+    assert picture.read_bytes().startswith(b"\x89PNG")
     rows = list(csv.DictReader(file.open()))
     assert [(row["run"], row["step"], row["reward_mean"]) for row in rows] == [
         (one, "1", "0.0"),
         (one, "2", "0.5"),
         (two, "1", "1.0"),
     ]
+
+
+def test_many_runs_have_a_line_each(tmp_path, capsys):
+    runs = [
+        made(tmp_path / str(i), f"spec.steps={i}", f"spec.checkpoint.store=s3://b/{i}", rewards=[i])
+        for i in range(1, 6)
+    ]
+    assert cli.main(["compare", *runs]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split() == ["spec.steps", "phase", "steps", "reward,", "last", *head.split()[5:]]
+    assert [line.split()[:2] for line in lines] == [[run, str(i)] for i, run in enumerate(runs, 1)]
 
 
 @pytest.mark.parametrize(

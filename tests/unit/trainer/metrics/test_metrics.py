@@ -10,7 +10,8 @@ from tests.support import metrics_page, strict
 from tests.unit.api.manifests import job
 
 from rlhf_api.rules.health import metrics_of
-from rlhf_trainer.metrics.files import MetricsFiles, draw_picture, read_lines, reward_figure
+from rlhf_trainer.metrics.files import MetricsFiles, read_lines
+from rlhf_trainer.metrics.pictures import comparison_figure, draw_picture, reward_figure
 from rlhf_trainer.metrics.tracking import Tracking
 
 TRAINER = Path(__file__).parents[4] / "trainer_image" / "rlhf_trainer"
@@ -135,3 +136,20 @@ def test_the_picture_shows_reward_kl_and_evaluation():
     assert isnan(only.lines[0].get_ydata()[0])
     (only,) = reward_figure(SFT, [{"step": 0, "set": "held_out", "loss": 2.0}], "a run").axes
     assert [line.get_label() for line in only.lines] == ["training", "evaluation"]
+
+
+def test_runs_are_compared_in_panels_of_what_they_have(tmp_path):
+    sets = [{"step": 0, "set": "easy", "mean": 0.4}, {"step": 4, "set": "easy", "mean": 0.9}]
+    runs = {"ppo": (PPO, sets), "sft": (SFT, []), "begun": ([], [])}
+    for name, (rows, judged) in runs.items():
+        (tmp_path / name).mkdir()
+        for file, written in (("metrics.jsonl", rows), ("evaluation.jsonl", judged)):
+            (tmp_path / name / file).write_text("".join(json.dumps(row) + "\n" for row in written))
+    figure = comparison_figure({name: tmp_path / name for name in runs})
+    panels = {axes.get_ylabel(): axes for axes in figure.axes}
+    assert [*panels] == ["reward", "loss", "evaluation: easy", "KL (nats a token)"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [*runs]
+    assert list(panels["evaluation: easy"].lines[0].get_ydata()) == [0.4, 0.9]
+    assert panels["loss"].lines[1].get_color() != panels["reward"].lines[1].get_color()
+    with pytest.raises(ValueError, match="no run has the figures of a step"):
+        comparison_figure({"begun": tmp_path / "begun"})
