@@ -3,12 +3,9 @@
 import atexit
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Self
 
 from rlhf_api.contract.samples import Sample
@@ -19,7 +16,7 @@ from rlhf_operator.archive.samples import Order, read_samples
 from rlhf_operator.console.exits import INTERRUPTED, USAGE, Failure
 from rlhf_operator.local import workdir
 from rlhf_operator.local.metrics import Metrics, read_figures
-from rlhf_operator.local.run_process import POLL_SECONDS, RunProcess
+from rlhf_operator.local.run_process import POLL_SECONDS, RunProcess, handle_signals
 from rlhf_operator.supervision.exit_reasons import exit_words
 
 if TYPE_CHECKING:
@@ -148,12 +145,12 @@ class Run:
     def _wait(self, is_enough: Callable[[], bool]) -> None:
         """Waits for the end of the run, or until `is_enough` a moment later. A Ctrl-C stops the run and is raised when
         it has ended."""
-        with _interrupts(self.stop) as count:
+        with handle_signals(self.stop, signal.SIGINT) as received:
             while self.running:
                 time.sleep(POLL_SECONDS)
-                if is_enough() and not count:
+                if is_enough() and not received:
                     break
-        if count:
+        if received:
             raise KeyboardInterrupt
 
     def _read_lines(self) -> list[str]:
@@ -197,23 +194,3 @@ class Run:
         deadline = time.monotonic() + _LONGEST_STOP_SECONDS
         while self.running and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
-
-
-@contextmanager
-def _interrupts(handle: Callable[[], None]) -> Iterator[list[int]]:
-    """Has SIGINT call `handle` in place of raising KeyboardInterrupt in the midst of something; yields those so far.
-    Other threads than the main one get none."""
-    received: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield received
-        return
-
-    def receive(number: int, _frame: FrameType | None) -> None:
-        received.append(number)
-        handle()
-
-    before = signal.signal(signal.SIGINT, receive)
-    try:
-        yield received
-    finally:
-        signal.signal(signal.SIGINT, before)

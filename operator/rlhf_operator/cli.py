@@ -13,7 +13,7 @@ from rlhf_api.manifest.load import composed, parse
 from rlhf_api.schema.json_schema import manifest_schema
 
 from .archive import open_store, replay, samples
-from .commands import compare, data, init
+from .commands import compare, data, init, sweep
 from .commands import plan as plan_command
 from .commands import run as run_command
 from .console.exits import ended, print_line
@@ -26,7 +26,7 @@ from .selftest import command as selftest
 from .verbs.arguments import VERBS, add_verbs
 
 _GROUPS = {
-    "write and run a job": ("init", "import", "validate", "plan", "run", "selftest", "clone"),
+    "write and run a job": ("init", "import", "validate", "plan", "run", "sweep", "selftest", "clone"),
     "look at jobs and runs": (
         "status",
         "list",
@@ -56,6 +56,8 @@ def main(arguments: Sequence[str] | None = None, make: Command = local_command) 
         return run(options)
     if options.command == "run" and options.mode == "kubernetes":
         return ended(lambda: main(run_command.as_submit(options)))
+    if options.command == "sweep" and options.mode == "kubernetes":
+        return ended(lambda: next(filter(None, map(main, sweep.as_submits(options))), 0))
     commands: dict[str, Callable[[argparse.Namespace], int]] = {
         "init": init.run,
         "import": importing.run,
@@ -68,6 +70,7 @@ def main(arguments: Sequence[str] | None = None, make: Command = local_command) 
         "graph": graph.run,
         "data": data.run,
         "compare": compare.run,
+        "sweep": sweep.run,
         "replay": open_store.run,
         "samples": open_store.run,
         "selftest": partial(selftest.run, make=make),
@@ -99,6 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_replay(commands)
     samples.add_samples(commands)
     compare.add_compare(commands)
+    sweep.add_sweep(commands)
     graph.add_graph(commands)
     data.add_data(commands)
     plan_command.add_plan(commands)

@@ -2,6 +2,7 @@
 traceback."""
 
 import signal
+import sys
 from importlib import import_module
 
 
@@ -21,3 +22,7 @@ def _run(module: str, function: str) -> int:
     signal.signal(signal.SIGINT, heeded)
     code: int = main()
     return code
+
+
+if __name__ == "__main__":
+    sys.exit(rlhf())

@@ -58,6 +58,13 @@ def url(store: str) -> str:
     return (inner if inner.is_dir() else folder).resolve().as_uri()
 
 
+def sibling_store(store: str, name: str) -> str:
+    """Replaces the last part of a store's URL; for a bucket without a path, a bucket of its own name."""
+    scheme, _, rest = store.rstrip("/").partition("://")
+    parent, slash, last = rest.rpartition("/")
+    return f"{scheme}://{parent if slash else last}/{name}"
+
+
 def read_checkpoint(store: str, read: Callable[["Snapshot"], T], step: int | None = None) -> T:
     """`read(snapshot)` of the checkpoint of `step`, or of the newest one; of that again with a newer one if the run
     deleted it meanwhile.

@@ -15,13 +15,7 @@ from rlhf_api.manifest.runtime import load_runtime, with_runtime
 def add_manifest(parser: argparse.ArgumentParser) -> None:
     """Adds FILE, `path=value`, `--set` and `--no-env`; the options have `file`, the overrides in order as `set`, and
     `variables`."""
-    parser.add_argument(
-        "file",
-        type=Path,
-        metavar="FILE",
-        help="the manifest: a YAML or JSON file, an experiment's name (see `rlhf experiments`), or package.module:name "
-        "of a function that returns it",
-    )
+    add_file(parser)
     parser.add_argument(
         "set",
         nargs="*",
@@ -34,6 +28,17 @@ def add_manifest(parser: argparse.ArgumentParser) -> None:
     add_set(parser)
 
 
+def add_file(parser: argparse.ArgumentParser) -> None:
+    """Adds only FILE."""
+    parser.add_argument(
+        "file",
+        type=Path,
+        metavar="FILE",
+        help="the manifest: a YAML or JSON file, an experiment's name (see `rlhf experiments`), or package.module:name "
+        "of a function that returns it",
+    )
+
+
 def parsed(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
     """The options, with overrides that stand behind other options: argparse takes `path=value` in one place alone."""
     options, rest = parser.parse_known_args(arguments)
@@ -41,7 +46,8 @@ def parsed(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> 
     if others or (rest and not hasattr(options, "set")):
         parser.error(f"unrecognized arguments: {' '.join(others or rest)}")
     if rest:
-        options.set = [*options.set, *rest]
+        name = "values" if hasattr(options, "values") else "set"
+        setattr(options, name, [*getattr(options, name), *rest])
     return options
 
 

@@ -6,16 +6,18 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
+from types import FrameType, MappingProxyType
 
 from rlhf_api.host import reaper
 
 from .metrics import read_appended
 
 POLL_SECONDS = 0.1
-PROGRAM = "rlhf_operator.cli"
+PROGRAM = "rlhf_operator.entry"
 """Module of the command line."""
 
 
@@ -55,3 +57,23 @@ class RunProcess:
         """Requests a checkpoint and exit; the second call ends the run at once."""
         if self.code is None:
             self._process.send_signal(signal.SIGINT)
+
+
+@contextmanager
+def handle_signals(handle: Callable[[], None], *numbers: int) -> Iterator[list[int]]:
+    """Has signals call `handle` in place of interrupting what is being done; yields those so far. One that is ignored
+    stays so, and other threads than the main one get none."""
+    received: list[int] = []
+
+    def receive(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
+        handle()
+
+    is_main = threading.current_thread() is threading.main_thread()
+    heeded = [each for each in numbers if is_main and signal.getsignal(each) is not signal.SIG_IGN]
+    before = [signal.signal(each, receive) for each in heeded]
+    try:
+        yield received
+    finally:
+        for each, handler in zip(heeded, before, strict=True):
+            signal.signal(each, handler)

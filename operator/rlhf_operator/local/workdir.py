@@ -125,7 +125,7 @@ def prepare(
         (workdir / LOGS).mkdir(exist_ok=True)
         return None
     if resume:
-        changes = _changes(workdir, config)
+        changes = read_changes(workdir, config)
         if problems := refused_changes(changes, str(workdir), accept=accept_changes):
             raise InvalidJob(problems)
         (workdir / LOGS).mkdir(exist_ok=True)
@@ -161,7 +161,7 @@ def _earlier(status: JobStatus | None) -> str:
     return f"{what}; add --resume to go on from its checkpoint of step {step}, {elsewhere}, or {anew}"
 
 
-def _changes(workdir: Path, config: RunConfig) -> list[Change]:
+def read_changes(workdir: Path, config: RunConfig) -> list[Change]:
     """What is not as in the configuration of the run in the directory."""
     before = read(workdir / CONFIG, RunConfig)
     if before is None:

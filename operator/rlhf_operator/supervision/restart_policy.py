@@ -14,7 +14,9 @@ from .process_state import Action, Ended, Finish, Kill, ProcessState, Start
 
 INVALID = "InvalidConfiguration"
 """Reason of a job that is at fault itself."""
-_FOR_GOOD = {EXIT_INVALID: INVALID, EXIT_UNHEALTHY: "HealthRule"}
+UNHEALTHY = "HealthRule"
+"""Reason of a job that a rule of spec.health has ended."""
+_FOR_GOOD = {EXIT_INVALID: INVALID, EXIT_UNHEALTHY: UNHEALTHY}
 """Exit codes after which a restart would not help."""
 PEERS_SECONDS = 30.0
 """Maximum time that trainer processes may outlast the first one that succeeded, seconds."""

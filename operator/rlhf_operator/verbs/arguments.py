@@ -26,7 +26,7 @@ class _Verbs:
     """Adds the parsers of verbs, each with the options of a cluster."""
 
     def __init__(self, commands: Commands, program: str) -> None:
-        self._commands, self._program, self._where = commands, program, _cluster_options()
+        self._commands, self._program, self._where = commands, program, cluster_options()
 
     def add(self, name: str, help: str) -> argparse.ArgumentParser:
         parser = add_command(self._commands, name, help=help, parents=[self._where])
@@ -204,7 +204,7 @@ def add_selftest(commands: Commands, program: str) -> None:
         commands,
         "selftest",
         help="check within minutes, on the cluster, that a job's models agree, learn and survive the deletion of pods",
-        parents=[_cluster_options()],
+        parents=[cluster_options()],
     )
     parser.set_defaults(program=program)
     add_manifest(parser)
@@ -213,7 +213,7 @@ def add_selftest(commands: Commands, program: str) -> None:
     )
 
 
-def _cluster_options() -> argparse.ArgumentParser:
+def cluster_options() -> argparse.ArgumentParser:
     """Flags for cluster and namespace, named as kubectl's."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument(

@@ -14,7 +14,7 @@ from rlhf_api.manifest.load import apply_override, composed, parse
 from rlhf_api.sections.checkpoint import Origin
 from rlhf_store.errors import DamagedSnapshot, MissingSnapshot, UnusableStore
 
-from ..archive.open_store import package
+from ..archive.open_store import package, sibling_store
 from ..console.exits import Failure, Misuse, print_line
 from .client import Session
 from .jobs import find, status_of
@@ -86,13 +86,6 @@ def cloned(document: Mapping[str, Any], name: str, origin: Origin) -> dict[str, 
         "metadata": {**document["metadata"], "name": name},
         "spec": {**spec, "checkpoint": checkpoint},
     }
-
-
-def sibling_store(store: str, name: str) -> str:
-    """Replaces the last part of a store's URL; for a bucket without a path, a bucket of its own name."""
-    scheme, _, rest = store.rstrip("/").partition("://")
-    parent, slash, last = rest.rpartition("/")
-    return f"{scheme}://{parent if slash else last}/{name}"
 
 
 def _print(document: Mapping[str, Any], origin: Origin, options: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""`rlhf` from Python, with the stand-in roles of `rlhf run`'s own tests."""
+"""`rlhf` from Python, with stand-in roles."""
 
 import json
 import os
@@ -11,26 +11,16 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import yaml
 from tests.support.cells import run_cells
-from tests.unit.api.manifests import document
 
 from rlhf import Failure, InvalidJob, Job, Run
-from rlhf_operator.local import run_process
 
-ROOT = Path(__file__).parents[3]
-GUIDE = ROOT / "docs" / "guides" / "python.md"
+GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "python.md"
 
 
 @pytest.fixture
-def job(tmp_path, monkeypatch) -> Job:
-    monkeypatch.setattr(run_process, "PROGRAM", "tests.unit.operator.local.launch")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.chdir(tmp_path)
-    Path("p.jsonl").write_text('{"prompt": "hi"}\n')
-    made = document("spec.data.train[0]=p.jsonl", "spec.reward.functions=[]", "spec.steps=9")
-    Path("job.yaml").write_text(yaml.safe_dump(made))
-    return Job.load("job.yaml")
+def job(small_job: Path) -> Job:
+    return Job.load(small_job)
 
 
 def test_a_run_is_followed_to_its_end_and_read_afterwards(job, capsys):
