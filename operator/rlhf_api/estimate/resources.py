@@ -10,11 +10,14 @@ from ..graph import CRITIC
 from ..roles import Role
 from ..sections.pods import Gpu, combine
 from ..spec import Spec
-from .memory import Need, gigabytes
+from .memory import Need, count, gigabytes
 from .remedies import CERTAIN, remedies
 from .serving import Serving, filled, frozen_need, gpus, on_vllm
 from .sizes import NOTHING, FileSizes, Sizes
 from .trainer_memory import counted, trained, training
+
+LARGE = 1e8
+"""Parameters of a model that nobody trains on CPUs by intention."""
 
 
 def plan(spec: Spec, file_sizes: FileSizes = NOTHING) -> dict[Role, RolePlan]:
@@ -42,6 +45,20 @@ def problems(spec: Spec, file_sizes: FileSizes = NOTHING) -> Iterator[Problem]:
 def gpu_of(spec: Spec, role: Role) -> Gpu | None:
     """The GPUs of a role's pods, from the job's settings merged with the role's."""
     return combine(spec.pods, spec.section(role).pods).gpu
+
+
+def lacks_gpus(spec: Spec, file_sizes: FileSizes = NOTHING) -> str:
+    """A warning of a large policy no pod of which asks for a GPU, or for other devices; '' for any other."""
+    policy = Sizes.of(spec, file_sizes).policy
+    given = [combine(spec.pods, spec.section(role).pods) for role in roles_of(spec)]
+    if policy is None or policy.parameters < LARGE or spec.runtime is not None:
+        return ""
+    if any(pods.gpu or pods.resources.requests or pods.resources.limits for pods in given):
+        return ""
+    return (
+        f"warning: no pod asks for a GPU, so on a cluster {count(policy.parameters)} parameters are trained on "
+        "CPUs; set spec.pods.gpu.count, or name a runtime that does"
+    )
 
 
 def host_memory(spec: Spec, role: Role) -> str | None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from rlhf_api.contract.run import roles_of
 from rlhf_api.estimate.host_memory import StepMemory
-from rlhf_api.estimate.resources import gpu_of, host_memory, plan
+from rlhf_api.estimate.resources import gpu_of, host_memory, lacks_gpus, plan
 from rlhf_api.estimate.sizes import NOTHING, FileSizes
 from rlhf_api.rules.unused import without_effect
 from rlhf_api.spec import Spec
@@ -17,7 +17,7 @@ def plan_lines(spec: Spec, file_sizes: FileSizes = NOTHING) -> list[str]:
     the memory of a step's responses, if large; and settings that such a step cannot reach."""
     plans, responses = plan(spec, file_sizes), StepMemory.of(spec)
     last = [responses.line] if responses and responses.line else []
-    last += without_effect(spec)
+    last += [*filter(None, [lacks_gpus(spec, file_sizes)]), *without_effect(spec)]
     if not any(each.gpus or each.memory for each in plans.values()):
         return last
     rows = [(role.value, str(each.pods), str(each.gpus), each.memory or "-") for role, each in plans.items()]

@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from rlhf_api.estimate.resources import lacks_gpus
 from rlhf_api.job import RLHFJob
 
 from ..console.exits import Failure, Misuse
@@ -26,7 +27,7 @@ async def submit(session: Session, options: argparse.Namespace) -> int:
         raise Misuse(
             f"{options.file} is for namespace {namespace}, and -n says {options.namespace}; leave one out"
         )
-    for line in plain_secrets(job.spec):
+    for line in filter(None, (*plain_secrets(job.spec), lacks_gpus(job.spec))):
         put(line, sys.stderr)
     before = await _stored(session, namespace, name)
     try:

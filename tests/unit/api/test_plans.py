@@ -183,6 +183,7 @@ def test_the_plan_tells_what_pods_request_on_a_cluster() -> None:
     served = "spec.pods.gpu={count: 1}", "spec.reference.pods.gpu=null"
     sizes = "spec.model.parameters=1e9", "spec.model.reference=null"
     lines = plan_lines(unchecked(*sizes))
+    assert "warning: no pod asks for a GPU, so on a cluster 1e9 parameters" in "\n".join(lines)
     requested = "on a cluster each pod requests this memory, unless pods.resources says otherwise: "
     (line,) = (line for line in lines if line.startswith(requested))
     assert line.endswith("reference 1908Mi")

@@ -126,7 +126,7 @@ def _named(spec: Spec) -> Iterator[tuple[str, RowKind, Dataset]]:
 def problems_of(config: RunConfig) -> tuple[list[Problem], list[str]]:
     """Problems of the rows of local files, as tokenized for training, and of local models; and `warnings` if there are
     none."""
-    spec, datasets = config.spec, list[Dataset]()
+    spec, datasets, overlong = config.spec, list[Dataset](), list[str]()
     try:
         tokenizer = _tried_tokenizer(config)
         problems = fit_problems(config, tokenizer)
@@ -138,10 +138,12 @@ def problems_of(config: RunConfig) -> tuple[list[Problem], list[str]]:
                 continue
             try:
                 datasets.append(open_dataset([source], kind))
-                check_all([RowChecker(datasets[-1], kind, tokenizer, spec.data)])
+                fitted = check_all([RowChecker(datasets[-1], kind, tokenizer, spec.data)])
+                overlong += [f"warning: {each.message}" for each in fitted if each.message]
             except InvalidJob as error:
                 problems += error.problems
-    return problems, [] if problems else [*warnings(tokenizer, datasets), *_repetition(spec, datasets)]
+    lines = [*overlong, *warnings(tokenizer, datasets), *_repetition(spec, datasets)]
+    return problems, [] if problems else lines
 
 
 def _repetition(spec: Spec, local: Sequence[Dataset]) -> Iterator[str]:

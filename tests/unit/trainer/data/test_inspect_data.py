@@ -91,6 +91,9 @@ def test_problems_of_local_rows_are_those_of_the_trainers_start(tmp_path):
     assert problem.message.startswith(
         "is too long, as 1 of 1 rows are: 1 prompt beyond spec.data.maxPromptLength (4)"
     )
+    cut = spec(tmp_path, rows[:1], tokenizer, more, "spec.data.overlong=cut", "spec.data.promptsPerStep=1")
+    _, (warning,) = problems_of(RunConfig(job="job", spec=cut, workdir=str(tmp_path)))
+    assert "rows.jsonl: 1 of 1 rows are too long, 1 are cut (spec.data.overlong: cut)" in warning
     elsewhere = ("spec.data.train=['s3://bucket/rows.jsonl', 'module:function']", tokenizer)
     made = job(*SFT, *elsewhere).spec
     assert problems_of(RunConfig(job="job", spec=made, workdir=str(tmp_path))) == ([], [])
