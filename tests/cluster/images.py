@@ -88,6 +88,14 @@ def load(place: Place) -> None:
                 transfer.send(place, name, archive.stdout, have)
 
 
+def copy(name: str, layout: Path, reference: str) -> None:
+    """Into an OCI layout, with the layers as `load` sends them: a node that pulls the image has them already."""
+    source = f"containers-storage:[overlay@{_FOLDER}+{_FOLDER}-run]{name}"
+    how = ("--insecure-policy", "copy", "--quiet", "--dest-oci-accept-uncompressed-layers")
+    with lock("images"):
+        _run("skopeo", *how, source, f"oci:{layout}:{reference}")
+
+
 def _build_base(tar: Path) -> None:
     """A stand-in for Docker's image of that name."""
     _say(f"building {_BASE}")

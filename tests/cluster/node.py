@@ -71,6 +71,11 @@ class Place:
         return self.state / "files"
 
     @property
+    def registries(self) -> Path:
+        """A folder by the name of each registry that has a mirror, in which containerd looks at each pull."""
+        return self.files / "registries"
+
+    @property
     def logs(self) -> Path:
         return self.state / "logs"
 
@@ -153,6 +158,8 @@ state = "{place.state}/containerd/state"
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "{pause}"
   restrict_oom_score_adj = true
+[plugins."io.containerd.grpc.v1.cri".registry]
+  config_path = "{place.registries}"
 [plugins."io.containerd.grpc.v1.cri".containerd]
   snapshotter = "overlayfs"
   default_runtime_name = "runc"

@@ -11,7 +11,7 @@ from rlhf_store.locked import locked
 CONTROL_PLANE = ("etcd-server", "openssl")
 BUILD = ("golang-go", "golang-github-modern-go-reflect2-dev", "gcc", "libc6-dev", "dpkg-dev")
 NODE = ("containerd", "runc", "containernetworking-plugins", "iptables", "iproute2", "nftables")
-IMAGES = ("mmdebstrap", "buildah")
+IMAGES = ("mmdebstrap", "buildah", "skopeo", "docker-registry")
 _INSTALL_S = 900
 _LOCK_S = 3600
 

@@ -19,6 +19,17 @@ def contents(place: Place) -> set[str]:
     return {line.removeprefix("sha256:") for line in listed.split()}
 
 
+def remove(place: Place, registry: str) -> None:
+    """The names that a cluster's containerd has for images of a registry."""
+    listed = subprocess.run(
+        [*_ctr(place), "images", "ls", "--quiet"], capture_output=True, text=True, timeout=_LIST_S, check=True
+    )
+    if names := [name for name in listed.stdout.split() if name.startswith(registry)]:
+        subprocess.run(
+            [*_ctr(place), "images", "rm", *names], capture_output=True, timeout=_LIST_S, check=True
+        )
+
+
 def send(place: Place, name: str, archive: IO[bytes], have: set[str]) -> None:
     """`archive` is in Docker's format, read as it comes: `<digest>.tar` layers, `<digest>.json`, then their list."""
     command = [*_ctr(place), "images", "import", "-"]

@@ -93,7 +93,7 @@ def build(
         run(builder, "build", "--quiet", f"--tag={image}", *arguments, context)
         return
     # A build adds to the index that an earlier one has left.
-    subprocess.run([builder, "rmi", "--force", image], capture_output=True, check=False)
+    subprocess.run([builder, "manifest", "rm", image], capture_output=True, check=False)
     several = (f"--platform={','.join(platforms)}",) if platforms else ()
     run(builder, "build", "--quiet", f"--manifest={image}", *several, *arguments, context)
 
