@@ -24,6 +24,7 @@ from ..console.manifest_arguments import add_manifest, add_runtime, add_trial, w
 from ..console.subcommands import Commands, add_command
 from ..local import gpus, provenance, workdir
 from ..local.host import Host
+from ..local.metrics import evaluation_changes
 from ..local.metrics_server import check_port
 from ..local.models import critic_from_policy
 from ..local.ports import place
@@ -256,6 +257,8 @@ def _conclude(status: JobStatus, message: str, folder: Path, store: str | None, 
         print_line(f"{message}; {resume}{model}", sys.stderr)
     else:
         print_line(f"done: {status.step} of {status.total_steps} steps", sys.stdout)
+        for line in evaluation_changes(folder / workdir.EVALUATIONS):
+            print_line(f"  {line}", sys.stdout)
         for name in (workdir.POLICY, workdir.METRICS, workdir.CURVE):
             if (folder / name).exists():
                 print_line(f"  {folder / name}", sys.stdout)

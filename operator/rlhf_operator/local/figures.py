@@ -1,14 +1,17 @@
 """Formats a run's metrics as text."""
 
 import datetime
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlhf_api.contract.report import STARTING
 from rlhf_api.contract.status import JobStatus
 
-from ..console.text import span
+from ..console.text import one_line, span
 
+LONGEST = 200
+"""Characters of a prompt or a response at the end of a run."""
 _PARTS = ("generate", "score", "train", "broadcast")
 
 
@@ -39,11 +42,47 @@ def evaluation_line(figures: Mapping[str, Any], first: Mapping[str, Any] | None)
     return "  ".join(parts)
 
 
+def evaluation_change(first: Mapping[str, Any], last: Mapping[str, Any]) -> list[str]:
+    """The first and the last line of a set in `evaluation.jsonl`, formatted for people: its figures, and the response
+    to one prompt, before and after."""
+    steps = f"from step {first.get('step', '?')} to {last.get('step', '?')}"
+    changes = [
+        f"{name} {first[key]:.4g} -> {last[key]:.4g}"
+        for key, name in (("mean", "score"), ("loss", "loss"))
+        if _is_finite(first.get(key)) and _is_finite(last.get(key))
+    ]
+    if not changes:
+        return []
+    return [f"evaluation {steps}: {last.get('set', '?')}  {'  '.join(changes)}", *_texts(first, last)]
+
+
+def _texts(first: Mapping[str, Any], last: Mapping[str, Any]) -> list[str]:
+    """A prompt and its responses in the first and in the last evaluation; nothing where there are none, as of given
+    responses."""
+    try:
+        before, after = first["samples"][0], last["samples"][0]
+        prompt = before["prompt"]
+        question = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+        texts = (("", question), ("before: ", before["answer"]), ("after:  ", after["answer"]))
+    except (LookupError, TypeError):
+        return []
+    return [f"  {label}{_shortened(str(text))}" for label, text in texts] if after["prompt"] == prompt else []
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _shortened(text: str) -> str:
+    line = one_line(text.strip())
+    return line if len(line) <= LONGEST else f"{line[:LONGEST]}..."
+
+
 def waiting_line(status: JobStatus, seconds: float, step: Mapping[str, Any]) -> str:
     """What the run has been waiting for, for so many seconds, and how much of it is left; `step`: the last line of
     `metrics.jsonl`, {} before the first."""
     doing = (status.activity or "").removeprefix(STARTING).removeprefix(": ")
-    parts = [f"still {doing or status.message or 'starting'}, {span(seconds)}"]
+    parts = [f"{doing or status.message or 'starting'}, {span(seconds)}"]
     if doing and status.message:
         parts.append(status.message)
     if status.queue and doing.startswith("generating"):
@@ -78,3 +117,18 @@ def time_left(status: JobStatus, now: datetime.datetime | None = None) -> str | 
         return None
     end = datetime.datetime.fromisoformat(status.estimated_end)
     return span((end - (now or datetime.datetime.now(datetime.UTC))).total_seconds())
+
+
+class Waiting:
+    """For how long the run has done what it does now: the seconds since its step or its activity changed."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """`clock`: seconds, monotonic."""
+        self._clock, self._doing, self._since = clock, "", clock()
+
+    def seconds(self, status: JobStatus) -> float:
+        """Called for each status."""
+        doing = f"{status.step} {status.activity or status.message}"
+        if doing != self._doing:
+            self._doing, self._since = doing, self._clock()
+        return self._clock() - self._since

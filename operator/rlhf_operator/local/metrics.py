@@ -7,7 +7,7 @@ from typing import Any
 
 from rlhf_api.host import strict_json
 
-from .figures import evaluation_line
+from .figures import evaluation_change, evaluation_line
 
 
 class Metrics:
@@ -47,6 +47,17 @@ class Evaluations:
             lines.append(evaluation_line(figures, self._first.get(name)))
             self._first.setdefault(name, figures)
         return lines
+
+
+def evaluation_changes(file: Path) -> list[str]:
+    """What an `evaluation.jsonl` says of each set that was evaluated at more than one step, as lines for people."""
+    by_set = dict[str, list[Mapping[str, Any]]]()
+    for figures in read_figures(file):
+        by_set.setdefault(str(figures.get("set")), []).append(figures)
+    several = (
+        (lines[0], lines[-1]) for lines in by_set.values() if lines[0].get("step") != lines[-1].get("step")
+    )
+    return [line for first, last in several for line in evaluation_change(first, last)]
 
 
 def read_appended(file: Path, offset: int) -> tuple[int, bytes]:

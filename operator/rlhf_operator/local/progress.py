@@ -10,7 +10,7 @@ from rlhf_api.contract.report import STARTING
 from rlhf_api.contract.status import ENDED, JobStatus
 
 from ..console.exits import print_line
-from .figures import step_line, time_left, waiting_line
+from .figures import Waiting, step_line, time_left, waiting_line
 from .screen import Screen, can_redraw
 
 Step = Mapping[str, Any]
@@ -48,8 +48,8 @@ class Lines:
         self._left: str | None = None
         self._doing: str | None = None
         self._last_step: Step = {}
-        self._waiting = ""
-        self._since = self._printed = clock()
+        self._waiting = Waiting(clock)
+        self._printed = clock()
 
     def event(self, text: str) -> None:
         self._print(text)
@@ -63,11 +63,9 @@ class Lines:
         if not self._last_step and status.activity not in (None, STARTING, self._doing):
             self._doing = status.activity
             self._print(f"trainer: {status.activity.removeprefix(f'{STARTING}: ')}")
-        now, waiting = self._clock(), f"{status.step} {status.activity or status.message}"
-        if waiting != self._waiting:
-            self._waiting, self._since = waiting, now
-        if now - self._printed >= HEARTBEAT_SECONDS and status.phase not in (*ENDED, "Suspended"):
-            self._print(waiting_line(status, now - self._since, self._last_step))
+        seconds = self._waiting.seconds(status)
+        if self._clock() - self._printed >= HEARTBEAT_SECONDS and status.phase not in (*ENDED, "Suspended"):
+            self._print(f"still {waiting_line(status, seconds, self._last_step)}")
 
     def close(self) -> None:
         pass

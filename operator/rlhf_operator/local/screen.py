@@ -1,6 +1,7 @@
 """The live display on a terminal."""
 
 import datetime
+import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -17,9 +18,11 @@ from rich.text import Text
 from rlhf_api.contract.status import JobStatus
 
 from ..console.terminal import CleanConsole
-from .figures import time_left, timing
+from .figures import Waiting, time_left, timing, waiting_line
 
 _EVENTS = 6
+LONG_SECONDS = 10.0
+"""Duration of an activity from which the panel says how long it has taken, and what is left of it."""
 _COLOURS = {"Running": "green", "Succeeded": "green", "Failed": "red", "Suspended": "yellow"}
 
 
@@ -36,6 +39,7 @@ class Screen:
         self._events: deque[str] = deque(maxlen=_EVENTS)
         self._live = Live(console=CleanConsole(file=out), auto_refresh=False)
         self._step: Mapping[str, Any] = {}
+        self._waiting = Waiting(time.monotonic)
         self._broken = False
 
     def event(self, text: str) -> None:
@@ -50,7 +54,8 @@ class Screen:
         try:
             if not self._live.is_started:
                 self._live.start()
-            self._live.update(panel(self._job, status, self._step, self._events), refresh=True)
+            seconds = self._waiting.seconds(status)
+            self._live.update(panel(self._job, status, self._step, self._events, seconds), refresh=True)
         except OSError:
             self._broken = True  # the terminal is gone; the run continues
 
@@ -59,8 +64,11 @@ class Screen:
             self._live.stop()
 
 
-def panel(job: str, status: JobStatus, step: Mapping[str, Any], events: Iterable[str]) -> RenderableType:
-    """The whole state of a run on one screen; `step`: the last line of its metrics."""
+def panel(
+    job: str, status: JobStatus, step: Mapping[str, Any], events: Iterable[str], seconds: float = 0.0
+) -> RenderableType:
+    """The whole state of a run on one screen; `step`: the last line of its metrics; `seconds`: for how long it has done
+    what it does now."""
     colour = _COLOURS.get(status.phase, "cyan")
     doing = status.activity or status.message if status.completion_time is None else ""
     title = Text.assemble(
@@ -75,13 +83,15 @@ def panel(job: str, status: JobStatus, step: Mapping[str, Any], events: Iterable
         f"step {status.step}/{status.total_steps}" + (f", {left} left" if left else ""),
     )
     took = [Text.assemble(("last step ", "dim"), timing(step))] if step else []
+    is_long = seconds >= LONG_SECONDS and status.completion_time is None
+    waits = [Text(waiting_line(status, seconds, step))] if is_long else []
     stalled = [
         Text(c.message, style="yellow")
         for c in status.conditions
         if c.type == "Stalled" and c.status == "True"
     ]
     return Panel(
-        Group(bar, _figures(status), *took, _roles(status), *stalled, *_log(events)),
+        Group(bar, _figures(status), *waits, *took, _roles(status), *stalled, *_log(events)),
         title=title,
         title_align="left",
     )

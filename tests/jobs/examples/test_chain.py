@@ -57,6 +57,9 @@ def test_it_learns_by_a_judge_that_it_never_trained_on(ppo):
     assert judged[-1]["step"] <= 40
     assert judged[-1]["mean"] >= 0.85
     assert ppo.steps[-1]["reward_mean"] > ppo.steps[0]["reward_mean"]
+    assert "\n    before: " in ppo.output, (
+        "the end of the run shows a response of the first and the last evaluation"
+    )
 
 
 def test_every_step_has_its_line(ppo):

@@ -23,6 +23,7 @@ from rlhf_api.spec import Spec
 
 from ..process.imports import import_function
 from .builtin_trackers import BUILT_IN, Figures, Run, SampleTracker, Tracker
+from .wandb_key import has_key
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +56,8 @@ class Tracking:
         report: Callable[[Sequence[str]], None] = lambda _failing: None,
     ) -> None:
         """`identity`: of this run, where its host gives one; `report` is told of the trackers that fail, a line each,
-        on any thread. Raises InvalidJob, naming all of them, if trackers are not installed or cannot be imported."""
+        on any thread. Raises InvalidJob, naming all of them, if trackers are not installed, cannot be imported or have
+        no key."""
         self._job, self._spec, self._folder, self._identity = job, spec, folder, identity
         self._makers = _makers(spec)
         self._feeds: list[_Feed] = []
@@ -208,6 +210,12 @@ def _makers(spec: Spec) -> list[Callable[..., Tracker]]:
         elif importlib.util.find_spec(package) is None:
             message = (
                 f"{tracker_spec.kind} is not installed where the trainer runs; `pip install {package}` there"
+            )
+            problems.append(Problem(where, message))
+        elif tracker_spec.kind == "wandb" and not has_key(tracker_spec.settings):
+            message = (
+                "Weights & Biases has no key here: set WANDB_API_KEY, on a cluster by spec.pods.secrets, or run "
+                "`wandb login`; without a key WANDB_MODE=offline writes files for `wandb sync`"
             )
             problems.append(Problem(where, message))
         else:

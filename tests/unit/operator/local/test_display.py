@@ -24,7 +24,7 @@ from tests.unit.api.manifests import document
 
 from rlhf_api.contract.status import JobStatus
 from rlhf_operator.local.figures import step_line, time_left
-from rlhf_operator.local.metrics import Evaluations, Metrics
+from rlhf_operator.local.metrics import Evaluations, Metrics, evaluation_changes
 from rlhf_operator.local.progress import Lines
 from rlhf_operator.local.screen import panel
 
@@ -211,6 +211,38 @@ def test_the_panel_shows_a_run_at_a_glance() -> None:
         "2026-11-25T03:48:00Z",
     ):  # fmt: skip
         assert words in out.getvalue()
+
+
+def test_the_panel_counts_what_an_activity_waits_for_once_it_takes_long() -> None:
+    status = JobStatus(phase="Running", totalSteps=40, activity="scoring", unscored=4)
+    for seconds, is_shown in ((5.0, False), (75.0, True)):
+        out = io.StringIO()
+        Console(file=out, width=100).print(panel("demo", status, STEP, [], seconds))
+        assert ("scoring, 1m 15s; 4 responses without a score" in out.getvalue()) is is_shown
+
+
+def test_the_end_of_a_run_compares_the_last_evaluation_with_the_first(tmp_path: Path) -> None:
+    file = tmp_path / "evaluation.jsonl"
+    sample = {"prompt": [{"role": "user", "content": "How was it?\n"}], "answer": " poor\n", "score": 0.0}
+    lines: list[dict] = [
+        {"step": 0, "set": "greedy", "mean": 0.25, "samples": [sample]},
+        {"step": 0, "set": "pairs", "loss": 0.7},
+        {"step": 0, "set": "once", "mean": 0.5},
+        {"step": 0, "set": "failed", "mean": None},
+        {"step": 10, "set": "greedy", "mean": 0.5, "samples": []},
+        {"step": 20, "set": "greedy", "mean": 0.75, "samples": [{**sample, "answer": "x" * 300}]},
+        {"step": 20, "set": "pairs", "loss": 0.125},
+        {"step": 20, "set": "failed", "mean": 0.5, "samples": "damaged"},
+    ]
+    assert evaluation_changes(file) == []
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert evaluation_changes(file) == [
+        "evaluation from step 0 to 20: greedy  score 0.25 -> 0.75",
+        "  How was it?",
+        "  before: poor",
+        f"  after:  {'x' * 200}...",
+        "evaluation from step 0 to 20: pairs  loss 0.7 -> 0.125",
+    ]
 
 
 def test_a_narrow_terminal_cuts_neither_figures_nor_the_newest_events_reason() -> None:

@@ -26,6 +26,7 @@ from rlhf_api.errors.problem import InvalidJob
 from rlhf_trainer.metrics import tracking
 from rlhf_trainer.metrics.builtin_trackers import Run, WandB
 from rlhf_trainer.metrics.files import MetricsFiles
+from rlhf_trainer.metrics.wandb_key import has_key
 
 SAMPLE = Sample(
     step=3,
@@ -261,6 +262,27 @@ def test_what_is_not_there_is_said_before_anything_starts(tmp_path, monkeypatch)
     assert second.startswith(
         "spec.trackers[2].kind: 'no.such:Tracker' cannot be imported: ModuleNotFoundError"
     )
+
+
+def test_weights_and_biases_without_a_key_is_said_before_anything_starts(tmp_path, monkeypatch):
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        InvalidJob, match=r"spec.trackers\[0\].kind: Weights & Biases has no key here: set WANDB_API_KEY"
+    ):
+        run(tmp_path, {"kind": "wandb"})
+    assert has_key({"mode": "offline"})
+    for name, value in (("WANDB_MODE", "disabled"), ("WANDB_API_KEY", "k")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            assert has_key({})
+    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password p\n")
+    assert has_key({})
+    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example")
+    assert not has_key({})
 
 
 def test_tensorboard_shows_steps_that_are_trained_again_once(tmp_path):
