@@ -14,7 +14,9 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.spec import Spec
 from rlhf_operator.local.modules import missing
+from rlhf_operator.local.provenance import named_code
 
 FOLDER = Path("runs", "functions")
 """Folder of saved functions, in the current directory: there every later process finds them, as the manifest's other
@@ -55,6 +57,13 @@ def import_path(function: Callable[..., Any]) -> str:
     file.write_text(text, encoding="utf-8")
     importlib.invalidate_caches()
     return f"{'.'.join(file.with_suffix('').parts)}:{function.__name__}"
+
+
+def saved_files(spec: Spec) -> list[str]:
+    """Files of the saved functions that a job names."""
+    modules = dict.fromkeys(path.partition(":")[0] for _, path in named_code(spec))
+    files = (Path(*module.split(".")).with_suffix(".py") for module in modules)
+    return [str(file) for file in files if file.is_relative_to(FOLDER)]
 
 
 def _definitions(function: FunctionType, names: set[str]) -> Iterator[str]:

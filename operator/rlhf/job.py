@@ -3,7 +3,7 @@
 import json
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -12,8 +12,9 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.manifest.load import composed, load
 from rlhf_operator.commands.run import load_checked_job, manifest_arguments
 from rlhf_operator.console.exits import Failure
+from rlhf_operator.console.included_files import read_included
 
-from .functions import import_path
+from .functions import import_path, saved_files
 from .run import Run
 
 if TYPE_CHECKING:
@@ -82,15 +83,18 @@ class Job:
         self,
         namespace: str | None = None,
         *,
+        include: Iterable[str] = (),
         trial: str | None = None,
         context: str | None = None,
         kubeconfig: str | None = None,
         force_conflicts: bool = False,
     ) -> "Submitted":
-        """Applies the job to a cluster, as `rlhf submit` with these options. Raises InvalidJob and Failure."""
+        """Applies the job to a cluster, as `rlhf submit` with these options; saved functions travel with it. Raises
+        InvalidJob and Failure."""
         from .submitted import Submitted  # the Kubernetes client loads slowly
 
-        job = load(self.file, self.overrides, trial)
+        names = [*include, *saved_files(load(self.file, self.overrides).spec)]
+        job = load(self.file, self.overrides, trial, included=read_included(names))
         submitted = Submitted(job.metadata.name, namespace or job.metadata.namespace, context, kubeconfig)
         return submitted.apply(job, force_conflicts=force_conflicts)
 

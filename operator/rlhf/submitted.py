@@ -7,19 +7,15 @@ from dataclasses import dataclass
 from typing import Self, TypeVar
 
 from rlhf_api.contract.status import JobStatus
-from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.host.event_loop import EventLoop
 from rlhf_api.job import RLHFJob
 from rlhf_operator.console.exits import Failure
 from rlhf_operator.kubectl import on_cluster
-from rlhf_operator.local.provenance import named_code
 from rlhf_operator.verbs.change import suspend
 from rlhf_operator.verbs.client import Session
 from rlhf_operator.verbs.jobs import find, is_finished, poll_job, status_of
 from rlhf_operator.verbs.submit import submit
 from rlhf_operator.verbs.terminal import put
-
-from .functions import FOLDER
 
 T = TypeVar("T")
 _SUSPEND_SECONDS = 1200.0
@@ -35,17 +31,7 @@ class Submitted:
     kubeconfig: str | None = None
 
     def apply(self, job: RLHFJob, *, force_conflicts: bool = False) -> Self:
-        """Applies the job and returns this. Raises InvalidJob for a function that was saved on this machine alone."""
-        saved = ".".join(FOLDER.parts)
-        message = (
-            "is saved on this machine, where pods cannot import it; put it into a file that is in their image or on "
-            "their volume"
-        )
-        problems = [
-            Problem(field, message) for field, path in named_code(job.spec) if path.startswith(f"{saved}.")
-        ]
-        if problems:
-            raise InvalidJob(problems)
+        """Applies the job and returns this. Raises Failure."""
         options = argparse.Namespace(
             file=self.name, job=job, namespace=self.namespace, force_conflicts=force_conflicts, program="rlhf"
         )

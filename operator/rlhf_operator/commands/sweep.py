@@ -12,6 +12,7 @@ from rlhf_api.manifest.load import composed, load
 
 from ..archive.open_store import sibling_store
 from ..console.exits import FAILED, INTERRUPTED, Misuse, print_line
+from ..console.included_files import add_include
 from ..console.manifest_arguments import add_file, add_runtime, add_set
 from ..console.subcommands import Commands, add_command
 from ..local import workdir
@@ -44,6 +45,7 @@ def add_sweep(commands: Commands) -> None:
     )
     add_set(parser)
     add_runtime(parser)
+    add_include(parser)
     parser.add_argument(
         "--random", type=replicas, metavar="N", help="try N random combinations rather than all"
     )
@@ -77,6 +79,7 @@ def as_submits(options: argparse.Namespace) -> list[list[str]]:
         if (value := getattr(options, name)) is not None
         for part in (f"--{name}", value)
     ]
+    where += ["--include", *options.include] if options.include else []
     return [["submit", *_arguments(options, trial), *where] for trial in _trials(options)]
 
 
@@ -84,6 +87,8 @@ def run(options: argparse.Namespace) -> int:
     """Runs the trials on this machine; returns the exit code."""
     if any(getattr(options, name) is not None for name in ("namespace", "context", "kubeconfig")):
         raise Misuse("--namespace, --context and --kubeconfig apply only to --mode kubernetes")
+    if options.include:
+        raise Misuse("--include applies only to --mode kubernetes: a run of this machine finds its files")
     folder: Path = options.runs or Path("runs")
     trials, slots = _trials(options), divide_gpus(options.max_parallel)
     waiting = unfinished_trials(folder, trials, slots[0])

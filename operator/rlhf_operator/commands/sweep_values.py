@@ -7,6 +7,7 @@ import math
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal, InvalidOperation
 from typing import Any, NamedTuple
 
 from rlhf_api.errors.problem import InvalidJob, Problem
@@ -120,6 +121,15 @@ def trial_name(overrides: Sequence[str], room: int) -> str:
     """A trial's name of at most `room` characters: its values, and digits that no other trial's overrides have. It does
     not depend on what else a sweep tries, so a larger sweep goes on with the trials of a smaller one."""
     digest = hashlib.sha256("\n".join(overrides).encode()).hexdigest()[:_DIGITS]
-    words = "-".join(text.partition("=")[2] for text in overrides).lower()
-    slug = re.sub(r"[^a-z0-9]+", "-", words)[: max(0, room - _DIGITS - 1)].strip("-")
+    words = "-".join(_word(text.partition("=")[2]) for text in overrides)
+    slug = re.sub(r"[^a-z0-9]+", "-", words.lower())[: max(0, room - _DIGITS - 1)].strip("-")
     return f"{slug}-{digest}" if slug else digest
+
+
+def _word(value: str) -> str:
+    """A value as a part of a name, in which 0.0001 would look as 0.001 does."""
+    try:
+        number = Decimal(value)
+    except InvalidOperation:
+        return value
+    return f"{number.normalize():e}" if number.is_finite() and 0 < abs(number) < 0.01 else value

@@ -16,6 +16,8 @@ from tests.support.kube import eventually, get, kubectl
 from tests.support.operator import Jobs, Operator, TalkingTrainer, operator, talking_trainer
 from tests.unit.operator.verbs.command import Verbs
 
+from rlhf import Job
+
 CHECKPOINT = {"step": 7, "time": "2026-01-01T00:00:00+00:00", "uri": "s3://bucket/ppo"}
 _ADDRESS = "127.7.0.9"
 SFT = ROOT / "examples" / "sentiment" / "sft.yaml"
@@ -81,7 +83,9 @@ def running(served: Operator, trainer: TalkingTrainer, jobs: Jobs) -> Jobs:
 
 
 @pytest.mark.usefixtures("crd")
-def test_a_manifest_is_checked_and_submitted_as_it_was_written(jobs: Jobs, verbs: Verbs) -> None:
+def test_a_manifest_is_checked_and_submitted_as_it_was_written(
+    jobs: Jobs, verbs: Verbs, capsys: pytest.CaptureFixture[str]
+) -> None:
     bad = verbs.run("submit", str(SFT), "--set", "spec.step=3", "--set", "spec.seed=-1")
     assert bad.code == 2
     assert 'error: spec.step: unknown field (value 3); did you mean "steps"?\n' in bad.err
@@ -97,6 +101,10 @@ def test_a_manifest_is_checked_and_submitted_as_it_was_written(jobs: Jobs, verbs
     assert {**stored, "generator": None} == {**yaml.safe_load(SFT.read_text())["spec"], "generator": None}
     assert "/sft unchanged\n" in verbs.run("submit", str(SFT)).out
     assert "/sft changed\n" in verbs.run("submit", str(SFT), "--set", "spec.steps=9").out
+    from_python = Job.load(SFT).set(steps=9).submit(verbs.namespace, kubeconfig=str(verbs.kubeconfig))
+    assert "/sft unchanged\n" in capsys.readouterr().out
+    status = from_python.status()
+    assert status is None or status.total_steps == 9, "None before an operator has seen it"
 
     jobs.patch("sft", steps=11)
     refused = verbs.run("submit", str(SFT))

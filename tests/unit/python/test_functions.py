@@ -3,12 +3,15 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from tests.support.cells import run_cells
+from tests.unit.api.manifests import job
 
 from rlhf import InvalidJob
-from rlhf.functions import import_path
+from rlhf.functions import import_path, saved_files
+from rlhf_operator.console.included_files import read_included
 
 CELL = """
 from __future__ import annotations
@@ -35,6 +38,8 @@ def test_a_cell_is_saved_with_all_that_it_uses(tmp_path, monkeypatch):
     path = import_path(score)
     assert path == import_path(score), "named after its content"
     module, _, name = path.partition(":")
+    (file,) = saved_files(job(f"spec.reward.functions=[{{function: '{path}'}}, {{function: 'a.b:c'}}]").spec)
+    assert read_included([file]) == {file: Path(file).read_text()}, "it can travel with a job"
     program = (
         f"import importlib, sys; sys.path.append('.'); score = importlib.import_module({module!r}).{name}\n"
     )

@@ -81,12 +81,6 @@ def test_mistakes_are_those_of_the_command_line(job, monkeypatch):
         Run(Path("nowhere")).metrics()
 
 
-def test_a_saved_function_is_not_submitted(job):
-    saved = job.set({"reward.functions": [{"function": "runs.functions.score_1:score"}]})
-    with pytest.raises(InvalidJob, match=r"spec.reward.functions\[0\].function: is saved on this machine"):
-        saved.submit(kubeconfig="none")
-
-
 @pytest.mark.usefixtures("job")
 def test_the_guide_does_what_it_says(monkeypatch):
     """Without a cluster, Optuna and pandas, of which the guide needs no more than this."""

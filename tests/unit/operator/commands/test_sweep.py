@@ -34,7 +34,7 @@ def test_a_killed_sweep_goes_on_and_runs_no_finished_trial_again(small_job, monk
         stdout=subprocess.DEVNULL,
         preexec_fn=heed_signals,
     )
-    first = Path("runs/job-1e-05-9ec76f")
+    first = Path("runs/job-1e-5-9ec76f")
     eventually(lambda: (first / "saved").exists(), "a checkpoint is saved", 120)
     killed.kill()
     killed.wait()
@@ -42,7 +42,7 @@ def test_a_killed_sweep_goes_on_and_runs_no_finished_trial_again(small_job, monk
 
     assert cli.main(command) == 0
     printed = capsys.readouterr().out
-    second = Path("runs/job-0-0001-316414")
+    second = Path("runs/job-1e-4-316414")
     assert [len((trial / "metrics.jsonl").read_text().splitlines()) for trial in (first, second)] == [4, 4]
     assert (starts(first), starts(second)) == (2, 1)
     assert f"{first.name} | " in printed
@@ -150,11 +150,11 @@ def test_trials_are_submitted_under_their_names(small_job):
         *("submit", "job.yaml", "--set", "steps=3", "--set", "optimizer.learningRate=1e-05"),
         *(
             "--set",
-            "checkpoint.store=s3://bucket/job-1e-05-9ec76f",
+            "checkpoint.store=s3://bucket/job-1e-5-9ec76f",
             "--trial",
-            "1e-05-9ec76f",
+            "1e-5-9ec76f",
             "--namespace",
             "team",
         ),
     ]
-    assert cli._parser().parse_args(second).trial == "0-0001-316414"
+    assert cli._parser().parse_args(second).trial == "1e-4-316414"
