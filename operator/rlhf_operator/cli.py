@@ -23,6 +23,7 @@ from .graph import command as graph
 from .importing import command as importing
 from .local.processes import Command, local_command
 from .selftest import command as selftest
+from .verbs import completion
 from .verbs.arguments import VERBS, add_verbs
 
 _GROUPS = {
@@ -46,6 +47,8 @@ _GROUPS = {
 def main(arguments: Sequence[str] | None = None, make: Command = local_command) -> int:
     """Runs the command line; returns the exit code. `make` builds the processes' command lines."""
     parser = _parser()
+    if (line := completion.read_line(sys.argv[1:] if arguments is None else arguments)) is not None:
+        return ended(lambda: completion.answer(parser, line))
     options = parsed(parser, arguments)
     if options.command is None:
         parser.error("give a COMMAND; to begin, `rlhf init`, or `rlhf --help` for all commands")
@@ -71,6 +74,7 @@ def main(arguments: Sequence[str] | None = None, make: Command = local_command) 
         "data": data.run,
         "compare": compare.run,
         "sweep": sweep.run,
+        "completion": completion.run,
         "replay": open_store.run,
         "samples": open_store.run,
         "selftest": partial(selftest.run, make=make),
@@ -107,6 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     data.add_data(commands)
     plan_command.add_plan(commands)
     selftest.add_selftest(commands)
+    completion.add_completion(commands)
     return parser
 
 

@@ -14,6 +14,10 @@ def kubectl_rlhf() -> int:
     return _run("rlhf_operator.kubectl", "kubectl_main")
 
 
+def kubectl_complete_rlhf() -> int:
+    return _run("rlhf_operator.kubectl", "complete_main")
+
+
 def _run(module: str, function: str) -> int:
     heeded = signal.getsignal(signal.SIGINT)
     if heeded is signal.default_int_handler:  # and not ignored, as for a program in the background

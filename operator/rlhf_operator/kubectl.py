@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -22,6 +23,7 @@ from .verbs.change import resume, scale, suspend
 from .verbs.checkpoint import checkpoint
 from .verbs.client import Session
 from .verbs.clone import clone, clone_file
+from .verbs.completion import ASKING, answer, read_line
 from .verbs.kubeconfig import locate
 from .verbs.local_runs import list_runs, print_logs, show_status
 from .verbs.logs import logs
@@ -54,6 +56,18 @@ _LOCAL: dict[str, Callable[[argparse.Namespace], int]] = {
 
 def kubectl_main(arguments: Sequence[str] | None = None) -> int:
     """`kubectl rlhf`: kubectl runs `kubectl-rlhf` with what follows."""
+    given, parser = sys.argv[1:] if arguments is None else arguments, _parser()
+    if (line := read_line(given)) is not None:
+        return ended(lambda: answer(parser, line))
+    return run(parsed(parser, given))
+
+
+def complete_main(arguments: Sequence[str] | None = None) -> int:
+    """Completion of `kubectl rlhf`: kubectl runs `kubectl_complete-rlhf` with the words that follow."""
+    return kubectl_main([*ASKING, *(sys.argv[1:] if arguments is None else arguments)])
+
+
+def _parser() -> argparse.ArgumentParser:
     program = "kubectl rlhf"
     parser: argparse.ArgumentParser = CommandParser(
         prog=program, description="Shows and controls RLHF jobs on a cluster."
@@ -61,7 +75,7 @@ def kubectl_main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_verbs(commands, program)
     add_selftest(commands, program)
-    return run(parsed(parser, arguments))
+    return parser
 
 
 def run(options: argparse.Namespace) -> int:

@@ -52,6 +52,7 @@ def test_the_operator_extra_imports_without_torch():
 def test_the_wheels_commands_need_no_clone():
     for program in ("rlhf", "kubectl-rlhf"):
         assert done(WHEEL / "bin" / program, "--help").returncode == 0
+    assert "suspend" in done(WHEEL / "bin" / "kubectl_complete-rlhf", "sus").stdout
     valid = done(WHEEL / "bin" / "rlhf", "validate", "job.yaml")
     assert (valid.returncode, valid.stderr) == (0, "")
     assert "job.yaml is valid: sft, sft, 1 steps on trainer x 1" in valid.stdout

@@ -21,7 +21,7 @@ def add_manifest(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         action="extend",
         default=[],
-        type=_override,
+        type=override,
         metavar="path=value",
         help="override a field of the manifest, such as ppo.klCoefficient=0.1",
     )
@@ -108,7 +108,7 @@ def with_runtime_of(
     return job
 
 
-def _override(text: str) -> str:
+def override(text: str) -> str:
     if "=" not in text:
         files = (
             "; a command takes one manifest, which names others by `include`" if Path(text).is_file() else ""

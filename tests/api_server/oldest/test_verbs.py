@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -300,19 +300,20 @@ def test_scale(running: Jobs, verbs: Verbs) -> None:
 
 def test_kubectl_runs_it_as_its_own(control_plane: Cluster, running: Jobs, tmp_path: Path) -> None:
     """With kubectl's kubeconfig, context and namespace."""
-    plugin = tmp_path / "kubectl-rlhf"
-    plugin.write_text(
-        f"#!{sys.executable}\nimport sys\nfrom rlhf_operator.kubectl import kubectl_main\nsys.exit(kubectl_main())\n"
-    )
-    plugin.chmod(0o755)
+    for program, main in {"kubectl-rlhf": "kubectl_main", "kubectl_complete-rlhf": "complete_main"}.items():
+        plugin = tmp_path / program
+        plugin.write_text(
+            f"#!{sys.executable}\nimport sys\nfrom rlhf_operator.kubectl import {main}\nsys.exit({main}())\n"
+        )
+        plugin.chmod(0o755)
     path = os.pathsep.join([str(tmp_path), str(Path(sys.executable).parent), os.environ["PATH"]])
     file = tmp_path / "config"
     file.write_text(kubectl(control_plane.kubeconfig, "config", "view", "--raw", "--flatten"))
     kubectl(file, "config", "set-context", "--current", f"--namespace={running.namespace}")
 
-    def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    def run(*arguments: str, before: Sequence[str] = ()) -> "subprocess.CompletedProcess[str]":
         environment = {**os.environ, "PATH": path, "KUBECONFIG": str(file)}
-        command = ["kubectl", "rlhf", *arguments]
+        command = ["kubectl", *before, "rlhf", *arguments]
         return subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=300, check=False
         )
@@ -320,6 +321,8 @@ def test_kubectl_runs_it_as_its_own(control_plane: Cluster, running: Jobs, tmp_p
     assert f"ppo  Running  training  (namespace {running.namespace}, " in run("status", "ppo").stdout
     assert "follow it with `kubectl rlhf status ppo --watch`" in run("suspend", "ppo", "--no-wait").stdout
     assert get(control_plane.kubeconfig, "rlhfjob", "ppo", "-n", running.namespace)["spec"]["suspend"] is True
+    assert run("resume", "p", before=["__complete"]).stdout.splitlines() == ["ppo", ":4"]
+    assert run("resume", "-n", "default", "", before=["__complete"]).stdout.splitlines() == [":4"]
     missing = run("status", "ppo", "-n", "default")
     assert (missing.returncode, missing.stdout) == (1, "")
     assert "there is no job 'ppo' in namespace default" in missing.stderr
