@@ -133,6 +133,8 @@ def test_a_release_that_was_changed_is_neither_published_nor_bundled(tmp_path):
     (tmp_path / "images.txt").write_text("somebody.example/else:1\n")
     changed = done(*program, "bundle", tmp_path, PYTHONPATH=str(ROOT))
     assert (changed.returncode, "not as the release was made: images.txt" in changed.stderr) == (1, True)
+    scheme = done(*program, "publish", tmp_path, "--registry", "https://r.example", PYTHONPATH=str(ROOT))
+    assert (scheme.returncode, "got 'https://r.example'" in scheme.stderr) == (1, True)
     none = done(*program, "bundle", tmp_path / "crds", PYTHONPATH=str(ROOT))
     assert (none.returncode, "holds no release" in none.stderr) == (1, True)
 

@@ -2,13 +2,14 @@
 
 import hashlib
 import json
+import re
 import subprocess
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tools.release.steps import run
+from tools.release.steps import expect, run
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 
@@ -28,6 +29,12 @@ class Registry:
 
     address: str
     plain: bool = False
+
+    def __post_init__(self) -> None:
+        expect(
+            re.fullmatch(r"[a-z0-9][a-z0-9.-]*(:[0-9]+)?(/[a-z0-9][a-z0-9._-]*)*", self.address) is not None,
+            f"a registry is HOST[:PORT][/PATH] in lower case, such as registry.example/team; got {self.address!r}",
+        )
 
     def push(self, name: str, config: Part, layers: list[Part]) -> str:
         """Returns its digest."""
