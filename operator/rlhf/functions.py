@@ -18,9 +18,9 @@ from rlhf_api.spec import Spec
 from rlhf_operator.local.modules import missing
 from rlhf_operator.local.provenance import named_code
 
-FOLDER = Path("runs", "functions")
-"""Folder of saved functions, in the current directory: there every later process finds them, as the manifest's other
-modules."""
+FOLDER = Path("rlhf_functions")
+"""Folder of saved functions, in the current directory: there every process finds them, as it finds the manifest's other
+modules. Not in `runs`, so that `rlhf compare runs/*` names runs alone."""
 _HEAD = '"""Saved by rlhf from a function that is in no module."""\n\nfrom __future__ import annotations\n'
 _LONGEST_VALUE = 10_000
 _DIGITS = 8

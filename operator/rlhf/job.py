@@ -47,7 +47,7 @@ class Job:
 
     def reward(self, *functions: Callable[..., Any]) -> Self:
         """The job with these reward functions and no others. A function of a notebook's cell is saved in
-        runs/functions. Raises InvalidJob for one that another process could not have, such as a closure."""
+        rlhf_functions. Raises InvalidJob for one that another process could not have, such as a closure."""
         return self.set({"reward.functions": [{"function": import_path(each)} for each in functions]})
 
     def check(self, *, runtime: Path | None = None) -> RLHFJob:

@@ -101,4 +101,4 @@ def test_the_guide_does_what_it_says(monkeypatch):
     Path("runs/job/samples.jsonl").write_text(json.dumps(sample | {"prompt_length": 1, "response_length": 1}))
     names = run_cells([reading, "from rlhf import Job\n" + reward])
     assert (len(names["frame"]), names["worst"][0].response, names["model"].is_dir()) == (20, "x", True)
-    assert f"runs.functions.{names['short'].__name__}_" in str(names["job"])
+    assert f"rlhf_functions.{names['short'].__name__}_" in str(names["job"])

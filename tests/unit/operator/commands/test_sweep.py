@@ -14,9 +14,11 @@ from tests.support.rlhf import heed_signals
 from tests.support.run_processes import processes
 
 from rlhf_api.contract.run import EXIT_UNHEALTHY
+from rlhf_api.errors.problem import InvalidJob
 from rlhf_operator import cli
 from rlhf_operator.commands import sweep
 from rlhf_operator.commands.sweep_values import draw, parse_values, trial_name
+from rlhf_operator.commands.trials import divide_gpus
 from rlhf_operator.local import run_process
 
 RATES = "optimizer.learningRate=[1e-5, 1e-4]"
@@ -141,6 +143,17 @@ def test_a_trials_name_fits_and_is_of_its_values_alone():
     assert names[0].startswith("1-1-2-")
     assert [len(name) for name in names] == [12, 12, 6] * 2
     assert len(set(names)) == 4
+
+
+def test_gpus_are_divided_between_trials_that_run_at_once(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4")
+    assert divide_gpus(2) == [["0", "1"], ["2", "3"]]
+    with pytest.raises(
+        InvalidJob, match="--max-parallel: this machine has 5 GPUs, and each trial needs one; got 6"
+    ):
+        divide_gpus(6)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert divide_gpus(2) == [[], []]
 
 
 def test_trials_are_submitted_under_their_names(small_job):
