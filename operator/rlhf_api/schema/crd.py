@@ -34,6 +34,7 @@ GROUP, VERSION = API_VERSION.split("/")
 _COLUMNS = (
     # name, type, path, priority
     ("Phase", "string", ".status.phase", 0),
+    ("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason', 0),
     ("Step", "integer", ".status.step", 0),
     ("Steps", "integer", ".status.totalSteps", 0),
     ("Reward", "number", ".status.reward", 0),
@@ -44,6 +45,8 @@ _COLUMNS = (
     ("GPUs", "integer", ".status.gpus", 0),
     ("Restarts", "integer", ".status.restarts", 0),
     ("Age", "date", ".metadata.creationTimestamp", 0),
+    ("Algorithm", "string", ".spec.algorithm", 1),
+    ("Checkpoint", "integer", ".status.lastCheckpoint.step", 1),
     ("Staleness", "number", ".status.staleness", 1),
     ("Oldest", "integer", ".status.stalenessMax", 1),
     ("TrainerIdle", "number", ".status.trainerIdle", 1),

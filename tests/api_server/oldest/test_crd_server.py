@@ -216,9 +216,11 @@ def test_status_is_stored_whole_and_shown(control_plane: Cluster, namespace: str
     assert {key for key, value in dumped.items() if stored.get(key) != value} == set()
     table = kubectl(control_plane.kubeconfig, "get", "rlhf", "-n", namespace, "-o", "wide").splitlines()
     assert table[0].split() == [
-        *("NAME", "PHASE", "STEP", "STEPS", "REWARD", "KL", "WEIGHTS"),
+        *("NAME", "PHASE", "REASON", "STEP", "STEPS", "REWARD", "KL", "WEIGHTS"),
         *("GEN", "GENREADY", "GPUS", "RESTARTS", "AGE"),
         *(
+            "ALGORITHM",
+            "CHECKPOINT",
             "STALENESS",
             "OLDEST",
             "TRAINERIDLE",
@@ -232,7 +234,8 @@ def test_status_is_stored_whole_and_shown(control_plane: Cluster, namespace: str
     ]
     assert table[1].split()[:11] == ["job", "Running", "7", "40", "0.25", "2", "6", "2", "1", "0", "1"]
     assert table[1].split()[12:] == [
-        *("0.5", "1", "0.25", "0.125", "3", "0.75", "812.5", "3", "waiting", "for", "generator", "1/2"),
+        *("ppo", "5", "0.5", "1", "0.25", "0.125", "3", "0.75", "812.5", "3"),
+        *("waiting", "for", "generator", "1/2"),
     ]
     path = f"/apis/rlhf.dev/v1alpha1/namespaces/{namespace}/rlhfjobs/job/scale"
     scale = json.loads(kubectl(control_plane.kubeconfig, "get", "--raw", path))

@@ -80,12 +80,25 @@ def test_the_shipped_example_gets_its_pods_and_its_columns(running, trainer):
     eventually(lambda: running.status("ppo")["roles"]["reward"]["ready"] == 1, "everyone is ready")
     header, row = running.kubectl("get", "rlhfjobs").splitlines()
     columns = ["STEP", "STEPS", "REWARD", "KL", "WEIGHTS", "GEN", "GENREADY", "GPUS", "RESTARTS"]
-    assert header.split() == ["NAME", "PHASE", *columns, "AGE"]
-    assert row.split()[:-1] == ["ppo", "Running", "7", "40", "0.5123", "0.0213", "7", "1", "1", "0", "0"]
+    assert header.split() == ["NAME", "PHASE", "REASON", *columns, "AGE"]
+    assert row.split()[:-1] == [
+        "ppo",
+        "Running",
+        "Running",
+        "7",
+        "40",
+        "0.5123",
+        "0.0213",
+        "7",
+        "1",
+        "1",
+        "0",
+        "0",
+    ]
     wide = running.kubectl("get", "rlhf", "-o", "wide").splitlines()
     columns = ["STALENESS", "OLDEST", "TRAINERIDLE", "GENIDLE", "CONTINUED", "EFFECTIVE"]
-    assert wide[0].split()[-9:] == [*columns, "TOKENS/S", "QUEUE", "MESSAGE"]
-    assert wide[1].split()[12:18] == ["0", "1", "0.25", "0.125", "3", "0.75"]
+    assert wide[0].split()[-11:] == ["ALGORITHM", "CHECKPOINT", *columns, "TOKENS/S", "QUEUE", "MESSAGE"]
+    assert wide[1].split()[13:20] == ["ppo", "0", "1", "0.25", "0.125", "3", "0.75"]  # without a checkpoint
     eventually(lambda: len(trainer.members) == 3, "the trainer knows who serves it")
     assert {m["name"] for m in trainer.members} == {"generator-0", "reward-0", "reference-0"}
     described = running.kubectl("describe", "rlhfjob", "ppo")
@@ -235,6 +248,11 @@ def test_a_bad_job_fails_at_once_with_field_and_fix_and_gets_no_pod(jobs, spec, 
     jobs.apply(ppo(**spec))
     status = jobs.until("ppo", "Failed")
     assert jobs.reason("ppo", "Failed") == "ValidationFailed"
+    assert jobs.kubectl("get", "rlhfjob", "ppo", "--no-headers").split()[:3] == [
+        "ppo",
+        "Failed",
+        "ValidationFailed",
+    ]
     assert message in status["message"]
     assert not jobs.pods()
     jobs.kubectl("replace", "-f", "-", input=yaml.safe_dump(ppo(suspend=True)))

@@ -210,12 +210,21 @@ def test_columns_read_fields_that_exist() -> None:
     assert [c["jsonPath"] for c in age] == [".metadata.creationTimestamp"]
     for column in columns:
         path = column["jsonPath"].replace(".roles.generator", ".roles[]")
+        path = path.replace('[?(@.type=="Ready")]', "[]")
         assert column in age or at(path)["type"] == column["type"]
     names = [c["name"].upper() for c in columns]
     narrow = [c["name"].upper() for c in columns if not c.get("priority")]
-    known = ["PHASE", "STEP", "STEPS", "REWARD", "KL", "WEIGHTS", "GEN", "GENREADY"]
+    known = ["PHASE", "REASON", "STEP", "STEPS", "REWARD", "KL", "WEIGHTS", "GEN", "GENREADY"]
     assert narrow == [*known, "GPUS", "RESTARTS", "AGE"]
-    assert names[len(narrow) :] == ["STALENESS", *WAITING, "TOKENS/S", "QUEUE", "MESSAGE"]
+    assert names[len(narrow) :] == [
+        "ALGORITHM",
+        "CHECKPOINT",
+        "STALENESS",
+        *WAITING,
+        "TOKENS/S",
+        "QUEUE",
+        "MESSAGE",
+    ]
 
 
 def test_the_file_writes_what_stands_in_several_places_once() -> None:

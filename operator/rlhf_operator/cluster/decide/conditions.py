@@ -91,14 +91,17 @@ def _with_avoided_nodes(original: Condition, state: ReconcileState, stamp: str) 
 
 
 def _ready(phase: Phase, finish: Finish | None, others: Sequence[Condition], stamp: str) -> Condition:
-    """Ready, with kstatus semantics: the job runs with all roles, has ended, or is suspended."""
+    """Ready, with kstatus semantics: the job runs with all roles, has ended, or is suspended. Where it is stalled, with
+    that reason, which `kubectl get` shows."""
     if finish is not None:
         is_ready = finish.phase == "Succeeded" or finish.reason == "Suspended"
         return condition("Ready", "True" if is_ready else "False", finish.reason, finish.message, stamp)
     roles = next(c for c in others if c.type == "RolesReady")
     if phase == "Running" and roles.status == "True":
         return condition("Ready", "True", "Running", "", stamp)
-    return condition("Ready", "False", phase, roles.message, stamp)
+    stall = next(c for c in others if c.type == "Stalled")
+    why = (stall.reason, stall.message) if stall.status == "True" else (phase, roles.message)
+    return condition("Ready", "False", *why, stamp)
 
 
 def waiting_reason(pods: Sequence[Pod], refused: Finish | str | None) -> str:
