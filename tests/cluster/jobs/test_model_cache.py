@@ -78,7 +78,9 @@ def test_a_first_job_brings_all_it_needs_and_the_next_finds_its_model(
     # Pods reach no more of this machine than its end of the cable to their node.
     with jobs.explained(SYSTEM), hub(repository, Place(cache() / "cluster").host_address) as served:
         jobs.apply(served_by(served.url, JOB))
-        filling = re.compile(rf"{name}-(\w+)-0 fills the model cache: `kubectl logs {name}-\1-0 -c models`")
+        filling = re.compile(
+            rf"({name}-\w+-0)( \(and . more\))? fills the model cache: `kubectl logs \1 -c models`"
+        )
         eventually(lambda: filling.search(jobs.status(name).get("message", "")), "the job says so", START_S)
         eventually(
             lambda: f"{NAME} (spec.model.policy): " in model_log(jobs, name), "the pod says how far", START_S
