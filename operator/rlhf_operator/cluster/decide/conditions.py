@@ -100,8 +100,8 @@ def _ready(phase: Phase, finish: Finish | None, others: Sequence[Condition], sta
     if phase == "Running" and roles.status == "True":
         return condition("Ready", "True", "Running", "", stamp)
     stall = next(c for c in others if c.type == "Stalled")
-    why = (stall.reason, stall.message) if stall.status == "True" else (phase, roles.message)
-    return condition("Ready", "False", *why, stamp)
+    cause = (stall.reason, stall.message) if stall.status == "True" else (phase, roles.message)
+    return condition("Ready", "False", *cause, stamp)
 
 
 def waiting_reason(pods: Sequence[Pod], refused: Finish | str | None) -> str:
