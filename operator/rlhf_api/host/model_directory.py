@@ -14,6 +14,10 @@ CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
 INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 PICKLES = "RLHF_PICKLED_WEIGHTS"
 """Variable with which pickled weights are loaded: `allow`. They may hold code; torch's loader refuses what it knows."""
+WITHOUT_HUB = (
+    "set HF_ENDPOINT to a mirror, or HF_HOME to a cache that has it, or name a folder with its files"
+)
+"""What to do where the hub cannot be reached."""
 MOST_FILES = 10_000
 MOST_LAYERS = 10_000
 """Layers of a model; each is an object of its own before a weight is read."""

@@ -24,6 +24,7 @@ from ..console.manifest_arguments import add_manifest, add_runtime, add_trial, w
 from ..console.subcommands import Commands, add_command
 from ..local import gpus, provenance, workdir
 from ..local.host import Host
+from ..local.hub import check_hub
 from ..local.metrics import evaluation_changes
 from ..local.metrics_server import check_port
 from ..local.models import critic_from_policy
@@ -140,6 +141,7 @@ def run(options: argparse.Namespace, make: Command) -> int:
                 f"{folder} already has all {job.spec.steps} steps; raise spec.steps to go on", sys.stdout
             )
             return 0
+        check_hub(job.spec, {**os.environ, **job.spec.environment})
         provenance.record_start(folder, job.spec)
         shown = display(job.metadata.name, job.spec.steps)
         host = Host(config, shown, places, before=before, make=make, metrics_port=options.metrics_port)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rlhf_api.contract.run import Process, RunConfig
 from rlhf_operator.cli import main
-from rlhf_operator.local import host, process_log, processes, run_process, stopping
+from rlhf_operator.local import host, hub, process_log, processes, run_process, stopping
 
 sys.path.append(str(Path(__file__).parents[4]))
 from tests.support.haste import Haste
@@ -24,4 +24,5 @@ if __name__ == "__main__":
     if folder := os.environ.get("RLHF_TEST_SILENCE"):
         host.silence = Haste(Path(folder), 2)
     run_process.PROGRAM = "tests.unit.operator.local.launch"
+    hub.silence = lambda _endpoint: ""  # the roles load nothing
     sys.exit(main(make=fake))

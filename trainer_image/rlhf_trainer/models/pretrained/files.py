@@ -15,7 +15,7 @@ from transformers import (
 )
 from transformers.utils.peft_utils import find_adapter_config_file
 
-from rlhf_api.host.model_directory import config_problem, directory_problem, takes_pickles
+from rlhf_api.host.model_directory import WITHOUT_HUB, config_problem, directory_problem, takes_pickles
 
 from ...process import progress
 
@@ -69,7 +69,8 @@ def from_pretrained(kind: Any, path: str, **arguments: Any) -> Any:
         first, *rest = (str(error) or type(error).__name__).strip().splitlines()
         # What such a line introduces is the reason.
         reason = " ".join(" ".join([first, *rest]).split()) if first.rstrip().endswith(":") else first
-        raise ValueError(f"cannot load {path!r}{where}: {reason}") from error
+        remedy = f"; {WITHOUT_HUB}" if where and "connect" in reason else ""
+        raise ValueError(f"cannot load {path!r}{where}: {reason}{remedy}") from error
 
 
 def _is_adapter(path: str) -> bool:

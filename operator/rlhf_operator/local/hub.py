@@ -1,0 +1,66 @@
+"""Asks the hub for an answer before a job that loads from it starts: its client waits for more than a minute."""
+
+import ssl
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
+
+from rlhf_api.errors.problem import InvalidJob, Problem, first_line
+from rlhf_api.estimate.sizes import LOADED
+from rlhf_api.host.model_directory import WITHOUT_HUB
+from rlhf_api.spec import Spec
+
+ANSWER_SECONDS = 10.0
+"""Deadline of the hub's answer, seconds."""
+_HUB = "https://huggingface.co"
+_OF_GATEWAYS = (502, 503, 504)
+"""Codes of a proxy that gets no answer."""
+
+
+def check_hub(spec: Spec, environ: Mapping[str, str]) -> None:
+    """Raises InvalidJob if models have to be downloaded and the hub gives no answer; `environ`: of the roles."""
+    needed = [*_downloads(spec, environ)]
+    endpoint = environ.get("HF_ENDPOINT") or _HUB
+    if needed and (reason := silence(endpoint)):
+        message = f"is not here, and the hub at {endpoint} gives no answer: {reason}; {WITHOUT_HUB}"
+        raise InvalidJob(
+            [Problem(f"spec.model.{field}", f"{message}; got {name!r}") for field, name in needed]
+        )
+
+
+def silence(endpoint: str) -> str:
+    """Why a server gives no answer of any kind within `ANSWER_SECONDS`; '' if it gives one."""
+    reasons = [f"it did not answer within {ANSWER_SECONDS:g} s"]
+
+    def ask() -> None:
+        try:
+            urlopen(Request(endpoint, method="HEAD"), timeout=ANSWER_SECONDS).close()
+            reasons.append("")
+        except HTTPError as error:  # its client may have a token
+            reasons.append(f"HTTP {error.code} {error.reason}" if error.code in _OF_GATEWAYS else "")
+        except (OSError, ValueError) as error:
+            cause = error.reason if isinstance(error, URLError) else error
+            is_answer = isinstance(cause, ssl.SSLError)
+            reasons.append(
+                "" if is_answer else first_line(cause) if isinstance(cause, Exception) else str(cause)
+            )
+
+    asking = threading.Thread(target=ask, daemon=True)  # a resolver of names may take minutes
+    asking.start()
+    asking.join(ANSWER_SECONDS)
+    return reasons[-1]
+
+
+def _downloads(spec: Spec, environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Fields of `spec.model` with names of the hub of which no file has been downloaded yet."""
+    home = environ.get("HOME") or str(Path.home())
+    cache = environ.get("XDG_CACHE_HOME") or f"{home}/.cache"
+    folder = environ.get("HF_HUB_CACHE") or f"{environ.get('HF_HOME') or f'{cache}/huggingface'}/hub"
+    for field in (*LOADED, "tokenizer"):
+        name: str | None = getattr(spec.model, field)
+        if name is not None and not Path(name).is_dir():
+            copies = Path(folder, f"models--{name.replace('/', '--')}", "snapshots").expanduser()
+            if not any(copies.glob("*/*")):
+                yield field, name
