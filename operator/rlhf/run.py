@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, get_args
 
 from rlhf_api.contract.samples import Sample
 from rlhf_api.contract.status import ENDED, JobStatus
@@ -126,11 +126,13 @@ class Run:
         return read_figures(self.workdir / workdir.EVALUATIONS)
 
     def samples(
-        self, *, step: str | None = None, prompt: str | None = None, order: Order | None = None
+        self, *, step: int | str | None = None, prompt: str | None = None, order: Order | None = None
     ) -> list[Sample]:
-        """Responses that were sampled during training, as `rlhf samples` finds them: of steps such as "10" or "10..20",
+        """Responses that were sampled during training, as `rlhf samples` finds them: of steps such as 10 or "10..20",
         to prompts that contain a text; the newest first, with `prompt` the oldest. Raises InvalidJob without any."""
-        return read_samples(str(self.workdir), step, prompt, order)
+        if order not in (None, *get_args(Order)):
+            raise ValueError(f"order must be one of {', '.join(get_args(Order))}; got {order!r}")
+        return read_samples(str(self.workdir), None if step is None else str(step), prompt, order)
 
     def policy(self) -> Path:
         """The folder of the trained model, in Hugging Face format. Raises Failure before the end of the run."""

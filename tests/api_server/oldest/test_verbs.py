@@ -106,6 +106,11 @@ def test_a_manifest_is_checked_and_submitted_as_it_was_written(
     status = from_python.status()
     assert status is None or status.total_steps == 9, "None before an operator has seen it"
 
+    rates = ("sweep", str(SFT), "optimizer.learningRate=[1e-4, 1e-3]", "--mode", "kubernetes")
+    created = [line for line in verbs.run(*rates).out.splitlines() if line.endswith(" created")]
+    names = [line.partition("/")[2].partition(" ")[0] for line in created]
+    assert [jobs.get("rlhfjob", name)["spec"]["optimizer"]["learningRate"] for name in names] == [1e-4, 1e-3]
+
     jobs.patch("sft", steps=11)
     refused = verbs.run("submit", str(SFT))
     assert refused.code == 1

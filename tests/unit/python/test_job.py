@@ -76,6 +76,8 @@ def test_mistakes_are_those_of_the_command_line(job, monkeypatch):
     with pytest.raises(Failure, match="--accept-changes applies only to --resume"):
         job.run(accept_changes=True)
     assert not Path("runs").exists()
+    with pytest.raises(ValueError, match="order must be one of newest, oldest, best, worst; got 'bes'"):
+        Run(Path("nowhere")).samples(order="bes")
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install pandas, or use steps\(\)"):
         Run(Path("nowhere")).metrics()
