@@ -17,7 +17,7 @@ from pathlib import Path
 
 from main_job import WARM_UP, measure
 
-THREADS = {"sleep": [], "spin": ["spec.environment.GOMP_SPINCOUNT='300000'"]}
+THREADS = {"sleep": [], "spin": ["spec.env.GOMP_SPINCOUNT='300000'"]}
 """By what a waiting thread does, the overrides. The number is what libgomp spins where nothing is said."""
 
 

@@ -202,11 +202,9 @@ def test_data_comes_from_stores_that_are_known(capsys):
 
 
 def test_a_number_among_texts_needs_quotes(here, capsys):
-    (here / "job.yaml").write_text(
-        json.dumps({**HEAD, "spec": {**SPEC, "environment": {"OMP_NUM_THREADS": 2}}})
-    )
+    (here / "job.yaml").write_text(json.dumps({**HEAD, "spec": {**SPEC, "env": {"OMP_NUM_THREADS": 2}}}))
     output = error_output(capsys, "validate", "job.yaml")
-    assert output == "error: spec.environment.OMP_NUM_THREADS: must be text; put it in quotes; got 2\n"
+    assert output == "error: spec.env.OMP_NUM_THREADS: must be text; put it in quotes; got 2\n"
 
 
 def test_betas_are_shares(capsys):

@@ -222,7 +222,7 @@ def environment(
     return {
         **OUTLIVE_PEERS,
         **SHARE_CORES,
-        **config.spec.environment,
+        **config.spec.env,
         "RLHF_RUN_CONFIG": config_file,
         "RLHF_NAME": process.name,
         "RLHF_INDEX": str(process.index),

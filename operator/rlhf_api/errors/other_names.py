@@ -11,7 +11,7 @@ _NAMES = {
         "total_training_steps total_episodes num_episode num_episodes num_total_batches"
     ),
     "spec.seed": "random_seed data_seed data_loader_seed",
-    "spec.environment": "env env_vars",
+    "spec.env": "env_vars environment_variables",
     "spec.trackers": "report_to logger log_with use_wandb use_tensorboard wandb",
     "spec.trackers[].project": "project_name wandb_project tracker_project_name",
     "spec.trackers[].settings": "tracker_kwargs wandb_org wandb_group",

@@ -32,7 +32,7 @@ def pickled(name: str) -> str:
     """The message that refuses pickled weights, with the remedies."""
     return (
         f"has its weights only as pickles ({name}), which can hold code; save them as safetensors, or set "
-        f"{PICKLES}=allow (in spec.environment too on a cluster)"
+        f"{PICKLES}=allow (in spec.env too on a cluster)"
     )
 
 

@@ -120,7 +120,7 @@ def _differing(left: Any, right: Any) -> Iterator[tuple[str | int, ...]]:
         yield from ((i, *rest) for i, each in enumerate(left) for rest in _differing(each, right[i]))
 
 
-_FREE = frozenset(("environment", "template", "settings", "engineArguments"))
+_FREE = frozenset(("env", "environment", "template", "settings", "engineArguments"))
 """Fields of a manifest whose keys are not ours."""
 
 

@@ -230,7 +230,7 @@ def apply_override(document: Any, override: str) -> Any:
     """The document with `path.to.field=value` set, the value read as YAML; lists take an index as `[i]`.
 
     A path that begins with no field of the manifest is relative to `spec`. In a map of strings, such as
-    `spec.environment`, the value stays a string.
+    `spec.env`, the value stays a string.
 
     Raises:
         InvalidJob: the override has no `=`, or its path leads through a value that is not an object.

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from ..contract.run import roles_of
 from ..errors.messages import from_pydantic
 from ..errors.problem import InvalidJob, Problem, first, show
 from ..errors.similar import closest
-from ..field_types import Frozen, Name, Report
+from ..field_types import Frozen, Name, Report, former
 from ..host.strict_yaml import not_json
 from ..host.variables import ENVIRONMENT
 from ..rules.check import check
@@ -35,7 +35,7 @@ class RuntimeRole(Frozen):
 class RuntimeSpec(Frozen):
     """Pod settings of jobs that reference this runtime; the job's own take precedence."""
 
-    environment: dict[str, str] = {}
+    env: dict[str, str] = Field({}, validation_alias=former("env", "environment"))
     """Environment variables of every role; they must not hold secrets."""
     pods: PodSettings = PodSettings()
     workspace: Workspace = Workspace()
@@ -125,7 +125,7 @@ def merged(spec: Spec, runtime: RuntimeSpec) -> Spec:
             roles[role.value] = section.model_copy(update={"pods": layers})
     return spec.model_copy(
         update={
-            "environment": runtime.environment | spec.environment,
+            "env": runtime.env | spec.env,
             "pods": combine(runtime.pods, spec.pods),
             "workspace": over(runtime.workspace, spec.workspace),
             "scheduling": over(runtime.scheduling, spec.scheduling),

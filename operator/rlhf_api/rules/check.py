@@ -140,8 +140,8 @@ def _checkpoint(spec: Spec) -> Iterator[Problem]:
 
 
 def _environment(spec: Spec) -> Iterator[Problem]:
-    for key, value in spec.environment.items():
-        where = path(("spec", "environment", key))
+    for key, value in spec.env.items():
+        where = path(("spec", "env", key))
         if key.startswith("RLHF_"):
             yield Problem(
                 where, f"names that begin with RLHF_ are reserved; use another name; got {show(value)}"

@@ -89,9 +89,12 @@ def _minibatch() -> Rule:
 
 
 _ENVIRONMENT = (
-    Rule(
-        "!has(self.environment) || self.environment.all(name, !name.startsWith('RLHF_'))",
-        "spec.environment: names that begin with RLHF_ are reserved",
+    *(
+        Rule(
+            f"!has(self.{key}) || self.{key}.all(name, !name.startsWith('RLHF_'))",
+            "spec.env: names that begin with RLHF_ are reserved",
+        )
+        for key in ("env", "environment")
     ),
 )
 _SPEC = (

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from ..field_types import Controller, DType, Frozen, ModelField, Positive
+from ..field_types import Controller, DType, Frozen, ModelField, Positive, former
 from ..roles import Role
 from .checkpoint import Checkpoint, Export
 from .data import Data, Pretraining
@@ -52,7 +52,7 @@ class CommonSpec(Frozen):
     health: Health = Health()
     trackers: tuple[Tracker, ...] = Field((Tracker(kind="tensorboard"),), max_length=8)
     """Trackers that get the metrics besides `metrics.jsonl`; `[]` for none."""
-    environment: dict[str, str] = {}
+    env: dict[str, str] = Field({}, validation_alias=former("env", "environment"))
     """Environment variables of every role; they must not hold secrets."""
     suspend: bool = False
     """On a cluster: checkpoint, then release all pods; false resumes from there."""

@@ -124,7 +124,7 @@ def run(options: argparse.Namespace, make: Command) -> int:
         workdir=str(folder.resolve()),
         resume=options.resume or job.spec.checkpoint.resume,
     )
-    gpus.check(job.spec, gpus.present({**os.environ, **job.spec.environment}))
+    gpus.check(job.spec, gpus.present({**os.environ, **job.spec.env}))
     with workdir.locked(folder):
         places = place(config, options.base_port)
         check_port(options.metrics_port, places)
@@ -141,7 +141,7 @@ def run(options: argparse.Namespace, make: Command) -> int:
                 f"{folder} already has all {job.spec.steps} steps; raise spec.steps to go on", sys.stdout
             )
             return 0
-        check_hub(job.spec, {**os.environ, **job.spec.environment})
+        check_hub(job.spec, {**os.environ, **job.spec.env})
         provenance.record_start(folder, job.spec)
         shown = display(job.metadata.name, job.spec.steps)
         host = Host(config, shown, places, before=before, make=make, metrics_port=options.metrics_port)

@@ -84,7 +84,7 @@ class Host:
         async with self._server.serving() as url:
             self.display.event(f"metrics on {url}")
             spec, tell = self.config.spec, self.display.event
-            with provided(spec.workspace.files), temporary(self.folder, spec.environment, tell) as variables:
+            with provided(spec.workspace.files), temporary(self.folder, spec.env, tell) as variables:
                 self._variables = variables
                 return await self._run()
 

@@ -195,8 +195,8 @@ def write_config(workdir: Path, config: RunConfig) -> None:
     """Writes the configuration, without which a run cannot be resumed: it survives a loss of power. Environment
     variables reach processes by their environment, and those that are secrets are left out; of files that the job
     carries only digests are in it. Raises OSError with the file."""
-    environment = masked({"environment": config.spec.environment})["environment"]
-    public = with_digests(config.spec).model_copy(update={"environment": environment})
+    env = masked({"env": config.spec.env})["env"]
+    public = with_digests(config.spec).model_copy(update={"env": env})
     write(workdir / CONFIG, config.model_copy(update={"spec": public}), written=make_durable)
     make_durable(workdir / CONFIG)  # its name too
 

@@ -59,7 +59,7 @@ def run(options: argparse.Namespace, make: Command) -> int:
     small = derive(first_half(spec)).spec
     if problems := check_files(spec):
         raise InvalidJob(problems)
-    gpus.check(spec, gpus.present({**os.environ, **spec.environment}))
+    gpus.check(spec, gpus.present({**os.environ, **spec.env}))
     with _folder(options.workdir) as (folder, keep), workdir.locked(folder):
         if (folder / workdir.CONFIG).exists():
             raise Misuse(f"--workdir {folder}: a run is in it; give an empty or a new folder")

@@ -105,7 +105,7 @@ def test_the_largest_job_costs_its_rules_no_more_than_the_server_allows(jobs: Jo
     """Estimates are made of the bounds; the costs of one object are counted while its rules run."""
     largest = document()
     spec = largest["spec"]
-    spec["environment"] = {f"A{i}": "x" * 4096 for i in range(256)}
+    spec["env"] = {f"A{i}": "x" * 4096 for i in range(256)}
     spec["data"]["train"] = ["x" * 300] * 4096
     spec["pods"] = pods = {
         "gpu": {"count": 1, "resource": "g" * 317},
@@ -123,12 +123,12 @@ def test_the_largest_job_costs_its_rules_no_more_than_the_server_allows(jobs: Jo
     jobs.merge({"status": {"phase": "Running", "totalSteps": 4}}, part="/status")
     jobs.merge({"spec": {"generator": {"replicas": 2}}})
     with pytest.raises(Refused, match=RUNNING):
-        jobs.merge({"spec": {"environment": {"A255": "y" * 4096}}})
+        jobs.merge({"spec": {"env": {"A255": "y" * 4096}}})
 
 
 def test_what_is_too_large_is_refused_with_its_field(jobs: Jobs) -> None:
     made = document()
-    made["spec"]["environment"] = {f"A{i}": "x" for i in range(257)}
+    made["spec"]["env"] = {f"A{i}": "x" for i in range(257)}
     made["spec"]["model"]["reward"] = "x" * 4097
     made["spec"]["data"]["train"] = ["x"] * 4097
     made["spec"]["pods"] = {"template": {f"k{i}": 1 for i in range(257)}}
@@ -136,7 +136,7 @@ def test_what_is_too_large_is_refused_with_its_field(jobs: Jobs) -> None:
         jobs.create(made)
     limits = dict(re.findall(r"(spec\.[\w.]+): Too (\w+)", str(caught.value)))
     assert limits == {
-        "spec.environment": "many",
+        "spec.env": "many",
         "spec.model.reward": "long",
         "spec.data.train": "many",
         "spec.pods.template": "many",

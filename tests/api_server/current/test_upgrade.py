@@ -65,7 +65,7 @@ def test_a_running_job_from_before_the_bounds_goes_on(own_server: Server) -> Non
     """A value beyond the bounds stays valid while it is unchanged; changed values are validated."""
     define(own_server, loose())
     jobs = Jobs(own_server)
-    jobs.with_status({"phase": "Running", "totalSteps": 4}, f"spec.environment.A={LONG}")
+    jobs.with_status({"phase": "Running", "totalSteps": 4}, f"spec.env.A={LONG}")
     define(own_server)
     eventually(lambda: judged(jobs), "the rules are in force")
     jobs.merge({"status": {"step": 3, "message": "trains"}}, part="/status")
@@ -75,7 +75,7 @@ def test_a_running_job_from_before_the_bounds_goes_on(own_server: Server) -> Non
         jobs.merge({"spec": {"steps": 9}})
     jobs.merge({"spec": {"suspend": True}})
     with pytest.raises(Refused, match=r"spec\.environment\.A: Too long"):
-        jobs.merge({"spec": {"environment": {"A": LONG + "x"}}})
+        jobs.merge({"spec": {"env": {"A": LONG + "x"}}})
     jobs.merge({"spec": {"steps": 9}})
     assert jobs.get()["status"] == {"phase": "Running", "totalSteps": 4, "step": 3, "message": "trains"}
     assert jobs.names("status.phase=Running") == ["job"]

@@ -154,7 +154,7 @@ REFUSED = [
     ("spec.pods.volumes=[{name: d, mountPath: /d}, {name: d, mountPath: /e}]", "spec.pods.volumes[1]"),
     ("spec.pods.volumes=[{name: d}]", "spec.pods.volumes.mountPath"),
     (f"spec.model.reward={'x' * 4097}", "spec.model.reward"),
-    (f"spec.environment={dict.fromkeys(map('A{}'.format, range(257)), 'x')}", "spec.environment"),
+    (f"spec.env={dict.fromkeys(map('A{}'.format, range(257)), 'x')}", "spec.env"),
     (f"spec.evaluation={{function: 'a:b', data: {['x'] * 4097}}}", "spec.evaluation.data"),
 ]
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(2400)
 HOST_NETWORK = {"template": {"spec": {"hostNetwork": True}}}
 MANY_STEPS = 400
 """More than are ever made: the run is told its end while it is suspended."""
-ONE_THREAD = {"environment": {"OMP_NUM_THREADS": "1"}}
+ONE_THREAD = {"env": {"OMP_NUM_THREADS": "1"}}
 """Four roles share two cores here."""
 
 

@@ -34,7 +34,7 @@ def served_by(endpoint: str, document: dict[str, Any]) -> dict[str, Any]:
     pods = {**document["spec"]["pods"], "template": {"spec": {"securityContext": assigned}}}
     environment = {"HF_ENDPOINT": endpoint, "HF_HUB_DISABLE_XET": "1", "OMP_NUM_THREADS": "1"}
     environment["HF_HUB_DOWNLOAD_TIMEOUT"] = "300"  # of a client, which would ask again for what is held
-    spec = {**document["spec"], "steps": STEPS, "environment": environment, "pods": pods}
+    spec = {**document["spec"], "steps": STEPS, "env": environment, "pods": pods}
     return {**document, "spec": spec}
 
 

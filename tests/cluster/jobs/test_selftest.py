@@ -40,7 +40,7 @@ def manifest(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "grpo": {"klCoefficient": 0.0},
         "generator": {"sharedWithTrainer": True},
         "reward": {"functions": [{"function": "scoring:shorter"}]},
-        "environment": {"OMP_NUM_THREADS": "1"},
+        "env": {"OMP_NUM_THREADS": "1"},
     }
     head = {"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "tiny"}}
     file = tmp_path_factory.mktemp("selftest") / "job.yaml"

@@ -44,7 +44,7 @@ def document() -> dict[str, Any]:
     spec["generator"] |= {"replicas": 1, "podsPerReplica": 2, "tensorParallelSize": 2}
     spec |= {
         "steps": STEPS,
-        "environment": {"OMP_NUM_THREADS": "1"},  # five pods share two cores
+        "env": {"OMP_NUM_THREADS": "1"},  # five pods share two cores
         "pods": {"secrets": [HOOK]},
     }
     head = {"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": {"name": NAME}}

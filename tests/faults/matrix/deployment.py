@@ -89,7 +89,7 @@ def make_hook(jobs: Jobs) -> None:
 
 def _document() -> dict[str, object]:
     spec = specification(PODS, policy="policy", prompts="prompts.jsonl")
-    spec["environment"] = {"OMP_NUM_THREADS": "1"}  # five roles share two cores
+    spec["env"] = {"OMP_NUM_THREADS": "1"}  # five roles share two cores
     spec["pods"] = {
         "secrets": [HOOK],
         "tolerations": [

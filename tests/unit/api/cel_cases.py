@@ -62,7 +62,7 @@ CASES = [
         "spec.trainer.criticDeepspeed={fp16: {enabled: true}}",
         "criticDeepspeed.fp16.enabled: set spec.trainer.criticDtype",
     ),
-    ("spec.environment.A=x", "spec.environment.RLHF_A=x", "begin with RLHF_"),
+    ("spec.env.A=x", "spec.env.RLHF_A=x", "begin with RLHF_"),
     (
         "spec.generator.autoscale={minReplicas: 4, maxReplicas: 4}",
         *("spec.generator.autoscale={minReplicas: 5, maxReplicas: 4}", "minReplicas"),
@@ -171,7 +171,7 @@ CHANGES = [
     ("spec.checkpoint.store=s3://bucket/other", "spec.checkpoint"),
     ("spec.export.everySteps=5", "spec.export"),
     ("spec.samples.promptsPerStep=3", "spec.samples"),
-    ("spec.environment.B=b", "spec.environment"),
+    ("spec.env.B=b", "spec.env"),
     ("spec.pods.template={spec: {dnsPolicy: Default}}", "spec.pods"),
     ("spec.workspace.claim=c", "spec.workspace"),
     ("spec.scheduling.gang=volcano", "spec.scheduling"),

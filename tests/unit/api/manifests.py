@@ -33,7 +33,7 @@ def document(*overrides: str) -> Any:
             "generator": {"engineArguments": {"gpu-memory-utilization": 0.5}},
             "reward": {"functions": [{"function": "a.b:c", "weight": 0.5}], "clip": [-1.0, 1.0]},
             "checkpoint": {"store": "s3://bucket/prefix"},
-            "environment": {"HF_HOME": "/tmp/hf"},
+            "env": {"HF_HOME": "/tmp/hf"},
         },
     }
     if {f"spec.algorithm={name}" for name in GIVEN} & set(overrides):

@@ -26,10 +26,10 @@ def with_spec(section: str, value: object) -> dict:
         (with_spec("data", {"train": ITEMS}), "spec.data.train: must have at most 4096 items; got 4097"),
         (with_spec("data", {"train": ["x", TEXT]}), "spec.data.train[1]: must have at most 4096 characters"),
         (
-            with_spec("environment", {f"A{i}": "x" for i in KEYS}),
-            "spec.environment: must have at most 256 keys",
+            with_spec("env", {f"A{i}": "x" for i in KEYS}),
+            "spec.env: must have at most 256 keys",
         ),
-        (with_spec("environment", {"A": TEXT}), "spec.environment.A: must have at most 4096 characters"),
+        (with_spec("env", {"A": TEXT}), "spec.env.A: must have at most 4096 characters"),
         (
             with_spec("generator", {"engineArguments": {f"a{i}": 1 for i in KEYS}}),
             "spec.generator.engineArguments: must have at most 256 keys",
@@ -49,8 +49,8 @@ def test_what_is_beyond_the_bounds_of_all_fields_is_refused(manifest: dict, prob
 
 def test_what_is_within_them_is_not() -> None:
     parse(with_spec("model", {"policy": "p", "reward": TEXT[1:]}))
-    parse(with_spec("environment", {f"A{i}": "x" * 900 for i in KEYS[1:]}))
-    parse(with_spec("environment", {"A": TEXT[1:]}))
+    parse(with_spec("env", {f"A{i}": "x" * 900 for i in KEYS[1:]}))
+    parse(with_spec("env", {"A": TEXT[1:]}))
 
 
 def test_free_form_contents_have_no_bounds() -> None:

@@ -178,8 +178,8 @@ def test_overrides_stand_over_all_files_and_spec_may_be_left_out(
 )
 def test_a_value_of_the_environment_is_text_without_quotes(override: str, value: str) -> None:
     key = override.partition("=")[0]
-    made = apply_override(document(), f"spec.environment.{override}")
-    assert parse(made).spec.environment[key] == value
+    made = apply_override(document(), f"spec.env.{override}")
+    assert parse(made).spec.env[key] == value
 
 
 @pytest.mark.parametrize(
@@ -188,14 +188,14 @@ def test_a_value_of_the_environment_is_text_without_quotes(override: str, value:
 def test_text_is_text_again_in_what_is_rendered(text: str, tmp_path: Path, capsys) -> None:
     """Whatever YAML, or Kubernetes, would take it for without quotes."""
     made = document()
-    made["spec"]["environment"] = {"A": text}
+    made["spec"]["env"] = {"A": text}
     made["metadata"]["labels"] = {"commit": text.strip()}
     file = tmp_path / "job.yaml"
     file.write_text(dumped(made), encoding="utf-8")
     assert cli.main(["render", str(file)]) == 0
     file.write_text(capsys.readouterr().out, encoding="utf-8")
     read = load(file)
-    assert read.spec.environment == {"A": text}
+    assert read.spec.env == {"A": text}
     assert read.metadata.labels == {"commit": text.strip()}
 
 

@@ -15,6 +15,7 @@ import yaml
 from pydantic import BaseModel
 
 from rlhf_api.contract.status import JobStatus
+from rlhf_api.field_types import former_names
 from rlhf_api.job import KIND
 from rlhf_api.manifest import spec_size
 from rlhf_api.rules import size_limits
@@ -135,7 +136,7 @@ SECTIONS = ("deepspeed", "criticDeepspeed")
 
 
 def test_it_has_the_fields_of_the_models() -> None:
-    assert set(at(".spec")["properties"]) == keys(Spec)
+    assert set(at(".spec")["properties"]) == keys(Spec) | {*former_names(Spec)}
     assert set(at(".status")["properties"]) == keys(JobStatus)
     for section in SECTIONS:
         assert set(at(f".spec.trainer.{section}")["properties"]) == keys(DeepSpeedConfig)

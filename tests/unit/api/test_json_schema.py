@@ -58,7 +58,7 @@ def test_mistakes_are_marked_where_they_are(override: str, message: str):
 
 
 def test_variables_and_includes_are_none():
-    made = document("spec.environment={OMP_NUM_THREADS: '2'}", "spec.optimizer.betas=['${A}', 0.9]")
+    made = document("spec.env={OMP_NUM_THREADS: '2'}", "spec.optimizer.betas=['${A}', 0.9]")
     made |= {"include": ["base.yaml"]}
     made["spec"] |= {"steps": "${STEPS:4}", "suspend": "${LATER}", "algorithm": "${ALGORITHM}"}
     del made["spec"]["model"], made["kind"]

@@ -139,11 +139,11 @@ BAD = [
         for url in ("http://x/y", "file://runs/x", "s3://x/run#1", "s3://x/run?1", "s3://x//run")
     ),
     (
-        "spec.environment.RLHF_TOKEN=x",
-        "spec.environment.RLHF_TOKEN",
+        "spec.env.RLHF_TOKEN=x",
+        "spec.env.RLHF_TOKEN",
         "are reserved; use another name; got 'x'",
     ),
-    ("spec.environment={A: 1}", "spec.environment.A", "must be text; put it in quotes; got 1"),
+    ("spec.env={A: 1}", "spec.env.A", "must be text; put it in quotes; got 1"),
     ("spec.surprise={1: 2}", "spec.surprise.1", "a key must be text; put it in quotes; got 1"),
     ("spec.evaluation.data=[x]", "spec.evaluation.function", "is required and missing"),
     ("metadata.name=My_Job", "metadata.name", "must be at most 40 of a-z, 0-9 and -"),

@@ -126,8 +126,8 @@ BAD = [
         "must be replace or delete",
     ),
     (
-        "spec.environment={A B: c}",
-        "spec.environment['A B']",
+        "spec.env={A B: c}",
+        "spec.env['A B']",
         "is not a valid name of an environment variable",
     ),
     ("spec.steps=9223372036854775808", "spec.steps", "must fit in 64 bits"),

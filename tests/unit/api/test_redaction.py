@@ -125,7 +125,7 @@ def test_a_manifest_is_masked_where_names_are_the_users_and_where_values_tell():
     env = [{"name": "HF_TOKEN", "value": S}, {"name": "A", "value": "b"}]
     reference = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
     manifest = {
-        "environment": {"HF_TOKEN": S, "MLFLOW_TRACKING_URI": f"https://me:{S}@h", "NCCL_DEBUG": "INFO"},
+        "env": {"HF_TOKEN": S, "MLFLOW_TRACKING_URI": f"https://me:{S}@h", "NCCL_DEBUG": "INFO"},
         "pods": {
             "template": {
                 "spec": {
@@ -148,7 +148,7 @@ def test_a_manifest_is_masked_where_names_are_the_users_and_where_values_tell():
         "steps": 3,
     }
     assert masked(manifest) == {
-        "environment": {"HF_TOKEN": "***", "MLFLOW_TRACKING_URI": "https://me:***@h", "NCCL_DEBUG": "INFO"},
+        "env": {"HF_TOKEN": "***", "MLFLOW_TRACKING_URI": "https://me:***@h", "NCCL_DEBUG": "INFO"},
         "pods": {
             "template": {
                 "spec": {
@@ -177,4 +177,4 @@ def test_a_manifest_is_masked_where_names_are_the_users_and_where_values_tell():
         },
         "steps": 3,
     }
-    assert masked({"environment": {"A": f"x{S}"}}, [S]) == {"environment": {"A": "x***"}}
+    assert masked({"env": {"A": f"x{S}"}}, [S]) == {"env": {"A": "x***"}}

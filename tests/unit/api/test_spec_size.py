@@ -60,7 +60,7 @@ def test_a_list_whose_items_defaults_make_large_is_refused_with_that_size(monkey
     small = len(parse(body).spec.model_dump_json(by_alias=True))
     monkeypatch.setattr(spec_size, "MOST_COMPLETE_BYTES", small)
     parse(body)
-    body["spec"]["environment"] = {"A": "x" * 50}
+    body["spec"]["env"] = {"A": "x" * 50}
     assert any("with all its defaults; got" in message for message in problems(body))
 
 

@@ -73,6 +73,17 @@ def test_a_field_is_read_by_the_name_of_an_earlier_release(section, former, key,
         parse(stored)
 
 
+def test_environment_variables_are_read_by_their_former_name(tmp_path):
+    made = document()
+    made["spec"]["environment"] = {**made["spec"].pop("env"), "top_p": "a"}
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(made))
+    assert parse(made).spec.env == load(tmp_path / "job.yaml").spec.env == made["spec"]["environment"]
+    assert composed(tmp_path / "job.yaml", ["env.B=b"])["spec"]["env"]["top_p"] == "a"
+    made["spec"]["env"] = {}
+    with pytest.raises(InvalidJob, match=r"spec.environment: is the former name of env, which is there too"):
+        parse(made)
+
+
 def test_a_metric_is_read_by_its_former_name():
     rule = job("spec.health.rules=[{metric: answer_length_mean, above: 5, action: warn}]").spec.health.rules[
         0
@@ -84,7 +95,7 @@ def test_a_metric_is_read_by_its_former_name():
 
 OWN = (
     "trainer.deepspeed={zero_optimization: {stage: 1, reduce_bucket_size: 5}}",
-    "environment={top_p: a, max_new_tokens: b}",
+    "env={top_p: a, max_new_tokens: b}",
     "generator.engineArguments={max_model_len: 5}",
     "trackers=[{kind: wandb, settings: {top_p: 1}}]",
     "custom.settings={top_p: 1}",

@@ -16,6 +16,7 @@ from tests.unit.trainer.ops.made import columns
 from tests.unit.trainer.replay.made import episode, words
 
 from rlhf_api.contract.run import roles_of
+from rlhf_api.contract.samples import Sample
 from rlhf_api.field_types import ModelField
 from rlhf_api.graph import Compute, Generate
 from rlhf_api.job import RLHFJob
@@ -159,7 +160,16 @@ def samples(job: RLHFJob) -> Any:
     section = job.spec.samples
     with TemporaryDirectory() as folder:
         file = Path(folder, "samples.jsonl")
-        SampleFile(file, section.max_megabytes << 20, 0).add(1, [{"response": "x" * (3 << 20)}])
+        sample = Sample(
+            step=1,
+            prompt_id="0/1",
+            prompt="",
+            response="x" * (3 << 20),
+            weight_version=0,
+            prompt_length=1,
+            response_length=1,
+        )
+        SampleFile(file, section.max_megabytes << 20, 0).add(1, [sample])
         return len(choose_samples(episode(9), section.prompts_per_step)), file.stat().st_size
 
 

@@ -69,7 +69,7 @@ COMMON = (
     "spec.steps=6",
     "spec.reward={}",
     "spec.generator={}",
-    "spec.environment={}",
+    "spec.env={}",
     "spec.trackers=[]",
 )
 

@@ -62,7 +62,7 @@ def environment_of(
     )
     # Use the cache as it is: the same revision for all roles and restarts.
     hub = {"HF_HUB_CACHE": literal(pods.model_cache), "HF_HUB_OFFLINE": "1"} if pods.model_cache else {}
-    given = config.spec.environment
+    given = config.spec.env
     fixed = {
         "HOME": "/tmp",
         "USER": "rlhf",  # which torch asks for; a user that the namespace assigns has no name

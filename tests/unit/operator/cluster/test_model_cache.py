@@ -39,7 +39,7 @@ def test_models_are_put_where_the_role_looks_for_them():
 
 def test_a_job_may_go_on_asking_the_hub():
     (init,), (role,) = (
-        pod(Role.REWARD, CLAIM, CACHE, "spec.environment={HF_HUB_OFFLINE: '0'}")[kind]
+        pod(Role.REWARD, CLAIM, CACHE, "spec.env={HF_HUB_OFFLINE: '0'}")[kind]
         for kind in ("initContainers", "containers")
     )
     assert environment(role)["HF_HUB_OFFLINE"] == environment(init)["HF_HUB_OFFLINE"] == "0"

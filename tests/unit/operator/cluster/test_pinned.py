@@ -133,7 +133,7 @@ def test_a_changed_spec_is_named_and_waits():
     ("field", "section"),
     [
         ("spec.ppo.klCoefficient=0.5", "spec.ppo"),
-        ("spec.environment={A: b}", "spec.environment"),
+        ("spec.env={A: b}", "spec.env"),
         ("spec.workspace={files: {a.py: A = 1}}", "spec.workspace"),
         ("spec.generator.pods.nodeSelector={gpu: h100}", "spec.generator"),
     ],
@@ -191,7 +191,7 @@ def test_fields_keep_their_order():
     ]
     common += [
         "trackers",
-        "environment",
+        "env",
         "suspend",
         "activeDeadlineSeconds",
         "ttlSecondsAfterFinished",

@@ -36,7 +36,7 @@ EVERYTHING = (
     "spec.pods.template.metadata={annotations: {team: rl}}",
     "spec.pods.template.spec={containers: [{name: role, env: [{name: X, value: y}]}]}",
     "spec.workspace={claim: mine, subPath: team}",
-    "spec.environment={OMP_WAIT_POLICY: ACTIVE}",
+    "spec.env={OMP_WAIT_POLICY: ACTIVE}",
 )
 
 
@@ -64,7 +64,7 @@ def env(body):
 
 def test_a_dollar_means_on_a_cluster_what_it_means_in_rlhf_run():
     """A kubelet replaces `$(NAME)`, and makes `$` of `$$`."""
-    environment = env(pod(Role.TRAINER, "spec.environment={PRICE: costs $$5, HOME_OF: you are $(HOME)}"))
+    environment = env(pod(Role.TRAINER, "spec.env={PRICE: costs $$5, HOME_OF: you are $(HOME)}"))
     assert (environment["PRICE"], environment["HOME_OF"]) == ("costs $$$$5", "you are $$(HOME)")
 
 

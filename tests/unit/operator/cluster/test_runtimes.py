@@ -52,13 +52,13 @@ def test_each_layer_wins_over_those_below(upto):
 
 def test_maps_are_merged_lists_are_joined_and_the_jobs_environment_wins():
     made = runtime(
-        environment={"A": "admin", "HF_HOME": "admin"},
+        env={"A": "admin", "HF_HOME": "admin"},
         pods={"nodeSelector": {"gpu": "h100"}, "tolerations": [{"key": "gpu", "operator": "Exists"}]},
         scheduling={"gang": "volcano", "queue": "team"},
     )
     own = "spec.pods={nodeSelector: {zone: a}, tolerations: [{key: spot, operator: Exists}]}"
     spec = merged(job(NAMES, own).spec, made.spec)
-    assert spec.environment == {"A": "admin", "HF_HOME": "/tmp/hf"}
+    assert spec.env == {"A": "admin", "HF_HOME": "/tmp/hf"}
     assert spec.pods.node_selector == {"gpu": "h100", "zone": "a"}
     assert [t.key for t in spec.pods.tolerations] == ["gpu", "spot"]
     assert (spec.scheduling.gang, spec.scheduling.queue) == ("volcano", "team")
@@ -155,9 +155,9 @@ def test_a_runtime_may_name_the_only_service_account_that_the_limits_allow():
 
 
 def test_a_job_that_goes_with_no_such_runtime_waits_with_the_fields():
-    world = World((NAMES,), runtime=runtime(environment={"RLHF_X": "1"}))
+    world = World((NAMES,), runtime=runtime(env={"RLHF_X": "1"}))
     assert not world.step().create
-    assert "spec.environment.RLHF_X" in world.status.message
+    assert "spec.env.RLHF_X" in world.status.message
 
 
 def test_one_machine_takes_it_from_a_file(tmp_path, capsys):
@@ -178,8 +178,6 @@ def test_one_machine_takes_it_from_a_file(tmp_path, capsys):
     )
     assert main(["validate", "--no-files", str(manifest), f"--runtime={file}"]) == 2
     assert "has RLHFRuntime h100; spec.runtime names ClusterRLHFRuntime h100" in capsys.readouterr().err
-    file.write_text(
-        yaml.safe_dump({**body, "kind": "ClusterRLHFRuntime", "spec": {"environment": {"RLHF_X": ""}}})
-    )
+    file.write_text(yaml.safe_dump({**body, "kind": "ClusterRLHFRuntime", "spec": {"env": {"RLHF_X": ""}}}))
     assert main(["validate", "--no-files", str(manifest), f"--runtime={file}"]) == 2
-    assert "spec.environment.RLHF_X" in capsys.readouterr().err
+    assert "spec.env.RLHF_X" in capsys.readouterr().err

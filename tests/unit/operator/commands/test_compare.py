@@ -99,8 +99,7 @@ def test_what_cannot_be_compared_is_one_error(tmp_path, monkeypatch, capsys, arg
 
 def test_secrets_are_in_no_cell(tmp_path, capsys):
     runs = [
-        made(tmp_path / name, f"spec.environment.MY_TOKEN={name}-hunter2", rewards=[0.5])
-        for name in ("one", "two")
+        made(tmp_path / name, f"spec.env.MY_TOKEN={name}-hunter2", rewards=[0.5]) for name in ("one", "two")
     ]
     assert cli.main(["compare", *runs]) == 0
     assert "hunter2" not in capsys.readouterr().out

@@ -62,5 +62,5 @@ def test_what_identifies_a_run_cannot_change():
 
 
 def test_secrets_are_in_no_line():
-    before, after = (job(f"spec.environment.MY_TOKEN={value}").spec for value in ("hunter2", "hunter3"))
+    before, after = (job(f"spec.env.MY_TOKEN={value}").spec for value in ("hunter2", "hunter3"))
     assert changed_fields(before, after) == []

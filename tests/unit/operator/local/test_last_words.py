@@ -76,8 +76,6 @@ def test_the_command_that_goes_on_is_the_one_that_began(arguments):
 
 
 def test_the_command_that_goes_on_has_no_secrets():
-    secret = "spec.environment.HF_TOKEN=hf_" + "a" * 30
+    secret = "spec.env.HF_TOKEN=hf_" + "a" * 30
     command = resume_command(cli._parser().parse_args(["run", "a.yaml", secret, "steps=3"]), Path("w"))
-    assert (
-        command == "rlhf run a.yaml --set 'spec.environment.HF_TOKEN=***' --set steps=3 --workdir w --resume"
-    )
+    assert command == "rlhf run a.yaml --set 'spec.env.HF_TOKEN=***' --set steps=3 --workdir w --resume"

@@ -480,7 +480,7 @@ def test_layers_that_a_model_does_not_have_are_named(tmp_path: Path) -> None:
 
 
 def test_fields_that_act_on_a_cluster_alone_are_said() -> None:
-    assert not of_a_cluster(job("spec.pods.gpu={count: 1}", "spec.environment.A=b").spec)
+    assert not of_a_cluster(job("spec.pods.gpu={count: 1}", "spec.env.A=b").spec)
     set_all = job(
         "spec.suspend=true",
         "spec.activeDeadlineSeconds=9",
@@ -540,8 +540,8 @@ def test_validate(
     assert main(["validate", "job.yaml", "--no-files", *secret]) == 0
     warned = capsys.readouterr().out
     assert re.findall(r"warning: (\S+) looks like a secret", warned) == [
-        "spec.environment.HF_TOKEN",
-        "spec.environment.URL",
+        "spec.env.HF_TOKEN",
+        "spec.env.URL",
     ]
     assert "s3cr3t" not in warned
     config = RunConfig(job="x", spec=load(Path("job.yaml"), secret[1::2]).spec, workdir=str(tmp_path))

@@ -66,7 +66,7 @@ def test_a_card_of_a_run_that_an_earlier_release_began_has_the_metrics_that_were
 
 def test_a_card_and_a_snapshot_have_no_secrets_of_the_manifest(tmp_path):
     """A card is made to be published, and a snapshot has what cards are written from."""
-    secret = 'spec.environment={"HF_TOKEN": "s3cr3t", "MLFLOW_TRACKING_URI": "https://me:s3cr3t@h", "B": "b"}'
+    secret = 'spec.env={"HF_TOKEN": "s3cr3t", "MLFLOW_TRACKING_URI": "https://me:s3cr3t@h", "B": "b"}'
     job = Job("grpo", "klCoefficient: 0.1", secret)
     ctx = replace(job.ctx, workdir=tmp_path)
     write_card(ctx, job.task._graph.trained[0], tmp_path, 40)
@@ -74,7 +74,7 @@ def test_a_card_and_a_snapshot_have_no_secrets_of_the_manifest(tmp_path):
     assert "s3cr3t" not in card + describe_job(ctx).model_dump_json()
     assert "Values that look like secrets are left out, as `***`" in card
     (block,) = re.findall(r"```yaml\n(.*?)```", card, flags=re.S)
-    left = parse(yaml.safe_load(block)).spec.environment
+    left = parse(yaml.safe_load(block)).spec.env
     assert left == {"HF_TOKEN": "***", "MLFLOW_TRACKING_URI": "https://me:***@h", "B": "b"}
 
 

@@ -144,11 +144,11 @@ def test_one_of_your_own_gets_figures_in_order_settings_and_the_manifest(tmp_pat
 def test_no_tracker_gets_secrets_of_the_manifest(tmp_path, monkeypatch):
     monkeypatch.setenv("GRADER_TOKEN", "of-a-Secret")
     given = {"HF_TOKEN": "s3cr3t", "MLFLOW_TRACKING_URI": "https://me:s3cr3t@h", "A": "of-a-Secret", "B": "b"}
-    overrides = (f"spec.environment={json.dumps(given)}", f'spec.trackers=[{{"kind": "{here("Told")}"}}]')
+    overrides = (f"spec.env={json.dumps(given)}", f'spec.trackers=[{{"kind": "{here("Told")}"}}]')
     with tracking.Tracking("job", job(*overrides).spec, tmp_path) as feeds:
         feeds.begin(0, 0)
     (tracker,) = Told.made
-    sent = tracker.run.manifest["environment"]
+    sent = tracker.run.manifest["env"]
     assert sent == {"HF_TOKEN": "***", "MLFLOW_TRACKING_URI": "https://me:***@h", "A": "***", "B": "b"}
 
 
