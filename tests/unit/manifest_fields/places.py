@@ -135,7 +135,7 @@ BASES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"custom\.scores", ("spec.custom.critic=true",)),  # which then starts from the reward model
     (r"custom\.rows", ("spec.custom.scores=false", "spec.model={policy: policy, parameters: 1e9}")),
     *((rf"spec\.{role}\.failureRules", (f"spec.{role}.{_RULE}",)) for role in ROLES),
-    (r"spec\.trackers", ("spec.trackers=[{kind: wandb, project: p}]",)),
+    (r"spec\.trackers", ("spec.trackers=[{kind: trackio, project: p}]",)),
     (r"spec\.health", ("spec.health={rules: [{metric: kl_mean, above: 4.0, action: rollback}]}",)),
     (
         r"spec\.health.*(deviations|window)",
