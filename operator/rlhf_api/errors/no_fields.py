@@ -193,7 +193,7 @@ _ANSWERS = (
         "prime-rl's orchestrator is spec.data, spec.sampling, spec.reward and the algorithm's section",
     ),
     (
-        "orchestrator.env",
+        "orchestrator.env train.env",
         "an environment is rows in spec.data.train and functions in spec.reward.functions",
     ),
     (

@@ -25,7 +25,7 @@ _NAMES = {
     ),
     "spec.model.tokenizer": "tokenizer_path tokenizer_name tokenizer_name_or_path",
     "spec.model.architectures": "external_lib",
-    "spec.model.dtype": "torch_dtype precision bf16 fp16 model_dtype optimization_dtype",
+    "spec.model.dtype": "torch_dtype param_dtype precision bf16 fp16 model_dtype optimization_dtype",
     "spec.model.lora.policy": "enable_lora use_peft",
     "spec.model.lora.policy.rank": "lora_rank lora_dim lora_r r",
     "spec.model.lora.policy.alpha": "lora_alpha lora_scaling",
@@ -35,7 +35,9 @@ _NAMES = {
         "query_dataset custom_cls"
     ),
     "spec.data.sources[].weight": "prompt_data_probs",
-    "spec.data.columns": "prompt_key input_key label_key dataset_text_field response_key dataset_kwargs",
+    "spec.data.columns": (
+        "prompt_key input_key label_key dataset_text_field response_key chosen_key rejected_key dataset_kwargs"
+    ),
     "spec.data.promptsPerStep": (
         "batch_size train_batch_size rollout_batch_size sample_per_episode generation_batch_size "
         "gen_batch_size vllm_generate_batch_size local_batch_size token_batch_size"

@@ -113,7 +113,9 @@ _EVALUATED = {plain(name) for name in ("eval_dataset", "val_files")}
 def _became(setting: Setting, context: Context, sizes: Mapping[str, Mapping[str, Any]]) -> Became:
     key = plain(setting.name.rpartition(".")[2])
     if key in DECIDING:
-        return Became(setting, f"spec.algorithm: {context.algorithm}")
+        baseline = context.algorithm == "reinforce_pp" and str(setting.value).endswith("_baseline")
+        more = (("spec.reinforcePp.groupBaseline", True),) if baseline else ()
+        return Became(setting, f"spec.algorithm: {context.algorithm}", more)
     if key in sizes:
         if not sizes[key]:
             return Became(setting, f"counted in {' and '.join(next(iter(sizes.values())))}")
@@ -184,8 +186,9 @@ def _meaning(setting: Setting, context: Context) -> tuple[tuple[str, ...], str]:
 def _in_place(field: str, sections: Sequence[str], context: Context) -> str:
     """The field of the critic or the reward model where a name stands in its section; that of sampled responses where
     they are."""
-    if context.samples and field == "spec.data.maxResponseLength":
-        return "spec.sampling.maxNewTokens"
+    lengths = ("spec.sampling.maxNewTokens", "spec.data.maxResponseLength")
+    if field in lengths:
+        return lengths[0 if context.samples else 1]
     role = next((role for role in ("critic", "reward_model") if role in sections), "")
     of_role = {
         ("critic", "spec.model.policy"): "spec.model.critic",

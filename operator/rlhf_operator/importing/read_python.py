@@ -10,6 +10,7 @@ from .settings import Configuration, Setting
 
 _ALGORITHMS = {
     "GRPO": "grpo",
+    "AsyncGRPO": "grpo",
     "PPO": "ppo",
     "DPO": "dpo",
     "SFT": "sft",

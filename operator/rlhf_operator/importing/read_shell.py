@@ -30,7 +30,7 @@ def read_shell(text: str, source: str) -> Configuration:
     Raises:
         InvalidJob: there is none.
     """
-    words = _words(text, source)
+    words = _command(text, source)
     begin = next((i for i, (word, _) in enumerate(words) if _PROGRAM.fullmatch(word)), -1)
     program = words[begin][0] if begin >= 0 else ""
     settings = [*_settings(words[begin + 1 :])]
@@ -50,10 +50,18 @@ def _system(program: str, words: list[tuple[str, str]]) -> System:
     return "prime-rl" if program == "rl" or any("." in flag.partition("=")[0] for flag in flags) else "TRL"
 
 
-def _words(text: str, source: str) -> list[tuple[str, str]]:
-    """The words of the script with their places, but for its assignments, whose values are put in."""
-    variables, words, pending, continues = dict[str, str](), list[tuple[str, str]](), list[str](), False
+def _command(text: str, source: str) -> list[tuple[str, str]]:
+    """The words of the first command that names a program of theirs, or else all words, with their places."""
+    commands = [*_commands(text, source)]
+    named = (words for words in commands if any(_PROGRAM.fullmatch(word) for word, _ in words))
+    return next(named, [word for words in commands for word in words])
+
+
+def _commands(text: str, source: str) -> Iterator[list[tuple[str, str]]]:
+    """The words of each command, but for assignments, whose values are put into the others."""
+    variables, words, pending = dict[str, str](), list[tuple[str, str]](), list[str]()
     for number, line in enumerate(text.splitlines(), 1):
+        continues = line.endswith("\\")
         pending.append(line.removesuffix("\\"))
         try:
             parts = shlex.split("\n".join(pending), comments=True)
@@ -63,12 +71,14 @@ def _words(text: str, source: str) -> list[tuple[str, str]]:
             continue
         pending = []
         given = [_ASSIGNMENT.fullmatch(part) for part in parts if part != "export"]
-        if given and all(given) and not continues:
+        if given and all(given) and not words:
             variables |= {match[1]: _expanded(match[2], variables) for match in given if match}
         else:
             words += [(_expanded(part, variables), f"{source}:{number}") for part in parts]
-        continues = line.endswith("\\")
-    return words
+        if not continues:
+            yield words
+            words = []
+    yield words
 
 
 def _expanded(word: str, variables: Mapping[str, str]) -> str:

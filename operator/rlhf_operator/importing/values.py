@@ -43,7 +43,9 @@ class Context:
         if not self.samples or (self.algorithm == "ppo" and self.system == "TRL"):
             return 1
         names = {"TRL": ("num_generations", 8), "verl": ("n", 1), "OpenRLHF": ("n_samples_per_prompt", 1)}
-        return self.number(*names.get(self.system, ("rollouts_per_example", 1)))
+        if self.system == "prime-rl":
+            return self.number("rollouts_per_example", self.number("group_size", 1))
+        return self.number(*names[self.system])
 
     @property
     def responses(self) -> float:
@@ -116,11 +118,14 @@ def _whole(number: float, of: str) -> int:
     return int(number)
 
 
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
 def _dtype(name: str, value: Any, _context: Context) -> Any:
-    switched = {"bf16": "bfloat16", "fp16": "float16"}.get(name)
+    switched = _DTYPES.get(name)
     if switched and value is not True:
         raise NotCarried("it is off")
-    return switched or str(value).removeprefix("torch.")
+    return switched or _DTYPES.get(value, str(value).removeprefix("torch."))
 
 
 def _steps(name: str, value: Any, context: Context) -> Any:
@@ -186,6 +191,8 @@ _COLUMNS = {
     plain("label_key"): "answer",
     plain("response_key"): "answer",
     plain("dataset_text_field"): "messages",
+    plain("chosen_key"): "chosen",
+    plain("rejected_key"): "rejected",
 }
 """Names that say which column is read -> the field as which it is; `prompt` for all others."""
 
@@ -206,7 +213,10 @@ def _is_of_hub(name: str) -> bool:
 def _column(name: str, value: Any, _context: Context) -> Any:
     if not isinstance(value, str):
         raise NotCarried("name the columns there")
-    return {_COLUMNS.get(name, "prompt"): value}
+    field = _COLUMNS.get(name, "prompt")
+    if value == field:
+        raise NotCarried("it is read from there already")
+    return {field: value}
 
 
 def _rewards(_name: str, _value: Any, _context: Context) -> Any:
@@ -305,6 +315,7 @@ CONVERTERS: Mapping[str, Convert] = {
     ),
     "clipRatio": _pair_of(0),
     "clipRatioHigh": _pair_of(1),
+    "spec.rollout.importanceCap": _pair_of(1),
     "dynamicSampling": _rounds,
     "referenceEma": _moving,
     "spec.rollout.maxStaleness": _rounds,

@@ -43,12 +43,16 @@ python3 -m verl.trainer.main_ppo \
     trainer.logger='["console","wandb"]' trainer.project_name=mine trainer.save_freq=-1 trainer.total_epochs=15 $@
 """
 OPENRLHF = r"""
-ray job submit --address="http://127.0.0.1:8265" -- python3 -m openrlhf.cli.train_ppo_ray \
+read -r -d '' training_commands <<EOF
+openrlhf.cli.train_ppo_ray \
    --pretrain OpenRLHF/Llama-3-8b --reward_pretrain OpenRLHF/rm --prompt_data org/prompts \
    --train_batch_size 128 --rollout_batch_size 1024 --n_samples_per_prompt 2 --generate_max_len 512 \
    --advantage_estimator gae --init_kl_coef 0.01 --eps_clip_low_high 0.2 0.28 --critic_learning_rate 9e-6 \
    --bf16 --adam_offload --zero_stage 3 --vllm_num_engines=4 --num_episodes 1 --use_wandb abcdef0123 \
-   --input_key question --micro_train_batch_size 8
+   --input_key question --chosen_key chosen --param_dtype bf16 --micro_train_batch_size 8
+EOF
+    # --seed 3
+torchrun --nproc-per-node 8 -m $training_commands
 """
 PRIME = """
 max_steps = 100
@@ -234,6 +238,27 @@ def test_every_name_of_the_page_gets_an_answer_whatever_its_value(heading, value
     rows = carry(Configuration(system, settings), ALGORITHMS[heading]).rows
     assert [row.setting.name for row in rows] == names
     assert [row.setting.name for row in rows if row.text == "unknown" or not (row.fields or row.text)] == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "spec"),
+    [
+        ({"adv_estimator": "gae"}, {"algorithm": "ppo"}),
+        ({"advantage_estimator": "group_norm"}, {"algorithm": "grpo"}),
+        ({"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": False}, {"algorithm": "dr_grpo"}),
+        ({"adv_estimator": "grpo", "loss_mode": "gspo"}, {"algorithm": "gspo"}),
+        ({"adv_estimator": "grpo", "loss_type": "cispo"}, {"algorithm": "cispo"}),
+        (
+            {"advantage_estimator": "reinforce_baseline"},
+            {"algorithm": "reinforce_pp", "reinforcePp": {"groupBaseline": True}},
+        ),
+    ],
+    ids=lambda part: str(part.get("algorithm", "")),
+)
+def test_the_algorithm_is_that_of_its_deciding_settings(settings, spec):
+    given = tuple(Setting(name, value, "file") for name, value in settings.items())
+    carried = carry(Configuration("verl", given)).document["spec"]
+    assert {key: carried[key] for key in spec} == spec
 
 
 @pytest.mark.parametrize(
