@@ -66,7 +66,7 @@ def expect_free(registry: Registry, digests: dict[str, str]) -> None:
 
 
 def _has_chart(registry: Registry, archive: Path) -> bool:
-    """helm's push gives the same chart another digest each time."""
+    """Its content is the archive's. Of the digest that helm gives it the time of the file is a part."""
     there = registry.manifest(f"{CHART}:{VERSION}")
     return there is not None and f"sha256:{sha256(archive)}" in [
         each["digest"] for each in json.loads(there)["layers"]
