@@ -84,7 +84,7 @@ def running(served: Operator, trainer: TalkingTrainer, jobs: Jobs) -> Jobs:
 
 @pytest.mark.usefixtures("crd")
 def test_a_manifest_is_checked_and_submitted_as_it_was_written(
-    jobs: Jobs, verbs: Verbs, capsys: pytest.CaptureFixture[str]
+    jobs: Jobs, verbs: Verbs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = verbs.run("submit", str(SFT), "--set", "spec.step=3", "--set", "spec.seed=-1")
     assert bad.code == 2
@@ -122,6 +122,11 @@ def test_a_manifest_is_checked_and_submitted_as_it_was_written(
     elsewhere = verbs.run("submit", str(SFT), "--set", "metadata.namespace=other")
     assert elsewhere.code == 2
     assert "is for namespace other, and -n says" in elsewhere.err
+
+    monkeypatch.chdir(SFT.parent)
+    assert verbs.run("submit", str(SFT), "--force-conflicts", "--include", "judge.py").code == 0
+    workspace = jobs.get("rlhfjob", "sft")["spec"]["workspace"]
+    assert workspace == {"files": {"judge.py": Path("judge.py").read_text()}}
 
 
 @pytest.mark.usefixtures("crd")
