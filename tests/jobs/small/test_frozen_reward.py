@@ -1,38 +1,36 @@
-"""A reward process that is stopped together with its supervisor: the trainer says so, and Ctrl-C ends the run."""
+"""What `rlhf init` writes runs as it stands. A reward process that is stopped together with its supervisor: the trainer
+says so, and Ctrl-C ends the run."""
 
-import json
 import os
 import signal
 import time
 from collections import Counter
 
 import psutil
-from tests.jobs.small.test_bad_input import JOB
 from tests.support.models import tiny_model
 from tests.support.rlhf import finish, start
 from tests.support.run_processes import listening
 
-FUNCTION = """
-def letters(prompts, responses, rows):
-    return [float(len(response)) for response in responses]
-"""
+from rlhf_operator import cli
+
 SECONDS = 15
 """Of `spec.reward.timeoutSeconds`: much less than the 150 s after which the host replaces a process that hangs."""
 
 
-def test_a_stopped_reward_and_its_supervisor_are_noticed_and_hold_up_no_stop(tmp_path):
+def test_a_stopped_reward_and_its_supervisor_are_noticed_and_hold_up_no_stop(tmp_path, monkeypatch):
     tiny_model(tmp_path / "model", tie=False, seed=0)
-    rows = [{"prompt": f"Tell me about {i}"} for i in range(8)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "functions_of_this_run.py").write_text(FUNCTION)
-    spec = {**JOB["spec"], "steps": 100_000, "model": {"dtype": "float32", "policy": str(tmp_path / "model")}}
-    spec |= {
-        "reward": {"functions": [{"function": "functions_of_this_run:letters"}], "timeoutSeconds": SECONDS}
-    }
-    spec |= {"data": {**spec["data"], "train": [str(tmp_path / "rows.jsonl")]}}
-    (tmp_path / "job.yaml").write_text(json.dumps({**JOB, "spec": spec}))
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["init", "--algorithm", "grpo", "--model", "model"]) == 0
+    overrides = (
+        f"spec.model.policy={tmp_path / 'model'}",
+        f"spec.data.train=[{tmp_path / 'prompts.jsonl'}]",
+        "spec.steps=100000",
+        "spec.generator.sharedWithTrainer=true",
+        "spec.grpo.klCoefficient=0",
+        f"spec.reward.timeoutSeconds={SECONDS}",
+    )
     paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    process = start(tmp_path / "job.yaml", tmp_path / "run", PYTHONPATH=paths)
+    process = start(tmp_path / "grpo.yaml", tmp_path / "run", *overrides, PYTHONPATH=paths)
     log = tmp_path / "run" / "logs" / "trainer-0.log"
 
     def until(text: str) -> None:
