@@ -19,19 +19,22 @@ from rlhf_api.manifest.load import named_algorithm, parse
 from rlhf_api.sections.common import CommonSpec
 
 from .algorithms import DECIDING, algorithm_meant
+from .context import Context, NotCarried, batch_sizes
 from .settings import Configuration, Setting
-from .values import CONVERTERS, Context, NotCarried, batch_sizes
+from .values import CONVERTERS
 
 _BY_ITSELF, _NOT_THERE = "remove it: ", ("remove it: the algorithm ", "remove it: no part ")
 """Begins of answers about what happens by itself, and about what does not."""
-_ENGINE, _TRACKERS, _PROJECT = "spec.generator.engineArguments", "spec.trackers", "spec.trackers[].project"
-_OF_SECTIONS = {"ckpt": ("checkpoint",), "eval": ("evaluation",), "val": ("evaluation",)}
+_ENGINE, _COLUMNS = "spec.generator.engineArguments", "spec.data.columns"
+_TRACKERS, _PROJECT = "spec.trackers", "spec.trackers[].project"
+_OF_SECTIONS = {"ckpt": "checkpoint", **dict.fromkeys(("eval", "val", "val_kwargs"), "evaluation")}
 """Sections of theirs -> ours with the same keys."""
 _LEAVES = {"ac": "spec.trainer.gradientCheckpointing"}
 """Sections of theirs that are one field of ours."""
-_COLUMNS = "spec.data.columns"
 _TOGETHER = {plain(name) for name in ("max_len", "seq_len")}
 """Names of the length of prompt and response together."""
+_HELD_OUT = {plain(name) for name in ("eval_dataset", "val_files")}
+"""Names of held-out rows."""
 
 
 @dataclass(frozen=True)
@@ -60,26 +63,20 @@ def carry(configuration: Configuration, algorithm: str = "") -> Imported:
     Raises:
         InvalidJob: nothing says which algorithm it is.
     """
-    given = {plain(setting.name.rpartition(".")[2]): setting.value for setting in configuration.settings}
+    given = {_key(each): each.value for each in configuration.settings if not _is_of_evaluation(each)}
     chosen = algorithm or algorithm_meant(given, configuration.algorithm)
     if not chosen:
-        raise InvalidJob(
-            [Problem("--algorithm", f"is needed: nothing there says it; one of {', '.join(ALGORITHMS)}")]
-        )
+        message = f"is needed: nothing there says it; one of {', '.join(ALGORITHMS)}"
+        raise InvalidJob([Problem("--algorithm", message)])
     context = Context(configuration.system, chosen, given)
     # Those of the critic last: where both models have one field, the policy's value holds.
     ordered = sorted(configuration.settings, key=lambda setting: "critic" in setting.name.split("."))
     rows = [*_carried(ordered, context)]
     while True:
         document = _document({field: value for row in rows for field, value in row.fields}, chosen)
-        try:
-            parse(document)
-            problems: Sequence[Problem] = ()
-        except InvalidJob as error:
-            problems = error.problems
-        refused = {
-            field: p for p in problems for row in rows for field, _ in row.fields if _is_about(p, field)
-        }
+        problems = _problems(document)
+        fields = [field for row in rows for field, _ in row.fields]
+        refused = {field: problem for problem in problems for field in fields if _is_about(problem, field)}
         if not refused:
             break
         rows = [_without(row, refused) for row in rows]
@@ -89,17 +86,30 @@ def carry(configuration: Configuration, algorithm: str = "") -> Imported:
     return Imported(document, tuple(rows), tuple(problems), comments)
 
 
+def _key(setting: Setting) -> str:
+    return plain(setting.name.rpartition(".")[2])
+
+
+def _is_of_evaluation(setting: Setting) -> bool:
+    return "evaluation" in map(_OF_SECTIONS.get, setting.name.split("."))
+
+
+def _problems(document: Mapping[str, Any]) -> Sequence[Problem]:
+    try:
+        parse(document)
+    except InvalidJob as error:
+        return error.problems
+    return ()
+
+
 def _carried(settings: Sequence[Setting], context: Context) -> Iterator[Became]:
     """What each setting became; a field has the first value."""
     sizes, taken = batch_sizes(context), dict[str, str]()
-    evaluates = any(plain(s.name.rpartition(".")[2]) in _EVALUATED and not s.problem for s in settings)
+    has_held_out = any(_key(setting) in _HELD_OUT and not setting.problem for setting in settings)
     for setting in settings:
         row = _became(setting, context, sizes)
-        if (
-            row.fields
-            and any(field.startswith("spec.evaluation.") for field, _ in row.fields)
-            and not evaluates
-        ):
+        evaluates = any(field.startswith("spec.evaluation.") for field, _ in row.fields)
+        if evaluates and not has_held_out:
             row = Became(setting, "not here: there are no held-out rows; set spec.evaluation")
         if others := [taken[field] for field, _ in row.fields if field in taken]:
             row = Became(setting, f"not here: {others[0]} sets {row.fields[0][0]}")
@@ -107,11 +117,8 @@ def _carried(settings: Sequence[Setting], context: Context) -> Iterator[Became]:
         yield row
 
 
-_EVALUATED = {plain(name) for name in ("eval_dataset", "val_files")}
-
-
 def _became(setting: Setting, context: Context, sizes: Mapping[str, Mapping[str, Any]]) -> Became:
-    key = plain(setting.name.rpartition(".")[2])
+    key = _key(setting)
     if key in DECIDING:
         baseline = context.algorithm == "reinforce_pp" and str(setting.value).endswith("_baseline")
         more = (("spec.reinforcePp.groupBaseline", True),) if baseline else ()
@@ -165,16 +172,19 @@ def _meaning(setting: Setting, context: Context) -> tuple[tuple[str, ...], str]:
     own, last = to_camel(context.algorithm), sections[-1] if sections else ""
     if last in _LEAVES:
         return (_LEAVES[last],), ""
-    above = _OF_SECTIONS.get(last) or ((last,) if last else ())
+    above = _OF_SECTIONS.get(last, last)
     if not above and context.system in ("TRL", "OpenRLHF"):
-        above = (own,)
-    meaning = meaning_of(RLHFJob, ("spec", *above, key), named_algorithm(context.algorithm))
+        above = own
+    location = ("spec", above, key) if above else ("spec", key)
+    meaning = meaning_of(RLHFJob, location, named_algorithm(context.algorithm))
     if meaning.answer:
         automatic = meaning.answer.startswith(_BY_ITSELF) and not meaning.answer.startswith(_NOT_THERE)
         return (), f"{'automatic' if automatic else 'not here'}: {meaning.answer.removeprefix(_BY_ITSELF)}"
     if meaning.mistyped and plain(meaning.mistyped) != plain(key):
         return (), ""
     fields = tuple(dict.fromkeys(_in_place(field, sections, context) for field in meaning.fields))
+    if above == "evaluation" and fields and not fields[0].startswith("spec.evaluation."):
+        return (), "not here: an evaluation samples as training does, but for its temperature"
     if "ref" in sections and fields and fields[0].startswith("spec.trainer."):
         return (), "not here: the reference is a role of its own, spec.reference"
     batch, minibatch = "spec.data.promptsPerStep", f"spec.{own}.minibatchSize"

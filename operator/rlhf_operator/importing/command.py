@@ -91,9 +91,7 @@ def _cells(row: Became) -> tuple[str, str, str]:
 
 def _shown(name: str, value: object) -> str:
     key = name.rpartition(".")[2]
-    is_known = (
-        plain(key) in OTHER_NAMES or plain(key) in ANSWERS
-    )  # such as prompt_key, which is none of a service
+    is_known = plain(key) in OTHER_NAMES or plain(key) in ANSWERS  # such as prompt_key
     secret = key == "use_wandb" or (is_secret(key, str(value)) and not (is_known and key.endswith("_key")))
     text = MASK if secret and isinstance(value, str) else redacted(show(value))
     return text if len(text) <= 32 else f"{text[:29]}..."

@@ -2,99 +2,14 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from pydantic.alias_generators import to_camel
 
 from rlhf_api.dataset.row_files import TABLES
 from rlhf_api.errors.similar import plain
 from rlhf_api.sections.data import HUB_URL
 
-from .settings import System
-
-
-class NotCarried(Exception):
-    """A value that no value of ours is like; the text says why, or what to do."""
-
-
-@dataclass(frozen=True)
-class Context:
-    """All settings of the configuration, by their last keys as `plain` has them."""
-
-    system: System
-    algorithm: str
-    given: Mapping[str, Any]
-
-    def number(self, name: str, default: float) -> float:
-        """The number of a setting, or the other system's default."""
-        value = self.given.get(plain(name))
-        return value if isinstance(value, int | float) and not isinstance(value, bool) else default
-
-    @property
-    def samples(self) -> bool:
-        """True if responses are sampled."""
-        return self.algorithm not in ("sft", "dpo", "reward")
-
-    @property
-    def group(self) -> float:
-        """Responses to a prompt."""
-        if not self.samples or (self.algorithm == "ppo" and self.system == "TRL"):
-            return 1
-        names = {"TRL": ("num_generations", 8), "verl": ("n", 1), "OpenRLHF": ("n_samples_per_prompt", 1)}
-        if self.system == "prime-rl":
-            return self.number("rollouts_per_example", self.number("group_size", 1))
-        return self.number(*names[self.system])
-
-    @property
-    def responses(self) -> float:
-        """Responses, or rows, of a step of TRL, on one device, or of prime-rl."""
-        if self.system == "prime-rl":
-            return self.number("batch_size", 0)
-        device, accumulated = (
-            self.number("per_device_train_batch_size", 8),
-            self.number("gradient_accumulation_steps", 1),
-        )
-        if self.group > 1:
-            accumulated = self.number("steps_per_generation", accumulated)
-        return self.number("generation_batch_size", device * accumulated)
-
-    @property
-    def update(self) -> float:
-        """Responses, or rows, of an update of these."""
-        if self.system == "prime-rl":
-            return self.responses
-        if self.algorithm == "ppo":
-            return self.responses / self.number("num_mini_batches", 1)
-        return self.number("per_device_train_batch_size", 8) * self.number("gradient_accumulation_steps", 1)
-
-
-def batch_sizes(context: Context) -> dict[str, dict[str, Any]]:
-    """The sizes that are products or quotients of theirs, of TRL on one device, by the names of the factors as `plain`
-    has them: the fields stand with the first one that is given. None of systems that give each size itself."""
-    factors = {
-        "TRL": (
-            *("per_device_train_batch_size", "gradient_accumulation_steps", "generation_batch_size"),
-            *("steps_per_generation", "num_mini_batches"),
-        ),
-        "prime-rl": ("batch_size",),
-    }
-    names = map(plain, factors.get(context.system, ()))
-    given = [name for name in names if isinstance(context.given.get(name), int)]
-    if not given:
-        return {}
-    try:
-        sizes = {
-            "spec.data.promptsPerStep": _whole(context.responses / context.group, "the number of prompts")
-        }
-        if context.samples:
-            sizes[f"spec.{to_camel(context.algorithm)}.minibatchSize"] = _whole(context.update, "a minibatch")
-    except (NotCarried, ArithmeticError, ValueError):
-        return {}
-    first, *others = given
-    return {first: sizes, **{name: {} for name in others}}
-
+from .context import Context, NotCarried, whole
 
 Convert = Callable[[str, Any, Context], Any]
 """(last key as `plain` has it, value, context) -> value of our field. Raises NotCarried."""
@@ -110,12 +25,6 @@ def _words(table: Mapping[Any, Any]) -> Convert:
             ) from None
 
     return convert
-
-
-def _whole(number: float, of: str) -> int:
-    if number < 1 or number != int(number):
-        raise NotCarried(f"{of} is {number:g}, not a whole number")
-    return int(number)
 
 
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -160,7 +69,7 @@ def _prompts(_name: str, value: Any, context: Context) -> Any:
 
 def _minibatch(name: str, value: Any, context: Context) -> Any:
     if name == plain("ppo_mini_batch_size"):
-        return _whole(value * context.group, "ppo_mini_batch_size x n")
+        return whole(value * context.group, "ppo_mini_batch_size x n")
     if name in (plain("num_mini_batches"), plain("steps_per_generation")):
         raise NotCarried("it is a number of updates; here it is the responses of one")
     return value
@@ -171,6 +80,8 @@ def _trackers(name: str, value: Any, _context: Context) -> Any:
         named = [name.removeprefix("use")] if value else []
     else:
         named = [str(each) for each in (value if isinstance(value, list | tuple) else [value])]
+    if "all" in named:
+        raise NotCarried("name them")
     known = [each for each in named if each in ("tensorboard", "wandb", "mlflow", "trackio")]
     return [{"kind": each} for each in known]
 
@@ -233,10 +144,16 @@ def _packed(_name: str, value: Any, _context: Context) -> Any:
     raise NotCarried("it is left to the job")
 
 
-def _kl(_name: str, value: Any, context: Context) -> Any:
-    """Off where a switch of verl says so, and the other of the two penalties has no coefficient either."""
-    switches = [context.given.get(plain(name)) for name in ("use_kl_loss", "use_kl_in_reward")]
-    return 0 if context.system == "verl" and not any(switches) else value
+def _kl(name: str, value: Any, context: Context) -> Any:
+    """The coefficient; of verl, whose two penalties have one each, that of the one that is switched on."""
+    if context.system != "verl":
+        return value
+    switches = {plain("use_kl_loss"), plain("use_kl_in_reward")}
+    on = [switch for switch in switches if context.given.get(switch)]
+    own = plain("use_kl_loss" if name == plain("kl_loss_coef") else "use_kl_in_reward")
+    if on and own not in on:
+        raise NotCarried("it is off")
+    return value if on else 0
 
 
 def _kl_in(name: str, value: Any, _context: Context) -> Any:

@@ -40,7 +40,9 @@ python3 -m verl.trainer.main_ppo \
     actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.kl_loss_coef=0.001 \
     actor_rollout_ref.actor.kl_loss_type=low_var_kl actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=32 \
     actor_rollout_ref.ref.fsdp_config.param_offload=True critic.optim.lr=1e-5 \
-    trainer.logger='["console","wandb"]' trainer.project_name=mine trainer.save_freq=-1 trainer.total_epochs=15 $@
+    trainer.logger='["console","wandb"]' trainer.project_name=mine trainer.save_freq=-1 trainer.total_epochs=15 \
+    algorithm.kl_ctrl.kl_coef=0.5 actor_rollout_ref.rollout.val_kwargs.n=1 \
+    actor_rollout_ref.rollout.val_kwargs.top_p=0.5 $@
 """
 OPENRLHF = r"""
 read -r -d '' training_commands <<EOF
@@ -131,6 +133,9 @@ CASES: dict[str, tuple[str, str, dict[str, Any], list[str], list[str]]] = {
             "data.val_files not read: holds a variable or a command of the shell",
             "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=32 spec.trainer.microBatchTokens: not carried over: ",
             "actor_rollout_ref.ref.fsdp_config.param_offload=true not here: the reference is a role",
+            "algorithm.kl_ctrl.kl_coef=0.5 spec.grpo.klCoefficient: not carried over: it is off",
+            "actor_rollout_ref.rollout.val_kwargs.n=1 not here: there are no held-out rows",
+            "actor_rollout_ref.rollout.val_kwargs.top_p=0.5 not here: an evaluation samples as training does",
             "trainer.save_freq=-1 spec.checkpoint.everySteps: not carried over: it is off",
             "trainer.total_epochs=15 spec.steps: not carried over: it counts passes",
         ],
