@@ -38,7 +38,9 @@ def _meant(location: Sequence[int | str], model: type[BaseModel], algorithm: Alg
 
 def _describe(error: ErrorDetails, model: type[BaseModel], algorithm: Algorithm) -> Problem:
     location, value = error["loc"], error["input"]
-    where = path(location)
+    where = path(
+        location[:-1] if location[-1:] == ("[key]",) else location
+    )  # pydantic's end of a wrong key's place
     if error["type"] == "extra_forbidden":
         key = str(location[-1])
         if key in OWNED and "deepspeed" in location:

@@ -19,6 +19,14 @@ def located(path: str) -> Path:
     return carried if inside and carried.is_file() else Path(path)
 
 
+def as_named(file: Path) -> str:
+    """The path of a file for messages; of one that the job carries, its name in the manifest."""
+    folder = os.environ.get(FOLDER)
+    if folder and file.is_relative_to(folder):
+        return f"{file.relative_to(folder)} of spec.workspace.files"
+    return str(file)
+
+
 def module_places() -> list[str]:
     """`sys.path` with the current directory as its last place, and the job's folder directly before that. They are last
     since a file there with a library's name would run in its place, whoever imports it."""

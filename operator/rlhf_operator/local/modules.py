@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-from rlhf_api.host.job_files import module_places
+from rlhf_api.host.job_files import as_named, located, module_places
 
 CALLED_WITH = ("prompts", "responses", "rows")
 """Arguments of a reward function, in order."""
@@ -26,9 +26,9 @@ def missing(name: str) -> str:
     close = difflib.get_close_matches(attribute, defined, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     here = Path(*module.split(".")).with_suffix(".py")
-    if here.is_file() and not here.samefile(file):
+    if located(str(here)).is_file() and not located(str(here)).samefile(file):
         hint = f"; {here} is not used, since an installed module has its name: rename it"
-    return f"{file} defines no {attribute!r}{hint}"
+    return f"{as_named(file)} defines no {attribute!r}{hint}"
 
 
 def unscoring(name: str) -> str:
@@ -81,7 +81,8 @@ def _source(module: str) -> tuple[Path | None, Sequence[ast.stmt]]:
     try:
         return Path(module_spec.origin), ast.parse(Path(module_spec.origin).read_bytes()).body
     except (OSError, SyntaxError, ValueError) as error:
-        raise LookupError(f"{module_spec.origin} cannot be read as Python: {error}") from None
+        file = as_named(Path(module_spec.origin))
+        raise LookupError(f"{file} cannot be read as Python: {error}") from None
 
 
 def _defined(body: Sequence[ast.stmt]) -> Iterator[str]:

@@ -62,6 +62,7 @@ def with_files(files: dict[str, str]) -> dict:
 def test_a_name_stays_in_its_folder_and_its_text_is_not_told(name: str) -> None:
     with pytest.raises(InvalidJob, match="must be a relative path of letters, digits") as refused:
         parse(with_files({name: SECRET}))
+    assert "[key]" not in str(refused.value)
     assert SECRET not in str(refused.value)
 
 
@@ -101,7 +102,9 @@ def test_mistakes_in_carried_files_have_their_places(capsys: pytest.CaptureFixtu
     assert cli.main(["validate", "job.yaml"]) == 2
     errors = capsys.readouterr().err
     assert "my_rows.jsonl:2: prompt: is missing" in errors
-    assert "by_length.py defines no 'score'; did you mean 'scores'?" in errors
+    assert (
+        "my_rewards/by_length.py of spec.workspace.files defines no 'score'; did you mean 'scores'?" in errors
+    )
 
 
 def test_configurations_have_digests_of_files() -> None:
