@@ -129,7 +129,7 @@ def test_a_release_that_was_changed_is_neither_published_nor_bundled(tmp_path):
     program = (sys.executable, "-m", "tools.release")
     lacking = done(*program, "bundle", tmp_path, PYTHONPATH=str(ROOT))
     assert lacking.returncode == 1
-    assert f"lacks the images rlhf-operator:{steps.VERSION}, rlhf-trainer:{steps.VERSION}" in lacking.stderr
+    assert f"lacks {', '.join(sorted([*files.IMAGES, *files.BILLS.values()]))}; run" in lacking.stderr
     (tmp_path / "images.txt").write_text("somebody.example/else:1\n")
     changed = done(*program, "bundle", tmp_path, PYTHONPATH=str(ROOT))
     assert (changed.returncode, "not as the release was made: images.txt" in changed.stderr) == (1, True)

@@ -11,6 +11,10 @@ from pathlib import Path
 from tools.release.steps import BIN, CHART, FILES, REGISTRY, ROOT, SUMS, VERSION, expect, run, say
 
 IMAGES = tuple(f"rlhf-{name}:{VERSION}" for name in ("operator", "trainer"))
+BILLS = dict(
+    zip(IMAGES, (f"rlhf-operator-{VERSION}.cdx.json", f"rlhf-trainer-{VERSION}-gpu.cdx.json"), strict=True)
+)
+"""Of materials, by image."""
 NAMESPACE, SECRET = "rlhf-system", "rlhf-operator-token-key"
 # The Dockerfile takes them away again.
 NOT_IN_IMAGES = {"cpu": {"torchvision", "torchaudio", "torchcodec", "triton"}}
@@ -77,7 +81,7 @@ def try_wheel(wheel: Path, environment: Path) -> Path:
 
 def make_operator_bill(made: Path, python: Path) -> None:
     """Of the environment in which its wheel is tried, with licenses and who depends on whom."""
-    bill = made / f"rlhf-operator-{VERSION}.cdx.json"
+    bill = made / BILLS[IMAGES[0]]
     run(BIN / "cyclonedx-py", "environment", "--output-file", bill, python)
     check_bill(bill, {"rlhf-operator": VERSION})
 
@@ -117,13 +121,13 @@ def check_sums(folder: Path) -> list[str]:
     """The names of the files, which are as they were made."""
     sums = folder / SUMS
     expect(sums.is_file(), f"{folder} holds no release: make one first (`make release`)")
-    listed = dict(reversed(line.split("  ", 1)) for line in sums.read_text().splitlines())
-    changed = [name for name, digest in listed.items() if not _is(folder / name, digest)]
+    lines = [line.partition("  ") for line in sums.read_text().splitlines()]
+    changed = [name for digest, _, name in lines if not _is(folder / name, digest)]
     expect(
         not changed,
         f"not as the release was made: {', '.join(changed)} in {folder}; run `make release` again",
     )
-    return sorted(listed)
+    return sorted(name for _, _, name in lines)
 
 
 def is_summed(name: str) -> bool:

@@ -6,9 +6,9 @@ import tarfile
 from pathlib import Path
 
 from tools.release.artifacts import Part, Registry, digest_of
-from tools.release.files import IMAGES, check_sums, sha256
+from tools.release.files import BILLS, IMAGES, check_sums, sha256
 from tools.release.images import read_layout
-from tools.release.signing import check_key, sign
+from tools.release.signing import attest, check_key, sign
 from tools.release.steps import BIN, VERSION, expect, expect_programs, run, say
 
 CHART = "charts/rlhf-operator"
@@ -28,8 +28,9 @@ def publish(release: Path, registry: Registry, key: Path | None) -> None:
     expect_free(registry, digests)
     archive = release / f"rlhf-operator-{VERSION}.tgz"
     if not _has_chart(registry, archive):  # it is pushed last
-        plain = {"PLAIN_HTTP": "1"} if registry.plain else {}
-        say(run("sh", release / "load.sh", registry.address, HELM=str(BIN / "helm"), **plain).strip())
+        plain = "1" if registry.plain else ""
+        loaded = run("sh", release / "load.sh", registry.address, HELM=str(BIN / "helm"), PLAIN_HTTP=plain)
+        say(loaded.strip())
     chart = registry.manifest(f"{CHART}:{VERSION}")
     expect(_has_chart(registry, archive) and chart is not None, f"no {CHART}:{VERSION} after it was pushed")
     digests[f"{CHART}:{VERSION}"] = digest_of(chart or b"")
@@ -37,20 +38,20 @@ def publish(release: Path, registry: Registry, key: Path | None) -> None:
     digests[f"{_FILES}:{VERSION}"] = _push_files(registry, release, names)
     for name, digest in digests.items():
         if key:
-            sign(registry, name.partition(":")[0], digest, key)
+            repository = name.partition(":")[0]
+            sign(registry, repository, digest, key)
+            if bill := BILLS.get(name):
+                attest(registry, repository, digest, release / bill, key)
     signed = f"signed with {key}" if key else "not signed: no KEY was given"
     say(f"\nrelease {VERSION} is published, {signed}:")
     say("".join(f"  {registry.address}/{name}@{digest}\n" for name, digest in digests.items()).rstrip())
 
 
 def check_files(release: Path) -> tuple[list[str], dict[str, str]]:
-    """The files, none of which was changed, and the digests of images, none of which is missing."""
+    """The files, none of which was changed, and the digests of images: none of them and of their bills is missing."""
     names, digests = check_sums(release), read_layout(release / "images")
-    missing = [image for image in IMAGES if image not in digests]
-    expect(
-        not missing,
-        f"{release} lacks the images {', '.join(missing)}; run `make release` where they can be built",
-    )
+    missing = sorted({*IMAGES, *BILLS.values()} - {*names, *digests})
+    expect(not missing, f"{release} lacks {', '.join(missing)}; run `make release` where all can be made")
     return names, digests
 
 

@@ -17,6 +17,8 @@ from tools.release.steps import expect, last_line, say
 PASSPHRASE = "RELEASE_KEY_PASSPHRASE"
 PAYLOAD = "application/vnd.dev.cosign.simplesigning.v1+json"
 ANNOTATION = "dev.cosignproject.cosign/signature"
+ENVELOPE, STATEMENT = "application/vnd.dsse.envelope.v1+json", "application/vnd.in-toto+json"
+PREDICATE = "https://cyclonedx.org/bom"
 
 
 def check_key(key: Path) -> None:
@@ -44,19 +46,52 @@ def sign(registry: Registry, name: str, digest: str, key: Path) -> None:
     tag = f"{name}:{digest.replace(':', '-')}.sig"
     if digest_of(payload).encode() in (registry.manifest(tag) or b""):
         return
+    layer = Part(PAYLOAD, payload, {ANNOTATION: _sign(payload, key)})
+    registry.push(tag, _config(payload), [layer])
+    say(f"signed {registry.address}/{name}@{digest}")
+
+
+def attest(registry: Registry, name: str, digest: str, bill: Path, key: Path) -> None:
+    """An image's bill of materials beside it, as a signed statement about its digest (in-toto in a DSSE envelope)."""
+    tag = f"{name}:{digest.replace(':', '-')}.att"
+    if registry.manifest(tag) is not None:
+        return
+    statement = json.dumps(
+        {
+            "_type": "https://in-toto.io/Statement/v0.1",
+            "predicateType": PREDICATE,
+            "subject": [
+                {"name": f"{registry.address}/{name}", "digest": {"sha256": digest.partition(":")[2]}}
+            ],
+            "predicate": json.loads(bill.read_text()),
+        }
+    ).encode()
+    signed = _sign(f"DSSEv1 {len(STATEMENT)} {STATEMENT} {len(statement)} ".encode() + statement, key)
+    encoded = base64.b64encode(statement).decode()
+    envelope = {
+        "payloadType": STATEMENT,
+        "payload": encoded,
+        "signatures": [{"keyid": "", "sig": signed}],
+    }
+    content = json.dumps(envelope).encode()
+    layer = Part(ENVELOPE, content, {ANNOTATION: "", "predicateType": PREDICATE})
+    registry.push(tag, _config(content), [layer])
+    say(f"attested {bill.name} of {registry.address}/{name}@{digest}")
+
+
+def _config(content: bytes) -> Part:
+    """Of an image with that one layer, which is what cosign takes it for."""
+    rootfs = {"type": "layers", "diff_ids": [digest_of(content)]}
+    config = {"architecture": "", "os": "", "config": {}, "rootfs": rootfs}
+    return Part("application/vnd.oci.image.config.v1+json", json.dumps(config).encode())
+
+
+def _sign(content: bytes, key: Path) -> str:
     with tempfile.NamedTemporaryFile(prefix="rlhf-payload-") as file:
-        file.write(payload)
+        file.write(content)
         file.flush()
         signed = _openssl("dgst", "-sha256", "-sign", str(key), "-passin", f"env:{PASSPHRASE}", file.name)
-    config = {
-        "architecture": "",
-        "os": "",
-        "config": {},
-        "rootfs": {"type": "layers", "diff_ids": [digest_of(payload)]},
-    }
-    layer = Part(PAYLOAD, payload, {ANNOTATION: base64.b64encode(signed).decode()})
-    registry.push(tag, Part("application/vnd.oci.image.config.v1+json", json.dumps(config).encode()), [layer])
-    say(f"signed {registry.address}/{name}@{digest}")
+    return base64.b64encode(signed).decode()
 
 
 def _openssl(*arguments: str) -> bytes:

@@ -11,6 +11,7 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.exceptions import InvalidSignature
@@ -75,6 +76,8 @@ def release(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
             files.make_wheel(made)
             files.make_chart(made)
             files.make_lists(made)
+            for bill in files.BILLS.values():
+                (made / bill).write_text(json.dumps({"bomFormat": "CycloneDX", "metadata": {"for": bill}}))
             cluster_images.copy(cluster_images.OPERATOR, made / "images", OPERATOR)
             build_for_two_machines(TRAINER, made / "images", folder)
             files.write_sums(made)
@@ -131,20 +134,9 @@ def digest(where: Registry, name: str) -> str:
 def test_each_part_is_signed_by_its_digest(release: Release, tmp_path: Path) -> None:
     """Checked as cosign does it: the text that is signed is about this digest, and its signature is of this key."""
     for name in (*files.IMAGES, CHART, f"rlhf-release:{steps.VERSION}"):
-        signed = digest(release.registry, name)
-        repository, here = name.partition(":")[0], tmp_path / signed.removeprefix("sha256:")
-        signature = f"{release.address}/{repository}:{signed.replace(':', '-')}.sig"
-        copy = run(
-            "skopeo",
-            "copy",
-            "--src-tls-verify=false",
-            f"docker://{signature}",
-            f"dir:{here}",
-        )
-        assert copy.returncode == 0, copy.stderr
-        (layer,) = json.loads((here / "manifest.json").read_text())["layers"]
+        signed, repository = digest(release.registry, name), name.partition(":")[0]
+        layer, payload = only_layer(release, repository, signed, "sig", tmp_path)
         assert layer["mediaType"] == "application/vnd.dev.cosign.simplesigning.v1+json"
-        payload = (here / layer["digest"].removeprefix("sha256:")).read_bytes()
         critical = json.loads(payload)["critical"]
         assert critical["image"] == {"docker-manifest-digest": signed}
         assert critical["identity"] == {"docker-reference": f"{release.address}/{repository}"}
@@ -153,6 +145,37 @@ def test_each_part_is_signed_by_its_digest(release: Release, tmp_path: Path) -> 
         public.verify(proof, payload, ec.ECDSA(hashes.SHA256()))
         with pytest.raises(InvalidSignature):
             public.verify(proof, payload + b" ", ec.ECDSA(hashes.SHA256()))
+
+
+def test_an_image_has_its_bill_of_materials_as_a_signed_statement(release: Release, tmp_path: Path) -> None:
+    """By the specifications of DSSE and in-toto."""
+    for name, bill in files.BILLS.items():
+        signed, repository = digest(release.registry, name), name.partition(":")[0]
+        layer, content = only_layer(release, repository, signed, "att", tmp_path)
+        assert layer["mediaType"] == "application/vnd.dsse.envelope.v1+json"
+        envelope = json.loads(content)
+        kind, statement = envelope["payloadType"], base64.b64decode(envelope["payload"])
+        to_sign = b" ".join([b"DSSEv1", b"%d" % len(kind), kind.encode(), b"%d" % len(statement), statement])
+        proof = base64.b64decode(envelope["signatures"][0]["sig"])
+        release.key.public_key().verify(proof, to_sign, ec.ECDSA(hashes.SHA256()))
+        body = json.loads(statement)
+        assert [each["digest"] for each in body["subject"]] == [{"sha256": signed.removeprefix("sha256:")}]
+        assert (body["predicateType"], body["predicate"]["metadata"]) == (
+            "https://cyclonedx.org/bom",
+            {"for": bill},
+        )
+
+
+def only_layer(
+    release: Release, repository: str, signed: str, kind: str, folder: Path
+) -> tuple[dict[str, Any], bytes]:
+    """Of the artifact that stands beside what has the digest."""
+    here = folder / f"{repository.replace('/', '-')}.{kind}"
+    source = f"docker://{release.address}/{repository}:{signed.replace(':', '-')}.{kind}"
+    copied = run("skopeo", "copy", "--src-tls-verify=false", source, f"dir:{here}")
+    assert copied.returncode == 0, copied.stderr
+    (layer,) = json.loads((here / "manifest.json").read_text())["layers"]
+    return layer, (here / layer["digest"].removeprefix("sha256:")).read_bytes()
 
 
 def test_a_version_is_published_once(release: Release) -> None:
