@@ -1,5 +1,6 @@
 """Names of a user's functions by which another process imports them, also of those in notebooks."""
 
+import ast
 import builtins
 import hashlib
 import importlib
@@ -7,7 +8,6 @@ import inspect
 import symtable
 import sys
 import textwrap
-from ast import literal_eval
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -87,6 +87,8 @@ def _definitions(function: FunctionType, names: set[str]) -> Iterator[str]:
             yield from _definitions(value, names)
         else:
             names.add(name)
+            if isinstance(value, ModuleType):
+                yield from (f"import {module}" for module in dict.fromkeys(_submodules(source, name, value)))
             yield _definition(function, name, value)
     yield f"\n{source}"
 
@@ -101,6 +103,22 @@ def _global_names(source: str) -> Iterator[str]:
         for symbol in table.get_symbols():
             if symbol.is_referenced() if is_module else symbol.is_global():
                 yield symbol.get_name()
+
+
+def _submodules(source: str, name: str, module: ModuleType) -> Iterator[str]:
+    """Modules below one of that name which the source goes through, such as `xml.etree` of `xml.etree.ElementTree`:
+    another process has them only if they are imported too."""
+    for node in ast.walk(ast.parse(source)):
+        attributes = list[str]()
+        while isinstance(node, ast.Attribute):
+            attributes.insert(0, node.attr)
+            node = node.value
+        path = module.__name__
+        for attribute in attributes if isinstance(node, ast.Name) and node.id == name else ():
+            path = f"{path}.{attribute}"
+            if not isinstance(sys.modules.get(path), ModuleType):
+                break
+            yield path
 
 
 def _definition(function: FunctionType, name: str, value: Any) -> str:
@@ -137,7 +155,7 @@ def _kind(value: Any) -> str:
 def _is_literal(value: Any) -> bool:
     text = repr(value)
     try:
-        return len(text) <= _LONGEST_VALUE and bool(literal_eval(text) == value)
+        return len(text) <= _LONGEST_VALUE and bool(ast.literal_eval(text) == value)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return False
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import json as j
 from collections import Counter
 from math import sqrt
+import xml.etree.ElementTree
 
 LIMIT = 2
 TABLE = {"a": [1, (2.5, None)]}
@@ -28,7 +29,8 @@ def half(value: UnknownType) -> UnknownType:
 def score(prompts, responses, rows, scale=LIMIT):
     '''Counts.'''
     known = [name for name in Counter(responses)]
-    return [half(len(known)) * sqrt(4) * scale + TABLE["a"][1][0] + len(j.dumps(known))]
+    return [half(len(known)) * sqrt(4) * scale + TABLE["a"][1][0] + len(j.dumps(known))
+            + len(xml.etree.ElementTree.fromstring("<a><b/></a>"))]
 """
 
 
