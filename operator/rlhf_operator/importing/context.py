@@ -48,10 +48,10 @@ class Context:
         """Responses, or rows, of a step of TRL, on one device, or of prime-rl."""
         if self.system == "prime-rl":
             return self.number("batch_size", 0)
-        device, accumulated = (
-            self.number("per_device_train_batch_size", 8),
-            self.number("gradient_accumulation_steps", 1),
-        )
+        device = self.number("per_device_train_batch_size", 8)
+        accumulated = self.number("gradient_accumulation_steps", 1)
+        if self.algorithm == "ppo":
+            return device * accumulated * self.number("num_mini_batches", 1)
         if self.group > 1:
             accumulated = self.number("steps_per_generation", accumulated)
         return self.number("generation_batch_size", device * accumulated)
@@ -61,8 +61,6 @@ class Context:
         """Responses, or rows, of an update of these."""
         if self.system == "prime-rl":
             return self.responses
-        if self.algorithm == "ppo":
-            return self.responses / self.number("num_mini_batches", 1)
         return self.number("per_device_train_batch_size", 8) * self.number("gradient_accumulation_steps", 1)
 
 

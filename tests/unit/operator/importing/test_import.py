@@ -234,6 +234,23 @@ def test_a_whole_configuration_becomes_a_valid_manifest_of_its_own_file(capsys):
     assert Path("job.yaml").read_text() == "mine"
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "more", "prompts", "minibatch"),
+    [
+        ("ppo", {"num_mini_batches": 4}, 32, 8),
+        ("grpo", {"num_generations": 4, "steps_per_generation": 4}, 4, 8),
+        ("grpo", {"num_generations": 4, "generation_batch_size": 32}, 8, 8),
+        ("dpo", {}, 8, None),
+    ],
+)
+def test_batches_of_trl_are_products(algorithm, more, prompts, minibatch):
+    given = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, **more}
+    settings = tuple(Setting(name, value, "file") for name, value in given.items())
+    spec = carry(Configuration("TRL", settings), algorithm).document["spec"]
+    assert spec["data"]["promptsPerStep"] == prompts
+    assert spec.get(algorithm, {}).get("minibatchSize") == minibatch
+
+
 @pytest.mark.parametrize("value", [1, True, 0.5, "x", None, ["a"], {"a": 1}], ids=str)
 @pytest.mark.parametrize("heading", ALGORITHMS)
 def test_every_name_of_the_page_gets_an_answer_whatever_its_value(heading, value):
