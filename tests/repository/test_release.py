@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 import kubernetes_validate
@@ -86,16 +85,13 @@ def test_the_plugin_that_its_krew_manifest_names_runs_with_a_python_and_nothing_
     (platform_of_it,) = manifest["spec"]["platforms"]
     archive = made / Path(platform_of_it["uri"]).name
     assert files.sha256(archive) == platform_of_it["sha256"]
-    with tarfile.open(archive) as tar:
-        tar.extractall(store, filter="data")
+    assert done("tar", "-xf", archive, "-C", store).returncode == 0
     (programs / "kubectl-rlhf").symlink_to(store / platform_of_it["bin"])
     (programs / "kubectl").symlink_to(KUBECTL)
     (programs / "python3").symlink_to(Path(sys.base_prefix) / "bin" / f"python3.{sys.version_info.minor}")
     path = f"{programs}:/usr/bin:/bin"
     listed = done("kubectl", "rlhf", "list", PATH=path, PYTHONPATH="/nowhere", HOME=str(tmp_path))
     assert "there is no such kubeconfig" in listed.stderr, listed
-    shown = done("kubectl", "rlhf", "--help", PATH=path)
-    assert (shown.returncode, shown.stdout.startswith("usage: kubectl rlhf ")) == (0, True), shown.stderr
     lacking = done(store / "kubectl-rlhf", PATH="/usr/bin:/bin", KUBECTL_RLHF_PYTHON="/nowhere")
     if not any(shutil.which(f"python3.{minor}", path="/usr/bin:/bin") for minor in (11, 12, 13)):
         assert (lacking.returncode, "needs Python 3.11" in lacking.stderr) == (1, True)
