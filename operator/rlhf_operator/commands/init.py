@@ -14,6 +14,8 @@ from rlhf_api.algorithms import ALGORITHMS
 from rlhf_api.dataset.rows import RENDERED_FIELDS
 from rlhf_api.errors.problem import InvalidJob, Problem, show
 from rlhf_api.errors.similar import suggestion
+from rlhf_api.estimate.model_files import model_sizes
+from rlhf_api.estimate.resources import LARGE
 from rlhf_api.field_types import RowKind
 from rlhf_api.host.foreign_files import READ_ERRORS, read_json
 from rlhf_api.host.variables import ENVIRONMENT
@@ -97,6 +99,7 @@ def run(options: argparse.Namespace) -> int:
             columns=columns,
             reward=_reward(options, fields, write) if scores_responses(algorithm) else {},
             positions=_positions(Path(options.model)),
+            is_small=_is_small(options.model),
             has_gpu=bool(gpus.present(os.environ)),
         )
         write(file, text)
@@ -160,8 +163,7 @@ def _algorithm_problems(name: str) -> Iterator[Problem]:
 
 def _model_problems(name: str) -> Iterator[Problem]:
     if name:
-        spec = Spec.model_validate({"algorithm": "sft", "steps": 1, "model": {"policy": name}, "data": {}})
-        yield from mistyped(spec)
+        yield from mistyped(_spec_of(name))
     else:
         yield Problem("--model", f"is missing; {_MODEL}")
 
@@ -214,6 +216,17 @@ def _undone_if_invalid() -> Iterator[Callable[[Path, str], None]]:
             file.unlink() if content is None else file.write_bytes(content)
         raise
     print_line(f"wrote: {', '.join(map(str, before))}", sys.stdout)
+
+
+def _spec_of(model: str) -> Spec:
+    """The least that names a policy."""
+    return Spec.model_validate({"algorithm": "sft", "steps": 1, "model": {"policy": model}, "data": {}})
+
+
+def _is_small(model: str) -> bool:
+    """True for a local model that is known to have few parameters."""
+    size = model_sizes(_spec_of(model)).get("policy")
+    return size is not None and size.parameters < LARGE
 
 
 def _positions(model: Path) -> int | None:

@@ -24,6 +24,9 @@ _STRENGTHS = {
 }
 """Settings of algorithms that hold the policy near its start, with comments."""
 
+SMALL_RATE = 1e-4
+"""Learning rate of models that are small enough to need one a hundred times as high as others."""
+
 
 def manifest(
     file: str,
@@ -35,15 +38,16 @@ def manifest(
     columns: Mapping[str, str],
     reward: Mapping[str, Any],
     positions: int | None,
+    is_small: bool,
     has_gpu: bool,
 ) -> str:
     """The manifest's text. `fields`: of the rows in `data`; `columns`: by the fields that they are read as; `reward`:
     what scores responses, parts of `spec`; empty where nothing does; `positions`: of the model, if known, which prompt
-    and response have to fit."""
+    and response have to fit; `is_small`: it is known to be far from a billion parameters."""
     prompt_tokens = PROMPT_TOKENS if positions is None else max(1, min(PROMPT_TOKENS, positions // 2))
     response_tokens = RESPONSE_TOKENS if positions is None else max(1, min(RESPONSE_TOKENS, positions // 2))
     experiment = of_algorithm(algorithm)
-    usual, rate = experiment["spec"], Optimizer().learning_rate
+    usual, rate = experiment["spec"], SMALL_RATE if is_small else Optimizer().learning_rate
     group = usual.get("sampling", {}).get("responsesPerPrompt", 1)
     spec: dict[str, Any] = {
         "algorithm": algorithm,
@@ -89,7 +93,7 @@ def _comments(name: str, fields: Sequence[str], group: int) -> dict[str, str]:
         "spec.sampling.maxNewTokens": "longer responses are cut off",
         "spec.model.reward": "scores the responses",
         "spec.reward.functions": "their scores are added; weight, program and url are further fields",
-        "spec.optimizer.learningRate": "the first to try three times higher, or lower",
+        "spec.optimizer.learningRate": "try three times higher, and lower, before anything else",
     }
 
 

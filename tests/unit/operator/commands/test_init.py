@@ -160,3 +160,17 @@ def test_lengths_fit_the_positions_of_a_local_model(positions, limits, monkeypat
     assert cli.main(["init", "--algorithm", "grpo", "--model", "./model"]) == 0
     spec = load(Path("grpo.yaml")).spec
     assert (spec.data.max_prompt_length, spec.sampling.max_new_tokens) == limits
+    assert spec.optimizer.learning_rate == 1e-6, "as its size is not known"
+
+
+@pytest.mark.parametrize(("width", "rate"), [(1_000, 1e-4), (200_000_000, 1e-6)])
+def test_a_small_model_gets_a_rate_at_which_it_learns(width, rate, monkeypatch):
+    Path("model").mkdir()
+    (Path("model") / "config.json").write_text(
+        '{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}'
+    )
+    head = json.dumps({"w": {"dtype": "F32", "shape": [width], "data_offsets": [0, 4 * width]}}).encode()
+    (Path("model") / "model.safetensors").write_bytes(len(head).to_bytes(8, "little") + head)
+    monkeypatch.setattr("rlhf_operator.commands.init.validate", lambda _options: 0)
+    assert cli.main(["init", "--algorithm", "grpo", "--model", "./model"]) == 0
+    assert load(Path("grpo.yaml")).spec.optimizer.learning_rate == rate
