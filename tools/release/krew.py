@@ -5,7 +5,7 @@ of pure Python once, others for each Python. On the user's machine nothing is in
 Python itself is theirs.
 """
 
-import shutil
+import io
 import sys
 import tarfile
 import tempfile
@@ -19,6 +19,7 @@ from tools.release.steps import FILES, HOME, ROOT, VERSION, run, say
 PYTHONS = ("3.11", "3.12", "3.13")
 PLATFORMS = {"amd64": "x86_64", "arm64": "aarch64"}
 """Of Linux with glibc, as krew calls them and as wheels do."""
+_PLUGIN = Path(__file__).with_name("plugin")
 _GLIBCS = ("2014", "_2_17", "_2_28")
 
 
@@ -56,22 +57,22 @@ def make_plugin(
 def _make_archive(made: Path, wheel: Path, architecture: str, pythons: tuple[str, ...]) -> Path:
     say(f"kubectl rlhf for {architecture}")
     archive = made / f"kubectl-rlhf-{VERSION}-linux-{architecture}.tar.gz"
-    with tempfile.TemporaryDirectory(prefix="rlhf-plugin-") as scratch:
-        top = Path(scratch) / "plugin"
-        shutil.copytree(Path(__file__).with_name("plugin"), top, ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copy(ROOT / "LICENSE", top)
-        _unpack(wheel, top / "any")
+    with (
+        tempfile.TemporaryDirectory(prefix="rlhf-plugin-") as scratch,
+        tarfile.open(archive, "w:gz", compresslevel=6) as tar,
+    ):
+        for file in (*sorted(_PLUGIN.iterdir()), ROOT / "LICENSE"):
+            if file.is_file():
+                _add(tar, file.name, file.read_bytes(), file.stat().st_mode & 0o755)
+        _add_wheel(tar, "any", wheel)
         for python in pythons:
             wheels = Path(scratch) / python
             _download(wheels, python, PLATFORMS[architecture])
-            for each in wheels.iterdir():
+            for each in sorted(wheels.iterdir()):
                 if not each.name.endswith("-none-any.whl"):
-                    _unpack(each, top / f"cp{python.replace('.', '')}")
+                    _add_wheel(tar, f"cp{python.replace('.', '')}", each)
                 elif python == pythons[0]:
-                    _unpack(each, top / "any")
-        with tarfile.open(archive, "w:gz", compresslevel=6) as tar:
-            for each in sorted(top.iterdir()):
-                tar.add(each, each.name, filter=_owned_by_nobody)
+                    _add_wheel(tar, "any", each)
     return archive
 
 
@@ -85,12 +86,14 @@ def _download(wheels: Path, python: str, machine: str) -> None:
     )
 
 
-def _unpack(wheel: Path, folder: Path) -> None:
+def _add_wheel(tar: tarfile.TarFile, folder: str, wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as content:
-        content.extractall(folder)
+        for name in content.namelist():
+            if not name.endswith("/"):
+                _add(tar, f"{folder}/{name}", content.read(name), 0o644)
 
 
-def _owned_by_nobody(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    member.uid = member.gid = 0
-    member.uname = member.gname = ""
-    return member
+def _add(tar: tarfile.TarFile, name: str, content: bytes, mode: int) -> None:
+    member = tarfile.TarInfo(name)
+    member.size, member.mode = len(content), mode
+    tar.addfile(member, io.BytesIO(content))
