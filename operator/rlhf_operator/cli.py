@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import version
 
+from rlhf_api.contract.run import command
 from rlhf_api.host.strict_yaml import dumped
 from rlhf_api.manifest.experiments import experiments
 from rlhf_api.manifest.load import composed, parse
@@ -21,7 +22,7 @@ from .console.manifest_arguments import add_manifest, parsed
 from .console.subcommands import GroupedParser, add_command
 from .graph import command as graph
 from .importing import command as importing
-from .local.processes import Command, local_command
+from .local.processes import Command
 from .selftest import command as selftest
 from .verbs import completion
 from .verbs.arguments import VERBS, add_verbs
@@ -44,7 +45,7 @@ _GROUPS = {
 """Headings of the help, with their commands."""
 
 
-def main(arguments: Sequence[str] | None = None, make: Command = local_command) -> int:
+def main(arguments: Sequence[str] | None = None, make: Command = command) -> int:
     """Runs the command line; returns the exit code. `make` builds the processes' command lines."""
     parser = _parser()
     if (line := completion.read_line(sys.argv[1:] if arguments is None else arguments)) is not None:

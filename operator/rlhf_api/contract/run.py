@@ -191,14 +191,15 @@ TORCHRUN = "rlhf_trainer.torchrun"
 def command(
     config: RunConfig, process: Process, python: str = "python3", *, torchrun: str = TORCHRUN
 ) -> list[str]:
-    """The command line of a process; `torchrun`: the module of that name in the image."""
+    """The command line of a process; `torchrun`: the module of that name in the image. Without `-P` Python imports what
+    has a library's name from the directory it runs in, which may be one of somebody's data."""
     module = f"rlhf_trainer.roles.{process.role.value}"
     if process.role is not Role.TRAINER:
-        return [python, "-m", module]
+        return [python, "-P", "-m", module]
     trainer = config.spec.trainer
     host, port = process.master.rsplit(":", 1)
     return [
-        *(python, "-m", torchrun),
+        *(python, "-P", "-m", torchrun),
         *("--nnodes", str(trainer.replicas), "--nproc-per-node", str(trainer.processes_per_replica)),
         *("--node-rank", str(process.index), "--master-addr", host, "--master-port", port),
         *("--max-restarts", "0", "-m", module),

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlhf_api.contract.run import EXIT_SUSPENDED, Process, RunConfig, listens
+from rlhf_api.contract.run import EXIT_SUSPENDED, Process, RunConfig, command, listens
 from rlhf_api.contract.status import JobStatus
 from rlhf_api.host.job_files import provided
 from rlhf_api.host.reaper import become_subreaper
@@ -25,7 +25,7 @@ from ..supervision.role_client import ControlClient
 from . import workdir
 from .metrics import Evaluations, Metrics
 from .metrics_server import MetricsServer
-from .processes import Command, Supervised, end_the_hung, local_command
+from .processes import Command, Supervised, end_the_hung
 from .progress import Display
 from .stopping import Tree
 from .temporary import temporary
@@ -51,7 +51,7 @@ class Host:
         places: Sequence[Process],
         *,
         before: JobStatus | None = None,
-        make: Command = local_command,
+        make: Command = command,
         metrics_port: int | None = None,
     ) -> None:
         """`places`: processes, trainers first; `before`: the status of the run to resume; `metrics_port` None: any free

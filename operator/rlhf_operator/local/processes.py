@@ -30,18 +30,11 @@ from . import gpus
 from .process_log import ProcessLog
 
 Command = Callable[[RunConfig, Process, str], list[str]]
-"""`local_command`, or a test's replacement."""
+"""`contract.run.command`, or a test's replacement."""
 SHARED_MEMORY = Path("/dev/shm")
 """Memory that processes of vLLM and NCCL share, a file system: Docker makes it 64 MB by default."""
 _REAPER_SECONDS = 10.0
 """Deadline of a reaper to kill its descendants, seconds."""
-
-
-def local_command(config: RunConfig, process: Process, python: str) -> list[str]:
-    """The contract's command with `-P`: without it Python imports what has a library's name from the directory it runs
-    in, which may be one of somebody's data."""
-    program, *arguments = command(config, process, python)
-    return [program, "-P", *arguments]
 
 
 class Supervised:
@@ -79,7 +72,7 @@ class Supervised:
         config: RunConfig,
         config_file: Path,
         token: str,
-        make: Command = local_command,
+        make: Command = command,
         *,
         more: Mapping[str, str] = MappingProxyType({}),
     ) -> None:

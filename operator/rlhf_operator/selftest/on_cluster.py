@@ -86,7 +86,7 @@ class OnCluster:
     async def read_results(self, models: Sequence[str]) -> RunResults:
         if self._trainer is None or not self._rests:
             return RunResults()
-        reader = ["python3", "-m", "rlhf_operator.selftest.left", self._folder, *models]
+        reader = ["python3", "-P", "-m", "rlhf_operator.selftest.left", self._folder, *models]
         try:
             return from_lines(await self._in_pod(self._trainer, reader))
         except ValueError as error:
@@ -104,7 +104,7 @@ class OnCluster:
                 raise Failure(f"pods of {self.name} are still there after {_SUSPEND_SECONDS:.0f} s")
             await asyncio.sleep(POLL_SECONDS)
         if self._wrote and keeps_files(self._trainer):
-            remove = ["python3", "-m", "rlhf_operator.selftest.left", "--remove", self._folder]
+            remove = ["python3", "-P", "-m", "rlhf_operator.selftest.left", "--remove", self._folder]
             await self._in_pod(self._trainer, remove)
 
     @property

@@ -153,7 +153,7 @@ def test_its_processes_are_placed_started_and_commanded(results: dict[str, Any])
     assert results["roles"] == ["trainer", "generator", "teacher"]
     assert results["places"] == ["trainer-0", "generator-0", "teacher-0", "teacher-1"]
     assert results["starts"] == ["teacher"]
-    assert results["command"] == ["python3", "-m", "rlhf_trainer.roles.teacher"]
+    assert results["command"] == ["python3", "-P", "-m", "rlhf_trainer.roles.teacher"]
     assert results["loads"] == ["org/large", "causal"]
 
 

@@ -158,7 +158,7 @@ def _model_cache(role: Body, pods: PodSettings) -> Body:
     return {
         **role,
         "name": MODEL_CACHE,
-        "command": ["python3", "-m", "rlhf_trainer.model_cache"],
+        "command": ["python3", "-P", "-m", "rlhf_trainer.model_cache"],
         "env": [*env, *({"name": name, "value": value} for name, value in hub.items())],
         "resources": resources,
     }

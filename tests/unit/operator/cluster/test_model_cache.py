@@ -27,7 +27,7 @@ def test_models_are_put_where_the_role_looks_for_them():
     gpu = "spec.generator.pods.gpu={count: 1, memoryGigabytes: 80}"
     spec = pod(Role.GENERATOR, CLAIM, CACHE, gpu, "spec.pods.secrets=[hub-token]")
     (init,), (role,) = spec["initContainers"], spec["containers"]
-    assert init["command"] == ["python3", "-m", "rlhf_trainer.model_cache"]
+    assert init["command"] == ["python3", "-P", "-m", "rlhf_trainer.model_cache"]
     assert environment(init)["HF_HUB_CACHE"] == environment(role)["HF_HUB_CACHE"] == "/models/hub"
     assert (environment(init)["HF_HUB_OFFLINE"], environment(role)["HF_HUB_OFFLINE"]) == ("0", "1")
     for same in ("image", "volumeMounts", "envFrom", "securityContext", "workingDir"):

@@ -229,7 +229,9 @@ def test_jobs_of_the_last_release_run_on():
     again = build_pod(want.pinned, NewPod(Role.TRAINER, 0, attempt=2, resume=True), "t")
     before = next(pod for pod in pods if pod["metadata"]["name"] == "job-trainer-0")
     (new,), (old,) = again["spec"]["containers"], before["spec"]["containers"]
-    assert (new["command"], new["image"]) == (old["command"], old["image"])
+    python, safe, *rest = new["command"]
+    assert ([python, *rest], new["image"]) == (old["command"], old["image"])
+    assert safe == "-P", "which the Python of every image knows"
     todo = plan(Observed(made, want, [Pod.of(pod) for pod in pods]), World().now)
     assert names(todo) == ([], [])
     assert todo.status.phase == "Running"

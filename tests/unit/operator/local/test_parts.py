@@ -21,7 +21,7 @@ import pytest
 from tests.unit.api.manifests import job
 
 from rlhf_api.contract.report import CheckpointStatus, TrainerStatus
-from rlhf_api.contract.run import Membership, Process, RunConfig
+from rlhf_api.contract.run import Membership, Process, RunConfig, command
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.host import oom, reaper
 from rlhf_api.host.oom import OomKills
@@ -33,7 +33,7 @@ from rlhf_operator.local.host import Host
 from rlhf_operator.local.metrics_server import check_port
 from rlhf_operator.local.ports import assign, place, reserve
 from rlhf_operator.local.preflight import check_files, of_a_cluster
-from rlhf_operator.local.processes import Supervised, local_command
+from rlhf_operator.local.processes import Supervised
 from rlhf_operator.local.progress import Lines
 from rlhf_operator.local.trainer import Trainer
 from rlhf_operator.status.job_status import first_status, job_status
@@ -636,7 +636,7 @@ def test_of_the_current_directory_only_what_a_manifest_names_is_imported(
     own = "from rlhf_trainer.process.imports import import_function; import_function('module_of_mine:found', '')()"
 
     def role(*contract: Any) -> list[str]:
-        python, safe, *_ = local_command(*contract)
+        python, safe, *_ = command(*contract)
         return [python, safe, "-c", f"import argparse, psutil, pydantic, torch, aiohttp; {own}"]
 
     process.start(config, tmp_path / "run.json", "", role)
