@@ -189,7 +189,7 @@ class Committer:
 
 
 def _fenced(archive: Archive, run: str) -> UnusableStore:
-    """What a trainer of `run` is told once another one leads, whose run LATEST names if its host gives it one."""
+    """The message to a trainer of `run` once another one leads, whose run LATEST names if its host gives it one."""
     url, leader = archive.store.url, ""
     with suppress(StoreError):
         leader = archive.read_root()[0].run

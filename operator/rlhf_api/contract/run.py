@@ -101,7 +101,7 @@ class ExportRequest(Report):
     """Absolute path of the folder to write."""
     field: ModelField = "policy"
     adapter: Literal["merged", "alone"] | None = None
-    """How an adapter is written; None: merged, or the model has none."""
+    """The form in which an adapter is written; None: merged, or the model has none."""
     model: str | None = None
     """Folder or hub name of the model that the job started from, in place of the one that the checkpoint names."""
 

@@ -1,4 +1,4 @@
-"""What an unknown key stands for: a field of the manifest, or none and what to do instead."""
+"""Meanings of unknown keys: a field of the manifest, or none and what to do instead."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

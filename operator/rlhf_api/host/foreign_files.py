@@ -12,7 +12,7 @@ LARGEST_JSON = 64 << 20
 _DIGITS = 19
 """Digits of the largest integer of 64 bits."""
 READ_ERRORS = (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
-"""What reading a model's file may raise: it cannot be read, or is not what its name says."""
+"""Errors of reading a model's file: it cannot be read, or is not what its name says."""
 
 
 def open_regular(file: Path) -> BinaryIO:

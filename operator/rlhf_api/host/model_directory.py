@@ -17,7 +17,7 @@ PICKLES = "RLHF_PICKLED_WEIGHTS"
 WITHOUT_HUB = (
     "set HF_ENDPOINT to a mirror, or HF_HOME to a cache that has it, or name a folder with its files"
 )
-"""What to do where the hub cannot be reached."""
+"""Remedy where the hub cannot be reached."""
 MOST_FILES = 10_000
 MOST_LAYERS = 10_000
 """Layers of a model; each is an object of its own before a weight is read."""

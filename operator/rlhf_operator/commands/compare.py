@@ -85,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def table(runs: Sequence[Run]) -> str:
-    """What differs between the runs, and what came of each: a column for each, or a line if there are many."""
+    """The differences between the runs, and the outcome of each: a column for each, or a line if there are many."""
     rows = [("", *(each.name for each in runs)), *_differences(runs), *_figures(runs)]
     return "\n".join(columns(list(zip(*rows, strict=True)) if len(runs) > MOST_COLUMNS else rows))
 

@@ -1,4 +1,4 @@
-"""What a sweep tries: `path=[value, value]` and `path=log(1e-6,1e-4)`, as the overrides of each trial; pure."""
+"""Values that a sweep tries: `path=[value, value]` and `path=log(1e-6,1e-4)`, as the overrides of each trial; pure."""
 
 import hashlib
 import itertools
@@ -39,7 +39,7 @@ class Range(NamedTuple):
 
 
 Values = Mapping[str, Range | Sequence[Any]]
-"""What to try, by the path of the field."""
+"""Values to try, by the path of the field."""
 
 
 def parse_values(texts: Sequence[str], *, ranges: bool) -> Values:

@@ -29,7 +29,7 @@ FILES = Candidates(files=True)
 def complete(
     parser: argparse.ArgumentParser, line: Sequence[str], values: Mapping[Any, Values]
 ) -> Candidates:
-    """What may stand for the last word of a line, which may be empty. `values`: those of positional arguments, by their
+    """Completions of the last word of a line, which may be empty. `values`: those of positional arguments, by their
     `type`, and of options, by their name."""
     *before, word = line
     state = _State(parser)
@@ -49,7 +49,7 @@ def complete(
 
 
 class _State:
-    """How far a parser would be after some words."""
+    """The state of a parser after some words."""
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
         self.literal = False

@@ -39,7 +39,7 @@ _HELD_OUT = {plain(name) for name in ("eval_dataset", "val_files")}
 
 @dataclass(frozen=True)
 class Became:
-    """What a setting became: `fields` of the manifest with their values, or else only a `text` about it."""
+    """The outcome of a setting: `fields` of the manifest with their values, or else only a `text` about it."""
 
     setting: Setting
     text: str = ""
@@ -103,7 +103,7 @@ def _problems(document: Mapping[str, Any]) -> Sequence[Problem]:
 
 
 def _carried(settings: Sequence[Setting], context: Context) -> Iterator[Became]:
-    """What each setting became; a field has the first value."""
+    """The outcome of each setting; a field has the first value."""
     sizes, taken = batch_sizes(context), dict[str, str]()
     has_held_out = any(_key(setting) in _HELD_OUT and not setting.problem for setting in settings)
     for setting in settings:

@@ -22,7 +22,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Configuration:
-    """What a file sets; `algorithm`: of ours, "" if the file does not say."""
+    """The settings of a file; `algorithm`: of ours, "" if the file does not say."""
 
     system: System
     settings: tuple[Setting, ...]

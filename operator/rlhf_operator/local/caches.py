@@ -74,7 +74,7 @@ def others_may_write(path: Path) -> str:
 
 
 def _components(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """What exists of a path's folders and links, from the root on, and of those where the links lead."""
+    """Existing folders and links of a path with their status, from the root on, and of those where the links lead."""
     done, left, links = Path("/"), [*reversed(path.parts[1:])], 0
     yield done, done.lstat()
     while left:

@@ -11,13 +11,13 @@ from rlhf_api.host.redaction import masked
 from rlhf_api.spec import Spec
 
 _FIXED = re.compile(r"spec\.(algorithm|seed|model)\b")
-"""What identifies a run, and is the same for all of its steps."""
+"""Fields that identify a run, and are the same for all of its steps."""
 _TASK = re.compile(
     r"spec\.data\.(?!promptsPerStep$)|spec\.workspace\.files|spec\.reward\."
     r"((modelWeight|fineGrained|bias|scale|clip)\b"
     r"|functions($|\[\d+\]($|\.(name|function|url|program|weight|failureScore)\b)))"
 )
-"""What the policy learns, and from what: later steps of the run would have another goal than earlier ones."""
+"""Fields of what the policy learns, and from what: later steps of the run would have another goal than earlier ones."""
 
 
 class Change(NamedTuple):

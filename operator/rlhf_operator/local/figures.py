@@ -79,7 +79,7 @@ def _shortened(text: str) -> str:
 
 
 def waiting_line(status: JobStatus, seconds: float, step: Mapping[str, Any]) -> str:
-    """What the run has been waiting for, for so many seconds, and how much of it is left; `step`: the last line of
+    """Activity of the run, the seconds that it has taken, and how much of it is left; `step`: the last line of
     `metrics.jsonl`, {} before the first."""
     doing = (status.activity or "").removeprefix(STARTING).removeprefix(": ")
     parts = [f"{doing or status.message or 'starting'}, {span(seconds)}"]

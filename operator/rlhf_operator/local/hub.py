@@ -31,7 +31,7 @@ def check_hub(spec: Spec, environ: Mapping[str, str]) -> None:
 
 
 def silence(endpoint: str) -> str:
-    """Why a server gives no answer of any kind within `ANSWER_SECONDS`; '' if it gives one."""
+    """The reason for which a server gives no answer of any kind within `ANSWER_SECONDS`; '' if it gives one."""
     reasons = [f"it did not answer within {ANSWER_SECONDS:g} s"]
 
     def ask() -> None:

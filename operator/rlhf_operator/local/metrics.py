@@ -33,7 +33,7 @@ class Metrics:
 
 
 class Evaluations:
-    """What `evaluation.jsonl` gets after construction, as lines for people, with the first figure of each set."""
+    """New lines of `evaluation.jsonl` since construction, for people, with the first figure of each set."""
 
     def __init__(self, file: Path) -> None:
         self._figures = Metrics(file)
@@ -50,7 +50,7 @@ class Evaluations:
 
 
 def evaluation_changes(file: Path) -> list[str]:
-    """What an `evaluation.jsonl` says of each set that was evaluated at more than one step, as lines for people."""
+    """First and last figures of each set that was evaluated at more than one step, as lines for people."""
     by_set = dict[str, list[Mapping[str, Any]]]()
     for figures in read_figures(file):
         by_set.setdefault(str(figures.get("set")), []).append(figures)

@@ -46,7 +46,7 @@ class RunProcess:
         return self._process.poll()
 
     def new_lines(self) -> list[str]:
-        """What it has printed since the last call."""
+        """The output since the last call."""
         file = Path(
             f"/proc/self/fd/{self._output.fileno()}"
         )  # opened anew: the child writes where this one is

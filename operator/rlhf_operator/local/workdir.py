@@ -162,7 +162,7 @@ def _earlier(status: JobStatus | None) -> str:
 
 
 def read_changes(workdir: Path, config: RunConfig) -> list[Change]:
-    """What is not as in the configuration of the run in the directory."""
+    """Differences from the configuration of the run in the directory."""
     before = read(workdir / CONFIG, RunConfig)
     if before is None:
         message = "is not the configuration of a run that this version can read; use another --workdir"

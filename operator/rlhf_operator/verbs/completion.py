@@ -106,4 +106,4 @@ _VALUES = {
     override: _fields,
     "--set": _fields,
 }
-"""What may stand for positional arguments, by their type, and for options."""
+"""Completions of positional arguments, by their type, and of options."""

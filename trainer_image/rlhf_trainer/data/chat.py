@@ -105,7 +105,7 @@ def render(
 
 
 def _simpler(tokenizer: PreTrainedTokenizerBase) -> str:
-    """What to do about a template that takes too much."""
+    """Remedy for a template that takes too much."""
     if isinstance(tokenizer.chat_template, GivenTemplate):
         return "give a simpler template"
     return (

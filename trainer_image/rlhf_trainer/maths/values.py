@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 DECAY = 0.99
-"""What a batch of returns weighs after each later one: about the last hundred count, so a rising reward is followed."""
+"""Weight of a batch of returns after each later one: about the last hundred count, so a rising reward is followed."""
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ def comparison_figure(workdirs: Mapping[str, Path]) -> "Figure":
 
 
 def _panels(runs: Mapping[str, tuple[Sequence[Row], Sequence[Row]]]) -> list[_Panel]:
-    """What the runs have figures of. Loss is shown of runs without a reward alone: under it, it says little."""
+    """Panels that the runs have figures of. Loss is shown of runs without a reward alone: under it, it says little."""
     steps = {name: rows for name, (rows, _) in runs.items()}
     learn = {name for name, rows in steps.items() if _has("reward_mean", rows)}
     panels = [

@@ -1,5 +1,5 @@
-"""Whether Weights & Biases has a key, or needs none, by what its client reads; without the client, whose questions to a
-terminal nobody would answer."""
+"""Tells whether Weights & Biases has a key, or needs none, by what its client reads; without the client, whose
+questions to a terminal nobody would answer."""
 
 import netrc
 import os

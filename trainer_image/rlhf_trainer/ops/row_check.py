@@ -113,7 +113,7 @@ class RowChecker:
 
 
 _forked: RowChecker | None = None
-"""What a process forked from the one that checks has from it, without pickling."""
+"""State that a forked process has from the one that checks, without pickling."""
 
 
 @contextmanager

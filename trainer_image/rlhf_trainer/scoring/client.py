@@ -81,7 +81,7 @@ class Scorer:
         self._serving: asyncio.Future[None] | None = None
         self._under_way: Sequence[UnderWay[Question, None]] = ()
         self._reasons = ""
-        """Why members that answer have failed since the last reply; while none answers, empty."""
+        """The reason for which members that answer have failed since the last reply; while none answers, empty."""
         self._absent_since: float | None = None
         self._warned = False
         """True while the activity says that no member answers."""

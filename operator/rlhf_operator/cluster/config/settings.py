@@ -67,7 +67,7 @@ class Settings:
     image_pull_secrets: tuple[str, ...] = ()
     """Secrets with credentials for the image's registry, in the namespaces of jobs."""
     requests: bool = True
-    """Whether pods without requests ask for the memory of the plan."""
+    """True if pods without requests ask for the memory of the plan."""
     tmp_size_limit: str | None = None
     """Of the pods' /tmp."""
     pod_security: dict[str, JsonValue] | None = None
@@ -75,7 +75,7 @@ class Settings:
     metrics_port: int = 8080
     """Prometheus metrics at /metrics and the probes' /healthz and /readyz."""
     review_metrics: bool = False
-    """Whether /metrics asks for a token, which the API server reviews."""
+    """True if /metrics asks for a token, which the API server reviews."""
     webhook_port: int | None = None
     """Port of the admission webhook; none unless given."""
     webhook_certificates: str = "/etc/rlhf/webhook"

@@ -41,7 +41,7 @@ class ReconcileState:
     suspending: bool = False
     """The trainer is requested to checkpoint and exit."""
     stall: str = ""
-    """Why the trainer makes no progress; empty where it does."""
+    """The reason for which the trainer makes no progress; empty where it does."""
 
     @property
     def resumed(self) -> bool:

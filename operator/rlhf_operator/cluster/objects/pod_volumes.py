@@ -60,7 +60,7 @@ def carried_keys(spec: Spec) -> dict[str, str]:
 
 
 def _items(spec: Spec) -> Body:
-    """Where each key of the ConfigMap is mounted; nothing for a job without files, whose keys are all names."""
+    """Path at which each key of the ConfigMap is mounted; none for a job without files, whose keys are all names."""
     if not spec.workspace.files:
         return {}
     configs = {file: file for file in (START_CONFIG, RESUME_CONFIG)}

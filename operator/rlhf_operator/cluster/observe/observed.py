@@ -23,7 +23,7 @@ class Observed:
     silent_since: float | None = None
     """Time since when the trainer has been silent, in seconds since the epoch."""
     trainer_error: str = ""
-    """Why the trainer's last answer was of no use."""
+    """The reason for which the trainer's last answer was of no use."""
     refused: Finish | str | None = None
     """The API server's refusal of the pods that were to be created last."""
     deleted_pods: Sequence[Pod] = ()
