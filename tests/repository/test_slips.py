@@ -176,6 +176,7 @@ def test_a_rows_field_is_to_be_renamed(here, capsys, row, words):
             "is compressed (gzip), which is not read; decompress it first",
         ),
         ("rows.json", b"PAR1....PAR1", "is Parquet; let its name end with .parquet"),
+        ("rows.CSV", b"prompt\n", "is no table by its name; let it end with .csv"),
         (
             "rows.parquet",
             b"PAR1, and then the connection ended",

@@ -166,6 +166,8 @@ def _other_form(file: Path) -> str:
     """Advice for a file of rows in a format that is not read, by its name and first bytes; '' for any other."""
     if kind := _OTHER_TABLES.get(file.suffix.lower()):
         return f"is {kind}, which is not read; write its rows as JSONL, CSV or Parquet"
+    if (ending := file.suffix.lower()) in TABLES and ending != file.suffix:
+        return f"is no table by its name; let it end with {ending}"
     with file.open("rb") as opened:
         begin = opened.read(4)
     if begin == _PARQUET:

@@ -305,7 +305,7 @@ def _filled(value: Any) -> Any:
 
 
 def _renamed(row: dict[str, Any], columns: Mapping[str, str], where: Callable[[], str]) -> dict[str, Any]:
-    if missing := next((column for column in columns.values() if column not in row), None):
+    if (missing := next((column for column in columns.values() if column not in row), None)) is not None:
         has = f"has {', '.join(map(repr, row)) or 'no fields'}"
         raise InvalidJob(
             [Problem(where(), f"there is no {missing!r}, which data.columns names; the row {has}")]

@@ -176,6 +176,8 @@ def test_columns_are_read_as_the_fields_they_are_named_for(tmp_path):
         InvalidJob, match=r"one.jsonl:1: there is no 'turns', which data.columns names; the row has 'q"
     ):
         list(open_dataset([Source(path=one, columns={"prompt": "turns"})], "prompts"))
+    with pytest.raises(InvalidJob, match=r"there is no '', which data\.columns names"):
+        list(open_dataset([Source(path=one, columns={"prompt": ""})], "prompts"))
 
 
 def test_a_split_of_the_hubs_is_its_parquet_files_and_is_read_from_the_last_copy_without_the_hub(
