@@ -44,6 +44,8 @@ def check_files(spec: Spec) -> list[Problem]:
 
 def named_files(spec: Spec, reported: Sequence[Problem]) -> list[Problem]:
     """Problems of `check_files` that hold for a spec with the problems `reported`, and do not follow from them."""
+    if any(problem.where.startswith("spec.workspace.files") for problem in reported):
+        return []  # without them, all that they hold would be missing
     data = [] if any(problem.where.startswith("spec.data") for problem in reported) else _data(spec)
     with provided(spec.workspace.files):
         all_problems = [*data, *_template_syntax(spec), *model_problems(spec), *_functions(spec)]

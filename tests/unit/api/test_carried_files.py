@@ -105,6 +105,10 @@ def test_mistakes_in_carried_files_have_their_places(capsys: pytest.CaptureFixtu
     assert (
         "my_rewards/by_length.py of spec.workspace.files defines no 'score'; did you mean 'scores'?" in errors
     )
+    Path("job.yaml").write_text(MANIFEST.replace("my_rows.jsonl: |", "my_rewards: |"))
+    assert cli.main(["validate", "job.yaml"]) == 2
+    (error,) = capsys.readouterr().err.splitlines()
+    assert "spec.workspace.files.my_rewards: cannot be a file and the folder" in error
 
 
 def test_configurations_have_digests_of_files() -> None:
