@@ -236,19 +236,24 @@ def apply_override(document: Any, override: str) -> Any:
         InvalidJob: the override has no `=`, or its path leads through a value that is not an object.
     """
     where, equals, text = override.partition("=")
-    keys = where.replace("[", ".[").split(".")
+    keys = override_keys(where)
     if not equals or not all(keys):
         raise InvalidJob(
             [Problem("--set", f"must be path=value, such as spec.ppo.klCoefficient=0.1; got {override!r}")]
         )
-    if keys_in_camel_case(keys[:1], RLHFJob)[0] not in _TOP:
-        keys = ["spec", *keys]
-    keys = keys_in_camel_case(keys, RLHFJob)
     values = documents(text, f"--set {where}")
     value = values[0] if values else None
     if not isinstance(value, str) and in_text_map(RLHFJob, keys):
         value = text
     return _spelled(_set(document, keys, value, where))
+
+
+def override_keys(where: str) -> list[str]:
+    """The keys of an override's path from the manifest's root on, in camelCase, with places in lists as `[i]`."""
+    keys = where.replace("[", ".[").split(".")
+    if keys_in_camel_case(keys[:1], RLHFJob)[0] not in _TOP:
+        keys = ["spec", *keys]
+    return keys_in_camel_case(keys, RLHFJob)
 
 
 _TOP = frozenset(field.alias or name for name, field in RLHFJob.model_fields.items())

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.host.strict_yaml import documents
+from rlhf_api.manifest.load import override_keys
 
 FORMS = "path=[value, value], path=log(LOW,HIGH) or path=uniform(LOW,HIGH)"
 MOST_TRIALS = 1000
@@ -49,14 +50,21 @@ def parse_values(texts: Sequence[str], *, ranges: bool) -> Values:
     for text in texts:
         path, _, expression = text.partition("=")
         try:
-            if path in values:
-                raise InvalidJob([Problem(text, f"{path} has values already; give them in one list")])
+            if taken := next((other for other in values if _overlap(path, other)), None):
+                raise InvalidJob([Problem(text, f"{taken} has values already; give them in one list")])
             values[path] = _parse(text, expression, ranges=ranges)
         except InvalidJob as error:
             problems += error.problems
     if problems:
         raise InvalidJob(problems)
     return values
+
+
+def _overlap(path: str, other: str) -> bool:
+    """True if the fields are the same one, however they are spelled, or one is in the other."""
+    keys, others = override_keys(path), override_keys(other)
+    shorter = min(len(keys), len(others))
+    return keys[:shorter] == others[:shorter]
 
 
 def _parse(text: str, expression: str, *, ranges: bool) -> Range | Sequence[Any]:

@@ -94,6 +94,11 @@ def test_an_interrupt_stops_all_trials_that_run_after_a_checkpoint(small_job, mo
         ),
         (["seed=[1]", "seed=[2]"], ["seed=[2]: seed has values already; give them in one list"]),
         (
+            ["optimizer.learningRate=[1]", "spec.optimizer.learning_rate=[2]"],
+            ["rate=[2]: optimizer.learningRate has"],
+        ),
+        (["optimizer=[{}]", "optimizer.learningRate=[2]"], ["Rate=[2]: optimizer has values already"]),
+        (
             ["seed=log(0,1)", "steps=uniform(2,1)", "epochs=uniform(1,x)", "--random", "2"],
             [
                 "seed=log(0,1): log(LOW,HIGH) must have 0 < LOW < HIGH",
