@@ -14,6 +14,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.host.redaction import secrets_of
 from rlhf_api.spec import Spec
 from rlhf_operator.local.modules import missing
 from rlhf_operator.local.provenance import named_code
@@ -130,6 +131,9 @@ def _definition(function: FunctionType, name: str, value: Any) -> str:
         if getattr(sys.modules.get(module), qualified, None) is value:
             return f"from {module} import {qualified} as {name}"
     elif _is_literal(value):
+        if secrets_of({name: str(value)}):
+            reason = f"uses {name}, which looks like a secret, and would be saved in clear; read it from os.environ"
+            raise _refusal(function, f"{reason} inside the function")
         return f"{name} = {value!r}"
     if value is _MISSING:
         raise _refusal(function, f"uses {name}, which is not defined")

@@ -12,8 +12,12 @@ def dumps(value: Any, *, ensure_ascii: bool = True, default: Callable[[Any], Any
 
 
 def figures(line: str | bytes) -> dict[str, Any]:
-    """A line of figures, with NaN for those that are null. Raises ValueError for a line that is cut short."""
-    return {name: nan if value is None else value for name, value in json.loads(line).items()}
+    """A line of figures, with NaN for those that are null. Raises ValueError for a line that is cut short, or no
+    object."""
+    read = json.loads(line)
+    if not isinstance(read, dict):
+        raise ValueError("a line of figures must be an object")
+    return {name: nan if value is None else value for name, value in read.items()}
 
 
 def _finite(value: Any) -> Any:

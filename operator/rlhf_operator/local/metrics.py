@@ -76,6 +76,6 @@ def read_figures(file: Path) -> list[Mapping[str, Any]]:
 def _figures(content: bytes) -> list[Mapping[str, Any]]:
     lines = []
     for line in content.splitlines():
-        with suppress(ValueError, AttributeError):  # no JSON, or no object
+        with suppress(ValueError):
             lines.append(strict_json.figures(line))
     return [line for line in lines if line]

@@ -68,6 +68,10 @@ def test_a_function_of_a_module_keeps_its_name(monkeypatch):
             "def make(k):\n def score(p, responses, rows): return [k]\n return score\nscore = make(2)",
             "score: is defined inside make and uses its k; define it at the top of a cell or of a file",
         ),
+        (
+            "API_KEY = 'sk-0123456789abcdef'\ndef score(p, responses, rows): return [len(API_KEY)]",
+            "score: uses API_KEY, which looks like a secret, and would be saved in clear; read it from os.environ",
+        ),
         ("def score(p, responses, rows): return [nothing]", "score: uses nothing, which is not defined"),
         (
             "state = object()\ndef score(p, responses, rows): return [state]",

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from huggingface_hub import HfApi, constants, hf_hub_download
-from huggingface_hub.errors import HfHubHTTPError, RevisionNotFoundError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RevisionNotFoundError
 
 from rlhf_api.errors.problem import InvalidJob, Problem, first_line
 from rlhf_api.sections.data import HUB_URL
@@ -42,12 +42,13 @@ def find_split(url: str) -> Split:
         fix = "correct the name, or give a token (HF_TOKEN)"
         message = f"the hub does not serve it: {first_line(error)}; {fix}"
         raise InvalidJob([Problem(url, message)]) from None
+    except HFValidationError as error:
+        raise InvalidJob([Problem(url, f"names no dataset: {first_line(error)}")]) from None
     except Exception as error:  # of whichever HTTP library it has
         raise Unreachable(first_line(error)) from error
-    parts = [
-        Path(file.rfilename).parts for file in info.siblings or () if file.rfilename.endswith(".parquet")
-    ]
-    splits = sorted({(folder[0], folder[1]) for folder in parts if len(folder) == 3})
+    named = (Path(file.rfilename) for file in info.siblings or ())
+    parts = [file.parts for file in named if file.suffix == ".parquet" and len(file.parts) == 3]
+    splits = sorted({(folder[0], folder[1]) for folder in parts if ".." not in folder})
     fitting = [a for a, b in splits if b == split and configuration in (None, a)]
     chosen = fitting if len(fitting) == 1 else [a for a in fitting if a == "default"]
     if not chosen:

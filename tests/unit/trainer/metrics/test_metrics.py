@@ -98,6 +98,9 @@ def test_figures_that_are_not_finite_are_null_and_are_read_as_nan(tmp_path):
     judged = strict.loads((tmp_path / "evaluation.jsonl").read_text())
     assert (judged["mean"], judged["samples"]) == (None, [{"score": None}])
     assert [isnan(row["reward_mean"]) for row in read_lines(file)] == [True, True]
+    with file.open("a") as out:
+        out.write('[1]\n7\n{"step": 3, "cut')
+    assert len(read_lines(file)) == 2, "what is no line of figures is left out"
     draw_picture(tmp_path, "a run without a reward")
     assert (tmp_path / "reward.png").exists()
 
