@@ -18,7 +18,7 @@ def documented() -> dict[str, re.Pattern[str]]:
     rows = [line.split("|")[1] for line in PAGE.read_text().splitlines() if line.startswith("| `")]
     names = [figure for row in rows for figure in re.findall(r"`([\w<>]+)`( \\\*)?", row)]
     return {
-        name: re.compile((MODELS if several else "") + name.replace("<name>", r"\w+"))
+        name: re.compile((MODELS if several else "") + name.replace("<name>", r"\w+").replace("<i>", r"\d+"))
         for name, several in names
     }
 

@@ -19,14 +19,17 @@ _POLICY = ("clip_fraction", "ratio_mean", "update_kl", "pretraining_loss")
 """Metrics of the policy in a job that samples responses, prefixed in the same way."""
 _SAMPLED = (
     *("reward_mean", "reward_std", "responses_dropped", "responses_dropped_share", "groups_filtered"),
-    *("groups_without_spread_share", "response_length_mean", "response_length_p50", "response_length_p99"),
+    *("groups_without_spread_share", "groups_all_highest_share", "groups_all_lowest_share"),
+    *("response_length_mean", "response_length_p50", "response_length_p99"),
     *("finished_share", "kl_mean", "kl_coefficient", "entropy", "value_explained_variance"),
     *("logprob_difference", "token_mult_prob_error", "ratio_outside_share", "importance_effective_share"),
     *("logprob_outlier_share", "logprob_outliers", "logprob_difference_max"),
     *("generate_seconds", "score_seconds", "staleness", "staleness_max", "generators_idle_seconds"),
     *("responses_continued", "replay_share", "replay_age"),
 )
-_REWARD = ("mean", "failed", "seconds")
+_REWARD = ("mean", "failed", "seconds", "without_spread_share")
+_SOURCE = ("reward_mean", "without_spread_share")
+"""Metrics of each source of the training data, where there are several, prefixed by its number."""
 _GIVEN = ("prompts_cut", "responses_cut")
 _PAIRS = ("accuracy", "reward_margin", "chosen_reward", "rejected_reward")
 
@@ -46,7 +49,9 @@ def metrics_of(spec: Spec) -> tuple[str, ...] | None:
     rewards = ["model", *(function.metric for function in spec.reward.functions)]
     of_rewards = [f"reward_{reward}_{name}" for reward in rewards for name in _REWARD]
     of_policy = [f"{models[POLICY]}{name}" for name in _POLICY]
-    return (*_STEP, *of_models, *of_policy, *_SAMPLED, *of_rewards)
+    count = len(spec.data.training_sources())
+    of_sources = [f"source_{source}_{name}" for source in range(count) if count > 1 for name in _SOURCE]
+    return (*_STEP, *of_models, *of_policy, *_SAMPLED, *of_rewards, *of_sources)
 
 
 def problems(spec: Spec) -> Iterator[Problem]:

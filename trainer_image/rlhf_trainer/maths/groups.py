@@ -87,3 +87,18 @@ def count_without_spread(scores: Tensor, groups: Tensor) -> tuple[int, int]:
     """
     without = torch.unique(groups[~has_spread(scores, groups)])
     return len(without), len(torch.unique(groups))
+
+
+def count_at_bounds(scores: Tensor, groups: Tensor) -> tuple[int, int]:
+    """Number of groups all of whose scores are the highest of all, and of those whose scores are all the lowest; none
+    where these are the same.
+
+    Shapes: `scores` float [N], N >= 1, `groups` int64 [N]. Raises ValueError where they do not fit.
+    """
+    equal = ~has_spread(scores, groups)
+    lowest, highest = scores.aminmax()
+    if highest == lowest:
+        return 0, 0
+    return len(torch.unique(groups[equal & (scores == highest)])), len(
+        torch.unique(groups[equal & (scores == lowest)])
+    )

@@ -70,7 +70,8 @@ class OnlineTask(GraphTask):
         self._buffer = ReplayBuffer(ctx.spec.replay, self._texts, stored=ctx.ranks.first)
         self._source = PromptSource(ctx, rows)
         self._collector = EpisodeCollector(ctx, learner, rollouts, self._executor, self._source, remote)
-        self._metrics = OnlineMetrics(ctx, learner.models[POLICY], self._collector, rollouts, remote.reward)
+        policy, collector = learner.models[POLICY], self._collector
+        self._metrics = OnlineMetrics(ctx, policy, collector, rollouts, remote.reward, rows)
         self._pending: Episode | None = None
         self._sampled: Episode | None = None
         """Responses of the last step that are kept for people, on rank 0."""
@@ -82,7 +83,7 @@ class OnlineTask(GraphTask):
         self._op_ctx.step = step
         if self._pending is not None:
             self._pending = replace(self._pending, columns=self._executor.run(self._pending.columns))
-            return self._metrics.collected(self._pending.columns, {})
+            return self._metrics.collected(self._pending, {})
         if self._spec.replay.dynamic:
             return {}
         put_back = self._moment()
@@ -92,7 +93,7 @@ class OnlineTask(GraphTask):
             put_back(None)
             self._rollouts.put_back()
             raise
-        return self._metrics.collected(self._pending.columns, figures)
+        return self._metrics.collected(self._pending, figures)
 
     def train(self, step: int) -> dict[str, float]:
         self._op_ctx.step = step
@@ -206,7 +207,7 @@ class OnlineTask(GraphTask):
             if not parts:
                 raise
         episode = joined(parts)
-        return episode, self._metrics.collected(episode.columns, dict(seconds)) | agreement
+        return episode, self._metrics.collected(episode, dict(seconds)) | agreement
 
     def _with_replay(self, episode: Episode, step: int) -> tuple[Columns, dict[str, float]]:
         """The step's own responses, then those that are trained on again, the same on every rank; and its metrics."""

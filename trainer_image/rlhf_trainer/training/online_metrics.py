@@ -1,14 +1,20 @@
 """Metrics of a step on sampled responses, beside those of its updates."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from rlhf_api.dataset.rows import Row
+
+from ..data.dataset import Dataset
 from ..maths.agreement import AGREEMENT, comparable
-from ..maths.groups import count_without_spread
+from ..maths.groups import count_at_bounds, count_without_spread
 from ..metrics.step import step_metrics
 from ..models.trained_model import TrainedModel
 from ..ops import output_fn
 from ..ranks.context import TrainerContext
+from ..replay.table import Episode
 from ..rollout.collector import EpisodeCollector
 from ..rollout.rollouts import Rollouts
 from ..scoring.reward_client import RewardClient
@@ -25,16 +31,20 @@ class OnlineMetrics:
         collector: EpisodeCollector,
         rollouts: Rollouts,
         reward: RewardClient | None,
+        rows: Sequence[Row],
     ) -> None:
-        """`reward` is rank 0's alone."""
+        """`reward` is rank 0's alone; `rows`: of the training data."""
+        self._rows = rows
         self._ctx, self._policy, self._collector = ctx, policy, collector
         self._rollouts, self._reward = rollouts, reward
 
-    def collected(self, columns: Columns, figures: dict[str, float]) -> dict[str, float]:
+    def collected(self, episode: Episode, figures: dict[str, float]) -> dict[str, float]:
         """Metrics of the step's responses before its updates, and of their rewards; `figures`: the collector's."""
+        columns = episode.columns
         return {
             **step_metrics(columns, self._compared(columns)),
-            **self._spread(columns, int(figures.get("groups_filtered", 0))),
+            **self._spread(episode, int(figures.get("groups_filtered", 0))),
+            **self._of_sources(episode),
             "tokens": int(columns.lengths.sum()),
             "generate_seconds": 0.0,
             "score_seconds": 0.0,
@@ -58,15 +68,44 @@ class OnlineMetrics:
         metrics = {"staleness": float(ages.mean()), **self._rollouts.figures()}
         return metrics | ({"staleness_max": float(ages.max())} if self._rollouts.is_ahead else {})
 
-    def _spread(self, columns: Columns, filtered: int) -> dict[str, float]:
-        """The share of groups whose scores are equal, the `filtered` ones among them. With one response a prompt all of
-        the step's are one group; one alone has nothing to differ from."""
+    def _spread(self, episode: Episode, filtered: int) -> dict[str, float]:
+        """The share of groups whose scores are equal, the `filtered` ones among them; those at the step's highest and
+        lowest score; and for each reward the share of groups that it does not tell apart. With one response a prompt
+        all of the step's are one group; one alone has nothing to differ from."""
         each, prompts = self._ctx.spec.sampling.responses_per_prompt, self._ctx.spec.data.prompts_per_step
         if each == prompts == 1:
             return {}
-        groups = columns["position"] if each > 1 else torch.zeros_like(columns["position"])
-        without, count = count_without_spread(columns["scores"], groups)
-        return {"groups_without_spread_share": (without + filtered) / (count + filtered)}
+        scores, positions = episode.columns["scores"], episode.columns["position"]
+        groups = positions if each > 1 else torch.zeros_like(positions)
+        without, count = count_without_spread(scores, groups)
+        metrics = {"groups_without_spread_share": (without + filtered) / (count + filtered)}
+        if each > 1 and not filtered:
+            highest, lowest = count_at_bounds(scores, groups)
+            metrics |= {
+                "groups_all_highest_share": highest / count,
+                "groups_all_lowest_share": lowest / count,
+            }
+        for name, own in episode.rewards.items():
+            scored = ~own.isnan()
+            if bool(scored.any()):
+                without, count = count_without_spread(own[scored], groups[scored])
+                metrics[f"reward_{name}_without_spread_share"] = without / count
+        return metrics
+
+    def _of_sources(self, episode: Episode) -> dict[str, float]:
+        """For each source of the training data, where there are several, its mean score and the share of its groups
+        whose scores are equal."""
+        if not isinstance(self._rows, Dataset) or len(self._rows.files) == 1:
+            return {}
+        rows = (int(prompt_id.partition("/")[2]) for prompt_id in episode.prompt_ids)
+        sources = torch.tensor([self._rows.place(row)[0] for row in rows])
+        scores, groups, metrics = episode.columns["scores"], episode.columns["position"], dict[str, float]()
+        for source in sources.unique().tolist():
+            own = sources == source
+            without, count = count_without_spread(scores[own], groups[own])
+            metrics[f"source_{source}_reward_mean"] = float(scores[own].double().mean())
+            metrics[f"source_{source}_without_spread_share"] = without / count
+        return metrics
 
     def _compared(self, columns: Columns) -> Tensor | None:
         """Tokens that the policy's weights before the step sampled; None where the log-probabilities are the sampler's

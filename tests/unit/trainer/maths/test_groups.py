@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf_trainer.maths.groups import (
+    count_at_bounds,
     count_without_spread,
     group_centered,
     group_standardized,
@@ -101,6 +102,9 @@ def test_groups_without_spread_are_those_that_teach_nothing():
     assert has_spread(scores, groups).tolist() == [False, False, True, True, False]
     assert (group_standardized(scores, groups) != 0).tolist() == has_spread(scores, groups).tolist()
     assert count_without_spread(scores, groups) == (2, 3)
+    assert count_at_bounds(scores, groups) == (1, 0)
+    assert count_at_bounds(-scores, groups) == (0, 1)
+    assert count_at_bounds(torch.ones(5), groups) == (0, 0), "no response is better than another"
 
 
 @pytest.mark.parametrize("function", [group_centered, group_standardized, leave_one_out, has_spread])

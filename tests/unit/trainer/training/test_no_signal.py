@@ -67,6 +67,7 @@ def test_a_reward_with_spread_warns_of_nothing():
 def test_the_share_is_of_the_groups():
     job = Job("grpo", "", "spec.data.promptsPerStep=10", score=every_other_prompt).steps(0, 1)
     assert job.lines[0][SHARE] == 0.5
+    assert (job.lines[0]["groups_all_highest_share"], job.lines[0]["groups_all_lowest_share"]) == (0, 0.5)
 
 
 def test_groups_that_dynamic_sampling_replaces_are_counted():
