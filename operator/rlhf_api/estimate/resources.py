@@ -16,7 +16,7 @@ from .serving import Serving, filled, frozen_need, gpus, on_vllm
 from .sizes import NOTHING, FileSizes, Sizes
 from .trainer_memory import counted, trained, training
 
-LARGE = 1e8
+LARGE = 5e8
 """Parameters of a model that nobody trains on CPUs by intention."""
 
 

@@ -15,7 +15,6 @@ from rlhf_api.dataset.rows import RENDERED_FIELDS
 from rlhf_api.errors.problem import InvalidJob, Problem, show
 from rlhf_api.errors.similar import suggestion
 from rlhf_api.estimate.model_files import model_sizes
-from rlhf_api.estimate.resources import LARGE
 from rlhf_api.field_types import RowKind
 from rlhf_api.host.foreign_files import READ_ERRORS, read_json
 from rlhf_api.host.variables import ENVIRONMENT
@@ -226,7 +225,7 @@ def _spec_of(model: str) -> Spec:
 def _is_small(model: str) -> bool:
     """True for a local model that is known to have few parameters."""
     size = model_sizes(_spec_of(model)).get("policy")
-    return size is not None and size.parameters < LARGE
+    return size is not None and size.parameters < init_files.SMALL
 
 
 def _positions(model: Path) -> int | None:

@@ -24,8 +24,8 @@ _STRENGTHS = {
 }
 """Settings of algorithms that hold the policy near its start, with comments."""
 
-SMALL_RATE = 1e-4
-"""Learning rate of models that are small enough to need one a hundred times as high as others."""
+SMALL, SMALL_RATE = 1e8, 1e-4
+"""Models with fewer parameters need a learning rate that is a hundred times as high as that of others."""
 
 
 def manifest(
