@@ -74,7 +74,7 @@ def test_a_running_job_from_before_the_bounds_goes_on(own_server: Server) -> Non
     with pytest.raises(Refused, match=RUNNING):
         jobs.merge({"spec": {"steps": 9}})
     jobs.merge({"spec": {"suspend": True}})
-    with pytest.raises(Refused, match=r"spec\.environment\.A: Too long"):
+    with pytest.raises(Refused, match=r"spec\.env\.A: Too long"):
         jobs.merge({"spec": {"env": {"A": LONG + "x"}}})
     jobs.merge({"spec": {"steps": 9}})
     assert jobs.get()["status"] == {"phase": "Running", "totalSteps": 4, "step": 3, "message": "trains"}
