@@ -60,6 +60,10 @@ def test_three_kinds_of_rewards_and_a_prompt_that_has_none(tmp_path):
     for line in finished.steps:
         assert (line["reward_true_mean"], line["reward_correct_mean"]) == (1.0, 0.0)
         assert line["reward_mean"] == line["reward_mean"], "not NaN"
+        assert (
+            line["reward_true_without_spread_share"],
+            line["reward_letters_without_spread_share"] < 1,
+        ) == (1, True)
         assert 0.25 <= line["reward_steps_mean"] <= 0.25 * 8, "a number for each of up to 8 tokens"
         assert min(line[f"reward_{name}_seconds"] for name in ("letters", "correct", "true")) > 0
     samples = [json.loads(line) for line in (finished.workdir / "samples.jsonl").read_text().splitlines()]

@@ -44,7 +44,7 @@ class OnlineMetrics:
         return {
             **step_metrics(columns, self._compared(columns)),
             **self._spread(episode, int(figures.get("groups_filtered", 0))),
-            **self._of_sources(episode),
+            **of_sources(episode, self._rows),
             "tokens": int(columns.lengths.sum()),
             "generate_seconds": 0.0,
             "score_seconds": 0.0,
@@ -92,21 +92,6 @@ class OnlineMetrics:
                 metrics[f"reward_{name}_without_spread_share"] = without / count
         return metrics
 
-    def _of_sources(self, episode: Episode) -> dict[str, float]:
-        """For each source of the training data, where there are several, its mean score and the share of its groups
-        whose scores are equal."""
-        if not isinstance(self._rows, Dataset) or len(self._rows.files) == 1:
-            return {}
-        rows = (int(prompt_id.partition("/")[2]) for prompt_id in episode.prompt_ids)
-        sources = torch.tensor([self._rows.place(row)[0] for row in rows])
-        scores, groups, metrics = episode.columns["scores"], episode.columns["position"], dict[str, float]()
-        for source in sources.unique().tolist():
-            own = sources == source
-            without, count = count_without_spread(scores[own], groups[own])
-            metrics[f"source_{source}_reward_mean"] = float(scores[own].double().mean())
-            metrics[f"source_{source}_without_spread_share"] = without / count
-        return metrics
-
     def _compared(self, columns: Columns) -> Tensor | None:
         """Tokens that the policy's weights before the step sampled; None where the log-probabilities are the sampler's
         own."""
@@ -114,3 +99,19 @@ class OnlineMetrics:
             return None
         keep = self._ctx.spec.rollout.in_flight == "keep"
         return comparable(columns["versions"], self._rollouts.version, keep=keep)
+
+
+def of_sources(episode: Episode, rows: Sequence[Row]) -> dict[str, float]:
+    """For each source of the training data, where there are several, the mean score of its responses and the share of
+    its groups whose scores are equal."""
+    if not isinstance(rows, Dataset) or len(rows.files) == 1:
+        return {}
+    numbers = (int(prompt_id.partition("/")[2]) for prompt_id in episode.prompt_ids)
+    sources = torch.tensor([rows.place(number)[0] for number in numbers])
+    scores, groups, metrics = episode.columns["scores"], episode.columns["position"], dict[str, float]()
+    for source in sources.unique().tolist():
+        own = sources == source
+        without, count = count_without_spread(scores[own], groups[own])
+        metrics[f"source_{source}_reward_mean"] = float(scores[own].double().mean())
+        metrics[f"source_{source}_without_spread_share"] = without / count
+    return metrics

@@ -54,7 +54,12 @@ AFTER = {"step", "episode", "weight_version", "seconds", "train_seconds", "broad
 
 
 def test_health_rules_may_name_every_figure_of_the_page_that_is_there_by_then():
-    jobs = [job(), job("spec.algorithm=sft", "spec.ppo={}"), job("spec.algorithm=dpo", "spec.ppo={}")]
+    jobs = [
+        job(),
+        job("spec.data.train=[one.jsonl, two.jsonl]"),
+        job("spec.algorithm=sft", "spec.ppo={}"),
+        job("spec.algorithm=dpo", "spec.ppo={}"),
+    ]
     known = {name for each in jobs for name in metrics_of(each.spec) or ()}
     page = metrics_page.documented()
     assert {name for name in known if not any(p.fullmatch(name) for p in page.values())} == set()

@@ -1,18 +1,23 @@
 """Steps whose scores tell no response from another are counted, warned of, and end a job by a rule."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from tests.unit.trainer.replay.made import episode
 from tests.unit.trainer.training.running import PAIRS, RANKS, Job
 from tests.unit.trainer.training.test_dynamic_sampling import make, same
 
 from rlhf_api.contract.report import HealthStatus
 from rlhf_api.contract.run import EXIT_UNHEALTHY
+from rlhf_api.sections.data import Source
+from rlhf_trainer.data.dataset import open_dataset
 from rlhf_trainer.process.role import RoleEnd
 from rlhf_trainer.tensors.records import Sequences
 from rlhf_trainer.training.monitor import Monitor
+from rlhf_trainer.training.online_metrics import of_sources
 
 SHARE = "groups_without_spread_share"
 STOPS = "spec.health={rules: [{metric: groups_without_spread_share, above: 0.99, steps: 4, action: fail}]}"
@@ -30,9 +35,28 @@ def monitored(job: Job, steps: int) -> list[HealthStatus]:
     return reports
 
 
+def test_each_source_of_a_mixture_has_its_own_score_and_share(tmp_path):
+    files = [tmp_path / name for name in ("one.jsonl", "two.jsonl")]
+    for file in files:
+        file.write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
+    rows = open_dataset([Source(path=str(file)) for file in files], "prompts")
+    whole = episode(0, lengths=((1, 1),) * 4)
+    columns = whole.columns.with_rows(
+        scores=torch.tensor([1.0, 1.0, 0.0, 3.0]), position=torch.tensor([0, 0, 1, 1])
+    )
+    made = replace(whole, columns=columns, prompt_ids=("0/1", "0/1", "0/2", "0/2"))
+    assert of_sources(made, rows) == {
+        "source_0_reward_mean": 1.0,
+        "source_0_without_spread_share": 1.0,
+        "source_1_reward_mean": 1.5,
+        "source_1_without_spread_share": 0.0,
+    }
+    assert of_sources(made, rows[:]) == {}, "of one source there is nothing to tell apart"
+
+
 def every_other_prompt(_sequences: Sequences, rows: Any) -> torch.Tensor:
     """Responses to prompts of even numbers score the same, and differ for the others."""
-    return torch.tensor([0.1 if int(row["prompt"][1:]) % 2 == 0 else float(i) for i, row in enumerate(rows)])
+    return torch.tensor([-1.0 if int(row["prompt"][1:]) % 2 == 0 else float(i) for i, row in enumerate(rows)])
 
 
 def by_prompt(_sequences: Sequences, rows: Any) -> torch.Tensor:
