@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +14,8 @@ from rlhf_api.contract.run import SHARE_CORES
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 os.environ |= SHARE_CORES  # before torch is loaded, also where tests compute in a process of their own
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as whoever starts them in the background has it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # What is imported stays, so that no garbage collection needs to look at it, as in a role: a trainer's loop asks for one
 # each step, and DeepSpeed for many.
 gc.disable()
