@@ -15,6 +15,7 @@ from rlhf_api.job import RLHFJob
 
 from ..console.exits import INTERRUPTED, print_line
 from ..local import gpus, workdir
+from ..local.provenance import PACKAGE
 from ..local.run_process import POLL_SECONDS, RunProcess
 from ..status.condition import reason
 from ..supervision.restart_policy import UNHEALTHY
@@ -62,7 +63,8 @@ def _has_ended(place: Path, job: RLHFJob) -> bool:
     """True if the run in the directory ended for good: after its last step, or by a rule of spec.health. Raises
     InvalidJob if it is of another job."""
     config = RunConfig(job=job.metadata.name, spec=job.spec, workdir=str(place.resolve()), resume=True)
-    if changes := workdir.read_changes(place, config):
+    changes = workdir.read_changes(place, config)
+    if changes := [change for change in changes if not change.field.startswith(PACKAGE)]:
         fields = "; ".join(map(str, changes[:_SHOWN_CHANGES]))
         message = f"holds a trial of another sweep ({fields}); give another --runs DIR, or remove it"
         raise InvalidJob([Problem(str(place), message)])

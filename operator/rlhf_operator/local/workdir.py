@@ -171,7 +171,7 @@ def read_changes(workdir: Path, config: RunConfig) -> list[Change]:
     changes = renamed + changed_fields(before.spec, with_digests(config.spec))
     named = {change.field for change in changes}
     return changes + [
-        each for each in provenance.changed_code(workdir, config.spec) if each.field not in named
+        each for each in provenance.changed_since(workdir, config.spec) if each.field not in named
     ]
 
 

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,17 @@ def test_a_resumed_run_whose_rewards_code_has_changed_asks_first(here):
     assert [change.field for change in accepted.changes] == ["spec.reward.functions[0].function"]
 
 
+def test_a_resumed_run_says_which_packages_have_another_version(here, monkeypatch):
+    config = RunConfig(job="job", spec=job(REWARD).spec, workdir=str(here / "w"))
+    workdir.write_config(FOLDER, config)
+    provenance.record_start(FOLDER, config.spec)
+    monkeypatch.setattr(provenance, "version", lambda name: "9.9" if name == "torch" else version(name))
+    resumed = workdir.prepare(FOLDER, config, resume=True, overwrite=False)
+    assert resumed is not None
+    (change,) = resumed.changes
+    assert str(change) == f"package torch: '{version('torch')}' -> '9.9'"
+
+
 @pytest.mark.usefixtures("here")
 def test_files_of_the_manifest_that_have_changed_ask_first_and_are_not_quoted():
     def config(rows: str) -> RunConfig:
@@ -112,4 +124,4 @@ def test_files_of_the_manifest_that_have_changed_ask_first_and_are_not_quoted():
 def test_a_record_that_cannot_be_read_is_no_change(here, content):
     if content is not None:
         (here / FOLDER / provenance.FILE).write_text(content)
-    assert provenance.changed_code(FOLDER, job(REWARD).spec) == []
+    assert provenance.changed_since(FOLDER, job(REWARD).spec) == []
