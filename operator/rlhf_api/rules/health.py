@@ -49,7 +49,7 @@ def metrics_of(spec: Spec) -> tuple[str, ...] | None:
     rewards = ["model", *(function.metric for function in spec.reward.functions)]
     of_rewards = [f"reward_{reward}_{name}" for reward in rewards for name in _REWARD]
     of_policy = [f"{models[POLICY]}{name}" for name in _POLICY]
-    count = len(spec.data.training_sources())
+    count = len(spec.data.sources or spec.data.train or ())  # which may not be valid
     of_sources = [f"source_{source}_{name}" for source in range(count) if count > 1 for name in _SOURCE]
     return (*_STEP, *of_models, *of_policy, *_SAMPLED, *of_rewards, *of_sources)
 

@@ -86,6 +86,7 @@ class Begun:
     def __init__(self) -> None:
         self.responses: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = []
         self.failures: dict[int, str] = {}
+        self.scores: dict[str, torch.Tensor] = {}
 
     def take_metrics(self) -> dict[str, float]:
         return {}

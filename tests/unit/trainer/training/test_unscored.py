@@ -31,7 +31,7 @@ def failing(rows: set[int]):
 def make(algorithm: str, rows: set[int], *overrides: str, settings: str = "minibatchSize: 16") -> Job:
     job = Job(algorithm, settings, FOUR, *overrides, score=failing(rows))
     reasons = {row: f"judge: reason {row}" for row in rows}
-    job.task._collector._failures = lambda: reasons
+    job.task._collector._reward = SimpleNamespace(failures=reasons, scores={})
     return job
 
 
