@@ -191,8 +191,10 @@ TRAINERS = st.builds(
 )
 
 
-@given(zero=TRAINERS, parameters=st.floats(1e8, 1e11))
+@given(zero=TRAINERS, parameters=st.floats(3e8, 1e11))
 def test_more_ranks_and_higher_stages_never_need_more_for_training(zero, parameters) -> None:
+    """Of smaller models a sixteenth of the optimizer is less than the buckets through which it is moved."""
+
     def need(zero: Zero) -> float:
         return trainer([Trained(parameters, zero)] * 2).total
 
