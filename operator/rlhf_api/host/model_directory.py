@@ -18,6 +18,8 @@ WITHOUT_HUB = (
     "set HF_ENDPOINT to a mirror, or HF_HOME to a cache that has it, or name a folder with its files"
 )
 """Remedy where the hub cannot be reached."""
+HUB_SECONDS = 10.0
+"""Deadline of the hub's answer to a person who waits, seconds; its client would ask for over a minute."""
 MOST_FILES = 10_000
 MOST_LAYERS = 10_000
 """Layers of a model; each is an object of its own before a weight is read."""

@@ -9,11 +9,9 @@ from urllib.request import Request, urlopen
 
 from rlhf_api.errors.problem import InvalidJob, Problem, first_line
 from rlhf_api.estimate.sizes import LOADED
-from rlhf_api.host.model_directory import WITHOUT_HUB
+from rlhf_api.host.model_directory import HUB_SECONDS, WITHOUT_HUB
 from rlhf_api.spec import Spec
 
-ANSWER_SECONDS = 10.0
-"""Deadline of the hub's answer, seconds."""
 _HUB = "https://huggingface.co"
 _OF_GATEWAYS = (502, 503, 504)
 """Codes of a proxy that gets no answer."""
@@ -31,12 +29,12 @@ def check_hub(spec: Spec, environ: Mapping[str, str]) -> None:
 
 
 def silence(endpoint: str) -> str:
-    """The reason for which a server gives no answer of any kind within `ANSWER_SECONDS`; '' if it gives one."""
-    reasons = [f"it did not answer within {ANSWER_SECONDS:g} s"]
+    """The reason for which a server gives no answer of any kind within `HUB_SECONDS`; '' if it gives one."""
+    reasons = [f"it did not answer within {HUB_SECONDS:g} s"]
 
     def ask() -> None:
         try:
-            urlopen(Request(endpoint, method="HEAD"), timeout=ANSWER_SECONDS).close()
+            urlopen(Request(endpoint, method="HEAD"), timeout=HUB_SECONDS).close()
             reasons.append("")
         except HTTPError as error:  # its client may have a token
             reasons.append(f"HTTP {error.code} {error.reason}" if error.code in _OF_GATEWAYS else "")
@@ -49,7 +47,7 @@ def silence(endpoint: str) -> str:
 
     asking = threading.Thread(target=ask, daemon=True)  # a resolver of names may take minutes
     asking.start()
-    asking.join(ANSWER_SECONDS)
+    asking.join(HUB_SECONDS)
     return reasons[-1]
 
 

@@ -8,11 +8,10 @@ from huggingface_hub import HfApi, constants, hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RevisionNotFoundError
 
 from rlhf_api.errors.problem import InvalidJob, Problem, first_line
+from rlhf_api.host.model_directory import HUB_SECONDS
 from rlhf_api.sections.data import HUB_URL
 
 BRANCH = "refs/convert/parquet"
-ANSWER_SECONDS = 10.0
-"""Deadline of the hub's answer, seconds."""
 
 
 class Unreachable(OSError):
@@ -34,7 +33,7 @@ def find_split(url: str) -> Split:
     assert match, url
     name, configuration, split = match["name"], match["configuration"], match["split"]
     try:
-        info = HfApi().dataset_info(name, revision=BRANCH, timeout=ANSWER_SECONDS)
+        info = HfApi().dataset_info(name, revision=BRANCH, timeout=HUB_SECONDS)
     except RevisionNotFoundError:
         message = "the hub has not converted it to Parquet; download its files and name them"
         raise InvalidJob([Problem(url, message)]) from None

@@ -38,9 +38,8 @@ LONGEST = 500
 """Maximum length of what the host hears of an error, in characters."""
 AGAIN_SECONDS = 60.0
 """Interval between the tries to create a tracker whose server is down, seconds."""
-
-
 SAMPLES_EVERY = 10
+"""Interval between the steps whose responses trackers get: some make a file of each table."""
 Logged = Figures | Sequence[Sample]
 
 
@@ -83,7 +82,7 @@ class Tracking:
             feed.put(figures, step)
 
     def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
-        """Logs the responses of every tenth step: some trackers make a file of each table."""
+        """Logs the responses of every `SAMPLES_EVERY` steps."""
         if samples and step % SAMPLES_EVERY == 0:
             for feed in self._feeds:
                 feed.put(samples, step)

@@ -37,7 +37,7 @@ def test_a_hub_where_nobody_listens_is_named_with_every_model_and_the_remedies(t
 
 
 def test_one_that_accepts_and_says_nothing_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(local_hub, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(local_hub, "HUB_SECONDS", 0.2)
     silent = r"gives no answer: (it did not answer within 0.2 s|timed out)"
     with closing(socket.create_server(("127.0.0.1", 0))) as server, pytest.raises(InvalidJob, match=silent):
         check_hub(models(policy="org/a"), environ(tmp_path, f"http://127.0.0.1:{server.getsockname()[1]}"))

@@ -2,8 +2,7 @@
 
 from huggingface_hub import constants, get_session
 
-ANSWER_SECONDS = 10.0
-"""Deadline of the hub's answer, seconds."""
+from rlhf_api.host.model_directory import HUB_SECONDS
 
 
 def use_cache_if_unreachable() -> None:
@@ -13,6 +12,6 @@ def use_cache_if_unreachable() -> None:
     if constants.is_offline_mode():
         return
     try:
-        get_session().head(constants.ENDPOINT, timeout=ANSWER_SECONDS)
+        get_session().head(constants.ENDPOINT, timeout=HUB_SECONDS)
     except Exception:  # whichever HTTP library it has
         constants.HF_HUB_OFFLINE = True
