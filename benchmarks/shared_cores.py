@@ -1,4 +1,4 @@
-"""What other work on the machine costs a run on CPUs, whose compute threads sleep or spin while they wait.
+"""Cost of other work on the machine to a run on CPUs, whose compute threads sleep or spin while they wait.
 
     .venv/bin/python benchmarks/shared_cores.py [--manifest FILE] [--steps N] [--busy N]
 

@@ -111,7 +111,7 @@ def test_there_is_one_version():
     ],
 )
 def test_images_install_by_hash_what_is_pinned(name, constraints, extras):
-    """Whether nothing is missing, pip says as it builds the image: with one hash it asks for all."""
+    """Pip tells whether anything is missing as it builds the image: with one hash it asks for all."""
     installed = rf"pip install --quiet --require-hashes -r \S*constraints/{name}-hashes\.txt"
     assert re.search(installed, (ROOT / "Dockerfile").read_text())
     text = (ROOT / "constraints" / f"{name}-hashes.txt").read_text()

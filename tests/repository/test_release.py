@@ -98,7 +98,7 @@ def test_the_plugin_that_its_krew_manifest_names_runs_with_a_python_and_nothing_
 
 
 def check_krew(manifest: dict) -> list[str]:
-    """What krew's validation of a manifest complains of (its pkg/index/validation, v1alpha2)."""
+    """Complaints of krew's validation about a manifest (its pkg/index/validation, v1alpha2)."""
     spec = manifest["spec"]
     rules = {
         "apiVersion": manifest["apiVersion"] == "krew.googlecontainertools.github.com/v1alpha2",

@@ -1,4 +1,4 @@
-"""What unit tests of several packages use."""
+"""Fixtures of unit tests of several packages."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What `rlhf init` writes runs as it stands. A reward process that is stopped together with its supervisor: the trainer
+"""Files of `rlhf init` run as they stand. A reward process that is stopped together with its supervisor: the trainer
 says so, and Ctrl-C ends the run."""
 
 import os

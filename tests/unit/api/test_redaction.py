@@ -1,4 +1,4 @@
-"""What looks like a secret is replaced where more people read it: termination messages, cards, trackers, snapshots."""
+"""Text like a secret is replaced where more people read it: termination messages, cards, trackers, snapshots."""
 
 import pytest
 

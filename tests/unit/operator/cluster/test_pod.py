@@ -276,7 +276,7 @@ def test_only_a_resumed_trainer_reads_the_other_configuration(tmp_path):
 
 
 def test_the_largest_spec_fits_into_its_config_map():
-    """Which may have 1 MiB. Deep lists are the worst: with indents an item of one character is a line of sixty."""
+    """It may have 1 MiB. Deep lists are the worst: with indents an item of one character is a line of sixty."""
     deep: object = ["x"] * 60_000
     for _ in range(40):
         deep = [deep]

@@ -1,4 +1,4 @@
-"""What a resumed run says of fields that are not as they were, and which ones it refuses to change."""
+"""Messages of a resumed run about fields that are not as they were, and which of them it refuses to change."""
 
 import pytest
 from tests.unit.api.manifests import job

@@ -1,4 +1,4 @@
-"""What a run records of the code that it was started with, and what a resumed one says of changes of it."""
+"""A run records the code that it was started with, and a resumed one says what has changed of it."""
 
 import json
 import subprocess
