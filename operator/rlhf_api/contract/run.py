@@ -69,6 +69,8 @@ class RunConfig(Report):
     """Absolute path of the work directory, in the roles' file system."""
     resume: bool = False
     """Resume from the newest checkpoint, if there is one; false: start anew."""
+    shared_gpus: bool = False
+    """Trainer ranks, generators and frozen models are on the same GPUs of one machine."""
 
     @classmethod
     def read(cls, file: Path) -> "RunConfig":
@@ -85,6 +87,12 @@ class RunConfig(Report):
     def store(self) -> str:
         """The checkpoint store, as a URL."""
         return self.spec.checkpoint.store or Path(self.workdir, "checkpoints").as_uri()
+
+    @property
+    def takes_turns(self) -> bool:
+        """True if generators sleep while the trainer computes, and the trainer waits while they generate: they share
+        GPUs, and no step's responses overlap with training."""
+        return self.shared_gpus and generates_in_turns(self.spec)
 
     def dtype(self, role: Role) -> DType:
         """The compute dtype of a role."""
@@ -168,6 +176,13 @@ def roles_of(spec: Spec) -> tuple[Role, ...]:
     """Roles with processes: those of the graph, without generators if the trainer generates."""
     shared = spec.generator.shared_with_trainer
     return tuple(role for role in spec.graph.roles if role is not Role.GENERATOR or not shared)
+
+
+def generates_in_turns(spec: Spec) -> bool:
+    """True if generators never answer while the trainer computes, and get new weights before each step: no staleness,
+    no minibatches as they arrive, a broadcast after every step."""
+    ahead = spec.rollout.max_staleness > 0 or spec.replay.dynamic
+    return Role.GENERATOR in roles_of(spec) and not ahead and spec.weights.every_steps == 1
 
 
 def replicas(spec: Spec, role: Role) -> int:

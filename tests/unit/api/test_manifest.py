@@ -302,6 +302,25 @@ def test_run_config_round_trip() -> None:
     assert (config.store, again.spec.reward.clip) == ("s3://bucket/prefix", None)
 
 
+@pytest.mark.parametrize(
+    ("shared", "overrides", "turns"),
+    [
+        (True, (), True),
+        (False, (), False),
+        (True, ("spec.rollout.maxStaleness=1", "spec.sampling={}"), False),
+        (True, ("spec.replay.streamDataLoaderType=dynamic", "spec.sampling={}"), False),
+        (True, ("spec.weights.everySteps=2", "spec.sampling={}"), False),
+        (True, ("spec.generator.sharedWithTrainer=true",), False),
+    ],
+)
+def test_processes_on_the_same_gpus_take_turns_where_generation_never_overlaps_with_training(
+    shared: bool, overrides: tuple[str, ...], turns: bool
+) -> None:
+    config = RunConfig(job="job", spec=job(*overrides).spec, workdir="/w", shared_gpus=shared)
+    again = RunConfig.model_validate_json(config.model_dump_json(by_alias=True))
+    assert (again.shared_gpus, again.takes_turns) == (shared, turns)
+
+
 def paths(node: object, prefix: tuple[object, ...] = ()) -> list[tuple[object, ...]]:
     inner = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     return [prefix, *(path for key, value in inner for path in paths(value, (*prefix, key)))]
