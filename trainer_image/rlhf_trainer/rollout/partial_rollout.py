@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from rlhf_api.sections.evaluation import NO_PENALTIES, Penalties
 
-from ..tensors.records import Prompt, Rollout
+from ..tensors.records import Outcome, Prompt, Rollout
 from ..tensors.sampling_mask import filled
 
 ENDS = ("stop", "length")
@@ -16,7 +16,8 @@ ENDS = ("stop", "length")
 @dataclass
 class Response:
     """Tokens of one response so far, with each one's log-probability in nats and weight version: int32, float32 and
-    int32 arrays, since a step may have tens of millions of tokens."""
+    int32 arrays, since a step may have tens of millions of tokens. A response of several turns has context tokens
+    between them, those of the environment's replies."""
 
     tokens: "array[int]" = field(default_factory=lambda: array("i"))
     logprobs: "array[float]" = field(default_factory=lambda: array("f"))
@@ -26,6 +27,9 @@ class Response:
     kept_counts: "array[int]" = field(default_factory=lambda: array("i"))
     kept: "array[int]" = field(default_factory=lambda: array("i"))
     """Sampling mask, as in `Rollout`."""
+    sampled: "array[int]" = field(default_factory=lambda: array("b"))
+    outcome: Outcome | None = None
+    """As in `Rollout`; `outcome` once the episode has ended."""
 
     def add(
         self,
@@ -40,9 +44,25 @@ class Response:
         if counts and kept_tokens is not None:
             self.kept_counts += filled(array("i"), len(self.tokens) - len(self.kept_counts)) + counts
             self.kept += kept_tokens
+        if self.sampled:
+            self.sampled += array("b", [1]) * len(tokens)
         self.tokens += tokens
         self.logprobs += logprobs
         self.versions += array("i", [version]) * len(tokens)
+
+    def add_context(self, tokens: "array[int]") -> None:
+        """Appends tokens that an environment replied with: of log-probability 0 and the version of the token before.
+        Raises ValueError where none was sampled before: such tokens belong to the prompt."""
+        if not self.tokens:
+            raise ValueError(
+                "a response begins with a sampled token; what comes before belongs to its prompt"
+            )
+        self.sampled += array("b", [1]) * (len(self.tokens) - len(self.sampled)) + array("b", [0]) * len(
+            tokens
+        )
+        self.tokens += tokens
+        self.logprobs += array("f", [0.0]) * len(tokens)
+        self.versions += self.versions[-1:] * len(tokens)
 
     def finish(self, reason: str) -> None:
         """Marks the response as complete. Raises ValueError for a reason not in ENDS, and for a response without
@@ -56,7 +76,7 @@ class Response:
 
     def copy(self) -> "Response":
         own = self.tokens[:], self.logprobs[:], self.versions[:], self.end
-        return Response(*own, self.kept_counts[:], self.kept[:])
+        return Response(*own, self.kept_counts[:], self.kept[:], self.sampled[:], self.outcome)
 
 
 Ended = Callable[[Prompt, Response], None]
@@ -114,7 +134,17 @@ class PartialRollout:
     def rollouts(self) -> list[Rollout]:
         """Rollouts of the finished responses."""
         return [
-            Rollout(self.prompt, r.tokens, r.logprobs, r.versions, r.end == "stop", r.kept_counts, r.kept)
+            Rollout(
+                self.prompt,
+                r.tokens,
+                r.logprobs,
+                r.versions,
+                r.end == "stop",
+                r.kept_counts,
+                r.kept,
+                r.sampled,
+                r.outcome,
+            )
             for r in self.responses
         ]
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import nan
 from typing import Any
 
 import torch
@@ -13,6 +14,10 @@ from ..tensors.packed import flat_floats, flat_int32s
 from ..tensors.records import Columns, Rollout, Sequences
 from ..tensors.sampling_mask import Kept, filled
 from .requests import Responses
+
+_OF_TOKENS = ("sampled_logprobs", "versions", "turn_rewards")
+_OF_ROWS = ("position", "finished", "environment_reward", "turns")
+"""Arrays of a message that become columns."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +42,13 @@ def collected(ranks: Ranks, number: int, responses: Responses, places: Mapping[s
         return Collected(None, *fates)
     kept_tokens = Kept(arrays["kept_counts"], arrays["kept"]) if "kept" in arrays else None
     tokens = arrays.pop("tokens").long()  # removed from the message, so that the int32 copy is freed
-    versions = _run_lengths(arrays["versions"], arrays["version_counts"])
-    sequences = Sequences(tokens, arrays["lengths"], arrays["prompt_lengths"], kept_tokens)
+    arrays["versions"] = _run_lengths(arrays["versions"], arrays["version_counts"])
+    lengths = arrays["lengths"], arrays["prompt_lengths"]
+    sequences = Sequences(tokens, *lengths, kept=kept_tokens, sampled=arrays.get("sampled"))
     columns = Columns(
         sequences,
-        {"sampled_logprobs": arrays["sampled_logprobs"], "versions": versions},
-        {name: arrays[name] for name in ("position", "finished")},
+        {name: arrays[name] for name in _OF_TOKENS if name in arrays},
+        {name: arrays[name] for name in _OF_ROWS if name in arrays},
     )
     return Collected(Episode(number, tuple(header["ids"]), columns), *fates)
 
@@ -50,7 +56,8 @@ def collected(ranks: Ranks, number: int, responses: Responses, places: Mapping[s
 def pack(rollouts: Sequence[Rollout]) -> Sequences:
     """Packs the prompt and response of each rollout."""
     finished = torch.tensor([r.finished for r in rollouts], dtype=torch.bool)
-    return replace(Sequences.pack([(r.prompt.tokens, r.tokens) for r in rollouts]), finished=finished)
+    packed = Sequences.pack([(r.prompt.tokens, r.tokens) for r in rollouts])
+    return replace(packed, finished=finished, sampled=_flags(rollouts))
 
 
 def joined(parts: Sequence[Episode]) -> Episode:
@@ -68,8 +75,9 @@ def joined(parts: Sequence[Episode]) -> Episode:
 
 
 def message(responses: Responses, places: Mapping[str, int]) -> Message:
-    """Message with the responses for the other ranks: 8 bytes per token, plus sampling masks; `places` as in
-    `collected`. Versions are run-length encoded: they change only where new weights come during a response."""
+    """Message with the responses for the other ranks: 8 bytes per sampled token and 5 per context token, plus sampling
+    masks; `places` as in `collected`. Versions are run-length encoded: they change only where new weights come during a
+    response."""
     rollouts = responses.rollouts
     lengths = [(len(r.prompt.tokens), len(r.tokens)) for r in rollouts]
     dropped: dict[str, list[int]] = {}
@@ -82,21 +90,53 @@ def message(responses: Responses, places: Mapping[str, int]) -> Message:
         "dropped": dropped,
         "unanswered": [places[prompt_id] for prompt_id in responses.unanswered],
     }
-    versions, version_counts = _runs([r.versions for r in rollouts])
-    masks = dict[str, Tensor]()
+    versions, version_counts = _runs([r.of_sampled(r.versions) for r in rollouts])
+    more = _of_episodes(rollouts)
     if any(r.kept_counts for r in rollouts):
-        masks["kept_counts"] = flat_int32s(filled(r.kept_counts, len(r.tokens)) for r in rollouts)
-        masks["kept"] = flat_int32s(r.kept for r in rollouts)
-    return masks | {
+        counts = (r.of_sampled(filled(r.kept_counts, len(r.tokens))) for r in rollouts)
+        more["kept_counts"] = flat_int32s(counts)
+        more["kept"] = flat_int32s(r.kept for r in rollouts)
+    return more | {
         "tokens": flat_int32s(part for r in rollouts for part in (r.prompt.tokens, r.tokens)),
         "lengths": torch.tensor([sum(pair) for pair in lengths], dtype=torch.int64),
         "prompt_lengths": torch.tensor([prompt for prompt, _ in lengths], dtype=torch.int64),
-        "sampled_logprobs": flat_floats(r.logprobs for r in rollouts),
+        "sampled_logprobs": flat_floats(r.of_sampled(r.logprobs) for r in rollouts),
         "versions": versions,
         "version_counts": version_counts,
         "position": torch.tensor([places[r.prompt.id] for r in rollouts], dtype=torch.int64),
         "finished": torch.tensor([r.finished for r in rollouts], dtype=torch.bool),
     }, header
+
+
+def _of_episodes(rollouts: Sequence[Rollout]) -> dict[str, Tensor]:
+    """What episodes have beside other responses: which tokens were sampled, and rewards; see `Columns`."""
+    sampled = _flags(rollouts)
+    arrays = {} if sampled is None else {"sampled": sampled}
+    outcomes = [r.outcome for r in rollouts]
+    if not any(outcomes):
+        return arrays
+    rewards = [nan if outcome is None or outcome.problem else outcome.reward for outcome in outcomes]
+    return arrays | {
+        "environment_reward": torch.tensor(rewards, dtype=torch.float32),
+        "turns": torch.tensor([outcome.turns if outcome else 0 for outcome in outcomes], dtype=torch.int64),
+        "turn_rewards": torch.cat([_turn_rewards(r) for r in rollouts]),
+    }
+
+
+def _flags(rollouts: Sequence[Rollout]) -> Tensor | None:
+    """The tokens that were sampled, of all tokens of the responses: bool; None if all were."""
+    if not any(r.sampled for r in rollouts):
+        return None
+    flags = bytearray().join(r.sampled.tobytes() or bytes([1]) * len(r.tokens) for r in rollouts)
+    return torch.frombuffer(flags, dtype=torch.bool)
+
+
+def _turn_rewards(rollout: Rollout) -> Tensor:
+    """Rewards of the turns at their last sampled tokens: float32, one entry for each sampled token."""
+    rewards = torch.zeros(len(rollout.of_sampled(rollout.tokens)), dtype=torch.float32)
+    for index, reward in rollout.outcome.turn_rewards if rollout.outcome else ():
+        rewards[(sum(rollout.sampled[:index]) if rollout.sampled else index)] += reward
+    return rewards
 
 
 def _runs(parts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:

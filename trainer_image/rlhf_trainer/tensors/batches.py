@@ -122,7 +122,7 @@ class MicroBatch:
         ends = set(tokens[lengths.cumsum(0) - 1].tolist())
         pad = next(t for t in (pad_token_id, *range(len(ends) + 1)) if t not in ends)
         row = torch.repeat_interleave(torch.arange(len(index)), picked.response_lengths)
-        column = ragged_index(picked.prompt_lengths, picked.response_lengths)
+        column = picked.response_columns
         if packed:
             starts = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
             input_ids, mask = tokens[None], starts.to(torch.int32)[None, None, None]

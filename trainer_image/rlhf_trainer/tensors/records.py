@@ -1,16 +1,20 @@
 """Records of a training step: Prompt -> Rollout -> Columns.
 
 All arrays are packed: the values of N sequences lie end to end in one dimension, without padding, beside their lengths.
-"response-aligned" arrays hold one value for each response token and nothing for prompt tokens.
+"response-aligned" arrays hold one value for each response token that was sampled, and nothing for prompt tokens and
+context tokens, those of an environment's replies between the turns of an episode. So all that trains and measures is of
+tokens that the policy chose, and what follows a turn's last token is the next turn's first one.
 """
 
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import compress
 from typing import Any, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .packed import flat_ints, ragged_index
@@ -30,11 +34,24 @@ class Prompt:
 
 
 @dataclass(frozen=True)
+class Outcome:
+    """How an episode of `turns` turns ended: `reward`, the sum of its rewards, and `turn_rewards`, those of turns: the
+    index in the response of the last token that was sampled in the turn, and the reward. `problem`: the reason why the
+    episode has no reward, which is not the policy's fault; else ''."""
+
+    reward: float
+    turns: int
+    turn_rewards: tuple[tuple[int, float], ...] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True)
 class Rollout:
-    """One response to a prompt, R >= 1 tokens: the sampled `tokens`, the log-probability in nats that the sampler
-    gave each of them, and the weight version that sampled each, as int32, float32 and int32 arrays. `finished` is
-    false where the length limit cut the response off. `kept`: the other tokens that each one was sampled from, end to
-    end, and `kept_counts`, how many: int32 arrays, empty where no sampling mask is replayed."""
+    """One response to a prompt, R >= 1 tokens: the `tokens`, the log-probability in nats that the sampler gave each of
+    them, and the weight version that sampled each, as int32, float32 and int32 arrays. `finished` is false where the
+    length limit cut the response off. `kept`: the other tokens that each one was sampled from, end to end, and
+    `kept_counts`, how many: int32 arrays, empty where no sampling mask is replayed. `sampled`: int8 array, 1 for each
+    token that was sampled, 0 for a context token; empty where all were. `outcome`: of an episode; else None."""
 
     prompt: Prompt
     tokens: "array[int]"
@@ -43,13 +60,20 @@ class Rollout:
     finished: bool
     kept_counts: "array[int]" = field(default_factory=lambda: array("i"))
     kept: "array[int]" = field(default_factory=lambda: array("i"))
+    sampled: "array[int]" = field(default_factory=lambda: array("b"))
+    outcome: Outcome | None = None
+
+    def of_sampled(self, values: "array[Any]") -> "array[Any]":
+        """The values of sampled tokens, of an array with one for each token."""
+        return array(values.typecode, compress(values, self.sampled)) if self.sampled else values
 
 
 @dataclass(frozen=True)
 class Sequences:
-    """N prompts with their responses, packed: int64 `tokens` [sum(lengths)], `lengths` [N], `prompt_lengths` [N]; and
-    `kept`, the sampling mask of the response tokens, None if every token was sampled from the whole vocabulary.
-    `finished`, bool [N], as in `Rollout`; None where that does not matter.
+    """N prompts with what came after them, packed: int64 `tokens` [sum(lengths)], `lengths` [N], `prompt_lengths` [N];
+    and `kept`, the sampling mask of the response tokens, None if every token was sampled from the whole vocabulary.
+    `finished`, bool [N], as in `Rollout`; None where that does not matter. `sampled`, bool [sum(after_lengths)]: the
+    tokens after the prompts that are response tokens, the others being context tokens; None if all are.
 
     Every sequence has at least one prompt token and one response token.
     """
@@ -59,6 +83,7 @@ class Sequences:
     prompt_lengths: Tensor
     kept: Kept | None = None
     finished: Tensor | None = None
+    sampled: Tensor | None = None
 
     @classmethod
     def pack(cls, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Self:
@@ -78,9 +103,28 @@ class Sequences:
         return self.lengths.cumsum(0) - self.lengths
 
     @cached_property
+    def after_lengths(self) -> Tensor:
+        """Number of tokens after each prompt, context tokens among them: int64 [N]."""
+        return self.lengths - self.prompt_lengths
+
+    @cached_property
+    def after_starts(self) -> Tensor:
+        """Start of each sequence in an array of the tokens after the prompts: int64 [N]."""
+        return self.after_lengths.cumsum(0) - self.after_lengths
+
+    @cached_property
     def response_lengths(self) -> Tensor:
         """Number of response tokens of each sequence: int64 [N]."""
-        return self.lengths - self.prompt_lengths
+        if self.sampled is None:
+            return self.after_lengths
+        before = F.pad(self.sampled.cumsum(0), (1, 0))
+        return before[self.after_starts + self.after_lengths] - before[self.after_starts]
+
+    @cached_property
+    def response_columns(self) -> Tensor:
+        """Place of each response token in its own sequence: int64 [A]."""
+        columns = ragged_index(self.prompt_lengths, self.after_lengths)
+        return columns if self.sampled is None else columns[self.sampled]
 
     @cached_property
     def response_starts(self) -> Tensor:
@@ -95,24 +139,43 @@ class Sequences:
         """Indices of the responses of `rows` (int64 [n]) in a response-aligned array, end to end in that order."""
         return ragged_index(self.response_starts[rows], self.response_lengths[rows])
 
+    def after_prompts(self, values: Tensor, fill: float = 0) -> Tensor:
+        """A response-aligned array [A] with `fill` at context tokens: [sum(after_lengths)], same dtype."""
+        if self.sampled is None:
+            return values
+        whole = torch.full(self.sampled.shape, fill, dtype=values.dtype)
+        whole[self.sampled] = values
+        return whole
+
     def select(self, rows: Tensor) -> "Sequences":
         """The sequences `rows` (int64 [n]), in that order."""
         index = ragged_index(self.starts[rows], self.lengths[rows])
-        kept_tokens = None if self.kept is None else self.kept.select(self.response_index(rows))
-        finished = None if self.finished is None else self.finished[rows]
+        after = ragged_index(self.after_starts[rows], self.after_lengths[rows])
         return Sequences(
-            self.tokens[index], self.lengths[rows], self.prompt_lengths[rows], kept_tokens, finished
+            self.tokens[index],
+            self.lengths[rows],
+            self.prompt_lengths[rows],
+            None if self.kept is None else self.kept.select(self.response_index(rows)),
+            None if self.finished is None else self.finished[rows],
+            None if self.sampled is None else self.sampled[after],
         )
 
     @classmethod
     def join(cls, parts: Sequence["Sequences"]) -> Self:
         """Concatenates the sequences of all parts."""
         masks = [part.kept or Kept.none(int(part.response_lengths.sum())) for part in parts]
+        sampled = [
+            torch.ones(int(part.after_lengths.sum()), dtype=torch.bool)
+            if part.sampled is None
+            else part.sampled
+            for part in parts
+        ]
         return cls(
             torch.cat([part.tokens for part in parts]),
             torch.cat([part.lengths for part in parts]),
             torch.cat([part.prompt_lengths for part in parts]),
             None if all(part.kept is None for part in parts) else Kept.join(masks),
+            sampled=None if all(part.sampled is None for part in parts) else torch.cat(sampled),
         )
 
 
@@ -130,7 +193,9 @@ class Columns:
     of the policy before the step's updates, `reference_logprobs`), `values`, `token_rewards`, `returns` in units of
     reward, `advantages`, `critic_outputs` (normalised values). Columns of rows: `scores` in units of reward, `finished`
     bool (false where the length limit cut the response off), `position` int64 (place of the prompt in the run's order:
-    the same for all responses to one prompt).
+    the same for all responses to one prompt). Of episodes, in units of reward: of rows `environment_reward`, NaN if the
+    episode has none, and of tokens `turn_rewards`, at the last one of each turn, if the turns have any; and `turns`
+    int64, a column of rows.
     """
 
     sequences: Sequences

@@ -159,3 +159,62 @@ def test_a_sampling_mask_goes_with_its_tokens():
     assert MicroBatch.build(both, [0], 0).kept.tolist() == [[WHOLE]]
     assert MicroBatch.build(both, [], 0).kept.shape[0] == 0
     assert Sequences.join([Sequences.pack([([7], [4])])]).kept is None
+
+
+@st.composite
+def batch_with_context(draw) -> tuple[list, list[list[bool]]]:
+    """A batch, and which tokens after each prompt were sampled: at least one is, the first of them."""
+    batch = draw(batches)
+    flags = [
+        [True, *draw(st.lists(st.booleans(), min_size=len(a) - 1, max_size=len(a) - 1))] for _, a in batch
+    ]
+    return batch, flags
+
+
+def with_context(batch: list, flags: list[list[bool]]) -> Sequences:
+    return replace(Sequences.pack(batch), sampled=torch.tensor([flag for row in flags for flag in row]))
+
+
+@repeatable
+@given(batch_with_context(), st.data())
+def test_context_tokens_are_in_sequences_and_in_no_column(batch_flags, data):
+    """Every column is as of a batch without the context tokens, through `select` and `join` in any order, and the rows
+    of a model's output that are read are those of sampled tokens."""
+    batch, flags = batch_flags
+    count = sum(sum(row) for row in flags)
+    whole = Columns(with_context(batch, flags)).with_tokens(values=torch.arange(count) / 4)
+    alone = [
+        (p, [t for t, flag in zip(a, row, strict=True) if flag])
+        for (p, a), row in zip(batch, flags, strict=True)
+    ]
+    compact = Columns(Sequences.pack(alone)).with_tokens(values=torch.arange(count) / 4)
+    rows = data.draw(st.lists(st.integers(0, len(batch) - 1), min_size=1, max_size=8))
+    cut = data.draw(st.integers(0, len(rows)))
+    parts = [torch.tensor(part, dtype=torch.int64) for part in (rows[:cut], rows[cut:])]
+
+    joined = Columns.join([whole.select(part) for part in parts])
+
+    assert as_lists(joined.sequences) == [batch[i] for i in rows]
+    assert joined.sequences.sampled.tolist() == [flag for i in rows for flag in flags[i]]
+    expected = compact.select(torch.tensor(rows))
+    assert torch.equal(joined.lengths, expected.lengths)
+    assert torch.equal(joined["values"], expected["values"])
+    for packed in (False, True):
+        micro = MicroBatch.build(joined.sequences, range(len(rows)), 0, packed=packed)
+        assert micro.targets.tolist() == [token for i in rows for token in alone[i][1]]
+        assert torch.equal(micro.response_index, torch.arange(len(micro.targets)))
+
+
+def test_sequences_without_context_tokens_join_those_that_have_some():
+    some = with_context([([9], [1, 2, 3])], [[True, False, True]])
+    joined = Sequences.join([Sequences.pack([([7], [4, 5])]), some])
+    assert joined.sampled.tolist() == [True, True, True, False, True]
+    assert joined.response_lengths.tolist() == [2, 2]
+
+
+def test_a_response_aligned_array_is_filled_at_context_tokens():
+    some = with_context([([9], [1, 2, 3])], [[True, False, True]])
+    assert some.after_prompts(torch.tensor([0.5, 1.5])).tolist() == [0.5, 0.0, 1.5]
+    assert some.after_prompts(torch.tensor([5, 6], dtype=torch.int32), -1).tolist() == [5, -1, 6]
+    values = torch.ones(2)
+    assert Sequences.pack([([7], [4, 5])]).after_prompts(values) is values
