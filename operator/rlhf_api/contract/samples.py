@@ -1,8 +1,19 @@
 """A response that a run keeps for people: a line of `samples.jsonl`, written by the trainer, read by every face."""
 
 from collections.abc import Mapping
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
+
+
+class Turn(BaseModel):
+    """What the policy said in a turn of an episode, or what its environment replied."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+    by: Literal["policy", "environment"]
+    text: str
+    reward: float | None = None
+    """The reward of the policy's turn, where it has one."""
 
 
 class Sample(BaseModel):
@@ -28,3 +39,6 @@ class Sample(BaseModel):
     """Of the weights that sampled its last token."""
     prompt_length: int
     response_length: int
+    """Of the tokens that were sampled."""
+    turns: tuple[Turn, ...] = ()
+    """Of an episode: its response, part by part."""

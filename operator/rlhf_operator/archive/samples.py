@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import ValidationError
 
-from rlhf_api.contract.samples import Sample
+from rlhf_api.contract.samples import Sample, Turn
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.sections.samples import SAMPLES
 
@@ -134,4 +134,11 @@ def _formatted(sample: Sample) -> str:
             f"{name} {'-' if value is None else f'{value:.4g}'}" for name, value in sample.rewards.items()
         )
         head += f"\n  {'  '.join(each)}"
-    return f"{head}\n{indented(sample.prompt, '  ')}\n{indented(sample.response, '  > ')}\n"
+    text = "\n".join(map(_turn, sample.turns)) or indented(sample.response, "  > ")
+    return f"{head}\n{indented(sample.prompt, '  ')}\n{text}\n"
+
+
+def _turn(turn: Turn) -> str:
+    """What the policy said after `>`, with the turn's reward, and what the environment replied after `<`."""
+    text = indented(turn.text.strip(), "  > " if turn.by == "policy" else "  < ")
+    return text if turn.reward is None else f"{text}\n    reward {turn.reward:.4g}"

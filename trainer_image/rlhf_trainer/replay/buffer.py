@@ -19,7 +19,8 @@ class EpisodeReplayBuffer:
     The keys: `episode` and `index` (its place in `buffer`), which identify the response; `prompt_id`, `prompt`,
     `response`, `reward`, `weight_version`, `finished`; and, as read-only numpy arrays with one entry per token,
     `prompt_tokens`, `response_tokens`, `sampled_logprobs` and the other token columns of the job's algorithm, such as
-    `logprobs` and `advantages`.
+    `logprobs` and `advantages`. With an environment, `turns` and `environment_reward`; and where it replied, `sampled`,
+    false for the response tokens that are its own, for which the token columns have no entry.
     """
 
     def __init__(self, episode: Episode, texts: Texts, data: bytes | None = None) -> None:
@@ -35,12 +36,15 @@ class EpisodeReplayBuffer:
         columns, sequences = self.episode.columns, self.episode.columns.sequences
         lengths = sequences.response_lengths.tolist()
         arrays = {name: columns[name].split(lengths) for name in (*token_columns(columns), "versions")}
+        more = [name for name in ("turns", "environment_reward") if name in columns]
         scores = columns.rows.get("scores")
         prompts, responses = self._texts(sequences)
         samples = []
         for i, prompt_length in enumerate(sequences.prompt_lengths.tolist()):
             row = sequences.row(i)
             tokens = {"prompt_tokens": row[:prompt_length], "response_tokens": row[prompt_length:]}
+            if (sampled := sequences.sampled_of(i)) is not None:
+                tokens["sampled"] = torch.tensor(sampled)
             floats = {name: arrays[name][i] for name in token_columns(columns)}
             views = {name: array.numpy().view() for name, array in (tokens | floats).items()}
             for view in views.values():
@@ -55,6 +59,7 @@ class EpisodeReplayBuffer:
                     "reward": None if scores is None else float(scores[i]),
                     "weight_version": int(arrays["versions"][i].max()),
                     "finished": bool(columns["finished"][i]),
+                    **{name: columns[name][i].item() for name in more},
                     **views,
                 }
             )

@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Mapping
+from itertools import accumulate, groupby
 
 import torch
 
-from rlhf_api.contract.samples import Sample
+from rlhf_api.contract.samples import Sample, Turn
 
+from ..tensors.records import Columns, Sequences
 from .table import Episode, Texts
 
 TEXT_CHARACTERS = 20_000
@@ -23,7 +25,8 @@ def choose_samples(episode: Episode, prompts: int) -> Episode:
 def describe_samples(step: int, episode: Episode, texts: Texts) -> list[Sample]:
     """The responses that a step trained on, with their prompts as text."""
     columns, sequences = episode.columns, episode.columns.sequences
-    lengths = sequences.response_lengths.tolist()
+    prompts, responses = texts(sequences)
+    lengths, rewards = sequences.response_lengths.tolist(), _rewards(episode)
     versions = [int(each[-1]) for each in columns["versions"].split(lengths)]
     scores = columns["scores"].tolist() if "scores" in columns else [None] * len(episode)
     advantages: list[float | None] = [None] * len(episode)
@@ -32,30 +35,41 @@ def describe_samples(step: int, episode: Episode, texts: Texts) -> list[Sample]:
     return [
         Sample(
             step=step,
-            prompt_id=prompt_id,
-            prompt=prompt[:TEXT_CHARACTERS],
-            response=response[:TEXT_CHARACTERS],
-            score=score,
-            rewards=rewards,
-            advantage=advantage,
-            finished=finished,
-            weight_version=version,
-            prompt_length=prompt_length,
-            response_length=length,
+            prompt_id=episode.prompt_ids[row],
+            prompt=prompts[row][:TEXT_CHARACTERS],
+            response=responses[row][:TEXT_CHARACTERS],
+            score=scores[row],
+            rewards=rewards[row],
+            advantage=advantages[row],
+            finished=bool(columns["finished"][row]),
+            weight_version=versions[row],
+            prompt_length=int(sequences.prompt_lengths[row]),
+            response_length=lengths[row],
+            turns=_turns(columns.select(torch.tensor([row])), texts),
         )
-        for prompt_id, prompt, response, score, rewards, advantage, finished, version, prompt_length, length in zip(
-            episode.prompt_ids,
-            *texts(sequences),
-            scores,
-            _rewards(episode),
-            advantages,
-            columns["finished"].tolist(),
-            versions,
-            sequences.prompt_lengths.tolist(),
-            lengths,
-            strict=True,
-        )
+        for row in range(len(episode))
     ]
+
+
+def _turns(one: Columns, texts: Texts) -> tuple[Turn, ...]:
+    """What the policy and the environment said by turns in one response; nothing where the environment said nothing."""
+    sampled = one.sequences.sampled_of(0)
+    if sampled is None:
+        return ()
+    tokens, begin = one.sequences.row(0).tolist(), int(one.sequences.prompt_lengths)
+    runs = [(flag, len(list(run))) for flag, run in groupby(sampled)]
+    ends = [begin + end for end in accumulate(length for _, length in runs)]
+    pairs = [
+        (tokens[: end - length], tokens[end - length : end])
+        for end, (_, length) in zip(ends, runs, strict=True)
+    ]
+    turns, left = list[Turn](), TEXT_CHARACTERS
+    rewards = one.sequences.after_prompts(one.tokens.get("turn_rewards", torch.zeros(sum(sampled)))).tolist()
+    for text, end, (by_policy, _) in zip(texts(Sequences.pack(pairs))[1], ends, runs, strict=True):
+        reward = rewards[end - begin - 1] or None
+        turns.append(Turn(by="policy" if by_policy else "environment", text=text[:left], reward=reward))
+        left = max(0, left - len(text))
+    return tuple(turns)
 
 
 def _rewards(episode: Episode) -> list[Mapping[str, float | None]]:

@@ -16,7 +16,7 @@ from rlhf_api.host.parquet_pages import check_inflation
 from ..maths.kl import token_kl
 from ..tensors.packed import ragged_index
 from ..tensors.records import Columns, Sequences
-from ..tensors.sampling_mask import Kept
+from ..tensors.sampling_mask import WHOLE, Kept
 
 FORMAT = b"1"
 _ORDER = ("sampled_logprobs", "logprobs", "reference_logprobs", "values", "advantages", "returns")
@@ -25,6 +25,8 @@ _GROUP_TOKENS = 1 << 19
 """Response tokens of a row group: Parquet's writer holds all of one in memory."""
 _OWN_ROWS = ("scores", "finished", "position")
 """Row columns that are stored among the fixed ones; `scores` as `reward`."""
+_NO_VERSION = -1
+"""Weight version of context tokens."""
 
 REWARD = "reward/"
 """Prefix of the row columns with the scores of each reward."""
@@ -60,10 +62,12 @@ _FIXED = (
 `weight_version` the newest one that sampled the response; `finished` is false if the length limit cut it off; `trained`
 is the step that trained on it, null before; `position` is the prompt's position in the run's prompt order. The
 algorithm's own columns follow: lists with one float per token, and floats; `kept_counts` and `kept_tokens` if tokens
-have a sampling mask, see `sampling_mask.Kept`; `weight_versions` is the last."""
+have a sampling mask, see `sampling_mask.Kept`; `sampled` if there are context tokens, at which floats are 0 and the
+version is _NO_VERSION; `weight_versions` is the last."""
 _VERSIONS = _column("weight_versions", _list(pa.int64()))
 _FLOATS = _list(pa.float32())
 _KEPT = (_column("kept_counts", _list(pa.int32())), _column("kept_tokens", _list(pa.int32(), large=True)))
+_SAMPLED = _column("sampled", _list(pa.bool_()))
 
 
 @dataclass(frozen=True)
@@ -98,12 +102,13 @@ def encode(episode: Episode, texts: Texts) -> bytes:
     """Serializes an episode to Parquet, deterministically."""
     columns, sequences = episode.columns, episode.columns.sequences
     prompts, responses = texts(sequences)
-    lengths = sequences.response_lengths
+    lengths = sequences.after_lengths
     # Split, not indexed: an index takes 8 bytes a token, of which a step may have tens of millions.
     pairs = torch.stack((sequences.prompt_lengths, lengths), dim=1).flatten().tolist()
     parts = sequences.tokens.int().split(pairs)
     prompt_tokens, response_tokens = torch.cat(parts[0::2]), torch.cat(parts[1::2])
     count, versions = len(episode), columns["versions"]
+    newest = [int(each.max()) for each in versions.split(sequences.response_lengths.tolist())]
     fixed = [
         pa.array([episode.number] * count, pa.int64()),
         pa.array(episode.prompt_ids, pa.string()),
@@ -111,28 +116,32 @@ def encode(episode: Episode, texts: Texts) -> bytes:
         _strings(responses),
         pa.array(_numpy(columns["scores"])) if "scores" in columns else pa.nulls(count, pa.float32()),
         pa.array(_kl(columns)) if "reference_logprobs" in columns else pa.nulls(count, pa.float32()),
-        pa.array([int(v.max()) for v in versions.split(lengths.tolist())], pa.int64()),
+        pa.array(newest, pa.int64()),
         pa.array(_numpy(columns["finished"])),
         pa.array([episode.trained] * count, pa.int64()),
         pa.array(_numpy(columns["position"])),
         _ragged(prompt_tokens, sequences.prompt_lengths),
         _ragged(response_tokens, lengths),
     ]
-    tokens = {name: _ragged(columns[name].float(), lengths) for name in token_columns(columns)}
+    floats = {name: columns[name].float() for name in token_columns(columns)}
     if columns.mask is not None:
-        tokens["mask"] = _ragged(columns.mask.float(), lengths)
+        floats["mask"] = columns.mask.float()
+    tokens = {name: _ragged(sequences.after_prompts(each), lengths) for name, each in floats.items()}
     rows = {name: pa.array(_numpy(columns[name].float())) for name in columns.rows if name not in _OWN_ROWS}
     rows |= {f"{REWARD}{name}": pa.array(_numpy(scores)) for name, scores in episode.rewards.items()}
     masks = _kept_columns(sequences)
+    flags = [] if sequences.sampled is None else [_ragged(sequences.sampled, lengths)]
     fields = [
         *_FIXED,
         *(_column(n, _FLOATS) for n in tokens),
         *(_column(n, pa.float32()) for n in rows),
         *(_KEPT if masks else ()),
+        *([_SAMPLED] if flags else ()),
         _VERSIONS,
     ]
     schema = pa.schema(fields, metadata={b"rlhf_episode": FORMAT})
-    arrays = [*fixed, *tokens.values(), *rows.values(), *masks, _ragged(versions, lengths)]
+    whole_versions = _ragged(sequences.after_prompts(versions, _NO_VERSION), lengths)
+    arrays = [*fixed, *tokens.values(), *rows.values(), *masks, *flags, whole_versions]
     out = pa.BufferOutputStream()
     pq.write_table(
         pa.Table.from_arrays(arrays, schema=schema),
@@ -163,20 +172,28 @@ def decode(data: bytes) -> Episode:
     columns = {name: table.column(name).chunk(0) for name in table.schema.names}
     prompt_tokens, prompt_lengths = _packed(columns["prompt_tokens"])
     response_tokens, response_lengths = _packed(columns["response_tokens"])
-    known = {f.name for f in (*_FIXED, *_KEPT, _VERSIONS)}
+    known = {f.name for f in (*_FIXED, *_KEPT, _SAMPLED, _VERSIONS)}
     own = [field for field in table.schema if field.name not in known]
-    aligned = {f.name: _packed(columns[f.name]) for f in (*own, _VERSIONS) if pa.types.is_list(f.type)}
+    flags = [_SAMPLED] if _SAMPLED.name in columns else []
+    aligned = {
+        f.name: _packed(columns[f.name]) for f in (*own, *flags, _VERSIONS) if pa.types.is_list(f.type)
+    }
     if any(not torch.equal(lengths, response_lengths) for _, lengths in aligned.values()):
         raise ValueError(
             "each array of a response has one entry for each of its tokens; this table's have not"
         )
-    kept_tokens = _kept_of(columns, response_lengths)
     lengths = prompt_lengths + response_lengths
     starts = lengths.cumsum(0) - lengths
     tokens = torch.empty(int(lengths.sum()), dtype=torch.int64)
     tokens[ragged_index(starts, prompt_lengths)] = prompt_tokens.long()
     tokens[ragged_index(starts + prompt_lengths, response_lengths)] = response_tokens.long()
-    token_values = {name: values for name, (values, _) in aligned.items()}
+    sampled, _ = aligned.pop(_SAMPLED.name, (None, None))
+    sequences = Sequences(tokens, lengths, prompt_lengths, sampled=sampled)
+    if bool((sequences.response_lengths < 1).any()):
+        raise ValueError("a token of each response was sampled; this table has responses without any")
+    token_values = {
+        name: values if sampled is None else values[sampled] for name, (values, _) in aligned.items()
+    }
     token_values["versions"] = token_values.pop("weight_versions")
     if "mask" in token_values:
         token_values["mask"] = token_values["mask"].bool()
@@ -184,22 +201,27 @@ def decode(data: bytes) -> Episode:
     if not columns["reward"].null_count:
         row_values["scores"] = _tensor(columns["reward"])
     row_values |= {f.name: _tensor(columns[f.name]) for f in own if f.name not in aligned}
+    if {"turns", "environment_reward"} <= row_values.keys():
+        row_values["turns"] = row_values["turns"].long()
     rewards = {
         name.removeprefix(REWARD): row_values.pop(name) for name in [*row_values] if name.startswith(REWARD)
     }
     return Episode(
         number=columns["episode"][0].as_py(),
         prompt_ids=tuple(columns["prompt_id"].to_pylist()),
-        columns=Columns(Sequences(tokens, lengths, prompt_lengths, kept_tokens), token_values, row_values),
+        columns=Columns(
+            replace(sequences, kept=_kept_of(columns, response_lengths, sampled)), token_values, row_values
+        ),
         trained=columns["trained"][0].as_py(),
         rewards=rewards,
     )
 
 
 def _has_known_columns(schema: pa.Schema) -> bool:
-    """True if the fixed columns have their types, and all others except those of the mask are floats."""
+    """True if the fixed columns have their types, and all others except those of the mask and `sampled` are floats."""
     masks = _KEPT if any(f.name in schema.names for f in _KEPT) else ()
-    fixed = (*_FIXED, *masks, _VERSIONS)
+    flags = (_SAMPLED,) if _SAMPLED.name in schema.names else ()
+    fixed = (*_FIXED, *masks, *flags, _VERSIONS)
     names = {field.name for field in fixed}
     return all(f.name in schema.names and schema.field(f.name).type == f.type for f in fixed) and all(
         field.type in (_FLOATS, pa.float32()) for field in schema if field.name not in names
@@ -214,17 +236,19 @@ def _kept_columns(sequences: Sequences) -> list[pa.ListArray | pa.LargeListArray
     ends = F.pad(sizes.cumsum(0), (1, 0))
     starts, lengths = sequences.response_starts, sequences.response_lengths
     sums = ends[starts + lengths] - ends[starts]
-    return [_ragged(counts, lengths), _ragged(sequences.kept.tokens, sums, large=True)]
+    whole_counts = _ragged(sequences.after_prompts(counts, WHOLE), sequences.after_lengths)
+    return [whole_counts, _ragged(sequences.kept.tokens, sums, large=True)]
 
 
-def _kept_of(columns: dict[str, pa.Array], response_lengths: Tensor) -> Kept | None:
+def _kept_of(columns: dict[str, pa.Array], after_lengths: Tensor, sampled: Tensor | None) -> Kept | None:
     """Inverse of `_kept_columns`. Raises ValueError where the counts do not match the tokens."""
     if "kept_counts" not in columns:
         return None
     (counts, lengths), (tokens, _) = (_packed(columns[field.name]) for field in _KEPT)
-    if not torch.equal(lengths, response_lengths):
+    if not torch.equal(lengths, after_lengths):
         raise ValueError("the sampling mask of a response has a count for each token; this table's has not")
-    return Kept.checked(counts, tokens, int(lengths.sum()))
+    counts = counts if sampled is None else counts[sampled]
+    return Kept.checked(counts, tokens, len(counts))
 
 
 def _kl(columns: Columns) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Rank 0's calls to the roles that score and infer."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Self
 
@@ -19,9 +19,10 @@ from ..scoring.client import AHEAD, Scorer
 from ..scoring.messages import LOGPROBS_ROUTE, SCORE_ROUTE, Part
 from ..scoring.reward_client import RewardClient
 from ..scoring.rewards import to_float32
-from ..tensors.records import Sequences
+from ..tensors.packed import flat_flags
+from ..tensors.records import Prompt, Sequences
 from .evaluation import Judge
-from .partial_rollout import Ended, nobody
+from .partial_rollout import Ended, Response, nobody
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,18 @@ class Remote:
 
 
 def begin_scoring(client: RewardClient | None) -> Ended:
-    """Has a reward score each response when it has ended, while the generators go on with others."""
+    """Has a reward score each response when it has ended, while the generators go on with others. An episode that ended
+    with a problem is not scored."""
     if client is None:
         return nobody
-    return lambda prompt, response: client.begin(prompt.tokens, response.tokens, prompt.row)
+
+    def begin(prompt: Prompt, response: Response) -> None:
+        if response.outcome is None or not response.outcome.problem:
+            one = Sequences.pack([(prompt.tokens, response.tokens)])
+            sampled = flat_flags([(response.sampled, len(response.tokens))])
+            client.begin(replace(one, sampled=sampled), prompt.row)
+
+    return begin
 
 
 def scorer(ctx: TrainerContext, role: Role, at_once: int = AHEAD) -> Scorer:

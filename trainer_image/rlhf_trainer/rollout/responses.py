@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..ranks.ranks import Message, Ranks
 from ..replay.table import Episode
-from ..tensors.packed import flat_floats, flat_int32s
+from ..tensors.packed import flat_flags, flat_floats, flat_int32s
 from ..tensors.records import Columns, Rollout, Sequences
 from ..tensors.sampling_mask import Kept, filled
 from .requests import Responses
@@ -57,7 +57,9 @@ def pack(rollouts: Sequence[Rollout]) -> Sequences:
     """Packs the prompt and response of each rollout."""
     finished = torch.tensor([r.finished for r in rollouts], dtype=torch.bool)
     packed = Sequences.pack([(r.prompt.tokens, r.tokens) for r in rollouts])
-    return replace(packed, finished=finished, sampled=_flags(rollouts))
+    return replace(
+        packed, finished=finished, sampled=flat_flags([(r.sampled, len(r.tokens)) for r in rollouts])
+    )
 
 
 def joined(parts: Sequence[Episode]) -> Episode:
@@ -110,7 +112,7 @@ def message(responses: Responses, places: Mapping[str, int]) -> Message:
 
 def _of_episodes(rollouts: Sequence[Rollout]) -> dict[str, Tensor]:
     """What episodes have beside other responses: which tokens were sampled, and rewards; see `Columns`."""
-    sampled = _flags(rollouts)
+    sampled = flat_flags([(r.sampled, len(r.tokens)) for r in rollouts])
     arrays = {} if sampled is None else {"sampled": sampled}
     outcomes = [r.outcome for r in rollouts]
     if not any(outcomes):
@@ -121,14 +123,6 @@ def _of_episodes(rollouts: Sequence[Rollout]) -> dict[str, Tensor]:
         "turns": torch.tensor([outcome.turns if outcome else 0 for outcome in outcomes], dtype=torch.int64),
         "turn_rewards": torch.cat([_turn_rewards(r) for r in rollouts]),
     }
-
-
-def _flags(rollouts: Sequence[Rollout]) -> Tensor | None:
-    """The tokens that were sampled, of all tokens of the responses: bool; None if all were."""
-    if not any(r.sampled for r in rollouts):
-        return None
-    flags = bytearray().join(r.sampled.tobytes() or bytes([1]) * len(r.tokens) for r in rollouts)
-    return torch.frombuffer(flags, dtype=torch.bool)
 
 
 def _turn_rewards(rollout: Rollout) -> Tensor:

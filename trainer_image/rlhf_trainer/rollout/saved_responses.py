@@ -2,11 +2,13 @@
 
 from array import array
 from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
 
 import torch
 
-from ..tensors.packed import flat_floats, flat_int32s
-from ..tensors.records import Prompt
+from ..tensors.packed import flat_flags, flat_floats, flat_int32s
+from ..tensors.records import Outcome, Prompt
 from ..tensors.sampling_mask import filled
 from ..transport import wire
 from .partial_rollout import PartialRollout, Response
@@ -17,7 +19,8 @@ BLOB = "responses-ahead"
 
 def encode(works: Iterable[PartialRollout]) -> bytes:
     """Responses by the ids of their prompts: int32 `tokens` and `versions` and float32 `logprobs`, end to end; int32
-    `prompts`, their tokens, and `kept_counts` and `kept` where tokens have sampling masks."""
+    `prompts`, their tokens, `kept_counts` and `kept` where tokens have sampling masks, and bool `sampled` where some
+    are context tokens."""
     works = list(works)
     responses = [response for work in works for response in work.responses]
     arrays = {
@@ -31,7 +34,9 @@ def encode(works: Iterable[PartialRollout]) -> bytes:
             "kept_counts": flat_int32s(filled(r.kept_counts, len(r.tokens)) for r in responses),
             "kept": flat_int32s(r.kept for r in responses),
         }
-    layouts = [[work.prompt.id, [[len(r.tokens), r.end] for r in work.responses]] for work in works]
+    if (sampled := flat_flags([(r.sampled, len(r.tokens)) for r in responses])) is not None:
+        arrays["sampled"] = sampled
+    layouts = [[work.prompt.id, [_layout(r) for r in work.responses]] for work in works]
     return wire.encode(arrays, {"works": layouts, "prompts": [len(work.prompt.tokens) for work in works]})
 
 
@@ -43,9 +48,10 @@ def decode(data: bytes) -> list[PartialRollout]:
     prompts = arrays.get("prompts", torch.zeros(0)).split(lengths)
     at, kept_at, works = 0, 0, list[PartialRollout]()
     counts, kept_tokens = (arrays.get(name, torch.zeros(0)).tolist() for name in ("kept_counts", "kept"))
+    flags = arrays.get("sampled", torch.zeros(0)).tolist()
     for (prompt_id, responses), prompt in zip(header["works"], prompts, strict=True):
         work = PartialRollout(Prompt(prompt_id, tuple(prompt.tolist()), {}), [])
-        for length, end in responses:
+        for length, end, *outcome in responses:
             tokens, logprobs, versions = (
                 array(kind, arrays[name][at : at + length].tolist())
                 for name, kind in (("tokens", "i"), ("logprobs", "f"), ("versions", "i"))
@@ -53,7 +59,24 @@ def decode(data: bytes) -> list[PartialRollout]:
             own = array("i", counts[at : at + length])
             size = sum(count for count in own if count > 0)
             masks = array("i", kept_tokens[kept_at : kept_at + size])
-            work.responses.append(Response(tokens, logprobs, versions, end, own, masks))
+            sampled = array("b", map(int, flags[at : at + length]))
+            response = Response(
+                *(tokens, logprobs, versions, end, own, masks),
+                sampled=array("b") if all(sampled) else sampled,
+                outcome=_outcome(*outcome) if outcome else None,
+            )
+            work.responses.append(response)
             at, kept_at = at + length, kept_at + size
         works.append(work)
     return works
+
+
+def _layout(response: Response) -> list[Any]:
+    """Length and end of a response, and how its episode ended if it is one that has."""
+    outcome = [] if response.outcome is None else [asdict(response.outcome)]
+    return [len(response.tokens), response.end, *outcome]
+
+
+def _outcome(saved: dict[str, Any]) -> Outcome:
+    rewards = tuple((index, reward) for index, reward in saved.pop("turn_rewards"))
+    return Outcome(**saved, turn_rewards=rewards)

@@ -56,12 +56,15 @@ class ScoreReport(Report):
 def pack(sequences: Sequences, rows: Sequence[Any] | None = None, **header: Any) -> Message:
     """Packs N sequences; with each one's dataset row, if given, stored once for all responses to one prompt: `rows`
     uint8 [bytes] is the JSON list of distinct rows, `row` int64 [N] each sequence's index in it, and bool `finished`
-    [N]. Without rows, as for log-probabilities, with their sampling mask: int32 `kept_counts` [A] and `kept`."""
+    [N]. Without rows, as for log-probabilities, with their sampling mask: int32 `kept_counts` [A] and `kept`. With
+    `sampled`, as in `Sequences`, where there are context tokens."""
     arrays = {
         "tokens": sequences.tokens,
         "lengths": sequences.lengths,
         "prompt_lengths": sequences.prompt_lengths,
     }
+    if sequences.sampled is not None:
+        arrays["sampled"] = sequences.sampled
     if rows is not None:
         # Compared by value: each response to a prompt has its own copy of the row.
         texts = [json.dumps(row, separators=(",", ":")) for row in rows]
@@ -98,7 +101,7 @@ def unpack(message: Message) -> Sequences:
     shapes = [a.ndim for a in three]
     if shapes != [1, 1, 1] or len(sequences.lengths) != len(sequences.prompt_lengths):
         raise WireError(f"packed sequences have three one-dimensional arrays; got dimensions {shapes}")
-    shortest = torch.cat([sequences.prompt_lengths, sequences.response_lengths])
+    shortest = torch.cat([sequences.prompt_lengths, sequences.after_lengths])
     # Each is compared too: a sum of large ones wraps around.
     longest = int(sequences.lengths.max()) if len(sequences.lengths) else 0
     whole = longest <= len(sequences.tokens) and int(sequences.lengths.sum()) == len(sequences.tokens)
@@ -106,7 +109,21 @@ def unpack(message: Message) -> Sequences:
         raise WireError(
             "the lengths of packed sequences must add up to their tokens, with a prompt and a response each"
         )
+    sequences = replace(sequences, sampled=_sampled(arrays, int(sequences.after_lengths.sum())))
+    if bool((sequences.response_lengths < 1).any()):
+        raise WireError("`sampled` must be true for a token of each sequence")
     return replace(sequences, kept=_sampling_mask(arrays, int(sequences.response_lengths.sum())))
+
+
+def _sampled(arrays: Mapping[str, Tensor], tokens: int) -> Tensor | None:
+    """The response tokens among the `tokens` after the prompts, if the message tells them from others."""
+    flags = arrays.get("sampled")
+    if flags is not None and (flags.dtype, flags.shape) != (torch.bool, (tokens,)):
+        raise WireError(
+            f"`sampled` is one bool for each of the {tokens} tokens after the prompts; got {flags.dtype} "
+            f"{list(flags.shape)}"
+        )
+    return flags
 
 
 def _sampling_mask(arrays: Mapping[str, Tensor], responses: int) -> Kept | None:

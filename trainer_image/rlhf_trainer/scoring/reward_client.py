@@ -72,10 +72,9 @@ class RewardClient:
         self.scores: dict[str, Tensor] = {}
         """Each reward's scores of the newest batch, before its weight, by its name: float32 [N], NaN for none."""
 
-    def begin(self, prompt: Sequence[int], response: Sequence[int], row: Mapping[str, Any]) -> None:
+    def begin(self, one: Sequences, row: Mapping[str, Any]) -> None:
         """Has the functions score a response that has ended, which a later batch will have. On any thread."""
         if self._functions is not None:
-            one = Sequences.pack([(prompt, response)])
             self._begun[_key(one, row)].append(self._send(one, row))
 
     def ask(self, sequences: Sequences, rows: Rows) -> Tensor:
@@ -199,6 +198,7 @@ def _key(one: Sequences, row: Mapping[str, Any]) -> bytes:
     """A digest of a prompt, its response and its row, by which a batch finds what was begun."""
     digest = hashlib.blake2b(one.tokens.numpy().tobytes(), digest_size=16)
     digest.update(f"{int(one.prompt_lengths)}/{json.dumps(row)}".encode())
+    digest.update(b"" if one.sampled is None else one.sampled.numpy().tobytes())
     return digest.digest()
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, compress
 from typing import Any
 
 import torch
@@ -215,12 +215,13 @@ def part_report(scores: Sequence[float], failures: Mapping[int, str], seconds: f
 def texts_of_tokens(
     sequences: Sequences, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str] = ()
 ) -> list[list[str]]:
-    """The text that each response token adds; a response's texts joined are its text as in `texts`: stop strings at the
-    end are removed."""
+    """The text that each response token adds; a response's texts joined are its text as in `texts`, where it has no
+    context tokens: stop strings at the end are removed."""
     response_texts, stops = [], StopStrings(tokenizer, stop)
-    for prompt, response in _token_ids(sequences):
-        pieces = token_texts(tokenizer, prompt, response)
-        response_texts.append(without(pieces, len(stops.ending(prompt, response) or "")))
+    for i, (prompt, response) in enumerate(_token_ids(sequences)):
+        sampled = sequences.sampled_of(i)
+        pieces = without(token_texts(tokenizer, prompt, response), len(stops.ending(prompt, response) or ""))
+        response_texts.append(pieces if sampled is None else list(compress(pieces, sampled)))
     return response_texts
 
 

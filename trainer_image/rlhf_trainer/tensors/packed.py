@@ -23,6 +23,15 @@ def flat_floats(parts: Iterable["array[float]"]) -> Tensor:
     return _flat(parts, torch.float32)
 
 
+def flat_flags(parts: Sequence[tuple["array[int]", int]]) -> Tensor | None:
+    """Concatenates int8 arrays of flags, given with their lengths; an empty array is of true flags only: bool [sum of
+    the lengths]. None where all are empty."""
+    if not any(flags for flags, _ in parts):
+        return None
+    whole = bytearray().join(flags.tobytes() or bytes([1]) * length for flags, length in parts)
+    return torch.frombuffer(whole, dtype=torch.bool)
+
+
 def _flat(parts: Iterable[Sequence[Any]], dtype: torch.dtype) -> Tensor:
     parts, at = list(parts), 0
     whole = torch.empty(sum(map(len, parts)), dtype=dtype)

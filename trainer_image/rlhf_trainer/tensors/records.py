@@ -135,6 +135,11 @@ class Sequences:
         """The tokens of sequence i: int64 [lengths[i]]."""
         return self.tokens[self.starts[i] : self.starts[i] + self.lengths[i]]
 
+    def sampled_of(self, i: int) -> list[bool] | None:
+        """Which tokens after the prompt of sequence i are response tokens; None if those of all sequences are."""
+        start, length = self.after_starts[i], self.after_lengths[i]
+        return None if self.sampled is None else self.sampled[start : start + length].tolist()
+
     def response_index(self, rows: Tensor) -> Tensor:
         """Indices of the responses of `rows` (int64 [n]) in a response-aligned array, end to end in that order."""
         return ragged_index(self.response_starts[rows], self.response_lengths[rows])

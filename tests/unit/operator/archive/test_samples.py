@@ -109,3 +109,15 @@ def test_a_store_has_them_too(tmp_path, capsys):
     other = fill(tmp_path / "other", {})
     assert cli.main(["samples", other]) == 2
     assert "the checkpoint of step 3: holds no samples" in capsys.readouterr().err
+
+
+def test_turns_of_an_episode_are_told_apart(tmp_path, capsys):
+    turns = [
+        {"by": "policy", "text": "is it 3?", "reward": 0.5},
+        {"by": "environment", "text": "\nlower\n"},
+        {"by": "policy", "text": "2"},
+    ]
+    (tmp_path / SAMPLES).write_text(line(1, "guess", 1.0, "is it 3?\nlower\n2", turns=turns))
+    assert cli.main(["samples", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[1:6] == ["  guess", "  > is it 3?", "    reward 0.5", "  < lower", "  > 2"]

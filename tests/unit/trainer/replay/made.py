@@ -1,5 +1,7 @@
 """Episodes for tests to keep, sample and write."""
 
+from dataclasses import replace
+
 import torch
 
 from rlhf_trainer.replay.table import Episode
@@ -55,13 +57,33 @@ def episode(
     )
 
 
+FLAGS = ((True, False, True), (True,), (True, True), (True, False, False, True, True))
+"""Which tokens of each answer were sampled, where an environment replied."""
+
+
+def with_replies(whole: Episode) -> Episode:
+    """The episode of LENGTHS, some of whose answers' tokens are an environment's."""
+    flags = torch.tensor([flag for row in FLAGS for flag in row])
+    columns = whole.columns
+    sequences = replace(columns.sequences, sampled=flags)
+    tokens = {name: column[flags] for name, column in columns.tokens.items()}
+    made = Columns(sequences, tokens, columns.rows)
+    rewards = torch.zeros(int(flags.sum()))
+    rewards[[0, -1]] = torch.tensor([0.5, 1.0])
+    made = made.with_tokens(turn_rewards=rewards)
+    made = made.with_rows(environment_reward=columns["scores"] / 2, turns=torch.tensor([2, 1, 1, 2]))
+    return replace(whole, columns=made)
+
+
 def same(one: Columns, other: Columns) -> bool:
     """The same columns, bit for bit, NaN and -0.0 too."""
 
     def bits(columns: Columns) -> dict[str, torch.Tensor]:
         own = {**columns.tokens, **{f"{name} of rows": column for name, column in columns.rows.items()}}
         floats = {n: v.view(torch.int32) if v.dtype == torch.float32 else v for n, v in own.items()}
-        return {**floats, **{name: vars(columns.sequences)[name] for name in PACKED}}
+        flags = columns.sequences.sampled
+        flags = {} if flags is None else {"sampled of sequences": flags}
+        return {**floats, **flags, **{name: vars(columns.sequences)[name] for name in PACKED}}
 
     mine, others = bits(one), bits(other)
     return mine.keys() == others.keys() and all(

@@ -2,13 +2,14 @@
 
 import re
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.api.manifests import job
-from tests.unit.trainer.replay.made import episode, same, words
+from tests.unit.trainer.replay.made import FLAGS, episode, same, with_replies, words
 
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.rules.own_algorithm import resolve
@@ -16,6 +17,7 @@ from rlhf_api.sections.replay import Replay
 from rlhf_trainer.replay.buffer import EpisodeReplayBuffer, ReplayBuffer
 from rlhf_trainer.replay.samplers import EpisodeSampler
 from rlhf_trainer.replay.table import Episode, decode
+from rlhf_trainer.tensors.records import Columns
 
 
 def filled(replay: Replay, episodes: int = 5) -> ReplayBuffer:
@@ -234,3 +236,29 @@ def test_priorities_that_an_algorithm_of_ones_own_does_not_compute_are_refused()
     )
     with pytest.raises(InvalidJob, match=message):
         resolve(job(*own, "spec.replay={maxReplayEpisode: 2, replaySampleFn: prioritized}").spec)
+
+
+def test_samplers_get_what_was_sampled_and_the_replies_apart():
+    """So that the mean of a token column is that of what the policy chose."""
+    made = with_replies(episode(3))
+    sample = EpisodeReplayBuffer(made, words).buffer[3]
+    own = made.columns.select(torch.tensor([3]))
+    assert len(sample["response_tokens"]) == 5
+    assert sample["sampled"].tolist() == list(FLAGS[3])
+    assert sample["advantages"].tolist() == own["advantages"].tolist()
+    assert (sample["turns"], sample["environment_reward"]) == (2, float(own["environment_reward"][0]))
+    assert not {"sampled", "turns"} & EpisodeReplayBuffer(episode(3), words).buffer[3].keys()
+
+
+def test_episodes_with_and_without_replies_are_replayed_together():
+    """Those that happened to have one turn each have no flags of their tokens."""
+    buffer = ReplayBuffer(Replay(maxReplayEpisode=2), words)
+    one_turn = with_replies(episode(3))
+    alone = replace(one_turn.columns.sequences.select(torch.tensor([1, 2])), sampled=None)
+    rows = one_turn.columns.select(torch.tensor([1, 2]))
+    buffer.add(replace(one_turn, columns=replace(rows, sequences=alone)), step=3)
+    fresh = with_replies(episode(4))
+    assert [each.episode_id for each in buffer.beside(fresh.columns)] == [3]
+    joined = Columns.join([fresh.columns, buffer.columns([(3, 1)])])
+    assert joined.sequences.sampled.tolist() == [flag for row in (*FLAGS, FLAGS[2]) for flag in row]
+    assert len(joined["turn_rewards"]) == int(joined.lengths.sum())

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.unit.trainer.replay.made import episode, words
+from tests.unit.trainer.replay.made import episode, with_replies, words
 
 from rlhf_trainer.replay import samples
 from rlhf_trainer.replay.samples import choose_samples, describe_samples
@@ -37,3 +37,22 @@ def test_a_sample_has_its_text_and_figures():
 def test_a_long_text_is_cut(monkeypatch):
     monkeypatch.setattr(samples, "TEXT_CHARACTERS", 4)
     assert {len(each.response) for each in describe_samples(3, episode(3), words)} == {4}
+
+
+def test_a_sample_of_an_episode_tells_its_turns_apart():
+    whole = with_replies(episode(3))
+    described = describe_samples(3, whole, words)
+    last = described[3]
+    assert [turn.by for turn in last.turns] == ["policy", "environment", "policy"]
+    assert " ".join(turn.text for turn in last.turns) == last.response
+    assert [len(turn.text.split()) for turn in last.turns] == [1, 2, 2]
+    assert [turn.reward for turn in last.turns] == [None, None, 1.0]
+    assert [turn.reward for turn in described[0].turns] == [0.5, None, None]
+    assert last.response_length == 3, "what was sampled"
+    assert [each.turns for each in describe_samples(3, episode(3), words)] == [()] * 4
+
+
+def test_the_turns_of_a_long_episode_are_cut_together(monkeypatch):
+    monkeypatch.setattr(samples, "TEXT_CHARACTERS", 8)
+    turns = describe_samples(3, with_replies(episode(3)), words)[3].turns
+    assert sum(len(turn.text) for turn in turns) == 8

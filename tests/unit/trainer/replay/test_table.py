@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.trainer.replay.made import LENGTHS, episode, same, words
+from tests.unit.trainer.replay.made import FLAGS, LENGTHS, episode, same, with_replies, words
 
 from rlhf_api.host import parquet_pages
 from rlhf_trainer.replay.table import decode, encode
@@ -173,3 +173,44 @@ def test_a_sampling_mask_survives():
     wrong = pa.array([[1] * len(row["kept_counts"]) for row in rows], table.schema.field(place).type)
     with pytest.raises(ValueError, match="as many token ids as they add up to"):
         decode(written(table.set_column(place, table.schema.field(place), wrong)))
+
+
+def test_an_episode_of_several_turns_survives_bit_for_bit():
+    """With its replies, its mask of training and its sampling mask."""
+    made = with_replies(episode(3))
+    count = int(made.columns.lengths.sum())
+    counts = torch.tensor([2, WHOLE, *[1] * (count - 2)], dtype=torch.int32)
+    kept_tokens = torch.arange(count, dtype=torch.int32)
+    columns = replace(made.columns, sequences=replace(made.columns.sequences, kept=Kept(counts, kept_tokens)))
+    made = replace(made, columns=columns.with_tokens(mask=torch.arange(count) % 2 == 0))
+    back = decode(encode(made, words))
+    assert same(back.columns, made.columns)
+    mask = back.columns.sequences.kept
+    assert (mask.counts.tolist(), mask.tokens.tolist()) == (counts.tolist(), kept_tokens.tolist())
+    assert encode(back, words) == encode(made, words)
+
+
+def test_people_can_tell_replies_from_what_was_sampled():
+    """Each list has an entry for each token of the response, so that they can be read side by side."""
+    made = with_replies(episode(2))
+    row = pq.read_table(io.BytesIO(encode(made, words))).to_pylist()[3]
+    assert row["sampled"] == list(FLAGS[3])
+    assert len(row["response_tokens"]) == len(row["sampled_logprobs"]) == 5
+    own = made.columns.select(torch.tensor([3]))
+    for name, filler in (("advantages", 0.0), ("weight_versions", -1)):
+        values = own["versions" if name == "weight_versions" else name].tolist()
+        assert [value for value, flag in zip(row[name], FLAGS[3], strict=True) if flag] == values
+        assert row[name][1:3] == [filler] * 2
+    assert row["weight_version"] == int(own["versions"].max())
+    assert (row["turns"], row["turn_rewards"]) == (2.0, [0.0, 0.0, 0.0, 0.0, 1.0])
+    assert row["kl"] == pytest.approx(float((own["logprobs"] - own["reference_logprobs"]).mean()), abs=1e-6)
+
+
+def test_a_table_without_a_sampled_token_in_a_response_is_refused():
+    table = pq.read_table(io.BytesIO(encode(with_replies(episode(2)), words)))
+    flags = pa.array(
+        [[True, False, True], [False], [True, True], [True] * 5], table.schema.field("sampled").type
+    )
+    at = table.schema.get_field_index("sampled")
+    with pytest.raises(ValueError, match="a token of each response was sampled"):
+        decode(written(table.set_column(at, table.schema.field(at), flags)))

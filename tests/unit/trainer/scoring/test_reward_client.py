@@ -225,7 +225,7 @@ def test_a_response_is_scored_from_its_end_on_and_once(job):
     client = job.client()
     for i in (5, 3, 5):
         prompt, response = SEQUENCES.row(i)[:1].tolist(), SEQUENCES.row(i)[1:].tolist()
-        client.begin(prompt, array("i", response), ROWS[i])
+        client.begin(Sequences.pack([(prompt, array("i", response))]), ROWS[i])
     eventually(lambda: len(job.asked) == 3, "scores of what has ended", 120)
     order = torch.tensor([*range(8), 5])
     scores = client.ask(SEQUENCES.select(order), [ROWS[i] for i in order.tolist()])

@@ -580,3 +580,32 @@ def test_a_sampling_mask_that_does_not_fit_its_tokens_is_refused(wrong):
         WireError, match="a sampling mask is two int32 arrays, counts of the 13 response tokens"
     ):
         unpack((arrays | wrong, header))
+
+
+FLAGS = torch.tensor([True, *[False, True] * 10][: int(SEQUENCES.after_lengths.sum())])
+FLAGS[SEQUENCES.after_starts] = True
+REPLIED = replace(SEQUENCES, sampled=FLAGS)
+
+
+@pytest.mark.parametrize("rows", [None, ROWS])
+def test_roles_know_which_tokens_were_sampled(rows):
+    """The reference and rewards of tokens answer for these alone."""
+    arrays, header = decode(encode(*pack(REPLIED, rows)))
+    unpacked = unpack((arrays, header))
+    assert torch.equal(unpacked.sampled, FLAGS)
+    assert torch.equal(unpacked.response_lengths, REPLIED.response_lengths)
+    assert unpack(pack(SEQUENCES, rows)).sampled is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (FLAGS[1:], "one bool for each of the 13 tokens after the prompts"),
+        (FLAGS.int(), "one bool for each of the 13 tokens after the prompts"),
+        (torch.zeros_like(FLAGS), "must be true for a token of each sequence"),
+    ],
+)
+def test_flags_that_do_not_fit_are_refused(wrong, message):
+    arrays, header = pack(REPLIED)
+    with pytest.raises(WireError, match=message):
+        unpack((arrays | {"sampled": wrong}, header))

@@ -24,7 +24,6 @@ from rlhf_trainer.rollout.partial_rollout import Ended, PartialRollout, Response
 from rlhf_trainer.rollout.rounds import Round
 from rlhf_trainer.rollout.saved_responses import BLOB, decode, encode
 from rlhf_trainer.tensors.records import Prompt
-from rlhf_trainer.tensors.sampling_mask import WHOLE
 from rlhf_trainer.transport.frames import Kind, encode_error
 from rlhf_trainer.transport.http import HttpClient
 
@@ -525,24 +524,3 @@ def test_a_stop_while_an_episode_is_awaited_does_not_put_back_the_one_before(htt
     run.rollouts.put_back()
     assert not trained & {work.prompt.id for work in decode(run.blob())}
     run.end()
-
-
-def test_a_blob_holds_whole_and_begun_responses_exactly():
-    whole = Response(array("i", [5, 6]), array("f", [-0.25, -0.5]), array("i", [3, 4]), "stop")
-    works = [
-        PartialRollout(Prompt("0/1", (1,), {}), [whole, Response()]),
-        PartialRollout(
-            Prompt("1/0", (2,), {}), [Response(array("i", [7]), array("f", [-1.5]), array("i", [4]))]
-        ),
-    ]
-    exactly(works)
-    masked = Response(array("i", [9]), array("f", [-0.5]), array("i", [4]))
-    masked.add(array("i", [7, 8]), array("f", [-0.5, 0.0]), 5, array("i", [2, 0]), array("i", [1, 3]))
-    assert masked.kept_counts == array("i", [WHOLE, 2, 0]), "the first one is of a run without masks"
-    exactly([PartialRollout(Prompt("0/2", (1,), {}), [masked, masked.copy()])])
-
-
-def exactly(works: list[PartialRollout]) -> None:
-    decoded = decode(encode(works))
-    assert [(w.prompt, w.responses) for w in decoded] == [(w.prompt, w.responses) for w in works]
-    assert decode(encode([])) == []

@@ -94,7 +94,8 @@ class FrozenModel:
             return response_logprobs(output.prompt_logprobs, ids, begin)
 
         logprobs = self._all(one, sequences)
-        return torch.tensor([value for values in logprobs for value in values], dtype=torch.float32)
+        whole = torch.tensor([value for values in logprobs for value in values], dtype=torch.float32)
+        return whole if sequences.sampled is None else whole[sequences.sampled]
 
     def scores(self, sequences: Sequences) -> Tensor:
         """The score of each sequence by a classifier with one output: float32 [N]. Raises
