@@ -19,6 +19,7 @@ from .base import Base
 from .group import TransferFailed, host_store
 from .members import COMMIT, PROBE_S, RECHECK, Epoch, MembersFailed, Servers, form
 from .progress import Staging
+from .same_gpu import Window
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +90,7 @@ class Broadcaster:
         `fault` is called at "joined", "bucket:<k>", "staged", "before-commit" and "committed", for tests."""
         self._servers = Servers(http, timeout_s)
         self._host, self._timeout_s = host, timeout_s
-        self._bucket_bytes, self._device, self._fault = bucket_bytes, device, fault
+        self._bucket_bytes, self._fault, self._window = bucket_bytes, fault, Window(device)
         self._keep = keep
         self._store = host_store(host, timeout_s)
         self._run = secrets.token_hex(4)  # an earlier trainer's epochs had the same numbers
@@ -174,7 +175,7 @@ class Broadcaster:
                 name=f"{self._run}.{self._epochs}",
                 targets=targets,
                 timeout_s=self._timeout_s,
-                device=self._device,
+                window=self._window,
             )
             self._fault("joined")
         return self._epoch

@@ -20,6 +20,7 @@ from torch.distributed import BroadcastOptions, Work
 
 from ..transport.tcp_store import tcp_store
 from .process_group import connect
+from .same_gpu import Received, SameGpu, Sending, Window, find_place
 
 CURRENT = "rlhf/epoch"  # store key: the only epoch that may be joined
 MAC_BYTES = 64  # hexadecimal, before each message
@@ -60,7 +61,8 @@ def connect_store(host: str, port: int, epoch: str, timeout_s: float) -> TCPStor
 
 
 class Group:
-    """Rank `rank` of `size` in `epoch`; rank 0, the trainer, sends, the others receive.
+    """Rank `rank` of `size` in `epoch`; rank 0, the trainer, sends, the others receive: those on its own GPU by copies
+    from its memory (`SameGpu`), the others by a process group.
 
     Whatever fails, here and in every method, raises TransferFailed, `timeout_s` after it began at the latest.
     `check` is called while the trainer waits and may raise to give up early.
@@ -76,17 +78,19 @@ class Group:
         timeout_s: float,
         device: torch.device,
         check: Callable[[], None] = lambda: None,
+        window: Window | None = None,
     ) -> None:
+        """`window`: the trainer's, for receivers on its GPU."""
         self._store, self._secret = PrefixStore(f"rlhf/{epoch}", store), secret.encode()
         self._rank, self._timeout_s = rank, timeout_s
         self.device = device
-        self._travelling: list[tuple[Work, Tensor]] = []
+        self._travelling: list[tuple[Broadcast, Tensor]] = []
         self._aborted = False
+        self._same_gpu: SameGpu | None = None
+        self._group: Any = None
         with _failing("joining the weight group"):
             self._assemble(size, check)
-            self._group = connect(
-                self._store, rank, size, timeout_s=timeout_s, device=device, host=store.host
-            )
+            self._connect(size, store.host, window)
 
     def _assemble(self, size: int, check: Callable[[], None]) -> None:
         # Connecting blocks until the deadline if a member is missing: so wait until all are here first.
@@ -100,6 +104,27 @@ class Group:
             self._store.set(ABORTED, "1")
             raise
         self.publish_value("go", True)
+
+    def _connect(self, size: int, host: str, window: Window | None) -> None:
+        """Connects each member with rank 0, by the GPUs that the members name."""
+        place = find_place(self.device)
+        self.publish_value(f"place/{self._rank}", place)
+        places = [self.wait_for_value(f"place/{rank}") for rank in range(size)]
+        near = {rank for rank in range(1, size) if place and places[rank] == places[0]}
+        far = [rank for rank in range(size) if rank not in near]
+        if near and self._rank in (0, *near):
+            self._same_gpu = SameGpu(
+                self._store,
+                self.publish_value,
+                self.wait_for_value,
+                receivers=len(near),
+                window=None if self._rank else window or Window(self.device),
+            )
+        if len(far) > 1 and self._rank in far:
+            rank = far.index(self._rank)
+            self._group = connect(
+                *(self._store, rank, len(far)), timeout_s=self._timeout_s, device=self.device, host=host
+            )
 
     def _until(
         self, done: Callable[[], bool], problem: str, check: Callable[[], None] = lambda: None
@@ -143,17 +168,22 @@ class Group:
         with _failing("tidying the store"):
             self._store.delete_key(key)
 
-    def broadcast(self, tensor: Tensor) -> Work:
+    def broadcast(self, tensor: Tensor) -> "Broadcast":
         """Starts a broadcast of rank 0's `tensor`, which must not be modified until `wait` returns."""
         options = BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
         options.timeout = timedelta(seconds=self._timeout_s)
+        works: list[Work | Sending | Received] = []
         with _failing("starting a broadcast"):
-            work: Work = self._group.broadcast([tensor], options)
-        self._travelling.append((work, tensor))
-        return work
+            if self._group is not None:
+                works.append(self._group.broadcast([tensor], options))
+            if self._same_gpu is not None:
+                works.append(self._same_gpu.broadcast(tensor))
+        broadcast = Broadcast(works)
+        self._travelling.append((broadcast, tensor))
+        return broadcast
 
-    def wait(self, work: Work, check: Callable[[], None] = lambda: None) -> None:
+    def wait(self, work: "Broadcast", check: Callable[[], None] = lambda: None) -> None:
         """Returns when `work` is done."""
         # NCCL's own wait does not block and its watchdog would kill the process: so this deadline for both.
         with _failing("a broadcast"):
@@ -169,13 +199,33 @@ class Group:
         self._aborted = True
         if self._rank == 0:
             self._store.set(ABORTED, "1")
+        if self._same_gpu is not None:
+            self._same_gpu.close()
+        if self._group is None:
+            return
         self._group.abort()
         if self._travelling and self.device.type == "cpu":
             # gloo's abort cancels nothing, and destroying a group waits for what is under way: let another thread.
             threading.Thread(target=_outlive, args=(self._group, self._travelling), daemon=True).start()
 
 
-def _outlive(_group: Any, travelling: list[tuple[Work, Tensor]]) -> None:
+class Broadcast:
+    """A broadcast under way, to the members of a process group and to those on the trainer's GPU."""
+
+    def __init__(self, works: "list[Work | Sending | Received]") -> None:
+        self._works = works
+
+    def is_completed(self) -> bool:
+        return all(
+            [work.is_completed() for work in self._works]
+        )  # each is asked: that is what sends the next part
+
+    def wait(self) -> None:
+        for work in self._works:
+            work.wait()
+
+
+def _outlive(_group: Any, travelling: list[tuple[Broadcast, Tensor]]) -> None:
     for work, _ in travelling:
         with suppress(RuntimeError):
             work.wait()

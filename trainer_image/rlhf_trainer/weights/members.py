@@ -7,19 +7,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
-import torch
 from torch._C._distributed_c10d import TCPStore
 
 from rlhf_api.contract.run import Member
 
 from ..transport.http import Deposed, HttpClient, HttpError
 from .group import Group, TransferFailed, publish_epoch
+from .same_gpu import Window
 
 COMMIT = "/commit"
 """POST: pause, swap to the staged weights, check their digest, resume; in one call."""
 RECHECK = "/recheck"
 """POST: verify a slice of the serving weights again, once all of them are verified."""
-
+SLEEP, MAKE_ROOM = "/sleep", "/make_room"
+"""POST: verify all of the serving weights, then give the GPU's memory back; take memory for new weights."""
 
 PROBE_S = 2.0  # a live server answers for its workers within this
 
@@ -140,9 +141,9 @@ def form(
     name: str,
     targets: Sequence[Member],
     timeout_s: float,
-    device: torch.device,
+    window: Window,
 ) -> Epoch:
-    """A new epoch of all of `targets`; the one before, if any, ends.
+    """A new epoch of all of `targets`, who get what is on the window's GPU; the one before, if any, ends.
 
     Raises:
         TransferFailed: someone did not come. Those who did are free again.
@@ -160,7 +161,7 @@ def form(
 
     joining = servers.call(targets, "POST", "/init_weight_transfer_engine", invitation, timeout=2 * timeout_s)
     try:
-        group = Group(store, name, secret, 0, size, timeout_s, device, joining.check)
+        group = Group(store, name, secret, 0, size, timeout_s, window.device, joining.check, window)
         joining.results()
     except BaseException:
         joining.settled(PROBE_S)

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.distributed import Work
 
 from .buckets import Bucket, Spec, pack
 from .digest import Digest
-from .group import Group, TransferFailed
+from .group import Broadcast, Group, TransferFailed
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ def send(
     """
     began = time.monotonic()
     digest, nbytes, sent = Digest(), 0, 0
-    travelling: Work | None = None
+    travelling: Broadcast | None = None
     source = iter(tensors)
     try:
         for bucket in pack(source, bucket_bytes, group.device):
@@ -78,7 +77,7 @@ def receive(group: Group, update: int, most: float = math.inf) -> tuple[tuple[Bu
     """
     buckets: list[Bucket] = []
     digest, room = Digest(), 0
-    travelling: Work | None = None
+    travelling: Broadcast | None = None
     while "end" not in (head := group.wait_for_value(_key(update, len(buckets)))):
         specs = tuple(Spec.from_json(row) for row in head["specs"])
         size = sum(spec.room for spec in specs)

@@ -7,10 +7,11 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from ....weights.members import COMMIT, RECHECK
+from ....weights.members import COMMIT, MAKE_ROOM, RECHECK, SLEEP
 from .asgi import body, reply
 from .gate import GENERATES, LABELLED, Gate
 from .guard import App, Receive, Scope, Send
+from .sleep import Sleep, State
 from .streams import REQUEST
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ class Commit:
     POST /commit {"version": v, "digest": d, "keep": k}: 200 {"pause_seconds": s} once every worker serves these
     weights. Else 500 {"error": why}, and the server stays paused: its weights may be a mix of old and new.
     POST /recheck: 200 {"results": what each worker's `rlhf_recheck` returns}, after the proof that a commit begins.
+    POST /sleep: 200 {"results": what each worker's `rlhf_release` returns}; see `Sleep`. POST /make_room: 200 {}, after
+    which an engine that sleeps takes new weights; their commit wakes it up.
 
     With `keep`, responses under way are frozen and go on after the swap, in the same streams and with their keys and
     values. Else they are aborted with the tokens so far (`finish_reason: abort`), to be continued by another request,
@@ -35,6 +38,7 @@ class Commit:
 
     def __init__(self, app: App) -> None:
         self.app, self._gate = app, Gate(app)
+        self._sleep = Sleep(self._gate)
         self._proving: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -43,16 +47,33 @@ class Commit:
             await self._gate(scope, receive, send)
         elif path == COMMIT:
             await self._commit(scope["app"].state.engine_client, json.loads(await body(receive)), send)
-        elif path == RECHECK:
-            await self._recheck(scope["app"].state.engine_client, send)
+        elif path in (RECHECK, SLEEP, MAKE_ROOM):
+            engine = scope["app"].state.engine_client
+            try:
+                answer = await self._answer(path, engine)
+            except Exception as error:  # any error of a server whose engine is dead
+                await reply(send, 500, {"error": str(error)})
+            else:
+                await reply(send, 200, answer)
         else:
             await self.app(scope, receive, send)
+
+    async def _answer(self, path: str, engine: "AsyncLLM") -> dict[str, Any]:
+        if self._proving is not None:
+            await asyncio.wait({self._proving})
+        if path == MAKE_ROOM:
+            await self._sleep.make_room(engine)
+            return {}
+        if path == SLEEP:
+            return {"results": await self._sleep.begin(engine)}
+        serves = self._sleep.state is State.AWAKE
+        return {"results": await engine.collective_rpc("rlhf_recheck") if serves else []}
 
     async def _commit(self, engine: "AsyncLLM", expected: dict[str, Any], send: Send) -> None:
         keep = expected.pop("keep", False)
         self._gate.close()
         try:
-            paused = await _go_over(engine, self._gate, expected, keep)
+            paused = await _go_over(engine, self._gate, self._sleep, expected, keep)
         except Exception as error:  # any error of a server whose engine is dead
             log.error("weight version %s: %s", expected["version"], error)
             await reply(send, 500, {"error": str(error)})
@@ -61,20 +82,12 @@ class Commit:
             self._proving = asyncio.create_task(_prove(engine))
             await reply(send, 200, {"pause_seconds": paused})
 
-    async def _recheck(self, engine: "AsyncLLM", send: Send) -> None:
-        if self._proving is not None:
-            await asyncio.wait({self._proving})
-        try:
-            results = await engine.collective_rpc("rlhf_recheck")
-        except Exception as error:  # any error of a server whose engine is dead
-            await reply(send, 500, {"error": str(error)})
-        else:
-            await reply(send, 200, {"results": results})
 
-
-async def _go_over(engine: "AsyncLLM", gate: Gate, expected: dict[str, object], keep: bool) -> float:
-    """Swaps to the staged weights; returns the seconds without generation. Raises ValueError where the workers have not
-    staged `expected`.
+async def _go_over(
+    engine: "AsyncLLM", gate: Gate, sleep: Sleep, expected: dict[str, object], keep: bool
+) -> float:
+    """Swaps to the staged weights, and wakes the engine up; returns the seconds without generation. Raises ValueError
+    where the workers have not staged `expected`.
     """
     began = time.monotonic()
 
@@ -104,6 +117,7 @@ async def _go_over(engine: "AsyncLLM", gate: Gate, expected: dict[str, object], 
     reports = [{key: worker[key] for key in expected} for worker in workers]
     if any(worker != expected for worker in reports):
         raise ValueError(f"the workers have {reports}; the trainer sent {expected}")
+    await sleep.end(engine)
     # vLLM names this version with the tokens of each step that it takes in from here on: those of the earlier steps are
     # in, since the pause is over.
     await engine.update_weight_version(str(expected["version"]))

@@ -206,6 +206,12 @@ class BroadcastEngine(WeightTransferEngine[JoinInfo, ReceiveInfo]):
         self.served.loaded(staged.version, self.swap.arrived(staged.weights), base_parts)
         log.info("serving weight version %s, digest %s", self.version, self.digest)
 
+    def release(self) -> None:
+        """Verifies the serving weights once more, and forgets them, and the base: their memory is given back next."""
+        self.served.recheck()
+        self.served.forget()
+        self.reception = self.base = self.version = self.digest = None
+
     @staticmethod
     def trainer_send_weights(iterator: Any, trainer_args: Any) -> None:
         raise NotImplementedError("the trainer sends with rlhf_trainer.weights.broadcaster.Broadcaster")

@@ -52,6 +52,13 @@ class WeightStatus:
         engine.served.recheck(SLICE_BYTES[engine.device.type])
         return {"rank": self.rank, "changed": engine.served.changed}
 
+    def rlhf_release(self) -> dict[str, object]:
+        """Completes that verification and hashes all of the serving memory again, `changed` as in `rlhf_recheck`; then
+        lets go of all weights, which are to be sent again before the next request."""
+        engine = self.weight_transfer_engine
+        engine.release()
+        return {"rank": self.rank, "changed": engine.served.changed}
+
 
 class Tempered:
     """`--worker-extension-cls rlhf_trainer.engines.vllm.weights.extension.Tempered`: prompt log-probabilities at a

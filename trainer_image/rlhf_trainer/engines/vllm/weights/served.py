@@ -63,6 +63,10 @@ class Served:
         self.prove()
         _spend(self._rechecking(), most)
 
+    def forget(self) -> None:
+        """The weights loaded last are not kept: nothing is verified until others are loaded."""
+        self._kept, self._next, self._proof = [], 0, iter(())
+
     def _proving(self, arrived: Iterable[Pair], made_of: Sequence[tuple[Part, Tensor]]) -> Iterator[int]:
         # In this order a change in between is detected, by the comparison or by the next fingerprint.
         for part in parts(self._model):
