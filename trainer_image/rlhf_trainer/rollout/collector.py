@@ -76,6 +76,7 @@ class EpisodeCollector:
                 responses = self._rollouts.answer(fresh, sampling, ended=self._ended)
             if not parts:
                 _not_all_refused(responses, missing)
+            self._rollouts.yield_gpus()
             generated = time.perf_counter()
             self._ctx.report(activity="scoring")
             part = self._received(number, responses, sampled=self.sampled)

@@ -53,6 +53,9 @@ class GeneratorRollouts(Rollouts):
             self._ahead.extend(self.version, issue, collected=collected)
             self.requests.begin()
 
+    def yield_gpus(self) -> None:
+        self.weights.yield_gpus()
+
     def find_other_weights(self) -> str:
         return self.weights.changed()
 

@@ -41,6 +41,9 @@ class Rollouts:
         """Publishes the policy's weights, with which requests go on, and requests further episodes if that is done
         ahead: `issue` returns the prompts of one. `collected`: the next step has its episode already."""
 
+    def yield_gpus(self) -> None:
+        """Has generators that take turns with the trainer give up its GPUs, until they are needed again."""
+
     def find_other_weights(self) -> str:
         """Names of generators whose served weights differ from what was sent, with those weights; '' if none."""
         return ""

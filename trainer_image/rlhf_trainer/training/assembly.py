@@ -97,7 +97,7 @@ def make_task(
         remote,
         rows,
         held_out,
-        rollouts=make_rollouts(ctx, models[POLICY], remote.reward),
+        rollouts=make_rollouts(ctx, config, models[POLICY], remote.reward),
         text=PretrainingText(text, ctx) if spec.pretraining else None,
     )
 
@@ -143,16 +143,21 @@ def engine(
     )
 
 
-def make_rollouts(ctx: TrainerContext, policy: TrainedModel, reward: RewardClient | None) -> Rollouts:
+def make_rollouts(
+    ctx: TrainerContext, config: RunConfig, policy: TrainedModel, reward: RewardClient | None
+) -> Rollouts:
     """Rollouts of whom the manifest says; `reward`: rank 0's client of what scores those ahead of training."""
     if ctx.spec.generator.shared_with_trainer:
         return TrainerRollouts(ctx, policy)
-    sync, client = connect_generators(ctx, policy) if ctx.services else (None, None)
-    weights = Publisher(ctx, policy, sync)
+    turns = config.takes_turns
+    sync, client = connect_generators(ctx, policy, takes_turns=turns) if ctx.services else (None, None)
+    weights = Publisher(ctx, policy, sync, takes_turns=turns)
     return GeneratorRollouts(ctx, Fleet(ctx, client, weights), weights, begin_scoring(reward))
 
 
-def connect_generators(ctx: TrainerContext, policy: TrainedModel) -> tuple[Broadcaster, VllmClient]:
+def connect_generators(
+    ctx: TrainerContext, policy: TrainedModel, *, takes_turns: bool
+) -> tuple[Broadcaster, VllmClient]:
     """Rank 0's broadcast of weights and client of the engine."""
     assert ctx.services is not None
     spec, services = ctx.spec, ctx.services
@@ -163,6 +168,7 @@ def connect_generators(ctx: TrainerContext, policy: TrainedModel) -> tuple[Broad
         bucket_bytes=spec.weights.bucket_megabytes << 20,
         device=ctx.ranks.device,
         keep=spec.rollout.in_flight == "keep",
+        takes_turns=takes_turns,
         fault=faults.point,
     )
     client = VllmClient(

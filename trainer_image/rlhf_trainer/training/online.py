@@ -82,6 +82,7 @@ class OnlineTask(GraphTask):
         while responses are awaited puts their prompts back, and raises Stopped on every rank."""
         self._op_ctx.step = step
         if self._pending is not None:
+            self._rollouts.yield_gpus()
             self._pending = replace(self._pending, columns=self._executor.run(self._pending.columns))
             return self._metrics.collected(self._pending, {})
         if self._spec.replay.dynamic:

@@ -17,7 +17,7 @@ from ..transport.http import HttpClient
 from . import stream
 from .base import Base
 from .group import TransferFailed, host_store
-from .members import COMMIT, PROBE_S, RECHECK, Epoch, MembersFailed, Servers, form
+from .members import COMMIT, MAKE_ROOM, PROBE_S, RECHECK, SLEEP, Epoch, MembersFailed, Servers, form
 from .progress import Staging
 from .same_gpu import Window
 
@@ -82,16 +82,19 @@ class Broadcaster:
         bucket_bytes: int,
         device: torch.device,
         keep: bool = False,
+        takes_turns: bool = False,
         fault: Callable[[str], None] = lambda _point: None,
     ) -> None:
         """`keep`: responses under way go on after the swap, with keys and values of earlier weights. Else they end with
-        what they have, and the generators forget those.
+        what they have, and the generators forget those. `takes_turns`: on `device`, where generators sleep while it
+        computes.
 
-        `fault` is called at "joined", "bucket:<k>", "staged", "before-commit" and "committed", for tests."""
+        `fault` is called at "room", "joined", "bucket:<k>", "staged", "before-commit", "committed" and "asleep",
+        for tests."""
         self._servers = Servers(http, timeout_s)
         self._host, self._timeout_s = host, timeout_s
         self._bucket_bytes, self._fault, self._window = bucket_bytes, fault, Window(device)
-        self._keep = keep
+        self._keep, self._takes_turns = keep, takes_turns
         self._store = host_store(host, timeout_s)
         self._run = secrets.token_hex(4)  # an earlier trainer's epochs had the same numbers
         self._epochs = 0
@@ -116,6 +119,8 @@ class Broadcaster:
         while state.left:
             attempts += 1
             try:
+                if self._takes_turns:
+                    self._make_room(state.left)
                 if base is not None:
                     base_bytes += self._bring(base, state.left, version)
                 sent = self._stage(state.left, tensors, version, base.adapter if base else {})
@@ -153,13 +158,14 @@ class Broadcaster:
         """Asks `holders` to verify their serving weights (`WeightStatus.rlhf_recheck`); returns the names of those
         whose weights differ from what was sent, with the part, or ''. Those that do not answer in time are skipped."""
         answers, _ = self._servers.call(holders, "POST", RECHECK).settled()
-        changes = [
-            f"{target.name} (worker {worker['rank']}): {str(worker['changed'])[:TOLD]}"
-            for target, answer in answers.items()
-            for worker in answer["results"]
-            if worker["changed"] is not None
-        ]
-        return "; ".join(changes[:3])
+        return _list_changes(answers)
+
+    def sleep(self, holders: Sequence[Member]) -> tuple[str, dict[Member, str]]:
+        """Has `holders` verify their serving weights once more, and give their memory back until `send`; returns what
+        `changed` does, and why some did not."""
+        answers, failed = self._servers.call(holders, "POST", SLEEP).settled()
+        self._fault("asleep")
+        return _list_changes(answers), failed
 
     def close(self) -> None:
         self._leave()
@@ -179,6 +185,12 @@ class Broadcaster:
             )
             self._fault("joined")
         return self._epoch
+
+    def _make_room(self, targets: Sequence[Member]) -> None:
+        """Gives sleeping generators memory for weights; one that has just started has all of it first."""
+        self._servers.call(targets, "POST", SLEEP).results()
+        self._servers.call(targets, "POST", MAKE_ROOM).results()
+        self._fault("room")
 
     def _bring(self, base: Base, targets: Sequence[Member], version: int) -> int:
         """Sends the base to every worker that lacks it; returns the number of bytes per worker. In an epoch of its own:
@@ -246,3 +258,14 @@ class Broadcaster:
         epoch, self._epoch = self._epoch, None
         if epoch:
             epoch.group.abort()
+
+
+def _list_changes(answers: Mapping[Member, Any]) -> str:
+    """The first workers whose serving weights are not those that were sent, with the part; '' if there are none."""
+    changes = [
+        f"{target.name} (worker {worker['rank']}): {str(worker['changed'])[:TOLD]}"
+        for target, answer in answers.items()
+        for worker in answer["results"]
+        if worker["changed"] is not None
+    ]
+    return "; ".join(changes[:3])

@@ -217,7 +217,7 @@ class Broadcast:
 
     def is_completed(self) -> bool:
         return all(
-            [work.is_completed() for work in self._works]
+            work.is_completed() for work in self._works
         )  # each is asked: that is what sends the next part
 
     def wait(self) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 
-from torch import Tensor
+import torch
+from torch import Tensor, distributed
 
 from rlhf_api.contract.report import MemberStatus
 from rlhf_api.contract.run import Member
@@ -40,14 +41,17 @@ class Publisher:
         ctx: TrainerContext,
         policy: TrainedModel,
         sync: Broadcaster | None,
+        *,
+        takes_turns: bool = False,
     ) -> None:
-        """`sync` on rank 0 only."""
+        """`sync` on rank 0 only. `takes_turns`: generators are on the trainer's GPUs, and sleep while it computes."""
         self._ctx, self._policy, self._sync = ctx, policy, sync
         self._members: list[Member] = []
         self._refusals: Counter[str] = Counter()  # of the newest weights, by uid
         self._deadline = 0.0  # for generators that do not answer
         self._holders: dict[str, Member] = {}
         self._version = -1
+        self._takes_turns, self._changed = takes_turns, ""
         self._figures = {"broadcast_bytes": 0.0, "generators_paused_seconds": 0.0}
 
     def publish(self, version: int, committing: Callable[[], None]) -> None:
@@ -59,6 +63,9 @@ class Publisher:
             Unavailable: no generator took the weights within its start-up time, or all refused them three times.
             Stopped: the run is to stop, on every rank.
         """
+        if self._takes_turns:
+            torch.cuda.empty_cache()  # the generators take what it frees
+            distributed.barrier()
         self._refusals.clear()
         self._deadline = time.monotonic() + self._ctx.spec.generator.startup_timeout_seconds
         order = self._ctx.ranks.broadcast_str(self._wait_for_members)
@@ -75,6 +82,12 @@ class Publisher:
         if self._ctx.ranks.agree(self._are_members_other):
             self.publish(version, committing)
 
+    def yield_gpus(self) -> None:
+        """Has generators that take turns with the trainer give up their GPUs, and the weights with these: before the
+        next request they are published again. Returns on every rank once they have."""
+        if self._takes_turns:
+            self._changed = self._ctx.ranks.broadcast_str(self._send_to_sleep)
+
     @property
     def version(self) -> int:
         """The weight version that the generators hold; -1 before the first."""
@@ -87,6 +100,8 @@ class Publisher:
 
     def changed(self) -> str:
         """Names of generators whose served weights differ from what was sent, with those weights; '' if none."""
+        if self._takes_turns:  # verified before they went to sleep
+            return self._changed
         return self._ctx.ranks.broadcast_str(lambda: self._sync.changed(self.holders) if self._sync else "")
 
     @property
@@ -98,6 +113,14 @@ class Publisher:
         """Marks generators that failed in a round, by uid, as without weights; on rank 0."""
         for uid in failed:
             self._holders.pop(uid, None)
+
+    def _send_to_sleep(self) -> str:
+        assert self._sync is not None
+        changed, failed = self._sync.sleep(self.holders)
+        for target, reason in failed.items():
+            log.warning("%s did not give its GPU up: %s", target.name, reason)
+        self._holders.clear()
+        return changed
 
     def _are_members_other(self) -> bool:
         """True if those that respond are not those that hold weights; on rank 0."""

@@ -11,7 +11,7 @@ from rlhf_trainer.transport.http import HttpClient
 from rlhf_trainer.weights.broadcaster import Broadcaster
 
 
-def send(address: str, model: Path, fatal: str, keep: bool = False) -> None:
+def send(address: str, model: Path, fatal: str, keep: bool = False, takes_turns: bool = False) -> None:
     """Weight version 99."""
 
     def fault(point: str) -> None:
@@ -20,6 +20,7 @@ def send(address: str, model: Path, fatal: str, keep: bool = False) -> None:
 
     with HttpClient(TOKEN) as http:
         settings = {"host": "127.0.0.1", "timeout_s": 120.0, "bucket_bytes": 1 << 16, "keep": keep}
+        settings["takes_turns"] = takes_turns
         sync = Broadcaster(http, device=torch.device("cpu"), fault=fault, **settings)
         policy = load(model)
         sync.send([generator(0, address)], lambda: weights(policy), 99)

@@ -139,6 +139,11 @@ def test_a_weight_that_changes_while_it_serves_is_told(kind, name, request, make
     assert serves(http, server, models(kind, 2))
     assert sync.changed([target(server)]) == what, "its process is not to be trusted any more"
     assert sync.changed([generator(1, "http://127.0.0.1:9")]) == "", "who does not answer says nothing"
+    taking_turns = make_sync(takes_turns=True)
+    assert taking_turns.sleep([target(server)]) == (what, {}), "nor is it when it sleeps"
+    assert taking_turns.send([target(server)], lambda: weights(models(kind, 2)), 9).holders == (
+        target(server),
+    )
 
 
 def test_a_hung_engine_is_not_ready_though_healthy(tied, make_sync, models):
@@ -505,6 +510,40 @@ def test_a_trainer_that_dies_leaves_old_or_new_weights_serving_and_the_next_take
     new = models("tied", 3)
     assert make_sync().send([target(tied)], lambda: weights(new), 5).holders == (target(tied),)
     assert serves(http, tied, new)
+
+
+def test_a_generator_that_sleeps_answers_with_the_next_weights(biased, http, make_sync, models):
+    """Requests that come meanwhile wait; the weights that it served are verified before it gives them up."""
+    client = VllmClient(http, sampling=Sampling(maxNewTokens=8), seed=1, ends=[256])
+    sync, work = make_sync(takes_turns=True), PartialRollout.begin(Prompt("0/0", (65,), {}), 4)
+    assert sync.send([target(biased)], lambda: weights(models("biased", 1)), 1).holders == (target(biased),)
+    assert serves(http, biased, models("biased", 1))
+    assert sync.sleep([target(biased)]) == ("", {})
+    assert sync.sleep([target(biased)]) == ("", {}), "once more changes nothing"
+    assert sync.changed([target(biased)]) == ""
+    now = status(http, biased)
+    assert (now["version"], now["digest"]) == (None, None)
+    running = http.start(client.ask(target(biased), work, lambda: None))
+    assert sync.send([target(biased)], lambda: weights(models("biased", 2)), 2).holders == (target(biased),)
+    running.result(120)
+    assert {version for response in work.responses for version in response.versions} == {2}
+    assert serves(http, biased, models("biased", 2))
+
+
+@pytest.mark.parametrize("point", ["room", "bucket:1", "before-commit"])
+def test_a_trainer_that_dies_while_a_generator_sleeps_leaves_it_to_the_next(
+    point, tied, http, make_sync, models, folder, tmp_path
+):
+    sync = make_sync(takes_turns=True)
+    sync.send([target(tied)], lambda: weights(models("tied", 1)), 1)
+    sync.sleep([target(tied)])
+    sync.close()
+    log = tmp_path / "log"
+    trainer = fork(dying_trainer.send, tied.address, folder / "tied-2", point, False, True, log=log)
+    assert ended([trainer], 300, log) == [-signal.SIGKILL], log.read_text()
+    sync = make_sync(takes_turns=True)
+    assert sync.send([target(tied)], lambda: weights(models("tied", 3)), 5).holders == (target(tied),)
+    assert serves(http, tied, models("tied", 3))
 
 
 @pytest.mark.parametrize("token", [None, "", "wrong", "Basic " + TOKEN])

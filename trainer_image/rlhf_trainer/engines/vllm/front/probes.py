@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ....transport.frames import GENERATE
-from ....weights.members import COMMIT
+from ....weights.members import COMMIT, MAKE_ROOM, SLEEP
 from .asgi import call, reply
 from .guard import App, Receive, Scope, Send
 
@@ -16,7 +16,7 @@ READY, LIVE, DRAIN = "/ready", "/live", "/drain"
 PROMPTS, WORKERS = "/v1/completions", "/collective_rpc"
 BEGINNINGS = ("/init_weight_transfer_engine", "/start_weight_update")
 """Paths that begin an update: the trainer has abandoned any earlier one by then."""
-CHANGES = frozenset({*BEGINNINGS, "/update_weights", "/finish_weight_update", COMMIT})
+CHANGES = frozenset({*BEGINNINGS, "/update_weights", "/finish_weight_update", COMMIT, SLEEP, MAKE_ROOM})
 
 ANSWER_SECONDS = 2.0
 """Deadline of a healthy worker's reply, seconds: it replies between two engine steps."""
