@@ -1,4 +1,4 @@
-"""The NCCL side of the group, without vLLM: needs two GPUs."""
+"""The group on GPUs, without vLLM: NCCL between two, and on one the copies of `SameGpu`."""
 
 import os
 import subprocess
@@ -14,8 +14,12 @@ from rlhf_trainer.weights import stream
 from rlhf_trainer.weights.buckets import pack
 from rlhf_trainer.weights.digest import Digest
 from rlhf_trainer.weights.group import Group, TransferFailed, host_store, publish_epoch
+from rlhf_trainer.weights.same_gpu import WINDOW_BYTES
 
-pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 1, reason="needs a GPU")
+DEVICES = [pytest.param("cuda:1", marks=two_gpus), "cuda:0"]
+"""Of a worker: another one, and the trainer's."""
 TIMEOUT_S = 20.0  # a worker takes some seconds to start
 MONITOR_S = 5
 """After a dump torch's monitor waits for so long, instead of eight minutes, before it ends the process."""
@@ -25,7 +29,7 @@ ENVIRONMENT = {**OUTLIVE_PEERS, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": str(MONITOR_
 
 
 class Worker:
-    """One on another host, as NCCL sees it, is reached by TCP, and may have the trainer's GPU."""
+    """One on another host, as NCCL sees it, is reached by TCP, and may share a GPU with another."""
 
     def __init__(self, port: int, device: str, host: str = "") -> None:
         command = [
@@ -103,8 +107,9 @@ def send(group: Group, update: int, weights, *workers: Worker, fault=lambda _poi
     return stream.send(group, update, weights, BUCKET, lambda: None, fault)
 
 
-def test_broadcast_is_whole_and_fast(store, workers, capsys):
-    worker = workers("cuda:1")
+@pytest.mark.parametrize("device", DEVICES)
+def test_broadcast_is_whole_and_fast(device, store, workers, capsys):
+    worker = workers(device)
     group = form(store, "1", worker)
     weights = tensors()
     for update in range(1, ROUNDS + 1):
@@ -121,8 +126,9 @@ def test_broadcast_is_whole_and_fast(store, workers, capsys):
     assert on_cpu.hexdigest() == sent.digest
 
 
-def test_a_worker_killed_in_mid_broadcast_is_noticed_and_a_new_epoch_works(store, workers):
-    worker = workers("cuda:1")
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_worker_killed_in_mid_broadcast_is_noticed_and_a_new_epoch_works(device, store, workers):
+    worker = workers(device)
     group = form(store, "1", worker)
     weights = tensors(8)
     send(group, 1, weights, worker)
@@ -132,7 +138,7 @@ def test_a_worker_killed_in_mid_broadcast_is_noticed_and_a_new_epoch_works(store
     assert time.monotonic() - began < TIMEOUT_S + 2
     group.abort()
     torch.cuda.synchronize()
-    reborn = workers("cuda:1")
+    reborn = workers(device)
     sent = send(form(store, "2", reborn), 1, weights, reborn)
     assert reborn.read_words() == ["received", sent.digest]
     assert reborn.ends() == 0
@@ -147,8 +153,9 @@ def killing(worker: Worker):
     return kill
 
 
+@two_gpus
 def test_a_peer_lost_over_tcp_costs_the_others_one_epoch_and_not_their_lives(store, workers):
-    near, far = workers("cuda:1"), workers("cuda:0", host="another")
+    near, far = workers("cuda:1"), workers("cuda:1", host="another")
     group = form(store, "1", near, far)
     weights = tensors(8)
     sent = send(group, 1, weights, near, far)
@@ -168,8 +175,9 @@ def test_a_peer_lost_over_tcp_costs_the_others_one_epoch_and_not_their_lives(sto
     assert far.read_words() == ["received", sent.digest]
 
 
-def test_an_abort_frees_the_worker_at_once(store, workers):
-    worker = workers("cuda:1")
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_abort_frees_the_worker_at_once(device, store, workers):
+    worker = workers(device)
     group = form(store, "1", worker)
     worker.do("receive", 1)
     group.publish_value(
@@ -180,3 +188,15 @@ def test_an_abort_frees_the_worker_at_once(store, workers):
     assert failed == "failed", reason
     assert float(seconds) < TIMEOUT_S / 2
     assert worker.ends() == 0
+
+
+def test_workers_of_the_trainer_s_gpu_and_of_another_get_the_same(store, workers):
+    """The first ones' windows take turns, also where a tensor is larger than one."""
+    devices = ["cuda:0", "cuda:0", *(["cuda:1"] if torch.cuda.device_count() > 1 else [])]
+    some = [workers(device) for device in devices]
+    group = form(store, "1", *some)
+    large = torch.arange(3 * WINDOW_BYTES // 8 + 5, device="cuda:0", dtype=torch.int64)
+    for update in (1, 2):
+        sent = send(group, update, [("small", large[:7]), ("large", large), *tensors(2)], *some)
+        assert [worker.read_words() for worker in some] == [["received", sent.digest]] * len(some)
+    assert [worker.ends() for worker in some] == [0] * len(some)
