@@ -34,6 +34,8 @@ REWARD_MODEL = Model("model", "policy", "score")
 
 SEQUENCES = "sequences"
 """Column of the tokens of prompts and responses, written by the first node."""
+ENVIRONMENT_REWARD = "environment_reward"
+"""Column of the rewards of episodes, which `Generate` writes in a job with an environment."""
 
 
 @dataclass(frozen=True, kw_only=True)

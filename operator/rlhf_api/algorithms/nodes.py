@@ -1,8 +1,21 @@
 """Graph nodes that algorithms with sampled responses share: the experience, the reference, the policy's training."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
-from ..graph import POLICY, REFERENCE, SEQUENCES, Compute, Generate, Graph, Infer, Node, Score, Train
+from ..graph import (
+    ENVIRONMENT_REWARD,
+    POLICY,
+    REFERENCE,
+    SEQUENCES,
+    Compute,
+    Generate,
+    Graph,
+    Infer,
+    Node,
+    Score,
+    Train,
+)
 from ..sections.common import CommonSpec
 from .policy_gradient import PolicyGradient, is_one_update
 
@@ -14,7 +27,10 @@ def experience(spec: CommonSpec, settings: PolicyGradient) -> tuple[Node, ...]:
     If a step is one update, the old log-probabilities are not computed: they equal those of the update itself.
     """
     one_update = is_one_update(spec, settings, settings.minibatch_size)
-    nodes: list[Node] = [Generate(rounds=settings.dynamic_sampling)]
+    generate = Generate(rounds=settings.dynamic_sampling)
+    if spec.environment is not None:
+        generate = replace(generate, writes=(*generate.writes, ENVIRONMENT_REWARD))
+    nodes: list[Node] = [generate]
     weighted = spec.rollout.level != "none"
     if not one_update or weighted or settings.kl_penalty == "reward":
         nodes.append(Infer(name="policy_logprobs", model=POLICY, writes=("logprobs",)))
@@ -29,16 +45,26 @@ def experience(spec: CommonSpec, settings: PolicyGradient) -> tuple[Node, ...]:
         )
     if settings.kl_penalty:
         nodes.append(reference(spec, settings.reference_ema))
-    if spec.reward.fine_grained:
-        nodes.append(Score(writes=("token_scores",), per_token=True))
-        nodes.append(
-            Compute(name="scores", function="sum_scores", reads=("token_scores",), writes=("scores",))
-        )
-    else:
-        nodes.append(Score())
+    nodes += _scores(spec)
     if settings.overlong_filter:
         nodes.append(Compute(name="mask", function="overlong_mask", reads=("finished",), writes=("mask",)))
     return tuple(nodes)
+
+
+def _scores(spec: CommonSpec) -> Iterator[Node]:
+    """Nodes that write `scores`; `token_scores` too, where each is a sum of rewards at single tokens."""
+    if spec.environment is not None:
+        reads: tuple[str, ...] = (ENVIRONMENT_REWARD,)
+        if spec.has_reward:
+            yield Score(writes=("reward_scores",))
+            reads = (*reads, "reward_scores")
+        writes = ("token_scores", "scores")
+        yield Compute(name="environment", function="environment_scores", reads=reads, writes=writes)
+    elif spec.reward.fine_grained:
+        yield Score(writes=("token_scores",), per_token=True)
+        yield Compute(name="scores", function="sum_scores", reads=("token_scores",), writes=("scores",))
+    else:
+        yield Score()
 
 
 def reference(spec: CommonSpec, average: float | None = None, output: str = "logprobs") -> Infer:

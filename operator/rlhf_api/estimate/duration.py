@@ -48,7 +48,7 @@ class Batch:
         if isinstance(source, Dataset):
             longest, each = data.max_response_length, source.group
         else:
-            longest, each = spec.sampling.max_new_tokens, spec.sampling.responses_per_prompt
+            longest, each = spec.longest_response, spec.sampling.responses_per_prompt
         return cls(data.prompts_per_step * each, filled * (data.max_prompt_length + longest), longest)
 
     def trained(self, spec: Spec) -> "Batch":

@@ -15,7 +15,7 @@ from ..spec import Spec
 from .memory import count, gigabytes
 
 _HELD, _ARRIVED, _COLUMN, _ID = 20, 12, 4, 4
-_OF_ROWS = ("scores", "response_rewards")
+_OF_ROWS = ("scores", "reward_scores", "response_rewards")
 """Columns with one number per response."""
 _SAID = 1e9
 """Bytes on rank 0 above which the plan mentions them."""
@@ -38,7 +38,7 @@ class StepMemory:
         if not graph.generates:
             return None
         sampling, steps = spec.sampling, 1 + spec.rollout.max_staleness
-        tokens = spec.data.prompts_per_step * sampling.responses_per_prompt * sampling.max_new_tokens
+        tokens = spec.data.prompts_per_step * sampling.responses_per_prompt * spec.longest_response
         columns = {name for node in graph.prepare for name in node.writes if name not in _OF_ROWS}
         mask = _ID * sampling.mask_size  # the count, and an id for each other kept token
         token, window = _HELD + _COLUMN * len(columns) + mask, max(spec.replay.window, 0)

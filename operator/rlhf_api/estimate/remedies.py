@@ -78,7 +78,7 @@ def _fewer_activations(spec: Spec, sizes: Sizes, memory: float) -> Iterator[str]
             yield f"trainer.gradientCheckpointing {kind}"
             break
     graph = spec.graph
-    sampled = spec.data.max_prompt_length + spec.sampling.max_new_tokens if graph.generates else 0
+    sampled = spec.data.max_prompt_length + spec.longest_response if graph.generates else 0
     longest = max(sampled, *(largest_row(spec, model) for model in graph.trained))
     tokens = section.micro_batch_tokens // 2
     while tokens * section.sequence_parallel_size >= longest:

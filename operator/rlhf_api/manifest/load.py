@@ -1,6 +1,7 @@
 """RLHFJob manifests: parsing, overrides, validation."""
 
 import json
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -16,11 +17,13 @@ from ..errors.model_fields import in_text_map
 from ..errors.problem import InvalidJob, Problem, first, kind_of, show
 from ..errors.similar import closest
 from ..field_types import names_function
+from ..host.printing import write_line
 from ..host.strict_yaml import documents, floats_of_server, not_json
 from ..host.variables import ENVIRONMENT
 from ..job import API_VERSION, KIND, Metadata, RLHFJob
 from ..rules.check import check
 from ..rules.size_limits import oversized
+from ..sections.environment import holds_variables
 from ..sections.pods import RuntimeKind
 from ..spec import Spec
 from .deepspeed_auto import in_our_fields
@@ -209,6 +212,10 @@ def _of_file(document: Any, where: str) -> Any:
     """A file's document with its keys in camelCase. Raises InvalidJob for one that is no part of a manifest, and quotes
     nothing of it: an include may name any file of the machine."""
     spelled = _spelled(document, where)
+    spec = document.get("spec") if isinstance(document, Mapping) else None
+    if isinstance(spec, Mapping) and spec.get("environment") and holds_variables(spec["environment"]):
+        message = "spec.environment: read as spec.env, the present name of variables of processes"
+        write_line(f"{where}{message}", sys.stderr)
     if isinstance(spelled, Mapping) and spelled:
         kind = spelled.get("kind", KIND)
         known = any(key in _TOP or key in Spec.model_fields or key == INCLUDE for key in spelled)

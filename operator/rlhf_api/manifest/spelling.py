@@ -13,6 +13,7 @@ from pydantic.alias_generators import to_snake
 from ..errors.model_fields import models_in
 from ..errors.problem import InvalidJob, Problem, path
 from ..field_types import former_names
+from ..sections.environment import Environment, holds_variables
 
 Location = tuple[int | str, ...]
 
@@ -34,12 +35,14 @@ def keys_in_camel_case(keys: Sequence[str], model: type[BaseModel]) -> list[str]
     """The keys of a path, with places in lists as `[i]`, renamed."""
     made: list[str] = []
     below: type[BaseModel] | None = model
-    for key in keys:
+    for i, key in enumerate(keys):
         if below is None or key.startswith("["):
             made.append(key)
             continue
         made.append(_aliases(below).get(key, key))
         below = _inner(below).get(made[-1])
+        if below is Environment and keys[i + 1 :] and holds_variables({keys[i + 1]: ""}):
+            made[-1], below = "env", None
     return made
 
 
@@ -53,6 +56,8 @@ def _renamed(node: Any, model: type[BaseModel] | None, at: Location, problems: l
     aliases, inner, made = _aliases(model), _inner(model), dict[Any, Any]()
     for key, value in node.items():
         name = aliases.get(key) or key
+        if inner.get(name) is Environment and holds_variables(value):
+            name = "env"
         if name != key and name in node:
             message = f"is the same field as {name}, which is there too; remove one of them"
             problems.append(Problem(path((*at, key)), message))

@@ -16,6 +16,7 @@ from . import (
     data,
     deepspeed,
     deepspeed_combinations,
+    environment,
     evaluation,
     generator,
     health,
@@ -66,13 +67,13 @@ def _policy(spec: Spec) -> Iterator[Problem]:
 def _reward(spec: Spec) -> Iterator[Problem]:
     if Role.REWARD not in spec.graph.roles:
         return
-    scored_by_model = spec.model.reward is not None and spec.reward.model_weight != 0
-    if not scored_by_model and not spec.reward.functions:
+    if not spec.has_reward:
         yield Problem(
             "spec.reward",
-            "nothing scores the answers: set spec.model.reward (a reward model) or spec.reward.functions",
+            "nothing scores the answers: set spec.model.reward (a reward model), spec.reward.functions, or "
+            "spec.environment, whose episodes have rewards",
         )
-    names = ["model"] if scored_by_model else []
+    names = ["model"] if spec.model.reward is not None and spec.reward.model_weight != 0 else []
     for i, entry in enumerate(spec.reward.functions):
         if entry.metric in names:
             message = f"two rewards are {entry.metric!r} in the metrics; give this one another name"
@@ -139,7 +140,7 @@ def _checkpoint(spec: Spec) -> Iterator[Problem]:
         yield Problem("spec.checkpoint.startFrom.store", message)
 
 
-def _environment(spec: Spec) -> Iterator[Problem]:
+def _variables(spec: Spec) -> Iterator[Problem]:
     for key, value in spec.env.items():
         where = path(("spec", "env", key))
         if key.startswith("RLHF_"):
@@ -155,7 +156,7 @@ RULES: tuple[Rule, ...] = (
     *(trainer.batches, trainer.critic),
     *(trainer.sequence_parallel, replay.problems, rollout.problems, lora.problems),
     *(unused.problems, generator.autoscale, generator.pods_per_replica),
-    *(_evaluation, _checkpoint),
+    *(environment.problems, _evaluation, _checkpoint),
     *(
         deepspeed.precision,
         deepspeed.optimizer,
@@ -169,7 +170,7 @@ RULES: tuple[Rule, ...] = (
         deepspeed_combinations.secondary_partitions,
         health.problems,
     ),
-    *(generator.engine_arguments, model_servers.problems, trackers.problems, _environment),
+    *(generator.engine_arguments, model_servers.problems, trackers.problems, _variables),
     *(data.problems, pods.pods, pods.workspace, pods.scheduling, resources.problems),
 )
 """Rules, in the order in which their problems are reported."""

@@ -77,11 +77,12 @@ def engine_arguments(spec: Spec) -> Iterator[Problem]:
     owned = OWNED_ENGINE_ARGUMENTS | OTHER_ENGINE_ARGUMENTS | GROUP_ENGINE_ARGUMENTS
     yield from engine_argument_problems("spec.generator", spec.generator, owned)
     given = spec.generator.engine_arguments.get("max-model-len", math.inf)
-    needed = spec.data.max_prompt_length + spec.sampling.max_new_tokens
+    needed = spec.data.max_prompt_length + spec.longest_response
+    field = "maxNewTokens" if spec.environment is None else "environment.maxTokens"
     if not isinstance(given, int | float) or given < needed:
         yield Problem(
             "spec.generator.engineArguments.max-model-len",
-            f"vLLM would refuse prompts that maxPromptLength ({spec.data.max_prompt_length}) and maxNewTokens "
-            f"({spec.sampling.max_new_tokens}) allow; use a number of at least {needed}, or less of those; got "
+            f"vLLM would refuse prompts that maxPromptLength ({spec.data.max_prompt_length}) and {field} "
+            f"({spec.longest_response}) allow; use a number of at least {needed}, or less of those; got "
             f"{show(given)}",
         )

@@ -13,7 +13,8 @@ from ..spec import Spec
 def batches(spec: Spec) -> Iterator[Problem]:
     if not spec.graph.generates:
         return
-    longest = spec.data.max_prompt_length + spec.sampling.max_new_tokens
+    longest = spec.data.max_prompt_length + spec.longest_response
+    field = "sampling.maxNewTokens" if spec.environment is None else "environment.maxTokens"
     shared = spec.trainer.sequence_parallel_size
     bounds = {
         "trainer.microBatchTokens": (spec.trainer.micro_batch_tokens, shared),
@@ -21,12 +22,12 @@ def batches(spec: Spec) -> Iterator[Problem]:
         "reward.microBatchTokens": (spec.reward.micro_batch_tokens, 1),
         "reference.microBatchTokens": (spec.reference.micro_batch_tokens, 1),
     }
-    for field, (tokens, together) in bounds.items():
+    for bound, (tokens, together) in bounds.items():
         if tokens is not None and tokens * together < longest:
             over = f", which {together} ranks share" if together > 1 else ""
             yield Problem(
-                f"spec.{field}",
-                f"one answer can have {longest} tokens (data.maxPromptLength + sampling.maxNewTokens){over}; "
+                f"spec.{bound}",
+                f"one answer can have {longest} tokens (data.maxPromptLength + {field}){over}; "
                 f"use at least {-(-longest // together)}; got {tokens}",
             )
 

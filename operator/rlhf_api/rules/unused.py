@@ -81,6 +81,8 @@ def _absence_reason(spec: Spec, role: Role) -> str:
         return _without_reference(spec)
     if role is Role.GENERATOR and spec.graph.generates:
         return "the trainer generates (spec.generator.sharedWithTrainer)"
+    if role is Role.REWARD and spec.environment is not None:
+        return "the environment's rewards are the scores (spec.environment)"
     nothing = {"generate": "samples no responses", "score": "scores no responses"}
     return f"{spec.algorithm} {nothing.get(role.row.work, 'asks none')}"
 
@@ -139,7 +141,7 @@ def _responses(spec: Spec) -> Iterator[_Unread]:
     for name in named:
         section: Frozen = getattr(spec, name)
         yield _Unread(f"spec.{name}", section, type(section).model_fields, of, reason)
-    yield _Unread("spec", spec, ["pretraining"], of, reason)
+    yield _Unread("spec", spec, ["pretraining", "environment"], of, reason)
     yield _Unread("spec.health", spec.health, COMPARED, of, reason)
 
 
@@ -186,7 +188,7 @@ def without_effect(spec: Spec) -> list[str]:
     scored = Role.REWARD in roles_of(spec) and spec.reward.model_weight == 0
     if scored and spec.model.reward is not None and not _starts_critic(spec, "reward"):
         lines.append("no effect: spec.model.reward; spec.reward.modelWeight is 0")
-    return lines + _idle(spec) + _cut_short(spec) + _never_warm(spec)
+    return lines + _idle(spec) + _cut_short(spec) + _never_warm(spec) + _cut_episodes(spec)
 
 
 def _idle(spec: Spec) -> list[str]:
@@ -214,6 +216,17 @@ def _never_warm(spec: Spec) -> list[str]:
     warm, steps = spec.optimizer.warmup_steps, spec.steps
     line = f"spec.optimizer.warmupSteps {warm}: the job has {steps} steps, and none reaches the learning rate"
     return [line] if warm > steps else []
+
+
+def _cut_episodes(spec: Spec) -> list[str]:
+    """A warning of an environment's episodes that end before their last turn."""
+    environment, turn = spec.environment, spec.sampling.max_new_tokens
+    if environment is None or environment.turns * turn <= environment.max_tokens:
+        return []
+    turns = f"{environment.turns} turns of up to {turn} tokens (sampling.maxNewTokens)"
+    return [
+        f"spec.environment.maxTokens {environment.max_tokens}: {turns} do not fit; long episodes end there"
+    ]
 
 
 def _weak_penalty(spec: Spec) -> list[str]:

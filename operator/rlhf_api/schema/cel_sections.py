@@ -9,6 +9,7 @@ from ..algorithms import ALGORITHMS
 from ..algorithms.policy_gradient import PolicyGradient
 from ..field_types import former_names
 from ..sections.data import Data
+from ..sections.environment import Environment
 from ..sections.model import Model
 from ..sections.roles import Trainer
 from ..sections.sampling import Sampling
@@ -88,14 +89,17 @@ def _minibatch() -> Rule:
     )
 
 
-_ENVIRONMENT = (
-    *(
-        Rule(
-            f"!has(self.{key}) || self.{key}.all(name, !name.startsWith('RLHF_'))",
-            "spec.env: names that begin with RLHF_ are reserved",
-        )
-        for key in ("env", "environment")
-    ),
+def _variables(key: str = "env") -> Rule:
+    return Rule(
+        f"!has(self.{key}) || self.{key}.all(name, !name.startsWith('RLHF_'))",
+        "spec.env: names that begin with RLHF_ are reserved",
+    )
+
+
+_PLAYS = "(has(self.environment) && has(self.environment.path))"
+"""CEL: the job has an environment; in an earlier release its place held variables of processes."""
+_LONGEST = f"({_PLAYS} ? {{}} : {{}})".format(
+    or_default(Environment, "max_tokens", "environment"), or_default(Sampling, "max_new_tokens", "sampling")
 )
 _SPEC = (
     Rule(
@@ -106,9 +110,10 @@ _SPEC = (
     Rule(
         _generating(
             f"(has(self.model.reward) && !({_has('reward.modelWeight')} && self.reward.modelWeight == 0.0)) || "
-            f"({_has('reward.functions')} && size(self.reward.functions) > 0)"
+            f"({_has('reward.functions')} && size(self.reward.functions) > 0) || {_PLAYS}"
         ),
-        "spec.reward: nothing scores the answers; set spec.model.reward (a reward model) or spec.reward.functions",
+        "spec.reward: nothing scores the answers; set spec.model.reward (a reward model), spec.reward.functions or "
+        "spec.environment",
     ),
     Rule(
         _generating(f"!({_has('reward.clip')}) || self.reward.clip[0] < self.reward.clip[1]"),
@@ -119,10 +124,10 @@ _SPEC = (
         _generating(
             f"{or_default(Trainer, 'micro_batch_tokens', 'trainer')} * "
             f"{or_default(Trainer, 'sequence_parallel_size', 'trainer')} >= "
-            f"{or_default(Data, 'max_prompt_length', 'data')} + {or_default(Sampling, 'max_new_tokens', 'sampling')}"
+            f"{or_default(Data, 'max_prompt_length', 'data')} + {_LONGEST}"
         ),
         "spec.trainer.microBatchTokens, times sequenceParallelSize, must be at least one answer's tokens "
-        "(data.maxPromptLength + sampling.maxNewTokens)",
+        "(data.maxPromptLength + sampling.maxNewTokens, or environment.maxTokens)",
     ),
     Rule(
         f"!({_has('replay.streamDataLoaderType')} && self.replay.streamDataLoaderType == 'dynamic') || "
@@ -131,7 +136,7 @@ _SPEC = (
     ),
     *_precision("deepspeed", _TRAINER_DTYPE, "dtype"),
     *_precision("criticDeepspeed", _CRITIC_DTYPE, "criticDtype"),
-    *_ENVIRONMENT,
+    _variables(),
 )
 _SAMPLING = (
     Rule(
@@ -167,7 +172,7 @@ _SCHEDULING = (
 
 SECTIONS: dict[str, tuple[Rule, ...]] = {
     "Spec": _SPEC,
-    "RuntimeSpec": _ENVIRONMENT,
+    "RuntimeSpec": (_variables(), _variables("environment")),
     "Model": _POLICY,
     "Sampling": _SAMPLING,
     "Autoscale": _AUTOSCALE,

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from ..field_types import INT_OR_STRING
 from ..rules import size_limits
 from ..rules.pod_template import MOST_ITEMS
+from ..sections.environment import Environment
 from .cel import RULES
 from .descriptions import Described
 
@@ -23,6 +24,8 @@ _BOUNDS = {
 }
 _LIST_KEYS = {"conditions": ["type"], "volumes": ["name"]}
 """Keys of list items: two clients may each apply their own items, and the server refuses a duplicate key."""
+_FORMERLY_FREE = (Environment.__name__,)
+"""Models of objects that stored jobs may hold with any keys: as variables of processes, in an earlier release."""
 _MODEL = "title"
 """Schema key with the model's name until `describe_once` removes it."""
 
@@ -144,6 +147,9 @@ class Structural:
             made["required"] = node["required"]
         if self._cel and (rules := rules_of(node["title"])):
             made["x-kubernetes-validations"] = rules
+        if node["title"] in _FORMERLY_FREE:
+            made.pop("required", None)
+            made["x-kubernetes-preserve-unknown-fields"] = True
         made["properties"] = {name: self._convert(value, name) for name, value in node["properties"].items()}
         return made
 

@@ -1,14 +1,15 @@
 """The sections of every job's spec, whatever its algorithm."""
 
-from typing import Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, WrapValidator, model_validator
 
-from ..field_types import Controller, DType, Frozen, ModelField, Positive, former
+from ..field_types import Controller, DType, Frozen, ModelField, Positive
 from ..roles import Role
 from .checkpoint import Checkpoint, Export
 from .data import Data, Pretraining
 from .deepspeed import DeepSpeedConfig
+from .environment import Environment, Variables, section_or_variables
 from .evaluation import UNNAMED, Evaluation, EvaluationSet
 from .health import OUTLIERS_OF_8_BITS, OUTLIERS_OF_16_BITS, Health
 from .model import Model
@@ -52,8 +53,9 @@ class CommonSpec(Frozen):
     health: Health = Health()
     trackers: tuple[Tracker, ...] = Field((Tracker(kind="tensorboard"),), max_length=8)
     """Trackers that get the metrics besides `metrics.jsonl`; `[]` for none."""
-    env: dict[str, str] = Field({}, validation_alias=former("env", "environment"))
+    env: dict[str, str] = {}
     """Environment variables of every role; they must not hold secrets."""
+    environment: Annotated[Environment | None, WrapValidator(section_or_variables)] = None
     suspend: bool = False
     """On a cluster: checkpoint, then release all pods; false resumes from there."""
     active_deadline_seconds: Positive | None = None
@@ -69,6 +71,25 @@ class CommonSpec(Frozen):
     """On a cluster: settings of the pods of every role."""
     workspace: Workspace = Workspace()
     scheduling: Scheduling = Scheduling()
+
+    @model_validator(mode="after")
+    def _move_variables(self) -> Self:
+        if isinstance(self.environment, Variables):
+            self.__dict__ |= {"env": self.env | self.environment, "environment": None}
+            self.__pydantic_fields_set__.add("env")
+            self.__pydantic_fields_set__.discard("environment")
+        return self
+
+    @property
+    def longest_response(self) -> int:
+        """Most tokens of a sampled response; of an episode, those of all turns and replies."""
+        return self.sampling.max_new_tokens if self.environment is None else self.environment.max_tokens
+
+    @property
+    def has_reward(self) -> bool:
+        """True if a reward model or functions score responses, beside an environment's own reward or without one."""
+        by_model = self.model.reward is not None and self.reward.model_weight != 0
+        return by_model or bool(self.reward.functions)
 
     def section(self, role: Role) -> RoleSpec:
         """The role's section."""

@@ -47,6 +47,21 @@ def unscoring(name: str) -> str:
     return "" if _takes(function.args) else f"has the parameters ({ast.unparse(function.args)}); {expected}"
 
 
+def unplayable(name: str) -> str:
+    """Reason why `package.module:name` cannot be an environment, by what its module defines: a function, or a class
+    without `reset`; empty if it can, or if only running the module would tell."""
+    module, _, attribute = name.partition(":")
+    _, body = _source(module)
+    expected = "an environment is a class with reset, and step or tools"
+    for each in body:
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and each.name == attribute:
+            return f"is a function; {expected}"
+        if isinstance(each, ast.ClassDef) and each.name == attribute:
+            inherits = each.bases or each.decorator_list or each.keywords
+            return "" if inherits or "reset" in _defined(each.body) else f"has no reset; {expected}"
+    return ""
+
+
 def _takes(parameters: ast.arguments) -> bool:
     """True if the parameters take `CALLED_WITH`; `tokens` is given by name to those that want it."""
     positional = [each.arg for each in (*parameters.posonlyargs, *parameters.args)]

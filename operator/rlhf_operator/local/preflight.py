@@ -1,7 +1,7 @@
 """Checks of a job's files before any process is started."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,12 @@ from rlhf_api.host.job_files import located, provided
 from rlhf_api.host.redaction import secret_fields
 from rlhf_api.rules.check import CHANGEABLE
 from rlhf_api.sections.data import Source, unknown_store
+from rlhf_api.sections.environment import PATH
 from rlhf_api.sections.pods import PodSettings, Workspace
 from rlhf_api.spec import Spec
 
 from .models import critic_problems, layer_problems, model_problems
-from .modules import missing, unscoring
+from .modules import missing, unplayable, unscoring
 from .provenance import named_code
 
 _OF_A_CLUSTER = {*CHANGEABLE, "pods", "workspace", "scheduling", "autoscale"}
@@ -162,9 +163,11 @@ def _template_syntax(spec: Spec) -> list[Problem]:
 
 def _functions(spec: Spec) -> Iterator[Problem]:
     for where, name in named_code(spec):
-        yield from _missing_code(where, name, scores=where.endswith(".function"))
+        unfit = unscoring if where.endswith(".function") else unplayable if where == PATH else None
+        yield from _missing_code(where, name, unfit)
 
 
-def _missing_code(where: str, name: str, *, scores: bool = False) -> Iterator[Problem]:
-    if what := missing(name) or (scores and unscoring(name)):
+def _missing_code(where: str, name: str, unfit: Callable[[str], str] | None = None) -> Iterator[Problem]:
+    """`unfit`: the reason why an object that is there is not of the kind that its field names; else ''."""
+    if what := missing(name) or (unfit and unfit(name)):
         yield Problem(where, f"{what}; got {name!r}")

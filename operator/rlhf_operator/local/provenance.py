@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rlhf_api.host.job_files import provided
 from rlhf_api.host.redaction import redacted
+from rlhf_api.sections.environment import PATH as ENVIRONMENT_PATH
 from rlhf_api.sections.replay import SAMPLER_FIELD
 from rlhf_api.spec import Spec
 
@@ -92,6 +93,8 @@ def named_code(spec: Spec) -> Iterator[tuple[str, str]]:
     for i, entry in enumerate(spec.reward.functions):
         if entry.function is not None:
             yield f"spec.reward.functions[{i}].function", entry.function
+    if spec.environment is not None:
+        yield ENVIRONMENT_PATH, spec.environment.path
     if spec.evaluation is not None and spec.evaluation.function is not None:
         yield "spec.evaluation.function", spec.evaluation.function
     for i, name in enumerate(spec.model.architectures):

@@ -28,6 +28,17 @@ def loose() -> dict[str, Any]:
     return strip(crd(20))
 
 
+def with_variables() -> dict[str, Any]:
+    """As the definition was where `environment` held variables of processes."""
+    made = crd()
+    spec = made["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    spec["properties"]["environment"] = copy.deepcopy(spec["properties"]["env"])
+    spec["x-kubernetes-validations"] = [
+        rule for rule in spec["x-kubernetes-validations"] if "self.environment." not in rule["rule"]
+    ]
+    return made
+
+
 def two_versions(storage: str) -> dict[str, Any]:
     """With a second version like the first, one of which is what objects are stored in."""
     made = copy.deepcopy(crd())
@@ -59,6 +70,24 @@ def judged(jobs: Jobs) -> bool:
     except Refused as error:
         return error.code == 422
     return False
+
+
+def test_a_running_job_whose_environment_holds_variables_goes_on(own_server: Server) -> None:
+    define(own_server, with_variables())
+    jobs = Jobs(own_server)
+    stored = document()
+    stored["spec"]["environment"] = stored["spec"].pop("env")
+    jobs.create(stored)
+    jobs.merge({"status": {"phase": "Running", "totalSteps": 4}}, part="/status")
+    define(own_server)
+    eventually(lambda: judged(jobs), "the rules are in force")
+    jobs.merge({"status": {"step": 3}}, part="/status")
+    jobs.merge({"spec": {"replicas": 2}}, part="/scale")
+    with pytest.raises(Refused, match=RUNNING):
+        jobs.merge({"spec": {"environment": {"HF_HOME": "c"}}})
+    with pytest.raises(Refused, match=RUNNING):
+        jobs.merge({"spec": {"environment": {"path": "a:b"}}})
+    assert jobs.get()["spec"]["environment"] == document()["spec"]["env"]
 
 
 def test_a_running_job_from_before_the_bounds_goes_on(own_server: Server) -> None:

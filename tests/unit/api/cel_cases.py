@@ -16,6 +16,7 @@ SHARED = (
     "spec={algorithm: ppo, steps: 1, model: {policy: p, reward: r}, data: {train: [x]}, "
     "replay: {streamDataLoaderType: dynamic}"
 )
+EPISODES = "spec={algorithm: ppo, steps: 1, model: {policy: p}, data: {train: [x]}"
 CASES = [
     # an override that is accepted, one that is refused, words of the message
     ("spec.model.policy=p", "spec.model.policy=null", "needs exactly one of policy"),
@@ -30,6 +31,7 @@ CASES = [
         "the algorithm needs a policy",
     ),
     ("spec.model={policy: p}", "spec.reward={modelWeight: 0}", "nothing scores the answers"),
+    (f"{EPISODES}, environment: {{path: 'a:b'}}}}", f"{EPISODES}, env: {{path: 'a:b'}}}}", "nothing scores"),
     ("spec.reward.clip=[-1, 0]", "spec.reward.clip=[1, 1]", "spec.reward.clip"),
     *(
         (
@@ -41,6 +43,10 @@ CASES = [
     ),
     ("spec.ppo={minibatchSize: 1}", "spec.ppo={}", "minibatchSize of the algorithm's settings"),
     ("spec.trainer.microBatchTokens=768", "spec.trainer.microBatchTokens=767", "microBatchTokens"),
+    (
+        "spec.environment={path: 'a:b', maxTokens: 15872}",
+        *("spec.environment={path: 'a:b', maxTokens: 15873}", "or environment.maxTokens"),
+    ),
     (
         "spec.trainer={processesPerReplica: 2, microBatchTokens: 384, sequenceParallelSize: 2}",
         "spec.trainer={processesPerReplica: 2, microBatchTokens: 383, sequenceParallelSize: 2}",
@@ -172,6 +178,7 @@ CHANGES = [
     ("spec.export.everySteps=5", "spec.export"),
     ("spec.samples.promptsPerStep=3", "spec.samples"),
     ("spec.env.B=b", "spec.env"),
+    ("spec.environment={path: 'a:b'}", "spec.environment"),
     ("spec.pods.template={spec: {dnsPolicy: Default}}", "spec.pods"),
     ("spec.workspace.claim=c", "spec.workspace"),
     ("spec.scheduling.gang=volcano", "spec.scheduling"),

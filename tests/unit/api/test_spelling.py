@@ -73,14 +73,38 @@ def test_a_field_is_read_by_the_name_of_an_earlier_release(section, former, key,
         parse(stored)
 
 
-def test_environment_variables_are_read_by_their_former_name(tmp_path):
+def test_environment_variables_are_read_by_their_former_name(tmp_path, capsys):
     made = document()
     made["spec"]["environment"] = {**made["spec"].pop("env"), "top_p": "a"}
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(made))
     assert parse(made).spec.env == load(tmp_path / "job.yaml").spec.env == made["spec"]["environment"]
+    note = f"{tmp_path / 'job.yaml'}: spec.environment: read as spec.env, the present name of variables of processes"
+    assert capsys.readouterr().err == f"{note}\n"
     assert composed(tmp_path / "job.yaml", ["env.B=b"])["spec"]["env"]["top_p"] == "a"
-    made["spec"]["env"] = {}
+    assert composed(tmp_path / "job.yaml", ["environment.B=b"])["spec"]["env"]["B"] == "b"
+    assert (
+        "environment" not in parse(made).model_dump(mode="json", by_alias=True, exclude_defaults=True)["spec"]
+    )
+    made["spec"]["env"] = {"B": "b"}
     with pytest.raises(InvalidJob, match=r"spec.environment: is the former name of env, which is there too"):
+        parse(made)
+    del made["spec"]["env"]
+    made["spec"]["environment"] = {"A": 1}
+    with pytest.raises(InvalidJob, match=r"spec.environment: .* so it is read as env; A must be text there"):
+        parse(made)
+
+
+def test_an_environment_of_episodes_is_told_from_variables_by_its_fields(tmp_path):
+    file = written(
+        tmp_path, environment={"path": "guess.py:Guess", "max_tokens": 300, "settings": {"low_end": 1}}
+    )
+    section = {"path": "guess.py:Guess", "maxTokens": 300, "settings": {"low_end": 1}, "turnSeconds": 7}
+    assert composed(file, ["environment.turn_seconds=7"])["spec"]["environment"] == section
+    spec = load(file).spec
+    assert (spec.environment.path, spec.env) == ("guess:Guess", document()["spec"]["env"])
+    made = document()
+    made["spec"]["environment"] = {"path": "guess:Guess", "turn": 4}
+    with pytest.raises(InvalidJob, match=r'spec.environment.turn: unknown field .* did you mean "turns"'):
         parse(made)
 
 

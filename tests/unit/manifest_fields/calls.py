@@ -160,4 +160,9 @@ def frozen(job: RLHFJob) -> Any:
     return options
 
 
-VIEWS = (servers, frozen, serving, collecting, evaluations, rewards)
+def episodes(job: RLHFJob) -> Any:
+    """What episodes are played with."""
+    return job.spec.environment
+
+
+VIEWS = (servers, frozen, serving, collecting, evaluations, rewards, episodes)

@@ -149,6 +149,7 @@ BASES: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("spec.evaluation={sets: [{name: a, data: [rows-prompts.jsonl]}], function: 'a:b'}",),
     ),
     (r"keepBest", ("spec.evaluation={data: [rows-prompts.jsonl], function: 'a:b'}",)),
+    (r"spec\.environment", ("spec.environment={path: 'a:B'}",)),
     (r"spec\.pretraining", ("spec.pretraining={data: [rows-answers.jsonl]}",)),
     (
         r"spec\.model\.create",
@@ -219,6 +220,8 @@ VALUES: dict[str, list[Any]] = {
     r"(?i)microBatchTokens$": [64],
     r"gpu\.count$": [1],
     r"\.function$": ["c:d"],
+    r"environment\.path$": ["c:D"],
+    r"environment\.seconds$": [900],
     r"architectures$": [["c:OwnModel"]],
     r"\.url$": ["http://h/q"],
     r"secretHeaders$": [{"Authorization": "KEY"}],

@@ -19,6 +19,7 @@ COMPUTE: dict[str, ComputeFn] = {
     "importance_weights": compute.importance_weight_column,
     "overlong_mask": compute.overlong_mask,
     "sum_scores": compute.sum_scores,
+    "environment_scores": compute.environment_scores,
     "token_rewards": compute.token_reward_column,
     "token_rewards_centered": compute.centered_token_reward_column,
     "response_rewards": compute.response_reward_column,

@@ -56,6 +56,18 @@ def sum_scores(columns: Columns, _ctx: OpContext) -> Columns:
     return columns.with_rows(scores=sequence_sums(columns["token_scores"], columns.lengths))
 
 
+def environment_scores(columns: Columns, _ctx: OpContext) -> Columns:
+    """`scores`: the rewards of each episode, plus the score of the reward role if the job has one; and `token_scores`,
+    the same by token: a turn's reward at its last token, what is of the whole episode at the last token of all."""
+    scores = columns["environment_reward"]
+    if "reward_scores" in columns:
+        scores = scores + columns["reward_scores"]
+    turns = columns.tokens.get("turn_rewards", torch.zeros_like(columns["sampled_logprobs"]))
+    at_end = scores - sequence_sums(turns, columns.lengths)
+    ends = columns.lengths.cumsum(0) - 1
+    return columns.with_tokens(token_scores=turns.index_add(0, ends, at_end)).with_rows(scores=scores)
+
+
 def token_reward_column(columns: Columns, ctx: OpContext[PolicyGradient]) -> Columns:
     """`token_rewards`: the KL penalty at each token, the response's score at its last; in units of reward."""
     return _token_rewards(columns, ctx, centered=False)

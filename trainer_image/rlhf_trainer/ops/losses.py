@@ -204,5 +204,5 @@ def _policy_gradient(
 
 
 def _weights(columns: Columns, ctx: OpContext[PolicyGradient]) -> Tensor:
-    longest = ctx.spec.sampling.max_new_tokens
+    longest = ctx.spec.longest_response
     return token_weights(columns.lengths, ctx.settings.loss_aggregation, columns.mask, constant=longest)

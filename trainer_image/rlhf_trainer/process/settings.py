@@ -34,7 +34,7 @@ def frozen_source(config: RunConfig, role: Role) -> ModelSource:
 
 def longest(spec: Spec) -> int:
     """Maximum number of tokens of a sequence in this job."""
-    answer = spec.sampling.max_new_tokens if spec.graph.generates else spec.data.max_response_length
+    answer = spec.longest_response if spec.graph.generates else spec.data.max_response_length
     return spec.data.max_prompt_length + answer
 
 

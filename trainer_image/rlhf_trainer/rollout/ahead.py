@@ -105,7 +105,7 @@ class EpisodesAhead:
     def _begun(self, fresh: PartialRollout, oldest: int) -> PartialRollout:
         """The responses that a snapshot holds of a prompt, to be continued; `fresh` if the job now asks for another
         number of responses, for shorter or younger ones, or the prompt has changed."""
-        work, longest = self._restored.pop(fresh.prompt.id, fresh), self._spec.sampling.max_new_tokens
+        work, longest = self._restored.pop(fresh.prompt.id, fresh), self._spec.longest_response
         same = work.prompt.tokens == fresh.prompt.tokens and len(work.responses) == len(fresh.responses)
         fits = all(
             len(response.tokens) <= longest and min(response.versions, default=oldest) >= oldest

@@ -46,7 +46,9 @@ class Remote:
         for node in graph.prepare:
             role = graph.remote(node)
             if role is not None and role.row.work == "score":
-                reward = reward_client(ctx, array=node.writes[0])
+                reward = reward_client(
+                    ctx, array="token_scores" if ctx.spec.reward.fine_grained else "scores"
+                )
                 nodes[node.name] = partial(_scores, reward, ctx.spec.reward)
             elif role is not None:
                 nodes[node.name] = partial(_logprobs, scorer(ctx, role))

@@ -3,14 +3,15 @@
 import torch
 from torch import Tensor
 
-from rlhf_api.graph import Graph, Score
+from rlhf_api.graph import ENVIRONMENT_REWARD, Graph, Score
 
 from ..tensors.records import Columns
 
 
 def score_columns(graph: Graph) -> tuple[str, ...]:
-    """Names of the columns that the reward role writes."""
-    return tuple(name for node in graph.prepare if isinstance(node, Score) for name in node.writes)
+    """Names of the columns that the reward role writes, or an environment."""
+    episodes = (ENVIRONMENT_REWARD,) if ENVIRONMENT_REWARD in graph.source.writes else ()
+    return (*episodes, *(name for node in graph.prepare if isinstance(node, Score) for name in node.writes))
 
 
 def unscored(columns: Columns, names: tuple[str, ...]) -> Tensor:

@@ -220,6 +220,7 @@ def test_every_key_of_every_graph_is_in_the_trainers_tables():
                 used |= keys(algorithm, settings, reward)
         if algorithm in ONLINE:
             used |= keys(algorithm, "", "spec.rollout.importance=token")
+            used |= keys(algorithm, "", "spec.environment={path: 'a:B'}")
     assert used == {*COMPUTE, *LOSSES, *OUTPUTS}
 
 

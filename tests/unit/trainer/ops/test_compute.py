@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.trainer.ops.made import columns, context, groups, lists
+from tests.unit.trainer.ops.made import LENGTHS, columns, context, groups, lists
 
 from rlhf_trainer.maths.values import Moments, update_moments
 from rlhf_trainer.ops import COMPUTE, OpContext
@@ -81,6 +81,22 @@ def test_fine_grained_scores_are_rewards_of_their_tokens():
     assert COMPUTE["token_rewards"](scored, ctx)["token_rewards"].tolist() == pytest.approx(
         flat(expected), **CLOSE
     )
+
+
+@pytest.mark.parametrize("scored", [False, True])
+def test_rewards_of_turns_are_at_their_last_tokens_and_the_rest_at_the_episodes_end(scored):
+    made, turns = columns(), torch.zeros(sum(LENGTHS))
+    turns[[1, 4, 8]] = torch.tensor([0.5, -1.0, 2.0])  # of the responses 0, 2 and 3
+    role = made["scores"] if scored else torch.zeros(len(LENGTHS))
+    made = made.with_tokens(turn_rewards=turns)
+    made = made.with_rows(reward_scores=role) if scored else made
+    computed = COMPUTE["environment_scores"](made, context("ppo"))
+    scores = made["environment_reward"] + role
+    assert computed["scores"].tolist() == scores.tolist()
+    expected = [part.tolist() for part in turns.double().split(list(LENGTHS))]
+    for part, score in zip(expected, scores.tolist(), strict=True):
+        part[-1] += score - sum(part)
+    assert computed["token_scores"].tolist() == pytest.approx(flat(expected), **CLOSE)
 
 
 @pytest.mark.parametrize("kind", ["k1", "k2", "k3"])

@@ -1,0 +1,60 @@
+"""Rules of `spec.environment`."""
+
+from collections.abc import Iterator
+
+from pydantic.alias_generators import to_camel
+
+from ..algorithms import CUSTOM, algorithm_of, settings_of
+from ..algorithms.policy_gradient import PolicyGradient
+from ..errors.problem import Problem, show
+from ..spec import Spec
+
+_WHERE = "spec.environment"
+
+
+def problems(spec: Spec) -> Iterator[Problem]:
+    """Problems of limits that contradict each other, and of fields that episodes of several turns do not go with."""
+    environment = spec.environment
+    if environment is None or not spec.graph.generates:
+        return
+    turn, tokens = spec.sampling.max_new_tokens, environment.max_tokens
+    if tokens < turn:
+        message = (
+            f"a turn alone may have {turn} tokens (sampling.maxNewTokens); use at least that; got {tokens}"
+        )
+        yield Problem(f"{_WHERE}.maxTokens", message)
+    if environment.seconds < environment.turn_seconds:
+        message = f"one call may take {environment.turn_seconds} s (turnSeconds); use at least that"
+        yield Problem(f"{_WHERE}.seconds", f"{message}; got {environment.seconds}")
+    if environment.workers > environment.parallel:
+        message = f"only {environment.parallel} episodes are played at once (parallel); use at most that"
+        yield Problem(f"{_WHERE}.workers", f"{message}; got {environment.workers}")
+    yield from _of_one_turn(spec)
+
+
+def _of_one_turn(spec: Spec) -> Iterator[Problem]:
+    """Fields of which only responses of one turn are supported."""
+    if algorithm_of(spec) is CUSTOM:
+        message = f"the graph of {spec.algorithm!r} is its own, and has no node for an environment's rewards"
+        yield Problem(_WHERE, f"{message}; use an algorithm of the package, or remove this")
+    if spec.generator.shared_with_trainer:
+        message = "is not supported with spec.environment, whose turns are sampled by generators; use false"
+        yield Problem("spec.generator.sharedWithTrainer", f"{message}; got true")
+    if spec.replay.dynamic:
+        message = "dynamic is not supported with spec.environment, whose episodes end at very different times"
+        yield Problem("spec.replay.streamDataLoaderType", f"{message}; use fixed; got 'dynamic'")
+    if spec.reward.fine_grained:
+        message = "is not supported with spec.environment, whose rewards are of turns already; use false"
+        yield Problem("spec.reward.fineGrained", f"{message}; got true")
+    if spec.evaluation is not None:
+        message = (
+            "is not supported with spec.environment: held-out prompts would get one response, and no replies"
+        )
+        yield Problem("spec.evaluation", f"{message}; remove it")
+    settings = settings_of(spec)
+    if isinstance(settings, PolicyGradient) and settings.overlong_buffer:
+        where = f"spec.{to_camel(algorithm_of(spec).name)}.overlongBuffer"
+        message = (
+            "is of responses of one turn; give long episodes less reward in the environment itself; use 0"
+        )
+        yield Problem(where, f"{message}; got {show(settings.overlong_buffer)}")

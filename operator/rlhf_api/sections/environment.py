@@ -1,0 +1,74 @@
+"""`spec.environment`: a class of the user's that answers each response, so that an episode has several turns."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, JsonValue, ValidationInfo, ValidatorFunctionWrapHandler
+from pydantic.alias_generators import to_camel
+
+from ..errors.problem import show
+from ..field_types import Frozen, ImportPath, Positive
+
+PATH = "spec.environment.path"
+
+
+def _module(path: str) -> str:
+    """`guess.py:Guess` as `guess:Guess`."""
+    return path.replace(".py:", ":")
+
+
+def _keywords(given: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    if wrong := [key for key in given if not key.isidentifier()]:
+        raise ValueError(f"must be keyword arguments of the class; {show(wrong[0])} is not a name in Python")
+    return given
+
+
+class Environment(Frozen):
+    """Episodes of several turns: a class of your own replies to each response and gives the rewards."""
+
+    path: Annotated[ImportPath, AfterValidator(_module)]
+    """The class, as `package.module:name` or `file.py:name`."""
+    settings: Annotated[dict[str, JsonValue], AfterValidator(_keywords)] = {}
+    """Keyword arguments of the class."""
+    turns: int = Field(8, ge=1, le=1024)
+    """Most turns of an episode; each samples up to `sampling.maxNewTokens` tokens."""
+    max_tokens: Positive = 2048
+    """Most tokens of an episode after its prompt: all turns and replies."""
+    turn_seconds: Positive = 60
+    """Timeout of one call of the environment."""
+    seconds: Positive = 600
+    """Most time that the calls of one episode take in all."""
+    parallel: int = Field(64, ge=1, le=4096)
+    """Most episodes at once."""
+    retries: int = Field(2, ge=0, le=100)
+    """Times that an episode is played again after its process died, before it is left out."""
+    workers: int = Field(2, ge=1, le=256)
+    """Processes beside each trainer's in which environments run."""
+
+
+class Variables(dict[str, str]):
+    """Variables of processes, as `spec.environment` held them in earlier releases."""
+
+
+_KEYS = frozenset(key for name in Environment.model_fields for key in (name, to_camel(name)))
+
+
+def holds_variables(value: object) -> bool:
+    """True for a value of `spec.environment` of an earlier release, which holds variables of processes: none of its
+    keys is a field of the section."""
+    return isinstance(value, Mapping) and _KEYS.isdisjoint(value)
+
+
+def section_or_variables(
+    value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo
+) -> Environment | Variables | None:
+    """The section; or the variables, which `CommonSpec` moves to `env`."""
+    if not holds_variables(value):
+        section: Environment | None = handler(value)
+        return section
+    if value and info.data.get("env"):
+        raise ValueError("is the former name of env, which is there too; remove one of them")
+    if wrong := [key for key, each in value.items() if not isinstance(each, str)]:
+        message = f"has no field of an environment, such as path, so it is read as env; {wrong[0]} must be text there"
+        raise ValueError(message)
+    return Variables(value)

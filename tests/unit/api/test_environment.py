@@ -1,0 +1,90 @@
+"""`spec.environment`: its rules, the lengths that follow from it, and where the scores of episodes come from."""
+
+import pytest
+from tests.unit.api.manifests import job
+from tests.unit.trainer.graph.specs import ONLINE
+
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.estimate.duration import Batch
+from rlhf_api.estimate.host_memory import StepMemory
+from rlhf_api.graph import ENVIRONMENT_REWARD, Score
+from rlhf_api.roles import Role
+from rlhf_api.rules.unused import without_effect
+from rlhf_trainer.process.settings import longest
+
+PLAYS = "spec.environment={path: 'guess.py:Guess', maxTokens: 1000}"
+ALONE = (PLAYS, "spec.model.reward=null", "spec.reward={}")
+REFUSED = [
+    (("spec.environment.maxTokens=255",), "spec.environment.maxTokens", "use at least that; got 255"),
+    (
+        ("spec.environment.seconds=59",),
+        "spec.environment.seconds",
+        "60 s (turnSeconds); use at least that; got 59",
+    ),
+    (("spec.environment.parallel=1",), "spec.environment.workers", "only 1 episodes are played at once"),
+    (("spec.generator.sharedWithTrainer=true",), "spec.generator.sharedWithTrainer", "use false; got true"),
+    (("spec.replay.streamDataLoaderType=dynamic",), "spec.replay.streamDataLoaderType", "use fixed"),
+    (("spec.reward.fineGrained=true",), "spec.reward.fineGrained", "are of turns already"),
+    (("spec.evaluation={data: [a], function: 'a:b'}",), "spec.evaluation", "no replies; remove it"),
+    (("spec.ppo.overlongBuffer=9",), "spec.ppo.overlongBuffer", "in the environment itself; use 0; got 9"),
+    (("spec.algorithm=a:B", "spec.ppo={}"), "spec.environment", "the graph of 'a:B' is its own"),
+    (("spec.algorithm=sft", "spec.ppo={}"), "spec.environment", "applies only to sampled responses"),
+    (
+        ("spec.trainer.microBatchTokens=1511",),
+        "spec.trainer.microBatchTokens",
+        "1512 tokens (data.maxPromptLength +",
+    ),
+    (
+        ("spec.generator.engineArguments={max-model-len: 1511}",),
+        *(
+            "spec.generator.engineArguments.max-model-len",
+            "environment.maxTokens (1000) allow; use a number of at",
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "where", "message"), REFUSED, ids=[each[1] for each in REFUSED])
+def test_what_contradicts_episodes_is_refused(given, where, message):
+    with pytest.raises(InvalidJob) as caught:
+        job(PLAYS, *given)
+    (problem,) = [each for each in caught.value.problems if each.where == where]
+    assert message in problem.message
+
+
+def test_rewards_of_a_role_that_the_job_lacks_are_refused():
+    with pytest.raises(InvalidJob, match=r"spec.reward.scale: .* the environment's rewards are the scores"):
+        job(*ALONE, "spec.reward.scale=2.0")
+
+
+@pytest.mark.parametrize("algorithm", ONLINE)
+def test_scores_are_the_environments_rewards_and_the_roles_where_both_are_given(algorithm):
+    given = (f"spec.algorithm={algorithm}", "spec.ppo={}", "spec.sampling.responsesPerPrompt=8")
+    alone, both = job(*given, *ALONE).spec.graph, job(*given, PLAYS).spec.graph
+    assert Role.REWARD not in alone.roles
+    assert Role.REWARD in both.roles
+    for graph, reads in ((alone, (ENVIRONMENT_REWARD,)), (both, (ENVIRONMENT_REWARD, "reward_scores"))):
+        (scores,) = [node for node in graph.prepare if "scores" in node.writes]
+        assert scores.reads == reads
+        assert ENVIRONMENT_REWARD in graph.source.writes
+    assert [node.writes for node in both.prepare if isinstance(node, Score)] == [("reward_scores",)]
+    plain = job(*given).spec.graph
+    assert ENVIRONMENT_REWARD not in plain.source.writes
+
+
+def test_a_response_is_as_long_as_an_episode():
+    plain, plays = job().spec, job(PLAYS).spec
+    assert (longest(plain), longest(plays)) == (512 + 256, 512 + 1000)
+    assert Batch.of(plays).tokens == 1512
+    assert Batch.of(plays).longest == 1000
+    before, after = StepMemory.of(plain), StepMemory.of(plays)
+    assert after.tokens * 256 == before.tokens * 1000
+
+
+def test_turns_that_do_not_fit_are_told():
+    assert without_effect(job(*ALONE, "spec.environment.turns=3").spec) == []
+    (line,) = without_effect(job(*ALONE, "spec.environment.turns=4").spec)
+    assert line == (
+        "spec.environment.maxTokens 1000: 4 turns of up to 256 tokens (sampling.maxNewTokens) do not fit; long "
+        "episodes end there"
+    )
