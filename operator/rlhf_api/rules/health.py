@@ -27,6 +27,11 @@ _SAMPLED = (
     *("generate_seconds", "score_seconds", "staleness", "staleness_max", "generators_idle_seconds"),
     *("responses_continued", "replay_share", "replay_age"),
 )
+_EPISODES = (
+    *("turns_mean", "context_tokens_mean", "episodes_failed", "episodes_failed_share"),
+    *("reward_environment_mean", "reward_environment_without_spread_share"),
+)
+"""Metrics of a job with an environment."""
 _REWARD = ("mean", "failed", "seconds", "without_spread_share")
 _SOURCE = ("reward_mean", "without_spread_share")
 """Metrics of each source of the training data, where there are several, prefixed by its number."""
@@ -51,7 +56,8 @@ def metrics_of(spec: Spec) -> tuple[str, ...] | None:
     of_policy = [f"{models[POLICY]}{name}" for name in _POLICY]
     count = len(spec.data.sources or spec.data.train or ())  # which may not be valid
     of_sources = [f"source_{source}_{name}" for source in range(count) if count > 1 for name in _SOURCE]
-    return (*_STEP, *of_models, *of_policy, *_SAMPLED, *of_rewards, *of_sources)
+    of_episodes = _EPISODES if spec.environment is not None else ()
+    return (*_STEP, *of_models, *of_policy, *_SAMPLED, *of_episodes, *of_rewards, *of_sources)
 
 
 def problems(spec: Spec) -> Iterator[Problem]:

@@ -70,6 +70,8 @@ def _roles(spec: Spec) -> Iterator[_Unread]:
             yield _Unread("spec.weights", spec.weights, type(spec.weights).model_fields, of, reason)
             if spec.graph.generates:  # sharedWithTrainer is what says that there are none
                 fields = fields - {"shared_with_trainer"}
+        if role is Role.REWARD and spec.environment is not None:  # which may fail too
+            fields = fields - {"max_failed_share"}
         yield _Unread(f"spec.{role.value}", section, fields, of, reason)
         if role.row.model is not None and not _starts_critic(spec, role.row.model):
             yield _Unread("spec.model", spec.model, [role.row.model], of, reason)

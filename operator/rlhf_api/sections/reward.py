@@ -138,4 +138,5 @@ class Reward(ModelServerSpec):
     """Lower and upper bound of the scaled sum."""
     max_failed_share: float = Field(0.25, ge=0, lt=1)
     """Responses that could not be scored are left out. Above this share of a step the job is paused and they are
-    retried; `startupTimeoutSeconds` without progress end it."""
+    retried; `startupTimeoutSeconds` without progress end it. Episodes that `spec.environment` failed at are left out
+    too; above this share the trainer ends, and is started again."""

@@ -57,6 +57,10 @@ def test_rewards_of_a_role_that_the_job_lacks_are_refused():
         job(*ALONE, "spec.reward.scale=2.0")
 
 
+def test_how_many_episodes_may_fail_is_the_rewards_own_limit():
+    assert job(*ALONE, "spec.reward.maxFailedShare=0.1").spec.reward.max_failed_share == 0.1
+
+
 @pytest.mark.parametrize("algorithm", ONLINE)
 def test_scores_are_the_environments_rewards_and_the_roles_where_both_are_given(algorithm):
     given = (f"spec.algorithm={algorithm}", "spec.ppo={}", "spec.sampling.responsesPerPrompt=8")

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from rlhf_api.graph import ENVIRONMENT_REWARD
+
 from ..maths.agreement import agreement
 from ..maths.importance import effective_share
 from ..maths.kl import token_kl
@@ -19,6 +21,7 @@ def step_metrics(columns: Columns, compared: Tensor | None = None) -> dict[str, 
     if "logprobs" in columns and "reference_logprobs" in columns:
         metrics["kl_mean"] = float(token_kl(columns["logprobs"], columns["reference_logprobs"]).mean())
     metrics |= _lengths(columns.lengths)
+    metrics |= _of_episodes(columns)
     metrics["finished_share"] = float(columns["finished"].float().mean())
     if "values" in columns and "returns" in columns:
         residual = (columns["returns"] - columns["values"]).var(correction=0)
@@ -30,6 +33,18 @@ def step_metrics(columns: Columns, compared: Tensor | None = None) -> dict[str, 
     if "importance_weights" in columns:
         metrics["importance_effective_share"] = float(effective_share(columns["importance_weights"]))
     return metrics
+
+
+def _of_episodes(columns: Columns) -> dict[str, float]:
+    """Turns and rewards of episodes, and the tokens that the environment replied with."""
+    if ENVIRONMENT_REWARD not in columns:
+        return {}
+    replies = columns.sequences.after_lengths - columns.lengths
+    return {
+        "turns_mean": float(columns["turns"].double().mean()),
+        "context_tokens_mean": float(replies.double().mean()),
+        "reward_environment_mean": float(columns[ENVIRONMENT_REWARD].double().mean()),
+    }
 
 
 def _lengths(lengths: Tensor) -> dict[str, float]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from rlhf_api.errors.problem import InvalidJob, Problem
-from rlhf_api.graph import Generate, Node
+from rlhf_api.graph import ENVIRONMENT_REWARD, Generate, Node
 from rlhf_api.sections.evaluation import Penalties
 from rlhf_api.sections.sampling import Sampling
 
@@ -20,6 +20,7 @@ from ..ranks.context import TrainerContext
 from ..replay.table import Episode
 from ..scoring.reward_client import Unscored
 from ..tensors.records import Prompt
+from .failed_episodes import FailedEpisodes
 from .prompt_source import PromptSource
 from .remote import Remote, begin_scoring
 from .requests import Responses
@@ -29,6 +30,8 @@ from .unscored import score_columns, unscored
 from .vllm_client import is_refusal
 
 Rows = Sequence[Mapping[str, Any]]
+ENVIRONMENT = "environment"
+"""Name of the environment's rewards among those of a response."""
 
 
 class StaleTokens(RuntimeError):
@@ -50,6 +53,8 @@ class EpisodeCollector:
         self._ctx, self._graph, self._rollouts = ctx, learner.graph, rollouts
         self._executor, self._source = executor, source
         self._reward = remote.reward
+        episodes = ctx.spec.data.prompts_per_step * ctx.spec.sampling.responses_per_prompt
+        self.failed = FailedEpisodes(episodes, ctx.spec.reward.max_failed_share)
         self._ended, self._judged = begin_scoring(remote.reward), begin_scoring(remote.judging)
 
     def respond(self, batch: list[Prompt], sampling: Sampling, penalties: Penalties) -> Responses:
@@ -74,6 +79,7 @@ class EpisodeCollector:
             else:
                 fresh, sampling = self._source.issue(missing), self._ctx.spec.sampling
                 responses = self._rollouts.answer(fresh, sampling, ended=self._ended)
+            responses = self.failed.leave_out(responses)
             if not parts:
                 _not_all_refused(responses, missing)
             self._rollouts.yield_gpus()
@@ -115,6 +121,7 @@ class EpisodeCollector:
         prompts = self._source.issue(self._ctx.spec.data.prompts_per_step)
         for responses in self._rollouts.stream(prompts, size, ended=self._ended):
             came = time.perf_counter()
+            responses = self.failed.leave_out(responses)
             part = self._received(number, _not_all_refused(responses, len(prompts)), sampled=True)
             if part is not None:
                 rows = [dict(r.prompt.row) for r in responses.rollouts]
@@ -169,7 +176,9 @@ class EpisodeCollector:
         left out, and prompts without any other response are dropped; baselines and advantages use the rest."""
         names = score_columns(self._graph)
         columns = self._executor.run(part.columns, rows, until=until, without=names)
-        rewards = self._reward.scores if self._reward and names else {}
+        rewards = dict(self._reward.scores) if self._reward and names else {}
+        if self._ctx.ranks.first and ENVIRONMENT_REWARD in columns:
+            rewards[ENVIRONMENT] = columns[ENVIRONMENT_REWARD]
         part = replace(part, columns=columns, rewards=rewards)
         lacking = unscored(columns, names)
         if not bool(lacking.any()):

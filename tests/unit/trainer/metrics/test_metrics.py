@@ -59,6 +59,7 @@ def test_health_rules_may_name_every_figure_of_the_page_that_is_there_by_then():
         job("spec.data.train=[one.jsonl, two.jsonl]"),
         job("spec.algorithm=sft", "spec.ppo={}"),
         job("spec.algorithm=dpo", "spec.ppo={}"),
+        job("spec.environment.path=guess:Guess"),
     ]
     known = {name for each in jobs for name in metrics_of(each.spec) or ()}
     page = metrics_page.documented()

@@ -1,5 +1,7 @@
 """Columns for operations, and the context that a job's settings make."""
 
+from dataclasses import replace
+
 import torch
 from tests.unit.trainer.graph.specs import ONLINE, spec_of
 
@@ -43,6 +45,22 @@ def columns(seed: int = 0) -> Columns:
         "finished": torch.tensor([True] * 5 + [False, True, False]),
     }
     return Columns(sequences).with_tokens(**tokens).with_rows(**rows)
+
+
+def with_replies(made: Columns, seed: int = 0) -> Columns:
+    """The columns of the same sampled tokens, after most of which an environment replied with up to two tokens."""
+    draw = torch.Generator().manual_seed(seed)
+    pairs, flags = [], list[bool]()
+    for i, length in enumerate(made.lengths.tolist()):
+        row, begin = made.sequences.row(i).tolist(), int(made.sequences.prompt_lengths[i])
+        after = list[int]()
+        for place, count in enumerate(torch.randint(0, 3, (length,), generator=draw).tolist()):
+            replied = [3] * (count if place + 1 < length else 0)
+            after += [row[begin + place], *replied]
+            flags += [True, *[False] * len(replied)]
+        pairs.append((row[:begin], after))
+    sequences = replace(Sequences.pack(pairs), sampled=torch.tensor(flags), kept=made.sequences.kept)
+    return replace(made, sequences=sequences)
 
 
 def lists(made: Columns, name: str) -> list[list[float]]:

@@ -21,7 +21,7 @@ from rlhf_trainer.rollout.partial_rollout import Ended, Response
 from rlhf_trainer.rollout.requests import Responses
 from rlhf_trainer.scoring.client import ScoringFailed
 from rlhf_trainer.scoring.reward_client import Unscored
-from rlhf_trainer.tensors.records import Prompt
+from rlhf_trainer.tensors.records import Prompt, Sequences
 
 ROWS = [PromptRow(prompt=f"held out {i}") for i in range(5)]
 SETS = "{name: greedy, data: [a], temperature: 0}, {name: eight, data: [b], samples: 8}"
@@ -84,15 +84,15 @@ class Begun:
     """A reward client that keeps what it is to score."""
 
     def __init__(self) -> None:
-        self.responses: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = []
+        self.responses: list[tuple[list[int], dict[str, Any]]] = []
         self.failures: dict[int, str] = {}
         self.scores: dict[str, torch.Tensor] = {}
 
     def take_metrics(self) -> dict[str, float]:
         return {}
 
-    def begin(self, prompt: Any, response: Any, row: dict[str, Any]) -> None:
-        self.responses.append((tuple(prompt), tuple(response), dict(row)))
+    def begin(self, one: Sequences, row: dict[str, Any]) -> None:
+        self.responses.append((one.row(0).tolist(), dict(row)))
 
 
 def test_responses_go_to_their_own_reward_when_they_end():
@@ -109,11 +109,11 @@ def test_responses_go_to_their_own_reward_when_they_end():
     task.publish(0)
     (line,) = task.evaluate(0)
     assert (len(judging.responses), line["count"], reward.responses) == (5, 5, [])
-    assert {row["prompt"] for _, _, row in judging.responses} == {row.prompt for row in ROWS}
+    assert {row["prompt"] for _, row in judging.responses} == {row.prompt for row in ROWS}
     task.collect(0)
     sequences = task._pending.columns.sequences
-    assert sorted(prompt + response for prompt, response, _ in reward.responses) == sorted(
-        tuple(sequences.row(i).tolist()) for i in range(len(sequences))
+    assert sorted(tokens for tokens, _ in reward.responses) == sorted(
+        sequences.row(i).tolist() for i in range(len(sequences))
     )
 
 
