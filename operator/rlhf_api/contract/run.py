@@ -71,6 +71,8 @@ class RunConfig(Report):
     """Resume from the newest checkpoint, if there is one; false: start anew."""
     shared_gpus: bool = False
     """Trainer ranks, generators and frozen models are on the same GPUs of one machine."""
+    shared_gpu_count: int = 0
+    """Number of these GPUs; 0: they share none, or CPUs."""
 
     @classmethod
     def read(cls, file: Path) -> "RunConfig":

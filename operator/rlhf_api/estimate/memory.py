@@ -51,6 +51,12 @@ def trainer(models: Sequence[Trained]) -> Need:
     return max(needs, key=lambda need: need.total)
 
 
+def between_updates(models: Sequence[Trained]) -> Need:
+    """Memory of a rank between updates: trained weights, optimizer states, and what is beside them."""
+    there = [part for part in (*_always(models), *_buckets(models), *_beside(models)) if part.total]
+    return Need(sum(part.total for part in there), _words(there))
+
+
 def weights(parameters: float, dtype: DType, gpus: int = 1) -> Need:
     """Memory of an inference-only model, over the GPUs of one server."""
     over = f" / {gpus} GPUs" if gpus > 1 else ""
@@ -72,12 +78,18 @@ def gigabytes(size: float) -> str:
 
 def _training(models: Sequence[Trained]) -> Need:
     parts = [*_always(models), max(_phases(models), key=lambda need: need.total, default=Need(0.0, ""))]
+    there = [part for part in (*parts, *_buckets(models), *_beside(models)) if part.total]
+    return Need(sum(part.total for part in there), _words(there))
+
+
+def _words(parts: Sequence[Need]) -> str:
+    return " + ".join(part.words for part in parts) or "all of it on the CPU"
+
+
+def _buckets(models: Sequence[Trained]) -> Iterator[Need]:
+    """The reduce buckets that stage 3 keeps."""
     buckets = sum(model.zero.bucket * model.zero.weights for model in models if model.zero.stage == 3)
-    parts += [Need(buckets, f"{gigabytes(buckets)} GB of reduce buckets"), *_beside(models)]
-    there = [part for part in parts if part.total]
-    return Need(
-        sum(part.total for part in there), " + ".join(p.words for p in there) or "all of it on the CPU"
-    )
+    yield Need(buckets, f"{gigabytes(buckets)} GB of reduce buckets")
 
 
 def _always(models: Sequence[Trained]) -> list[Need]:

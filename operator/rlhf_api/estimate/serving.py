@@ -22,7 +22,7 @@ _MOST = 0.92
 PIPELINE, COPIES, _CONTEXT = "pipeline-parallel-size", "data-parallel-size", "prefill-context-parallel-size"
 _OTHER_SIZE = ("quantization", "cpu-offload-gb")
 """Options with which the weights on a GPU do not follow from parameters and dtype."""
-_BESIDE = 4e9
+BESIDE = 4e9
 """Bytes that vLLM was observed to take beyond its utilization (CUDA context, graphs, fragmentation), rounded up: 1.4e9
 on an H100, more than 3.0e9 on an H200."""
 _MOST_GPUS = 64
@@ -71,7 +71,7 @@ def filled(spec: Spec, role: Role) -> float:
     if CACHE in arguments:
         return 1.0
     usual = REFERENCE_SHARE if role.row.work == "infer" else _MOST
-    return _number(arguments.get(UTILIZATION)) or usual
+    return number(arguments.get(UTILIZATION)) or usual
 
 
 def left_open(spec: Spec) -> bool:
@@ -112,8 +112,8 @@ class Serving:
             received=weights(parameters, spec.trained_dtype("policy")),
             adapted=spec.model.adapter("policy") is not None,
             tensor_parallel=generator.tensor_parallel_size,
-            given=None if cached else _number(arguments.get(UTILIZATION)),
-            cache=_number(arguments[CACHE]) if cached else None,
+            given=None if cached else number(arguments.get(UTILIZATION)),
+            cache=number(arguments[CACHE]) if cached else None,
             left_open=left_open(spec),
         )
 
@@ -165,7 +165,7 @@ class Serving:
         return min(_MOST, self._most(memory))
 
     def _most(self, memory: float) -> float:
-        return _hundredths((memory - self.received.total - _BESIDE) / memory)
+        return _hundredths((memory - self.received.total - BESIDE) / memory)
 
     def _less(self, memory: float) -> str:
         most = self._most(memory)
@@ -178,9 +178,9 @@ class Serving:
         whole, parallel = self.served.total * self.tensor_parallel, self.tensor_parallel
         while parallel < _MOST_GPUS:
             parallel *= 2
-            if whole / parallel + self.received.total + _BESIDE < memory:
+            if whole / parallel + self.received.total + BESIDE < memory:
                 return f"use spec.generator.tensorParallelSize {parallel}"
-        least = gigabytes(self.received.total + _BESIDE)
+        least = gigabytes(self.received.total + BESIDE)
         return f"use GPUs of more than {least} GB: {self._what[0]} come whole to every GPU"
 
     @property
@@ -198,6 +198,6 @@ def _size(value: JsonValue) -> int:
     return min(value, _LARGEST) if isinstance(value, int) and value > 0 else 1
 
 
-def _number(value: JsonValue) -> float | None:
+def number(value: JsonValue) -> float | None:
     """A number; None for values that vLLM parses itself, such as `20G`."""
     return float(min(value, _LARGEST)) if isinstance(value, int | float) else None

@@ -22,6 +22,7 @@ from ..host.strict_yaml import documents, floats_of_server, not_json
 from ..host.variables import ENVIRONMENT
 from ..job import API_VERSION, KIND, Metadata, RLHFJob
 from ..rules.check import check
+from ..rules.placement import cluster_problems
 from ..rules.size_limits import oversized
 from ..sections.environment import holds_variables
 from ..sections.pods import RuntimeKind
@@ -118,7 +119,10 @@ def from_cluster(body: Mapping[str, Any]) -> RLHFJob:
     made = {key: value for key, value in body.items() if key != "status"}
     if isinstance(metadata := body.get("metadata"), Mapping):
         made["metadata"] = {key: value for key, value in metadata.items() if key in known}
-    return parse(floats_of_server(made))
+    job = parse(floats_of_server(made))
+    if refused := [*cluster_problems(job.spec)]:
+        raise InvalidJob(refused)
+    return job
 
 
 def load(

@@ -43,6 +43,7 @@ def problems(spec: Spec) -> Iterator[Problem]:
     """Problems of fields that no part of the job reads, in the order of the parts."""
     for unread in (
         *_roles(spec),
+        *_placement(spec),
         *_critic(spec),
         *_settings(spec),
         *_responses(spec),
@@ -75,6 +76,13 @@ def _roles(spec: Spec) -> Iterator[_Unread]:
         yield _Unread(f"spec.{role.value}", section, fields, of, reason)
         if role.row.model is not None and not _starts_critic(spec, role.row.model):
             yield _Unread("spec.model", spec.model, [role.row.model], of, reason)
+
+
+def _placement(spec: Spec) -> Iterator[_Unread]:
+    """The placement of a job that has but one role with processes."""
+    if roles_of(spec) == (Role.TRAINER,):
+        reason = "the trainer is its only role"
+        yield _Unread("spec", spec, ["placement"], "roles that may share the trainer's GPUs", reason)
 
 
 def _absence_reason(spec: Spec, role: Role) -> str:

@@ -69,6 +69,8 @@ class CommonSpec(Frozen):
     runtime: RuntimeReference | None = None
     pods: PodSettings = PodSettings()
     """On a cluster: settings of the pods of every role."""
+    placement: Literal["auto", "shared", "separate"] = "auto"
+    """On one machine: trainer and vLLM on the same GPUs, or apart; `auto` shares if there are too few."""
     workspace: Workspace = Workspace()
     scheduling: Scheduling = Scheduling()
 

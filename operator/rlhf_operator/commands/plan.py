@@ -1,6 +1,7 @@
 """`rlhf plan`: predicts batches, memory and seconds of a job before it runs, and compares the prediction with a run."""
 
 import argparse
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from math import ceil
@@ -18,6 +19,7 @@ from ..console.exits import print_line
 from ..console.manifest_arguments import add_manifest
 from ..console.subcommands import Commands, add_command
 from ..local.models import mistyped
+from ..local.placement import foresee
 from .measured import Measured
 from .plan_table import plan_lines
 
@@ -63,7 +65,8 @@ def run(options: argparse.Namespace) -> int:
     if after is not None:
         after.check_comparable(job.spec, file_sizes)
     seconds = predicted(work, machine)
-    lines = [*_batches(job.spec, batch), *plan_lines(job.spec, file_sizes), *_table(job.spec, seconds, after)]
+    lines = [*_batches(job.spec, batch), *plan_lines(job.spec, file_sizes)]
+    lines += [*foresee(job.spec, os.environ, file_sizes), *_table(job.spec, seconds, after)]
     for line in [*lines, *_advice(job.spec, machine, seconds, after)]:
         print_line(line, sys.stdout)
     return 0

@@ -12,6 +12,7 @@ from rlhf_api.contract.run import RunConfig, replicas, roles_of
 from rlhf_api.contract.status import JobStatus
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.estimate.model_files import model_sizes
+from rlhf_api.estimate.sizes import NOTHING
 from rlhf_api.host.redaction import redacted
 from rlhf_api.host.variables import ENVIRONMENT, NO_ENVIRONMENT
 from rlhf_api.job import RLHFJob
@@ -22,12 +23,13 @@ from ..archive.export import export_command
 from ..console.exits import FAILED, INTERRUPTED, Misuse, print_line
 from ..console.manifest_arguments import add_manifest, add_runtime, add_trial, with_runtime_of
 from ..console.subcommands import Commands, add_command
-from ..local import gpus, provenance, workdir
+from ..local import provenance, workdir
 from ..local.host import Host
 from ..local.hub import check_hub
 from ..local.metrics import evaluation_changes
 from ..local.metrics_server import check_port
 from ..local.models import critic_from_policy
+from ..local.placement import find_placement, foresee
 from ..local.ports import place
 from ..local.preflight import check_files, named_files, of_a_cluster, plain_secrets
 from ..local.processes import Command
@@ -105,7 +107,8 @@ def validate(options: argparse.Namespace) -> int:
     print_line(f"{options.file} is valid: {_summary(job)}", sys.stdout)
     for line in filter(None, (*warnings, *plain_secrets(job.spec))):
         print_line(line, sys.stdout)
-    for line in plan_lines(job.spec, model_sizes(job.spec) if options.files else {}):
+    sizes = model_sizes(job.spec) if options.files else NOTHING
+    for line in (*plan_lines(job.spec, sizes), *foresee(job.spec, os.environ, sizes)):
         print_line(line, sys.stdout)
     return 0
 
@@ -118,13 +121,15 @@ def run(options: argparse.Namespace, make: Command) -> int:
     if options.accept_changes and not options.resume:
         raise Misuse("--accept-changes applies only to --resume; leave it out")
     folder: Path = options.workdir or Path("runs", job.metadata.name)
+    placed = find_placement(job.spec, os.environ, model_sizes(job.spec))
     config = RunConfig(
         job=job.metadata.name,
         spec=job.spec,
         workdir=str(folder.resolve()),
         resume=options.resume or job.spec.checkpoint.resume,
+        shared_gpus=placed.shared_gpus,
+        shared_gpu_count=placed.shared_gpu_count,
     )
-    gpus.check(job.spec, gpus.present({**os.environ, **job.spec.env}))
     with workdir.locked(folder):
         places = place(config, options.base_port)
         check_port(options.metrics_port, places)
@@ -148,6 +153,8 @@ def run(options: argparse.Namespace, make: Command) -> int:
         resumed = "resuming " if before is not None else ""
         shown.event(f"{resumed}{_summary(job)}")
         shown.event(f"logs in {folder / workdir.LOGS}")  # alone: a panel cuts long lines
+        for words in placed.lines:
+            shown.event(words)
         for change in earlier.changes if earlier else ():
             shown.event(f"changed since the last start: {change}")
         if unheeded := of_a_cluster(job.spec):

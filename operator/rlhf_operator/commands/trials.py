@@ -11,10 +11,12 @@ from typing import NamedTuple
 from rlhf_api.contract.run import RunConfig
 from rlhf_api.contract.status import JobStatus
 from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.estimate.model_files import model_sizes
 from rlhf_api.job import RLHFJob
 
 from ..console.exits import INTERRUPTED, print_line
 from ..local import gpus, workdir
+from ..local.placement import decide
 from ..local.provenance import PACKAGE
 from ..local.run_process import POLL_SECONDS, RunProcess
 from ..status.condition import reason
@@ -49,7 +51,7 @@ def unfinished_trials(folder: Path, trials: Sequence[Trial], present: Sequence[s
     for trial in trials:
         place = folder / trial.job.metadata.name
         try:
-            gpus.check(trial.job.spec, present)
+            decide(trial.job.spec, present, model_sizes(trial.job.spec), gpus.memory(present))
             if not (place / workdir.CONFIG).is_file() or not _has_ended(place, trial.job):
                 unfinished.append(trial)
         except InvalidJob as error:

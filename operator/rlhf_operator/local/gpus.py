@@ -1,7 +1,8 @@
 """Assigns this machine's GPUs to a job's processes.
 
 NCCL refuses two members of a group on one GPU of one host. Processes that share a GPU, because CUDA_VISIBLE_DEVICES
-names it more than once, therefore claim to be on different hosts, and their weights are sent by TCP.
+names it more than once, therefore claim to be on different hosts. `spec.placement: shared` needs no such claim: weights
+within a GPU go without NCCL, and no other group has two members there.
 """
 
 import re
@@ -10,10 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import takewhile
 
-from rlhf_api.contract.run import Process, places, pods_each, roles_of
+from rlhf_api.contract.run import Process, RunConfig, places, pods_each, roles_of
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.estimate.resources import gpus_each
 from rlhf_api.estimate.serving import CACHE, UTILIZATION, engine_section, on_vllm
+from rlhf_api.estimate.shared_gpus import separate_gpus, separate_roles, shared_places
 from rlhf_api.roles import Role
 from rlhf_api.spec import Spec
 
@@ -21,6 +23,11 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 HOST = "NCCL_HOSTID"
 _NAME = re.compile(r"\d+|(GPU|MIG)-\S+")
 LIST = ("nvidia-smi", "--query-gpu=index", "--format=csv,noheader")
+MEMORY = (
+    "nvidia-smi",
+    "--query-gpu=index,uuid,memory.total,memory.reserved",
+    "--format=csv,noheader,nounits",
+)
 LIST_SECONDS = 60.0
 
 
@@ -44,23 +51,40 @@ def present(environ: Mapping[str, str]) -> list[str]:
 @cache
 def listed() -> list[str]:
     """Indexes of all GPUs that the driver finds; none without a driver."""
+    return _ask_driver(LIST).split()
+
+
+def memory(gpus: Sequence[str]) -> float | None:
+    """Bytes of the smallest of these GPUs, as CUDA counts them; None without GPUs, or where the driver does not tell,
+    as of a part of one (MIG)."""
+    each: dict[str, float] = {}
+    for line in _ask_driver(MEMORY).splitlines():
+        index, uuid, *mebibytes = (word.strip() for word in line.split(","))
+        if len(mebibytes) == 2 and all(word.isdecimal() for word in mebibytes):
+            total, reserved = map(int, mebibytes)
+            each |= dict.fromkeys((index, uuid), float((total - reserved) << 20))
+    known = [each.get(gpu) for gpu in gpus]
+    return min((size for size in known if size), default=None) if all(known) else None
+
+
+def _ask_driver(command: Sequence[str]) -> str:
+    """What the driver's tool prints; '' without one, or if it fails."""
     try:
-        listed = subprocess.run(LIST, capture_output=True, text=True, timeout=LIST_SECONDS, check=True)
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=LIST_SECONDS, check=True)
     except (OSError, subprocess.SubprocessError):
-        return []
-    return listed.stdout.split()
+        return ""
+    return answer.stdout
 
 
 def check(spec: Spec, gpus: Sequence[str]) -> None:
-    """Raises InvalidJob if trainers and vLLM need more GPUs than there are, or cannot share one that is named more than
-    once; without any GPU they use the CPU."""
-    alone = [role for role in roles_of(spec) if _alone(spec, role)]
-    needed = sum(len(places(spec, role)) * gpus_each(spec, role)[0] for role in alone)
+    """Of processes that are apart: raises InvalidJob if trainers and vLLM need more GPUs than there are, or cannot
+    share one that is named more than once; without any GPU they use the CPU."""
+    alone, needed = separate_roles(spec), separate_gpus(spec)
     if gpus and needed > len(gpus):
         message = (
             f"{', '.join(alone)} need {needed} GPUs, this machine has {len(gpus)}; use fewer, or "
-            f"`spec.generator.sharedWithTrainer: true`, or name a GPU as often as processes share it ({VISIBLE}=0,0), "
-            f"or hide the GPUs with {VISIBLE}="
+            "`spec.placement: shared`, or `spec.generator.sharedWithTrainer: true`, or name a GPU as often as processes"
+            f" share it ({VISIBLE}=0,0), or hide the GPUs with {VISIBLE}="
         )
         raise InvalidJob([Problem("spec", message)])
     if wrong := list(_shared(spec, alone, gpus)):
@@ -88,22 +112,21 @@ def _shared(spec: Spec, alone: Sequence[Role], gpus: Sequence[str]) -> Iterator[
             )
 
 
-def _alone(spec: Spec, role: Role) -> bool:
-    """True if the role's processes share no GPU with others: vLLM takes most of one at its start."""
-    return role.row.work == "train" or on_vllm(spec, role)
-
-
-def variables(spec: Spec, process: Process, gpus: Sequence[str]) -> dict[str, str]:
-    """Environment with the GPUs of a process. Trainer ranks come first, then vLLM, one GPU per worker; reward and
-    reference models under transformers get one of the rest each, or else the first trainer's. Empty without GPUs."""
-    mine = _assigned_gpus(spec, process, gpus)
-    host = {HOST: process.name} if any(gpus.count(gpu) > 1 for gpu in mine) else {}
-    return {VISIBLE: ",".join(mine), **host} if mine else {}
+def variables(config: RunConfig, process: Process, gpus: Sequence[str]) -> dict[str, str]:
+    """Environment with the GPUs of a process. Apart, trainer ranks come first, then vLLM, one GPU per worker; reward
+    and reference models under transformers get one of the rest each, or else the first trainer's. Empty without
+    GPUs."""
+    if config.shared_gpus and gpus:
+        at = shared_places(config.spec, len(gpus))[process.role, process.index, process.rank]
+        return {VISIBLE: ",".join(gpus[i] for i in at)}
+    mine = [*_assigned_gpus(config.spec, process, gpus)]
+    several = {HOST: process.name} if any(gpus.count(gpu) > 1 for gpu in mine) else {}
+    return {VISIBLE: ",".join(mine), **several} if mine else {}
 
 
 def _assigned_gpus(spec: Spec, process: Process, gpus: Sequence[str]) -> Sequence[str]:
-    first = 0
-    for role in sorted(roles_of(spec), key=lambda role: not _alone(spec, role)):
+    first, alone = 0, separate_roles(spec)
+    for role in sorted(roles_of(spec), key=lambda role: role not in alone):
         size = gpus_each(spec, role)[0]
         if role is process.role:
             first += (process.index * pods_each(spec, role) + process.rank) * size

@@ -83,7 +83,7 @@ class Supervised:
             config, self.process, config_file=str(config_file), termination_log=str(self.end)
         )
         environ = {**os.environ, **variables, **more, "RLHF_TOKEN": token}
-        environ |= gpus.variables(config.spec, self.process, gpus.present(environ))
+        environ |= gpus.variables(config, self.process, gpus.present(environ))
         environ["PYTHONUNBUFFERED"] = "1"
         cores = len(os.sched_getaffinity(0))
         environ.setdefault("OMP_NUM_THREADS", str(threads_each(config.spec, self.process.role, cores)))

@@ -11,13 +11,15 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.estimate.model_files import model_sizes
 from rlhf_api.job import RLHFJob
 from rlhf_api.manifest.load import load
 
 from ..console.exits import FAILED, INTERRUPTED, Failure, Misuse, print_line
 from ..console.manifest_arguments import add_manifest, add_runtime, with_runtime_of
 from ..console.subcommands import Commands, add_command
-from ..local import gpus, workdir
+from ..local import workdir
+from ..local.placement import find_placement
 from ..local.preflight import check_files
 from ..local.processes import Command
 from ..local.progress import Lines
@@ -59,12 +61,14 @@ def run(options: argparse.Namespace, make: Command) -> int:
     small = derive(first_half(spec)).spec
     if problems := check_files(spec):
         raise InvalidJob(problems)
-    gpus.check(spec, gpus.present({**os.environ, **spec.env}))
+    placed = find_placement(spec, os.environ, model_sizes(spec))
     with _folder(options.workdir) as (folder, keep), workdir.locked(folder):
         if (folder / workdir.CONFIG).exists():
             raise Misuse(f"--workdir {folder}: a run is in it; give an empty or a new folder")
         try:
-            observations = asyncio.run(carry_out(spec, OnHost(derive, folder, Lines(sys.stdout, 0), make)))
+            observations = asyncio.run(
+                carry_out(spec, OnHost(derive, folder, placed, Lines(sys.stdout, 0), make))
+            )
         except Interrupted:
             print_line("interrupted", sys.stderr)
             return INTERRUPTED

@@ -15,6 +15,7 @@ from rlhf_api.roles import Role
 
 from ..local import workdir
 from ..local.host import Host
+from ..local.placement import Placement
 from ..local.ports import place
 from ..local.processes import Command, Supervised
 from ..local.progress import Lines, Step
@@ -31,15 +32,26 @@ class OnHost:
     """Runs halves in an empty folder (`trial.Trial`); `derive` builds the job with overrides."""
 
     def __init__(
-        self, derive: Callable[[Overrides], RLHFJob], folder: Path, shown: Lines, make: Command
+        self,
+        derive: Callable[[Overrides], RLHFJob],
+        folder: Path,
+        placed: Placement,
+        shown: Lines,
+        make: Command,
     ) -> None:
         self._derive, self._folder, self._shown, self._make = derive, folder, shown, make
+        self._placed = placed
         self._begun = False
 
     async def half(self, overrides: Overrides, watch: Watch) -> str:
         job = self._derive(overrides)
         config = RunConfig(
-            job=job.metadata.name, spec=job.spec, workdir=str(self._folder.resolve()), resume=self._begun
+            job=job.metadata.name,
+            spec=job.spec,
+            workdir=str(self._folder.resolve()),
+            resume=self._begun,
+            shared_gpus=self._placed.shared_gpus,
+            shared_gpu_count=self._placed.shared_gpu_count,
         )
         earlier = workdir.prepare(
             self._folder, config, resume=self._begun, overwrite=False, accept_changes=True

@@ -6,8 +6,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.estimate.resources import lacks_gpus
 from rlhf_api.job import RLHFJob
+from rlhf_api.rules.placement import cluster_problems
 
 from ..console.exits import Failure, Misuse
 from ..kube.api import Body
@@ -51,7 +53,10 @@ async def submit(session: Session, options: argparse.Namespace) -> int:
 
 
 def as_written(job: RLHFJob, namespace: str) -> Body:
-    """The object to apply, with only the manifest's own fields: others stay as the cluster has them."""
+    """The object to apply, with only the manifest's own fields: others stay as the cluster has them. Raises InvalidJob
+    for what runs only on one machine."""
+    if refused := [*cluster_problems(job.spec)]:
+        raise InvalidJob(refused)
     body: Body = _explicit_fields(job)
     return {**body, "metadata": {**body["metadata"], "namespace": namespace}}
 

@@ -182,6 +182,7 @@ CHANGES = [
     ("spec.pods.template={spec: {dnsPolicy: Default}}", "spec.pods"),
     ("spec.workspace.claim=c", "spec.workspace"),
     ("spec.scheduling.gang=volcano", "spec.scheduling"),
+    ("spec.placement=separate", "spec.placement"),
 ]
 """Of a running job: an override that is refused, and the section that the full checks name."""
 ALLOWED = [

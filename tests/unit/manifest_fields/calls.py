@@ -154,9 +154,10 @@ def frozen(job: RLHFJob) -> Any:
     for role in roles_of(job.spec):
         if getattr(job.spec.section(role), "engine", None) == "vllm":
             source = ModelSource("spec.model", "policy")
-            options.append(
-                (role, [frozen_options(config(job), role, source, 13, cpu=cpu) for cpu in (False, True)])
-            )
+            run = config(job)
+            made = [frozen_options(run, role, source, 13, cpu=cpu) for cpu in (False, True)]
+            made.append(frozen_options(run, role, source, 13, cpu=False, shared_memory=80e9))
+            options.append((role, made))
     return options
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from tests.unit.operator.cluster.world import TODAY, World
 
 from rlhf_api.contract.report import TrainerStatus
-from rlhf_api.contract.run import Process, RunConfig, command, environment, replicas, roles_of
+from rlhf_api.contract.run import Process, RunConfig, command, environment, places, replicas, roles_of
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.estimate.duration import Batch, Machine, Work, of_step, predicted
 from rlhf_api.estimate.model_files import model_sizes
@@ -24,6 +24,8 @@ from rlhf_operator.commands.plan_table import plan_lines
 from rlhf_operator.console.manifest_arguments import with_runtime_of
 from rlhf_operator.job.names import CONTROLLER
 from rlhf_operator.job.snapshot import Job
+from rlhf_operator.local.gpus import variables
+from rlhf_operator.local.placement import decide as decide_placement
 from rlhf_operator.supervision.budget import Restarts, current_window
 from rlhf_operator.supervision.process_state import Ended, ProcessState
 from rlhf_operator.supervision.progress_deadline import silence
@@ -74,6 +76,23 @@ def processes(job: RLHFJob) -> Any:
         commands.append(command(made, process))
         commands.append(environment(made, process, config_file="f", termination_log="t"))
     return commands
+
+
+def placement(job: RLHFJob) -> Any:
+    """GPUs of each process on machines without any, with one and with many, or why there are none for it."""
+    outcomes: list[Any] = []
+    for present in ([], ["0"], [*map(str, range(9))]):
+        try:
+            outcome = decide_placement(job.spec, present, model_sizes(job.spec), 800e9)
+        except InvalidJob as error:
+            outcomes.append(str(error))
+            continue
+        shared = {"shared_gpus": outcome.shared_gpus, "shared_gpu_count": outcome.shared_gpu_count}
+        run = config(job).model_copy(update=shared)
+        ranks = [(role, i, rank) for role in roles_of(job.spec) for i, rank in places(job.spec, role)]
+        each = [Process(role, i, 1, "127.0.0.1", "", rank) for role, i, rank in ranks]
+        outcomes.append((outcome, [variables(run, process, present) for process in each]))
+    return outcomes
 
 
 def scaling(job: RLHFJob) -> Any:
@@ -165,5 +184,5 @@ def runtime(job: RLHFJob) -> Any:
     return requests
 
 
-VIEWS = (graph, arithmetic, pods, processes, scaling, restarts, runtime)
+VIEWS = (graph, arithmetic, pods, processes, placement, scaling, restarts, runtime)
 """Without `cluster`, which takes longer than the others together."""

@@ -15,6 +15,8 @@ from rlhf_api.contract.run import ProcessEnv, RunConfig, pods_each
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.estimate.model_files import model_sizes
 from rlhf_api.estimate.serving import PIPELINE, UTILIZATION, Serving, gpus, left_open
+from rlhf_api.estimate.sharing import generator_options
+from rlhf_api.estimate.sharing_problems import problems
 from rlhf_api.estimate.sizes import Sizes
 from rlhf_api.host.model_directory import directory_problem
 from rlhf_api.roles import Role
@@ -85,7 +87,7 @@ def arguments(
         served = given if isinstance(given, int) else longest(spec)
         options |= cpu_options(served, spec.generator.tensor_parallel_size)
     else:
-        options |= part_of_gpu(spec, memory)
+        options |= part_of_gpu(config, memory)
     if pods > 1:
         options |= group_options(rank, pods, master)
     options |= dict(spec.generator.engine_arguments)
@@ -109,10 +111,17 @@ def check_cpu_workers(spec: Spec) -> None:
         )
 
 
-def part_of_gpu(spec: Spec, memory: float) -> dict[str, JsonValue]:
-    """Memory options that leave room for the new weights of a broadcast, unless the manifest sets them or the policy's
-    size is unknown. Raises InvalidJob if vLLM would start and then lack that room."""
+def part_of_gpu(config: RunConfig, memory: float) -> dict[str, JsonValue]:
+    """Memory options that leave room for the new weights of a broadcast, and on shared GPUs for the other processes,
+    unless the manifest sets them or the policy's size is unknown. Raises InvalidJob if vLLM would start and then lack
+    that room."""
+    spec = config.spec
     sizes = Sizes.of(spec, model_sizes(spec))
+    if config.shared_gpus:
+        if wrong := problems(spec, sizes, memory, config.shared_gpu_count):
+            raise InvalidJob(wrong)
+        sleeps: dict[str, JsonValue] = {"enable-sleep-mode": True} if config.takes_turns else {}
+        return generator_options(spec, sizes, memory, config.shared_gpu_count) | sleeps
     serving = Serving.of(spec, sizes)
     if serving is None:
         if sizes.policy is None and left_open(spec):
@@ -120,15 +129,15 @@ def part_of_gpu(spec: Spec, memory: float) -> dict[str, JsonValue]:
                 "without spec.model.parameters vLLM may leave too little GPU memory for new weights; set it"
             )
         return {}
-    if problems := list(serving.problems(memory)):
-        raise InvalidJob(problems)
+    if wrong := list(serving.problems(memory)):
+        raise InvalidJob(wrong)
     return {UTILIZATION: serving.utilization(memory)} if serving.left_open else {}
 
 
 def run(env: ProcessEnv) -> None:
     policy = model_source(env.config, "policy")
-    if problems := engine_problems(env.config.spec, Role.GENERATOR, policy.where, policy.path):
-        raise InvalidJob(problems)
+    if wrong := engine_problems(env.config.spec, Role.GENERATOR, policy.where, policy.path):
+        raise InvalidJob(wrong)
     if Path(policy.path).is_dir() and (what := directory_problem(Path(policy.path))):
         raise InvalidJob([Problem(policy.where, f"{what}; got {policy.path!r}")])
     cpu = on_cpu()

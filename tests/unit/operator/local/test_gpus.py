@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from rlhf_api.contract.run import Process
+from rlhf_api.contract.run import Process, RunConfig, places, roles_of
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.manifest.load import parse
 from rlhf_api.roles import Role
@@ -22,6 +22,10 @@ def spec(**sections) -> Spec:
     return parse(document | {"spec": fields | sections}).spec
 
 
+def config(spec: Spec, *, shared: bool = False) -> RunConfig:
+    return RunConfig(job="job", spec=spec, workdir="/w", shared_gpus=shared)
+
+
 def visible_gpus(spec: Spec, count: int) -> dict[str, str]:
     """CUDA_VISIBLE_DEVICES of each process, on a machine with `count` GPUs."""
     each = [
@@ -33,7 +37,9 @@ def visible_gpus(spec: Spec, count: int) -> dict[str, str]:
     ]
     places = [Process(role, i, 1, "127.0.0.1", "") for role, i in each]
     names = [str(i) for i in range(count)]
-    return {place.name: gpus.variables(spec, place, names).get(gpus.VISIBLE, "all") for place in places}
+    return {
+        place.name: gpus.variables(config(spec), place, names).get(gpus.VISIBLE, "all") for place in places
+    }
 
 
 def test_trainers_and_generators_share_no_gpu():
@@ -51,7 +57,7 @@ def test_processes_of_one_generator_divide_its_gpus():
     pair = spec(generator={"replicas": 2, "tensorParallelSize": 4, "podsPerReplica": 2})
     places = [Process(Role.GENERATOR, i, 1, "127.0.0.1", "", rank) for i in range(2) for rank in range(2)]
     names = [str(i) for i in range(9)]
-    gpus_by_name = {place.name: gpus.variables(pair, place, names)[gpus.VISIBLE] for place in places}
+    gpus_by_name = {place.name: gpus.variables(config(pair), place, names)[gpus.VISIBLE] for place in places}
     assert gpus_by_name == {
         "generator-0": "1,2",
         "generator-0-1": "3,4",
@@ -114,7 +120,7 @@ def driver(tmp_path, monkeypatch):
 def test_gpus_are_those_that_the_driver_lists(driver):
     driver(f'[ "$*" = "{" ".join(gpus.LIST[1:])}" ] && printf "0\\n1\\n"')
     assert gpus.present({}) == ["0", "1"]
-    driver("echo No devices were found; exit 6")
+    driver("echo No devices were each_one; exit 6")
     assert gpus.present({}) == []
 
 
@@ -141,10 +147,10 @@ def test_a_gpu_that_is_named_twice_is_shared_by_processes_that_nccl_takes_for_tw
     job = spec(generator=room)
     gpus.check(job, ["3", "3"])
     places = [Process(role, 0, 1, "127.0.0.1", "") for role in (Role.TRAINER, Role.GENERATOR)]
-    variables = [gpus.variables(job, place, ["3", "3"]) for place in places]
+    variables = [gpus.variables(config(job), place, ["3", "3"]) for place in places]
     assert [each[gpus.VISIBLE] for each in variables] == ["3", "3"]
     assert variables[0][gpus.HOST] != variables[1][gpus.HOST]
-    assert gpus.HOST not in gpus.variables(job, places[0], ["3", "4"])
+    assert gpus.HOST not in gpus.variables(config(job), places[0], ["3", "4"])
 
 
 def test_what_cannot_share_a_gpu_is_refused_all_at_once():
@@ -152,3 +158,80 @@ def test_what_cannot_share_a_gpu_is_refused_all_at_once():
         gpus.check(spec(trainer={"processesPerReplica": 2}), ["0", "0", "0"])
     assert "trainer-0 has a GPU twice (CUDA_VISIBLE_DEVICES: 0,0)" in str(error.value)
     assert "set kv-cache-memory-bytes" in str(error.value)
+
+
+def shared_gpus(spec: Spec, count: int) -> dict[str, str]:
+    """CUDA_VISIBLE_DEVICES of each process that shares a machine's `count` GPUs."""
+    names = [str(i) for i in range(count)]
+    processes = [
+        Process(role, i, 1, "127.0.0.1", "", rank)
+        for role in roles_of(spec)
+        for i, rank in places(spec, role)
+    ]
+    each_one = {each.name: gpus.variables(config(spec, shared=True), each, names) for each in processes}
+    return {name: variables[gpus.VISIBLE] for name, variables in each_one.items()}
+
+
+SCORED = {"model": {"policy": "p", "reward": "r"}, "reward": {}}
+
+
+def test_processes_that_share_one_gpu_are_all_on_it():
+    assert shared_gpus(spec(**SCORED), 1) == {
+        "trainer-0": "0",
+        "generator-0": "0",
+        "reward-0": "0",
+        "reference-0": "0",
+    }
+
+
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_every_shared_gpu_has_a_rank_and_an_engine_and_frozen_models_in_turn(count):
+    made = spec(trainer={"processesPerReplica": count}, generator={"replicas": count}, **SCORED)
+    every = [str(i) for i in range(count)]
+    taken = shared_gpus(made, count)
+    assert taken.pop("trainer-0") == ",".join(every)
+    assert (taken.pop("reward-0"), taken.pop("reference-0")) == ("0", "1")
+    assert list(taken.values()) == every
+
+
+def test_a_part_of_an_engine_is_on_each_of_its_shared_gpus():
+    made = spec(
+        trainer={"replicas": 2, "processesPerReplica": 2},
+        generator={"replicas": 2, "tensorParallelSize": 2},
+        reference={"engine": "vllm", "tensorParallelSize": 2},
+    )
+    assert shared_gpus(made, 4) == {
+        "trainer-0": "0,1",
+        "trainer-1": "2,3",
+        "generator-0": "0,1",
+        "generator-1": "2,3",
+        "reference-0": "0,1",
+        "reward-0": "0",  # its functions need none of their own
+    }
+
+
+def test_frozen_models_take_the_gpus_behind_the_generators_first():
+    made = spec(trainer={"processesPerReplica": 2}, generator={"replicas": 1}, **SCORED)
+    taken = shared_gpus(made, 2)
+    assert (taken["reference-0"], taken["reward-0"]) == ("0", "1")
+
+
+def test_processes_that_share_gpus_by_their_placement_stay_one_host_to_nccl():
+    """Weights within a GPU need no NCCL, and those for another one go by the fastest way."""
+    made = config(spec(), shared=True)
+    for role in (Role.TRAINER, Role.GENERATOR):
+        assert gpus.HOST not in gpus.variables(made, Process(role, 0, 1, "127.0.0.1", ""), ["0", "1"])
+
+
+def test_the_memory_of_gpus_is_that_of_the_smallest_less_what_the_driver_keeps(driver):
+    driver(
+        f'[ "$*" = "{" ".join(gpus.MEMORY[1:])}" ] && '
+        "printf '0, GPU-a, 1000, 24\\n1, GPU-b, 2000, 24\\n2, GPU-c, [N/A], [N/A]\\n'"
+    )
+    assert gpus.memory(["1"]) == gpus.memory(["GPU-b"]) == 1976 << 20
+    assert gpus.memory(["0", "1"]) == 976 << 20
+    assert gpus.memory(["1", "2"]) is None, "one of them is not known"
+    assert gpus.memory(["MIG-GPU-a/1/0"]) is None
+    assert gpus.memory([]) is None
+    driver("exit 9")
+    assert gpus.memory(["0"]) is None

@@ -27,7 +27,7 @@ from rlhf_trainer.roles.generator import arguments
 ROOT = Path(__file__).parents[4]
 
 
-def config(tmp_path, model: dict | None = None, **generator) -> RunConfig:
+def config(tmp_path, model: dict | None = None, *, shared: int = 0, **generator) -> RunConfig:
     spec = {
         "algorithm": "ppo",
         "steps": 1,
@@ -38,7 +38,8 @@ def config(tmp_path, model: dict | None = None, **generator) -> RunConfig:
         "generator": generator,
         "reward": {"functions": [{"function": "a:b"}]},
     }
-    written = json.dumps({"job": "kind-reviews", "workdir": str(tmp_path), "spec": spec})
+    made = {"job": "kind-reviews", "workdir": str(tmp_path), "spec": spec}
+    written = json.dumps(made | ({"sharedGpus": True, "sharedGpuCount": shared} if shared else {}))
     return RunConfig.model_validate_json(written)
 
 
@@ -281,6 +282,31 @@ def test_a_gpu_has_room_for_new_weights_unless_the_manifest_says_otherwise(tmp_p
     too_much = config(tmp_path, seven, engineArguments={"gpu-memory-utilization": 0.92})
     with pytest.raises(InvalidJob, match=r"vLLM fills 73.6 of 80 GB, .*use at most 0.76; got 0.92"):
         options(too_much)
+
+
+def test_on_shared_gpus_an_engine_has_a_cache_beside_the_trainer_and_can_sleep(tmp_path):
+    seven = {"parameters": 7.6e9, "dtype": "bfloat16"}
+    with pytest.raises(InvalidJob, match=r"spec.placement: on shared GPUs, .* one GPU must hold 314 GB: "):
+        options(config(tmp_path, seven, shared=1))
+    half = {"parameters": 5e8, "dtype": "bfloat16"}
+    parsed = options(config(tmp_path, half, shared=1))
+    assert (parsed["kv-cache-memory-bytes"], parsed["gpu-memory-utilization"]) == ("47600000000", "0.65")
+    assert parsed["enable-sleep-mode"] is True
+    both = {"kv-cache-memory-bytes": 10**9, "gpu-memory-utilization": 0.2}
+    by_hand = options(config(tmp_path, half, shared=1, engineArguments=both))
+    assert (by_hand["kv-cache-memory-bytes"], by_hand["gpu-memory-utilization"]) == (str(10**9), "0.2")
+    assert by_hand["enable-sleep-mode"] is True
+    assert "enable-sleep-mode" not in options(config(tmp_path, half)), "with GPUs of its own"
+    assert "enable-sleep-mode" not in options(config(tmp_path, half, shared=1), memory=None), "without a GPU"
+
+
+def test_an_engine_that_generates_while_the_trainer_computes_never_sleeps(tmp_path):
+    made = config(tmp_path, {"parameters": 5e8, "dtype": "bfloat16"}, shared=1)
+    rollout = made.spec.rollout.model_copy(update={"max_staleness": 1})
+    ahead = made.model_copy(update={"spec": made.spec.model_copy(update={"rollout": rollout})})
+    parsed, turns = options(ahead), options(made)
+    assert "enable-sleep-mode" not in parsed
+    assert int(parsed["kv-cache-memory-bytes"]) < int(turns["kv-cache-memory-bytes"])
 
 
 def test_what_users_set_in_the_environment_stands_but_for_what_weights_and_the_plugin_need():

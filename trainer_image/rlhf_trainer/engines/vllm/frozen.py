@@ -27,7 +27,7 @@ from ...tensors.records import Sequences
 from .front.probes import ENGINE_DEAD, HUNG_SECONDS
 from .serve import watchdog
 from .serve.forking import fork_engine
-from .serve.launch import engine_environment, frozen_options, instead_of, on_cpu, option
+from .serve.launch import engine_environment, frozen_options, gpu_memory, instead_of, on_cpu, option
 from .serve.refusal import refusals
 
 TEMPERED = "rlhf_trainer.engines.vllm.weights.extension.Tempered"
@@ -69,7 +69,8 @@ class FrozenModel:
         if problems := engine_problems(config.spec, role, model.where, model.path):
             raise InvalidJob(problems)
         cpu = on_cpu()
-        options = frozen_options(config, role, model, longest, cpu=cpu)
+        memory = gpu_memory() if config.shared_gpus and not cpu else None
+        options = frozen_options(config, role, model, longest, cpu=cpu, shared_memory=memory)
         # Only what changes: a variable that is set again moves, and then no process that is forked can set its title.
         os.environ.update(engine_environment(os.environ, cpu).items() - os.environ.items())
         with refusals(role, instead_of(role)):

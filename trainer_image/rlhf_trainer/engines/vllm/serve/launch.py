@@ -12,7 +12,10 @@ from pydantic import JsonValue
 
 from rlhf_api.contract.run import RunConfig
 from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.estimate import sharing
+from rlhf_api.estimate.model_files import model_sizes
 from rlhf_api.estimate.serving import REFERENCE_SHARE, UTILIZATION
+from rlhf_api.estimate.sizes import Sizes
 from rlhf_api.host.foreign_files import READ_ERRORS, read_json
 from rlhf_api.host.model_directory import takes_pickles
 from rlhf_api.roles import Role
@@ -65,10 +68,17 @@ def instead_of(role: Role) -> str:
 
 
 def frozen_options(
-    config: RunConfig, role: Role, model: ModelSource, longest: int, *, cpu: bool
+    config: RunConfig,
+    role: Role,
+    model: ModelSource,
+    longest: int,
+    *,
+    cpu: bool,
+    shared_memory: float | None = None,
 ) -> dict[str, JsonValue]:
     """Options with which vLLM runs a role's frozen model on sequences of up to `longest` tokens; the manifest's
-    `engineArguments` come last. Raises InvalidJob for models that vLLM does not run."""
+    `engineArguments` come last. `shared_memory`: bytes of each of its GPUs, if it shares them. Raises InvalidJob for
+    models that vLLM does not run."""
     section = config.spec.model_server(role)
     options = (
         FROZEN_OPTIONS
@@ -85,6 +95,9 @@ def frozen_options(
         options |= cpu_options(longest, section.tensor_parallel_size)
     elif role.row.work == "infer":
         options |= REFERENCE_ON_GPU
+    if shared_memory is not None:
+        sizes = Sizes.of(config.spec, model_sizes(config.spec))
+        options |= sharing.frozen_options(config.spec, role, sizes, shared_memory)
     if role.row.work == "score":
         options |= {"runner": "pooling", "convert": "classify"}
     return options | dict(section.engine_arguments)

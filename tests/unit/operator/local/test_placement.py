@@ -1,0 +1,138 @@
+"""`spec.placement` on this machine: what is decided, what is said of it, and what processes read of it."""
+
+import os
+from collections.abc import Sequence
+
+import pytest
+from tests.unit.api.manifests import job
+from tests.unit.api.shared import AHEAD, EIGHT, GRPO, H200, LARGE, REFERENCE, SMALL
+
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.manifest.load import from_cluster
+from rlhf_operator.local import gpus
+from rlhf_operator.local.placement import Placement, decide, foresee
+from rlhf_operator.verbs.submit import as_written
+
+SHARED, SEPARATE = "spec.placement=shared", "spec.placement=separate"
+
+
+def placed(count: int | Sequence[str], *overrides: str, memory: float | None = H200, size=SMALL) -> Placement:
+    present = [str(i) for i in range(count)] if isinstance(count, int) else count
+    return decide(job(*GRPO, *overrides).spec, present, {"policy": size} if size else {}, memory)
+
+
+@pytest.mark.parametrize(
+    ("count", "overrides", "shared"),
+    [
+        (0, (), False),
+        (1, (), True),
+        (2, (), False),
+        (2, REFERENCE, False),
+        (2, (*REFERENCE, "spec.reference.engine=vllm"), True),
+        (8, EIGHT, True),
+        (16, EIGHT, False),
+        (1, (SHARED,), True),
+        (2, (SHARED,), True),
+        (0, (SHARED,), True),
+        (2, (SEPARATE,), False),
+        (0, (SEPARATE,), False),
+    ],
+)
+def test_gpus_are_shared_where_there_are_too_few_or_the_manifest_says_so(
+    count: int, overrides: tuple[str, ...], shared: bool
+) -> None:
+    made = placed(count, *overrides)
+    assert (made.shared_gpus, made.shared_gpu_count) == (shared, count if shared else 0)
+    assert bool(made.lines) == shared, "what is as ever needs no words"
+
+
+def test_the_decision_says_its_reason_and_the_division() -> None:
+    lines = placed(1).lines
+    assert lines[0] == (
+        "placement auto: trainer, generator need 2 GPUs, this machine has 1: they share it, taking turns, as answers "
+        "are sampled only while the trainer waits"
+    )
+    assert lines[-1].startswith("KV cache 109 GB")
+    assert (
+        placed(1, AHEAD)
+        .lines[0]
+        .endswith(
+            "they share it, its memory divided for good, as answers are sampled while the trainer computes"
+        )
+    )
+    assert (
+        placed(2, SHARED).lines[0].startswith("placement shared: trainer and generator share 2 GPUs, taking")
+    )
+    (line,) = placed(0, SHARED).lines
+    assert line == "placement shared, without GPUs: trainer and generator take turns"
+    (line,) = placed(1, memory=None).lines
+    assert line.startswith("placement auto"), "the processes divide what the driver does not tell"
+
+
+def test_a_gpu_that_is_named_several_times_is_divided_by_hand() -> None:
+    by_hand = (
+        "spec.generator.engineArguments={gpu-memory-utilization: 0.2, kv-cache-memory-bytes: 2000000000}"
+    )
+    assert placed(["0", "0"], by_hand) == Placement()
+    with pytest.raises(InvalidJob, match=r"CUDA_VISIBLE_DEVICES: names a GPU several times.*got 0,0"):
+        placed(["0", "0"], by_hand, SHARED)
+
+
+@pytest.mark.parametrize(
+    ("count", "overrides", "words"),
+    [
+        (1, (SEPARATE,), r"spec: trainer, generator need 2 GPUs, .*`spec.placement: shared`"),
+        (
+            1,
+            ("spec.trainer.processesPerReplica=2",),
+            r"has 1, and they cannot share: needs 2",
+        ),
+        (
+            1,
+            ("spec.trainer.processesPerReplica=2", SHARED),
+            r"^spec.trainer: needs 2 GPUs, and 1 is there to share",
+        ),
+    ],
+)
+def test_what_can_neither_be_apart_nor_share_is_refused(
+    count: int, overrides: tuple[str, ...], words: str
+) -> None:
+    with pytest.raises(InvalidJob, match=words):
+        placed(count, *overrides)
+
+
+def test_what_does_not_fit_is_refused_before_anything_starts() -> None:
+    with pytest.raises(
+        InvalidJob, match=r"they cannot share: on shared GPUs, .*offload_optimizer.device cpu"
+    ):
+        placed(1, size=LARGE)
+    with pytest.raises(InvalidJob, match=r"spec.model.parameters: .*they cannot share: is needed"):
+        placed(1, size=None)
+
+
+def test_a_plan_on_a_machine_with_gpus_foresees_what_a_run_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "memory", lambda present: H200 if present else None)
+    one = os.environ | {gpus.VISIBLE: "GPU-0"}
+    spec, none = job(*GRPO).spec, os.environ | {gpus.VISIBLE: ""}
+    assert foresee(spec, one, {"policy": SMALL})[0].startswith("on this machine: placement auto: trainer,")
+    assert foresee(spec, one, {"policy": LARGE})[0].startswith(
+        "on this machine `rlhf run` refuses it: spec.pla"
+    )
+    assert foresee(spec, none, {"policy": SMALL}) == []
+    assert len(foresee(job(*GRPO, SHARED).spec, none, {"policy": SMALL})) == 1
+
+
+def test_on_a_cluster_shared_gpus_are_refused_by_the_command_and_by_the_operator() -> None:
+    words = "spec.placement: on a cluster each process is a pod, whose GPUs are its own; use auto or separate; got 'sh"
+    with pytest.raises(InvalidJob, match=words):
+        as_written(job(*GRPO, SHARED), "default")
+    with pytest.raises(InvalidJob, match=words):
+        from_cluster(job(*GRPO, SHARED).model_dump(mode="json", by_alias=True))
+    for accepted in (SEPARATE, "spec.placement=auto"):
+        as_written(job(*GRPO, accepted), "default")
+        from_cluster(job(*GRPO, accepted).model_dump(mode="json", by_alias=True))
+
+
+def test_a_trainer_alone_has_no_placement() -> None:
+    with pytest.raises(InvalidJob, match=r"spec.placement: applies only to roles that may share"):
+        job("spec.algorithm=sft", "spec.ppo={}", SHARED)
