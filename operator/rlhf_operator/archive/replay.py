@@ -24,6 +24,8 @@ SHOWN = 5
 """Default number of responses that `show` prints."""
 _ABOUT = ("episode", "reward", "kl", "weight_version", "trained")
 _READ = ("prompt_id", "prompt", "response", "finished", "response_tokens", *_ABOUT)
+_OF_EPISODES = ("sampled", "turns")
+"""Columns of jobs with an environment."""
 
 Table = Any
 """A pyarrow.Table, which has no type stubs."""
@@ -99,7 +101,7 @@ def show(options: argparse.Namespace) -> int:
         rows: list[str] = []
         for name in reversed(names(snapshot, options.episode)):
             left = max(options.limit - len(rows), 0)
-            rows += map(trajectory, read(snapshot, name, _READ).slice(0, left).to_pylist())
+            rows += map(trajectory, read(snapshot, name, _READ, _OF_EPISODES).slice(0, left).to_pylist())
             if len(rows) >= options.limit:
                 break
         return rows
@@ -146,16 +148,19 @@ def names(snapshot: "Snapshot", episode: int | None = None) -> list[str]:
     return episodes
 
 
-def read(snapshot: "Snapshot", name: str, fields: tuple[str, ...] | None = None) -> Table:
-    """An episode's table. Raises DamagedSnapshot, and InvalidJob for a table of another format, or one that would
-    decode to far more than its file."""
+def read(
+    snapshot: "Snapshot", name: str, fields: tuple[str, ...] | None = None, more: tuple[str, ...] = ()
+) -> Table:
+    """An episode's table: all of it, or the `fields` and what it has of `more`. Raises DamagedSnapshot, and InvalidJob
+    for a table of another format, or one that would decode to far more than its file."""
     arrow, parquet = package("pyarrow"), package("pyarrow.parquet")
     data = snapshot.blob(name)
     try:
         # On this thread: an Arrow thread that still holds a Python buffer when Python exits aborts the process.
         with parquet.ParquetFile(arrow.BufferReader(data), pre_buffer=False) as file:
             check_inflation(file.metadata, io.BytesIO(data), len(data))
-            return file.read(columns=fields and list(fields), use_threads=False)
+            there = [name for name in more if name in file.schema_arrow.names]
+            return file.read(columns=fields and [*fields, *there], use_threads=False)
     except (arrow.ArrowException, KeyError, ValueError) as error:
         raise InvalidJob([Problem(name, f"is not a readable episode: {error}")]) from error
 
@@ -164,9 +169,11 @@ def trajectory(row: Mapping[str, Any]) -> str:
     """One response, formatted for people."""
     figure = {key: _mean([row[key]] if row[key] is not None else []) for key in ("reward", "kl")}
     cut_off = "" if row["finished"] else ", cut off at the limit"
+    tokens = sum(row["sampled"]) if "sampled" in row else len(row["response_tokens"])
+    turns = f" in {row['turns']:.0f} turns" if "turns" in row else ""
     head = (
         f"episode {row['episode']}  prompt {row['prompt_id']}  reward {figure['reward']}  KL {figure['kl']}  "
-        f"{len(row['response_tokens'])} tokens{cut_off}  weights {row['weight_version']}  trained {_trained(row)}"
+        f"{tokens} tokens{turns}{cut_off}  weights {row['weight_version']}  trained {_trained(row)}"
     )
     return f"{head}\n{indented(row['prompt'], '  ')}\n{indented(row['response'], '  > ')}\n"
 

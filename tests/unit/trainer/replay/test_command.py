@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from tests.support import strict
-from tests.unit.trainer.replay.made import episode, words
+from tests.unit.trainer.replay.made import FLAGS, episode, with_replies, words
 
 from rlhf_api.host import parquet_pages
 from rlhf_api.sections.replay import Replay
@@ -103,6 +103,28 @@ def test_an_older_checkpoint_is_read_by_its_step(store, capsys):
     assert capsys.readouterr().out.count("episode 1  ") == 4
     assert cli.main(["replay", "show", str(store), "--step", "7"]) == 2
     assert "holds no checkpoint of step 7, but of 2, 3" in capsys.readouterr().err
+
+
+def test_episodes_of_several_turns_are_shown_and_exported_beside_others(tmp_path, capsys):
+    """As where a job got an environment. What is counted is what the policy said."""
+    committer = Committer.take_over(archive := Archive(tmp_path.as_uri()), Retention())
+    saver = Saver(Ranks(0, 1, torch.device("cpu")), archive, committer, committed=lambda _cut: None)
+    buffer = ReplayBuffer(REPLAY, words)
+    buffer.add(episode(1), 1)
+    buffer.add(with_replies(episode(2)), 2)
+    saver.begin(2, {}, {"model": {"weight": torch.ones(3)}.items()}, buffer.blobs(None))
+    saver.finish()
+    assert cli.main(["replay", "show", tmp_path.as_uri(), "--limit", "8"]) == 0
+    heads = [text.splitlines()[0] for text in capsys.readouterr().out.strip().split("\n\n")]
+    assert ["2 tokens in 2 turns" in head for head in heads] == [True, *[False] * 7]
+    assert "3 tokens in 2 turns" in heads[3]
+    assert not any("turns" in head for head in heads[4:])
+    for name in ("answers.parquet", "answers.jsonl"):
+        assert cli.main(["replay", "export", tmp_path.as_uri(), str(tmp_path / name)]) == 0
+    rows = pq.read_table(tmp_path / "answers.parquet").to_pylist()
+    assert [row["sampled"] for row in rows] == [*[None] * 4, *map(list, FLAGS)]
+    exported = map(json.loads, (tmp_path / "answers.jsonl").read_text().splitlines())
+    assert [row.get("turns") for row in exported] == [*[None] * 4, 2, 1, 1, 2]
 
 
 def test_show_of_a_job_without_a_reference_has_no_kl():
@@ -285,4 +307,5 @@ def test_the_sampler_in_the_docs_works(tmp_path, monkeypatch):
     best = {n: episode(n).columns["scores"].argsort(descending=True)[:2].tolist() for n in (1, 2)}
     assert picks == [(n, i) for n in (1, 2) for i in best[n]]
     keys = set(re.findall(r"`(\w+)`", PAGE.split("| key | value |")[1].split("\n\n")[0]))
-    assert keys == set(EpisodeReplayBuffer(episode(3), words).buffer[0])
+    of_episodes = set(EpisodeReplayBuffer(with_replies(episode(3)), words).buffer[0])
+    assert keys == of_episodes > set(EpisodeReplayBuffer(episode(3), words).buffer[0])
