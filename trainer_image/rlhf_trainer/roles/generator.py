@@ -37,6 +37,7 @@ from ..engines.vllm.serve.launch import (
     weight_options,
 )
 from ..process.addresses import interface, listen_host
+from ..process.gpu_turns import FOLDER, GpuTurns, own_gpus
 from ..process.role import run_role
 from ..process.settings import longest, model_source
 from ..transport import rdma
@@ -134,6 +135,14 @@ def part_of_gpu(config: RunConfig, memory: float) -> dict[str, JsonValue]:
     return {UTILIZATION: serving.utilization(memory)} if serving.left_open else {}
 
 
+def begin_turn(config: RunConfig) -> dict[str, str]:
+    """Waits until no trainer's rank computes on this process's GPUs; environment with which the server, once it sleeps,
+    lets them go on."""
+    turns = GpuTurns(Path(config.workdir, FOLDER), own_gpus(os.environ))
+    turns.begin(config.spec.generator.startup_timeout_seconds)
+    return turns.pass_on()
+
+
 def run(env: ProcessEnv) -> None:
     policy = model_source(env.config, "policy")
     if wrong := engine_problems(env.config.spec, Role.GENERATOR, policy.where, policy.path):
@@ -146,6 +155,8 @@ def run(env: ProcessEnv) -> None:
         log.warning("%s", reason)
     several = pods_each(env.config.spec, Role.GENERATOR) > 1
     own = group_environment(env.host, interface(env.host)) if several else {}
+    if env.config.takes_turns:
+        own |= begin_turn(env.config)
     module = FOLLOWER if env.rank else SERVER
     options = arguments(env.config, listen_host(env.host), env.port, memory, rank=env.rank, master=env.master)
     sys.stderr.flush()

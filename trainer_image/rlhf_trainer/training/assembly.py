@@ -1,6 +1,7 @@
 """Builds a manifest's models and tasks: load, check, wrap in DeepSpeed, connect."""
 
 import logging
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +28,7 @@ from ..models.pretrained.load import load_tokenizer, padding_id
 from ..models.trained_model import TrainedModel
 from ..ops import OpContext
 from ..process import faults, progress
+from ..process.gpu_turns import FOLDER, GpuTurns, own_gpus
 from ..process.settings import model_source
 from ..ranks.context import TrainerContext
 from ..ranks.ranks import Ranks
@@ -149,10 +151,19 @@ def make_rollouts(
     """Rollouts of whom the manifest says; `reward`: rank 0's client of what scores those ahead of training."""
     if ctx.spec.generator.shared_with_trainer:
         return TrainerRollouts(ctx, policy)
-    turns = config.takes_turns
-    sync, client = connect_generators(ctx, policy, takes_turns=turns) if ctx.services else (None, None)
-    weights = Publisher(ctx, policy, sync, takes_turns=turns)
+    turns = share_gpu(ctx) if config.takes_turns else None
+    sync, client = (
+        connect_generators(ctx, policy, takes_turns=turns is not None) if ctx.services else (None, None)
+    )
+    weights = Publisher(ctx, policy, sync, turns=turns)
     return GeneratorRollouts(ctx, Fleet(ctx, client, weights), weights, begin_scoring(reward))
+
+
+def share_gpu(ctx: TrainerContext) -> GpuTurns:
+    """The turns of this rank's GPU; of none, on a CPU."""
+    index = ctx.ranks.device.index
+    gpus = [] if index is None else own_gpus(os.environ)[index : index + 1]
+    return GpuTurns(ctx.workdir / FOLDER, gpus)
 
 
 def connect_generators(

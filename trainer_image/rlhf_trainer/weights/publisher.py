@@ -16,6 +16,8 @@ from rlhf_api.roles import Role
 
 from ..dispatch.roster import Stopped, Unavailable
 from ..models.trained_model import TrainedModel
+from ..process import progress
+from ..process.gpu_turns import GpuTurns
 from ..ranks.context import TrainerContext
 from .base import Base
 from .broadcaster import Broadcaster, BroadcastReport
@@ -42,16 +44,16 @@ class Publisher:
         policy: TrainedModel,
         sync: Broadcaster | None,
         *,
-        takes_turns: bool = False,
+        turns: GpuTurns | None = None,
     ) -> None:
-        """`sync` on rank 0 only. `takes_turns`: generators are on the trainer's GPUs, and sleep while it computes."""
+        """`sync` on rank 0 only. `turns`: those of this rank's GPU, where generators sleep while it computes."""
         self._ctx, self._policy, self._sync = ctx, policy, sync
         self._members: list[Member] = []
         self._refusals: Counter[str] = Counter()  # of the newest weights, by uid
         self._deadline = 0.0  # for generators that do not answer
         self._holders: dict[str, Member] = {}
         self._version = -1
-        self._takes_turns, self._changed = takes_turns, ""
+        self._turns, self._changed = turns, ""
         self._figures = {"broadcast_bytes": 0.0, "generators_paused_seconds": 0.0}
 
     def publish(self, version: int, committing: Callable[[], None]) -> None:
@@ -63,8 +65,9 @@ class Publisher:
             Unavailable: no generator took the weights within its start-up time, or all refused them three times.
             Stopped: the run is to stop, on every rank.
         """
-        if self._takes_turns:
+        if self._turns is not None:
             torch.cuda.empty_cache()  # the generators take what it frees
+            self._turns.end()
             distributed.barrier()
         self._refusals.clear()
         self._deadline = time.monotonic() + self._ctx.spec.generator.startup_timeout_seconds
@@ -84,9 +87,11 @@ class Publisher:
 
     def yield_gpus(self) -> None:
         """Has generators that take turns with the trainer give up their GPUs, and the weights with these: before the
-        next request they are published again. Returns on every rank once they have."""
-        if self._takes_turns:
+        next request they are published again. Returns on every rank once they have, and no engine starts there. Raises
+        TimeoutError where one does not end its start."""
+        if self._turns is not None:
             self._changed = self._ctx.ranks.broadcast_str(self._send_to_sleep)
+            self._turns.begin(self._ctx.spec.generator.startup_timeout_seconds, progress.sign)
 
     @property
     def version(self) -> int:
@@ -100,7 +105,7 @@ class Publisher:
 
     def changed(self) -> str:
         """Names of generators whose served weights differ from what was sent, with those weights; '' if none."""
-        if self._takes_turns:  # verified before they went to sleep
+        if self._turns is not None:  # verified before they went to sleep
             return self._changed
         return self._ctx.ranks.broadcast_str(lambda: self._sync.changed(self.holders) if self._sync else "")
 

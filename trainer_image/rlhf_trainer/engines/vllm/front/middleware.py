@@ -1,21 +1,28 @@
 """Outermost ASGI middleware of a vLLM server, whose calls reach all of its engines."""
 
 import asyncio
+import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from ....process import gpu_turns
+from ....weights.members import SLEEP
 from ..serve import watchdog
+from .asgi import call
 from .commit import Commit
 from .fence import Fence
 from .guard import App, Receive, Scope, Send, TokenGuard
 from .probes import Probes
 from .streams import TokenStreams
 
+log = logging.getLogger("vllm.rlhf")
+
 
 class Front(TokenGuard):
     """Token check, and behind it the fence against earlier trainers, the probes, the commit of new weights and the
     token streams. Starts the watchdog at server start, has calls reach all engines, and responses detokenized as the
-    trainer does it."""
+    trainer does it; an engine that takes turns with a trainer sleeps at once."""
 
     def __init__(self, app: App) -> None:
         super().__init__(Fence(Probes(Commit(TokenStreams(app)))))
@@ -28,7 +35,19 @@ class Front(TokenGuard):
             from .detokenizer import install  # imports vLLM, which this module is imported without
 
             install()
+            if gpu_turns.INHERITED in os.environ:
+                self._first_sleep = asyncio.create_task(begin_asleep(self.app, scope))
         await super().__call__(scope, receive, send)
+
+
+async def begin_asleep(app: App, scope: Scope) -> None:
+    """Sends a server that takes turns with a trainer to sleep, and then lets the trainer compute on its GPUs."""
+    try:
+        await call(app, {**scope, "type": "http", "headers": []}, "POST", SLEEP)
+    except Exception as error:  # any error of a server whose engine is dead, which the watchdog reports
+        log.error("the engine does not go to sleep: %s", error)
+    finally:
+        gpu_turns.release_inherited(os.environ)
 
 
 class Client(Protocol):

@@ -1,5 +1,6 @@
 """Sleep of an engine that takes turns with the trainer on one GPU: its memory is dropped while the trainer computes."""
 
+import asyncio
 import logging
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -29,22 +30,24 @@ class Sleep:
 
     def __init__(self, gate: Gate) -> None:
         self._gate, self.state = gate, State.AWAKE
+        self._lock = asyncio.Lock()
 
     async def begin(self, engine: "AsyncLLM") -> list[dict[str, Any]]:
         """Ends what is under way, has the workers check the weights that served, and drops these and the cache; returns
         the workers' `rlhf_release`. Nothing of all that for an engine that is not awake."""
-        if self.state is not State.AWAKE:
-            return []
-        self._gate.close()
-        try:
-            await engine.engine_core.pause_scheduler_async(mode="abort", clear_cache=True)
-        finally:
-            self._gate.release()
-        await self._gate.empty(GENERATES, lambda: engine.engine_core.pause_scheduler_async(mode="abort"))
-        released: list[dict[str, Any]] = await engine.collective_rpc("rlhf_release")
-        await engine.sleep(DROP_ALL)
-        self.state = State.ASLEEP
-        return released
+        async with self._lock:
+            if self.state is not State.AWAKE:
+                return []
+            self._gate.close()
+            try:
+                await engine.engine_core.pause_scheduler_async(mode="abort", clear_cache=True)
+            finally:
+                self._gate.release()
+            await self._gate.empty(GENERATES, lambda: engine.engine_core.pause_scheduler_async(mode="abort"))
+            released: list[dict[str, Any]] = await engine.collective_rpc("rlhf_release")
+            await engine.sleep(DROP_ALL)
+            self.state = State.ASLEEP
+            return released
 
     async def make_room(self, engine: "AsyncLLM") -> None:
         """Gives the engine memory for its weights, which are garbage until a commit."""
