@@ -22,7 +22,7 @@ NAMES = {
     "rlhf_trainer.extend": {
         *("Columns", "ComputeFn", "Loss", "LossFn", "MicroBatch", "OpContext", "Sequences"),
         *("pad", "response_mask", "sequence_sums", "to_tokens"),
-        *("EpisodeReplayBuffer", "Run", "Tracker"),
+        *("EpisodeReplayBuffer", "Run", "Step", "Tracker"),
     },
 }
 """A name that goes breaks the code of users."""

@@ -1,5 +1,6 @@
 """Names that other code imports of the trainer (docs/guides/extending.md); modules behind this one may move."""
 
+from .environments.step import Step
 from .metrics.builtin_trackers import Run, Tracker
 from .ops.context import ComputeFn, LossFn, OpContext
 from .replay.buffer import EpisodeReplayBuffer
@@ -17,6 +18,7 @@ __all__ = [
     "OpContext",
     "Run",
     "Sequences",
+    "Step",
     "Tracker",
     "pad",
     "response_mask",

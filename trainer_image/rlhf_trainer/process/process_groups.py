@@ -1,4 +1,4 @@
-"""Process groups of reward functions and programs, ended and waited for with all that they started.
+"""Process groups of a user's functions and programs, ended and waited for with all that they started.
 
 What a killed process leaves becomes a child of the nearest subreaper, else of the container's first process. One that
 never waits for it keeps its number for good, and a pod or a user may have only so many.
@@ -34,3 +34,11 @@ def _has_children(group: int) -> bool:
     except ChildProcessError:
         return False
     return True
+
+
+def how_ended(code: int) -> str:
+    """The end of a process with this exit code, in words that follow its name."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    hint = ", maybe for lack of memory" if code == -signal.SIGKILL else ""
+    return f"was ended by {signal.Signals(-code).name}{hint}"

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -188,7 +187,7 @@ class _Worker:
             await stdin.drain()
         line = await stdout.readline()
         if not line.endswith(b"\n"):
-            raise _Ended(f"the function's process {_how(await self._process.wait())}")
+            raise _Ended(f"the function's process {process_groups.how_ended(await self._process.wait())}")
         return line
 
     @property
@@ -198,10 +197,3 @@ class _Worker:
     async def end(self) -> None:
         """Kills the process and its children."""
         await process_groups.end(self._process)
-
-
-def _how(code: int) -> str:
-    if code >= 0:
-        return f"ended with exit code {code}"
-    hint = ", maybe for lack of memory" if code == -signal.SIGKILL else ""
-    return f"was ended by {signal.Signals(-code).name}{hint}"

@@ -11,21 +11,17 @@ import math
 import os
 import sys
 from collections.abc import Iterable, Mapping, Set
-from contextlib import suppress
 from numbers import Real
-from pathlib import Path
 from typing import Any, TextIO
 
 from rlhf_api.errors.problem import InvalidJob, show
 from rlhf_api.host.imports import described
-from rlhf_api.host.reaper import end_with_parent
 from rlhf_api.sections.reward import LARGEST_SCORE
 
 from ..process.imports import Function, import_function
+from ..process.worker_pipes import take_pipes
 
 FINE_GRAINED = "rewards of tokens need spec.reward.fineGrained: true"
-FIRST_TO_KILL = "1000"
-"""`oom_score_adj` of a worker: out of memory, the kernel kills a worker and not the server."""
 NO_SCORES = (str, bytes, bytearray, memoryview, Mapping, Set)
 """Iterables that hold no scores."""
 
@@ -100,15 +96,9 @@ def _checked(score: object, response: str, tokens: int | None) -> float | list[f
 
 def main() -> None:
     where, path, parent = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    # The function's own prints go to the log, and its stdin is empty: both pipes belong to the protocol.
-    calls, replies = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(FIRST_TO_KILL)
-    end_with_parent()
-    if os.getppid() != parent:
+    if (pipes := take_pipes(parent)) is None:
         return
+    calls, replies = pipes
     try:
         function = import_function(path, where)
     except InvalidJob as error:

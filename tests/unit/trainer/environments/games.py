@@ -1,0 +1,167 @@
+"""Environments of these tests: the class names say what each does."""
+
+import asyncio
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rlhf_trainer.environments.step import Step
+
+
+class Guess:
+    """A number from `low` to `high` is to be guessed; the row's `secret` is it."""
+
+    def __init__(self, low: int = 1, high: int = 9) -> None:
+        self._low, self._high = low, high
+
+    def reset(self, row: dict[str, Any]) -> str:
+        self._secret = int(row.get("secret", 5))
+        return f"A number from {self._low} to {self._high}?"
+
+    def step(self, message: dict[str, Any]) -> Step:
+        digits = "".join(c for c in message["content"] if c.isdigit())
+        guess = int(digits[:6] or 0)
+        if guess == self._secret:
+            return Step(reward=1.0, done=True)
+        return Step("Higher." if guess < self._secret else "Lower.", 0.25 if digits else 0.0)
+
+
+class AsyncGuess(Guess):
+    async def step(self, message: dict[str, Any]) -> Step:  # type: ignore[override]
+        await asyncio.sleep(0)
+        return super().step(message)
+
+
+class Calculator:
+    """TRL's shape: tools, and a reward that is read at the end."""
+
+    def reset(self, answer: str = "", **row: Any) -> str | None:
+        self.reward, self._answer = 0.0, answer
+        return row.get("hint")
+
+    def add(self, a: int, b: int) -> int:
+        """Adds two numbers.
+
+        Args:
+            a: The first.
+            b: The second.
+        """
+        self.reward += 0.5
+        return a + b
+
+    def fail(self) -> str:
+        """Raises."""
+        raise ValueError("no such thing")
+
+
+class NativeTools(Guess):
+    """Both a step and a tool."""
+
+    async def open_box(self, place: str) -> dict[str, str]:
+        """What a box holds.
+
+        Args:
+            place: Its name.
+        """
+        return {"place": place, "secret": str(self._secret)}
+
+
+class Misbehaves(Guess):
+    """Does what the turn's text says."""
+
+    def step(self, message: dict[str, Any]) -> Any:
+        match message["content"]:
+            case "hang":
+                time.sleep(3600)
+            case "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+                time.sleep(0.1)
+            case "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "exit":
+                sys.exit(3)
+            case "raise":
+                raise KeyError("grade")
+            case "refused":
+                raise ConnectionRefusedError("the database")
+            case "memory":
+                raise MemoryError
+            case "nan":
+                return Step("x", float("nan"))
+            case "infinite":
+                return "x", float("inf"), False
+            case "word":
+                return "x", "1", False
+            case "none":
+                return None
+            case "flood":
+                return Step("x" * (5 << 20))
+            case "print":
+                os.write(1, b"not a reply\n")
+                print("neither", flush=True)
+                return Step("printed")
+            case "assistant":
+                return Step([{"role": "assistant", "content": "I"}])
+            case "object":
+                return Step([{"role": "user", "content": "x", "more": object()}])
+            case "empty":
+                return Step([])
+        return super().step(message)
+
+
+class AsyncMisbehaves(Misbehaves):
+    async def step(self, message: dict[str, Any]) -> Any:
+        if message["content"] == "wait":
+            await asyncio.sleep(3600)
+        return super().step(message)
+
+
+class OpensOtherwise(Guess):
+    def reset(self, row: dict[str, Any]) -> str:
+        return super().reset(row) + str(random.random())
+
+
+class DiesOnce(Guess):
+    """Its process dies in the second turn of the first life; the row names the file that says so."""
+
+    def reset(self, row: dict[str, Any]) -> str:
+        self._mark, self._turn = Path(row["mark"]), 0
+        return super().reset(row)
+
+    def step(self, message: dict[str, Any]) -> Step:
+        self._turn += 1
+        if self._turn == 2 and not self._mark.exists():
+            self._mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(message)
+
+
+class Forgets(DiesOnce):
+    """Replies otherwise in another process."""
+
+    def step(self, message: dict[str, Any]) -> Step:
+        made = super().step(message)
+        return made._replace(messages=f"{made.messages} {os.getpid()}")
+
+
+class NoReset:
+    def step(self, _message: dict[str, Any]) -> Step:
+        return Step(done=True)
+
+
+class OnlyReset:
+    def reset(self, _row: dict[str, Any]) -> None:
+        return None
+
+
+class ToolWithoutTypes(OnlyReset):
+    def add(self, a, b):  # type: ignore[no-untyped-def]
+        return a + b
+
+
+def function(**_row: Any) -> None:
+    """Not a class."""

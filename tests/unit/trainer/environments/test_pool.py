@@ -1,0 +1,259 @@
+"""Worker processes of environments: both shapes of a class, and whatever a class does to its process."""
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import psutil
+import pytest
+
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_trainer.environments.pool import Worker, WorkerEnded, WorkerPool
+
+GAMES = "tests.unit.trainer.environments.games"
+LONG = 60.0
+
+
+@asynccontextmanager
+async def pool(name: str, size: int = 1, **settings: Any) -> AsyncIterator[WorkerPool]:
+    made = WorkerPool(f"{GAMES}:{name}", settings, size)
+    try:
+        await made.start()
+        yield made
+    finally:
+        await made.close()
+
+
+def say(text: str, episode: int = 0) -> dict[str, Any]:
+    return {"do": "step", "episode": episode, "text": text, "raw": text}
+
+
+def reset(episode: int = 0, **row: Any) -> dict[str, Any]:
+    return {"do": "reset", "episode": episode, "row": row}
+
+
+def end(episode: int = 0, *, cut: bool = False) -> dict[str, Any]:
+    return {"do": "end", "episode": episode, "cut": cut}
+
+
+def replies(name: str, *calls: dict[str, Any], **settings: Any) -> list[dict[str, Any]]:
+    async def play() -> list[dict[str, Any]]:
+        async with pool(name, **settings) as workers:
+            worker = await workers.free()
+            made = [await worker.call(call, LONG) for call in calls]
+            assert all(reply.pop("seconds") >= 0.0 for reply in made)
+            return made
+
+    return asyncio.run(play())
+
+
+def with_worker(name: str, then: Callable[[Worker], Awaitable[None]]) -> None:
+    async def play() -> None:
+        async with pool(name) as made:
+            await then(await made.free())
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("name", ["Guess", "AsyncGuess"])
+def test_a_class_with_step_replies_to_each_turn(name: str) -> None:
+    opening, low, lost, last = replies(name, reset(secret=7), say("3"), say("what?"), say("7"), low=2, high=8)
+    assert opening == {"messages": None, "text": "A number from 2 to 8?", "added": False}
+    assert low == {"messages": [{"role": "user", "content": "Higher."}], "reward": 0.25, "done": False}
+    assert lost["reward"] == 0.0
+    assert last == {"messages": "", "reward": 1.0, "done": True}
+
+
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call>'
+
+
+def test_a_class_of_trls_shape_has_its_tools_called_until_a_turn_calls_none() -> None:
+    opening, sums, answer, _ = replies(
+        "Calculator", reset(answer="5", prompt="2+3?", hint="Use tools."), say(CALL + CALL), say("5"), end()
+    )
+    assert opening == {"messages": None, "text": "Use tools.", "added": True}
+    assert sums["messages"] == [{"role": "tool", "name": "add", "content": "5"}] * 2
+    assert not sums["done"]
+    assert answer == {"messages": "", "reward": 1.0, "done": True}, "the sum of its two calls' rewards"
+
+
+def test_an_episode_that_is_cut_has_the_reward_so_far() -> None:
+    _, _, cut = replies("Calculator", reset(), say(CALL), end(cut=True))
+    assert cut == {"reward": 0.5}
+    _, _, native = replies("Guess", reset(), say("1"), end(cut=True))
+    assert native == {"reward": 0.0}, "the turns' rewards are known"
+
+
+def test_a_tool_that_cannot_be_called_replies_with_the_error() -> None:
+    calls = [
+        '{"name": "sum", "arguments": {}}',
+        '{"name": "add", "arguments": {"a": 2}}',
+        '{"name": "fail", "arguments": {}}',
+        '{"name": "reset", "arguments": {}}',
+        "{",
+    ]
+    text = "".join(f"<tool_call>{call}</tool_call>" for call in calls)
+    _, reply = replies("Calculator", reset(), say(text))
+    errors = [json.loads(message["content"])["error"] for message in reply["messages"]]
+    assert errors[0] == "there is no tool 'sum'; tools: add, fail"
+    assert errors[1] == "add: missing a required argument: 'b'"
+    assert errors[2] == "ValueError: no such thing"
+    assert errors[3].startswith("there is no tool 'reset'")
+    assert errors[4].startswith("the tool call is not valid JSON")
+
+
+def test_a_class_with_step_may_have_tools_too() -> None:
+    call = '<tool_call>{"name": "open_box", "arguments": {"place": "box"}}</tool_call>'
+    _, inside, last = replies("NativeTools", reset(secret=3), say(call), say("3"))
+    assert json.loads(inside["messages"][0]["content"]) == {"place": "box", "secret": "3"}
+    assert last["done"]
+
+
+def test_tools_are_described_by_their_types_and_docstrings() -> None:
+    async def schemas() -> list[dict[str, Any]]:
+        async with pool("Calculator") as made:
+            return made.schemas
+
+    add, fail = asyncio.run(schemas())
+    assert add["function"]["name"] == "add"
+    assert add["function"]["description"] == "Adds two numbers."
+    assert add["function"]["parameters"] == {
+        "type": "object",
+        "properties": {
+            "a": {"type": "integer", "description": "The first."},
+            "b": {"type": "integer", "description": "The second."},
+        },
+        "required": ["a", "b"],
+    }
+    assert fail["function"]["parameters"]["properties"] == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("raise", "step raised KeyError: 'grade' ("),
+        ("nan", "a reward must be a finite number of at most 1e+30; got NaN"),
+        ("infinite", "a reward must be a finite number of at most 1e+30; got Infinity"),
+        ("word", "a reward must be a finite number of at most 1e+30; got '1'"),
+        ("none", "step must return a Step, or (messages, reward, done); got null"),
+        ("flood", "step returned 5242884 characters, more than 4194304"),
+        ("assistant", "a reply has no message of the assistant"),
+        ("object", "the messages of step cannot be JSON: TypeError"),
+        ("empty", "step must return messages, at least one; got []"),
+    ],
+)
+def test_what_is_no_reply_ends_the_episode_with_its_reason(text: str, reason: str) -> None:
+    _, bad, other, good = replies("Misbehaves", reset(), say(text), reset(1), say("5", 1))
+    assert bad["error"].startswith(reason)
+    assert other["text"]
+    assert good["done"], "another episode of the same process goes on"
+
+
+@pytest.mark.parametrize("text", ["refused", "memory"])
+def test_an_error_of_the_machine_may_be_tried_again(text: str) -> None:
+    _, bad = replies("Misbehaves", reset(), say(text))
+    assert set(bad) == {"failed"}
+
+
+def test_prints_do_not_disturb_the_replies() -> None:
+    assert replies("Misbehaves", reset(), say("print"))[1]["messages"][0]["content"] == "printed"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("die", "was ended by SIGKILL, maybe for lack of memory"),
+        ("exit", "ended with exit code 3"),
+    ],
+)
+def test_a_process_that_ends_blames_the_call_under_way(text: str, reason: str) -> None:
+    async def play(worker: Worker) -> None:
+        await worker.call(reset(), LONG)
+        waiting = asyncio.ensure_future(worker.call(say(text), LONG))
+        await asyncio.sleep(0)
+        other = asyncio.ensure_future(worker.call(reset(1), LONG))
+        with pytest.raises(WorkerEnded, match=reason) as error:
+            await waiting
+        assert error.value.blamed
+        with pytest.raises(WorkerEnded) as innocent:
+            await other
+        assert not innocent.value.blamed, "it had not begun"
+        assert not worker.lives
+
+    with_worker("Misbehaves", play)
+
+
+@pytest.mark.parametrize("text", ["hang", "stop"])
+def test_a_process_that_hangs_is_killed(text: str) -> None:
+    async def play(worker: Worker) -> None:
+        await worker.call(reset(), LONG)
+        with pytest.raises(WorkerEnded, match=r"step took longer than 0\.5 s \(spec") as error:
+            await worker.call(say(text), 0.5)
+        assert error.value.blamed
+        assert not psutil.pid_exists(worker.pid)
+
+    with_worker("Misbehaves", play)
+
+
+def test_of_several_calls_at_once_the_late_one_is_to_blame() -> None:
+    async def play(worker: Worker) -> None:
+        await asyncio.gather(worker.call(reset(), LONG), worker.call(reset(1), LONG))
+        other = asyncio.ensure_future(worker.call(say("wait", 1), LONG))
+        with pytest.raises(WorkerEnded) as error:
+            await worker.call(say("wait"), 0.5)
+        assert error.value.blamed
+        with pytest.raises(WorkerEnded) as innocent:
+            await other
+        assert not innocent.value.blamed
+
+    with_worker("AsyncMisbehaves", play)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("Missing", "cannot be imported"),
+        ("function", "is a function, not a class"),
+        ("NoReset", "has no method reset"),
+        ("OnlyReset", "has neither a method step nor any tools"),
+        ("ToolWithoutTypes", "the tool add has no schema; give types"),
+    ],
+)
+def test_a_class_that_is_no_environment_is_refused_at_once(name: str, reason: str) -> None:
+    with pytest.raises(InvalidJob, match=reason) as error:
+        replies(name)
+    assert error.value.problems[0].where == "spec.environment.path"
+
+
+def test_settings_that_a_class_does_not_take_are_refused_at_once() -> None:
+    with pytest.raises(InvalidJob, match=r"does not take spec\.environment\.settings: .*'most'"):
+        replies("Guess", most=5)
+
+
+def test_episodes_are_spread_over_processes_that_end_with_the_pool() -> None:
+    async def play() -> list[int]:
+        async with pool("Guess", size=2) as made:
+            first = await made.free()
+            first.episodes += 1
+            second = await made.free()
+            second.episodes += 2
+            assert first is not second
+            assert await made.free() is first
+            assert all(psutil.pid_exists(worker.pid) for worker in (first, second))
+            return [first.pid, second.pid]
+
+    assert not any(map(psutil.pid_exists, asyncio.run(play())))
+
+
+def test_workers_do_not_get_the_jobs_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLHF_TOKEN", "secret")
+
+    async def environment() -> dict[str, str]:
+        async with pool("Guess") as made:
+            return psutil.Process((await made.free()).pid).environ()
+
+    assert "RLHF_TOKEN" not in asyncio.run(environment())
+    assert os.environ["RLHF_TOKEN"] == "secret"

@@ -1,0 +1,206 @@
+"""One episode of the user's class, whichever of two shapes it has. Imports no torch.
+
+A class with `step` is of our shape: `reset(row)` returns the opening, messages or a user's text, or None for the row's
+own prompt; `step(message)` returns a `Step`. Other classes are of TRL's: `reset(**row)` returns text that is added to
+the prompt, or None, and the reward is `get_reward()` or `reward` once the model's turn calls no tool. All other public
+methods are tools in both. Any method may be a coroutine.
+"""
+
+import inspect
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+from rlhf_api.errors.problem import show
+from rlhf_api.host.imports import described
+
+from .step import Step
+from .tool_calls import ToolCall, parse_calls
+
+NO_TOOLS = ("reset", "step", "get_reward", "close")
+"""Public methods that the model does not call."""
+Messages = list[dict[str, Any]]
+
+
+class Unfit(Exception):
+    """The class, or what it returned, is not what an environment is."""
+
+
+@dataclass(frozen=True)
+class Opening:
+    """How an episode opens: with `messages` in place of the row's prompt, or with `text`, a user's message in its place
+    or, if `added`, more text of its last one; with neither, as the row's prompt is."""
+
+    messages: Messages | None = None
+    text: str | None = None
+    added: bool = False
+
+
+def is_native(kind: type[Any]) -> bool:
+    return callable(getattr(kind, "step", None))
+
+
+def tools_of(kind: type[Any]) -> dict[str, Callable[..., Any]]:
+    """The class's tools by name."""
+    members = inspect.getmembers(kind, inspect.isfunction)
+    return {name: each for name, each in members if not name.startswith("_") and name not in NO_TOOLS}
+
+
+def schemas_of(kind: type[Any]) -> list[dict[str, Any]]:
+    """JSON schemas of the tools, as chat templates read them. Raises Unfit for one without types or docstring."""
+    if not (tools := tools_of(kind)):
+        return []
+    from transformers.utils.chat_template_utils import get_json_schema  # takes two seconds
+
+    made = list[dict[str, Any]]()
+    for name, tool in tools.items():
+        try:
+            schema = get_json_schema(tool)
+        except Exception as error:
+            message = (
+                f"the tool {name} has no schema; give types, and a docstring with Args: of each: {error}"
+            )
+            raise Unfit(message) from error
+        schema["function"]["parameters"]["properties"].pop("self", None)
+        made.append(schema)
+    return made
+
+
+def is_sync(kind: type[Any]) -> bool:
+    """True if no method is a coroutine: then calls of one process come one after another."""
+    return not any(inspect.iscoroutinefunction(each) for _, each in inspect.getmembers(kind))
+
+
+class EpisodeOfClass:
+    """An episode: `reset` once, `step` for each turn, `end` at last."""
+
+    def __init__(self, kind: type[Any], settings: Mapping[str, Any]) -> None:
+        self._own, self._native = kind(**settings), is_native(kind)
+        self._tools = {name: getattr(self._own, name) for name in tools_of(kind)}
+
+    async def reset(self, row: Mapping[str, Any]) -> Opening:
+        """Raises Unfit for anything but text, messages or None."""
+        made = await _result(self._own.reset(dict(row)) if self._native else self._own.reset(**row))
+        if made is None:
+            return Opening()
+        if isinstance(made, str):
+            return Opening(text=made, added=not self._native)
+        if not self._native:
+            raise Unfit(f"reset must return text or None; got {show(made)}")
+        return Opening(messages=_messages(made, "reset"))
+
+    async def step(self, text: str, raw: str) -> Step:
+        """The reply to a turn: `text` without special tokens, `raw` with them. Tools that it calls are run; the model
+        reads what they return or raise. Raises Unfit for no valid reply."""
+        if self._tools and (calls := parse_calls(raw)):
+            return Step([await self._called(call) for call in calls])
+        if not self._native:
+            return Step(reward=await self._reward(), done=True)
+        made = await _result(self._own.step({"role": "assistant", "content": text}))
+        if not isinstance(made, tuple) or len(made) != 3:
+            raise Unfit(f"step must return a Step, or (messages, reward, done); got {show(made)}")
+        messages, reward, done = made
+        if not isinstance(done, bool):
+            raise Unfit(f"done must be True or False; got {show(done)}")
+        if done:
+            return Step(reward=checked_reward(reward), done=True)
+        messages = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+        return Step(_messages(messages, "step"), checked_reward(reward))
+
+    async def end(self, *, cut: bool) -> float:
+        """Closes the environment. The reward that an episode which a limit `cut` has besides those of its turns."""
+        reward = await self._reward() if cut and not self._native else 0.0
+        if callable(close := getattr(self._own, "close", None)):
+            try:
+                await _result(close())
+            except Exception as error:  # the episode has ended, with its reward
+                print(f"close raised {described(error)}", file=sys.stderr, flush=True)
+        return reward
+
+    async def _reward(self) -> float:
+        if callable(get := getattr(self._own, "get_reward", None)):
+            return checked_reward(await _result(get()))
+        if not hasattr(self._own, "reward"):
+            raise Unfit("has neither step, nor get_reward or reward")
+        return checked_reward(self._own.reward)
+
+    async def _called(self, call: ToolCall) -> dict[str, Any]:
+        reply = {"role": "tool", "name": call.name, "content": ""}
+        tool = self._tools.get(call.name)
+        if call.problem or tool is None:
+            known = ", ".join(self._tools)
+            return reply | {
+                "content": _error(call.problem or f"there is no tool {call.name!r}; tools: {known}")
+            }
+        try:
+            bound = inspect.signature(tool).bind(**call.arguments)
+        except TypeError as error:
+            return reply | {"content": _error(f"{call.name}: {error}")}
+        try:
+            made = await _result(tool(*bound.args, **bound.kwargs))
+            return reply | {"content": made if isinstance(made, str) else json.dumps(made, default=str)}
+        except MemoryError:
+            raise
+        except Exception as error:
+            return reply | {"content": _error(f"{type(error).__name__}: {error}")}
+
+
+def check_class(kind: Any, settings: Mapping[str, Any]) -> None:
+    """Raises Unfit for what is no environment, or does not take the settings."""
+    if not inspect.isclass(kind):
+        raise Unfit(f"is a {type(kind).__name__}, not a class")
+    if not callable(getattr(kind, "reset", None)):
+        raise Unfit("has no method reset")
+    if not is_native(kind) and not tools_of(kind):
+        raise Unfit("has neither a method step nor any tools")
+    try:
+        inspect.signature(kind).bind(**settings)
+    except TypeError as error:
+        raise Unfit(f"does not take spec.environment.settings: {error}") from None
+    except ValueError:  # a class without a signature
+        return
+
+
+def checked_reward(value: Any) -> float:
+    """A finite number, also of NumPy's and of torch's. Raises Unfit for anything else."""
+    single = value.item() if getattr(value, "ndim", None) == 0 else value
+    try:
+        number = float(single) if isinstance(single, Real) else math.nan
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number) or abs(number) > LARGEST_REWARD:
+        raise Unfit(f"a reward must be a finite number of at most {LARGEST_REWARD:g}; got {show(single)}")
+    return number
+
+
+LARGEST_REWARD = 1e30
+"""Of one turn: sums of them stay finite in float32."""
+
+
+def _messages(made: Any, method: str) -> Messages:
+    """Raises Unfit for anything but a list of messages with JSON in them."""
+    if not isinstance(made, Sequence) or isinstance(made, str | bytes) or not made:
+        raise Unfit(f"{method} must return messages, at least one; got {show(made)}")
+    for each in made:
+        if not isinstance(each, Mapping) or not all(
+            isinstance(each.get(key), str) for key in ("role", "content")
+        ):
+            raise Unfit(f"a message of {method} must have role and content, both text; got {show(each)}")
+        if each["role"] == "assistant" and method == "step":
+            raise Unfit(f"a reply has no message of the assistant; got {show(each)}")
+    try:
+        return [dict(each) for each in json.loads(json.dumps([dict(each) for each in made]))]
+    except (TypeError, ValueError, RecursionError) as error:
+        raise Unfit(f"the messages of {method} cannot be JSON: {described(error)}") from None
+
+
+def _error(message: str) -> str:
+    return json.dumps({"error": message[:1000]})
+
+
+async def _result(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value

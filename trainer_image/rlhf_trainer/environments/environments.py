@@ -1,0 +1,217 @@
+"""The environments of the responses under way: begun at the first turn's end, found again by prompt and response, and
+played again from the response's tokens where one is lost.
+"""
+
+import asyncio
+import logging
+import math
+from array import array
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from itertools import count
+
+from rlhf_api.sections.environment import Environment
+
+from ..data.encode import TooLong
+from ..dispatch.outcomes import Refused
+from ..tensors.records import Outcome, Prompt
+from .live_episode import EpisodeEnded, EpisodeFailed, LiveEpisode, Reply
+from .pool import WorkerEnded, WorkerPool
+from .record import Turn, turns_of
+from .rendering import Rendering
+
+log = logging.getLogger(__name__)
+
+Key = tuple[str, int]
+"""A prompt's id, and the index of one of its responses."""
+
+
+class Otherwise(Exception):
+    """Played again, the environment replies otherwise than the response's tokens say."""
+
+
+@dataclass(frozen=True)
+class Next:
+    """What comes after a turn: `context` tokens and another turn, or the episode's `end` and its outcome, or its first
+    turn, if it is to begin `anew`."""
+
+    context: "array[int]"
+    end: str | None = None
+    outcome: Outcome | None = None
+    anew: bool = False
+
+
+class Environments:
+    """On one event loop. At most `parallel` episodes live at once: further ones wait. Those that nobody is `holding`
+    make way, to be played again later.
+
+    A worker that dies or hangs is replaced, and its episodes are played again there from their record: all replies must
+    be those in the response's tokens, else the episode begins anew. The one whose call was under way may have that
+    `retries` times; then it ends without a reward.
+    """
+
+    def __init__(self, section: Environment, rendering: Rendering, pool: WorkerPool) -> None:
+        self._section, self._rendering, self._pool = section, rendering, pool
+        self._numbers = count()
+        self._episodes = dict[Key, LiveEpisode]()
+        self._waiting: dict[Key, tuple[array[int], asyncio.Future[Next]]] = {}
+        """Turns that an environment replies to, with the response's tokens up to there."""
+        self._failures: Counter[Key] = Counter()
+        self._held = set[str]()
+        self._reserved = 0
+        self._freed = asyncio.Event()
+        self._ending = set[asyncio.Future[None]]()
+
+    @contextmanager
+    def holding(self, prompt_id: str) -> Iterator[None]:
+        """Meanwhile the episodes of this prompt do not make way for others."""
+        self._held.add(prompt_id)
+        try:
+            yield
+        finally:
+            self._held.discard(prompt_id)
+            self._freed.set()
+
+    async def open(self, prompt: Prompt) -> Prompt:
+        """The prompt with the tokens of its opening, by the environment of its first response. Raises Refused where
+        that fails, and InvalidJob where no prompt can be opened so."""
+        key = prompt.id, 0
+        while True:
+            try:
+                episode = self._episodes.get(key)
+                if episode is None or not episode.worker.lives or episode.read:
+                    episode = await self._begun(key, prompt)
+                return replace(prompt, tokens=episode.opened.tokens)
+            except (WorkerEnded, EpisodeFailed) as error:
+                if self._gives_up(key, error):
+                    raise Refused(str(error)) from None
+            except (EpisodeEnded, TooLong) as error:
+                raise Refused(str(error)) from None
+
+    def reply(
+        self, prompt: Prompt, index: int, tokens: "array[int]", sampled: "array[int]"
+    ) -> "asyncio.Future[Next]":
+        """What comes after the last turn of a response; `tokens` and `sampled` as in `Rollout`. The future is the same
+        for each call with these tokens until `take`: who waits for it may be cancelled, the environment is not."""
+        key = prompt.id, index
+        if key in self._waiting and self._waiting[key][0] != tokens:
+            self._waiting.pop(key)[1].cancel()
+        if key not in self._waiting:
+            turns = turns_of(tokens, sampled)
+            self._waiting[key] = tokens[:], asyncio.ensure_future(self._next(key, prompt, turns, len(tokens)))
+        return self._waiting[key][1]
+
+    def take(self, prompt: Prompt, index: int) -> Next:
+        """The result of `reply`, once it is there."""
+        return self._waiting.pop((prompt.id, index))[1].result()
+
+    async def close(self) -> None:
+        """Ends all worker processes."""
+        await self._pool.close()
+
+    async def _next(self, key: Key, prompt: Prompt, turns: list[Turn], length: int) -> Next:
+        while True:
+            try:
+                episode = await self._current(key, prompt, turns)
+                return await self._replied(key, episode, turns[-1], length)
+            except (WorkerEnded, EpisodeFailed) as error:
+                if self._gives_up(key, error):
+                    return self._ended(key, "stop", _problem(str(error), len(turns)))
+            except EpisodeEnded as error:
+                return self._ended(key, "stop", _problem(str(error), len(turns)))
+            except Otherwise:
+                log.info("an episode of prompt %s begins anew: its environment replies otherwise", prompt.id)
+                self._forget(key)
+                return Next(array("i"), anew=True)
+
+    async def _replied(self, key: Key, episode: LiveEpisode, turn: Turn, length: int) -> Next:
+        reply = await episode.step(turn)
+        section = self._section
+        if len(reply.tokens) >= section.max_tokens:
+            message = f"a reply has {len(reply.tokens)} tokens, as many as spec.environment.maxTokens or more"
+            raise EpisodeEnded(message)
+        cut = episode.turns >= section.turns or length + len(reply.tokens) >= section.max_tokens
+        if reply.done or cut:
+            outcome = await episode.end(cut=not reply.done)
+            return self._ended(key, "stop" if reply.done else "length", outcome)
+        return Next(array("i", reply.tokens))
+
+    async def _current(self, key: Key, prompt: Prompt, turns: list[Turn]) -> LiveEpisode:
+        """The episode, which has read all turns but the last one."""
+        record = array("i", [token for turn in turns[:-1] for token in (*turn.sampled, *turn.reply)])
+        episode = self._episodes.get(key)
+        if episode is None or not episode.worker.lives or episode.read != record:
+            episode = await self._begun(key, prompt)
+            for turn in turns[:-1]:
+                await self._play_again(episode, turn)
+        if episode.opened.tokens != prompt.tokens:
+            message = "reset opened otherwise than before for the same row; seed what is random by the row"
+            raise EpisodeEnded(message)
+        return episode
+
+    async def _play_again(self, episode: LiveEpisode, turn: Turn) -> None:
+        reply: Reply = await episode.step(turn)
+        if reply.done or [*reply.tokens] != [*turn.reply]:
+            raise Otherwise
+
+    async def _begun(self, key: Key, prompt: Prompt) -> LiveEpisode:
+        self._forget(key)
+        while len(self._episodes) + self._reserved >= self._section.parallel:
+            if idle := next((each for each in self._episodes if each[0] not in self._held), None):
+                self._forget(idle)
+                continue
+            self._freed.clear()
+            await self._freed.wait()
+        self._reserved += 1
+        try:
+            worker = await self._pool.free()
+        finally:
+            self._reserved -= 1
+        worker.episodes += 1
+        episode = LiveEpisode(worker, next(self._numbers), self._rendering, self._section)
+        self._episodes[key] = episode
+        try:
+            await episode.begin(prompt)
+        except BaseException:
+            self._forget(key)
+            raise
+        return episode
+
+    def _ended(self, key: Key, end: str, outcome: Outcome) -> Next:
+        self._failures.pop(key, None)
+        self._forget(key, closed=not outcome.problem)
+        return Next(array("i"), end, outcome)
+
+    def _gives_up(self, key: Key, error: Exception) -> bool:
+        """Counts a failure; True after the last retry."""
+        self._forget(key)
+        if not isinstance(error, WorkerEnded) or error.blamed:
+            self._failures[key] += 1
+            log.warning("an environment of prompt %s failed (%d): %s", key[0], self._failures[key], error)
+        if self._failures[key] <= self._section.retries:
+            return False
+        del self._failures[key]
+        return True
+
+    def _forget(self, key: Key, *, closed: bool = False) -> None:
+        """Drops an episode and, unless it is `closed`, closes its environment, without waiting for that."""
+        episode = self._episodes.pop(key, None)
+        self._freed.set()
+        if episode is None:
+            return
+        episode.worker.episodes -= 1
+        if not closed and episode.worker.lives:
+            ending = asyncio.ensure_future(_quietly(episode))
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
+
+
+async def _quietly(episode: LiveEpisode) -> None:
+    with suppress(WorkerEnded, EpisodeFailed, EpisodeEnded):
+        await episode.close()
+
+
+def _problem(reason: str, turns: int) -> Outcome:
+    return Outcome(math.nan, turns, problem=reason)

@@ -1,0 +1,101 @@
+"""One episode in a worker: what the environment has read of a response, and its replies as tokens."""
+
+import asyncio
+import math
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.sections.environment import Environment
+
+from ..tensors.records import Outcome, Prompt
+from .adapter import Unfit
+from .pool import Worker
+from .record import Turn
+from .rendering import Opened, Rendering
+
+
+class EpisodeFailed(Exception):
+    """The environment failed at this call; another life of the episode may not."""
+
+
+class EpisodeEnded(Exception):
+    """The episode has no reward, for this reason, which another life would have too."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The environment's reply to a turn: `tokens` that follow it, none if the episode is `done`."""
+
+    tokens: Sequence[int]
+    done: bool
+
+
+class LiveEpisode:
+    """`begin` once, then `step` for each turn in order, and `end`. Each raises WorkerEnded where the process does, and
+    EpisodeFailed and EpisodeEnded."""
+
+    def __init__(self, worker: Worker, number: int, rendering: Rendering, section: Environment) -> None:
+        self.worker, self._number, self._rendering, self._section = worker, number, rendering, section
+        self.opened = Opened((), conversation=False)
+        self.read = array("i")
+        """Tokens of the response that the environment has read, with its replies to them."""
+        self._rewards = list[tuple[int, float]]()
+        self._seconds = 0.0
+
+    async def begin(self, prompt: Prompt) -> None:
+        """Resets the environment; `opened` is how the episode opens."""
+        opening = await self._call(do="reset", row=dict(prompt.row))
+        try:
+            self.opened = await asyncio.to_thread(self._rendering.open, prompt, opening)
+        except Unfit as error:
+            raise EpisodeEnded(str(error)) from None
+
+    async def step(self, turn: Turn) -> Reply:
+        """The reply to a turn that follows all that was `read`."""
+        before = (*self.opened.tokens, *self.read)
+        text, raw = await asyncio.to_thread(self._rendering.texts, before, turn.sampled)
+        made = await self._call(do="step", text=text, raw=raw)
+        tokens: Sequence[int] = ()
+        if not made["done"]:
+            try:
+                tokens = await asyncio.to_thread(
+                    self._rendering.reply, self.opened, turn.sampled, made["messages"]
+                )
+            except (Unfit, InvalidJob) as error:
+                raise EpisodeEnded(str(error)) from None
+        self._rewards.append((turn.end - 1, made["reward"]))
+        self.read += array("i", [*turn.sampled, *tokens])
+        return Reply(tokens, made["done"])
+
+    async def end(self, *, cut: bool) -> Outcome:
+        """Closes the environment; `cut`: a limit ended the episode."""
+        more = (await self._call(do="end", cut=cut))["reward"]
+        *first, (place, last) = self._rewards
+        rewards = (*first, (place, last + more))
+        return Outcome(math.fsum(reward for _, reward in rewards), len(rewards), rewards)
+
+    async def close(self) -> None:
+        """Closes the environment of an episode that goes on elsewhere, or not at all."""
+        await self._call(do="end", cut=False)
+
+    @property
+    def turns(self) -> int:
+        """Number of turns that the environment has read."""
+        return len(self._rewards)
+
+    async def _call(self, **call: Any) -> Mapping[str, Any]:
+        reply = await self.worker.call({"episode": self._number, **call}, self._section.turn_seconds)
+        if "failed" in reply:
+            raise EpisodeFailed(reply["failed"])
+        if "error" in reply:
+            raise EpisodeEnded(reply["error"])
+        self._seconds += reply["seconds"]
+        if self._seconds > (most := self._section.seconds):
+            reason = (
+                f"the episode's calls took {self._seconds:.0f} s, more than {most} (spec.environment.seconds)"
+            )
+            raise EpisodeEnded(reason)
+        return reply

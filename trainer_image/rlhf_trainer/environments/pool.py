@@ -1,0 +1,197 @@
+"""Pool of worker processes of environments, each with many episodes; calls from one event loop."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Mapping
+from itertools import count
+from typing import Any, Self
+
+from rlhf_api.errors.problem import InvalidJob, Problem
+
+from ..process import process_groups
+
+FIELD = "spec.environment.path"
+START_SECONDS = 300.0
+"""Deadline of a worker process to import the class, seconds."""
+LONGEST_LINE = 64 << 20
+"""Maximum size of a reply in bytes, which the worker itself keeps far below."""
+SECRETS = ("RLHF_TOKEN",)
+"""Variables that workers do not get: an environment may run what the model writes."""
+
+
+class WorkerEnded(Exception):
+    """The worker ended, or was killed, before its reply. `blamed`: over this call, as far as is known: it was under way
+    when the process ended by itself, or took too long."""
+
+    def __init__(self, reason: str, *, blamed: bool) -> None:
+        super().__init__(reason)
+        self.blamed = blamed
+
+
+class Worker:
+    """One process. A class without coroutines gets one call at a time, so that each has its whole time."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process, self._numbers = process, count()
+        self._replies = dict[int, asyncio.Future[dict[str, Any]]]()
+        self._turns: asyncio.Lock | None = None
+        self._ended = ""
+        self._reading: asyncio.Future[None] | None = None
+        self.episodes = 0
+        """Number of episodes that live in it."""
+        self.schemas: list[dict[str, Any]] = []
+
+    @classmethod
+    async def start(cls, path: str, settings: Mapping[str, Any]) -> Self:
+        """Raises InvalidJob where the class cannot be imported or is no environment, WorkerEnded where the process ends
+        over it."""
+        pipe = asyncio.subprocess.PIPE
+        command = (sys.executable, "-P", "-m", "rlhf_trainer.environments.worker")
+        worker = cls(
+            await asyncio.create_subprocess_exec(
+                *(*command, path, json.dumps(dict(settings)), str(os.getpid())),
+                stdin=pipe,
+                stdout=pipe,
+                limit=LONGEST_LINE,
+                process_group=0,
+                env={name: value for name, value in os.environ.items() if name not in SECRETS},
+            )
+        )
+        try:
+            await worker._get_ready()
+        except BaseException:
+            await worker.end("it did not start")
+            raise
+        worker._reading = asyncio.ensure_future(worker._read())
+        return worker
+
+    @property
+    def lives(self) -> bool:
+        return not self._ended and self._process.returncode is None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def call(self, message: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        """Sends a call and waits for the reply. Raises WorkerEnded: a worker that takes longer is killed."""
+        if self._turns is None:
+            return await self._call(message, seconds)
+        async with self._turns:
+            return await self._call(message, seconds)
+
+    async def end(self, reason: str) -> None:
+        """Kills the process and its children."""
+        self._ended = self._ended or reason
+        await process_groups.end(self._process)
+        if self._reading is not None:
+            self._reading.cancel()
+        self._fail(blamed=False)
+
+    async def _call(self, message: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        if not self.lives:
+            raise WorkerEnded(self._ended or "the environment's process has ended", blamed=False)
+        number = next(self._numbers)
+        reply = self._replies[number] = asyncio.get_running_loop().create_future()
+        stdin = self._process.stdin
+        assert stdin is not None
+        try:
+            stdin.write(json.dumps({"id": number, **message}, separators=(",", ":")).encode() + b"\n")
+            async with asyncio.timeout(seconds):
+                answer: dict[str, Any] = await reply
+                return answer
+        except TimeoutError:
+            self._replies.pop(number, None)
+            reason = f"{message['do']} took longer than {seconds:g} s (spec.environment.turnSeconds)"
+            await self.end(f"the environment's process was ended since another {reason}")
+            raise WorkerEnded(reason, blamed=True) from None
+        finally:
+            self._replies.pop(number, None)
+
+    async def _read(self) -> None:
+        stdout = self._process.stdout
+        assert stdout is not None
+        reason = "the environment's process wrote to the pipe of its replies"
+        try:
+            while (line := await stdout.readline()).endswith(b"\n"):
+                reply = json.loads(line)
+                future = self._replies.get(reply.pop("id"))
+                if future is not None and not future.done():
+                    future.set_result(reply)
+            reason = f"the environment's process {process_groups.how_ended(await self._process.wait())}"
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            AttributeError,
+            TypeError,
+        ):  # a line that is none of ours, or too long
+            pass
+        by_itself, self._ended = not self._ended, self._ended or reason
+        self._fail(blamed=by_itself)
+        await process_groups.end(self._process)
+
+    def _fail(self, *, blamed: bool) -> None:
+        for future in self._replies.values():
+            if not future.done():
+                future.set_exception(WorkerEnded(self._ended, blamed=blamed))
+
+    async def _get_ready(self) -> None:
+        stdout = self._process.stdout
+        assert stdout is not None
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                line = await stdout.readline()
+        except TimeoutError:
+            raise WorkerEnded(f"it was not imported within {START_SECONDS:g} s", blamed=True) from None
+        if not line.endswith(b"\n"):
+            how = process_groups.how_ended(await self._process.wait())
+            raise WorkerEnded(f"the environment's process {how} while it was imported", blamed=True)
+        reply = json.loads(line)
+        if "invalid" in reply:
+            raise InvalidJob([Problem(FIELD, str(reply["invalid"]))])
+        self.schemas = reply["schemas"]
+        self._turns = asyncio.Lock() if reply["sync"] else None
+
+
+class WorkerPool:
+    """Up to `size` workers of a class, started on demand: a first one by `start`, which imports the class."""
+
+    def __init__(self, path: str, settings: Mapping[str, Any], size: int) -> None:
+        self._path, self._settings, self._size = path, settings, size
+        self._workers = list[Worker]()
+        self._starting = asyncio.Lock()
+        self._keeping: asyncio.Future[None] | None = None
+        self.schemas: list[dict[str, Any]] = []
+        """JSON schemas of the class's tools."""
+
+    async def start(self) -> None:
+        """Raises InvalidJob where the class cannot be imported or is none, RuntimeError if the process ends over it."""
+        self._keeping = asyncio.ensure_future(self._keep())
+        try:
+            self.schemas = (await self.free()).schemas
+        except WorkerEnded as error:
+            raise RuntimeError(f"{FIELD}: {self._path!r} was not imported: {error}") from None
+
+    async def free(self) -> Worker:
+        """The worker with the fewest episodes, maybe a new one. Raises as `Worker.start`."""
+        async with self._starting:
+            self._workers = [worker for worker in self._workers if worker.lives]
+            if not any(worker.episodes == 0 for worker in self._workers) and len(self._workers) < self._size:
+                self._workers.append(await Worker.start(self._path, self._settings))
+            return min(self._workers, key=lambda worker: worker.episodes)
+
+    async def close(self) -> None:
+        """Kills all workers."""
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.gather(self._keeping, return_exceptions=True)
+
+    async def _keep(self) -> None:
+        """Kills the workers when the event loop's tasks are cancelled at its end, as this one then is."""
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            await asyncio.gather(*(worker.end("the run has ended") for worker in self._workers))

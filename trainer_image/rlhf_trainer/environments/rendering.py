@@ -1,0 +1,114 @@
+"""Openings and replies of environments as tokens, and turns of the model as text."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+from transformers import PreTrainedTokenizerBase
+
+from rlhf_api.dataset.rows import Message, PromptRow
+from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.sections.data import Data
+
+from ..data.chat import arguments_of
+from ..data.encode import encode_prompt
+from ..data.stop_strings import StopStrings
+from ..data.text import continued_text
+from ..tensors.records import Prompt
+from .adapter import Unfit
+from .tail import check_replies, reply_tokens
+
+
+@dataclass(frozen=True)
+class Opened:
+    """How an episode opens: its prompt's tokens; whether it is a conversation, and the arguments of the chat template
+    that its replies are rendered with."""
+
+    tokens: tuple[int, ...]
+    conversation: bool
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Rendering:
+    """Of one job. On any thread."""
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        data: Data,
+        ends: Sequence[int],
+        stops: StopStrings,
+        tools: Sequence[Mapping[str, Any]],
+    ) -> None:
+        """`ends`: tokens that end a turn; `stops`: strings that do; `tools`: schemas of the environment's tools."""
+        self._tokenizer, self._data, self._ends, self._stops = tokenizer, data, ends, stops
+        self._tools = [dict(tool) for tool in tools]
+        self._checked = False
+
+    def open(self, prompt: Prompt, opening: Mapping[str, Any]) -> Opened:
+        """The prompt as the environment opens it; `opening`: the fields of an `adapter.Opening`.
+
+        Raises Unfit for messages that are none, and InvalidJob where the chat template cannot render them or the tools,
+        or they are too long.
+        """
+        row = PromptRow.model_validate(dict(prompt.row))
+        row = row.model_copy(update={"prompt": _opened(row.prompt, opening)})
+        if self._tools:
+            if isinstance(row.prompt, str):
+                message = (
+                    "tools of an environment are offered by a chat template; make the prompts conversations"
+                )
+                raise InvalidJob([Problem("spec.data", message)])
+            tools = row.template_arguments({}).get("tools") or []
+            row = row.model_copy(update={"tools": [*tools, *self._tools]})
+        arguments = arguments_of(self._tokenizer, row, self._data)
+        conversation = row.is_conversation
+        if conversation and not self._checked:
+            check_replies(self._tokenizer, arguments, tools=bool(self._tools))
+            self._checked = True
+        encoded = encode_prompt(self._tokenizer, row.prompt, self._data.max_prompt_length, arguments)
+        return Opened(encoded.prompt, conversation, arguments)
+
+    def reply(self, opened: Opened, turn: Sequence[int], messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """The tokens of a reply to a turn. Raises Unfit for messages that are none or have no tokens, InvalidJob where
+        the chat template does not render them."""
+        arguments, conversation = opened.arguments, opened.conversation
+        tokens = reply_tokens(
+            self._tokenizer, turn, self._ends, _checked(messages), arguments, conversation=conversation
+        )
+        if not tokens:
+            raise Unfit("the environment's reply has no tokens")
+        return tokens
+
+    def texts(self, before: Sequence[int], turn: Sequence[int]) -> tuple[str, str]:
+        """A turn as text without special tokens and without the stop string that ends it, and with all that was
+        sampled; `before`: the tokens before it."""
+        raw = continued_text(self._tokenizer, before, turn, skip_special_tokens=False)
+        return self._stops.text(before, turn), raw
+
+
+def _opened(prompt: str | list[Message], opening: Mapping[str, Any]) -> str | list[Message]:
+    """The row's prompt as the environment changes it. A user's text in its place keeps a system prompt."""
+    messages, text = opening["messages"], opening["text"]
+    if messages is not None:
+        return _checked(messages)
+    if text is None:
+        return prompt
+    text = str(text)
+    if isinstance(prompt, str):
+        return prompt + text if opening["added"] else text
+    if not opening["added"]:
+        return [
+            *(message for message in prompt[:1] if message.role == "system"),
+            Message(role="user", content=text),
+        ]
+    *first, last = prompt
+    return [*first, Message.model_validate({**last.for_template(), "content": (last.content or "") + text})]
+
+
+def _checked(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+    try:
+        return [Message.model_validate(dict(message)) for message in messages]
+    except ValidationError as error:
+        raise Unfit(f"the environment's messages are none: {error.errors()[0]['msg']}") from None

@@ -1,0 +1,15 @@
+"""What an environment's `step` returns."""
+
+from typing import Any, NamedTuple
+
+
+class Step(NamedTuple):
+    """The environment's reply to one turn of the model; a plain tuple of the same three is as good.
+
+    `messages`: what the model reads next, in the OpenAI format, or the text of a user's message; not read where the
+    episode is `done`. `reward`: a finite number, of this turn; an episode's reward is the sum of its turns'.
+    """
+
+    messages: list[dict[str, Any]] | str = ""
+    reward: float = 0.0
+    done: bool = False
