@@ -9,6 +9,7 @@ costs nothing: under this bound, every prompt of the first episode must be train
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from rlhf_api.spec import Spec
 
@@ -95,18 +96,24 @@ class EpisodesAhead:
         if self._asks:
             works = [self._begun(work, oldest) for work in self._fresh(prompts)]
             for work, prompt in zip(works, prompts, strict=True):
-                work.prompt, work.ended = prompt, self._ended
+                work.prompt, work.ended = self._opened(work, prompt), self._ended
                 for response in work.responses:
                     if response.end:  # in a snapshot
-                        self._ended(prompt, response)
+                        self._ended(work.prompt, response)
             self._requests.answered |= {work.prompt.id: work for work in works if work.is_complete}
             self._requests.waiting += longest_first(work for work in works if not work.is_complete)
+
+    def _opened(self, work: PartialRollout, prompt: Prompt) -> Prompt:
+        """The prompt, with the tokens by which an environment opened the responses of `work`, if they are begun."""
+        opened = self._spec.environment is not None and work.begun
+        return replace(prompt, tokens=work.prompt.tokens) if opened else prompt
 
     def _begun(self, fresh: PartialRollout, oldest: int) -> PartialRollout:
         """The responses that a snapshot holds of a prompt, to be continued; `fresh` if the job now asks for another
         number of responses, for shorter or younger ones, or the prompt has changed."""
         work, longest = self._restored.pop(fresh.prompt.id, fresh), self._spec.longest_response
-        same = work.prompt.tokens == fresh.prompt.tokens and len(work.responses) == len(fresh.responses)
+        same = self._opened(work, fresh.prompt).tokens == work.prompt.tokens
+        same = same and len(work.responses) == len(fresh.responses)
         fits = all(
             len(response.tokens) <= longest and min(response.versions, default=oldest) >= oldest
             for response in work.responses

@@ -55,6 +55,8 @@ class Fleet:
         assert self._ctx.services is not None
         assert self._client is not None
         role = self._ctx.spec.generator
+        for work in works:
+            work.closing = lambda: switches.closing and not switches.keep
         started = start_round(
             self._ctx.services.http,
             self._client,

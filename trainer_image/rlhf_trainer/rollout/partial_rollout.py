@@ -64,6 +64,17 @@ class Response:
         self.logprobs += array("f", [0.0]) * len(tokens)
         self.versions += self.versions[-1:] * len(tokens)
 
+    @property
+    def turn_start(self) -> int:
+        """Number of tokens before the present turn, which are none of a response of one turn."""
+        return self.sampled.tobytes().rfind(b"\0") + 1
+
+    def cut(self, length: int) -> None:
+        """Removes the tokens after the first `length` ones."""
+        del self.kept[sum(count for count in self.kept_counts[:length] if count > 0) :]
+        for each in (self.tokens, self.logprobs, self.versions, self.sampled, self.kept_counts):
+            del each[length:]
+
     def finish(self, reason: str) -> None:
         """Marks the response as complete. Raises ValueError for a reason not in ENDS, and for a response without
         tokens.
@@ -86,6 +97,11 @@ def nobody(_prompt: Prompt, _response: Response) -> None:
     """`ended` of responses that nobody waits for one by one."""
 
 
+def never() -> bool:
+    """`closing` of responses whose round is not closed."""
+    return False
+
+
 @dataclass
 class PartialRollout:
     """The responses to one prompt. One request at a time extends them, on the event loop's thread."""
@@ -100,6 +116,10 @@ class PartialRollout:
     """True if tokens come with their sampling masks, where training replays them."""
     ended: Ended = nobody
     """Called with the prompt and each of its responses when that has ended."""
+    most: int | None = None
+    """Most tokens of a response, all turns and replies; None: as many as one turn has."""
+    closing: Callable[[], bool] = never
+    """True once its round is closed: then no response begins another turn."""
 
     @classmethod
     def begin(

@@ -69,7 +69,11 @@ class VllmClient:
         if work.begun:
             parts = [self._continue(member, work, index, progress) for index in work.unfinished]
         else:
-            changes = {"seed": request_seed(self._seed, work.prompt.id), "n": len(work.responses)}
+            changes = {
+                "seed": request_seed(self._seed, work.prompt.id),
+                "n": len(work.responses),
+                "max_tokens": self._most(work, work.responses[0]),
+            }
             request = self._asked.model_copy(update=changes)
             parts = [self._stream(member, work, range(len(work.responses)), request, progress)]
         tasks = [asyncio.ensure_future(part) for part in parts]
@@ -86,21 +90,26 @@ class VllmClient:
     async def _continue(
         self, member: Member, work: PartialRollout, index: int, progress: Callable[[], None]
     ) -> None:
-        if work.penalties.presence or work.penalties.frequency:
-            # Penalties count the response's tokens, but the server would treat these as part of the prompt.
-            work.responses[index] = Response()
         response = work.responses[index]
+        if work.penalties.presence or work.penalties.frequency:
+            # Penalties count the turn's tokens, but the server would treat these as part of the prompt.
+            response.cut(response.turn_start)
         so_far = len(response.tokens)
-        if so_far >= self._asked.max_tokens:  # all tokens came, but not the finish reason
+        if so_far >= self._most(work, response):  # all tokens came, but not the finish reason
             response.finish("length")
             work.ended(work.prompt, response)
             return
         changes = {
             "seed": request_seed(self._seed, f"{work.prompt.id}/{index}/{so_far}"),
-            "max_tokens": self._asked.max_tokens - so_far,
-            "min_tokens": max(0, self._asked.min_tokens - so_far),
+            "max_tokens": self._most(work, response) - so_far,
+            "min_tokens": max(0, self._asked.min_tokens - so_far + response.turn_start),
         }
         await self._stream(member, work, [index], self._asked.model_copy(update=changes), progress)
+
+    def _most(self, work: PartialRollout, response: Response) -> int:
+        """Most tokens that the response has at the end of its present turn."""
+        most = response.turn_start + self._asked.max_tokens
+        return most if work.most is None else min(most, work.most)
 
     async def _stream(
         self,
@@ -129,7 +138,8 @@ class VllmClient:
                     for frame in reader.feed(part):
                         response = work.responses[indices[frame.response]]
                         last = self._completing(work.prompt.tokens, response, frame, begun)
-                        self._add(response, last or frame, masked=request.kept > 0)
+                        most = self._most(work, response)
+                        self._add(response, last or frame, most, masked=request.kept > 0)
                         if response.end:
                             work.ended(work.prompt, response)
                         if last:
@@ -149,22 +159,24 @@ class VllmClient:
         self, prompt: Sequence[int], response: Response, frame: Frame, begun: int
     ) -> Frame | None:
         """The start of a frame up to the token that completes a stop string whose first characters were sampled before
-        this request; `begun`: tokens of the response before this request. None if there is none."""
-        if self._stops is None or not begun:
+        this request, in the same turn; `begun`: tokens of the response before this request. None if there is none."""
+        start = response.turn_start
+        if self._stops is None or begun <= start:
             return None
-        there, tokens = len(response.tokens), list(response.tokens)
-        for count in range(1, min(len(frame.tokens), begun + self._stops.window - there) + 1):
+        before = (*prompt, *response.tokens[:start]) if start else prompt
+        there, tokens = len(response.tokens) - start, list(response.tokens[start:])
+        for count in range(1, min(len(frame.tokens), begun - start + self._stops.window - there) + 1):
             tokens.append(frame.tokens[count - 1])
-            if there + count > self._asked.min_tokens and self._stops.ending(prompt, tokens) is not None:
+            if there + count > self._asked.min_tokens and self._stops.ending(before, tokens) is not None:
                 return frame.ending(count)
         return None
 
-    def _add(self, response: Response, frame: Frame, *, masked: bool) -> None:
-        """Appends a frame's tokens. Raises ValueError for more tokens than requested, for fewer where their number ends
-        the response, and for unknown ones."""
+    def _add(self, response: Response, frame: Frame, most: int, *, masked: bool) -> None:
+        """Appends a frame's tokens. Raises ValueError for more tokens than requested, `most` of the response, for fewer
+        where their number ends it, and for unknown ones."""
         if (highest := max(max(ids, default=0) for ids in (frame.tokens, frame.kept))) >= self._vocabulary:
             raise ValueError(f"token id {highest} is outside the vocabulary of {self._vocabulary}")
-        count, most = len(response.tokens) + len(frame.tokens), self._asked.max_tokens
+        count = len(response.tokens) + len(frame.tokens)
         if response.end is not None or count > most:
             raise ValueError(f"{count} tokens of a response that had ended, or that has at most {most}")
         if frame.kind is Kind.LENGTH and count < most:

@@ -14,11 +14,15 @@ from rlhf_api.contract.run import RunConfig
 from rlhf_api.dataset.rows import Row
 from rlhf_api.graph import POLICY, Model
 from rlhf_api.rules.own_algorithm import resolve
+from rlhf_api.sections.environment import Environment
 from rlhf_api.sections.model import CreateModel
 
 from .. import ops
 from ..data.encode import end_tokens
 from ..data.stop_strings import StopStrings
+from ..environments.environments import Environments
+from ..environments.pool import WorkerPool
+from ..environments.rendering import Rendering
 from ..export.model_files import INITIAL, renamed_into_place
 from ..graph.learner import Learner
 from ..models.average import MovingAverage
@@ -32,11 +36,13 @@ from ..process.gpu_turns import FOLDER, GpuTurns, own_gpus
 from ..process.settings import model_source
 from ..ranks.context import TrainerContext
 from ..ranks.ranks import Ranks
+from ..rollout.engine_client import EngineClient
 from ..rollout.fleet import Fleet
 from ..rollout.from_generators import GeneratorRollouts
 from ..rollout.from_trainer import TrainerRollouts
 from ..rollout.remote import Remote, begin_scoring
 from ..rollout.rollouts import Rollouts
+from ..rollout.turns_client import TurnsClient
 from ..rollout.vllm_client import VllmClient
 from ..scoring.reward_client import RewardClient
 from ..updates.updates import PretrainingText
@@ -168,7 +174,7 @@ def share_gpu(ctx: TrainerContext) -> GpuTurns:
 
 def connect_generators(
     ctx: TrainerContext, policy: TrainedModel, *, takes_turns: bool
-) -> tuple[Broadcaster, VllmClient]:
+) -> tuple[Broadcaster, EngineClient]:
     """Rank 0's broadcast of weights and client of the engine."""
     assert ctx.services is not None
     spec, services = ctx.spec, ctx.services
@@ -182,12 +188,36 @@ def connect_generators(
         takes_turns=takes_turns,
         fault=faults.point,
     )
+    ends = end_tokens(ctx.tokenizer, policy.generation_config, spec.sampling)
     client = VllmClient(
         services.http,
         sampling=spec.sampling,
         seed=spec.seed,
-        ends=end_tokens(ctx.tokenizer, policy.generation_config, spec.sampling),
+        ends=ends,
         stops=StopStrings(ctx.tokenizer, spec.sampling.stop),
         vocabulary=policy.vocabulary,
     )
-    return sync, client
+    if spec.environment is None:
+        return sync, client
+    ctx.report(activity=f"{STARTING}: importing the environment")
+    return sync, services.http.run(play_turns(ctx, spec.environment, client, ends))
+
+
+async def play_turns(
+    ctx: TrainerContext, section: Environment, engine: EngineClient, ends: Sequence[int]
+) -> TurnsClient:
+    """A client whose responses are episodes with the job's environment, in worker processes until the end of the event
+    loop. Raises InvalidJob where its class cannot be imported or is none."""
+    pool = WorkerPool(section.path, section.settings, section.workers)
+    await pool.start()
+    stops = StopStrings(ctx.tokenizer, ctx.spec.sampling.stop)
+    rendering = Rendering(ctx.tokenizer, ctx.spec.data, ends, stops, pool.schemas)
+    environments = Environments(section, rendering, pool)
+    return TurnsClient(
+        engine,
+        environments,
+        sampling=ctx.spec.sampling,
+        ends=ends,
+        stops=stops,
+        most=section.max_tokens,
+    )

@@ -1,0 +1,173 @@
+"""Episodes of several turns: where a turn ends, the environment replies, and the engine goes on with the next."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from rlhf_api.contract.run import Member
+from rlhf_api.sections.sampling import Sampling
+
+from ..data.stop_strings import StopStrings
+from ..dispatch.outcomes import Interrupted
+from ..environments.environments import Environments
+from ..tensors.records import Prompt
+from .engine_client import EngineClient
+from .partial_rollout import PartialRollout, Response
+
+POLL_SECONDS = 0.5
+"""Interval at which who waits for an environment signs progress, seconds: the generator is not late meanwhile."""
+
+
+class TurnsClient:
+    """An engine's client whose responses are episodes: `engine` samples each turn, as a response that it continues.
+    Implements `EngineClient`.
+
+    The responses to a prompt go on independently; the first turns of all are one request. Where new weights or a lost
+    generator interrupt a turn, the response keeps its tokens and the environment waits for the next call.
+    """
+
+    def __init__(
+        self,
+        engine: EngineClient,
+        environments: Environments,
+        *,
+        sampling: Sampling,
+        ends: Sequence[int],
+        stops: StopStrings,
+        most: int,
+    ) -> None:
+        """`ends` and `stops`: what ends a turn; `most`: tokens of an episode after its prompt."""
+        self._engine, self._environments, self._most = engine, environments, most
+        self._longest, self._ends, self._stops = sampling.max_new_tokens, frozenset(ends), stops
+
+    async def ask(self, member: Member, work: PartialRollout, progress: Callable[[], None]) -> PartialRollout:
+        """Plays the episodes to their ends."""
+        with self._environments.holding(work.prompt.id):
+            if not work.begun:
+                opening = asyncio.ensure_future(self._environments.open(work.prompt))
+                try:
+                    if not await _wait(opening, work, progress):
+                        raise Interrupted
+                finally:
+                    opening.cancel()
+                work.prompt = opening.result()
+            await self._play_all(member, work, progress)
+        if not work.is_complete:
+            raise Interrupted
+        return work
+
+    async def listens(self, member: Member) -> bool:
+        return await self._engine.listens(member)
+
+    async def _play_all(self, member: Member, work: PartialRollout, progress: Callable[[], None]) -> None:
+        fresh = not work.begun
+        begun = [asyncio.Event() for _ in work.responses]
+        tasks = [
+            asyncio.ensure_future(self._play(member, work, index, begun[index], progress, fresh=fresh))
+            for index in work.unfinished
+        ]
+        if fresh:
+            places = {id(response): index for index, response in enumerate(work.responses)}
+
+            def ended(_prompt: Prompt, response: Response) -> None:
+                response.end = None
+                begun[places[id(response)]].set()
+
+            first = replace(work, responses=[*work.responses], ended=ended, most=self._most)
+            tasks.append(asyncio.ensure_future(self._sample(member, first, progress)))
+            tasks[-1].add_done_callback(lambda _: _set(begun))
+        else:
+            _set(begun)
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _play(
+        self,
+        member: Member,
+        work: PartialRollout,
+        index: int,
+        begun: asyncio.Event,
+        progress: Callable[[], None],
+        *,
+        fresh: bool,
+    ) -> None:
+        """One episode, from its present turn on; `fresh`: its first turn is sampled elsewhere, until `begun`. Returns
+        early where it is interrupted."""
+        await begun.wait()
+        while (response := work.responses[index]).end is None:
+            if not self._is_over(work.prompt, response):
+                if fresh or work.closing():
+                    return
+                await self._sample_next(member, work, index, progress)
+                if not self._is_over(work.prompt, response):
+                    return
+            fresh = False
+            if not await self._reply(work, index, progress):
+                return
+
+    async def _reply(self, work: PartialRollout, index: int, progress: Callable[[], None]) -> bool:
+        """Has the environment reply to the last turn; False if the round is closed before it has."""
+        response = work.responses[index]
+        reply = self._environments.reply(work.prompt, index, response.tokens, response.sampled)
+        if not await _wait(reply, work, progress):
+            return False
+        following = self._environments.take(work.prompt, index)
+        if following.anew:
+            work.responses[index] = Response()
+        elif following.end is None:
+            response.add_context(following.context)
+        else:
+            response.outcome = following.outcome
+            response.finish(following.end)
+            work.ended(work.prompt, response)
+        return True
+
+    async def _sample_next(
+        self, member: Member, work: PartialRollout, index: int, progress: Callable[[], None]
+    ) -> None:
+        """Samples the rest of a response's present turn."""
+        response = work.responses[index]
+
+        def ended(_prompt: Prompt, response: Response) -> None:
+            response.end = None
+
+        prompt = replace(work.prompt, id=f"{work.prompt.id}/{index}")  # which seeds the request
+        turn = replace(work, prompt=prompt, responses=[response], ended=ended, most=self._most)
+        await self._sample(member, turn, progress)
+
+    async def _sample(self, member: Member, turn: PartialRollout, progress: Callable[[], None]) -> None:
+        with suppress(Interrupted):  # its turns may be over all the same
+            await self._engine.ask(member, turn, progress)
+
+    def _is_over(self, prompt: Prompt, response: Response) -> bool:
+        """True if the present turn has all its tokens."""
+        start = response.turn_start
+        turn = response.tokens[start:]
+        if not turn:
+            return False
+        if turn[-1] in self._ends or len(turn) >= self._longest or len(response.tokens) >= self._most:
+            return True
+        if not self._stops.strings:
+            return False
+        return self._stops.ending((*prompt.tokens, *response.tokens[:start]), turn) is not None
+
+
+def _set(events: Sequence[asyncio.Event]) -> None:
+    for event in events:
+        event.set()
+
+
+async def _wait(future: "asyncio.Future[Any]", work: PartialRollout, progress: Callable[[], None]) -> bool:
+    """Waits for a future, which goes on if this is cancelled; False if the round is closed before."""
+    while not future.done():
+        if work.closing():
+            return False
+        await asyncio.wait([future], timeout=POLL_SECONDS)
+        progress()
+    return True
