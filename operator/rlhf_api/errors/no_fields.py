@@ -5,9 +5,13 @@ from .similar import plain
 _ANSWERS = (
     # by itself
     (
-        "use_vllm vllm_mode hybrid_engine colocate_all_models rollout.name rollout.mode "
+        "use_vllm vllm_mode hybrid_engine rollout.name rollout.mode "
         "use_transformers_paged cache_implementation",
-        "remove it: vLLM generates, unless spec.generator.sharedWithTrainer is true",
+        "remove it: vLLM generates, on GPUs of its own or, by spec.placement, on the trainer's",
+    ),
+    (
+        "vllm_enable_sleep_mode vllm_enable_sleep deepspeed_enable_sleep free_cache_engine",
+        "remove it: vLLM sleeps while the trainer computes where spec.placement has them share GPUs in turns",
     ),
     (
         "vllm_server_host vllm_server_port vllm_server_base_url vllm_group_port vllm_sync_backend "
@@ -167,10 +171,6 @@ _ANSWERS = (
     (
         "push_to_hub hub_model_id hub_strategy hub_token hub_private_repo",
         "upload policy/ of the work directory yourself: it is in Hugging Face format",
-    ),
-    (
-        "vllm_enable_sleep_mode vllm_enable_sleep deepspeed_enable_sleep free_cache_engine",
-        "an engine keeps its weights and its memory; spec.generator.engineArguments bounds that",
     ),
     ("vf_coef", "the critic has a loss and an optimizer of its own: spec.optimizer.criticLearningRate"),
     (

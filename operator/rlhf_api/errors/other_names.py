@@ -153,6 +153,7 @@ _NAMES = {
     ),
     "spec.weights": "weight_broadcast checkpoint_engine",
     "spec.weights.bucketMegabytes": "update_weights_bucket_megabytes",
+    "spec.placement": "colocate_all_models",
     "spec.rollout.maxStaleness": "max_async_level max_off_policy_steps async_train async_queue_size",
     "spec.rollout.importance": (
         "rollout_is vllm_importance_sampling_correction vllm_importance_sampling_mode "

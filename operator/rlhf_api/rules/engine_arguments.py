@@ -37,7 +37,7 @@ REFUSED = {
     **dict.fromkeys(("enable-lora", "lora-modules", "default-mm-loras"), _ADAPTERS),
     **dict.fromkeys(("revision", "code-revision", "tokenizer-revision", "hf-config-path"), _COMMIT),
     "logits-processors": "changes what is sampled, and training knows nothing of it",
-    "enable-sleep-mode": "lets the engine drop weights that the trainer sent, and nothing sends them again",
+    "enable-sleep-mode": "lets others drop the trainer's weights; the job sets it where both share GPUs in turns",
     "grpc": "serves no HTTP, by which the trainer asks",
 }
 """Options that break what a role does beside vLLM -> the reason. `untriedEngineArguments` does not allow them."""

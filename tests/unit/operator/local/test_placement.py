@@ -1,18 +1,22 @@
 """`spec.placement` on this machine: what is decided, what is said of it, and what processes read of it."""
 
 import os
+import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
+import yaml
 from tests.unit.api.manifests import job
 from tests.unit.api.shared import AHEAD, EIGHT, GRPO, H200, LARGE, REFERENCE, SMALL
 
 from rlhf_api.errors.problem import InvalidJob
-from rlhf_api.manifest.load import from_cluster
+from rlhf_api.manifest.load import from_cluster, parse
 from rlhf_operator.local import gpus
 from rlhf_operator.local.placement import Placement, decide, foresee
 from rlhf_operator.verbs.submit import as_written
 
+PAGE = Path(__file__).parents[4] / "docs" / "guides" / "one-gpu.md"
 SHARED, SEPARATE = "spec.placement=shared", "spec.placement=separate"
 
 
@@ -136,3 +140,13 @@ def test_on_a_cluster_shared_gpus_are_refused_by_the_command_and_by_the_operator
 def test_a_trainer_alone_has_no_placement() -> None:
     with pytest.raises(InvalidJob, match=r"spec.placement: applies only to roles that may share"):
         job("spec.algorithm=sft", "spec.ppo={}", SHARED)
+
+
+def test_the_page_about_one_gpu_is_what_a_run_says() -> None:
+    text = PAGE.read_text()
+    (written,) = re.findall(r"^```yaml\n(.*?)^```", text, flags=re.S | re.M)
+    decision, refusal = re.findall(r"^```text\n(.*?)\n```", text, flags=re.S | re.M)
+    assert list(decide(parse(yaml.safe_load(written)).spec, ["0"], {}, 80e9).lines) == decision.splitlines()
+    with pytest.raises(InvalidJob) as error:
+        placed(1, SHARED, size=LARGE, memory=150e9)
+    assert str(error.value) == refusal
