@@ -46,11 +46,6 @@ def _of_one_turn(spec: Spec) -> Iterator[Problem]:
     if spec.reward.fine_grained:
         message = "is not supported with spec.environment, whose rewards are of turns already; use false"
         yield Problem("spec.reward.fineGrained", f"{message}; got true")
-    if spec.evaluation is not None:
-        message = (
-            "is not supported with spec.environment: held-out prompts would get one response, and no replies"
-        )
-        yield Problem("spec.evaluation", f"{message}; remove it")
     settings = settings_of(spec)
     if isinstance(settings, PolicyGradient) and settings.overlong_buffer:
         where = f"spec.{to_camel(algorithm_of(spec).name)}.overlongBuffer"

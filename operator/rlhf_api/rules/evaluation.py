@@ -13,8 +13,13 @@ def problems(spec: Spec, *, sampled: bool) -> Iterator[Problem]:
     section = spec.evaluation
     if section is None:
         return
-    if sampled and section.function is None:
+    if sampled and section.function is None and spec.environment is None:
         yield Problem("spec.evaluation.function", "is required and missing: it judges the responses")
+    if sampled and section.function is not None and spec.environment is not None and not spec.has_reward:
+        message = (
+            "runs in the reward role, and the job has none: the environment's rewards judge held-out episodes"
+        )
+        yield Problem("spec.evaluation.function", f"{message}; remove it; got {show(section.function)}")
     if not sampled:
         yield from _of_responses("spec.evaluation", section, spec.algorithm)
         for i, evaluation_set in enumerate(section.sets or ()):

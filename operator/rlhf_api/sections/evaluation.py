@@ -47,8 +47,9 @@ class Evaluation(Frozen):
     sets: tuple[EvaluationSet, ...] | None = Field(None, min_length=1, max_length=64)
     """Several named sets, instead of `data`."""
     function: ImportPath | None = None
-    """`(prompts, responses, rows) -> list of float`; its mean is the metric. Required if responses are sampled;
-    otherwise neither it nor any field about sampling may be set."""
+    """`(prompts, responses, rows) -> list of float`; its mean is the metric. Required if responses are sampled, but
+    with `spec.environment`: then its rewards are the scores without a function. Otherwise neither it nor any field
+    about sampling may be set."""
     every_steps: Positive = 10
     samples: Positive = 1
     """Responses to each prompt; with several, best-of-k is reported too."""

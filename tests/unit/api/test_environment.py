@@ -25,7 +25,10 @@ REFUSED = [
     (("spec.generator.sharedWithTrainer=true",), "spec.generator.sharedWithTrainer", "use false; got true"),
     (("spec.replay.streamDataLoaderType=dynamic",), "spec.replay.streamDataLoaderType", "use fixed"),
     (("spec.reward.fineGrained=true",), "spec.reward.fineGrained", "are of turns already"),
-    (("spec.evaluation={data: [a], function: 'a:b'}",), "spec.evaluation", "no replies; remove it"),
+    (
+        ("spec.evaluation={data: [a], function: 'a:b'}", "spec.model.reward=null", "spec.reward={}"),
+        *("spec.evaluation.function", "the environment's rewards judge held-out episodes; remove it"),
+    ),
     (("spec.ppo.overlongBuffer=9",), "spec.ppo.overlongBuffer", "in the environment itself; use 0; got 9"),
     (("spec.algorithm=a:B", "spec.ppo={}"), "spec.environment", "the graph of 'a:B' is its own"),
     (("spec.algorithm=sft", "spec.ppo={}"), "spec.environment", "applies only to sampled responses"),
@@ -55,6 +58,14 @@ def test_what_contradicts_episodes_is_refused(given, where, message):
 def test_rewards_of_a_role_that_the_job_lacks_are_refused():
     with pytest.raises(InvalidJob, match=r"spec.reward.scale: .* the environment's rewards are the scores"):
         job(*ALONE, "spec.reward.scale=2.0")
+
+
+def test_held_out_episodes_are_judged_by_the_environment_or_a_function_beside_other_rewards():
+    held_out = "spec.evaluation={data: [a]}"
+    assert job(*ALONE, held_out).spec.evaluation.function is None
+    assert job(PLAYS, "spec.evaluation={data: [a], function: 'a:b'}").spec.evaluation.function == "a:b"
+    with pytest.raises(InvalidJob, match=r"spec.evaluation.function: is required and missing"):
+        job(held_out)
 
 
 def test_how_many_episodes_may_fail_is_the_rewards_own_limit():

@@ -96,7 +96,7 @@ def run(env: ProcessEnv) -> None:
     ]
     fine = section.fine_grained
     parts = {Part.FUNCTIONS: Functions(tokenizer, seconds, functions, fine_grained=fine, stop=stop)}
-    if spec.evaluation is not None:
+    if spec.evaluation is not None and spec.evaluation.function is not None:
         entry = RewardFunction.model_validate({"name": "evaluation", "function": spec.evaluation.function})
         judge = loop.run(kinds.start("spec.evaluation", entry))
         parts[Part.JUDGE] = Functions(tokenizer, seconds, [judge], stop=stop)

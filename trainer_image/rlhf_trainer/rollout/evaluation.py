@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import nan
 from typing import Any
 
 import torch
@@ -43,8 +44,8 @@ def evaluate(
     *,
     first: bool = False,
 ) -> list[dict[str, Any]]:
-    """Metrics of each held-out set, on the rank that has the judge. A set that cannot be judged has the reason as
-    `failed`, and a mean of NaN. A collective.
+    """Metrics of each held-out set, on the rank that has the judge; of episodes without a judge, whose scores are their
+    rewards, on rank 0. A set that cannot be judged has the reason as `failed`, and a mean of NaN. A collective.
 
     Raises Stopped, on every rank; and InvalidJob if this is the `first` evaluation and the job's own function is at
     fault: later that does not end the training.
@@ -102,23 +103,14 @@ class _Judged:
 
 
 def _judged(ctx: TrainerContext, judge: Judge | None, responses: Responses, *, first: bool) -> _Judged | None:
-    """The scores, on the rank that has the judge. The others wait for it: they must not begin the next set where it was
+    """The scores, on the rank that judges. The others wait for it: they must not begin the next set where it was
     stopped. Raises Stopped on every rank."""
-    rollouts, judged = responses.rollouts, list[_Judged]()
-
-    def scored(judge: Judge) -> _Judged:
-        if not rollouts:
-            return _Judged(torch.zeros(0), "; ".join(dict.fromkeys(responses.refused.values())))
-        try:
-            return _Judged(judge(pack(rollouts), [dict(r.prompt.row) for r in rollouts]))
-        except (Unscored, Unavailable, ScoringFailed, InvalidJob) as error:
-            if first and isinstance(error, InvalidJob):
-                raise
-            return _Judged(torch.full((len(rollouts),), torch.nan), str(error))
+    judged = list[_Judged]()
+    judges = ctx.ranks.first if judge is None and _by_environment(ctx) else judge is not None
 
     def stopped() -> bool:
         try:
-            judged.extend([scored(judge)] if judge else ())
+            judged.extend([_scored(judge, responses, first=first)] if judges else ())
         except Stopped:
             return True
         return False
@@ -126,6 +118,36 @@ def _judged(ctx: TrainerContext, judge: Judge | None, responses: Responses, *, f
     if ctx.ranks.agree(stopped):
         raise Stopped("stopped while held-out responses were judged")
     return judged[0] if judged else None
+
+
+def _by_environment(ctx: TrainerContext) -> bool:
+    """True if the rewards of episodes are the scores, since the job has no function that judges them."""
+    return ctx.spec.evaluation is not None and ctx.spec.evaluation.function is None
+
+
+def _scored(judge: Judge | None, responses: Responses, *, first: bool) -> _Judged:
+    """The judge's scores, without one the environment's; an episode that ended with a problem has none."""
+    rollouts = responses.rollouts
+    problems = [r.outcome.problem if r.outcome else "" for r in rollouts]
+    whole, scores = (
+        [i for i, problem in enumerate(problems) if not problem],
+        torch.full((len(rollouts),), nan),
+    )
+    if not whole:
+        return _Judged(scores, "; ".join(dict.fromkeys([*responses.refused.values(), *problems])))
+    try:
+        scores[whole] = _ask(judge, [rollouts[i] for i in whole])
+    except (Unscored, Unavailable, ScoringFailed, InvalidJob) as error:
+        if first and isinstance(error, InvalidJob):
+            raise
+        return _Judged(scores, str(error))
+    return _Judged(scores)
+
+
+def _ask(judge: Judge | None, rollouts: Sequence[Rollout]) -> Tensor:
+    if judge is not None:
+        return judge(pack(rollouts), [dict(r.prompt.row) for r in rollouts])
+    return torch.tensor([r.outcome.reward if r.outcome else nan for r in rollouts])
 
 
 def _sample(ctx: TrainerContext, rollout: Rollout, score: float) -> dict[str, Any]:

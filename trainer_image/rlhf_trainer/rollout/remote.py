@@ -32,7 +32,7 @@ class Remote:
     nodes: Mapping[str, RemoteCall] = field(default_factory=dict)
     """The calls, by the names of the graph's nodes that they answer."""
     judge: Judge | None = None
-    """Scores of an evaluation set."""
+    """Scores of an evaluation set, by the job's own function."""
     reward: RewardClient | None = None
     """Client of the reward role, which has the metrics of the scores and the reasons of missing ones."""
     judging: RewardClient | None = None
@@ -52,6 +52,8 @@ class Remote:
                 nodes[node.name] = partial(_scores, reward, ctx.spec.reward)
             elif role is not None:
                 nodes[node.name] = partial(_logprobs, scorer(ctx, role))
+        if ctx.spec.evaluation is None or ctx.spec.evaluation.function is None:
+            return cls(nodes, reward=reward)
         judging = judge_client(ctx)
         return cls(nodes, partial(_judged, judging), reward, judging)
 

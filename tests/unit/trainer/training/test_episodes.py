@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from tests.unit.trainer.graph.specs import ONLINE
-from tests.unit.trainer.training.running import Job, resumed_is_whole
+from tests.unit.trainer.training.running import ROWS, Job, resumed_is_whole
 
 from rlhf_trainer.rollout.from_trainer import TrainerRollouts
 from rlhf_trainer.rollout.requests import Responses
@@ -167,3 +168,34 @@ def test_too_many_failed_episodes_end_the_step_with_the_reason():
     )
     with pytest.raises(Unscored, match=message):
         job("grpo", reply=failing(2, "no licence")).steps(0, 1)
+
+
+def test_held_out_episodes_are_judged_by_their_rewards():
+    """One that failed has no score; if all did, the line has the reason."""
+    held_out = {"held_out": ROWS[:5]}
+    given = ("grpo", "spec.evaluation={data: [a], samples: 2}")
+    run = job(*given, reply=failing(5, "no licence"), held_out=held_out)
+    run.task._judge = None
+    (line,) = run.task.evaluate(1)
+    assert line["count"] == 8
+    assert line["mean"] in {i / 8 for i in range(9)}
+    assert "failed" not in line
+    run = job(*given, reply=failing(1, "no licence"), held_out=held_out)
+    run.task._judge = None
+    (line,) = run.task.evaluate(1)
+    assert (line["failed"], line["count"]) == ("no licence", 0)
+    assert math.isnan(line["mean"])
+
+
+def test_a_function_judges_held_out_episodes_that_did_not_fail():
+    judged = list[int]()
+
+    def judge(sequences: Any, rows: Any) -> torch.Tensor:
+        judged.append(len(rows))
+        return torch.arange(len(sequences)).float()
+
+    given = ("grpo", "spec.evaluation={data: [a], function: 'a:b'}", "spec.model.reward=org/reward")
+    run = job(*given, reply=failing(3), held_out={"held_out": ROWS[:6]})
+    run.task._judge = judge
+    (line,) = run.task.evaluate(1)
+    assert (judged, line["count"], line["mean"]) == ([4], 4, 1.5)
