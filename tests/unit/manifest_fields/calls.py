@@ -19,6 +19,7 @@ from rlhf_trainer.process.settings import ModelSource
 from rlhf_trainer.roles import generator, reward
 from rlhf_trainer.rollout import collector, remote
 from rlhf_trainer.rollout.evaluation import evaluate
+from rlhf_trainer.rollout.failed_episodes import FailedEpisodes
 from rlhf_trainer.rollout.fleet import Fleet
 from rlhf_trainer.scoring import function_pool, program, service
 from rlhf_trainer.training import assembly
@@ -33,7 +34,7 @@ def serving(job: RLHFJob) -> Any:
         parts.append(generator.arguments(made, "h", 1, memory))
     with instead(assembly, "Broadcaster") as sync:
         policy = SimpleNamespace(generation_config=None, vocabulary=300)
-        rollouts: Any = assembly.make_rollouts(context(job), policy, None)
+        rollouts: Any = assembly.make_rollouts(context(job), made, policy, None)
     fleet = rollouts._fleet
     for _, named in sync.told:
         parts.append({key: value for key, value in named.items() if key != "fault"})
@@ -69,7 +70,10 @@ def collecting(job: RLHFJob) -> Any:
             self._source = SimpleNamespace(issue=lambda _: None)
             self._with_spread, self._scored = lambda *_, **__: ([part], 1), lambda *_: [part]
             self._executor = SimpleNamespace(run=lambda _: None)
-            self._rollouts = SimpleNamespace(is_ahead=False, is_stale=False, version=0, answer=answer)
+            self._rollouts = SimpleNamespace(
+                is_ahead=False, is_stale=False, version=0, answer=answer, yield_gpus=lambda: None
+            )
+            self.failed = FailedEpisodes(1, 0.0)
             self._ended = None
 
     made = Collector()

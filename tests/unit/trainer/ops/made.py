@@ -41,6 +41,7 @@ def columns(seed: int = 0) -> Columns:
     rows = {
         "scores": floats(size=len(LENGTHS)),
         "environment_reward": floats(size=len(LENGTHS)),
+        "turns": torch.ones(len(LENGTHS), dtype=torch.int64),
         "position": torch.tensor(POSITIONS),
         "finished": torch.tensor([True] * 5 + [False, True, False]),
     }

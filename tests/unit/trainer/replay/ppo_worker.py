@@ -87,6 +87,9 @@ class Weights:
     def figures(self) -> dict[str, float]:
         return {}
 
+    def yield_gpus(self) -> None:
+        """No generator shares one."""
+
     def changed(self) -> str:
         return ""
 
