@@ -107,7 +107,9 @@ def _steps(file: Path) -> list[Mapping[str, float]]:
 def _filled(spec: Spec, steps: list[Mapping[str, float]]) -> float:
     whole = Batch.of(spec)
     if spec.graph.generates:  # the prompts' lengths are not measured
-        missing = whole.longest - fmean(step["response_length_mean"] for step in steps)
+        # The models read the replies of an environment too.
+        lengths = (step["response_length_mean"] + step.get("context_tokens_mean", 0.0) for step in steps)
+        missing = whole.longest - fmean(lengths)
         return 1 - missing / whole.tokens
     return fmean(step["tokens"] for step in steps) / whole.count / whole.tokens
 

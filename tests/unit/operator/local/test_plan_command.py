@@ -155,6 +155,20 @@ def test_the_rate_of_broadcasts_is_that_of_steps_with_one(tmp_path, capsys):
     assert "--link 4e+09" in lines[-1]
 
 
+def test_replies_of_an_environment_are_tokens_of_what_was_measured(tmp_path, capsys):
+    """The same work, whether the policy sampled the tokens or an environment replied with them."""
+    given = ("spec.model={policy: p, parameters: 1.0e9}", "spec.trainer.dtype=bfloat16")
+    config = RunConfig(job="job", spec=job(*given).spec, workdir=str(tmp_path))
+    (tmp_path / "run.json").write_text(config.model_dump_json(by_alias=True))
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(document(*given)))
+    step = {"train_seconds": 1.0, "seconds": 2.0, "broadcast_seconds": 0.5, "broadcast_bytes": 2e9}
+    plans = []
+    for lengths in ({"response_length_mean": 90}, {"response_length_mean": 9, "context_tokens_mean": 81}):
+        (tmp_path / "metrics.jsonl").write_text((json.dumps(step | lengths) + "\n") * 5)
+        plans.append(plan(capsys, str(tmp_path / "job.yaml"), "--after", str(tmp_path)))
+    assert plans[0] == plans[1]
+
+
 def test_a_run_of_an_earlier_release_may_have_fields_that_are_no_more(manifest, ran, capsys):
     of_now = plan(capsys, manifest, "--after", ran)
     file = Path(ran, "run.json")
