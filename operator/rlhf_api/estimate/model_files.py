@@ -1,10 +1,13 @@
-"""Sizes of models in local directories, from file headers and configurations, without loading weights."""
+"""Sizes of models on this machine, from file headers and configurations, without loading weights."""
 
 import math
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..host.foreign_files import LARGEST_JSON, READ_ERRORS, open_regular, parse_json, read_json
+from ..host.hub_cache import downloaded
 from ..host.model_directory import shard_names
 from ..spec import Spec
 from .parameters import Shape, count_parameters, shape_of
@@ -14,15 +17,21 @@ _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _MOST_DIMENSIONS = 16
 
 
-def model_sizes(spec: Spec) -> dict[str, Size]:
-    """Sizes by the field of `spec.model` that names the directory; unreadable ones are left out."""
+def model_sizes(spec: Spec, environ: Mapping[str, str] = os.environ) -> dict[str, Size]:
+    """Sizes by the field of `spec.model` that names a directory, or a model of the hub that was downloaded before;
+    unreadable ones are left out. `environ`: with the variables of the hub's client."""
     sizes: dict[str, Size] = {}
     for field in LOADED:
         name: str | None = getattr(spec.model, field)
-        parameters = _parameters(Path(name)) if name is not None else None
-        if name is not None and parameters is not None:
-            sizes[field] = Size(parameters, _shape(Path(name)))
+        folder = None if name is None else _folder(name, {**environ, **spec.env})
+        parameters = None if folder is None else _parameters(folder)
+        if folder is not None and parameters is not None:
+            sizes[field] = Size(parameters, _shape(folder))
     return sizes
+
+
+def _folder(name: str, environ: Mapping[str, str]) -> Path | None:
+    return Path(name) if Path(name).is_dir() else downloaded(name, environ)
 
 
 def matrices(directory: Path) -> list[str]:

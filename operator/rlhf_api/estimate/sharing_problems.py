@@ -23,15 +23,20 @@ PLACEMENT = "spec.placement"
 
 def problems(spec: Spec, sizes: Sizes, memory: float | None, count: int) -> list[Problem]:
     """All problems of a job on `count` shared GPUs of `memory` bytes each, None if that is not known; 0: on CPUs."""
-    if counts := [*count_problems(spec, count)]:
-        return counts
+    if wrong := problems_without_sizes(spec, count):
+        return wrong
     if not count:
         return []
-    if unknown := [*_options(spec), *_sizes(spec, sizes)]:
+    if unknown := [*_sizes(spec, sizes)]:
         return unknown
     if memory is None or not (words := _shortage(spec, sizes, memory, count)):
         return []
     return [Problem(PLACEMENT, f"on shared GPUs, {words}; {_remedies(spec, sizes, memory, count)}")]
+
+
+def problems_without_sizes(spec: Spec, count: int) -> list[Problem]:
+    """Problems that hold whatever the sizes of the models are."""
+    return [*count_problems(spec, count)] or ([*_options(spec)] if count else [])
 
 
 def _options(spec: Spec) -> Iterator[Problem]:

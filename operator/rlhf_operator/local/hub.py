@@ -9,6 +9,7 @@ from urllib.request import Request, urlopen
 
 from rlhf_api.errors.problem import InvalidJob, Problem, first_line
 from rlhf_api.estimate.sizes import LOADED
+from rlhf_api.host.hub_cache import snapshots
 from rlhf_api.host.model_directory import HUB_SECONDS, WITHOUT_HUB
 from rlhf_api.spec import Spec
 
@@ -53,12 +54,9 @@ def silence(endpoint: str) -> str:
 
 def _downloads(spec: Spec, environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Fields of `spec.model` with names of the hub of which no file has been downloaded yet."""
-    home = environ.get("HOME") or str(Path.home())
-    cache = environ.get("XDG_CACHE_HOME") or f"{home}/.cache"
-    folder = environ.get("HF_HUB_CACHE") or f"{environ.get('HF_HOME') or f'{cache}/huggingface'}/hub"
     for field in (*LOADED, "tokenizer"):
         name: str | None = getattr(spec.model, field)
-        if name is not None and not Path(name).is_dir():
-            copies = Path(folder, f"models--{name.replace('/', '--')}", "snapshots").expanduser()
-            if not any(copies.glob("*/*")):
-                yield field, name
+        if name is None or Path(name).is_dir():
+            continue
+        if not any(snapshots(name, environ).glob("*/*")):
+            yield field, name

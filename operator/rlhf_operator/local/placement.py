@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from rlhf_api.contract.run import generates_in_turns, roles_of
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.estimate.shared_gpus import separate_gpus, separate_roles
-from rlhf_api.estimate.sharing import divide
-from rlhf_api.estimate.sharing_problems import problems
+from rlhf_api.estimate.sharing import by_hand, divide
+from rlhf_api.estimate.sharing_problems import problems, problems_without_sizes
 from rlhf_api.estimate.sizes import FileSizes, Sizes
 from rlhf_api.roles import Role
 from rlhf_api.spec import Spec
@@ -38,10 +39,12 @@ def decide(spec: Spec, present: Sequence[str], file_sizes: FileSizes, memory: fl
         gpus.check(spec, present)
         return Placement()
     sizes = Sizes.of(spec, file_sizes)
-    if wrong := problems(spec, sizes, memory, count):
+    later = _on_hub(spec) if present and sizes.policy is None else ""
+    if wrong := problems_without_sizes(spec, count) if later else problems(spec, sizes, memory, count):
         raise InvalidJob([_with_reason(spec, problem, count) for problem in wrong])
     division = divide(spec, sizes, memory, count) if present and memory is not None else None
-    return Placement(True, count, (_decision(spec, count), *(division.lines if division else ())))
+    words = [*filter(None, [later]), *(division.lines if division else ())]
+    return Placement(True, count, (_decision(spec, count), *words))
 
 
 def find_placement(spec: Spec, environ: Mapping[str, str], file_sizes: FileSizes) -> Placement:
@@ -74,6 +77,14 @@ def _decision(spec: Spec, count: int) -> str:
         overlaps = ", as answers are sampled while the trainer computes"
         how = f"its memory divided for good{overlaps if Role.GENERATOR in roles_of(spec) else ''}"
     return f"placement {spec.placement}: {reason}, {how}"
+
+
+def _on_hub(spec: Spec) -> str:
+    """Where the policy is on the hub, of which nothing is here yet: what happens then; '' where it is not."""
+    name = spec.model.policy
+    if name is None or Path(name).is_dir() or by_hand(spec, Role.GENERATOR):
+        return ""
+    return f"its memory is divided once the configuration of {name} is here; spec.model.parameters would say it now"
 
 
 def _too_few(spec: Spec, count: int) -> str:

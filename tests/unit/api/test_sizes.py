@@ -83,3 +83,22 @@ def test_sizes_of_model_directories(tmp_path: Path) -> None:
     assert size.shape is not None
     assert model_sizes(unchecked(*overrides)) == dict.fromkeys(("policy", "critic", "reward"), size)
     assert model_sizes(unchecked()) == {}
+
+
+def test_the_size_of_a_downloaded_model_of_the_hub_is_that_of_its_main_version(tmp_path: Path) -> None:
+    model = tmp_path / "hub" / "models--org--policy"
+    for version in ("0" * 40, "1" * 40):
+        folder = tiny_model(model / "snapshots" / version, tie=version[0] == "1", seed=0)
+    (model / "refs").mkdir()
+    spec = unchecked("spec.model.policy=org/policy", f"spec.env={{HF_HOME: {tmp_path}}}")
+    assert model_sizes(spec, {"HF_HOME": "elsewhere"}) == {}, "no version is the main one"
+    (model / "refs" / "main").write_text(f"{folder.name}\n")
+    assert model_sizes(spec, {"HF_HOME": "elsewhere"}) == {
+        "policy": model_sizes(unchecked(f"spec.model.policy={folder}"))["policy"]
+    }
+    (folder / "model.safetensors").unlink()
+    assert model_sizes(spec, {"HF_HOME": "elsewhere"})["policy"].shape, (
+        "as long as it is on its way, by its configuration"
+    )
+    (model / "refs" / "main").write_text("../../elsewhere")
+    assert model_sizes(spec, {"HF_HOME": "elsewhere"}) == {}

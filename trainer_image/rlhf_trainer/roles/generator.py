@@ -40,6 +40,7 @@ from ..process.addresses import interface, listen_host
 from ..process.gpu_turns import FOLDER, GpuTurns, own_gpus
 from ..process.role import run_role
 from ..process.settings import longest, model_source
+from ..process.sizes import job_sizes
 from ..transport import rdma
 
 log = logging.getLogger(__name__)
@@ -117,12 +118,13 @@ def part_of_gpu(config: RunConfig, memory: float) -> dict[str, JsonValue]:
     unless the manifest sets them or the policy's size is unknown. Raises InvalidJob if vLLM would start and then lack
     that room."""
     spec = config.spec
-    sizes = Sizes.of(spec, model_sizes(spec))
     if config.shared_gpus:
+        sizes = job_sizes(spec)
         if wrong := problems(spec, sizes, memory, config.shared_gpu_count):
             raise InvalidJob(wrong)
         sleeps: dict[str, JsonValue] = {"enable-sleep-mode": True} if config.takes_turns else {}
         return generator_options(spec, sizes, memory, config.shared_gpu_count) | sleeps
+    sizes = Sizes.of(spec, model_sizes(spec))
     serving = Serving.of(spec, sizes)
     if serving is None:
         if sizes.policy is None and left_open(spec):

@@ -110,8 +110,19 @@ def test_what_does_not_fit_is_refused_before_anything_starts() -> None:
         InvalidJob, match=r"they cannot share: on shared GPUs, .*offload_optimizer.device cpu"
     ):
         placed(1, size=LARGE)
+
+
+def test_a_model_of_the_hub_is_measured_when_it_is_here(tmp_path: Path) -> None:
+    lines = placed(1, size=None).lines
+    assert lines[1:] == (
+        "its memory is divided once the configuration of org/policy is here; spec.model.parameters would say it now",
+    )
+    both = "{gpu-memory-utilization: 0.2, kv-cache-memory-bytes: 2000000000}"
+    assert len(placed(1, f"spec.generator.engineArguments={both}", size=None).lines) == 1
     with pytest.raises(InvalidJob, match=r"spec.model.parameters: .*they cannot share: is needed"):
-        placed(1, size=None)
+        placed(1, f"spec.model.policy={tmp_path}", size=None)
+    with pytest.raises(InvalidJob, match=r"set kv-cache-memory-bytes too"):
+        placed(1, "spec.generator.engineArguments={gpu-memory-utilization: 0.2}", size=None)
 
 
 def test_a_plan_on_a_machine_with_gpus_foresees_what_a_run_says(monkeypatch: pytest.MonkeyPatch) -> None:
