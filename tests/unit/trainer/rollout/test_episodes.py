@@ -1,16 +1,18 @@
 """Responses of several turns: what the environment replied is beside what the policy sampled, and apart from it."""
 
+import json
 import math
 from array import array
 
 import pytest
 import torch
+from tests.support.forks import run_ranks
 
 from rlhf_trainer.ranks.ranks import Ranks
 from rlhf_trainer.rollout.partial_rollout import PartialRollout, Response
 from rlhf_trainer.rollout.requests import Responses
 from rlhf_trainer.rollout.responses import Collected, collected, pack
-from rlhf_trainer.tensors.records import Outcome, Prompt, Rollout
+from rlhf_trainer.tensors.records import Columns, Outcome, Prompt, Rollout
 from rlhf_trainer.tensors.sampling_mask import WHOLE
 
 PROMPTS = [Prompt(f"0/{i}", (i + 1,) * (i + 1), {}) for i in range(2)]
@@ -119,3 +121,18 @@ def test_packed_rollouts_know_their_context_tokens():
     assert packed.after_lengths.tolist() == [6, 2]
     assert pack(rollouts(one_turn())).sampled is None
     assert torch.equal(packed.response_columns, torch.tensor([1, 2, 6, 2, 3]))
+
+
+def described(columns: Columns) -> str:
+    """Every array, and its dtype."""
+    sequences, kept_tokens = columns.sequences, columns.sequences.kept
+    arrays = {**columns.tokens, **columns.rows, "tokens": sequences.tokens, "sampled": sequences.sampled}
+    arrays |= {"lengths": sequences.lengths, "prompt_lengths": sequences.prompt_lengths}
+    arrays |= {"counts": kept_tokens.counts, "kept": kept_tokens.tokens}
+    return json.dumps({name: [str(each.dtype), each.tolist()] for name, each in sorted(arrays.items())})
+
+
+def test_every_rank_gets_the_same_columns(tmp_path):
+    expected = described(received(two_turns(masked=True), one_turn()).episode.columns)
+    outputs = run_ranks(2, "tests.unit.trainer.rollout.episode_ranks", folder=tmp_path)
+    assert [output.strip() for output in outputs] == [expected] * 2
