@@ -121,6 +121,14 @@ def spoil_a_served_weight(point: str) -> None:
         served.loaded = spoilt
 
 
+def disturb_episodes(point: str) -> None:
+    """While episodes are played: generator-1 is killed as step 3 begins, the trainer as step 5 does. Each once."""
+    if point == "step:2" and _first_time("killed-generator"):
+        _kill("generator-1")
+    if point == "step:4" and _first_time():
+        os.kill(os.getpid(), 9)
+
+
 def _first_time(mark: str = "killed-once") -> bool:
     try:
         Path(os.environ["RLHF_TERMINATION_LOG"]).with_name(mark).touch(exist_ok=False)

@@ -61,10 +61,8 @@ def schemas_of(kind: type[Any]) -> list[dict[str, Any]]:
         try:
             schema = get_json_schema(tool)
         except Exception as error:
-            message = (
-                f"the tool {name} has no schema; give types, and a docstring with Args: of each: {error}"
-            )
-            raise Unfit(message) from error
+            remedy = "give types and a docstring with Args:, or begin its name with _ if it is none"
+            raise Unfit(f"the tool {name} has no schema; {remedy}: {error}") from error
         schema["function"]["parameters"]["properties"].pop("self", None)
         made.append(schema)
     return made

@@ -219,7 +219,7 @@ def test_of_several_calls_at_once_the_late_one_is_to_blame() -> None:
         ("function", "is a function, not a class"),
         ("NoReset", "has no method reset"),
         ("OnlyReset", "has neither a method step nor any tools"),
-        ("ToolWithoutTypes", "the tool add has no schema; give types"),
+        ("ToolWithoutTypes", "the tool add has no schema; give types .* or begin its name with _"),
     ],
 )
 def test_a_class_that_is_no_environment_is_refused_at_once(name: str, reason: str) -> None:

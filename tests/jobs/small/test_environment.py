@@ -1,0 +1,104 @@
+"""A job whose responses are episodes of several turns, with a real vLLM: it learns, whoever dies meanwhile."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.support.models import tiny_model
+from tests.support.rlhf import Finished, lines, succeed
+
+STEPS, STALENESS, TURNS = 8, 2, 3
+ENVIRONMENT = """
+# The reward of a turn is the share of its characters with an even code: what any model learns in a few steps. The
+# first time that the rows n3 and n6 come, the process of their second turn dies and stops.
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+from rlhf_trainer.extend import Step
+
+
+class Even:
+    def __init__(self, turns, faults=""):
+        self.left, self.faults = turns, faults
+
+    def reset(self, row):
+        self.name = row["name"]
+
+    def _disturb(self, name, number):
+        mark = Path(self.faults, name)
+        if self.faults and self.name == name and self.left == 2 and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), number)
+
+    async def step(self, message):
+        await asyncio.sleep(0.2)  # so that episodes are under way at any time
+        self._disturb("n3", signal.SIGKILL)
+        self._disturb("n6", signal.SIGSTOP)
+        text, self.left = message["content"], self.left - 1
+        even = sum(ord(c) % 2 == 0 for c in text) / len(text) if text else 0.0
+        return Step(f" {self.name}, {self.left} left: ", even, not self.left)
+"""
+
+
+def play(folder: Path, *overrides: str, **environ: str) -> Finished:
+    tiny_model(folder / "model", tie=False, seed=0)
+    rows = [{"prompt": f"Thing {i}: ", "name": f"n{i}"} for i in range(16)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "even_turns.py").write_text(ENVIRONMENT)
+    environment = {
+        "path": "even_turns.py:Even",
+        "settings": {"turns": TURNS},
+        "maxTokens": 96,
+        "turnSeconds": 5,
+        "retries": 3,
+    }
+    spec = {
+        "algorithm": "grpo",
+        "steps": STEPS,
+        "seed": 1,
+        "model": {"dtype": "float32", "policy": str(folder / "model")},
+        "data": {"train": [str(folder / "rows.jsonl")], "maxPromptLength": 32, "promptsPerStep": 8},
+        "sampling": {"responsesPerPrompt": 8, "maxNewTokens": 12},
+        "rollout": {"maxStaleness": STALENESS},
+        "grpo": {"klCoefficient": 0, "minibatchSize": 64},
+        "environment": {**environment, "seconds": 60},
+        "optimizer": {"learningRate": 4e-3},
+        "evaluation": {"data": [str(folder / "rows.jsonl")], "everySteps": STEPS, "temperature": 0},
+        "checkpoint": {"everySteps": 1},
+    }
+    head = {"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "even"}}
+    (folder / "job.yaml").write_text(json.dumps({**head, "spec": spec}))
+    return succeed(folder / "job.yaml", folder / "run", *overrides, PYTHONPATH=str(folder), **environ)
+
+
+@pytest.mark.parametrize("in_flight", ["keep", "recompute"])
+def test_episodes_are_learned_from_and_lost_by_no_death(tmp_path: Path, in_flight: str) -> None:
+    """Of a process of environments, of which another one stops, of a generator, and of the trainer: all while episodes
+    are under way."""
+    finished = play(
+        tmp_path,
+        f"spec.rollout.inFlight={in_flight}",
+        "spec.generator.replicas=2",
+        f"spec.environment.settings.faults={tmp_path}",
+        RLHF_FAULTS="tests.support.faults:disturb_episodes",
+    )
+    roles = finished.status["roles"]
+    assert (roles["trainer"]["restarts"], roles["generator"]["restarts"]) == (1, 1), finished.output
+    steps = {line["step"]: line for line in finished.steps}
+    assert [*steps] == [*range(1, STEPS + 1)]
+    assert steps[STEPS]["reward_mean"] > steps[1]["reward_mean"] + 0.2
+    assert sum(line["episodes_failed"] for line in steps.values()) == 0, "no death costs a reward"
+    assert {line["turns_mean"] for line in steps.values()} == {TURNS}
+    assert max(line["logprob_difference"] for line in steps.values() if "logprob_difference" in line) < 1e-4
+    assert max(line["staleness_max"] for line in steps.values()) <= STALENESS
+    ledger = finished.status["ledger"]
+    assert (ledger["lost"], ledger["dropped"]) == (0, 0)
+    log = finished.log("trainer-0")
+    assert "(1): the environment's process was ended by SIGKILL" in log
+    assert "(1): step took longer than 5 s" in log
+    assert sum(line["responses_continued"] for line in steps.values()) > 0
+    before, after = lines(finished.workdir / "evaluation.jsonl")
+    assert before["count"] == after["count"] == 16
+    assert after["mean"] > before["mean"], "held-out episodes have the environment's rewards"
