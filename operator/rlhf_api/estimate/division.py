@@ -41,6 +41,9 @@ class Division:
     """Bytes that vLLM has while it serves, without the cache; 0 without generators."""
     least: float
     """Bytes of the smallest KV cache that serves the longest sequence."""
+    most: float = math.inf
+    """Bytes of a KV cache that holds all sequences which are generated at once: a larger one would only take longer to
+    come back after a sleep."""
     given: float | None = None
     """Bytes of the KV cache, if the manifest gives them."""
 
@@ -48,7 +51,7 @@ class Division:
     def cache(self) -> float:
         """Bytes of the KV cache; 0 without generators, or where nothing is left."""
         rest = (1 - SPARE) * self.memory - self.phases[0].total
-        left = max(0.0, math.floor(rest / _STEP) * _STEP)
+        left = max(0.0, math.floor(min(rest, self.most) / _STEP) * _STEP)
         return 0.0 if not self.served else left if self.given is None else self.given
 
     @property
@@ -63,7 +66,10 @@ class Division:
         lines = [f"{phase.name} {gigabytes(phase.total)} of {has}: {phase.words}" for phase in self.phases]
         if self.served:
             words = ", ".join(f"{name} {value}" for name, value in self.options.items())
-            reason = f"what is left but {SPARE:.0%}" if self.given is None else "as engineArguments say"
+            reason = "as engineArguments say"
+            if self.given is None:
+                enough = self.cache > self.most - _STEP
+                reason = "for all sequences at once" if enough else f"what is left but {SPARE:.0%}"
             lines.append(f"KV cache {gigabytes(self.cache)} GB, {reason} ({words})")
         return lines
 
@@ -93,6 +99,7 @@ class Division:
 
 def engine_options(memory: float, served: float, cache: float) -> dict[str, JsonValue]:
     """Options of a vLLM on a shared GPU: the size of its cache, and the share of the GPU that it must find free when it
-    starts, while others may have loaded already."""
-    share = math.floor(100 * (served + cache) / memory) / 100
+    starts. That is for its weights alone: the others may still have what loading takes, and have given it back by the
+    time that it makes its cache."""
+    share = math.floor(100 * served / memory) / 100
     return {CACHE: int(cache), UTILIZATION: min(1.0, max(0.01, share))}

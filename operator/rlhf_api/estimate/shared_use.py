@@ -2,11 +2,22 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import ceil, inf
 
 from ..roles import Role
 from ..spec import Spec
 from .memory import Need, between_updates, gigabytes, trainer
-from .serving import BESIDE, CACHE, UTILIZATION, Serving, engine_section, frozen_need, number, on_vllm
+from .serving import (
+    BESIDE,
+    CACHE,
+    UTILIZATION,
+    Serving,
+    data_parallel,
+    engine_section,
+    frozen_need,
+    number,
+    on_vllm,
+)
 from .sizes import Size, Sizes
 from .trainer_memory import trained
 from .zero import BYTES
@@ -19,6 +30,8 @@ _FROZEN_CACHE = 2e9
 """Bytes of the KV cache of a frozen model under vLLM, unless a sequence needs more: nothing is generated with it."""
 _LOGITS = 3e9
 """Bytes of a reference's logits under vLLM: of 2,048 tokens and a vocabulary of 150,000, twice in float32."""
+_ROUNDED_UP = 1.1
+"""The last block of each sequence's cache is not full."""
 _LEAST_CACHE = 1e9
 """Bytes of the smallest KV cache of a model of unknown widths."""
 
@@ -77,6 +90,19 @@ class Use:
         return _sequence_cache(self.spec, Role.GENERATOR, self.sizes.policy) or _LEAST_CACHE
 
     @property
+    def most_cache(self) -> float:
+        """Bytes of a KV cache for all sequences that one engine generates at once: those of the steps that are asked
+        for, divided over the engines, and no more than these are sent."""
+        sequence = _sequence_cache(self.spec, Role.GENERATOR, self.sizes.policy)
+        if not sequence:
+            return inf
+        section, each = self.spec.generator, self.spec.sampling.responses_per_prompt
+        prompts = self.spec.data.prompts_per_step * (1 + self.spec.rollout.max_staleness)
+        copies = data_parallel(section)
+        at_once = min(ceil(prompts / (section.replicas * copies)), ceil(section.concurrent_requests / copies))
+        return max(_LEAST_CACHE, _ROUNDED_UP * at_once * each * sequence)
+
+    @property
     def _stays(self) -> list[Need]:
         frozen = self.serving.received if self.serving and self.serving.adapted else None
         return (
@@ -123,7 +149,7 @@ def _sequence_cache(spec: Spec, role: Role, size: Size | None) -> float:
     section = engine_section(spec, role)
     if size is None or size.shape is None or "kv-cache-dtype" in section.engine_arguments:
         return 0.0
-    answer = spec.sampling.max_new_tokens if spec.graph.generates else spec.data.max_response_length
+    response = spec.longest_response if spec.graph.generates else spec.data.max_response_length
     dtype = section.dtype or spec.model.dtype
     token = 2 * size.shape.layers * size.shape.keys * BYTES[dtype] / section.tensor_parallel_size
-    return token * (spec.data.max_prompt_length + answer)
+    return token * (spec.data.max_prompt_length + response)

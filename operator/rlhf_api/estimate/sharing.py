@@ -35,6 +35,7 @@ def divide(spec: Spec, sizes: Sizes, memory: float, count: int, activations: flo
         phases=[*_phases(use, occupants(spec, count))],
         served=sum(need.total for need in use.serves),
         least=use.least_cache,
+        most=use.most_cache,
         given=serving.cache if serving else None,
     )
 

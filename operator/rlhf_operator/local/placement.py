@@ -72,9 +72,9 @@ def _decision(spec: Spec, count: int) -> str:
     reason = f"{names} share {count} GPU{'s' if count > 1 else ''}"
     if spec.placement == "auto":
         reason = f"{_too_few(spec, count)}: they share {'it' if count == 1 else 'them'}"
-    how = "taking turns, as answers are sampled only while the trainer waits"
+    how = "taking turns, as responses are sampled only while the trainer waits"
     if not turns:
-        overlaps = ", as answers are sampled while the trainer computes"
+        overlaps = ", as responses are sampled while the trainer computes"
         how = f"its memory divided for good{overlaps if Role.GENERATOR in roles_of(spec) else ''}"
     return f"placement {spec.placement}: {reason}, {how}"
 

@@ -1,5 +1,6 @@
 """Publishes the policy's weights: which generator holds which version, and how each gets the next."""
 
+import gc
 import logging
 import time
 from collections import Counter
@@ -66,6 +67,8 @@ class Publisher:
             Stopped: the run is to stop, on every rank.
         """
         if self._turns is not None:
+            if self._version < 0:
+                gc.collect()  # what loading the models has left
             torch.cuda.empty_cache()  # the generators take what it frees
             self._turns.end()
             distributed.barrier()

@@ -53,15 +53,15 @@ def test_gpus_are_shared_where_there_are_too_few_or_the_manifest_says_so(
 def test_the_decision_says_its_reason_and_the_division() -> None:
     lines = placed(1).lines
     assert lines[0] == (
-        "placement auto: trainer, generator need 2 GPUs, this machine has 1: they share it, taking turns, as answers "
-        "are sampled only while the trainer waits"
+        "placement auto: trainer, generator need 2 GPUs, this machine has 1: they share it, taking turns, as "
+        "responses are sampled only while the trainer waits"
     )
-    assert lines[-1].startswith("KV cache 109 GB")
+    assert lines[-1].startswith("KV cache 1.5 GB, for all sequences at once")
     assert (
         placed(1, AHEAD)
         .lines[0]
         .endswith(
-            "they share it, its memory divided for good, as answers are sampled while the trainer computes"
+            "they share it, its memory divided for good, as responses are sampled while the trainer computes"
         )
     )
     assert (

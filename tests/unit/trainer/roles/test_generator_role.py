@@ -290,7 +290,7 @@ def test_on_shared_gpus_an_engine_has_a_cache_beside_the_trainer_and_can_sleep(t
         options(config(tmp_path, seven, shared=1))
     half = {"parameters": 5e8, "dtype": "bfloat16"}
     parsed = options(config(tmp_path, half, shared=1))
-    assert (parsed["kv-cache-memory-bytes"], parsed["gpu-memory-utilization"]) == ("47600000000", "0.65")
+    assert (parsed["kv-cache-memory-bytes"], parsed["gpu-memory-utilization"]) == ("47600000000", "0.06")
     assert parsed["enable-sleep-mode"] is True
     both = {"kv-cache-memory-bytes": 10**9, "gpu-memory-utilization": 0.2}
     by_hand = options(config(tmp_path, half, shared=1, engineArguments=both))

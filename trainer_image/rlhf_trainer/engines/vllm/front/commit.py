@@ -92,6 +92,8 @@ async def _go_over(
     began = time.monotonic()
 
     async def pause() -> None:
+        if sleep.state is not State.AWAKE:  # nothing is under way, and there are no caches
+            return
         await engine.engine_core.pause_scheduler_async(mode="keep" if keep else "abort", clear_cache=not keep)
 
     async def abort_labelled() -> None:
