@@ -2,15 +2,18 @@
 process of its own.
 
 They are forked from one that has imported vLLM, so that it is imported once. Each writes what it computes of
-`sequences.json` to `<role>.json`, then stays until its engine dies; `codes.json` has their exit codes.
+`sequences.json`, of which only the reference asks which tokens were sampled, to `<role>.json`, then stays until its
+engine dies; `codes.json` has their exit codes.
 """
 
 import json
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import torch
 from vllm.v1.engine.async_llm import AsyncLLM  # noqa: F401  imported before the forks
 
 from rlhf_api.contract.run import RunConfig
@@ -25,10 +28,12 @@ TEMPERATURE = 0.7
 def work(folder: Path, role: Role) -> None:
     os.environ["RLHF_TERMINATION_LOG"] = str(folder / f"{role.value}.end")
     config = RunConfig.model_validate_json((folder / "run.json").read_bytes())
-    rows = json.loads((folder / "sequences.json").read_text())
+    given = json.loads((folder / "sequences.json").read_text())
+    sampled = torch.tensor(given["sampled"]) if role is Role.REFERENCE else None
+    sequences = replace(Sequences.pack([tuple(row) for row in given["rows"]]), sampled=sampled)
     model = FrozenModel.of(config, role, LONGEST, TEMPERATURE if role is Role.REFERENCE else 1.0)
     compute = model.logprobs if role is Role.REFERENCE else model.scores
-    outputs = compute(Sequences.pack([tuple(row) for row in rows])).tolist()
+    outputs = compute(sequences).tolist()
     write(
         folder / f"{role.value}.json",
         {"found": outputs, "trouble": model.restart_reason(), "pid": os.getpid()},

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -62,7 +63,8 @@ def rows() -> list[tuple[list[int], list[int]]]:
 
 
 def test_what_vllm_computes_is_what_transformers_does_and_a_dead_engine_ends_its_role(folder, rows, tmp_path):
-    (folder / "sequences.json").write_text(json.dumps(rows))
+    flags = [place % 3 != 1 for _, response in rows for place in range(len(response))]
+    (folder / "sequences.json").write_text(json.dumps({"rows": rows, "sampled": flags}))
     log = (tmp_path / "log").open("w")
     environ = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tests.unit.trainer.engines.frozen_worker", str(folder)]
@@ -78,7 +80,8 @@ def test_what_vllm_computes_is_what_transformers_does_and_a_dead_engine_ends_its
         reward = eventually(lambda: written("reward.json"), "scores", 240)
         sequences = Sequences.pack(rows)
         policy = Forward(LlamaForCausalLM.from_pretrained(folder / "policy").eval(), 512, 0)
-        expected = infer(policy, sequences, ResponseLogprobs(TEMPERATURE), sequences.response_lengths)
+        replied = replace(sequences, sampled=torch.tensor(flags))
+        expected = infer(policy, replied, ResponseLogprobs(TEMPERATURE), replied.response_lengths)
         assert torch.allclose(torch.tensor(reference["found"]), expected, rtol=0, atol=1e-5)
         judge = LlamaForSequenceClassification.from_pretrained(folder / "reward").eval()
         scores = forward_scores(judge, 512, TOKENIZER.pad_token_id)(sequences)
