@@ -26,10 +26,12 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>")
 
 
-def tiny_model(directory: Path, *, tie: bool, seed: int, head_dim: int = 32) -> Path:
-    """Saves a 2-layer float32 model and its tokenizer: Qwen2 with tied embeddings, Llama with an lm_head."""
+def tiny_model(directory: Path, *, tie: bool, seed: int, head_dim: int = 32, chat: bool = False) -> Path:
+    """Saves a 2-layer float32 model and its tokenizer: Qwen2 with tied embeddings, Llama with an lm_head; `chat`: with
+    the tokens and the template of ChatML."""
     config_cls, model_cls = (Qwen2Config, Qwen2ForCausalLM) if tie else (LlamaConfig, LlamaForCausalLM)
-    return _saved(directory, config_cls, model_cls, seed, tie_word_embeddings=tie, hidden_size=2 * head_dim)
+    tokenizer, sizes = chat_tokenizer() if chat else None, {"hidden_size": 2 * head_dim}
+    return _saved(directory, config_cls, model_cls, seed, tokenizer, tie_word_embeddings=tie, **sizes)
 
 
 def tiny_experts(directory: Path, *, seed: int) -> Path:
@@ -58,9 +60,11 @@ def tiny_biased_experts(directory: Path, *, seed: int) -> Path:
     return _saved(directory, Glm4MoeConfig, Glm4MoeForCausalLM, seed, **mixture, **own)
 
 
-def _saved(directory: Path, config_cls, model_cls, seed: int, hidden_size: int = 64, **more) -> Path:
+def _saved(
+    directory: Path, config_cls, model_cls, seed: int, tokenizer=None, hidden_size: int = 64, **more
+) -> Path:
     torch.manual_seed(seed)
-    tokenizer = byte_tokenizer()
+    tokenizer = tokenizer or byte_tokenizer()
     config = config_cls(
         vocab_size=len(tokenizer),
         hidden_size=hidden_size,

@@ -1,0 +1,164 @@
+"""Episodes on a real vLLM that gets new weights in the middle of a turn: each token's log-probability and version."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+from tests.support import vllm_server
+from tests.support.models import tiny_model
+from tests.support.vllm_server import Server
+from tests.unit.trainer.weights.support import TOKEN, generator, load, weights
+from transformers import AutoTokenizer, PreTrainedModel
+
+from rlhf_api.sections.data import Data
+from rlhf_api.sections.environment import Environment
+from rlhf_api.sections.sampling import Sampling
+from rlhf_trainer.data.encode import end_tokens
+from rlhf_trainer.data.stop_strings import StopStrings
+from rlhf_trainer.dispatch.outcomes import Interrupted
+from rlhf_trainer.environments.environments import Environments
+from rlhf_trainer.environments.pool import WorkerPool
+from rlhf_trainer.environments.record import turns_of
+from rlhf_trainer.environments.rendering import Rendering
+from rlhf_trainer.rollout.partial_rollout import PartialRollout, Response
+from rlhf_trainer.rollout.turns_client import TurnsClient
+from rlhf_trainer.rollout.vllm_client import VllmClient
+from rlhf_trainer.tensors.records import Prompt
+from rlhf_trainer.transport.http import HttpClient
+from rlhf_trainer.weights.broadcaster import Broadcaster
+
+pytestmark = pytest.mark.slow
+PROMPTS, RESPONSES, TURNS, TURN = 4, 2, 5, 8
+PACE_SECONDS = 0.05
+PATIENCE_SECONDS = 240.0
+SECTION = Environment(
+    path="tests.unit.trainer.environments.games:Guess", turns=TURNS, maxTokens=200, workers=1
+)
+SAMPLING = Sampling(maxNewTokens=TURN)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("turns")
+    for seed in range(3):
+        tiny_model(folder / f"model-{seed}", tie=True, seed=seed, chat=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Server]:
+    longer = ("--max-model-len", "256")
+    log = folder / "vllm.log"
+    server = vllm_server.launch(folder / "model-0", log, token=TOKEN, arguments=longer)
+    try:
+        yield server.wait_ready()
+    finally:
+        server.stop()
+
+
+async def _client(http: HttpClient, folder: Path) -> tuple[TurnsClient, Environments]:
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model-0")
+    ends, stops = end_tokens(tokenizer, None, SAMPLING), StopStrings(tokenizer, ())
+    engine = VllmClient(http, sampling=SAMPLING, seed=7, ends=ends, stops=stops, stream_interval=1)
+    pool = WorkerPool(SECTION.path, SECTION.settings, SECTION.workers)
+    await pool.start()
+    rendering = Rendering(tokenizer, Data(train=("unused",), maxPromptLength=50), ends, stops, pool.schemas)
+    environments = Environments(SECTION, rendering, pool)
+    most = SECTION.max_tokens
+    return TurnsClient(
+        engine, environments, sampling=SAMPLING, ends=ends, stops=stops, most=most
+    ), environments
+
+
+@torch.no_grad()
+def expected_logprobs(
+    models: dict[int, PreTrainedModel], prompt: Prompt, response: Response, *, keeps: bool
+) -> list[float]:
+    """Of each sampled token, by Transformers in float32: of a turn, the keys and values of tokens before a change of
+    weights are those of the old ones if the engine `keeps` them, else of the new ones."""
+    logprobs = list[float]()
+    for turn in turns_of(response.tokens, response.sampled):
+        begin = turn.end - len(turn.sampled)
+        before, cache, at_work = [*prompt.tokens, *response.tokens[:begin]], None, -1
+        feed = before
+        for place, (token, version) in enumerate(
+            zip(turn.sampled, response.versions[begin : turn.end], strict=True)
+        ):
+            if version != at_work and not keeps:
+                feed, cache = [*before, *turn.sampled[:place]], None
+            at_work = version
+            made = models[version](torch.tensor([feed]), past_key_values=cache, use_cache=True)
+            cache, feed = made.past_key_values, [token]
+            logprobs.append(made.logits[0, -1].log_softmax(-1)[token].item())
+    return logprobs
+
+
+@pytest.mark.parametrize("keeps", [True, False], ids=["keep", "recompute"])
+def test_each_tokens_log_probability_is_that_of_its_weights(server: Server, folder: Path, keeps: bool):
+    models = {version: load(folder / f"model-{version}") for version in (1, 2)}
+    member = generator(0, server.address)
+    works = [
+        PartialRollout.begin(
+            Prompt(f"0/{n}", (n,), {"prompt": [{"role": "user", "content": "x"}], "secret": 5}), RESPONSES
+        )
+        for n in range(PROMPTS)
+    ]
+    with HttpClient(TOKEN) as http:
+
+        def pace(seconds: float) -> None:
+            body = {"method": "pace", "args": [seconds]}
+            http.run(http.json("POST", f"{server.address}/collective_rpc", body, timeout=60))
+
+        sync = Broadcaster(
+            http,
+            host="127.0.0.1",
+            timeout_s=120.0,
+            bucket_bytes=1 << 16,
+            device=torch.device("cpu"),
+            keep=keeps,
+        )
+        assert sync.send([member], lambda: weights(models[1]), 1).holders == (member,)
+        client, environments = http.run(_client(http, folder))
+        committed = asyncio.Event()
+
+        async def play(work: PartialRollout) -> None:
+            while not work.is_complete:
+                with suppress(Interrupted):
+                    await client.ask(member, work, lambda: None)
+                    return
+                await committed.wait()
+
+        pace(PACE_SECONDS)
+        playing = [http.start(play(work)) for work in works]
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        responses = [response for work in works for response in work.responses]
+        while not all(
+            response.turn_start and len(response.tokens) > response.turn_start for response in responses
+        ):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert sync.send([member], lambda: weights(models[2]), 2).holders == (member,)
+        http.loop.call_soon_threadsafe(committed.set)
+        pace(0)
+        for each in playing:
+            each.result(PATIENCE_SECONDS)
+        http.run(environments.close())
+        sync.close()
+
+    inside_a_turn = 0
+    for work in works:
+        for response in work.responses:
+            assert response.outcome is not None
+            assert (response.outcome.turns, response.outcome.problem) == (TURNS, "")
+            assert list(response.versions) == sorted(response.versions)
+            assert {*response.versions} == {1, 2}, "the episode outlived its weights"
+            turns = turns_of(response.tokens, response.sampled)
+            inside_a_turn += any(len({*response.versions[t.end - len(t.sampled) : t.end]}) > 1 for t in turns)
+            sampled = [p for p, flag in zip(response.logprobs, response.sampled, strict=True) if flag]
+            expected = expected_logprobs(models, work.prompt, response, keeps=keeps)
+            torch.testing.assert_close(torch.tensor(sampled), torch.tensor(expected), atol=1e-5, rtol=0)
+    assert inside_a_turn, "new weights came in the middle of turns"
