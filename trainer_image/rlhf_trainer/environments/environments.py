@@ -24,6 +24,8 @@ from .rendering import Rendering
 
 log = logging.getLogger(__name__)
 
+UNOPENED = "the environment opens no episode"
+"""Begin of the reason of a prompt that the class or its settings cannot open, and never will."""
 Key = tuple[str, int]
 """A prompt's id, and the index of one of its responses."""
 
@@ -78,6 +80,7 @@ class Environments:
         """The prompt with the tokens of its opening, by the environment of its first response. Raises Refused where
         that fails, and InvalidJob where no prompt can be opened so."""
         key = prompt.id, 0
+        self._abandon(key)
         while True:
             try:
                 episode = self._episodes.get(key)
@@ -88,7 +91,7 @@ class Environments:
                 if self._gives_up(key, error):
                     raise Refused(str(error)) from None
             except (EpisodeEnded, TooLong) as error:
-                raise Refused(str(error)) from None
+                raise Refused(f"{UNOPENED}: {error}") from None
 
     def reply(
         self, prompt: Prompt, index: int, tokens: "array[int]", sampled: "array[int]"
@@ -97,7 +100,7 @@ class Environments:
         for each call with these tokens until `take`: who waits for it may be cancelled, the environment is not."""
         key = prompt.id, index
         if key in self._waiting and self._waiting[key][0] != tokens:
-            self._waiting.pop(key)[1].cancel()
+            self._abandon(key)
         if key not in self._waiting:
             turns = turns_of(tokens, sampled)
             self._waiting[key] = tokens[:], asyncio.ensure_future(self._next(key, prompt, turns, len(tokens)))
@@ -110,6 +113,12 @@ class Environments:
     async def close(self) -> None:
         """Ends all worker processes."""
         await self._pool.close()
+
+    def _abandon(self, key: Key) -> None:
+        """Drops a turn that nobody waits for any more, and its environment, which may have read it by now."""
+        if key in self._waiting:
+            self._waiting.pop(key)[1].cancel()
+            self._forget(key)
 
     async def _next(self, key: Key, prompt: Prompt, turns: list[Turn], length: int) -> Next:
         while True:

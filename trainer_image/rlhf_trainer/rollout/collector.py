@@ -13,6 +13,7 @@ from rlhf_api.sections.evaluation import Penalties
 from rlhf_api.sections.sampling import Sampling
 
 from ..dispatch.roster import Unavailable
+from ..environments.environments import UNOPENED
 from ..graph.executor import Executor
 from ..graph.learner import Learner
 from ..maths.groups import has_spread
@@ -213,6 +214,8 @@ def _not_all_refused(responses: Responses, requested: int) -> Responses:
     if not responses.refused or len(responses.refused) < requested:
         return responses
     reason = next(iter(responses.refused.values()))
+    if all(each.startswith(UNOPENED) for each in responses.refused.values()):
+        raise InvalidJob([Problem("spec.environment", reason)])
     if all(map(is_refusal, responses.refused.values())):
         raise InvalidJob([Problem("spec.generator", f"the generators refuse every prompt: {reason}")])
     raise Unavailable(f"the generators respond to no prompt: {reason}")

@@ -120,6 +120,17 @@ class AsyncMisbehaves(Misbehaves):
         return super().step(message)
 
 
+class Counts(Guess):
+    """Says how many turns it has read, and takes its time for it."""
+
+    _turn = 0
+
+    async def step(self, message: dict[str, Any]) -> Step:  # type: ignore[override]
+        self._turn += 1
+        await asyncio.sleep(0.2)
+        return super().step(message)._replace(messages=f"Turn {self._turn}.")
+
+
 class OpensOtherwise(Guess):
     def reset(self, row: dict[str, Any]) -> str:
         return super().reset(row) + str(random.random())

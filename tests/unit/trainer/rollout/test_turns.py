@@ -332,7 +332,7 @@ def test_a_class_that_opens_otherwise_each_time_gives_no_reward():
 
 
 def test_a_prompt_that_cannot_be_opened_is_refused_with_the_reason():
-    with pytest.raises(Refused, match="reset raised ValueError: invalid literal"):
+    with pytest.raises(Refused, match="opens no episode: reset raised ValueError: invalid literal"):
         play(Scripted(["5"]), row={"secret": "x"})
 
 
@@ -380,3 +380,23 @@ def test_who_waits_for_an_environment_may_go_and_the_next_gets_its_reply():
             return work.responses[0].outcome.turns
 
     assert asyncio.run(run()) == 2
+
+
+def test_a_turn_that_nobody_waits_for_any_more_is_not_read_into_another_episode():
+    """As of a held-out prompt, whose id comes again with the next evaluation."""
+
+    async def run() -> str:
+        engine = Scripted(["1", "5"])
+        async with client(engine, "Counts") as turns:
+            first, again = (PartialRollout.begin(prompt(), 1) for _ in range(2))
+            asking = asyncio.ensure_future(turns.ask(MEMBER, first, nothing))
+            while not first.responses[0].tokens or first.responses[0].tokens[-1] != END:
+                await asyncio.sleep(0)
+            await asyncio.sleep(0.1)  # the environment reads the turn
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+            engine.scripts = (["2", "5"],)
+            await turns.ask(MEMBER, again, nothing)
+            return text(again)
+
+    assert "2<|im_end|>\n<|im_start|>user\nTurn 1.<|im_end|>" in asyncio.run(run())
