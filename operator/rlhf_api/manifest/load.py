@@ -119,7 +119,12 @@ def from_cluster(body: Mapping[str, Any]) -> RLHFJob:
     made = {key: value for key, value in body.items() if key != "status"}
     if isinstance(metadata := body.get("metadata"), Mapping):
         made["metadata"] = {key: value for key, value in metadata.items() if key in known}
-    job = parse(floats_of_server(made))
+    return parse(floats_of_server(made))
+
+
+def runnable(body: Mapping[str, Any]) -> RLHFJob:
+    """As `from_cluster`; raises InvalidJob for jobs too that run only on one machine."""
+    job = from_cluster(body)
     if refused := [*cluster_problems(job.spec)]:
         raise InvalidJob(refused)
     return job

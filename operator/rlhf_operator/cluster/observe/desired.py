@@ -5,7 +5,7 @@ from typing import Any
 
 from rlhf_api.contract.run import with_digests
 from rlhf_api.errors.problem import InvalidJob
-from rlhf_api.manifest.load import from_cluster
+from rlhf_api.manifest.load import runnable
 from rlhf_api.manifest.runtime import NamedRuntime, merged, with_runtime
 from rlhf_api.rules.check import CHANGEABLE
 from rlhf_api.rules.generator import pods_per_replica
@@ -67,7 +67,7 @@ def desired_state(
         InvalidJob: the spec is invalid, and nothing runs yet.
     """
     try:
-        spec = from_cluster(job.body).spec
+        spec = runnable(job.body).spec
     except InvalidJob as error:
         if running is None:
             raise

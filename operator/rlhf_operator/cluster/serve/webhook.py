@@ -13,7 +13,7 @@ from typing import Any
 from aiohttp import web
 
 from rlhf_api.errors.problem import InvalidJob, Problem
-from rlhf_api.manifest.load import from_cluster
+from rlhf_api.manifest.load import from_cluster, runnable
 from rlhf_api.rules.check import CHANGEABLE, check_change
 from rlhf_api.spec import Spec
 
@@ -75,7 +75,7 @@ def _problems(
 def _judged(body: Mapping[str, Any], settings: Settings) -> tuple[Spec | None, Sequence[Problem]]:
     """A job's spec, None if it is invalid, and its problems by today's rules and limits."""
     try:
-        spec = from_cluster(body).spec
+        spec = runnable(body).spec
         pinned = Pinned.make(body["metadata"]["name"], spec, settings.defaults)
         check(settings.limits, pinned, whole=spec.runtime is None)
     except InvalidJob as error:

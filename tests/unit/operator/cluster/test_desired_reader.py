@@ -26,14 +26,14 @@ SETTINGS = Settings(trainer_image="trainer:1", token_key=b"k" * 32)
 @pytest.fixture
 def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the jobs whose specs were checked."""
-    names, check = list[str](), desired.from_cluster
+    names, check = list[str](), desired.runnable
 
     def noted(body):
         names.append(body["metadata"]["name"])
         return check(body)
 
-    for module in (desired, desired_reader):
-        monkeypatch.setattr(module, "from_cluster", noted)
+    monkeypatch.setattr(desired, "runnable", noted)
+    monkeypatch.setattr(desired_reader, "from_cluster", noted)
     return names
 
 

@@ -40,6 +40,12 @@ def test_a_bad_one_is_refused_with_field_and_fix():
     assert "spec.sampling.topK: must be greater than or equal to -1; got -2" in response["status"]["message"]
 
 
+def test_a_job_whose_roles_share_gpus_is_for_one_machine_alone():
+    response = webhook.review(review_request("spec.placement=shared"), PLAIN)["response"]
+    assert "spec.placement: on a cluster each process is a pod" in response["status"]["message"]
+    assert webhook.review(review_request("spec.placement=separate"), PLAIN)["response"]["allowed"]
+
+
 def test_what_the_limits_do_not_allow_is_refused_and_older_jobs_may_change_their_metadata():
     limited = replace(PLAIN, limits=Limits())
     bad = review_request("spec.pods.priorityClass=system")

@@ -11,7 +11,7 @@ from tests.unit.api.manifests import job
 from tests.unit.api.shared import AHEAD, EIGHT, GRPO, H200, LARGE, REFERENCE, SMALL
 
 from rlhf_api.errors.problem import InvalidJob
-from rlhf_api.manifest.load import from_cluster, parse
+from rlhf_api.manifest.load import parse, runnable
 from rlhf_operator.local import gpus
 from rlhf_operator.local.placement import Placement, decide, foresee
 from rlhf_operator.verbs.submit import as_written
@@ -142,10 +142,10 @@ def test_on_a_cluster_shared_gpus_are_refused_by_the_command_and_by_the_operator
     with pytest.raises(InvalidJob, match=words):
         as_written(job(*GRPO, SHARED), "default")
     with pytest.raises(InvalidJob, match=words):
-        from_cluster(job(*GRPO, SHARED).model_dump(mode="json", by_alias=True))
+        runnable(job(*GRPO, SHARED).model_dump(mode="json", by_alias=True))
     for accepted in (SEPARATE, "spec.placement=auto"):
         as_written(job(*GRPO, accepted), "default")
-        from_cluster(job(*GRPO, accepted).model_dump(mode="json", by_alias=True))
+        runnable(job(*GRPO, accepted).model_dump(mode="json", by_alias=True))
 
 
 def test_a_trainer_alone_has_no_placement() -> None:
