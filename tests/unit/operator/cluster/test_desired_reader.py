@@ -112,13 +112,13 @@ def test_as_many_bytes_of_specs_are_remembered_as_memory_allows(checked, monkeyp
 
 
 def test_a_large_spec_is_checked_in_a_thread(monkeypatch):
-    names, check = list[str](), desired.from_cluster
+    names, check = list[str](), desired.runnable
 
     def noted(body):
         names.append(threading.current_thread().name)
         return check(body)
 
-    monkeypatch.setattr(desired, "from_cluster", noted)
+    monkeypatch.setattr(desired, "runnable", noted)
     world = World()
     read(reader(world), world)
     world.overrides = (f"spec.pods.template={{spec: {{note: {'x' * 20_000}}}}}",)

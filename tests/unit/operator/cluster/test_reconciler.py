@@ -651,8 +651,8 @@ def test_many_jobs_are_asked_less_often_and_a_restart_is_not_put_off_by_them(mon
 def test_an_operator_that_starts_checks_specs_of_ended_jobs_alone_that_have_something_left(
     left, checked, monkeypatch
 ):
-    checked_bodies, check = list[Body](), desired.from_cluster
-    monkeypatch.setattr(desired, "from_cluster", lambda body: checked_bodies.append(body) or check(body))
+    checked_bodies, check = list[Body](), desired.runnable
+    monkeypatch.setattr(desired, "runnable", lambda body: checked_bodies.append(body) or check(body))
 
     async def scenario(story: Story) -> None:
         over = {"phase": "Succeeded", "totalSteps": 1, "observedGeneration": 1}
