@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.cluster.packages import Unavailable
+from tests.support.chat_model import smollm2
 from tests.support.models import CHATML, byte_tokenizer, chat_tokenizer
 from tests.support.tokenizers_of_all_kinds import byte_level, prefixed_bpe
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from rlhf_api.dataset.rows import Message
 from rlhf_api.errors.problem import InvalidJob
@@ -61,6 +63,17 @@ def _with(made: PreTrainedTokenizerBase, template: str, *special: str) -> PreTra
 
 
 IM = ("<|im_start|>", "<|im_end|>")
+
+
+def _real() -> PreTrainedTokenizerBase:
+    """SmolLM2's, where its package can be had."""
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(smollm2())
+    except Unavailable as error:
+        pytest.skip(str(error))
+    return tokenizer
+
+
 TOKENIZERS = {
     "ChatML": cache(chat_tokenizer),
     "ChatML with a default system prompt": cache(lambda: _with(byte_level(), WITH_SYSTEM, *IM)),
@@ -68,6 +81,7 @@ TOKENIZERS = {
         lambda: _with(byte_tokenizer(), LLAMA_3, "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
     ),
     "Qwen 3": cache(lambda: _with(byte_level(), QWEN_3, *IM)),
+    "SmolLM2": cache(_real),
     "hand-made": cache(lambda: _with(byte_tokenizer(), HAND_MADE)),
     "SentencePiece": cache(prefixed_bpe),
 }

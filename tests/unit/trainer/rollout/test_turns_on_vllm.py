@@ -3,12 +3,14 @@
 import asyncio
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 import torch
+from tests.cluster.packages import Unavailable
 from tests.support import vllm_server
+from tests.support.chat_model import smollm2
 from tests.support.models import tiny_model
 from tests.support.vllm_server import Server
 from tests.unit.trainer.weights.support import TOKEN, generator, load, weights
@@ -51,17 +53,21 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Server]:
-    longer = ("--max-model-len", "256")
-    log = folder / "vllm.log"
-    server = vllm_server.launch(folder / "model-0", log, token=TOKEN, arguments=longer)
+    with serving(folder / "model-0", folder / "vllm.log") as server:
+        yield server
+
+
+@contextmanager
+def serving(model: Path, log: Path) -> Iterator[Server]:
+    server = vllm_server.launch(model, log, token=TOKEN, arguments=("--max-model-len", "256"))
     try:
         yield server.wait_ready()
     finally:
         server.stop()
 
 
-async def _client(http: HttpClient, folder: Path) -> tuple[TurnsClient, Environments]:
-    tokenizer = AutoTokenizer.from_pretrained(folder / "model-0")
+async def _client(http: HttpClient, model: Path) -> tuple[TurnsClient, Environments]:
+    tokenizer = AutoTokenizer.from_pretrained(model)
     ends, stops = end_tokens(tokenizer, None, SAMPLING), StopStrings(tokenizer, ())
     engine = VllmClient(http, sampling=SAMPLING, seed=7, ends=ends, stops=stops, stream_interval=1)
     pool = WorkerPool(SECTION.path, SECTION.settings, SECTION.workers)
@@ -97,6 +103,15 @@ def expected_logprobs(
     return logprobs
 
 
+def broadcaster(http: HttpClient, *, keep: bool) -> Broadcaster:
+    settings = {"host": "127.0.0.1", "timeout_s": 120.0, "device": torch.device("cpu")}
+    return Broadcaster(http, **settings, bucket_bytes=1 << 16, keep=keep)
+
+
+def sampled_logprobs(response: Response) -> list[float]:
+    return [p for p, flag in zip(response.logprobs, response.sampled, strict=True) if flag]
+
+
 @pytest.mark.parametrize("keeps", [True, False], ids=["keep", "recompute"])
 def test_each_tokens_log_probability_is_that_of_its_weights(server: Server, folder: Path, keeps: bool):
     models = {version: load(folder / f"model-{version}") for version in (1, 2)}
@@ -113,16 +128,9 @@ def test_each_tokens_log_probability_is_that_of_its_weights(server: Server, fold
             body = {"method": "pace", "args": [seconds]}
             http.run(http.json("POST", f"{server.address}/collective_rpc", body, timeout=60))
 
-        sync = Broadcaster(
-            http,
-            host="127.0.0.1",
-            timeout_s=120.0,
-            bucket_bytes=1 << 16,
-            device=torch.device("cpu"),
-            keep=keeps,
-        )
+        sync = broadcaster(http, keep=keeps)
         assert sync.send([member], lambda: weights(models[1]), 1).holders == (member,)
-        client, environments = http.run(_client(http, folder))
+        client, environments = http.run(_client(http, folder / "model-0"))
         committed = asyncio.Event()
 
         async def play(work: PartialRollout) -> None:
@@ -158,7 +166,47 @@ def test_each_tokens_log_probability_is_that_of_its_weights(server: Server, fold
             assert {*response.versions} == {1, 2}, "the episode outlived its weights"
             turns = turns_of(response.tokens, response.sampled)
             inside_a_turn += any(len({*response.versions[t.end - len(t.sampled) : t.end]}) > 1 for t in turns)
-            sampled = [p for p, flag in zip(response.logprobs, response.sampled, strict=True) if flag]
+            sampled = sampled_logprobs(response)
             expected = expected_logprobs(models, work.prompt, response, keeps=keeps)
             torch.testing.assert_close(torch.tensor(sampled), torch.tensor(expected), atol=1e-5, rtol=0)
     assert inside_a_turn, "new weights came in the middle of turns"
+
+
+def test_episodes_of_a_real_chat_model_are_what_its_template_renders(tmp_path: Path):
+    """SmolLM2's, whose template has a system prompt of its own."""
+    try:
+        folder = smollm2()
+    except Unavailable as error:
+        pytest.skip(str(error))
+    model, tokenizer = load(folder), AutoTokenizer.from_pretrained(folder)
+    question = {"role": "user", "content": "Begin."}
+    works = [
+        PartialRollout.begin(Prompt(f"0/{n}", (n,), {"prompt": [question], "secret": 5}), RESPONSES)
+        for n in range(2)
+    ]
+    with serving(folder, tmp_path / "vllm.log") as server, HttpClient(TOKEN) as http:
+        member, sync = generator(0, server.address), broadcaster(http, keep=False)
+        assert sync.send([member], lambda: weights(model), 1).holders == (member,)
+        client, environments = http.run(_client(http, folder))
+        for playing in [http.start(client.ask(member, work, lambda: None)) for work in works]:
+            playing.result(PATIENCE_SECONDS)
+        http.run(environments.close())
+        sync.close()
+    for work in works:
+        assert tokenizer.decode(work.prompt.tokens).endswith(
+            "<|im_start|>user\nA number from 1 to 9?<|im_end|>\n<|im_start|>assistant\n"
+        )
+        for response in work.responses:
+            turns = turns_of(response.tokens, response.sampled)
+            talk = [{"role": "user", "content": "A number from 1 to 9?"}]
+            for turn in turns:
+                content = tokenizer.decode(turn.sampled, skip_special_tokens=True)
+                talk.append({"role": "assistant", "content": content})
+                if turn.reply:
+                    _, _, reply = tokenizer.decode(turn.reply).partition("user\n")
+                    talk.append({"role": "user", "content": reply.partition("<|im_end|>")[0]})
+            whole = tokenizer.decode([*work.prompt.tokens, *response.tokens])
+            assert tokenizer.apply_chat_template(talk, tokenize=False).startswith(whole)
+            expected = expected_logprobs({1: model}, work.prompt, response, keeps=True)
+            sampled = torch.tensor(sampled_logprobs(response))
+            torch.testing.assert_close(sampled, torch.tensor(expected), atol=1e-4, rtol=0)
