@@ -10,6 +10,7 @@ from tests.unit.trainer.training.test_dynamic import DYNAMIC
 
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_trainer.dispatch.roster import Unavailable
+from rlhf_trainer.environments.environments import UNOPENED
 from rlhf_trainer.rollout.requests import Responses
 from rlhf_trainer.rollout.rollouts import Issue
 from rlhf_trainer.tensors.records import Prompt
@@ -78,4 +79,14 @@ def test_generators_that_are_silent_refuse_nothing_and_the_trainer_is_started_ag
     with pytest.raises(
         Unavailable, match=r"^the generators respond to no prompt: no progress for 8 s, 3 times$"
     ):
+        run()
+
+
+@every
+def test_an_environment_that_opens_no_episode_ends_the_job_with_its_reason(
+    run: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+):
+    reason = f"{UNOPENED}: reset raised KeyError: 'grade'"
+    monkeypatch.setitem(globals(), "REASON", [reason])
+    with pytest.raises(InvalidJob, match=f"^spec.environment: {reason}$"):
         run()
