@@ -34,6 +34,11 @@ class Otherwise(Exception):
     """Played again, the environment replies otherwise than the response's tokens say."""
 
 
+class OpensOtherwise(Exception):
+    """The environment opens otherwise than when the responses to this prompt began, as where they are a snapshot's and
+    the class has changed since: all begin anew."""
+
+
 @dataclass(frozen=True)
 class Next:
     """What comes after a turn: `context` tokens and another turn, or the episode's `end` and its outcome, or its first
@@ -58,8 +63,10 @@ class Environments:
         self._section, self._rendering, self._pool = section, rendering, pool
         self._numbers = count()
         self._episodes = dict[Key, LiveEpisode]()
-        self._waiting: dict[Key, tuple[array[int], asyncio.Future[Next]]] = {}
-        """Turns that an environment replies to, with the response's tokens up to there."""
+        self._waiting: dict[Key, tuple[Prompt, array[int], asyncio.Future[Next]]] = {}
+        """Turns that an environment replies to, with the prompt's and the response's tokens up to there."""
+        self._opened_again = set[str]()
+        """Prompts whose responses have begun anew since they opened otherwise: only once."""
         self._failures: Counter[Key] = Counter()
         self._held = set[str]()
         self._reserved = 0
@@ -99,16 +106,18 @@ class Environments:
         """What comes after the last turn of a response; `tokens` and `sampled` as in `Rollout`. The future is the same
         for each call with these tokens until `take`: who waits for it may be cancelled, the environment is not."""
         key = prompt.id, index
-        if key in self._waiting and self._waiting[key][0] != tokens:
+        if waiting := self._waiting.get(key):
+            opened, read, following = waiting
+            if opened.tokens == prompt.tokens and read == tokens:
+                return following
             self._abandon(key)
-        if key not in self._waiting:
-            turns = turns_of(tokens, sampled)
-            self._waiting[key] = tokens[:], asyncio.ensure_future(self._next(key, prompt, turns, len(tokens)))
-        return self._waiting[key][1]
+        following = asyncio.ensure_future(self._next(key, prompt, turns_of(tokens, sampled), len(tokens)))
+        self._waiting[key] = prompt, tokens[:], following
+        return following
 
     def take(self, prompt: Prompt, index: int) -> Next:
-        """The result of `reply`, once it is there."""
-        return self._waiting.pop((prompt.id, index))[1].result()
+        """The result of `reply`, once it is there. Raises OpensOtherwise."""
+        return self._waiting.pop((prompt.id, index))[2].result()
 
     async def close(self) -> None:
         """Ends all worker processes."""
@@ -117,7 +126,7 @@ class Environments:
     def _abandon(self, key: Key) -> None:
         """Drops a turn that nobody waits for any more, and its environment, which may have read it by now."""
         if key in self._waiting:
-            self._waiting.pop(key)[1].cancel()
+            self._waiting.pop(key)[2].cancel()
             self._forget(key)
 
     async def _next(self, key: Key, prompt: Prompt, turns: list[Turn], length: int) -> Next:
@@ -153,11 +162,17 @@ class Environments:
         episode = self._episodes.get(key)
         if episode is None or not episode.worker.lives or episode.read != record:
             episode = await self._begun(key, prompt)
+            if (tokens := episode.opened.tokens) != prompt.tokens:
+                again = (await self._begun(key, prompt)).opened.tokens
+                if again == tokens and prompt.id not in self._opened_again:
+                    self._opened_again.add(prompt.id)
+                    raise OpensOtherwise
+                message = (
+                    "reset opened otherwise than before for the same row; seed what is random by the row"
+                )
+                raise EpisodeEnded(message)
             for turn in turns[:-1]:
                 await self._play_again(episode, turn)
-        if episode.opened.tokens != prompt.tokens:
-            message = "reset opened otherwise than before for the same row; seed what is random by the row"
-            raise EpisodeEnded(message)
         return episode
 
     async def _play_again(self, episode: LiveEpisode, turn: Turn) -> None:

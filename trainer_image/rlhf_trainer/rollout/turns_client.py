@@ -11,7 +11,7 @@ from rlhf_api.sections.sampling import Sampling
 
 from ..data.stop_strings import StopStrings
 from ..dispatch.outcomes import Interrupted
-from ..environments.environments import Environments
+from ..environments.environments import Environments, OpensOtherwise
 from ..tensors.records import Prompt
 from .engine_client import EngineClient
 from .partial_rollout import PartialRollout, Response
@@ -45,21 +45,30 @@ class TurnsClient:
     async def ask(self, member: Member, work: PartialRollout, progress: Callable[[], None]) -> PartialRollout:
         """Plays the episodes to their ends."""
         with self._environments.holding(work.prompt.id):
-            if not work.begun:
-                opening = asyncio.ensure_future(self._environments.open(work.prompt))
-                try:
-                    if not await _wait(opening, work, progress):
-                        raise Interrupted
-                finally:
-                    opening.cancel()
-                work.prompt = opening.result()
-            await self._play_all(member, work, progress)
+            try:
+                await self._open_and_play(member, work, progress)
+            except OpensOtherwise:
+                work.responses[:] = [Response() for _ in work.responses]
+                await self._open_and_play(member, work, progress)
         if not work.is_complete:
             raise Interrupted
         return work
 
     async def listens(self, member: Member) -> bool:
         return await self._engine.listens(member)
+
+    async def _open_and_play(
+        self, member: Member, work: PartialRollout, progress: Callable[[], None]
+    ) -> None:
+        if not work.begun:
+            opening = asyncio.ensure_future(self._environments.open(work.prompt))
+            try:
+                if not await _wait(opening, work, progress):
+                    raise Interrupted
+            finally:
+                opening.cancel()
+            work.prompt = opening.result()
+        await self._play_all(member, work, progress)
 
     async def _play_all(self, member: Member, work: PartialRollout, progress: Callable[[], None]) -> None:
         fresh = not work.begun

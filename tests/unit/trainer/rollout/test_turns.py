@@ -4,7 +4,7 @@ import asyncio
 import re
 from array import array
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -400,3 +400,21 @@ def test_a_turn_that_nobody_waits_for_any_more_is_not_read_into_another_episode(
             return text(again)
 
     assert "2<|im_end|>\n<|im_start|>user\nTurn 1.<|im_end|>" in asyncio.run(run())
+
+
+def test_responses_of_a_snapshot_begin_anew_where_the_class_opens_otherwise_now():
+    """As after a change of its settings: all responses to a prompt have the same prompt, the ended ones too."""
+
+    async def run(engine: Scripted, work: PartialRollout, **fields: Any) -> None:
+        async with client(engine, **fields) as turns:
+            with suppress(Interrupted):
+                await turns.ask(MEMBER, work, nothing)
+
+    engine = Scripted(["5"], ["1", "2", "3", "5"], interrupt=8)
+    work = PartialRollout.begin(prompt(), 2)
+    asyncio.run(run(engine, work))
+    assert [response.end for response in work.responses] == ["stop", None]
+    engine.left = -1
+    asyncio.run(run(engine, work, settings={"low": 2}))
+    assert "A number from 2 to 9?" in text(work)
+    assert [r.outcome.reward for r in work.responses if r.outcome] == [1.0, 1.75]
