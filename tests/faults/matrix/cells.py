@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Literal
 
-Mode = Literal["on-policy", "staleness 2", "on a GPU", "on pods"]
-STALENESS: dict[Mode, int] = {"on-policy": 0, "staleness 2": 2, "on a GPU": 2, "on pods": 0}
+Mode = Literal["on-policy", "in turns", "staleness 2", "on a GPU", "on pods"]
+STALENESS: dict[Mode, int] = {"on-policy": 0, "in turns": 0, "staleness 2": 2, "on a GPU": 2, "on pods": 0}
 
 MOMENTS = {
     "generating": "generating",
@@ -18,6 +18,9 @@ MOMENTS = {
 }
 """Moments of a step, with the point of `rlhf_trainer.process.faults` that is reached then: by rank 0, or where a
 generator goes over to new weights by its engine."""
+MOMENTS_IN_TURNS = {"sleeping": "asleep", "waking": "room", "training": "update", "committing": "swap"}
+"""Of trainer and generators that share their processors: these have just gone to sleep, have made room for new weights,
+sleep, and go over to the weights."""
 PAUSE_SECONDS = 30.0
 """From SIGSTOP to SIGCONT."""
 HANG_SECONDS = 90
@@ -49,6 +52,10 @@ VICTIMS = {
     "supervisor of the reward": Victim("reward-0", "reaper.py"),
 }
 PROCESS_FAULTS = ("SIGKILL", "SIGTERM", "SIGSTOP", "connections cut", "out of memory")
+TURNS: Mode = "in turns"
+"""On-policy, with `placement: shared`."""
+IN_TURNS = [victim for victim in VICTIMS if not victim.startswith(("ref", "rew", "supervisor of the rew"))]
+"""Victims in turns: the others take none."""
 GPU: Mode = "on a GPU"
 """At staleness 2, models and vLLM's engines on one GPU, with one trainer rank."""
 PODS: Mode = "on pods"
@@ -96,7 +103,8 @@ class Cell:
     @property
     def point(self) -> str:
         """The process and its point, as `hook` takes them."""
-        return f"{'generator-1' if self.moment == 'committing' else 'trainer-0'} {MOMENTS[self.moment]}"
+        process = "generator-1" if self.moment == "committing" else "trainer-0"
+        return f"{process} {(MOMENTS | MOMENTS_IN_TURNS)[self.moment]}"
 
 
 def cells(mode: Mode) -> Iterator[Cell]:
@@ -113,6 +121,11 @@ def cells(mode: Mode) -> Iterator[Cell]:
             for fault in faults:
                 yield Cell(mode, victim, fault, "generating")
         yield Cell(mode, AT_ONCE, "all at once", "generating")
+        return
+    if mode == TURNS:
+        for fault in PROCESS_FAULTS[:3]:
+            for moment, victim in product(MOMENTS_IN_TURNS, IN_TURNS):
+                yield Cell(mode, victim, fault, moment)
         return
     victims = [victim for victim in VICTIMS if mode != GPU or victim != SECOND_RANK]
     for fault in PROCESS_FAULTS:

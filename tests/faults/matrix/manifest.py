@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.faults.matrix.cells import GPU, HANG_SECONDS, STALENESS, Mode
+from tests.faults.matrix.cells import GPU, HANG_SECONDS, STALENESS, TURNS, Mode
 from tests.support.seaweed import Server
 
 PROMPTS, PER_STEP = 4096, 8
@@ -63,6 +63,7 @@ def specification(mode: Mode, policy: str, prompts: str) -> dict[str, Any]:
         "replay": {"maxReplayEpisode": 400, "samplesPerStep": 1},
         "optimizer": {"learningRate": 1e-5},
         "rollout": {"maxStaleness": STALENESS[mode]},
+        **({"placement": "shared"} if mode == TURNS else {}),
         "trainer": {**again},
         "generator": {**again, "replicas": 2, "timeoutSeconds": 60},
         "reference": again,

@@ -11,10 +11,12 @@ from tests.faults.matrix.cells import (
     GPU,
     HANG_SECONDS,
     MOMENTS,
+    MOMENTS_IN_TURNS,
     OUTAGE_SECONDS,
     PAUSE_SECONDS,
     PODS,
     STALENESS,
+    TURNS,
     Cell,
     cells,
 )
@@ -78,6 +80,11 @@ checkpoints of every step to the volume that all pods share. As root, `python -m
 - Where the operator is the victim, it is the leading one; training does not need it. For a trainer, **s** lasts until
   the first step of its successor: a trainer that is told to end first finishes its step and saves a checkpoint.
 """
+IN_TURNS = """
+With `placement: shared`, two trainer ranks and two vLLM servers on the same processors. While the trainer computes both
+servers **sleep**; **waking**, they make room for the next weights, and none serves before it has them. vLLM frees
+nothing on a CPU, so this shows the order of things and not the memory.
+"""
 ON_GPU = """
 At staleness 2, in bfloat16: one trainer rank, two vLLM engines and the reference on one NVIDIA H100 (80 GB) with 16
 cores, vLLM 0.25.1, torch 2.11.0+cu130; 2026-11-24, four such jobs at the same time, each with other victims. A step
@@ -136,6 +143,8 @@ def page(rows: Sequence[Row], kills: Sequence[Row] = (), spells: Sequence[Row] =
         parts.append(f"\n## {mode[0].upper()}{mode[1:]}\n")
         if mode == GPU:
             parts.append(ON_GPU)
+        if mode == TURNS:
+            parts.append(IN_TURNS)
         if mode == PODS:
             less = 300 - TOLERATED_SECONDS
             parts.append(
@@ -210,16 +219,15 @@ def _killed(head: str, kills: Sequence[Row]) -> str:
 def _table(fault: str, of_fault: Sequence[Cell], by_cell: Mapping[Cell, Sequence[Row]]) -> str:
     columns = (*COLUMNS, *(ON_PODS_ALONE if of_fault[0].mode == PODS else ()))
     lines = [_line(columns), _line(["---"] * len(columns))]
-    ran = [cell for cell in of_fault if cell in by_cell]
-    lines += [
-        _line(_row(cell, by_cell[cell])) for cell in sorted(ran, key=lambda c: list(MOMENTS).index(c.moment))
-    ]
+    order = list(MOMENTS_IN_TURNS if of_fault[0].mode == TURNS else MOMENTS)
+    ran = sorted((cell for cell in of_fault if cell in by_cell), key=lambda cell: order.index(cell.moment))
+    lines += [_line(_row(cell, by_cell[cell])) for cell in ran]
     missing: defaultdict[str, list[str]] = defaultdict(list)
     for cell in of_fault:
         if cell not in by_cell:
             missing[cell.victim].append(cell.moment)
     missing_text = "; ".join(
-        victim if len(moments) == len(MOMENTS) else f"{victim} {', '.join(moments)}"
+        victim if len(moments) == len(order) else f"{victim} {', '.join(moments)}"
         for victim, moments in missing.items()
     )
     parts = [
