@@ -68,6 +68,9 @@ JOBS: Mapping[str, Job] = {
     ),
     "ppo-zero3": Job("ppo", (*SHORT, SHARED, BFLOAT16, f"{ZERO}.stage=3"), policy="sft", reward="reward"),
     "grpo-vllm": Job("grpo", (VLLM,), policy="sft", gpus=2, vllm=True),
+    "grpo-in-turns": Job("grpo", (VLLM,), policy="sft", vllm=True),
+    "grpo-divided": Job("grpo", (VLLM, "spec.rollout.maxStaleness=1"), policy="sft", vllm=True),
+    "grpo-lora-in-turns": Job("grpo", (VLLM, "spec.model.lora.policy.rank=8"), policy="sft", vllm=True),
     "sft-two-ranks": Job("sft", (*STEADY, BFLOAT16, "spec.trainer.processesPerReplica=2"), gpus=2),
     "sft-sequence-parallel": Job(
         "sft",
