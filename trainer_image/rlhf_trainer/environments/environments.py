@@ -7,10 +7,8 @@ import logging
 import math
 from array import array
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from itertools import count
 
 from rlhf_api.sections.environment import Environment
 
@@ -18,6 +16,7 @@ from ..data.encode import TooLong
 from ..dispatch.outcomes import Refused
 from ..tensors.records import Outcome, Prompt
 from .live_episode import EpisodeEnded, EpisodeFailed, LiveEpisode, Reply
+from .live_episodes import Key, LiveEpisodes
 from .pool import WorkerEnded, WorkerPool
 from .record import Turn, turns_of
 from .rendering import Rendering
@@ -26,8 +25,6 @@ log = logging.getLogger(__name__)
 
 UNOPENED = "the environment opens no episode"
 """Begin of the reason of a prompt that the class or its settings cannot open, and never will."""
-Key = tuple[str, int]
-"""A prompt's id, and the index of one of its responses."""
 
 
 class Otherwise(Exception):
@@ -60,28 +57,17 @@ class Environments:
     """
 
     def __init__(self, section: Environment, rendering: Rendering, pool: WorkerPool) -> None:
-        self._section, self._rendering, self._pool = section, rendering, pool
-        self._numbers = count()
-        self._episodes = dict[Key, LiveEpisode]()
+        self._section, self._pool = section, pool
+        self._live = LiveEpisodes(section, rendering, pool)
         self._waiting: dict[Key, tuple[Prompt, array[int], asyncio.Future[Next]]] = {}
         """Turns that an environment replies to, with the prompt's and the response's tokens up to there."""
         self._opened_again = set[str]()
         """Prompts whose responses have begun anew since they opened otherwise: only once."""
         self._failures: Counter[Key] = Counter()
-        self._held = set[str]()
-        self._reserved = 0
-        self._freed = asyncio.Event()
-        self._ending = set[asyncio.Future[None]]()
 
-    @contextmanager
-    def holding(self, prompt_id: str) -> Iterator[None]:
+    def holding(self, prompt_id: str) -> AbstractContextManager[None]:
         """Meanwhile the episodes of this prompt do not make way for others."""
-        self._held.add(prompt_id)
-        try:
-            yield
-        finally:
-            self._held.discard(prompt_id)
-            self._freed.set()
+        return self._live.holding(prompt_id)
 
     async def open(self, prompt: Prompt) -> Prompt:
         """The prompt with the tokens of its opening, by the environment of its first response. Raises Refused where
@@ -90,9 +76,9 @@ class Environments:
         self._abandon(key)
         while True:
             try:
-                episode = self._episodes.get(key)
-                if episode is None or not episode.worker.lives or episode.read:
-                    episode = await self._begun(key, prompt)
+                episode = self._live.find(key)
+                if episode is None or episode.read:
+                    episode = await self._live.begin(key, prompt)
                 return replace(prompt, tokens=episode.opened.tokens)
             except (WorkerEnded, EpisodeFailed) as error:
                 if self._gives_up(key, error):
@@ -127,7 +113,7 @@ class Environments:
         """Drops a turn that nobody waits for any more, and its environment, which may have read it by now."""
         if key in self._waiting:
             self._waiting.pop(key)[2].cancel()
-            self._forget(key)
+            self._live.forget(key)
 
     async def _next(self, key: Key, prompt: Prompt, turns: list[Turn], length: int) -> Next:
         while True:
@@ -141,7 +127,7 @@ class Environments:
                 return self._ended(key, "stop", _problem(str(error), len(turns)))
             except Otherwise:
                 log.info("an episode of prompt %s begins anew: its environment replies otherwise", prompt.id)
-                self._forget(key)
+                self._live.forget(key)
                 return Next(array("i"), anew=True)
 
     async def _replied(self, key: Key, episode: LiveEpisode, turn: Turn, length: int) -> Next:
@@ -159,11 +145,11 @@ class Environments:
     async def _current(self, key: Key, prompt: Prompt, turns: list[Turn]) -> LiveEpisode:
         """The episode, which has read all turns but the last one."""
         record = array("i", [token for turn in turns[:-1] for token in (*turn.sampled, *turn.reply)])
-        episode = self._episodes.get(key)
-        if episode is None or not episode.worker.lives or episode.read != record:
-            episode = await self._begun(key, prompt)
+        episode = self._live.find(key)
+        if episode is None or episode.read != record:
+            episode = await self._live.begin(key, prompt)
             if (tokens := episode.opened.tokens) != prompt.tokens:
-                again = (await self._begun(key, prompt)).opened.tokens
+                again = (await self._live.begin(key, prompt)).opened.tokens
                 if again == tokens and prompt.id not in self._opened_again:
                     self._opened_again.add(prompt.id)
                     raise OpensOtherwise
@@ -180,37 +166,14 @@ class Environments:
         if reply.done or [*reply.tokens] != [*turn.reply]:
             raise Otherwise
 
-    async def _begun(self, key: Key, prompt: Prompt) -> LiveEpisode:
-        self._forget(key)
-        while len(self._episodes) + self._reserved >= self._section.parallel:
-            if idle := next((each for each in self._episodes if each[0] not in self._held), None):
-                self._forget(idle)
-                continue
-            self._freed.clear()
-            await self._freed.wait()
-        self._reserved += 1
-        try:
-            worker = await self._pool.free()
-        finally:
-            self._reserved -= 1
-        worker.episodes += 1
-        episode = LiveEpisode(worker, next(self._numbers), self._rendering, self._section)
-        self._episodes[key] = episode
-        try:
-            await episode.begin(prompt)
-        except BaseException:
-            self._forget(key)
-            raise
-        return episode
-
     def _ended(self, key: Key, end: str, outcome: Outcome) -> Next:
         self._failures.pop(key, None)
-        self._forget(key, closed=not outcome.problem)
+        self._live.forget(key, closed=not outcome.problem)
         return Next(array("i"), end, outcome)
 
     def _gives_up(self, key: Key, error: Exception) -> bool:
         """Counts a failure; True after the last retry."""
-        self._forget(key)
+        self._live.forget(key)
         if not isinstance(error, WorkerEnded) or error.blamed:
             self._failures[key] += 1
             log.warning("an environment of prompt %s failed (%d): %s", key[0], self._failures[key], error)
@@ -218,23 +181,6 @@ class Environments:
             return False
         del self._failures[key]
         return True
-
-    def _forget(self, key: Key, *, closed: bool = False) -> None:
-        """Drops an episode and, unless it is `closed`, closes its environment, without waiting for that."""
-        episode = self._episodes.pop(key, None)
-        self._freed.set()
-        if episode is None:
-            return
-        episode.worker.episodes -= 1
-        if not closed and episode.worker.lives:
-            ending = asyncio.ensure_future(_quietly(episode))
-            self._ending.add(ending)
-            ending.add_done_callback(self._ending.discard)
-
-
-async def _quietly(episode: LiveEpisode) -> None:
-    with suppress(WorkerEnded, EpisodeFailed, EpisodeEnded):
-        await episode.close()
 
 
 def _problem(reason: str, turns: int) -> Outcome:

@@ -1,0 +1,85 @@
+"""The episodes that live in the pool's workers, at most `parallel` at once."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
+
+from rlhf_api.sections.environment import Environment
+
+from ..tensors.records import Prompt
+from .live_episode import EpisodeEnded, EpisodeFailed, LiveEpisode
+from .pool import WorkerEnded, WorkerPool
+from .rendering import Rendering
+
+Key = tuple[str, int]
+"""A prompt's id, and the index of one of its responses."""
+
+
+class LiveEpisodes:
+    """Further ones wait. Those of prompts that nobody is `holding` make way, to be played again later."""
+
+    def __init__(self, section: Environment, rendering: Rendering, pool: WorkerPool) -> None:
+        self._section, self._rendering, self._pool = section, rendering, pool
+        self._numbers = count()
+        self._episodes = dict[Key, LiveEpisode]()
+        self._held = set[str]()
+        self._reserved = 0
+        self._freed = asyncio.Event()
+        self._ending = set[asyncio.Future[None]]()
+
+    @contextmanager
+    def holding(self, prompt_id: str) -> Iterator[None]:
+        """Meanwhile the episodes of this prompt do not make way for others."""
+        self._held.add(prompt_id)
+        try:
+            yield
+        finally:
+            self._held.discard(prompt_id)
+            self._freed.set()
+
+    def find(self, key: Key) -> LiveEpisode | None:
+        """The episode, unless its worker has ended."""
+        episode = self._episodes.get(key)
+        return episode if episode is not None and episode.worker.lives else None
+
+    async def begin(self, key: Key, prompt: Prompt) -> LiveEpisode:
+        """A new episode in place of the one with this key. Raises as `LiveEpisode.begin` and `WorkerPool.free`."""
+        self.forget(key)
+        while len(self._episodes) + self._reserved >= self._section.parallel:
+            if idle := next((each for each in self._episodes if each[0] not in self._held), None):
+                self.forget(idle)
+                continue
+            self._freed.clear()
+            await self._freed.wait()
+        self._reserved += 1
+        try:
+            worker = await self._pool.free()
+        finally:
+            self._reserved -= 1
+        worker.episodes += 1
+        episode = LiveEpisode(worker, next(self._numbers), self._rendering, self._section)
+        self._episodes[key] = episode
+        try:
+            await episode.begin(prompt)
+        except BaseException:
+            self.forget(key)
+            raise
+        return episode
+
+    def forget(self, key: Key, *, closed: bool = False) -> None:
+        """Drops an episode and, unless it is `closed`, closes its environment, without waiting for that."""
+        episode = self._episodes.pop(key, None)
+        self._freed.set()
+        if episode is None:
+            return
+        episode.worker.episodes -= 1
+        if not closed and episode.worker.lives:
+            ending = asyncio.ensure_future(_close(episode))
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
+
+
+async def _close(episode: LiveEpisode) -> None:
+    with suppress(WorkerEnded, EpisodeFailed, EpisodeEnded):
+        await episode.close()
