@@ -66,7 +66,7 @@ _RUNTIME_COLUMNS = (
 _SELECTABLE = (".spec.algorithm", ".spec.suspend", ".status.phase")
 """Selectable fields of `kubectl get --field-selector` and watches."""
 _WIDTH = 400
-_SHARED = 100
+_SHARED = 50
 """Minimum length, in characters of JSON, of a subtree that is written once as an anchor."""
 
 
