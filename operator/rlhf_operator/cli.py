@@ -14,7 +14,7 @@ from rlhf_api.manifest.load import composed, parse
 from rlhf_api.schema.json_schema import manifest_schema
 
 from .archive import open_store, replay, samples
-from .commands import compare, data, init, sweep
+from .commands import compare, data, environment, init, sweep
 from .commands import plan as plan_command
 from .commands import run as run_command
 from .console.exits import ended, print_line
@@ -38,6 +38,7 @@ _GROUPS = {
         "checkpoint",
         "replay",
         "data",
+        "env",
         "graph",
     ),
     "control jobs on a cluster": ("submit", "suspend", "resume", "scale"),
@@ -73,6 +74,7 @@ def main(arguments: Sequence[str] | None = None, make: Command = command) -> int
         "plan": plan_command.run,
         "graph": graph.run,
         "data": data.run,
+        "env": environment.run,
         "compare": compare.run,
         "sweep": sweep.run,
         "completion": completion.run,
@@ -110,6 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     sweep.add_sweep(commands)
     graph.add_graph(commands)
     data.add_data(commands)
+    environment.add_env(commands)
     plan_command.add_plan(commands)
     selftest.add_selftest(commands)
     completion.add_completion(commands)

@@ -63,6 +63,9 @@ def check(
                 yield from filter(None, [fitting(dataset, report, spec.data, file.name).message])
             except InvalidJob as error:
                 problems += error.problems
+    if spec.environment is not None:
+        opens = "the lengths are of the rows' own prompts, which its reset may replace or add to"
+        yield f"spec.environment: {opens}; `rlhf env try` plays episodes"
     if tokenizer is not None:
         yield from warnings(tokenizer, (dataset for _, _, dataset in _named(spec)))
     if problems:

@@ -62,14 +62,14 @@ def generate_shared(
     longest = len(repeated[order[-1]].tokens) + sampling.max_new_tokens if order else 1
     size = max(1, engine.micro_batch_tokens // longest)
     responses: dict[int, Sampled] = {}
-    with engine.gathered() as model, _sampling_of_the_job_alone(model) as own, torch.no_grad():
+    with engine.gathered() as model, sampling_of_the_job_alone(model) as own, torch.no_grad():
         ends, stops = end_tokens(tokenizer, own, sampling), StopStrings(tokenizer, sampling.stop)
         model.eval()
         for at in range(0, len(order), size):
             if stop.is_set():
                 break
             rows = order[at : at + size]
-            batch = _generate(
+            batch = generate_batch(
                 model,
                 [repeated[i] for i in rows],
                 sampling,
@@ -87,7 +87,7 @@ def generate_shared(
 
 
 @contextmanager
-def _sampling_of_the_job_alone(model: Any) -> Iterator[GenerationConfig]:
+def sampling_of_the_job_alone(model: Any) -> Iterator[GenerationConfig]:
     """Hides the model repository's generation configuration, from which `generate` would take defaults such as
     penalties; yields it."""
     own, model.generation_config = model.generation_config, GenerationConfig()
@@ -97,7 +97,7 @@ def _sampling_of_the_job_alone(model: Any) -> Iterator[GenerationConfig]:
         model.generation_config = own
 
 
-def _generate(
+def generate_batch(
     model: Any,
     prompts: list[Prompt],
     sampling: Sampling,

@@ -47,6 +47,15 @@ def test_check_tells_lengths_and_what_is_cut(tmp_path):
     )
 
 
+def test_check_says_that_an_environment_may_open_otherwise(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "p"}\n')
+    made = job(f"spec.data.train=[{tmp_path / 'rows.jsonl'}]", "spec.environment={path: 'a:B'}").spec
+    *_, last = check(made, byte_tokenizer())
+    assert last.startswith(
+        "spec.environment: the lengths are of the rows' own prompts, which its reset may replace"
+    )
+
+
 def test_check_keeps_no_tokens_of_rows_it_has_read(tmp_path):
     """A million rows would take tens of gigabytes."""
     rows = [{"prompt": "p", "answer": "a"}] * 50

@@ -1,0 +1,136 @@
+"""`rlhf env try`: plays episodes of a job's environment and prints them. Reads the job as JSON on stdin.
+
+Turns are sampled by the job's own model in this process; all else is what training has: the environment's workers, its
+replies as tokens, and the limits.
+"""
+
+import argparse
+import asyncio
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import torch
+from transformers import PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
+
+from rlhf_api.contract.run import Member, RunConfig
+from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.graph import POLICY
+from rlhf_api.host.printing import write_line
+from rlhf_api.roles import Role
+
+from ..data.dataset import Dataset, open_dataset, sources_of
+from ..data.encode import end_tokens
+from ..data.prompts import prompts
+from ..data.stop_strings import StopStrings
+from ..dispatch.outcomes import Refused
+from ..environments.environments import Environments
+from ..environments.pool import WorkerPool
+from ..environments.rendering import Rendering
+from ..local_generation.shared import sampling_of_the_job_alone
+from ..models.pretrained import architectures
+from ..models.pretrained.hub import use_cache_if_unreachable
+from ..models.pretrained.job_models import load_job_tokenizer, load_trained, on_device
+from ..models.pretrained.load import padding_id
+from ..process.settings import model_source
+from ..rollout.local_client import LocalClient
+from ..rollout.partial_rollout import PartialRollout, Response
+from ..rollout.turns_client import TurnsClient
+from .episode_lines import episode_lines, summary
+
+HERE = Member(role=Role.GENERATOR, name="here", uid="", address="")
+
+
+@asynccontextmanager
+async def player(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> AsyncIterator[TurnsClient]:
+    """The client that plays the job's episodes here. Raises InvalidJob, naming the class first and then the model."""
+    spec = config.spec
+    section = spec.environment
+    assert section is not None, "the command asks for one"
+    pool = WorkerPool(section.path, section.settings, section.workers)
+    await pool.start()
+    try:
+        model = load_trained(config, POLICY, tokenizer)
+        on_device(model)
+        torch.manual_seed(spec.seed)
+        with sampling_of_the_job_alone(model) as own:
+            ends, stops = (
+                end_tokens(tokenizer, own, spec.sampling),
+                StopStrings(tokenizer, spec.sampling.stop),
+            )
+            local = LocalClient(model, spec.sampling, ends, stops, padding_id(tokenizer))
+            environments = Environments(
+                section, Rendering(tokenizer, spec.data, ends, stops, pool.schemas), pool
+            )
+            yield TurnsClient(
+                local, environments, sampling=spec.sampling, ends=ends, stops=stops, most=section.max_tokens
+            )
+    finally:
+        await pool.close()
+
+
+async def play(config: RunConfig, first: int, count: int, *, tokens: bool, colour: bool) -> int:
+    """Plays an episode of each of `count` rows, over again after the last one, and prints them; returns the exit code:
+    1 where an episode ended without a reward."""
+    rows, tokenizer = _rows(config), load_job_tokenizer(config)
+    if not 0 <= first < len(rows):
+        message = f"must be one of the {len(rows)} rows, from 0 to {len(rows) - 1}; got {first}"
+        raise InvalidJob([Problem("--row", message)])
+    played = list[Response]()
+    async with player(config, tokenizer) as client:
+        for number in range(count):
+            index = (first + number) % len(rows)
+            source, at = rows.place(index)
+            write_line(
+                f"episode {number + 1} of {count}: row {index}, {rows.files[source].where(at)}", sys.stdout
+            )
+            (prompt,) = prompts(rows, [(number, index)], tokenizer, config.spec.data)
+            began, work = time.monotonic(), PartialRollout.begin(prompt, 1)
+            try:
+                work = await client.ask(HERE, work, lambda: None)
+            except Refused as error:
+                played.append(Response())
+                write_line(f"  no episode: {error}", sys.stdout)
+                continue
+            played += work.responses
+            for line in episode_lines(
+                work, tokenizer, time.monotonic() - began, tokens=tokens, colour=colour
+            ):
+                write_line(line, sys.stdout)
+    write_line(summary(played), sys.stdout)
+    return 0 if all(each.outcome and not each.outcome.problem for each in played) else 1
+
+
+def _rows(config: RunConfig) -> Dataset:
+    """The training data."""
+    _, kind, sources, samples = next(iter(sources_of(config.spec)))
+    return open_dataset(sources, kind, samples)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--episodes", type=int, default=4)
+    parser.add_argument("--row", type=int, default=0)
+    parser.add_argument("--tokens", action="store_true")
+    options = parser.parse_args(arguments)
+    config = RunConfig.model_validate_json(sys.stdin.read())
+    colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    try:
+        disable_progress_bar()
+        architectures.register(config.spec.model.architectures)
+        if "/" not in model_source(config, "policy").path:
+            use_cache_if_unreachable()
+        return asyncio.run(play(config, options.row, options.episodes, tokens=options.tokens, colour=colour))
+    except InvalidJob as error:
+        for problem in error.problems:
+            write_line(f"error: {problem}", sys.stderr)
+        return 2
+    except RuntimeError as error:  # of a class whose process ends while it is imported
+        write_line(f"error: {error}", sys.stderr)
+        return 2
+    except BrokenPipeError:  # of a reader such as head, which has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        return 1
