@@ -194,7 +194,7 @@ _ANSWERS = (
     ),
     (
         "orchestrator.env train.env",
-        "an environment is rows in spec.data.train and functions in spec.reward.functions",
+        "an environment is a class of your own, spec.environment.path; those of verifiers are not read",
     ),
     (
         "deployment",
@@ -234,9 +234,8 @@ _ANSWERS = (
         "nucleus and top-k sampling are all: training computes with the same mask",
     ),
     (
-        "tools multi_turn max_tool_calling_iterations agent agent_func_path tool_config_path "
-        "function_tool_path tool_call_parser",
-        "a response is one turn without tools",
+        "tools tool_config_path function_tool_path tool_call_parser",
+        "tools are methods of the class that spec.environment.path names (docs/guides/environments.md)",
     ),
     ("image_key video_key audio_key freeze_vision_tower mm_processor_kwargs", "models read text alone"),
     ("distillation teacher_model teacher_tau", "there is no teacher"),

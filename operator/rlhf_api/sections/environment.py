@@ -24,7 +24,8 @@ def _keywords(given: dict[str, JsonValue]) -> dict[str, JsonValue]:
 
 
 class Environment(Frozen):
-    """Episodes of several turns: a class of your own replies to each response and gives the rewards."""
+    """Episodes of several turns: a class of your own replies to each response and gives the rewards
+    (docs/guides/environments.md)."""
 
     path: Annotated[ImportPath, AfterValidator(_module)]
     """The class, as `package.module:name` or `file.py:name`."""
@@ -41,9 +42,9 @@ class Environment(Frozen):
     parallel: int = Field(64, ge=1, le=4096)
     """Most episodes at once."""
     retries: int = Field(2, ge=0, le=100)
-    """Times that an episode is played again after its process died, before it is left out."""
+    """Times that an episode is played again after a call ended its process or took too long, before it is left out."""
     workers: int = Field(2, ge=1, le=256)
-    """Processes beside each trainer's in which environments run."""
+    """Processes beside the trainer's in which environments run."""
 
 
 class Variables(dict[str, str]):

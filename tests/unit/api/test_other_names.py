@@ -127,7 +127,7 @@ VERL = {
     "rollout.free_cache_engine": "vLLM sleeps while the trainer computes",
     "rollout.log_prob_micro_batch_size_per_gpu": "spec.trainer.microBatchTokens",
     "reference.log_prob_micro_batch_size_per_gpu": "spec.reference.microBatchTokens",
-    "rollout.multi_turn": "a response is one turn",
+    "rollout.multi_turn": "spec.environment",
     "rollout.val_kwargs": "spec.evaluation",
     "evaluation.n": "spec.evaluation.samples",
     "trainer.ulysses_sequence_parallel_size": "spec.trainer.sequenceParallelSize",
