@@ -15,7 +15,7 @@ from rlhf_api.contract.run import Process, RunConfig, places, pods_each, roles_o
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.estimate.resources import gpus_each
 from rlhf_api.estimate.serving import CACHE, UTILIZATION, engine_section, on_vllm
-from rlhf_api.estimate.shared_gpus import separate_gpus, separate_roles, shared_places
+from rlhf_api.estimate.sharing.places import separate_gpus, separate_roles, shared_places
 from rlhf_api.roles import Role
 from rlhf_api.spec import Spec
 

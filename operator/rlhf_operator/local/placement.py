@@ -6,9 +6,9 @@ from pathlib import Path
 
 from rlhf_api.contract.run import generates_in_turns, roles_of
 from rlhf_api.errors.problem import InvalidJob, Problem
-from rlhf_api.estimate.shared_gpus import separate_gpus, separate_roles
-from rlhf_api.estimate.sharing import by_hand, divide
-from rlhf_api.estimate.sharing_problems import problems, problems_without_sizes
+from rlhf_api.estimate.sharing.divide import by_hand, divide
+from rlhf_api.estimate.sharing.places import separate_gpus, separate_roles
+from rlhf_api.estimate.sharing.problems import problems, problems_without_sizes
 from rlhf_api.estimate.sizes import FileSizes, Sizes
 from rlhf_api.roles import Role
 from rlhf_api.spec import Spec

@@ -8,9 +8,9 @@ from tests.unit.api.manifests import job
 from tests.unit.api.shared import AHEAD, AWAY, EIGHT, GRPO, H200, LARGE, REFERENCE, SMALL
 
 from rlhf_api.errors.problem import Problem
-from rlhf_api.estimate.division import SPARE, Division
-from rlhf_api.estimate.sharing import divide, frozen_options, generator_options
-from rlhf_api.estimate.sharing_problems import problems
+from rlhf_api.estimate.sharing.divide import divide, frozen_options, generator_options
+from rlhf_api.estimate.sharing.division import SPARE, Division
+from rlhf_api.estimate.sharing.problems import problems
 from rlhf_api.estimate.sizes import Size, Sizes
 from rlhf_api.roles import Role
 from rlhf_api.spec import Spec

@@ -15,8 +15,8 @@ from rlhf_api.contract.run import ProcessEnv, RunConfig, pods_each
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.estimate.model_files import model_sizes
 from rlhf_api.estimate.serving import PIPELINE, UTILIZATION, Serving, gpus, left_open
-from rlhf_api.estimate.sharing import generator_options
-from rlhf_api.estimate.sharing_problems import problems
+from rlhf_api.estimate.sharing.divide import generator_options
+from rlhf_api.estimate.sharing.problems import problems
 from rlhf_api.estimate.sizes import Sizes
 from rlhf_api.host.model_directory import directory_problem
 from rlhf_api.roles import Role

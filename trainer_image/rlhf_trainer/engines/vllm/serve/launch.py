@@ -12,8 +12,8 @@ from pydantic import JsonValue
 
 from rlhf_api.contract.run import RunConfig
 from rlhf_api.errors.problem import InvalidJob, Problem
-from rlhf_api.estimate import sharing
 from rlhf_api.estimate.serving import REFERENCE_SHARE, UTILIZATION
+from rlhf_api.estimate.sharing import divide
 from rlhf_api.host.foreign_files import READ_ERRORS, read_json
 from rlhf_api.host.model_directory import takes_pickles
 from rlhf_api.roles import Role
@@ -95,7 +95,7 @@ def frozen_options(
     elif role.row.work == "infer":
         options |= REFERENCE_ON_GPU
     if shared_memory is not None:
-        options |= sharing.frozen_options(config.spec, role, job_sizes(config.spec), shared_memory)
+        options |= divide.frozen_options(config.spec, role, job_sizes(config.spec), shared_memory)
     if role.row.work == "score":
         options |= {"runner": "pooling", "convert": "classify"}
     return options | dict(section.engine_arguments)

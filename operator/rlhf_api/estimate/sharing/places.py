@@ -7,13 +7,13 @@ Frozen models follow behind the generators, round and round.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..contract.run import places, pods_each, roles_of
-from ..errors.problem import Problem
-from ..roles import Role
-from ..spec import Spec
-from .resources import gpus_each
-from .serving import on_vllm
-from .sizes import NOTHING, Sizes
+from ...contract.run import places, pods_each, roles_of
+from ...errors.problem import Problem
+from ...roles import Role
+from ...spec import Spec
+from ..resources import gpus_each
+from ..serving import on_vllm
+from ..sizes import NOTHING, Sizes
 
 Place = tuple[Role, int, int]
 """Role, replica, and rank within it."""

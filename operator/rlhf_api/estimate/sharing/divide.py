@@ -10,16 +10,16 @@ from collections.abc import Iterator, Sequence
 
 from pydantic import JsonValue
 
-from ..contract.run import generates_in_turns, roles_of
-from ..roles import Role
-from ..spec import Spec
+from ...contract.run import generates_in_turns, roles_of
+from ...roles import Role
+from ...spec import Spec
+from ..memory import Need
+from ..serving import CACHE, UTILIZATION, Serving, engine_section
+from ..sizes import Sizes
+from ..trainer_memory import counted, trained
 from .division import Division, Phase, engine_options
-from .memory import Need
-from .serving import CACHE, UTILIZATION, Serving, engine_section
-from .shared_gpus import Shared, occupants
-from .shared_use import Use, frozen_cache, frozen_use
-from .sizes import Sizes
-from .trainer_memory import counted, trained
+from .places import Shared, occupants
+from .use import Use, frozen_cache, frozen_use
 
 
 def divide(spec: Spec, sizes: Sizes, memory: float, count: int, activations: float = 1.0) -> Division | None:

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, inf
 
-from ..roles import Role
-from ..spec import Spec
-from .memory import Need, between_updates, gigabytes, trainer
-from .serving import (
+from ...roles import Role
+from ...spec import Spec
+from ..memory import Need, between_updates, gigabytes, trainer
+from ..serving import (
     BESIDE,
     CACHE,
     UTILIZATION,
@@ -18,9 +18,9 @@ from .serving import (
     number,
     on_vllm,
 )
-from .sizes import Size, Sizes
-from .trainer_memory import trained
-from .zero import BYTES
+from ..sizes import Size, Sizes
+from ..trainer_memory import trained
+from ..zero import BYTES
 
 _RANK = Need(2e9, "CUDA and NCCL of the trainer")
 _ENGINE = Need(BESIDE, "CUDA, graphs and buffers of vLLM")

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from .memory import Need, gigabytes
-from .serving import CACHE, UTILIZATION
+from ..memory import Need, gigabytes
+from ..serving import CACHE, UTILIZATION
 
 SPARE = 0.03
 """Share of a GPU that is left free: estimates are right within a few percent, and allocators round up."""

@@ -4,17 +4,17 @@ from collections.abc import Iterator
 from itertools import combinations
 from typing import get_args
 
-from ..contract.run import generates_in_turns, places, roles_of
-from ..errors.problem import Problem, show
-from ..roles import Role
-from ..sections.deepspeed import OffloadOptimizer
-from ..sections.roles import GradientCheckpointing
-from ..spec import Spec
-from .remedies import CERTAIN
-from .serving import CACHE, UTILIZATION, Serving, engine_section, number, on_vllm
-from .shared_gpus import count_problems
-from .sharing import by_hand, divide
-from .sizes import Sizes
+from ...contract.run import generates_in_turns, places, roles_of
+from ...errors.problem import Problem, show
+from ...roles import Role
+from ...sections.deepspeed import OffloadOptimizer
+from ...sections.roles import GradientCheckpointing
+from ...spec import Spec
+from ..remedies import CERTAIN
+from ..serving import CACHE, UTILIZATION, Serving, engine_section, number, on_vllm
+from ..sizes import Sizes
+from .divide import by_hand, divide
+from .places import count_problems
 
 Change = tuple[str, Spec]
 """A change of the manifest in words, and the spec after it."""

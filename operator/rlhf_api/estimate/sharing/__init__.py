@@ -1,0 +1,1 @@
+"""Memory of GPUs that trainer ranks, engines and frozen models share."""
