@@ -1,7 +1,7 @@
 """Names in the published configurations of other systems, at the commits that docs/guides/coming-from.md has."""
 
 NAMES = {
-    # GRPOConfig, PPOConfig, DPOConfig, SFTConfig, ModelConfig, and what examples set of TrainingArguments
+    # GRPOConfig, PPOConfig, DPOConfig, CPOConfig, SFTConfig, ModelConfig, what examples set of TrainingArguments
     "TRL": """
         model_init_kwargs disable_dropout cast_lm_head_to_fp32 remove_unused_columns num_generations
         num_generations_eval max_completion_length ds3_gather_for_generation shuffle_dataset generation_batch_size
@@ -23,7 +23,7 @@ NAMES = {
         ref_model_init_kwargs force_use_ref_model use_logits_to_keep padding_value label_pad_token_id max_prompt_length
         max_length truncation_mode padding_free precompute_ref_log_probs precompute_ref_batch_size tools
         f_divergence_type f_alpha_divergence_coef reference_free label_smoothing use_weighting rpo_alpha discopop_tau
-        generate_during_eval
+        simpo_gamma cpo_alpha generate_during_eval
         chat_template_path dataset_text_field dataset_kwargs eos_token packing packing_strategy pad_to_multiple_of
         eval_packing completion_only_loss assistant_only_loss activation_offloading pad_token
         model_name_or_path model_revision torch_dtype trust_remote_code attn_implementation use_peft lora_r lora_alpha

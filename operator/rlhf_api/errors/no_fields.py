@@ -226,8 +226,8 @@ _ANSWERS = (
         "no built-in algorithm has it; an algorithm of your own may (docs/guides/own-algorithm.md)",
     ),
     (
-        "f_divergence_type f_alpha_divergence_coef reference_free use_weighting rpo_alpha discopop_tau",
-        "dpo has beta, loss and labelSmoothing alone",
+        "f_divergence_type f_alpha_divergence_coef reference_free use_weighting discopop_tau",
+        "dpo has four losses: sigmoid, ipo, simpo and orpo",
     ),
     (
         "min_p generation_kwargs vllm_structured_outputs_regex extra_body",

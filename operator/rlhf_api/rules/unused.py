@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 
 from ..algorithms import algorithm_of, settings_of
+from ..algorithms.dpo import DPO
 from ..algorithms.policy_gradient import PolicyGradient, is_one_update
 from ..algorithms.ppo import PPO
 from ..contract.run import roles_of
@@ -104,6 +105,8 @@ def _without_reference(spec: Spec) -> str:
         return f"{where}.klCoefficient is 0"
     if isinstance(settings, PolicyGradient) and settings.reference_ema is not None:
         return f"the moving average of the policy takes its place ({where}.referenceEma)"
+    if isinstance(settings, DPO) and not settings.has_reference:
+        return f"{where}.loss is {settings.loss}"
     if any(REFERENCE_COLUMN in node.writes for node in spec.graph.nodes):
         return "the policy without its adapter takes its place (spec.model.lora.policy)"
     return f"{spec.algorithm} compares with none"

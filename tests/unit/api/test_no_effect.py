@@ -270,7 +270,15 @@ REFUSED = [
     ),
     (
         (*SFT, "spec.algorithm=dpo", "spec.dpo={loss: ipo, labelSmoothing: 0.1}"),
-        *("spec.dpo.labelSmoothing", "applies only to loss sigmoid; remove it; got 0.1 with ipo"),
+        *("spec.dpo.labelSmoothing", "applies only to loss sigmoid and simpo; remove it; got 0.1 with ipo"),
+    ),
+    (
+        (*SFT, "spec.algorithm=dpo", "spec.dpo={loss: orpo, margin: 0.5}"),
+        *("spec.dpo.margin", "applies only to loss sigmoid and simpo; remove it; got 0.5 with orpo"),
+    ),
+    (
+        (*SFT, "spec.algorithm=dpo", "spec.dpo.loss=simpo", "spec.model.reference=r"),
+        *("spec.model.reference", "the job has none: spec.dpo.loss is simpo; remove it"),
     ),
     (
         ("spec.trainer.deepspeed.optimizer={type: Lion}",),

@@ -186,7 +186,8 @@ def test_a_name_of_trl_or_verl_is_answered_in_the_sense_of_its_section(name, mea
         ("dpo.max_completion_length", "did you mean spec.data.maxResponseLength?"),
         ("dpo.kl_coef", "remove it: the algorithm dpo has no klCoefficient"),
         ("dpo.sync_ref_model", "remove it: the algorithm dpo has no referenceEma"),
-        ("dpo.rpo_alpha", "dpo has beta, loss and labelSmoothing alone"),
+        ("dpo.rpo_alpha", "did you mean spec.dpo.likelihoodCoefficient?"),
+        ("dpo.reference_free", "dpo has four losses: sigmoid, ipo, simpo and orpo"),
     ],
 )
 def test_under_dpo_a_name_has_the_sense_of_dpo(name, meant):

@@ -56,6 +56,8 @@ def cases() -> Any:
     for name in GIVEN:
         without = (*RESPONSES, *GENERATOR, *CRITIC, *(REFERENCE if name != "dpo" else ()))
         yield pytest.param(manifest(name, {}), without, name, id=name)
+    without = (*RESPONSES, *GENERATOR, *CRITIC, *REFERENCE)
+    yield pytest.param(manifest("dpo", {"loss": "simpo"}), without, "dpo", id="dpo without a reference")
     for name in SAMPLED:
         critic = () if name == "ppo" else CRITIC
         for mode in ("generators", "shared", "without a reference"):

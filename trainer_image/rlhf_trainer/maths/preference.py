@@ -1,9 +1,11 @@
-"""Losses of preference pairs without a reward model: DPO, with label smoothing, and IPO.
+"""Losses of preference pairs without a reward model: DPO and SimPO, with label smoothing and a margin, IPO and ORPO.
 
-A pair's margin is `implicit_rewards` of the chosen response less that of the rejected one; the share of margins above
-0 is the accuracy.
+A pair's margin is the reward of the chosen response less that of the rejected one; the share of margins above 0 is the
+accuracy. The reward is `implicit_rewards` where there is a reference, else beta times the mean log-probability of a
+response's tokens.
 """
 
+import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
@@ -18,13 +20,17 @@ def implicit_rewards(logprobs: Tensor, reference_logprobs: Tensor, beta: float) 
     return beta * (logprobs - reference_logprobs)
 
 
-def dpo_loss(margins: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    """-(1 - s) log sigmoid(margin) - s log sigmoid(-margin), s = `label_smoothing`: the share of wrong labels.
+def dpo_loss(margins: Tensor, label_smoothing: float = 0.0, target: float = 0.0) -> Tensor:
+    """-(1 - s) log sigmoid(margin - t) - s log sigmoid(t - margin), s = `label_smoothing`: the share of wrong labels;
+    t = `target`: the margin above which a pair counts less than one of even odds.
 
+    Of the implicit rewards of DPO, t is the offset of ODPO; of beta times mean log-probabilities, it is SimPO's gamma.
     Shapes: float [P] in units of reward -> [P] in nats, same dtype. Raises ValueError unless 0 <= s < 0.5.
     Source: Rafailov et al. 2023 (arXiv:2305.18290), eq. 7; s Mitchell 2023, "A note on DPO with noisy preferences
-    and relationship to IPO" (conservative DPO).
+    and relationship to IPO" (conservative DPO); t Amini et al. 2024 (arXiv:2402.10571), ODPO, and Meng et al. 2024
+    (arXiv:2405.14734), eq. 6 (SimPO).
     """
+    margins = margins - target
     if not 0 <= label_smoothing < 0.5:
         raise ValueError(f"label smoothing must be at least 0 and below 0.5; got {label_smoothing}")
     loss = -logsigmoid(margins)
@@ -42,3 +48,21 @@ def ipo_loss(margins: Tensor, beta: float) -> Tensor:
     Source: Azar et al. 2023 (arXiv:2310.12036), eq. 17.
     """
     return (margins / beta - 1 / (2 * beta)).square()
+
+
+_SURE = -1e-7
+"""The highest mean log-probability whose odds are told apart: those of 0 are infinite."""
+
+
+def odds_ratio_loss(chosen: Tensor, rejected: Tensor) -> Tensor:
+    """-log sigmoid(log odds(chosen) - log odds(rejected)), odds(p) = p / (1 - p) of p = exp(mean log-probability).
+
+    Shapes: two float [P] in nats per token, at most 0 -> [P] in nats, same dtype.
+    Source: Hong et al. 2024 (arXiv:2403.07691), eq. 4, 5 and 7 (ORPO; eq. 6 adds the chosen responses' likelihood).
+    """
+    return -logsigmoid(_log_odds(chosen) - _log_odds(rejected))
+
+
+def _log_odds(x: Tensor) -> Tensor:
+    near = x.clamp(max=_SURE)
+    return near - torch.log(-torch.expm1(near))

@@ -20,7 +20,7 @@ from ..maths.losses import (
     sequence_ratio,
     token_weights,
 )
-from ..maths.preference import dpo_loss, implicit_rewards, ipo_loss
+from ..maths.preference import dpo_loss, implicit_rewards, ipo_loss, odds_ratio_loss
 from ..maths.values import normalize
 from ..tensors.batches import Loss, MicroBatch
 from ..tensors.packed import to_device
@@ -59,21 +59,29 @@ def preference(columns: Columns, _ctx: OpContext) -> Loss:
 
 
 def dpo(columns: Columns, ctx: OpContext[DPO]) -> Loss:
-    """Mean DPO or IPO loss of rows (2i, 2i + 1), chosen first; implicit rewards in units of beta x nats."""
+    """Mean of the settings' loss of rows (2i, 2i + 1), chosen first, and of the chosen responses' likelihood. Rewards
+    are in units of beta x nats, or of beta x nats per token without a reference."""
     settings, pairs = ctx.settings, len(columns) // 2
 
     def loss(logprobs: Tensor, micro: MicroBatch) -> tuple[Tensor, Named]:
         lengths = columns.lengths[micro.rows]
-        reference = to_device(columns["reference_logprobs"][micro.response_index], logprobs.device)
-        own, other = sequence_sums(logprobs, lengths), sequence_sums(reference, lengths)
-        rewards = implicit_rewards(own, other, settings.beta)
+        own = sequence_sums(logprobs, lengths)
+        means = own / to_device(lengths, own.device)
+        if settings.has_reference:
+            reference = to_device(columns["reference_logprobs"][micro.response_index], logprobs.device)
+            rewards = implicit_rewards(own, sequence_sums(reference, lengths), settings.scale)
+        else:
+            rewards = settings.scale * means
         better, worse = rewards[0::2], rewards[1::2]
         margins = better - worse
-        of_pairs = (
-            dpo_loss(margins, settings.label_smoothing)
-            if settings.loss == "sigmoid"
-            else ipo_loss(margins, settings.beta)
-        )
+        if settings.loss == "ipo":
+            of_pairs = ipo_loss(margins, settings.scale)
+        elif settings.loss == "orpo":
+            of_pairs = settings.scale * odds_ratio_loss(means[0::2], means[1::2])
+        else:
+            of_pairs = dpo_loss(margins, settings.label_smoothing, settings.margin)
+        if settings.likelihood:
+            of_pairs = of_pairs - settings.likelihood * means[0::2]
         return of_pairs.sum() / pairs, {
             "accuracy": (margins > 0).to(margins.dtype).sum() / pairs,
             "reward_margin": margins.sum() / pairs,

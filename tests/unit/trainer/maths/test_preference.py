@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf_trainer.maths.losses import pairwise_loss
-from rlhf_trainer.maths.preference import dpo_loss, implicit_rewards, ipo_loss
+from rlhf_trainer.maths.preference import dpo_loss, implicit_rewards, ipo_loss, odds_ratio_loss
 
 nats = st.floats(-30, 0)
 pairs = st.lists(st.tuples(nats, nats, nats, nats), min_size=1, max_size=12)
@@ -69,6 +69,25 @@ def test_ipo_is_equation_17(batch, beta):
     torch.testing.assert_close(
         ipo_loss(margins(batch, beta), beta), torch.tensor(expected, dtype=torch.float64)
     )
+
+
+@given(st.floats(-5, -0.001), st.floats(-5, -0.001))
+def test_orpo_is_equation_7(chosen, rejected):
+    odds = [math.exp(x) / (1 - math.exp(x)) for x in (chosen, rejected)]
+    loss = odds_ratio_loss(*(torch.tensor([x], dtype=torch.float64) for x in (chosen, rejected)))
+    assert float(loss) == pytest.approx(math.log1p(odds[1] / odds[0]), rel=1e-9)
+
+
+def test_a_response_that_is_certain_has_a_finite_loss_and_gradient():
+    certain = torch.zeros(1, requires_grad=True)
+    loss = odds_ratio_loss(torch.tensor([-1.0]), certain)
+    loss.backward()
+    assert bool(loss.isfinite())
+    assert certain.grad.tolist() == [0.0]
+
+
+def test_a_margin_of_the_target_has_even_odds():
+    assert float(dpo_loss(torch.tensor([0.7]), target=0.7)) == pytest.approx(math.log(2))
 
 
 @given(st.floats(-5, 5), beta, st.floats(0, 0.4))

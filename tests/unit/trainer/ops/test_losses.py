@@ -153,6 +153,7 @@ def test_policy_losses_and_their_gradients(algorithm, own, old):
     [
         *((OWN_LOSS.get(algorithm, "policy"), algorithm, own) for algorithm, own in SETTINGS),
         ("dpo", "dpo", ""),
+        ("dpo", "dpo", "loss: orpo"),
         ("value", "ppo", "normalizeValues: true"),
         ("preference", "reward", ""),
         ("likelihood", "sft", ""),
@@ -296,22 +297,41 @@ def test_a_minibatch_that_the_mask_leaves_nothing_of_has_the_ratio_of_its_tokens
     assert named["ratio_mean"] == pytest.approx(float(ratios.mean()), rel=1e-5)
 
 
-@pytest.mark.parametrize("own", ["beta: 0.4", "beta: 0.4, labelSmoothing: 0.2", "beta: 0.4, loss: ipo"])
-def test_dpo_and_ipo_and_their_gradients(own):
+@pytest.mark.parametrize(
+    "own",
+    [
+        *("beta: 0.4", "beta: 0.4, labelSmoothing: 0.2, margin: 0.7", "beta: 0.4, loss: ipo"),
+        *("loss: simpo, beta: 1.5, margin: 0.7", "loss: simpo, labelSmoothing: 0.1"),
+        *("loss: orpo", "loss: orpo, beta: 0.3, likelihoodCoefficient: 0"),
+        *("likelihoodCoefficient: 0.2", "loss: ipo, likelihoodCoefficient: 0.5"),
+    ],
+)
+def test_losses_of_pairs_and_their_gradients(own):
     """Rows 2i are better than rows 2i + 1."""
     made, ctx = columns(), context("dpo", own)
-    exact = moved(made)[:, 0].clone().requires_grad_()
-    sums = [p.sum() for p in (exact - made["reference_logprobs"].double()).split(made.lengths.tolist())]
-    smooth, expected, margins = ctx.settings.label_smoothing, torch.zeros(()).double(), []
-    for better, worse in zip(sums[0::2], sums[1::2], strict=True):
-        h = better - worse
-        margins.append(0.4 * float(h))
-        if ctx.settings.loss == "ipo":
-            expected = expected + (h - 1 / 0.8) ** 2 / 4
+    s, lengths = ctx.settings, made.lengths.tolist()
+    beta = s.beta or {"simpo": 2.0}.get(s.loss, 0.1)
+    likelihood = (
+        {"orpo": 1.0}.get(s.loss, 0.0) if s.likelihood_coefficient is None else s.likelihood_coefficient
+    )
+    exact = moved(made)[:, 0].clone().clamp(max=-0.01).requires_grad_()
+    ratios = [p.sum() for p in (exact - made["reference_logprobs"].double()).split(lengths)]
+    means = [p.mean() for p in exact.split(lengths)]
+    rewards = [beta * x for x in (ratios if s.loss in ("sigmoid", "ipo") else means)]
+    expected = torch.zeros(()).double()
+    for i in range(0, len(lengths), 2):
+        h = rewards[i] - rewards[i + 1]
+        if s.loss == "ipo":
+            pair = (h / beta - 1 / (2 * beta)) ** 2
+        elif s.loss == "orpo":
+            better, worse = (m.exp() / (1 - m.exp()) for m in means[i : i + 2])
+            pair = beta * (1 + worse / better).log()
         else:
-            wrong = (1 + (0.4 * h).exp()).log()
-            expected = expected + ((1 - smooth) * (1 + (-0.4 * h).exp()).log() + smooth * wrong) / 4
+            t, smooth = s.margin, s.label_smoothing
+            pair = (1 - smooth) * (1 + (t - h).exp()).log() + smooth * (1 + (h - t).exp()).log()
+        expected = expected + (pair - likelihood * means[i]) / 4
     expected.backward()
+    margins = [float(a - b) for a, b in zip(rewards[0::2], rewards[1::2], strict=True)]
     for budget in BUDGETS:
         output = exact.detach().clone().requires_grad_()
         loss, named = summed("dpo", made, ctx, output, budget, group=2)
@@ -320,6 +340,5 @@ def test_dpo_and_ipo_and_their_gradients(own):
         torch.testing.assert_close(output.grad, exact.grad, rtol=1e-5, atol=1e-7)
         assert named["reward_margin"] == pytest.approx(sum(margins) / 4, rel=1e-5)
         assert named["accuracy"] == sum(m > 0 for m in margins) / 4
-        rewards = [0.4 * float(s) for s in sums]
-        assert named["chosen_reward"] == pytest.approx(sum(rewards[0::2]) / 4, rel=1e-5)
-        assert named["rejected_reward"] == pytest.approx(sum(rewards[1::2]) / 4, rel=1e-5)
+        assert named["chosen_reward"] == pytest.approx(sum(map(float, rewards[0::2])) / 4, rel=1e-5)
+        assert named["rejected_reward"] == pytest.approx(sum(map(float, rewards[1::2])) / 4, rel=1e-5)

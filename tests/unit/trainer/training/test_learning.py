@@ -44,6 +44,18 @@ def test_the_margin_rises(settings):
     assert last["loss"] < first["loss"]
 
 
+@pytest.mark.parametrize("settings", ["loss: simpo, margin: 1.0", "loss: orpo, beta: 0.5"])
+def test_the_margin_rises_without_a_reference(settings):
+    def nobody(*_: object):
+        raise AssertionError("a reference was asked")
+
+    job = Job("dpo", settings, refer=nobody).steps(0, STEPS)
+    first, last = job.lines[0], job.lines[-1]
+    assert last["reward_margin"] > first["reward_margin"] + 0.1
+    assert last["accuracy"] == 1.0
+    assert last["loss"] < first["loss"]
+
+
 def test_the_same_seeds_give_the_same_weights():
     one, other = (Job("grpo", "klCoefficient: 0.01").steps(0, 2) for _ in range(2))
     assert one.weights() == other.weights()
