@@ -71,10 +71,10 @@ class TurnsClient:
         await self._play_all(member, work, progress)
 
     async def _play_all(self, member: Member, work: PartialRollout, progress: Callable[[], None]) -> None:
-        fresh = not work.begun
-        begun = [asyncio.Event() for _ in work.responses]
+        loop, fresh = asyncio.get_running_loop(), not work.begun
+        over: list[asyncio.Future[bool]] = [loop.create_future() for _ in work.responses]
         tasks = [
-            asyncio.ensure_future(self._play(member, work, index, begun[index], progress, fresh=fresh))
+            asyncio.ensure_future(self._play(member, work, index, over[index], progress, fresh=fresh))
             for index in work.unfinished
         ]
         if fresh:
@@ -82,13 +82,14 @@ class TurnsClient:
 
             def ended(_prompt: Prompt, response: Response) -> None:
                 response.end = None
-                begun[places[id(response)]].set()
+                _settle([over[places[id(response)]]], is_over=True)
 
             first = replace(work, responses=[*work.responses], ended=ended, most=self._most)
             tasks.append(asyncio.ensure_future(self._sample(member, first, progress)))
-            tasks[-1].add_done_callback(lambda _: _set(begun))
+            tasks[-1].add_done_callback(lambda _: _settle(over, is_over=False))
         else:
-            _set(begun)
+            for index in work.unfinished:
+                over[index].set_result(self._is_over(work.prompt, work.responses[index]))
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -101,22 +102,21 @@ class TurnsClient:
         member: Member,
         work: PartialRollout,
         index: int,
-        begun: asyncio.Event,
+        over: "asyncio.Future[bool]",
         progress: Callable[[], None],
         *,
         fresh: bool,
     ) -> None:
-        """One episode, from its present turn on; `fresh`: its first turn is sampled elsewhere, until `begun`. Returns
+        """One episode, from its present turn on; `over`: that has all its tokens, sampled elsewhere if `fresh`. Returns
         early where it is interrupted."""
-        await begun.wait()
-        while (response := work.responses[index]).end is None:
-            if not self._is_over(work.prompt, response):
+        is_over = await over
+        while work.responses[index].end is None:
+            if not is_over:
                 if fresh or work.closing():
                     return
-                await self._sample_next(member, work, index, progress)
-                if not self._is_over(work.prompt, response):
+                if not await self._sample_next(member, work, index, progress):
                     return
-            fresh = False
+            is_over = fresh = False
             if not await self._reply(work, index, progress):
                 return
 
@@ -139,23 +139,26 @@ class TurnsClient:
 
     async def _sample_next(
         self, member: Member, work: PartialRollout, index: int, progress: Callable[[], None]
-    ) -> None:
-        """Samples the rest of a response's present turn."""
-        response = work.responses[index]
+    ) -> bool:
+        """Samples the rest of a response's present turn; False where it is interrupted."""
+        response, is_over = work.responses[index], False
 
         def ended(_prompt: Prompt, response: Response) -> None:
-            response.end = None
+            nonlocal is_over
+            response.end, is_over = None, True
 
         prompt = replace(work.prompt, id=f"{work.prompt.id}/{index}")  # which seeds the request
         turn = replace(work, prompt=prompt, responses=[response], ended=ended, most=self._most)
         await self._sample(member, turn, progress)
+        return is_over
 
     async def _sample(self, member: Member, turn: PartialRollout, progress: Callable[[], None]) -> None:
         with suppress(Interrupted):  # its turns may be over all the same
             await self._engine.ask(member, turn, progress)
 
     def _is_over(self, prompt: Prompt, response: Response) -> bool:
-        """True if the present turn has all its tokens."""
+        """True if the present turn has all its tokens, as far as these say: the engine's reply, to an earlier request,
+        is not known here."""
         start = response.turn_start
         turn = response.tokens[start:]
         if not turn:
@@ -167,9 +170,10 @@ class TurnsClient:
         return self._stops.ending((*prompt.tokens, *response.tokens[:start]), turn) is not None
 
 
-def _set(events: Sequence[asyncio.Event]) -> None:
-    for event in events:
-        event.set()
+def _settle(turns: "Sequence[asyncio.Future[bool]]", *, is_over: bool) -> None:
+    for each in turns:
+        if not each.done():
+            each.set_result(is_over)
 
 
 async def _wait(future: "asyncio.Future[Any]", work: PartialRollout, progress: Callable[[], None]) -> bool:

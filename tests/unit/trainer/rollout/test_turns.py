@@ -44,7 +44,7 @@ def ids(text: str) -> list[int]:
 
 class Scripted:
     """In place of an engine: turns that a script says, by the response's index; each token alone, the `interrupt`-th of
-    all is the last before new weights."""
+    all is the last before new weights. `...` behind a turn: it is cut off; `#`: it ends without a token."""
 
     def __init__(self, *scripts: list[str], interrupt: int = -1, version: int = 3) -> None:
         self.scripts, self.left, self.version = scripts, interrupt, version
@@ -70,7 +70,7 @@ class Scripted:
         script, turns = self.scripts[index % len(self.scripts)], turns_of(response.tokens, response.sampled)
         number = sum(bool(turn.reply) for turn in turns)
         text = script[min(number, len(script) - 1)]
-        whole = [*ids(text.removesuffix("...")), *([] if text.endswith("...") else [END])]
+        whole = [*ids(text.rstrip(".#")), *([] if text[-1] in ".#" else [END])]
         start = response.turn_start
         for token in whole[len(response.tokens) - start :]:
             if self.left == 0:
@@ -418,3 +418,13 @@ def test_responses_of_a_snapshot_begin_anew_where_the_class_opens_otherwise_now(
     asyncio.run(run(engine, work, settings={"low": 2}))
     assert "A number from 2 to 9?" in text(work)
     assert [r.outcome.reward for r in work.responses if r.outcome] == [1.0, 1.75]
+
+
+def test_a_turn_is_over_where_the_engine_says_so():
+    """By a stop string that it alone can tell, as it has decoded the turn from its begin."""
+    work, _ = play(Scripted(["3#", "5"]))
+    assert "3<|im_end|>\n<|im_start|>user\nHigher.<|im_end|>" in text(work)
+    (response,) = work.responses
+    assert response.outcome is not None
+    assert response.outcome.turns == 2
+    assert not response.sampled[response.tokens.index(END)]
