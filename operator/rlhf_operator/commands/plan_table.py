@@ -34,6 +34,9 @@ def _requested(spec: Spec) -> Iterator[str]:
     requests = [f"{role.value} {memory}" for role in roles_of(spec) if (memory := host_memory(spec, role))]
     if requests:
         yield f"on a cluster each pod requests this memory, unless pods.resources says otherwise: {', '.join(requests)}"
+    if spec.environment is not None:
+        count, field = spec.environment.workers, "spec.trainer.pods.resources"
+        yield f"the trainer's pod runs up to {count} processes of the environment too: add what they need to {field}"
 
 
 def _advice(spec: Spec, *, worked_out: bool) -> Iterator[str]:

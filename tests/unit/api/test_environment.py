@@ -10,6 +10,7 @@ from rlhf_api.estimate.host_memory import StepMemory
 from rlhf_api.graph import ENVIRONMENT_REWARD, Score
 from rlhf_api.roles import Role
 from rlhf_api.rules.unused import without_effect
+from rlhf_operator.commands.plan_table import plan_lines
 from rlhf_trainer.process.settings import longest
 
 PLAYS = "spec.environment={path: 'guess.py:Guess', maxTokens: 1000}"
@@ -94,6 +95,11 @@ def test_a_response_is_as_long_as_an_episode():
     assert Batch.of(plays).longest == 1000
     before, after = StepMemory.of(plain), StepMemory.of(plays)
     assert after.tokens * 256 == before.tokens * 1000
+
+
+def test_the_plan_says_where_environments_run():
+    plan = plan_lines(job(*ALONE, "spec.trainer.pods.gpu={count: 1}", "spec.environment.workers=3").spec)
+    assert any("the trainer's pod runs up to 3 processes of the environment too" in line for line in plan)
 
 
 def test_turns_that_do_not_fit_are_told():

@@ -1,5 +1,6 @@
 """Views of what roles ask of each other, and of rewards, as it is asked."""
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,6 +33,8 @@ def serving(job: RLHFJob) -> Any:
         return None
     for memory in (None, 80e9):
         parts.append(generator.arguments(made, "h", 1, memory))
+    if job.spec.environment is not None:  # see `episodes`
+        return parts
     with instead(assembly, "Broadcaster") as sync:
         policy = SimpleNamespace(generation_config=None, vocabulary=300)
         rollouts: Any = assembly.make_rollouts(context(job), made, policy, None)
@@ -166,8 +169,23 @@ def frozen(job: RLHFJob) -> Any:
 
 
 def episodes(job: RLHFJob) -> Any:
-    """What episodes are played with."""
-    return job.spec.environment
+    """The processes of an environment, what its replies are limited by, and its turns."""
+    section, parts = job.spec.environment, list[Any]()
+    if section is None:
+        return None
+
+    async def start() -> None: ...
+
+    def pool(*given: Any) -> Any:
+        parts.append(given)
+        return SimpleNamespace(start=start, schemas=[])
+
+    with instead(assembly, "Environments", "TurnsClient") as made, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assembly, "WorkerPool", pool)
+        patch.setattr(assembly, "Rendering", lambda *_: None)
+        asyncio.run(assembly.play_turns(context(job), section, None, ()))
+    (limits, *_), turns = made.told[0][0], made.told[1][1]
+    return parts, limits, turns["most"], turns["sampling"]
 
 
 VIEWS = (servers, frozen, serving, collecting, evaluations, rewards, episodes)
