@@ -27,9 +27,7 @@ from ..data.encode import end_tokens
 from ..data.prompts import prompts
 from ..data.stop_strings import StopStrings
 from ..dispatch.outcomes import Refused
-from ..environments.environments import Environments
 from ..environments.pool import WorkerPool
-from ..environments.rendering import Rendering
 from ..local_generation.shared import sampling_of_the_job_alone
 from ..models.pretrained import architectures
 from ..models.pretrained.hub import use_cache_if_unreachable
@@ -38,7 +36,7 @@ from ..models.pretrained.load import padding_id
 from ..process.settings import model_source
 from ..rollout.local_client import LocalClient
 from ..rollout.partial_rollout import PartialRollout, Response
-from ..rollout.turns_client import TurnsClient
+from ..rollout.turns_client import TurnsClient, turns_client
 from .episode_lines import episode_lines, summary
 
 HERE = Member(role=Role.GENERATOR, name="here", uid="", address="")
@@ -62,12 +60,7 @@ async def player(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Async
                 StopStrings(tokenizer, spec.sampling.stop),
             )
             local = LocalClient(model, spec.sampling, ends, stops, padding_id(tokenizer))
-            environments = Environments(
-                section, Rendering(tokenizer, spec.data, ends, stops, pool.schemas), pool
-            )
-            yield TurnsClient(
-                local, environments, sampling=spec.sampling, ends=ends, stops=stops, most=section.max_tokens
-            )
+            yield turns_client(local, pool, spec, tokenizer, ends)
     finally:
         await pool.close()
 

@@ -6,12 +6,17 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase
+
 from rlhf_api.contract.run import Member
 from rlhf_api.sections.sampling import Sampling
+from rlhf_api.spec import Spec
 
 from ..data.stop_strings import StopStrings
 from ..dispatch.outcomes import Interrupted
 from ..environments.environments import Environments, OpensOtherwise
+from ..environments.pool import WorkerPool
+from ..environments.rendering import Rendering
 from ..tensors.records import Prompt
 from .engine_client import EngineClient
 from .partial_rollout import PartialRollout, Response
@@ -174,6 +179,22 @@ def _settle(turns: "Sequence[asyncio.Future[bool]]", *, is_over: bool) -> None:
     for each in turns:
         if not each.done():
             each.set_result(is_over)
+
+
+def turns_client(
+    engine: EngineClient,
+    pool: WorkerPool,
+    spec: Spec,
+    tokenizer: PreTrainedTokenizerBase,
+    ends: Sequence[int],
+) -> TurnsClient:
+    """A client whose responses are episodes with the job's environment, in the workers of `pool`, which has started;
+    `engine` samples their turns; `ends`: tokens that end one."""
+    section, stops = spec.environment, StopStrings(tokenizer, spec.sampling.stop)
+    assert section is not None, "the job has one"
+    rendering = Rendering(tokenizer, spec.data, ends, stops, pool.schemas)
+    environments, most = Environments(section, rendering, pool), section.max_tokens
+    return TurnsClient(engine, environments, sampling=spec.sampling, ends=ends, stops=stops, most=most)
 
 
 async def _wait(future: "asyncio.Future[Any]", work: PartialRollout, progress: Callable[[], None]) -> bool:

@@ -20,9 +20,7 @@ from rlhf_api.sections.model import CreateModel
 from .. import ops
 from ..data.encode import end_tokens
 from ..data.stop_strings import StopStrings
-from ..environments.environments import Environments
 from ..environments.pool import WorkerPool
-from ..environments.rendering import Rendering
 from ..export.model_files import INITIAL, renamed_into_place
 from ..graph.learner import Learner
 from ..models.average import MovingAverage
@@ -42,7 +40,7 @@ from ..rollout.from_generators import GeneratorRollouts
 from ..rollout.from_trainer import TrainerRollouts
 from ..rollout.remote import Remote, begin_scoring
 from ..rollout.rollouts import Rollouts
-from ..rollout.turns_client import TurnsClient
+from ..rollout.turns_client import turns_client
 from ..rollout.vllm_client import VllmClient
 from ..scoring.reward_client import RewardClient
 from ..updates.updates import PretrainingText
@@ -200,24 +198,13 @@ def connect_generators(
     if spec.environment is None:
         return sync, client
     ctx.report(activity=f"{STARTING}: importing the environment")
-    return sync, services.http.run(play_turns(ctx, spec.environment, client, ends))
+    pool = services.http.run(start_workers(spec.environment))
+    return sync, turns_client(client, pool, spec, ctx.tokenizer, ends)
 
 
-async def play_turns(
-    ctx: TrainerContext, section: Environment, engine: EngineClient, ends: Sequence[int]
-) -> TurnsClient:
-    """A client whose responses are episodes with the job's environment, in worker processes until the end of the event
-    loop. Raises InvalidJob where its class cannot be imported or is none."""
+async def start_workers(section: Environment) -> WorkerPool:
+    """Processes of the environment until the end of the event loop. Raises InvalidJob where its class cannot be
+    imported or is none."""
     pool = WorkerPool(section.path, section.settings, section.workers)
     await pool.start()
-    stops = StopStrings(ctx.tokenizer, ctx.spec.sampling.stop)
-    rendering = Rendering(ctx.tokenizer, ctx.spec.data, ends, stops, pool.schemas)
-    environments = Environments(section, rendering, pool)
-    return TurnsClient(
-        engine,
-        environments,
-        sampling=ctx.spec.sampling,
-        ends=ends,
-        stops=stops,
-        most=section.max_tokens,
-    )
+    return pool
