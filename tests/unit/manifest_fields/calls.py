@@ -18,7 +18,7 @@ from rlhf_trainer.engines.vllm.serve.launch import frozen_options
 from rlhf_trainer.maths.rewards import scaled_scores
 from rlhf_trainer.process.settings import ModelSource
 from rlhf_trainer.roles import generator, reward
-from rlhf_trainer.rollout import collector, remote
+from rlhf_trainer.rollout import collector, remote, turns_client
 from rlhf_trainer.rollout.evaluation import evaluate
 from rlhf_trainer.rollout.failed_episodes import FailedEpisodes
 from rlhf_trainer.rollout.fleet import Fleet
@@ -180,10 +180,11 @@ def episodes(job: RLHFJob) -> Any:
         parts.append(given)
         return SimpleNamespace(start=start, schemas=[])
 
-    with instead(assembly, "Environments", "TurnsClient") as made, pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(assembly, "WorkerPool", pool)
-        patch.setattr(assembly, "Rendering", lambda *_: None)
-        asyncio.run(assembly.play_turns(context(job), section, None, ()))
+        workers = asyncio.run(assembly.start_workers(section))
+    with instead(turns_client, "Environments", "TurnsClient") as made:
+        turns_client.turns_client(None, workers, job.spec, tokenizer(), ())
     (limits, *_), turns = made.told[0][0], made.told[1][1]
     return parts, limits, turns["most"], turns["sampling"]
 
