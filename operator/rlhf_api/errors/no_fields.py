@@ -201,8 +201,8 @@ _ANSWERS = (
         "its number of nodes and GPUs is that of the roles: spec.trainer.replicas, spec.generator.replicas",
     ),
     (
-        "lr_scheduler_kwargs min_lr min_lr_ratio num_cycles decay_steps",
-        "linear and cosine end at 0 with the last of spec.steps",
+        "lr_scheduler_kwargs num_cycles",
+        "spec.optimizer has schedule, warmupSteps, decaySteps and floor; a cosine has half a cycle",
     ),
     (
         "cast_lm_head_to_fp32",

@@ -76,6 +76,8 @@ _NAMES = {
     "spec.optimizer.criticLearningRate": "critic_lr",
     "spec.optimizer.schedule": "lr_scheduler lr_scheduler_type lr_decay_rate scheduler warmup_style",
     "spec.optimizer.warmupSteps": "warmup_ratio lr_warmup_ratio lr_warmup_steps_ratio lr_warmup_steps",
+    "spec.optimizer.floor": "min_lr_ratio min_lr_rate min_lr",
+    "spec.optimizer.decaySteps": "decay_steps num_decay_steps",
     "spec.optimizer.betas": "adam_beta1 adam_beta2 adam_betas betas1 betas2",
     "spec.optimizer.weightDecay": "l2",
     "spec.optimizer.gradientClip": "max_grad_norm grad_clip gradient_clipping max_norm clip_grad",

@@ -46,6 +46,7 @@ def problems(spec: Spec) -> Iterator[Problem]:
         *_roles(spec),
         *_placement(spec),
         *_critic(spec),
+        *_schedule(spec),
         *_settings(spec),
         *_responses(spec),
         *_scores(spec),
@@ -122,6 +123,12 @@ def _critic(spec: Spec) -> Iterator[_Unread]:
         reason = f"{spec.algorithm} trains none"
         yield _Unread("spec.model", spec.model, ["critic"], "a critic", reason)
         yield _Unread("spec.optimizer", spec.optimizer, ["critic_learning_rate"], "a critic", reason)
+
+
+def _schedule(spec: Spec) -> Iterator[_Unread]:
+    if spec.optimizer.schedule == "constant":
+        of, reason = "a learning rate that falls", "spec.optimizer.schedule is constant"
+        yield _Unread("spec.optimizer", spec.optimizer, ["floor", "decay_steps"], of, reason)
 
 
 def _settings(spec: Spec) -> Iterator[_Unread]:
@@ -225,10 +232,13 @@ def _cut_short(spec: Spec) -> list[str]:
 
 
 def _never_warm(spec: Spec) -> list[str]:
-    """A warning of a warm-up that is longer than the job."""
-    warm, steps = spec.optimizer.warmup_steps, spec.steps
+    """A warning of a warm-up that is longer than the job, or of a decay that is longer than the rest of it."""
+    warm, falls, steps = spec.optimizer.warmup_steps, spec.optimizer.decay_steps or 0, spec.steps
     line = f"spec.optimizer.warmupSteps {warm}: the job has {steps} steps, and none reaches the learning rate"
-    return [line] if warm > steps else []
+    if warm > steps:
+        return [line]
+    line = f"spec.optimizer.decaySteps {falls}: {steps - warm} steps follow the warm-up, and the rate falls in all"
+    return [line] if falls > steps - warm else []
 
 
 def _cut_episodes(spec: Spec) -> list[str]:

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from ..field_types import Decay, Epsilon, Frozen, NonNegativeFloat, PositiveFloat
+from ..field_types import Decay, Epsilon, Frozen, NonNegativeFloat, Positive, PositiveFloat
 
 CRITIC_RATE = 10.0
 """Learning rate of a critic, as a multiple of a whole policy's (see docs/reference/algorithms.md for the source)."""
@@ -20,6 +20,11 @@ class Optimizer(Frozen):
     """Learning rate of the critic. Unless given ten times `learningRate`; beside a policy with an adapter,
     `learningRate` for a critic with one too and 1e-5 for a whole critic."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rate falls after the warm-up."""
+    floor: float = Field(0.0, ge=0, lt=1)
+    """Share of the learning rate to which it falls."""
+    decay_steps: Positive | None = None
+    """Last training steps, in which alone it falls (WSD); all after the warm-up unless given."""
     warmup_steps: int = Field(0, ge=0)
     """Training steps in which the learning rate rises to its value."""
     betas: tuple[Decay, Decay] = (0.9, 0.95)

@@ -55,6 +55,15 @@ def _warmup(name: str, value: Any, context: Context) -> Any:
     return round(value * steps)
 
 
+def _floor(name: str, value: Any, context: Context) -> Any:
+    rate = context.number("lr", context.number("learning_rate", 0))
+    if name != plain("min_lr"):
+        return value
+    if not rate or not isinstance(value, int | float):
+        raise NotCarried("it is a share of the learning rate here, which is not known")
+    return value / rate
+
+
 def _micro_batch(name: str, value: Any, _context: Context) -> Any:
     if "token" not in name:
         raise NotCarried("it counts sequences, here it is tokens; its default is for speed alone")
@@ -203,8 +212,13 @@ CONVERTERS: Mapping[str, Convert] = {
         {True: "drop", "error": "refuse", **dict.fromkeys(("left", "right", "middle", "keep_end"), "cut")}
     ),
     "spec.optimizer.schedule": _words(
-        {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine"}
+        {
+            **dict.fromkeys(("constant", "constant_with_warmup"), "constant"),
+            **dict.fromkeys(("linear", "warmup_stable_decay"), "linear"),
+            **dict.fromkeys(("cosine", "cosine_with_min_lr"), "cosine"),
+        }
     ),
+    "spec.optimizer.floor": _floor,
     "spec.optimizer.warmupSteps": _warmup,
     "spec.optimizer.betas": _betas,
     "spec.trainer.microBatchTokens": _micro_batch,

@@ -133,6 +133,7 @@ def _to_itself(spec: Spec) -> Overrides:
 
 def _optimizer(rate: float, critic: float | None) -> Overrides:
     constant: Overrides = {"optimizer.schedule": "constant", "optimizer.warmupSteps": 0}
+    constant |= {"optimizer.floor": 0.0, "optimizer.decaySteps": None}
     return {**constant, "optimizer.learningRate": rate, "optimizer.criticLearningRate": critic}
 
 

@@ -258,6 +258,14 @@ REFUSED = [
         *("spec.health.logprobDifference", "that are compared, and the job has none: rollout.proximal is"),
     ),
     (
+        ("spec.optimizer.floor=0.1",),
+        *("spec.optimizer.floor", "falls, and the job has none: spec.optimizer.schedule is constant"),
+    ),
+    (
+        ("spec.optimizer.decaySteps=1",),
+        *("spec.optimizer.decaySteps", "falls, and the job has none: spec.optimizer.schedule is constant"),
+    ),
+    (
         ("spec.checkpoint={everySteps: 10, keepEvery: 15}",),
         *("spec.checkpoint.keepEvery", "must be a multiple of everySteps, 10: only at those steps"),
     ),
@@ -353,6 +361,13 @@ def test_a_warm_up_longer_than_the_job_is_said(warm, is_warned) -> None:
     spec = job("spec.steps=4", f"spec.optimizer.warmupSteps={warm}").spec
     line = "spec.optimizer.warmupSteps 5: the job has 4 steps, and none reaches the learning rate"
     assert without_effect(spec) == ([line] if is_warned else [])
+
+
+@pytest.mark.parametrize(("falls", "is_warned"), [(3, False), (4, True)])
+def test_a_decay_longer_than_the_steps_after_the_warm_up_is_said(falls, is_warned) -> None:
+    optimizer = f"spec.optimizer={{schedule: linear, warmupSteps: 1, decaySteps: {falls}}}"
+    line = "spec.optimizer.decaySteps 4: 3 steps follow the warm-up, and the rate falls in all"
+    assert without_effect(job("spec.steps=4", optimizer).spec) == ([line] if is_warned else [])
 
 
 @pytest.mark.parametrize(

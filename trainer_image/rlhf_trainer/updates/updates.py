@@ -149,6 +149,8 @@ def learning_rate_of(spec: Spec, critic: bool, step: int, from_step: int = 0) ->
         warmup_steps=optimizer.warmup_steps,
         total_steps=spec.steps - from_step,
         schedule=optimizer.schedule,
+        floor=optimizer.floor,
+        decay_steps=optimizer.decay_steps,
     )
 
 

@@ -21,7 +21,13 @@ from rlhf_operator.selftest.watch import Kill
 PPO = ROOT / "examples" / "sentiment" / "ppo.yaml"
 EXAMPLES = sorted(file for file in (ROOT / "examples").rglob("*.yaml") if "kind: RLHFJob" in file.read_text())
 HOSTILE = (
-    *("optimizer.schedule=cosine", "optimizer.warmupSteps=100", "optimizer.criticLearningRate=0.1"),
+    *(
+        "optimizer.schedule=cosine",
+        "optimizer.floor=0.1",
+        "optimizer.decaySteps=5",
+        "optimizer.warmupSteps=100",
+        "optimizer.criticLearningRate=0.1",
+    ),
     *("rollout.maxStaleness=2", "weights.everySteps=2", "replay.maxReplayEpisode=4", "sampling.topK=20"),
     *(
         "sampling.responsesPerPrompt=8",

@@ -26,6 +26,37 @@ def test_decay_by_hand(schedule, quarter, half, end):
     assert rates == pytest.approx([1.0, quarter, half, end, end])
 
 
+def test_a_floor_is_where_the_rate_ends():
+    settings = {"warmup_steps": 2, "total_steps": 10, "floor": 0.2}
+    linear, cosine = (
+        [learning_rate(s, base=5.0, schedule=schedule, **settings) for s in (0, 2, 4, 6, 10, 1000)]
+        for schedule in ("linear", "cosine")
+    )
+    assert linear == pytest.approx([2.5, 5.0, 4.0, 3.0, 1.0, 1.0])
+    assert cosine == pytest.approx([2.5, 5.0, 1.0 + 4.0 * 0.8535533906, 3.0, 1.0, 1.0])
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_with_decay_steps_the_rate_stays_until_the_last_ones(schedule):
+    """Warmup-stable-decay: 2 steps up, 4 at the top, 4 down."""
+    rates = [
+        learning_rate(
+            s, base=8.0, warmup_steps=2, total_steps=10, schedule=schedule, floor=0.25, decay_steps=4
+        )
+        for s in range(11)
+    ]
+    assert rates[:7] == [4.0, *[8.0] * 6]
+    assert rates[8] == pytest.approx(5.0)
+    assert rates[6] > rates[7] > rates[8] > rates[9] > rates[10] == 2.0
+
+
+def test_a_decay_never_begins_within_the_warmup():
+    settings = {"base": 1.0, "warmup_steps": 4, "total_steps": 8, "schedule": "linear"}
+    assert [learning_rate(s, **settings, decay_steps=100) for s in range(9)] == [
+        learning_rate(s, **settings) for s in range(9)
+    ]
+
+
 @given(
     st.integers(0, 50),
     st.integers(0, 20),

@@ -27,6 +27,13 @@ def test_the_policy_warms_up_once_the_critic_has():
     assert rates[6:] == pytest.approx([1e-6, 2e-6, 3e-6, 4e-6, 4e-6, 3e-6, 2e-6, 1e-6])
 
 
+def test_a_job_has_warmup_stable_decay():
+    falling = "schedule: linear, warmupSteps: 2, decaySteps: 2, floor: 0.5"
+    spec = job(f"spec.optimizer={{learningRate: 4e-6, {falling}}}", "spec.steps=6").spec
+    rates = [learning_rate_of(spec, critic=False, step=step) for step in range(6)]
+    assert rates == pytest.approx([2e-6, 4e-6, 4e-6, 4e-6, 4e-6, 3e-6])
+
+
 def test_the_critic_learns_ten_times_as_fast_unless_told():
     spec = job("spec.optimizer={learningRate: 2e-6}").spec
     assert learning_rate_of(spec, critic=False, step=1) == 2e-6
