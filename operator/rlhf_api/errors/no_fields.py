@@ -230,8 +230,8 @@ _ANSWERS = (
         "dpo has four losses: sigmoid, ipo, simpo and orpo",
     ),
     (
-        "min_p generation_kwargs vllm_structured_outputs_regex extra_body",
-        "nucleus and top-k sampling are all: training computes with the same mask",
+        "generation_kwargs vllm_structured_outputs_regex extra_body",
+        "nucleus, min-p and top-k sampling are all: training computes with the same mask",
     ),
     (
         "tools tool_config_path function_tool_path tool_call_parser",

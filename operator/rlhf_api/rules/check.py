@@ -96,11 +96,11 @@ def _sampling(spec: Spec) -> Iterator[Problem]:
     if s.cut and spec.graph.generates and (compared or spec.rollout.level != "none"):
         yield Problem(
             "spec.sampling",
-            f"topP, minNewTokens and a topK above {MOST_KEPT} mask tokens in the sampler alone, and "
+            f"topP, minP, minNewTokens and a topK above {MOST_KEPT} mask tokens in the sampler alone, and "
             "replay.streamDataLoaderType dynamic, weights.everySteps above 1, rollout.maxStaleness and "
             "rollout.importance compare its log-probabilities with the trainer's; set topK too, from 1 to "
-            f"{MOST_KEPT}, so that the trainer applies the same mask, or use none of the three; got topP {s.top_p:g}, "
-            f"topK {s.top_k}, minNewTokens {s.min_new_tokens}",
+            f"{MOST_KEPT}, so that the trainer applies the same mask, or use none of them; got topP {s.top_p:g}, "
+            f"minP {s.min_p:g}, topK {s.top_k}, minNewTokens {s.min_new_tokens}",
         )
     if s.min_new_tokens > s.max_new_tokens:
         yield Problem(

@@ -23,6 +23,9 @@ class Sampling(Frozen):
     top_k: int = Field(-1, ge=-1)
     """Top-k sampling; -1 or 0 switches it off. Up to 256, training applies the same mask: log-probabilities are over
     the tokens kept."""
+    min_p: float = Field(0.0, ge=0, lt=1)
+    """Leaves out tokens less likely than minP times the likeliest; 0 switches it off. Training applies the same mask
+    only if topK is set too."""
     min_new_tokens: int = Field(0, ge=0)
     """Minimum response length in tokens, before which the end token is banned. The trainer's log-probabilities account
     for that only if topK is set too."""
@@ -43,4 +46,5 @@ class Sampling(Frozen):
     @property
     def cut(self) -> bool:
         """True if tokens are left out, or the end token is banned, and training does not replay that."""
-        return not self.mask_size and (self.top_p < 1 or self.top_k > 0 or self.min_new_tokens > 0)
+        masked = self.top_p < 1 or self.min_p > 0 or self.top_k > 0 or self.min_new_tokens > 0
+        return masked and not self.mask_size

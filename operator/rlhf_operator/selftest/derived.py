@@ -78,7 +78,7 @@ def _small(spec: Spec) -> Overrides:
     auto = _auto(spec) if algorithm_of(spec) is not CUSTOM else {}
     if not generates:
         return {"data.promptsPerStep": prompts, **auto}
-    uncut = {"sampling.topP": 1.0, "sampling.topK": -1} if sampling.cut else {}
+    uncut = {"sampling.topP": 1.0, "sampling.minP": 0.0, "sampling.topK": -1} if sampling.cut else {}
     return {
         "data.promptsPerStep": prompts,
         "sampling.maxNewTokens": min(sampling.max_new_tokens, TOKENS),

@@ -251,7 +251,7 @@ REFUSED = [
     ((*UNUSED, "spec.reward.dtype=float32"), "spec.reward.dtype", "spec.reward.modelWeight is 0; remove it"),
     (
         ("spec.health.logprobDifference=0.1", "spec.sampling={topP: 0.9}"),
-        *("spec.health.logprobDifference", "has none: sampling.topP, topK or minNewTokens leave out what"),
+        *("spec.health.logprobDifference", "has none: sampling.topP, minP, topK or minNewTokens leave"),
     ),
     (
         ("spec.health.logprobDifference=0.1", "spec.rollout={maxStaleness: 1, proximal: sampled}"),

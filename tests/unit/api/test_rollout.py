@@ -60,8 +60,9 @@ REFUSED = [
     (
         (AHEAD, "spec.sampling.topK=257"),
         "spec.sampling",
-        "or use none of the three; got topP 1, topK 257",
+        "or use none of them; got topP 1, minP 0, topK 257",
     ),
+    ((AHEAD, "spec.sampling.minP=0.1"), "spec.sampling", "set topK too, from 1 to 256"),
     ((AHEAD, "spec.sampling.minNewTokens=2"), "spec.sampling", "set topK too"),
     (
         ("spec.algorithm=sft", "spec.ppo={}", "spec.rollout={maxStaleness: 1}"),

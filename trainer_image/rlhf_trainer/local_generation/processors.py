@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from transformers import (
     LogitsProcessor,
+    MinPLogitsWarper,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -21,10 +22,12 @@ _UNITS = 2.0**52
 
 
 def warpers(sampling: Sampling) -> Iterator[LogitsProcessor]:
-    """Logits processors that `generate` makes from temperature, top-k and top-p, in its order. Transformers makes
-    none itself from a configuration of 1, 0 and 1."""
+    """Logits processors of temperature, min-p, top-k and top-p, in vLLM's order: `generate` has min-p last, where top-p
+    counts what it leaves out. Transformers makes none itself from a configuration of 1, 0 and 1."""
     if sampling.temperature not in (0, 1):
         yield TemperatureLogitsWarper(sampling.temperature)
+    if sampling.min_p > 0:
+        yield MinPLogitsWarper(sampling.min_p)
     if sampling.top_k > 0:
         yield TopKLogitsWarper(sampling.top_k)
     if sampling.top_p < 1:

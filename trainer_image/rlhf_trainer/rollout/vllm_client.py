@@ -54,6 +54,7 @@ class VllmClient:
             prompt=(),
             temperature=sampling.temperature,
             top_p=sampling.top_p,
+            min_p=sampling.min_p,
             top_k=sampling.top_k,
             min_tokens=sampling.min_new_tokens,
             max_tokens=sampling.max_new_tokens,

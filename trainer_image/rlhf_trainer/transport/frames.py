@@ -46,6 +46,7 @@ class Asked(BaseModel):
     seed: int | None = None
     temperature: float
     top_p: float
+    min_p: float = 0.0
     top_k: int
     min_tokens: int
     max_tokens: int

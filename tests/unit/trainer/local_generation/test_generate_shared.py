@@ -14,7 +14,7 @@ from vllm.v1.sample.ops.penalties import apply_all_penalties
 from rlhf_api.sections.evaluation import Penalties
 from rlhf_api.sections.sampling import Sampling
 from rlhf_trainer.data.stop_strings import StopStrings
-from rlhf_trainer.local_generation.processors import Penalized
+from rlhf_trainer.local_generation.processors import Penalized, warpers
 from rlhf_trainer.local_generation.shared import generate_shared
 from rlhf_trainer.maths.outputs import ResponseLogprobs
 from rlhf_trainer.models.forward.inference import Forward, infer
@@ -212,7 +212,10 @@ def test_the_model_repository_has_no_say_in_sampling(engine):
     assert engine.model.generation_config.repetition_penalty == 5.0, "it is exported as it came"
 
 
-@pytest.mark.parametrize("sampling", [{"topK": 7}, {"topK": 20, "topP": 0.9}, {"topK": 300}, {"topK": 1}])
+@pytest.mark.parametrize(
+    "sampling",
+    [{"topK": 7}, {"topK": 20, "topP": 0.9}, {"topK": 20, "minP": 0.3}, {"topK": 300}, {"topK": 1}],
+)
 def test_the_trainer_replays_what_truncation_left_out(engine, sampling):
     """A ban of the end token is replayed too; 300 kept tokens are more than the limit, and are not."""
     most = sampling["topK"]
@@ -223,7 +226,9 @@ def test_the_trainer_replays_what_truncation_left_out(engine, sampling):
     for answer in generated:
         assert len(answer.kept_counts) == len(answer.tokens)
         assert max(answer.kept_counts) < most
-    assert "topP" not in sampling or min(min(answer.kept_counts) for answer in generated) < most - 1
+    assert (
+        not {"topP", "minP"} & {*sampling} or min(min(answer.kept_counts) for answer in generated) < most - 1
+    )
     arrays, header = message(Responses(generated), {prompt.id: i for i, prompt in enumerate(PROMPTS)})
     sequences = collected(Told(arrays, header), 1, Responses(), {}).episode.columns.sequences
     read = ResponseLogprobs(0.8)
@@ -233,6 +238,18 @@ def test_the_trainer_replays_what_truncation_left_out(engine, sampling):
     whole = replace(sequences, kept=None)
     plain = infer(Forward(engine.model, 512, 257), whole, read, sequences.response_lengths)
     assert not torch.allclose(plain, sampled, atol=1e-2)
+
+
+def test_min_p_leaves_out_what_is_less_likely_than_its_share_of_the_likeliest():
+    """In the order of vLLM, before top-p: of 0.5, 0.2, 0.18, 0.12 min-p leaves 0.5 and 0.2, and top-p of 0.7 one."""
+    logits = torch.tensor([[0.5, 0.2, 0.18, 0.12]]).log()
+    ids, left = torch.zeros(1, 1, dtype=torch.int64), dict[float, list[bool]]()
+    for top_p in (1.0, 0.7):
+        scores = logits
+        for warp in warpers(Sampling(minP=0.38, topP=top_p)):
+            scores = warp(ids, scores)
+        left[top_p] = scores.isfinite()[0].tolist()
+    assert left == {1.0: [True, True, False, False], 0.7: [True, False, False, False]}
 
 
 def test_each_token_keeps_its_version_on_every_rank():

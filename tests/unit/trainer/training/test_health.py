@@ -239,6 +239,8 @@ def test_the_run_ends_and_says_so_before_anything_of_that_step_is_saved():
     [
         ("{}", False),
         ("{topP: 0.9}", True),
+        ("{minP: 0.1}", True),
+        ("{topK: 20, minP: 0.1}", False),
         ("{minNewTokens: 2}", True),
         ("{topK: 300}", True),
         ("{topK: 20, topP: 0.9, minNewTokens: 2}", False),

@@ -317,20 +317,21 @@ def test_generator_and_trainer_agree_at_any_temperature(temperature, tied, http,
         assert temperature == 1 or not torch.allclose(expected, at_one, atol=1e-2)
 
 
-def test_the_trainer_replays_the_sampling_mask_of_the_generator(tied, http, make_sync, models):
-    """With top-p, top-k and a least length the log-probabilities agree as without; over the whole vocabulary, as they
-    are without the mask, they do not."""
+@pytest.mark.parametrize("restriction", [{"topP": 0.9}, {"minP": 0.3}], ids=str)
+def test_the_trainer_replays_the_sampling_mask_of_the_generator(tied, http, make_sync, models, restriction):
+    """With top-p or min-p, top-k and a least length the log-probabilities agree as without; over the whole vocabulary,
+    as they are without the mask, they do not."""
     model = models("tied", 1)
     make_sync().send([target(tied)], lambda: weights(model), 1)
     sampling = Sampling(
-        maxNewTokens=24, minNewTokens=3, responsesPerPrompt=4, temperature=0.8, topP=0.9, topK=20
+        maxNewTokens=24, minNewTokens=3, responsesPerPrompt=4, temperature=0.8, topK=20, **restriction
     )
     client = VllmClient(http, sampling=sampling, seed=1, ends=[256])
     work = PartialRollout.begin(Prompt("0/1", (65, 66, 67), {}), 4)
     for response in http.run(client.ask(target(tied), work, lambda: None)).rollouts():
         sampled = torch.tensor(response.logprobs)
         assert len(response.kept_counts) == len(response.tokens)
-        assert len(set(response.kept_counts)) > 1, "not always 20: top-p has a say"
+        assert len(set(response.kept_counts)) > 1, "not always 20: the other has a say"
         assert torch.allclose(of_model(model, response, temperature=0.8), sampled, atol=1e-4)
         whole = replace(response, kept_counts=array("i"), kept=array("i"))
         assert (of_model(model, whole, temperature=0.8) - sampled).abs().mean() > 0.05
