@@ -15,7 +15,10 @@ _MOST = 3
 """Maximum number of fields named in a message."""
 _VAGUE = {"name", "path", "type", "kind", "key", "value", "size", "device", "config"}
 """Words that mean another thing in each section."""
-_OF_EACH = {"microBatchTokens", "engineArguments", "tensorParallelSize", "rank", "alpha", "targetModules"}
+_OF_EACH = {
+    *("microBatchTokens", "engineArguments", "tensorParallelSize"),
+    *("rank", "alpha", "rankStabilized", "targetModules"),
+}
 """Fields of several roles or models, of which the one beside the unknown key is meant."""
 
 

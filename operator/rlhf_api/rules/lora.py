@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from ..errors.problem import Problem
 from ..graph import Graph, Infer
-from ..sections.lora import Adapters
+from ..sections.lora import Adapters, Lora
 from ..spec import Spec
 
 
@@ -19,6 +19,13 @@ def problems(spec: Spec) -> Iterator[Problem]:
     for field in Adapters.model_fields:
         if getattr(spec.model.lora, field) is not None and field not in trained:
             yield Problem(f"{where}.{field}", f"{spec.algorithm} trains no {field}; remove it")
+    for field in Adapters.model_fields:
+        adapter: Lora | None = getattr(spec.model.lora, field)
+        if adapter is not None and adapter.rank_stabilized and adapter.alpha is None:
+            message = "divides alpha by the root of the rank, and without one the scale is 1 either way"
+            yield Problem(
+                f"{where}.{field}.rankStabilized", f"{message}; set alpha, or remove this; got true"
+            )
     yield from averaged(spec, graph)
 
 

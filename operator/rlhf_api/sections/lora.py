@@ -12,6 +12,8 @@ class Lora(Frozen):
     """Columns of B and rows of A."""
     alpha: PositiveFloat | None = None
     """Scale of B A, times the rank; equal to the rank unless given, which is a scale of 1."""
+    rank_stabilized: bool = False
+    """The scale is alpha / sqrt(rank) (rsLoRA); needs alpha."""
     target_modules: tuple[str, ...] | None = Field(None, min_length=1)
     """Suffixes of the layers' names, such as `q_proj` or `layers.0.mlp.up_proj`; all linear layers unless given, but
     never the head or the experts of a mixture."""

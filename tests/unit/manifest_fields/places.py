@@ -161,7 +161,7 @@ BASES: tuple[tuple[str, tuple[str, ...]], ...] = (
             "spec.data.train=[rows-answers.jsonl]",
         ),
     ),
-    (r"spec\.model\.lora", ("spec.model.lora={policy: {rank: 2}, critic: {rank: 2}}",)),
+    (r"spec\.model\.lora", ("spec.model.lora={policy: {rank: 2, alpha: 3}, critic: {rank: 2, alpha: 3}}",)),
     (r"spec\.model\.parameters", ("spec.model={policy: org/policy, reward: org/reward, parameters: 1e9}",)),
     (r"(model|trainer)\.dtype", ("spec.trainer={}",)),
     (r"spec\.algorithm", ("spec.ppo={}", "spec.data.promptsPerStep=64")),

@@ -174,7 +174,7 @@ def _job(snapshot: Snapshot, request: ExportRequest) -> SavedJob:
         dtype=cast(DType, str(dtype or torch.float32).removeprefix("torch.")),
     )
     if fingerprint := _fingerprint(snapshot, model):
-        settings = {key: fingerprint[key] for key in ("rank", "alpha", "targetModules")}
+        settings = {key: value for key, value in fingerprint.items() if key != "base"}
         model = model.model_copy(update={"lora": Lora.model_validate(settings, strict=False)})
     return SavedJob(job="", algorithm="", steps=snapshot.step, seed=0, models=(model,))
 

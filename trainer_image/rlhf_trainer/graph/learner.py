@@ -104,8 +104,10 @@ def _check_fingerprints(models: Models, state: Mapping[str, Any]) -> None:
             )
             problems.append(Problem(where, f"{message}; {REMEDY}"))
         else:
-            changed = [key for key in after if before[key] != after[key]]
-            difference = ", ".join(f"{key} was {before[key]} and is {after[key]}" for key in changed)
+            # What is off has no key.
+            pairs = {key: (before.get(key, False), after.get(key, False)) for key in {**before, **after}}
+            changed = {key: (was, now) for key, (was, now) in pairs.items() if was != now}
+            difference = ", ".join(f"{key} was {was} and is {now}" for key, (was, now) in changed.items())
             problems.append(Problem(where, f"cannot change when a run resumes: {difference}; {REMEDY}"))
     if problems:
         raise InvalidJob(problems)

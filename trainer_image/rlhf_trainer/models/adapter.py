@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,6 +47,7 @@ class Adapter:
             r=settings.rank,
             lora_alpha=alpha,  # type: ignore[arg-type]  # PEFT divides by the rank: any number will do
             target_modules=targets,
+            use_rslora=settings.rank_stabilized,
             fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
             base_model_name_or_path=base,
         )
@@ -63,6 +65,7 @@ class Adapter:
             "rank": settings.rank,
             "alpha": float(alpha),
             "targetModules": targets,
+            **({"rankStabilized": True} if settings.rank_stabilized else {}),
             "base": _digest(model),
         }
 
@@ -109,8 +112,9 @@ class Adapter:
 
     @property
     def scale(self) -> float:
-        """Scale of B A, the same in every layer."""
-        return float(self.config.lora_alpha / self.config.r)
+        """Scale of B A, the same in every layer (rank-stabilised: Kalajdzievski 2023, arXiv:2312.03732)."""
+        divisor = math.sqrt(self.config.r) if self.config.use_rslora else self.config.r
+        return float(self.config.lora_alpha / divisor)
 
     @property
     def transposed(self) -> tuple[str, ...]:

@@ -1,6 +1,9 @@
-"""Adapters of models of which only a part consists of linear layers."""
+"""Adapters of models of which only a part consists of linear layers, and the scale of adapters."""
+
+import math
 
 import pytest
+import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig, Qwen3MoeConfig
 
 from rlhf_api.sections.lora import Lora
@@ -44,3 +47,27 @@ def test_experts_cannot_be_named_as_layers():
 def test_a_model_without_experts_is_warned_of_nothing(caplog):
     Adapter(AutoModelForCausalLM.from_config(LlamaConfig(**SHAPE)), Lora(rank=4), 0, "base")
     assert not caplog.records
+
+
+@pytest.mark.parametrize(("stabilized", "scale"), [(False, 6 / 4), (True, 6 / math.sqrt(4))])
+def test_a_merged_layer_has_the_scale_that_the_adapter_has_in_training(stabilized, scale):
+    """Also once the adapter was off: the reference is the policy without it."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**SHAPE))
+    adapter = Adapter(model, Lora(rank=4, alpha=6, rankStabilized=stabilized), 0, "base")
+    for name, parameter in model.named_parameters():
+        if ".lora_B." in name:
+            torch.nn.init.normal_(parameter)
+    tokens = torch.tensor([[1, 5, 9, 2]])
+    with torch.no_grad():
+        whole = model(tokens).logits
+        with adapter.off():
+            assert not torch.allclose(model(tokens).logits, whole, atol=1e-3)
+        merged = AutoModelForCausalLM.from_config(LlamaConfig(**SHAPE))
+        merged.load_state_dict(dict(adapter.merged(adapter.to_merge(iter(model.state_dict().items())))))
+        torch.testing.assert_close(merged(tokens).logits, whole, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(model(tokens).logits, whole, rtol=0, atol=0)
+    layer = model.model.layers[0].mlp.up_proj
+    own = layer.base_layer.weight + scale * layer.lora_B["default"].weight @ layer.lora_A["default"].weight
+    torch.testing.assert_close(merged.model.layers[0].mlp.up_proj.weight, own)
+    assert adapter.config.to_dict()["use_rslora"] is stabilized

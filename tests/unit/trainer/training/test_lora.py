@@ -107,6 +107,10 @@ CHANGES = [
     ("spec.model.lora={policy: {rank: 8}}", "rank was 4 and is 8, alpha was 4.0 and is 8.0"),
     ("spec.model.lora={policy: {rank: 4, alpha: 8}}", "alpha was 4.0 and is 8.0"),
     ("spec.model.lora={policy: {rank: 4, targetModules: [q_proj]}}", "and is ['q_proj']"),
+    (
+        "spec.model.lora={policy: {rank: 4, alpha: 4, rankStabilized: true}}",
+        "rankStabilized was False and is True",
+    ),
     ("spec.model.lora=null", "with an adapter, and the job has none"),
 ]
 
@@ -137,6 +141,10 @@ REFUSED = [
         "greater than or equal to 1; got 0",
     ),
     (("spec.model.lora={policy: {alpha: 0}}",), "spec.model.lora.policy.alpha", "greater than 0"),
+    (
+        ("spec.model.lora={policy: {rankStabilized: true}}",),
+        *("spec.model.lora.policy.rankStabilized", "without one the scale is 1 either way; set alpha"),
+    ),
     (("spec.model.lora={policy: {dropout: 0.1}}",), "spec.model.lora.policy.dropout", "unknown field"),
     (("spec.ppo={}", "spec.algorithm=sft", BOTH), "spec.model.lora.critic", "sft trains no critic"),
     (
