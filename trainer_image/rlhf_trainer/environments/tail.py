@@ -15,8 +15,8 @@ from rlhf_api.dataset.rows import Message
 from rlhf_api.errors.problem import InvalidJob, Problem
 
 from ..data.chat import ANY, NO_ARGUMENTS, end_of_turn, render
-from ..data.encode import continuation
 from ..data.text import continued_text
+from .quoted import Quoting, quoting
 
 _CONTEXT = 16
 """Last tokens of a turn that decide how text after them is tokenized."""
@@ -32,13 +32,15 @@ def reply_tokens(
     conversation: bool,
 ) -> list[int]:
     """The tokens between `turn`, as it was sampled, and the model's next turn. A turn that ends with none of `ends` was
-    cut off: the template's end of a turn is then the first of them. After a prompt of plain text, no `conversation`,
-    they are the messages' text.
+    cut off: the template's end of a turn is then the first of them. Special tokens are the template's alone: those that
+    messages quote are text. After a prompt of plain text, no `conversation`, they are the messages' text.
 
     Raises InvalidJob where the template does not render these messages after the assistant's.
     """
+    ready = Quoting(messages, {})
     if conversation:
-        text, end = _tail(tokenizer, messages, arguments), end_of_turn(tokenizer)
+        ready = quoting(tokenizer, messages)
+        text, end = _tail(tokenizer, ready.messages, arguments), end_of_turn(tokenizer)
     else:
         text, end = "".join(message.content or "" for message in messages), None
     before = continued_text(tokenizer, (), turn[-_CONTEXT:], skip_special_tokens=False)
@@ -46,7 +48,7 @@ def reply_tokens(
         before = str(tokenizer.convert_ids_to_tokens(end))
         if (ended := text.lstrip()).startswith(before):
             text = ended.removeprefix(before)
-    return continuation(tokenizer, before, text) if text else []
+    return ready.tokens(tokenizer, before, text) if text else []
 
 
 def check_replies(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any], *, tools: bool) -> None:
