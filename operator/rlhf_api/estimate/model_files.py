@@ -67,6 +67,15 @@ def token_ids(directory: Path) -> tuple[dict[str, int], list[str]] | None:
         return None
 
 
+def tokens_differ(policy: Mapping[str, int], own: Mapping[str, int]) -> str:
+    """The first token of the policy's vocabulary that is another, or none, in a model's own; '' if each is the same."""
+    for token, number in sorted(policy.items(), key=lambda item: item[1]):
+        if own.get(token) != number:
+            theirs = f"token {own[token]}" if token in own else "none"
+            return f"{token!r} is token {number} of the policy, and {theirs} of this model"
+    return ""
+
+
 def _parameters(directory: Path) -> int | None:
     """Parameter count from the headers of the weights' files, else computed from the configuration."""
     for count in (_in_files, _by_configuration):

@@ -6,12 +6,13 @@ from pathlib import Path
 
 from rlhf_api.contract.run import roles_of
 from rlhf_api.errors.problem import Problem
-from rlhf_api.estimate.model_files import matrices, token_ids
+from rlhf_api.estimate.model_files import matrices, token_ids, tokens_differ
 from rlhf_api.estimate.serving import on_vllm
 from rlhf_api.estimate.sizes import LOADED
 from rlhf_api.graph import CRITIC
 from rlhf_api.host.foreign_files import read_json
 from rlhf_api.host.model_directory import directory_problem
+from rlhf_api.roles import Role
 from rlhf_api.rules.vllm_options import engine_problems
 from rlhf_api.spec import Spec
 
@@ -47,12 +48,15 @@ def layer_problems(spec: Spec) -> Iterator[Problem]:
                 yield Problem(f"spec.model.lora.{field}.targetModules[{i}]", message)
 
 
-def critic_problems(spec: Spec) -> Iterator[Problem]:
-    """The problem of a critic in a directory whose tokenizer is not the policy's; the trainer compares all others."""
-    name = spec.model.critic
-    if name is not None and CRITIC in spec.graph.trained and not _reads_policys_tokens(spec, name):
-        message = "has another tokenizer than the policy, and would read its tokens as others"
-        yield Problem("spec.model.critic", f"{message}; got {name!r}")
+def tokenizer_problems(spec: Spec) -> Iterator[Problem]:
+    """Problems of a critic and a reference in directories whose tokenizer is not the policy's; all others are compared
+    when they are loaded."""
+    used = {"critic": CRITIC in spec.graph.trained, "reference": Role.REFERENCE in roles_of(spec)}
+    for field in (field for field, is_used in used.items() if is_used):
+        name: str | None = getattr(spec.model, field)
+        if name is not None and (difference := _other_tokens(spec, name)):
+            message = "has another tokenizer than the policy, and would read its tokens as others"
+            yield Problem(f"spec.model.{field}", f"{message}: {difference}; got {name!r}")
 
 
 def critic_from_policy(spec: Spec) -> str | None:
@@ -60,19 +64,20 @@ def critic_from_policy(spec: Spec) -> str | None:
     name = spec.model.reward
     if name is None or spec.model.critic is not None or CRITIC not in spec.graph.trained:
         return None
-    if _reads_policys_tokens(spec, name):
+    if not _other_tokens(spec, name):
         return None
     return f"the critic starts from the policy: the tokenizer of {name} is another"
 
 
-def _reads_policys_tokens(spec: Spec, name: str) -> bool:
-    """False if the ids of the policy's tokenizer are other tokens in that of the model `name`, both in directories."""
+def _other_tokens(spec: Spec, name: str) -> str:
+    """A difference of the tokenizer of the model `name` from the policy's, by which it reads other tokens; '' if there
+    is none, or one of them is not in a directory."""
     policy = spec.model.tokenizer or spec.model.policy
     both = (None if policy is None else token_ids(Path(policy))), token_ids(Path(name))
     if both[0] is None or both[1] is None:
-        return True
+        return ""
     (ids, merges), (own_ids, own_merges) = both[0], both[1]
-    return ids.items() <= own_ids.items() and merges == own_merges
+    return tokens_differ(ids, own_ids) or ("" if merges == own_merges else "their merges differ")
 
 
 def mistyped(spec: Spec) -> Iterator[Problem]:

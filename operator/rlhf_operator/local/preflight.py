@@ -24,7 +24,7 @@ from rlhf_api.sections.environment import PATH
 from rlhf_api.sections.pods import PodSettings, Workspace
 from rlhf_api.spec import Spec
 
-from .models import critic_problems, layer_problems, model_problems
+from .models import layer_problems, model_problems, tokenizer_problems
 from .modules import missing, unplayable, unscoring
 from .provenance import named_code
 
@@ -37,7 +37,7 @@ def check_files(spec: Spec) -> list[Problem]:
     """Problems of data files' rows, of a chat template, of local model directories, of vLLM's options, of Python
     functions' modules, and of models that are too large for the GPUs."""
     sizes = model_sizes(spec)
-    models = (*model_problems(spec), *layer_problems(spec), *critic_problems(spec))
+    models = (*model_problems(spec), *layer_problems(spec), *tokenizer_problems(spec))
     with provided(spec.workspace.files):
         named = (*_data(spec), *_template_syntax(spec), *models)
         return [*named, *_functions(spec), *problems(spec, sizes)]

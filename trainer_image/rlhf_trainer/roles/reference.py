@@ -13,7 +13,13 @@ from rlhf_api.rules.own_algorithm import resolve
 from ..engines.vllm.frozen import FrozenModel
 from ..models.forward.inference import infer, served
 from ..models.pretrained import architectures
-from ..models.pretrained.job_models import check_served, load_frozen, load_job_tokenizer, on_device
+from ..models.pretrained.job_models import (
+    check_reference_tokens,
+    check_served,
+    load_frozen,
+    load_job_tokenizer,
+    on_device,
+)
 from ..models.pretrained.load import padding_id
 from ..ops import output_fn
 from ..process.addresses import listen_host
@@ -55,6 +61,7 @@ def run(env: ProcessEnv) -> None:
     config = env.config
     architectures.register(config.spec.model.architectures)
     nodes = resolve(config.spec).graph.prepare
+    check_reference_tokens(config)
     output = next(n.output for n in nodes if isinstance(n, Infer) and n.model == REFERENCE)
     engine = by_vllm(config, output) if config.spec.reference.engine == "vllm" else None
     logprobs = engine.logprobs if engine else by_transformers(config, output)

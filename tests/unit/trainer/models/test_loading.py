@@ -20,6 +20,7 @@ from rlhf_trainer.models.adapter import Adapter
 from rlhf_trainer.models.pretrained import job_models as loading
 from rlhf_trainer.models.pretrained.create import create_policy, create_tokenizer
 from rlhf_trainer.models.pretrained.job_models import (
+    check_reference_tokens,
     load_frozen,
     load_job_tokenizer,
     load_trained,
@@ -185,6 +186,18 @@ def test_a_critic_starts_from_a_model_with_the_policys_tokens_and_more(tokenizer
     more.save_pretrained(tmp_path)
     source = trained_source(config({"policy": path, "reward": str(tmp_path)}), "critic", tokenizer)
     assert source == ModelSource("spec.model.reward", str(tmp_path))
+
+
+def test_a_reference_with_other_tokens_is_refused(path, other, tmp_path):
+    named = (
+        r"spec.model.reference: has another tokenizer than the policy, .*: '.*' is token \d+ of the policy"
+    )
+    with pytest.raises(InvalidJob, match=named):
+        check_reference_tokens(config({"policy": path, "reference": other}))
+    check_reference_tokens(config({"policy": path, "reference": path}))
+    check_reference_tokens(config({"policy": path}))
+    bare = shutil.copytree(path, tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer*"))
+    check_reference_tokens(config({"policy": path, "reference": str(bare)}))
 
 
 def test_quantised_weights_are_not_trained(tokenizer, path, monkeypatch):

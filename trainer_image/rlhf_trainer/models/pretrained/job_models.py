@@ -9,6 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from rlhf_api.contract.run import RunConfig
 from rlhf_api.dataset.chat_template import given_template
 from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.estimate.model_files import tokens_differ
 from rlhf_api.field_types import DType, Head, ModelField
 from rlhf_api.graph import Model
 from rlhf_api.roles import Role
@@ -103,6 +104,24 @@ def check_served(config: RunConfig, role: Role, tokenizer: PreTrainedTokenizerBa
         return load.positions_of(served_config)
 
     return loading(source.where, fitting)
+
+
+def check_reference_tokens(config: RunConfig) -> None:
+    """Raises InvalidJob where the manifest names a reference with another tokenizer, to which the policy's ids are
+    other tokens. One without a tokenizer of its own is not compared."""
+    source = model_source(config, "reference")
+    if source.where != "spec.model.reference":
+        return
+    try:
+        own = load.load_tokenizer(source.path)
+    except ValueError:
+        return
+    tokenizer = load_job_tokenizer(config)
+    if load.reads_tokens_of(own, tokenizer):
+        return
+    difference = tokens_differ(tokenizer.get_vocab(), own.get_vocab()) or "their merges differ"
+    message = f"has another tokenizer than the policy, and would read its tokens as others: {difference}"
+    raise InvalidJob([Problem(source.where, f"{message}; got {source.path!r}")])
 
 
 def load_job_tokenizer(
