@@ -2,7 +2,7 @@
 
 from ..field_types import Frozen
 from ..sections.common import CommonSpec
-from . import cispo, custom, dpo, dr_grpo, grpo, gspo, ppo, reinforce_pp, reward, rloo, sft
+from . import cispo, custom, distillation, dpo, dr_grpo, grpo, gspo, ppo, reinforce_pp, reward, rloo, sft
 from .base import Algorithm
 
 ALGORITHMS: dict[str, Algorithm] = {
@@ -18,6 +18,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         reinforce_pp.ALGORITHM,
         gspo.ALGORITHM,
         cispo.ALGORITHM,
+        distillation.ALGORITHM,
     )
 }
 CUSTOM = custom.ALGORITHM

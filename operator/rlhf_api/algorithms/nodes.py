@@ -20,9 +20,9 @@ from ..sections.common import CommonSpec
 from .policy_gradient import PolicyGradient, is_one_update
 
 
-def experience(spec: CommonSpec, settings: PolicyGradient) -> tuple[Node, ...]:
+def experience(spec: CommonSpec, settings: PolicyGradient, *, scored: bool = True) -> tuple[Node, ...]:
     """First nodes of every algorithm that samples responses: responses, their log-probabilities under policy and
-    reference if needed, and scores.
+    reference if needed, and scores, unless nothing is to score them.
 
     If a step is one update, the old log-probabilities are not computed: they equal those of the update itself.
     """
@@ -45,7 +45,7 @@ def experience(spec: CommonSpec, settings: PolicyGradient) -> tuple[Node, ...]:
         )
     if settings.kl_penalty:
         nodes.append(reference(spec, settings.reference_ema))
-    nodes += _scores(spec)
+    nodes += _scores(spec) if scored else ()
     if settings.overlong_filter:
         nodes.append(Compute(name="mask", function="overlong_mask", reads=("finished",), writes=("mask",)))
     return tuple(nodes)

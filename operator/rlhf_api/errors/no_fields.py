@@ -238,7 +238,6 @@ _ANSWERS = (
         "tools are methods of the class that spec.environment.path names (docs/guides/environments.md)",
     ),
     ("image_key video_key audio_key freeze_vision_tower mm_processor_kwargs", "models read text alone"),
-    ("distillation teacher_model teacher_tau", "there is no teacher"),
     ("enable_ema ema_beta", "no average of the trained weights is kept"),
     ("neftune_noise_alpha aux_loss_coef", "training adds neither noise nor a balancing loss"),
     (

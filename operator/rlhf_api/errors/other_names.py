@@ -21,7 +21,7 @@ _NAMES = {
     "spec.model.policy": (
         "model_name model_path model_name_or_path pretrain actor sft_model_path model.name model.path"
     ),
-    "spec.model.reference": "ref_model ref_policy reference.model_path reference.path",
+    "spec.model.reference": "ref_model ref_policy reference.model_path reference.path teacher_model teacher",
     "spec.model.critic": "critic_pretrain",
     "spec.model.reward": (
         "reward_model reward_model_path reward_pretrain reward_model_name_or_path reward.model_path"
@@ -181,7 +181,7 @@ _NAMES = {
     "spec.dpo.margin": "simpo_gamma dpo.gamma",
     "spec.dpo.likelihoodCoefficient": "rpo_alpha nll_loss_coef pref_ftx cpo_alpha",
     "lossAggregation": "loss_type loss_agg_mode",
-    "klCoefficient": "beta kl_coef kl_coeff init_kl_coef init_kl_coeff kl_ctrl kl_ctl kl_beta kl_loss_coef",
+    "klCoefficient": "teacher_tau beta kl_coef kl_coeff init_kl_coef init_kl_coeff kl_ctrl kl_ctl kl_beta kl_loss_coef",
     "klIn": "use_kl_loss use_kl_in_reward",
     "klEstimator": "kl_loss_type kl_penalty",
     "klTarget": "target_kl adap_kl_ctrl",

@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 
+from ..algorithms import CUSTOM, algorithm_of
 from ..errors.problem import Problem, show
 from ..field_types import COLDEST, PENALTIES
+from ..roles import Role
 from ..sections.evaluation import Evaluation, EvaluationSet
 from ..spec import Spec
 
@@ -15,11 +17,9 @@ def problems(spec: Spec, *, sampled: bool) -> Iterator[Problem]:
         return
     if sampled and section.function is None and spec.environment is None:
         yield Problem("spec.evaluation.function", "is required and missing: it judges the responses")
-    if sampled and section.function is not None and spec.environment is not None and not spec.has_reward:
-        message = (
-            "runs in the reward role, and the job has none: the environment's rewards judge held-out episodes"
-        )
-        yield Problem("spec.evaluation.function", f"{message}; remove it; got {show(section.function)}")
+    if sampled and section.function is not None and Role.REWARD not in spec.graph.roles:
+        message = f"runs in the reward role, and the job has none: {_without_reward(spec)}"
+        yield Problem("spec.evaluation.function", f"{message}; got {show(section.function)}")
     if not sampled:
         yield from _of_responses("spec.evaluation", section, spec.algorithm)
         for i, evaluation_set in enumerate(section.sets or ()):
@@ -42,6 +42,15 @@ def problems(spec: Spec, *, sampled: bool) -> Iterator[Problem]:
         if evaluation_set.temperature is not None and 0 < evaluation_set.temperature < COLDEST:
             message = f"must be 0, which is greedy, or at least {COLDEST:g}, the lowest that vLLM samples at"
             yield Problem(f"{where}.temperature", f"{message}; got {evaluation_set.temperature:g}")
+
+
+def _without_reward(spec: Spec) -> str:
+    """The reason that a job which samples responses has no reward role, and what to do."""
+    if spec.environment is not None:
+        return "the environment's rewards judge held-out episodes; remove it"
+    if algorithm_of(spec) is CUSTOM:
+        return "its graph has no Score node (spec.custom.scores); remove it"
+    return "set spec.reward.functions; those of weight 0 are measured, and nothing is learned from them"
 
 
 def _of_responses(where: str, section: Evaluation | EvaluationSet, algorithm: str) -> Iterator[Problem]:

@@ -95,6 +95,8 @@ def _absence_reason(spec: Spec, role: Role) -> str:
         return "the trainer generates (spec.generator.sharedWithTrainer)"
     if role is Role.REWARD and spec.environment is not None:
         return "the environment's rewards are the scores (spec.environment)"
+    if role is Role.REWARD and spec.graph.generates and ":" not in spec.algorithm:
+        return "neither spec.reward.functions nor spec.model.reward scores responses"
     nothing = {"generate": "samples no responses", "score": "scores no responses"}
     return f"{spec.algorithm} {nothing.get(role.row.work, 'asks none')}"
 

@@ -30,7 +30,7 @@ class Model(Frozen):
     policy: str | None = None
     """Model that is trained; this or `create`."""
     reference: str | None = None
-    """Frozen policy of the KL penalty; the policy at the start of the run unless given."""
+    """Frozen policy of the KL penalty, the policy at the start of the run unless given; `distillation`'s teacher."""
     critic: str | None = None
     """Initial critic; the reward model, or else the policy, unless given."""
     reward: str | None = None

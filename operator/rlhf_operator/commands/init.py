@@ -61,6 +61,9 @@ def add_init(commands: Commands) -> None:
         help="what scores responses: a function, as module:name, which is written unless its module is there, or a "
         f"reward model; default: {_REWARD}",
     )
+    parser.add_argument(
+        "--teacher", metavar="MODEL", help=f"whom {' and '.join(init_files.TAUGHT)} learns from: {_MODEL}"
+    )
     parser.add_argument("--overwrite", action="store_true", help="write over FILE if it is there")
 
 
@@ -93,10 +96,12 @@ def run(options: argparse.Namespace) -> int:
             str(file),
             algorithm,
             model=options.model,
+            teacher=options.teacher,
+            samples=graph_of(algorithm).generates,
             data=data,
             fields=fields,
             columns=columns,
-            reward=_reward(options, fields, write) if scores_responses(algorithm) else {},
+            reward=_reward(options, fields, write) if options.reward or scores_responses(algorithm) else {},
             positions=_positions(Path(options.model)),
             is_small=_is_small(options.model),
             has_gpu=bool(gpus.present(os.environ)),
@@ -118,11 +123,21 @@ def _wrong_options(options: argparse.Namespace) -> Iterator[Problem]:
         yield from _algorithm_problems(algorithm)
     if not options.model:
         yield Problem("--model", f"is missing; {_MODEL}")
-    if options.reward is not None and algorithm in ALGORITHMS and not scores_responses(algorithm):
+    if algorithm in ALGORITHMS:
+        yield from _teacher_problems(algorithm, options.teacher)
+    if options.reward is not None and algorithm in ALGORITHMS and not graph_of(algorithm).generates:
         yield Problem(
             "--reward", f"{algorithm} trains on given responses, which nothing scores; leave it out"
         )
     yield from _reward_problems(options.reward or _REWARD)
+
+
+def _teacher_problems(algorithm: str, name: str | None) -> Iterator[Problem]:
+    if algorithm not in init_files.TAUGHT:
+        if name is not None:
+            yield Problem("--teacher", f"{algorithm} has none; leave it out; got {show(name)}")
+    elif not name:
+        yield Problem("--teacher", f"is missing; {_MODEL}")
 
 
 def _ask(options: argparse.Namespace) -> None:
@@ -133,6 +148,10 @@ def _ask(options: argparse.Namespace) -> None:
             f"Algorithm ({known}) [grpo]", "grpo", _algorithm_problems
         )
         options.model = options.model or _answer(f"Model ({_MODEL})", "", _model_problems)
+        if options.algorithm in init_files.TAUGHT and not options.teacher:
+            options.teacher = _answer(
+                f"Teacher ({_MODEL})", "", partial(_teacher_problems, options.algorithm)
+            )
         if options.data is None and options.algorithm in ALGORITHMS:
             kind, columns = (
                 graph_of(options.algorithm).rows,

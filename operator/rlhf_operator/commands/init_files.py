@@ -24,6 +24,10 @@ _STRENGTHS = {
 }
 """Settings of algorithms that hold the policy near its start, with comments."""
 
+_TAUGHT = "weight of the teacher, if there is a reward too (spec.reward.functions)"
+TAUGHT = ("distillation",)
+"""Algorithms whose reference is a teacher, which the user names."""
+
 SMALL, SMALL_RATE = 1e8, 1e-4
 """Models with fewer parameters need a learning rate that is a hundred times as high as that of others."""
 
@@ -37,13 +41,16 @@ def manifest(
     fields: Sequence[str],
     columns: Mapping[str, str],
     reward: Mapping[str, Any],
+    teacher: str | None,
+    samples: bool,
     positions: int | None,
     is_small: bool,
     has_gpu: bool,
 ) -> str:
-    """The manifest's text. `fields`: of the rows in `data`; `columns`: by the fields that they are read as; `reward`:
-    what scores responses, parts of `spec`; empty where nothing does; `positions`: of the model, if known, which prompt
-    and response have to fit; `is_small`: it is known to be far from a billion parameters."""
+    """The manifest's text. `teacher`: of an algorithm in `TAUGHT`; `samples`: the algorithm samples responses;
+    `fields`: of the rows in `data`; `columns`: by the fields that they are read as; `reward`: what scores responses,
+    parts of `spec`; empty where nothing does; `positions`: of the model, if known, which prompt and response have to
+    fit; `is_small`: it is known to be far from a billion parameters."""
     prompt_tokens = PROMPT_TOKENS if positions is None else max(1, min(PROMPT_TOKENS, positions // 2))
     response_tokens = RESPONSE_TOKENS if positions is None else max(1, min(RESPONSE_TOKENS, positions // 2))
     experiment = of_algorithm(algorithm)
@@ -52,7 +59,11 @@ def manifest(
     spec: dict[str, Any] = {
         "algorithm": algorithm,
         "steps": STEPS,
-        "model": {"policy": model, **({} if has_gpu else {"dtype": "float32"})},
+        "model": {
+            "policy": model,
+            **({"reference": teacher} if teacher else {}),
+            **({} if has_gpu else {"dtype": "float32"}),
+        },
         "data": {
             "train": [data],
             **({"columns": {**columns}} if columns else {}),
@@ -60,7 +71,7 @@ def manifest(
             "promptsPerStep": RESPONSES // group,
         },
     }
-    if reward:
+    if samples:
         spec["sampling"] = {"responsesPerPrompt": group, "maxNewTokens": response_tokens}
     else:
         spec["data"]["maxResponseLength"] = prompt_tokens
@@ -70,7 +81,7 @@ def manifest(
     section, comments = to_camel(algorithm), _comments(experiment["metadata"]["name"], fields, group)
     if settings and strength:
         spec[section] = {to_camel(strength): getattr(settings(), strength)}
-        comments[f"spec.{section}.{to_camel(strength)}"] = _STRENGTHS[strength]
+        comments[f"spec.{section}.{to_camel(strength)}"] = _TAUGHT if teacher else _STRENGTHS[strength]
     spec = merge(merge({**spec, "optimizer": {"learningRate": rate}}, usual), reward)
     document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": experiment["metadata"], "spec": spec}
     head = f"`rlhf run {file}` trains here, `rlhf submit {file}` on a cluster; `rlhf plan {file}` predicts its needs"
@@ -83,6 +94,7 @@ def _comments(name: str, fields: Sequence[str], group: int) -> dict[str, str]:
         "metadata.name": f"the results go to runs/{name}",
         "spec.steps": "enough for a first look; a few hundred are usual",
         "spec.model.policy": "a folder in Hugging Face format, or a name of the hub",
+        "spec.model.reference": "the teacher, with the tokenizer of the policy",
         "spec.model.dtype": "as there is no GPU here; bfloat16, the default, on one",
         "spec.data.train": f"{rows}; several files may be listed",
         "spec.data.columns": "which column is read as which field",

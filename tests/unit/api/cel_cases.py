@@ -9,9 +9,16 @@ from rlhf_api.algorithms import ALGORITHMS
 VOLUME = "{name: data, mountPath: /data, claim: c}"
 UPDATING = [n for n, a in ALGORITHMS.items() if a.settings and "minibatch_size" in a.settings.model_fields]
 SMALL = (
-    "spec={{algorithm: {name}, steps: 1, model: {{policy: p, reward: r}}, data: {{train: [x], promptsPerStep: 8}}, "
-    "sampling: {{responsesPerPrompt: 2}}, {key}: {{minibatchSize: {size}}}}}"
+    "spec={{algorithm: {name}, steps: 1, model: {{policy: p, reward: r{more}}}, "
+    "data: {{train: [x], promptsPerStep: 8}}, sampling: {{responsesPerPrompt: 2}}, {key}: {{minibatchSize: {size}}}}}"
 )
+
+
+def small(name: str, size: int) -> str:
+    more = ", reference: t" if name == "distillation" else ""
+    return SMALL.format(name=name, key=to_camel(name), size=size, more=more)
+
+
 SHARED = (
     "spec={algorithm: ppo, steps: 1, model: {policy: p, reward: r}, data: {train: [x]}, "
     "replay: {streamDataLoaderType: dynamic}"
@@ -35,8 +42,8 @@ CASES = [
     ("spec.reward.clip=[-1, 0]", "spec.reward.clip=[1, 1]", "spec.reward.clip"),
     *(
         (
-            SMALL.format(name=name, key=to_camel(name), size=16),
-            SMALL.format(name=name, key=to_camel(name), size=17),
+            small(name, 16),
+            small(name, 17),
             "minibatchSize of the algorithm's settings must not exceed",
         )
         for name in UPDATING

@@ -78,7 +78,7 @@ EDITS = {
         ("    reward: str | None = None\n", "    teacher: str | None = None\n    reward: str | None = None\n"),
     ),
     "rlhf_api/algorithms/__init__.py": (
-        (" custom, dpo,", " custom, distill, dpo,"),
+        (" custom, distillation,", " custom, distill, distillation,"),
         ("        sft.ALGORITHM,\n", "        sft.ALGORITHM,\n        distill.ALGORITHM,\n"),
     ),
 }  # fmt: skip

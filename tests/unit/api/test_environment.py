@@ -76,6 +76,7 @@ def test_how_many_episodes_may_fail_is_the_rewards_own_limit():
 @pytest.mark.parametrize("algorithm", ONLINE)
 def test_scores_are_the_environments_rewards_and_the_roles_where_both_are_given(algorithm):
     given = (f"spec.algorithm={algorithm}", "spec.ppo={}", "spec.sampling.responsesPerPrompt=8")
+    given += ("spec.model.reference=org/teacher",) if algorithm == "distillation" else ()
     alone, both = job(*given, *ALONE).spec.graph, job(*given, PLAYS).spec.graph
     assert Role.REWARD not in alone.roles
     assert Role.REWARD in both.roles

@@ -39,7 +39,8 @@ OWN = {"model.policy": "org/policy", "data.train": "[rows.jsonl]", "steps": "10"
 def test_an_algorithm_is_an_experiment_of_its_name(name: str):
     own = [f"{field}={value}" for field, value in OWN.items()]
     scored = ["model.reward=org/reward"] if name not in GIVEN else []
-    made = load(Path(name), [*own, *scored])
+    taught = ["model.reference=org/teacher"] if name == "distillation" else []
+    made = load(Path(name), [*own, *scored, *taught])
     assert (made.spec.algorithm, made.spec.steps) == (name, 10)
     assert made.metadata.name == name.replace("_", "-")
 

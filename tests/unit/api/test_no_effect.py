@@ -393,6 +393,7 @@ def test_defaults_that_are_written_out_are_harmless(algorithm, shared) -> None:
     overrides += [f"spec.{to_camel(algorithm)}={json.dumps(own)}"] if own else []
     overrides += ["spec.sampling={responsesPerPrompt: 2}"] if generates else []
     overrides += ["spec.generator.sharedWithTrainer=true"] if shared and generates else []
+    overrides += ["spec.model.reference=org/teacher"] if algorithm == "distillation" else []
     spec = job(*overrides).spec
     stored = {**document(), "spec": spec.model_dump(mode="json", by_alias=True)}
     assert from_cluster(stored).spec == spec

@@ -128,6 +128,7 @@ def _deepspeed(section: str, dtype: str) -> Iterator[tuple[str, tuple[str, ...]]
 
 BASES: tuple[tuple[str, tuple[str, ...]], ...] = (
     *((rf"spec\.{camel}\.", _algorithm(name, **_ONLINE)) for camel, name in _GROUPED),
+    (r"spec\.distillation\.", ("spec.model.reference=org/teacher",)),
     (r"spec\.ppo\.", tuple(f"spec.ppo.{key}={value}" for key, value in _ONLINE.items())),
     (r"\.(klHorizon)$", ("spec.{}.klTarget=0.5",)),
     (r"spec\.dpo\.", _algorithm("dpo", "spec.data.train=[rows-pairs.jsonl]", "spec.sampling={}")),
@@ -247,7 +248,7 @@ _NOT_READ = (
 )
 REFUSED = {
     f"spec.trainer.{section}.{key}" for section in ("deepspeed", "criticDeepspeed") for key in _NOT_READ
-} | {"spec.cispo.dualClip"}
+} | {"spec.cispo.dualClip", "spec.distillation.referenceEma"}
 REFUSED |= {f"spec.{role}.untriedEngineArguments" for role in ("generator", "reference", "reward")}
 """Leaves that may have one value, or none: the message says why. The others of DeepSpeed's it reads itself. Untried
 engine arguments act themselves; the flag that allows them is refused without any."""

@@ -40,6 +40,11 @@ RESPONSES = (
     "spec.health.logprobDifference",
     "spec.health.logprobOutliers",
 )
+TAUGHT = {"model": {"policy": "p", "reference": "t", "parameters": 1e9}}
+UNSCORED = (
+    *(f"spec.reward.{key}" for key in ("scale", "bias", "clip", "fineGrained", "maxFailedShare", "replicas")),
+    *(f"spec.distillation.{key}" for key in ("dynamicSampling", "overlongBuffer", "overlongPenalty")),
+)
 SWITCH = "spec.generator.sharedWithTrainer"
 
 
@@ -60,7 +65,8 @@ def cases() -> Any:
     yield pytest.param(manifest("dpo", {"loss": "simpo"}), without, "dpo", id="dpo without a reference")
     for name in SAMPLED:
         critic = () if name == "ppo" else CRITIC
-        for mode in ("generators", "shared", "without a reference"):
+        modes = ("generators", "shared", "without a reference")
+        for mode in modes[:2] if name == "distillation" else modes:
             shared, free = mode == "shared", mode == "without a reference"
             made = manifest(
                 name,
@@ -68,6 +74,7 @@ def cases() -> Any:
                 sampling={"maxNewTokens": 5, "responsesPerPrompt": 2},
                 reward={"functions": [{"function": "a:b"}]},
                 generator={"sharedWithTrainer": shared},
+                **(TAUGHT if name == "distillation" else {}),
             )
             kl = tuple(
                 f"{SECTIONS[name]}{key}" for key in ("klEstimator", "klIn", "klTarget", "referenceEma")
@@ -76,6 +83,8 @@ def cases() -> Any:
             without += (f"{SECTIONS[name]}overlongPenalty", "spec.reward.dtype", "spec.reward.modelWeight")
             without += (GENERATOR if shared else ()) + ((*REFERENCE, *kl) if free else ())
             yield pytest.param(made, without, name, id=f"{name}, {mode}")
+    made = manifest("distillation", {"minibatchSize": 8}, **TAUGHT)
+    yield pytest.param(made, UNSCORED, "distillation", id="distillation, without a reward")
 
 
 def read(made: Any) -> tuple[Spec | None, tuple[Problem, ...]]:

@@ -119,3 +119,16 @@ def reinforce_pp_advantages(
     Source: Hu et al. 2025 (arXiv:2501.03262), section 3.
     """
     return whiten(returns_to_go(rewards, lengths, gamma), mask=mask)
+
+
+def distillation_advantages(kl: Tensor, lengths: Tensor, coefficient: float, gamma: float = 0.0) -> Tensor:
+    """A_t = -beta (kl_t + gamma kl_{t+1} + ...), with k1 = log p - log p_teacher as kl_t.
+
+    Times the gradient of log p, its expectation under p is minus beta that of KL(p || p_teacher): with gamma = 0 of
+    the next token, the states given; with gamma = 1 of the whole response.
+    Shapes: `kl` float [A] in nats, `lengths` int64 [N], `coefficient` beta per nat -> [A] without a unit, same dtype.
+    Raises ValueError where they do not fit.
+    Source: Lu and Thinking Machines Lab 2025, "On-Policy Distillation" (gamma = 0); Gu et al. 2024 (MiniLLM,
+    arXiv:2306.08543), section 2.2 (gamma = 1; gamma = 0 is its single-step part).
+    """
+    return returns_to_go(-coefficient * kl, lengths, gamma)

@@ -28,6 +28,7 @@ COMPUTE: dict[str, ComputeFn] = {
     "group_mean": compute.group_mean,
     "rloo": compute.rloo,
     "reinforce_pp": compute.reinforce_pp,
+    "distillation": compute.distillation,
 }
 LOSSES: dict[str, LossFn] = {
     "likelihood": losses.likelihood,

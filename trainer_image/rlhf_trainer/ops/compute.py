@@ -5,11 +5,17 @@ from dataclasses import asdict
 import torch
 from torch import Tensor
 
+from rlhf_api.algorithms.distillation import Distillation
 from rlhf_api.algorithms.policy_gradient import PolicyGradient
 from rlhf_api.algorithms.ppo import PPO
 from rlhf_api.algorithms.reinforce_pp import ReinforcePP
 
-from ..maths.advantages import generalized_advantages, reinforce_pp_advantages, whiten
+from ..maths.advantages import (
+    distillation_advantages,
+    generalized_advantages,
+    reinforce_pp_advantages,
+    whiten,
+)
 from ..maths.groups import group_centered, group_standardized, leave_one_out
 from ..maths.importance import importance_weights
 from ..maths.kl import kl_estimate, token_rewards
@@ -146,6 +152,18 @@ def reinforce_pp(columns: Columns, ctx: OpContext[ReinforcePP]) -> Columns:
     advantages = reinforce_pp_advantages(
         columns["token_rewards"], columns.lengths, ctx.settings.gamma, mask=columns.mask
     )
+    return columns.with_tokens(advantages=advantages)
+
+
+def distillation(columns: Columns, ctx: OpContext[Distillation]) -> Columns:
+    """`advantages`: each token's log-probability under the teacher, less that under the policy; plus the response's
+    score less the mean of its group, where there are scores."""
+    advantages = distillation_advantages(
+        _kl_in_reward(columns, ctx), columns.lengths, kl_coefficient(ctx), ctx.settings.gamma
+    )
+    if "scores" in columns:
+        centered = group_centered(_scores(columns, ctx), columns["position"])
+        advantages = advantages + to_tokens(centered, columns.lengths)
     return columns.with_tokens(advantages=advantages)
 
 

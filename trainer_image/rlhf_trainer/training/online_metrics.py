@@ -72,9 +72,9 @@ class OnlineMetrics:
     def _spread(self, episode: Episode, filtered: int) -> dict[str, float]:
         """The share of groups whose scores are equal, the `filtered` ones among them; those at the step's highest and
         lowest score; and for each reward the share of groups that it does not tell apart. With one response a prompt
-        all of the step's are one group; one alone has nothing to differ from."""
+        all of the step's are one group; one alone has nothing to differ from. Empty without scores."""
         each, prompts = self._ctx.spec.sampling.responses_per_prompt, self._ctx.spec.data.prompts_per_step
-        if each == prompts == 1:
+        if each == prompts == 1 or "scores" not in episode.columns:
             return {}
         scores, positions = episode.columns["scores"], episode.columns["position"]
         groups = positions if each > 1 else torch.zeros_like(positions)
@@ -104,8 +104,8 @@ class OnlineMetrics:
 
 def of_sources(episode: Episode, rows: Sequence[Row]) -> dict[str, float]:
     """For each source of the training data, where there are several, the mean score of its responses and the share of
-    its groups whose scores are equal."""
-    if not isinstance(rows, Dataset) or len(rows.files) == 1:
+    its groups whose scores are equal. Empty without scores."""
+    if not isinstance(rows, Dataset) or len(rows.files) == 1 or "scores" not in episode.columns:
         return {}
     numbers = (int(prompt_id.partition("/")[2]) for prompt_id in episode.prompt_ids)
     sources = torch.tensor([rows.place(number)[0] for number in numbers])

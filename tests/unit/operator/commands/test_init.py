@@ -34,17 +34,27 @@ def files(folder: Path) -> set[str]:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_an_empty_folder_becomes_a_valid_job_of_every_algorithm(algorithm, folder, capsys):
-    assert init("--algorithm", algorithm) == 0
+    taught = ["--teacher", "org/teacher"] if algorithm == "distillation" else []
+    assert init("--algorithm", algorithm, *taught) == 0
     out = capsys.readouterr().out
     assert f"{algorithm}.yaml is valid: " in out
     assert out.endswith(f"begin with `rlhf run {algorithm}.yaml`\n")
     job = load(Path(f"{algorithm}.yaml"))
     rows = {"prompts": "prompts.jsonl", "responses": "responses.jsonl", "pairs": "pairs.jsonl"}
     written = {f"{algorithm}.yaml", rows[job.spec.graph.rows]}
-    if job.spec.graph.rows == "prompts":
+    if job.spec.graph.rows == "prompts" and not taught:
         written |= {"rewards.py", "test_rewards.py"}
         runpy.run_path("test_rewards.py", run_name="__main__")
     assert files(folder) == written
+
+
+def test_what_a_teacher_teaches_may_have_a_reward_too(folder):
+    assert init("--algorithm", "distillation", "--teacher", "org/teacher", "--reward", "taste:score") == 0
+    spec = load(Path("distillation.yaml")).spec
+    assert spec.model.reference == "org/teacher"
+    assert [function.function for function in spec.reward.functions] == ["taste:score"]
+    assert spec.sampling.responses_per_prompt > 1
+    assert files(folder) == {"distillation.yaml", "prompts.jsonl", "taste.py", "test_taste.py"}
 
 
 @pytest.mark.parametrize(
@@ -111,6 +121,9 @@ def test_what_is_there_is_used_and_stays(folder, capsys):
             "",
             "--reward: must be package.module:name, or a model; got 'a:b()'",
         ),
+        ("--algorithm distillation", "", "--teacher: is missing; a folder in Hugging Face format"),
+        ("--algorithm grpo --teacher a/b", "", "--teacher: grpo has none; leave it out; got 'a/b'"),
+        ("--algorithm distillation --teacher ./none", "", "spec.model.reference: no such directory"),
         ("--algorithm grpo --reward rows:score --model ./none", "", "spec.model.policy: no such directory"),
     ],
 )

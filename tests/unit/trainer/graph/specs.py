@@ -7,7 +7,9 @@ from rlhf_api.graph import Graph
 from rlhf_api.spec import Spec
 
 GROUPED = ("grpo", "dr_grpo", "rloo", "gspo", "cispo")
-ONLINE = ("ppo", "reinforce_pp", *GROUPED)
+REFERRED = ("ppo", "reinforce_pp", *GROUPED)
+"""May have a KL penalty, or none."""
+ONLINE = (*REFERRED, "distillation")
 OFFLINE = ("sft", "reward", "dpo")
 
 
@@ -22,6 +24,7 @@ def spec_of(algorithm: str, settings: str = "", *overrides: str) -> Spec:
         *([f"spec.{to_camel(algorithm)}={{{section}}}"] if own else []),
         *(["spec.sampling={responsesPerPrompt: 4}"] if algorithm in ONLINE else []),
         "spec.data.promptsPerStep=8",
+        *(["spec.model.reference=org/teacher"] if algorithm == "distillation" else []),
         *overrides,
     ).spec
 

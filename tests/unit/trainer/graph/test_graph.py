@@ -1,7 +1,7 @@
 """Graphs: wrong ones are refused with all that is wrong; those of the algorithms call what they need and no more."""
 
 import pytest
-from tests.unit.trainer.graph.specs import GROUPED, OFFLINE, ONLINE, graph, spec_of
+from tests.unit.trainer.graph.specs import GROUPED, OFFLINE, ONLINE, REFERRED, graph, spec_of
 
 from rlhf_api.algorithms import ALGORITHMS
 from rlhf_api.graph import (
@@ -123,7 +123,7 @@ TRAINER, GENERATOR, REWARD, REFERENCED = Role.TRAINER, Role.GENERATOR, Role.REWA
 
 
 @pytest.mark.parametrize("coefficient", [None, 0, 0.1])
-@pytest.mark.parametrize("algorithm", ONLINE)
+@pytest.mark.parametrize("algorithm", REFERRED)
 def test_roles_follow_the_coefficient_of_the_penalty(algorithm, coefficient):
     algorithm_graph = graph(algorithm, "" if coefficient is None else f"klCoefficient: {coefficient}")
     has_reference = algorithm in PENALISED if coefficient is None else coefficient > 0
@@ -162,7 +162,7 @@ def test_a_moving_average_is_no_role():
     assert REFERENCED not in algorithm_graph.roles
 
 
-@pytest.mark.parametrize("algorithm", ONLINE)
+@pytest.mark.parametrize("algorithm", REFERRED)
 def test_old_log_probabilities_are_inferred_only_where_they_differ_from_those_of_the_update(algorithm):
     def infers(settings: str, *overrides: str) -> bool:
         return any("logprobs" in node.writes for node in graph(algorithm, settings, *overrides).prepare)
@@ -209,7 +209,7 @@ def test_every_key_of_every_graph_is_in_the_trainers_tables():
     """The reverse holds too: every entry of the tables is used by some graph."""
     used: set[str] = set()
     for algorithm in ALGORITHMS:
-        variants = SETTINGS if algorithm in ONLINE else ("",)
+        variants = SETTINGS if algorithm in REFERRED else ("",)
         rewards = (
             ("spec.reward={}", "spec.reward={fineGrained: true}") if algorithm in ONLINE else ("spec.seed=0",)
         )

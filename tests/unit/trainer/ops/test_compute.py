@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.trainer.ops.made import LENGTHS, columns, context, groups, lists
 
+from rlhf_trainer.maths.advantages import distillation_advantages
 from rlhf_trainer.maths.values import Moments, update_moments
 from rlhf_trainer.ops import COMPUTE, OpContext
 from rlhf_trainer.tensors.records import Columns
@@ -128,6 +129,54 @@ def test_an_adapted_coefficient_is_the_one_that_counts():
     made, ctx = columns(), context("rloo", "klCoefficient: 0.3, klTarget: 6.0")
     ctx.state["kl_coefficient"] = 0.0
     assert COMPUTE["response_rewards"](made, ctx)["response_rewards"].tolist() == made["scores"].tolist()
+
+
+@pytest.mark.parametrize("scored", [False, True])
+@pytest.mark.parametrize("kind", ["k1", "k3"])
+@pytest.mark.parametrize("gamma", [0.0, 0.7, 1.0])
+def test_a_teachers_advantages(gamma, kind, scored):
+    """Each token's divergence, with that of later ones discounted, and the score less the mean of its group."""
+    made = columns()
+    if not scored:
+        made = Columns(made.sequences, made.tokens, {k: v for k, v in made.rows.items() if k != "scores"})
+    ctx = context("distillation", f"klCoefficient: 0.3, klEstimator: {kind}, gamma: {gamma}")
+    expected = [
+        [-0.3 * sum(gamma ** (s - t) * kl[s] for s in range(t, len(kl))) for t in range(len(kl))]
+        for kl in kl_of(made, kind)
+    ]
+    if scored:
+        scores = made["scores"].double().tolist()
+        for rows in groups(made).values():
+            mean = statistics.fmean(scores[row] for row in rows)
+            for row in rows:
+                expected[row] = [value + scores[row] - mean for value in expected[row]]
+    advantages = COMPUTE["distillation"](made, ctx)["advantages"]
+    assert advantages.tolist() == pytest.approx(flat(expected), **CLOSE)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 1.0])
+def test_a_teachers_advantages_have_the_gradient_of_the_divergence(gamma):
+    """Over all responses of two tokens, weighted by their probability: with gamma 1 that of the responses' KL, with 0
+    that of the tokens' KLs in the states that the policy leads to now."""
+    draw, size = torch.Generator().manual_seed(0), 3
+    first, teacher = torch.randn(2, size, generator=draw, dtype=torch.float64)
+    second, later = torch.randn(2, size, size, generator=draw, dtype=torch.float64)
+    weights = [first.requires_grad_(), second.requires_grad_()]
+
+    def gradient(of: torch.Tensor) -> torch.Tensor:
+        return torch.cat([part.flatten() for part in torch.autograd.grad(of, weights, retain_graph=True)])
+
+    p, q = [first.log_softmax(-1), second.log_softmax(-1)], [teacher.log_softmax(-1), later.log_softmax(-1)]
+    surrogate = torch.zeros((), dtype=torch.float64)
+    for a in range(size):
+        for b in range(size):
+            logprobs = torch.stack([p[0][a], p[1][a, b]])
+            kl = (logprobs - torch.stack([q[0][a], q[1][a, b]])).detach()
+            advantages = distillation_advantages(kl, torch.tensor([2]), 1.0, gamma)
+            surrogate = surrogate + (logprobs.sum().exp().detach() * advantages * logprobs).sum()
+    state = p[0].exp() if gamma else p[0].exp().detach()
+    kls = (p[0].exp() * (p[0] - q[0])).sum() + (state * (p[1].exp() * (p[1] - q[1])).sum(-1)).sum()
+    assert gradient(surrogate).tolist() == pytest.approx((-gradient(kls)).tolist(), abs=1e-12)
 
 
 def grouped(made: Columns, of_group) -> list[float]:

@@ -1,11 +1,15 @@
 """Each algorithm trains a tiny real model: its reward rises, or its margin, from the same seeds every time."""
 
+import math
 import statistics
 
 import pytest
+import torch
 from tests.unit.trainer.training.running import Job
+from torch import Tensor
 
 from rlhf_trainer.ops import compute
+from rlhf_trainer.tensors.records import Sequences
 
 STEPS = 12
 ALGORITHMS = [
@@ -18,6 +22,7 @@ ALGORITHMS = [
     ("reinforce_pp", "klCoefficient: 0.01, groupBaseline: true"),
     ("gspo", "klCoefficient: 0, minibatchSize: 16, clipRatio: 0.2, clipRatioHigh: 0.3"),
     ("cispo", "klCoefficient: 0, minibatchSize: 16"),
+    ("distillation", "klCoefficient: 0.01"),
 ]
 
 
@@ -31,6 +36,31 @@ def test_the_reward_rises(algorithm, settings):
     assert job.ledger().lost == 0
     assert len(job.positions("trained")) == 8 * STEPS
     assert ("kl_mean" in job.lines[-1]) == ("klCoefficient: 0," not in settings + ",")
+
+
+def towards_low_tokens(sequences: Sequences, _rows: object) -> Tensor:
+    """A teacher's log-probabilities: of the 258 tokens, those below 128 are nine times as probable as the others."""
+    tokens = torch.cat([sequences.row(i)[n:] for i, n in enumerate(sequences.prompt_lengths.tolist())])
+    each = 1 / (9 * 128 + 130)
+    return torch.where(tokens < 128, math.log(9 * each), math.log(each))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "",
+        "gamma: 1.0, minibatchSize: 16",
+        "klIn: loss, klEstimator: k2",
+        "klIn: loss, klEstimator: k3",
+    ],
+)
+def test_a_student_nears_its_teacher_without_any_reward(settings):
+    """Its divergence halves, and no metric is of a reward."""
+    alone = ("spec.model.reward=null", "spec.reward={}")
+    job = Job("distillation", settings, *alone, refer=towards_low_tokens).steps(0, 2 * STEPS)
+    divergences = [line["kl_mean"] for line in job.lines]
+    assert statistics.fmean(divergences[-3:]) < statistics.fmean(divergences[:3]) / 2, divergences
+    assert not any("reward" in name or "groups" in name for name in job.lines[-1])
 
 
 @pytest.mark.parametrize("settings", ["beta: 0.1", "beta: 0.1, labelSmoothing: 0.1", "beta: 0.1, loss: ipo"])

@@ -1,0 +1,80 @@
+"""On-policy distillation (Lu and Thinking Machines Lab 2025, "On-Policy Distillation"; Agarwal et al. 2024,
+arXiv:2306.13649; Gu et al. 2024, arXiv:2306.08543)."""
+
+from collections.abc import Iterator
+
+from ..errors.problem import Problem
+from ..field_types import Fraction, PositiveFloat
+from ..graph import Compute, Graph
+from ..sections.common import CommonSpec
+from .base import Algorithm
+from .nodes import experience, rewarded, train_policy
+from .policy_gradient import PolicyGradient, group_rules, policy_gradient_rules
+
+
+class Distillation(PolicyGradient):
+    """The policy samples, and a teacher, `model.reference`, judges each token: its advantage is how much more probable
+    it is to the teacher. A reward is optional, and counts as in dr_grpo."""
+
+    kl_coefficient: PositiveFloat = 1.0
+    """Advantage per nat of log p_teacher - log p, beside that of the reward."""
+    gamma: Fraction = 0.0
+    """Discount factor per token: 0: a token answers for itself; 1: for all that follow it too."""
+
+
+def is_scored(spec: CommonSpec) -> bool:
+    """True if something besides the teacher scores the responses."""
+    return spec.environment is not None or spec.has_reward
+
+
+def _graph(spec: CommonSpec, settings: Distillation) -> Graph:
+    scored = is_scored(spec)
+    scores, *compared = rewarded(settings)
+    advantages = Compute(
+        name="advantages",
+        function="distillation",
+        reads=(*((scores, "position") if scored else ()), *compared),
+        writes=("advantages",),
+    )
+    begin = experience(spec, settings, scored=scored)
+    return Graph((*begin, advantages, train_policy(begin, settings)))
+
+
+def _rules(spec: CommonSpec, where: str, settings: Distillation) -> Iterator[Problem]:
+    yield from (group_rules if _learns_scores(spec) else policy_gradient_rules)(spec, where, settings)
+    if spec.model.reference is None:
+        yield Problem("spec.model.reference", "is required and missing: the teacher, a path or hub name")
+    if settings.reference_ema is not None:
+        message = "puts the policy's moving average in the place of the teacher (spec.model.reference)"
+        yield Problem(f"{where}.referenceEma", f"{message}; remove it; got {settings.reference_ema:g}")
+    if settings.gamma and settings.kl_penalty != "reward":
+        message = "discounts advantages, and with klIn loss the teacher gives none"
+        yield Problem(f"{where}.gamma", f"{message}; use 0, or klIn reward; got {settings.gamma:g}")
+    if not is_scored(spec):
+        yield from _unscored(where, settings)
+
+
+def _learns_scores(spec: CommonSpec) -> bool:
+    """True if scores are part of the advantages; those of functions with weight 0 are measured alone."""
+    by_model = spec.model.reward is not None and spec.reward.model_weight != 0
+    by_functions = any(function.weight for function in spec.reward.functions)
+    return spec.environment is not None or by_model or by_functions
+
+
+def _unscored(where: str, settings: Distillation) -> Iterator[Problem]:
+    reason = "changes or compares scores, and the job has no reward; remove it, or set spec.reward.functions"
+    for field, value in (
+        ("overlongBuffer", settings.overlong_buffer),
+        ("dynamicSampling", settings.dynamic_sampling),
+    ):
+        if value:
+            yield Problem(f"{where}.{field}", f"{reason}; got {value}")
+
+
+ALGORITHM = Algorithm(
+    name="distillation",
+    settings=Distillation,
+    graph=_graph,
+    rules=_rules,
+    usual={"sampling": {"responsesPerPrompt": 4}},  # Lu and Thinking Machines Lab's
+)

@@ -1,0 +1,93 @@
+"""Distillation: the teacher is the reference, a reward is optional, and what cannot act is refused."""
+
+import pytest
+from tests.unit.api.manifests import job
+
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.estimate.resources import plan
+from rlhf_api.estimate.sizes import Size
+from rlhf_api.graph import REFERENCE, Infer
+from rlhf_api.roles import Role
+
+TAUGHT = (
+    *("spec.algorithm=distillation", "spec.ppo={}", "spec.distillation={minibatchSize: 8}"),
+    "spec.model={policy: org/policy, reference: org/teacher}",
+)
+ALONE = (*TAUGHT, "spec.reward={}")
+FUNCTION = "spec.reward={{functions: [{{function: 'a:b', weight: {}}}]}}"
+EVALUATED = "spec.evaluation={data: [a.jsonl], function: 'a:b'}"
+
+
+def test_without_a_reward_there_is_no_reward_role_and_one_response_is_enough():
+    graph = job(*ALONE).spec.graph
+    assert graph.roles == (Role.TRAINER, Role.GENERATOR, Role.REFERENCE)
+    (advantages,) = [node for node in graph.prepare if "advantages" in node.writes]
+    assert advantages.reads == ("logprobs", "reference_logprobs")
+
+
+def test_with_a_reward_its_scores_are_compared_within_groups():
+    graph = job(*TAUGHT, "spec.sampling={responsesPerPrompt: 2}").spec.graph
+    assert Role.REWARD in graph.roles
+    (advantages,) = [node for node in graph.prepare if "advantages" in node.writes]
+    assert advantages.reads == ("scores", "position", "logprobs", "reference_logprobs")
+
+
+def test_a_student_with_an_adapter_has_the_teacher_and_not_its_own_base():
+    graph = job(*ALONE, "spec.model.lora={policy: {rank: 2}}").spec.graph
+    (inferred,) = [n for n in graph.prepare if isinstance(n, Infer) and "reference_logprobs" in n.writes]
+    assert (inferred.model, inferred.base) == (REFERENCE, False)
+    assert Role.REFERENCE in graph.roles
+
+
+def test_the_plan_counts_the_teacher():
+    given = (*ALONE, "spec.sampling={}", "spec.pods.gpu={count: 1, memoryGigabytes: 80}")
+    spec = job(*given, "spec.reference={engine: vllm, tensorParallelSize: 2, pods: {gpu: {count: 2}}}").spec
+    made = plan(spec, {"policy": Size(1.7e9), "reference": Size(32e9)})[Role.REFERENCE]
+    assert made.gpus == 2
+    assert made.memory == "32 of 80 GB without the KV cache: 32e9 parameters x 2 B / 2 GPUs"
+
+
+@pytest.mark.parametrize("weight", [0.0, 1.0])
+def test_a_function_of_weight_0_needs_no_group_and_lets_held_out_responses_be_judged(weight):
+    given = (*TAUGHT, FUNCTION.format(weight), EVALUATED)
+    if weight == 0:
+        assert Role.REWARD in job(*given).spec.graph.roles
+        return
+    with pytest.raises(InvalidJob, match=r"^spec.sampling.responsesPerPrompt: .*; use at least 2"):
+        job(*given)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("spec.model.reference=null",), "spec.model.reference: is required and missing: the teacher"),
+        (("spec.distillation.klCoefficient=0",), "spec.distillation.klCoefficient: must be greater than 0"),
+        (("spec.distillation.referenceEma=0.9",), "spec.distillation.referenceEma: puts the policy's moving"),
+        (
+            (
+                "spec.distillation.gamma=0.5",
+                "spec.distillation.klIn=loss",
+                "spec.distillation.klEstimator=k3",
+            ),
+            "spec.distillation.gamma: discounts advantages, and with klIn loss the teacher gives none",
+        ),
+        (("spec.distillation.klIn=loss",), "spec.distillation.klEstimator: as a loss, k1 has an expected"),
+        (
+            ("spec.distillation.overlongBuffer=8",),
+            "spec.distillation.overlongBuffer: changes or compares scores, and the job has no reward",
+        ),
+        (
+            ("spec.distillation.dynamicSampling=1", "spec.sampling.responsesPerPrompt=2"),
+            "spec.distillation.dynamicSampling: changes or compares scores, and the job has no reward",
+        ),
+        (("spec.reward.scale=2.0",), "neither spec.reward.functions nor spec.model.reward scores responses"),
+        (
+            (EVALUATED,),
+            "spec.evaluation.function: runs in the reward role, and the job has none: set spec.rew",
+        ),
+    ],
+)
+def test_what_cannot_act_is_refused(overrides, message):
+    with pytest.raises(InvalidJob) as refused:
+        job(*ALONE, *overrides)
+    assert message in str(refused.value)
