@@ -19,7 +19,7 @@ class Distillation(PolicyGradient):
     kl_coefficient: PositiveFloat = 1.0
     """Advantage per nat of log p_teacher - log p, beside that of the reward."""
     gamma: Fraction = 0.0
-    """Discount factor per token: 0: a token answers for itself; 1: for all that follow it too."""
+    """Discount factor per token; 0: a token answers for itself alone, 1: for all that follow it too."""
 
 
 def is_scored(spec: CommonSpec) -> bool:
