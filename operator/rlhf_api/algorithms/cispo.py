@@ -7,11 +7,11 @@ from ..errors.problem import Problem
 from ..field_types import PositiveFloat
 from ..sections.common import CommonSpec
 from .base import Algorithm
-from .nodes import grouped
-from .policy_gradient import GROUPED, PolicyGradient, group_rules
+from .nodes import standardized
+from .policy_gradient import GROUPED, Standardized, group_rules
 
 
-class CISPO(PolicyGradient):
+class CISPO(Standardized):
     """GRPO whose clipped importance ratio weighs a token's log-probability, so that no token loses its gradient."""
 
     clip_ratio: PositiveFloat = 1.0
@@ -34,5 +34,5 @@ def rules(spec: CommonSpec, where: str, settings: Any) -> Iterator[Problem]:
 
 
 ALGORITHM = Algorithm(
-    name="cispo", settings=CISPO, graph=grouped("grpo", loss="cispo"), rules=rules, usual=GROUPED
+    name="cispo", settings=CISPO, graph=standardized(loss="cispo"), rules=rules, usual=GROUPED
 )

@@ -4,11 +4,11 @@ from typing import Literal
 
 from ..field_types import NonNegativeFloat
 from .base import Algorithm
-from .nodes import grouped
-from .policy_gradient import GROUPED, PolicyGradient, group_rules
+from .nodes import standardized
+from .policy_gradient import GROUPED, Standardized, group_rules
 
 
-class GRPO(PolicyGradient):
+class GRPO(Standardized):
     """Group relative policy optimization: a response's advantage is its reward standardised over the responses to the
     prompt; no critic."""
 
@@ -20,4 +20,4 @@ class GRPO(PolicyGradient):
     """The penalty is part of the loss, or of the responses' rewards."""
 
 
-ALGORITHM = Algorithm(name="grpo", settings=GRPO, graph=grouped("grpo"), rules=group_rules, usual=GROUPED)
+ALGORITHM = Algorithm(name="grpo", settings=GRPO, graph=standardized(), rules=group_rules, usual=GROUPED)

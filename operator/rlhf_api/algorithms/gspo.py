@@ -4,11 +4,11 @@ from typing import Literal
 
 from ..field_types import PositiveFloat
 from .base import Algorithm
-from .nodes import grouped
-from .policy_gradient import GROUPED, PolicyGradient, group_rules
+from .nodes import standardized
+from .policy_gradient import GROUPED, Standardized, group_rules
 
 
-class GSPO(PolicyGradient):
+class GSPO(Standardized):
     """GRPO with one importance ratio per response, the geometric mean of its tokens' ratios, clipped as a whole."""
 
     clip_ratio: PositiveFloat = 3e-4
@@ -24,5 +24,5 @@ class GSPO(PolicyGradient):
 
 
 ALGORITHM = Algorithm(
-    name="gspo", settings=GSPO, graph=grouped("grpo", loss="gspo"), rules=group_rules, usual=GROUPED
+    name="gspo", settings=GSPO, graph=standardized(loss="gspo"), rules=group_rules, usual=GROUPED
 )

@@ -17,7 +17,7 @@ from ..graph import (
     Train,
 )
 from ..sections.common import CommonSpec
-from .policy_gradient import PolicyGradient, is_one_update
+from .policy_gradient import PolicyGradient, Standardized, is_one_update
 
 
 def experience(spec: CommonSpec, settings: PolicyGradient, *, scored: bool = True) -> tuple[Node, ...]:
@@ -134,5 +134,15 @@ def grouped(function: str, loss: str = "policy") -> Callable[[CommonSpec, Policy
         )
         begin = experience(spec, settings)
         return Graph((*begin, rewards, advantages, train_policy(begin, settings, loss)))
+
+    return graph
+
+
+def standardized(loss: str = "policy") -> Callable[[CommonSpec, Standardized], Graph]:
+    """Graph of the algorithms of `grouped` whose advantages are divided by a standard deviation."""
+
+    def graph(spec: CommonSpec, settings: Standardized) -> Graph:
+        function = "grpo" if settings.standard_deviation == "group" else "grpo_batch"
+        return grouped(function, loss)(spec, settings)
 
     return graph

@@ -64,6 +64,13 @@ class PolicyGradient(Frozen):
         return self.kl_in if self.kl_coefficient > 0 else None
 
 
+class Standardized(PolicyGradient):
+    """Settings of algorithms whose advantages are divided by a standard deviation of the rewards."""
+
+    standard_deviation: Literal["group", "batch"] = "group"
+    """Rewards over which the standard deviation is taken: of the responses to the prompt, or of the step."""
+
+
 def policy_gradient_rules(spec: CommonSpec, where: str, settings: PolicyGradient) -> Iterator[Problem]:
     """Rules shared by all algorithms that sample responses."""
     responses = spec.data.prompts_per_step * spec.sampling.responses_per_prompt

@@ -118,7 +118,7 @@ _ANSWERS = (
     ),
     (
         "scale_rewards norm_adv_by_std_in_grpo no_advantage_std_norm",
-        "spec.algorithm decides it: dr_grpo does not divide by a group's standard deviation",
+        "spec.algorithm decides it: dr_grpo divides by no standard deviation; grpo has standardDeviation",
     ),
     (
         "repetition_penalty presence_penalty frequency_penalty",

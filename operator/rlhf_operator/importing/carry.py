@@ -117,12 +117,21 @@ def _carried(settings: Sequence[Setting], context: Context) -> Iterator[Became]:
         yield row
 
 
+def _of_variant(setting: Setting, algorithm: str) -> tuple[tuple[str, Any], ...]:
+    """Our fields, and their values, of a variant of the algorithm that a deciding setting means."""
+    if algorithm == "reinforce_pp" and str(setting.value).endswith("_baseline"):
+        return (("spec.reinforcePp.groupBaseline", True),)
+    if algorithm in ("grpo", "gspo", "cispo") and setting.value == "batch":
+        return ((f"spec.{algorithm}.standardDeviation", "batch"),)
+    return ()
+
+
 def _became(setting: Setting, context: Context, sizes: Mapping[str, Mapping[str, Any]]) -> Became:
     key = _key(setting)
     if key in DECIDING:
-        baseline = context.algorithm == "reinforce_pp" and str(setting.value).endswith("_baseline")
-        more = (("spec.reinforcePp.groupBaseline", True),) if baseline else ()
-        return Became(setting, f"spec.algorithm: {context.algorithm}", more)
+        return Became(
+            setting, f"spec.algorithm: {context.algorithm}", _of_variant(setting, context.algorithm)
+        )
     if key in sizes:
         if not sizes[key]:
             return Became(setting, f"counted in {' and '.join(next(iter(sizes.values())))}")

@@ -55,6 +55,21 @@ def group_standardized(scores: Tensor, groups: Tensor, epsilon: float = 1e-4) ->
     return (deviations / (std + epsilon)).to(scores.dtype)
 
 
+def batch_standardized(scores: Tensor, groups: Tensor, epsilon: float = 1e-4) -> Tensor:
+    """(r - mean of its group) / (std + epsilon) with the standard deviation of all scores, whatever their groups: one
+    scale for all prompts, which does not grow where the scores of a group are nearly equal.
+
+    std is the sample's, as in `group_standardized`; the groups' means count to it.
+    Shapes: `scores` float [N] in units of reward, `groups` int64 [N] -> [N] without a unit, same dtype; a group
+    of one gives 0. Raises ValueError where they do not fit.
+    Source: Liu et al. 2025 (arXiv:2508.08221), section 4.1 (Lite PPO); TRL's `scale_rewards="batch"`.
+    """
+    deviations = _deviations(scores, *_groups(scores, groups))
+    x = scores.double()
+    std = ((x - x.mean()).square().sum() / max(1, len(x) - 1)).sqrt()
+    return (deviations / (std + epsilon)).to(scores.dtype)
+
+
 def leave_one_out(scores: Tensor, groups: Tensor) -> Tensor:
     """r - mean(r of the others in its group): the advantage of RLOO, as n / (n - 1) (r - mean of all n).
 

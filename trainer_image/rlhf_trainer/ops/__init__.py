@@ -25,6 +25,7 @@ COMPUTE: dict[str, ComputeFn] = {
     "response_rewards": compute.response_reward_column,
     "gae": compute.gae,
     "grpo": compute.grpo,
+    "grpo_batch": compute.grpo_batch,
     "group_mean": compute.group_mean,
     "rloo": compute.rloo,
     "reinforce_pp": compute.reinforce_pp,

@@ -16,7 +16,7 @@ from ..maths.advantages import (
     reinforce_pp_advantages,
     whiten,
 )
-from ..maths.groups import group_centered, group_standardized, leave_one_out
+from ..maths.groups import batch_standardized, group_centered, group_standardized, leave_one_out
 from ..maths.importance import importance_weights
 from ..maths.kl import kl_estimate, token_rewards
 from ..maths.rewards import overlong_penalty
@@ -135,6 +135,11 @@ def value_moments(ctx: OpContext) -> Moments:
 def grpo(columns: Columns, _ctx: OpContext) -> Columns:
     """`advantages`: rewards standardised within the group (GRPO)."""
     return _of_responses(columns, group_standardized(columns["response_rewards"], columns["position"]))
+
+
+def grpo_batch(columns: Columns, _ctx: OpContext) -> Columns:
+    """`advantages`: rewards minus the group's mean, in standard deviations of all of the batch."""
+    return _of_responses(columns, batch_standardized(columns["response_rewards"], columns["position"]))
 
 
 def group_mean(columns: Columns, _ctx: OpContext) -> Columns:

@@ -268,6 +268,10 @@ def test_every_name_of_the_page_gets_an_answer_whatever_its_value(heading, value
         ({"adv_estimator": "gae"}, {"algorithm": "ppo"}),
         ({"advantage_estimator": "group_norm"}, {"algorithm": "grpo"}),
         ({"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": False}, {"algorithm": "dr_grpo"}),
+        (
+            {"adv_estimator": "grpo", "scale_rewards": "batch"},
+            {"algorithm": "grpo", "grpo": {"standardDeviation": "batch"}},
+        ),
         ({"adv_estimator": "grpo", "loss_mode": "gspo"}, {"algorithm": "gspo"}),
         ({"adv_estimator": "grpo", "loss_type": "cispo"}, {"algorithm": "cispo"}),
         (

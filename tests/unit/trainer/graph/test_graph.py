@@ -187,6 +187,8 @@ def test_group_algorithms_differ_in_baseline_and_loss_alone():
         "gspo": ["response_rewards", "grpo"],
         "cispo": ["response_rewards", "grpo"],
     }
+    batch = [n.function for n in graph("gspo", "standardDeviation: batch").prepare if isinstance(n, Compute)]
+    assert batch == ["response_rewards", "grpo_batch"]
     assert {name: graph(name).train[0].loss for name in GROUPED} == dict.fromkeys(GROUPED, "policy") | {
         "gspo": "gspo",
         "cispo": "cispo",
@@ -215,6 +217,8 @@ def test_every_key_of_every_graph_is_in_the_trainers_tables():
         )
         if algorithm == "reinforce_pp":
             variants += ("groupBaseline: true",)
+        if algorithm == "grpo":
+            variants += ("standardDeviation: batch",)
         for settings in variants:
             for reward in rewards:
                 used |= keys(algorithm, settings, reward)

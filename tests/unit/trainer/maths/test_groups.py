@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf_trainer.maths.groups import (
+    batch_standardized,
     count_at_bounds,
     count_without_spread,
     group_centered,
@@ -19,7 +20,7 @@ from rlhf_trainer.maths.groups import (
 
 score = st.floats(-10, 10, width=32)
 rows = st.lists(st.tuples(score, st.sampled_from([7, -3, 0, 2**40, 5])), min_size=1, max_size=24)
-advantage = st.sampled_from([group_centered, group_standardized, leave_one_out])
+advantage = st.sampled_from([group_centered, group_standardized, batch_standardized, leave_one_out])
 
 
 def tensors(batch: list, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
@@ -47,15 +48,18 @@ def test_by_hand():
 @given(rows)
 def test_are_what_statistics_of_each_group_say(batch):
     members = scores_of_groups(batch)
-    grpo, dr_grpo, rloo = [], [], []
+    grpo, dr_grpo, rloo, of_batch = [], [], [], []
+    spread = statistics.stdev(r for r, _ in batch) if len(batch) > 1 else 0.0
     for r, group in batch:
         own, n = members[group], len(members[group])
         deviation = statistics.stdev(own) if n > 1 else 0.0
         grpo.append((r - statistics.fmean(own)) / (deviation + 1e-4))
         dr_grpo.append(r - statistics.fmean(own))
+        of_batch.append((r - statistics.fmean(own)) / (spread + 1e-4))
         rloo.append(r - (sum(own) - r) / (n - 1) if n > 1 else 0.0)
     scores, groups = tensors(batch)
-    for function, expected in ((group_standardized, grpo), (group_centered, dr_grpo), (leave_one_out, rloo)):
+    functions = (group_standardized, group_centered, leave_one_out, batch_standardized)
+    for function, expected in zip(functions, (grpo, dr_grpo, rloo, of_batch), strict=True):
         torch.testing.assert_close(
             function(scores, groups), torch.tensor(expected, dtype=torch.float64), atol=1e-9, rtol=1e-9
         )
@@ -71,7 +75,7 @@ def test_order_of_rows_and_names_of_groups_change_nothing(batch, function, rando
     torch.testing.assert_close(function(scores, -groups + 3), function(scores, groups), atol=1e-9, rtol=1e-9)
 
 
-@given(rows, advantage)
+@given(rows, st.sampled_from([group_centered, group_standardized, leave_one_out]))
 def test_a_group_does_not_see_the_others_and_sums_to_zero(batch, function):
     """Bit for bit: prompts that share a step do not share anything else."""
     scores, groups = tensors(batch)
@@ -107,7 +111,9 @@ def test_groups_without_spread_are_those_that_teach_nothing():
     assert count_at_bounds(torch.ones(5), groups) == (0, 0), "no response is better than another"
 
 
-@pytest.mark.parametrize("function", [group_centered, group_standardized, leave_one_out, has_spread])
+@pytest.mark.parametrize(
+    "function", [group_centered, group_standardized, batch_standardized, leave_one_out, has_spread]
+)
 def test_no_responses_and_ids_that_do_not_fit(function):
     nothing = function(torch.zeros(0), torch.zeros(0, dtype=torch.int64))
     assert nothing.shape == (0,)

@@ -16,6 +16,7 @@ ALGORITHMS = [
     ("ppo", "klCoefficient: 0.01, minibatchSize: 16"),
     ("grpo", "klCoefficient: 0"),
     ("grpo", "klCoefficient: 0.01, minibatchSize: 16, epochs: 2"),
+    ("grpo", "klCoefficient: 0, standardDeviation: batch"),
     ("dr_grpo", "klCoefficient: 0.01"),
     ("rloo", "klCoefficient: 0.01"),
     ("reinforce_pp", "klCoefficient: 0.01"),
