@@ -48,7 +48,16 @@ def experience(spec: CommonSpec, settings: PolicyGradient, *, scored: bool = Tru
     nodes += _scores(spec) if scored else ()
     if settings.overlong_filter:
         nodes.append(Compute(name="mask", function="overlong_mask", reads=("finished",), writes=("mask",)))
+    nodes += _entropy_mask(settings)
     return tuple(nodes)
+
+
+def _entropy_mask(settings: PolicyGradient) -> Iterator[Node]:
+    """Nodes that write `entropy_mask`, by entropies of the policy before the step."""
+    if settings.top_entropy < 1:
+        reads = ("entropies", "mask") if settings.overlong_filter else ("entropies",)
+        yield Infer(name="policy_entropies", model=POLICY, output="entropies", writes=("entropies",))
+        yield Compute(name="top_entropy", function="entropy_mask", reads=reads, writes=("entropy_mask",))
 
 
 def _scores(spec: CommonSpec) -> Iterator[Node]:
@@ -97,7 +106,11 @@ def train_policy(
     reads = (
         SEQUENCES,
         "sampled_logprobs",
-        *(column for column in ("logprobs", "mask", "importance_weights") if column in written),
+        *(
+            column
+            for column in ("logprobs", "mask", "importance_weights", "entropy_mask")
+            if column in written
+        ),
         "advantages",
         *(("reference_logprobs",) if settings.kl_penalty == "loss" else ()),
     )

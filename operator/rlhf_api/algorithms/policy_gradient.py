@@ -33,6 +33,8 @@ class PolicyGradient(Frozen):
     sampling.maxNewTokens."""
     entropy_coefficient: NonNegativeFloat = 0.0
     """Entropy bonus per nat of entropy of the policy's next-token distribution."""
+    top_entropy: float = Field(1.0, gt=0, le=1)
+    """Share of a step's response tokens, of the highest entropy, that alone have a policy loss; 1: all."""
     stop_ratio: float | None = Field(None, gt=1)
     """A step's remaining updates of the policy are skipped once the mean importance ratio of a minibatch is above this,
     or below its inverse."""

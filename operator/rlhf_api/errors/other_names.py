@@ -191,6 +191,7 @@ _NAMES = {
     "spec.optimizer.epsilon": "adam_epsilon epsilon",
     "dualClip": "clip_ratio_c delta",
     "stopRatio": "ratio_threshold",
+    "topEntropy": "top_entropy_quantile",
     "entropyCoefficient": "entropy_coef entropy_coeff entropy_loss_coef",
     "referenceEma": "sync_ref_model ref_model_mixup_alpha ref_model_sync_steps",
     "overlongFilter": "mask_truncated_completions",

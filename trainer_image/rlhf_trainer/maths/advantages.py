@@ -1,5 +1,6 @@
-"""Advantages of response tokens: generalized advantages, returns-to-go, whitening, REINFORCE++."""
+"""Advantages of response tokens: generalized advantages, returns-to-go, whitening, REINFORCE++, and which have any."""
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -106,6 +107,20 @@ def whiten(x: Tensor, epsilon: float = 1e-8, mask: Tensor | None = None) -> Tens
         return whitened
     deviations = x - x.mean()
     return deviations * torch.rsqrt(deviations.square().mean() + epsilon)
+
+
+def highest(x: Tensor, share: float, mask: Tensor | None = None) -> Tensor:
+    """True for the ceil(share n) highest of n tokens and whatever equals the lowest of them; of those in `mask` alone.
+
+    Of entropies these are the tokens at which a response forks: they alone have a policy gradient in Wang et al.
+    Shapes: float [A], any unit, `mask` bool [A] -> bool [A]. `share` in (0, 1].
+    Source: Wang et al. 2025 (arXiv:2506.01939), section 5.
+    """
+    counted = x if mask is None else x[mask]
+    if not len(counted):
+        return torch.zeros_like(x, dtype=torch.bool)
+    lowest = counted.topk(math.ceil(share * len(counted))).values[-1]
+    return x >= lowest if mask is None else (x >= lowest) & mask
 
 
 def reinforce_pp_advantages(

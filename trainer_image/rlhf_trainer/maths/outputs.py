@@ -45,6 +45,14 @@ class ResponseLogprobs:
         return logprobs[:, 0] if self.entropy == "none" else logprobs
 
 
+class ResponseEntropies(ResponseLogprobs):
+    """Reads, with `entropy`, the entropy of every response token's distribution alone."""
+
+    def columns(self, logprobs: Tensor) -> Tensor:
+        """[A, 2] -> the entropies, [A]."""
+        return logprobs[:, 1]
+
+
 def response_values(logits: Tensor, micro: MicroBatch) -> Tensor:
     """A critic's value of the state before each response token (the column before it).
 

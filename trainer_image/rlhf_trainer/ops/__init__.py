@@ -9,7 +9,7 @@ from rlhf_api.graph import Compute, Graph, Infer, Train
 from rlhf_api.rules.own_algorithm import WHERE
 from rlhf_api.spec import Spec
 
-from ..maths.outputs import ResponseLogprobs, response_values, sequence_scores
+from ..maths.outputs import ResponseEntropies, ResponseLogprobs, response_values, sequence_scores
 from ..tensors.batches import OutputFn
 from . import compute, losses
 from .context import ComputeFn, LossFn, OpContext
@@ -18,6 +18,7 @@ from .own import guarded_compute, guarded_loss, guarded_output, own_function
 COMPUTE: dict[str, ComputeFn] = {
     "importance_weights": compute.importance_weight_column,
     "overlong_mask": compute.overlong_mask,
+    "entropy_mask": compute.entropy_mask,
     "sum_scores": compute.sum_scores,
     "environment_scores": compute.environment_scores,
     "token_rewards": compute.token_reward_column,
@@ -47,6 +48,7 @@ OUTPUTS: dict[str, Callable[[Spec], OutputFn]] = {
     "logprobs_and_entropy_bonus": lambda spec: ResponseLogprobs(
         spec.sampling.temperature, entropy="gradient"
     ),
+    "entropies": lambda spec: ResponseEntropies(spec.sampling.temperature, entropy="value"),
     "values": lambda _spec: response_values,
     "scores": lambda _spec: sequence_scores,
 }

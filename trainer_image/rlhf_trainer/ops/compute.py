@@ -13,6 +13,7 @@ from rlhf_api.algorithms.reinforce_pp import ReinforcePP
 from ..maths.advantages import (
     distillation_advantages,
     generalized_advantages,
+    highest,
     reinforce_pp_advantages,
     whiten,
 )
@@ -38,6 +39,12 @@ def kl_coefficient(ctx: OpContext[PolicyGradient]) -> float:
 def overlong_mask(columns: Columns, _ctx: OpContext) -> Columns:
     """`mask`: false for every token of a response that the length limit cut off (DAPO's overlong filter)."""
     return columns.with_tokens(mask=to_tokens(columns["finished"], columns.lengths))
+
+
+def entropy_mask(columns: Columns, ctx: OpContext[PolicyGradient]) -> Columns:
+    """`entropy_mask`: true for the share of tokens whose entropy is highest, among those that `mask` counts."""
+    mask = highest(columns["entropies"], ctx.settings.top_entropy, mask=columns.mask)
+    return columns.with_tokens(entropy_mask=mask)
 
 
 def importance_weight_column(columns: Columns, ctx: OpContext) -> Columns:

@@ -179,6 +179,8 @@ def _policy_gradient(
             corrected = weight * to_device(columns["importance_weights"][index], device)
         else:
             corrected = weight
+        if "entropy_mask" in columns:
+            corrected = corrected * to_device(columns["entropy_mask"][index], device)
 
         def column(name: str) -> Tensor:
             return to_device(columns[name][index], device)

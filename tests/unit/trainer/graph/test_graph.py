@@ -203,7 +203,7 @@ SETTINGS = (
         "klCoefficient: 0.1, klIn: loss, klEstimator: k3",
     ),
     *("overlongFilter: true", "minibatchSize: 8, epochs: 2", "klCoefficient: 0.1, referenceEma: 0.5"),
-    "entropyCoefficient: 0.01",
+    *("entropyCoefficient: 0.01", "topEntropy: 0.2"),
 )
 
 

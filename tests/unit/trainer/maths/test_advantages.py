@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from rlhf_trainer.maths import advantages as module
 from rlhf_trainer.maths.advantages import (
     generalized_advantages,
+    highest,
     reinforce_pp_advantages,
     returns_to_go,
     whiten,
@@ -240,3 +241,20 @@ def test_reinforce_pp_without_a_penalty_gives_every_token_its_responses_score():
     rewards = token_rewards(torch.randn(4), torch.tensor([3.0, 1.0]), lengths, 0.0)
     advantages = reinforce_pp_advantages(rewards, lengths)
     torch.testing.assert_close(advantages, torch.tensor([1.0, 1.0, -1.0, -1.0]))
+
+
+@pytest.mark.parametrize(
+    ("share", "counted", "expected"),
+    [
+        (0.2, None, [False, True, False, False, False]),
+        (0.21, None, [False, True, False, True, False]),
+        (0.6, None, [True, True, False, True, True]),  # 1.0 twice: both equal the lowest
+        (1.0, None, [True] * 5),
+        (0.5, [True, False, True, False, False], [True, False, False, False, False]),
+        (0.5, [False] * 5, [False] * 5),
+    ],
+)
+def test_the_highest_share_of_the_values_that_count(share, counted, expected):
+    x = torch.tensor([1.0, 3.0, 0.5, 2.0, 1.0])
+    mask = None if counted is None else torch.tensor(counted)
+    assert highest(x, share, mask).tolist() == expected

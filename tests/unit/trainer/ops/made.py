@@ -37,6 +37,7 @@ def columns(seed: int = 0) -> Columns:
         "values": floats(),
         "advantages": floats(),
         "returns": floats(),
+        "entropies": torch.rand(count, generator=torch.Generator().manual_seed(seed + 100)),
     }
     rows = {
         "scores": floats(size=len(LENGTHS)),

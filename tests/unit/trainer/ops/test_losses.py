@@ -213,6 +213,36 @@ def test_what_other_weights_sampled_counts_by_its_importance_and_penalties_count
         torch.testing.assert_close(output.grad, exact.grad, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "own"),
+    [
+        ("grpo", "klCoefficient: 0.3, entropyCoefficient: 0.01"),
+        ("grpo", "klCoefficient: 0, overlongFilter: true, lossAggregation: sequence"),
+        ("cispo", ""),
+    ],
+)
+def test_only_tokens_of_high_entropy_have_a_policy_loss_and_penalties_count_whole(algorithm, own):
+    ctx = context(algorithm, ", ".join(filter(None, [own, "topEntropy: 0.3"])))
+    made = columns()
+    if ctx.settings.overlong_filter:
+        made = COMPUTE["overlong_mask"](made, ctx)
+    made = COMPUTE["entropy_mask"](made, ctx)
+    counted = [True] * sum(LENGTHS) if made.mask is None else made.mask.tolist()
+    ranked = sorted((float(e) for e, c in zip(made["entropies"], counted, strict=True) if c), reverse=True)
+    lowest = ranked[math.ceil(0.3 * len(ranked)) - 1]
+    trust = [float(c and e >= lowest) for e, c in zip(made["entropies"].tolist(), counted, strict=True)]
+    assert sum(trust) == math.ceil(0.3 * sum(counted))
+    exact = moved(made).requires_grad_()
+    expected = by_hand(made, ctx, exact, sequences=False, trust=trust)
+    expected.backward()
+    for budget in BUDGETS:
+        output = moved(made).requires_grad_()
+        loss, _ = summed(OWN_LOSS.get(algorithm, "policy"), made, ctx, output, budget)
+        loss.backward()
+        assert float(loss) == pytest.approx(float(expected), rel=1e-5, abs=1e-7)
+        torch.testing.assert_close(output.grad, exact.grad, rtol=1e-5, atol=1e-7)
+
+
 @settings(max_examples=15)
 @given(st.permutations(range(8)), st.integers(1, 40))
 @pytest.mark.parametrize(("algorithm", "own"), SETTINGS)

@@ -8,7 +8,9 @@ import torch
 from tests.unit.trainer.training.running import Job
 from torch import Tensor
 
+from rlhf_trainer.maths.outputs import ResponseLogprobs
 from rlhf_trainer.ops import compute
+from rlhf_trainer.tensors.batches import MicroBatch, plan
 from rlhf_trainer.tensors.records import Sequences
 
 STEPS = 12
@@ -17,6 +19,7 @@ ALGORITHMS = [
     ("grpo", "klCoefficient: 0"),
     ("grpo", "klCoefficient: 0.01, minibatchSize: 16, epochs: 2"),
     ("grpo", "klCoefficient: 0, standardDeviation: batch"),
+    ("grpo", "klCoefficient: 0, topEntropy: 0.8"),
     ("dr_grpo", "klCoefficient: 0.01"),
     ("rloo", "klCoefficient: 0.01"),
     ("reinforce_pp", "klCoefficient: 0.01"),
@@ -114,6 +117,24 @@ def test_coefficients_of_a_penalty_hold_the_policy_back():
         Job("rloo", f"klCoefficient: {coefficient}").steps(0, STEPS).lines for coefficient in (0.001, 2)
     )
     assert held[-1]["kl_mean"] < free[-1]["kl_mean"]
+
+
+def test_entropies_are_those_of_the_policy_before_the_step():
+    job = Job("grpo", "klCoefficient: 0, topEntropy: 0.25")
+    job.task.publish(0)
+    job.task.collect(0)
+    columns, model = job.task._pending.columns, job.models["policy"]
+    both = ResponseLogprobs(job.spec.sampling.temperature, entropy="value")
+    (rows,) = plan(columns.sequences.lengths.tolist(), 1, 10_000)[0]
+    micro = MicroBatch.build(columns.sequences, rows, pad_token_id=0)
+    with torch.no_grad():
+        logits = model.unwrapped(input_ids=micro.input_ids, attention_mask=micro.attention_mask).logits
+        entropies = torch.zeros(len(columns["entropies"]))
+        entropies[micro.response_index] = both(logits, micro)[:, 1]
+    torch.testing.assert_close(columns["entropies"], entropies, rtol=1e-4, atol=1e-5)
+    top = columns["entropies"][columns["entropy_mask"]]
+    assert len(top) == math.ceil(0.25 * len(entropies))
+    assert top.min() >= columns["entropies"][~columns["entropy_mask"]].max()
 
 
 def test_operations_are_those_of_the_table():
