@@ -33,6 +33,9 @@ class PolicyGradient(Frozen):
     sampling.maxNewTokens."""
     entropy_coefficient: NonNegativeFloat = 0.0
     """Entropy bonus per nat of entropy of the policy's next-token distribution."""
+    entropy_target: PositiveFloat | None = None
+    """Adaptive entropy bonus: from 0 its coefficient changes by entropyCoefficient a step; it acts after steps of at
+    most entropyTarget nats per token."""
     top_entropy: float = Field(1.0, gt=0, le=1)
     """Share of a step's response tokens, of the highest entropy, that alone have a policy loss; 1: all."""
     stop_ratio: float | None = Field(None, gt=1)

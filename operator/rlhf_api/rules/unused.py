@@ -146,6 +146,9 @@ def _settings(spec: Spec) -> Iterator[_Unread]:
         )
     elif settings.kl_target is None:
         yield _Unread(where, settings, ["kl_horizon"], "a target", f"{where}.klTarget is not set")
+    if settings.entropy_coefficient == 0:
+        of, reason = "an entropy bonus", f"{where}.entropyCoefficient is 0"
+        yield _Unread(where, settings, ["entropy_target"], of, reason)
     if settings.overlong_buffer == 0:
         yield _Unread(where, settings, ["overlong_penalty"], "a zone", f"{where}.overlongBuffer is 0")
 

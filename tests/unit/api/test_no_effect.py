@@ -258,6 +258,13 @@ REFUSED = [
         *("spec.health.logprobDifference", "that are compared, and the job has none: rollout.proximal is"),
     ),
     (
+        ("spec.ppo={minibatchSize: 8, entropyTarget: 0.2}",),
+        *(
+            "spec.ppo.entropyTarget",
+            "an entropy bonus, and the job has none: spec.ppo.entropyCoefficient is 0",
+        ),
+    ),
+    (
         ("spec.optimizer.floor=0.1",),
         *("spec.optimizer.floor", "falls, and the job has none: spec.optimizer.schedule is constant"),
     ),

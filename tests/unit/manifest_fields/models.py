@@ -39,6 +39,7 @@ from rlhf_trainer.replay.samples import choose_samples
 from rlhf_trainer.tensors.batches import MicroBatch
 from rlhf_trainer.tensors.batches import plan as micro_batches
 from rlhf_trainer.training import assembly
+from rlhf_trainer.updates.entropy_control import adapt_entropy_coefficient
 from rlhf_trainer.updates.kl_control import adapt_kl_coefficient
 from rlhf_trainer.updates.updates import PretrainingText, learning_rate_of
 
@@ -140,6 +141,7 @@ def losses(job: RLHFJob) -> Any:
                 numbers += [float(value), {name: float(each) for name, each in statistics.items()}]
         metrics = dict[str, float]()
         adapt_kl_coefficient(ctx, made, metrics)
+        adapt_entropy_coefficient(ctx, {**metrics, "entropy": 0.1})
         numbers += [metrics, dict(ctx.state)]
     return numbers
 

@@ -36,6 +36,14 @@ def kl_coefficient(ctx: OpContext[PolicyGradient]) -> float:
     return float(ctx.state.get("kl_coefficient", given) if adapts else given)
 
 
+def entropy_coefficient(ctx: OpContext[PolicyGradient]) -> float:
+    """The present coefficient of the entropy bonus: that of the settings, or with a target the adaptive one, which is 0
+    after a step whose entropy was above it."""
+    if ctx.settings.entropy_target is None:
+        return ctx.settings.entropy_coefficient
+    return float(ctx.state.get("entropy_coefficient", 0.0)) if ctx.state.get("entropy_is_low") else 0.0
+
+
 def overlong_mask(columns: Columns, _ctx: OpContext) -> Columns:
     """`mask`: false for every token of a response that the length limit cut off (DAPO's overlong filter)."""
     return columns.with_tokens(mask=to_tokens(columns["finished"], columns.lengths))

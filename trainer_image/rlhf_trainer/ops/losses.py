@@ -26,7 +26,7 @@ from ..tensors.batches import Loss, MicroBatch
 from ..tensors.packed import to_device
 from ..tensors.ragged import sequence_sums
 from ..tensors.records import Columns
-from .compute import kl_coefficient, value_moments
+from .compute import entropy_coefficient, kl_coefficient, value_moments
 from .context import OpContext
 
 Named = dict[str, Tensor]
@@ -200,7 +200,7 @@ def _policy_gradient(
             kl = kl_estimate(logprobs, column("reference_logprobs"), settings.kl_estimator)
             total = total + kl_coefficient(ctx) * (weight * kl).sum()
         if settings.entropy_coefficient:
-            total = total - settings.entropy_coefficient * (weight * entropy).sum()
+            total = total - entropy_coefficient(ctx) * (weight * entropy).sum()
         if compared is not None:
             same = compared[index].nonzero()[:, 0]
             if bool(compared.any()):

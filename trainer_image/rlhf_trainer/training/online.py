@@ -35,6 +35,7 @@ from ..rollout.rollouts import Rollouts
 from ..rollout.saved_responses import BLOB
 from ..scoring.rewards import texts
 from ..tensors.records import Columns, Prompt
+from ..updates.entropy_control import adapt_entropy_coefficient
 from ..updates.kl_control import adapt_kl_coefficient
 from ..updates.updates import PretrainingText, Updates
 from .graph_task import GraphTask
@@ -120,6 +121,7 @@ class OnlineTask(GraphTask):
         # While the critic alone is trained the KL is 0, whatever the coefficient.
         if any(node.model == POLICY and step >= node.from_step for node in self._graph.train):
             adapt_kl_coefficient(self._op_ctx, episode.columns, metrics)
+            adapt_entropy_coefficient(self._op_ctx, metrics)
         return {**metrics, **replay_metrics, **self._metrics.trained(episode.columns)}
 
     def samples(self, step: int) -> list[Sample]:

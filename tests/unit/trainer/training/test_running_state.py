@@ -66,6 +66,23 @@ def test_the_coefficient_of_the_penalty_moves_towards_its_target(algorithm, wher
     assert job.lines[0]["kl_coefficient"] > job.lines[1]["kl_coefficient"], "there is no KL at the start"
 
 
+def test_the_entropy_bonus_acts_after_steps_of_low_entropy_alone():
+    """He et al. 2025: the coefficient changes by a fixed amount a step."""
+    free = Job("grpo", "klCoefficient: 0").steps(0, 5)
+    entropies = sorted(line["entropy"] for line in free.lines)
+    for target, acts in ((entropies[-1] + 1, True), (entropies[0] - 1, False)):
+        job = Job("grpo", f"klCoefficient: 0, entropyCoefficient: 0.1, entropyTarget: {target}").steps(0, 5)
+        coefficients = [line["entropy_coefficient"] for line in job.lines]
+        assert coefficients == pytest.approx([0.1 * step if acts else 0.0 for step in range(5)])
+        assert (job.weights() == free.weights()) is not acts
+        assert not acts or job.lines[-1]["entropy"] > free.lines[-1]["entropy"]
+
+
+def test_a_resumed_run_goes_on_with_the_entropy_coefficient():
+    settings = "klCoefficient: 0, entropyCoefficient: 0.05, entropyTarget: 9.0"
+    resumed_is_whole(lambda: Job("grpo", settings), stop=2, end=4)
+
+
 @pytest.mark.parametrize("target", ["", ", klTarget: 0.5"])
 def test_another_coefficient_in_the_settings_is_gone_on_with(target):
     """A clone changes the setting; the checkpoint holds the earlier adaptive coefficient, which applies no longer."""
