@@ -6,7 +6,7 @@ from pydantic import Field
 
 from ..field_types import Frozen
 
-Level = Literal["none", "token", "sequence"]
+Level = Literal["none", "token", "sequence", "geometric"]
 
 
 class Rollout(Frozen):
@@ -23,8 +23,8 @@ class Rollout(Frozen):
     sampler.
     """
     importance: Level | None = None
-    """Importance weight of the loss, p / p_sampler before the step: per token, or per response. Unless given `token`
-    with maxStaleness above 0, else none."""
+    """Importance weight of the loss, p / p_sampler before the step: per token, per response, or the geometric mean of
+    those of its tokens. Unless given `token` with maxStaleness above 0, else none."""
     importance_cap: float = Field(2.0, gt=1)
     """Truncated importance sampling: higher weights are set to this one."""
     importance_mask: float | None = Field(None, gt=1)

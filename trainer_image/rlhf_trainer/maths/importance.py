@@ -12,21 +12,24 @@ def importance_weights(
     logprobs: Tensor,
     sampled_logprobs: Tensor,
     lengths: Tensor,
-    level: Literal["token", "sequence"],
+    level: Literal["token", "sequence", "geometric"],
     *,
     cap: float,
     mask: float | None,
 ) -> Tensor:
-    """min(p / p_sampler, cap) of each token, or of each whole response at each of its tokens; 0 where the ratio is
-    above `mask` or below 1 / `mask`.
+    """min(p / p_sampler, cap) of each token, or of each whole response at each of its tokens, or the geometric mean of
+    a response's ratios there, whose spread does not grow with the length; 0 where the ratio is above `mask` or below
+    1 / `mask`.
 
     Shapes: two float [A] in nats, `lengths` int64 [N] -> [A] without a unit, same dtype.
     Source: Yao et al. 2025 (truncated importance sampling between engines); Espeholt et al. 2018 (IMPALA,
-    arXiv:1802.01561), section 4.1; with the mask Team Ling 2025 (IcePop, arXiv:2510.18855), eq. 3.
+    arXiv:1802.01561), section 4.1; with the mask Team Ling 2025 (IcePop, arXiv:2510.18855), eq. 3; the geometric mean
+    Zheng et al. 2025 (arXiv:2507.18071), eq. 7.
     """
     difference = logprobs - sampled_logprobs
-    if level == "sequence":
-        difference = to_tokens(sequence_sums(difference, lengths), lengths)
+    if level != "token":
+        of_responses = sequence_sums(difference, lengths)
+        difference = to_tokens(of_responses if level == "sequence" else of_responses / lengths, lengths)
     ratio = difference.exp()
     weights = ratio.clamp(max=cap)
     if mask is not None:

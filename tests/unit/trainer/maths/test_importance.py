@@ -16,7 +16,7 @@ def flat(rows: list[list[float]]) -> torch.Tensor:
     return torch.tensor([value for row in rows for value in row], dtype=torch.float64)
 
 
-@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
 @pytest.mark.parametrize("mask", [None, 2.0, 5.0])
 def test_weights_are_truncated_ratios_and_those_outside_the_mask_are_left_out(level, mask):
     weights = importance_weights(
@@ -27,9 +27,25 @@ def test_weights_are_truncated_ratios_and_those_outside_the_mask_are_left_out(le
         ratios = [math.exp(a - b) for a, b in zip(now, sampled, strict=True)]
         if level == "sequence":
             ratios = [math.prod(ratios)] * len(ratios)
+        if level == "geometric":
+            ratios = [math.prod(ratios) ** (1 / len(ratios))] * len(ratios)
         left_out = [mask is not None and not 1 / mask <= ratio <= mask for ratio in ratios]
         expected += [0.0 if out else min(ratio, 1.5) for ratio, out in zip(ratios, left_out, strict=True)]
     assert weights == pytest.approx(expected)
+
+
+def test_the_spread_of_the_geometric_mean_does_not_grow_with_the_length():
+    """Of engines whose log-probabilities differ by noise, a mask keeps short and long responses alike."""
+    generator, lengths = torch.Generator().manual_seed(0), torch.tensor([10, 5000] * 20)
+    now = torch.zeros(int(lengths.sum()), dtype=torch.float64)
+    sampled = 0.05 * torch.randn(len(now), generator=generator, dtype=torch.float64)
+    shares = {}
+    for level in ("sequence", "geometric"):
+        weights = importance_weights(now, sampled, lengths, level, cap=2.0, mask=1.25)
+        heads = torch.stack([row[0] for row in weights.split(lengths.tolist())]) > 0
+        shares[level] = float(heads[0::2].double().mean()), float(heads[1::2].double().mean())
+    assert shares["geometric"] == (1.0, 1.0)
+    assert shares["sequence"][1] < 0.3 < shares["sequence"][0]
 
 
 def test_the_effective_share_is_one_for_equal_weights_and_less_for_others():

@@ -181,13 +181,14 @@ def trusted(made: Columns, level: str, cap: float, mask: float) -> list[float]:
     weights: list[float] = []
     differences = made["logprobs"].double() - made["sampled_logprobs"].double()
     for part in differences.split(made.lengths.tolist()):
-        of_tokens = part.tolist() if level == "token" else [float(part.sum())] * len(part)
+        whole = float(part.mean() if level == "geometric" else part.sum())
+        of_tokens = part.tolist() if level == "token" else [whole] * len(part)
         ratios = [math.exp(difference) for difference in of_tokens]
         weights += [min(ratio, cap) if 1 / mask <= ratio <= mask else 0.0 for ratio in ratios]
     return weights
 
 
-@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
 @pytest.mark.parametrize(
     ("algorithm", "own"),
     [
