@@ -47,6 +47,9 @@ class PolicyGradient(Frozen):
     """Estimator of the divergence of each token."""
     kl_in: Literal["reward", "loss"] = "reward"
     """The KL penalty is part of the token rewards, or of the loss."""
+    kl_corrected: bool = False
+    """Weighs each token's penalty in the loss by its importance ratio, which makes its gradient that of the
+    divergence."""
     kl_target: PositiveFloat | None = None
     """Adaptive KL: klCoefficient adapts so that the divergence approaches klTarget nats per response."""
     kl_horizon: Positive = 10000
@@ -91,11 +94,16 @@ def policy_gradient_rules(spec: CommonSpec, where: str, settings: PolicyGradient
         yield Problem(
             f"{where}.clipRatioHigh", f"must be at least clipRatio ({settings.clip_ratio:g}); got {high:g}"
         )
-    if settings.kl_penalty == "loss" and settings.kl_estimator == "k1":
+    if settings.kl_penalty == "loss" and settings.kl_estimator == "k1" and not settings.kl_corrected:
         yield Problem(
             f"{where}.klEstimator",
-            "as a loss, k1 has an expected gradient of 0 and holds nothing back; use k2 or k3, or klIn reward; "
-            "got 'k1'",
+            "as a loss, k1 has an expected gradient of 0 and holds nothing back; use k2 or k3, klCorrected, or klIn "
+            "reward; got 'k1'",
+        )
+    if settings.kl_corrected and settings.kl_penalty == "loss" and settings.kl_estimator == "k2":
+        yield Problem(
+            f"{where}.klCorrected",
+            "k2 has the gradient of the divergence without a ratio, and another with one; use k1 or k3; got true",
         )
     limit = spec.sampling.max_new_tokens
     if settings.overlong_buffer > limit:

@@ -146,6 +146,8 @@ def _settings(spec: Spec) -> Iterator[_Unread]:
         )
     elif settings.kl_target is None:
         yield _Unread(where, settings, ["kl_horizon"], "a target", f"{where}.klTarget is not set")
+    if settings.kl_penalty == "reward":
+        yield _Unread(where, settings, ["kl_corrected"], "a penalty in the loss", f"{where}.klIn is reward")
     if settings.entropy_coefficient == 0:
         of, reason = "an entropy bonus", f"{where}.entropyCoefficient is 0"
         yield _Unread(where, settings, ["entropy_target"], of, reason)

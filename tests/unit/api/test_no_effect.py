@@ -258,6 +258,14 @@ REFUSED = [
         *("spec.health.logprobDifference", "that are compared, and the job has none: rollout.proximal is"),
     ),
     (
+        ("spec.ppo={minibatchSize: 8, klIn: loss, klEstimator: k2, klCorrected: true}",),
+        *("spec.ppo.klCorrected", "and another with one; use k1 or k3; got true"),
+    ),
+    (
+        ("spec.ppo={minibatchSize: 8, klCorrected: true}",),
+        *("spec.ppo.klCorrected", "a penalty in the loss, and the job has none: spec.ppo.klIn is reward"),
+    ),
+    (
         ("spec.ppo={minibatchSize: 8, entropyTarget: 0.2}",),
         *(
             "spec.ppo.entropyTarget",

@@ -131,6 +131,7 @@ BASES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"spec\.distillation\.", ("spec.model.reference=org/teacher",)),
     (r"spec\.ppo\.", tuple(f"spec.ppo.{key}={value}" for key, value in _ONLINE.items())),
     (r"\.(klHorizon)$", ("spec.{}.klTarget=0.5",)),
+    (r"\.klCorrected$", ("spec.{}.klIn=loss", "spec.{}.klEstimator=k3")),
     (r"\.entropyTarget$", ("spec.{}.entropyCoefficient=0.1",)),
     (r"spec\.dpo\.", _algorithm("dpo", "spec.data.train=[rows-pairs.jsonl]", "spec.sampling={}")),
     (r"spec\.custom\.", _algorithm("best_of_n:ALGORITHM", "spec.custom={settings: {minibatchSize: 8}}")),

@@ -198,6 +198,8 @@ def _policy_gradient(
         }
         if penalised:
             kl = kl_estimate(logprobs, column("reference_logprobs"), settings.kl_estimator)
+            if settings.kl_corrected:
+                kl = ratio(logprobs, old) * kl
             total = total + kl_coefficient(ctx) * (weight * kl).sum()
         if settings.entropy_coefficient:
             total = total - entropy_coefficient(ctx) * (weight * entropy).sum()

@@ -11,7 +11,7 @@ from tests.unit.trainer.ops.made import LENGTHS, columns, context
 
 from rlhf_trainer.ops import COMPUTE, LOSSES, OpContext
 from rlhf_trainer.tensors.batches import MAXIMUM, MicroBatch, plan
-from rlhf_trainer.tensors.records import Columns
+from rlhf_trainer.tensors.records import Columns, Sequences
 
 BUDGETS = (1000, 12)
 """One micro-batch; and as many as there can be."""
@@ -75,6 +75,8 @@ def by_hand(
             if s.kl_in == "loss" and s.kl_coefficient:
                 difference = new[at] - float(made["reference_logprobs"][t])
                 kl = difference**2 / 2 if s.kl_estimator == "k2" else (-difference).exp() - 1 + difference
+                if s.kl_corrected:
+                    kl = (difference if s.kl_estimator == "k1" else kl) * (new[at] - old[at]).exp()
                 total = total + weight * s.kl_coefficient * kl
     return total
 
@@ -85,6 +87,8 @@ SETTINGS = [
     ("grpo", "klCoefficient: 0.3, klEstimator: k2, lossAggregation: sequence"),
     ("grpo", "klCoefficient: 0.3, clipRatio: 0.1, clipRatioHigh: 0.3, entropyCoefficient: 0.01"),
     ("grpo", "klCoefficient: 0, dualClip: 1.2, overlongFilter: true"),
+    ("grpo", "klCoefficient: 0.3, klCorrected: true"),
+    ("gspo", "clipRatio: 0.1, clipRatioHigh: 0.2, klCoefficient: 0.3, klEstimator: k1, klCorrected: true"),
     ("dr_grpo", "klCoefficient: 0.1, overlongFilter: true"),
     ("rloo", "klCoefficient: 0.1, lossAggregation: sequence, overlongFilter: true"),
     ("reinforce_pp", "clipRatio: 0.05"),
@@ -186,6 +190,32 @@ def trusted(made: Columns, level: str, cap: float, mask: float) -> list[float]:
         ratios = [math.exp(difference) for difference in of_tokens]
         weights += [min(ratio, cap) if 1 / mask <= ratio <= mask else 0.0 for ratio in ratios]
     return weights
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_a_corrected_penalty_has_the_gradient_of_the_divergence(estimator):
+    """Summed over the vocabulary with the probabilities of the policy that sampled; without, it is another."""
+    draw = torch.Generator().manual_seed(4)
+    logits, sampler, reference = (torch.randn(8, generator=draw).double() for _ in range(3))
+    logits.requires_grad_()
+    sequences = Sequences.pack([((1,), (i,)) for i in range(8)])
+    q, p_old = reference.log_softmax(0), sampler.log_softmax(0)
+    tokens = {"logprobs": p_old, "reference_logprobs": q, "sampled_logprobs": p_old}
+    zero = {"advantages": torch.zeros(8).double(), "versions": torch.zeros(8, dtype=torch.int64)}
+    made = Columns(sequences, {**tokens, **zero, "importance_weights": torch.ones(8).double()}, {})
+    p = logits.log_softmax(0)
+    (exact,) = torch.autograd.grad((p.exp() * (p - q)).sum(), logits, retain_graph=True)
+    gradients = []
+    for corrected in ("true", "false") if estimator == "k3" else ("true",):
+        own = f"klCoefficient: 1, klEstimator: {estimator}, klCorrected: {corrected}"
+        total = torch.zeros(()).double()
+        for i in range(8):  # a minibatch of one token each, weighted by how often the sampler draws it
+            part = made.select(torch.tensor([i]))
+            output = torch.stack([p[i], torch.zeros(()).double()])[None]
+            total = total + p_old[i].exp() * summed("policy", part, context("grpo", own), output, 1000)[0]
+        gradients.append(torch.autograd.grad(total, logits, retain_graph=True)[0])
+    torch.testing.assert_close(gradients[0], exact, rtol=1e-5, atol=1e-7)
+    assert len(gradients) == 1 or not torch.allclose(gradients[1], exact, atol=1e-2)
 
 
 @pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
