@@ -23,6 +23,7 @@ from rlhf_trainer.models.state import load_training_state, training_state
 from rlhf_trainer.models.trained_model import TrainedModel
 from rlhf_trainer.ops.compute import kl_coefficient
 from rlhf_trainer.tensors.records import Sequences
+from rlhf_trainer.updates.entropy_control import adapt_entropy_coefficient
 
 WARMING_UP = "klCoefficient: 0.1, klTarget: 0.5, klHorizon: 200, criticWarmupSteps: 2"
 EMPTY = ("sampling", "generator", "reward")
@@ -76,6 +77,16 @@ def test_the_entropy_bonus_acts_after_steps_of_low_entropy_alone():
         assert coefficients == pytest.approx([0.1 * step if acts else 0.0 for step in range(5)])
         assert (job.weights() == free.weights()) is not acts
         assert not acts or job.lines[-1]["entropy"] > free.lines[-1]["entropy"]
+
+
+def test_the_entropy_bonus_pauses_after_a_step_of_high_entropy():
+    ctx = Job("grpo", "klCoefficient: 0, entropyCoefficient: 0.1, entropyTarget: 1.0").op_ctx
+    coefficients = []
+    for entropy in (0.5, 1.0, 2.0, 0.5, 0.5):
+        metrics = {"entropy": entropy}
+        adapt_entropy_coefficient(ctx, metrics)
+        coefficients.append(metrics["entropy_coefficient"])
+    assert coefficients == pytest.approx([0.0, 0.1, 0.2, 0.0, 0.2])
 
 
 def test_a_resumed_run_goes_on_with_the_entropy_coefficient():
