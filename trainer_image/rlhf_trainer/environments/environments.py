@@ -64,6 +64,8 @@ class Environments:
         self._opened_again = set[str]()
         """Prompts whose responses have begun anew since they opened otherwise: only once."""
         self._failures: Counter[Key] = Counter()
+        self._suspected = set[Key]()
+        """Episodes of which one has ended their process: each goes on where it is known which."""
 
     def holding(self, prompt_id: str) -> AbstractContextManager[None]:
         """Meanwhile the episodes of this prompt do not make way for others."""
@@ -78,7 +80,7 @@ class Environments:
             try:
                 episode = self._live.find(key)
                 if episode is None or episode.read:
-                    episode = await self._live.begin(key, prompt)
+                    episode = await self._begin(key, prompt)
                 return replace(prompt, tokens=episode.opened.tokens)
             except (WorkerEnded, EpisodeFailed) as error:
                 if self._gives_up(key, error):
@@ -147,9 +149,9 @@ class Environments:
         record = array("i", [token for turn in turns[:-1] for token in (*turn.sampled, *turn.reply)])
         episode = self._live.find(key)
         if episode is None or episode.read != record:
-            episode = await self._live.begin(key, prompt)
+            episode = await self._begin(key, prompt)
             if (tokens := episode.opened.tokens) != prompt.tokens:
-                again = (await self._live.begin(key, prompt)).opened.tokens
+                again = (await self._begin(key, prompt)).opened.tokens
                 if again == tokens and prompt.id not in self._opened_again:
                     self._opened_again.add(prompt.id)
                     raise OpensOtherwise
@@ -161,6 +163,9 @@ class Environments:
                 await self._play_again(episode, turn)
         return episode
 
+    async def _begin(self, key: Key, prompt: Prompt) -> LiveEpisode:
+        return await self._live.begin(key, prompt, one_by_one=key in self._suspected)
+
     async def _play_again(self, episode: LiveEpisode, turn: Turn) -> None:
         reply: Reply = await episode.step(turn)
         if reply.done or [*reply.tokens] != [*turn.reply]:
@@ -168,18 +173,22 @@ class Environments:
 
     def _ended(self, key: Key, end: str, outcome: Outcome) -> Next:
         self._failures.pop(key, None)
+        self._suspected.discard(key)
         self._live.forget(key, closed=not outcome.problem)
         return Next(array("i"), end, outcome)
 
     def _gives_up(self, key: Key, error: Exception) -> bool:
         """Counts a failure; True after the last retry."""
         self._live.forget(key)
-        if not isinstance(error, WorkerEnded) or error.blamed:
+        if isinstance(error, WorkerEnded) and error.suspected:
+            self._suspected.add(key)
+        elif not isinstance(error, WorkerEnded) or error.blamed:
             self._failures[key] += 1
             log.warning("an environment of prompt %s failed (%d): %s", key[0], self._failures[key], error)
         if self._failures[key] <= self._section.retries:
             return False
         del self._failures[key]
+        self._suspected.discard(key)
         return True
 
 

@@ -43,8 +43,9 @@ class LiveEpisodes:
         episode = self._episodes.get(key)
         return episode if episode is not None and episode.worker.lives else None
 
-    async def begin(self, key: Key, prompt: Prompt) -> LiveEpisode:
-        """A new episode in place of the one with this key. Raises as `LiveEpisode.begin` and `WorkerPool.free`."""
+    async def begin(self, key: Key, prompt: Prompt, *, one_by_one: bool = False) -> LiveEpisode:
+        """A new episode in place of the one with this key; `one_by_one`: in the worker that has its calls so. Raises as
+        `LiveEpisode.begin` and `WorkerPool.free`."""
         self.forget(key)
         while len(self._episodes) + self._reserved >= self._section.parallel:
             if idle := next((each for each in self._episodes if each[0] not in self._held), None):
@@ -54,7 +55,7 @@ class LiveEpisodes:
             await self._freed.wait()
         self._reserved += 1
         try:
-            worker = await self._pool.free()
+            worker = await self._pool.free(one_by_one=one_by_one)
         finally:
             self._reserved -= 1
         worker.episodes += 1

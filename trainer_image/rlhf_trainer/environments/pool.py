@@ -22,19 +22,20 @@ SECRETS = ("RLHF_TOKEN",)
 
 
 class WorkerEnded(Exception):
-    """The worker ended, or was killed, before its reply. `blamed`: over this call, as far as is known: it was under way
-    when the process ended by itself, or took too long."""
+    """The worker ended, or was killed, before its reply. `blamed`: over this call, which alone was under way when the
+    process ended by itself, or took too long. `suspected`: over this one or another of several."""
 
-    def __init__(self, reason: str, *, blamed: bool) -> None:
+    def __init__(self, reason: str, *, blamed: bool, suspected: bool = False) -> None:
         super().__init__(reason)
-        self.blamed = blamed
+        self.blamed, self.suspected = blamed, suspected
 
 
 class Worker:
-    """One process. A class without coroutines gets one call at a time, so that each has its whole time."""
+    """One process. A class without coroutines gets one call at a time, so that each has its whole time; so does any
+    class `one_by_one`, so that it is known which call ends the process."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process, self._numbers = process, count()
+    def __init__(self, process: asyncio.subprocess.Process, *, one_by_one: bool = False) -> None:
+        self._process, self._numbers, self._one_by_one = process, count(), one_by_one
         self._replies = dict[int, asyncio.Future[dict[str, Any]]]()
         self._turns: asyncio.Lock | None = None
         self._ended = ""
@@ -44,7 +45,7 @@ class Worker:
         self.schemas: list[dict[str, Any]] = []
 
     @classmethod
-    async def start(cls, path: str, settings: Mapping[str, Any]) -> Self:
+    async def start(cls, path: str, settings: Mapping[str, Any], *, one_by_one: bool = False) -> Self:
         """Raises InvalidJob where the class cannot be imported or is no environment, WorkerEnded where the process ends
         over it."""
         pipe = asyncio.subprocess.PIPE
@@ -57,7 +58,8 @@ class Worker:
                 limit=LONGEST_LINE,
                 process_group=0,
                 env={name: value for name, value in os.environ.items() if name not in SECRETS},
-            )
+            ),
+            one_by_one=one_by_one,
         )
         try:
             await worker._get_ready()
@@ -117,6 +119,7 @@ class Worker:
         try:
             while (line := await stdout.readline()).endswith(b"\n"):
                 reply = json.loads(line)
+                float(reply["seconds"])
                 future = self._replies.get(reply.pop("id"))
                 if future is not None and not future.done():
                     future.set_result(reply)
@@ -134,9 +137,12 @@ class Worker:
         await process_groups.end(self._process)
 
     def _fail(self, *, blamed: bool) -> None:
-        for future in self._replies.values():
-            if not future.done():
-                future.set_exception(WorkerEnded(self._ended, blamed=blamed))
+        waiting = [future for future in self._replies.values() if not future.done()]
+        alone = len(waiting) == 1
+        for future in waiting:
+            future.set_exception(
+                WorkerEnded(self._ended, blamed=blamed and alone, suspected=blamed and not alone)
+            )
 
     async def _get_ready(self) -> None:
         stdout = self._process.stdout
@@ -153,7 +159,7 @@ class Worker:
         if "invalid" in reply:
             raise InvalidJob([Problem(FIELD, str(reply["invalid"]))])
         self.schemas = reply["schemas"]
-        self._turns = asyncio.Lock() if reply["sync"] else None
+        self._turns = asyncio.Lock() if reply["sync"] or self._one_by_one else None
 
 
 class WorkerPool:
@@ -162,6 +168,7 @@ class WorkerPool:
     def __init__(self, path: str, settings: Mapping[str, Any], size: int) -> None:
         self._path, self._settings, self._size = path, settings, size
         self._workers = list[Worker]()
+        self._one_by_one = list[Worker]()
         self._starting = asyncio.Lock()
         self._keeping: asyncio.Future[None] | None = None
         self.schemas: list[dict[str, Any]] = []
@@ -175,9 +182,15 @@ class WorkerPool:
         except WorkerEnded as error:
             raise RuntimeError(f"{FIELD}: {self._path!r} was not imported: {error}") from None
 
-    async def free(self) -> Worker:
-        """The worker with the fewest episodes, maybe a new one. Raises as `Worker.start`."""
+    async def free(self, *, one_by_one: bool = False) -> Worker:
+        """The worker with the fewest episodes, maybe a new one; or the one whose calls come `one_by_one`, beside the
+        others. Raises as `Worker.start`."""
         async with self._starting:
+            if one_by_one:
+                if not any(worker.lives for worker in self._one_by_one):
+                    made = await Worker.start(self._path, self._settings, one_by_one=True)
+                    self._one_by_one = [made]
+                return self._one_by_one[0]
             self._workers = [worker for worker in self._workers if worker.lives]
             if not any(worker.episodes == 0 for worker in self._workers) and len(self._workers) < self._size:
                 self._workers.append(await Worker.start(self._path, self._settings))
@@ -194,4 +207,6 @@ class WorkerPool:
         try:
             await asyncio.get_running_loop().create_future()
         finally:
-            await asyncio.gather(*(worker.end("the run has ended") for worker in self._workers))
+            await asyncio.gather(
+                *(worker.end("the run has ended") for worker in (*self._workers, *self._one_by_one))
+            )

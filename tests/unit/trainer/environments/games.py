@@ -1,13 +1,17 @@
 """Environments of these tests: the class names say what each does."""
 
 import asyncio
+import json
 import os
 import random
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from rlhf_trainer.environments.step import Step
 
@@ -56,6 +60,16 @@ class Calculator:
     def fail(self) -> str:
         """Raises."""
         raise ValueError("no such thing")
+
+
+class Says(Guess):
+    def say(self, text: str) -> str:
+        """Repeats a text.
+
+        Args:
+            text: It.
+        """
+        return text
 
 
 class NativeTools(Guess):
@@ -110,7 +124,48 @@ class Misbehaves(Guess):
                 return Step([{"role": "user", "content": "x", "more": object()}])
             case "empty":
                 return Step([])
+            case "surrogate":
+                return Step([{"role": "user", "content": "x", "name": "\ud800"}])
+            case "cancelled":
+                raise asyncio.CancelledError
+            case "wordless":
+                raise Wordless
+            case "truth":
+                return Step("", np.float32(0.5), np.bool_(True))  # type: ignore[arg-type]
+            case "forge":
+                for descriptor in range(3, 30):
+                    with suppress(OSError):
+                        os.write(descriptor, b'{"id": 0}\n{"id": 1}\n')
         return super().step(message)
+
+
+class Wordless(BaseException):
+    """An error of no usual kind."""
+
+    def __str__(self) -> str:
+        raise KeyError
+
+
+class OpensWith(Guess):
+    """Opens with what the row says, as JSON."""
+
+    def reset(self, row: dict[str, Any]) -> Any:
+        return json.loads(row["opening"])
+
+
+class DiesWhereTheRowSays(Guess):
+    """Its process ends over each turn of some rows, while the turns of others are under way."""
+
+    def reset(self, row: dict[str, Any]) -> str:
+        self._dies = bool(row["dies"])
+        return super().reset(row)
+
+    async def step(self, _message: dict[str, Any]) -> Step:  # type: ignore[override]
+        await asyncio.sleep(0.1)
+        if self._dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+        await asyncio.sleep(0.2)
+        return Step(reward=1.0, done=True)
 
 
 class AsyncMisbehaves(Misbehaves):

@@ -278,6 +278,20 @@ def test_an_environment_that_always_dies_is_given_up_after_its_retries(turn: str
     assert (good.problem, good.reward) == ("", 1.5), "those beside it lose nothing"
 
 
+def test_episodes_beside_one_that_ends_their_process_get_their_rewards() -> None:
+    """Calls of a class with coroutines are under way together: it is not known at once which one ended the process."""
+    works = [PartialRollout.begin(prompt(i, dies=i < 2), 1, ended=lambda *_: None) for i in range(6)]
+
+    async def run() -> None:
+        async with client(Scripted(["1"]), "DiesWhereTheRowSays", retries=0) as turns:
+            await asyncio.gather(*(turns.ask(MEMBER, work, nothing) for work in works))
+
+    asyncio.run(run())
+    outcomes = [outcome for work in works for response in work.responses if (outcome := response.outcome)]
+    assert [bool(outcome.problem) for outcome in outcomes] == [True] * 2 + [False] * 4
+    assert [outcome.reward for outcome in outcomes[2:]] == [1.0] * 4
+
+
 def test_more_episodes_than_may_live_at_once_wait_for_their_turn():
     work, _ = play(Scripted(["1", "5"]), responses=5, parallel=2)
     assert [r.outcome.reward for r in work.responses if r.outcome] == [1.25] * 5
