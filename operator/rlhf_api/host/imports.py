@@ -28,9 +28,16 @@ def described(error: BaseException) -> str:
     frames = traceback.walk_tb(error.__traceback__)
     places = [f"{frame.f_code.co_filename}:{line}" for frame, line in frames if not _of_library(frame)]
     place = f" ({places[-1]})" if places else ""
-    message = " ".join(str(error).split("\n"))[:_LONGEST_MESSAGE]
+    message = " ".join(_words(error).split("\n"))[:_LONGEST_MESSAGE]
     text = f"{type(error).__name__}: {message}{place}"
     return text.encode(errors="backslashreplace").decode()  # it may quote half of a surrogate pair
+
+
+def _words(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as other:  # of the user's own class of errors
+        return f"and its text raises {type(other).__name__}"
 
 
 def _of_library(frame: FrameType) -> bool:

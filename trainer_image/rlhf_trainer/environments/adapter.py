@@ -18,6 +18,7 @@ from typing import Any
 from rlhf_api.errors.problem import show
 from rlhf_api.host.imports import described
 
+from .arguments import bind_arguments
 from .step import Step
 from .tool_calls import ToolCall, parse_calls
 
@@ -86,10 +87,15 @@ class EpisodeOfClass:
         if made is None:
             return Opening()
         if isinstance(made, str):
-            return Opening(text=made, added=not self._native)
+            return Opening(text=_unicode(made, "reset"), added=not self._native)
         if not self._native:
             raise Unfit(f"reset must return text or None; got {show(made)}")
-        return Opening(messages=_messages(made, "reset"))
+        messages = _messages(made, "reset")
+        if messages[-1]["role"] == "assistant":
+            raise Unfit(
+                "the last message of reset must not be the assistant's, as the model's turn follows it"
+            )
+        return Opening(messages=messages)
 
     async def step(self, text: str, raw: str) -> Step:
         """The reply to a turn: `text` without special tokens, `raw` with them. Tools that it calls are run; the model
@@ -102,6 +108,7 @@ class EpisodeOfClass:
         if not isinstance(made, tuple) or len(made) != 3:
             raise Unfit(f"step must return a Step, or (messages, reward, done); got {show(made)}")
         messages, reward, done = made
+        done = done.item() if getattr(done, "ndim", None) == 0 else done
         if not isinstance(done, bool):
             raise Unfit(f"done must be True or False; got {show(done)}")
         if done:
@@ -127,7 +134,7 @@ class EpisodeOfClass:
         return checked_reward(self._own.reward)
 
     async def _called(self, call: ToolCall) -> dict[str, Any]:
-        reply = {"role": "tool", "name": call.name, "content": ""}
+        reply = {"role": "tool", "name": _valid(call.name), "content": ""}
         tool = self._tools.get(call.name)
         if call.problem or tool is None:
             known = ", ".join(self._tools)
@@ -135,12 +142,14 @@ class EpisodeOfClass:
                 "content": _error(call.problem or f"there is no tool {call.name!r}; tools: {known}")
             }
         try:
-            bound = inspect.signature(tool).bind(**call.arguments)
+            bound = bind_arguments(tool, call.arguments)
         except TypeError as error:
             return reply | {"content": _error(f"{call.name}: {error}")}
         try:
             made = await _result(tool(*bound.args, **bound.kwargs))
-            return reply | {"content": made if isinstance(made, str) else json.dumps(made, default=str)}
+            return reply | {
+                "content": _valid(made) if isinstance(made, str) else json.dumps(made, default=str)
+            }
         except MemoryError:
             raise
         except Exception as error:
@@ -182,7 +191,8 @@ LARGEST_REWARD = 1e30
 def _messages(made: Any, method: str) -> Messages:
     """Raises Unfit for anything but a list of messages with JSON in them."""
     if not isinstance(made, Sequence) or isinstance(made, str | bytes) or not made:
-        raise Unfit(f"{method} must return messages, at least one; got {show(made)}")
+        what = "text, messages or None" if method == "reset" else "messages, at least one"
+        raise Unfit(f"{method} must return {what}; got {show(made)}")
     for each in made:
         if not isinstance(each, Mapping) or not all(
             isinstance(each.get(key), str) for key in ("role", "content")
@@ -191,9 +201,22 @@ def _messages(made: Any, method: str) -> Messages:
         if each["role"] == "assistant" and method == "step":
             raise Unfit(f"a reply has no message of the assistant; got {show(each)}")
     try:
-        return [dict(each) for each in json.loads(json.dumps([dict(each) for each in made]))]
+        text = json.dumps([dict(each) for each in made], ensure_ascii=False)
+        return [dict(each) for each in json.loads(text.encode())]
     except (TypeError, ValueError, RecursionError) as error:
         raise Unfit(f"the messages of {method} cannot be JSON: {described(error)}") from None
+
+
+def _unicode(text: str, method: str) -> str:
+    """Raises Unfit for text with half of a surrogate pair, of which there are no tokens."""
+    if _valid(text) != text:
+        raise Unfit(f"the text of {method} is no Unicode; got {show(text)}")
+    return text
+
+
+def _valid(text: str) -> str:
+    """The text, with escapes in place of halves of surrogate pairs: the model can write these in a call's JSON."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _error(message: str) -> str:

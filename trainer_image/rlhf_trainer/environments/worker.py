@@ -42,7 +42,11 @@ class Episodes:
             return {"error": str(error)}
         except (OSError, MemoryError) as error:
             return {"failed": f"{call['do']} raised {described(error)}"}
-        except Exception as error:
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # a cancellation by the class's own libraries, too
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise
             return {"error": f"{call['do']} raised {described(error)}"}
         if (size := sum(map(len, _texts(reply)))) > LONGEST_REPLY:
             return {"error": f"{call['do']} returned {size} characters, more than {LONGEST_REPLY}"}

@@ -105,6 +105,23 @@ def test_a_tool_that_cannot_be_called_replies_with_the_error() -> None:
     assert errors[4].startswith("the tool call is not valid JSON")
 
 
+@pytest.mark.parametrize("value", ['"2"', "2.5", "true", "null", "[2]", '{"a": 2}'])
+def test_a_tool_is_not_called_with_values_of_other_types(value: str) -> None:
+    call = f'<tool_call>{{"name": "add", "arguments": {{"a": {value}, "b": 3}}}}</tool_call>'
+    _, reply, cut = replies("Calculator", reset(), say(call), end(cut=True))
+    assert "error" in json.loads(reply["messages"][0]["content"])
+    assert "add: a: Input should be a valid integer" in reply["messages"][0]["content"]
+    assert cut == {"reward": 0.0}
+
+
+@pytest.mark.parametrize("call", [r'{"name": "\ud800"}', r'{"name": "say", "arguments": {"text": "\ud800"}}'])
+def test_half_a_surrogate_pair_in_a_call_is_no_error_of_the_environment(call: str) -> None:
+    _, reply = replies("Says", reset(), say(f"<tool_call>{call}</tool_call>"))
+    (message,) = reply["messages"]
+    json.dumps(message, ensure_ascii=False).encode()
+    assert "error" in message["content"]
+
+
 def test_a_class_with_step_may_have_tools_too() -> None:
     call = '<tool_call>{"name": "open_box", "arguments": {"place": "box"}}</tool_call>'
     _, inside, last = replies("NativeTools", reset(secret=3), say(call), say("3"))
@@ -143,6 +160,9 @@ def test_tools_are_described_by_their_types_and_docstrings() -> None:
         ("assistant", "a reply has no message of the assistant"),
         ("object", "the messages of step cannot be JSON: TypeError"),
         ("empty", "step must return messages, at least one; got []"),
+        ("surrogate", "the messages of step cannot be JSON: UnicodeEncodeError"),
+        ("cancelled", "step raised CancelledError: "),
+        ("wordless", "step raised Wordless: and its text raises KeyError ("),
     ],
 )
 def test_what_is_no_reply_ends_the_episode_with_its_reason(text: str, reason: str) -> None:
@@ -150,6 +170,29 @@ def test_what_is_no_reply_ends_the_episode_with_its_reason(text: str, reason: st
     assert bad["error"].startswith(reason)
     assert other["text"]
     assert good["done"], "another episode of the same process goes on"
+
+
+@pytest.mark.parametrize(
+    ("opening", "reason"),
+    [
+        (r'"\ud800"', r"the text of reset is no Unicode; got '\ud800'"),
+        (
+            r'[{"role": "user", "content": "\ud800"}]',
+            "the messages of reset cannot be JSON: UnicodeEncodeError",
+        ),
+        ('[{"role": "assistant", "content": "I"}]', "the last message of reset must not be the assistant's"),
+        ("3", "reset must return text, messages or None; got 3"),
+        ("[]", "reset must return text, messages or None; got []"),
+    ],
+)
+def test_what_is_no_opening_ends_the_episode_with_its_reason(opening: str, reason: str) -> None:
+    (bad,) = replies("OpensWith", reset(opening=opening))
+    assert bad["error"].startswith(reason)
+
+
+def test_rewards_and_ends_may_be_numpys() -> None:
+    _, last = replies("Misbehaves", reset(), say("truth"))
+    assert (last["reward"], last["done"]) == (0.5, True)
 
 
 @pytest.mark.parametrize("text", ["refused", "memory"])
@@ -194,6 +237,16 @@ def test_a_process_that_hangs_is_killed(text: str) -> None:
             await worker.call(say(text), 0.5)
         assert error.value.blamed
         assert not psutil.pid_exists(worker.pid)
+
+    with_worker("Misbehaves", play)
+
+
+def test_a_reply_that_is_none_of_ours_ends_the_process() -> None:
+    async def play(worker: Worker) -> None:
+        await worker.call(reset(), LONG)
+        with pytest.raises(WorkerEnded, match="wrote to the pipe of its replies") as error:
+            await worker.call(say("forge"), LONG)
+        assert error.value.blamed
 
     with_worker("Misbehaves", play)
 
