@@ -14,7 +14,7 @@ from rlhf_api.sections.sampling import Sampling
 from rlhf_trainer.data.stop_strings import StopStrings
 from rlhf_trainer.local_generation.growing_cache import GrowingLayer
 from rlhf_trainer.local_generation.processors import draw
-from rlhf_trainer.local_generation.shared import Sampled, _generate
+from rlhf_trainer.local_generation.shared import Sampled, generate_batch
 from rlhf_trainer.tensors.records import Prompt
 
 TOKENIZER = byte_tokenizer()
@@ -59,7 +59,7 @@ def responses(model, copies: int, penalties: Penalties = NO_PENALTIES, temperatu
     stops = StopStrings(TOKENIZER, ())
     torch.manual_seed(1)
     with torch.no_grad():
-        return _generate(
+        return generate_batch(
             model, prompts, settings, penalties, [END], stops, END, threading.Event(), masks=True
         )
 
