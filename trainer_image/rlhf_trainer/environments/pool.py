@@ -15,6 +15,8 @@ from ..process import process_groups
 FIELD = "spec.environment.path"
 START_SECONDS = 300.0
 """Deadline of a worker process to import the class, seconds."""
+POLL_SECONDS = 0.2
+"""Interval at which the end of a process is noticed that has left others behind."""
 LONGEST_LINE = 64 << 20
 """Maximum size of a reply in bytes, which the worker itself keeps far below."""
 SECRETS = ("RLHF_TOKEN",)
@@ -40,6 +42,7 @@ class Worker:
         self._turns: asyncio.Lock | None = None
         self._ended = ""
         self._reading: asyncio.Future[None] | None = None
+        self._watching: asyncio.Future[None] | None = None
         self.episodes = 0
         """Number of episodes that live in it."""
         self.schemas: list[dict[str, Any]] = []
@@ -67,6 +70,7 @@ class Worker:
             await worker.end("it did not start")
             raise
         worker._reading = asyncio.ensure_future(worker._read())
+        worker._watching = asyncio.ensure_future(worker._end_group())
         return worker
 
     @property
@@ -88,8 +92,8 @@ class Worker:
         """Kills the process and its children."""
         self._ended = self._ended or reason
         await process_groups.end(self._process)
-        if self._reading is not None:
-            self._reading.cancel()
+        for task in filter(None, (self._reading, self._watching)):
+            task.cancel()
         self._fail(blamed=False)
 
     async def _call(self, message: Mapping[str, Any], seconds: float) -> dict[str, Any]:
@@ -134,6 +138,12 @@ class Worker:
             pass
         by_itself, self._ended = not self._ended, self._ended or reason
         self._fail(blamed=by_itself)
+        await process_groups.end(self._process)
+
+    async def _end_group(self) -> None:
+        """Kills what the process leaves when it ends: a child that it forked would hold the pipe of replies open."""
+        while self._process.returncode is None:
+            await asyncio.sleep(POLL_SECONDS)
         await process_groups.end(self._process)
 
     def _fail(self, *, blamed: bool) -> None:

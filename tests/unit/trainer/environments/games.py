@@ -98,6 +98,10 @@ class Misbehaves(Guess):
                 os.kill(os.getpid(), signal.SIGKILL)
             case "exit":
                 sys.exit(3)
+            case "fork":
+                if os.fork():
+                    os._exit(3)
+                time.sleep(3600)
             case "raise":
                 raise KeyError("grade")
             case "refused":

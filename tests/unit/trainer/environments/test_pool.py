@@ -210,6 +210,7 @@ def test_prints_do_not_disturb_the_replies() -> None:
     [
         ("die", "was ended by SIGKILL, maybe for lack of memory"),
         ("exit", "ended with exit code 3"),
+        ("fork", "ended with exit code 3"),
     ],
 )
 def test_a_process_that_ends_blames_the_call_under_way(text: str, reason: str) -> None:
