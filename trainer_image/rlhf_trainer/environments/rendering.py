@@ -12,7 +12,7 @@ from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.sections.data import Data
 
 from ..data.chat import arguments_of
-from ..data.encode import encode_prompt
+from ..data.encode import TooLong, encode_prompt
 from ..data.stop_strings import StopStrings
 from ..data.text import continued_text
 from ..tensors.records import Prompt
@@ -49,8 +49,8 @@ class Rendering:
     def open(self, prompt: Prompt, opening: Mapping[str, Any]) -> Opened:
         """The prompt as the environment opens it; `opening`: the fields of an `adapter.Opening`.
 
-        Raises Unfit for messages that are none, and InvalidJob where the chat template cannot render them or the tools,
-        or they are too long.
+        Raises Unfit for messages that are none or that the chat template cannot render, and InvalidJob where it cannot
+        render the row's own prompt, replies or the tools, or the prompt is too long.
         """
         row = PromptRow.model_validate(dict(prompt.row))
         row = row.model_copy(update={"prompt": _opened(row.prompt, opening)})
@@ -67,7 +67,12 @@ class Rendering:
         if conversation and not self._checked:
             check_replies(self._tokenizer, arguments, tools=bool(self._tools))
             self._checked = True
-        encoded = encode_prompt(self._tokenizer, row.prompt, self._data.max_prompt_length, arguments)
+        try:
+            encoded = encode_prompt(self._tokenizer, row.prompt, self._data.max_prompt_length, arguments)
+        except InvalidJob as error:
+            if opening["messages"] is None or isinstance(error, TooLong):
+                raise
+            raise Unfit(str(error.problems[0])) from error
         return Opened(encoded.prompt, conversation, arguments)
 
     def reply(self, opened: Opened, turn: Sequence[int], messages: Sequence[Mapping[str, Any]]) -> list[int]:

@@ -99,13 +99,15 @@ def prompt(number: int = 0, *, tokenizer: Any = TOKENIZER, text: bool = False, *
 
 
 @asynccontextmanager
-async def client(engine: Scripted, name: str = "Guess", **fields: Any) -> AsyncIterator[TurnsClient]:
+async def client(
+    engine: Scripted, name: str = "Guess", *, tokenizer: Any = TOKENIZER, **fields: Any
+) -> AsyncIterator[TurnsClient]:
     section = Environment(**{"path": f"{GAMES}:{name}", "workers": 1, **fields})
     pool = WorkerPool(section.path, section.settings, section.workers)
-    stops = StopStrings(TOKENIZER, ())
+    stops = StopStrings(tokenizer, ())
     try:
         await pool.start()
-        rendering = Rendering(TOKENIZER, DATA, ENDS, stops, pool.schemas)
+        rendering = Rendering(tokenizer, DATA, ENDS, stops, pool.schemas)
         environments = Environments(section, rendering, pool)
         yield TurnsClient(
             engine, environments, sampling=SAMPLING, ends=ENDS, stops=stops, most=section.max_tokens
@@ -355,6 +357,17 @@ def test_tools_that_the_template_does_not_offer_are_refused():
         play(Scripted(["5"]), "Calculator")
     with pytest.raises(InvalidJob, match="make the prompts conversations"):
         play(Scripted(["5"]), "Calculator", row={"text": True})
+
+
+def test_an_opening_that_the_template_refuses_is_that_of_its_prompt_alone():
+    strict = chat_tokenizer()
+    strict.chat_template = (
+        "{% for m in messages if m.role == 'jury' %}{{ raise_exception('no jury') }}{% endfor %}"
+        + strict.chat_template
+    )
+    opening = '[{"role": "jury", "content": "Guilty?"}]'
+    with pytest.raises(Refused, match=r"opens no episode: .*the template refuses .*no jury"):
+        play(Scripted(["5"]), "OpensWith", row={"opening": opening}, tokenizer=strict)
 
 
 def test_text_without_a_template_is_played_as_text():
