@@ -41,7 +41,7 @@ def test_a_job_that_fits(policy):
 def test_lengths_beyond_the_positions(policy):
     assert problems(policy, "spec.data.maxPromptLength=157") == [
         "spec.model.policy: sequences of up to 257 tokens do not fit a model with 256 positions; lower the prompt or "
-        "response length"
+        "response length (of episodes, environment.maxTokens)"
     ]
     kl = "spec.ppo.klCoefficient=0.1", f"spec.model.reference={policy}"
     assert len(problems(policy, "spec.data.maxPromptLength=157", *kl)) == 2, "the reference's too"

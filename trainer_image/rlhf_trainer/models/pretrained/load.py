@@ -133,7 +133,7 @@ def check_fit(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, max_
     if positions is not None and max_length > positions:
         raise ValueError(
             f"sequences of up to {max_length} tokens do not fit a model with {positions} positions; "
-            "lower the prompt or response length"
+            "lower the prompt or response length (of episodes, environment.maxTokens)"
         )
 
 
