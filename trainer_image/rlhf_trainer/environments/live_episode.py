@@ -1,6 +1,7 @@
 """One episode in a worker: what the environment has read of a response, and its replies as tokens."""
 
 import asyncio
+import logging
 import math
 from array import array
 from collections.abc import Mapping, Sequence
@@ -12,9 +13,11 @@ from rlhf_api.sections.environment import Environment
 
 from ..tensors.records import Outcome, Prompt
 from .adapter import Unfit
-from .pool import Worker
+from .pool import Worker, WorkerEnded
 from .record import Turn
 from .rendering import Opened, Rendering
+
+log = logging.getLogger(__name__)
 
 
 class EpisodeFailed(Exception):
@@ -72,7 +75,13 @@ class LiveEpisode:
 
     async def end(self, *, cut: bool) -> Outcome:
         """Closes the environment; `cut`: a limit ended the episode."""
-        more = (await self._call(do="end", cut=cut))["reward"]
+        try:
+            more = (await self._call(do="end", cut=cut))["reward"]
+        except WorkerEnded as error:
+            if cut:  # a class of TRL's shape had yet to tell the reward
+                raise
+            log.warning("an episode has its reward, but its environment was not closed: %s", error)
+            more = 0.0
         *first, (place, last) = self._rewards
         rewards = (*first, (place, last + more))
         return Outcome(math.fsum(reward for _, reward in rewards), len(rewards), rewards)

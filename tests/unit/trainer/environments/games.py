@@ -157,6 +157,16 @@ class OpensWith(Guess):
         return json.loads(row["opening"])
 
 
+class ClosesNever(Guess):
+    def close(self) -> None:
+        time.sleep(3600)
+
+
+class ClosesWithItsProcess(Guess):
+    def close(self) -> None:
+        sys.exit(3)
+
+
 class DiesWhereTheRowSays(Guess):
     """Its process ends over each turn of some rows, while the turns of others are under way."""
 

@@ -280,6 +280,14 @@ def test_an_environment_that_always_dies_is_given_up_after_its_retries(turn: str
     assert (good.problem, good.reward) == ("", 1.5), "those beside it lose nothing"
 
 
+@pytest.mark.parametrize("name", ["ClosesNever", "ClosesWithItsProcess"])
+def test_an_episode_has_its_reward_however_it_is_closed(name: str) -> None:
+    work, _ = play(Scripted(["3", "5"]), name, turnSeconds=1, retries=0)
+    (outcome,) = [response.outcome for response in work.responses]
+    assert outcome is not None
+    assert (outcome.reward, outcome.problem) == (1.25, "")
+
+
 def test_episodes_beside_one_that_ends_their_process_get_their_rewards() -> None:
     """Calls of a class with coroutines are under way together: it is not known at once which one ended the process."""
     works = [PartialRollout.begin(prompt(i, dies=i < 2), 1, ended=lambda *_: None) for i in range(6)]
