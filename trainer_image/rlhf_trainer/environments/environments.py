@@ -182,6 +182,7 @@ class Environments:
         self._live.forget(key)
         if isinstance(error, WorkerEnded) and error.suspected:
             self._suspected.add(key)
+            log.warning("an episode of prompt %s is one of several that go on one by one: %s", key[0], error)
         elif not isinstance(error, WorkerEnded) or error.blamed:
             self._failures[key] += 1
             log.warning("an environment of prompt %s failed (%d): %s", key[0], self._failures[key], error)
