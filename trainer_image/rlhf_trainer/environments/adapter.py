@@ -17,6 +17,7 @@ from typing import Any
 
 from rlhf_api.errors.problem import show
 from rlhf_api.host.imports import described
+from rlhf_api.host.printing import write_line
 
 from .arguments import bind_arguments
 from .step import Step
@@ -123,7 +124,7 @@ class EpisodeOfClass:
             try:
                 await _result(close())
             except Exception as error:  # the episode has ended, with its reward
-                print(f"close raised {described(error)}", file=sys.stderr, flush=True)
+                write_line(f"close raised {described(error)}", sys.stderr)
         return reward
 
     async def _reward(self) -> float:

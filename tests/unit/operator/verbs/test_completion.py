@@ -73,7 +73,7 @@ def test_a_shell_completes_commands_options_values_files_and_fields(shell: str, 
         for typed, line in {
             "rlhf vali\tmy\t--no-f\t": "rlhf validate my-job.yaml --no-files",
             "rlhf logs --role gen\t": "rlhf logs --role generator",
-            "rlhf run my\tppo.klCo\t": "rlhf run my-job.yaml ppo.klCoefficient=",
+            "rlhf run my\tppo.klCoe\t": "rlhf run my-job.yaml ppo.klCoefficient=",
         }.items():
             for part in typed.splitlines(keepends=True):
                 shown.type(part)
