@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Turn(BaseModel):
-    """What the policy said in a turn of an episode, or what its environment replied."""
+    """Text of the policy in a turn of an episode, or of its environment's reply."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
     by: Literal["policy", "environment"]

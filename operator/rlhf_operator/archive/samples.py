@@ -139,6 +139,6 @@ def _formatted(sample: Sample) -> str:
 
 
 def _turn(turn: Turn) -> str:
-    """What the policy said after `>`, with the turn's reward, and what the environment replied after `<`."""
+    """The policy's turns after `>`, with their rewards, and the environment's replies after `<`."""
     text = indented(turn.text.strip(), "  > " if turn.by == "policy" else "  < ")
     return text if turn.reward is None else f"{text}\n    reward {turn.reward:.4g}"

@@ -47,11 +47,12 @@ def unfinished_trials(folder: Path, trials: Sequence[Trial], present: Sequence[s
     """The trials that have not ended. Raises InvalidJob if a work directory holds another run, or is in use, and if
     there are too few GPUs."""
     unfinished: list[Trial] = []
+    memory = gpus.memory(present)
     problems: dict[str, Problem] = {}
     for trial in trials:
         place = folder / trial.job.metadata.name
         try:
-            decide(trial.job.spec, present, model_sizes(trial.job.spec), gpus.memory(present))
+            decide(trial.job.spec, present, model_sizes(trial.job.spec), memory)
             if not (place / workdir.CONFIG).is_file() or not _has_ended(place, trial.job):
                 unfinished.append(trial)
         except InvalidJob as error:

@@ -68,7 +68,7 @@ def memory(gpus: Sequence[str]) -> float | None:
 
 
 def _ask_driver(command: Sequence[str]) -> str:
-    """What the driver's tool prints; '' without one, or if it fails."""
+    """Output of the driver's tool; '' without one, or if it fails."""
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=LIST_SECONDS, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -18,7 +18,7 @@ from . import gpus
 
 @dataclass(frozen=True)
 class Placement:
-    """What `spec.placement` comes to on this machine."""
+    """`spec.placement` decided for this machine."""
 
     shared_gpus: bool = False
     shared_gpu_count: int = 0
@@ -54,7 +54,7 @@ def find_placement(spec: Spec, environ: Mapping[str, str], file_sizes: FileSizes
 
 
 def foresee(spec: Spec, environ: Mapping[str, str], file_sizes: FileSizes) -> list[str]:
-    """What `rlhf run` would say of the placement on this machine, a refusal too. Nothing without GPUs, where the job
+    """Lines of `rlhf run` about the placement on this machine, a refusal too. Nothing without GPUs, where the job
     may be meant for another machine."""
     try:
         if spec.placement != "shared" and not gpus.present({**environ, **spec.env}):
@@ -80,7 +80,7 @@ def _decision(spec: Spec, count: int) -> str:
 
 
 def _on_hub(spec: Spec) -> str:
-    """Where the policy is on the hub, of which nothing is here yet: what happens then; '' where it is not."""
+    """The later division where nothing of a policy of the hub is here yet, in words; '' where something is."""
     name = spec.model.policy
     if name is None or Path(name).is_dir() or by_hand(spec, Role.GENERATOR):
         return ""

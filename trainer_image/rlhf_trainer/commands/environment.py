@@ -1,13 +1,12 @@
-"""The process of `rlhf env` in the trainer's environment. Ctrl-C ends it without a traceback, also while packages
-load."""
+"""The process of `rlhf env` in the trainer's environment."""
 
-import signal
 import sys
+
+from .interrupts import end_on_interrupt
 
 
 def main() -> int:
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # and not ignored, as in the background
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    end_on_interrupt()
     from .play_episodes import main as play
 
     return play()

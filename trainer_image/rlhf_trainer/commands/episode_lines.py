@@ -71,7 +71,7 @@ def _each(
 
 
 def _end(response: Response) -> str:
-    """How an episode ended, with its sizes."""
+    """The line of an episode's end, with its sizes."""
     outcome, sampled = response.outcome, sum(response.sampled) if response.sampled else len(response.tokens)
     if outcome is None:
         return "the episode did not end"

@@ -34,8 +34,8 @@ class Unfit(Exception):
 
 @dataclass(frozen=True)
 class Opening:
-    """How an episode opens: with `messages` in place of the row's prompt, or with `text`, a user's message in its place
-    or, if `added`, more text of its last one; with neither, as the row's prompt is."""
+    """Opening of an episode: with `messages` in place of the row's prompt, or with `text`, a user's message in its
+    place or, if `added`, more text of its last one; with neither, as the row's prompt is."""
 
     messages: Messages | None = None
     text: str | None = None

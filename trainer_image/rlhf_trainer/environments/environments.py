@@ -38,7 +38,7 @@ class OpensOtherwise(Exception):
 
 @dataclass(frozen=True)
 class Next:
-    """What comes after a turn: `context` tokens and another turn, or the episode's `end` and its outcome, or its first
+    """The successor of a turn: `context` tokens and another turn, or the episode's `end` and its outcome, or its first
     turn, if it is to begin `anew`."""
 
     context: "array[int]"
@@ -91,7 +91,7 @@ class Environments:
     def reply(
         self, prompt: Prompt, index: int, tokens: "array[int]", sampled: "array[int]"
     ) -> "asyncio.Future[Next]":
-        """What comes after the last turn of a response; `tokens` and `sampled` as in `Rollout`. The future is the same
+        """The successor of a response's last turn; `tokens` and `sampled` as in `Rollout`. The future is the same
         for each call with these tokens until `take`: who waits for it may be cancelled, the environment is not."""
         key = prompt.id, index
         if waiting := self._waiting.get(key):

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import sys
 from collections.abc import Mapping
 from itertools import count
 from typing import Any, Self
@@ -13,12 +12,8 @@ from rlhf_api.errors.problem import InvalidJob, Problem
 from ..process import process_groups
 
 FIELD = "spec.environment.path"
-START_SECONDS = 300.0
-"""Deadline of a worker process to import the class, seconds."""
 POLL_SECONDS = 0.2
 """Interval at which the end of a process is noticed that has left others behind."""
-LONGEST_LINE = 64 << 20
-"""Maximum size of a reply in bytes, which the worker itself keeps far below."""
 SECRETS = ("RLHF_TOKEN",)
 """Variables that workers do not get: an environment may run what the model writes."""
 
@@ -51,19 +46,10 @@ class Worker:
     async def start(cls, path: str, settings: Mapping[str, Any], *, one_by_one: bool = False) -> Self:
         """Raises InvalidJob where the class cannot be imported or is no environment, WorkerEnded where the process ends
         over it."""
-        pipe = asyncio.subprocess.PIPE
-        command = (sys.executable, "-P", "-m", "rlhf_trainer.environments.worker")
-        worker = cls(
-            await asyncio.create_subprocess_exec(
-                *(*command, path, json.dumps(dict(settings)), str(os.getpid())),
-                stdin=pipe,
-                stdout=pipe,
-                limit=LONGEST_LINE,
-                process_group=0,
-                env={name: value for name, value in os.environ.items() if name not in SECRETS},
-            ),
-            one_by_one=one_by_one,
-        )
+        environ = {name: value for name, value in os.environ.items() if name not in SECRETS}
+        module, text = "rlhf_trainer.environments.worker", json.dumps(dict(settings))
+        process = await process_groups.start_worker(module, path, text, environ=environ)
+        worker = cls(process, one_by_one=one_by_one)
         try:
             await worker._get_ready()
         except BaseException:
@@ -128,13 +114,7 @@ class Worker:
                 if future is not None and not future.done():
                     future.set_result(reply)
             reason = f"the environment's process {process_groups.how_ended(await self._process.wait())}"
-        except (
-            OSError,
-            ValueError,
-            KeyError,
-            AttributeError,
-            TypeError,
-        ):  # a line that is none of ours, or too long
+        except (OSError, ValueError, KeyError, AttributeError, TypeError):  # no line of ours, or too long
             pass
         by_itself, self._ended = not self._ended, self._ended or reason
         self._fail(blamed=by_itself)
@@ -158,10 +138,12 @@ class Worker:
         stdout = self._process.stdout
         assert stdout is not None
         try:
-            async with asyncio.timeout(START_SECONDS):
+            async with asyncio.timeout(process_groups.START_SECONDS):
                 line = await stdout.readline()
         except TimeoutError:
-            raise WorkerEnded(f"it was not imported within {START_SECONDS:g} s", blamed=True) from None
+            raise WorkerEnded(
+                f"it was not imported within {process_groups.START_SECONDS:g} s", blamed=True
+            ) from None
         if not line.endswith(b"\n"):
             how = process_groups.how_ended(await self._process.wait())
             raise WorkerEnded(f"the environment's process {how} while it was imported", blamed=True)

@@ -22,8 +22,8 @@ from .tail import check_replies, reply_tokens
 
 @dataclass(frozen=True)
 class Opened:
-    """How an episode opens: its prompt's tokens; whether it is a conversation, and the arguments of the chat template
-    that its replies are rendered with."""
+    """Rendered opening of an episode: its prompt's tokens; whether it is a conversation, and the arguments of the chat
+    template that its replies are rendered with."""
 
     tokens: tuple[int, ...]
     conversation: bool

@@ -1,4 +1,4 @@
-"""What an environment's `step` returns."""
+"""Result of an environment's `step`."""
 
 from typing import Any, NamedTuple
 

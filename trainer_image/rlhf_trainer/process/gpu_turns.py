@@ -25,9 +25,8 @@ class GpuTurns:
     def __init__(self, folder: Path, gpus: Sequence[str]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        names = (
-            gpu.replace("/", "-") for gpu in sorted(gpus)
-        )  # in one order, so that no two wait for each other
+        # In one order, so that no two processes wait for each other.
+        names = (gpu.replace("/", "-") for gpu in sorted(gpus))
         self.locks = tuple(os.open(folder / f"gpu-{name}.lock", flags, 0o600) for name in names)
 
     def begin(self, seconds: float, waiting: Callable[[], None] = lambda: None) -> None:

@@ -7,10 +7,31 @@ never waits for it keeps its number for good, and a pod or a user may have only 
 import asyncio
 import os
 import signal
+import sys
+from collections.abc import Mapping
 from contextlib import suppress
 
+START_SECONDS = 300.0
+"""Deadline of a worker to import what it runs, seconds."""
+LONGEST_LINE = 64 << 20
+"""Maximum size of a worker's reply in bytes: numbers, or texts that it keeps far below."""
 _SECONDS, _POLL_SECONDS = 5.0, 0.01
 """Deadline of killed processes to end; a longer wait is the kernel's, for a disk or a driver."""
+
+
+async def start_worker(
+    module: str, *arguments: str, environ: Mapping[str, str] | None = None
+) -> asyncio.subprocess.Process:
+    """A process of its own group that runs a worker's module of ours, with pipes for `worker_pipes.take_pipes`;
+    `environ` None: with this process's variables."""
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", module, *arguments, str(os.getpid())),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        limit=LONGEST_LINE,
+        process_group=0,
+        env=environ,
+    )
 
 
 async def end(leader: asyncio.subprocess.Process, *others: int) -> int | None:

@@ -52,7 +52,7 @@ def describe_samples(step: int, episode: Episode, texts: Texts) -> list[Sample]:
 
 
 def _turns(one: Columns, texts: Texts) -> tuple[Turn, ...]:
-    """What the policy and the environment said by turns in one response; nothing where the environment said nothing."""
+    """Texts of the policy and of the environment in one response, by turns; none without replies."""
     sampled = one.sequences.sampled_of(0)
     if sampled is None:
         return ()

@@ -129,10 +129,8 @@ def _scored(judge: Judge | None, responses: Responses, *, first: bool) -> _Judge
     """The judge's scores, without one the environment's; an episode that ended with a problem has none."""
     rollouts = responses.rollouts
     problems = [r.outcome.problem if r.outcome else "" for r in rollouts]
-    whole, scores = (
-        [i for i, problem in enumerate(problems) if not problem],
-        torch.full((len(rollouts),), nan),
-    )
+    whole = [i for i, problem in enumerate(problems) if not problem]
+    scores = torch.full((len(rollouts),), nan)
     if not whole:
         return _Judged(scores, "; ".join(dict.fromkeys([*responses.refused.values(), *problems])))
     try:

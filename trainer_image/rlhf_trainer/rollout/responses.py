@@ -111,7 +111,7 @@ def message(responses: Responses, places: Mapping[str, int]) -> Message:
 
 
 def _of_episodes(rollouts: Sequence[Rollout]) -> dict[str, Tensor]:
-    """What episodes have beside other responses: which tokens were sampled, and rewards; see `Columns`."""
+    """Arrays of episodes beside those of other responses: flags of sampled tokens, and rewards; see `Columns`."""
     sampled = flat_flags([(r.sampled, len(r.tokens)) for r in rollouts])
     arrays = {} if sampled is None else {"sampled": sampled}
     outcomes = [r.outcome for r in rollouts]
@@ -127,9 +127,10 @@ def _of_episodes(rollouts: Sequence[Rollout]) -> dict[str, Tensor]:
 
 def _turn_rewards(rollout: Rollout) -> Tensor:
     """Rewards of the turns at their last sampled tokens: float32, one entry for each sampled token."""
-    rewards = torch.zeros(len(rollout.of_sampled(rollout.tokens)), dtype=torch.float32)
+    sampled = torch.tensor(rollout.sampled or [1] * len(rollout.tokens), dtype=torch.int64)
+    places, rewards = sampled.cumsum(0) - sampled, torch.zeros(int(sampled.sum()), dtype=torch.float32)
     for index, reward in rollout.outcome.turn_rewards if rollout.outcome else ():
-        rewards[(sum(rollout.sampled[:index]) if rollout.sampled else index)] += reward
+        rewards[places[index]] += reward
     return rewards
 
 

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import os
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any, Self
@@ -15,11 +13,6 @@ from ..process import process_groups
 from .samples import CallFailure, Failure, Result, Sample, even_calls, failed
 from .timeouts import Timeouts
 from .usage import usage
-
-START_SECONDS = 300.0
-"""Deadline of a worker process to import the function, seconds."""
-LONGEST_LINE = 64 << 20
-"""Maximum size of a reply in bytes: a number for each response or token, or the text of an error."""
 
 
 async def start(where: str, entry: RewardFunction) -> "FunctionPool":
@@ -114,7 +107,7 @@ class FunctionPool:
     async def _started(self) -> "_Worker":
         worker = await _Worker.start(self._where, self._path)
         try:
-            self._raise_if_invalid(await worker.ask(None, START_SECONDS))
+            self._raise_if_invalid(await worker.ask(None, process_groups.START_SECONDS))
         except BaseException:
             await worker.end()
             raise
@@ -145,17 +138,7 @@ class _Worker:
 
     @classmethod
     async def start(cls, where: str, path: str) -> Self:
-        pipe = asyncio.subprocess.PIPE
-        module = "rlhf_trainer.scoring.worker"
-        return cls(
-            await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", module, where, path, str(os.getpid())),
-                stdin=pipe,
-                stdout=pipe,
-                limit=LONGEST_LINE,
-                process_group=0,
-            )
-        )
+        return cls(await process_groups.start_worker("rlhf_trainer.scoring.worker", where, path))
 
     async def ask(self, message: Any, seconds: float) -> dict[str, Any]:
         """Sends a message (None: nothing) and waits for the reply. Raises _Ended, on timeout _TimedOut."""

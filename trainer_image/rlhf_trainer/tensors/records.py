@@ -35,7 +35,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an episode of `turns` turns ended: `reward`, the sum of its rewards, and `turn_rewards`, those of turns: the
+    """End of an episode of `turns` turns: `reward`, the sum of its rewards, and `turn_rewards`, those of turns: the
     index in the response of the last token that was sampled in the turn, and the reward. `problem`: the reason why the
     episode has no reward, which is not the policy's fault; else ''."""
 
@@ -136,7 +136,7 @@ class Sequences:
         return self.tokens[self.starts[i] : self.starts[i] + self.lengths[i]]
 
     def sampled_of(self, i: int) -> list[bool] | None:
-        """Which tokens after the prompt of sequence i are response tokens; None if those of all sequences are."""
+        """Flags of sequence i's tokens after its prompt: response tokens; None if those of all sequences are."""
         start, length = self.after_starts[i], self.after_lengths[i]
         return None if self.sampled is None else self.sampled[start : start + length].tolist()
 

@@ -20,7 +20,7 @@ from torch.distributed import BroadcastOptions, Work
 
 from ..transport.tcp_store import tcp_store
 from .process_group import connect
-from .same_gpu import Received, SameGpu, Sending, Window, find_place
+from .same_gpu import SameGpu, Sending, Window, find_place
 
 CURRENT = "rlhf/epoch"  # store key: the only epoch that may be joined
 MAC_BYTES = 64  # hexadecimal, before each message
@@ -173,12 +173,12 @@ class Group:
         options = BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
         options.timeout = timedelta(seconds=self._timeout_s)
-        works: list[Work | Sending | Received] = []
+        works: list[Work | Sending] = []
         with _failing("starting a broadcast"):
             if self._group is not None:
                 works.append(self._group.broadcast([tensor], options))
-            if self._same_gpu is not None:
-                works.append(self._same_gpu.broadcast(tensor))
+            if self._same_gpu is not None and (sending := self._same_gpu.broadcast(tensor)) is not None:
+                works.append(sending)
         broadcast = Broadcast(works)
         self._travelling.append((broadcast, tensor))
         return broadcast
@@ -212,13 +212,11 @@ class Group:
 class Broadcast:
     """A broadcast under way, to the members of a process group and to those on the trainer's GPU."""
 
-    def __init__(self, works: "list[Work | Sending | Received]") -> None:
+    def __init__(self, works: "list[Work | Sending]") -> None:
         self._works = works
 
     def is_completed(self) -> bool:
-        return all(
-            work.is_completed() for work in self._works
-        )  # each is asked: that is what sends the next part
+        return all(work.is_completed() for work in self._works)
 
     def wait(self) -> None:
         for work in self._works:

@@ -36,7 +36,7 @@ class Window:
 
     @cached_property
     def handle(self) -> str:
-        """What `map_window` needs, as hexadecimal digits."""
+        """The name under which another process maps it, as hexadecimal digits."""
         return bytes(_call("cudaIpcGetMemHandle", self.address).reserved).hex()
 
 
@@ -51,16 +51,6 @@ class Sending:
 
     def wait(self) -> None:
         """Nothing is left to wait for once it is completed."""
-
-
-class Received:
-    """A broadcast that has arrived."""
-
-    def is_completed(self) -> bool:
-        return True
-
-    def wait(self) -> None:
-        """It is there."""
 
 
 class SameGpu:
@@ -83,8 +73,9 @@ class SameGpu:
         self._closed, self._lock = False, threading.Lock()
         self._windows = 0
 
-    def broadcast(self, tensor: Tensor) -> Sending | Received:
-        """On the sender, starts a broadcast of `tensor`, uint8 [n] on the GPU; on a receiver, fills it."""
+    def broadcast(self, tensor: Tensor) -> Sending | None:
+        """On the sender, starts a broadcast of `tensor`, uint8 [n] on the GPU; on a receiver, fills it: then
+        nothing is left to wait for."""
         parts = tensor.split(WINDOW_BYTES)
         if self._window is not None:
             self._last = Sending(self._send(parts, self._window, self._last))
@@ -92,7 +83,7 @@ class SameGpu:
             return self._last
         for part in parts:
             self._receive(part)
-        return Received()
+        return None
 
     def close(self) -> None:
         """Unmaps the sender's memory, from any thread."""

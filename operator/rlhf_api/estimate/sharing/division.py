@@ -17,7 +17,7 @@ _STEP = 1e8
 
 @dataclass(frozen=True)
 class Phase:
-    """What is on the fullest GPU at one time, besides the generator's KV cache."""
+    """Parts of the fullest GPU's memory at one time, besides the generator's KV cache."""
 
     name: str
     parts: tuple[Need, ...]
@@ -75,7 +75,7 @@ class Division:
 
     @property
     def shortage(self) -> str:
-        """What does not fit, with its arithmetic; '' if all does."""
+        """The shortage of a phase, with its arithmetic; '' if all does."""
         for phase in self.phases:
             if phase.total > self.memory:
                 has = f"{phase.words}; it has {self.memory / 1e9:.4g} GB"
@@ -84,7 +84,7 @@ class Division:
 
     @property
     def without_cache(self) -> str:
-        """What is wrong with the room for the KV cache; '' if nothing is."""
+        """The problem with the room for the KV cache; '' if nothing is."""
         first = self.phases[0]
         beside = f"{gigabytes(first.total)} GB: {first.words}; it has {self.memory / 1e9:.4g} GB"
         if self.served and self.cache < self.least:

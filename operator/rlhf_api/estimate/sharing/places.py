@@ -1,4 +1,4 @@
-"""Which of a machine's GPUs a job's processes share; pure.
+"""Assigns a machine's GPUs to processes that share them; pure.
 
 Trainer ranks and generators both begin at the first GPU, so that each GPU has a rank and an engine, or a part of one.
 Frozen models follow behind the generators, round and round.
@@ -21,7 +21,7 @@ Place = tuple[Role, int, int]
 
 @dataclass(frozen=True)
 class Shared:
-    """What is on one GPU."""
+    """The processes on one GPU."""
 
     trainer: bool
     generator: bool
@@ -75,7 +75,7 @@ def shared_places(spec: Spec, count: int) -> dict[Place, tuple[int, ...]]:
 
 
 def occupants(spec: Spec, count: int) -> Sequence[Shared]:
-    """What is on each of `count` GPUs."""
+    """The processes on each of `count` GPUs."""
     models, taken = Sizes.of(spec, NOTHING).frozen, shared_places(spec, count)
 
     def on(gpu: int, role: Role) -> list[Role]:

@@ -69,7 +69,7 @@ def _sizes(spec: Spec, sizes: Sizes) -> Iterator[Problem]:
 
 
 def _shortage(spec: Spec, sizes: Sizes, memory: float, count: int) -> str:
-    """What certainly does not fit, or leaves no cache; '' if all does."""
+    """The shortage that is certain, also of a cache; '' if all does."""
     certain, division = (
         divide(spec, sizes.certain, memory, count, CERTAIN),
         divide(spec, sizes, memory, count),

@@ -1,4 +1,4 @@
-"""What each process takes of a GPU that it shares with others, in bytes; pure."""
+"""Memory of each process on a GPU that it shares with others, in bytes; pure."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -120,7 +120,7 @@ class Use:
 
 
 def frozen_use(spec: Spec, role: Role, sizes: Sizes, memory: float) -> Need | None:
-    """What a process with a frozen model takes of its GPU of `memory` bytes, in all; None if that is not known."""
+    """Memory of a process with a frozen model on its GPU of `memory` bytes, in all; None if that is not known."""
     size, vllm = sizes.frozen.get(role), on_vllm(spec, role)
     arguments = engine_section(spec, role).engine_arguments if vllm else {}
     if {CACHE, UTILIZATION} <= arguments.keys():

@@ -1,7 +1,6 @@
 """Sleep of an engine that takes turns with the trainer on one GPU: its memory is dropped while the trainer computes."""
 
 import asyncio
-import logging
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +8,6 @@ from .gate import GENERATES, Gate
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
-
-log = logging.getLogger("vllm.rlhf")
 
 DROP_ALL = 2
 """vLLM's level of sleep that keeps neither weights nor cache: new weights come before the next request."""
