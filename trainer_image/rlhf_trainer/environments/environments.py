@@ -99,7 +99,7 @@ class Environments:
             if opened.tokens == prompt.tokens and read == tokens:
                 return following
             self._abandon(key)
-        following = asyncio.ensure_future(self._next(key, prompt, turns_of(tokens, sampled), len(tokens)))
+        following = asyncio.ensure_future(self._read(key, prompt, turns_of(tokens, sampled), len(tokens)))
         self._waiting[key] = prompt, tokens[:], following
         return following
 
@@ -116,6 +116,10 @@ class Environments:
         if key in self._waiting:
             self._waiting.pop(key)[2].cancel()
             self._live.forget(key)
+
+    async def _read(self, key: Key, prompt: Prompt, turns: list[Turn], length: int) -> Next:
+        with self._live.holding(key):  # whose prompt may be nobody's any more
+            return await self._next(key, prompt, turns, length)
 
     async def _next(self, key: Key, prompt: Prompt, turns: list[Turn], length: int) -> Next:
         while True:

@@ -1,6 +1,7 @@
 """The episodes that live in the pool's workers, at most `parallel` at once."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -17,25 +18,27 @@ Key = tuple[str, int]
 
 
 class LiveEpisodes:
-    """Further ones wait. Those of prompts that nobody is `holding` make way, to be played again later."""
+    """Further ones wait. Those that nobody is `holding`, nor their prompt, make way, to be played again later."""
 
     def __init__(self, section: Environment, rendering: Rendering, pool: WorkerPool) -> None:
         self._section, self._rendering, self._pool = section, rendering, pool
         self._numbers = count()
         self._episodes = dict[Key, LiveEpisode]()
-        self._held = set[str]()
+        self._holders = Counter[str | Key]()
         self._reserved = 0
         self._freed = asyncio.Event()
         self._ending = set[asyncio.Future[None]]()
 
     @contextmanager
-    def holding(self, prompt_id: str) -> Iterator[None]:
-        """Meanwhile the episodes of this prompt do not make way for others."""
-        self._held.add(prompt_id)
+    def holding(self, held: str | Key) -> Iterator[None]:
+        """Meanwhile the episodes of this prompt, or this episode, do not make way for others."""
+        self._holders[held] += 1
         try:
             yield
         finally:
-            self._held.discard(prompt_id)
+            self._holders[held] -= 1
+            if not self._holders[held]:
+                del self._holders[held]
             self._freed.set()
 
     def find(self, key: Key) -> LiveEpisode | None:
@@ -48,7 +51,9 @@ class LiveEpisodes:
         `LiveEpisode.begin` and `WorkerPool.free`."""
         self.forget(key)
         while len(self._episodes) + self._reserved >= self._section.parallel:
-            if idle := next((each for each in self._episodes if each[0] not in self._held), None):
+            held = self._holders
+            idle = next((key for key in self._episodes if not (held.keys() & {key, key[0]})), None)
+            if idle is not None:
                 self.forget(idle)
                 continue
             self._freed.clear()
@@ -64,7 +69,8 @@ class LiveEpisodes:
         try:
             await episode.begin(prompt)
         except BaseException:
-            self.forget(key)
+            if self._episodes.get(key) is episode:
+                self.forget(key)
             raise
         return episode
 

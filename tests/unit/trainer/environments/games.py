@@ -40,6 +40,21 @@ class AsyncGuess(Guess):
         return super().step(message)
 
 
+class Waits(AsyncGuess):
+    """In the folder of the row's `hold`: its step makes `begun` and waits for `go`."""
+
+    def reset(self, row: dict[str, Any]) -> str:
+        self._hold = Path(row["hold"]) if "hold" in row else None
+        return super().reset(row)
+
+    async def step(self, message: dict[str, Any]) -> Step:
+        if self._hold:
+            (self._hold / "begun").touch()
+            while not (self._hold / "go").exists():
+                await asyncio.sleep(0.01)
+        return await super().step(message)
+
+
 class Calculator:
     """TRL's shape: tools, and a reward that is read at the end."""
 

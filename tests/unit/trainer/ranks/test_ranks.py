@@ -34,6 +34,7 @@ def shares(timeout: float, seconds: float, folder: Path) -> None:
     heartbeat.HEARTBEAT_SECONDS = seconds
     mine = ranks.Ranks.join(0)
     distributed.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout))
+    (folder / f"joined-{mine.rank}").touch()
 
     def make() -> tuple[Mapping[str, torch.Tensor], dict[str, Any]]:
         (folder / "working").touch()
@@ -165,12 +166,14 @@ Start = Callable[[float, float], list[Rank]]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts both ranks with a timeout and a heartbeat in seconds; returns when rank 0 works alone."""
+    """Starts both ranks with a timeout and a heartbeat in seconds; returns when both have joined, and rank 0 works
+    alone."""
     with ExitStack() as stack:
 
         def both(timeout: float, seconds: float) -> list[Rank]:
             started = stack.enter_context(two_ranks(tmp_path, shares, timeout, seconds, tmp_path))
-            wait_for((tmp_path / "working").exists, started)
+            for mark in ("working", "joined-1"):
+                wait_for((tmp_path / mark).exists, started)
             return started
 
         yield both

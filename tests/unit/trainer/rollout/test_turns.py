@@ -322,6 +322,35 @@ def test_episodes_that_nobody_asks_for_make_way_and_are_played_again():
     assert asyncio.run(run()) == [1.5] * 3
 
 
+def test_an_episode_that_is_played_again_does_not_make_way(tmp_path: Path):
+    """Also where who asked for it has gone meanwhile, as with a generator that dies."""
+    engine = Scripted(["1", "2", "5"], interrupt=5)
+    work, other = (PartialRollout.begin(prompt(number, hold=str(tmp_path)), 1) for number in range(2))
+    other.prompt.row.pop("hold")
+
+    async def run() -> list[str]:
+        (tmp_path / "go").touch()
+        async with client(engine, "Waits") as turns:
+            with pytest.raises(Interrupted):
+                await turns.ask(MEMBER, work, nothing)
+        for mark in ("go", "begun"):
+            (tmp_path / mark).unlink()
+        engine.left = -1
+        async with client(engine, "Waits", parallel=1) as turns:
+            asking = asyncio.ensure_future(turns.ask(MEMBER, work, nothing))
+            while not (tmp_path / "begun").exists():
+                await asyncio.sleep(0.01)
+            asking.cancel()
+            after = asyncio.ensure_future(turns.ask(MEMBER, other, nothing))
+            await asyncio.sleep(0.01)
+            (tmp_path / "go").touch()
+            await after
+            await turns.ask(MEMBER, work, nothing)
+        return [outcome.problem for each in (work, other) if (outcome := each.responses[0].outcome)]
+
+    assert asyncio.run(run()) == [""] * 2
+
+
 def test_an_episode_of_a_snapshot_goes_on_where_it_was():
     """Another trainer, with new processes: the environment is brought to where it was by the tokens alone."""
     engine = Scripted(["1", "2", "5"], interrupt=5)
