@@ -26,7 +26,8 @@ BETTER = {
 
 
 def names(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Line and name of each function, parameter and local. Fields of classes may belong to files and APIs."""
+    """Line and name of each function, parameter, local and private attribute. Public ones may belong to files and
+    APIs."""
     fields = {
         id(target)
         for node in ast.walk(tree)
@@ -41,6 +42,8 @@ def names(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.name or ""
         elif isinstance(node, ast.arg):
             yield node.lineno, node.arg
+        elif isinstance(node, ast.Attribute) and node.attr.startswith("_"):
+            yield node.lineno, node.attr
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and id(node) not in fields:
             yield node.lineno, node.id
 

@@ -20,19 +20,19 @@ class Clock:
 
     def __init__(self) -> None:
         self.now, self.looks = 0.0, 0
-        self._heard, self._waits = Counter[int](), Counter[int]()
+        self._last_sign, self._waits = Counter[int](), Counter[int]()
 
     def on_check(self, load: Counter[str]) -> None:
         """Nothing, unless a test has something to do here."""
 
     def progress(self, place: int) -> None:
-        self._heard[place] += 1
+        self._last_sign[place] += 1
 
     async def wait(self, place: int, seconds: float) -> None:
         """In place of a server's sleep before each frame for the item of this place: the frame before has come, the
         clock goes on, and who is late by it has been looked for. On the dispatcher's loop."""
         if seconds:
-            await self._until(lambda: self._heard[place] >= self._waits[place])
+            await self._until(lambda: self._last_sign[place] >= self._waits[place])
             self._waits[place] += 1
             self.now += seconds
             before = self.looks

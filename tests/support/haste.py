@@ -29,7 +29,7 @@ class Haste:
     def __init__(self, folder: Path, checks: int) -> None:
         self._marks, self._needed = (folder / QUIET, folder / HUNG), checks
         self._begun = self._progressed = 0.0
-        self._looks = 0
+        self._observations = 0
 
     def __call__(
         self, spec: Spec, processes: Sequence[ProcessState], progressed: float, activity: str | None
@@ -40,12 +40,12 @@ class Haste:
             for mark in self._marks:  # of the start before
                 mark.unlink(missing_ok=True)
         if (begun, progressed) != (self._begun, self._progressed):
-            self._begun, self._progressed, self._looks = begun, progressed, 0
+            self._begun, self._progressed, self._observations = begun, progressed, 0
         quiet, hung = (mark.exists() for mark in self._marks)
-        self._looks += quiet
-        if silence is None or self._looks < self._needed:
+        self._observations += quiet
+        if silence is None or self._observations < self._needed:
             return silence
-        share = 1 if hung and self._looks >= 2 * self._needed else progress_deadline.TOLD_AT
+        share = 1 if hung and self._observations >= 2 * self._needed else progress_deadline.TOLD_AT
         # A second more: it is held against a time of just before.
         return replace(silence, since=time.monotonic() - share * silence.limit - 1)
 

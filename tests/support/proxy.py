@@ -30,7 +30,7 @@ class Proxy:
         self.refused = 0
         self._cluster = cluster
         self._storm: tuple[int, int] | None = None
-        self._seen = 0
+        self._counted = 0
         self._streams: set[asyncio.Task[object]] = set()
         self._frozen = False
 
@@ -112,8 +112,8 @@ class Proxy:
         status, of = self._storm
         if status in _MISTAKES and request.method not in ("POST", "PUT", "PATCH"):
             return None
-        self._seen += 1
-        if self._seen % of == 0:
+        self._counted += 1
+        if self._counted % of == 0:
             return None
         self.refused += 1
         body = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": status}

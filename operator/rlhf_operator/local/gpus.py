@@ -36,14 +36,17 @@ def present(environ: Mapping[str, str]) -> list[str]:
     in a container they keep the host's numbers, and under some hypervisors there are none.
 
     As to CUDA, the first word that can name none, such as -1 or a scheduler's NoDevFiles, hides all from there on.
-    Raises InvalidJob for a number that the driver does not list: CUDA would see no GPU, and the job would run on the
-    CPU.
+    Raises InvalidJob for a number that the driver does not list, since CUDA would see no GPU, and the job would run on
+    the CPU; and for numbers beside UUIDs, which may name one GPU twice.
     """
     if VISIBLE not in environ:
         return listed()
     named = [*takewhile(_NAME.fullmatch, (name.strip() for name in environ[VISIBLE].split(",")))]
     if unknown := [name for name in named if name.isdecimal() and listed() and name not in listed()]:
         message = f"the driver lists {', '.join(listed())}; got {', '.join(unknown)}"
+        raise InvalidJob([Problem(VISIBLE, message)])
+    if len({name.isdecimal() for name in named}) > 1:
+        message = f"numbers beside UUIDs may name one GPU twice; use either; got {', '.join(named)}"
         raise InvalidJob([Problem(VISIBLE, message)])
     return named
 

@@ -26,7 +26,7 @@ class Trainer:
         """Time of the last report of progress, by the monotonic clock."""
         self._display = display
         self._checkpoint = checkpoint
-        self._told: tuple[str, Membership] | None = None
+        self._reported: tuple[str, Membership] | None = None
         self._unreadable = ""
         self._store_fails = ""
         """The last failure of its store that was shown since its last checkpoint."""
@@ -113,10 +113,10 @@ class Trainer:
         membership = (self.process.uid, Membership(members=members))
         if (
             self.answers
-            and membership != self._told
+            and membership != self._reported
             and await control.members(self.process.address, membership[1])
         ):
-            self._told = membership
+            self._reported = membership
 
     async def ask_to_stop(self, control: ControlClient) -> bool:
         """Requests a checkpoint and exit; true if the trainer is up and accepted."""

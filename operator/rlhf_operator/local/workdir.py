@@ -218,7 +218,7 @@ class StatusFile:
     succeeds: the run goes on, as its checkpoints may be elsewhere."""
 
     def __init__(self, file: Path, tell: Callable[[str], None]) -> None:
-        self._file, self._tell, self._written, self._told = file, tell, 0.0, ""
+        self._file, self._tell, self._written, self._reported = file, tell, 0.0, ""
 
     def put(self, status: JobStatus, *, last: bool) -> None:
         if not last and time.monotonic() < self._written + STATUS_SECONDS:
@@ -228,9 +228,9 @@ class StatusFile:
             write(self._file, status)
         except OSError as error:
             failed = f"{self._file} cannot be written: {error.strerror}"
-        if failed not in ("", self._told):
+        if failed not in ("", self._reported):
             self._tell(failed if last else f"{failed}; the run goes on")
-        self._told = failed
+        self._reported = failed
 
 
 def read(file: Path, model: type[Record]) -> Record | None:

@@ -69,7 +69,7 @@ class OnHost:
                 signal.SIGHUP,
             ):  # a Ctrl-C between halves ends the command
                 asyncio.get_running_loop().remove_signal_handler(number)
-        if host.stops > played.asked:
+        if host.stops > played.requests:
             raise Interrupted
         if watch.failed:
             return watch.failed
@@ -85,7 +85,7 @@ class _Played:
     def __init__(self, watch: Watch, shown: Lines) -> None:
         self._watch, self._shown = watch, shown
         self.host: Host | None = None
-        self.asked = 0
+        self.requests = 0
         """Number of stop requests by the watch."""
         self._restarts = 0
 
@@ -112,7 +112,7 @@ class _Played:
 
     def _stop(self, host: Host, stop: Stop) -> None:
         self.event(stop.why)
-        self.asked += 1
+        self.requests += 1
         host.stop()
 
     def _kill(self, host: Host, role: Role) -> None:

@@ -23,7 +23,7 @@ class Responses:
         self._archive, self._staleness = Archive(url), staleness
         self._read: set[str] = set()
         self._trained: dict[tuple[str, int], Sampled] = {}
-        self._kept: list[tuple[tuple[str, int], Sampled]] = []
+        self._sampled: list[tuple[tuple[str, int], Sampled]] = []
         self._old = 0
 
     def keep(self) -> int:
@@ -31,7 +31,7 @@ class Responses:
         if not (entries := self._archive.entries()):
             return 0
         ahead = _ahead(self._archive.open(entries[-1]))
-        self._kept += [(key, sampled) for key, (sampled, _) in ahead.items()]
+        self._sampled += [(key, sampled) for key, (sampled, _) in ahead.items()]
         return sum(not whole for _, whole in ahead.values())
 
     def check(self) -> tuple[int, int]:
@@ -40,8 +40,8 @@ class Responses:
         snapshot = self._archive.open(self._archive.entries()[-1])
         self._read_episodes(snapshot)
         now = {key: sampled for key, (sampled, _) in _ahead(snapshot).items()} | self._trained
-        missing = sum(not (key in now and begins(now[key], sampled)) for key, sampled in self._kept)
-        self._kept = [entry for entry in self._kept if entry[0] not in self._trained]
+        missing = sum(not (key in now and begins(now[key], sampled)) for key, sampled in self._sampled)
+        self._sampled = [entry for entry in self._sampled if entry[0] not in self._trained]
         old, self._old = self._old, 0
         return missing, old
 

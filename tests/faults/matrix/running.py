@@ -86,7 +86,7 @@ class Running:
         self._prompts, self._responses = Prompts(url, PER_STEP), Responses(url, STALENESS[mode])
         self._tokens = Tokens(workdir, partial(of_processes, workdir))
         self._lines: list[str] = []
-        self._told = 0
+        self._reported = 0
         self._meeting = Meeting(workdir, self._wait_for)
         self._process = self._start()
         self._wait_for((workdir / "run.json").exists, STEP_SECONDS)
@@ -145,7 +145,7 @@ class Running:
         self._tokens.generated()
         begun = self._responses.keep()
         # Ahead of training a step may be done but for its last lines, whoever dies now.
-        step, self._told = newest(self._workdir) + bool(STALENESS[cell.mode]), len(self._lines)
+        step, self._reported = newest(self._workdir) + bool(STALENESS[cell.mode]), len(self._lines)
         began = time.monotonic()
         over = inject(cell, self._workdir, self._store, self._way)
         self._meeting.release()
@@ -157,14 +157,14 @@ class Running:
             name = VICTIMS[cell.victim].name
             started = (f" {name} started", f" {name} started again")
             end += self._wait_for(
-                lambda: any(line.endswith(started) for line in self._lines[self._told :]), STEP_SECONDS
+                lambda: any(line.endswith(started) for line in self._lines[self._reported :]), STEP_SECONDS
             )
         return Outcome(round(seconds, 2), end=end, begun=begun)
 
     def _checked(self, outcome: Outcome) -> Outcome:
         """With the events since the fault and what the store says, while the job is held at a step; it goes on then."""
         events = [
-            _CUT.sub("", line) for line in self._lines[self._told :] if not re.search(r" step \d+/", line)
+            _CUT.sub("", line) for line in self._lines[self._reported :] if not re.search(r" step \d+/", line)
         ]
         events = [event for event in events if "checkpoint of step" not in event]
         (lost, twice), (missing, old) = self._prompts.check(), self._responses.check()

@@ -61,7 +61,7 @@ class Saver:
     ) -> None:
         """A collective. `committer` on rank 0 only; `committed` is called there, on a thread, after each commit."""
         self._ranks, self.archive, self._committer = ranks, archive, committer
-        self._told, self._reached, self._beside = committed, reached, ranks.side_group()
+        self._on_commit, self._reached, self._beside = committed, reached, ranks.side_group()
         self._uploads = ThreadPoolExecutor(UPLOADS, thread_name_prefix="upload")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="commit")
         self._known: set[str] = set()
@@ -177,7 +177,7 @@ class Saver:
             )
             size, url = sum(segment.size for segment in snapshot.manifest.segments()), self.archive.store.url
             log.info("saved the checkpoint of step %d to %s: %.1f MB", snapshot.step, url, size / 1e6)
-            self._told(snapshot)
+            self._on_commit(snapshot)
         sent = [*(segment for segments in groups.values() for segment in segments), *blobs.values()]
         self._known = {segment.digest for segment in sent}
 

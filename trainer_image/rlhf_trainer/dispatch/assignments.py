@@ -18,13 +18,13 @@ class Assigned:
     place: int
     member: Member
     among: "Assignments"
-    heard: float
+    last_sign: float
     """Time of its assignment or of its last progress."""
     begun: bool = False
     late: bool = False
 
     def progress(self) -> None:
-        self.heard, self.begun = time.monotonic(), True
+        self.last_sign, self.begun = time.monotonic(), True
         self.among.record_reply(self.member)
 
 
@@ -52,7 +52,7 @@ class Assignments:
         """Members that get no more items: uid -> reason."""
         self._members, self._concurrent, self._silence = members, limits.concurrent, limits.silence
         self._load: Counter[str] = Counter()  # number of items assigned to each member
-        self._heard = {} if last_progress is None else last_progress
+        self._last_signs = {} if last_progress is None else last_progress
         self._silent: set[str] = set()
         self._tries: Counter[tuple[int, str]] = Counter()  # failures by (item, member)
 
@@ -78,7 +78,7 @@ class Assignments:
         self._load[assigned.member.uid] -= 1
 
     def record_reply(self, member: Member) -> None:
-        self._heard[member.uid] = time.monotonic()
+        self._last_signs[member.uid] = time.monotonic()
         self._silent.discard(member.uid)
 
     def check_late(self, assigned: Assigned) -> bool:
@@ -86,8 +86,8 @@ class Assignments:
         `silence` seconds; returns whether it did.
         """
         deadline = time.monotonic() - self._silence
-        theirs = self._heard.get(assigned.member.uid, assigned.heard)
-        if assigned.heard >= deadline or (theirs >= deadline and not assigned.begun):
+        theirs = self._last_signs.get(assigned.member.uid, assigned.last_sign)
+        if assigned.last_sign >= deadline or (theirs >= deadline and not assigned.begun):
             return False
         assigned.late = True
         if theirs < deadline:

@@ -50,7 +50,7 @@ class Control:
         self._lock = threading.Lock()
         self._status = TrainerStatus(activity=STARTING, total_steps=total_steps)
         self._membership = Membership()
-        self._told = threading.Event()
+        self._was_reported = threading.Event()
         self.membership_changed = threading.Event()
         self.stop_requested = threading.Event()
         self.checkpoint_requested = threading.Event()
@@ -60,11 +60,11 @@ class Control:
         progress.sign()
         with self._lock:
             self._status = self._status.model_copy(update=changes)
-            self._told.clear()
+            self._was_reported.clear()
 
     def wait_told(self, timeout: float) -> None:
         """Before the process ends: waits until the host has read the present status, at most `timeout` seconds."""
-        self._told.wait(timeout)
+        self._was_reported.wait(timeout)
 
     @property
     def status(self) -> TrainerStatus:
@@ -107,7 +107,7 @@ class Control:
         with self._lock:
             status = self._status.model_copy(update={"progress_count": progress.count()})
             text = status.model_dump_json(by_alias=True)
-            self._told.set()
+            self._was_reported.set()
         return web.Response(text=text, content_type="application/json")
 
     async def _put_members(self, request: web.Request) -> web.Response:

@@ -53,7 +53,7 @@ class Observer(Generic[Item, Result]):
 
     left: Callable[[int], None] = lambda _count: None
     """The number of items without a result."""
-    asked: Callable[[Item], None] = lambda _item: None
+    assigned: Callable[[Item], None] = lambda _item: None
     """An item that a member is about to get."""
     arrived: Callable[[Result], None] = lambda _result: None
     gave_up: Callable[[Item, str], None] = lambda _item, _reason: None
@@ -96,11 +96,11 @@ class Dispatch(Generic[Item, Result]):
         self._refused: dict[int, str] = {}
         self._requeued: list[Item] = []
         self._assignments = Assignments(members, limits, last_progress)
-        self._asked: dict[asyncio.Future[Result], Assigned] = {}
+        self._assigned: dict[asyncio.Future[Result], Assigned] = {}
         self._ended: asyncio.Queue[asyncio.Future[Result] | None] = asyncio.Queue()
         self._looked_at = time.monotonic()
         self._under_way = under_way
-        self._said = set[tuple[int, str, str]]()
+        self._logged = set[tuple[int, str, str]]()
 
     @property
     def size(self) -> int:
@@ -123,14 +123,14 @@ class Dispatch(Generic[Item, Result]):
         watches = [asyncio.ensure_future(self._watch(member)) for member in self._members]
         try:
             for task in interrupted:  # before items are handed out: most of these come before those
-                while task in self._asked:
+                while task in self._assigned:
                     await self._settle()
             while self._hand_out():
                 await self._settle()
                 progress.sign()  # each item has a deadline of its own
             under_way = self._hand_over()
         finally:
-            unfinished: list[asyncio.Future[Any]] = [*watches, *self._asked]
+            unfinished: list[asyncio.Future[Any]] = [*watches, *self._assigned]
             for task in unfinished:
                 task.cancel()
             await asyncio.gather(*unfinished, return_exceptions=True)
@@ -162,10 +162,10 @@ class Dispatch(Generic[Item, Result]):
         """Items under way, for the next round to take over; none unless the round keeps them."""
         if not self._switches.keep:
             return []
-        left = [UnderWay(self._items[given.place], given, task) for task, given in self._asked.items()]
-        for task in self._asked:
+        left = [UnderWay(self._items[given.place], given, task) for task, given in self._assigned.items()]
+        for task in self._assigned:
             task.remove_done_callback(self._ended.put_nowait)
-        self._asked.clear()
+        self._assigned.clear()
         return left
 
     def _hand_out(self) -> bool:
@@ -173,18 +173,18 @@ class Dispatch(Generic[Item, Result]):
         if self._switches.over:
             return False
         if self._switches.closing:
-            return bool(self._asked) and not self._switches.keep
+            return bool(self._assigned) and not self._switches.keep
         present = self._current()
         while self._waiting and (member := self._assignments.choose(self._waiting[0], present)) is not None:
             assigned = self._assignments.give(heappop(self._waiting), member)
             item = self._items[assigned.place]
-            self._observer.asked(item)
+            self._observer.assigned(item)
             self._wait_for(asyncio.ensure_future(self._client.ask(member, item, assigned.progress)), assigned)
-        return bool(self._asked)
+        return bool(self._assigned)
 
     def _wait_for(self, task: "asyncio.Future[Result]", assigned: Assigned) -> None:
         task.add_done_callback(self._ended.put_nowait)
-        self._asked[task] = assigned
+        self._assigned[task] = assigned
 
     async def _settle(self) -> None:
         """Waits for a result, at most until the next check of the members."""
@@ -200,7 +200,7 @@ class Dispatch(Generic[Item, Result]):
             return
         if task is None:
             return
-        assigned = self._asked.pop(task)
+        assigned = self._assigned.pop(task)
         place, member = assigned.place, assigned.member
         self._assignments.take_back(assigned)
         try:
@@ -232,9 +232,9 @@ class Dispatch(Generic[Item, Result]):
         tries, item = self._assignments.count_try(assigned), self._describe(self._items[assigned.place])
         failure = tries, assigned.member.uid, reason
         level = (
-            logging.DEBUG if failure in self._said else logging.WARNING
+            logging.DEBUG if failure in self._logged else logging.WARNING
         )  # a hung member fails at all of its items
-        self._said.add(failure)
+        self._logged.add(failure)
         log.log(level, "try %d of %d of %s, with %s: %s", tries, TRIES, item, assigned.member.name, reason)
         if tries < TRIES:
             self._requeue(assigned.place)
@@ -264,13 +264,13 @@ class Dispatch(Generic[Item, Result]):
                 self._give_up_on(member, "it is gone")
 
     def _give_up_what_is_late(self) -> None:
-        for task, assigned in self._asked.items():
+        for task, assigned in self._assigned.items():
             if self._assignments.check_late(assigned):
                 task.cancel()
 
     def _give_up_on(self, member: Member, reason: str) -> list[asyncio.Future[Result]]:
         """Cancels its items, and returns them."""
-        theirs = [task for task, assigned in self._asked.items() if assigned.member.uid == member.uid]
+        theirs = [task for task, assigned in self._assigned.items() if assigned.member.uid == member.uid]
         if theirs:
             self._assignments.fail(member, reason)
         for task in theirs:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from rlhf_api.errors.problem import InvalidJob, Problem
+
 FOLDER = "turns"
 """Of a run's work directory."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -20,14 +22,21 @@ POLL_SECONDS = 0.05
 
 
 class GpuTurns:
-    """The locks of `gpus` in `folder`, which all processes of a run on this machine share."""
+    """The locks of `gpus` in `folder`, which all processes of a run on this machine share. Raises InvalidJob where its
+    disk has none."""
 
     def __init__(self, folder: Path, gpus: Sequence[str]) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         # In one order, so that no two processes wait for each other.
         names = (gpu.replace("/", "-") for gpu in sorted(gpus))
-        self.locks = tuple(os.open(folder / f"gpu-{name}.lock", flags, 0o600) for name in names)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.locks = tuple(os.open(folder / f"gpu-{name}.lock", flags, 0o600) for name in names)
+            for lock in self.locks:
+                fcntl.flock(lock, fcntl.LOCK_UN)
+        except OSError as error:
+            message = f"processes that share a GPU lock files there, which its disk does not allow: {error}"
+            raise InvalidJob([Problem("--workdir", f"{message}; use a local disk")]) from error
 
     def begin(self, seconds: float, waiting: Callable[[], None] = lambda: None) -> None:
         """Takes all of the locks; `waiting` is called now and then, and may raise to give up. Raises TimeoutError after

@@ -78,7 +78,7 @@ class ReplayBuffer:
 
     def __init__(self, replay: Replay, texts: Texts, *, stored: bool = True) -> None:
         self._replay, self._texts, self._stored = replay, texts, stored
-        self._kept: list[EpisodeReplayBuffer] = []
+        self._retained: list[EpisodeReplayBuffer] = []
 
     def add(self, episode: Episode, step: int) -> None:
         """Adds an episode that `step` trained on, and evicts those that are too old for the window."""
@@ -86,7 +86,7 @@ class ReplayBuffer:
 
     def replayable(self) -> list[EpisodeReplayBuffer]:
         """The window, oldest first; empty if the job does not replay."""
-        buffers = [buffer for buffer in self._kept if buffer.episode_id >= self._replay.offset]
+        buffers = [buffer for buffer in self._retained if buffer.episode_id >= self._replay.offset]
         window = self._replay.window
         return buffers[-window:] if window > 0 else buffers if window else []
 
@@ -100,7 +100,7 @@ class ReplayBuffer:
 
     def columns(self, picks: Sequence[tuple[int, int]]) -> Columns:
         """Columns of the picked rows, given as (episode, index), in that order; at least one."""
-        by_number = {buffer.episode_id: buffer.episode.columns for buffer in self._kept}
+        by_number = {buffer.episode_id: buffer.episode.columns for buffer in self._retained}
         numbers = sorted({number for number, _ in picks})
         parts = {n: by_number[n].select(torch.tensor([i for m, i in picks if m == n])) for n in numbers}
         # Grouped by episode, then permuted into the order of the picks.
@@ -110,11 +110,13 @@ class ReplayBuffer:
     def blobs(self, pending: Episode | None) -> dict[str, Callable[[], bytes]]:
         """Encoders of all episodes' tables, by their names in a snapshot; `pending` has not been trained on yet."""
         more = [] if pending is None else [EpisodeReplayBuffer(pending, self._texts)]
-        return {f"{EPISODES}{buffer.episode_id:08d}.parquet": buffer.blob for buffer in (*self._kept, *more)}
+        return {
+            f"{EPISODES}{buffer.episode_id:08d}.parquet": buffer.blob for buffer in (*self._retained, *more)
+        }
 
     def restore(self, blobs: Mapping[str, bytes] | Iterable[tuple[str, bytes]]) -> Episode | None:
         """Inverse of `blobs`: returns the pending episode. Raises ValueError for invalid data."""
-        self._kept, pending = [], None
+        self._retained, pending = [], None
         for name, data in sorted(dict(blobs).items()):
             try:
                 episode = decode(data)
@@ -127,5 +129,5 @@ class ReplayBuffer:
         return pending
 
     def _keep(self, buffer: EpisodeReplayBuffer) -> None:
-        self._kept.append(buffer)
-        self._kept = self.replayable() or [buffer][: self._stored]
+        self._retained.append(buffer)
+        self._retained = self.replayable() or [buffer][: self._stored]

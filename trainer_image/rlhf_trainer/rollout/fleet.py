@@ -26,7 +26,7 @@ class Fleet:
     def __init__(self, ctx: TrainerContext, client: EngineClient | None, weights: Publisher) -> None:
         """`client` on rank 0 only."""
         self._ctx, self._client, self._weights = ctx, client, weights
-        self._heard: dict[str, float] = {}
+        self._last_signs: dict[str, float] = {}
         self.continued = 0
         """Responses, so far, that one request began and another one went on with; on rank 0."""
 
@@ -65,10 +65,12 @@ class Fleet:
             current=self._present,
             limits=Limits(role.concurrent_requests, role.timeout_seconds),
             observer=Observer(
-                left=lambda count: self._ctx.report(queue=count), asked=self._count_continued, arrived=arrived
+                left=lambda count: self._ctx.report(queue=count),
+                assigned=self._count_continued,
+                arrived=arrived,
             ),
             switches=switches,
-            last_progress=self._heard,
+            last_progress=self._last_signs,
             under_way=under_way,
         )
         faults.point(f"generating:{len(works)}")

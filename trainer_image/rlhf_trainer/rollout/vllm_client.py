@@ -50,7 +50,7 @@ class VllmClient:
         the policy has embeddings for; `stream_interval`: tokens of a response per frame."""
         self._http, self._seed, self._stops = http, seed, stops
         self._vocabulary = vocabulary
-        self._asked = Asked(
+        self._base_request = Asked(
             prompt=(),
             temperature=sampling.temperature,
             top_p=sampling.top_p,
@@ -75,7 +75,7 @@ class VllmClient:
                 "n": len(work.responses),
                 "max_tokens": self._most(work, work.responses[0]),
             }
-            request = self._asked.model_copy(update=changes)
+            request = self._base_request.model_copy(update=changes)
             parts = [self._stream(member, work, range(len(work.responses)), request, progress)]
         tasks = [asyncio.ensure_future(part) for part in parts]
         try:
@@ -103,13 +103,13 @@ class VllmClient:
         changes = {
             "seed": request_seed(self._seed, f"{work.prompt.id}/{index}/{so_far}"),
             "max_tokens": self._most(work, response) - so_far,
-            "min_tokens": max(0, self._asked.min_tokens - so_far + response.turn_start),
+            "min_tokens": max(0, self._base_request.min_tokens - so_far + response.turn_start),
         }
-        await self._stream(member, work, [index], self._asked.model_copy(update=changes), progress)
+        await self._stream(member, work, [index], self._base_request.model_copy(update=changes), progress)
 
     def _most(self, work: PartialRollout, response: Response) -> int:
         """Most tokens that the response has at the end of its present turn."""
-        most = response.turn_start + self._asked.max_tokens
+        most = response.turn_start + self._base_request.max_tokens
         return most if work.most is None else min(most, work.most)
 
     async def _stream(
@@ -168,7 +168,10 @@ class VllmClient:
         there, tokens = len(response.tokens) - start, list(response.tokens[start:])
         for count in range(1, min(len(frame.tokens), begun - start + self._stops.window - there) + 1):
             tokens.append(frame.tokens[count - 1])
-            if there + count > self._asked.min_tokens and self._stops.ending(before, tokens) is not None:
+            if (
+                there + count > self._base_request.min_tokens
+                and self._stops.ending(before, tokens) is not None
+            ):
                 return frame.ending(count)
         return None
 

@@ -66,7 +66,7 @@ class RewardClient:
         self._begun = defaultdict[bytes, deque[Question]](deque)
         self._sums: defaultdict[str, float] = defaultdict(float)
         self._scored: Counter[str] = Counter()
-        self._asked = 0
+        self._requested = 0
         self.failures: Mapping[int, str] = {}
         """Responses of the newest batch without a score: row -> reason."""
         self.scores: dict[str, Tensor] = {}
@@ -89,7 +89,7 @@ class RewardClient:
         ).double()
         waiting, failures, progressed = list(range(len(sequences))), dict[int, str](), time.monotonic()
         self.scores = {}
-        dropped, requested = self._sums["responses_dropped"], self._asked + len(sequences)
+        dropped, requested = self._sums["responses_dropped"], self._requested + len(sequences)
         while waiting:
             failures = self._round(sequences, rows, scores, waiting)
             if dropped + len(failures) <= self._max_failed_share * requested:
@@ -107,7 +107,7 @@ class RewardClient:
             self._report("scoring")
         for reason, count in Counter(failures.values()).items():
             log.warning("%d of %d responses have no score: %s", count, len(sequences), reason)
-        self._asked += len(sequences)
+        self._requested += len(sequences)
         self._sums["responses_dropped"] += len(failures)
         self.failures = failures
         return scores
@@ -120,11 +120,11 @@ class RewardClient:
             f"{n}_mean": self._sums.pop(f"{n}_total") / count for n, count in self._scored.items() if count
         }
         metrics = {k: v for k, v in self._sums.items() if not k.endswith("_total")} | means
-        if self._asked:
-            metrics["responses_dropped_share"] = self._sums["responses_dropped"] / self._asked
+        if self._requested:
+            metrics["responses_dropped_share"] = self._sums["responses_dropped"] / self._requested
         self._sums.clear()
         self._scored.clear()
-        self._asked = 0
+        self._requested = 0
         return metrics
 
     def _send(self, one: Sequences, row: Mapping[str, Any]) -> Question:

@@ -36,7 +36,7 @@ class Monitor:
         self.rollbacks = saver.rollbacks()
         """Rollbacks and pauses of the run so far."""
         self._watches: Mapping[str, Watch] = {}
-        self._told: HealthStatus | None = None
+        self._reported: HealthStatus | None = None
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restores a snapshot's window; empty for one of an earlier release."""
@@ -108,11 +108,11 @@ class Monitor:
         return None if header["breach"] is None else Breach(**header["breach"])
 
     def _report(self, breach: Breach, action: Action, step: int, message: str) -> None:
-        before = self._told
+        before = self._reported
         goes_on = (
             before and before.step == step - 1 and (before.reason, before.action) == (breach.reason, action)
         )
-        self._told = HealthStatus(
+        self._reported = HealthStatus(
             step=step,
             since=before.since if before and goes_on else step,
             reason=breach.reason,
@@ -120,7 +120,7 @@ class Monitor:
             message=message,
             rollbacks=self.rollbacks,
         )
-        self._ctx.report(health=self._told)
+        self._ctx.report(health=self._reported)
 
     def _pause(self, message: str) -> None:
         """Waits for a stop request: a person decides whether and how the run continues."""

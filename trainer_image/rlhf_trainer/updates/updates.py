@@ -37,7 +37,7 @@ class Updates:
         """`group` consecutive sequences stay in one micro-batch; `text` is mixed into each update of the policy."""
         self._graph, self._models, self._ctx = learner.graph, learner.models, learner.op_ctx
         self._group, self._text = group, text
-        self._found: dict[str, tuple[float, int]] = {}  # sum or maximum over updates, and their number
+        self._metrics: dict[str, tuple[float, int]] = {}  # sum or maximum over updates, and their number
         self._stopped: set[str] = set()  # nodes
         self._count = 0
 
@@ -61,7 +61,7 @@ class Updates:
         several."""
         means = {
             key: value if key.endswith(MAXIMUM) else value / count
-            for key, (value, count) in self._found.items()
+            for key, (value, count) in self._metrics.items()
         }
         first = self._graph.train[0]
         if (loss := f"{_prefix(self._graph, first)}loss") in means:
@@ -83,9 +83,9 @@ class Updates:
         metrics = model.update(sequences, output_fn(node.output, spec), loss, rate, self._group)
         for name, value in metrics.items():
             key = name if name in SHARED else _prefix(self._graph, node) + name
-            before, count = self._found.get(key, (value, 0))
+            before, count = self._metrics.get(key, (value, 0))
             joined = max(before, value) if key.endswith(MAXIMUM) else before + value
-            self._found[key] = (joined if count else value, count + 1)
+            self._metrics[key] = (joined if count else value, count + 1)
         if bound is not None and "ratio_mean" in metrics and not 1 / bound <= metrics["ratio_mean"] <= bound:
             self._stopped.add(node.name)
 

@@ -17,17 +17,17 @@ class Staging:
 
     def __init__(self, servers: Servers, targets: Sequence[Member], version: int) -> None:
         self._servers, self._targets, self._version = servers, targets, version
-        self._asked: Calls | None = None
+        self._calls: Calls | None = None
         self._next = time.monotonic() + LOOK_S
 
     def check(self) -> None:
         """Never blocks; raises MembersFailed if a server has failed, or has not answered an earlier call."""
-        if self._asked is None:
+        if self._calls is None:
             if time.monotonic() >= self._next:
-                self._asked = self._servers.status(self._targets)
-        elif self._asked.done():
-            _refuse_failed(self._asked.results())
-            self._asked, self._next = None, time.monotonic() + LOOK_S
+                self._calls = self._servers.status(self._targets)
+        elif self._calls.done():
+            _refuse_failed(self._calls.results())
+            self._calls, self._next = None, time.monotonic() + LOOK_S
 
     def complete(self, digest: str, timeout_s: float) -> None:
         """Returns once every worker has received weights of `digest`; raises MembersFailed if one has not in time."""

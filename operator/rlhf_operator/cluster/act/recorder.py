@@ -43,7 +43,7 @@ class Recorder:
 
     def __init__(self, api: Api) -> None:
         self._api = api
-        self._told: OrderedDict[_Identity, _Recorded] = OrderedDict()
+        self._recorded: OrderedDict[_Identity, _Recorded] = OrderedDict()
 
     async def record(self, job: Mapping[str, Any], event: Event) -> None:
         logger.info("%s: %s", event.reason, event.message)
@@ -63,14 +63,14 @@ class Recorder:
             recorded.quiet = min(max(2 * recorded.quiet, _QUIET_SECONDS), _LONGEST_QUIET)
 
     def _counted(self, job: Mapping[str, Any], identity: _Identity) -> _Recorded:
-        now, recorded = time.monotonic(), self._told.get(identity)
+        now, recorded = time.monotonic(), self._recorded.get(identity)
         if recorded is None or now - recorded.last > _SAME_SECONDS:
             name = f"{job['metadata']['name']}.{secrets.token_hex(8)}"
-            recorded = self._told[identity] = _Recorded(name, self._now())
+            recorded = self._recorded[identity] = _Recorded(name, self._now())
         recorded.count, recorded.last = recorded.count + 1, now
-        self._told.move_to_end(identity)
-        if len(self._told) > _REMEMBERED:
-            self._told.popitem(last=False)
+        self._recorded.move_to_end(identity)
+        if len(self._recorded) > _REMEMBERED:
+            self._recorded.popitem(last=False)
         return recorded
 
     def _now(self) -> str:

@@ -32,7 +32,7 @@ _ASIDE = ThreadPoolExecutor(1, thread_name_prefix="checks")
 
 _Basis = tuple[str, int, str | None, str | None, str | None]
 """Uid, generation, queue, priority and active configuration of the job that a configuration was read for."""
-_Kept = tuple[_Basis, Desired, int]
+_Remembered = tuple[_Basis, Desired, int]
 """A configuration with what it was computed from, and the size of its spec."""
 
 
@@ -42,9 +42,9 @@ class DesiredReader:
 
     def __init__(self, settings: Settings, api: Api) -> None:
         self._settings, self._api = settings, api
-        self._kept: OrderedDict[Key, _Kept] = OrderedDict()
+        self._remembered: OrderedDict[Key, _Remembered] = OrderedDict()
         self._bytes = 0
-        """Sum of the sizes in `_kept`."""
+        """Sum of the sizes in `_remembered`."""
 
     async def read(self, key: Key, job: Job, pods: list[Pod]) -> Desired:
         """The configuration that `job` is to run; `pods`: its present pods.
@@ -55,9 +55,9 @@ class DesiredReader:
             ApiError: the API server did not reply.
         """
         basis = (job.uid, job.generation, job.queue, job.priority, active_config(job))
-        remembered = self._kept.get(key)
+        remembered = self._remembered.get(key)
         if remembered is not None and remembered[0] != basis and _started_with(remembered, basis):
-            remembered = self._kept[key] = basis, *remembered[1:]
+            remembered = self._remembered[key] = basis, *remembered[1:]
         if remembered is None or remembered[0] != basis:
             runtime = await self._runtime(job)
             running = await self._running(job, pods, runtime)
@@ -66,19 +66,19 @@ class DesiredReader:
                 return want  # the runtime as of the job's start
             remembered = basis, want, size(job.body.get("spec"))
             self._remember(key, remembered)
-        self._kept.move_to_end(key)
+        self._remembered.move_to_end(key)
         return remembered[1]
 
     def forget(self, key: Key) -> None:
-        if (remembered := self._kept.pop(key, None)) is not None:
+        if (remembered := self._remembered.pop(key, None)) is not None:
             self._bytes -= remembered[2]
 
-    def _remember(self, key: Key, remembered: _Kept) -> None:
+    def _remember(self, key: Key, remembered: _Remembered) -> None:
         self.forget(key)
-        self._kept[key] = remembered
+        self._remembered[key] = remembered
         self._bytes += remembered[2]
-        while len(self._kept) > _REMEMBERED or self._bytes > _REMEMBERED_BYTES:
-            self.forget(next(iter(self._kept)))
+        while len(self._remembered) > _REMEMBERED or self._bytes > _REMEMBERED_BYTES:
+            self.forget(next(iter(self._remembered)))
 
     async def _read_desired(
         self, job: Job, running: Pinned | None, runtime: NamedRuntime | Wait | None, limits: Limits | None
@@ -156,7 +156,7 @@ class DesiredReader:
             return None
 
 
-def _started_with(remembered: _Kept, basis: _Basis) -> bool:
+def _started_with(remembered: _Remembered, basis: _Basis) -> bool:
     """True if the job has begun with the configuration that was computed for it before it had one."""
     (*same, active), want, _ = remembered
     return active is None and want.waits is None and basis == (*same, want.pinned.name)

@@ -30,14 +30,14 @@ _READ = ("type", "reason", "message", "lastTimestamp", "eventTime")
 class _Known:
     last: float = float("-inf")
     """Time of the last read, on the monotonic clock."""
-    asked: dict[str, float] = field(default_factory=dict)
+    read_at: dict[str, float] = field(default_factory=dict)
     """The same by the pod's uid."""
     reasons: dict[str, str] = field(default_factory=dict)
     """Reason that the last read found, by uid."""
 
     def keep(self, uids: set[str]) -> None:
         """Forgets all other pods."""
-        self.asked = {uid: at for uid, at in self.asked.items() if uid in uids}
+        self.read_at = {uid: at for uid, at in self.read_at.items() if uid in uids}
         self.reasons = {uid: reason for uid, reason in self.reasons.items() if uid in uids}
 
 
@@ -60,8 +60,8 @@ class PodEvents:
         known = self._known.setdefault(key, _Known())
         known.keep({pod.uid for pod in waiting})
         if time.monotonic() >= known.last + _PAUSE_SECONDS:
-            pod = min(waiting, key=lambda pod: known.asked.get(pod.uid, float("-inf")))
-            known.last = known.asked[pod.uid] = time.monotonic()
+            pod = min(waiting, key=lambda pod: known.read_at.get(pod.uid, float("-inf")))
+            known.last = known.read_at[pod.uid] = time.monotonic()
             await self._read(job, pod, known)
         reasons = {pod.uid: known.reasons.get(pod.uid) for pod in waiting}
         return [replace(pod, waiting_reason=pod.waiting_reason or reasons.get(pod.uid)) for pod in pods]

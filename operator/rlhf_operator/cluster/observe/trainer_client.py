@@ -36,7 +36,7 @@ class _Known:
 
     uid: str
     status: TrainerStatus | None = None
-    told: str = ""
+    sent: str = ""
     """The membership that it was told last, as JSON, which takes a quarter of the model's memory."""
     asking: asyncio.Task[None] | None = None
     unanswered: int = 0
@@ -143,12 +143,12 @@ class TrainerClient:
     async def push_membership(self, job: Job, pods: list[Pod], members: Membership) -> bool:
         """Pushes the membership, unless this trainer has it already; False if the push failed."""
         first, known, text = self._listening(job, pods), self._known.get(job.uid), members.model_dump_json()
-        if first is None or known is None or known.told == text:
+        if first is None or known is None or known.sent == text:
             return True
         async with self._control(job) as control:
             if not await control.members(first.url, members):
                 return False
-        known.told = text
+        known.sent = text
         return True
 
     async def stop(self, job: Job, pods: list[Pod]) -> None:

@@ -30,7 +30,7 @@ _TOMBSTONES = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _Cached:
     uid: str
     version: int
     text: str
@@ -42,7 +42,7 @@ class Cache:
     kept."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, dict[Key, dict[str, _Seen]]] = defaultdict(dict)  # kind, job, name
+        self._cached: dict[str, dict[Key, dict[str, _Cached]]] = defaultdict(dict)  # kind, job, name
         self._dropped: OrderedDict[str, float] = OrderedDict()
         """Last resourceVersions of what was deleted, by uid, infinite if unknown. What a watch with a label selector
         tells to be deleted may only have lost its label: later versions show that it is there."""
@@ -56,13 +56,13 @@ class Cache:
         if key is None or int(meta["resourceVersion"]) <= self._dropped.get(meta["uid"], -1):
             return None
         kind = kind_of(body)
-        same = self._seen[kind].setdefault(key, {})
+        same = self._cached[kind].setdefault(key, {})
         known, version = same.get(meta["name"]), int(meta["resourceVersion"])
         if known is not None and known.version >= version:
             return None
         trimmed = trim(body)
         text = "" if kind in COMPANIONS else json.dumps(trimmed, separators=(",", ":"))
-        same[meta["name"]] = _Seen(meta["uid"], version, text)
+        same[meta["name"]] = _Cached(meta["uid"], version, text)
         if kind == "RLHFJob":
             rests = (body.get("status") or {}).get("phase") in AT_REST
             (self._resting.add if rests else self._resting.discard)(key)
@@ -79,7 +79,7 @@ class Cache:
         meta, key = body["metadata"], job_of(body)
         self._bury(meta["uid"], int(meta["resourceVersion"]))
         kind = kind_of(body)
-        same = self._seen[kind].get(key, {}) if key else {}
+        same = self._cached[kind].get(key, {}) if key else {}
         if key is None or meta["name"] not in same or same[meta["name"]].uid != meta["uid"]:
             return None
         del same[meta["name"]]
@@ -88,7 +88,7 @@ class Cache:
         elif kind == "Pod":
             self._departed.setdefault(key, []).append(trim(body))
         if not same:
-            del self._seen[kind][key]
+            del self._cached[kind][key]
         return key
 
     def uids(self, kind: str, namespace: str | None = None) -> set[str]:
@@ -99,15 +99,15 @@ class Cache:
         """Newest resourceVersions of the kind's objects, by uid."""
         return {
             cached.uid: cached.version
-            for key, same in self._seen[kind].items()
+            for key, same in self._cached[kind].items()
             if namespace in (None, key[0])
             for cached in same.values()
         }
 
     def leave(self, namespace: str) -> set[Key]:
         """Removes all objects of a namespace, which may be listed again later; returns its jobs."""
-        left = {key for same in self._seen.values() for key in same if key[0] == namespace}
-        for same in self._seen.values():
+        left = {key for same in self._cached.values() for key in same if key[0] == namespace}
+        for same in self._cached.values():
             for key in left:
                 same.pop(key, None)
         self._resting -= left
@@ -118,29 +118,29 @@ class Cache:
         removed, touched, left = set(uids), set(), {}
         for uid in removed if kind not in COMPANIONS else ():  # which may have lost their label alone
             self._bury(uid, math.inf)
-        for key, same in self._seen[kind].items():
+        for key, same in self._cached[kind].items():
             stay = {name: cached for name, cached in same.items() if cached.uid not in removed}
             if len(stay) < len(same):
                 touched.add(key)
             if stay:
                 left[key] = stay
-        self._seen[kind] = left
+        self._cached[kind] = left
         if kind == "RLHFJob":
             self._resting -= touched
         return touched
 
     def keys(self) -> list[Key]:
         """All jobs."""
-        return list(self._seen["RLHFJob"])
+        return list(self._cached["RLHFJob"])
 
     def active_keys(self) -> list[Key]:
         """Jobs that are not at rest."""
-        return [key for key in self._seen["RLHFJob"] if key not in self._resting]
+        return [key for key in self._cached["RLHFJob"] if key not in self._resting]
 
     @property
     def active(self) -> int:
         """Number of `active_keys`."""
-        return len(self._seen["RLHFJob"]) - len(self._resting)
+        return len(self._cached["RLHFJob"]) - len(self._resting)
 
     def job(self, key: Key) -> Body | None:
         return next(iter(self._read("RLHFJob", key)), None)
@@ -152,7 +152,7 @@ class Cache:
     def hide(self, pod: Body) -> Key | None:
         """Keeps metadata of a pod that has lost the label that watches select; returns the job that it belongs to."""
         key = job_of(pod)
-        if key in self._seen["RLHFJob"]:
+        if key in self._cached["RLHFJob"]:
             self._hidden.setdefault(key, []).append(pod)
             return key
         return None
@@ -167,7 +167,7 @@ class Cache:
 
     def version(self, kind: str, key: Key, name: str) -> int | None:
         """Newest resourceVersion of this object of the job; None if it is not there."""
-        cached = self._seen[kind].get(key, {}).get(name)
+        cached = self._cached[kind].get(key, {}).get(name)
         return None if cached is None else cached.version
 
     def knows(self, body: Mapping[str, Any]) -> bool:
@@ -177,7 +177,7 @@ class Cache:
         meta, key = body["metadata"], job_of(body)
         if key is None or int(meta["resourceVersion"]) <= self._dropped.get(meta["uid"], -1):
             return True
-        cached = self._seen[kind_of(body)].get(key, {}).get(meta["name"])
+        cached = self._cached[kind_of(body)].get(key, {}).get(meta["name"])
         return cached is not None and cached.version >= int(meta["resourceVersion"])
 
     def workloads(self, key: Key) -> list[Body]:
@@ -185,7 +185,7 @@ class Cache:
         return self._read("Workload", key)
 
     def _read(self, kind: str, key: Key) -> list[Body]:
-        return [json.loads(cached.text) for cached in self._seen[kind].get(key, {}).values()]
+        return [json.loads(cached.text) for cached in self._cached[kind].get(key, {}).values()]
 
     def _bury(self, uid: str, version: float) -> None:
         self._dropped[uid] = version

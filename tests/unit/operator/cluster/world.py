@@ -61,13 +61,13 @@ class World:
     runtime: NamedRuntime | Wait | None = None
     images: list[tuple[str, str]] = field(default_factory=list)
     """Default images that pods were made with, by name."""
-    _asked: tuple[str, ...] | None = None
+    _applied: tuple[str, ...] | None = None
     _document: Any = None
 
     @property
     def job(self) -> Job:
-        if self._asked != self.overrides:
-            self._asked, self.generation = self.overrides, self.generation + 1
+        if self._applied != self.overrides:
+            self._applied, self.generation = self.overrides, self.generation + 1
             self._document = document(*self.overrides)
         given = {"namespace": "ns", "uid": "job-uid", "generation": self.generation}
         status = self.status.model_dump(mode="json", by_alias=True) if self.status else {}

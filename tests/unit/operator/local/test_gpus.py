@@ -120,7 +120,7 @@ def driver(tmp_path, monkeypatch):
 def test_gpus_are_those_that_the_driver_lists(driver):
     driver(f'[ "$*" = "{" ".join(gpus.LIST[1:])}" ] && printf "0\\n1\\n"')
     assert gpus.present({}) == ["0", "1"]
-    driver("echo No devices were each_one; exit 6")
+    driver("echo No devices were found; exit 6")
     assert gpus.present({}) == []
 
 
@@ -140,6 +140,13 @@ def test_a_number_that_no_gpu_has_is_refused(driver):
     driver("printf '0\\n1\\n'")
     with pytest.raises(InvalidJob, match="CUDA_VISIBLE_DEVICES: the driver lists 0, 1; got 2"):
         gpus.present({gpus.VISIBLE: "1,2"})
+
+
+def test_numbers_beside_uuids_are_refused(driver):
+    """Which of them are one GPU, only CUDA could tell."""
+    driver("printf '0\\n1\\n'")
+    with pytest.raises(InvalidJob, match="may name one GPU twice; use either; got 0, GPU-8932f937"):
+        gpus.present({gpus.VISIBLE: "0,GPU-8932f937"})
 
 
 def test_a_gpu_that_is_named_twice_is_shared_by_processes_that_nccl_takes_for_two_hosts():

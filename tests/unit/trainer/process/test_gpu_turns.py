@@ -1,5 +1,7 @@
 """Turns on GPUs that several processes share."""
 
+import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -8,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rlhf_api.errors.problem import InvalidJob
 from rlhf_trainer.process.gpu_turns import INHERITED, GpuTurns, own_gpus, release_inherited
 
 HOLDER = """
@@ -77,6 +80,18 @@ def test_a_program_releases_what_was_taken_before_it_though_its_children_have_co
 def test_turns_of_other_gpus_are_not_waited_for(holder, tmp_path: Path):
     holder("0", WAITS)
     GpuTurns(tmp_path, ["1", "GPU-3f/2"]).begin(0)
+
+
+def test_a_disk_without_locks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def lock(_file: int, _operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", lock)
+    with pytest.raises(InvalidJob, match=r"--workdir: .*No locks available; use a local disk"):
+        GpuTurns(tmp_path, ["0"])
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidJob, match=r"--workdir: .*Not a directory"):
+        GpuTurns(tmp_path / "file" / "turns", ["0"])
 
 
 def test_without_a_gpu_there_is_nothing_to_take(tmp_path: Path):

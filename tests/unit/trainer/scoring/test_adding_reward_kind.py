@@ -42,13 +42,13 @@ class Pattern:
     concurrency = 1
 
     def __init__(self, pattern: str) -> None:
-        self._found = re.compile(pattern).search
+        self._search = re.compile(pattern).search
 
     def size(self, count: int) -> int:
         return count
 
     async def score(self, samples: Sequence[Sample]) -> list[Result]:
-        return [float(self._found(sample.response) is not None) for sample in samples]
+        return [float(self._search(sample.response) is not None) for sample in samples]
 '''
 FIELD = "    program: RewardProgram | None = None\n"
 LINE = '    "program": program.start,\n'

@@ -92,4 +92,4 @@ def test_responses_of_a_snapshot_that_a_lower_bound_forbids_are_asked_for_again(
     assert (after.ledger().lost, after.ledger().dropped) == (0, 0)
     assert after.positions("trained") == after.positions("issued") == after.positions("returned")
     assert after.positions("trained") == before.positions("issued"), "the very prompts"
-    assert set(prompt_ids) == set(after.task._buffer._kept[-1].episode.prompt_ids)
+    assert set(prompt_ids) == set(after.task._buffer._retained[-1].episode.prompt_ids)

@@ -95,7 +95,7 @@ def test_records_of_replies_change_nothing(algorithm):
 
 def test_figures_are_of_sampled_tokens_and_say_what_the_environment_did():
     run = job("grpo").steps(0, 1)
-    (line,), (trained,) = run.lines, run.task._buffer._kept
+    (line,), (trained,) = run.lines, run.task._buffer._retained
     columns = trained.episode.columns
     several = (columns["turns"] == 2).double()
     assert line["response_length_mean"] == pytest.approx(float(columns.lengths.double().mean()))
@@ -140,7 +140,7 @@ def test_an_episode_that_failed_is_left_out_and_the_others_of_its_prompt_are_tra
     assert (line["episodes_failed"], line["episodes_failed_share"]) == (8, 0.25)
     ledger = run.ledger()
     assert (ledger.trained, ledger.dropped) == (8, 0)
-    (buffered,) = run.task._buffer._kept
+    (buffered,) = run.task._buffer._retained
     assert len(buffered.episode) == 24
 
 

@@ -180,7 +180,7 @@ class Counting:
 
     def __init__(self, http: HttpClient, expected: int) -> None:
         self.now = self.highest = 0
-        self._enough, self._wanted = asyncio.Event(), expected
+        self._enough, self._expected = asyncio.Event(), expected
         app = web.Application(middlewares=[proving_by("token")])
         app.add_routes([web.route("*", "/{path:.*}", self._hold)])
         self._runner = web.AppRunner(app)
@@ -191,7 +191,7 @@ class Counting:
     async def _hold(self, _request: web.Request) -> web.StreamResponse:
         self.now += 1
         self.highest = max(self.highest, self.now)
-        if self.now == self._wanted:
+        if self.now == self._expected:
             self._enough.set()
         await self._enough.wait()
         await asyncio.sleep(0.01)

@@ -56,8 +56,8 @@ class FrozenModel:
         self._engine = engine
         self._loop = EventLoop("vllm")
         self._ids = itertools.count()
-        self._asked = 0
-        self._heard = time.monotonic()
+        self._under_way = 0
+        self._last_reply = time.monotonic()
         if temperature != 1:
             self._loop.run(self._engine.collective_rpc("rlhf_temper", args=(temperature,)))
 
@@ -118,9 +118,11 @@ class FrozenModel:
         """Reason why a new process is needed; empty if healthy."""
         if self._engine.errored:
             return ENGINE_DEAD
-        silent = time.monotonic() - self._heard
+        silent = time.monotonic() - self._last_reply
         return (
-            f"vLLM has finished nothing for {silent:.0f} s" if self._asked and silent > HUNG_SECONDS else ""
+            f"vLLM has finished nothing for {silent:.0f} s"
+            if self._under_way and silent > HUNG_SECONDS
+            else ""
         )
 
     def close(self) -> None:
@@ -137,18 +139,18 @@ class FrozenModel:
 
         async def noted(ids: list[int], begin: int) -> Any:
             result = await one(ids, begin)
-            self._heard, self._asked = time.monotonic(), self._asked - 1
+            self._last_reply, self._under_way = time.monotonic(), self._under_way - 1
             return result
 
         async def together() -> list[Any]:
             begins = sequences.prompt_lengths.tolist()
             rows = [noted(sequences.row(i).tolist(), begin) for i, begin in enumerate(begins)]
-            self._heard, self._asked = time.monotonic(), len(rows)
+            self._last_reply, self._under_way = time.monotonic(), len(rows)
             tasks = [asyncio.ensure_future(row) for row in rows]
             try:
                 return await asyncio.gather(*tasks)
             finally:
-                self._asked = 0
+                self._under_way = 0
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)

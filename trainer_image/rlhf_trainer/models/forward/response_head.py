@@ -24,22 +24,22 @@ class ResponseHead(nn.Module):
         self.bias = layer.bias
         self.fits = True
         """False for a model that caps or scales its logits after this layer."""
-        self._wanted: tuple[ResponseLogprobs, MicroBatch] | None = None
+        self._requested: tuple[ResponseLogprobs, MicroBatch] | None = None
         self._output: Tensor | None = None
 
     @contextlib.contextmanager
     def reading(self, read: ResponseLogprobs, micro: MicroBatch) -> Iterator[None]:
-        self._wanted = read, micro
+        self._requested = read, micro
         try:
             yield
         finally:
-            self._wanted = self._output = None
+            self._requested = self._output = None
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[n, T, H] -> logits [n, T, V], or the values read inside `reading`."""
-        if self._wanted is None:
+        if self._requested is None:
             return linear(hidden, self.weight, self.bias)
-        read, micro = self._wanted
+        read, micro = self._requested
         rows = hidden[micro.response_row, micro.response_column - 1]
         logprobs = linear_logprobs(
             rows,

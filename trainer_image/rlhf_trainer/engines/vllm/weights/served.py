@@ -40,7 +40,7 @@ class Served:
         """The first part found changed, and how; never reset."""
         self._model = model
         self._version = -1
-        self._kept: list[tuple[Part, Tensor]] = []
+        self._parts: list[tuple[Part, Tensor]] = []
         self._next = 0
         self._proof: Iterator[int] = iter(())
 
@@ -49,7 +49,7 @@ class Served:
     ) -> None:
         """Weights of `version` serve from now on; `arrived` is read, and kept alive, until `prove` is done. They were
         made of memory with the fingerprints `made_of` at arrival."""
-        self._version, self._kept, self._next = version, [], 0
+        self._version, self._parts, self._next = version, [], 0
         self._proof = self._proving(arrived, made_of)
 
     def prove(self, most: float = math.inf) -> bool:
@@ -65,12 +65,12 @@ class Served:
 
     def forget(self) -> None:
         """The weights loaded last are not kept: nothing is verified until others are loaded."""
-        self._kept, self._next, self._proof = [], 0, iter(())
+        self._parts, self._next, self._proof = [], 0, iter(())
 
     def _proving(self, arrived: Iterable[Pair], made_of: Sequence[tuple[Part, Tensor]]) -> Iterator[int]:
         # In this order a change in between is detected, by the comparison or by the next fingerprint.
         for part in parts(self._model):
-            self._kept.append((part, part.fingerprint()))
+            self._parts.append((part, part.fingerprint()))
             yield part.nbytes
         for part, expected in made_of:
             if not torch.equal(part.fingerprint(), expected):
@@ -84,9 +84,9 @@ class Served:
             yield 2 * served.nbytes
 
     def _rechecking(self) -> Iterator[int]:
-        for _ in self._kept:
-            part, expected = self._kept[self._next]
-            self._next = (self._next + 1) % len(self._kept)
+        for _ in self._parts:
+            part, expected = self._parts[self._next]
+            self._next = (self._next + 1) % len(self._parts)
             if not torch.equal(part.fingerprint(), expected):
                 self._record_change(
                     f"{part.name} is no longer what was loaded as weight version {self._version}"
