@@ -14,7 +14,7 @@ from rlhf_api.manifest.load import composed, parse
 from rlhf_api.schema.json_schema import manifest_schema
 
 from .archive import open_store, replay, samples
-from .commands import compare, data, environment, init, sweep
+from .commands import compare, data, environment, init, sweep, ui
 from .commands import plan as plan_command
 from .commands import run as run_command
 from .console.exits import ended, print_line
@@ -33,6 +33,7 @@ _GROUPS = {
         "status",
         "list",
         "logs",
+        "ui",
         "samples",
         "compare",
         "checkpoint",
@@ -76,6 +77,7 @@ def main(arguments: Sequence[str] | None = None, make: Command = command) -> int
         "data": data.run,
         "env": environment.run,
         "compare": compare.run,
+        "ui": ui.run,
         "sweep": sweep.run,
         "completion": completion.run,
         "replay": open_store.run,
@@ -109,6 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_replay(commands)
     samples.add_samples(commands)
     compare.add_compare(commands)
+    ui.add_ui(commands)
     sweep.add_sweep(commands)
     graph.add_graph(commands)
     data.add_data(commands)

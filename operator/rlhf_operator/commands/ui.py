@@ -1,0 +1,57 @@
+"""`rlhf ui`: serves the page over runs of this machine, to this machine."""
+
+import argparse
+import asyncio
+import secrets
+import signal
+import sys
+from pathlib import Path
+
+from ..console.exits import Misuse, print_line
+from ..console.subcommands import Commands, add_command
+from ..page.catalog import Catalog
+from ..page.server import serving
+from ..page.static_files import MISSING, find_assets
+
+RUNS = Path("runs")
+"""The folder of runs that are not named."""
+_LAST_PORT = 65535
+
+
+def add_ui(commands: Commands) -> None:
+    parser = add_command(commands, "ui", help="serve a page over runs: curves, samples, alarms, comparisons")
+    parser.add_argument(
+        "places",
+        nargs="*",
+        type=Path,
+        metavar="RUNS",
+        help="work directories, or folders that hold some; default: runs",
+    )
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=0,
+        metavar="N",
+        help="port on the loopback interface; default: any free one",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the command until Ctrl-C; returns the exit code."""
+    if not 0 <= options.port <= _LAST_PORT:
+        raise Misuse(f"--port must be a port, 1 to {_LAST_PORT}; got {options.port}")
+    catalog = Catalog(options.places or [RUNS])
+    if not find_assets():
+        print_line(f"{MISSING}; the API works without", sys.stderr)
+    asyncio.run(_serve(catalog, options.port))
+    return 0
+
+
+async def _serve(catalog: Catalog, port: int) -> None:
+    ended = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    async with serving(catalog, secrets.token_urlsafe(32), port) as address:
+        print_line(f"{len(catalog.runs())} runs on {address}", sys.stdout)
+        await ended.wait()

@@ -1,0 +1,81 @@
+"""Finds the runs in the folders that a user names, each by an opaque id: no path comes from a request."""
+
+import hashlib
+import os
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rlhf_api.errors.problem import InvalidJob, Problem
+
+from ..local import workdir
+from .run_folder import RunFolder
+
+MOST_RUNS = 1000
+DEPTH = 3
+"""Levels of folders below a named one in which runs are searched."""
+_MOST_ENTRIES = 2000
+"""Of a folder that is no run, such as one of data."""
+_LOADED = 4
+"""Runs whose metrics stay in memory."""
+_MARKS = (workdir.CONFIG, workdir.STATUS)
+
+
+class Catalog:
+    """The runs below some folders; not for several threads at once."""
+
+    def __init__(self, places: Sequence[Path]) -> None:
+        """Raises InvalidJob for places that are no directories."""
+        problems = [Problem(str(place), "no such directory") for place in places if not place.is_dir()]
+        if problems:
+            raise InvalidJob(problems)
+        self.places = list(dict.fromkeys(place.resolve() for place in places))
+        self._runs: dict[str, RunFolder] = {}
+        self._loaded = OrderedDict[str, RunFolder]()
+
+    def runs(self) -> list[RunFolder]:
+        """The runs that are there now."""
+        folders = dict.fromkeys(folder for place in self.places for folder in _find_runs(place, DEPTH))
+        now = {}
+        for folder in list(folders)[:MOST_RUNS]:
+            id = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
+            now[id] = self._runs.get(id) or RunFolder(id, folder)
+        self._runs = now
+        return list(now.values())
+
+    def run(self, id: str) -> RunFolder | None:
+        """The run of this id; None if there is none."""
+        if id not in self._runs:
+            self.runs()
+        return self._runs.get(id)
+
+    def load_metrics(self, run: RunFolder) -> None:
+        """Reads the run's metrics up to now, and frees those of a run that was not used for longest."""
+        self._loaded[run.id] = run
+        self._loaded.move_to_end(run.id)
+        while len(self._loaded) > _LOADED:
+            self._loaded.popitem(last=False)[1].forget_metrics()
+        run.metrics.refresh()
+
+
+def _find_runs(folder: Path, depth: int) -> Iterator[Path]:
+    """The folder, or the runs in it; links to folders are not followed."""
+    if any((folder / name).is_file() for name in _MARKS):
+        yield folder
+        return
+    if depth == 0:
+        return
+    try:
+        with os.scandir(folder) as entries:
+            inner = [e.name for e, _ in zip(entries, range(_MOST_ENTRIES), strict=False) if _is_folder(e)]
+    except OSError:
+        return
+    for name in sorted(inner):
+        yield from _find_runs(folder / name, depth - 1)
+
+
+def _is_folder(entry: "os.DirEntry[str]") -> bool:
+    try:
+        return entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")
+    except OSError:
+        return False

@@ -1,0 +1,122 @@
+"""Answers about a run's figures: their names with units, the ones worth seeing first, and their values by step."""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from math import isfinite
+from typing import Any
+
+from .refusal import Query, Refusal, read_count
+from .run_folder import EVALUATION, RunFolder
+from .series import Series
+
+MOST_NAMES = 64
+"""Of one request."""
+FIRST = 8
+"""Number of figures of the first view."""
+CURATED = {
+    "reward_mean": "mean of the responses' total rewards",
+    f"{EVALUATION}*/mean": "mean score of held-out prompts",
+    f"{EVALUATION}*/loss": "loss of held-out rows",
+    "kl_mean": "distance to the reference, of the sampled tokens",
+    "entropy": "entropy of the policy",
+    "response_length_mean": "tokens of a response",
+    "finished_share": "share of responses that ended by themselves; the others were truncated",
+    "groups_without_spread_share": "share of groups whose scores are all equal, which train nothing",
+    "ratio_outside_share": "share of tokens whose probability differs between trainer and generator by over a tenth",
+    "accuracy": "share of pairs whose better response has the higher score",
+    "reward_margin": "mean difference between the rewards of the better and the worse response",
+    "loss": "what was minimised",
+    "grad_norm": "2-norm of the gradient before it was clipped",
+    "trainer_idle_share": "share of the step in which the trainer waited for generators",
+    "generator_idle_share": "share of the step in which generators waited for the trainer",
+    "learning_rate": "of the last update",
+    "seconds": "time of the whole step",
+    "tokens": "tokens of the step's sequences",
+}
+"""Figures worth seeing first, the most important first, with what they are; `*`: each set."""
+_UNITS = {"kl_mean": "nats/token", "entropy": "nats/token", "update_kl": "nats/token", "tokens": "tokens"}
+_ENDS = (
+    ("_seconds", "s"),
+    ("_share", "share"),
+    ("_bytes", "B"),
+    ("_gigabytes", "GB"),
+    ("_tokens_mean", "tokens"),
+)
+
+
+def list_figures(run: RunFolder) -> dict[str, Any]:
+    """`/runs/{id}/metrics` without names."""
+    names = sorted({*run.metrics.names, *run.evaluations.names})
+    return {
+        "names": [{"name": name, "help": CURATED.get(_key(name), ""), "unit": _unit(name)} for name in names],
+        "first": first_figures(names),
+    }
+
+
+def first_figures(names: Iterable[str]) -> list[str]:
+    """The most important ones of these that a run has."""
+    order = list(CURATED)
+    curated = [name for name in names if _key(name) in CURATED]
+    return sorted(curated, key=lambda name: (order.index(_key(name)), name))[:FIRST]
+
+
+def read_values(run: RunFolder, query: Query) -> dict[str, Any]:
+    """`/runs/{id}/metrics?names=`: the values of each step after `after`, and the seconds that the steps up to each one
+    took together."""
+    names = [name for name in query["names"].split(",") if name]
+    if not names or len(names) > MOST_NAMES:
+        raise Refusal(
+            400, f"names must be 1 to {MOST_NAMES} names with commas between them; got {len(names)}"
+        )
+    after = read_count(query, "after", -1)
+    held_out = [name for name in names if name.startswith(EVALUATION)]
+    steps = list(run.metrics.steps[run.metrics.after(after) :])
+    if held_out:
+        more = run.evaluations.steps
+        steps = sorted({*steps, *more[run.evaluations.after(after) :]})
+    series = {
+        name: _align(run.evaluations if name in held_out else run.metrics, name, steps) for name in names
+    }
+    generation = run.metrics.generation + run.evaluations.generation
+    return {
+        "steps": steps,
+        "elapsed": _elapsed(run.metrics, steps),
+        "generation": generation,
+        "series": series,
+    }
+
+
+def _align(series: Series, name: str, steps: Sequence[int]) -> list[float | None]:
+    """The values at these steps; None where there is none, or no finite one."""
+    own, values = series.steps, series.values(name)
+    begin = bisect_right(own, steps[0] - 1) if steps else 0
+    if len(own) - begin == len(steps):  # of all of them, in order
+        return [value if isfinite(value) else None for value in values[begin:]]
+    by_step = dict(zip(own[begin:], values[begin:], strict=True))
+    return [value if (value := by_step.get(step)) is not None and isfinite(value) else None for step in steps]
+
+
+def _elapsed(metrics: Series, steps: Sequence[int]) -> list[float]:
+    total, sums = 0.0, []
+    for value in metrics.values("seconds"):
+        total += value if isfinite(value) else 0.0
+        sums.append(round(total, 3))
+    own = metrics.steps
+    places = (bisect_right(own, step) for step in steps)
+    return [sums[place - 1] if place else 0.0 for place in places]
+
+
+def _key(name: str) -> str:
+    """The name in CURATED."""
+    if name.startswith(EVALUATION):
+        return f"{EVALUATION}*/{name.rpartition('/')[2]}"
+    return name
+
+
+def _unit(name: str) -> str:
+    last = name.rpartition("/")[2]
+    if last == "seconds":
+        return "s"
+    if last.startswith("response_length"):
+        return "tokens"
+    return _UNITS.get(last) or next((unit for end, unit in _ENDS if last.endswith(end)), "")
