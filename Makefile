@@ -9,7 +9,7 @@ PINS   := $(wildcard constraints/*.txt)
 # The first of Python 3.11 to 3.13 that is here, unless PYTHON names one.
 python  = $(or $(shell tools/python $(PYTHON)),$(error no Python to use))
 
-.PHONY: install demo test quick units operator current-api e2e examples jobs chaos weights trainer gpu faults
+.PHONY: install page demo test quick units operator current-api e2e examples jobs chaos weights trainer gpu faults
 .PHONY: sweep cluster images cluster-down lint docs generated release publish bundle clean
 
 install: $(STAMP)
@@ -33,6 +33,15 @@ $(STAMP): pyproject.toml $(PINS)
 	  { echo "error: no build of torch for CPUs and this Python: set PIP_EXTRA_INDEX_URL to an index that has it (docs/guides/development.md)" >&2; exit 1; })
 	env -u PIP_EXTRA_INDEX_URL $(BIN)/pip install --quiet --no-compile --constraint constraints/$(ENGINE).txt --editable '.[operator,trainer,$(ENGINE),dev]'
 	$(BIN)/pip uninstall --quiet --yes $(UNUSED)
+	touch $@
+
+# The page of `rlhf ui` (page/README.md), which the wheel and the images take along if it is there. Node is a wheel of PyPI,
+# pinned like all else: what a system has may be any version, or none. No package runs a script as it is installed.
+PAGE := operator/rlhf_operator/page/static/index.html
+page: $(PAGE)
+$(PAGE): $(shell find page -name node_modules -prune -o -type f -print) | $(STAMP)
+	cd page && export PATH="$(abspath $(BIN)):$$PATH" && \
+	npm ci --silent --ignore-scripts --no-audit --no-fund && npm run --silent check && npm test --silent && npm run --silent build
 	touch $@
 
 # The main job: a model made from scratch, fine-tuned, a reward model, PPO against it. Figures end up in runs/.
@@ -145,7 +154,7 @@ faults: install $(BIN)/helm
 cluster: install
 	$(BIN)/python -m tests.cluster up
 
-images: install
+images: install page
 	$(BIN)/python -m tests.cluster images
 
 cluster-down: install
@@ -181,14 +190,14 @@ generated: install
 
 # The wheel with the operator's extra alone, in an environment of its own: it must do without this clone and torch. The
 # wheel itself stays there too.
-$(VENV)-operator: pyproject.toml $(PINS) $(shell find operator trainer_image -name '*.py')
+$(VENV)-operator: pyproject.toml $(PINS) $(shell find operator trainer_image -name '*.py') $(wildcard $(PAGE))
 	$(python) -m venv --clear $@
 	$@/bin/pip wheel --quiet --no-deps --wheel-dir $@ .
 	$@/bin/pip install --quiet --no-compile --constraint constraints/common.txt "$$(ls $@/*.whl)[operator]"
 	touch $@
 
 # All that is published, in dist/, checked. BASE_IMAGE names the image from which ours start, by its digest.
-release: install $(BIN)/helm
+release: install page $(BIN)/helm
 	$(BIN)/python tools/gpu --released
 	$(BIN)/pip install --quiet --constraint constraints/common.txt rfc3987-syntax  # for addresses in the bills
 	$(BIN)/python -m tools.release make dist

@@ -1,0 +1,138 @@
+// What the API answers; docs/reference/page-api.md has its fields.
+
+export type Scalar = string | number | boolean | null;
+export type Nested = Scalar | Nested[] | { [key: string]: Nested };
+
+export interface Run {
+  id: string;
+  name: string;
+  place: string;
+  phase: string;
+  algorithm: string;
+  step: number | null;
+  steps: number | null;
+  reward: number | null;
+  heldOut: number | null;
+  gpus: number | null;
+  started: string | null;
+  updated: string | null;
+  seconds: number | null;
+}
+
+export interface Checkpoint {
+  step: number;
+  created: string | null;
+  bytes: number | null;
+  evaluation: Nested;
+}
+
+export interface FirstChart {
+  title: string;
+  names: string[];
+}
+
+export interface RunDetail {
+  id: string;
+  name: string;
+  phase: string;
+  reason: string | null;
+  manifest: string;
+  algorithm: string;
+  roles: Record<string, Record<string, Nested>>;
+  ledger: Record<string, Nested>;
+  provenance: Record<string, Nested>;
+  checkpoints: Checkpoint[];
+  commands: Record<string, string>;
+  first: (string | FirstChart)[];
+}
+
+export interface Metric {
+  name: string;
+  help: string;
+  unit: string;
+}
+
+export interface Series {
+  steps: number[];
+  /** Seconds that the steps up to each one took together. */
+  elapsed: number[];
+  /** Changes when steps that were read may have been written again. */
+  generation: number;
+  series: Record<string, (number | null)[]>;
+}
+
+export interface Mark {
+  step: number;
+  time: string | null;
+  kind: string;
+  text: string;
+}
+
+export interface Alarm {
+  level: string;
+  title: string;
+  text: string;
+  rule: Nested;
+}
+
+export interface Span {
+  name: string;
+  role: string;
+  rank: number | null;
+  start: number;
+  end: number;
+}
+
+export interface Timeline {
+  step: number;
+  spans: Span[];
+  idle: Record<string, number>;
+  steps?: number[];
+}
+
+export interface Turn {
+  role: string;
+  text: string;
+}
+
+export interface Sample {
+  id: string;
+  step: number;
+  prompt: string;
+  response: string;
+  score: number | null;
+  parts: Record<string, Nested>;
+  advantage: number | null;
+  version: number | null;
+  tokens: number | null;
+  turns: Turn[];
+  group?: string | null;
+}
+
+export interface Samples {
+  samples: Sample[];
+  next: string | null;
+  steps?: number[];
+}
+
+export interface Token {
+  text: string;
+  logprob: number | null;
+  old: number | null;
+  reference: number | null;
+  ratio: number | null;
+  advantage: number | null;
+  mask: number | boolean | null;
+  version: number | null;
+}
+
+export interface Scores {
+  edges: number[];
+  counts: number[];
+}
+
+export interface Difference {
+  path: string;
+  a: Nested;
+  b: Nested;
+}

@@ -1,0 +1,48 @@
+// The numbers behind a chart, the newest first; rows exist only while it is open.
+import { useState } from "preact/hooks";
+import { formatNumber } from "../format.ts";
+import { Scroll } from "../parts.tsx";
+import type { ChartData } from "./data.ts";
+
+const MOST_ROWS = 100;
+
+export function NumbersTable({ title, data, xName }: { title: string; data: ChartData; xName: string }) {
+  const [isOpen, setIsOpen] = useState(false);
+  return (
+    <details class="numbers" onToggle={(event) => setIsOpen(event.currentTarget.open)}>
+      <summary aria-label={`Table of ${title}`}>Table</summary>
+      {isOpen && (
+        <Scroll label={`Table of ${title}`}>
+          <table>
+            <thead>
+              <tr>
+                <th scope="col">{xName}</th>
+                {data.lines.map(({ label }) => (
+                  <th scope="col" key={label}>
+                    {label}
+                  </th>
+                ))}
+              </tr>
+            </thead>
+            <tbody>{listPlaces(data.x.length).map((place) => <Row key={place} data={data} place={place} />)}</tbody>
+          </table>
+        </Scroll>
+      )}
+    </details>
+  );
+}
+
+function listPlaces(count: number): number[] {
+  return Array.from({ length: Math.min(count, MOST_ROWS) }, (_, index) => count - 1 - index);
+}
+
+function Row({ data, place }: { data: ChartData; place: number }) {
+  return (
+    <tr>
+      <th scope="row">{formatNumber(data.x[place])}</th>
+      {data.lines.map(({ label, values }) => (
+        <td key={label}>{formatNumber(values[place])}</td>
+      ))}
+    </tr>
+  );
+}

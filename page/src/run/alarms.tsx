@@ -1,0 +1,28 @@
+// What needs a reader's attention, in the server's order: liveness, then what is suspicious, then where time goes.
+import type { Alarm } from "../api/types.ts";
+import { formatNested } from "../format.ts";
+import { Section } from "../parts.tsx";
+
+export function Alarms({ alarms }: { alarms: readonly Alarm[] }) {
+  if (alarms.length === 0) return <p class="hint">No alarms.</p>;
+  return (
+    <Section title="Alarms">
+      <ul class="alarms">
+        {alarms.map((alarm) => (
+          <li key={`${alarm.level} ${alarm.title}`} data-level={alarm.level}>
+            <span class="level">{alarm.level}</span>
+            <div>
+              <strong>{alarm.title}</strong>
+              <p>{alarm.text}</p>
+              {alarm.rule !== null && alarm.rule !== "" && (
+                <p class="rule">
+                  A rule that acts on it: <code>{formatNested(alarm.rule)}</code>
+                </p>
+              )}
+            </div>
+          </li>
+        ))}
+      </ul>
+    </Section>
+  );
+}

@@ -1,0 +1,64 @@
+// One run: alarms before figures, the eight figures to see first, all others by search, then what the run consists of.
+import { usePolled } from "../api/polled.ts";
+import { useRun } from "../api/runs.ts";
+import type { Alarm, Mark, Metric, Run, RunDetail } from "../api/types.ts";
+import { formatNumber, formatSeconds, formatTime, NONE } from "../format.ts";
+import { Fact, Phase, Problem } from "../parts.tsx";
+import type { Route } from "../routing.ts";
+import { formatProgress } from "../runs/filter.ts";
+import { Alarms } from "./alarms.tsx";
+import { Figures } from "./figures.tsx";
+import { Marks } from "./marks.tsx";
+import { Numbers, Roles } from "./roles.tsx";
+import { Snapshots } from "./snapshots.tsx";
+
+export function RunView({ id, route }: { id: string; route: Route }) {
+  const path = `/runs/${encodeURIComponent(id)}`;
+  const { data: run, error } = usePolled<RunDetail>(path);
+  const { data: metrics } = usePolled<{ names: Metric[] }>(`${path}/metrics`);
+  const { data: marks } = usePolled<{ marks: Mark[] }>(`${path}/marks`);
+  const { data: alarms } = usePolled<{ alarms: Alarm[] }>(`${path}/alarms`);
+  const summary = useRun(id);
+  return (
+    <>
+      <div class="heading">
+        <h1>{run?.name ?? "…"}</h1>
+        {run && <Phase phase={run.phase} />}
+        {run?.reason && <span class="reason">{run.reason}</span>}
+      </div>
+      <Problem error={error} />
+      {summary && <Summary run={summary} />}
+      {alarms && <Alarms alarms={alarms.alarms} />}
+      {run && <Figures id={id} route={route} first={run.first} metrics={metrics?.names ?? []} marks={marks?.marks ?? []} />}
+      {marks && <Marks marks={marks.marks} />}
+      {run && (
+        <>
+          <div class="columns">
+            <Roles roles={run.roles} />
+            <Numbers title="Ledger" of={run.ledger} empty="This run has no ledger of rollouts." />
+          </div>
+          <Snapshots checkpoints={run.checkpoints} commands={run.commands} />
+          <Numbers title="Provenance" of={run.provenance} empty="Nothing is recorded." />
+          <details class="manifest">
+            <summary>Manifest</summary>
+            <pre tabIndex={0}>{run.manifest}</pre>
+          </details>
+        </>
+      )}
+    </>
+  );
+}
+
+function Summary({ run }: { run: Run }) {
+  return (
+    <dl class="facts">
+      <Fact name="Algorithm">{run.algorithm}</Fact>
+      <Fact name="Step">{formatProgress(run)}</Fact>
+      <Fact name="Reward">{formatNumber(run.reward)}</Fact>
+      <Fact name="Held-out">{formatNumber(run.heldOut)}</Fact>
+      <Fact name="Time">{formatSeconds(run.seconds)}</Fact>
+      <Fact name="GPUs">{run.gpus === null ? NONE : formatNumber(run.gpus)}</Fact>
+      <Fact name="Started">{formatTime(run.started)}</Fact>
+    </dl>
+  );
+}

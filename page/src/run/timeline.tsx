@@ -1,0 +1,105 @@
+// The timeline of a step: a row for each role and rank, what it did when, and the seconds in which it waited.
+import { useId } from "preact/hooks";
+import { withQuery } from "../api/client.ts";
+import { usePolled } from "../api/polled.ts";
+import { useRun } from "../api/runs.ts";
+import type { Timeline } from "../api/types.ts";
+import { formatName, formatSeconds } from "../format.ts";
+import { Problem, Scroll } from "../parts.tsx";
+import { replaceQuery, type Route } from "../routing.ts";
+import { groupSpans, type SpanRow } from "./spans.ts";
+
+const KINDS = 6;
+
+export function TimelineView({ id, route }: { id: string; route: Route }) {
+  const run = useRun(id);
+  const step = Number(route.query["step"] ?? run?.step ?? 0);
+  const path = step > 0 ? withQuery(`/runs/${encodeURIComponent(id)}/timeline`, { step }) : null;
+  const { data, error } = usePolled<Timeline>(path);
+  const field = useId();
+  const go = (to: number): void => replaceQuery(route, { step: Math.max(1, to) });
+  return (
+    <>
+      <div class="heading">
+        <h1>Timeline of {run?.name ?? "…"}</h1>
+        <div class="field stepper">
+          <label for={field}>Step</label>
+          <button type="button" aria-label="Step before" onClick={() => go(step - 1)}>
+            ‹
+          </button>
+          <input id={field} type="number" min={1} value={step || ""} onChange={(event) => go(Number(event.currentTarget.value))} />
+          <button type="button" aria-label="Next step" onClick={() => go(step + 1)}>
+            ›
+          </button>
+        </div>
+      </div>
+      <Problem error={error} />
+      {data && data.spans.length > 0 && <Spans timeline={data} />}
+      {data && data.spans.length === 0 && <p class="empty">This step's record has no spans.</p>}
+    </>
+  );
+}
+
+function Spans({ timeline }: { timeline: Timeline }) {
+  const { rows, begin, length } = groupSpans(timeline);
+  const names = [...new Set(timeline.spans.map(({ name }) => name))];
+  return (
+    <>
+      <ul class="legend spans">
+        {names.map((name, index) => (
+          <li key={name}>
+            <span class="box" data-kind={index % KINDS} aria-hidden="true" />
+            {formatName(name)}
+          </li>
+        ))}
+      </ul>
+      <Scroll label={`Timeline of step ${timeline.step}`}>
+        <table class="timeline">
+          <thead>
+            <tr>
+              <th scope="col">Who</th>
+              <th scope="col">What, over {formatSeconds(length)}</th>
+              <th scope="col" class="number">Busy</th>
+              <th scope="col" class="number">Waited</th>
+            </tr>
+          </thead>
+          <tbody>
+            {rows.map((row) => (
+              <Bars key={row.name} row={row} names={names} begin={begin} length={length} />
+            ))}
+          </tbody>
+        </table>
+      </Scroll>
+    </>
+  );
+}
+
+function Bars({ row, names, begin, length }: { row: SpanRow; names: string[]; begin: number; length: number }) {
+  const share = (seconds: number): number => (length > 0 ? (1000 * seconds) / length : 0);
+  return (
+    <tr>
+      <th scope="row">{row.name}</th>
+      <td>
+        <svg viewBox="0 0 1000 20" preserveAspectRatio="none" aria-hidden="true">
+          <rect class="ground" width="1000" height="20" />
+          {row.spans.map((span, index) => (
+            <rect
+              key={index}
+              data-kind={names.indexOf(span.name) % KINDS}
+              x={share(span.start - begin)}
+              width={Math.max(1, share(span.end - span.start))}
+              height="20"
+            >
+              <title>{`${formatName(span.name)}: ${formatSeconds(span.end - span.start)}`}</title>
+            </rect>
+          ))}
+        </svg>
+        <span class="visually-hidden">
+          {row.spans.map((span) => `${formatName(span.name)} ${formatSeconds(span.end - span.start)}`).join(", ")}
+        </span>
+      </td>
+      <td class="number">{formatSeconds(row.busy)}</td>
+      <td class="number">{formatSeconds(row.idle)}</td>
+    </tr>
+  );
+}

@@ -1,0 +1,59 @@
+// The pages of samples that are shown: the first is kept up to date, older ones are appended as they are asked for.
+import { useEffect, useState } from "preact/hooks";
+import { get, withQuery, type Refused } from "../api/client.ts";
+import { asRefused, usePolled } from "../api/polled.ts";
+import type { Sample, Samples } from "../api/types.ts";
+
+export type Query = Record<string, string | number | null | undefined>;
+
+interface Pages {
+  path: string;
+  first: Samples | null;
+  older: Samples[];
+}
+
+export interface Paged {
+  samples: Sample[];
+  steps: number[];
+  hasNewer: boolean;
+  hasOlder: boolean;
+  error: Refused | null;
+  showNewer: () => void;
+  showOlder: () => void;
+}
+
+/** `isHeld`: someone reads, so what is new waits until they ask for it. */
+export function usePages(run: string, query: Query, isHeld: boolean): Paged {
+  const base = `/runs/${encodeURIComponent(run)}/samples`;
+  const path = withQuery(base, query);
+  const { data, error } = usePolled<Samples>(path);
+  const [pages, setPages] = useState<Pages>({ path, first: null, older: [] });
+  const [problem, setProblem] = useState<Refused | null>(null);
+  const isFresh = pages.path !== path || pages.first === null;
+  const showNewer = (): void => setPages({ path, first: data, older: [] });
+  useEffect(() => {
+    if (data !== null && (isFresh || (!isHeld && pages.older.length === 0))) showNewer();
+  }, [data, path]);
+  const shown = pages.path === path ? [pages.first, ...pages.older] : [data];
+  const next = shown.at(-1)?.next ?? null;
+  const showOlder = (): void => {
+    if (next === null) return;
+    get<Samples>(withQuery(base, { ...query, before: next })).then(
+      (page) => setPages((last) => (last.path === path ? { ...last, older: [...last.older, page] } : last)),
+      (reason: unknown) => setProblem(asRefused(reason)),
+    );
+  };
+  return {
+    samples: shown.flatMap((page) => page?.samples ?? []),
+    steps: data?.steps ?? [],
+    hasNewer: data !== null && !isFresh && hasOthers(pages.first, data),
+    hasOlder: next !== null,
+    error: error ?? problem,
+    showNewer,
+    showOlder,
+  };
+}
+
+function hasOthers(shown: Samples | null, now: Samples): boolean {
+  return now.samples.some(({ id }, index) => shown?.samples[index]?.id !== id);
+}

@@ -1,0 +1,81 @@
+// What a token's colour says: a value between -1 and 1 for each way of colouring, and the words for its values.
+import type { Token } from "../api/types.ts";
+import { formatNumber } from "../format.ts";
+
+export const MODES = ["ratio", "reference", "surprise", "advantage", "mask", "version"] as const;
+export type Mode = (typeof MODES)[number];
+
+export const MODE_HELP: Record<Mode, [title: string, help: string]> = {
+  ratio: ["Ratio", "probability by the trainer over that when it was sampled: blue above 1, orange below; full at a factor of 2"],
+  reference: ["KL", "log-probability less the reference's: blue where the policy is fonder of the token, orange where less; full at 2 nats"],
+  surprise: ["Surprise", "minus the log-probability when it was sampled: full at 5 nats"],
+  advantage: ["Advantage", "blue where the update makes it likelier, orange where less; full at the largest of the response"],
+  mask: ["Mask", "blue where it was trained on"],
+  version: ["Version", "weight version that sampled it: clear is the newest, orange the oldest of the response"],
+};
+
+const FULL_RATIO = Math.log(2);
+const FULL_NATS = 2;
+const FULL_SURPRISE = 5;
+
+/** null where the token lacks the value. */
+export function shadeToken(token: Token, mode: Mode, all: readonly Token[]): number | null {
+  switch (mode) {
+    case "ratio":
+      return token.ratio === null || token.ratio <= 0 ? null : clamp(Math.log(token.ratio) / FULL_RATIO);
+    case "reference":
+      return subtract(token.logprob, token.reference, FULL_NATS);
+    case "surprise":
+      return token.logprob === null ? null : clamp(-token.logprob / FULL_SURPRISE);
+    case "advantage":
+      return token.advantage === null ? null : scale(token.advantage, largest(all.map(({ advantage }) => advantage)));
+    case "mask":
+      return token.mask === null ? null : Number(token.mask);
+    case "version":
+      return shadeVersion(token, all);
+  }
+}
+
+/** Modes for which at least one token has a value. */
+export function listModes(tokens: readonly Token[]): Mode[] {
+  return MODES.filter((mode) => tokens.some((token) => shadeToken(token, mode, tokens) !== null));
+}
+
+export function describeToken(token: Token): string {
+  const parts: [string, number | boolean | null][] = [
+    ["log-probability", token.logprob],
+    ["old", token.old],
+    ["reference", token.reference],
+    ["ratio", token.ratio],
+    ["advantage", token.advantage],
+    ["version", token.version],
+    ["mask", token.mask === null ? null : Number(token.mask)],
+  ];
+  return parts
+    .filter(([, value]) => value !== null)
+    .map(([name, value]) => `${name} ${formatNumber(Number(value))}`)
+    .join(" · ");
+}
+
+function shadeVersion(token: Token, all: readonly Token[]): number | null {
+  if (token.version === null) return null;
+  const versions = all.flatMap(({ version }) => version ?? []);
+  const newest = Math.max(...versions);
+  return newest === token.version ? 0 : scale(token.version - newest, newest - Math.min(...versions));
+}
+
+function subtract(left: number | null, right: number | null, full: number): number | null {
+  return left === null || right === null ? null : clamp((left - right) / full);
+}
+
+function largest(values: readonly (number | null)[]): number {
+  return Math.max(0, ...values.map((value) => Math.abs(value ?? 0)));
+}
+
+function scale(value: number, full: number): number {
+  return full > 0 ? clamp(value / full) : 0;
+}
+
+function clamp(value: number): number {
+  return Math.max(-1, Math.min(1, value));
+}

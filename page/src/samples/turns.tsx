@@ -1,0 +1,15 @@
+// The turns of an episode: what the model generated, and what the environment and its tools replied.
+import type { Turn } from "../api/types.ts";
+
+export function Turns({ turns }: { turns: readonly Turn[] }) {
+  return (
+    <ol class="turns" aria-label="Turns">
+      {turns.map((turn, index) => (
+        <li key={index} data-role={turn.role}>
+          <span class="role">{turn.role}</span>
+          <p class="text">{turn.text}</p>
+        </li>
+      ))}
+    </ol>
+  );
+}

@@ -1,0 +1,44 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import type { Run } from "../src/api/types.ts";
+import { parseRoute, formatRoute } from "../src/routing.ts";
+import { groupSpans, measureUnion } from "../src/run/spans.ts";
+import { filterRuns, parseList, sortRuns, toggleInList } from "../src/runs/filter.ts";
+
+function makeRun(name: string, values: Partial<Run> = {}): Run {
+  return {
+    id: name, name, place: `/runs/${name}`, phase: "Running", algorithm: "ppo", step: 1, steps: 2, reward: null,
+    heldOut: null, gpus: null, started: null, updated: null, seconds: null, ...values,
+  };
+}
+
+test("a filter asks for every word, wherever it is", () => {
+  const runs = [makeRun("sft", { algorithm: "sft" }), makeRun("kind"), makeRun("kinder", { phase: "Failed" })];
+  assert.deepEqual(filterRuns(runs, "KIND failed").map(({ name }) => name), ["kinder"]);
+  assert.equal(filterRuns(runs, "").length, 3);
+});
+
+test("runs without a value are last in either direction", () => {
+  const runs = [makeRun("none"), makeRun("low", { reward: 1 }), makeRun("high", { reward: 2 })];
+  assert.deepEqual(sortRuns(runs, "reward", true).map(({ name }) => name), ["high", "low", "none"]);
+  assert.deepEqual(sortRuns(runs, "reward", false).map(({ name }) => name), ["low", "high", "none"]);
+});
+
+test("a route is the same after it was written and read", () => {
+  const route = parseRoute(formatRoute(["runs", "a/b ?"], { search: "x & y" }));
+  assert.deepEqual(route, { parts: ["runs", "a/b ?"], query: { search: "x & y" } });
+});
+
+test("a list in an argument keeps commas of its entries", () => {
+  assert.deepEqual(parseList(toggleInList(["a,b"], "c")), ["a,b", "c"]);
+  assert.equal(toggleInList(["c"], "c"), "");
+});
+
+test("spans that overlap are busy once, and the rest of the step is waiting", () => {
+  const span = { name: "generate", role: "generator", rank: 0 };
+  const spans = [{ ...span, start: 0, end: 2 }, { ...span, start: 1, end: 3 }, { ...span, rank: 1, start: 0, end: 10 }];
+  assert.equal(measureUnion(spans.slice(0, 2)), 3);
+  const { rows, length } = groupSpans({ step: 1, spans, idle: {} });
+  assert.equal(length, 10);
+  assert.deepEqual(rows.map(({ name, idle }) => [name, idle]), [["generator 0", 7], ["generator 1", 0]]);
+});
