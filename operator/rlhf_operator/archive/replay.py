@@ -4,6 +4,7 @@ import argparse
 import io
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -151,16 +152,23 @@ def names(snapshot: "Snapshot", episode: int | None = None) -> list[str]:
 def read(
     snapshot: "Snapshot", name: str, fields: tuple[str, ...] | None = None, more: tuple[str, ...] = ()
 ) -> Table:
-    """An episode's table: all of it, or the `fields` and what it has of `more`. Raises DamagedSnapshot, and InvalidJob
-    for a table of another format, or one that would decode to far more than its file."""
+    """An episode's table: all of it, or the `fields` and what it has of `more`. Raises as `opened`."""
+    with opened(snapshot, name) as file:
+        there = [name for name in more if name in file.schema_arrow.names]
+        return file.read(columns=fields and [*fields, *there], use_threads=False)
+
+
+@contextmanager
+def opened(snapshot: "Snapshot", name: str) -> Iterator[Any]:
+    """An episode's Parquet file. Raises DamagedSnapshot, and InvalidJob, also for what the caller reads, if it is of
+    another format, or would decode to far more than its file."""
     arrow, parquet = package("pyarrow"), package("pyarrow.parquet")
     data = snapshot.blob(name)
     try:
         # On this thread: an Arrow thread that still holds a Python buffer when Python exits aborts the process.
         with parquet.ParquetFile(arrow.BufferReader(data), pre_buffer=False) as file:
             check_inflation(file.metadata, io.BytesIO(data), len(data))
-            there = [name for name in more if name in file.schema_arrow.names]
-            return file.read(columns=fields and [*fields, *there], use_threads=False)
+            yield file
     except (arrow.ArrowException, KeyError, ValueError) as error:
         raise InvalidJob([Problem(name, f"is not a readable episode: {error}")]) from error
 

@@ -5,9 +5,9 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from pydantic import ValidationError
 
@@ -23,6 +23,7 @@ from .open_store import read_checkpoint
 if TYPE_CHECKING:
     from rlhf_store.archive import Snapshot
 
+T = TypeVar("T")
 Order = Literal["newest", "oldest", "best", "worst"]
 SHOWN = 5
 """Default number of responses that are printed."""
@@ -65,12 +66,12 @@ def read_samples(
     first, last = _steps(steps)
     samples = [
         sample
-        for sample in _parsed(_lines(store))
+        for sample in parse_samples(_lines(store))
         if first <= sample.step <= last and (prompt or "") in sample.prompt
     ]
     if not samples:
         raise InvalidJob([Problem(store, "holds no such sample")])
-    return _ordered(samples, order or ("oldest" if prompt else "newest"))
+    return order_samples(samples, order or ("oldest" if prompt else "newest"), lambda sample: sample)
 
 
 def _steps(text: str | None) -> tuple[float, float]:
@@ -101,7 +102,7 @@ def _lines(store: str) -> list[bytes]:
     return read_checkpoint(store, blob).splitlines()
 
 
-def _parsed(lines: Iterable[bytes]) -> list[Sample]:
+def parse_samples(lines: Iterable[bytes]) -> list[Sample]:
     """The samples; a line that a crash cut short is left out."""
     samples = []
     for line in lines:
@@ -112,12 +113,13 @@ def _parsed(lines: Iterable[bytes]) -> list[Sample]:
     return samples
 
 
-def _ordered(samples: Sequence[Sample], order: Order) -> list[Sample]:
+def order_samples(items: Sequence[T], order: Order, sample_of: Callable[[T], Sample]) -> list[T]:
+    """Items that have a sample each: by its step, or by its score, without those that have none."""
     if order in ("best", "worst"):
         sign = -1 if order == "best" else 1
-        scored = [sample for sample in samples if sample.score is not None]
-        return sorted(scored, key=lambda sample: sign * (sample.score or 0.0))
-    return sorted(samples, key=lambda sample: sample.step, reverse=order == "newest")
+        scored = [item for item in items if sample_of(item).score is not None]
+        return sorted(scored, key=lambda item: sign * (sample_of(item).score or 0.0))
+    return sorted(items, key=lambda item: sample_of(item).step, reverse=order == "newest")
 
 
 def _formatted(sample: Sample) -> str:

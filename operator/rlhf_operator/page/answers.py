@@ -5,9 +5,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .catalog import Catalog
+from .checkpoints import list_tokens
+from .details import describe_run
 from .figures import list_figures, read_values
 from .refusal import Query, Refusal
 from .run_folder import RunFolder
+from .sample_list import count_scores, list_samples
 
 Answer = dict[str, Any]
 VERSION = "/api/v1"
@@ -21,17 +24,26 @@ class Request(NamedTuple):
     query: Query
 
 
-def _metrics(catalog: Catalog, request: Request) -> Answer:
-    catalog.load_metrics(request.run)
-    request.run.evaluations.refresh()
+def _metrics(request: Request) -> Answer:
     if "names" in request.query:
         return read_values(request.run, request.query)
     return list_figures(request.run)
 
 
-_OF_A_RUN: dict[str, Callable[[Catalog, Request], Answer]] = {
-    "": lambda _catalog, request: request.run.summary(),
+def _samples(request: Request) -> Answer:
+    if not request.rest:
+        return list_samples(request.run.samples.refresh(), request.query)
+    id, _, part = request.rest.partition("/")
+    if part != "tokens":
+        raise Refusal(404, "no such path of a sample; it has /tokens")
+    return list_tokens(request.run, id)
+
+
+_OF_A_RUN: dict[str, Callable[[Request], Answer]] = {
+    "": lambda request: describe_run(request.run),
     "metrics": _metrics,
+    "samples": _samples,
+    "scores": lambda request: count_scores(request.run.samples.refresh(), request.query),
 }
 _PATH = re.compile(
     r"/runs/(?P<id>[0-9a-f]{16})(?:/(?P<part>[a-z]+)(?:/(?P<rest>[\w.-]{1,64}(?:/[a-z]+)?))?)?"
@@ -50,4 +62,5 @@ def answer(catalog: Catalog, path: str, query: Query) -> Answer:
     run = catalog.run(match["id"])
     if run is None:
         raise Refusal(404, "no such run; it may have been moved or deleted")
-    return part(catalog, Request(run, match["rest"] or "", query))
+    catalog.load(run)
+    return part(Request(run, match["rest"] or "", query))

@@ -17,7 +17,7 @@ DEPTH = 3
 _MOST_ENTRIES = 2000
 """Of a folder that is no run, such as one of data."""
 _LOADED = 4
-"""Runs whose metrics stay in memory."""
+"""Runs whose figures and samples stay in memory."""
 _MARKS = (workdir.CONFIG, workdir.STATUS)
 
 
@@ -49,13 +49,14 @@ class Catalog:
             self.runs()
         return self._runs.get(id)
 
-    def load_metrics(self, run: RunFolder) -> None:
-        """Reads the run's metrics up to now, and frees those of a run that was not used for longest."""
+    def load(self, run: RunFolder) -> None:
+        """Reads the run's figures up to now, and frees those of the run that was not used for longest."""
         self._loaded[run.id] = run
         self._loaded.move_to_end(run.id)
         while len(self._loaded) > _LOADED:
-            self._loaded.popitem(last=False)[1].forget_metrics()
+            self._loaded.popitem(last=False)[1].forget()
         run.metrics.refresh()
+        run.evaluations.refresh()
 
 
 def _find_runs(folder: Path, depth: int) -> Iterator[Path]:

@@ -1,7 +1,8 @@
 """Answers about a run's figures: their names with units, the ones worth seeing first, and their values by step."""
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from math import isfinite
 from typing import Any
 
@@ -12,29 +13,48 @@ from .series import Series
 MOST_NAMES = 64
 """Of one request."""
 FIRST = 8
-"""Number of figures of the first view."""
-CURATED = {
+"""Number of charts of the first view."""
+_CHARTS = (
+    ("Reward", ("reward_mean", "reward_*_mean")),
+    ("Held-out score", (f"{EVALUATION}*/mean", f"{EVALUATION}*/loss")),
+    ("Distance to the reference (KL)", ("kl_mean",)),
+    ("Entropy", ("entropy",)),
+    ("Length of responses", ("response_length_mean", "response_length_p99")),
+    ("Groups without spread, finished responses", ("groups_without_spread_share", "finished_share")),
+    ("Tokens on which trainer and generators differ", ("ratio_outside_share", "logprob_outlier_share")),
+    ("Idle shares", ("trainer_idle_share", "generator_idle_share")),
+    ("Loss", ("loss", "policy_loss", "critic_loss")),
+    ("Accuracy", ("accuracy",)),
+    ("Rewards of the loss", ("reward_margin", "chosen_reward", "rejected_reward")),
+    ("Gradient norm", ("grad_norm", "policy_grad_norm", "critic_grad_norm")),
+    ("Learning rate", ("learning_rate",)),
+    ("Seconds of a step", ("seconds",)),
+    ("Tokens of a step", ("tokens",)),
+)
+"""Titles and figures of charts, the most important first; `*`: any name."""
+_HELP = {
     "reward_mean": "mean of the responses' total rewards",
-    f"{EVALUATION}*/mean": "mean score of held-out prompts",
-    f"{EVALUATION}*/loss": "loss of held-out rows",
-    "kl_mean": "distance to the reference, of the sampled tokens",
+    "kl_mean": "mean log-probability of the sampled tokens, less that of the reference",
     "entropy": "entropy of the policy",
     "response_length_mean": "tokens of a response",
+    "response_length_p99": "tokens of a response, 99th percentile",
     "finished_share": "share of responses that ended by themselves; the others were truncated",
     "groups_without_spread_share": "share of groups whose scores are all equal, which train nothing",
     "ratio_outside_share": "share of tokens whose probability differs between trainer and generator by over a tenth",
+    "logprob_outlier_share": "share of tokens whose log-probability differs by over 1 nat",
+    "trainer_idle_share": "share of the step in which the trainer waited for generators",
+    "generator_idle_share": "share of the step in which generators waited for the trainer",
     "accuracy": "share of pairs whose better response has the higher score",
     "reward_margin": "mean difference between the rewards of the better and the worse response",
     "loss": "what was minimised",
     "grad_norm": "2-norm of the gradient before it was clipped",
-    "trainer_idle_share": "share of the step in which the trainer waited for generators",
-    "generator_idle_share": "share of the step in which generators waited for the trainer",
     "learning_rate": "of the last update",
     "seconds": "time of the whole step",
     "tokens": "tokens of the step's sequences",
 }
-"""Figures worth seeing first, the most important first, with what they are; `*`: each set."""
 _UNITS = {"kl_mean": "nats/token", "entropy": "nats/token", "update_kl": "nats/token", "tokens": "tokens"}
+_COUNTERS = {"episode", "weight_version"}
+"""Figures of a line that are the step's number again."""
 _ENDS = (
     ("_seconds", "s"),
     ("_share", "share"),
@@ -46,25 +66,34 @@ _ENDS = (
 
 def list_figures(run: RunFolder) -> dict[str, Any]:
     """`/runs/{id}/metrics` without names."""
-    names = sorted({*run.metrics.names, *run.evaluations.names})
-    return {
-        "names": [{"name": name, "help": CURATED.get(_key(name), ""), "unit": _unit(name)} for name in names],
-        "first": first_figures(names),
-    }
+    names = _names(run)
+    return {"names": [{"name": name, "help": _HELP.get(name, ""), "unit": _unit(name)} for name in names]}
 
 
-def first_figures(names: Iterable[str]) -> list[str]:
-    """The most important ones of these that a run has."""
-    order = list(CURATED)
-    curated = [name for name in names if _key(name) in CURATED]
-    return sorted(curated, key=lambda name: (order.index(_key(name)), name))[:FIRST]
+def first_charts(run: RunFolder) -> list[dict[str, Any]]:
+    """The charts of the first view: the most important ones of which the run has a figure."""
+    names = _names(run)
+    charts = [
+        {
+            "title": title,
+            "names": list(dict.fromkeys(n for p in patterns for n in names if fnmatchcase(n, p))),
+        }
+        for title, patterns in _CHARTS
+    ]
+    return [chart for chart in charts if chart["names"]][:FIRST]
+
+
+def _names(run: RunFolder) -> list[str]:
+    return sorted({*run.metrics.names, *run.evaluations.names} - _COUNTERS)
 
 
 def read_values(run: RunFolder, query: Query) -> dict[str, Any]:
     """`/runs/{id}/metrics?names=`: the values of each step after `after`, and the seconds that the steps up to each one
     took together."""
     names = [name for name in query["names"].split(",") if name]
-    if not names or len(names) > MOST_NAMES:
+    if names == ["*"]:
+        names = _names(run)
+    elif not names or len(names) > MOST_NAMES:
         raise Refusal(
             400, f"names must be 1 to {MOST_NAMES} names with commas between them; got {len(names)}"
         )
@@ -104,13 +133,6 @@ def _elapsed(metrics: Series, steps: Sequence[int]) -> list[float]:
     own = metrics.steps
     places = (bisect_right(own, step) for step in steps)
     return [sums[place - 1] if place else 0.0 for place in places]
-
-
-def _key(name: str) -> str:
-    """The name in CURATED."""
-    if name.startswith(EVALUATION):
-        return f"{EVALUATION}*/{name.rpartition('/')[2]}"
-    return name
 
 
 def _unit(name: str) -> str:

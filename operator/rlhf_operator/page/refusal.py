@@ -1,8 +1,11 @@
 """The error of a request, and arguments of requests within their bounds."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from math import isfinite, nan
+from typing import TypeVar
 
 Query = Mapping[str, str]
+Choice = TypeVar("Choice", bound=str)
 _LAST = 2**53 - 1
 
 
@@ -24,9 +27,26 @@ def read_count(query: Query, name: str, default: int, least: int = 0, most: int 
     return int(text)
 
 
-def read_choice(query: Query, name: str, choices: tuple[str, ...]) -> str:
+def read_choice(query: Query, name: str, choices: Sequence[Choice]) -> Choice:
     """One of the choices, the first unless given. Raises Refusal for another word."""
-    text = query.get(name) or choices[0]
-    if text not in choices:
+    text = query.get(name)
+    if not text:
+        return choices[0]
+    match = next((choice for choice in choices if choice == text), None)
+    if match is None:
         raise Refusal(400, f"{name} must be one of {', '.join(choices)}; got {text[:40]!r}")
-    return text
+    return match
+
+
+def read_number(query: Query, name: str, default: float) -> float:
+    """A finite number of the query. Raises Refusal for another one."""
+    text = query.get(name, "")
+    if not text:
+        return default
+    try:
+        number = float(text)
+    except ValueError:
+        number = nan
+    if not isfinite(number):
+        raise Refusal(400, f"{name} must be a number; got {text[:40]!r}")
+    return number

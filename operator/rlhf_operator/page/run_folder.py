@@ -13,6 +13,7 @@ from rlhf_api.host.redaction import masked
 from ..local import workdir
 from ..status.condition import reason
 from .files import read_first
+from .sample_list import SampleList
 from .series import Line, Series
 
 MOST_BYTES = 8 << 20
@@ -32,6 +33,7 @@ class RunFolder:
         self.id, self.folder = id, folder
         self.metrics = Series(folder, workdir.METRICS)
         self.evaluations = Series(folder, workdir.EVALUATIONS, _prefix_of_set)
+        self.samples = SampleList(folder)
         self._documents: dict[str, tuple[tuple[int, int, int] | None, dict[str, Any]]] = {}
 
     def config(self) -> Mapping[str, Any]:
@@ -85,9 +87,9 @@ class RunFolder:
         spec = self.config().get("spec")
         return spec if isinstance(spec, Mapping) else {}
 
-    def forget_metrics(self) -> None:
-        """Frees the memory of its figures, which the next use reads again."""
-        self.metrics = Series(self.folder, workdir.METRICS)
+    def forget(self) -> None:
+        """Frees the memory of its figures and samples, which the next use reads again."""
+        self.metrics, self.samples = Series(self.folder, workdir.METRICS), SampleList(self.folder)
 
     def _held_out(self) -> float | None:
         names = (name for name in self.evaluations.names if name.endswith("/mean"))

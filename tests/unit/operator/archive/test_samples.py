@@ -5,15 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from tests.support.stores import fill_store
 
 from rlhf_api.sections.samples import SAMPLES
 from rlhf_operator import cli
-from rlhf_store.archive import Archive
-from rlhf_store.committing import Committer
-from rlhf_store.retention import Retention
-from rlhf_trainer.checkpoint.saver import Saver
-from rlhf_trainer.ranks.ranks import Ranks
 
 
 def line(step: int, prompt: str, score: float | None, response: str = "yes", **figures: Any) -> str:
@@ -92,21 +87,11 @@ def test_a_wrong_choice_is_one_error(run, capsys, arguments, message):
     assert error.count("\n") == 1
 
 
-def fill(folder: Path, blobs: dict[str, bytes]) -> str:
-    archive = Archive(url := folder.as_uri())
-    committer = Committer.take_over(archive, Retention())
-    saver = Saver(Ranks(0, 1, torch.device("cpu")), archive, committer, committed=lambda _entry: None)
-    functions = {name: lambda data=data: data for name, data in blobs.items()}
-    saver.begin(3, {}, {"model": {"weight": torch.ones(3)}.items()}, functions)
-    saver.finish()
-    return url
-
-
 def test_a_store_has_them_too(tmp_path, capsys):
-    url = fill(tmp_path / "store", {SAMPLES: "\n".join(LINES).encode()})
+    url = fill_store(tmp_path / "store", {SAMPLES: "\n".join(LINES).encode()})
     assert cli.main(["samples", url, "--limit", "9"]) == 0
     assert len(heads(capsys.readouterr().out)) == 4
-    other = fill(tmp_path / "other", {})
+    other = fill_store(tmp_path / "other", {})
     assert cli.main(["samples", other]) == 2
     assert "the checkpoint of step 3: holds no samples" in capsys.readouterr().err
 

@@ -78,13 +78,13 @@ def test_figures_are_served_by_step_and_the_new_ones_alone(runs):
     async def act(page):
         run = next(run for run in (await page.get("/api/v1/runs"))[1]["runs"] if run["name"] == "first")
         path = f"/api/v1/runs/{run['id']}/metrics"
-        names = (await page.get(path))[1]
+        first = (await page.get(f"/api/v1/runs/{run['id']}"))[1]["first"]
         values = (await page.get(f"{path}?names=reward_mean,evaluation/easy/mean"))[1]
         append_lines(runs / "a" / "metrics.jsonl", [{"step": 4, "reward_mean": 0.4, "seconds": 2.0}])
-        return names, values, (await page.get(f"{path}?names=reward_mean&after=3"))[1]
+        return first, values, (await page.get(f"{path}?names=reward_mean&after=3"))[1]
 
-    names, values, new = browse(act, runs)
-    assert names["first"] == ["reward_mean", "evaluation/easy/mean", "seconds"]
+    first, values, new = browse(act, runs)
+    assert [chart["names"] for chart in first] == [["reward_mean"], ["evaluation/easy/mean"], ["seconds"]]
     assert values["steps"] == [0, 1, 2, 3]
     assert values["elapsed"] == [0.0, 2.0, 4.0, 6.0]
     assert values["series"] == {

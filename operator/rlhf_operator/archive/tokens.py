@@ -1,0 +1,117 @@
+"""Reads the tokens of one response, with the log-probabilities of each, from the episodes in a store's checkpoints."""
+
+from collections.abc import Iterator, Sequence
+from math import exp, isfinite
+from typing import TYPE_CHECKING, Any
+
+from rlhf_api.contract.samples import Sample
+from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.sections.replay import EPISODES
+from rlhf_store.errors import DamagedSnapshot
+
+from .open_store import package
+from .replay import opened
+
+if TYPE_CHECKING:
+    from rlhf_store.archive import Archive, Snapshot
+
+_TOKENIZER = "export/policy/tokenizer.json"
+_WHO = ("prompt_id", "response")
+_LISTS = {
+    "logprob": "sampled_logprobs",
+    "old": "logprobs",
+    "reference": "reference_logprobs",
+    "advantage": "advantages",
+    "value": "values",
+    "return": "returns",
+    "weight": "importance_weights",
+    "score": "token_scores",
+    "mask": "sampled",
+    "version": "weight_versions",
+}
+"""Of each token: its key, and its column in an episode, which not every job has."""
+_LONG = 1000
+"""Characters of a response by which it is known: a sample has only the begin of a very long one."""
+_ROWS = 16
+"""Rows of an episode in memory at once."""
+_LATER = 16
+"""Checkpoints after a step that may still hold its episode in their replay windows, and are tried."""
+Token = dict[str, Any]
+
+
+def read_tokens(checkpoints: "Archive", sample: Sample, number: int = 0) -> list[Token]:
+    """The tokens of a sample's response; `number`: of equal responses to the same prompt before it. Each has `text`,
+    `id`, the keys of _LISTS and, where there are both log-probabilities, `ratio`, old to sampled, and `kl`. Raises
+    InvalidJob if no checkpoint has it any more."""
+    name = f"{EPISODES}{sample.step:08d}.parquet"
+    for snapshot in _snapshots_from(checkpoints, sample.step):
+        if name in snapshot.blobs and (row := _find_row(snapshot, name, sample, number)) is not None:
+            texts = _decode(snapshot, row["response_tokens"])
+            return [_describe(row, index, text) for index, text in enumerate(texts)]
+    message = (
+        f"no checkpoint has the tokens of step {sample.step}: each has those of its newest episode, and of "
+        "the window of spec.replay"
+    )
+    raise InvalidJob([Problem(checkpoints.store.url, message)])
+
+
+def _snapshots_from(checkpoints: "Archive", step: int) -> Iterator["Snapshot"]:
+    """The checkpoints of this step and of the next ones, without those that the run deletes meanwhile."""
+    for entry in [entry for entry in checkpoints.entries() if entry.step >= step][:_LATER]:
+        try:
+            yield checkpoints.open(entry)
+        except DamagedSnapshot:
+            continue
+
+
+def _find_row(snapshot: "Snapshot", name: str, sample: Sample, number: int) -> dict[str, Any] | None:
+    with opened(snapshot, name) as file:
+        there = file.schema_arrow.names
+        columns = [*_WHO, "response_tokens", *(column for column in _LISTS.values() if column in there)]
+        for batch in file.iter_batches(_ROWS, columns=columns, use_threads=False):
+            for index, (prompt_id, response) in enumerate(
+                zip(*(batch[key].to_pylist() for key in _WHO), strict=True)
+            ):
+                if prompt_id == sample.prompt_id and _is_response(response, sample.response):
+                    if number == 0:
+                        row: dict[str, Any] = batch.slice(index, 1).to_pylist()[0]
+                        return row
+                    number -= 1
+    return None
+
+
+def _is_response(whole: str, text: str) -> bool:
+    """True if the text is the response, or the begin of a long one, which is all of it that a sample has."""
+    return whole == text or (len(text) >= _LONG and whole.startswith(text[:_LONG]))
+
+
+def _decode(snapshot: "Snapshot", ids: Sequence[int]) -> list[str]:
+    """The text of each token; that of a character of several tokens is with its last one. `#ID` without a
+    tokenizer."""
+    try:
+        library = package("tokenizers")
+        tokenizer = library.Tokenizer.from_str(snapshot.blob(_TOKENIZER).decode())
+        stream = library.decoders.DecodeStream(skip_special_tokens=False)
+        return [stream.step(tokenizer, each) or "" for each in ids]
+    except Exception:  # not installed, or none that it reads: its errors have no type of their own
+        return [f"#{each}" for each in ids]
+
+
+def _describe(row: dict[str, Any], index: int, text: str) -> Token:
+    token: Token = {"text": text, "id": row["response_tokens"][index]}
+    for key, column in _LISTS.items():
+        values = row.get(column)
+        token[key] = values[index] if values is not None and index < len(values) else None
+    token["mask"] = token["mask"] is not False
+    if not token["mask"]:  # of an environment's reply, which nothing sampled
+        token |= dict.fromkeys(_LISTS.keys() - {"mask"})
+    token["ratio"] = _ratio(token["old"], token["logprob"])
+    current = token["old"] if token["old"] is not None else token["logprob"]
+    token["kl"] = None if None in (current, token["reference"]) else current - token["reference"]
+    return token
+
+
+def _ratio(old: float | None, sampled: float | None) -> float | None:
+    if old is None or sampled is None or not isfinite(difference := old - sampled) or difference > 80:
+        return None
+    return exp(difference)

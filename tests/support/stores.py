@@ -1,0 +1,23 @@
+"""Checkpoint stores with chosen blobs, committed as a trainer does."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from rlhf_store.archive import Archive
+from rlhf_store.committing import Committer
+from rlhf_store.retention import Retention
+from rlhf_trainer.checkpoint.saver import Saver
+from rlhf_trainer.ranks.ranks import Ranks
+
+
+def fill_store(folder: Path, blobs: Mapping[str, bytes], step: int = 3) -> str:
+    """A store with one checkpoint of this step; returns its URL."""
+    archive = Archive(url := folder.as_uri())
+    committer = Committer.take_over(archive, Retention())
+    saver = Saver(Ranks(0, 1, torch.device("cpu")), archive, committer, committed=lambda _entry: None)
+    functions = {name: lambda data=data: data for name, data in blobs.items()}
+    saver.begin(step, {}, {"model": {"weight": torch.ones(3)}.items()}, functions)
+    saver.finish()
+    return url
