@@ -36,6 +36,10 @@ SEQUENCES = "sequences"
 """Column of the tokens of prompts and responses, written by the first node."""
 ENVIRONMENT_REWARD = "environment_reward"
 """Column of the rewards of episodes, which `Generate` writes in a job with an environment."""
+REFERENCE_TOP = "reference_top"
+"""Column of the reference's most probable tokens, K at each place: K log-probabilities, then K token ids."""
+REFERENCE_COLUMNS = ("reference_logprobs", REFERENCE_TOP)
+"""Columns that compare with a reference."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,5 +259,5 @@ def _frozen(model: Model) -> bool:
     return role is not None and role.row.work == "infer"
 
 
-VLLM_OUTPUTS = ("logprobs", "logprobs_untempered")
+VLLM_OUTPUTS = ("logprobs", "logprobs_untempered", "top_logprobs")
 """Outputs of a graph's nodes that vLLM can compute for a prompt."""

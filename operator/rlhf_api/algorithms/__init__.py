@@ -36,4 +36,10 @@ def settings_of(spec: CommonSpec) -> Frozen:
     return section
 
 
-__all__ = ["ALGORITHMS", "CUSTOM", "Algorithm", "algorithm_of", "settings_of"]
+def teacher_top_k(spec: CommonSpec) -> int:
+    """Number of the reference's most probable tokens that `top_logprobs` is of; 0 if the algorithm has no use of it."""
+    settings = settings_of(spec)
+    return settings.teacher_top_k if isinstance(settings, distillation.Distillation) else 0
+
+
+__all__ = ["ALGORITHMS", "CUSTOM", "Algorithm", "algorithm_of", "settings_of", "teacher_top_k"]

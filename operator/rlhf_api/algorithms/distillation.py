@@ -2,11 +2,15 @@
 arXiv:2306.13649; Gu et al. 2024, arXiv:2306.08543)."""
 
 from collections.abc import Iterator
+from typing import Literal
+
+from pydantic import Field
 
 from ..errors.problem import Problem
 from ..field_types import Fraction, PositiveFloat
-from ..graph import Compute, Graph
+from ..graph import REFERENCE, REFERENCE_TOP, Compute, Graph, Infer
 from ..sections.common import CommonSpec
+from ..sections.sampling import MOST_KEPT
 from .base import Algorithm
 from .nodes import experience, rewarded, train_policy
 from .policy_gradient import PolicyGradient, group_rules, policy_gradient_rules
@@ -17,9 +21,19 @@ class Distillation(PolicyGradient):
     it is to the teacher. A reward is optional, and counts as in dr_grpo."""
 
     kl_coefficient: PositiveFloat = 1.0
-    """Advantage per nat of log p_teacher - log p, beside that of the reward."""
+    """Advantage per nat of log p_teacher - log p, or loss per nat of divergence, beside that of the reward."""
     gamma: Fraction = 0.0
     """Discount factor per token; 0: a token answers for itself alone, 1: for all that follow it too."""
+    teacher_top_k: int = Field(0, ge=0, le=MOST_KEPT)
+    """The teacher's most probable tokens, over which the loss compares both distributions, with all others as one
+    token; 0: the sampled token alone is compared."""
+    beta: Fraction = 1.0
+    """Divergence over teacherTopK: 1 reverse KL, 0 forward KL, between them the generalised JSD (GKD)."""
+
+    @property
+    def kl_penalty(self) -> Literal["reward", "loss"]:
+        """In the loss, where whole distributions are compared."""
+        return "loss" if self.teacher_top_k else self.kl_in
 
 
 def is_scored(spec: CommonSpec) -> bool:
@@ -36,7 +50,8 @@ def _graph(spec: CommonSpec, settings: Distillation) -> Graph:
         reads=(*((scores, "position") if scored else ()), *compared),
         writes=("advantages",),
     )
-    begin = experience(spec, settings, scored=scored)
+    top = Infer(name=REFERENCE_TOP, model=REFERENCE, output="top_logprobs", writes=(REFERENCE_TOP,))
+    begin = experience(spec, settings, scored=scored, reference_node=top if settings.teacher_top_k else None)
     return Graph((*begin, advantages, train_policy(begin, settings)))
 
 
@@ -48,8 +63,8 @@ def _rules(spec: CommonSpec, where: str, settings: Distillation) -> Iterator[Pro
         message = "puts the policy's moving average in the place of the teacher (spec.model.reference)"
         yield Problem(f"{where}.referenceEma", f"{message}; remove it; got {settings.reference_ema:g}")
     if settings.gamma and settings.kl_penalty != "reward":
-        message = "discounts advantages, and with klIn loss the teacher gives none"
-        yield Problem(f"{where}.gamma", f"{message}; use 0, or klIn reward; got {settings.gamma:g}")
+        message = "discounts advantages, and with klIn loss or teacherTopK the teacher gives none"
+        yield Problem(f"{where}.gamma", f"{message}; use 0; got {settings.gamma:g}")
     if not is_scored(spec):
         yield from _unscored(where, settings)
 

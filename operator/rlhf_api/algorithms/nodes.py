@@ -7,6 +7,7 @@ from ..graph import (
     ENVIRONMENT_REWARD,
     POLICY,
     REFERENCE,
+    REFERENCE_COLUMNS,
     SEQUENCES,
     Compute,
     Generate,
@@ -20,9 +21,11 @@ from ..sections.common import CommonSpec
 from .policy_gradient import PolicyGradient, Standardized, is_one_update
 
 
-def experience(spec: CommonSpec, settings: PolicyGradient, *, scored: bool = True) -> tuple[Node, ...]:
+def experience(
+    spec: CommonSpec, settings: PolicyGradient, *, scored: bool = True, reference_node: Infer | None = None
+) -> tuple[Node, ...]:
     """First nodes of every algorithm that samples responses: responses, their log-probabilities under policy and
-    reference if needed, and scores, unless nothing is to score them.
+    reference if needed, and scores, unless nothing is to score them. `reference_node` is in the place of `reference`.
 
     If a step is one update, the old log-probabilities are not computed: they equal those of the update itself.
     """
@@ -44,7 +47,7 @@ def experience(spec: CommonSpec, settings: PolicyGradient, *, scored: bool = Tru
             )
         )
     if settings.kl_penalty:
-        nodes.append(reference(spec, settings.reference_ema))
+        nodes.append(reference_node or reference(spec, settings.reference_ema))
     nodes += _scores(spec) if scored else ()
     if settings.overlong_filter:
         nodes.append(Compute(name="mask", function="overlong_mask", reads=("finished",), writes=("mask",)))
@@ -112,7 +115,7 @@ def train_policy(
             if column in written
         ),
         "advantages",
-        *(("reference_logprobs",) if settings.kl_penalty == "loss" else ()),
+        *(column for column in REFERENCE_COLUMNS if column in written and settings.kl_penalty == "loss"),
     )
     return Train(
         name="train_policy",

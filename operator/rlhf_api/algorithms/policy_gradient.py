@@ -94,13 +94,14 @@ def policy_gradient_rules(spec: CommonSpec, where: str, settings: PolicyGradient
         yield Problem(
             f"{where}.clipRatioHigh", f"must be at least clipRatio ({settings.clip_ratio:g}); got {high:g}"
         )
-    if settings.kl_penalty == "loss" and settings.kl_estimator == "k1" and not settings.kl_corrected:
+    estimated = settings.kl_in == settings.kl_penalty == "loss"
+    if estimated and settings.kl_estimator == "k1" and not settings.kl_corrected:
         yield Problem(
             f"{where}.klEstimator",
             "as a loss, k1 has an expected gradient of 0 and holds nothing back; use k2 or k3, klCorrected, or klIn "
             "reward; got 'k1'",
         )
-    if settings.kl_corrected and settings.kl_penalty == "loss" and settings.kl_estimator == "k2":
+    if estimated and settings.kl_corrected and settings.kl_estimator == "k2":
         yield Problem(
             f"{where}.klCorrected",
             "k2 has the gradient of the divergence without a ratio, and another with one; use k1 or k3; got true",

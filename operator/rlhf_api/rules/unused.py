@@ -11,13 +11,14 @@ from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 
 from ..algorithms import algorithm_of, settings_of
+from ..algorithms.distillation import Distillation
 from ..algorithms.dpo import DPO
 from ..algorithms.policy_gradient import PolicyGradient, is_one_update
 from ..algorithms.ppo import PPO
 from ..contract.run import roles_of
 from ..errors.problem import Problem, show
 from ..field_types import Frozen
-from ..graph import CRITIC
+from ..graph import CRITIC, REFERENCE_COLUMNS
 from ..roles import Role
 from ..sections.reward import RewardFunction
 from ..spec import Spec
@@ -26,8 +27,6 @@ from .deepspeed_idle import idle_keys
 
 COMPARED = ("logprob_difference", "logprob_outliers")
 """Fields of spec.health: limits of the difference between generators and trainer."""
-REFERENCE_COLUMN = "reference_logprobs"
-"""Column of every graph that compares with a reference."""
 
 
 class _Unread(NamedTuple):
@@ -110,9 +109,14 @@ def _without_reference(spec: Spec) -> str:
         return f"the moving average of the policy takes its place ({where}.referenceEma)"
     if isinstance(settings, DPO) and not settings.has_reference:
         return f"{where}.loss is {settings.loss}"
-    if any(REFERENCE_COLUMN in node.writes for node in spec.graph.nodes):
+    if _compares(spec):
         return "the policy without its adapter takes its place (spec.model.lora.policy)"
     return f"{spec.algorithm} compares with none"
+
+
+def _compares(spec: Spec) -> bool:
+    """True if a node compares with a reference."""
+    return any(column in node.writes for node in spec.graph.nodes for column in REFERENCE_COLUMNS)
 
 
 def _starts_critic(spec: Spec, field: str) -> bool:
@@ -139,13 +143,15 @@ def _settings(spec: Spec) -> Iterator[_Unread]:
     where, settings = f"spec.{to_camel(algorithm_of(spec).name)}", settings_of(spec)
     if not isinstance(settings, PolicyGradient):
         return
-    if not any(REFERENCE_COLUMN in node.writes for node in spec.graph.nodes):
+    if not _compares(spec):
         named = {name for name in type(settings).model_fields if name.startswith(("kl_", "reference_"))}
         yield _Unread(
             where, settings, named - {"kl_coefficient"}, "a reference", f"{where}.klCoefficient is 0"
         )
     elif settings.kl_target is None:
         yield _Unread(where, settings, ["kl_horizon"], "a target", f"{where}.klTarget is not set")
+    if isinstance(settings, Distillation):
+        yield _distilled(where, settings)
     if settings.kl_penalty == "reward":
         yield _Unread(where, settings, ["kl_corrected"], "a penalty in the loss", f"{where}.klIn is reward")
     if settings.entropy_coefficient == 0:
@@ -153,6 +159,15 @@ def _settings(spec: Spec) -> Iterator[_Unread]:
         yield _Unread(where, settings, ["entropy_target"], of, reason)
     if settings.overlong_buffer == 0:
         yield _Unread(where, settings, ["overlong_penalty"], "a zone", f"{where}.overlongBuffer is 0")
+
+
+def _distilled(where: str, settings: Distillation) -> _Unread:
+    """Settings of the divergence over the teacher's tokens where sampled ones are compared, and the reverse."""
+    if settings.teacher_top_k == 0:
+        of, reason = "a divergence over several tokens", f"{where}.teacherTopK is 0"
+        return _Unread(where, settings, ["beta"], of, reason)
+    of, reason = "an estimate from the sampled tokens", f"{where}.teacherTopK compares whole distributions"
+    return _Unread(where, settings, ["kl_in", "kl_estimator", "kl_corrected"], of, reason)
 
 
 def _responses(spec: Spec) -> Iterator[_Unread]:

@@ -32,6 +32,17 @@ def test_with_a_reward_its_scores_are_compared_within_groups():
     assert advantages.reads == ("scores", "position", "logprobs", "reference_logprobs")
 
 
+def test_with_top_tokens_the_reference_is_asked_for_them_and_the_loss_reads_them():
+    top = ("spec.distillation.teacherTopK=8", "spec.reference.engine=vllm", "spec.sampling={}")
+    graph = job(*ALONE, *top).spec.graph
+    assert graph.roles == (Role.TRAINER, Role.GENERATOR, Role.REFERENCE)
+    (inferred,) = [n for n in graph.prepare if isinstance(n, Infer) and n.model == REFERENCE]
+    assert (inferred.output, inferred.writes) == ("top_logprobs", ("reference_top",))
+    (advantages,) = [node for node in graph.prepare if "advantages" in node.writes]
+    assert advantages.reads == ()
+    assert "reference_top" in graph.train[0].reads
+
+
 def test_a_student_with_an_adapter_has_the_teacher_and_not_its_own_base():
     graph = job(*ALONE, "spec.model.lora={policy: {rank: 2}}").spec.graph
     (inferred,) = [n for n in graph.prepare if isinstance(n, Infer) and "reference_logprobs" in n.writes]
@@ -69,7 +80,24 @@ def test_a_function_of_weight_0_needs_no_group_and_lets_held_out_responses_be_ju
                 "spec.distillation.klIn=loss",
                 "spec.distillation.klEstimator=k3",
             ),
-            "spec.distillation.gamma: discounts advantages, and with klIn loss the teacher gives none",
+            "spec.distillation.gamma: discounts advantages, and with klIn loss or teacherTopK the teacher gives none",
+        ),
+        (
+            ("spec.distillation.teacherTopK=8", "spec.distillation.gamma=0.5"),
+            "spec.distillation.gamma: discounts advantages, and with klIn loss or teacherTopK the teacher gives none",
+        ),
+        (
+            ("spec.distillation.teacherTopK=8", "spec.distillation.klIn=loss"),
+            "klIn: applies only to an estimate from the sampled tokens, and the job has none: spec.distillation."
+            "teacherTopK compares whole distributions; remove it; got 'loss'",
+        ),
+        (
+            ("spec.distillation.beta=0.5",),
+            "beta: applies only to a divergence over several tokens, and the job has none: spec.distillation.teacherT",
+        ),
+        (
+            ("spec.distillation.teacherTopK=300",),
+            "spec.distillation.teacherTopK: must be less than or equal to 256; got 300",
         ),
         (("spec.distillation.klIn=loss",), "spec.distillation.klEstimator: as a loss, k1 has an expected"),
         (

@@ -18,7 +18,7 @@ from tests.unit.trainer.replay.made import episode, words
 from rlhf_api.contract.run import roles_of
 from rlhf_api.contract.samples import Sample
 from rlhf_api.field_types import ModelField
-from rlhf_api.graph import Compute, Generate
+from rlhf_api.graph import REFERENCE_TOP, Compute, Generate
 from rlhf_api.job import RLHFJob
 from rlhf_api.rules.own_algorithm import resolve
 from rlhf_trainer.checkpoint.rng import choose_kernels
@@ -121,6 +121,11 @@ def losses(job: RLHFJob) -> Any:
     for _ in range(2):
         made = columns()
         made = made.with_tokens(token_scores=made["values"])
+        if REFERENCE_TOP in algorithm.graph.train[0].reads:
+            ids = torch.arange(2.0).expand(len(made["values"]), 2)
+            made = made.with_tokens(
+                **{REFERENCE_TOP: torch.cat([made["values"][:, None] - ids - 9, ids], -1)}
+            )
         for node in algorithm.graph.prepare:
             if isinstance(node, Compute):
                 made = compute_fn(node.function, ctx.spec)(made, ctx)
@@ -137,6 +142,7 @@ def losses(job: RLHFJob) -> Any:
                 micro = MicroBatch.build(sequences, rows, pad_token_id=0)
                 own = output[micro.response_index]
                 read = own if node.output.startswith("logprobs_and_entropy") else own[:, 0]
+                read = torch.cat([own, own - 9], -1) if REFERENCE_TOP in node.reads else read
                 value, statistics = loss(output[micro.rows, 0] if node.output == "scores" else read, micro)
                 numbers += [float(value), {name: float(each) for name, each in statistics.items()}]
         metrics = dict[str, float]()

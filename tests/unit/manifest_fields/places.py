@@ -130,6 +130,7 @@ BASES: tuple[tuple[str, tuple[str, ...]], ...] = (
     *((rf"spec\.{camel}\.", _algorithm(name, **_ONLINE)) for camel, name in _GROUPED),
     (r"spec\.distillation\.", ("spec.model.reference=org/teacher",)),
     (r"spec\.ppo\.", tuple(f"spec.ppo.{key}={value}" for key, value in _ONLINE.items())),
+    (r"\.distillation\.beta$", ("spec.distillation.teacherTopK=8",)),
     (r"\.(klHorizon)$", ("spec.{}.klTarget=0.5",)),
     (r"\.klCorrected$", ("spec.{}.klIn=loss", "spec.{}.klEstimator=k3")),
     (r"\.entropyTarget$", ("spec.{}.entropyCoefficient=0.1",)),

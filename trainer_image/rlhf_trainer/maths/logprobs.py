@@ -7,9 +7,11 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 
 from rlhf_api.estimate.activations import HEAD_ELEMENTS
+
+from ..tensors.sampling_mask import LEFT_OUT
 
 CHUNK_ELEMENTS = {"cpu": 256 * 152_000, "cuda": HEAD_ELEMENTS}
 """Elements of logits per log-softmax: 256 or 2,048 tokens of a vocabulary of 152,000. In float32 they take 156 MB or
@@ -17,8 +19,6 @@ CHUNK_ELEMENTS = {"cpu": 256 * 152_000, "cuda": HEAD_ELEMENTS}
 
 Entropy = Literal["none", "value", "gradient"]
 """Entropy beside a log-probability: none, its value, or its value with a gradient, which costs memory."""
-LEFT_OUT = -1e30
-"""Logit of a token outside the sampling mask: its probability is exactly 0, and p log p is finite."""
 
 
 def entropies(logprobs: Tensor) -> Tensor:
@@ -35,22 +35,61 @@ def token_logprobs(
     temperature: float,
     entropy: Entropy,
     kept_tokens: Tensor | None = None,
+    compared: Tensor | None = None,
 ) -> Tensor:
-    """log p(target) of each row, p = softmax(logits / temperature), and with `entropy` that of p. With `kept_tokens`,
-    p is that of these tokens alone, renormalised: p_i = exp(z_i) / sum_{j kept} exp(z_j) with z = logits / temperature,
-    0 for all others.
+    """log p(target) of each row, p = softmax(logits / temperature), with `entropy` that of p, and with `compared` log p
+    of these tokens. With `kept_tokens`, p is that of these tokens alone, renormalised: p_i = exp(z_i) / sum_{j kept}
+    exp(z_j) with z = logits / temperature, 0 for all others.
 
     Shapes: `logits` float [n, V], `targets` int64 [n], `kept_tokens` int64 [n, K], K tokens with the target among them,
-    some perhaps more than once, or -1 K times for all of the vocabulary -> [n, 1] or [n, 2] in nats, float64 for
-    float64 and float32 for all other dtypes. The caller bounds memory, n V at its peak, by the size of its chunks.
+    some perhaps more than once, or -1 K times for all of the vocabulary, `compared` int64 [n, C] -> [n, 1] or [n, 2]
+    in nats, and C columns more, float64 for float64 and float32 for all other dtypes. The caller bounds memory, n V at
+    its peak, by the size of its chunks.
     Source of the mask's replay: DeepSeek-AI 2025 (DeepSeek-V3.2, arXiv:2512.02556), section 3.1, "Keep Sampling Mask".
     """
     logprobs = torch.log_softmax(_scaled(logits, temperature, kept_tokens), dim=-1)
     chosen = logprobs.gather(-1, targets[:, None])
-    if entropy == "none":
-        return chosen
-    of_rows = entropies(logprobs if entropy == "gradient" else logprobs.detach())
-    return torch.cat([chosen, of_rows[:, None]], dim=-1)
+    parts = [chosen]
+    if entropy != "none":
+        parts.append(entropies(logprobs if entropy == "gradient" else logprobs.detach())[:, None])
+    if compared is not None:
+        parts.append(logprobs.gather(-1, compared))
+    return torch.cat(parts, dim=-1)
+
+
+def top_logprobs(logits: Tensor, count: int, temperature: float, kept_tokens: Tensor | None = None) -> Tensor:
+    """The `count` highest log p of each row, as in `token_logprobs`, then the ids of their tokens, which float32 holds
+    exactly below 2^24. Where there are fewer tokens the rest is LEFT_OUT, of token 0.
+
+    Shapes: `logits` float [n, V], `kept_tokens` as in `token_logprobs` -> float32 [n, 2 count].
+    """
+    logprobs = torch.log_softmax(_scaled(logits, temperature, kept_tokens), dim=-1)
+    values, ids = logprobs.topk(min(count, logprobs.shape[-1]))
+    absent = values <= LEFT_OUT / 2
+    both = values.masked_fill(absent, LEFT_OUT), ids.masked_fill(absent, 0)
+    missing = count - values.shape[-1]
+    return torch.cat(
+        [pad(x.float(), (0, missing), value=v) for x, v in zip(both, (LEFT_OUT, 0), strict=True)], -1
+    )
+
+
+def linear_top_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    count: int,
+    temperature: float,
+    kept_tokens: Tensor | None = None,
+) -> Tensor:
+    """`top_logprobs` of the logits hidden @ weight.T + bias, one chunk at a time, without a gradient.
+
+    Shapes: as `linear_logprobs` -> float32 [A, 2 count].
+    """
+    parts = []
+    for part in _chunks(hidden, weight):
+        mask = None if kept_tokens is None else kept_tokens[part]
+        parts.append(top_logprobs(linear(hidden[part], weight, bias), count, temperature, mask))
+    return torch.cat(parts)
 
 
 def linear_logprobs(
@@ -62,15 +101,16 @@ def linear_logprobs(
     *,
     entropy: Entropy = "none",
     kept_tokens: Tensor | None = None,
+    compared: Tensor | None = None,
 ) -> Tensor:
     """`token_logprobs` of the logits hidden @ weight.T + bias, one chunk at a time, in the dtype of `hidden`; several
     chunks are recomputed in the backward pass.
 
-    Shapes: `hidden` float [A, H], `weight` [V, H], `bias` [V], `targets` int64 [A], `kept_tokens` int64 [A, K] ->
-    [A, 1] or [A, 2], as `token_logprobs`.
+    Shapes: `hidden` float [A, H], `weight` [V, H], `bias` [V], `targets` int64 [A], `kept_tokens` int64 [A, K],
+    `compared` int64 [A, C] -> [A, 1] or [A, 2] and C columns more, as `token_logprobs`.
     """
     logprobs: Tensor = _LinearLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, bias, targets, kept_tokens, temperature, entropy
+        hidden, weight, bias, targets, kept_tokens, compared, temperature, entropy
     )
     return logprobs
 
@@ -84,23 +124,24 @@ class _LinearLogprobs(torch.autograd.Function):
         bias: Tensor | None,
         targets: Tensor,
         kept_tokens: Tensor | None,
+        compared: Tensor | None,
         temperature: float,
         entropy: Entropy,
     ) -> Tensor:
         rows, logits, parts = _kernel(token_logprobs, hidden.device.type), None, []
         for part in _chunks(hidden, weight):
             logits = linear(hidden[part], weight, bias)
-            mask = None if kept_tokens is None else kept_tokens[part]
-            parts.append(rows(logits, targets[part], temperature, entropy, kept_tokens=mask))
+            mask, others = (None if each is None else each[part] for each in (kept_tokens, compared))
+            parts.append(rows(logits, targets[part], temperature, entropy, kept_tokens=mask, compared=others))
         output = torch.cat(parts)
-        ctx.save_for_backward(hidden, weight, bias, targets, kept_tokens, output)
+        ctx.save_for_backward(hidden, weight, bias, targets, kept_tokens, compared, output)
         ctx.logits = logits if len(parts) == 1 else None
         ctx.temperature, ctx.of_entropy = temperature, entropy == "gradient"
         return output
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, kept_tokens, output = ctx.saved_tensors
+        hidden, weight, bias, targets, kept_tokens, compared, output = ctx.saved_tensors
         (upstream,), needs = gradients, ctx.needs_input_grad
         to_hidden = torch.empty_like(hidden) if needs[0] else None
         # Sums over chunks are accumulated in float32: bfloat16 would lose small contributions of later chunks.
@@ -113,6 +154,7 @@ class _LinearLogprobs(torch.autograd.Function):
                 logits,
                 targets[part],
                 None if kept_tokens is None else kept_tokens[part],
+                None if compared is None else compared[part],
                 ctx.temperature,
                 output[part],
                 upstream[part],
@@ -128,13 +170,14 @@ class _LinearLogprobs(torch.autograd.Function):
             None if sums is None else sums.to(like.dtype)
             for sums, like in ((to_weight, weight), (to_bias, bias))
         ]
-        return to_hidden, *narrow, None, None, None, None
+        return to_hidden, *narrow, None, None, None, None, None
 
 
 def _logits_gradient(
     logits: Tensor,
     targets: Tensor,
     kept_tokens: Tensor | None,
+    compared: Tensor | None,
     temperature: float,
     output: Tensor,
     upstream: Tensor,
@@ -151,7 +194,10 @@ def _logits_gradient(
     hit = (columns == targets[:, None]).to(probabilities.dtype)
     gradient = (hit - probabilities) * upstream[:, :1]
     if of_entropy:
-        gradient = gradient - probabilities * (logprobs + output[:, 1:]) * upstream[:, 1:]
+        gradient = gradient - probabilities * (logprobs + output[:, 1:2]) * upstream[:, 1:2]
+    if compared is not None:
+        others = upstream[:, -compared.shape[-1] :].to(gradient.dtype)
+        gradient = (gradient - probabilities * others.sum(-1, keepdim=True)).scatter_add(-1, compared, others)
     return (gradient / temperature).to(logits.dtype)
 
 

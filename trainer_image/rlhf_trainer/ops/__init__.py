@@ -1,16 +1,25 @@
 """Tables of the operations that a graph names by key; a key may also be `module:name`, a user's function."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from rlhf_api.algorithms import CUSTOM, algorithm_of
+from rlhf_api.algorithms import CUSTOM, algorithm_of, teacher_top_k
 from rlhf_api.errors.problem import InvalidJob, Problem
-from rlhf_api.graph import Compute, Graph, Infer, Train
+from rlhf_api.graph import REFERENCE_TOP, Compute, Graph, Infer, Train
 from rlhf_api.rules.own_algorithm import WHERE
 from rlhf_api.spec import Spec
 
-from ..maths.outputs import ResponseEntropies, ResponseLogprobs, response_values, sequence_scores
+from ..maths.outputs import (
+    ResponseEntropies,
+    ResponseLogprobs,
+    TopLogprobs,
+    response_values,
+    sequence_scores,
+)
 from ..tensors.batches import OutputFn
+from ..tensors.records import Columns
+from ..tensors.top_tokens import top_ids
 from . import compute, losses
 from .context import ComputeFn, LossFn, OpContext
 from .own import guarded_compute, guarded_loss, guarded_output, own_function
@@ -48,6 +57,7 @@ OUTPUTS: dict[str, Callable[[Spec], OutputFn]] = {
     "logprobs_and_entropy_bonus": lambda spec: ResponseLogprobs(
         spec.sampling.temperature, entropy="gradient"
     ),
+    "top_logprobs": lambda spec: TopLogprobs(spec.sampling.temperature, count=teacher_top_k(spec)),
     "entropies": lambda spec: ResponseEntropies(spec.sampling.temperature, entropy="value"),
     "values": lambda _spec: response_values,
     "scores": lambda _spec: sequence_scores,
@@ -55,7 +65,7 @@ OUTPUTS: dict[str, Callable[[Spec], OutputFn]] = {
 """Log-probabilities are at the sampling temperature, but for `logprobs_untempered`; the entropy has a gradient with
 `logprobs_and_entropy_bonus` alone, which costs memory."""
 ROW_OUTPUTS = ("scores",)
-"""Outputs with one number per sequence; the others have one per response token."""
+"""Outputs with one number per sequence; the others have one per response token, `top_logprobs` several."""
 
 
 def compute_fn(key: str, spec: Spec) -> ComputeFn:
@@ -75,6 +85,15 @@ def output_fn(key: str, spec: Spec) -> OutputFn:
     if key in OUTPUTS:
         return OUTPUTS[key](spec)
     return guarded_output(key, _find(OUTPUTS, key, "(logits, micro)"))
+
+
+def train_output_fn(node: Train, spec: Spec, columns: Columns) -> OutputFn:
+    """The function that reads a Train node's output from logits: of the reference's most probable tokens too, if its
+    loss compares them."""
+    read = output_fn(node.output, spec)
+    if REFERENCE_TOP not in node.reads or not isinstance(read, ResponseLogprobs):
+        return read
+    return replace(read, compared=top_ids(columns[REFERENCE_TOP]))
 
 
 def check(graph: Graph, spec: Spec) -> None:
@@ -116,4 +135,5 @@ __all__ = [
     "compute_fn",
     "loss_fn",
     "output_fn",
+    "train_output_fn",
 ]

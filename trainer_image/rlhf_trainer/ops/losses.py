@@ -4,11 +4,14 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from rlhf_api.algorithms.distillation import Distillation
 from rlhf_api.algorithms.dpo import DPO
 from rlhf_api.algorithms.policy_gradient import PolicyGradient
 from rlhf_api.algorithms.ppo import PPO
+from rlhf_api.graph import REFERENCE_TOP
 
 from ..maths.agreement import agreement, comparable
+from ..maths.divergence import top_divergence
 from ..maths.kl import kl_estimate, token_kl_k3
 from ..maths.losses import (
     clipped_surrogate,
@@ -26,6 +29,7 @@ from ..tensors.batches import Loss, MicroBatch
 from ..tensors.packed import to_device
 from ..tensors.ragged import sequence_sums
 from ..tensors.records import Columns
+from ..tensors.top_tokens import top_logprobs_of
 from .compute import entropy_coefficient, kl_coefficient, value_moments
 from .context import OpContext
 
@@ -173,7 +177,7 @@ def _policy_gradient(
 
     def loss(output: Tensor, micro: MicroBatch) -> tuple[Tensor, Named]:
         index, device = micro.response_index, output.device
-        logprobs, entropy = output.unbind(-1)
+        logprobs, entropy = (output[:, :2] if REFERENCE_TOP in columns else output).unbind(-1)
         weight, share = to_device(weights[index], device), to_device(shares[index], device)
         if "importance_weights" in columns:
             corrected = weight * to_device(columns["importance_weights"][index], device)
@@ -196,6 +200,11 @@ def _policy_gradient(
             "entropy": entropy.detach().sum() / tokens,
             "ratio_mean": (share * r.detach()).sum(),
         }
+        if REFERENCE_TOP in columns:
+            teacher = to_device(top_logprobs_of(columns[REFERENCE_TOP][index]), device)
+            divergence = top_divergence(output[:, 2:], teacher, _beta(ctx))
+            total = total + kl_coefficient(ctx) * (weight * divergence).sum()
+            statistics["kl_mean"] = top_divergence(output[:, 2:].detach(), teacher, 1.0).sum() / tokens
         if penalised:
             kl = kl_estimate(logprobs, column("reference_logprobs"), settings.kl_estimator)
             if settings.kl_corrected:
@@ -213,6 +222,10 @@ def _policy_gradient(
         return total, statistics
 
     return loss
+
+
+def _beta(ctx: OpContext[PolicyGradient]) -> float:
+    return ctx.settings.beta if isinstance(ctx.settings, Distillation) else 1.0
 
 
 def _weights(columns: Columns, ctx: OpContext[PolicyGradient]) -> Tensor:

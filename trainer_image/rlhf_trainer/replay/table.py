@@ -17,6 +17,7 @@ from ..maths.kl import token_kl
 from ..tensors.packed import ragged_index
 from ..tensors.records import Columns, Sequences
 from ..tensors.sampling_mask import WHOLE, Kept
+from .wide_columns import join_columns, split_column
 
 FORMAT = b"1"
 _ORDER = ("sampled_logprobs", "logprobs", "reference_logprobs", "values", "advantages", "returns")
@@ -123,7 +124,9 @@ def encode(episode: Episode, texts: Texts) -> bytes:
         _ragged(prompt_tokens, sequences.prompt_lengths),
         _ragged(response_tokens, lengths),
     ]
-    floats = {name: columns[name].float() for name in token_columns(columns)}
+    floats = dict[str, Tensor]()
+    for name in token_columns(columns):
+        floats |= split_column(name, columns[name].float())
     if columns.mask is not None:
         floats["mask"] = columns.mask.float()
     tokens = {name: _ragged(sequences.after_prompts(each), lengths) for name, each in floats.items()}
@@ -194,6 +197,7 @@ def decode(data: bytes) -> Episode:
     token_values = {
         name: values if sampled is None else values[sampled] for name, (values, _) in aligned.items()
     }
+    token_values = join_columns(token_values)
     token_values["versions"] = token_values.pop("weight_versions")
     if "mask" in token_values:
         token_values["mask"] = token_values["mask"].bool()

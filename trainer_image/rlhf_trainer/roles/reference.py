@@ -1,9 +1,11 @@
 """The reference role: log-probabilities of the frozen policy, computed by transformers or by vLLM."""
 
 from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor
 
+from rlhf_api.algorithms import teacher_top_k
 from rlhf_api.contract.run import ProcessEnv, RunConfig
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.graph import REFERENCE, VLLM_OUTPUTS, Infer
@@ -31,7 +33,7 @@ from ..scoring.server import application, no_trouble, serve
 from ..tensors.records import Sequences
 
 Logprobs = Callable[[Sequences], Tensor]
-"""Log-probabilities of the response tokens: float32 [A]."""
+"""Log-probabilities of the response tokens, float32 [A], or of the most probable ones, see `top_tokens`."""
 
 
 def by_transformers(config: RunConfig, output: str) -> Logprobs:
@@ -53,8 +55,8 @@ def by_vllm(config: RunConfig, output: str) -> FrozenModel:
     # vLLM reserves a position for one generated token after the longest sequence, which is discarded.
     length = longest(config.spec) + 1
     check_served(config, Role.REFERENCE, load_job_tokenizer(config), length)
-    temperature = config.spec.sampling.temperature if output == "logprobs" else 1.0
-    return FrozenModel.of(config, Role.REFERENCE, length, temperature)
+    temperature = 1.0 if output == "logprobs_untempered" else config.spec.sampling.temperature
+    return FrozenModel.of(config, Role.REFERENCE, length, temperature, teacher_top_k(config.spec))
 
 
 def run(env: ProcessEnv) -> None:
@@ -64,10 +66,13 @@ def run(env: ProcessEnv) -> None:
     check_reference_tokens(config)
     output = next(n.output for n in nodes if isinstance(n, Infer) and n.model == REFERENCE)
     engine = by_vllm(config, output) if config.spec.reference.engine == "vllm" else None
-    logprobs = engine.logprobs if engine else by_transformers(config, output)
+    array, count = (
+        ("top_logprobs", teacher_top_k(config.spec)) if output == "top_logprobs" else ("logprobs", 0)
+    )
+    logprobs = partial(engine.logprobs, count=count) if engine else by_transformers(config, output)
 
     def answer(message: Message) -> Message:
-        return {"logprobs": logprobs(unpack(message))}, {}
+        return {array: logprobs(unpack(message))}, {}
 
     trouble, deadline = engine.restart_reason if engine else no_trouble, config.spec.reference.timeout_seconds
     app = application(LOGPROBS_ROUTE, answer, env.prover(), trouble, deadline=deadline)

@@ -7,7 +7,8 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from rlhf_api.graph import Graph
+from rlhf_api.algorithms import teacher_top_k
+from rlhf_api.graph import REFERENCE_TOP, Graph, Node
 from rlhf_api.roles import Role
 from rlhf_api.sections.reward import Reward, RewardFunction
 
@@ -21,6 +22,7 @@ from ..scoring.reward_client import RewardClient
 from ..scoring.rewards import to_float32
 from ..tensors.packed import flat_flags
 from ..tensors.records import Prompt, Sequences
+from ..tensors.top_tokens import known_tokens
 from .evaluation import Judge
 from .partial_rollout import Ended, Response, nobody
 
@@ -51,7 +53,7 @@ class Remote:
                 )
                 nodes[node.name] = partial(_scores, reward, ctx.spec.reward)
             elif role is not None:
-                nodes[node.name] = partial(_logprobs, scorer(ctx, role))
+                nodes[node.name] = _inference(ctx, node, scorer(ctx, role))
         if ctx.spec.evaluation is None or ctx.spec.evaluation.function is None:
             return cls(nodes, reward=reward)
         judging = judge_client(ctx)
@@ -147,5 +149,17 @@ def _judged(judge: RewardClient, sequences: Sequences, rows: Sequence[Mapping[st
     return to_float32(judge.ask(sequences, rows))
 
 
+def _inference(ctx: TrainerContext, node: Node, reference: Scorer) -> RemoteCall:
+    if REFERENCE_TOP not in node.writes:
+        return partial(_logprobs, reference)
+    return partial(_top_logprobs, reference, teacher_top_k(ctx.spec), len(ctx.tokenizer))
+
+
 def _logprobs(reference: Scorer, sequences: Sequences, _rows: Sequence[Mapping[str, Any]]) -> Tensor:
     return reference.ask(sequences, "logprobs")
+
+
+def _top_logprobs(
+    reference: Scorer, count: int, vocabulary: int, sequences: Sequences, _rows: Sequence[Mapping[str, Any]]
+) -> Tensor:
+    return known_tokens(reference.ask(sequences, "top_logprobs", width=2 * count), vocabulary)

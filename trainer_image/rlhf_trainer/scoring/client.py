@@ -126,10 +126,12 @@ class Scorer:
         array: str,
         rows: Sequence[Any] | None = None,
         replied: Callable[[Chunk, Mapping[str, Any]], None] = lambda _chunk, _header: None,
+        width: int = 0,
         **header: Any,
     ) -> Tensor:
-        """The named array of the replies, over all sequences in their order. In the end `replied` is called
-        with each chunk and its reply's header, in their order. Raises as `wait` does.
+        """The named array of the replies, of `width` numbers a place unless that is 0, over all sequences in their
+        order. In the end `replied` is called with each chunk and its reply's header, in their order. Raises as `wait`
+        does.
 
         A chunk is one micro-batch of the member's model, so that values depend neither on the number of members nor on
         retries.
@@ -141,11 +143,13 @@ class Scorer:
                 array,
                 None if rows is None else [rows[i] for i in chunk],
                 header,
+                width,
             )
             for chunk in chunks
         ]
         self.wait([self.send(question) for question in questions])
-        whole = torch.zeros(len(places(array, sequences, torch.arange(len(sequences)))), dtype=DTYPES[array])
+        count = len(places(array, sequences, torch.arange(len(sequences))))
+        whole = torch.zeros((count, width) if width else (count,), dtype=DTYPES[array])
         for chunk, question in zip(chunks, questions, strict=True):
             values, reply = question.reply.result()
             whole[places(array, sequences, torch.tensor(chunk))] = values

@@ -21,7 +21,8 @@ SCORE_ROUTE = "/score"
 [A] with token rewards: weighted sums of the part's rewards, NaN for responses without a score; header: a
 `ScoreReport`."""
 LOGPROBS_ROUTE = "/logprobs"
-"""Path. Reply: `logprobs` float32 [A], response-aligned, in nats."""
+"""Path. Reply: `logprobs` float32 [A], response-aligned, in nats; or `top_logprobs` float32 [A, 2 K], see
+`top_tokens`."""
 
 
 class Part(StrEnum):

@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rlhf_api.graph import REFERENCE_TOP
+
 from .packed import flat_ints, ragged_index
 from .sampling_mask import Kept
 
@@ -200,7 +202,7 @@ class Columns:
     bool (false where the length limit cut the response off), `position` int64 (place of the prompt in the run's order:
     the same for all responses to one prompt). Of episodes, in units of reward: of rows `environment_reward`, NaN if the
     episode has none, and of tokens `turn_rewards`, at the last one of each turn, if the turns have any; and `turns`
-    int64, a column of rows.
+    int64, a column of rows. `reference_top` [A, 2 K] alone has several numbers a token, see `top_tokens`.
     """
 
     sequences: Sequences
@@ -265,9 +267,10 @@ class Columns:
     @staticmethod
     def _checked(columns: dict[str, Tensor], count: int, what: str) -> dict[str, Tensor]:
         for name, column in columns.items():
+            wide = name == REFERENCE_TOP and isinstance(column, Tensor) and column.ndim == 2
             if not isinstance(column, Tensor):
                 raise TypeError(f"column {name!r} is a {type(column).__name__}; make a tensor of it")
-            if column.shape != (count,):
+            if column.shape != (count,) and not (wide and len(column) == count):
                 shape = tuple(column.shape)
                 raise ValueError(
                     f"column {name!r} has shape {shape}; it needs one entry for each of {count} {what}"

@@ -13,6 +13,8 @@ from .packed import ragged_index
 
 WHOLE = -1
 """Count of a token without a mask, sampled from the whole vocabulary."""
+LEFT_OUT = -1e30
+"""Logit of a token outside the mask: its probability is exactly 0, and p log p is finite."""
 ROUNDING = 1e-5
 """Tolerance within which kept probabilities sum to 1; also of the sum's logarithm."""
 

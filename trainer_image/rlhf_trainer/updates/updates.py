@@ -13,7 +13,7 @@ from ..data.dataset import stream
 from ..graph.learner import Learner
 from ..maths.agreement import AGREEMENT
 from ..maths.schedule import learning_rate
-from ..ops import loss_fn, output_fn
+from ..ops import loss_fn, train_output_fn
 from ..ops.datasets import given_columns
 from ..ops.pretraining import mixed
 from ..process import faults
@@ -80,7 +80,7 @@ class Updates:
         model, sequences = self._models[node.model], part.sequences
         if self._text is not None and node.model == POLICY:
             sequences, loss = mixed(sequences, loss, self._text.take(), self._text.coefficient)
-        metrics = model.update(sequences, output_fn(node.output, spec), loss, rate, self._group)
+        metrics = model.update(sequences, train_output_fn(node, spec, part), loss, rate, self._group)
         for name, value in metrics.items():
             key = name if name in SHARED else _prefix(self._graph, node) + name
             before, count = self._metrics.get(key, (value, 0))
@@ -96,7 +96,7 @@ def held_out_losses(learner: Learner, columns: Columns, group: int) -> dict[str,
     graph, ctx, losses = learner.graph, learner.op_ctx, dict[str, float]()
     for node in graph.train:
         loss = loss_fn(node.loss, ctx.spec)(columns, ctx)
-        read, model = output_fn(node.output, ctx.spec), learner.models[node.model]
+        read, model = train_output_fn(node, ctx.spec, columns), learner.models[node.model]
         measured = model.measure(columns.sequences, read, loss, group)
         losses |= {_prefix(graph, node) + name: value for name, value in measured.items()}
     return {**losses, "loss": losses[f"{_prefix(graph, graph.train[0])}loss"]}

@@ -23,6 +23,8 @@ from rlhf_trainer.tensors.records import Sequences
 
 LONGEST = 128
 TEMPERATURE = 0.7
+COUNT = 30
+"""Most probable tokens: more than vLLM gives unless it is asked to."""
 
 
 def work(folder: Path, role: Role) -> None:
@@ -31,13 +33,13 @@ def work(folder: Path, role: Role) -> None:
     given = json.loads((folder / "sequences.json").read_text())
     sampled = torch.tensor(given["sampled"]) if role is Role.REFERENCE else None
     sequences = replace(Sequences.pack([tuple(row) for row in given["rows"]]), sampled=sampled)
-    model = FrozenModel.of(config, role, LONGEST, TEMPERATURE if role is Role.REFERENCE else 1.0)
+    temperature, most = (TEMPERATURE, COUNT) if role is Role.REFERENCE else (1.0, 0)
+    model = FrozenModel.of(config, role, LONGEST, temperature, most)
     compute = model.logprobs if role is Role.REFERENCE else model.scores
-    outputs = compute(sequences).tolist()
-    write(
-        folder / f"{role.value}.json",
-        {"found": outputs, "trouble": model.restart_reason(), "pid": os.getpid()},
-    )
+    outputs = {"found": compute(sequences).tolist()}
+    if most:
+        outputs["top"] = model.logprobs(sequences, most).tolist()
+    write(folder / f"{role.value}.json", {**outputs, "trouble": model.restart_reason(), "pid": os.getpid()})
     time.sleep(600)
 
 

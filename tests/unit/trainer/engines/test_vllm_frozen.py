@@ -15,18 +15,19 @@ import torch
 from tests.support.forks import forked
 from tests.support.kube import eventually
 from tests.support.models import byte_tokenizer, tiny_model
-from tests.unit.trainer.engines.frozen_worker import LONGEST, TEMPERATURE
+from tests.unit.trainer.engines.frozen_worker import COUNT, LONGEST, TEMPERATURE
 from transformers import LlamaForCausalLM, LlamaForSequenceClassification
 
 from rlhf_api.contract.run import RunConfig
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.roles import Role
-from rlhf_trainer.engines.vllm.frozen import response_logprobs
-from rlhf_trainer.maths.outputs import ResponseLogprobs
+from rlhf_trainer.engines.vllm.frozen import most_probable, response_logprobs
+from rlhf_trainer.maths.outputs import ResponseLogprobs, TopLogprobs
 from rlhf_trainer.models.forward.inference import Forward, infer
 from rlhf_trainer.models.pretrained.job_models import check_served
 from rlhf_trainer.scoring.rewards import forward_scores
 from rlhf_trainer.tensors.records import Sequences
+from rlhf_trainer.tensors.sampling_mask import LEFT_OUT
 
 pytestmark = pytest.mark.slow
 TOKENIZER = byte_tokenizer()
@@ -83,6 +84,11 @@ def test_what_vllm_computes_is_what_transformers_does_and_a_dead_engine_ends_its
         replied = replace(sequences, sampled=torch.tensor(flags))
         expected = infer(policy, replied, ResponseLogprobs(TEMPERATURE), replied.response_lengths)
         assert torch.allclose(torch.tensor(reference["found"]), expected, rtol=0, atol=1e-5)
+        top = TopLogprobs(TEMPERATURE, count=COUNT)
+        most = infer(policy, replied, top, replied.response_lengths)
+        given = torch.tensor(reference["top"])
+        assert torch.allclose(given[:, :COUNT], most[:, :COUNT], rtol=0, atol=1e-5)
+        assert (given[:, COUNT:] == most[:, COUNT:]).float().mean() > 0.99  # of equal ones either comes first
         judge = LlamaForSequenceClassification.from_pretrained(folder / "reward").eval()
         scores = forward_scores(judge, 512, TOKENIZER.pad_token_id)(sequences)
         assert torch.allclose(torch.tensor(reward["found"]), scores, rtol=0, atol=1e-5)
@@ -109,6 +115,9 @@ def token(logprob: float):
 def test_log_probabilities_are_those_of_the_response():
     prompt_logprobs = [None, {5: token(-1.0)}, {9: token(-0.1), 6: token(-2.0)}]
     assert response_logprobs(prompt_logprobs, [4, 5, 6], 1) == [-1.0, -2.0]
+    assert most_probable(prompt_logprobs, [4, 5, 6], 2, 3) == [[-0.1, -2.0, LEFT_OUT, 9.0, 6.0, 0.0]]
+    with pytest.raises(RuntimeError, match="no finite log-probability at place 0"):
+        most_probable(prompt_logprobs, [4, 5, 6], 0, 3)
 
 
 @pytest.mark.parametrize(

@@ -219,6 +219,8 @@ def test_every_key_of_every_graph_is_in_the_trainers_tables():
             variants += ("groupBaseline: true",)
         if algorithm == "grpo":
             variants += ("standardDeviation: batch",)
+        if algorithm == "distillation":
+            variants += ("teacherTopK: 8",)
         for settings in variants:
             for reward in rewards:
                 used |= keys(algorithm, settings, reward)

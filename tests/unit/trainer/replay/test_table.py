@@ -79,6 +79,18 @@ def test_columns_of_other_algorithms_survive_too():
     assert same(decode(data).columns, unscored)
 
 
+def test_several_numbers_a_token_survive_each_in_a_column_of_its_own():
+    made = episode(4)
+    top = torch.randn(int(made.columns.lengths.sum()), 12)
+    columns = made.columns.with_tokens(reference_top=top)
+    data = encode(replace(made, columns=columns), words)
+    assert same(decode(data).columns, columns)
+    assert (
+        pq.read_table(io.BytesIO(data)).column("reference_top_11").to_pylist()[0]
+        == top[:, 11].tolist()[: int(columns.lengths[0])]
+    )
+
+
 def test_an_episode_of_the_first_release_is_read():
     """Its table has the six columns of PPO, and was written before there were other algorithms."""
     data = (Path(__file__).parent / "episode_format_1.parquet").read_bytes()

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, LlamaForSequenceClassification, LlamaForTokenClassification
 
 from rlhf_api.dataset.rows import PairRow, PromptRow, Row
+from rlhf_api.graph import REFERENCE_COLUMNS
 from rlhf_api.rules.own_algorithm import resolve
 from rlhf_api.sections.lora import Adapters
 from rlhf_trainer.checkpoint.rng import restore_generators
@@ -96,7 +97,8 @@ class Job:
         models = {used: self.models[used.name] for used in graph.trained}
         averages = {used: MovingAverage(models[used], d) for used, d in graph.averages.items()}
         learner = Learner(graph, models, self.op_ctx, averages)
-        remote = Remote({"score": score, "reference_logprobs": refer or self.reference}, judge=score, **more)
+        nodes = {"score": score, **dict.fromkeys(REFERENCE_COLUMNS, refer or self.reference)}
+        remote = Remote(nodes, judge=score, **more)
         torch.manual_seed(0)
         self.lines: list[dict[str, float]] = []
         self.task: Any

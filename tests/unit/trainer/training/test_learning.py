@@ -67,6 +67,24 @@ def test_a_student_nears_its_teacher_without_any_reward(settings):
     assert not any("reward" in name or "groups" in name for name in job.lines[-1])
 
 
+def most_probable(sequences: Sequences, _rows: object) -> Tensor:
+    """The 128 most probable tokens of `towards_low_tokens`, with their ids."""
+    count = int(sequences.response_lengths.sum())
+    each = torch.full((count, 128), math.log(9 / (9 * 128 + 130)))
+    return torch.cat([each, torch.arange(128.0).expand(count, 128)], dim=-1)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
+def test_a_student_nears_its_teacher_over_the_most_probable_tokens(beta):
+    """Its divergence halves, and no metric is of a reward."""
+    alone = ("spec.model.reward=null", "spec.reward={}")
+    settings = f"minibatchSize: 16, epochs: 2, teacherTopK: 128, beta: {beta}"
+    job = Job("distillation", settings, *alone, refer=most_probable).steps(0, STEPS)
+    divergences = [line["kl_mean"] for line in job.lines]
+    assert divergences[-1] < divergences[0] / 2, divergences
+    assert not any("reward" in name or "groups" in name for name in job.lines[-1])
+
+
 @pytest.mark.parametrize("settings", ["beta: 0.1", "beta: 0.1, labelSmoothing: 0.1", "beta: 0.1, loss: ipo"])
 def test_the_margin_rises(settings):
     job = Job("dpo", settings).steps(0, STEPS)

@@ -24,6 +24,7 @@ from rlhf_api.rules.vllm_options import engine_problems
 
 from ...process.settings import frozen_source
 from ...tensors.records import Sequences
+from ...tensors.sampling_mask import LEFT_OUT
 from .front.probes import ENGINE_DEAD, HUNG_SECONDS
 from .serve import watchdog
 from .serve.forking import fork_engine
@@ -62,8 +63,11 @@ class FrozenModel:
             self._loop.run(self._engine.collective_rpc("rlhf_temper", args=(temperature,)))
 
     @classmethod
-    def of(cls, config: RunConfig, role: Role, longest: int, temperature: float = 1.0) -> Self:
-        """The frozen model of a role, for sequences of up to `longest` tokens. Sets vLLM's environment variables.
+    def of(
+        cls, config: RunConfig, role: Role, longest: int, temperature: float = 1.0, most_logprobs: int = 0
+    ) -> Self:
+        """The frozen model of a role, for sequences of up to `longest` tokens, which gives log-probabilities of up to
+        `most_logprobs` tokens beside that of each sequence's own. Sets vLLM's environment variables.
         Raises InvalidJob for models and options that vLLM does not run."""
         model = frozen_source(config, role)
         if problems := engine_problems(config.spec, role, model.where, model.path):
@@ -71,27 +75,31 @@ class FrozenModel:
         cpu = on_cpu()
         memory = gpu_memory() if config.shared_gpus and not cpu else None
         options = frozen_options(config, role, model, longest, cpu=cpu, shared_memory=memory)
+        options |= {"max-logprobs": most_logprobs} if most_logprobs else {}
         # Only what changes: a variable that is set again moves, and then no process that is forked can set its title.
         os.environ.update(engine_environment(os.environ, cpu).items() - os.environ.items())
         with refusals(role, instead_of(role)):
             return cls(options, temperature)
 
-    def logprobs(self, sequences: Sequences) -> Tensor:
-        """The log-probability of each response token, in nats: float32 [A]. Raises RuntimeError where vLLM's output
-        does not hold one finite number for each."""
+    def logprobs(self, sequences: Sequences, count: int = 0) -> Tensor:
+        """The log-probability of each response token, in nats: float32 [A]; with a `count` those of the so many most
+        probable tokens at its place, see `top_tokens`. Raises RuntimeError where vLLM's output does not hold one finite
+        number for each."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
         parameters = SamplingParams(
             max_tokens=1,
             temperature=0.0,
-            prompt_logprobs=0,
+            prompt_logprobs=count,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
 
-        async def one(ids: list[int], begin: int) -> list[float]:
+        async def one(ids: list[int], begin: int) -> list[Any]:
             output = await final(self._engine.generate({"prompt_token_ids": ids}, parameters, self._id()))
+            if count:
+                return most_probable(output.prompt_logprobs, ids, begin, count)
             return response_logprobs(output.prompt_logprobs, ids, begin)
 
         logprobs = self._all(one, sequences)
@@ -163,13 +171,32 @@ async def final(outputs: AsyncIterator[Any]) -> Any:
     return [output async for output in outputs][-1]
 
 
+def most_probable(prompt_logprobs: Any, ids: Sequence[int], begin: int, count: int) -> list[list[float]]:
+    """The `count` most probable tokens in vLLM's `prompt_logprobs` at each position from `begin` on: their
+    log-probabilities, then their ids; absent ones where the vocabulary has fewer."""
+    _check_length(prompt_logprobs, ids)
+    rows = []
+    for place in range(begin, len(ids)):
+        most = [(float(entry.logprob), token) for token, entry in (prompt_logprobs[place] or {}).items()]
+        most = sorted((each for each in most if math.isfinite(each[0])), reverse=True)[:count]
+        if not most:
+            raise RuntimeError(f"vLLM gave no finite log-probability at place {place}")
+        most += [(LEFT_OUT, 0)] * (count - len(most))
+        rows.append([*(value for value, _ in most), *(float(token) for _, token in most)])
+    return rows
+
+
+def _check_length(prompt_logprobs: Any, ids: Sequence[int]) -> None:
+    if prompt_logprobs is None or len(prompt_logprobs) != len(ids):
+        count = "no" if prompt_logprobs is None else len(prompt_logprobs)
+        raise RuntimeError(f"vLLM gave {count} log-probabilities for {len(ids)} tokens")
+
+
 def response_logprobs(prompt_logprobs: Any, ids: Sequence[int], begin: int) -> list[float]:
     """Log-probabilities of the tokens `ids` in vLLM's `prompt_logprobs` (a mapping from tokens per position), from
     position `begin` on.
     """
-    if prompt_logprobs is None or len(prompt_logprobs) != len(ids):
-        count = "no" if prompt_logprobs is None else len(prompt_logprobs)
-        raise RuntimeError(f"vLLM gave {count} log-probabilities for {len(ids)} tokens")
+    _check_length(prompt_logprobs, ids)
     values = []
     for place in range(begin, len(ids)):
         entry = (prompt_logprobs[place] or {}).get(ids[place])

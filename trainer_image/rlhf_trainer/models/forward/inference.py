@@ -138,21 +138,24 @@ class Forward:
         """The values that `read` computes for the rows of `batches`, packed in the order of all sequences; zero for
         other rows.
 
-        `sizes` int64 [N]: values per row (the response lengths, or ones) -> float32 [sum(sizes)] on the model's device.
+        `sizes` int64 [N]: values per row (the response lengths, or ones) -> float32 [sum(sizes), ...] on the model's
+        device.
         """
         starts = sizes.cumsum(0) - sizes
         packed = torch.zeros(int(sizes.sum()), device=self.device)
-        for rows in batches:
+        for i, rows in enumerate(batches):
             micro = self.build(sequences, rows)
-            index = ragged_index(starts[micro.rows], sizes[micro.rows])
-            packed[to_device(index, self.device)] = self(micro, read).float()
+            index, values = ragged_index(starts[micro.rows], sizes[micro.rows]), self(micro, read).float()
+            if i == 0:
+                packed = packed.new_zeros((len(packed), *values.shape[1:]))
+            packed[to_device(index, self.device)] = values
         return packed
 
 
 def infer(forward: Forward, sequences: Sequences, read: OutputFn, sizes: Tensor) -> Tensor:
     """The values that `read` computes for every row, packed in the order of the sequences: one model on one device.
 
-    `sizes` int64 [N]: values per row (the response lengths, or ones) -> float32 [sum(sizes)] on the CPU.
+    `sizes` int64 [N]: values per row (the response lengths, or ones) -> float32 [sum(sizes), ...] on the CPU.
     """
     (batches,) = forward.plan(sequences)
     return forward.infer(sequences, read, sizes, batches).cpu()

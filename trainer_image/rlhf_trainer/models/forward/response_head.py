@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
-from ...maths.logprobs import linear_logprobs
 from ...maths.outputs import ResponseLogprobs
 from ...tensors.batches import MicroBatch
 
@@ -14,7 +13,7 @@ from ...tensors.batches import MicroBatch
 class ResponseHead(nn.Module):
     """The output layer of a causal language model, with its own parameters under their own names.
 
-    Inside `reading` its output is the values read from response tokens, [1, A_mb, 1 or 2] instead of logits [n, T, V];
+    Inside `reading` its output is the values read from response tokens, [1, A_mb, ...] instead of logits [n, T, V];
     otherwise, as in generation, it is the linear layer that it replaces.
     """
 
@@ -41,15 +40,7 @@ class ResponseHead(nn.Module):
             return linear(hidden, self.weight, self.bias)
         read, micro = self._requested
         rows = hidden[micro.response_row, micro.response_column - 1]
-        logprobs = linear_logprobs(
-            rows,
-            self.weight,
-            self.bias,
-            micro.targets,
-            read.temperature,
-            entropy=read.entropy,
-            kept_tokens=micro.kept,
-        )
+        logprobs = read.of_hidden(rows, self.weight, self.bias, micro)
         if not len(logprobs):  # an empty tensor has no memory by which `gave` could know it
             logprobs = pad(logprobs, (0, 0, 0, 1))[:0]
         self._output = logprobs[None]
