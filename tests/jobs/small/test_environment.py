@@ -42,6 +42,14 @@ class Even:
 """
 
 
+BY_TRAINER = (
+    "spec.generator={sharedWithTrainer: true}",
+    "spec.rollout={}",
+    "spec.trainer.replicas=2",
+    "spec.steps=4",
+)
+
+
 def play(folder: Path, *overrides: str, **environ: str) -> Finished:
     tiny_model(folder / "model", tie=False, seed=0)
     rows = [{"prompt": f"Thing {i}: ", "name": f"n{i}"} for i in range(16)]
@@ -102,3 +110,22 @@ def test_episodes_are_learned_from_and_lost_by_no_death(tmp_path: Path, in_fligh
     before, after = lines(finished.workdir / "evaluation.jsonl")
     assert before["count"] == after["count"] == 16
     assert after["mean"] > before["mean"], "held-out episodes have the environment's rewards"
+
+
+def test_episodes_that_the_trainer_samples_are_the_same_after_its_death(tmp_path: Path) -> None:
+    """By two ranks, each with environments of its own: every step is what it is without the death."""
+    figures = ("reward_mean", "loss", "grad_norm", "response_length_mean", "turns_mean")
+    runs = []
+    for name, environ in (
+        ("whole", {}),
+        ("killed", {"RLHF_FAULTS": "tests.support.faults:kill_trainer_after_two_steps"}),
+    ):
+        (tmp_path / name).mkdir()
+        finished = play(tmp_path / name, *BY_TRAINER, **environ)
+        runs.append([tuple(line[key] for key in figures) for line in finished.steps])
+        assert sum(line["episodes_failed"] for line in finished.steps) == 0
+        assert max(line["logprob_difference"] for line in finished.steps) < 1e-5
+        before, after = lines(finished.workdir / "evaluation.jsonl")
+        assert after["mean"] > before["mean"]
+    assert finished.status["roles"]["trainer"]["restarts"] == 1
+    assert runs[0] == runs[1]

@@ -23,7 +23,6 @@ REFUSED = [
         "60 s (turnSeconds); use at least that; got 59",
     ),
     (("spec.environment.parallel=1",), "spec.environment.workers", "only 1 episodes are played at once"),
-    (("spec.generator.sharedWithTrainer=true",), "spec.generator.sharedWithTrainer", "use false; got true"),
     (("spec.replay.streamDataLoaderType=dynamic",), "spec.replay.streamDataLoaderType", "use fixed"),
     (("spec.reward.fineGrained=true",), "spec.reward.fineGrained", "are of turns already"),
     (

@@ -27,8 +27,10 @@ from ..data.encode import end_tokens
 from ..data.prompts import prompts
 from ..data.stop_strings import StopStrings
 from ..dispatch.outcomes import Refused
+from ..environments.environments import Environments
 from ..environments.pool import WorkerPool
-from ..local_generation.shared import sampling_of_the_job_alone
+from ..environments.rendering import Rendering
+from ..local_generation.sampler import sampling_of_the_job_alone
 from ..models.pretrained import architectures
 from ..models.pretrained.hub import use_cache_if_unreachable
 from ..models.pretrained.job_models import load_job_tokenizer, load_trained, on_device
@@ -55,12 +57,11 @@ async def player(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Async
         on_device(model)
         torch.manual_seed(spec.seed)
         with sampling_of_the_job_alone(model) as own:
-            ends, stops = (
-                end_tokens(tokenizer, own, spec.sampling),
-                StopStrings(tokenizer, spec.sampling.stop),
-            )
+            ends = end_tokens(tokenizer, own, spec.sampling)
+            stops = StopStrings(tokenizer, spec.sampling.stop)
             local = LocalClient(model, spec.sampling, ends, stops, padding_id(tokenizer))
-            yield turns_client(local, pool, spec, tokenizer, ends)
+            rendering = Rendering(tokenizer, spec.data, ends, stops, pool.schemas)
+            yield turns_client(local, Environments(section, rendering, pool), spec, tokenizer, ends)
     finally:
         await pool.close()
 

@@ -7,12 +7,17 @@ import logging
 import math
 from array import array
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
+from transformers import PreTrainedTokenizerBase
+
 from rlhf_api.sections.environment import Environment
+from rlhf_api.spec import Spec
 
 from ..data.encode import TooLong
+from ..data.stop_strings import StopStrings
 from ..dispatch.outcomes import Refused
 from ..tensors.records import Outcome, Prompt
 from .live_episode import EpisodeEnded, EpisodeFailed, LiveEpisode, Reply
@@ -57,7 +62,7 @@ class Environments:
     """
 
     def __init__(self, section: Environment, rendering: Rendering, pool: WorkerPool) -> None:
-        self._section, self._pool = section, pool
+        self.section, self._pool = section, pool
         self._live = LiveEpisodes(section, rendering, pool)
         self._waiting: dict[Key, tuple[Prompt, array[int], asyncio.Future[Next]]] = {}
         """Turns that an environment replies to, with the prompt's and the response's tokens up to there."""
@@ -138,7 +143,7 @@ class Environments:
 
     async def _replied(self, key: Key, episode: LiveEpisode, turn: Turn, length: int) -> Next:
         reply = await episode.step(turn)
-        section = self._section
+        section = self.section
         if len(reply.tokens) >= section.max_tokens:
             message = f"a reply has {len(reply.tokens)} tokens, as many as spec.environment.maxTokens or more"
             raise EpisodeEnded(message)
@@ -190,11 +195,27 @@ class Environments:
         elif not isinstance(error, WorkerEnded) or error.blamed:
             self._failures[key] += 1
             log.warning("an environment of prompt %s failed (%d): %s", key[0], self._failures[key], error)
-        if self._failures[key] <= self._section.retries:
+        if self._failures[key] <= self.section.retries:
             return False
         del self._failures[key]
         self._suspected.discard(key)
         return True
+
+
+async def start_environments(
+    spec: Spec, tokenizer: PreTrainedTokenizerBase, ends: Sequence[int], *, share: int = 1
+) -> Environments:
+    """The job's environment, in processes of its own until the end of the event loop; `ends`: tokens that end a turn;
+    `share`: number of those that divide the job's processes and episodes. Raises InvalidJob where its class cannot be
+    imported or is none, RuntimeError where a process ends over it."""
+    section = spec.environment
+    assert section is not None, "the job has one"
+    mine = {"workers": max(1, section.workers // share), "parallel": max(1, section.parallel // share)}
+    section = section.model_copy(update=mine)
+    pool = WorkerPool(section.path, section.settings, section.workers)
+    await pool.start()
+    stops = StopStrings(tokenizer, spec.sampling.stop)
+    return Environments(section, Rendering(tokenizer, spec.data, ends, stops, pool.schemas), pool)
 
 
 def _problem(reason: str, turns: int) -> Outcome:

@@ -1,23 +1,33 @@
 """Rollouts that the trainer generates itself."""
 
+import json
+from dataclasses import replace
+
+import torch
+
 from rlhf_api.sections.evaluation import NO_PENALTIES, Penalties
 from rlhf_api.sections.sampling import Sampling
 
+from ..dispatch.roster import Stopped
+from ..local_generation.sampler import Sampled, shared_sampler
 from ..local_generation.shared import generate_shared
 from ..models.trained_model import TrainedModel
 from ..ranks.context import TrainerContext
 from ..tensors.records import Prompt
-from .partial_rollout import Ended, nobody
+from .partial_rollout import Ended, PartialRollout, nobody, rollouts
 from .requests import Responses
 from .rollouts import Rollouts
+from .saved_responses import decode, encode
+from .turn_rounds import TurnRounds
 
 
 class TrainerRollouts(Rollouts):
     """Samples with the policy's own weights, on every rank."""
 
-    def __init__(self, ctx: TrainerContext, policy: TrainedModel) -> None:
+    def __init__(self, ctx: TrainerContext, policy: TrainedModel, rounds: TurnRounds | None = None) -> None:
+        """`rounds`: the environment of this rank's episodes; None where responses have one turn."""
         super().__init__()
-        self._ctx, self._policy = ctx, policy
+        self._ctx, self._policy, self._rounds = ctx, policy, rounds
 
     def answer(
         self,
@@ -30,8 +40,53 @@ class TrainerRollouts(Rollouts):
     ) -> Responses:
         """Each rank has all of them. `ended` is not called."""
         ctx = self._ctx
+        if self._rounds is not None:
+            return self._play(self._rounds, prompts, sampling, penalties, masks=masks)
         made = generate_shared(
             *(self._policy, ctx.ranks, ctx.tokenizer, prompts, sampling, self.version, ctx.stop, penalties),
             masks=masks,
         )
         return Responses(made)
+
+    def _play(
+        self,
+        rounds: TurnRounds,
+        prompts: list[Prompt],
+        sampling: Sampling,
+        penalties: Penalties,
+        *,
+        masks: bool,
+    ) -> Responses:
+        """Each rank plays the episodes of its share of the prompts."""
+        ctx, ranks = self._ctx, self._ctx.ranks
+        works = [
+            PartialRollout.begin(prompt, sampling.responses_per_prompt)
+            for prompt in prompts[ranks.rank :: ranks.world]
+        ]
+        with shared_sampler(self._policy, ctx.tokenizer, sampling, ctx.stop) as sampler:
+
+            def sample(turns: list[Prompt], most: int) -> list[Sampled]:
+                limits = {"max_new_tokens": most, "min_new_tokens": min(most, sampling.min_new_tokens)}
+                return sampler.sample(turns, sampling.model_copy(update=limits), penalties, masks=masks)
+
+            refused = rounds.play(works, sample, sampling.max_new_tokens, self.version)
+        if ranks.any(ctx.stop.is_set()):
+            raise Stopped("stopped while the trainer generated")
+        mine = {"works": encode(works), "refused": json.dumps(refused).encode()}
+        gathered = ranks.gather(
+            {name: torch.frombuffer(bytearray(data), dtype=torch.uint8) for name, data in mine.items()}
+        )
+        played = {work.prompt.id: work for each in gathered for work in decode(_bytes(each["works"]))}
+        for prompt in prompts:
+            work = played[prompt.id]
+            work.prompt = replace(prompt, tokens=work.prompt.tokens)
+        reasons = {
+            key: reason for each in gathered for key, reason in json.loads(_bytes(each["refused"])).items()
+        }
+        return Responses(
+            rollouts(played[prompt.id] for prompt in prompts if prompt.id not in reasons), refused=reasons
+        )
+
+
+def _bytes(data: torch.Tensor) -> bytes:
+    return data.numpy().tobytes()

@@ -14,7 +14,7 @@ from rlhf_api.sections.evaluation import NO_PENALTIES
 from rlhf_api.sections.sampling import Sampling
 
 from ..data.stop_strings import StopStrings
-from ..local_generation.shared import Sampled, generate_batch
+from ..local_generation.sampler import Sampled, generate_batch
 from ..tensors.records import Prompt
 from .partial_rollout import PartialRollout, Response
 

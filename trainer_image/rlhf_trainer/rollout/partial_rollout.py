@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from rlhf_api.sections.evaluation import NO_PENALTIES, Penalties
 
+from ..environments.environments import Next
 from ..tensors.records import Outcome, Prompt, Rollout
 from ..tensors.sampling_mask import filled
 
@@ -146,6 +147,18 @@ class PartialRollout:
     def unfinished(self) -> list[int]:
         """Indices of the unfinished responses."""
         return [i for i, response in enumerate(self.responses) if response.end is None]
+
+    def go_on(self, index: int, following: Next) -> None:
+        """Applies what an environment replied to the last turn of a response."""
+        response = self.responses[index]
+        if following.anew:
+            self.responses[index] = Response()
+        elif following.end is None:
+            response.add_context(following.context)
+        else:
+            response.outcome = following.outcome
+            response.finish(following.end)
+            self.ended(self.prompt, response)
 
     def frozen(self) -> "PartialRollout":
         """A copy that later tokens do not change."""

@@ -15,8 +15,6 @@ from rlhf_api.spec import Spec
 from ..data.stop_strings import StopStrings
 from ..dispatch.outcomes import Interrupted
 from ..environments.environments import Environments, OpensOtherwise
-from ..environments.pool import WorkerPool
-from ..environments.rendering import Rendering
 from ..tensors.records import Prompt
 from .engine_client import EngineClient
 from .partial_rollout import PartialRollout, Response
@@ -131,15 +129,7 @@ class TurnsClient:
         reply = self._environments.reply(work.prompt, index, response.tokens, response.sampled)
         if not await _wait(reply, work, progress):
             return False
-        following = self._environments.take(work.prompt, index)
-        if following.anew:
-            work.responses[index] = Response()
-        elif following.end is None:
-            response.add_context(following.context)
-        else:
-            response.outcome = following.outcome
-            response.finish(following.end)
-            work.ended(work.prompt, response)
+        work.go_on(index, self._environments.take(work.prompt, index))
         return True
 
     async def _sample_next(
@@ -183,17 +173,15 @@ def _settle(turns: "Sequence[asyncio.Future[bool]]", *, is_over: bool) -> None:
 
 def turns_client(
     engine: EngineClient,
-    pool: WorkerPool,
+    environments: Environments,
     spec: Spec,
     tokenizer: PreTrainedTokenizerBase,
     ends: Sequence[int],
 ) -> TurnsClient:
-    """A client whose responses are episodes with the job's environment, in the workers of `pool`, which has started;
-    `engine` samples their turns; `ends`: tokens that end one."""
-    section, stops = spec.environment, StopStrings(tokenizer, spec.sampling.stop)
-    assert section is not None, "the job has one"
-    rendering = Rendering(tokenizer, spec.data, ends, stops, pool.schemas)
-    environments, most = Environments(section, rendering, pool), section.max_tokens
+    """A client whose responses are episodes with the job's environment; `engine` samples their turns; `ends`: tokens
+    that end one."""
+    assert spec.environment is not None, "the job has one"
+    stops, most = StopStrings(tokenizer, spec.sampling.stop), spec.environment.max_tokens
     return TurnsClient(engine, environments, sampling=spec.sampling, ends=ends, stops=stops, most=most)
 
 

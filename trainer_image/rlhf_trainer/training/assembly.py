@@ -13,14 +13,14 @@ from rlhf_api.contract.report import STARTING
 from rlhf_api.contract.run import RunConfig
 from rlhf_api.dataset.rows import Row
 from rlhf_api.graph import POLICY, Model
+from rlhf_api.host.event_loop import EventLoop
 from rlhf_api.rules.own_algorithm import resolve
-from rlhf_api.sections.environment import Environment
 from rlhf_api.sections.model import CreateModel
 
 from .. import ops
 from ..data.encode import end_tokens
 from ..data.stop_strings import StopStrings
-from ..environments.pool import WorkerPool
+from ..environments.environments import start_environments
 from ..export.model_files import INITIAL, renamed_into_place
 from ..graph.learner import Learner
 from ..models.average import MovingAverage
@@ -40,6 +40,7 @@ from ..rollout.from_generators import GeneratorRollouts
 from ..rollout.from_trainer import TrainerRollouts
 from ..rollout.remote import Remote, begin_scoring
 from ..rollout.rollouts import Rollouts
+from ..rollout.turn_rounds import TurnRounds
 from ..rollout.turns_client import turns_client
 from ..rollout.vllm_client import VllmClient
 from ..scoring.reward_client import RewardClient
@@ -54,6 +55,9 @@ if TYPE_CHECKING:
     from ..models.adapter import Adapter
 
 log = logging.getLogger(__name__)
+
+IMPORTING = f"{STARTING}: importing the environment"
+"""Activity of a trainer that starts the environment's processes."""
 
 
 def prepare_model(config: RunConfig, ranks: Ranks, rows: Sequence[Row]) -> PreTrainedTokenizerBase:
@@ -154,13 +158,23 @@ def make_rollouts(
 ) -> Rollouts:
     """Rollouts of whom the manifest says; `reward`: rank 0's client of what scores those ahead of training."""
     if ctx.spec.generator.shared_with_trainer:
-        return TrainerRollouts(ctx, policy)
+        return TrainerRollouts(ctx, policy, begin_rounds(ctx, policy) if ctx.spec.environment else None)
     turns = share_gpu(ctx) if config.takes_turns else None
     sync, client = (
         connect_generators(ctx, policy, takes_turns=turns is not None) if ctx.services else (None, None)
     )
     weights = Publisher(ctx, policy, sync, turns=turns)
     return GeneratorRollouts(ctx, Fleet(ctx, client, weights), weights, begin_scoring(reward))
+
+
+def begin_rounds(ctx: TrainerContext, policy: TrainedModel) -> TurnRounds:
+    """This rank's part of the job's environments, of which the trainer samples the turns."""
+    loop = EventLoop("environments") if ctx.services is None else ctx.services.http
+    ends, ranks = end_tokens(ctx.tokenizer, policy.generation_config, ctx.spec.sampling), ctx.ranks
+    ctx.report(activity=IMPORTING)
+    return TurnRounds(
+        loop.run(start_environments(ctx.spec, ctx.tokenizer, ends, share=ranks.world)), loop, ctx.stop
+    )
 
 
 def share_gpu(ctx: TrainerContext) -> GpuTurns:
@@ -197,14 +211,6 @@ def connect_generators(
     )
     if spec.environment is None:
         return sync, client
-    ctx.report(activity=f"{STARTING}: importing the environment")
-    pool = services.http.run(start_workers(spec.environment))
-    return sync, turns_client(client, pool, spec, ctx.tokenizer, ends)
-
-
-async def start_workers(section: Environment) -> WorkerPool:
-    """Processes of the environment until the end of the event loop. Raises InvalidJob where its class cannot be
-    imported or is none."""
-    pool = WorkerPool(section.path, section.settings, section.workers)
-    await pool.start()
-    return pool
+    ctx.report(activity=IMPORTING)
+    environments = services.http.run(start_environments(spec, ctx.tokenizer, ends))
+    return sync, turns_client(client, environments, spec, ctx.tokenizer, ends)

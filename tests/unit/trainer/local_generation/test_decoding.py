@@ -14,7 +14,7 @@ from rlhf_api.sections.sampling import Sampling
 from rlhf_trainer.data.stop_strings import StopStrings
 from rlhf_trainer.local_generation.growing_cache import GrowingLayer
 from rlhf_trainer.local_generation.processors import draw
-from rlhf_trainer.local_generation.shared import Sampled, generate_batch
+from rlhf_trainer.local_generation.sampler import Sampled, generate_batch
 from rlhf_trainer.tensors.records import Prompt
 
 TOKENIZER = byte_tokenizer()
