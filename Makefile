@@ -50,9 +50,9 @@ demo: install
 	$(BIN)/rlhf run examples/sentiment/reward.yaml --overwrite
 	$(BIN)/rlhf run examples/sentiment/ppo.yaml --overwrite
 
-# For the tests of examples/chat; where it cannot be compiled those skip.
-TASKS := $(VENV)/.reasoning-gym
-$(TASKS): constraints/reasoning-gym.txt | $(STAMP)
+# For the tests of examples/chat and of ready-made environments; where one cannot be compiled its tests skip.
+TASKS := $(VENV)/.reasoning-gym $(VENV)/.textarena
+$(TASKS): $(VENV)/.%: constraints/%.txt | $(STAMP)
 	-$(BIN)/pip install --quiet --no-deps --no-build-isolation --requirement $< && touch $@
 
 # Each part runs to its end, whatever became of those before; then all are reported together. Parts wait for half of

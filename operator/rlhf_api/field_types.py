@@ -74,7 +74,13 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 OBJECT = r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*"
 TRACKER_PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb", "mlflow": "mlflow", "trackio": "trackio"}
 """Built-in trackers: kind -> the package of its client."""
+READY_MADE = {
+    "reasoning-gym": "rlhf_trainer.environments.ready.reasoning_task:ReasoningTask",
+    "textarena": "rlhf_trainer.environments.ready.textarena_game:TextArenaGame",
+}
+"""Environments of the package: name -> the class that plays another collection's."""
 _IMPORT_PATH = rf"^{OBJECT}$"
+_ENVIRONMENT = rf"^({'|'.join(READY_MADE)}|{OBJECT})$"
 _SAMPLER = rf"^(uniform|newest|prioritized|{OBJECT})$"
 _TRACKER = rf"^({'|'.join(TRACKER_PACKAGES)}|{OBJECT})$"
 _WORD = r"^[A-Za-z_][A-Za-z0-9_]*$"
@@ -96,6 +102,7 @@ PATTERNS = {
     _IMPORT_PATH: "must name a Python object as package.module:name",
     _TRACKER: f"must be {', '.join(TRACKER_PACKAGES)}, or name a Python class as package.module:name",
     _SAMPLER: "must be uniform, newest, prioritized, or name a Python function as package.module:name",
+    _ENVIRONMENT: f"must be {', '.join(READY_MADE)}, or name a Python class as package.module:name",
     _WORD: "must be a word of letters, digits and _, with no digit first",
     _HTTP_URL: "must be a URL that begins with http:// or https:// and has no user, password or space",
     _LABEL: "must be at most 40 of a-z, 0-9 and -, with no - at either end",
@@ -127,6 +134,12 @@ def names_function(text: str) -> bool:
 
 ImportPath = Annotated[str, Field(pattern=_IMPORT_PATH, max_length=256)]
 """A Python object as `package.module:name`."""
+EnvironmentClass = Annotated[
+    str,
+    Field(pattern=_ENVIRONMENT, max_length=256),
+    AfterValidator(lambda name: READY_MADE.get(name, name).replace(".py:", ":")),
+]
+"""An environment of the package by its name, or a class of your own as `package.module:name`; the class's path."""
 HttpUrl = Annotated[str, Field(pattern=_HTTP_URL, max_length=1024)]
 """A URL for HTTP requests."""
 Variable = Annotated[str, Field(pattern=_WORD, max_length=256)]

@@ -7,14 +7,9 @@ from pydantic import AfterValidator, Field, JsonValue, ValidationInfo, Validator
 from pydantic.alias_generators import to_camel
 
 from ..errors.problem import show
-from ..field_types import Frozen, ImportPath, Positive
+from ..field_types import EnvironmentClass, Frozen, Positive
 
 PATH = "spec.environment.path"
-
-
-def _module(path: str) -> str:
-    """`guess.py:Guess` as `guess:Guess`."""
-    return path.replace(".py:", ":")
 
 
 def _keywords(given: dict[str, JsonValue]) -> dict[str, JsonValue]:
@@ -27,8 +22,8 @@ class Environment(Frozen):
     """Episodes of several turns: a class of your own replies to each response and gives the rewards
     (docs/guides/environments.md)."""
 
-    path: Annotated[ImportPath, AfterValidator(_module)]
-    """The class, as `package.module:name` or `file.py:name`."""
+    path: EnvironmentClass
+    """The class, as `package.module:name` or `file.py:name`; or a ready-made environment."""
     settings: Annotated[dict[str, JsonValue], AfterValidator(_keywords)] = {}
     """Keyword arguments of the class."""
     turns: int = Field(8, ge=1, le=1024)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from rlhf_api.field_types import READY_MADE
 from rlhf_api.host.job_files import provided
 from rlhf_api.host.redaction import redacted
 from rlhf_api.sections.environment import PATH as ENVIRONMENT_PATH
@@ -93,7 +94,7 @@ def named_code(spec: Spec) -> Iterator[tuple[str, str]]:
     for i, entry in enumerate(spec.reward.functions):
         if entry.function is not None:
             yield f"spec.reward.functions[{i}].function", entry.function
-    if spec.environment is not None:
+    if spec.environment is not None and spec.environment.path not in READY_MADE.values():
         yield ENVIRONMENT_PATH, spec.environment.path
     if spec.evaluation is not None and spec.evaluation.function is not None:
         yield "spec.evaluation.function", spec.evaluation.function

@@ -7,10 +7,12 @@ from tests.unit.trainer.graph.specs import ONLINE
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.estimate.duration import Batch
 from rlhf_api.estimate.host_memory import StepMemory
+from rlhf_api.field_types import READY_MADE
 from rlhf_api.graph import ENVIRONMENT_REWARD, Score
 from rlhf_api.roles import Role
 from rlhf_api.rules.unused import without_effect
 from rlhf_operator.commands.plan_table import plan_lines
+from rlhf_operator.local.provenance import named_code
 from rlhf_trainer.process.settings import longest
 
 PLAYS = "spec.environment={path: 'guess.py:Guess', maxTokens: 1000}"
@@ -109,3 +111,12 @@ def test_turns_that_do_not_fit_are_told():
         "spec.environment.maxTokens 1000: 4 turns of up to 256 tokens (sampling.maxNewTokens) do not fit; long "
         "episodes end there"
     )
+
+
+def test_a_ready_made_environment_is_named_by_one_word():
+    spec = job(*ALONE, "spec.environment.path=textarena").spec
+    assert spec.environment.path == READY_MADE["textarena"]
+    assert [*named_code(spec)] == [], "its class is none of the user's"
+    assert job(*ALONE, f"spec.environment.path={spec.environment.path}").spec == spec
+    with pytest.raises(InvalidJob, match=r"must be .*reasoning-gym, textarena, or name a Python class as"):
+        job(*ALONE, "spec.environment.path=text-arena")

@@ -16,6 +16,8 @@ POLL_SECONDS = 0.2
 """Interval at which the end of a process is noticed that has left others behind."""
 SECRETS = ("RLHF_TOKEN",)
 """Variables that workers do not get: an environment may run what the model writes."""
+SAME_HASHES = {"PYTHONHASHSEED": "0"}
+"""One order of sets of texts in all workers, so that an episode that another plays again goes as before."""
 
 
 class WorkerEnded(Exception):
@@ -46,7 +48,7 @@ class Worker:
     async def start(cls, path: str, settings: Mapping[str, Any], *, one_by_one: bool = False) -> Self:
         """Raises InvalidJob where the class cannot be imported or is no environment, WorkerEnded where the process ends
         over it."""
-        environ = {name: value for name, value in os.environ.items() if name not in SECRETS}
+        environ = SAME_HASHES | {name: value for name, value in os.environ.items() if name not in SECRETS}
         module, text = "rlhf_trainer.environments.worker", json.dumps(dict(settings))
         process = await process_groups.start_worker(module, path, text, environ=environ)
         worker = cls(process, one_by_one=one_by_one)
