@@ -37,9 +37,6 @@ def _of_one_turn(spec: Spec) -> Iterator[Problem]:
     if algorithm_of(spec) is CUSTOM:
         message = f"the graph of {spec.algorithm!r} is its own, and has no node for an environment's rewards"
         yield Problem(_WHERE, f"{message}; use an algorithm of the package, or remove this")
-    if spec.replay.dynamic:
-        message = "dynamic is not supported with spec.environment, whose episodes end at very different times"
-        yield Problem("spec.replay.streamDataLoaderType", f"{message}; use fixed; got 'dynamic'")
     if spec.reward.fine_grained:
         message = "is not supported with spec.environment, whose rewards are of turns already; use false"
         yield Problem("spec.reward.fineGrained", f"{message}; got true")

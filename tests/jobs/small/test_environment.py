@@ -129,3 +129,22 @@ def test_episodes_that_the_trainer_samples_are_the_same_after_its_death(tmp_path
         assert after["mean"] > before["mean"]
     assert finished.status["roles"]["trainer"]["restarts"] == 1
     assert runs[0] == runs[1]
+
+
+def test_episodes_are_trained_on_as_they_come_though_a_generator_dies(tmp_path: Path) -> None:
+    """With minibatches of a quarter of a step, the others of which are still played."""
+    finished = play(
+        tmp_path,
+        "spec.rollout={}",
+        "spec.replay={streamDataLoaderType: dynamic}",
+        "spec.grpo.minibatchSize=16",
+        "spec.steps=4",
+        "spec.generator.replicas=2",
+        RLHF_FAULTS="tests.support.faults:disturb_episodes",
+    )
+    assert finished.status["roles"]["generator"]["restarts"] == 1, finished.output
+    assert [line["step"] for line in finished.steps] == [1, 2, 3, 4]
+    assert {line["turns_mean"] for line in finished.steps} == {TURNS}
+    assert sum(line["episodes_failed"] for line in finished.steps) == 0
+    assert max(line["logprob_difference"] for line in finished.steps) < 1e-4
+    assert finished.status["ledger"]["lost"] == finished.status["ledger"]["dropped"] == 0

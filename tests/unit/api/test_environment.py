@@ -25,7 +25,6 @@ REFUSED = [
         "60 s (turnSeconds); use at least that; got 59",
     ),
     (("spec.environment.parallel=1",), "spec.environment.workers", "only 1 episodes are played at once"),
-    (("spec.replay.streamDataLoaderType=dynamic",), "spec.replay.streamDataLoaderType", "use fixed"),
     (("spec.reward.fineGrained=true",), "spec.reward.fineGrained", "are of turns already"),
     (
         ("spec.evaluation={data: [a], function: 'a:b'}", "spec.model.reward=null", "spec.reward={}"),
