@@ -22,6 +22,7 @@ from ..graph import (
 )
 from ..sections.common import CommonSpec
 from .base import Algorithm
+from .nodes import add_environment
 
 
 class Custom(Frozen):
@@ -40,7 +41,7 @@ class Custom(Frozen):
     """The algorithm's own settings."""
 
 
-def _graph(_spec: CommonSpec, settings: Custom) -> Graph:
+def _graph(spec: CommonSpec, settings: Custom) -> Graph:
     source = Generate() if settings.rows == "prompts" else Dataset(rows=settings.rows)
     nodes: list[Node] = [source]
     if settings.scores and settings.rows == "prompts":
@@ -51,13 +52,15 @@ def _graph(_spec: CommonSpec, settings: Custom) -> Graph:
     nodes.append(Train(name="policy", model=POLICY, loss="the algorithm's own", reads=(SEQUENCES,)))
     if settings.critic:
         nodes.append(Train(name="critic", model=CRITIC, loss="the algorithm's own", reads=(SEQUENCES,)))
-    return Graph(tuple(nodes))
+    return Graph(tuple(add_environment(nodes, spec)))
 
 
-def _rules(_spec: CommonSpec, where: str, settings: Custom) -> Iterator[Problem]:
+def _rules(spec: CommonSpec, where: str, settings: Custom) -> Iterator[Problem]:
     if settings.scores and settings.rows != "prompts":
         message = f"must be false with rows: {settings.rows}: only sampled responses have rewards; got true"
         yield Problem(f"{where}.scores", message)
+    elif spec.environment is not None and not settings.scores:
+        yield Problem(f"{where}.scores", "the environment's rewards are scores; use true; got false")
 
 
 ALGORITHM = Algorithm(name="custom", settings=Custom, graph=_graph, rules=_rules)

@@ -1,6 +1,6 @@
 """Graph nodes that algorithms with sampled responses share: the experience, the reference, the policy's training."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from ..graph import (
@@ -30,10 +30,7 @@ def experience(
     If a step is one update, the old log-probabilities are not computed: they equal those of the update itself.
     """
     one_update = is_one_update(spec, settings, settings.minibatch_size)
-    generate = Generate(rounds=settings.dynamic_sampling)
-    if spec.environment is not None:
-        generate = replace(generate, writes=(*generate.writes, ENVIRONMENT_REWARD))
-    nodes: list[Node] = [generate]
+    nodes: list[Node] = [Generate(rounds=settings.dynamic_sampling)]
     weighted = spec.rollout.level != "none"
     if not one_update or weighted or settings.kl_penalty == "reward":
         nodes.append(Infer(name="policy_logprobs", model=POLICY, writes=("logprobs",)))
@@ -52,7 +49,24 @@ def experience(
     if settings.overlong_filter:
         nodes.append(Compute(name="mask", function="overlong_mask", reads=("finished",), writes=("mask",)))
     nodes += _entropy_mask(settings)
-    return tuple(nodes)
+    return tuple(add_environment(nodes, spec))
+
+
+def add_environment(nodes: Iterable[Node], spec: CommonSpec) -> Iterator[Node]:
+    """The nodes as they are in this job: with an environment, whose rewards come with the responses, scores are made of
+    them, together with the reward role's if the job has one."""
+    for node in nodes:
+        if spec.environment is not None and isinstance(node, Generate):
+            yield replace(node, writes=(*node.writes, ENVIRONMENT_REWARD))
+        elif spec.environment is not None and isinstance(node, Score):
+            reads: tuple[str, ...] = (ENVIRONMENT_REWARD,)
+            if spec.has_reward:
+                yield replace(node, writes=("reward_scores",))
+                reads = (*reads, "reward_scores")
+            writes = ("token_scores", "scores")
+            yield Compute(name="environment", function="environment_scores", reads=reads, writes=writes)
+        else:
+            yield node
 
 
 def _entropy_mask(settings: PolicyGradient) -> Iterator[Node]:
@@ -65,14 +79,7 @@ def _entropy_mask(settings: PolicyGradient) -> Iterator[Node]:
 
 def _scores(spec: CommonSpec) -> Iterator[Node]:
     """Nodes that write `scores`; `token_scores` too, where each is a sum of rewards at single tokens."""
-    if spec.environment is not None:
-        reads: tuple[str, ...] = (ENVIRONMENT_REWARD,)
-        if spec.has_reward:
-            yield Score(writes=("reward_scores",))
-            reads = (*reads, "reward_scores")
-        writes = ("token_scores", "scores")
-        yield Compute(name="environment", function="environment_scores", reads=reads, writes=writes)
-    elif spec.reward.fine_grained:
+    if spec.reward.fine_grained and spec.environment is None:  # which is refused
         yield Score(writes=("token_scores",), per_token=True)
         yield Compute(name="scores", function="sum_scores", reads=("token_scores",), writes=("scores",))
     else:

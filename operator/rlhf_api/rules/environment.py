@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from pydantic.alias_generators import to_camel
 
-from ..algorithms import CUSTOM, algorithm_of, settings_of
+from ..algorithms import algorithm_of, settings_of
 from ..algorithms.policy_gradient import PolicyGradient
 from ..errors.problem import Problem, show
 from ..spec import Spec
@@ -34,9 +34,6 @@ def problems(spec: Spec) -> Iterator[Problem]:
 
 def _of_one_turn(spec: Spec) -> Iterator[Problem]:
     """Fields of which only responses of one turn are supported."""
-    if algorithm_of(spec) is CUSTOM:
-        message = f"the graph of {spec.algorithm!r} is its own, and has no node for an environment's rewards"
-        yield Problem(_WHERE, f"{message}; use an algorithm of the package, or remove this")
     if spec.reward.fine_grained:
         message = "is not supported with spec.environment, whose rewards are of turns already; use false"
         yield Problem("spec.reward.fineGrained", f"{message}; got true")

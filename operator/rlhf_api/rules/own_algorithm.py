@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from ..algorithms import CUSTOM, Algorithm, algorithm_of, settings_of
 from ..algorithms.base import Rules
 from ..algorithms.custom import Custom
+from ..algorithms.nodes import add_environment
 from ..errors.messages import from_pydantic
 from ..errors.problem import InvalidJob, Problem, show
 from ..field_types import Frozen
@@ -95,6 +96,8 @@ def imported(spec: Spec) -> tuple[Algorithm, Graph, Frozen]:
     settings = _settings(spec.algorithm, algorithm, declared)
     try:
         graph: object = algorithm.graph(spec, settings)
+        if isinstance(graph, Graph):
+            graph = Graph(tuple(add_environment(graph.nodes, spec)))
     except GraphError as error:
         raise _wrong(f"the graph of {spec.algorithm!r} cannot run: {error}") from error
     except Exception as error:

@@ -19,6 +19,15 @@ REWARD = """
 def letters(prompts, responses, rows):
     return [sum(c.isascii() and c.isalpha() for c in r) / max(1, len(r)) for r in responses]
 """
+TURNS = """
+class Letters:
+    def reset(self, row):
+        self.left = 2
+
+    def step(self, message):
+        text, self.left = message["content"], self.left - 1
+        return " and: ", sum(c.isascii() and c.isalpha() for c in text) / max(1, len(text)), not self.left
+"""
 WRONG = """
 from dataclasses import replace
 
@@ -58,6 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [json.dumps({"prompt": f"Word {i}:"}) + "\n" for i in range(16)]
     (folder / "rows.jsonl").write_text("".join(rows))
     (folder / "reward_of_this_test.py").write_text(REWARD)
+    (folder / "turns_of_this_test.py").write_text(TURNS)
     (folder / "wrong_algorithms.py").write_text(WRONG)
     return folder
 
@@ -82,6 +92,19 @@ def test_it_learns(folder, tmp_path):
     assert all(0 < step["chosen_share"] < 0.5 for step in done.steps)
     assert (tmp_path / "run" / "policy" / "config.json").is_file()
     assert set(done.status["roles"]) == {"trainer", "reward"}
+
+
+def test_its_scores_are_an_environments_rewards(folder, tmp_path):
+    """The graph is the same: its Score node stands for them."""
+    given = [each for each in overrides(folder) if not each.startswith("spec.reward")]
+    environment = "spec.environment={path: 'turns_of_this_test:Letters', turns: 2, maxTokens: 40}"
+    done = succeed(
+        MANIFEST, tmp_path / "run", *given, "spec.reward={}", environment, PYTHONPATH=paths(folder)
+    )
+    rewards = [step["reward_mean"] for step in done.steps]
+    assert rewards[-1] > rewards[0] + 0.1
+    assert {step["turns_mean"] for step in done.steps} == {2}
+    assert set(done.status["roles"]) == {"trainer"}
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,10 @@ REFUSED = [
         *("spec.evaluation.function", "the environment's rewards judge held-out episodes; remove it"),
     ),
     (("spec.ppo.overlongBuffer=9",), "spec.ppo.overlongBuffer", "in the environment itself; use 0; got 9"),
-    (("spec.algorithm=a:B", "spec.ppo={}"), "spec.environment", "the graph of 'a:B' is its own"),
+    (
+        ("spec.algorithm=a:B", "spec.ppo={}", "spec.custom={scores: false}"),
+        *("spec.custom.scores", "the environment's rewards are scores; use true; got false"),
+    ),
     (("spec.algorithm=sft", "spec.ppo={}"), "spec.environment", "applies only to sampled responses"),
     (
         ("spec.trainer.microBatchTokens=1511",),
