@@ -2,6 +2,7 @@
 import { useEffect, useRef } from "preact/hooks";
 import { isExport } from "./api/client.ts";
 import { useRun } from "./api/runs.ts";
+import { Boundary } from "./boundary.tsx";
 import { formatRoute, useRoute, type Route } from "./routing.ts";
 import { RunView } from "./run/run.tsx";
 import { TimelineView } from "./run/timeline.tsx";
@@ -45,7 +46,9 @@ export function App() {
         {isExport && <span class="badge">export</span>}
       </header>
       <main id="main" ref={main} tabIndex={-1}>
-        <View route={route} />
+        <Boundary key={address}>
+          <View route={route} />
+        </Boundary>
       </main>
     </>
   );

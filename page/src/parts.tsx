@@ -51,21 +51,35 @@ export function Scroll({ label, children }: { label: string; children: Component
 }
 
 export function Copyable({ name, text }: { name: string; text: string }) {
+  return (
+    <div class="copyable">
+      <code tabIndex={0}>{text}</code>
+      <CopyButton label={`Copy the command to ${name}`} caption="Copy" text={text} />
+    </div>
+  );
+}
+
+interface CopyProps {
+  label: string;
+  caption: string;
+  text: string;
+}
+
+export function CopyButton({ label, caption, text }: CopyProps) {
   const [result, setResult] = useState("");
   const copy = (): void => {
     navigator.clipboard.writeText(text).then(
       () => setResult("Copied"),
-      () => setResult("Select it and copy it by hand"),
+      () => setResult("Not allowed here: select it and copy it by hand"),
     );
   };
   return (
-    <div class="copyable">
-      <code tabIndex={0}>{text}</code>
-      <button type="button" aria-label={`Copy the command to ${name}`} onClick={copy}>
-        Copy
+    <>
+      <button type="button" aria-label={label} title={text} onClick={copy}>
+        {caption}
       </button>
       <span role="status">{result}</span>
-    </div>
+    </>
   );
 }
 

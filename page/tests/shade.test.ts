@@ -4,7 +4,7 @@ import type { Token } from "../src/api/types.ts";
 import { listModes, shadeToken } from "../src/samples/shade.ts";
 
 function makeToken(values: Partial<Token>): Token {
-  return { text: "a", logprob: null, old: null, reference: null, ratio: null, advantage: null, mask: null, version: null, ...values };
+  return { text: "a", logprob: null, old: null, reference: null, ratio: null, kl: null, advantage: null, mask: true, version: null, ...values };
 }
 
 test("a ratio is clear at 1, full at a factor of two, and symmetric", () => {
@@ -23,6 +23,6 @@ test("the newest weight version is clear and the oldest full", () => {
 });
 
 test("only what the tokens have is offered", () => {
-  assert.deepEqual(listModes([makeToken({ mask: true, logprob: -1 })]), ["surprise", "mask"]);
+  assert.deepEqual(listModes([makeToken({ logprob: -1 })]), ["surprise", "mask"]);
   assert.equal(shadeToken(makeToken({ ratio: 0 }), "ratio", []), null);
 });

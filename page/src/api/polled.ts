@@ -9,8 +9,8 @@ export interface Answer<T> {
   error: Refused | null;
 }
 
-/** Calls `read` now and every two seconds until `read` or what it depends on changes. */
-export function usePolling(read: () => Promise<void>, depends: readonly unknown[]): void {
+/** Calls `read` now and, unless it is to be read once, every two seconds until what it depends on changes. */
+export function usePolling(read: () => Promise<void>, depends: readonly unknown[], isOnce = false): void {
   const latest = useRef(read);
   latest.current = read;
   useEffect(() => {
@@ -18,7 +18,7 @@ export function usePolling(read: () => Promise<void>, depends: readonly unknown[
     let isOver = false;
     const poll = async (): Promise<void> => {
       if (!document.hidden) await latest.current();
-      if (!isOver && !isExport) timer = setTimeout(() => void poll(), PERIOD_MS);
+      if (!isOver && !isExport && !isOnce) timer = setTimeout(() => void poll(), PERIOD_MS);
     };
     void poll();
     return () => {
@@ -29,7 +29,7 @@ export function usePolling(read: () => Promise<void>, depends: readonly unknown[
 }
 
 /** The answer for `path`, null for none; the last data stays while the server cannot be reached. */
-export function usePolled<T>(path: string | null): Answer<T> {
+export function usePolled<T>(path: string | null, isOnce = false): Answer<T> {
   const [answer, setAnswer] = useState<Answer<T> & { path: string | null }>({ data: null, error: null, path });
   usePolling(async () => {
     if (path === null) return;
@@ -40,8 +40,13 @@ export function usePolled<T>(path: string | null): Answer<T> {
       const error = asRefused(problem);
       setAnswer((last) => ({ data: last.path === path && error.status === 0 ? last.data : null, error, path }));
     }
-  }, [path]);
+  }, [path], isOnce);
   return answer.path === path ? answer : { data: null, error: null };
+}
+
+/** The answer for what does not change. */
+export function useFetched<T>(path: string | null): Answer<T> {
+  return usePolled<T>(path, true);
 }
 
 export function asRefused(problem: unknown): Refused {

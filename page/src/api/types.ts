@@ -23,7 +23,10 @@ export interface Checkpoint {
   step: number;
   created: string | null;
   bytes: number | null;
-  evaluation: Nested;
+  good: boolean;
+  evaluation?: Nested;
+  clone: string;
+  export: string;
 }
 
 export interface FirstChart {
@@ -43,7 +46,7 @@ export interface RunDetail {
   provenance: Record<string, Nested>;
   checkpoints: Checkpoint[];
   commands: Record<string, string>;
-  first: (string | FirstChart)[];
+  first: FirstChart[];
 }
 
 export interface Metric {
@@ -93,6 +96,7 @@ export interface Timeline {
 export interface Turn {
   role: string;
   text: string;
+  reward?: number | null;
 }
 
 export interface Sample {
@@ -103,10 +107,11 @@ export interface Sample {
   score: number | null;
   parts: Record<string, Nested>;
   advantage: number | null;
+  finished: boolean | null;
   version: number | null;
   tokens: number | null;
   turns: Turn[];
-  group?: string | null;
+  group: string;
 }
 
 export interface Samples {
@@ -121,8 +126,9 @@ export interface Token {
   old: number | null;
   reference: number | null;
   ratio: number | null;
+  kl: number | null;
   advantage: number | null;
-  mask: number | boolean | null;
+  mask: boolean;
   version: number | null;
 }
 

@@ -7,8 +7,8 @@ import type { ChartData, ChartMark } from "./data.ts";
 import { drawMarks, findMark } from "./marks.ts";
 
 const FONT = "12px system-ui, sans-serif";
-/** Values of a line of which each is also a point. */
-const FEW = 40;
+/** Pixels between values from which each is also a point. */
+const ROOM_PX = 10;
 /** uPlot's status after its first drawing, before which it lays out its axes. */
 const READY = 1;
 
@@ -92,7 +92,7 @@ function makeOptions(data: ChartData, { width, height, group, isDark }: Look): u
     height,
     legend: { show: false },
     cursor: { sync: { key: group }, points: { size: 7 }, drag: { x: true, y: false } },
-    scales: { x: { time: false } },
+    scales: { x: { time: false }, y: { range: padRange } },
     axes: [
       { ...axis, grid: { show: false }, space: 60, size: 26, values: (_, ticks) => ticks.map(formatTick) },
       { ...axis, space: 36, size: 54, values: (_, ticks) => ticks.map(formatTick) },
@@ -101,16 +101,29 @@ function makeOptions(data: ChartData, { width, height, group, isDark }: Look): u
       {},
       ...data.lines.map((_, index): uPlot.Series => {
         const { colour, dash } = pickStroke(index, isDark);
-        const points = { show: hasFewValues, size: 5, fill: colour };
+        const points = { show: hasRoom, size: 5, fill: colour };
         return { stroke: colour, dash, width: 1.8, spanGaps: true, points };
       }),
     ],
   };
 }
 
-function hasFewValues(plot: uPlot, index: number, from: number, to: number): boolean {
-  const values = plot.data[index]?.slice(from, to + 1) ?? [];
-  return values.filter((value) => value != null).length <= FEW;
+/** Whether the values of a line are far enough from each other to be points. */
+function hasRoom(plot: uPlot, index: number, from: number, to: number): boolean {
+  const values = Array.from(plot.data[index] ?? []);
+  const places = values.flatMap((value, place) =>
+    value != null && place >= from && place <= to ? (plot.data[0][place] ?? []) : [],
+  );
+  const [first, last] = [places[0], places.at(-1)];
+  if (first === undefined || last === undefined) return false;
+  return plot.valToPos(last, "x") - plot.valToPos(first, "x") >= ROOM_PX * (places.length - 1);
+}
+
+/** The range of values with some room; a line that stays on one value is in the middle. */
+function padRange(_: uPlot, low: number, high: number): uPlot.Range.MinMax {
+  if (low === null || high === null) return [0, 1];
+  if (low === high) return [low - (Math.abs(low) || 1) / 2, high + (Math.abs(high) || 1) / 2];
+  return uPlot.rangeNum(low, high, 0.1, true);
 }
 
 function formatTick(value: number | null): string {

@@ -12,14 +12,14 @@ import { parseList, toggleInList } from "../runs/filter.ts";
 interface Props {
   id: string;
   route: Route;
-  first: (string | FirstChart)[];
+  first: FirstChart[];
   metrics: readonly Metric[];
   marks: readonly Mark[];
 }
 
 export function Figures({ id, route, first, metrics, marks }: Props) {
   const added = parseList(route.query["figures"]);
-  const charts = [...first.map(asChart), ...added.map(asChart)];
+  const charts = [...first, ...added.map((name) => ({ title: formatTitle(name), names: [name] }))];
   const names = [...new Set(charts.flatMap((chart) => chart.names))];
   const { data, error } = useSeries(id, names);
   const points = useMemo(() => marks.map(({ step, kind, text }): ChartMark => ({ x: step, kind, text })), [marks]);
@@ -35,7 +35,7 @@ export function Figures({ id, route, first, metrics, marks }: Props) {
           <RunChart
             key={chart.names.join()}
             chart={chart}
-            help={metrics.find(({ name }) => name === chart.names[0])?.help ?? ""}
+            help={chart.names.length === 1 ? (metrics.find(({ name }) => name === chart.names[0])?.help ?? "") : ""}
             series={data}
             marks={points}
             {...(index >= first.length ? { onClose: () => toggle(chart.names[0] ?? "") } : {})}
@@ -44,10 +44,6 @@ export function Figures({ id, route, first, metrics, marks }: Props) {
       </div>
     </Section>
   );
-}
-
-function asChart(entry: string | FirstChart): FirstChart {
-  return typeof entry === "string" ? { title: formatTitle(entry), names: [entry] } : entry;
 }
 
 interface RunChartProps {

@@ -1,4 +1,4 @@
-// The run's roles as a table, and flat lists of numbers: the ledger of rollouts, provenance.
+// The run's roles as a table, and flat lists: the ledger of rollouts, what a run started with.
 import type { Nested } from "../api/types.ts";
 import { flatten, formatName, formatNested } from "../format.ts";
 import { Fact, Scroll, Section } from "../parts.tsx";
@@ -42,21 +42,16 @@ export function Roles({ roles }: { roles: Record<string, Record<string, Nested>>
   );
 }
 
-export function Numbers({ title, of, empty }: { title: string; of: Record<string, Nested>; empty: string }) {
+export function List({ of, empty }: { of: Record<string, Nested>; empty: string }) {
   const entries = flatten(of).filter(([name]) => name !== "");
+  if (entries.length === 0) return <p class="empty">{empty}</p>;
   return (
-    <Section title={title}>
-      {entries.length === 0 ? (
-        <p class="empty">{empty}</p>
-      ) : (
-        <dl class="list">
-          {entries.map(([name, value]) => (
-            <Fact key={name} name={formatName(name)}>
-              {formatNested(value)}
-            </Fact>
-          ))}
-        </dl>
-      )}
-    </Section>
+    <dl class="list">
+      {entries.map(([name, value]) => (
+        <Fact key={name} name={formatName(name)}>
+          {formatNested(value)}
+        </Fact>
+      ))}
+    </dl>
   );
 }

@@ -3,13 +3,13 @@ import { usePolled } from "../api/polled.ts";
 import { useRun } from "../api/runs.ts";
 import type { Alarm, Mark, Metric, Run, RunDetail } from "../api/types.ts";
 import { formatNumber, formatSeconds, formatTime, NONE } from "../format.ts";
-import { Fact, Phase, Problem } from "../parts.tsx";
+import { Fact, Phase, Problem, Section } from "../parts.tsx";
 import type { Route } from "../routing.ts";
 import { formatProgress } from "../runs/filter.ts";
 import { Alarms } from "./alarms.tsx";
 import { Figures } from "./figures.tsx";
 import { Marks } from "./marks.tsx";
-import { Numbers, Roles } from "./roles.tsx";
+import { List, Roles } from "./roles.tsx";
 import { Snapshots } from "./snapshots.tsx";
 
 export function RunView({ id, route }: { id: string; route: Route }) {
@@ -35,10 +35,15 @@ export function RunView({ id, route }: { id: string; route: Route }) {
         <>
           <div class="columns">
             <Roles roles={run.roles} />
-            <Numbers title="Ledger" of={run.ledger} empty="This run has no ledger of rollouts." />
+            <Section title="Ledger of rollouts">
+              <List of={run.ledger} empty="This run has none." />
+            </Section>
           </div>
           <Snapshots checkpoints={run.checkpoints} commands={run.commands} />
-          <Numbers title="Provenance" of={run.provenance} empty="Nothing is recorded." />
+          <details>
+            <summary>What it started with</summary>
+            <List of={run.provenance} empty="Nothing is recorded." />
+          </details>
           <details class="manifest">
             <summary>Manifest</summary>
             <pre tabIndex={0}>{run.manifest}</pre>

@@ -1,7 +1,7 @@
-// The snapshots of a run, and the commands that go on from one; the page itself changes nothing.
-import type { Checkpoint } from "../api/types.ts";
+// The snapshots of a run, the newest first, and the commands that go on from one; the page itself changes nothing.
+import type { Checkpoint, Nested } from "../api/types.ts";
 import { flatten, formatBytes, formatName, formatNested, formatNumber, formatTime } from "../format.ts";
-import { Copyable, Scroll, Section } from "../parts.tsx";
+import { Copyable, CopyButton, Scroll, Section } from "../parts.tsx";
 
 interface Props {
   checkpoints: readonly Checkpoint[];
@@ -17,20 +17,20 @@ export function Snapshots({ checkpoints, commands }: Props) {
           <table>
             <thead>
               <tr>
-                <th scope="col" class="number">Step</th>
-                <th scope="col" class="number">Written</th>
-                <th scope="col" class="number">Size</th>
-                <th scope="col">Evaluation</th>
+                <th scope="col" class="number">
+                  Step
+                </th>
+                <th scope="col">Written</th>
+                <th scope="col" class="number">
+                  Size
+                </th>
+                <th scope="col">Held-out</th>
+                <th scope="col">Copy the command to</th>
               </tr>
             </thead>
             <tbody>
-              {checkpoints.toReversed().map((checkpoint) => (
-                <tr key={checkpoint.step}>
-                  <th scope="row" class="number">{formatNumber(checkpoint.step)}</th>
-                  <td class="number">{formatTime(checkpoint.created)}</td>
-                  <td class="number">{formatBytes(checkpoint.bytes)}</td>
-                  <td>{formatEvaluation(checkpoint)}</td>
-                </tr>
+              {checkpoints.toSorted((a, b) => b.step - a.step).map((checkpoint) => (
+                <Row key={checkpoint.step} checkpoint={checkpoint} />
               ))}
             </tbody>
           </table>
@@ -50,7 +50,30 @@ export function Snapshots({ checkpoints, commands }: Props) {
   );
 }
 
-function formatEvaluation({ evaluation }: Checkpoint): string {
-  const parts = flatten(evaluation).map(([name, value]) => `${formatName(name)} ${formatNested(value)}`.trim());
+function Row({ checkpoint }: { checkpoint: Checkpoint }) {
+  const { step, created, bytes, good, evaluation } = checkpoint;
+  return (
+    <tr>
+      <th scope="row" class="number">
+        {formatNumber(step)}
+      </th>
+      <td class="time">
+        {formatTime(created)}
+        {!good && <span class="hint"> · not known to be good</span>}
+      </td>
+      <td class="number">{formatBytes(bytes)}</td>
+      <td>{formatEvaluation(evaluation)}</td>
+      <td>
+        <span class="buttons">
+          <CopyButton label={`Copy the command to clone step ${step}`} caption="clone" text={checkpoint.clone} />
+          <CopyButton label={`Copy the command to export step ${step}`} caption="export" text={checkpoint.export} />
+        </span>
+      </td>
+    </tr>
+  );
+}
+
+function formatEvaluation(evaluation: Nested | undefined): string {
+  const parts = flatten(evaluation ?? null).map(([name, value]) => `${formatName(name)} ${formatNested(value)}`.trim());
   return parts.join(", ");
 }

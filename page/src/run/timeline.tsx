@@ -1,7 +1,7 @@
 // The timeline of a step: a row for each role and rank, what it did when, and the seconds in which it waited.
 import { useId } from "preact/hooks";
 import { withQuery } from "../api/client.ts";
-import { usePolled } from "../api/polled.ts";
+import { useFetched } from "../api/polled.ts";
 import { useRun } from "../api/runs.ts";
 import type { Timeline } from "../api/types.ts";
 import { formatName, formatSeconds } from "../format.ts";
@@ -15,7 +15,7 @@ export function TimelineView({ id, route }: { id: string; route: Route }) {
   const run = useRun(id);
   const step = Number(route.query["step"] ?? run?.step ?? 0);
   const path = step > 0 ? withQuery(`/runs/${encodeURIComponent(id)}/timeline`, { step }) : null;
-  const { data, error } = usePolled<Timeline>(path);
+  const { data, error } = useFetched<Timeline>(path);
   const field = useId();
   const go = (to: number): void => replaceQuery(route, { step: Math.max(1, to) });
   return (

@@ -19,8 +19,7 @@ export function Group({ run, sample }: { run: string; sample: Sample }) {
 }
 
 function SideBySide({ run, sample }: { run: string; sample: Sample }) {
-  const of = sample.group ? { group: sample.group } : { prompt: sample.prompt };
-  const query = { step: sample.step, ...of, order: "best", limit: MOST };
+  const query = { group: sample.group, order: "best", limit: MOST };
   const { data, error } = usePolled<Samples>(withQuery(`/runs/${encodeURIComponent(run)}/samples`, query));
   if (error) return <Problem error={error} />;
   return (

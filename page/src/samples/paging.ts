@@ -34,7 +34,8 @@ export function usePages(run: string, query: Query, isHeld: boolean): Paged {
   useEffect(() => {
     if (data !== null && (isFresh || (!isHeld && pages.older.length === 0))) showNewer();
   }, [data, path]);
-  const shown = pages.path === path ? [pages.first, ...pages.older] : [data];
+  // While the first answer to a new question is awaited, what was shown stays, so that nothing flickers.
+  const shown = isFresh && data !== null ? [data] : [pages.first, ...pages.older];
   const next = shown.at(-1)?.next ?? null;
   const showOlder = (): void => {
     if (next === null) return;

@@ -44,7 +44,10 @@ function Opened({ run, sample }: { run: string; sample: Sample }) {
         ))}
         <Fact name="Advantage">{formatNumber(sample.advantage)}</Fact>
         <Fact name="Weight version">{formatNumber(sample.version)}</Fact>
-        <Fact name="Tokens">{formatNumber(sample.tokens)}</Fact>
+        <Fact name="Tokens">
+          {formatNumber(sample.tokens)}
+          {sample.finished === false && ", truncated"}
+        </Fact>
       </dl>
       {sample.turns.length > 0 ? <Turns turns={sample.turns} /> : <Whole sample={sample} />}
       <Tokens run={run} sample={sample} />

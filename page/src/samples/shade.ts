@@ -2,12 +2,12 @@
 import type { Token } from "../api/types.ts";
 import { formatNumber } from "../format.ts";
 
-export const MODES = ["ratio", "reference", "surprise", "advantage", "mask", "version"] as const;
+export const MODES = ["ratio", "kl", "surprise", "advantage", "mask", "version"] as const;
 export type Mode = (typeof MODES)[number];
 
 export const MODE_HELP: Record<Mode, [title: string, help: string]> = {
   ratio: ["Ratio", "probability by the trainer over that when it was sampled: blue above 1, orange below; full at a factor of 2"],
-  reference: ["KL", "log-probability less the reference's: blue where the policy is fonder of the token, orange where less; full at 2 nats"],
+  kl: ["KL", "log-probability of the trainer less the reference's: blue where the policy is fonder of the token, orange where less; full at 2 nats"],
   surprise: ["Surprise", "minus the log-probability when it was sampled: full at 5 nats"],
   advantage: ["Advantage", "blue where the update makes it likelier, orange where less; full at the largest of the response"],
   mask: ["Mask", "blue where it was trained on"],
@@ -23,14 +23,14 @@ export function shadeToken(token: Token, mode: Mode, all: readonly Token[]): num
   switch (mode) {
     case "ratio":
       return token.ratio === null || token.ratio <= 0 ? null : clamp(Math.log(token.ratio) / FULL_RATIO);
-    case "reference":
-      return subtract(token.logprob, token.reference, FULL_NATS);
+    case "kl":
+      return token.kl === null ? null : clamp(token.kl / FULL_NATS);
     case "surprise":
       return token.logprob === null ? null : clamp(-token.logprob / FULL_SURPRISE);
     case "advantage":
       return token.advantage === null ? null : scale(token.advantage, largest(all.map(({ advantage }) => advantage)));
     case "mask":
-      return token.mask === null ? null : Number(token.mask);
+      return Number(token.mask);
     case "version":
       return shadeVersion(token, all);
   }
@@ -42,18 +42,17 @@ export function listModes(tokens: readonly Token[]): Mode[] {
 }
 
 export function describeToken(token: Token): string {
-  const parts: [string, number | boolean | null][] = [
-    ["log-probability", token.logprob],
-    ["old", token.old],
-    ["reference", token.reference],
+  if (!token.mask) return "not trained on";
+  const parts: [string, number | null][] = [
+    ["log-probability as sampled", token.logprob],
+    ["by the trainer", token.old],
+    ["by the reference", token.reference],
     ["ratio", token.ratio],
     ["advantage", token.advantage],
-    ["version", token.version],
-    ["mask", token.mask === null ? null : Number(token.mask)],
+    ["weight version", token.version],
   ];
   return parts
-    .filter(([, value]) => value !== null)
-    .map(([name, value]) => `${name} ${formatNumber(Number(value))}`)
+    .flatMap(([name, value]) => (value === null ? [] : `${name} ${formatNumber(value)}`))
     .join(" · ");
 }
 
@@ -62,10 +61,6 @@ function shadeVersion(token: Token, all: readonly Token[]): number | null {
   const versions = all.flatMap(({ version }) => version ?? []);
   const newest = Math.max(...versions);
   return newest === token.version ? 0 : scale(token.version - newest, newest - Math.min(...versions));
-}
-
-function subtract(left: number | null, right: number | null, full: number): number | null {
-  return left === null || right === null ? null : clamp((left - right) / full);
 }
 
 function largest(values: readonly (number | null)[]): number {

@@ -1,6 +1,6 @@
 // The tokens of a response, each with a ground by one of its values; arrow keys go from token to token.
 import { useState } from "preact/hooks";
-import { usePolled } from "../api/polled.ts";
+import { useFetched } from "../api/polled.ts";
 import type { Sample, Token } from "../api/types.ts";
 import { shadeSigned } from "../palette.ts";
 import { Problem } from "../parts.tsx";
@@ -8,7 +8,7 @@ import { describeToken, listModes, MODE_HELP, shadeToken, type Mode } from "./sh
 
 export function Tokens({ run, sample }: { run: string; sample: Sample }) {
   const path = `/runs/${encodeURIComponent(run)}/samples/${encodeURIComponent(sample.id)}/tokens`;
-  const { data, error } = usePolled<{ tokens: Token[] }>(path);
+  const { data, error } = useFetched<{ tokens: Token[] }>(path);
   const [chosen, setMode] = useState<Mode>("ratio");
   if (error) return <Problem error={error} />;
   if (data === null) return <p class="hint">Reading the tokens…</p>;

@@ -1,0 +1,41 @@
+// What differs between two runs, by path: manifest, code, data, versions.
+import { useFetched } from "../api/polled.ts";
+import { withQuery } from "../api/client.ts";
+import type { Difference, Run } from "../api/types.ts";
+import { formatExact } from "../format.ts";
+import { Problem, Scroll } from "../parts.tsx";
+
+export function Differences({ first, second }: { first: Run; second: Run }) {
+  const { data, error } = useFetched<{ differences: Difference[] }>(withQuery("/compare", { a: first.id, b: second.id }));
+  return (
+    <>
+      <h3>What differs</h3>
+      <Problem error={error} />
+      {data?.differences.length === 0 && <p class="empty">Nothing that the runs recorded.</p>}
+      {data !== null && data.differences.length > 0 && (
+        <Scroll label="Table of what differs">
+          <table>
+            <thead>
+              <tr>
+                <th scope="col">Field</th>
+                <th scope="col">{first.name}</th>
+                <th scope="col">{second.name}</th>
+              </tr>
+            </thead>
+            <tbody>
+              {data.differences.map(({ path, a, b }) => (
+                <tr key={path}>
+                  <th scope="row">
+                    <code>{path}</code>
+                  </th>
+                  <td>{formatExact(a)}</td>
+                  <td>{formatExact(b)}</td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </Scroll>
+      )}
+    </>
+  );
+}
