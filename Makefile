@@ -9,7 +9,7 @@ PINS   := $(wildcard constraints/*.txt)
 # The first of Python 3.11 to 3.13 that is here, unless PYTHON names one.
 python  = $(or $(shell tools/python $(PYTHON)),$(error no Python to use))
 
-.PHONY: install page demo test quick units operator current-api e2e examples jobs chaos weights trainer gpu faults
+.PHONY: install page demo test quick units browser operator current-api e2e examples jobs chaos weights trainer gpu faults
 .PHONY: sweep cluster images cluster-down lint docs generated release publish bundle clean
 
 install: $(STAMP)
@@ -62,10 +62,11 @@ $(TASKS): $(VENV)/.%: constraints/%.txt | $(STAMP)
 # tests, none of whose time limits has room for it.
 test: install $(TASKS) $(BIN)/helm
 	rm -rf $(RESULTS)
+	-$(MAKE) page
 	-$(MAKE) --keep-going --jobs=$(if $(RLHF_TEST_KUBECONFIG),1,$(AT_ONCE)) --output-sync=target $(PARTS)
 	@$(BIN)/python tools/results $(RESULTS) $(PARTS); code=$$?; $(BIN)/python tools/gpu --state; exit $$code
 
-PARTS   := e2e operator jobs trainer examples chaos weights units current-api lint
+PARTS   := e2e operator jobs trainer examples chaos weights units browser current-api lint
 AT_ONCE := $(shell expr 3 + $$(nproc))
 RESULTS := $(VENV)/.results
 PYTEST   = $(BIN)/python -m pytest --durations=3 --junitxml=$(RESULTS)/$@.xml
@@ -80,6 +81,12 @@ quick: lint
 UNITS := tests/unit/api tests/unit/chart tests/unit/trainer/maths tests/unit/operator/cluster tests/repository
 units: install $(VENV)-operator $(BIN)/helm $(BIN)/promtool
 	$(PYTEST) $(UNITS)
+	$(PASSED)
+
+# The page in Debian's Chromium; where that cannot be had they skip, with one line.
+BROWSER := tests/page
+browser: page
+	$(PYTEST) $(BROWSER)
 	$(PASSED)
 
 # They wait more than they compute.
@@ -136,7 +143,7 @@ gpu: install
 
 # All others: models, trainers and the other roles, several ranks.
 trainer: install $(TASKS)
-	$(PYTEST) $(patsubst %,--ignore=%,$(UNITS) $(OPERATOR) $(CURRENT_API) $(E2E) $(EXAMPLES) $(JOBS) $(CHAOS) $(WEIGHTS) $(GPU))
+	$(PYTEST) $(patsubst %,--ignore=%,$(UNITS) $(OPERATOR) $(BROWSER) $(CURRENT_API) $(E2E) $(EXAMPLES) $(JOBS) $(CHAOS) $(WEIGHTS) $(GPU))
 	$(PASSED)
 
 # Every key of DeepSpeed that a manifest accepts, on two ranks; records what came of it, which tests/unit/trainer/models/test_sweep.py

@@ -1,4 +1,4 @@
-"""Debian's packages that the test cluster needs, and the cache folder of built binaries."""
+"""Debian's packages that the test cluster and the tests of the page need, and the cache folder of built binaries."""
 
 import os
 import subprocess
@@ -12,12 +12,13 @@ CONTROL_PLANE = ("etcd-server", "openssl")
 BUILD = ("golang-go", "golang-github-modern-go-reflect2-dev", "gcc", "libc6-dev", "dpkg-dev")
 NODE = ("containerd", "runc", "containernetworking-plugins", "iptables", "iproute2", "nftables")
 IMAGES = ("mmdebstrap", "buildah", "skopeo", "docker-registry")
+BROWSER = ("chromium-headless-shell", "fonts-dejavu-core")
 _INSTALL_S = 900
 _LOCK_S = 3600
 
 
 class Unavailable(Exception):
-    """This machine cannot have the test cluster; one line says why and what to do instead."""
+    """This machine cannot have the packages; one line says why and what to do instead."""
 
 
 def cache() -> Path:
@@ -33,26 +34,28 @@ def lock(name: str) -> Iterator[None]:
         yield
 
 
-def require(packages: tuple[str, ...]) -> None:
+def require(
+    packages: tuple[str, ...],
+    purpose: str = "the test cluster",
+    instead: str = "set RLHF_TEST_KUBECONFIG to a cluster",
+) -> None:
     """Installs what is missing of `packages`."""
     system = _system()
     if "VERSION_CODENAME=bookworm" not in system:
         name = next((line for line in system if line.startswith("PRETTY_NAME=")), "no Linux").split("=")[-1]
         raise Unavailable(
-            f"the test cluster is made of Debian 12's packages and this is {name}: "
-            "set RLHF_TEST_KUBECONFIG to a cluster, or run in a debian:12 container as root"
+            f"{purpose} is made of Debian 12's packages and this is {name}: "
+            f"{instead}, or run in a debian:12 container as root"
         )
     with lock("packages"):  # apt-get does not wait for another
         if missing := _missing(packages):
-            _install(missing)
+            _install(missing, f"{purpose} needs packages: as root `{{}}`, or {instead}")
 
 
-def _install(packages: list[str]) -> None:
+def _install(packages: list[str], hint: str) -> None:
     command = ["apt-get", "install", "-qq", "-y", "--no-install-recommends", *packages]
     if os.geteuid() != 0:
-        raise Unavailable(
-            f"the test cluster needs packages: as root `{' '.join(command)}`, or set RLHF_TEST_KUBECONFIG to a cluster"
-        )
+        raise Unavailable(hint.format(" ".join(command)))
     quiet = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
     for step in (["apt-get", "update", "-qq"], command):
         done = subprocess.run(

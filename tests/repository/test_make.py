@@ -33,6 +33,10 @@ def clone(tmp_path: Path) -> Path:
     )
     for path in (path for paths in TESTS.values() for path in paths):
         write_test(tmp_path, path, PASSES)
+    (tmp_path / "page").mkdir()
+    page = tmp_path / "operator" / "rlhf_operator" / "page" / "static" / "index.html"
+    page.parent.mkdir(parents=True)
+    page.touch()
     programs = tmp_path / ".venv" / "bin"
     programs.mkdir(parents=True)
     for name in ("ruff", "mypy", "lint-imports", "helm", "promtool"):
@@ -84,9 +88,10 @@ def test_all_parts_pass(clone):
             "chaos passed 1 0 0",
             "weights passed 1 0 0",
             f"units passed {UNITS} 0 0",
+            "browser passed 1 0 0",
             "current-api passed 1 0 0",
             "lint passed 0 0 0",
-            f"{UNITS + OPERATOR + JOBS + 6} passed, 0 failed, 0 skipped",
+            f"{UNITS + OPERATOR + JOBS + 7} passed, 0 failed, 0 skipped",
             "make gpu: no run is recorded",
         ],
     )
@@ -108,13 +113,14 @@ def test_every_part_runs_to_its_end_and_the_failing_ones_are_named(clone):
             "chaos passed 1 0 0",
             "weights passed 1 0 0",
             f"units FAILED {UNITS - 1} 1 1",
+            "browser passed 1 0 0",
             "current-api passed 1 0 0",
             "lint FAILED 0 1 0",
             "FAILED e2e: failed or did not run to its end",
             "FAILED operator: failed or did not run to its end",
             "FAILED units: tests.unit.api.test_it::test_it",
             "FAILED lint: failed or did not run to its end",
-            f"{UNITS + JOBS + 6} passed, 4 failed, 1 skipped",
+            f"{UNITS + JOBS + 7} passed, 4 failed, 1 skipped",
             "make gpu: no run is recorded",
         ],
     )

@@ -7,6 +7,7 @@ import sys
 import sysconfig
 import tomllib
 import venv
+import zipfile
 from importlib.metadata import version
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import yaml
 from tests.support.packaging import OF_WHEEL, ROOT, WHEEL, done, normalized, pins
 from tools.release.files import NOT_IN_IMAGES
 
+PAGE = ROOT / "operator" / "rlhf_operator" / "page" / "static" / "index.html"
 IMPORTS = """
 import importlib.util, pkgutil, sys, rlhf, rlhf_api, rlhf_operator, rlhf_store
 for package in (rlhf, rlhf_api, rlhf_store, rlhf_operator):
@@ -200,3 +202,12 @@ def test_the_docs_take_away_with_a_wheel_what_make_takes_away():
     assert make is not None
     assert docs is not None
     assert set(docs[1].split()) == set(re.findall(r"torch\w+", make[1]))
+
+
+@OF_WHEEL
+@pytest.mark.skipif(not PAGE.exists(), reason="`make page` builds the page")
+def test_the_wheel_has_the_page():
+    (wheel,) = WHEEL.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    assert {f"rlhf_operator/page/static/{file.name}" for file in PAGE.parent.iterdir()} <= names

@@ -1,0 +1,63 @@
+"""One browser, and one `rlhf ui` over runs whose folders are written as runs write them."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+from tests.cluster.packages import Unavailable
+from tests.page.browser import BUILT, Tab, find_chromium, running_browser
+from tests.page.runs import Written, write_runs
+
+
+@pytest.fixture(scope="session")
+def browser():
+    if not BUILT.exists():
+        pytest.skip("`make page` builds the page")
+    try:
+        program = find_chromium()
+    except Unavailable as error:
+        pytest.skip(str(error))
+    with running_browser(program) as browser:
+        yield browser
+
+
+@pytest.fixture(scope="session")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    return write_runs(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="session")
+def address(written: Written) -> Iterator[str]:
+    """That `rlhf ui` printed, with the token."""
+    command = [sys.executable, "-m", "rlhf_operator.cli", "ui", str(written.folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            yield read_address(server)
+        finally:
+            server.terminate()
+
+
+def read_address(server: subprocess.Popen[str]) -> str:
+    """Its first line has it; the server ends if it cannot serve, and with it the line."""
+    assert server.stdout is not None
+    line = server.stdout.readline()
+    found = re.search(r"http://\S+", line)
+    assert found is not None, line
+    return found[0]
+
+
+@pytest.fixture
+def open_tab(browser, address: str) -> Iterator[Callable[..., Tab]]:
+    """Opens tabs, and asserts as the test ends that none had a complaint."""
+    tabs: list[Tab] = []
+
+    def open_one(**options) -> Tab:
+        tabs.append(Tab(browser, address, **options))
+        return tabs[-1]
+
+    yield open_one
+    for tab in tabs:
+        tab.close()
+    assert [tab.complaints for tab in tabs] == [[]] * len(tabs)

@@ -1,0 +1,126 @@
+"""Runs for the page, in folders as runs leave them: one with samples and a store, one that failed, one that goes on."""
+
+import io
+import math
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as arrow
+from pyarrow import parquet
+from tests.support.run_folders import append_lines, write_run
+from tests.support.stores import fill_store
+from tokenizers import Tokenizer, models
+
+STEPS = 60
+STORED = 60
+"""The step whose tokens a checkpoint has."""
+HOSTILE = '<img src=x onerror="window.hacked=1"></script><script>window.hacked=1</script> {{7*7}} &lt;b&gt;'
+WORDS = ("a", " quiet", " story", " told", " twice")
+SAMPLED = (-1.0, -2.0, -0.5, -3.0, -0.25)
+OLD = (-1.0, -1.5, -1.5, -3.1, -0.25)
+"""Log-probabilities of the words, as sampled and by the trainer."""
+ADVANTAGES = (0.8, 0.8, -0.4, -0.4, 0.0)
+PROMPTS = ("The film about the harbour was", "The lighthouse keeper", "Nobody expected the orchard")
+
+
+class Written(NamedTuple):
+    folder: Path
+    followed: Path
+
+
+def write_runs(folder: Path) -> Written:
+    kind = write_run(
+        folder / "kind",
+        name="kind",
+        status={"reward": 1.75, "completionTime": "2026-01-01T00:03:20Z"},
+        steps=[make_step(step) for step in range(1, STEPS + 1)],
+        evaluations=[
+            {"step": step, "set": "held_out", "mean": step / 80} for step in range(0, STEPS + 1, 10)
+        ],
+        spec={"algorithm": "grpo", "seed": 1, "optimizer": {"learningRate": 3e-4}},
+    )
+    append_lines(kind / "samples.jsonl", make_samples())
+    fill_store(kind / "checkpoints", {**make_episode()}, step=STORED)
+    write_run(
+        folder / "blunt",
+        name="blunt",
+        phase="Failed",
+        steps=[make_step(step, 0.6) for step in range(1, 31)],
+        spec={"algorithm": "grpo", "seed": 2, "optimizer": {"learningRate": 1e-2}},
+    )
+    short = [make_step(step) for step in range(1, 4)]
+    followed = write_run(folder / "followed", name="followed", phase="Running", steps=short)
+    return Written(folder, followed)
+
+
+def make_step(step: int, best: float = 1.8) -> dict[str, Any]:
+    noise = random.Random(step)
+    learned = 1 - math.exp(-step / 20)
+    return {
+        "step": step,
+        "seconds": 3 + noise.random(),
+        "reward_mean": best * learned + noise.gauss(0, 0.06),
+        "reward_judge_mean": 0.7 * best * learned + noise.gauss(0, 0.06),
+        "kl_mean": 0.01 + 0.06 * learned + noise.random() / 200,
+        "entropy": 3 - learned + noise.gauss(0, 0.04),
+        "response_length_mean": 30 + 8 * learned + noise.gauss(0, 0.5),
+        "response_length_p99": 44 + 8 * learned + noise.gauss(0, 1),
+        "finished_share": 0.8 + 0.15 * learned,
+        "groups_without_spread_share": 0.25 * (1 - learned) + noise.random() / 30,
+        "ratio_outside_share": 0.002 + noise.random() / 200,
+        "trainer_idle_share": 0.3 + noise.gauss(0, 0.03),
+        "generator_idle_share": 0.2 + noise.gauss(0, 0.03),
+        "loss": 0.1 - 0.05 * learned,
+    }
+
+
+def make_samples() -> Iterator[dict[str, Any]]:
+    for step in range(51, STEPS + 1):
+        for place, prompt in enumerate(PROMPTS):
+            for number in range(4):
+                score = round(random.Random(f"{step} {place} {number}").gauss(1, 0.5), 3)
+                yield make_sample(step, prompt, f"a story kind to everyone, number {number}", score)
+    yield make_sample(STEPS, PROMPTS[0], HOSTILE, -1.0)
+    yield make_sample(STEPS, PROMPTS[1], "".join(WORDS), 2.9)
+    turns = [{"by": "policy", "text": "open the door"}, {"by": "environment", "text": "It is locked."}]
+    yield make_sample(STEPS, "You are at a door.", "open the door", 3.0) | {"turns": turns}
+
+
+def make_sample(step: int, prompt: str, response: str, score: float) -> dict[str, Any]:
+    return {
+        "step": step,
+        "prompt_id": f"0/{PROMPTS.index(prompt) if prompt in PROMPTS else len(PROMPTS)}",
+        "prompt": prompt,
+        "response": response,
+        "score": score,
+        "rewards": {"judge": score + 0.1, "length": -0.1},
+        "advantage": score - 1,
+        "weight_version": step - 1,
+        "prompt_length": 6,
+        "response_length": len(WORDS),
+    }
+
+
+def make_episode() -> dict[str, bytes]:
+    """The blobs of the step's checkpoint: its episode with one response, and the tokenizer that has its words."""
+    count = len(WORDS)
+    columns = {
+        "prompt_id": ["0/1"],
+        "response": ["".join(WORDS)],
+        "response_tokens": [list(range(count))],
+        "sampled_logprobs": [SAMPLED],
+        "logprobs": [OLD],
+        "reference_logprobs": [SAMPLED],
+        "advantages": [ADVANTAGES],
+        "sampled": [[True] * count],
+        "weight_versions": [[STORED - 2] * 2 + [STORED - 1] * (count - 2)],
+    }
+    episode = io.BytesIO()
+    parquet.write_table(arrow.table(columns), episode, use_dictionary=False)
+    tokenizer = Tokenizer(models.WordLevel({word: id for id, word in enumerate(WORDS)}, unk_token="a"))
+    return {
+        f"episodes/{STORED:08d}.parquet": episode.getvalue(),
+        "export/policy/tokenizer.json": tokenizer.to_str().encode(),
+    }

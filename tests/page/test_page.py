@@ -1,0 +1,200 @@
+"""The page of `rlhf ui` in a browser: what it shows, that it follows a run, and that a response stays text."""
+
+import math
+import re
+
+import pytest
+from playwright.sync_api import expect
+from tests.page.browser import BUILT, DEADLINE_MS
+from tests.page.runs import ADVANTAGES, HOSTILE, OLD, SAMPLED, WORDS, make_step
+from tests.support.run_folders import append_lines
+
+expect.set_options(timeout=DEADLINE_MS)
+
+
+def open_run(tab, name="kind", view=None):
+    """By its link; `view`: then by the entry above the page."""
+    tab.page.get_by_role("link", name=name, exact=True).click()
+    expect(tab.page.get_by_role("heading", level=1)).to_contain_text(name)
+    if view is not None:
+        tab.page.get_by_role("navigation").get_by_role("link", name=view).click()
+        expect(tab.page.get_by_role("heading", level=1)).to_contain_text(view)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_view_opens_and_can_be_read_by_everyone(open_tab, scheme):
+    tab = open_tab(color_scheme=scheme)
+    page = tab.page
+    expect(page.get_by_role("row", name=re.compile("kind"))).to_contain_text("Succeeded")
+    assert tab.find_violations() == []
+    for name in ("kind", "blunt"):
+        page.get_by_role("checkbox", name=f"Select {name}").check()
+    expect(page.get_by_role("heading", name="2 runs over each other")).to_be_visible()
+    expect(page.locator("canvas")).not_to_have_count(0)
+    assert tab.find_violations() == []
+    page.get_by_role("radio", name="time").check()
+    open_run(tab)
+    expect(page.get_by_role("heading", name="Figures")).to_be_visible()
+    expect(page.locator("canvas")).to_have_count(8)
+    assert tab.find_violations() == []
+    page.get_by_role("navigation").get_by_role("link", name="Samples").click()
+    page.get_by_role("button", name=re.compile("story told twice")).click()
+    expect(page.locator(".token")).to_have_count(len(WORDS))
+    page.get_by_text("The group: all responses").click()
+    expect(page.get_by_role("region", name="Responses of the group").get_by_role("listitem")).to_have_count(5)
+    assert tab.find_violations() == []
+    page.get_by_role("navigation").get_by_role("link", name="Timeline").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Timeline of kind")
+    assert tab.find_violations() == []
+
+
+def test_a_step_appears_while_the_page_is_open(open_tab, written):
+    tab = open_tab()
+    open_run(tab, "followed")
+    figure = tab.page.get_by_role("figure", name="Reward", exact=True)
+    expect(figure).to_contain_text("at step 3,")
+    figure.evaluate("element => { element.dataset.same = 'yes' }")
+    append_lines(written.followed / "metrics.jsonl", [make_step(4) | {"reward_mean": 2.5}])
+    expect(figure).to_contain_text("reward mean: 2.500 at step 4,")
+    assert figure.get_attribute("data-same") == "yes"  # not drawn anew
+
+
+def test_a_response_is_text_whatever_it_says(open_tab):
+    tab = open_tab()
+    open_run(tab, view="Samples")
+    tab.page.get_by_role("searchbox", name="Text").fill("onerror")
+    head = tab.page.get_by_role("button", name=re.compile("onerror"))
+    expect(head).to_have_count(1)
+    head.click()
+    assert tab.page.locator(".whole .text").nth(1).text_content() == HOSTILE
+    assert tab.page.locator("main img, main script").count() == 0
+    assert tab.page.evaluate("window.hacked") is None
+
+
+def shade(value: float) -> tuple[float, ...]:
+    """Red, green, blue and opacity of a token's ground."""
+    colour = (230, 140, 0) if value < 0 else (40, 140, 220)
+    return pytest.approx((*colour, min(1, abs(value)) / 2) if value else (0, 0, 0, 0), abs=0.003)
+
+
+def read_grounds(tokens) -> list[tuple[float, ...]]:
+    """As the browser draws them: it keeps an opacity in a byte."""
+    texts = tokens.evaluate_all("all => all.map(one => getComputedStyle(one).backgroundColor)")
+    return [tuple(map(float, re.findall(r"[\d.]+", text))) for text in texts]
+
+
+def test_tokens_have_the_colours_of_the_stores_values(open_tab):
+    tab = open_tab()
+    open_run(tab, view="Samples")
+    tab.page.get_by_role("button", name=re.compile("story told twice")).click()
+    tokens = tab.page.locator(".token")
+    expect(tokens).to_have_text(list(WORDS), use_inner_text=False)
+    ratios = [shade((old - sampled) / math.log(2)) for old, sampled in zip(OLD, SAMPLED, strict=True)]
+    assert read_grounds(tokens) == ratios
+    tab.page.get_by_role("radio", name="Advantage").check()
+    assert read_grounds(tokens) == [shade(advantage / max(ADVANTAGES)) for advantage in ADVANTAGES]
+
+
+def test_a_bin_of_the_histogram_shows_its_samples(open_tab):
+    tab = open_tab()
+    open_run(tab, view="Samples")
+    bins = tab.page.get_by_role("group", name=re.compile("^Scores")).get_by_role("button")
+    first = bins.first
+    expect(first).to_have_accessible_name(re.compile("^1 sample from"))
+    first.click()
+    expect(tab.page.locator(".sample")).to_have_count(1)
+    expect(tab.page.locator(".sample")).to_contain_text("onerror")
+    first.click()
+    expect(tab.page.locator(".sample")).not_to_have_count(1)
+
+
+def test_samples_come_in_the_order_asked_for_and_turns_in_theirs(open_tab):
+    tab = open_tab()
+    open_run(tab, view="Samples")
+    tab.page.get_by_role("radio", name="worst").check()
+    expect(tab.page.locator(".sample").first).to_contain_text("onerror")
+    tab.page.get_by_role("radio", name="best").check()
+    expect(tab.page.locator(".sample").first).to_contain_text("You are at a door.")
+    tab.page.locator(".sample .head").first.click()
+    expect(tab.page.get_by_role("list", name="Turns").get_by_role("listitem")).to_contain_text(
+        ["open the door", "It is locked."]
+    )
+
+
+def test_the_keyboard_reaches_everything(open_tab):
+    """Each control is found by Tab, in the order of the page, and does what it does by Enter, Space or arrows."""
+    tab = open_tab()
+    page = tab.page
+    page.get_by_role("link", name="kind", exact=True).wait_for()
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+    reach(page, "a", "kind")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", level=1)).to_have_text("kind")
+    expect(page.locator("canvas")).to_have_count(8)
+    controls = page.evaluate(CONTROLS)
+    page.locator(".skip").focus()
+    assert tab_through(page, len(controls)) == controls
+    tab.open(re.sub(r".*#", "", page.url) + "/samples")
+    page.get_by_role("button", name=re.compile("story told twice")).focus()
+    page.keyboard.press("Enter")
+    page.locator(".tokens .text").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator(".token.current")).to_have_text(WORDS[1])
+    expect(page.locator(".readout")).to_contain_text("ratio 1.649")
+
+
+NAME = "one => (one.getAttribute('aria-label') || one.textContent || one.placeholder || one.tagName).trim()"
+CONTROLS = f"""() => [...document.querySelectorAll('a[href], button, input, summary, select, [tabindex="0"]')]
+    .filter(one => !one.disabled && one.checkVisibility()).map({NAME})"""
+
+
+def tab_through(page, count: int) -> list[str]:
+    """The name of what has the focus, and of what Tab reaches after it."""
+    names = []
+    for _ in range(count):
+        names.append(page.evaluate(f"({NAME})(document.activeElement)"))
+        page.keyboard.press("Tab")
+    return names
+
+
+def reach(page, tag: str, text: str) -> None:
+    for _ in range(100):
+        page.keyboard.press("Tab")
+        if page.evaluate("[document.activeElement.localName, document.activeElement.textContent]") == [
+            tag,
+            text,
+        ]:
+            return
+    raise AssertionError(f"Tab does not reach {tag} {text!r}")
+
+
+def test_a_phone_shows_it_without_scrolling_sideways(open_tab):
+    tab = open_tab(viewport={"width": 360, "height": 740})
+    tab.page.get_by_role("link", name="kind", exact=True).wait_for()
+    widths = ["document.documentElement.scrollWidth"]
+    for view in (None, "Samples", "Timeline"):
+        assert tab.page.evaluate(widths[0]) == 360, view
+        if view is None:
+            open_run(tab)
+        else:
+            tab.page.get_by_role("navigation").get_by_role("link", name=view).click()
+            expect(tab.page.get_by_role("heading", level=1)).to_contain_text(view)
+    assert tab.page.evaluate(widths[0]) == 360
+
+
+def test_without_the_token_the_page_says_where_it_is(browser, address):
+    page = browser.new_page()
+    page.goto(address.partition("#")[0])
+    expect(page.get_by_role("status")).to_contain_text("Open the address that rlhf printed")
+    page.close()
+
+
+@pytest.mark.skipif(not BUILT.exists(), reason="`make page` builds the page")
+def test_the_bundle_can_be_inlined_and_is_small():
+    script = (BUILT.parent / "page.js").read_text()
+    assert "</script" not in script.lower()
+    assert "<!--" not in script
+    assert sum(file.stat().st_size for file in BUILT.parent.iterdir()) < 200_000
