@@ -8,17 +8,16 @@ methods are tools in both. Any method may be a coroutine.
 
 import inspect
 import json
-import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
 from rlhf_api.errors.problem import show
 from rlhf_api.host.imports import described
 from rlhf_api.host.printing import write_line
 
+from ..process.numbers import finite_number
 from .arguments import bind_arguments
 from .step import Step
 from .tool_calls import ToolCall, parse_calls
@@ -174,15 +173,11 @@ def check_class(kind: Any, settings: Mapping[str, Any]) -> None:
 
 
 def checked_reward(value: Any) -> float:
-    """A finite number, also of NumPy's and of torch's. Raises Unfit for anything else."""
-    single = value.item() if getattr(value, "ndim", None) == 0 else value
+    """Raises Unfit for anything but a finite number."""
     try:
-        number = float(single) if isinstance(single, Real) else math.nan
-    except OverflowError:
-        number = math.inf
-    if not math.isfinite(number) or abs(number) > LARGEST_REWARD:
-        raise Unfit(f"a reward must be a finite number of at most {LARGEST_REWARD:g}; got {show(single)}")
-    return number
+        return finite_number(value, LARGEST_REWARD)
+    except ValueError as error:
+        raise Unfit(f"a reward {error}") from None
 
 
 LARGEST_REWARD = 1e30

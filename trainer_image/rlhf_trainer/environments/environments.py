@@ -144,9 +144,6 @@ class Environments:
     async def _replied(self, key: Key, episode: LiveEpisode, turn: Turn, length: int) -> Next:
         reply = await episode.step(turn)
         section = self.section
-        if len(reply.tokens) >= section.max_tokens:
-            message = f"a reply has {len(reply.tokens)} tokens, as many as spec.environment.maxTokens or more"
-            raise EpisodeEnded(message)
         cut = episode.turns >= section.turns or length + len(reply.tokens) >= section.max_tokens
         if reply.done or cut:
             outcome = await episode.end(cut=not reply.done)

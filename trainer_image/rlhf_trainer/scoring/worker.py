@@ -7,11 +7,9 @@ import. A call is `[prompts, responses, rows, tokens]`, `tokens` null if whole r
 
 import inspect
 import json
-import math
 import os
 import sys
 from collections.abc import Iterable, Mapping, Set
-from numbers import Real
 from typing import Any, TextIO
 
 from rlhf_api.errors.problem import InvalidJob, show
@@ -19,6 +17,7 @@ from rlhf_api.host.imports import described
 from rlhf_api.sections.reward import LARGEST_SCORE
 
 from ..process.imports import Function, import_function
+from ..process.numbers import finite_number
 from ..process.worker_pipes import take_pipes
 
 FINE_GRAINED = "rewards of tokens need spec.reward.fineGrained: true"
@@ -126,23 +125,10 @@ def _tokens_parameter(function: Function) -> inspect.Parameter | None:
 
 
 def _finite(score: Any, response: str) -> float:
-    """The number itself, of no subclass, whose methods might deny what it is. Raises _Unfit for anything else."""
-    if bool(getattr(score, "mask", False)):  # NumPy's masked entry, whose item is 0
-        raise _Unfit(f"scores must be finite numbers; got a masked entry for {show(response)}")
-    value = score.item() if getattr(score, "ndim", None) == 0 else score  # of NumPy's arrays and of torch's
     try:
-        number = float(value) if isinstance(value, Real) else math.nan
-    except OverflowError:  # of an integer
-        raise _Unfit(_too_large(value, response)) from None
-    if not math.isfinite(number):
-        raise _Unfit(f"scores must be finite numbers; got {show(value)} for {show(response)}")
-    if abs(number) > LARGEST_SCORE:
-        raise _Unfit(_too_large(value, response))
-    return number
-
-
-def _too_large(value: Any, response: str) -> str:
-    return f"scores must not exceed {LARGEST_SCORE:.2g}; got {show(value)} for {show(response)}"
+        return finite_number(score, LARGEST_SCORE)
+    except ValueError as error:
+        raise _Unfit(f"each score {error} for {show(response)}") from None
 
 
 if __name__ == "__main__":

@@ -127,6 +127,10 @@ class Misbehaves(Guess):
                 return Step("x", float("nan"))
             case "infinite":
                 return "x", float("inf"), False
+            case "masked":
+                return "x", np.ma.masked, False
+            case "huge":
+                return "x", 1e31, False
             case "word":
                 return "x", "1", False
             case "none":

@@ -27,7 +27,7 @@ from rlhf_trainer.environments.record import turns_of
 from rlhf_trainer.environments.rendering import Rendering
 from rlhf_trainer.rollout.partial_rollout import PartialRollout, Response
 from rlhf_trainer.rollout.turns_client import TurnsClient
-from rlhf_trainer.tensors.records import Prompt
+from rlhf_trainer.tensors.records import Outcome, Prompt
 
 TOKENIZER = chat_tokenizer()
 SAMPLING = Sampling(maxNewTokens=12)
@@ -209,11 +209,11 @@ def test_a_limit_ends_an_episode_with_the_rewards_so_far(limits: dict[str, int],
     assert len(response.tokens) <= limits.get("maxTokens", 9999)
 
 
-def test_a_reply_longer_than_an_episode_ends_it_without_a_reward():
+def test_a_reply_longer_than_an_episode_ends_it_with_the_rewards_so_far():
     work, _ = play(Scripted(["print", "5"]), "Misbehaves", maxTokens=20)
     (response,) = work.responses
-    assert response.outcome is not None
-    assert "tokens, as many as spec.environment.maxTokens" in response.outcome.problem
+    assert (response.end, response.outcome) == ("length", Outcome(0.0, 1, ((5, 0.0),)))
+    assert not response.sampled, "no token of the reply is in the response"
 
 
 @pytest.mark.parametrize("name", ["raise", "nan", "none", "flood"])
