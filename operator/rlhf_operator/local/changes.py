@@ -34,7 +34,7 @@ class Change(NamedTuple):
 def changed_fields(before: Spec, after: Spec) -> list[Change]:
     """All fields with different values, in the order of the manifest; values that look like secrets are masked."""
     old, new = (masked(spec.model_dump(mode="json", by_alias=True)) for spec in (before, after))
-    return list(_differences("spec", old, new))
+    return list(changed_values("spec", old, new))
 
 
 def refused_changes(changes: Sequence[Change], run: str, *, accept: bool) -> list[Problem]:
@@ -51,14 +51,15 @@ def refused_changes(changes: Sequence[Change], run: str, *, accept: bool) -> lis
     ]
 
 
-def _differences(field: str, old: JsonValue, new: JsonValue) -> Iterator[Change]:
+def changed_values(field: str, old: JsonValue, new: JsonValue) -> Iterator[Change]:
+    """All differences between two JSON values, of which `field` is the path."""
     if old == new:
         return
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         for key in {**old, **new}:
-            yield from _differences(f"{field}.{key}", old.get(key), new.get(key))
+            yield from changed_values(f"{field}.{key}", old.get(key), new.get(key))
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         for index, values in enumerate(zip(old, new, strict=True)):
-            yield from _differences(f"{field}[{index}]", *values)
+            yield from changed_values(f"{field}[{index}]", *values)
     else:
         yield Change(field, old, new)

@@ -13,6 +13,7 @@ from rlhf_api.host.redaction import masked
 from ..local import workdir
 from ..status.condition import reason
 from .files import read_first
+from .log_events import LogEvents
 from .sample_list import SampleList
 from .series import Line, Series
 
@@ -34,6 +35,7 @@ class RunFolder:
         self.metrics = Series(folder, workdir.METRICS)
         self.evaluations = Series(folder, workdir.EVALUATIONS, _prefix_of_set)
         self.samples = SampleList(folder)
+        self.events = LogEvents(folder)
         self._documents: dict[str, tuple[tuple[int, int, int] | None, dict[str, Any]]] = {}
 
     def config(self) -> Mapping[str, Any]:
@@ -91,6 +93,11 @@ class RunFolder:
         """Frees the memory of its figures and samples, which the next use reads again."""
         self.metrics, self.samples = Series(self.folder, workdir.METRICS), SampleList(self.folder)
 
+    def last_step_time(self) -> float | None:
+        """When the last step was written, in seconds since 1970."""
+        fingerprint = self._fingerprint(workdir.METRICS)
+        return None if fingerprint is None else fingerprint[2] / 1e9
+
     def _held_out(self) -> float | None:
         names = (name for name in self.evaluations.names if name.endswith("/mean"))
         return next((value for name in names if (value := self.evaluations.last(name)) is not None), None)
@@ -105,7 +112,7 @@ class RunFolder:
     def _updated(self) -> str | None:
         times = [self._fingerprint(name) for name in (workdir.STATUS, workdir.METRICS)]
         newest = max((time[2] for time in times if time is not None), default=None)
-        return None if newest is None else _iso(newest / 1e9)
+        return None if newest is None else iso_time(newest / 1e9)
 
     def _document(self, name: str) -> dict[str, Any]:
         """A JSON object without secrets; empty without a readable one."""
@@ -132,7 +139,8 @@ def _prefix_of_set(line: Line) -> str:
     return f"{EVALUATION}{str(line.get('set'))[:64]}/"
 
 
-def _iso(seconds: float) -> str:
+def iso_time(seconds: float) -> str:
+    """A time in seconds since 1970, in UTC."""
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec="seconds")
 
 
