@@ -17,6 +17,9 @@ def problems(spec: Spec) -> Iterator[Problem]:
     environment = spec.environment
     if environment is None or not spec.graph.generates:
         return
+    if environment.program is not None and environment.settings:
+        message = "are keyword arguments of a class; give a program its settings as arguments; remove this"
+        yield Problem(f"{_WHERE}.settings", f"{message}; got {show(environment.settings)}")
     turn, tokens = spec.sampling.max_new_tokens, environment.max_tokens
     if tokens < turn:
         message = (

@@ -96,7 +96,7 @@ def _variables(key: str = "env") -> Rule:
     )
 
 
-_PLAYS = "(has(self.environment) && has(self.environment.path))"
+_PLAYS = "(has(self.environment) && (has(self.environment.path) || has(self.environment.program)))"
 """CEL: the job has an environment; in an earlier release its place held variables of processes."""
 _LONGEST = f"({_PLAYS} ? {{}} : {{}})".format(
     or_default(Environment, "max_tokens", "environment"), or_default(Sampling, "max_new_tokens", "sampling")

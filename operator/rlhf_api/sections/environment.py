@@ -1,15 +1,25 @@
-"""`spec.environment`: a class of the user's that answers each response, so that an episode has several turns."""
+"""`spec.environment`: a class or a program of the user's that answers each response, so that an episode has several
+turns.
+"""
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, Field, JsonValue, ValidationInfo, ValidatorFunctionWrapHandler
+from pydantic import (
+    AfterValidator,
+    Field,
+    JsonValue,
+    Strict,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    model_validator,
+)
 from pydantic.alias_generators import to_camel
 
 from ..errors.problem import show
 from ..field_types import EnvironmentClass, Frozen, Positive
 
-PATH = "spec.environment.path"
+PATH, PROGRAM = "spec.environment.path", "spec.environment.program"
 
 
 def _keywords(given: dict[str, JsonValue]) -> dict[str, JsonValue]:
@@ -19,11 +29,13 @@ def _keywords(given: dict[str, JsonValue]) -> dict[str, JsonValue]:
 
 
 class Environment(Frozen):
-    """Episodes of several turns: a class of your own replies to each response and gives the rewards
+    """Episodes of several turns: a class or a program of your own replies to each response and gives the rewards
     (docs/guides/environments.md)."""
 
-    path: EnvironmentClass
+    path: EnvironmentClass | None = None
     """The class, as `package.module:name` or `file.py:name`; or a ready-made environment."""
+    program: Annotated[tuple[str, ...], Strict(False)] | None = Field(None, min_length=1, max_length=64)
+    """In place of a class: an agent's command, one process an episode, which asks the policy by `OPENAI_BASE_URL`."""
     settings: Annotated[dict[str, JsonValue], AfterValidator(_keywords)] = {}
     """Keyword arguments of the class."""
     turns: int = Field(8, ge=1, le=1024)
@@ -40,6 +52,18 @@ class Environment(Frozen):
     """Times that an episode is played again after a call ended its process or took too long, before it is left out."""
     workers: int = Field(2, ge=1, le=256)
     """Processes beside the trainer's in which environments run."""
+
+    @model_validator(mode="after")
+    def _is_a_class_or_a_program(self) -> Self:
+        if (self.path is None) == (self.program is None):
+            given = "none" if self.path is None else "path and program"
+            raise ValueError(f"needs exactly one of path (a class) and program (a command); got {given}")
+        return self
+
+    @property
+    def field(self) -> str:
+        """The field that names what replies."""
+        return PATH if self.program is None else PROGRAM
 
 
 class Variables(dict[str, str]):

@@ -94,8 +94,9 @@ def named_code(spec: Spec) -> Iterator[tuple[str, str]]:
     for i, entry in enumerate(spec.reward.functions):
         if entry.function is not None:
             yield f"spec.reward.functions[{i}].function", entry.function
-    if spec.environment is not None and spec.environment.path not in READY_MADE.values():
-        yield ENVIRONMENT_PATH, spec.environment.path
+    played = None if spec.environment is None else spec.environment.path
+    if played is not None and played not in READY_MADE.values():
+        yield ENVIRONMENT_PATH, played
     if spec.evaluation is not None and spec.evaluation.function is not None:
         yield "spec.evaluation.function", spec.evaluation.function
     for i, name in enumerate(spec.model.architectures):

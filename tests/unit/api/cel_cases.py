@@ -39,6 +39,11 @@ CASES = [
     ),
     ("spec.model={policy: p}", "spec.reward={modelWeight: 0}", "nothing scores the answers"),
     (f"{EPISODES}, environment: {{path: 'a:b'}}}}", f"{EPISODES}, env: {{path: 'a:b'}}}}", "nothing scores"),
+    (
+        f"{EPISODES}, environment: {{program: [a]}}}}",
+        f"{EPISODES}, environment: {{A: a}}}}",
+        "nothing scores",
+    ),
     ("spec.reward.clip=[-1, 0]", "spec.reward.clip=[1, 1]", "spec.reward.clip"),
     *(
         (

@@ -24,6 +24,19 @@ REFUSED = [
         "spec.environment.seconds",
         "60 s (turnSeconds); use at least that; got 59",
     ),
+    (
+        ("spec.environment.program=[a]",),
+        "spec.environment",
+        "needs exactly one of path (a class) and program",
+    ),
+    (("spec.environment={turns: 2}",), "spec.environment", "(a command); got none"),
+    (
+        ("spec.environment={program: [a], maxTokens: 1000, settings: {a: 1}}",),
+        *(
+            "spec.environment.settings",
+            "keyword arguments of a class; give a program its settings as arguments",
+        ),
+    ),
     (("spec.environment.parallel=1",), "spec.environment.workers", "only 1 episodes are played at once"),
     (("spec.reward.fineGrained=true",), "spec.reward.fineGrained", "are of turns already"),
     (

@@ -15,6 +15,7 @@ from rlhf_api.roles import Role
 from rlhf_trainer.data.dataset import open_datasets
 from rlhf_trainer.data.prompts import prompts
 from rlhf_trainer.engines.vllm.serve.launch import frozen_options
+from rlhf_trainer.environments import environments
 from rlhf_trainer.maths.rewards import scaled_scores
 from rlhf_trainer.process.settings import ModelSource
 from rlhf_trainer.roles import generator, reward
@@ -170,23 +171,24 @@ def frozen(job: RLHFJob) -> Any:
 
 def episodes(job: RLHFJob) -> Any:
     """The processes of an environment, what its replies are limited by, and its turns."""
-    section, parts = job.spec.environment, list[Any]()
-    if section is None:
+    parts = list[Any]()
+    if job.spec.environment is None:
         return None
 
     async def start() -> None: ...
 
-    def pool(*given: Any) -> Any:
-        parts.append(given)
+    def pool(given: Any) -> Any:
+        parts.append((given.path, given.program, given.settings, given.workers))
         return SimpleNamespace(start=start, schemas=[])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(assembly, "WorkerPool", pool)
-        workers = asyncio.run(assembly.start_workers(section))
-    with instead(turns_client, "Environments", "TurnsClient") as made:
-        turns_client.turns_client(None, workers, job.spec, tokenizer(), ())
-    (limits, *_), turns = made.told[0][0], made.told[1][1]
-    return parts, limits, turns["most"], turns["sampling"]
+        patch.setattr(environments, "WorkerPool", pool)
+        played = asyncio.run(environments.start_environments(job.spec, tokenizer(), ()))
+    with instead(turns_client, "TurnsClient") as made:
+        client: Any = None
+        turns_client.turns_client(client, played, job.spec, tokenizer(), ())
+    ((_, turns),) = made.told
+    return parts, played.section, turns["most"], turns["sampling"]
 
 
 VIEWS = (servers, frozen, serving, collecting, evaluations, rewards, episodes)

@@ -155,6 +155,7 @@ BASES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"optimizer\.(floor|decaySteps)", ("spec.optimizer.schedule=linear",)),
     (r"keepBest", ("spec.evaluation={data: [rows-prompts.jsonl], function: 'a:b'}",)),
     (r"spec\.environment", ("spec.environment={path: 'a:B'}",)),
+    (r"environment\.program", ("spec.environment={program: [a]}",)),
     (r"spec\.pretraining", ("spec.pretraining={data: [rows-answers.jsonl]}",)),
     (
         r"spec\.model\.create",
@@ -226,6 +227,7 @@ VALUES: dict[str, list[Any]] = {
     r"gpu\.count$": [1],
     r"\.function$": ["c:d"],
     r"environment\.path$": ["c:D"],
+    r"environment\.program$": [["b"]],
     r"environment\.seconds$": [900],
     r"architectures$": [["c:OwnModel"]],
     r"\.url$": ["http://h/q"],

@@ -50,7 +50,7 @@ async def player(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Async
     spec = config.spec
     section = spec.environment
     assert section is not None, "the command asks for one"
-    pool = WorkerPool(section.path, section.settings, section.workers)
+    pool = WorkerPool(section)
     await pool.start()
     try:
         model = load_trained(config, POLICY, tokenizer)

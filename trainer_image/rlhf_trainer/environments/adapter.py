@@ -21,6 +21,7 @@ from ..process.numbers import finite_number
 from .arguments import bind_arguments
 from .step import Step
 from .tool_calls import ToolCall, parse_calls
+from .turn_text import TurnText
 
 NO_TOOLS = ("reset", "step", "get_reward", "close")
 """Public methods that the model does not call."""
@@ -39,6 +40,8 @@ class Opening:
     messages: Messages | None = None
     text: str | None = None
     added: bool = False
+    tools: list[dict[str, Any]] | None = None
+    """Schemas of the tools that this episode offers, in place of the row's."""
 
 
 def is_native(kind: type[Any]) -> bool:
@@ -97,14 +100,14 @@ class EpisodeOfClass:
             )
         return Opening(messages=messages)
 
-    async def step(self, text: str, raw: str) -> Step:
-        """The reply to a turn: `text` without special tokens, `raw` with them. Tools that it calls are run; the model
-        reads what they return or raise. Raises Unfit for no valid reply."""
-        if self._tools and (calls := parse_calls(raw)):
+    async def step(self, turn: TurnText) -> Step:
+        """The reply to a turn. Tools that it calls are run; the model reads what they return or raise. Raises Unfit for
+        no valid reply."""
+        if self._tools and (calls := parse_calls(turn.raw)):
             return Step([await self._called(call) for call in calls])
         if not self._native:
             return Step(reward=await self._reward(), done=True)
-        made = await _result(self._own.step({"role": "assistant", "content": text}))
+        made = await _result(self._own.step({"role": "assistant", "content": turn.text}))
         if not isinstance(made, tuple) or len(made) != 3:
             raise Unfit(f"step must return a Step, or (messages, reward, done); got {show(made)}")
         messages, reward, done = made

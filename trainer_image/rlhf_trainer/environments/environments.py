@@ -209,7 +209,7 @@ async def start_environments(
     assert section is not None, "the job has one"
     mine = {"workers": max(1, section.workers // share), "parallel": max(1, section.parallel // share)}
     section = section.model_copy(update=mine)
-    pool = WorkerPool(section.path, section.settings, section.workers)
+    pool = WorkerPool(section)
     await pool.start()
     stops = StopStrings(tokenizer, spec.sampling.stop)
     return Environments(section, Rendering(tokenizer, spec.data, ends, stops, pool.schemas), pool)

@@ -13,7 +13,7 @@ from rlhf_api.sections.environment import Environment
 
 from ..tensors.records import Outcome, Prompt
 from .adapter import Unfit
-from .pool import Worker, WorkerEnded
+from .pool import GRACE_SECONDS, Worker, WorkerEnded
 from .record import Turn
 from .rendering import Opened, Rendering
 
@@ -59,8 +59,8 @@ class LiveEpisode:
     async def step(self, turn: Turn) -> Reply:
         """The reply to a turn that follows all that was `read`."""
         before = (*self.opened.tokens, *self.read)
-        text, raw = await asyncio.to_thread(self._rendering.texts, before, turn.sampled)
-        made = await self._call(do="step", text=text, raw=raw)
+        text = await asyncio.to_thread(self._rendering.turn_text, before, turn.sampled)
+        made = await self._call(do="step", **text._asdict())
         tokens: Sequence[int] = ()
         if not made["done"]:
             try:
@@ -96,7 +96,8 @@ class LiveEpisode:
         return len(self._rewards)
 
     async def _call(self, **call: Any) -> Mapping[str, Any]:
-        reply = await self.worker.call({"episode": self._number, **call}, self._section.turn_seconds)
+        seconds = self._section.turn_seconds + (0.0 if self._section.program is None else GRACE_SECONDS)
+        reply = await self.worker.call({"episode": self._number, **call}, seconds)
         if "failed" in reply:
             raise EpisodeFailed(reply["failed"])
         if "error" in reply:

@@ -8,16 +8,18 @@ from itertools import count
 from typing import Any, Self
 
 from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.sections.environment import Environment
 
 from ..process import process_groups
 
-FIELD = "spec.environment.path"
 POLL_SECONDS = 0.2
 """Interval at which the end of a process is noticed that has left others behind."""
 SECRETS = ("RLHF_TOKEN",)
 """Variables that workers do not get: an environment may run what the model writes."""
 SAME_HASHES = {"PYTHONHASHSEED": "0"}
 """One order of sets of texts in all workers, so that an episode that another plays again goes as before."""
+GRACE_SECONDS = 5.0
+"""Time after turnSeconds in which a worker of programs, which end alone, replies that one was too late."""
 
 
 class WorkerEnded(Exception):
@@ -45,15 +47,15 @@ class Worker:
         self.schemas: list[dict[str, Any]] = []
 
     @classmethod
-    async def start(cls, path: str, settings: Mapping[str, Any], *, one_by_one: bool = False) -> Self:
+    async def start(cls, section: Environment, *, one_by_one: bool = False) -> Self:
         """Raises InvalidJob where the class cannot be imported or is no environment, WorkerEnded where the process ends
         over it."""
         environ = SAME_HASHES | {name: value for name, value in os.environ.items() if name not in SECRETS}
-        module, text = "rlhf_trainer.environments.worker", json.dumps(dict(settings))
-        process = await process_groups.start_worker(module, path, text, environ=environ)
+        module, text = "rlhf_trainer.environments.worker", section.model_dump_json(by_alias=True)
+        process = await process_groups.start_worker(module, text, environ=environ)
         worker = cls(process, one_by_one=one_by_one)
         try:
-            await worker._get_ready()
+            await worker._get_ready(section.field)
         except BaseException:
             await worker.end("it did not start")
             raise
@@ -136,7 +138,7 @@ class Worker:
                 WorkerEnded(self._ended, blamed=blamed and alone, suspected=blamed and not alone)
             )
 
-    async def _get_ready(self) -> None:
+    async def _get_ready(self, field: str) -> None:
         stdout = self._process.stdout
         assert stdout is not None
         try:
@@ -151,16 +153,16 @@ class Worker:
             raise WorkerEnded(f"the environment's process {how} while it was imported", blamed=True)
         reply = json.loads(line)
         if "invalid" in reply:
-            raise InvalidJob([Problem(FIELD, str(reply["invalid"]))])
+            raise InvalidJob([Problem(field, str(reply["invalid"]))])
         self.schemas = reply["schemas"]
         self._turns = asyncio.Lock() if reply["sync"] or self._one_by_one else None
 
 
 class WorkerPool:
-    """Up to `size` workers of a class, started on demand: a first one by `start`, which imports the class."""
+    """The workers of an environment, started on demand: a first one by `start`, which imports the class."""
 
-    def __init__(self, path: str, settings: Mapping[str, Any], size: int) -> None:
-        self._path, self._settings, self._size = path, settings, size
+    def __init__(self, section: Environment) -> None:
+        self._section = section
         self._workers = list[Worker]()
         self._one_by_one = list[Worker]()
         self._starting = asyncio.Lock()
@@ -174,7 +176,8 @@ class WorkerPool:
         try:
             self.schemas = (await self.free()).schemas
         except WorkerEnded as error:
-            raise RuntimeError(f"{FIELD}: {self._path!r} was not imported: {error}") from None
+            named = self._section.path or self._section.program
+            raise RuntimeError(f"{self._section.field}: {named!r} was not imported: {error}") from None
 
     async def free(self, *, one_by_one: bool = False) -> Worker:
         """The worker with the fewest episodes, maybe a new one; or the one whose calls come `one_by_one`, beside the
@@ -182,12 +185,13 @@ class WorkerPool:
         async with self._starting:
             if one_by_one:
                 if not any(worker.lives for worker in self._one_by_one):
-                    made = await Worker.start(self._path, self._settings, one_by_one=True)
+                    made = await Worker.start(self._section, one_by_one=True)
                     self._one_by_one = [made]
                 return self._one_by_one[0]
             self._workers = [worker for worker in self._workers if worker.lives]
-            if not any(worker.episodes == 0 for worker in self._workers) and len(self._workers) < self._size:
-                self._workers.append(await Worker.start(self._path, self._settings))
+            size = self._section.workers
+            if not any(worker.episodes == 0 for worker in self._workers) and len(self._workers) < size:
+                self._workers.append(await Worker.start(self._section))
             return min(self._workers, key=lambda worker: worker.episodes)
 
     async def close(self) -> None:

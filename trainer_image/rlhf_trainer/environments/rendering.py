@@ -18,6 +18,7 @@ from ..data.text import continued_text
 from ..tensors.records import Prompt
 from .adapter import Unfit
 from .tail import check_replies, reply_tokens
+from .turn_text import TurnText
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ class Rendering:
         """
         row = PromptRow.model_validate(dict(prompt.row))
         row = row.model_copy(update={"prompt": _opened(row.prompt, opening)})
+        if opening["tools"] is not None:
+            row = row.model_copy(update={"tools": opening["tools"]})
         if self._tools:
             if isinstance(row.prompt, str):
                 message = (
@@ -65,7 +68,7 @@ class Rendering:
         arguments = arguments_of(self._tokenizer, row, self._data)
         conversation = row.is_conversation
         if conversation and not self._checked:
-            check_replies(self._tokenizer, arguments, tools=bool(self._tools))
+            check_replies(self._tokenizer, arguments, tools=bool(arguments.get("tools")))
             self._checked = True
         try:
             encoded = encode_prompt(self._tokenizer, row.prompt, self._data.max_prompt_length, arguments)
@@ -86,11 +89,11 @@ class Rendering:
             raise Unfit("the environment's reply has no tokens")
         return tokens
 
-    def texts(self, before: Sequence[int], turn: Sequence[int]) -> tuple[str, str]:
-        """A turn as text without special tokens and without the stop string that ends it, and with all that was
-        sampled; `before`: the tokens before it."""
+    def turn_text(self, before: Sequence[int], turn: Sequence[int]) -> TurnText:
+        """A turn as text; `before`: the tokens before it."""
         raw = continued_text(self._tokenizer, before, turn, skip_special_tokens=False)
-        return self._stops.text(before, turn), raw
+        is_whole = turn[-1] in self._ends or self._stops.ending(before, turn) is not None
+        return TurnText(self._stops.text(before, turn), raw, is_whole, len(before), len(turn))
 
 
 def _opened(prompt: str | list[Message], opening: Mapping[str, Any]) -> str | list[Message]:

@@ -34,6 +34,13 @@ def parse_calls(text: str) -> list[ToolCall]:
     return _bare_calls(bare[1]) if bare else []
 
 
+def text_without(text: str) -> str:
+    """The text of a turn that has calls, without them."""
+    thoughts, mark, spoken = text.rpartition(_THOUGHT_END)
+    rest, count = _BLOCK.subn("", spoken)
+    return f"{thoughts}{mark}{rest if count else ''}".strip()
+
+
 def _without_end(text: str) -> str:
     """The text without the special token that ends a turn."""
     return re.sub(r"(<\|[a-z_]+\|>|</s>)\s*\Z", "", text)

@@ -1,9 +1,10 @@
 """Worker process of environments: one JSON line a call on stdin, one a reply, in any order. Imports no torch.
 
-`python -m rlhf_trainer.environments.worker MODULE:NAME SETTINGS PARENT` first writes `{"ready": true}` with the tools'
-`schemas` and whether the class is `sync`, or `{"invalid": reason}`. A call has an `id`, which its reply repeats, an
-`episode` and what to `do`: `reset` with a `row`, `step` with a turn's `text` and its `raw` text, or `end`. A reply has
-the result, `failed` (a reason that another try may not have) or `error` (one of this episode); and its `seconds`.
+`python -m rlhf_trainer.environments.worker SECTION PARENT`, with `spec.environment` as JSON, first writes
+`{"ready": true}` with the tools' `schemas` and whether calls are to be one by one (`sync`), or `{"invalid": reason}`.
+A call has an `id`, which its reply repeats, an `episode` and what to `do`: `reset` with a `row`, `step` with the fields
+of a `TurnText`, or `end`. A reply has the result, `failed` (a reason that another try may not have) or `error` (one of
+this episode); and its `seconds`.
 """
 
 import asyncio
@@ -11,15 +12,21 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
-from typing import Any, TextIO
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Protocol, TextIO
 
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.host.imports import described
+from rlhf_api.sections.environment import Environment
 
 from ..process.imports import import_function
 from ..process.worker_pipes import take_pipes
-from .adapter import EpisodeOfClass, Unfit, check_class, is_sync, schemas_of
+from .adapter import EpisodeOfClass, Opening, Unfit, check_class, is_sync, schemas_of
+from .program.episode import EpisodeOfProgram
+from .program.process import check_program
+from .program.server import CompletionsServer
+from .step import Step
+from .turn_text import TurnText
 
 LONGEST_REPLY = 4 << 20
 """Characters of a reply; no model reads as many."""
@@ -27,12 +34,19 @@ LONGEST_CALL = 64 << 20
 """Bytes of a call: a row, or the text of a turn."""
 
 
-class Episodes:
-    """The episodes of this process, by their numbers."""
+class Episode(Protocol):
+    """`reset` once, `step` for each turn, `end` at last; `cut`: a limit ended it. Each raises Unfit."""
 
-    def __init__(self, kind: type[Any], settings: Mapping[str, Any]) -> None:
-        self._kind, self._settings = kind, settings
-        self._open = dict[int, EpisodeOfClass]()
+    async def reset(self, row: Mapping[str, Any]) -> Opening: ...
+    async def step(self, turn: TurnText) -> Step: ...
+    async def end(self, *, cut: bool) -> float: ...
+
+
+class Episodes:
+    """The episodes of this process, by their numbers; `make` makes one."""
+
+    def __init__(self, make: Callable[[], Episode]) -> None:
+        self._make, self._open = make, dict[int, Episode]()
 
     async def answer(self, call: Mapping[str, Any]) -> dict[str, Any]:
         """The reply to a call."""
@@ -56,10 +70,11 @@ class Episodes:
         number = call["episode"]
         match call["do"]:
             case "reset":
-                self._open[number] = EpisodeOfClass(self._kind, self._settings)
+                self._open[number] = self._make()
                 return vars(await self._open[number].reset(call["row"]))
             case "step":
-                return (await self._open[number].step(call["text"], call["raw"]))._asdict()
+                turn = TurnText(**{name: call[name] for name in TurnText._fields})
+                return (await self._open[number].step(turn))._asdict()
             case _:
                 return {"reward": await self._open.pop(number).end(cut=call["cut"])}
 
@@ -73,22 +88,45 @@ def _texts(value: Any) -> list[str]:
 
 
 def main() -> None:
-    path, settings, parent = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3])
+    section, parent = Environment.model_validate_json(sys.argv[1]), int(sys.argv[2])
     if (pipes := take_pipes(parent)) is None:
         return
     calls, replies = pipes
     try:
-        kind: Any = import_function(path, path)
-        check_class(kind, settings)
-        schemas = schemas_of(kind)
+        play = _of_class(section) if section.program is None else _of_program(section)
     except InvalidJob as error:
         _send({"invalid": error.problems[0].message}, replies)
         return
     except Unfit as error:
-        _send({"invalid": f"{path!r} {error}"}, replies)
+        _send({"invalid": f"{section.path or section.program!r} {error}"}, replies)
         return
-    _send({"ready": True, "schemas": schemas, "sync": is_sync(kind)}, replies)
-    asyncio.run(_serve(Episodes(kind, settings), calls, replies))
+    asyncio.run(play(calls, replies))
+
+
+def _of_class(section: Environment) -> Callable[[TextIO, TextIO], Coroutine[Any, Any, None]]:
+    path, settings = str(section.path), section.settings
+    kind: Any = import_function(path, path)
+    check_class(kind, settings)
+    schemas = schemas_of(kind)
+
+    async def play(calls: TextIO, replies: TextIO) -> None:
+        _send({"ready": True, "schemas": schemas, "sync": is_sync(kind)}, replies)
+        await _serve(Episodes(lambda: EpisodeOfClass(kind, settings)), calls, replies)
+
+    return play
+
+
+def _of_program(section: Environment) -> Callable[[TextIO, TextIO], Coroutine[Any, Any, None]]:
+    assert section.program is not None, "it has no class"
+    command, seconds = section.program, section.turn_seconds
+    check_program(command)
+
+    async def play(calls: TextIO, replies: TextIO) -> None:
+        async with CompletionsServer() as server:
+            _send({"ready": True, "schemas": [], "sync": False}, replies)
+            await _serve(Episodes(lambda: EpisodeOfProgram(command, server, seconds)), calls, replies)
+
+    return play
 
 
 async def _serve(episodes: Episodes, calls: TextIO, replies: TextIO) -> None:

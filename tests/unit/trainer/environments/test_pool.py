@@ -11,7 +11,9 @@ import psutil
 import pytest
 
 from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.sections.environment import Environment
 from rlhf_trainer.environments.pool import Worker, WorkerEnded, WorkerPool
+from rlhf_trainer.environments.turn_text import TurnText
 
 GAMES = "tests.unit.trainer.environments.games"
 LONG = 60.0
@@ -19,7 +21,7 @@ LONG = 60.0
 
 @asynccontextmanager
 async def pool(name: str, size: int = 1, **settings: Any) -> AsyncIterator[WorkerPool]:
-    made = WorkerPool(f"{GAMES}:{name}", settings, size)
+    made = WorkerPool(Environment(path=f"{GAMES}:{name}", settings=settings, workers=size))
     try:
         await made.start()
         yield made
@@ -28,7 +30,7 @@ async def pool(name: str, size: int = 1, **settings: Any) -> AsyncIterator[Worke
 
 
 def say(text: str, episode: int = 0) -> dict[str, Any]:
-    return {"do": "step", "episode": episode, "text": text, "raw": text}
+    return {"do": "step", "episode": episode, **TurnText(text, text)._asdict()}
 
 
 def reset(episode: int = 0, **row: Any) -> dict[str, Any]:
@@ -61,7 +63,7 @@ def with_worker(name: str, then: Callable[[Worker], Awaitable[None]]) -> None:
 @pytest.mark.parametrize("name", ["Guess", "AsyncGuess"])
 def test_a_class_with_step_replies_to_each_turn(name: str) -> None:
     opening, low, lost, last = replies(name, reset(secret=7), say("3"), say("what?"), say("7"), low=2, high=8)
-    assert opening == {"messages": None, "text": "A number from 2 to 8?", "added": False}
+    assert opening == {"messages": None, "text": "A number from 2 to 8?", "added": False, "tools": None}
     assert low == {"messages": [{"role": "user", "content": "Higher."}], "reward": 0.25, "done": False}
     assert lost["reward"] == 0.0
     assert last == {"messages": "", "reward": 1.0, "done": True}
@@ -74,7 +76,7 @@ def test_a_class_of_trls_shape_has_its_tools_called_until_a_turn_calls_none() ->
     opening, sums, answer, _ = replies(
         "Calculator", reset(answer="5", prompt="2+3?", hint="Use tools."), say(CALL + CALL), say("5"), end()
     )
-    assert opening == {"messages": None, "text": "Use tools.", "added": True}
+    assert opening == {"messages": None, "text": "Use tools.", "added": True, "tools": None}
     assert sums["messages"] == [{"role": "tool", "name": "add", "content": "5"}] * 2
     assert not sums["done"]
     assert answer == {"messages": "", "reward": 1.0, "done": True}, "the sum of its two calls' rewards"

@@ -10,8 +10,10 @@ import pytest
 
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.field_types import READY_MADE
+from rlhf_api.sections.environment import Environment
 from rlhf_trainer.environments.pool import Worker, WorkerPool
 from rlhf_trainer.environments.ready.row_seed import seed_of
+from rlhf_trainer.environments.turn_text import TurnText
 
 LONG = 120.0
 HASHED = ["isomorphic_strings", "polynomial_multiplication"]
@@ -23,7 +25,7 @@ async def play(worker: Worker, episode: int, row: dict[str, Any], turns: Sequenc
     opened = await worker.call({"do": "reset", "episode": episode, "row": row}, LONG)
     made: list[Any] = [opened["error"] if "error" in opened else opened["text"]]
     for text in turns:
-        reply = await worker.call({"do": "step", "episode": episode, "text": text, "raw": text}, LONG)
+        reply = await worker.call({"do": "step", "episode": episode, **TurnText(text, text)._asdict()}, LONG)
         messages = reply.get("messages") or [{"content": ""}]
         made.append((messages[0]["content"], reply.get("reward"), reply.get("done", reply.get("error"))))
         if made[-1][2]:
@@ -37,7 +39,7 @@ def episodes(
     """Episodes with these rows and turns, those of one worker at the same time; the same ones in each worker."""
 
     async def run() -> list[list[Any]]:
-        pool = WorkerPool(READY_MADE[name], settings, workers)
+        pool = WorkerPool(Environment(path=READY_MADE[name], settings=settings, workers=workers))
         try:
             await pool.start()
             made = list[list[Any]]()

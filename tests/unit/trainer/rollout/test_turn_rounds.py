@@ -47,7 +47,7 @@ class Script:
 @contextmanager
 def rounds(name: str = "Guess", **fields: Any) -> Iterator[TurnRounds]:
     section = Environment(**{"path": f"{GAMES}:{name}", "workers": 1, **fields})
-    loop, pool = EventLoop("environments"), WorkerPool(section.path, section.settings, section.workers)
+    loop, pool = EventLoop("environments"), WorkerPool(section)
     try:
         loop.run(pool.start())
         rendering = Rendering(TOKENIZER, DATA, ENDS, StopStrings(TOKENIZER, ()), pool.schemas)

@@ -103,7 +103,7 @@ async def client(
     engine: Scripted, name: str = "Guess", *, tokenizer: Any = TOKENIZER, **fields: Any
 ) -> AsyncIterator[TurnsClient]:
     section = Environment(**{"path": f"{GAMES}:{name}", "workers": 1, **fields})
-    pool = WorkerPool(section.path, section.settings, section.workers)
+    pool = WorkerPool(section)
     stops = StopStrings(tokenizer, ())
     try:
         await pool.start()

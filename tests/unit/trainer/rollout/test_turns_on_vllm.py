@@ -70,7 +70,7 @@ async def _client(http: HttpClient, model: Path) -> tuple[TurnsClient, Environme
     tokenizer = AutoTokenizer.from_pretrained(model)
     ends, stops = end_tokens(tokenizer, None, SAMPLING), StopStrings(tokenizer, ())
     engine = VllmClient(http, sampling=SAMPLING, seed=7, ends=ends, stops=stops, stream_interval=1)
-    pool = WorkerPool(SECTION.path, SECTION.settings, SECTION.workers)
+    pool = WorkerPool(SECTION)
     await pool.start()
     rendering = Rendering(tokenizer, Data(train=("unused",), maxPromptLength=50), ends, stops, pool.schemas)
     environments = Environments(SECTION, rendering, pool)

@@ -1,0 +1,151 @@
+"""Agent programs as environments: what they ask is answered with turns of the policy, and trained on as sampled."""
+
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tests.support.models import chat_tokenizer
+from tests.unit.trainer.rollout import test_turns as turns
+from tests.unit.trainer.rollout.test_turns import Scripted, text
+
+from rlhf_api.sections.sampling import Sampling
+from rlhf_trainer.rollout.partial_rollout import PartialRollout
+from rlhf_trainer.tensors.records import Outcome
+
+AGENTS = Path(__file__).parents[1] / "environments" / "agents.py"
+
+
+def play(engine: Scripted, agent: str, **fields: Any) -> tuple[PartialRollout, list[Outcome]]:
+    program = sys.executable, str(AGENTS), agent
+    work, _ = turns.play(engine, path=None, program=program, **fields)
+    return work, [response.outcome for response in work.responses if response.outcome]
+
+
+@pytest.mark.parametrize("agent", ["guess", "openai", "streaming"])
+def test_a_program_plays_an_episode_over_the_openai_api(agent: str) -> None:
+    """The same tokens as those of a class with the same game, and its reward at the end."""
+    engine = Scripted(["3", "8", "5"])
+    work, (outcome,) = play(engine, agent)
+    assert text(work) == (
+        "<|im_start|>user\nA number from 1 to 9?<|im_end|>\n<|im_start|>assistant\n3<|im_end|>\n"
+        "<|im_start|>user\nHigher.<|im_end|>\n<|im_start|>assistant\n8<|im_end|>\n"
+        "<|im_start|>user\nLower.<|im_end|>\n<|im_start|>assistant\n5<|im_end|>"
+    )
+    whole = [*work.prompt.tokens, *work.responses[0].tokens]
+    assert all(tokens == whole[: len(tokens)] for tokens in engine.asked), "nothing is tokenized again"
+    assert (outcome.problem, outcome.reward, outcome.turns) == ("", 1.5, 3)
+    assert [reward for _, reward in outcome.turn_rewards] == [0.0, 0.0, 1.5]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tools_of_a_request_are_rendered_and_their_calls_parsed(
+    monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    monkeypatch.setattr(turns, "SAMPLING", Sampling(maxNewTokens=100))
+    tokenizer = chat_tokenizer()
+    tokenizer.chat_template = (
+        "{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}" + tokenizer.chat_template
+    )
+    call = 'I add.<tool_call>{"name":  "add", "arguments": {"a": 2, "b": 3}}</tool_call>'
+    work, (outcome,) = play(Scripted([call, "5"]), "tools", tokenizer=tokenizer, row={"stream": stream})
+    assert text(work) == (
+        "[add]<|im_start|>user\nA number from 1 to 9?<|im_end|>\n<|im_start|>assistant\n"
+        f"{call}<|im_end|>\n<|im_start|>tool\n5<|im_end|>\n<|im_start|>assistant\n5<|im_end|>"
+    )
+    assert (outcome.problem, outcome.reward) == ("", 1.0)
+
+
+def test_the_responses_to_a_prompt_are_a_process_each() -> None:
+    _, outcomes = play(Scripted(["5"], ["1", "5"]), "guess", responses=4, workers=2)
+    assert [outcome.reward for outcome in outcomes] == [1.0, 1.25, 1.0, 1.25]
+
+
+def test_a_program_that_a_limit_cuts_may_end_with_the_reward_so_far() -> None:
+    work, (outcome,) = play(Scripted(["1"]), "cut", turns=3)
+    assert work.responses[0].end == "length"
+    assert (outcome.problem, outcome.reward, outcome.turns) == ("", 0.75, 3)
+
+
+@pytest.mark.parametrize(
+    ("agent", "reason"),
+    [
+        (
+            "asks_on",
+            "a limit of spec.environment ended the episode, and then the program ended with exit code 1",
+        ),
+        ("rewrites", "the program has rewritten message 1 of its history, .*Other"),
+        ("forgets", "the program has rewritten message 0 of its history, .*Summary"),
+        ("asks_again", "the program sent 1 messages, where the episode has 2"),
+        ("adds_a_turn", "added a message of the assistant that the policy did not write"),
+        ("changes_tools", "the program has changed its tools"),
+        ("fails", "the program ended with exit code 1: no such module"),
+        ("gives_nothing", r'must be \{"reward": a number\}; got \'\''),
+        ("gives_nan", "a reward must be a finite number of at most 1e.30; got NaN"),
+    ],
+)
+def test_a_program_without_a_reward_ends_its_own_episode_with_the_reason(agent: str, reason: str) -> None:
+    _, (outcome,) = play(Scripted(["1"]), agent, turns=2)
+    assert re.search(reason, outcome.problem), outcome.problem
+    assert outcome.reward != outcome.reward, "no reward, which is not a reward of zero"
+
+
+def test_a_program_that_asks_nothing_opens_no_episode() -> None:
+    with pytest.raises(turns.Refused, match="ended without a request to OPENAI_BASE_URL"):
+        play(Scripted(["1"]), "asks_nothing")
+
+
+def test_a_command_that_is_no_program_is_refused_at_once() -> None:
+    with pytest.raises(turns.InvalidJob, match=r"spec\.environment\.program: .*'no-such' is not a program"):
+        turns.play(Scripted(["1"]), path=None, program=("no-such",))
+
+
+def test_a_program_that_hangs_is_begun_again_and_then_given_up() -> None:
+    _, (outcome,) = play(Scripted(["1"]), "hangs", turnSeconds=5, retries=1)
+    assert "the program took longer than 5 s (spec.environment.turnSeconds)" in outcome.problem
+
+
+def test_a_request_that_is_refused_costs_nothing() -> None:
+    _, (outcome,) = play(Scripted(["5"]), "refused")
+    assert (outcome.problem, outcome.reward) == ("", 1.0)
+
+
+def test_new_weights_in_an_episode_leave_its_program_waiting() -> None:
+    work, (outcome,) = play(Scripted(["3", "8", "5"], interrupt=3), "guess", again=1)
+    assert (outcome.problem, outcome.reward) == ("", 1.5)
+    (response,) = work.responses
+    versions = [v for v, flag in zip(response.versions, response.sampled, strict=True) if flag]
+    assert versions == [3, 3, 3, 4, 4, 4], "its turns are of both"
+
+
+def test_what_a_program_starts_ends_with_its_episode(tmp_path: Path) -> None:
+    _, (outcome,) = play(Scripted(["5"]), "spawns", row={"child": str(tmp_path / "child")})
+    assert outcome.reward == 1.0
+    assert has_ended(tmp_path / "child")
+
+
+def test_what_a_program_starts_ends_with_the_pool(tmp_path: Path) -> None:
+    with pytest.raises(turns.Interrupted):
+        play(Scripted(["5"], interrupt=0), "spawns", row={"child": str(tmp_path / "child")})
+    assert has_ended(tmp_path / "child")
+
+
+def test_programs_of_a_worker_that_dies_are_played_again_and_leave_nothing(tmp_path: Path) -> None:
+    _, (outcome,) = play(Scripted(["3", "5"]), "kills_its_worker", row={"child": str(tmp_path / "child")})
+    assert (outcome.problem, outcome.reward) == ("", 1.25)
+    assert has_ended(tmp_path / "child")
+
+
+def has_ended(file: Path) -> bool:
+    """True once the process of this number has, though nobody may have waited for it."""
+    try:
+        child = psutil.Process(int(file.read_text()))
+        deadline = time.monotonic() + 30
+        while child.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return child.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

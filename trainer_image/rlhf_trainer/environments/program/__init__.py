@@ -1,0 +1,1 @@
+"""Agent programs as environments: they ask the policy over the OpenAI API, and the worker replies. Imports no torch."""

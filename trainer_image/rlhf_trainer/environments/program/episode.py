@@ -1,0 +1,92 @@
+"""An episode that an agent's program plays: each of its requests is answered with a turn of the policy."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from ..adapter import Opening, Unfit
+from ..step import Step
+from ..turn_text import TurnText
+from .chat_request import Rewritten
+from .conversation import Conversation, PendingTurn
+from .process import AgentProcess
+from .server import CompletionsServer
+
+OVER = "the episode is over: it has as many turns or tokens as spec.environment allows; print the reward and exit"
+
+
+class EpisodeOfProgram:
+    """The first request opens the episode, what each further one adds replies to a turn, and the program's end ends it
+    with its reward. Calls raise TimeoutError after `seconds`."""
+
+    def __init__(self, command: Sequence[str], server: CompletionsServer, seconds: float) -> None:
+        self._command, self._server, self._seconds = command, server, seconds
+        self._conversation, self._closing = Conversation(), AsyncExitStack()
+        self._ended: asyncio.Future[float] | None = None
+
+    async def reset(self, row: Mapping[str, Any]) -> Opening:
+        """Starts the program. Raises Unfit for one that asks nothing."""
+        access = await self._closing.enter_async_context(self._server.serving(self._conversation))
+        variables = {"OPENAI_BASE_URL": access.url, "OPENAI_API_KEY": access.key}
+        process = await AgentProcess.start(self._command, row, variables)
+        self._closing.push_async_callback(process.end)
+        self._ended = asyncio.ensure_future(process.ended())
+        pending = await self._next()
+        if pending is None:
+            await self._reward()
+            raise Unfit("the program has ended without a request to OPENAI_BASE_URL")
+        return Opening(messages=pending.new, tools=self._conversation.tools)
+
+    async def step(self, turn: TurnText) -> Step:
+        """Answers the program's request. Raises Unfit for a program that rewrites its history, or ends without a
+        reward."""
+        self._conversation.reply(turn)
+        pending = await self._next()
+        return Step(reward=await self._reward(), done=True) if pending is None else Step(pending.new)
+
+    async def end(self, *, cut: bool) -> float:
+        """Ends the program; the one that a limit has `cut` is first refused its request, and may end with a reward."""
+        try:
+            if not cut:
+                return 0.0
+            self._conversation.end(OVER)
+            async with self._limit():
+                return await self._reward()
+        except Unfit as error:
+            raise Unfit(f"a limit of spec.environment ended the episode, and then {error}") from None
+        finally:
+            await self._closing.aclose()
+            if self._ended is not None:
+                self._ended.cancel()
+                await asyncio.gather(self._ended, return_exceptions=True)
+
+    async def _next(self) -> PendingTurn | None:
+        """The next request; None once the program has ended. Raises Unfit."""
+        asking = asyncio.ensure_future(self._conversation.next())
+        try:
+            async with self._limit():
+                either: list[asyncio.Future[Any]] = [asking, self._end_of_process]
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            return asking.result() if asking.done() else None
+        except Rewritten as error:
+            raise Unfit(str(error)) from None
+        finally:
+            asking.cancel()
+
+    async def _reward(self) -> float:
+        return await asyncio.shield(self._end_of_process)
+
+    @property
+    def _end_of_process(self) -> "asyncio.Future[float]":
+        assert self._ended is not None, "reset comes first"
+        return self._ended
+
+    @asynccontextmanager
+    async def _limit(self) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(self._seconds):
+                yield
+        except TimeoutError:
+            message = f"the program took longer than {self._seconds:g} s (spec.environment.turnSeconds)"
+            raise TimeoutError(message) from None
