@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tests.support import metrics_page
+from tests.support import metrics_page, warm
 from tests.support.faults import ASKED
 from tests.support.run_processes import processes
 
@@ -65,7 +65,7 @@ def start(
 
 def launch(*arguments: str, module: str = "rlhf_operator.cli", **environ: str) -> subprocess.Popen:
     """`rlhf` with these arguments in the repository's root, its output in one pipe."""
-    return subprocess.Popen(
+    return warm.FromNursery(
         [sys.executable, "-m", module, *arguments],
         cwd=ROOT,
         stdout=subprocess.PIPE,

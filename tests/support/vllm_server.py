@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support import warm
 from tests.support.ports import free_port
 
 READY_S = 300
@@ -86,7 +87,7 @@ def launch(
     port = port or free_port()
     command = [sys.executable, "-m", "rlhf_trainer.engines.vllm.serve.server", "--model", str(model)]
     with log.open("ab") as out:
-        process = subprocess.Popen(
+        process = warm.FromNursery(
             [*command, "--host", "127.0.0.1", "--port", str(port), *ARGUMENTS, *arguments],
             env=os.environ
             | ENVIRONMENT

@@ -7,6 +7,7 @@ from pathlib import Path
 from rlhf_api.contract.run import Process, RunConfig
 from rlhf_operator.cli import main
 from rlhf_operator.local import host, hub, process_log, processes, run_process, stopping
+from rlhf_operator.supervision import role_client
 
 sys.path.append(str(Path(__file__).parents[4]))
 from tests.support.haste import Haste
@@ -17,6 +18,7 @@ def fake(_config: RunConfig, process: Process, python: str) -> list[str]:
 
 
 if __name__ == "__main__":
+    role_client.LIVE_TIMEOUT_SECONDS = 1.5  # of each of LIVE_FAILURES probes in a row
     processes.LIVE_SECONDS = float(os.environ.get("RLHF_TEST_LIVE_SECONDS", "20"))
     if patience := os.environ.get("RLHF_TEST_STOP_SECONDS"):
         host.GRACE_SECONDS = stopping._STOP_SECONDS = float(patience)

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.support import warm
 from tests.support.ports import free_port
 
 from rlhf_api.contract.run import (
@@ -105,7 +106,7 @@ def start(tmp_path):
             end.write_text("")  # a container's termination log is there from the start
             variables = environment(config, place, config_file=str(file), termination_log=str(end))
             with log.open("w") as out:
-                process = subprocess.Popen(
+                process = warm.FromNursery(
                     command(config, place, sys.executable),
                     env=os.environ | variables | {"RLHF_TOKEN": "token", "OMP_NUM_THREADS": "1"},
                     stdout=out,

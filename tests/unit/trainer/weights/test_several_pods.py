@@ -13,6 +13,7 @@ from pathlib import Path
 import aiohttp
 import psutil
 import pytest
+from tests.support import warm
 from tests.support.ports import free_port
 from tests.support.vllm_server import Server
 from tests.unit.trainer.weights.support import TOKEN, generator, serves, weights
@@ -61,7 +62,7 @@ def pair(folder: Path, tmp_path: Path) -> Iterator[Pair]:
     def start(rank: int) -> subprocess.Popen[bytes]:
         own = {"RLHF_RANK": str(rank), "RLHF_TERMINATION_LOG": str(tmp_path / f"{rank}.end")}
         with (tmp_path / f"{rank}.log").open("wb") as log:
-            return subprocess.Popen(
+            return warm.FromNursery(
                 [sys.executable, "-m", "rlhf_trainer.roles.generator"],
                 env=os.environ | common | own,
                 stdout=log,
