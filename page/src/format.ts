@@ -5,7 +5,7 @@ export const NONE = "–";
 
 export function formatNumber(value: number | null | undefined): string {
   if (value === null || value === undefined || !Number.isFinite(value)) return NONE;
-  if (Number.isInteger(value) && Math.abs(value) < 1e6) return value.toLocaleString("en-US").replaceAll(",", "\u202f");
+  if (Number.isInteger(value) && Math.abs(value) < 1e6) return value.toLocaleString("en-US").replaceAll(",", "\u202f").replace("-", "−");
   const size = Math.abs(value);
   if (size >= 1e6 || size < 1e-4) return value.toExponential(2).replace("-", "−").replace("e−", "e-").replace("e+", "e");
   const digits = Math.max(0, (size < 1 ? 2 : 3) - Math.floor(Math.log10(size)));
@@ -57,9 +57,9 @@ export function flatten(value: Nested, prefix = ""): [string, Nested][] {
   return Object.entries(value).flatMap(([key, inner]) => flatten(inner, prefix ? `${prefix}.${key}` : key));
 }
 
-/** A metric's name as words: `response_length_p99` is "response length p99". */
+/** A metric's name as words: `response_length_p99` is "response length p99", `evaluation/easy/mean` "easy, mean". */
 export function formatName(name: string): string {
-  return name.replaceAll("_", " ").replace(/\bkl\b/, "KL");
+  return name.replace(/^evaluation\//, "").replaceAll("/", ", ").replaceAll("_", " ").replace(/\bkl\b/, "KL");
 }
 
 /** The same as a title. */

@@ -3,7 +3,7 @@ import { test } from "node:test";
 import { Exported } from "../src/api/exported.ts";
 import { withQuery } from "../src/api/client.ts";
 
-const SAMPLE = { prompt: "p", parts: {}, advantage: null, finished: true, version: 0, tokens: 1, turns: [], group: "g" };
+const SAMPLE = { promptId: "0/1", prompt: "p", parts: {}, advantage: null, finished: true, version: 0, tokens: 1, turns: [], group: "g" };
 const EXPORTED = new Exported({
   "/runs": { runs: [] },
   "/runs/a/metrics?names=*": { steps: [1, 2, 3], elapsed: [1, 2, 3], generation: 1, series: { loss: [3, 2, 1], kl: [0, 0, 0] } },

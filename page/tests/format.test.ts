@@ -3,9 +3,9 @@ import { test } from "node:test";
 import { flatten, formatBytes, formatName, formatNumber, formatSeconds, formatTime, NONE } from "../src/format.ts";
 
 test("a number has three or four digits, whatever its size", () => {
-  const numbers = [0, 7, 1234.5, 12.345, 1.2345, 0.98104, -0.013, 0.0052913, 0.00001234, 12345678];
+  const numbers = [0, 7, -3, 1234.5, 12.345, 1.2345, 0.98104, -0.013, 0.0052913, 0.00001234, 12345678];
   assert.deepEqual(numbers.map(formatNumber), [
-    "0", "7", "1235", "12.35", "1.234", "0.981", "−0.0130", "0.00529", "1.23e-5", "1.23e7",
+    "0", "7", "−3", "1235", "12.35", "1.234", "0.981", "−0.0130", "0.00529", "1.23e-5", "1.23e7",
   ]);
 });
 
@@ -28,5 +28,6 @@ test("nested values are flat by their path", () => {
 
 test("a name is words, and KL stays KL", () => {
   assert.equal(formatName("kl_mean"), "KL mean");
+  assert.equal(formatName("evaluation/held_out/mean"), "held out, mean");
   assert.equal(formatName("groups_without_spread_share"), "groups without spread share");
 });

@@ -45,7 +45,7 @@ function filterSamples(samples: Sample[], wanted: URLSearchParams): Sample[] {
   return samples.filter(
     (sample) =>
       (step === null || sample.step === Number(step)) &&
-      (prompt === null || sample.prompt === prompt) &&
+      (prompt === null || sample.prompt === prompt || sample.promptId === prompt) &&
       (group === null || sample.group === group) &&
       (!search || `${sample.prompt}\n${sample.response}`.toLowerCase().includes(search)) &&
       (!(wanted.has("low") || wanted.has("high")) ||

@@ -42,6 +42,7 @@ export interface RunDetail {
   manifest: string;
   algorithm: string;
   roles: Record<string, Record<string, Nested>>;
+  generators: Record<string, Nested>[];
   ledger: Record<string, Nested>;
   provenance: Record<string, Nested>;
   checkpoints: Checkpoint[];
@@ -72,10 +73,22 @@ export interface Mark {
 }
 
 export interface Alarm {
-  level: string;
+  level: "error" | "warning" | "info";
   title: string;
   text: string;
-  rule: Nested;
+  rule: string;
+}
+
+export interface LogFile {
+  name: string;
+  role: string;
+  bytes: number;
+  updated: string | null;
+}
+
+export interface Log {
+  attempts: number;
+  text: string;
 }
 
 export interface Span {
@@ -102,6 +115,7 @@ export interface Turn {
 export interface Sample {
   id: string;
   step: number;
+  promptId: string;
   prompt: string;
   response: string;
   score: number | null;

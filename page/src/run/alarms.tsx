@@ -1,6 +1,5 @@
 // What needs a reader's attention, in the server's order: liveness, then what is suspicious, then where time goes.
 import type { Alarm } from "../api/types.ts";
-import { formatNested } from "../format.ts";
 import { Section } from "../parts.tsx";
 
 export function Alarms({ alarms }: { alarms: readonly Alarm[] }) {
@@ -14,9 +13,9 @@ export function Alarms({ alarms }: { alarms: readonly Alarm[] }) {
             <div>
               <strong>{alarm.title}</strong>
               <p>{alarm.text}</p>
-              {alarm.rule !== null && alarm.rule !== "" && (
+              {alarm.rule && (
                 <p class="rule">
-                  A rule that acts on it: <code>{formatNested(alarm.rule)}</code>
+                  A rule of spec.health that acts on it: <code>{alarm.rule}</code>
                 </p>
               )}
             </div>

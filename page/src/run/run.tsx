@@ -8,8 +8,9 @@ import type { Route } from "../routing.ts";
 import { formatProgress } from "../runs/filter.ts";
 import { Alarms } from "./alarms.tsx";
 import { Figures } from "./figures.tsx";
+import { Logs } from "./logs.tsx";
 import { Marks } from "./marks.tsx";
-import { List, Roles } from "./roles.tsx";
+import { List, Records, Roles } from "./roles.tsx";
 import { Snapshots } from "./snapshots.tsx";
 
 export function RunView({ id, route }: { id: string; route: Route }) {
@@ -39,7 +40,13 @@ export function RunView({ id, route }: { id: string; route: Route }) {
               <List of={run.ledger} empty="This run has none." />
             </Section>
           </div>
+          {run.generators.length > 0 && (
+            <Section title="Generators">
+              <Records label="Table of generators" rows={run.generators} />
+            </Section>
+          )}
           <Snapshots checkpoints={run.checkpoints} commands={run.commands} />
+          <Logs id={id} />
           <details>
             <summary>What it started with</summary>
             <List of={run.provenance} empty="Nothing is recorded." />

@@ -8,6 +8,11 @@ export interface SpanRow {
   idle: number;
 }
 
+/** Spans of waiting are bubbles: named, but not work. */
+export function isWait(span: Pick<Span, "name">): boolean {
+  return span.name.startsWith("wait");
+}
+
 export function groupSpans(timeline: Timeline): { rows: SpanRow[]; begin: number; length: number } {
   const rows = new Map<string, Span[]>();
   for (const span of timeline.spans) {
@@ -18,8 +23,9 @@ export function groupSpans(timeline: Timeline): { rows: SpanRow[]; begin: number
   const length = Math.max(...timeline.spans.map(({ end }) => end)) - begin;
   return {
     rows: [...rows].map(([name, spans]) => {
-      const busy = measureUnion(spans);
-      return { name, spans, busy, idle: timeline.idle[name] ?? timeline.idle[spans[0]?.role ?? ""] ?? Math.max(0, length - busy) };
+      const busy = measureUnion(spans.filter((span) => !isWait(span)));
+      const idle = timeline.idle[name] ?? timeline.idle[spans[0]?.role ?? ""] ?? Math.max(0, length - busy);
+      return { name, spans, busy, idle };
     }),
     begin,
     length,

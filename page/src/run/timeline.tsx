@@ -7,7 +7,8 @@ import type { Timeline } from "../api/types.ts";
 import { formatName, formatSeconds } from "../format.ts";
 import { Problem, Scroll } from "../parts.tsx";
 import { replaceQuery, type Route } from "../routing.ts";
-import { groupSpans, type SpanRow } from "./spans.ts";
+import { Parts } from "./parts_of_steps.tsx";
+import { groupSpans, isWait, type SpanRow } from "./spans.ts";
 
 const KINDS = 6;
 
@@ -35,6 +36,7 @@ export function TimelineView({ id, route }: { id: string; route: Route }) {
       </div>
       <Problem error={error} />
       {data && data.spans.length > 0 && <Spans timeline={data} />}
+      <Parts id={id} />
       {data && data.spans.length === 0 && <p class="empty">This step's record has no spans.</p>}
     </>
   );
@@ -46,9 +48,9 @@ function Spans({ timeline }: { timeline: Timeline }) {
   return (
     <>
       <ul class="legend spans">
-        {names.map((name, index) => (
+        {names.map((name) => (
           <li key={name}>
-            <span class="box" data-kind={index % KINDS} aria-hidden="true" />
+            <span class="box" data-kind={pickKind(name, names)} aria-hidden="true" />
             {formatName(name)}
           </li>
         ))}
@@ -74,6 +76,11 @@ function Spans({ timeline }: { timeline: Timeline }) {
   );
 }
 
+function pickKind(name: string, names: readonly string[]): string {
+  const work = names.filter((other) => !isWait({ name: other }));
+  return isWait({ name }) ? "wait" : String(work.indexOf(name) % KINDS);
+}
+
 function Bars({ row, names, begin, length }: { row: SpanRow; names: string[]; begin: number; length: number }) {
   const share = (seconds: number): number => (length > 0 ? (1000 * seconds) / length : 0);
   return (
@@ -85,7 +92,7 @@ function Bars({ row, names, begin, length }: { row: SpanRow; names: string[]; be
           {row.spans.map((span, index) => (
             <rect
               key={index}
-              data-kind={names.indexOf(span.name) % KINDS}
+              data-kind={pickKind(span.name, names)}
               x={share(span.start - begin)}
               width={Math.max(1, share(span.end - span.start))}
               height="20"

@@ -14,7 +14,7 @@ export function Differences({ first, second }: { first: Run; second: Run }) {
       {data?.differences.length === 0 && <p class="empty">Nothing that the runs recorded.</p>}
       {data !== null && data.differences.length > 0 && (
         <Scroll label="Table of what differs">
-          <table>
+          <table class="differences">
             <thead>
               <tr>
                 <th scope="col">Field</th>

@@ -11,7 +11,7 @@ import { replaceQuery, type Route } from "../routing.ts";
 import { Differences } from "./differences.tsx";
 import { parseList, toggleInList } from "./filter.ts";
 
-const USUAL = ["reward_mean", "evaluation/", "loss", "kl_mean"];
+const USUAL = [/^reward_mean$/, /^evaluation\/.*\/mean$/, /^loss$/, /^accuracy$/];
 const MOST_RUNS = 12;
 
 export function LaidOver({ runs, route }: { runs: Run[]; route: Route }) {
@@ -57,8 +57,8 @@ export function LaidOver({ runs, route }: { runs: Run[]; route: Route }) {
 }
 
 function pickUsual(metrics: readonly Metric[]): string[] {
-  const usual = USUAL.flatMap((start) => metrics.find(({ name }) => name.startsWith(start))?.name ?? []);
-  return (usual.length ? usual : metrics.map(({ name }) => name)).slice(0, 2);
+  const found = USUAL.flatMap((usual) => metrics.find(({ name }) => usual.test(name))?.name ?? []);
+  return (found.length ? found : metrics.map(({ name }) => name)).slice(0, 2);
 }
 
 /** Reads one run's series: hooks cannot be called in a loop, components can. */

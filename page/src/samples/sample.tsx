@@ -2,6 +2,7 @@
 import type { Sample } from "../api/types.ts";
 import { flatten, formatName, formatNested, formatNumber } from "../format.ts";
 import { Fact } from "../parts.tsx";
+import { formatRoute } from "../routing.ts";
 import { Group } from "./group.tsx";
 import { Tokens } from "./tokens.tsx";
 import { Turns } from "./turns.tsx";
@@ -52,6 +53,9 @@ function Opened({ run, sample }: { run: string; sample: Sample }) {
       {sample.turns.length > 0 ? <Turns turns={sample.turns} /> : <Whole sample={sample} />}
       <Tokens run={run} sample={sample} />
       <Group run={run} sample={sample} />
+      <p>
+        <a href={formatRoute(["runs", run, "samples"], { prompt: sample.promptId })}>This prompt in all steps</a>
+      </p>
     </div>
   );
 }

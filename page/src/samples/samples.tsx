@@ -17,8 +17,8 @@ const BINS = 20;
 export function SamplesView({ id, route }: { id: string; route: Route }) {
   const run = useRun(id);
   const [opened, setOpened] = useState<string | null>(null);
-  const { order = "newest", step, search, low, high } = route.query;
-  const paged = usePages(id, { order, step, search, low, high, limit: PAGE }, opened !== null);
+  const { order = "newest", step, search, low, high, prompt } = route.query;
+  const paged = usePages(id, { order, step, search, low, high, prompt, limit: PAGE }, opened !== null);
   const newest = paged.steps.at(-1) ?? paged.samples[0]?.step;
   const scores = usePolled<Scores>(
     step ?? newest ? withQuery(`/runs/${encodeURIComponent(id)}/scores`, { step: step ?? newest, bins: BINS }) : null,
@@ -82,7 +82,7 @@ function List({ id, paged, opened, onOpen }: ListProps) {
 
 function Controls({ route, steps }: { route: Route; steps: readonly number[] }) {
   const id = useId();
-  const { order = "newest", step = "", search = "" } = route.query;
+  const { order = "newest", step = "", search = "", prompt } = route.query;
   return (
     <form class="controls" role="search" onSubmit={(event) => event.preventDefault()}>
       <fieldset class="choice">
@@ -116,9 +116,15 @@ function Controls({ route, steps }: { route: Route; steps: readonly number[] }) 
           type="search"
           placeholder="in prompts and responses"
           value={search}
-          onChange={(event) => replaceQuery(route, { search: event.currentTarget.value })}
+          onInput={(event) => replaceQuery(route, { search: event.currentTarget.value })}
         />
       </div>
+      {prompt && (
+        <button type="button" onClick={() => replaceQuery(route, { prompt: null })}>
+          Of prompt {prompt} only <span aria-hidden="true">×</span>
+          <span class="visually-hidden">; show all again</span>
+        </button>
+      )}
     </form>
   );
 }
