@@ -1,9 +1,11 @@
 """Runs for the page, in folders as runs leave them: one with samples and a store, one that failed, one that goes on."""
 
+import datetime
 import io
 import math
 import random
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +19,7 @@ STEPS = 60
 STORED = 60
 """The step whose tokens a checkpoint has."""
 HOSTILE = '<img src=x onerror="window.hacked=1"></script><script>window.hacked=1</script> {{7*7}} &lt;b&gt;'
-WORDS = ("a", " quiet", " story", " told", " twice")
+WORDS = ("a", "quiet", "story", "told", "twice")
 SAMPLED = (-1.0, -2.0, -0.5, -3.0, -0.25)
 OLD = (-1.0, -1.5, -1.5, -3.1, -0.25)
 """Log-probabilities of the words, as sampled and by the trainer."""
@@ -41,6 +43,8 @@ def write_runs(folder: Path) -> Written:
         ],
         spec={"algorithm": "grpo", "seed": 1, "optimizer": {"learningRate": 3e-4}},
     )
+    (kind / "logs").mkdir()
+    (kind / "logs" / "trainer-0.log").write_text("".join(make_log()))
     append_lines(kind / "samples.jsonl", make_samples())
     fill_store(kind / "checkpoints", {**make_episode()}, step=STORED)
     write_run(
@@ -51,7 +55,9 @@ def write_runs(folder: Path) -> Written:
         spec={"algorithm": "grpo", "seed": 2, "optimizer": {"learningRate": 1e-2}},
     )
     short = [make_step(step) for step in range(1, 4)]
-    followed = write_run(folder / "followed", name="followed", phase="Running", steps=short)
+    now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    status = {"startTime": now, "reward": 0.3}
+    followed = write_run(folder / "followed", name="followed", phase="Running", steps=short, status=status)
     return Written(folder, followed)
 
 
@@ -61,6 +67,10 @@ def make_step(step: int, best: float = 1.8) -> dict[str, Any]:
     return {
         "step": step,
         "seconds": 3 + noise.random(),
+        "generate_seconds": 1.2,
+        "score_seconds": 0.2,
+        "train_seconds": 1.1,
+        "broadcast_seconds": 0.1,
         "reward_mean": best * learned + noise.gauss(0, 0.06),
         "reward_judge_mean": 0.7 * best * learned + noise.gauss(0, 0.06),
         "kl_mean": 0.01 + 0.06 * learned + noise.random() / 200,
@@ -76,6 +86,24 @@ def make_step(step: int, best: float = 1.8) -> dict[str, Any]:
     }
 
 
+def make_log() -> Iterator[str]:
+    """Two starts of a trainer, the second of which went on from a checkpoint."""
+    for number, (begin, end) in enumerate(((1, 24), (21, STEPS + 1))):
+        at = partial(stamp, number)
+        yield f"=== {at(begin)} python3 -m rlhf_trainer.torchrun\n"
+        if begin > 1:
+            yield f"{at(begin)},000 INFO rlhf_trainer.training.checkpoints: resumed from the checkpoint of step 20\n"
+        for step in range(begin, end):
+            yield f"{at(step)},500 INFO rlhf_trainer.metrics.recording: step {step}/{STEPS}: reward_mean 1\n"
+            if step == 45:
+                text = "warn: entropy below 2.2 for three steps"
+                yield f"{at(step)},600 WARNING rlhf_trainer.training.monitor: {text}\n"
+
+
+def stamp(start: int, step: int) -> str:
+    return f"2026-01-01 00:{step // 15 + start:02}:{step % 15 * 4:02}"
+
+
 def make_samples() -> Iterator[dict[str, Any]]:
     for step in range(51, STEPS + 1):
         for place, prompt in enumerate(PROMPTS):
@@ -83,7 +111,7 @@ def make_samples() -> Iterator[dict[str, Any]]:
                 score = round(random.Random(f"{step} {place} {number}").gauss(1, 0.5), 3)
                 yield make_sample(step, prompt, f"a story kind to everyone, number {number}", score)
     yield make_sample(STEPS, PROMPTS[0], HOSTILE, -1.0)
-    yield make_sample(STEPS, PROMPTS[1], "".join(WORDS), 2.9)
+    yield make_sample(STEPS, PROMPTS[1], " ".join(WORDS), 2.9)
     turns = [{"by": "policy", "text": "open the door"}, {"by": "environment", "text": "It is locked."}]
     yield make_sample(STEPS, "You are at a door.", "open the door", 3.0) | {"turns": turns}
 
@@ -108,7 +136,7 @@ def make_episode() -> dict[str, bytes]:
     count = len(WORDS)
     columns = {
         "prompt_id": ["0/1"],
-        "response": ["".join(WORDS)],
+        "response": [" ".join(WORDS)],
         "response_tokens": [list(range(count))],
         "sampled_logprobs": [SAMPLED],
         "logprobs": [OLD],

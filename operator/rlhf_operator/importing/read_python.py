@@ -13,7 +13,6 @@ _ALGORITHMS = {
     "AsyncGRPO": "grpo",
     "PPO": "ppo",
     "DPO": "dpo",
-    "KTO": "kto",
     "SFT": "sft",
     "Reward": "reward",
     "RLOO": "rloo",

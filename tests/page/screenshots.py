@@ -1,0 +1,59 @@
+"""Pictures of the page for its docs, of the runs that its tests see.   python -m tests.page.screenshots [FOLDER]"""
+
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from playwright.sync_api import expect
+from tests.page.browser import Tab, find_chromium, running_browser
+from tests.page.conftest import read_address
+from tests.page.runs import WORDS, write_runs
+from tests.support.packaging import ROOT
+
+IMAGES = ROOT / "docs" / "images"
+SIZE = {"width": 1120, "height": 760}
+
+
+def main(folder: Path) -> None:
+    with tempfile.TemporaryDirectory() as scratch, running_browser(find_chromium()) as browser:
+        written = write_runs(Path(scratch))
+        command = [sys.executable, "-m", "rlhf_operator.cli", "ui", str(written.folder)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+            try:
+                take_all(Tab(browser, read_address(server), viewport=SIZE, color_scheme="light"), folder)
+            finally:
+                server.terminate()
+
+
+def take_all(tab: Tab, folder: Path) -> None:
+    """A picture of each view, as a reader comes to it."""
+    page = tab.page
+
+    def take(name: str) -> None:
+        page.mouse.move(0, 0)
+        page.wait_for_timeout(500)  # bars have grown
+        page.screenshot(path=folder / f"page-{name}.png")
+
+    for name in ("kind", "blunt"):
+        page.get_by_role("checkbox", name=f"Select {name}").check()
+    page.locator("canvas").first.wait_for()
+    take("runs")
+    page.get_by_role("link", name="kind", exact=True).click()
+    page.locator("canvas").nth(7).wait_for()
+    take("run")
+    page.get_by_role("navigation").get_by_role("link", name="Samples").click()
+    page.get_by_role("searchbox", name="Text").fill("told twice")
+    expect(page.locator(".sample")).to_have_count(1)
+    page.get_by_role("button", name=re.compile("story told twice")).click()
+    page.locator(".token").nth(len(WORDS) - 1).wait_for()
+    take("samples")
+    page.get_by_role("navigation").get_by_role("link", name="Timeline").click()
+    page.get_by_role("row", name=re.compile("^trainer")).wait_for()
+    take("timeline")
+    tab.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else IMAGES)
