@@ -36,6 +36,9 @@ SEQUENCES = "sequences"
 """Column of the tokens of prompts and responses, written by the first node."""
 ENVIRONMENT_REWARD = "environment_reward"
 """Column of the rewards of episodes, which `Generate` writes in a job with an environment."""
+LABEL = "label"
+"""Column of rows that a source of labeled ones writes: 1 desirable, -1 undesirable, 0 the next row's answer to a row's
+prompt, with which `rows: labeled` come."""
 REFERENCE_TOP = "reference_top"
 """Column of the reference's most probable tokens, K at each place: K log-probabilities, then K token ids."""
 REFERENCE_COLUMNS = ("reference_logprobs", REFERENCE_TOP)
@@ -120,7 +123,8 @@ class Train(Node):
 
     `minibatch_size`: sequences of one update, over all ranks, as nearly as `minibatch_count` makes them; None: all of
     the step. `balance_tokens`: minibatches have equally many response tokens, in place of random rows. `epochs`: passes
-    over each step's sampled responses; given ones are one update a step. `from_step`: steps before this one leave the
+    over each step's sampled responses; given ones are one update a step. `only`: column of rows, of which those with 0
+    are left out. `from_step`: steps before this one leave the
     model as it is. `stop_ratio`: the rest of a step's updates is left out once the mean importance ratio of a minibatch
     is above this, or below its inverse.
     """
@@ -131,6 +135,7 @@ class Train(Node):
     minibatch_size: int | None = None
     balance_tokens: bool = False
     epochs: int = 1
+    only: str | None = None
     from_step: int = 0
     stop_ratio: float | None = None
 

@@ -55,10 +55,10 @@ class Tab:
     def find_violations(self) -> list[str]:
         """What axe-core finds serious or critical, with the first place of each."""
         self.page.evaluate(AXE.read_text())
-        found = self.page.evaluate(_CHECK)
+        violations = self.page.evaluate(_CHECK)
         return [
             f"{each['id']}: {each['nodes'][0]['html']}"
-            for each in found
+            for each in violations
             if each["impact"] in ("serious", "critical")
         ]
 

@@ -43,9 +43,9 @@ def read_address(server: subprocess.Popen[str]) -> str:
     """Its first line has it; the server ends if it cannot serve, and with it the line."""
     assert server.stdout is not None
     line = server.stdout.readline()
-    found = re.search(r"http://\S+", line)
-    assert found is not None, line
-    return found[0]
+    match = re.search(r"http://\S+", line)
+    assert match is not None, line
+    return match[0]
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from ..field_types import Frozen
 from ..sections.common import CommonSpec
-from . import cispo, custom, distillation, dpo, dr_grpo, grpo, gspo, ppo, reinforce_pp, reward, rloo, sft
+from . import cispo, custom, distillation, dpo, dr_grpo, grpo, gspo, kto, ppo, reinforce_pp, reward, rloo, sft
 from .base import Algorithm
 
 ALGORITHMS: dict[str, Algorithm] = {
@@ -11,6 +11,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         sft.ALGORITHM,
         reward.ALGORITHM,
         dpo.ALGORITHM,
+        kto.ALGORITHM,
         ppo.ALGORITHM,
         grpo.ALGORITHM,
         dr_grpo.ALGORITHM,

@@ -201,6 +201,14 @@ class ConversationRow(Row):
         return self.messages[self._first :]
 
 
+class LabeledRow(Row):
+    """A prompt with an answer that is desirable, or not."""
+
+    prompt: Prompt
+    answer: Compared
+    label: bool
+
+
 class PairRow(Row):
     """A prompt with responses of which `pos_answers[i]` is preferred to `neg_answers[i]`."""
 
@@ -236,7 +244,12 @@ class PreferenceRow(Row):
 
 ROW_FIELDS = ("prompt", "answer", "pos_answers", "neg_answers")
 """Fields that training reads, over all row kinds."""
-ROW_TYPES: dict[RowKind, type[Row]] = {"prompts": PromptRow, "responses": AnswerRow, "pairs": PairRow}
+ROW_TYPES: dict[RowKind, type[Row]] = {
+    "prompts": PromptRow,
+    "responses": AnswerRow,
+    "pairs": PairRow,
+    "labeled": LabeledRow,
+}
 RENDERED_FIELDS = (*ROW_FIELDS, "messages", "chosen", "rejected", "tools", "chat_template_kwargs")
 """Fields of conversations, over all row kinds, that a chat template reads."""
 OTHER_TYPES: dict[RowKind, tuple[str, type[Row]]] = {

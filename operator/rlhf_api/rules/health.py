@@ -37,7 +37,7 @@ _REWARD = ("mean", "failed", "seconds", "without_spread_share")
 _SOURCE = ("reward_mean", "without_spread_share")
 """Metrics of each source of the training data, where there are several, prefixed by its number."""
 _GIVEN = ("prompts_cut", "responses_cut")
-_PAIRS = ("accuracy", "reward_margin", "chosen_reward", "rejected_reward")
+_PAIRS = ("accuracy", "reward_margin", "chosen_reward", "rejected_reward", "kl_baseline")
 
 
 def metrics_of(spec: Spec) -> tuple[str, ...] | None:

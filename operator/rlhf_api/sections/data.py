@@ -80,7 +80,8 @@ def _arguments(given: dict[str, JsonValue]) -> dict[str, JsonValue]:
 
 class Data(Frozen):
     """Files of rows: `{prompt, answer}` or `{messages}` for `sft`, `{prompt, chosen, rejected}` or
-    `{prompt, pos_answers, neg_answers}` for `reward` and `dpo`, `{prompt}` where responses are sampled."""
+    `{prompt, pos_answers, neg_answers}` for `reward` and `dpo`, `{prompt, answer, label}` for `kto`, `{prompt}` where
+    responses are sampled."""
 
     train: tuple[str, ...] | None = Field(None, min_length=1)
     """JSONL, JSON, Parquet, CSV or TSV: paths, or URLs (`s3://`, `gs://`, `az://`, `hf://OWNER/NAME:SPLIT`), each alone

@@ -111,13 +111,14 @@ def _comments(name: str, fields: Sequence[str], group: int) -> dict[str, str]:
 
 def sample_rows(kind: RowKind) -> str:
     """Rows of a kind, as JSONL: sums of two digits."""
-    rows: list[dict[str, str]] = []
+    rows: list[dict[str, str | bool]] = []
     for a, b in ((a, b) for a in range(8) for b in range(8)):
         prompt, right, wrong = f"{a} + {b} =", f" {a + b}", f" {a + b + 1}"
-        made = {
+        made: dict[RowKind, dict[str, str | bool]] = {
             "prompts": {"prompt": prompt, "answer": right.strip()},
             "responses": {"prompt": prompt, "answer": right},
             "pairs": {"prompt": prompt, "chosen": right, "rejected": wrong},
+            "labeled": {"prompt": prompt, "answer": right if b % 2 else wrong, "label": b % 2 == 1},
         }
         rows.append(made[kind])
     return "".join(json.dumps(row) + "\n" for row in rows)

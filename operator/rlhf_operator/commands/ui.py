@@ -10,6 +10,7 @@ from pathlib import Path
 from ..console.exits import Misuse, print_line
 from ..console.subcommands import Commands, add_command
 from ..page.catalog import Catalog
+from ..page.export import export_page
 from ..page.server import serving
 from ..page.static_files import MISSING, find_assets
 
@@ -34,6 +35,12 @@ def add_ui(commands: Commands) -> None:
         metavar="N",
         help="port on the loopback interface; default: any free one",
     )
+    parser.add_argument(
+        "--export",
+        type=Path,
+        metavar="DIR",
+        help="write the page with the data of the runs into a new folder, to open from there, and serve nothing",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -41,6 +48,10 @@ def run(options: argparse.Namespace) -> int:
     if not 0 <= options.port <= _LAST_PORT:
         raise Misuse(f"--port must be a port, 1 to {_LAST_PORT}; got {options.port}")
     catalog = Catalog(options.places or [RUNS])
+    if options.export is not None:
+        file, count = export_page(catalog, options.export)
+        print_line(f"{_count(count)} in {file}", sys.stdout)
+        return 0
     if not find_assets():
         print_line(f"{MISSING}; the API works without", sys.stderr)
     asyncio.run(_serve(catalog, options.port))
@@ -53,5 +64,9 @@ async def _serve(catalog: Catalog, port: int) -> None:
         if signal.getsignal(number) is not signal.SIG_IGN:
             asyncio.get_running_loop().add_signal_handler(number, ended.set)
     async with serving(catalog, secrets.token_urlsafe(32), port) as address:
-        print_line(f"{len(catalog.runs())} runs on {address}", sys.stdout)
+        print_line(f"{_count(len(catalog.runs()))} on {address}", sys.stdout)
         await ended.wait()
+
+
+def _count(runs: int) -> str:
+    return "1 run" if runs == 1 else f"{runs} runs"

@@ -13,6 +13,7 @@ _ALGORITHMS = {
     "AsyncGRPO": "grpo",
     "PPO": "ppo",
     "DPO": "dpo",
+    "KTO": "kto",
     "SFT": "sft",
     "Reward": "reward",
     "RLOO": "rloo",

@@ -17,7 +17,7 @@ from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.manifest.load import parse
 from rlhf_api.spec import Spec
 
-GIVEN = ("sft", "reward", "dpo")
+GIVEN = ("sft", "reward", "dpo", "kto")
 SAMPLED = [name for name in ALGORITHMS if name not in GIVEN]
 SECTIONS = {name: f"spec.{to_camel(name)}." for name, algorithm in ALGORITHMS.items() if algorithm.settings}
 REFERENCE = ("spec.reference.", "spec.model.reference")
@@ -59,7 +59,7 @@ def manifest(algorithm: str, settings: dict[str, Any], **spec: Any) -> Any:
 def cases() -> Any:
     """A manifest, and where leaves of parts stand that it has not."""
     for name in GIVEN:
-        without = (*RESPONSES, *GENERATOR, *CRITIC, *(REFERENCE if name != "dpo" else ()))
+        without = (*RESPONSES, *GENERATOR, *CRITIC, *(REFERENCE if name not in ("dpo", "kto") else ()))
         yield pytest.param(manifest(name, {}), without, name, id=name)
     without = (*RESPONSES, *GENERATOR, *CRITIC, *REFERENCE)
     yield pytest.param(manifest("dpo", {"loss": "simpo"}), without, "dpo", id="dpo without a reference")

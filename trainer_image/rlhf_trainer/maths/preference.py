@@ -1,4 +1,5 @@
 """Losses of preference pairs without a reward model: DPO and SimPO, with label smoothing and a margin, IPO and ORPO.
+And of answers that are judged alone: KTO.
 
 A pair's margin is the reward of the chosen response less that of the rejected one; the share of margins above 0 is the
 accuracy. The reward is `implicit_rewards` where there is a reference, else beta times the mean log-probability of a
@@ -48,6 +49,31 @@ def ipo_loss(margins: Tensor, beta: float) -> Tensor:
     Source: Azar et al. 2023 (arXiv:2310.12036), eq. 17.
     """
     return (margins / beta - 1 / (2 * beta)).square()
+
+
+def mismatched_divergence(log_ratios: Tensor) -> Tensor:
+    """max(0, mean of log p(y') - log q(y')) over answers y' to other prompts: KTO's biased estimate z0 of KL(p || q).
+
+    Shapes: float [M] in nats, summed over the tokens of each answer, M >= 1 -> [] in nats, same dtype.
+    Source: Ethayarajh et al. 2024 (arXiv:2402.01306), section 4.1.
+    """
+    return log_ratios.mean().clamp(min=0)
+
+
+def kto_loss(
+    log_ratios: Tensor, baseline: Tensor, labels: Tensor, beta: float, weights: tuple[float, float]
+) -> Tensor:
+    """w (1 - sigmoid(y beta (r - z0))) of each answer with log-ratio r and label y, w = `weights` of desirable answers
+    (y = 1) and undesirable ones (y = -1): the loss of an answer saturates on both sides, as Kahneman and Tversky's
+    value does.
+
+    Shapes: `log_ratios` log p(y) - log q(y) and z0 = `baseline`, float [N] in nats, `labels` float [N] of 1 and -1 ->
+    [N] without a unit, same dtype; `beta` is reward per nat. z0 has no gradient.
+    Source: Ethayarajh et al. 2024 (arXiv:2402.01306), section 4.1 (L_KTO, with lambda_y the weights).
+    """
+    desirable, undesirable = weights
+    share = torch.sigmoid(-labels * beta * (log_ratios - baseline.detach()))
+    return torch.where(labels > 0, desirable * share, undesirable * share)
 
 
 _SURE = -1e-7

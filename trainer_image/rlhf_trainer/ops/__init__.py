@@ -40,11 +40,13 @@ COMPUTE: dict[str, ComputeFn] = {
     "rloo": compute.rloo,
     "reinforce_pp": compute.reinforce_pp,
     "distillation": compute.distillation,
+    "mismatched_divergence": compute.mismatched_divergence_column,
 }
 LOSSES: dict[str, LossFn] = {
     "likelihood": losses.likelihood,
     "preference": losses.preference,
     "dpo": losses.dpo,
+    "kto": losses.kto,
     "policy": losses.policy,
     "gspo": losses.gspo,
     "cispo": losses.cispo,

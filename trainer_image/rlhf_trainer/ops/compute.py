@@ -9,6 +9,7 @@ from rlhf_api.algorithms.distillation import Distillation
 from rlhf_api.algorithms.policy_gradient import PolicyGradient
 from rlhf_api.algorithms.ppo import PPO
 from rlhf_api.algorithms.reinforce_pp import ReinforcePP
+from rlhf_api.graph import LABEL
 
 from ..maths.advantages import (
     distillation_advantages,
@@ -20,6 +21,7 @@ from ..maths.advantages import (
 from ..maths.groups import batch_standardized, group_centered, group_standardized, leave_one_out
 from ..maths.importance import importance_weights
 from ..maths.kl import kl_estimate, token_rewards
+from ..maths.preference import mismatched_divergence
 from ..maths.rewards import overlong_penalty
 from ..maths.values import Moments, denormalize, update_moments
 from ..tensors.ragged import sequence_sums, to_tokens
@@ -185,6 +187,13 @@ def distillation(columns: Columns, ctx: OpContext[Distillation]) -> Columns:
         centered = group_centered(_scores(columns, ctx), columns["position"])
         advantages = advantages + to_tokens(centered, columns.lengths)
     return columns.with_tokens(advantages=advantages)
+
+
+def mismatched_divergence_column(columns: Columns, _ctx: OpContext) -> Columns:
+    """`kl_baseline`: of every row the same, KTO's estimate of the divergence from the rows without a label."""
+    log_ratios = sequence_sums(columns["logprobs"] - columns["reference_logprobs"], columns.lengths)
+    baseline = mismatched_divergence(log_ratios[columns[LABEL] == 0])
+    return columns.with_rows(kl_baseline=baseline.expand(len(columns)))
 
 
 def _of_responses(columns: Columns, advantages: Tensor) -> Columns:

@@ -1,12 +1,14 @@
 """Tokenized sequences of given responses, by row kind."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_api.field_types import RowKind
+from rlhf_api.graph import LABEL
 from rlhf_api.sections.data import Data
 
 from ..data.chat import arguments_of
@@ -39,7 +41,11 @@ def _encode_pairs(rows: Sequence[Any], tokenizer: PreTrainedTokenizerBase, data:
     ]
 
 
-ENCODE: dict[RowKind, Encode] = {"responses": _encode_responses, "pairs": _encode_pairs}
+ENCODE: dict[RowKind, Encode] = {
+    "responses": _encode_responses,
+    "pairs": _encode_pairs,
+    "labeled": _encode_responses,
+}
 
 
 def encode_row(row: Any, kind: RowKind, tokenizer: PreTrainedTokenizerBase, data: Data) -> list[Encoded]:
@@ -50,14 +56,28 @@ def encode_row(row: Any, kind: RowKind, tokenizer: PreTrainedTokenizerBase, data
     return ENCODE[kind]([row], tokenizer, data)
 
 
+def _mismatched(encoded: Sequence[Encoded]) -> list[Encoded]:
+    """Each prompt with the response of the next sequence, the last one's with that of the first."""
+    following = (*encoded[1:], *encoded[:1])
+    return [
+        replace(own, response=other.response, mask=other.mask)
+        for own, other in zip(encoded, following, strict=True)
+    ]
+
+
 def given_columns(
     kind: RowKind, rows: Sequence[Any], tokenizer: PreTrainedTokenizerBase, data: Data
 ) -> tuple[Columns, dict[str, float]]:
     """Columns of the rows' sequences, with a `mask` if some response tokens are not trained on; and metrics: the
-    numbers of sequences whose prompt or response was cut."""
+    numbers of sequences whose prompt or response was cut. Labeled rows are followed by as many sequences of each one's
+    prompt with the next one's response, and have a column LABEL."""
     encoded = ENCODE[kind](rows, tokenizer, data)
-    columns = Columns(Sequences.pack([(e.prompt, e.response) for e in encoded]))
-    mask = torch.tensor([trained for e in encoded for trained in e.mask])
+    mismatched = _mismatched(encoded) if kind == "labeled" else []
+    columns = Columns(Sequences.pack([(e.prompt, e.response) for e in (*encoded, *mismatched)]))
+    if kind == "labeled":
+        labels = [1.0 if row.label else -1.0 for row in rows] + [0.0] * len(mismatched)
+        columns = columns.with_rows(**{LABEL: torch.tensor(labels)})
+    mask = torch.tensor([trained for e in (*encoded, *mismatched) for trained in e.mask])
     if not bool(mask.all()):
         columns = columns.with_tokens(mask=mask)
     return columns, {

@@ -6,9 +6,10 @@ from torch import Tensor
 
 from rlhf_api.algorithms.distillation import Distillation
 from rlhf_api.algorithms.dpo import DPO
+from rlhf_api.algorithms.kto import KTO
 from rlhf_api.algorithms.policy_gradient import PolicyGradient
 from rlhf_api.algorithms.ppo import PPO
-from rlhf_api.graph import REFERENCE_TOP
+from rlhf_api.graph import LABEL, REFERENCE_TOP
 
 from ..maths.agreement import agreement, comparable
 from ..maths.divergence import top_divergence
@@ -23,7 +24,7 @@ from ..maths.losses import (
     sequence_ratio,
     token_weights,
 )
-from ..maths.preference import dpo_loss, implicit_rewards, ipo_loss, odds_ratio_loss
+from ..maths.preference import dpo_loss, implicit_rewards, ipo_loss, kto_loss, odds_ratio_loss
 from ..maths.values import normalize
 from ..tensors.batches import Loss, MicroBatch
 from ..tensors.packed import to_device
@@ -91,6 +92,32 @@ def dpo(columns: Columns, ctx: OpContext[DPO]) -> Loss:
             "reward_margin": margins.sum() / pairs,
             "chosen_reward": better.sum() / pairs,
             "rejected_reward": worse.sum() / pairs,
+        }
+
+    return loss
+
+
+def kto(columns: Columns, ctx: OpContext[KTO]) -> Loss:
+    """Mean KTO loss of labeled answers. Rewards are in units of beta x nats; their means are over the answers of a
+    label, 0 where a step has none."""
+    settings, labels, count = ctx.settings, columns[LABEL], len(columns)
+    counts = [max(1, int((labels == label).sum())) for label in (1, -1)]
+    weights = settings.desirable_weight, settings.undesirable_weight
+
+    def loss(logprobs: Tensor, micro: MicroBatch) -> tuple[Tensor, Named]:
+        lengths, device = columns.lengths[micro.rows], logprobs.device
+        reference = to_device(columns["reference_logprobs"][micro.response_index], device)
+        log_ratios = sequence_sums(logprobs - reference, lengths)
+        label, baseline = (to_device(columns[name][micro.rows], device) for name in (LABEL, "kl_baseline"))
+        rewards = settings.beta * log_ratios.detach()
+        chosen, rejected = (
+            (rewards * (label == own)).sum() / number for own, number in zip((1, -1), counts, strict=True)
+        )
+        return kto_loss(log_ratios, baseline, label, settings.beta, weights).sum() / count, {
+            "reward_margin": chosen - rejected,
+            "chosen_reward": chosen,
+            "rejected_reward": rejected,
+            "kl_baseline": baseline.sum() / count,
         }
 
     return loss

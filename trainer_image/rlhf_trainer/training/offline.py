@@ -16,7 +16,7 @@ from ..ops.datasets import given_columns
 from ..ranks.context import TrainerContext
 from ..rollout.remote import Remote
 from ..tensors.records import Columns
-from ..updates.updates import Updates, held_out_losses
+from ..updates.updates import Updates, held_out_losses, trained_rows
 from .graph_task import GraphTask
 
 
@@ -81,7 +81,8 @@ class OfflineTask(GraphTask):
                 columns, _ = given_columns(self._source.rows, rows, self._ctx.tokenizer, self._ctx.spec.data)
                 columns = self._executor.run(columns)
                 losses = held_out_losses(self._learner, columns, self._source.group)
-                results.append({"set": name, **losses, "count": len(columns) // self._source.group})
+                count = len(trained_rows(self._graph.train[0], columns)) // self._source.group
+                results.append({"set": name, **losses, "count": count})
         finally:
             self._op_ctx.state = state  # nodes with running state must not learn from held-out rows
         return results

@@ -49,12 +49,13 @@ class Updates:
         for node in self._graph.train:
             if step < node.from_step:
                 continue
+            own = trained_rows(node, columns)
             if whole:
-                self._update(node, columns)
+                self._update(node, own)
                 continue
             passes = (node.epochs if last is None else min(last, node.epochs)) - first
-            for rows in _chosen(node, columns, passes, seed):
-                self._update(node, columns.select(rows))
+            for rows in _chosen(node, own, passes, seed):
+                self._update(node, own.select(rows))
 
     def metrics(self) -> dict[str, float]:
         """Means (maxima, of names that end in MAXIMUM) over the updates, each model's under its name where there are
@@ -95,11 +96,17 @@ def held_out_losses(learner: Learner, columns: Columns, group: int) -> dict[str,
     update. A collective."""
     graph, ctx, losses = learner.graph, learner.op_ctx, dict[str, float]()
     for node in graph.train:
-        loss = loss_fn(node.loss, ctx.spec)(columns, ctx)
-        read, model = train_output_fn(node, ctx.spec, columns), learner.models[node.model]
-        measured = model.measure(columns.sequences, read, loss, group)
+        own = trained_rows(node, columns)
+        loss = loss_fn(node.loss, ctx.spec)(own, ctx)
+        read, model = train_output_fn(node, ctx.spec, own), learner.models[node.model]
+        measured = model.measure(own.sequences, read, loss, group)
         losses |= {_prefix(graph, node) + name: value for name, value in measured.items()}
     return {**losses, "loss": losses[f"{_prefix(graph, graph.train[0])}loss"]}
+
+
+def trained_rows(node: Train, columns: Columns) -> Columns:
+    """The rows that a node trains on: all, or those whose column `only` is not 0."""
+    return columns if node.only is None else columns.select(columns[node.only].nonzero()[:, 0])
 
 
 def _chosen(node: Train, columns: Columns, epochs: int, seed: int) -> Iterator[Tensor]:

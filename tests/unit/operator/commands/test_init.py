@@ -40,8 +40,7 @@ def test_an_empty_folder_becomes_a_valid_job_of_every_algorithm(algorithm, folde
     assert f"{algorithm}.yaml is valid: " in out
     assert out.endswith(f"begin with `rlhf run {algorithm}.yaml`\n")
     job = load(Path(f"{algorithm}.yaml"))
-    rows = {"prompts": "prompts.jsonl", "responses": "responses.jsonl", "pairs": "pairs.jsonl"}
-    written = {f"{algorithm}.yaml", rows[job.spec.graph.rows]}
+    written = {f"{algorithm}.yaml", f"{job.spec.graph.rows}.jsonl"}
     if job.spec.graph.rows == "prompts" and not taught:
         written |= {"rewards.py", "test_rewards.py"}
         runpy.run_path("test_rewards.py", run_name="__main__")

@@ -141,6 +141,7 @@ def test_roles_follow_the_coefficient_of_the_penalty(algorithm, coefficient):
         ("sft", "responses", (TRAINER,)),
         ("reward", "pairs", (TRAINER,)),
         ("dpo", "pairs", (TRAINER, REFERENCED)),
+        ("kto", "labeled", (TRAINER, REFERENCED)),
     ],
 )
 def test_given_responses_need_no_generators(algorithm, rows, roles):

@@ -44,6 +44,8 @@ def columns(seed: int = 0) -> Columns:
         "environment_reward": floats(size=len(LENGTHS)),
         "turns": torch.ones(len(LENGTHS), dtype=torch.int64),
         "position": torch.tensor(POSITIONS),
+        "label": torch.tensor([1.0, -1.0, 1.0, 1.0, -1.0, 0.0, 0.0, 0.0]),
+        "kl_baseline": torch.full((len(LENGTHS),), 0.3),
         "finished": torch.tensor([True] * 5 + [False, True, False]),
     }
     return Columns(sequences).with_tokens(**tokens).with_rows(**rows)

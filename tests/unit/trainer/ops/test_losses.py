@@ -12,6 +12,7 @@ from tests.unit.trainer.ops.made import LENGTHS, columns, context
 from rlhf_trainer.ops import COMPUTE, LOSSES, OpContext
 from rlhf_trainer.tensors.batches import MAXIMUM, MicroBatch, plan
 from rlhf_trainer.tensors.records import Columns, Sequences
+from rlhf_trainer.updates.updates import trained_rows
 
 BUDGETS = (1000, 12)
 """One micro-batch; and as many as there can be."""
@@ -158,6 +159,7 @@ def test_policy_losses_and_their_gradients(algorithm, own, old):
         *((OWN_LOSS.get(algorithm, "policy"), algorithm, own) for algorithm, own in SETTINGS),
         ("dpo", "dpo", ""),
         ("dpo", "dpo", "loss: orpo"),
+        ("kto", "kto", ""),
         ("value", "ppo", "normalizeValues: true"),
         ("preference", "reward", ""),
         ("likelihood", "sft", ""),
@@ -403,3 +405,48 @@ def test_losses_of_pairs_and_their_gradients(own):
         assert named["accuracy"] == sum(m > 0 for m in margins) / 4
         assert named["chosen_reward"] == pytest.approx(sum(map(float, rewards[0::2])) / 4, rel=1e-5)
         assert named["rejected_reward"] == pytest.approx(sum(map(float, rewards[1::2])) / 4, rel=1e-5)
+
+
+@pytest.mark.parametrize("own", ["", "beta: 0.4, desirableWeight: 1.5", "beta: 2.0, undesirableWeight: 0.3"])
+def test_losses_of_labeled_answers_and_their_gradients(own):
+    """Rows without a label are those that the estimate is of."""
+    made, ctx = columns(), context("kto", own)
+    made = made.with_tokens(reference_logprobs=made["reference_logprobs"] - 1)
+    s, beyond = ctx.settings, [5, 6, 7]
+    lengths, reference = made.lengths.tolist(), made["reference_logprobs"].double()
+    old = [float(p.sum()) for p in (made["logprobs"].double() - reference).split(lengths)]
+    baseline = max(0.0, sum(old[i] for i in beyond) / 3)
+    assert baseline > 0
+    made = COMPUTE["mismatched_divergence"](made, ctx)
+    assert made["kl_baseline"].tolist() == pytest.approx([baseline] * 8, rel=1e-5)
+    node = ctx.spec.graph.train[0]
+    trained, labels = trained_rows(node, made), [1, -1, 1, 1, -1]
+    exact = moved(made)[: sum(lengths[:5]), 0].clone().requires_grad_()
+    ratios = [p.sum() for p in (exact - reference[: len(exact)]).split(lengths[:5])]
+    expected = torch.zeros(()).double()
+    for ratio, label in zip(ratios, labels, strict=True):
+        weight = s.desirable_weight if label > 0 else s.undesirable_weight
+        value = weight / (1 + (-s.beta * label * (ratio - baseline)).exp())
+        expected = expected + (weight - value) / 5
+    expected.backward()
+    means = [
+        sum(s.beta * float(r) for r, y in zip(ratios, labels, strict=True) if y == label)
+        / labels.count(label)
+        for label in (1, -1)
+    ]
+    for budget in BUDGETS:
+        output = exact.detach().clone().requires_grad_()
+        loss, named = summed("kto", trained, ctx, output, budget)
+        loss.backward()
+        assert float(loss) == pytest.approx(float(expected), rel=1e-5)
+        torch.testing.assert_close(output.grad, exact.grad, rtol=1e-5, atol=1e-7)
+        assert named["chosen_reward"] == pytest.approx(means[0], rel=1e-5)
+        assert named["rejected_reward"] == pytest.approx(means[1], rel=1e-5)
+        assert named["reward_margin"] == pytest.approx(means[0] - means[1], rel=1e-5)
+        assert named["kl_baseline"] == pytest.approx(baseline, rel=1e-5)
+
+
+def test_an_estimate_below_0_is_0():
+    made = columns()
+    low = made.with_tokens(logprobs=made["reference_logprobs"] - 1)
+    assert COMPUTE["mismatched_divergence"](low, context("kto"))["kl_baseline"].tolist() == [0.0] * 8

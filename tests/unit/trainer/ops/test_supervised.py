@@ -7,7 +7,8 @@ import torch
 from tests.support.models import byte_tokenizer
 from tests.unit.api.manifests import job
 
-from rlhf_api.dataset.rows import AnswerRow, PairRow
+from rlhf_api.dataset.rows import AnswerRow, LabeledRow, PairRow, checked_row
+from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.field_types import Frozen
 from rlhf_api.sections.data import Data
 from rlhf_trainer.ops import LOSSES, OpContext
@@ -51,6 +52,27 @@ def test_pairs_become_rows_better_first(tokenizer):
     texts = [tokenizer.decode(sequences.row(i), skip_special_tokens=True) for i in range(len(sequences))]
     assert texts == ["pa", "pc", "pb", "pd", "qe", "qfgh"]
     assert all(sequences.row(i)[-1] == EOS for i in range(len(sequences)))
+
+
+def test_labeled_rows_are_followed_by_each_prompt_with_the_next_answer(tokenizer):
+    rows = [
+        LabeledRow(prompt=p, answer=a, label=good)
+        for p, a, good in (("p", "ab", True), ("q", "c", False), ("r", "def", True))
+    ]
+    columns, metrics = given_columns("labeled", rows, tokenizer, DATA)
+    sequences = columns.sequences
+    texts = [tokenizer.decode(sequences.row(i), skip_special_tokens=True) for i in range(len(sequences))]
+    assert texts == ["pab", "qc", "rdef", "pc", "qdef", "rab"]
+    assert columns["label"].tolist() == [1, -1, 1, 0, 0, 0]
+    assert metrics == {"prompts_cut": 0, "responses_cut": 0}
+
+
+@pytest.mark.parametrize("label", [1, "true", None])
+def test_a_label_is_true_or_false(label):
+    row = {"prompt": "p", "answer": "a"} | ({} if label is None else {"label": label})
+    problem = r"^rows, line 1: label: (is missing|must be a valid boolean)"
+    with pytest.raises(InvalidJob, match=problem):
+        checked_row(row, "labeled", lambda: "rows, line 1")
 
 
 def test_the_loss_of_answers_is_their_mean_negative_log_likelihood():

@@ -5,9 +5,11 @@ import statistics
 
 import pytest
 import torch
+from tests.support.models import byte_tokenizer
 from tests.unit.trainer.training.running import Job
 from torch import Tensor
 
+from rlhf_api.dataset.rows import LabeledRow
 from rlhf_trainer.maths.outputs import ResponseLogprobs
 from rlhf_trainer.ops import compute
 from rlhf_trainer.tensors.batches import MicroBatch, plan
@@ -94,6 +96,45 @@ def test_the_margin_rises(settings):
     assert last["reward_margin"] > 0.1
     assert last["accuracy"] == 1.0
     assert last["loss"] < first["loss"]
+
+
+LABELED = [
+    LabeledRow(prompt=f"p{i}", answer="good" if good else "evil", label=good)
+    for i in range(10)
+    for good in (True, False)
+]
+
+
+@pytest.mark.parametrize("settings", ["", "beta: 0.5, desirableWeight: 1.3"])
+def test_desirable_answers_become_more_probable_and_others_less(settings):
+    job = Job("kto", settings, rows=LABELED).steps(0, STEPS)
+    first, last = job.lines[0], job.lines[-1]
+    mean = 0.5 if not settings else 0.5 * (1.3 + 1.0) / 2
+    assert first["loss"] == pytest.approx(mean, abs=0.1), "the policy is the reference"
+    assert first["kl_baseline"] == pytest.approx(0.0, abs=1e-6)
+    assert last["chosen_reward"] > 0.1 > -0.1 > last["rejected_reward"]
+    assert last["loss"] < first["loss"] - 0.1
+
+
+def test_the_estimate_is_of_the_next_answer_to_each_prompt():
+    """Of a step, by plain forward passes of text that is put together here."""
+    job = Job("kto", "", "spec.data.promptsPerStep=4", rows=LABELED).steps(0, 6)
+    job.task.collect(6)
+    batch = job.task._batch
+    tokenizer, sequences, total = byte_tokenizer(), batch.sequences, 0.0
+    assert batch["label"].tolist()[4:] == [0.0] * 4
+    for i in range(4):
+        prompt = sequences.row(i)[: sequences.prompt_lengths[i]]
+        answer = sequences.row((i + 1) % 4)[sequences.prompt_lengths[(i + 1) % 4] :]
+        assert tokenizer.decode(answer, skip_special_tokens=True) in ("good", "evil")
+        tokens = torch.cat([prompt, answer])[None]
+        for model, sign in ((job.models["policy"].unwrapped, 1), (job.initial, -1)):
+            with torch.no_grad():
+                logprobs = model(tokens).logits[0].log_softmax(-1)
+            own = logprobs[len(prompt) - 1 : -1].gather(-1, answer[:, None])
+            total += sign * float(own.double().sum())
+    assert batch["kl_baseline"].tolist() == pytest.approx([max(0.0, total / 4)] * 8, abs=1e-4)
+    assert abs(total) > 1e-2
 
 
 @pytest.mark.parametrize("settings", ["loss: simpo, margin: 1.0", "loss: orpo, beta: 0.5"])
