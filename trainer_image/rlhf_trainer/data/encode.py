@@ -1,7 +1,7 @@
 """Tokenization of dataset rows."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,9 @@ from rlhf_api.errors.problem import InvalidJob, Problem, show
 from rlhf_api.sections.sampling import Sampling
 
 from .chat import NO_ARGUMENTS, Segment, end_of_turn, render, segments, special_tokens, without_oldest
+
+TokensOf = Callable[[str], list[int]]
+"""Tokens of a rendered conversation."""
 
 
 @dataclass(frozen=True)
@@ -42,14 +45,16 @@ def encode_prompt(
     prompt: Text,
     max_length: int,
     arguments: Mapping[str, Any] = NO_ARGUMENTS,
+    *,
+    tokens_of: TokensOf | None = None,
 ) -> Encoded:
     """A prompt of at most `max_length` tokens. Of text that is longer, the last ones and a BOS token at its start stay.
 
-    A conversation is rendered up to the assistant's next turn. If it is too long, the oldest questions and answers are
-    dropped; the system prompt stays. Raises InvalidJob for a prompt without tokens, TooLong if its last question alone
-    is too long.
+    A conversation is rendered up to the assistant's next turn; `tokens_of` may tokenize that. If it is too long, the
+    oldest questions and answers are dropped; the system prompt stays. Raises InvalidJob for a prompt without tokens,
+    TooLong if its last question alone is too long.
     """
-    return _prompt(tokenizer, prompt, max_length, arguments)[1]
+    return _prompt(tokenizer, prompt, max_length, arguments, tokens_of)[1]
 
 
 def encode(
@@ -137,17 +142,21 @@ def end_tokens(
 
 
 def _prompt(
-    tokenizer: PreTrainedTokenizerBase, prompt: Text, max_length: int, arguments: Mapping[str, Any]
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: Text,
+    max_length: int,
+    arguments: Mapping[str, Any],
+    tokens_of: TokensOf | None = None,
 ) -> tuple[Text, Encoded]:
     """The rendered part of the prompt, and its tokens."""
     shortened = prompt
-    tokens = _prompt_ids(tokenizer, shortened, arguments)
+    tokens = _prompt_ids(tokenizer, shortened, arguments, tokens_of)
     whole = len(tokens)
     while (
         len(tokens) > max_length and not isinstance(shortened, str) and (shorter := without_oldest(shortened))
     ):
         shortened = shorter
-        tokens = _prompt_ids(tokenizer, shortened, arguments)
+        tokens = _prompt_ids(tokenizer, shortened, arguments, tokens_of)
     if not tokens:
         raise InvalidJob(
             [Problem("spec.data", f"the tokenizer makes no tokens of the prompt {show(prompt)}")]
@@ -160,10 +169,13 @@ def _prompt(
     return shortened, Encoded(tuple(tokens), prompt_cut=whole - len(tokens))
 
 
-def _prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: Text, arguments: Mapping[str, Any]) -> list[int]:
+def _prompt_ids(
+    tokenizer: PreTrainedTokenizerBase, prompt: Text, arguments: Mapping[str, Any], tokens_of: TokensOf | None
+) -> list[int]:
     """Tokens of a prompt, with one BOS token where the tokenizer or the text begins with it."""
     if not isinstance(prompt, str):
-        return _ids(tokenizer, render(tokenizer, prompt, arguments, for_response=True))
+        rendered = render(tokenizer, prompt, arguments, for_response=True)
+        return _ids(tokenizer, rendered) if tokens_of is None else tokens_of(rendered)
     tokens, begin, end = list(tokenizer(prompt)["input_ids"]), tokenizer.bos_token_id, tokenizer.eos_token
     while begin is not None and tokens[:2] == [begin, begin]:  # the text has what the tokenizer adds
         del tokens[0]

@@ -1,4 +1,5 @@
-"""Special tokens that a message only quotes. They stay text: no reply ends its own turn, or begins another's."""
+"""Special tokens that a message only quotes. They stay text: no opening or reply ends its own turn, or begins
+another's."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -39,14 +40,17 @@ class Quoting:
         return tokens
 
 
-def quoting(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> Quoting:
-    """The messages, ready to render."""
+def quoting(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], beside: Sequence[Message] = ()
+) -> Quoting:
+    """The messages, ready to render `beside` others, in which special tokens are what they are."""
     pattern = _special(tokenizer, len(tokenizer))
     plain = [message.for_template() for message in messages]
     texts = [text for message in plain for text in _texts(message)]
     if not (quoted := dict.fromkeys(each for text in texts for each in pattern.findall(text))):
         return Quoting(messages, {})
-    taken = {character for text in texts for character in text}
+    others = [text for message in beside for text in _texts(message.for_template())]
+    taken = {character for text in (*texts, *others) for character in text}
     free = (character for character in map(chr, _PRIVATE) if character not in taken)
     marks = dict(zip(quoted, free, strict=False))
     hidden = [_replaced(message, pattern, marks) for message in plain]

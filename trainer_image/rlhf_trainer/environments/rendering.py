@@ -17,6 +17,7 @@ from ..data.stop_strings import StopStrings
 from ..data.text import continued_text
 from ..tensors.records import Prompt
 from .adapter import Unfit
+from .quoted import Quoting, quoting
 from .tail import check_replies, reply_tokens
 from .turn_text import TurnText
 
@@ -54,7 +55,8 @@ class Rendering:
         render the row's own prompt, replies or the tools, or the prompt is too long.
         """
         row = PromptRow.model_validate(dict(prompt.row))
-        row = row.model_copy(update={"prompt": _opened(row.prompt, opening)})
+        opened, quoted = _opened(self._tokenizer, row.prompt, opening)
+        row = row.model_copy(update={"prompt": opened})
         if opening["tools"] is not None:
             row = row.model_copy(update={"tools": opening["tools"]})
         if self._tools:
@@ -71,7 +73,10 @@ class Rendering:
             check_replies(self._tokenizer, arguments, tools=bool(arguments.get("tools")))
             self._checked = True
         try:
-            encoded = encode_prompt(self._tokenizer, row.prompt, self._data.max_prompt_length, arguments)
+            encoded = encode_prompt(
+                *(self._tokenizer, row.prompt, self._data.max_prompt_length, arguments),
+                tokens_of=lambda text: quoted.tokens(self._tokenizer, "", text),
+            )
         except InvalidJob as error:
             if opening["messages"] is None or isinstance(error, TooLong):
                 raise
@@ -96,23 +101,27 @@ class Rendering:
         return TurnText(self._stops.text(before, turn), raw, is_whole, len(before), len(turn))
 
 
-def _opened(prompt: str | list[Message], opening: Mapping[str, Any]) -> str | list[Message]:
-    """The row's prompt as the environment changes it. A user's text in its place keeps a system prompt."""
+def _opened(
+    tokenizer: PreTrainedTokenizerBase, prompt: str | list[Message], opening: Mapping[str, Any]
+) -> tuple[str | list[Message], Quoting]:
+    """The row's prompt as the environment changes it, and what the environment quotes in it. A user's text in its place
+    keeps a system prompt."""
     messages, text = opening["messages"], opening["text"]
     if messages is not None:
-        return _checked(messages)
+        ready = quoting(tokenizer, _checked(messages))
+        return [*ready.messages], ready
     if text is None:
-        return prompt
+        return prompt, Quoting((), {})
     text = str(text)
     if isinstance(prompt, str):
-        return prompt + text if opening["added"] else text
+        return prompt + text if opening["added"] else text, Quoting((), {})
+    ready = quoting(tokenizer, [Message(role="user", content=text)], beside=prompt)
+    (user,) = ready.messages
     if not opening["added"]:
-        return [
-            *(message for message in prompt[:1] if message.role == "system"),
-            Message(role="user", content=text),
-        ]
+        return [*(message for message in prompt[:1] if message.role == "system"), user], ready
     *first, last = prompt
-    return [*first, Message.model_validate({**last.for_template(), "content": (last.content or "") + text})]
+    content = (last.content or "") + (user.content or "")
+    return [*first, Message.model_validate({**last.for_template(), "content": content})], ready
 
 
 def _checked(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
