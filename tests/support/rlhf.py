@@ -16,6 +16,8 @@ from tests.support.run_processes import processes
 
 ROOT = Path(__file__).parents[2]
 SENTIMENT = ROOT / "examples" / "sentiment"
+Popen: type[subprocess.Popen] = warm.FromNursery
+"""How a run's own process starts, and so all of its others."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ def start(
 
 def launch(*arguments: str, module: str = "rlhf_operator.cli", **environ: str) -> subprocess.Popen:
     """`rlhf` with these arguments in the repository's root, its output in one pipe."""
-    return warm.FromNursery(
+    return Popen(
         [sys.executable, "-m", module, *arguments],
         cwd=ROOT,
         stdout=subprocess.PIPE,
