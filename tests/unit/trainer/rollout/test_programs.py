@@ -16,6 +16,7 @@ from rlhf_api.sections.sampling import Sampling
 from rlhf_trainer.rollout.partial_rollout import PartialRollout
 from rlhf_trainer.tensors.records import Outcome
 
+GUIDE = Path(__file__).parents[4] / "docs" / "guides" / "environments.md"
 AGENTS = Path(__file__).parents[1] / "environments" / "agents.py"
 
 
@@ -39,6 +40,19 @@ def test_a_program_plays_an_episode_over_the_openai_api(agent: str) -> None:
     assert all(tokens == whole[: len(tokens)] for tokens in engine.asked), "nothing is tokenized again"
     assert (outcome.problem, outcome.reward, outcome.turns) == ("", 1.5, 3)
     assert [reward for _, reward in outcome.turn_rewards] == [0.0, 0.0, 1.5]
+
+
+def test_the_program_of_the_guide_plays_as_it_says(tmp_path: Path) -> None:
+    (program,) = [
+        code
+        for code in re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+        if "OpenAI()" in code
+    ]
+    (tmp_path / "agent.py").write_text(program)
+    command = sys.executable, str(tmp_path / "agent.py")
+    work, _ = turns.play(Scripted(["4", "7"]), path=None, program=command, row={"number": 7})
+    (outcome,) = [response.outcome for response in work.responses if response.outcome]
+    assert (outcome.problem, outcome.reward, outcome.turns) == ("", 1.0, 2)
 
 
 @pytest.mark.parametrize("stream", [False, True])
