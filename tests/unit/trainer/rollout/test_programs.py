@@ -50,7 +50,7 @@ def test_the_program_of_the_guide_plays_as_it_says(tmp_path: Path) -> None:
     ]
     (tmp_path / "agent.py").write_text(program)
     command = sys.executable, str(tmp_path / "agent.py")
-    work, _ = turns.play(Scripted(["4", "7"]), path=None, program=command, row={"number": 7})
+    work, _ = turns.play(Scripted(["4", "7"]), path=None, program=command, row={"answer": 7})
     (outcome,) = [response.outcome for response in work.responses if response.outcome]
     assert (outcome.problem, outcome.reward, outcome.turns) == ("", 1.0, 2)
 
