@@ -6,6 +6,8 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from rlhf_api.contract.run import RunConfig, replicas, roles_of
@@ -34,6 +36,7 @@ from ..local.ports import place
 from ..local.preflight import check_files, named_files, of_a_cluster, plain_secrets
 from ..local.processes import Command
 from ..local.progress import display
+from ..page.beside import page_beside
 from ..status.condition import reason
 from ..supervision.exit_reasons import missing_words
 from ..supervision.restart_policy import INVALID
@@ -41,7 +44,7 @@ from .data import check_rows
 from .plan_table import plan_lines
 
 EXIT_CODES = {"Succeeded": 0, "Failed": FAILED, "Suspended": INTERRUPTED}
-_LOCAL = ("runtime", "workdir", "resume", "overwrite", "accept_changes", "base_port", "metrics_port")
+_LOCAL = ("runtime", "workdir", "resume", "overwrite", "accept_changes", "base_port", "metrics_port", "no_ui")
 """Options of a run on this machine alone."""
 
 
@@ -95,6 +98,9 @@ def add_run(commands: Commands) -> None:
         metavar="N",
         help="port of the Prometheus metrics; default: any free one",
     )
+    parser.add_argument(
+        "--no-ui", action="store_true", help="do not serve the page of `rlhf ui` beside a run in a terminal"
+    )
 
 
 def validate(options: argparse.Namespace) -> int:
@@ -130,7 +136,7 @@ def run(options: argparse.Namespace, make: Command) -> int:
         shared_gpus=placed.shared_gpus,
         shared_gpu_count=placed.shared_gpu_count,
     )
-    with workdir.locked(folder):
+    with workdir.locked(folder), ExitStack() as beside:
         places = place(config, options.base_port)
         check_port(options.metrics_port, places)
         earlier = workdir.prepare(
@@ -148,6 +154,9 @@ def run(options: argparse.Namespace, make: Command) -> int:
             return 0
         check_hub(job.spec, {**os.environ, **job.spec.env})
         provenance.record_start(folder, job.spec)
+        if sys.stdout.isatty() and not options.no_ui:
+            runs = folder if options.workdir else folder.parent
+            beside.enter_context(page_beside(runs, partial(print_line, out=sys.stdout)))
         shown = display(job.metadata.name, job.spec.steps)
         host = Host(config, shown, places, before=before, make=make, metrics_port=options.metrics_port)
         resumed = "resuming " if before is not None else ""

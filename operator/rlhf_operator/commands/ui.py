@@ -9,9 +9,10 @@ from pathlib import Path
 
 from ..console.exits import Misuse, print_line
 from ..console.subcommands import Commands, add_command
+from ..page.beside import TOKEN_BYTES
 from ..page.catalog import Catalog
 from ..page.export import export_page
-from ..page.server import serving
+from ..page.server import address_of, listen, serving
 from ..page.static_files import MISSING, find_assets
 
 RUNS = Path("runs")
@@ -63,8 +64,9 @@ async def _serve(catalog: Catalog, port: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    async with serving(catalog, secrets.token_urlsafe(32), port) as address:
-        print_line(f"{_count(len(catalog.runs()))} on {address}", sys.stdout)
+    token, listener = secrets.token_urlsafe(TOKEN_BYTES), listen(port)
+    async with serving(catalog, token, listener):
+        print_line(f"{_count(len(catalog.runs()))} on {address_of(listener, token)}", sys.stdout)
         await ended.wait()
 
 

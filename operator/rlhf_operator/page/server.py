@@ -4,6 +4,7 @@ those of the API."""
 import asyncio
 import hashlib
 import logging
+import socket
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -23,25 +24,40 @@ from .static_files import MISSING, find_assets
 log = logging.getLogger(__name__)
 HOST = "127.0.0.1"
 _CLOSE_SECONDS = 1.0
+_BACKLOG = 64
 _LARGEST_BODY = 1024
 """Of a request, which needs none."""
 
 
+def listen(port: int) -> socket.socket:
+    """A socket that listens on loopback; `port` 0: any free one. Raises InvalidJob if the port is taken."""
+    listener = socket.socket()
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((HOST, port))
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise InvalidJob([Problem("--port", f"{HOST}:{port}: {error.strerror}")]) from error
+    return listener
+
+
+def address_of(listener: socket.socket, token: str) -> str:
+    """The address of the page, with the token."""
+    return f"http://{HOST}:{listener.getsockname()[1]}/#token={token}"
+
+
 @asynccontextmanager
-async def serving(catalog: Catalog, token: str, port: int) -> AsyncIterator[str]:
-    """Serves inside the context, whose value is the address with the token; `port` 0: any free one. Raises InvalidJob
-    if the port is taken."""
+async def serving(catalog: Catalog, token: str, listener: socket.socket) -> AsyncIterator[None]:
+    """Serves inside the context to those who have the token, and closes the socket."""
     with ThreadPoolExecutor(1, "page-reader") as reader:
         runner = web.AppRunner(
             _application(catalog, token, reader), access_log=None, shutdown_timeout=_CLOSE_SECONDS
         )
         await runner.setup()
         try:
-            try:
-                await web.TCPSite(runner, HOST, port).start()
-            except OSError as error:
-                raise InvalidJob([Problem("--port", f"{HOST}:{port}: {error.strerror}")]) from error
-            yield f"http://{HOST}:{runner.addresses[0][1]}/#token={token}"
+            await web.SockSite(runner, listener).start()
+            yield
         finally:
             await runner.cleanup()
 

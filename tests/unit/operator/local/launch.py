@@ -7,6 +7,8 @@ from pathlib import Path
 from rlhf_api.contract.run import Process, RunConfig
 from rlhf_operator.cli import main
 from rlhf_operator.local import host, hub, process_log, processes, run_process, stopping
+from rlhf_operator.page import beside
+from rlhf_operator.page.static_files import Asset
 from rlhf_operator.supervision import role_client
 
 sys.path.append(str(Path(__file__).parents[4]))
@@ -25,6 +27,8 @@ if __name__ == "__main__":
     process_log.FULL = int(os.environ.get("RLHF_TEST_LOG_BYTES", process_log.FULL))
     if folder := os.environ.get("RLHF_TEST_SILENCE"):
         host.silence = Haste(Path(folder), 2)
+    if os.environ.get("RLHF_TEST_PAGE"):  # as if it was built
+        beside.find_assets = lambda: {"/": Asset(Path(__file__), "text/plain")}
     run_process.PROGRAM = "tests.unit.operator.local.launch"
     hub.silence = lambda _endpoint: ""  # the roles load nothing
     sys.exit(main(make=fake))

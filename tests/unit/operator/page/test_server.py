@@ -31,8 +31,9 @@ class Browser:
 
 @asynccontextmanager
 async def browsing(*places):
-    async with server.serving(Catalog(places), TOKEN, 0) as address, aiohttp.ClientSession() as session:
-        origin, _, fragment = address.partition("/#")
+    listener = server.listen(0)
+    async with server.serving(Catalog(places), TOKEN, listener), aiohttp.ClientSession() as session:
+        origin, _, fragment = server.address_of(listener, TOKEN).partition("/#")
         assert fragment == f"token={TOKEN}"
         yield Browser(session, origin)
 
