@@ -60,6 +60,10 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
+RUN_FILE = "run.json"
+"""Its name in a run's work directory."""
+
+
 class RunConfig(Report):
     """The configuration file of a job's processes: a ConfigMap on a cluster, `run.json` on one machine."""
 

@@ -17,6 +17,7 @@ from ..console.exits import print_line
 from ..console.subcommands import Commands, add_command
 from ..console.text import columns, indented
 from .open_store import package, read_checkpoint
+from .verify import verify
 
 if TYPE_CHECKING:
     from rlhf_store.archive import Snapshot
@@ -50,6 +51,7 @@ def add_replay(commands: Commands) -> None:
         return parser
 
     verb("ls", "list the episodes", ls)
+    verb("verify", "repeat a step of a work directory's run, and compare what the trainer computed", verify)
     for each in (
         verb("show", "print responses with their prompts, the newest first", show),
         verb("export", "write all responses as one table", export),

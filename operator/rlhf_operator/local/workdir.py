@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from rlhf_api.contract.run import RunConfig, with_digests
+from rlhf_api.contract.run import RUN_FILE, RunConfig, with_digests
 from rlhf_api.contract.status import JobStatus
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.host.redaction import masked
@@ -23,7 +23,7 @@ from . import provenance
 from .changes import Change, changed_fields, refused_changes
 
 Record = TypeVar("Record", bound=BaseModel)
-CONFIG, STATUS, METRICS, CURVE, POLICY = "run.json", "status.json", "metrics.jsonl", "reward.png", "policy"
+CONFIG, STATUS, METRICS, CURVE, POLICY = RUN_FILE, "status.json", "metrics.jsonl", "reward.png", "policy"
 LOGS, EVALUATIONS, LOCK = "logs", "evaluation.jsonl", ".lock"
 STATUS_SECONDS = 1.0
 _REPLACED = (

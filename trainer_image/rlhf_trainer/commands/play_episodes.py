@@ -40,6 +40,7 @@ from ..rollout.local_client import LocalClient
 from ..rollout.partial_rollout import PartialRollout, Response
 from ..rollout.turns_client import TurnsClient, turns_client
 from .episode_lines import episode_lines, summary
+from .reporting import report_errors
 
 HERE = Member(role=Role.GENERATOR, name="here", uid="", address="")
 
@@ -112,19 +113,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     config = RunConfig.model_validate_json(sys.stdin.read())
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    try:
+
+    def play_all() -> int:
         disable_progress_bar()
         architectures.register(config.spec.model.architectures)
         if "/" not in model_source(config, "policy").path:
             use_cache_if_unreachable()
         return asyncio.run(play(config, options.row, options.episodes, tokens=options.tokens, colour=colour))
-    except InvalidJob as error:
-        for problem in error.problems:
-            write_line(f"error: {problem}", sys.stderr)
-        return 2
-    except RuntimeError as error:  # of a class whose process ends while it is imported
-        write_line(f"error: {error}", sys.stderr)
-        return 2
-    except BrokenPipeError:  # of a reader such as head, which has enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
-        return 1
+
+    return report_errors(play_all)

@@ -35,8 +35,7 @@ from ..rollout.rollouts import Rollouts
 from ..rollout.saved_responses import BLOB
 from ..scoring.rewards import texts
 from ..tensors.records import Columns, Prompt
-from ..updates.entropy_control import adapt_entropy_coefficient
-from ..updates.kl_control import adapt_kl_coefficient
+from ..updates.coefficients import adapt_coefficients
 from ..updates.updates import PretrainingText, Updates
 from .graph_task import GraphTask
 from .online_metrics import OnlineMetrics
@@ -118,10 +117,7 @@ class OnlineTask(GraphTask):
         if self._ctx.ranks.first:
             self._sampled = choose_samples(episode, self._spec.samples.prompts_per_step)
         metrics |= updates.metrics()
-        # While the critic alone is trained the KL is 0, whatever the coefficient.
-        if any(node.model == POLICY and step >= node.from_step for node in self._graph.train):
-            adapt_kl_coefficient(self._op_ctx, episode.columns, metrics)
-            adapt_entropy_coefficient(self._op_ctx, metrics)
+        adapt_coefficients(self._learner, episode.columns, metrics, step)
         return {**metrics, **replay_metrics, **self._metrics.trained(episode.columns)}
 
     def samples(self, step: int) -> list[Sample]:
