@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,8 +17,8 @@ DEPTH = 3
 """Levels of folders below a named one in which runs are searched."""
 _MOST_ENTRIES = 2000
 """Of a folder that is no run, such as one of data."""
-_LOADED = 4
-"""Runs whose figures and samples stay in memory."""
+MOST_BYTES = 128 << 20
+"""Of the figures and samples in memory, of all runs but the newest one that was used."""
 _MARKS = (workdir.CONFIG, workdir.STATUS)
 
 
@@ -26,7 +27,7 @@ class Catalog:
 
     def __init__(self, places: Sequence[Path]) -> None:
         """Raises InvalidJob for places that are no directories."""
-        problems = [Problem(str(place), "no such directory") for place in places if not place.is_dir()]
+        problems = [Problem(str(place), _missing(place)) for place in places if not place.is_dir()]
         if problems:
             raise InvalidJob(problems)
         self.places = list(dict.fromkeys(place.resolve() for place in places))
@@ -53,10 +54,16 @@ class Catalog:
         """Reads the run's figures up to now, and frees those of the run that was not used for longest."""
         self._loaded[run.id] = run
         self._loaded.move_to_end(run.id)
-        while len(self._loaded) > _LOADED:
+        while len(self._loaded) > 1 and sum(each.bytes for each in self._loaded.values()) > MOST_BYTES:
             self._loaded.popitem(last=False)[1].forget()
         run.metrics.refresh()
         run.evaluations.refresh()
+
+
+def _missing(place: Path) -> str:
+    if re.match(r"[a-z0-9]+:/", str(place)):
+        return "is a URL; the page reads work directories; `rlhf samples` and `rlhf replay` read stores"
+    return "no such directory"
 
 
 def _find_runs(folder: Path, depth: int) -> Iterator[Path]:

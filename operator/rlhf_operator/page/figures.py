@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from math import isfinite
+from math import ceil, isfinite
 from typing import Any
 
 from .refusal import Query, Refusal, read_count
@@ -12,6 +12,8 @@ from .series import Series
 
 MOST_NAMES = 64
 """Of one request."""
+MOST_VALUES = 1_000_000
+"""Of the reply with all figures, which of a long run has every second step, every third and so on."""
 FIRST = 8
 """Number of charts of the first view."""
 _CHARTS = (
@@ -91,7 +93,8 @@ def read_values(run: RunFolder, query: Query) -> dict[str, Any]:
     """`/runs/{id}/metrics?names=`: the values of each step after `after`, and the seconds that the steps up to each one
     took together."""
     names = [name for name in query["names"].split(",") if name]
-    if names == ["*"]:
+    is_whole = names == ["*"]
+    if is_whole:
         names = _names(run)
     elif not names or len(names) > MOST_NAMES:
         raise Refusal(
@@ -103,6 +106,8 @@ def read_values(run: RunFolder, query: Query) -> dict[str, Any]:
     if held_out:
         more = run.evaluations.steps
         steps = sorted({*steps, *more[run.evaluations.after(after) :]})
+    if is_whole:
+        steps = steps[:: max(1, ceil(len(steps) * len(names) / MOST_VALUES))]
     series = {
         name: _align(run.evaluations if name in held_out else run.metrics, name, steps) for name in names
     }

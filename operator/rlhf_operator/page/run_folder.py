@@ -89,6 +89,11 @@ class RunFolder:
         spec = self.config().get("spec")
         return spec if isinstance(spec, Mapping) else {}
 
+    @property
+    def bytes(self) -> int:
+        """Memory of its figures and samples, about."""
+        return self.metrics.bytes + 3 * self.samples.bytes
+
     def forget(self) -> None:
         """Frees the memory of its figures and samples, which the next use reads again."""
         self.metrics, self.samples = Series(self.folder, workdir.METRICS), SampleList(self.folder)

@@ -43,7 +43,8 @@ class SampleList:
     def __init__(self, folder: Path) -> None:
         self._file = GrowingFile(folder, SAMPLES)
         self._samples = deque[Placed]()
-        self._bytes = 0
+        self.bytes = 0
+        """Size of the samples' lines."""
         self._groups: dict[str, int] = {}
         """Of the newest step."""
 
@@ -52,7 +53,7 @@ class SampleList:
         is_new, lines = self._file.begin()
         if is_new:
             self._samples.clear()
-            self._bytes = 0
+            self.bytes = 0
         for line in lines:
             for sample in parse_samples([line]):
                 self._add(sample, len(line))
@@ -66,9 +67,9 @@ class SampleList:
             self._groups = {}
         group = self._groups.setdefault(sample.prompt_id, number)
         self._samples.append(Placed(sample, number, group, size))
-        self._bytes += size
-        while self._bytes > MOST_BYTES:
-            self._bytes -= self._samples.popleft().size
+        self.bytes += size
+        while self.bytes > MOST_BYTES:
+            self.bytes -= self._samples.popleft().size
 
 
 def list_samples(samples: Sequence[Placed], query: Query) -> dict[str, Any]:

@@ -44,6 +44,11 @@ class Series:
                 self._add(figures)
 
     @property
+    def bytes(self) -> int:
+        """Memory of the figures."""
+        return 8 * len(self.steps) * (len(self._columns) + 1)
+
+    @property
     def names(self) -> list[str]:
         return list(self._columns)
 

@@ -8,7 +8,9 @@ import aiohttp
 import pytest
 from tests.support.run_folders import append_lines, write_run
 
+from rlhf_operator import cli
 from rlhf_operator.page import server, static_files
+from rlhf_operator.page.answers import answer
 from rlhf_operator.page.catalog import Catalog
 
 TOKEN = "t" * 20
@@ -217,3 +219,41 @@ def test_no_secret_of_the_environment_is_served(tmp_path):
         return (await page.get(f"/api/v1/runs/{run['id']}"))[1]
 
     assert "hunter2" not in str(browse(act, tmp_path))
+
+
+def test_runs_that_were_not_used_for_longest_make_room(tmp_path, monkeypatch):
+    for name in ("a", "b"):
+        write_run(tmp_path / name, steps=[{"step": step, "kl_mean": 0.1} for step in range(100)])
+    catalog = Catalog([tmp_path])
+    first, second = catalog.runs()
+    catalog.load(first)
+    catalog.load(second)
+    assert first.bytes == second.bytes > 0
+    monkeypatch.setattr("rlhf_operator.page.catalog.MOST_BYTES", first.bytes + 1)
+    catalog.load(first)
+    assert (first.bytes > 0, second.bytes) == (True, 0)
+
+
+def test_all_figures_of_a_long_run_have_fewer_steps(runs, monkeypatch):
+    monkeypatch.setattr("rlhf_operator.page.figures.MOST_VALUES", 4)
+    catalog = Catalog([runs / "a"])
+    (run,) = catalog.runs()
+    reply = answer(catalog, f"/runs/{run.id}/metrics", {"names": "*"})
+    assert reply["steps"] == [0, 3]
+    assert reply["series"]["reward_mean"] == [None, 0.3]
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [("s3://bucket/run", "is a URL; the page reads work directories"), ("none", "no such directory")],
+)
+def test_a_place_that_is_no_folder_is_one_error(capsys, place, message):
+    assert cli.main(["ui", place]) == 2
+    error = capsys.readouterr().err
+    assert (message in error, error.count("\n")) == (True, 1)
+
+
+@pytest.mark.parametrize("port", ["-1", "65536"])
+def test_a_port_that_is_none_is_one_error(capsys, tmp_path, port):
+    assert cli.main(["ui", str(tmp_path), "--port", port]) == 2
+    assert f"--port must be a port, 1 to 65535; got {port}" in capsys.readouterr().err
