@@ -51,7 +51,7 @@ demo: install
 	$(BIN)/rlhf run examples/sentiment/ppo.yaml --overwrite
 
 # For the tests of examples/chat and of ready-made environments; where one cannot be compiled its tests skip.
-TASKS := $(VENV)/.reasoning-gym $(VENV)/.textarena
+TASKS := $(VENV)/.openenv $(VENV)/.reasoning-gym $(VENV)/.textarena
 $(TASKS): $(VENV)/.%: constraints/%.txt | $(STAMP)
 	-$(BIN)/pip install --quiet --no-deps --no-build-isolation --requirement $< && touch $@
 

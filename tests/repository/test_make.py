@@ -44,7 +44,7 @@ def clone(tmp_path: Path) -> Path:
     write_program(programs / "python", f'exec {sys.executable} "$@"')
     (tmp_path / ".venv-operator").mkdir()
     shutil.copytree(ROOT / "constraints", tmp_path / "constraints")
-    for stamp in (".installed", ".reasoning-gym", ".textarena"):
+    for stamp in (".installed", ".openenv", ".reasoning-gym", ".textarena"):
         (tmp_path / ".venv" / stamp).touch()
     return tmp_path
 

@@ -23,11 +23,17 @@ HASHED = ["isomorphic_strings", "polynomial_multiplication"]
 async def play(worker: Worker, episode: int, row: dict[str, Any], turns: Sequence[str]) -> list[Any]:
     """The opening's text, and then the reply, reward and end of each turn until the last one; or the error."""
     opened = await worker.call({"do": "reset", "episode": episode, "row": row}, LONG)
-    made: list[Any] = [opened["error"] if "error" in opened else opened["text"]]
+    made: list[Any] = [next(opened[key] for key in ("text", "error", "failed") if key in opened)]
     for text in turns:
         reply = await worker.call({"do": "step", "episode": episode, **TurnText(text, text)._asdict()}, LONG)
         messages = reply.get("messages") or [{"content": ""}]
-        made.append((messages[0]["content"], reply.get("reward"), reply.get("done", reply.get("error"))))
+        made.append(
+            (
+                messages[0]["content"],
+                reply.get("reward"),
+                reply.get("done", reply.get("error", reply.get("failed"))),
+            )
+        )
         if made[-1][2]:
             break
     return made
