@@ -5,10 +5,10 @@ from typing import Literal
 from ..field_types import NonNegativeFloat
 from .base import Algorithm
 from .nodes import standardized
-from .policy_gradient import GROUPED, Standardized, group_rules
+from .policy_gradient import GROUPED, CovarianceControl, Standardized, group_rules
 
 
-class GRPO(Standardized):
+class GRPO(Standardized, CovarianceControl):
     """Group relative policy optimization: a response's advantage is its reward standardised over the responses to the
     prompt; no critic."""
 

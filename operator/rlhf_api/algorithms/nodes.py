@@ -18,7 +18,7 @@ from ..graph import (
     Train,
 )
 from ..sections.common import CommonSpec
-from .policy_gradient import PolicyGradient, Standardized, is_one_update
+from .policy_gradient import CovarianceControl, PolicyGradient, Standardized, is_one_update
 
 
 def experience(
@@ -32,7 +32,7 @@ def experience(
     one_update = is_one_update(spec, settings, settings.minibatch_size)
     nodes: list[Node] = [Generate(rounds=settings.dynamic_sampling)]
     weighted = spec.rollout.level != "none"
-    if not one_update or weighted or settings.kl_penalty == "reward":
+    if not one_update or weighted or settings.kl_penalty == "reward" or _has_covariances(settings):
         nodes.append(Infer(name="policy_logprobs", model=POLICY, writes=("logprobs",)))
     if weighted:
         nodes.append(
@@ -77,6 +77,23 @@ def _entropy_mask(settings: PolicyGradient) -> Iterator[Node]:
         yield Compute(name="top_entropy", function="entropy_mask", reads=reads, writes=("entropy_mask",))
 
 
+def _has_covariances(settings: PolicyGradient) -> bool:
+    return isinstance(settings, CovarianceControl) and max(settings.clip_cov, settings.kl_cov) > 0
+
+
+def covariances(settings: PolicyGradient, begin: tuple[Node, ...]) -> tuple[Node, ...]:
+    """Nodes after the advantages that write `clip_cov` and `kl_cov`, by log-probabilities of the policy before the
+    step."""
+    if not isinstance(settings, CovarianceControl):
+        return ()
+    mask = tuple(column for node in begin for column in node.writes if column == "mask")
+    reads = ("logprobs", "advantages", *mask)
+    shares = (("clip_cov", settings.clip_cov), ("kl_cov", settings.kl_cov))
+    return tuple(
+        Compute(name=name, function=name, reads=reads, writes=(name,)) for name, share in shares if share
+    )
+
+
 def _scores(spec: CommonSpec) -> Iterator[Node]:
     """Nodes that write `scores`; `token_scores` too, where each is a sum of rewards at single tokens."""
     if spec.reward.fine_grained and spec.environment is None:  # which is refused
@@ -118,7 +135,7 @@ def train_policy(
         "sampled_logprobs",
         *(
             column
-            for column in ("logprobs", "mask", "importance_weights", "entropy_mask")
+            for column in ("logprobs", "mask", "importance_weights", "entropy_mask", "clip_cov", "kl_cov")
             if column in written
         ),
         "advantages",
@@ -156,7 +173,9 @@ def grouped(function: str, loss: str = "policy") -> Callable[[CommonSpec, Policy
             writes=("advantages",),
         )
         begin = experience(spec, settings)
-        return Graph((*begin, rewards, advantages, train_policy(begin, settings, loss)))
+        chosen = covariances(settings, begin)
+        train = train_policy((*begin, *chosen), settings, loss)
+        return Graph((*begin, rewards, advantages, *chosen, train))
 
     return graph
 

@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from ..errors.problem import Problem
-from ..field_types import Frozen, NonNegativeFloat, Positive, PositiveFloat
+from ..field_types import Fraction, Frozen, NonNegativeFloat, Positive, PositiveFloat
 from ..graph import minibatch_count
 from ..sections.common import CommonSpec
 
@@ -77,6 +77,16 @@ class Standardized(PolicyGradient):
 
     standard_deviation: Literal["group", "batch"] = "group"
     """Rewards over which the standard deviation is taken: of the responses to the prompt, or of the step."""
+
+
+class CovarianceControl(PolicyGradient):
+    """Settings that bound the tokens whose log-probability and advantage go together, which take entropy away (Cui et
+    al. 2025, arXiv:2505.22617)."""
+
+    clip_cov: Fraction = 0.0
+    """Clip-Cov: share of tokens, drawn among those of high covariance, without a policy loss; 0: off."""
+    kl_cov: Fraction = 0.0
+    """KL-Cov: share of tokens, of highest covariance, with a KL penalty to the old policy; 0: off."""
 
 
 def policy_gradient_rules(spec: CommonSpec, where: str, settings: PolicyGradient) -> Iterator[Problem]:

@@ -9,11 +9,11 @@ from ..field_types import Fraction, NonNegativeFloat, Positive
 from ..graph import CRITIC, SEQUENCES, Compute, Graph, Infer, Train
 from ..sections.common import CommonSpec
 from .base import Algorithm
-from .nodes import experience, rewarded, train_policy
-from .policy_gradient import PolicyGradient, policy_gradient_rules
+from .nodes import covariances, experience, rewarded, train_policy
+from .policy_gradient import CovarianceControl, policy_gradient_rules
 
 
-class PPO(PolicyGradient):
+class PPO(CovarianceControl):
     """Proximal policy optimization with a critic and a token-level KL penalty to the reference."""
 
     kl_coefficient: NonNegativeFloat = 0.05
@@ -40,6 +40,7 @@ class PPO(PolicyGradient):
 
 def _graph(spec: CommonSpec, settings: PPO) -> Graph:
     begin = experience(spec, settings)
+    chosen = covariances(settings, begin)
     return Graph(
         (
             *begin,
@@ -59,7 +60,8 @@ def _graph(spec: CommonSpec, settings: PPO) -> Graph:
                 reads=("token_rewards", "values"),
                 writes=("advantages", "returns"),
             ),
-            train_policy(begin, settings, from_step=settings.critic_warmup_steps),
+            *chosen,
+            train_policy((*begin, *chosen), settings, from_step=settings.critic_warmup_steps),
             Train(
                 name="train_critic",
                 model=CRITIC,

@@ -220,7 +220,7 @@ _ANSWERS = (
     ("max_ckpt_mem", "spec.checkpoint.keepLast bounds the number of checkpoints; nothing bounds their size"),
     (
         "sapo_temperature_pos sapo_temperature_neg tau_pos tau_neg "
-        "off_policy_mask_threshold use_pf_ppo pf_ppo clip_cov_ratio kl_cov_ratio "
+        "off_policy_mask_threshold use_pf_ppo pf_ppo "
         "advantage adv_tau kl_tau ipo_mask_low ipo_mask_high filters buffer easy_threshold hard_threshold "
         "calculate_sum_pi_squared",
         "no built-in algorithm has it; an algorithm of your own may (docs/guides/own-algorithm.md)",

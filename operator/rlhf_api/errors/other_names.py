@@ -181,6 +181,8 @@ _NAMES = {
     "spec.dpo.margin": "simpo_gamma dpo.gamma",
     "spec.dpo.likelihoodCoefficient": "rpo_alpha nll_loss_coef pref_ftx cpo_alpha",
     "spec.kto.beta": "kto.beta",
+    "spec.grpo.clipCov": "clip_cov_ratio",
+    "spec.grpo.klCov": "kl_cov_ratio",
     "lossAggregation": "loss_type loss_agg_mode",
     "klCoefficient": "teacher_tau beta kl_coef kl_coeff init_kl_coef init_kl_coeff kl_ctrl kl_ctl kl_beta kl_loss_coef",
     "klIn": "use_kl_loss use_kl_in_reward",

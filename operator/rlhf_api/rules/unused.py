@@ -146,7 +146,11 @@ def _settings(spec: Spec) -> Iterator[_Unread]:
     if not _compares(spec):
         named = {name for name in type(settings).model_fields if name.startswith(("kl_", "reference_"))}
         yield _Unread(
-            where, settings, named - {"kl_coefficient"}, "a reference", f"{where}.klCoefficient is 0"
+            where,
+            settings,
+            named - {"kl_coefficient", "kl_cov"},
+            "a reference",
+            f"{where}.klCoefficient is 0",
         )
     elif settings.kl_target is None:
         yield _Unread(where, settings, ["kl_horizon"], "a target", f"{where}.klTarget is not set")
@@ -294,7 +298,7 @@ def _unreached(spec: Spec) -> list[str]:
         return []
     idle = list[str]()
     if is_one_update(spec, settings, settings.minibatch_size):
-        idle.append("stop_ratio")
+        idle += ["stop_ratio", "kl_cov"]
         ahead = spec.rollout.max_staleness > 0 and spec.rollout.proximal == "sampled"
         if not (ahead or spec.replay.dynamic or spec.weights.every_steps > 1):
             idle += ["clip_ratio", "clip_ratio_high", "dual_clip"]

@@ -16,7 +16,7 @@ def implicit_rewards(logprobs: Tensor, reference_logprobs: Tensor, beta: float) 
 
     Shapes: two float [P] in nats, summed over the tokens of each response -> [P] in units of reward, same dtype;
     `beta` is reward per nat.
-    Source: Rafailov et al. 2023 (arXiv:2305.18290), section 5.1 (r-hat), below eq. 7.
+    Source: Rafailov et al. 2023 (arXiv:2305.18290), section 4 (r-hat), below eq. 7.
     """
     return beta * (logprobs - reference_logprobs)
 

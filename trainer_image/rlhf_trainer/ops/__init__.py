@@ -28,6 +28,8 @@ COMPUTE: dict[str, ComputeFn] = {
     "importance_weights": compute.importance_weight_column,
     "overlong_mask": compute.overlong_mask,
     "entropy_mask": compute.entropy_mask,
+    "clip_cov": compute.clip_cov,
+    "kl_cov": compute.kl_cov,
     "sum_scores": compute.sum_scores,
     "environment_scores": compute.environment_scores,
     "token_rewards": compute.token_reward_column,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rlhf_api.algorithms.distillation import Distillation
-from rlhf_api.algorithms.policy_gradient import PolicyGradient
+from rlhf_api.algorithms.policy_gradient import CovarianceControl, PolicyGradient
 from rlhf_api.algorithms.ppo import PPO
 from rlhf_api.algorithms.reinforce_pp import ReinforcePP
 from rlhf_api.graph import LABEL
@@ -18,6 +18,7 @@ from ..maths.advantages import (
     reinforce_pp_advantages,
     whiten,
 )
+from ..maths.covariance import draw_covariant, token_covariances
 from ..maths.groups import batch_standardized, group_centered, group_standardized, leave_one_out
 from ..maths.importance import importance_weights
 from ..maths.kl import kl_estimate, token_rewards
@@ -55,6 +56,20 @@ def entropy_mask(columns: Columns, ctx: OpContext[PolicyGradient]) -> Columns:
     """`entropy_mask`: true for the share of tokens whose entropy is highest, among those that `mask` counts."""
     mask = highest(columns["entropies"], ctx.settings.top_entropy, mask=columns.mask)
     return columns.with_tokens(entropy_mask=mask)
+
+
+def clip_cov(columns: Columns, ctx: OpContext[CovarianceControl]) -> Columns:
+    """`clip_cov`: true for the share of tokens, drawn among those of high covariance, that have no policy loss."""
+    covariances = token_covariances(columns["logprobs"], columns["advantages"], columns.mask)
+    seed = ctx.spec.seed * 1_000_003 + ctx.step
+    drawn = draw_covariant(covariances, ctx.settings.clip_cov, seed, columns.mask)
+    return columns.with_tokens(clip_cov=drawn)
+
+
+def kl_cov(columns: Columns, ctx: OpContext[CovarianceControl]) -> Columns:
+    """`kl_cov`: true for the share of tokens whose covariance is highest, which have a penalty."""
+    covariances = token_covariances(columns["logprobs"], columns["advantages"], columns.mask)
+    return columns.with_tokens(kl_cov=highest(covariances, ctx.settings.kl_cov, columns.mask))
 
 
 def importance_weight_column(columns: Columns, ctx: OpContext) -> Columns:

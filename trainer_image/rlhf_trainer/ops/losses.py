@@ -212,6 +212,8 @@ def _policy_gradient(
             corrected = weight
         if "entropy_mask" in columns:
             corrected = corrected * to_device(columns["entropy_mask"][index], device)
+        if "clip_cov" in columns:
+            corrected = corrected * ~to_device(columns["clip_cov"][index], device)
 
         def column(name: str) -> Tensor:
             return to_device(columns[name][index], device)
@@ -221,6 +223,8 @@ def _policy_gradient(
         mask = None if columns.mask is None else to_device(columns.mask[index], device)
         r = ratios(logprobs, old, columns.lengths[micro.rows], mask)
         total = (corrected * per_token(r, logprobs, column("advantages"))).sum()
+        if "kl_cov" in columns:  # Cui et al. 2025 (arXiv:2505.22617), KL-Cov, with a coefficient of 1
+            total = total + (corrected * column("kl_cov") * token_kl_k3(old, logprobs)).sum()
         statistics = {
             "clip_fraction": (share * outside_clip(r.detach(), low, high)).sum(),
             "update_kl": (share * token_kl_k3(old, new)).sum(),

@@ -219,7 +219,7 @@ def test_every_key_of_every_graph_is_in_the_trainers_tables():
         if algorithm == "reinforce_pp":
             variants += ("groupBaseline: true",)
         if algorithm == "grpo":
-            variants += ("standardDeviation: batch",)
+            variants += ("standardDeviation: batch", "clipCov: 0.1, klCov: 0.1")
         if algorithm == "distillation":
             variants += ("teacherTopK: 8",)
         for settings in variants:

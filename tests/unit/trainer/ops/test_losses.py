@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.unit.trainer.graph.specs import ONLINE
 from tests.unit.trainer.ops.made import LENGTHS, columns, context
 
+from rlhf_api.graph import Compute
 from rlhf_trainer.ops import COMPUTE, LOSSES, OpContext
 from rlhf_trainer.tensors.batches import MAXIMUM, MicroBatch, plan
 from rlhf_trainer.tensors.records import Columns, Sequences
@@ -271,6 +272,44 @@ def test_only_tokens_of_high_entropy_have_a_policy_loss_and_penalties_count_whol
     for budget in BUDGETS:
         output = moved(made).requires_grad_()
         loss, _ = summed(OWN_LOSS.get(algorithm, "policy"), made, ctx, output, budget)
+        loss.backward()
+        assert float(loss) == pytest.approx(float(expected), rel=1e-5, abs=1e-7)
+        torch.testing.assert_close(output.grad, exact.grad, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+@pytest.mark.parametrize(
+    "own", ["clipCov: 0.1", "klCov: 0.2", "clipCov: 0.05, klCov: 0.1, overlongFilter: true"]
+)
+def test_tokens_of_high_covariance_have_no_loss_or_a_penalty(algorithm, own):
+    ctx = context(algorithm, f"klCoefficient: 0, {own}")
+    made = columns().with_tokens(advantages=3 * columns()["advantages"])
+    if ctx.settings.overlong_filter:
+        made = COMPUTE["overlong_mask"](made, ctx)
+    counted = [True] * sum(LENGTHS) if made.mask is None else made.mask.tolist()
+    chosen = [
+        node.function for node in ctx.spec.graph.nodes if isinstance(node, Compute) and "cov" in node.name
+    ]
+    assert chosen == [key for key, name in (("clip_cov", "clipCov"), ("kl_cov", "klCov")) if name in own]
+    for name in chosen:
+        assert name in ctx.spec.graph.train[0].reads
+        made = COMPUTE[name](made, ctx)
+    trust = [1.0] * sum(LENGTHS)
+    if "clip_cov" in chosen:
+        trust = [1.0 - float(t) for t in made["clip_cov"].tolist()]
+        assert 0 < trust.count(0.0) <= math.ceil(ctx.settings.clip_cov * sum(counted))
+    exact = moved(made).requires_grad_()
+    expected = by_hand(made, ctx, exact, sequences=False, trust=trust)
+    if "kl_cov" in chosen:
+        penalised = made["kl_cov"].tolist()
+        assert penalised.count(True) == math.ceil(ctx.settings.kl_cov * sum(counted))
+        for t in (t for t, has in enumerate(penalised) if has):
+            change = exact[t, 0] - float(made["logprobs"][t])
+            expected = expected + trust[t] * (change.exp() - 1 - change) / sum(counted)
+    expected.backward()
+    for budget in BUDGETS:
+        output = moved(made).requires_grad_()
+        loss, _ = summed("policy", made, ctx, output, budget)
         loss.backward()
         assert float(loss) == pytest.approx(float(expected), rel=1e-5, abs=1e-7)
         torch.testing.assert_close(output.grad, exact.grad, rtol=1e-5, atol=1e-7)
