@@ -30,6 +30,7 @@ from rlhf_trainer.engines.vllm.serve import server
 
 LATER = ("torch.distributed.run", *server.IMPORTED, server.SERVER)
 """Modules that those import once they run."""
+READY_S = 300
 _ROOM = 1 << 15
 """Bytes that a process has in its memory for its command, and for its environment, as others read them."""
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
@@ -74,15 +75,17 @@ class FromNursery(Popen):
         with _lock:
             nursery = _nurseries[0] if _nurseries else _start_nursery()
             _libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(was), 0, 0, 0)
-            _libc.prctl(
-                _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0
-            )  # orphans are this process's, for as long as this takes
+            # Orphans are this process's, for as long as this takes.
+            _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
             try:
                 socket.send_fds(nursery, [len(request).to_bytes(4, "big")], list(files))
                 nursery.sendall(request)
-                return int.from_bytes(_receive(nursery, 4), "big")
+                reply = _receive(nursery, 4)
             finally:
                 _libc.prctl(_PR_SET_CHILD_SUBREAPER, was.value, 0, 0, 0)
+        if not reply:
+            raise OSError("the process from which this one's are forked has ended")
+        return int.from_bytes(reply, "big")
 
 
 def _start_nursery() -> socket.socket:
@@ -96,6 +99,7 @@ def _start_nursery() -> socket.socket:
             env=os.environ | {"RLHF_TEST_ROOM": room, "PYTHONPATH": path},
             pass_fds=[theirs.fileno()],
         )
+    ours.settimeout(READY_S)
     _nurseries.append(ours)
     return ours
 
