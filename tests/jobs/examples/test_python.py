@@ -1,7 +1,9 @@
 """The notebook, its cells in order, on smaller jobs than it shows."""
 
 import json
+import subprocess
 
+from tests.support import warm
 from tests.support.cells import run_cells
 from tests.support.rlhf import ROOT
 
@@ -14,6 +16,7 @@ SMALLER = {
 def test_a_notebook_trains_with_the_reward_of_its_cell(tmp_path, monkeypatch, capsys):
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(subprocess, "Popen", warm.FromNursery)
     notebook = json.loads((ROOT / "examples" / "python" / "sorting.ipynb").read_text())
     cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
     for old, new in SMALLER.items():
