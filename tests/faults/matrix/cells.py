@@ -5,8 +5,15 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Literal
 
-Mode = Literal["on-policy", "in turns", "staleness 2", "on a GPU", "on pods"]
-STALENESS: dict[Mode, int] = {"on-policy": 0, "in turns": 0, "staleness 2": 2, "on a GPU": 2, "on pods": 0}
+Mode = Literal["on-policy", "in turns", "staleness 2", "on a GPU", "on pods", "episodes"]
+STALENESS: dict[Mode, int] = {
+    "on-policy": 0,
+    "in turns": 0,
+    "staleness 2": 2,
+    "on a GPU": 2,
+    "on pods": 0,
+    "episodes": 0,
+}
 
 MOMENTS = {
     "generating": "generating",
@@ -21,6 +28,8 @@ generator goes over to new weights by its engine."""
 MOMENTS_IN_TURNS = {"sleeping": "asleep", "waking": "room", "training": "update", "committing": "swap"}
 """Of trainer and generators that share their processors: these have just gone to sleep, have made room for new weights,
 sleep, and go over to the weights."""
+MOMENTS_OF_EPISODES = {"replying": "replying"}
+"""Of episodes of several turns: an environment has read a turn and has yet to reply."""
 PAUSE_SECONDS = 30.0
 """From SIGSTOP to SIGCONT."""
 HANG_SECONDS = 90
@@ -51,6 +60,9 @@ VICTIMS = {
     "supervisor of a generator": Victim("generator-1", "reaper.py"),
     "supervisor of the reward": Victim("reward-0", "reaper.py"),
 }
+WORKER = "environment's worker"
+WORKERS = {WORKER: Victim("trainer-0", "rlhf_trainer.environments.worker")}
+"""Processes that a role starts again itself."""
 PROCESS_FAULTS = ("SIGKILL", "SIGTERM", "SIGSTOP", "connections cut", "out of memory")
 TURNS: Mode = "in turns"
 """On-policy, with `placement: shared`."""
@@ -58,6 +70,8 @@ IN_TURNS = [victim for victim in VICTIMS if not victim.startswith(("ref", "rew",
 """Victims in turns: the others take none."""
 GPU: Mode = "on a GPU"
 """At staleness 2, models and vLLM's engines on one GPU, with one trainer rank."""
+EPISODES: Mode = "episodes"
+"""On-policy, with an environment whose episodes have several turns."""
 PODS: Mode = "on pods"
 """On-policy, as pods of a cluster with two nodes."""
 API_SERVER, ETCD, OPERATOR = "API server", "etcd", "operator"
@@ -87,8 +101,8 @@ STORE_FAULTS = ("connections cut", "SIGKILL", "SIGSTOP", "disk full")
 
 @dataclass(frozen=True)
 class Cell:
-    """One fault: `victim` is a key of VICTIMS, POD_VICTIMS or CONTROL_FAULTS, STORE, or nodes; `moment` one of
-    MOMENTS."""
+    """One fault: `victim` is a key of VICTIMS, WORKERS, POD_VICTIMS or CONTROL_FAULTS, STORE, or nodes; `moment` one
+    of MOMENTS, or of a mode's own."""
 
     mode: Mode
     victim: str
@@ -104,7 +118,7 @@ class Cell:
     def point(self) -> str:
         """The process and its point, as `hook` takes them."""
         process = "generator-1" if self.moment == "committing" else "trainer-0"
-        return f"{process} {(MOMENTS | MOMENTS_IN_TURNS)[self.moment]}"
+        return f"{process} {(MOMENTS | MOMENTS_IN_TURNS | MOMENTS_OF_EPISODES)[self.moment]}"
 
 
 def cells(mode: Mode) -> Iterator[Cell]:
@@ -121,6 +135,10 @@ def cells(mode: Mode) -> Iterator[Cell]:
             for fault in faults:
                 yield Cell(mode, victim, fault, "generating")
         yield Cell(mode, AT_ONCE, "all at once", "generating")
+        return
+    if mode == EPISODES:
+        for fault, moment in product(("SIGKILL", "SIGSTOP"), MOMENTS_OF_EPISODES):
+            yield Cell(mode, WORKER, fault, moment)
         return
     if mode == TURNS:
         for fault in PROCESS_FAULTS[:3]:

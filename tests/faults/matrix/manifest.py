@@ -4,10 +4,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.faults.matrix.cells import GPU, HANG_SECONDS, STALENESS, TURNS, Mode
+from tests.faults.matrix.cells import EPISODES, GPU, HANG_SECONDS, STALENESS, TURNS, Mode
 from tests.support.seaweed import Server
 
 PROMPTS, PER_STEP = 4096, 8
+ENVIRONMENT = {
+    "path": "tests.faults.matrix.answering:Answering",
+    "turns": 3,
+    "maxTokens": 64,
+    "turnSeconds": 5,
+    "workers": 1,
+}
 
 
 def document(
@@ -57,13 +64,14 @@ def specification(mode: Mode, policy: str, prompts: str) -> dict[str, Any]:
             "maxPromptLength": 32,
             "promptsPerStep": PER_STEP,
         },
-        "sampling": {"maxNewTokens": 64},
+        "sampling": {"maxNewTokens": 16 if mode == EPISODES else 64},
         "ppo": {"minibatchSize": 4},
         # Many steps may be made while a role hangs or starts: their responses are to be in the newest snapshot.
         "replay": {"maxReplayEpisode": 400, "samplesPerStep": 1},
         "optimizer": {"learningRate": 1e-5},
         "rollout": {"maxStaleness": STALENESS[mode]},
         **({"placement": "shared"} if mode == TURNS else {}),
+        **({"environment": ENVIRONMENT} if mode == EPISODES else {}),
         "trainer": {**again},
         "generator": {**again, "replicas": 2, "timeoutSeconds": 60},
         "reference": again,

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.matrix.cells import (
+    EPISODES,
     GPU,
     HANG_SECONDS,
     MOMENTS,
     MOMENTS_IN_TURNS,
+    MOMENTS_OF_EPISODES,
     OUTAGE_SECONDS,
     PAUSE_SECONDS,
     PODS,
@@ -85,6 +87,12 @@ With `placement: shared`, two trainer ranks and two vLLM servers on the same pro
 servers **sleep**; **waking**, they make room for the next weights, and none serves before it has them. vLLM frees
 nothing on a CPU, so this shows the order of things and not the memory.
 """
+OF_EPISODES = """
+Responses are episodes of three turns. While it is **replying** to a turn, the process that runs the environment is
+killed, or stopped for longer than a call may take (`environment.turnSeconds`, 5 s). The trainer starts another one, in
+which the episodes are played again from their record: no role starts again, and no turn is sampled again. The tokens
+are those by which servers prove the weights of each step, of which many are made before a stop is over.
+"""
 ON_GPU = """
 At staleness 2, in bfloat16: one trainer rank, two vLLM engines and the reference on one NVIDIA H100 (80 GB) with 16
 cores, vLLM 0.25.1, torch 2.11.0+cu130; 2026-11-24, four such jobs at the same time, each with other victims. A step
@@ -145,6 +153,8 @@ def page(rows: Sequence[Row], kills: Sequence[Row] = (), spells: Sequence[Row] =
             parts.append(ON_GPU)
         if mode == TURNS:
             parts.append(IN_TURNS)
+        if mode == EPISODES:
+            parts.append(OF_EPISODES)
         if mode == PODS:
             less = 300 - TOLERATED_SECONDS
             parts.append(
@@ -219,7 +229,7 @@ def _killed(head: str, kills: Sequence[Row]) -> str:
 def _table(fault: str, of_fault: Sequence[Cell], by_cell: Mapping[Cell, Sequence[Row]]) -> str:
     columns = (*COLUMNS, *(ON_PODS_ALONE if of_fault[0].mode == PODS else ()))
     lines = [_line(columns), _line(["---"] * len(columns))]
-    order = list(MOMENTS_IN_TURNS if of_fault[0].mode == TURNS else MOMENTS)
+    order = list({TURNS: MOMENTS_IN_TURNS, EPISODES: MOMENTS_OF_EPISODES}.get(of_fault[0].mode, MOMENTS))
     ran = sorted((cell for cell in of_fault if cell in by_cell), key=lambda cell: order.index(cell.moment))
     lines += [_line(_row(cell, by_cell[cell])) for cell in ran]
     missing: defaultdict[str, list[str]] = defaultdict(list)

@@ -8,11 +8,13 @@ import pyarrow.parquet as parquet
 
 from rlhf_api.sections.replay import EPISODES
 from rlhf_store.archive import Archive, Snapshot
+from rlhf_trainer.rollout.partial_rollout import Response
 from rlhf_trainer.rollout.saved_responses import BLOB
 from rlhf_trainer.rollout.saved_responses import decode as decode_works
 
 Sampled = tuple[list[int], list[int]]
-"""Tokens of a response, and the weight version that sampled each."""
+"""Tokens of a response, and the weight version that sampled each, UNSAMPLED for those of an environment's replies."""
+UNSAMPLED = -1
 
 
 class Responses:
@@ -53,7 +55,8 @@ class Responses:
             self._read.add(digest)
             for key, episode, sampled in _rows(snapshot.blob(name)):
                 if key not in self._trained:
-                    self._old += sum(version < episode - 1 - self._staleness for version in sampled[1])
+                    bound = episode - 1 - self._staleness
+                    self._old += sum(UNSAMPLED < version < bound for version in sampled[1])
                 self._trained[key] = sampled
 
 
@@ -61,11 +64,16 @@ def _ahead(snapshot: Snapshot) -> dict[tuple[str, int], tuple[Sampled, bool]]:
     """Responses that no episode has, and whether each is whole."""
     works = decode_works(snapshot.blob(BLOB)) if BLOB in snapshot.blobs else []
     return {
-        (work.prompt.id, k): ((list(r.tokens), list(r.versions)), r.end is not None)
+        (work.prompt.id, k): ((list(r.tokens), _versions(r)), r.end is not None)
         for work in works
         for k, r in enumerate(work.responses)
         if r.tokens
     }
+
+
+def _versions(response: Response) -> list[int]:
+    flags = response.sampled or [True] * len(response.tokens)
+    return [version if flag else UNSAMPLED for version, flag in zip(response.versions, flags, strict=True)]
 
 
 def begins(whole: Sampled, part: Sampled) -> bool:
