@@ -223,19 +223,22 @@ def refused() -> None:
     end(1.0)
 
 
+def leave_child() -> None:
+    """A child in a session of its own, with the row's file among its arguments."""
+    Path(ROW["child"]).touch()
+    command = [sys.executable, "-c", "import time; time.sleep(3600)", ROW["child"]]
+    subprocess.Popen(command, start_new_session=True)
+
+
 def spawns() -> None:
-    """Leaves a child in a session of its own, and its number in the row's file."""
-    child = subprocess.Popen(["sleep", "3600"], start_new_session=True)
-    Path(ROW["child"]).write_text(str(child.pid))
+    leave_child()
     guess()
 
 
 def kills_its_worker() -> None:
     """Once; the row's file says so."""
-    mark = Path(ROW["child"])
-    if not mark.exists():
-        child = subprocess.Popen(["sleep", "3600"], start_new_session=True)
-        mark.write_text(str(child.pid))
+    if not Path(ROW["child"]).exists():
+        leave_child()
         messages = [*OPENING]
         ask(messages)
         reaper = os.getppid()
