@@ -38,6 +38,8 @@ class Environment(Frozen):
     """In place of a class: an agent's command, one process an episode, which asks the policy by `OPENAI_BASE_URL`."""
     settings: Annotated[dict[str, JsonValue], AfterValidator(_keywords)] = {}
     """Keyword arguments of the class."""
+    network: bool = False
+    """Whether environments may use the network."""
     turns: int = Field(8, ge=1, le=1024)
     """Most turns of an episode; each samples up to `sampling.maxNewTokens` tokens."""
     max_tokens: Positive = 2048

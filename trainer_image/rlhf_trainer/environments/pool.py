@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-import os
+import logging
+import signal
 from collections.abc import Mapping
 from itertools import count
 from typing import Any, Self
@@ -10,16 +11,21 @@ from typing import Any, Self
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.sections.environment import Environment
 
-from ..process import process_groups
+from ..process import private_processes, process_groups
+
+log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2
 """Interval at which the end of a process is noticed that has left others behind."""
-SECRETS = ("RLHF_TOKEN",)
-"""Variables that workers do not get: an environment may run what the model writes."""
 SAME_HASHES = {"PYTHONHASHSEED": "0"}
 """One order of sets of texts in all workers, so that an episode that another plays again goes as before."""
 GRACE_SECONDS = 5.0
 """Time after turnSeconds in which a worker of programs, which end alone, replies that one was too late."""
+_NEEDS = "needs a sandbox, and none can be made here"
+_REMEDY = (
+    "allow user namespaces to this user (in a pod: spec.trainer.pods.template with a seccompProfile that lets it "
+    "unshare, docs/guides/environments.md)"
+)
 
 
 class WorkerEnded(Exception):
@@ -47,12 +53,16 @@ class Worker:
         self.schemas: list[dict[str, Any]] = []
 
     @classmethod
-    async def start(cls, section: Environment, *, one_by_one: bool = False) -> Self:
-        """Raises InvalidJob where the class cannot be imported or is no environment, WorkerEnded where the process ends
-        over it."""
-        environ = SAME_HASHES | {name: value for name, value in os.environ.items() if name not in SECRETS}
+    async def start(cls, section: Environment, *, one_by_one: bool = False, is_private: bool = True) -> Self:
+        """`is_private`: in namespaces of its own. Raises InvalidJob where the class cannot be imported or is no
+        environment, WorkerEnded where the process ends over it."""
+        environ = SAME_HASHES | private_processes.without_keys()
         module, text = "rlhf_trainer.environments.worker", section.model_dump_json(by_alias=True)
-        process = await process_groups.start_worker(module, text, environ=environ)
+        within = private_processes.private_command(network=section.network) if is_private else []
+        parent = private_processes.PARENT if is_private else None
+        process = await process_groups.start_worker(
+            module, text, environ=environ, within=within, parent=parent
+        )
         worker = cls(process, one_by_one=one_by_one)
         try:
             await worker._get_ready(section.field)
@@ -117,7 +127,7 @@ class Worker:
                 future = self._replies.get(reply.pop("id"))
                 if future is not None and not future.done():
                     future.set_result(reply)
-            reason = f"the environment's process {process_groups.how_ended(await self._process.wait())}"
+            reason = f"the environment's process {_how_ended(await self._process.wait())}"
         except (OSError, ValueError, KeyError, AttributeError, TypeError):  # no line of ours, or too long
             pass
         by_itself, self._ended = not self._ended, self._ended or reason
@@ -149,7 +159,7 @@ class Worker:
                 f"it was not imported within {process_groups.START_SECONDS:g} s", blamed=True
             ) from None
         if not line.endswith(b"\n"):
-            how = process_groups.how_ended(await self._process.wait())
+            how = _how_ended(await self._process.wait())
             raise WorkerEnded(f"the environment's process {how} while it was imported", blamed=True)
         reply = json.loads(line)
         if "invalid" in reply:
@@ -158,11 +168,17 @@ class Worker:
         self._turns = asyncio.Lock() if reply["sync"] or self._one_by_one else None
 
 
+def _how_ended(code: int) -> str:
+    """As `how_ended`; bubblewrap's exit code is 128 and the signal that ended the worker."""
+    signals = {128 + number: -number for number in signal.valid_signals()}
+    return process_groups.how_ended(signals.get(code, code))
+
+
 class WorkerPool:
     """The workers of an environment, started on demand: a first one by `start`, which imports the class."""
 
     def __init__(self, section: Environment) -> None:
-        self._section = section
+        self._section, self._is_private = section, True
         self._workers = list[Worker]()
         self._one_by_one = list[Worker]()
         self._starting = asyncio.Lock()
@@ -171,7 +187,13 @@ class WorkerPool:
         """JSON schemas of the class's tools."""
 
     async def start(self) -> None:
-        """Raises InvalidJob where the class cannot be imported or is none, RuntimeError if the process ends over it."""
+        """Raises InvalidJob where the class cannot be imported or is none, or a program cannot have namespaces of its
+        own, RuntimeError if the process ends over it."""
+        if reason := await private_processes.why_impossible():
+            if self._section.program is not None:
+                raise InvalidJob([Problem(self._section.field, f"{_NEEDS}: {reason}; {_REMEDY}")])
+            log.warning("environments see this pod's processes, keys and network: %s", reason)
+            self._is_private = False
         self._keeping = asyncio.ensure_future(self._keep())
         try:
             self.schemas = (await self.free()).schemas
@@ -185,14 +207,17 @@ class WorkerPool:
         async with self._starting:
             if one_by_one:
                 if not any(worker.lives for worker in self._one_by_one):
-                    made = await Worker.start(self._section, one_by_one=True)
+                    made = await self._start_worker(one_by_one=True)
                     self._one_by_one = [made]
                 return self._one_by_one[0]
             self._workers = [worker for worker in self._workers if worker.lives]
             size = self._section.workers
             if not any(worker.episodes == 0 for worker in self._workers) and len(self._workers) < size:
-                self._workers.append(await Worker.start(self._section))
+                self._workers.append(await self._start_worker())
             return min(self._workers, key=lambda worker: worker.episodes)
+
+    async def _start_worker(self, *, one_by_one: bool = False) -> Worker:
+        return await Worker.start(self._section, one_by_one=one_by_one, is_private=self._is_private)
 
     async def close(self) -> None:
         """Kills all workers."""

@@ -8,7 +8,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 START_SECONDS = 300.0
@@ -20,12 +20,25 @@ _SECONDS, _POLL_SECONDS = 5.0, 0.01
 
 
 async def start_worker(
-    module: str, *arguments: str, environ: Mapping[str, str] | None = None
+    module: str,
+    *arguments: str,
+    environ: Mapping[str, str] | None = None,
+    within: Sequence[str] = (),
+    parent: int | None = None,
 ) -> asyncio.subprocess.Process:
     """A process of its own group that runs a worker's module of ours, with pipes for `worker_pipes.take_pipes`;
-    `environ` None: with this process's variables."""
+    `environ` None: with this process's variables; `within`: words in front of its command, of a program that runs it
+    as a child of `parent`."""
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", module, *arguments, str(os.getpid())),
+        *(
+            *within,
+            sys.executable,
+            "-P",
+            "-m",
+            module,
+            *arguments,
+            str(os.getpid() if parent is None else parent),
+        ),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         limit=LONGEST_LINE,

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+import socket
 import sys
 import time
 from contextlib import suppress
@@ -14,6 +15,9 @@ from typing import Any
 import numpy as np
 
 from rlhf_trainer.environments.step import Step
+
+_LIFE = random.SystemRandom().random()
+"""Of this process alone."""
 
 
 class Guess:
@@ -176,6 +180,35 @@ class OpensWith(Guess):
         return json.loads(row["opening"])
 
 
+class Observes(Guess):
+    """Replies what it can reach."""
+
+    def reset(self, row: dict[str, Any]) -> str:
+        self._row = row
+        return "Go."
+
+    def step(self, _message: dict[str, Any]) -> Step:
+        return Step(json.dumps({"keys": self._keys(), "file": self._file(), "network": self._connects()}))
+
+    def _keys(self) -> bool:
+        read = b""
+        for file in Path("/proc").glob("[0-9]*/environ"):
+            with suppress(OSError):
+                read += file.read_bytes()
+        return b"a-secret" in read
+
+    def _file(self) -> str:
+        with suppress(OSError):
+            return Path(self._row["file"]).read_text()
+        return ""
+
+    def _connects(self) -> bool:
+        with suppress(OSError):
+            socket.create_connection(("127.0.0.1", self._row["port"]), 5).close()
+            return True
+        return False
+
+
 class ClosesNever(Guess):
     def close(self) -> None:
         time.sleep(3600)
@@ -244,7 +277,7 @@ class Forgets(DiesOnce):
 
     def step(self, message: dict[str, Any]) -> Step:
         made = super().step(message)
-        return made._replace(messages=f"{made.messages} {os.getpid()}")
+        return made._replace(messages=f"{made.messages} {_LIFE}")
 
 
 class NoReset:

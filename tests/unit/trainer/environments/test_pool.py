@@ -2,9 +2,11 @@
 
 import asyncio
 import json
-import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+import socket
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -14,7 +16,9 @@ from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.sections.environment import Environment
 from rlhf_trainer.environments.pool import Worker, WorkerEnded, WorkerPool
 from rlhf_trainer.environments.turn_text import TurnText
+from rlhf_trainer.process import private_processes
 
+NONE = asyncio.run(private_processes.why_impossible())
 GAMES = "tests.unit.trainer.environments.games"
 LONG = 60.0
 
@@ -306,12 +310,57 @@ def test_episodes_are_spread_over_processes_that_end_with_the_pool() -> None:
     assert not any(map(psutil.pid_exists, asyncio.run(play())))
 
 
-def test_workers_do_not_get_the_jobs_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RLHF_TOKEN", "secret")
+@pytest.fixture
+def secrets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[str, Any]]:
+    """A row with a file of keys and the port of a server; keys are in this process's variables, too."""
+    for name in ("RLHF_TOKEN", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "a-secret")
+    keys = tmp_path / "credentials"
+    keys.write_text("a-secret")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(keys))
+    holder = subprocess.Popen(["sleep", "600"])  # what was started with these variables shows them in /proc
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            yield {"file": str(keys), "port": server.getsockname()[1]}
+    finally:
+        holder.kill()
+        holder.wait()
 
-    async def environment() -> dict[str, str]:
-        async with pool("Guess") as made:
-            return psutil.Process((await made.free()).pid).environ()
 
-    assert "RLHF_TOKEN" not in asyncio.run(environment())
-    assert os.environ["RLHF_TOKEN"] == "secret"
+def observed(row: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    async def play() -> dict[str, Any]:
+        made = WorkerPool(Environment(path=f"{GAMES}:Observes", workers=1, **fields))
+        try:
+            await made.start()
+            worker = await made.free()
+            await worker.call(reset(**row), LONG)
+            reply = await worker.call(say("1"), LONG)
+            return dict(json.loads(reply["messages"][0]["content"]))
+        finally:
+            await made.close()
+
+    return asyncio.run(play())
+
+
+@pytest.mark.skipif(bool(NONE), reason=NONE)
+@pytest.mark.parametrize("network", [False, True])
+def test_environments_reach_no_keys_and_the_network_only_where_they_may(
+    secrets: dict[str, Any], *, network: bool
+) -> None:
+    assert observed(secrets, network=network) == {"keys": False, "file": "", "network": network}
+
+
+def test_classes_run_without_namespaces_where_there_are_none_which_is_logged_once(
+    secrets: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(private_processes, "PROGRAM", "no-bwrap")
+    assert observed(secrets) == {"keys": True, "file": "a-secret", "network": True}
+    (record,) = [each for each in caplog.records if "no-bwrap" in each.message]
+    assert "environments see this pod's processes, keys and network" in record.message
+
+
+def test_programs_do_not_run_without_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private_processes, "PROGRAM", "no-bwrap")
+    made = WorkerPool(Environment(program=("true",)))
+    with pytest.raises(InvalidJob, match=r"spec\.environment\.program: needs a sandbox, .* no-bwrap"):
+        asyncio.run(made.start())
