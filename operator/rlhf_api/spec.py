@@ -32,7 +32,7 @@ AlgorithmName = Annotated[
 if TYPE_CHECKING:
     Sections = Frozen
 else:
-    _TABLE = {a.name: a.settings for a in (*ALGORITHMS.values(), CUSTOM) if a.settings}
+    _TABLE = {a.section: a.settings for a in (*ALGORITHMS.values(), CUSTOM) if a.settings}
     Sections = create_model(
         "Sections", __base__=Frozen, **{name: (model, model()) for name, model in _TABLE.items()}
     )

@@ -33,7 +33,7 @@ def algorithm_of(spec: CommonSpec) -> Algorithm:
 def settings_of(spec: CommonSpec) -> Frozen:
     """The settings section of the job's algorithm, such as `spec.ppo`; empty if it has none."""
     algorithm = algorithm_of(spec)
-    section: Frozen = getattr(spec, algorithm.name) if algorithm.settings else Frozen()
+    section: Frozen = getattr(spec, algorithm.section) if algorithm.settings else Frozen()
     return section
 
 

@@ -96,8 +96,8 @@ def named_algorithm(name: str) -> Algorithm:
     known = CUSTOM if ":" in name else ALGORITHMS.get(name)
     if known is None:
         return UNKNOWN
-    sections = [f"spec.{to_camel(a.name)}" for a in (*ALGORITHMS.values(), CUSTOM) if a.settings]
-    own = f"spec.{to_camel(known.name)}"
+    sections = [f"spec.{to_camel(a.section)}" for a in (*ALGORITHMS.values(), CUSTOM) if a.settings]
+    own = f"spec.{to_camel(known.section)}"
     return Algorithm(known.name, own, tuple(section for section in sections if section != own))
 
 

@@ -37,17 +37,17 @@ def _algorithm(spec: Spec) -> Iterator[Problem]:
     """Rules of the job's algorithm; settings of any other one would have no effect."""
     chosen = algorithm_of(spec)
     for other in (*ALGORITHMS.values(), CUSTOM):
-        if other.settings and other is not chosen and other.name in spec.model_fields_set:
-            field = Spec.model_fields[other.name]
-            if getattr(spec, other.name) != field.default:
-                used = f"has spec.{to_camel(chosen.name)}" if chosen.settings else "has no settings"
+        if other.settings and other is not chosen and other.section in spec.model_fields_set:
+            field = Spec.model_fields[other.section]
+            if getattr(spec, other.section) != field.default:
+                used = f"has spec.{to_camel(chosen.section)}" if chosen.settings else "has no settings"
                 yield Problem(
-                    f"spec.{field.alias or other.name}",
+                    f"spec.{field.alias or other.section}",
                     f"is for algorithm {other.name if other is not CUSTOM else 'module:name'}; this job's is "
                     f"{spec.algorithm}, which {used}; remove this",
                 )
     if chosen.rules is not None:
-        yield from chosen.rules(spec, f"spec.{to_camel(chosen.name)}", settings_of(spec))
+        yield from chosen.rules(spec, f"spec.{to_camel(chosen.section)}", settings_of(spec))
 
 
 def _policy(spec: Spec) -> Iterator[Problem]:

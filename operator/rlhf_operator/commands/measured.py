@@ -117,7 +117,7 @@ def _filled(spec: Spec, steps: list[Mapping[str, float]]) -> float:
 def _decide(spec: Spec) -> dict[str, Any]:
     """The fields that decide what work a step is."""
     whole = spec.model_dump(mode="json", by_alias=True)
-    return {name: whole[name] for name in (*_DECIDE, algorithm_of(spec).name) if name in whole}
+    return {name: whole[name] for name in (*_DECIDE, algorithm_of(spec).section) if name in whole}
 
 
 def _differences(there: Any, here: Any, where: str) -> Iterator[str]:

@@ -100,7 +100,7 @@ def _auto(spec: Spec) -> Overrides:
 
 def _settings(spec: Spec, responses: int) -> Overrides:
     """Settings of the algorithm that suit this number of responses, most of which the length limit will cut off."""
-    section, settings = to_camel(algorithm_of(spec).name), settings_of(spec)
+    section, settings = to_camel(algorithm_of(spec).section), settings_of(spec)
     most = {"minibatch_size": responses, "value_minibatch_size": responses}
     off = {"dynamic_sampling": 0, "overlong_filter": False, "overlong_buffer": 0, "critic_warmup_steps": 0}
     off |= {"balance_tokens": False}  # a step may be one update

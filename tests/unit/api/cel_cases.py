@@ -170,6 +170,7 @@ CHANGES = [
     *((f"spec.{to_camel(name)}.klCoefficient=0.1", f"spec.{to_camel(name)}") for name in UPDATING),
     ("spec.dpo.beta=0.5", "spec.dpo"),
     ("spec.kto.beta=0.5", "spec.kto"),
+    ("spec.rewardModel.centering=0.5", "spec.rewardModel"),
     ("spec.custom.settings={a: 1}", "spec.custom"),
     ("spec.pretraining={data: [x]}", "spec.pretraining"),
     ("spec.ppo.clipValue=0.1", "spec.ppo"),

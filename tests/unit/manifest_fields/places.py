@@ -74,13 +74,13 @@ def changed(made: Any, way: list[str], to: Any) -> Any:
 _GROUPED = [
     (to_camel(name), name)
     for name, algorithm in ALGORITHMS.items()
-    if algorithm.settings and name not in ("ppo", "dpo", "kto")
+    if algorithm.settings and name not in ("ppo", "dpo", "kto", "reward")
 ]
 
 
 def _algorithm(name: str, *more: str, **settings: object) -> tuple[str, ...]:
     own = [f"spec.{to_camel(name)}={json.dumps(settings)}"] if settings else []
-    given = ("spec.sampling={}", "spec.model.reward=null") if name in ("sft", "dpo", "kto") else ()
+    given = ("spec.sampling={}", "spec.model.reward=null") if name in ("sft", "dpo", "kto", "reward") else ()
     return ("spec.ppo={}", f"spec.algorithm={name}", *own, *given, *more)
 
 
@@ -135,6 +135,7 @@ BASES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"\.klCorrected$", ("spec.{}.klIn=loss", "spec.{}.klEstimator=k3")),
     (r"\.entropyTarget$", ("spec.{}.entropyCoefficient=0.1",)),
     (r"spec\.dpo\.", _algorithm("dpo", "spec.data.train=[rows-pairs.jsonl]", "spec.sampling={}")),
+    (r"spec\.rewardModel\.", _algorithm("reward", "spec.data.train=[rows-pairs.jsonl]")),
     (r"spec\.kto\.", _algorithm("kto", "spec.data.train=[rows-labeled.jsonl]", "spec.sampling={}")),
     (r"spec\.custom\.", _algorithm("best_of_n:ALGORITHM", "spec.custom={settings: {minibatchSize: 8}}")),
     (r"custom\.scores", ("spec.custom.critic=true",)),  # which then starts from the reward model

@@ -19,7 +19,11 @@ from rlhf_api.spec import Spec
 
 GIVEN = ("sft", "reward", "dpo", "kto")
 SAMPLED = [name for name in ALGORITHMS if name not in GIVEN]
-SECTIONS = {name: f"spec.{to_camel(name)}." for name, algorithm in ALGORITHMS.items() if algorithm.settings}
+SECTIONS = {
+    name: f"spec.{to_camel(algorithm.section)}."
+    for name, algorithm in ALGORITHMS.items()
+    if algorithm.settings
+}
 REFERENCE = ("spec.reference.", "spec.model.reference")
 CRITIC = (
     "spec.model.critic",

@@ -141,6 +141,15 @@ def token_weights(
     return weights if mask is None else weights.masked_fill(~mask, 0.0)
 
 
+def centering_loss(chosen: Tensor, rejected: Tensor) -> Tensor:
+    """(chosen + rejected)^2 of each pair: only differences are learned, and this keeps their sum near 0.
+
+    Shapes: two float [P] in units of reward -> [P] in those squared, same dtype.
+    Source: Eisenstein et al. 2023 (arXiv:2312.09244), the regularizer of their reward models.
+    """
+    return (chosen + rejected).square()
+
+
 def pairwise_loss(chosen: Tensor, rejected: Tensor) -> Tensor:
     """-log sigmoid(chosen - rejected) of each pair: the Bradley-Terry likelihood of the preference.
 

@@ -9,12 +9,14 @@ from rlhf_api.algorithms.dpo import DPO
 from rlhf_api.algorithms.kto import KTO
 from rlhf_api.algorithms.policy_gradient import PolicyGradient
 from rlhf_api.algorithms.ppo import PPO
+from rlhf_api.algorithms.reward import RewardModel
 from rlhf_api.graph import LABEL, REFERENCE_TOP
 
 from ..maths.agreement import agreement, comparable
 from ..maths.divergence import top_divergence
 from ..maths.kl import kl_estimate, token_kl_k3
 from ..maths.losses import (
+    centering_loss,
     clipped_surrogate,
     clipped_value_loss,
     clipped_weight_loss,
@@ -51,14 +53,19 @@ def likelihood(columns: Columns, _ctx: OpContext) -> Loss:
     return loss
 
 
-def preference(columns: Columns, _ctx: OpContext) -> Loss:
-    """Mean Bradley-Terry loss of rows (2i, 2i + 1), chosen first, and the share of pairs ranked correctly."""
+def preference(columns: Columns, ctx: OpContext) -> Loss:
+    """Mean Bradley-Terry loss of rows (2i, 2i + 1), chosen first, with the settings' centering, and the share of pairs
+    ranked correctly."""
     pairs = len(columns) // 2
+    centering = ctx.settings.centering if isinstance(ctx.settings, RewardModel) else 0.0
 
     def loss(scores: Tensor, _micro: MicroBatch) -> tuple[Tensor, Named]:
         better, worse = scores[0::2], scores[1::2]
         right = (better > worse).to(scores.dtype)
-        return pairwise_loss(better, worse).sum() / pairs, {"accuracy": right.sum() / pairs}
+        of_pairs = pairwise_loss(better, worse)
+        if centering:
+            of_pairs = of_pairs + centering * centering_loss(better, worse)
+        return of_pairs.sum() / pairs, {"accuracy": right.sum() / pairs}
 
     return loss
 

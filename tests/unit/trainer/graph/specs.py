@@ -3,6 +3,7 @@
 from pydantic.alias_generators import to_camel
 from tests.unit.api.manifests import job
 
+from rlhf_api.algorithms import ALGORITHMS
 from rlhf_api.graph import Graph
 from rlhf_api.spec import Spec
 
@@ -21,7 +22,7 @@ def spec_of(algorithm: str, settings: str = "", *overrides: str) -> Spec:
     return job(
         "spec.ppo={}",
         f"spec.algorithm={algorithm}",
-        *([f"spec.{to_camel(algorithm)}={{{section}}}"] if own else []),
+        *([f"spec.{to_camel(ALGORITHMS[algorithm].section)}={{{section}}}"] if own else []),
         *(["spec.sampling={responsesPerPrompt: 4}"] if algorithm in ONLINE else []),
         "spec.data.promptsPerStep=8",
         *(["spec.model.reference=org/teacher"] if algorithm == "distillation" else []),

@@ -489,3 +489,22 @@ def test_an_estimate_below_0_is_0():
     made = columns()
     low = made.with_tokens(logprobs=made["reference_logprobs"] - 1)
     assert COMPUTE["mismatched_divergence"](low, context("kto"))["kl_baseline"].tolist() == [0.0] * 8
+
+
+@pytest.mark.parametrize("centering", [0.0, 0.3])
+def test_the_loss_of_a_reward_model_and_its_gradient(centering):
+    """Scores of rows 2i and 2i + 1, a micro-batch of any size."""
+    made, ctx = columns(), context("reward", f"centering: {centering}")
+    exact = torch.randn(8, generator=torch.Generator().manual_seed(2)).double().requires_grad_()
+    expected = torch.zeros(()).double()
+    for better, worse in zip(exact[0::2], exact[1::2], strict=True):
+        expected = expected + ((1 + (worse - better).exp()).log() + centering * (better + worse) ** 2) / 4
+    expected.backward()
+    for budget in BUDGETS:
+        scores = exact.detach().clone().requires_grad_()
+        loss, total = LOSSES["preference"](made, ctx), torch.zeros(()).double()
+        for rows in plan(made.sequences.lengths.tolist(), 1, budget, 2)[0]:
+            total = total + loss(scores[rows], MicroBatch.build(made.sequences, rows, 0))[0]
+        total.backward()
+        assert float(total.detach()) == pytest.approx(float(expected.detach()), rel=1e-6)
+        torch.testing.assert_close(scores.grad, exact.grad, rtol=1e-6, atol=1e-8)
