@@ -29,6 +29,7 @@ test("series of an export are those asked for, after a step", () => {
 test("samples of an export are filtered and ordered as the server does", () => {
   assert.deepEqual(listSamples("search=bear"), ["1"]);
   assert.deepEqual(listSamples("order=best"), ["2", "1"]);
+  assert.deepEqual(listSamples("order=worst"), ["1", "2"]);
   assert.deepEqual(listSamples("low=1&high=2"), ["2"]);
   assert.deepEqual(listSamples("step=1"), ["1"]);
 });

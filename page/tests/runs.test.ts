@@ -42,3 +42,10 @@ test("spans that overlap are busy once, and the rest of the step is waiting", ()
   assert.equal(length, 10);
   assert.deepEqual(rows.map(({ name, idle }) => [name, idle]), [["generator 0", 7], ["generator 1", 0]]);
 });
+
+test("a span of waiting is not work", () => {
+  const span = { role: "trainer", rank: null };
+  const spans = [{ ...span, name: "waits for responses", start: 0, end: 2 }, { ...span, name: "trains", start: 2, end: 3 }];
+  const { rows } = groupSpans({ step: 1, spans, idle: { trainer: 2 } });
+  assert.deepEqual(rows.map(({ name, busy, idle }) => [name, busy, idle]), [["trainer", 1, 2]]);
+});

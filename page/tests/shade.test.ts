@@ -24,5 +24,6 @@ test("the newest weight version is clear and the oldest full", () => {
 
 test("only what the tokens have is offered", () => {
   assert.deepEqual(listModes([makeToken({ logprob: -1 })]), ["surprise", "mask"]);
+  assert.deepEqual(listModes([makeToken({ advantage: 1 })]), ["advantage", "mask"]);
   assert.equal(shadeToken(makeToken({ ratio: 0 }), "ratio", []), null);
 });
