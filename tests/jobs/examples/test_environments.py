@@ -11,10 +11,10 @@ EXAMPLE = ROOT / "examples" / "environments"
 
 
 @pytest.mark.parametrize(
-    ("name", "imitated", "steps", "gain"), [("guess", 400, 20, 0.05), ("calculator", 300, 10, 0.2)]
+    ("name", "imitated", "steps", "gain"), [("guess", 400, 20, 0.05), ("calculator", 300, 16, 0.2)]
 )
 def test_it_learns_to_play(name: str, imitated: int, steps: int, gain: float, tmp_path: Path) -> None:
-    """In a half and a third of the example's steps, which show as much."""
+    """In about half of the example's steps, which show as much."""
     succeed(EXAMPLE / f"{name}_sft.yaml", tmp_path / "sft", f"spec.checkpoint.everySteps={imitated}")
     file, policy = str(EXAMPLE / f"{name}.yaml"), f"spec.model.policy={tmp_path / 'sft' / 'policy'}"
     command = [sys.executable, "-m", "rlhf_operator.cli", "env", "try", file, policy]
