@@ -102,6 +102,7 @@ def _commands(run: RunFolder) -> Mapping[str, str]:
         "resume": f"rlhf run {MANIFEST} --workdir {place} --resume",
         "clone": f"rlhf clone {MANIFEST} --from-step STEP --workdir {place}",
         "verify": f"rlhf checkpoint verify {place}",
+        "repeat": f"rlhf replay verify {place}",
         "samples": f"rlhf samples {place}",
         "logs": f"rlhf logs {place}/",
     }
