@@ -1,6 +1,6 @@
 """Episodes of several turns with a generator that answers at once: what the driver and the environments' workers cost.
 
-    .venv/bin/python -m benchmarks.episodes [--episodes 1000] [--turns 20] [--workers 1] [--parallel 64]
+    .venv/bin/python benchmarks/episodes.py [--episodes 1000] [--turns 20] [--workers 1] [--parallel 64]
         [--tokenizer FOLDER]
 
 Plays so many episodes through the parts that a trainer has for them: turns of 24 tokens, made here, go as text to a
@@ -13,11 +13,15 @@ import argparse
 import asyncio
 import json
 import resource
+import sys
 import time
 from array import array
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
 from tests.support.models import chat_tokenizer
 from transformers import PreTrainedTokenizerBase
 
