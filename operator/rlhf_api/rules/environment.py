@@ -7,6 +7,7 @@ from pydantic.alias_generators import to_camel
 from ..algorithms import algorithm_of, settings_of
 from ..algorithms.policy_gradient import PolicyGradient
 from ..errors.problem import Problem, show
+from ..field_types import READY_MADE
 from ..spec import Spec
 
 _WHERE = "spec.environment"
@@ -32,6 +33,9 @@ def problems(spec: Spec) -> Iterator[Problem]:
     if environment.workers > environment.parallel:
         message = f"only {environment.parallel} episodes are played at once (parallel); use at most that"
         yield Problem(f"{_WHERE}.workers", f"{message}; got {environment.workers}")
+    if environment.path == READY_MADE["openenv"] and not environment.network:
+        message = "an OpenEnv server is reached over the network; use true; got false"
+        yield Problem(f"{_WHERE}.network", message)
     yield from _of_one_turn(spec)
 
 

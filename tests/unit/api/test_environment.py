@@ -38,6 +38,10 @@ REFUSED = [
         ),
     ),
     (("spec.environment.parallel=1",), "spec.environment.workers", "only 1 episodes are played at once"),
+    (
+        ("spec.environment={path: openenv, settings: {url: 'http://a'}}",),
+        *("spec.environment.network", "is reached over the network; use true; got false"),
+    ),
     (("spec.reward.fineGrained=true",), "spec.reward.fineGrained", "are of turns already"),
     (
         ("spec.evaluation={data: [a], function: 'a:b'}", "spec.model.reward=null", "spec.reward={}"),

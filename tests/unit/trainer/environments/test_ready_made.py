@@ -45,7 +45,10 @@ def episodes(
     """Episodes with these rows and turns, those of one worker at the same time; the same ones in each worker."""
 
     async def run() -> list[list[Any]]:
-        pool = WorkerPool(Environment(path=READY_MADE[name], settings=settings, workers=workers))
+        section = Environment(
+            path=READY_MADE[name], settings=settings, workers=workers, network=name == "openenv"
+        )
+        pool = WorkerPool(section)
         try:
             await pool.start()
             made = list[list[Any]]()
