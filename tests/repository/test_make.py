@@ -82,10 +82,10 @@ def test_all_parts_pass(clone):
         [
             "e2e passed 1 0 0",
             f"operator passed {OPERATOR} 0 0",
+            "chaos passed 1 0 0",
             f"jobs passed {JOBS} 0 0",
             "trainer passed 1 0 0",
             "examples passed 1 0 0",
-            "chaos passed 1 0 0",
             "weights passed 1 0 0",
             f"units passed {UNITS} 0 0",
             "browser passed 1 0 0",
@@ -107,10 +107,10 @@ def test_every_part_runs_to_its_end_and_the_failing_ones_are_named(clone):
         [
             "e2e FAILED 2 1 0",
             "operator FAILED 0 1 0",
+            "chaos passed 1 0 0",
             f"jobs passed {JOBS} 0 0",
             "trainer passed 1 0 0",
             "examples passed 1 0 0",
-            "chaos passed 1 0 0",
             "weights passed 1 0 0",
             f"units FAILED {UNITS - 1} 1 1",
             "browser passed 1 0 0",
