@@ -1,4 +1,4 @@
-"""What needs a reader's attention: first whether the run lives, then what is suspicious, then where its time goes."""
+"""Alarms for a run's reader: of its life first, then of suspicious figures, then of time spent in waiting."""
 
 import statistics
 import time
@@ -69,7 +69,7 @@ def find_silence(usual: float | None, silent: float | None, status: JobStatus) -
 
 
 def find_waits(trend: Callable[[str], Trend | None]) -> Iterator[Alarm]:
-    """Where the time of the last steps went, if much of it went into waiting."""
+    """Alarms of parts of a step that took much of its time in the last steps."""
     for name, title, text in (
         (
             "trainer_idle_share",

@@ -1,4 +1,4 @@
-"""What the page says of one run beside its figures: manifest, roles, prompts, starts, checkpoints, and the commands
+"""Description of one run beside its figures: manifest, roles, prompts, starts, checkpoints, and the commands
 that go on from it."""
 
 import shlex

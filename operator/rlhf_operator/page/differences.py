@@ -1,4 +1,4 @@
-"""What differs between two runs: their manifests, their code, and the versions they ran with."""
+"""Differences between two runs: their manifests, their code, and the versions they ran with."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

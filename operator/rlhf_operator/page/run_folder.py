@@ -58,7 +58,7 @@ class RunFolder:
         return status.phase, status.message or reason(status, "Failed") or status.activity or ""
 
     def summary(self) -> dict[str, Any]:
-        """What the list of runs shows."""
+        """The run's entry in the list of runs."""
         status, spec = self.status(), self.spec()
         phase, cause = self.phase(status)
         self.evaluations.refresh()

@@ -89,7 +89,7 @@ _DROP = 0.1
 
 
 def find_suspicions(trend: Trends, held_out: Sequence[float], spec: Mapping[str, Any]) -> Iterator[Alarm]:
-    """What is suspicious in a run's figures; `held_out`: its held-out scores so far."""
+    """Alarms of suspicious figures; `held_out`: its held-out scores so far."""
     reward = trend("reward_mean")
     if len(held_out) >= 3 and reward is not None and reward.has_risen:
         best, newest = max(held_out), held_out[-1]

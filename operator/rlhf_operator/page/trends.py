@@ -1,4 +1,4 @@
-"""How a figure of a run has moved: its mean over the first steps and over the last ones."""
+"""Trend of a figure: its mean over the first steps of a run and over the last ones."""
 
 import statistics
 from collections.abc import Sequence

@@ -17,9 +17,7 @@ def report_errors(command: Callable[[], int]) -> int:
         for problem in error.problems:
             write_line(f"error: {problem}", sys.stderr)
         return 2
-    except (
-        RuntimeError
-    ) as error:  # of a store, a checkpoint, or a class whose process ends while it is imported
+    except RuntimeError as error:  # of a store, a checkpoint, or an environment's process
         write_line(f"error: {error}", sys.stderr)
         return 2
     except BrokenPipeError:

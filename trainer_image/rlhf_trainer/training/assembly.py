@@ -91,13 +91,8 @@ def make_task(
     text: Sequence[Row],
 ) -> Task:
     """The task of this job's algorithm: its graph, with a trained model and a call of a role for each node."""
-    spec = ctx.spec
-    algorithm = resolve(spec)
-    graph = algorithm.graph
-    ops.check(graph, spec)
-    models = {used: trained_model(ctx, config, used) for used in graph.trained}
-    averages = {used: MovingAverage(models[used], share) for used, share in graph.averages.items()}
-    learner = Learner(graph, models, OpContext(spec, algorithm.settings), averages)
+    spec, learner = ctx.spec, make_learner(ctx, config)
+    graph, models = learner.graph, learner.models
     remote = Remote.of(ctx, graph)
     if not graph.generates:
         return OfflineTask(ctx, learner, remote, rows, held_out)
@@ -110,6 +105,16 @@ def make_task(
         rollouts=make_rollouts(ctx, config, models[POLICY], remote.reward),
         text=PretrainingText(text, ctx) if spec.pretraining else None,
     )
+
+
+def make_learner(ctx: TrainerContext, config: RunConfig) -> Learner:
+    """The graph of this job's algorithm with its trained models and their averages, as at the start of a run."""
+    algorithm = resolve(ctx.spec)
+    graph = algorithm.graph
+    ops.check(graph, ctx.spec)
+    models = {used: trained_model(ctx, config, used) for used in graph.trained}
+    averages = {used: MovingAverage(models[used], share) for used, share in graph.averages.items()}
+    return Learner(graph, models, OpContext(ctx.spec, algorithm.settings), averages)
 
 
 def trained_model(ctx: TrainerContext, config: RunConfig, used: Model) -> TrainedModel:

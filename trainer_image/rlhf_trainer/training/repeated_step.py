@@ -17,7 +17,6 @@ from torch import Tensor
 from rlhf_api.contract.run import RunConfig
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.graph import POLICY, Compute, Generate, Graph, Infer
-from rlhf_api.rules.own_algorithm import resolve
 from rlhf_api.sections.replay import EPISODES
 from rlhf_api.spec import Spec
 from rlhf_store.archive import Archive
@@ -29,16 +28,14 @@ from ..checkpoint.reading import Snapshot
 from ..checkpoint.rng import choose_kernels, restore_generators, seed_generators
 from ..graph.executor import Executor
 from ..graph.learner import Learner
-from ..models.average import MovingAverage
 from ..models.pretrained import architectures
-from ..ops import OpContext
 from ..ranks.context import TrainerContext
 from ..ranks.ranks import Ranks
 from ..replay.table import Episode, decode
 from ..tensors.records import Columns
 from ..updates.coefficients import adapt_coefficients
 from ..updates.updates import Updates
-from .assembly import prepare_model, trained_model
+from .assembly import make_learner, prepare_model
 
 
 class Comparison(NamedTuple):
@@ -80,7 +77,9 @@ def repeat_step(config: RunConfig, step: int | None) -> RepeatedStep:
     ctx = TrainerContext(
         *(config.job, spec, Path(config.workdir), ranks, tokenizer), None, threading.Event(), {}
     )
-    learner = _restored(ctx, config, before)
+    learner = make_learner(ctx, config)
+    learner.restore(before)
+    restore_generators(ranks, before.tensors("generators"))
     sampling = _compare_sampling(learner, recorded.columns, before.step)
     columns = _repeat(learner, Executor(ranks, learner, {}), recorded, after.step - 1)
     results = [*_compare_columns(columns, recorded.columns, _own_columns(learner.graph))]
@@ -136,18 +135,6 @@ def _episode_of(snapshot: Snapshot) -> Episode:
     raise InvalidJob([Problem(f"the checkpoint of step {snapshot.step}", message)])
 
 
-def _restored(ctx: TrainerContext, config: RunConfig, snapshot: Snapshot) -> Learner:
-    """The models, their optimizers and the algorithm's state as they were before the step."""
-    algorithm = resolve(ctx.spec)
-    ops.check(algorithm.graph, ctx.spec)
-    models = {used: trained_model(ctx, config, used) for used in algorithm.graph.trained}
-    averages = {used: MovingAverage(models[used], share) for used, share in algorithm.graph.averages.items()}
-    learner = Learner(algorithm.graph, models, OpContext(ctx.spec, algorithm.settings), averages)
-    learner.restore(snapshot)
-    restore_generators(ctx.ranks, snapshot.tensors("generators"))
-    return learner
-
-
 def _repeat(learner: Learner, executor: Executor, recorded: Episode, step: int) -> Columns:
     """Trains on the episode as `step` did; returns its columns."""
     learner.op_ctx.step = step
@@ -171,7 +158,7 @@ def _compare_sampling(learner: Learner, columns: Columns, version: int) -> float
         return None
     output = ops.output_fn("logprobs", learner.op_ctx.spec)
     logprobs = learner.models[POLICY].infer(columns.sequences, output, columns.lengths)
-    return _compare("", [(logprobs, columns["sampled_logprobs"])]).difference
+    return _compare("", logprobs, columns["sampled_logprobs"]).difference
 
 
 def _own_columns(graph: Graph) -> set[str]:
@@ -187,7 +174,7 @@ def _own_columns(graph: Graph) -> set[str]:
 def _compare_columns(columns: Columns, recorded: Columns, own: set[str]) -> Iterator[Comparison]:
     for name in sorted(own):
         if name in columns and name in recorded:
-            yield _compare(name, [(columns[name], recorded[name])])
+            yield _compare(name, columns[name], recorded[name])
 
 
 def _compare_tensors(learner: Learner, snapshot: Snapshot) -> Iterator[Comparison]:
@@ -196,17 +183,14 @@ def _compare_tensors(learner: Learner, snapshot: Snapshot) -> Iterator[Compariso
         kinds: dict[str, list[Comparison]] = {}
         for name, tensor in tensors:
             saved = snapshot.tensor(group, name)
-            kinds.setdefault(name.partition("/")[0], []).append(_compare(name, [(tensor.cpu(), saved)]))
+            kinds.setdefault(name.partition("/")[0], []).append(_compare(name, tensor.cpu(), saved))
         for kind, each in kinds.items():
             is_equal, difference = all(one.is_equal for one in each), max(one.difference for one in each)
             yield Comparison(f"{kind} of the {group}", is_equal, difference)
 
 
-def _compare(name: str, pairs: Sequence[tuple[Tensor, Tensor]]) -> Comparison:
-    differences = [0.0]
-    for tensor, saved in pairs:
-        if tensor.shape != saved.shape:
-            return Comparison(name, is_equal=False, difference=float("inf"))
-        if tensor.numel():
-            differences.append(float((tensor.double() - saved.double()).abs().nan_to_num().max()))
-    return Comparison(name, all(torch.equal(*pair) for pair in pairs), max(differences))
+def _compare(name: str, tensor: Tensor, saved: Tensor) -> Comparison:
+    if tensor.shape != saved.shape:
+        return Comparison(name, is_equal=False, difference=float("inf"))
+    difference = (tensor.double() - saved.double()).abs().nan_to_num()
+    return Comparison(name, torch.equal(tensor, saved), float(difference.max()) if tensor.numel() else 0.0)
