@@ -65,6 +65,8 @@ RUN command -v bwrap >/dev/null || { apt-get update -qq \
     && apt-get install -qq -y --no-install-recommends bubblewrap && rm -rf /var/lib/apt/lists/*; }
 COPY --from=wheel /wheel /wheel
 RUN pip install --quiet --no-deps /wheel/*.whl
+# A process that a library's fault ends shows where, in its log.
+ENV PYTHONFAULTHANDLER=1
 # Manifests name their files relative to it.
 WORKDIR /workspace
 RUN chown 65532:65532 /workspace

@@ -3,6 +3,7 @@ program, and what others read of it in `/proc`."""
 
 import atexit
 import ctypes
+import faulthandler
 import gc
 import importlib
 import logging
@@ -84,6 +85,8 @@ def become(start: Start, files: Sequence[int], begin: Callable[[], None]) -> NoR
         _show(start)
         sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
         logging.getLogger().handlers.clear()
+        if start.environ.get("PYTHONFAULTHANDLER"):
+            faulthandler.enable(sys.stderr)
         atexit._clear()
         own = start.environ.get("PYTHONPATH", "")
         sys.path[:] = [

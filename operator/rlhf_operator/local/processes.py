@@ -85,6 +85,7 @@ class Supervised:
         environ = {**os.environ, **variables, **more, "RLHF_TOKEN": token}
         environ |= gpus.variables(config, self.process, gpus.present(environ))
         environ["PYTHONUNBUFFERED"] = "1"
+        environ.setdefault("PYTHONFAULTHANDLER", "1")  # a library's fault shows where, as in the image
         cores = len(os.sched_getaffinity(0))
         environ.setdefault("OMP_NUM_THREADS", str(threads_each(config.spec, self.process.role, cores)))
         self.end.unlink(missing_ok=True)

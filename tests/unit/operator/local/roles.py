@@ -5,6 +5,7 @@ They speak the contract's HTTP and leave a grandchild in a session of its own, a
 GPU, a lock of each is held for as long as anything of one start is left; the next start ends where it is.
 """
 
+import ctypes
 import fcntl
 import json
 import os
@@ -177,6 +178,8 @@ if word == "invalid":
 if word.startswith("exit"):
     print(f"last words of {role}", flush=True)
     sys.exit(int(word[4:]))
+if word == "segfault":
+    ctypes.string_at(0)  # where libraries end a process
 if word == "flood":
     log = workdir / "logs" / f"{name}.log"
     while not log.with_name(f"{log.name}.3").exists():

@@ -334,6 +334,13 @@ def test_a_role_that_ends_by_itself_is_started_again_and_no_line_of_its_log_is_b
     assert "reference-0 exited with code 0; see w/logs/reference-0.log" in out
 
 
+def test_a_role_that_a_library_ends_says_in_its_log_where(run: Run) -> None:
+    code, out, _ = run(reference="segfault serve")
+    assert code == 0
+    assert "reference-0 was ended by SIGSEGV: Fatal Python error: Segmentation fault; see w/logs/" in out
+    assert "in string_at" in (run.work / "logs" / "reference-0.log").read_text()
+
+
 def test_logs_have_a_bounded_size_and_their_last_error_is_still_told(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

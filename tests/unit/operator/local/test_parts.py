@@ -245,6 +245,12 @@ def test_ends_in_words() -> None:
             "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\nleaked 3\n",
             "std::bad_alloc",
         ),
+        (
+            "Fatal Python error: Segmentation fault\n\nCurrent thread 0x00007f (most recent call first):\n"
+            '  File "a.py", line 5 in multiply\n\nExtension modules: numpy.linalg (total: 1)\n'
+            "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n",
+            "Fatal Python error: Segmentation fault",
+        ),
     ],
 )
 def test_the_telling_line_of_a_log(log: str, line: str) -> None:
