@@ -1,8 +1,10 @@
 """Read access to the committed snapshots of a store."""
 
+import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
+from pathlib import Path
 
 from pydantic import JsonValue
 
@@ -55,6 +57,20 @@ class Snapshot:
         except KeyError:
             raise DamagedSnapshot(f"the snapshot of step {self.step} has no {name!r}") from None
         return self.read(segment)
+
+    def download(self, name: str, file: Path) -> None:
+        """Writes a blob to a file, without the whole of it in memory. Raises DamagedSnapshot if it is missing or
+        damaged."""
+        segment = self.manifest.blobs[name]
+        what = f"{name} of step {self.step}"
+        try:
+            self._store.download(self._store.attributes(segment.key), file)
+        except Missing:
+            raise DamagedSnapshot(f"{what} is missing") from None
+        with file.open("rb") as written:
+            digest = hashlib.file_digest(written, "sha256").hexdigest()
+        if digest != segment.digest:
+            raise DamagedSnapshot(f"{what} is not what its hash says")
 
     def read(self, segment: Segment) -> bytes:
         """Reads a segment. Raises DamagedSnapshot if it is missing or damaged."""

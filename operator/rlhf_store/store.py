@@ -169,6 +169,11 @@ class Store:
         metadata = self._ask(lambda: obstore.list(self._store, prefix).collect())
         return [Listed(meta["path"], meta["size"], meta["last_modified"]) for meta in metadata]
 
+    def folders(self) -> Sequence[str]:
+        """The names of what lies one level below, as far as it holds objects."""
+        reply = self._ask(lambda: obstore.list_with_delimiter(self._store))
+        return sorted(reply["common_prefixes"])
+
     def attributes(self, key: str) -> Listed:
         """Size, time and tag of an object. Raises Missing."""
 

@@ -12,9 +12,9 @@ from rlhf_trainer.checkpoint.saver import Saver
 from rlhf_trainer.ranks.ranks import Ranks
 
 
-def fill_store(folder: Path, blobs: Mapping[str, bytes], step: int = 3) -> str:
-    """A store with one checkpoint of this step; returns its URL."""
-    archive = Archive(url := folder.as_uri())
+def fill_store(place: Path | str, blobs: Mapping[str, bytes], step: int = 3) -> str:
+    """A store, by its folder or URL, with a checkpoint of this step; returns its URL."""
+    archive = Archive(url := place.as_uri() if isinstance(place, Path) else place)
     committer = Committer.take_over(archive, Retention())
     saver = Saver(Ranks(0, 1, torch.device("cpu")), archive, committer, committed=lambda _entry: None)
     functions = {name: lambda data=data: data for name, data in blobs.items()}

@@ -1,10 +1,12 @@
-"""`rlhf ui`: serves the page over runs of this machine, to this machine."""
+"""`rlhf ui`: serves the page over runs of this machine, or of stores, to this machine."""
 
 import argparse
 import asyncio
 import secrets
 import signal
 import sys
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..console.exits import Misuse, print_line
@@ -14,6 +16,7 @@ from ..page.catalog import Catalog
 from ..page.export import export_page
 from ..page.server import address_of, listen, serving
 from ..page.static_files import MISSING, find_assets
+from ..page.stores import find_stored_runs
 
 RUNS = Path("runs")
 """The folder of runs that are not named."""
@@ -25,9 +28,9 @@ def add_ui(commands: Commands) -> None:
     parser.add_argument(
         "places",
         nargs="*",
-        type=Path,
         metavar="RUNS",
-        help="work directories, or folders that hold some; default: runs",
+        help="work directories, or folders that hold some, or URLs of checkpoint stores (s3://, gs://, az://, file://) "
+        "or of what holds some; default: runs",
     )
     parser.add_argument(
         "--port",
@@ -48,7 +51,18 @@ def run(options: argparse.Namespace) -> int:
     """Runs the command until Ctrl-C; returns the exit code."""
     if not 0 <= options.port <= _LAST_PORT:
         raise Misuse(f"--port must be a port, 1 to {_LAST_PORT}; got {options.port}")
-    catalog = Catalog(options.places or [RUNS])
+    with tempfile.TemporaryDirectory(prefix="rlhf-ui-") as copies:
+        return _show(options, _find_runs(options.places or [str(RUNS)], Path(copies)))
+
+
+def _find_runs(places: Sequence[str], copies: Path) -> Catalog:
+    """Raises InvalidJob and UnusableStore for places that cannot be read."""
+    urls = [place for place in places if "://" in place]
+    folders = [Path(place) for place in places if place not in urls]
+    return Catalog(folders, find_stored_runs(urls, copies))
+
+
+def _show(options: argparse.Namespace, catalog: Catalog) -> int:
     if options.export is not None:
         file, count = export_page(catalog, options.export)
         print_line(f"{_count(count)} in {file}", sys.stdout)

@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import re
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,11 +24,12 @@ _MARKS = (workdir.CONFIG, workdir.STATUS)
 class Catalog:
     """The runs below some folders; not for several threads at once."""
 
-    def __init__(self, places: Sequence[Path]) -> None:
-        """Raises InvalidJob for places that are no directories."""
-        problems = [Problem(str(place), _missing(place)) for place in places if not place.is_dir()]
+    def __init__(self, places: Sequence[Path], stored: Sequence[RunFolder] = ()) -> None:
+        """`stored`: runs that are in no folder. Raises InvalidJob for places that are no directories."""
+        problems = [Problem(str(place), "no such directory") for place in places if not place.is_dir()]
         if problems:
             raise InvalidJob(problems)
+        self._stored = {run.id: run for run in stored}
         self.places = list(dict.fromkeys(place.resolve() for place in places))
         self._runs: dict[str, RunFolder] = {}
         self._loaded = OrderedDict[str, RunFolder]()
@@ -37,7 +37,7 @@ class Catalog:
     def runs(self) -> list[RunFolder]:
         """The runs that are there now."""
         folders = dict.fromkeys(folder for place in self.places for folder in _find_runs(place, DEPTH))
-        now = {}
+        now = dict(self._stored)
         for folder in list(folders)[:MOST_RUNS]:
             id = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
             now[id] = self._runs.get(id) or RunFolder(id, folder)
@@ -58,12 +58,6 @@ class Catalog:
             self._loaded.popitem(last=False)[1].forget()
         run.metrics.refresh()
         run.evaluations.refresh()
-
-
-def _missing(place: Path) -> str:
-    if re.match(r"[a-z0-9]+:/", str(place)):
-        return "is a URL; the page reads work directories; `rlhf samples` and `rlhf replay` read stores"
-    return "no such directory"
 
 
 def _find_runs(folder: Path, depth: int) -> Iterator[Path]:

@@ -56,6 +56,8 @@ def list_tokens(run: RunFolder, id: str) -> dict[str, Any]:
 
 def _open_store(run: RunFolder) -> "Archive | None":
     """The store; None without one. What its folder has is read only if it is there: opening one makes it."""
+    if (known := run.store()) is not None:
+        return known
     inner = run.folder / "checkpoints"
     section = run.spec().get("checkpoint")
     store = section.get("store") if isinstance(section, dict) else None

@@ -85,27 +85,36 @@ def _roles(status: JobStatus | None) -> dict[str, Any]:
 
 
 def _checkpoints(run: RunFolder) -> list[dict[str, Any]]:
-    place = shlex.quote(str(run.folder))
     return [
         {
             **checkpoint,
-            "clone": f"rlhf clone {MANIFEST} --from-step {checkpoint['step']} --workdir {place}",
-            "export": export_command(str(run.folder), checkpoint["step"], "OUT"),
+            "clone": _clone(run, checkpoint["step"]),
+            "export": export_command(run.place, checkpoint["step"], "OUT"),
         }
         for checkpoint in list_checkpoints(run)
     ]
 
 
 def _commands(run: RunFolder) -> Mapping[str, str]:
-    place = shlex.quote(str(run.folder))
-    return {
+    place = shlex.quote(run.place)
+    of_folder = {
         "resume": f"rlhf run {MANIFEST} --workdir {place} --resume",
-        "clone": f"rlhf clone {MANIFEST} --from-step STEP --workdir {place}",
+        "logs": f"rlhf logs {place}/",
+    }
+    return {
+        **(of_folder if run.store() is None else {}),
+        "clone": _clone(run, "STEP"),
         "verify": f"rlhf checkpoint verify {place}",
         "repeat": f"rlhf replay verify {place}",
         "samples": f"rlhf samples {place}",
-        "logs": f"rlhf logs {place}/",
     }
+
+
+def _clone(run: RunFolder, step: object) -> str:
+    where = (
+        f" --workdir {shlex.quote(run.place)}" if run.store() is None else ""
+    )  # else the manifest names it
+    return f"rlhf clone {MANIFEST} --from-step {step}{where}"
 
 
 def _dumped(record: Any) -> dict[str, Any]:

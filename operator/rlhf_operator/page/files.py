@@ -2,7 +2,7 @@
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -10,6 +10,12 @@ LONGEST_LINE = 1 << 20
 """Bytes of a line of JSON; a longer one is left out."""
 _TRACE = 64
 """Bytes before the offset by which a file is known to be the one that was read before."""
+Fetch = Callable[[str], None]
+"""Called with a file's name before the file is read, to bring it up to date."""
+
+
+def leave(_name: str) -> None:
+    """The Fetch of a folder that others write."""
 
 
 def open_inside(folder: Path, name: str) -> BinaryIO:
@@ -47,13 +53,14 @@ def read_last(folder: Path, name: str, most: int) -> bytes:
 class GrowingFile:
     """A file of lines that another process appends to and may replace: each call reads what is new."""
 
-    def __init__(self, folder: Path, name: str) -> None:
-        self._folder, self._name = folder, name
+    def __init__(self, folder: Path, name: str, fetch: Fetch = leave) -> None:
+        self._folder, self._name, self._fetch = folder, name, fetch
         self._offset, self._trace = 0, b""
 
     def begin(self) -> tuple[bool, Iterator[bytes]]:
         """True if the file is another one than before, or was rewritten, and all of it is read again; and its new whole
         lines. A file that is missing has none."""
+        self._fetch(self._name)
         try:
             file = open_inside(self._folder, self._name)
         except OSError:

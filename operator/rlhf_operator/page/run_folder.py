@@ -5,17 +5,20 @@ import datetime
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlhf_api.contract.status import ENDED, JobStatus
 from rlhf_api.host.redaction import masked
 
 from ..local import workdir
 from ..status.condition import reason
-from .files import read_first
+from .files import Fetch, leave, read_first
 from .log_events import LogEvents
 from .sample_list import SampleList
 from .series import Line, Series
+
+if TYPE_CHECKING:
+    from rlhf_store.archive import Archive
 
 MOST_BYTES = 8 << 20
 """Of `run.json` and `status.json`."""
@@ -30,13 +33,21 @@ _FRESH_SECONDS = 10.0
 class RunFolder:
     """A run's work directory. Not for several threads at once."""
 
-    def __init__(self, id: str, folder: Path) -> None:
-        self.id, self.folder = id, folder
-        self.metrics = Series(folder, workdir.METRICS)
-        self.evaluations = Series(folder, workdir.EVALUATIONS, _prefix_of_set)
-        self.samples = SampleList(folder)
+    def __init__(self, id: str, folder: Path, fetch: Fetch = leave) -> None:
+        """`fetch`: see GrowingFile."""
+        self.id, self.folder, self._fetch = id, folder, fetch
+        self._empty()
         self.events = LogEvents(folder)
         self._documents: dict[str, tuple[tuple[int, int, int] | None, dict[str, Any]]] = {}
+
+    @property
+    def place(self) -> str:
+        """The work directory, or the URL of the store."""
+        return str(self.folder)
+
+    def store(self) -> "Archive | None":
+        """The store that the run is read from; None for a work directory."""
+        return None
 
     def config(self) -> Mapping[str, Any]:
         """`run.json` of any release, without secrets; empty without a readable one."""
@@ -67,7 +78,7 @@ class RunFolder:
         return {
             "id": self.id,
             "name": str(self.config().get("job") or self.folder.name),
-            "place": str(self.folder),
+            "place": self.place,
             "phase": phase,
             "reason": cause,
             "algorithm": spec.get("algorithm"),
@@ -96,7 +107,12 @@ class RunFolder:
 
     def forget(self) -> None:
         """Frees the memory of its figures and samples, which the next use reads again."""
-        self.metrics, self.samples = Series(self.folder, workdir.METRICS), SampleList(self.folder)
+        self._empty()
+
+    def _empty(self) -> None:
+        self.metrics = Series(self.folder, workdir.METRICS, fetch=self._fetch)
+        self.evaluations = Series(self.folder, workdir.EVALUATIONS, _prefix_of_set, self._fetch)
+        self.samples = SampleList(self.folder, self._fetch)
 
     def last_step_time(self) -> float | None:
         """When the last step was written, in seconds since 1970."""
@@ -121,6 +137,7 @@ class RunFolder:
 
     def _document(self, name: str) -> dict[str, Any]:
         """A JSON object without secrets; empty without a readable one."""
+        self._fetch(name)
         fingerprint = self._fingerprint(name)
         if (cached := self._documents.get(name)) is not None and cached[0] == fingerprint is not None:
             return cached[1]

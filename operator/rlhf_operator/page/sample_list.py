@@ -10,7 +10,7 @@ from rlhf_api.contract.samples import Sample
 from rlhf_api.sections.samples import SAMPLES
 
 from ..archive.samples import Order, order_samples, parse_samples
-from .files import GrowingFile
+from .files import Fetch, GrowingFile, leave
 from .refusal import Query, Refusal, read_choice, read_count, read_number
 
 MOST_BYTES = 64 << 20
@@ -40,8 +40,9 @@ class Placed(NamedTuple):
 class SampleList:
     """The samples of a run's folder, the oldest first. Not for several threads at once."""
 
-    def __init__(self, folder: Path) -> None:
-        self._file = GrowingFile(folder, SAMPLES)
+    def __init__(self, folder: Path, fetch: Fetch = leave) -> None:
+        """`fetch`: see GrowingFile."""
+        self._file = GrowingFile(folder, SAMPLES, fetch)
         self._samples = deque[Placed]()
         self.bytes = 0
         """Size of the samples' lines."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from .files import GrowingFile
+from .files import Fetch, GrowingFile, leave
 
 Line = Mapping[str, Any]
 MOST_NAMES = 2000
@@ -21,9 +21,15 @@ _LAST_STEP = 2**53
 class Series:
     """The figures of `metrics.jsonl` or `evaluation.jsonl`."""
 
-    def __init__(self, folder: Path, name: str, prefix: Callable[[Line], str] = lambda _line: "") -> None:
-        """`prefix`: begin of the names of a line's figures."""
-        self._file, self._prefix = GrowingFile(folder, name), prefix
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        prefix: Callable[[Line], str] = lambda _line: "",
+        fetch: Fetch = leave,
+    ) -> None:
+        """`prefix`: begin of the names of a line's figures; `fetch`: see GrowingFile."""
+        self._file, self._prefix = GrowingFile(folder, name, fetch), prefix
         self.steps = array("q")
         self.generation = 0
         """How often all was read anew, since a resumed run had rewritten the file."""

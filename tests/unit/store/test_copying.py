@@ -12,6 +12,7 @@ from tests.unit.store.conftest import ALONE, MANY, Place, assert_is
 
 from rlhf_api.contract.run import RunConfig
 from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.sections.checkpoint import Checkpoint
 from rlhf_store import copying
 from rlhf_store.archive import Archive
 from rlhf_store.committing import Committer
@@ -50,7 +51,10 @@ def reshuffled(committer: Committer, own: str) -> int:
     task = SimpleNamespace(restore=lambda _: None, reorder=times.append)
     monitor = SimpleNamespace(restore=lambda _: None, rollbacks=committer.rollbacks)
     saver = SimpleNamespace(archive=Archive(own), knows=lambda _: None)
-    ctx = SimpleNamespace(ranks=ALONE, report=lambda **_: None, data={}, workdir=Path("no-directory"))
+    spec = SimpleNamespace(checkpoint=Checkpoint())
+    ctx = SimpleNamespace(
+        ranks=ALONE, report=lambda **_: None, data={}, workdir=Path("no-directory"), spec=spec
+    )
     parts: Any = (ctx, task, monitor, saver, {})
     Checkpoints(*parts).restore(committer.cuts)
     (number,) = times

@@ -16,6 +16,7 @@ from rlhf_store.manifest import Entry
 from ..checkpoint.reading import Snapshot
 from ..checkpoint.rng import restore_generators, save_generators
 from ..checkpoint.saver import Saver
+from ..metrics.files import EVALUATIONS, STEPS
 from ..metrics.pictures import draw_picture
 from ..ranks.context import TrainerContext
 from .monitor import Monitor
@@ -25,6 +26,8 @@ log = logging.getLogger(__name__)
 
 DATA_CHANGED = 2048
 """Maximum length of the report of changed data."""
+_WRITTEN = (SAMPLES, STEPS, EVALUATIONS)
+"""Files of the work directory that every snapshot has, so that a run can be read from its store alone."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class Checkpoints:
                     "DAMAGED CHECKPOINT of step %d, falling back to the one before: %s", entry.step, error
                 )
                 continue
-            self._restore_samples(snapshot)
+            self._restore_files(snapshot)
             self.monitor.restore(cast(dict[str, Any], snapshot.state.get("health", {})))
             self._tell_changed_data(cast(dict[str, int], snapshot.state.get("data", {})), snapshot.step)
             self.task.reorder(self.monitor.rollbacks - snapshot.stored.manifest.rollbacks)
@@ -71,11 +74,20 @@ class Checkpoints:
         self.task.reorder(self.monitor.rollbacks)
         return 0, None
 
-    def _restore_samples(self, snapshot: Snapshot) -> None:
-        """Where the work directory is a new one."""
-        file = self.ctx.workdir / SAMPLES
-        if self.ctx.ranks.first and SAMPLES in snapshot.blobs and not file.exists():
-            file.write_bytes(snapshot.blob(SAMPLES))
+    def _restore_files(self, snapshot: Snapshot) -> None:
+        """Where the work directory is a new one; of another run's snapshot its samples alone, as its figures are not
+        this run's. A damaged file is left out."""
+        if not self.ctx.ranks.first:
+            return
+        origin = self.ctx.spec.checkpoint.start_from
+        is_own = origin is None or snapshot.step > origin.step
+        for name in _WRITTEN if is_own else (SAMPLES,):
+            file = self.ctx.workdir / name
+            if name in snapshot.blobs and not file.exists():
+                try:
+                    file.write_bytes(snapshot.stored.blob(name))
+                except DamagedSnapshot as error:
+                    log.warning("%s begins anew: %s", name, error)
 
     def _tell_changed_data(self, before: Mapping[str, int], step: int) -> None:
         """Warns, also the host, about sources whose rows are others than those of the snapshot, which has none if it is
@@ -100,16 +112,16 @@ class Checkpoints:
         state = {**self.task.state(), "health": self.monitor.state(), "data": dict(self.ctx.data)}
         blobs: dict[str, Callable[[], bytes]] = {}
         if ranks.first:
-            files = {**self.files, **self._samples()}
+            files = {**self.files, **self._written()}
             blobs = {**self.task.blobs(), **{name: partial(bytes, data) for name, data in files.items()}}
         updates = self.task.updates()
         self.saver.begin(step, state, groups, blobs, reward, good=self.monitor.good, updates=updates)
         if ranks.first:
             draw_picture(self.ctx.workdir, self.ctx.job)
 
-    def _samples(self) -> dict[str, bytes]:
-        file = self.ctx.workdir / SAMPLES
-        return {SAMPLES: file.read_bytes()} if file.exists() else {}
+    def _written(self) -> dict[str, bytes]:
+        files = (self.ctx.workdir / name for name in _WRITTEN)
+        return {file.name: file.read_bytes() for file in files if file.exists()}
 
     def suspend(self, step: int, reward: float | None) -> int:
         """Saves the step and waits until it is stored; returns the exit code of a suspended run."""

@@ -243,14 +243,10 @@ def test_all_figures_of_a_long_run_have_fewer_steps(runs, monkeypatch):
     assert reply["series"]["reward_mean"] == [None, 0.3]
 
 
-@pytest.mark.parametrize(
-    ("place", "message"),
-    [("s3://bucket/run", "is a URL; the page reads work directories"), ("none", "no such directory")],
-)
-def test_a_place_that_is_no_folder_is_one_error(capsys, place, message):
-    assert cli.main(["ui", place]) == 2
+def test_a_place_that_is_no_folder_is_one_error(capsys):
+    assert cli.main(["ui", "none"]) == 2
     error = capsys.readouterr().err
-    assert (message in error, error.count("\n")) == (True, 1)
+    assert ("no such directory" in error, error.count("\n")) == (True, 1)
 
 
 @pytest.mark.parametrize("port", ["-1", "65536"])
