@@ -40,7 +40,7 @@ from rlhf_api.contract.run import CONTROL_STATUS, Member
 from rlhf_api.host.event_loop import EventLoop
 from rlhf_api.roles import Role
 from rlhf_api.sections.sampling import Sampling
-from rlhf_operator.local.ports import HOST, assign
+from rlhf_operator.local.resources.ports import HOST, assign
 from rlhf_trainer.dispatch.assignments import Limits
 from rlhf_trainer.dispatch.control import Control, token_required
 from rlhf_trainer.process.garbage import full_collections_by_hand

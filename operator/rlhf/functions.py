@@ -17,7 +17,7 @@ from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.host.redaction import secrets_of
 from rlhf_api.spec import Spec
 from rlhf_operator.local.modules import missing
-from rlhf_operator.local.provenance import named_code
+from rlhf_operator.local.records.provenance import named_code
 
 FOLDER = Path("rlhf_functions")
 """Folder of saved functions, in the current directory: there every process finds them, as it finds the manifest's other

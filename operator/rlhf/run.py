@@ -14,8 +14,8 @@ from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.host.printing import write_line
 from rlhf_operator.archive.samples import Order, read_samples
 from rlhf_operator.console.exits import INTERRUPTED, USAGE, Failure
-from rlhf_operator.local import workdir
-from rlhf_operator.local.metrics import Metrics, read_figures
+from rlhf_operator.local.display.metrics import Metrics, read_figures
+from rlhf_operator.local.records import workdir
 from rlhf_operator.local.run_process import POLL_SECONDS, RunProcess, handle_signals
 from rlhf_operator.supervision.exit_reasons import exit_words
 

@@ -22,7 +22,7 @@ from .console.manifest_arguments import add_manifest, parsed
 from .console.subcommands import GroupedParser, add_command
 from .graph import command as graph
 from .importing import command as importing
-from .local.processes import Command
+from .local.processes.process import Command
 from .selftest import command as selftest
 from .verbs import completion
 from .verbs.arguments import VERBS, add_verbs

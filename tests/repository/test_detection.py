@@ -17,7 +17,7 @@ from rlhf_operator.cluster.decide.deadlines import MOVES_ON
 from rlhf_operator.cluster.decide.pod_groups import LOST_SECONDS
 from rlhf_operator.kube.lease import LEASE_SECONDS
 from rlhf_operator.local.host import TICK_SECONDS
-from rlhf_operator.local.stopping import REMAIN_SECONDS
+from rlhf_operator.local.processes.stopping import REMAIN_SECONDS
 from rlhf_operator.supervision.progress_deadline import TOLD_AT
 from rlhf_trainer.dispatch.dispatch import LISTENING_SECONDS, TRIES
 from rlhf_trainer.engines.vllm.front.probes import CHANGE_SECONDS, HUNG_SECONDS

@@ -16,7 +16,7 @@ from tests.cluster.packages import CONTROL_PLANE, require
 from tests.support.kube import eventually, kubectl
 from tests.support.processes import STOP_S, Processes, processes
 
-from rlhf_operator.local.ports import HOST, assign
+from rlhf_operator.local.resources.ports import HOST, assign
 
 
 @dataclass(frozen=True)

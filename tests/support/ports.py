@@ -1,6 +1,6 @@
 """Ports for servers of tests."""
 
-from rlhf_operator.local.ports import assign
+from rlhf_operator.local.resources.ports import assign
 
 
 def free_port() -> int:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlhf_operator.local import workdir
+from rlhf_operator.local.records import workdir
 
 
 def write_run(

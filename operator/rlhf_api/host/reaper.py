@@ -4,7 +4,7 @@
 descendants, and kills them when the command ends. The kernel signals it when the launcher dies, also by SIGKILL; it
 then kills the whole tree. SIGTERM is forwarded to the command only, as to a container's first process. If the reaper
 itself is killed, its launcher, also a subreaper, becomes the parent of its descendants and kills them
-(`rlhf_operator/local/stopping.py`). Standard library only: it starts before every role.
+(`rlhf_operator/local/processes/stopping.py`). Standard library only: it starts before every role.
 """
 
 import contextlib

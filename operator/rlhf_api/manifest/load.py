@@ -22,7 +22,7 @@ from ..host.strict_yaml import documents, floats_of_server, not_json
 from ..host.variables import ENVIRONMENT
 from ..job import API_VERSION, KIND, Metadata, RLHFJob
 from ..rules.check import check
-from ..rules.placement import cluster_problems
+from ..rules.pods.placement import cluster_problems
 from ..rules.size_limits import oversized
 from ..sections.environment import holds_variables
 from ..sections.pods import RuntimeKind

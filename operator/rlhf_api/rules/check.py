@@ -14,21 +14,20 @@ from ..spec import Spec
 from . import (
     architectures,
     data,
-    deepspeed,
-    deepspeed_combinations,
     environment,
     evaluation,
-    generator,
     health,
     lora,
-    model_servers,
-    pods,
     replay,
     rollout,
     trackers,
     trainer,
     unused,
 )
+from .deepspeed import combinations as deepspeed_combinations
+from .deepspeed import keys as deepspeed
+from .engines import generator, model_servers
+from .pods import settings as pods
 
 Rule = Callable[[Spec], Iterator[Problem]]
 

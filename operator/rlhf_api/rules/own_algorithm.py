@@ -16,7 +16,8 @@ from ..field_types import Frozen
 from ..graph import Generate, Graph, GraphError, Score
 from ..host.imports import described, named_object
 from ..spec import Spec
-from . import deepspeed, lora, replay, rollout
+from . import lora, replay, rollout
+from .deepspeed import keys as deepspeed
 
 WHERE = "spec.algorithm"
 

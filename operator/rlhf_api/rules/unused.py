@@ -22,8 +22,8 @@ from ..graph import CRITIC, REFERENCE_COLUMNS
 from ..roles import Role
 from ..sections.reward import RewardFunction
 from ..spec import Spec
-from .deepspeed import given_sections
-from .deepspeed_idle import idle_keys
+from .deepspeed.idle import idle_keys
+from .deepspeed.keys import given_sections
 
 COMPARED = ("logprob_difference", "logprob_outliers")
 """Fields of spec.health: limits of the difference between generators and trainer."""

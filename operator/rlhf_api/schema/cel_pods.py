@@ -1,6 +1,6 @@
 """CEL rules of a job's pod settings."""
 
-from ..rules.pods import CONFIG_DIRECTORY, GPU_CLAIMED, MOUNTS, NOT_OVER, SOURCES, VOLUMES
+from ..rules.pods.settings import CONFIG_DIRECTORY, GPU_CLAIMED, MOUNTS, NOT_OVER, SOURCES, VOLUMES
 from ..sections.pods import Gpu
 from .cel_sections import Rule, or_default
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from ..field_types import INT_OR_STRING
 from ..rules import size_limits
-from ..rules.pod_template import MOST_ITEMS
+from ..rules.pods.template import MOST_ITEMS
 from ..sections.environment import Environment
 from .cel import RULES
 from .descriptions import Described

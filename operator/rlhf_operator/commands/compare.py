@@ -17,9 +17,9 @@ from ..console.exits import Misuse, print_line
 from ..console.subcommands import Commands, add_command
 from ..console.text import columns, span
 from ..console.trainer_packages import run_module
-from ..local import workdir
-from ..local.changes import changed_fields
-from ..local.metrics import read_figures
+from ..local.display.metrics import read_figures
+from ..local.records import workdir
+from ..local.records.changes import changed_fields
 from ..status.condition import reason
 
 Line = Mapping[str, Any]

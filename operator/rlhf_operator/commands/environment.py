@@ -11,7 +11,7 @@ from rlhf_api.manifest.load import load
 from ..console.manifest_arguments import add_manifest
 from ..console.subcommands import Commands, add_command
 from ..console.trainer_packages import run_module
-from ..local.preflight import check_files
+from ..local.preflight.files import check_files
 
 MODULE = "rlhf_trainer.commands.environment"
 

@@ -22,8 +22,8 @@ from rlhf_api.spec import Spec
 
 from ..console.exits import print_line
 from ..console.subcommands import Commands, add_command
-from ..local import gpus
-from ..local.models import mistyped
+from ..local.preflight.models import mistyped
+from ..local.resources import gpus
 from . import init_files
 from .init_rows import first_fields, graph_of, scores_responses, trained_on
 from .run import validate

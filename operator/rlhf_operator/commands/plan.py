@@ -18,8 +18,8 @@ from rlhf_api.spec import Spec
 from ..console.exits import print_line
 from ..console.manifest_arguments import add_manifest
 from ..console.subcommands import Commands, add_command
-from ..local.models import mistyped
-from ..local.placement import foresee
+from ..local.preflight.models import mistyped
+from ..local.resources.placement import foresee
 from .measured import Measured
 from .plan_table import plan_lines
 

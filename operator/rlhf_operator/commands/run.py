@@ -25,18 +25,18 @@ from ..archive.export import export_command
 from ..console.exits import FAILED, INTERRUPTED, Misuse, print_line
 from ..console.manifest_arguments import add_manifest, add_runtime, add_trial, with_runtime_of
 from ..console.subcommands import Commands, add_command
-from ..local import provenance, workdir
+from ..local.display.metrics import evaluation_changes
+from ..local.display.progress import display
 from ..local.host import Host
-from ..local.hub import check_hub
-from ..local.metrics import evaluation_changes
 from ..local.metrics_server import check_port
-from ..local.models import critic_from_policy
-from ..local.placement import find_placement, foresee
-from ..local.ports import place
-from ..local.preflight import check_files, named_files, of_a_cluster, plain_secrets
-from ..local.processes import Command
-from ..local.progress import display
-from ..page.beside import page_beside
+from ..local.preflight.files import check_files, named_files, of_a_cluster, plain_secrets
+from ..local.preflight.hub import check_hub
+from ..local.preflight.models import critic_from_policy
+from ..local.processes.process import Command
+from ..local.records import provenance, workdir
+from ..local.resources.placement import find_placement, foresee
+from ..local.resources.ports import place
+from ..page.serve.beside import page_beside
 from ..status.condition import reason
 from ..supervision.exit_reasons import missing_words
 from ..supervision.restart_policy import INVALID

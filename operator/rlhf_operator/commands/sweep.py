@@ -15,7 +15,7 @@ from ..console.exits import FAILED, INTERRUPTED, Misuse, print_line
 from ..console.included_files import add_include
 from ..console.manifest_arguments import add_file, add_runtime, add_set
 from ..console.subcommands import Commands, add_command
-from ..local import workdir
+from ..local.records import workdir
 from ..local.run_process import handle_signals
 from ..verbs.argument_types import count, replicas
 from ..verbs.arguments import cluster_options

@@ -15,9 +15,10 @@ from rlhf_api.estimate.model_files import model_sizes
 from rlhf_api.job import RLHFJob
 
 from ..console.exits import INTERRUPTED, print_line
-from ..local import gpus, workdir
-from ..local.placement import decide
-from ..local.provenance import PACKAGE
+from ..local.records import workdir
+from ..local.records.provenance import PACKAGE
+from ..local.resources import gpus
+from ..local.resources.placement import decide
 from ..local.run_process import POLL_SECONDS, RunProcess
 from ..status.condition import reason
 from ..supervision.restart_policy import UNHEALTHY

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from ..console.exits import Misuse, print_line
 from ..console.subcommands import Commands, add_command
-from ..page.beside import TOKEN_BYTES
-from ..page.catalog import Catalog
-from ..page.export import export_page
-from ..page.server import address_of, listen, serving
-from ..page.static_files import MISSING, find_assets
-from ..page.stores import find_stored_runs
+from ..page.folder.catalog import Catalog
+from ..page.serve.beside import TOKEN_BYTES
+from ..page.serve.export import export_page
+from ..page.serve.server import address_of, listen, serving
+from ..page.serve.static_files import MISSING, find_assets
+from ..page.stored.stores import find_stored_runs
 
 RUNS = Path("runs")
 """The folder of runs that are not named."""

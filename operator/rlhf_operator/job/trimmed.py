@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlhf_api.manifest.spec_size import CUT, cut
-from rlhf_api.rules.pod_template import CONTAINER
+from rlhf_api.rules.pods.template import CONTAINER
 
 from .names import ATTEMPT, CHECKPOINT, INDEX, JOB, MANAGED_BY, ORIGIN, PRIORITY, QUEUE, RANK, ROLE
 from .pod_resources import only_devices

@@ -22,13 +22,13 @@ from ..supervision.process_state import Action, Finish, Kill, Start
 from ..supervision.progress_deadline import Silence, silence
 from ..supervision.restart_policy import decide
 from ..supervision.role_client import ControlClient
-from . import workdir
-from .metrics import Evaluations, Metrics
+from .display.metrics import Evaluations, Metrics
+from .display.progress import Display
 from .metrics_server import MetricsServer
-from .processes import Command, Supervised, end_the_hung
-from .progress import Display
-from .stopping import Tree
-from .temporary import temporary
+from .processes.process import Command, Supervised, end_the_hung
+from .processes.stopping import Tree
+from .processes.temporary import temporary
+from .records import workdir
 from .trainer import Trainer
 
 TICK_SECONDS = 0.5

@@ -11,7 +11,7 @@ from rlhf_api.contract.status import JobStatus
 from rlhf_api.errors.problem import InvalidJob, Problem
 
 from ..status.metrics import JobMetrics, metrics_route
-from .ports import HOST, is_free
+from .resources.ports import HOST, is_free
 
 NAMESPACE = "local"
 """Value of the namespace label, where a cluster has the namespace."""

@@ -14,7 +14,7 @@ from types import FrameType, MappingProxyType
 
 from rlhf_api.host import reaper
 
-from .metrics import read_appended
+from .display.metrics import read_appended
 
 POLL_SECONDS = 0.1
 PROGRAM = "rlhf_operator.entry"

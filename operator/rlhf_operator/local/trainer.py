@@ -10,8 +10,8 @@ from rlhf_api.roles import Role
 from ..status.job_status import new_breach
 from ..supervision.progress_deadline import shows_progress
 from ..supervision.role_client import ControlClient, Unreadable
-from .processes import Supervised
-from .progress import Display
+from .display.progress import Display
+from .processes.process import Supervised
 
 
 class Trainer:

@@ -11,7 +11,7 @@ from rlhf_api.manifest.load import load
 
 from ..console.exits import FAILED, INTERRUPTED, Failure, Misuse, print_line
 from ..kube.api_error import ApiError
-from ..local.progress import Lines
+from ..local.display.progress import Lines
 from ..verbs.api_errors import explain
 from ..verbs.client import Session
 from ..verbs.jobs import check_served

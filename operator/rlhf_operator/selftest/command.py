@@ -18,11 +18,11 @@ from rlhf_api.manifest.load import load
 from ..console.exits import FAILED, INTERRUPTED, Failure, Misuse, print_line
 from ..console.manifest_arguments import add_manifest, add_runtime, with_runtime_of
 from ..console.subcommands import Commands, add_command
-from ..local import workdir
-from ..local.placement import find_placement
-from ..local.preflight import check_files
-from ..local.processes import Command
-from ..local.progress import Lines
+from ..local.display.progress import Lines
+from ..local.preflight.files import check_files
+from ..local.processes.process import Command
+from ..local.records import workdir
+from ..local.resources.placement import find_placement
 from .checks import judged
 from .derived import Overrides, as_arguments, first_half
 from .on_host import OnHost

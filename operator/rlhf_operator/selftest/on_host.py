@@ -13,12 +13,12 @@ from rlhf_api.host.reaper import descendants
 from rlhf_api.job import RLHFJob
 from rlhf_api.roles import Role
 
-from ..local import workdir
+from ..local.display.progress import Lines, Step
 from ..local.host import Host
-from ..local.placement import Placement
-from ..local.ports import place
-from ..local.processes import Command, Supervised
-from ..local.progress import Lines, Step
+from ..local.processes.process import Command, Supervised
+from ..local.records import workdir
+from ..local.resources.placement import Placement
+from ..local.resources.ports import place
 from .derived import Overrides
 from .left import RunResults, left_by
 from .trial import Interrupted

@@ -14,8 +14,8 @@ from rlhf_api.errors.problem import InvalidJob, Problem
 
 from ..console.exits import Misuse
 from ..console.text import age, columns, one_line
-from ..local import workdir
-from ..local.metrics import read_appended
+from ..local.display.metrics import read_appended
+from ..local.records import workdir
 from .argument_types import is_run
 from .format import change
 from .jobs import is_finished

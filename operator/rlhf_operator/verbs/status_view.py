@@ -13,7 +13,7 @@ from ..archive.export import export_command
 from ..console.text import age, columns, one_line
 from ..job.names import CONTROLLER
 from ..job.snapshot import Job
-from ..local.figures import time_left
+from ..local.display.figures import time_left
 from ..supervision.exit_reasons import ledger_words
 from .format import checkpoint_words, figures, state
 

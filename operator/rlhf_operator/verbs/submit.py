@@ -9,12 +9,12 @@ from pydantic import BaseModel
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.estimate.resources import lacks_gpus
 from rlhf_api.job import RLHFJob
-from rlhf_api.rules.placement import cluster_problems
+from rlhf_api.rules.pods.placement import cluster_problems
 
 from ..console.exits import Failure, Misuse
 from ..kube.api import Body
 from ..kube.api_error import ApiError
-from ..local.preflight import plain_secrets
+from ..local.preflight.files import plain_secrets
 from ..status.condition import refused
 from .client import Session
 from .jobs import check_served, is_finished, status_of

@@ -19,7 +19,7 @@ from tests.cluster import credentials, servers
 from tests.support.kube import eventually
 from tests.support.processes import processes
 
-from rlhf_operator.local.ports import HOST, assign
+from rlhf_operator.local.resources.ports import HOST, assign
 
 _TIMEOUT_S = 240
 _ADMISSION = (

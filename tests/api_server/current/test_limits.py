@@ -16,7 +16,7 @@ from tests.support.limits import ALLOWED, LIMITS, REFUSED
 from tests.unit.api.manifests import document
 
 from rlhf_api.roles import Role
-from rlhf_api.rules.pod_template import MOST_ITEMS
+from rlhf_api.rules.pods.template import MOST_ITEMS
 from rlhf_api.schema.crd import crd
 
 QUEUE = "kueue.x-k8s.io/queue-name"

@@ -92,7 +92,7 @@ from rlhf_api.contract.run import Process, RunConfig, command, roles_of
 from rlhf_operator.cluster.objects.pinned import Pinned
 from rlhf_operator.cluster.objects.pod import NewPod, build_pod
 from rlhf_operator.cluster.config.settings import Settings
-from rlhf_operator.local.ports import place
+from rlhf_operator.local.resources.ports import place
 from rlhf_operator.supervision.restart_policy import decide
 from rlhf_operator.supervision.process_state import ProcessState
 from rlhf_trainer.process.settings import frozen_source

@@ -14,7 +14,7 @@ from rlhf_api.host.job_files import FOLDER, located, provided
 from rlhf_api.manifest.load import load, parse
 from rlhf_operator import cli
 from rlhf_operator.console.included_files import read_included
-from rlhf_operator.local.preflight import check_files
+from rlhf_operator.local.preflight.files import check_files
 
 SECRET = "hunter-2"
 CLAIM = "kind: PersistentVolumeClaim\nmetadata: {name: data}\n---\n"

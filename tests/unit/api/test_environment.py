@@ -12,7 +12,7 @@ from rlhf_api.graph import ENVIRONMENT_REWARD, Score
 from rlhf_api.roles import Role
 from rlhf_api.rules.unused import without_effect
 from rlhf_operator.commands.plan_table import plan_lines
-from rlhf_operator.local.provenance import named_code
+from rlhf_operator.local.records.provenance import named_code
 from rlhf_trainer.process.settings import longest
 
 PLAYS = "spec.environment={path: 'guess.py:Guess', maxTokens: 1000}"

@@ -20,7 +20,8 @@ from rlhf_api.spec import Spec
 ROOT = Path(__file__).parents[3]
 RULES = ("errors", "manifest", "rules", "schema")
 """Folders of the contract."""
-PERMITTED = "engine_arguments.py"
+API = ROOT / "operator" / "rlhf_api"
+PERMITTED = API / "rules" / "engines" / "arguments.py"
 """The rules with a field of their own, `untriedEngineArguments`."""
 HANDED_ON = {"deepspeed": "DeepSpeed's own configuration", "tolerations": "as Kubernetes spells them"}
 """Sections that another program reads, as a whole."""
@@ -69,9 +70,7 @@ def acting() -> dict[str, set[str]]:
     return {
         str(file.relative_to(ROOT)): set(reads(ast.parse(file.read_text(encoding="utf-8"))))
         for file in files
-        if not (
-            file.parent.parent.name == "rlhf_api" and file.parent.name in RULES and file.name != PERMITTED
-        )
+        if not (file.is_relative_to(API) and file.relative_to(API).parts[0] in RULES and file != PERMITTED)
     }
 
 

@@ -21,7 +21,7 @@ from rlhf_operator.cluster.serve import probes
 from rlhf_operator.cluster.serve.metrics_access import Review
 from rlhf_operator.cluster.telemetry import Telemetry
 from rlhf_operator.kube.api_error import ApiError
-from rlhf_operator.local.ports import HOST
+from rlhf_operator.local.resources.ports import HOST
 
 
 def test_a_job_has_a_series_for_each_figure_and_its_phase():

@@ -24,8 +24,8 @@ from rlhf_operator.commands.plan_table import plan_lines
 from rlhf_operator.console.manifest_arguments import with_runtime_of
 from rlhf_operator.job.names import CONTROLLER
 from rlhf_operator.job.snapshot import Job
-from rlhf_operator.local.gpus import variables
-from rlhf_operator.local.placement import decide as decide_placement
+from rlhf_operator.local.resources.gpus import variables
+from rlhf_operator.local.resources.placement import decide as decide_placement
 from rlhf_operator.supervision.budget import Restarts, current_window
 from rlhf_operator.supervision.process_state import Ended, ProcessState
 from rlhf_operator.supervision.progress_deadline import silence

@@ -20,7 +20,7 @@ from rlhf_api.estimate.sharing.problems import problems
 from rlhf_api.estimate.sizes import Sizes
 from rlhf_api.host.model_directory import directory_problem
 from rlhf_api.roles import Role
-from rlhf_api.rules.vllm_options import engine_problems
+from rlhf_api.rules.engines.vllm_options import engine_problems
 from rlhf_api.sections.sampling import MOST_KEPT
 from rlhf_api.spec import Spec
 

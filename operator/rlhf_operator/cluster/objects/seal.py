@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rlhf_api.errors.problem import InvalidJob
-from rlhf_api.rules.generator import pods_per_replica
-from rlhf_api.rules.pods import pods
+from rlhf_api.rules.engines.generator import pods_per_replica
+from rlhf_api.rules.pods.settings import pods
 
 from ...job.snapshot import Job
 from ..config.limits import Limits

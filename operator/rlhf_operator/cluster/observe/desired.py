@@ -8,7 +8,7 @@ from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.manifest.load import runnable
 from rlhf_api.manifest.runtime import NamedRuntime, merged, with_runtime
 from rlhf_api.rules.check import CHANGEABLE
-from rlhf_api.rules.generator import pods_per_replica
+from rlhf_api.rules.engines.generator import pods_per_replica
 from rlhf_api.spec import Spec
 
 from ...job.snapshot import Job

@@ -6,9 +6,13 @@ from pathlib import Path
 
 from rlhf_api.contract.run import Process, RunConfig
 from rlhf_operator.cli import main
-from rlhf_operator.local import host, hub, process_log, processes, run_process, stopping
-from rlhf_operator.page import beside
-from rlhf_operator.page.static_files import Asset
+from rlhf_operator.local import host, run_process
+from rlhf_operator.local.preflight import hub
+from rlhf_operator.local.processes import log as process_log
+from rlhf_operator.local.processes import process as processes
+from rlhf_operator.local.processes import stopping
+from rlhf_operator.page.serve import beside
+from rlhf_operator.page.serve.static_files import Asset
 from rlhf_operator.supervision import role_client
 
 sys.path.append(str(Path(__file__).parents[4]))

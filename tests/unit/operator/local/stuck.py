@@ -15,8 +15,8 @@ from rlhf_api.contract.run import Process, RunConfig
 from rlhf_api.host import reaper
 from rlhf_api.roles import Role
 from rlhf_api.spec import Spec
-from rlhf_operator.local import stopping
-from rlhf_operator.local.processes import Supervised
+from rlhf_operator.local.processes import stopping
+from rlhf_operator.local.processes.process import Supervised
 
 ROLE = "import os, time; os.fork() or os.setsid(); time.sleep(600)"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_operator.local.caches import others_may_write, private_caches
-from rlhf_operator.local.temporary import temporary
+from rlhf_operator.local.processes.caches import others_may_write, private_caches
+from rlhf_operator.local.processes.temporary import temporary
 
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 STRANGER = 65531

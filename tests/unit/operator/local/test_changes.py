@@ -3,7 +3,7 @@
 import pytest
 from tests.unit.api.manifests import job
 
-from rlhf_operator.local.changes import changed_fields, refused_changes
+from rlhf_operator.local.records.changes import changed_fields, refused_changes
 
 REWARD = "spec.reward.functions=[{function: 'm:f', weight: 2}]"
 

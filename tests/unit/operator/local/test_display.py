@@ -23,10 +23,10 @@ from tests.support.rlhf import heed_signals
 from tests.unit.api.manifests import document
 
 from rlhf_api.contract.status import JobStatus
-from rlhf_operator.local.figures import step_line, time_left
-from rlhf_operator.local.metrics import Evaluations, Metrics, evaluation_changes
-from rlhf_operator.local.progress import Lines
-from rlhf_operator.local.screen import panel
+from rlhf_operator.local.display.figures import step_line, time_left
+from rlhf_operator.local.display.metrics import Evaluations, Metrics, evaluation_changes
+from rlhf_operator.local.display.progress import Lines
+from rlhf_operator.local.display.screen import panel
 
 STEP = {
     "step": 3, "reward_mean": 0.51234, "kl_mean": 0.0123, "weight_version": 3, "tokens": 2100, "seconds": 4.2,

@@ -7,7 +7,7 @@ from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.manifest.load import parse
 from rlhf_api.roles import Role
 from rlhf_api.spec import Spec
-from rlhf_operator.local import gpus
+from rlhf_operator.local.resources import gpus
 
 
 def spec(**sections) -> Spec:

@@ -8,8 +8,8 @@ from tests.support.hub import Hub, hub
 from tests.unit.api.manifests import job
 
 from rlhf_api.errors.problem import InvalidJob
-from rlhf_operator.local import hub as local_hub
-from rlhf_operator.local.hub import check_hub
+from rlhf_operator.local.preflight import hub as local_hub
+from rlhf_operator.local.preflight.hub import check_hub
 
 
 def environ(folder, endpoint: str) -> dict[str, str]:

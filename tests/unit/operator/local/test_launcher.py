@@ -26,7 +26,7 @@ from tests.support.run_processes import environ, processes
 from tests.unit.api.manifests import document
 
 from rlhf_operator.cluster.telemetry import Telemetry
-from rlhf_operator.local.temporary import temporary
+from rlhf_operator.local.processes.temporary import temporary
 
 LAUNCH = Path(__file__).with_name("launch.py")
 PATIENCE_SECONDS = 240

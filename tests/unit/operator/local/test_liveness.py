@@ -8,8 +8,8 @@ import pytest
 
 from rlhf_api.contract.run import Process
 from rlhf_api.roles import LIVE_FAILURES, Role
-from rlhf_operator.local import processes
-from rlhf_operator.local.processes import Supervised
+from rlhf_operator.local.processes import process as processes
+from rlhf_operator.local.processes.process import Supervised
 from rlhf_operator.supervision.role_client import ControlClient
 
 

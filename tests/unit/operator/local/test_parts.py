@@ -28,13 +28,13 @@ from rlhf_api.host.oom import OomKills
 from rlhf_api.manifest.load import load
 from rlhf_api.roles import Role
 from rlhf_operator.cli import main
-from rlhf_operator.local import workdir
+from rlhf_operator.local.display.progress import Lines
 from rlhf_operator.local.host import Host
 from rlhf_operator.local.metrics_server import check_port
-from rlhf_operator.local.ports import assign, place, reserve
-from rlhf_operator.local.preflight import check_files, of_a_cluster
-from rlhf_operator.local.processes import Supervised
-from rlhf_operator.local.progress import Lines
+from rlhf_operator.local.preflight.files import check_files, of_a_cluster
+from rlhf_operator.local.processes.process import Supervised
+from rlhf_operator.local.records import workdir
+from rlhf_operator.local.resources.ports import assign, place, reserve
 from rlhf_operator.local.trainer import Trainer
 from rlhf_operator.status.job_status import first_status, job_status
 from rlhf_operator.supervision.exit_reasons import cause, exit_words, failure_type, most_informative_line

@@ -12,8 +12,8 @@ from tests.unit.api.shared import AHEAD, EIGHT, GRPO, H200, LARGE, REFERENCE, SM
 
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.manifest.load import parse, runnable
-from rlhf_operator.local import gpus
-from rlhf_operator.local.placement import Placement, decide, foresee
+from rlhf_operator.local.resources import gpus
+from rlhf_operator.local.resources.placement import Placement, decide, foresee
 from rlhf_operator.verbs.submit import as_written
 
 PAGE = Path(__file__).parents[4] / "docs" / "guides" / "one-gpu.md"

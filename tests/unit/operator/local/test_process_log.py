@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_operator.local import process_log
-from rlhf_operator.local.process_log import OLDER, ProcessLog
+from rlhf_operator.local.processes import log as process_log
+from rlhf_operator.local.processes.log import OLDER, ProcessLog
 
 SIZE = 1000
 

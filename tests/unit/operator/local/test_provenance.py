@@ -11,7 +11,7 @@ from tests.unit.api.manifests import job
 
 from rlhf_api.contract.run import RunConfig
 from rlhf_api.errors.problem import InvalidJob
-from rlhf_operator.local import provenance, workdir
+from rlhf_operator.local.records import provenance, workdir
 
 REWARD = "spec.reward.functions=[{function: 'scoring_here:score'}]"
 SCORE = "def score(prompts, responses, rows):\n    return [0.0 for _ in responses]\n"

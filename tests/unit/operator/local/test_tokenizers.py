@@ -7,7 +7,7 @@ import pytest
 from tests.unit.api.manifests import job
 
 from rlhf_api.spec import Spec
-from rlhf_operator.local.models import critic_from_policy, tokenizer_problems
+from rlhf_operator.local.preflight.models import critic_from_policy, tokenizer_problems
 
 POLICY = {"the": 0, "film": 1, "th": 2}
 MERGES = ["t h", "th e"]

@@ -12,10 +12,11 @@ from tests.unit.api.manifests import job
 
 from rlhf_api.rules.health import metrics_of
 from rlhf_api.sections.health import HealthRule
-from rlhf_operator.page import alarms, suspicions
-from rlhf_operator.page.answers import answer
-from rlhf_operator.page.catalog import Catalog
-from rlhf_operator.page.text_signs import is_garbled, repeats
+from rlhf_operator.page.alarms import alarm_list as alarms
+from rlhf_operator.page.alarms import suspicions
+from rlhf_operator.page.alarms.text_signs import is_garbled, repeats
+from rlhf_operator.page.answers.paths import answer
+from rlhf_operator.page.folder.catalog import Catalog
 
 CALM = {"seconds": 10.0, "reward_mean": 0.5, "entropy": 1.0, "finished_share": 1.0, "trainer_idle_share": 0.1}
 

@@ -16,15 +16,15 @@ import yaml
 from tests.support.run_folders import write_run
 from tests.unit.api.manifests import document
 
-from rlhf_operator.page import beside
-from rlhf_operator.page.static_files import Asset
+from rlhf_operator.page.serve import beside
+from rlhf_operator.page.serve.static_files import Asset
 
 LAUNCH = Path(__file__).parents[1] / "local" / "launch.py"
 DEADLINE_SECONDS = 120
 PARENT = """
 import sys, time
 from pathlib import Path
-from rlhf_operator.page import beside
+from rlhf_operator.page.serve import beside
 beside.find_assets = lambda: {"/": None}
 with beside.page_beside(Path(sys.argv[1]), lambda line: print(line, flush=True)):
     time.sleep(600)
@@ -44,7 +44,7 @@ def pages(place: Path) -> list[psutil.Process]:
     return [
         process
         for process in psutil.process_iter(["cmdline"])
-        if {"rlhf_operator.page.beside", str(place)} <= set(process.info["cmdline"] or ())
+        if {"rlhf_operator.page.serve.beside", str(place)} <= set(process.info["cmdline"] or ())
     ]
 
 

@@ -7,7 +7,7 @@ import pytest
 from tests.support.run_folders import append_lines, write_run
 
 from rlhf_operator import cli
-from rlhf_operator.page import export, static_files
+from rlhf_operator.page.serve import export, static_files
 
 PAGE = """<head><meta charset="utf-8"><link rel="icon" href="icon.svg"><link rel="stylesheet" href="page.css">
 <script type="module" src="page.js"></script></head><body><div id="page"></div></body></html>"""

@@ -6,8 +6,8 @@ import os
 import pytest
 from tests.support.run_folders import write_run
 
-from rlhf_operator.page.answers import answer
-from rlhf_operator.page.catalog import Catalog
+from rlhf_operator.page.answers.paths import answer
+from rlhf_operator.page.folder.catalog import Catalog
 from rlhf_operator.page.refusal import Refusal
 
 TRAINER = """\

@@ -12,8 +12,8 @@ from tests.support.stores import fill_store
 from tokenizers import Tokenizer, models
 
 from rlhf_api.errors.problem import InvalidJob
-from rlhf_operator.page.answers import answer
-from rlhf_operator.page.catalog import Catalog
+from rlhf_operator.page.answers.paths import answer
+from rlhf_operator.page.folder.catalog import Catalog
 from rlhf_operator.page.refusal import Refusal
 
 
@@ -117,7 +117,7 @@ def test_scores_are_counted_in_bins(folder, query, edges, counts, unscored):
 
 
 def test_the_oldest_samples_make_room(folder, monkeypatch):
-    monkeypatch.setattr("rlhf_operator.page.sample_list.MOST_BYTES", 500)
+    monkeypatch.setattr("rlhf_operator.page.folder.sample_list.MOST_BYTES", 500)
     assert ids(folder) == ["2.0", "2.1"]
 
 

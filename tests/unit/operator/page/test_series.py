@@ -7,8 +7,8 @@ from math import isnan
 import pytest
 from tests.support.run_folders import append_lines
 
-from rlhf_operator.page import series as module
-from rlhf_operator.page.series import Series
+from rlhf_operator.page.folder import series as module
+from rlhf_operator.page.folder.series import Series
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import pytest
 from tests.support.run_folders import append_lines, write_run
 
 from rlhf_operator import cli
-from rlhf_operator.page import server, static_files
-from rlhf_operator.page.answers import answer
-from rlhf_operator.page.catalog import Catalog
+from rlhf_operator.page.answers.paths import answer
+from rlhf_operator.page.folder.catalog import Catalog
+from rlhf_operator.page.serve import server, static_files
 
 TOKEN = "t" * 20
 
@@ -229,13 +229,13 @@ def test_runs_that_were_not_used_for_longest_make_room(tmp_path, monkeypatch):
     catalog.load(first)
     catalog.load(second)
     assert first.bytes == second.bytes > 0
-    monkeypatch.setattr("rlhf_operator.page.catalog.MOST_BYTES", first.bytes + 1)
+    monkeypatch.setattr("rlhf_operator.page.folder.catalog.MOST_BYTES", first.bytes + 1)
     catalog.load(first)
     assert (first.bytes > 0, second.bytes) == (True, 0)
 
 
 def test_all_figures_of_a_long_run_have_fewer_steps(runs, monkeypatch):
-    monkeypatch.setattr("rlhf_operator.page.figures.MOST_VALUES", 4)
+    monkeypatch.setattr("rlhf_operator.page.answers.figures.MOST_VALUES", 4)
     catalog = Catalog([runs / "a"])
     (run,) = catalog.runs()
     reply = answer(catalog, f"/runs/{run.id}/metrics", {"names": "*"})

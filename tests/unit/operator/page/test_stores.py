@@ -7,10 +7,10 @@ from tests.support.stores import fill_store
 from tests.unit.operator.page.test_samples import sample
 
 from rlhf_operator import cli
-from rlhf_operator.page import store_copy
-from rlhf_operator.page.answers import answer
-from rlhf_operator.page.catalog import Catalog
-from rlhf_operator.page.stores import find_stored_runs
+from rlhf_operator.page.answers.paths import answer
+from rlhf_operator.page.folder.catalog import Catalog
+from rlhf_operator.page.stored import store_copy
+from rlhf_operator.page.stored.stores import find_stored_runs
 
 MANIFEST = {
     "metadata": {"name": "ppo"},

@@ -9,7 +9,7 @@ from tests.unit.api.manifests import job
 from rlhf_api.contract.run import RunConfig
 from rlhf_api.contract.status import JobStatus
 from rlhf_operator import cli
-from rlhf_operator.local import workdir
+from rlhf_operator.local.records import workdir
 from rlhf_operator.status.job_status import first_status
 from rlhf_operator.verbs import local_runs
 

@@ -21,8 +21,8 @@ from rlhf_operator import cli
 from rlhf_operator.archive.replay import trajectory
 from rlhf_operator.console.exits import Failure, ended, print_line
 from rlhf_operator.job.snapshot import Job
-from rlhf_operator.local.progress import Lines
-from rlhf_operator.local.screen import Screen
+from rlhf_operator.local.display.progress import Lines
+from rlhf_operator.local.display.screen import Screen
 from rlhf_operator.selftest.checks import Check
 from rlhf_operator.selftest.table import passed
 from rlhf_operator.verbs.log_reader import Reading

@@ -7,7 +7,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.roles import Role
-from rlhf_api.rules.vllm_options import _options
+from rlhf_api.rules.engines.vllm_options import _options
 from rlhf_trainer.engines.vllm.serve.refusal import refusals
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from rlhf_api.contract.run import RunConfig
 from rlhf_api.errors.problem import InvalidJob
-from rlhf_api.rules import vllm_options
 from rlhf_api.rules.check import check
-from rlhf_api.rules.engine_arguments import REFUSED, TRIED
-from rlhf_api.rules.generator import OTHER_ENGINE_ARGUMENTS, OWNED_ENGINE_ARGUMENTS
+from rlhf_api.rules.engines import vllm_options
+from rlhf_api.rules.engines.arguments import REFUSED, TRIED
+from rlhf_api.rules.engines.generator import OTHER_ENGINE_ARGUMENTS, OWNED_ENGINE_ARGUMENTS
 from rlhf_api.sections.roles import option_of
 from rlhf_trainer.engines.vllm.serve.launch import (
     CPU_HEAD_SIZES,

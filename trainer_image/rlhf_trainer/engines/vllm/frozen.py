@@ -20,7 +20,7 @@ from rlhf_api.contract.run import RunConfig
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.host.event_loop import EventLoop
 from rlhf_api.roles import Role
-from rlhf_api.rules.vllm_options import engine_problems
+from rlhf_api.rules.engines.vllm_options import engine_problems
 
 from ...process.settings import frozen_source
 from ...tensors.records import Sequences

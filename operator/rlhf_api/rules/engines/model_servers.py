@@ -1,0 +1,84 @@
+"""Rules of `spec.reference` and `spec.reward` about the engine that runs their model."""
+
+from collections.abc import Iterator
+
+from ...contract.run import roles_of
+from ...errors.problem import Problem
+from ...graph import REFERENCE, VLLM_OUTPUTS, Infer
+from ...roles import Role
+from ...sections.roles import ModelServerSpec
+from ...sections.sampling import MOST_KEPT
+from ...spec import Spec
+from .arguments import engine_argument_problems
+
+_OWNED = {
+    "max-model-len": "the model and spec.data",
+    "runner": "the role",
+    "convert": "the role",
+    "pooler-config": "the role",
+    "hf-overrides": "the model",
+    "tokenizer": "the trainer, which sends tokens",
+    "skip-tokenizer-init": "the trainer, which sends tokens",
+    "logprobs-mode": "spec.sampling.temperature",
+    "worker-extension-cls": "spec.sampling.temperature",
+    "weight-transfer-config": "the role, whose model is frozen",
+    "seed": "the role, which samples nothing",
+    "enable-prefix-caching": "the role, which needs every token's output",
+    "max-num-queued-reqs": "the role, which asks for all of a chunk at once",
+    "max-num-queued-tokens": "the role, which asks for all of a chunk at once",
+}
+"""Options of vLLM that follow from the role of a frozen model -> what sets them."""
+
+
+def problems(spec: Spec) -> Iterator[Problem]:
+    for role, section in ((Role.REFERENCE, spec.reference), (Role.REWARD, spec.reward)):
+        if section.engine == "vllm":
+            owned = {
+                **_OWNED,
+                "model": f"spec.model.{role.row.model}",
+                "dtype": f"spec.{role.value}.dtype",
+                "tensor-parallel-size": f"spec.{role.value}.tensorParallelSize",
+            }
+            yield from engine_argument_problems(f"spec.{role.value}", section, owned)
+            yield from _served(spec, role)
+        else:
+            yield from _without_engine(f"spec.{role.value}", section)
+
+
+def _without_engine(where: str, section: ModelServerSpec) -> Iterator[Problem]:
+    size = section.tensor_parallel_size
+    if size > 1:
+        yield Problem(
+            f"{where}.tensorParallelSize",
+            f"applies only to {where}.engine vllm; use 1, or set that; got {size}",
+        )
+    if section.engine_arguments:
+        message = f"apply only to {where}.engine vllm; set that, or remove them"
+        yield Problem(f"{where}.engineArguments", f"{message}; got {', '.join(section.engine_arguments)}")
+    if section.untried_engine_arguments:
+        message = f"applies only to {where}.engine vllm; set that, or remove it; got true"
+        yield Problem(f"{where}.untriedEngineArguments", message)
+
+
+def _served(spec: Spec, role: Role) -> Iterator[Problem]:
+    """Problems of outputs that vLLM cannot compute, and of an engine for a model that is not used."""
+    where = f"spec.{role.value}.engine"
+    if role not in roles_of(spec):
+        return  # all of its section is refused
+    if role is Role.REWARD:
+        if spec.model.reward is None or spec.reward.model_weight == 0:
+            yield Problem(
+                where, "the job has no reward model; set spec.model.reward, or transformers; got vllm"
+            )
+        if spec.reward.fine_grained:
+            message = "vLLM serves no token classification of language models, which fineGrained needs"
+            yield Problem(where, f"{message}; use transformers; got vllm")
+    else:
+        if spec.sampling.mask_size and spec.graph.generates:
+            message = f"vLLM's log-probabilities are over all tokens; with topK up to {MOST_KEPT} the job needs them"
+            message = f"{message} over the kept ones; use transformers, or another topK; got vllm with topK"
+            yield Problem(where, f"{message} {spec.sampling.top_k}")
+        for node in spec.graph.prepare:
+            if isinstance(node, Infer) and node.model == REFERENCE and node.output not in VLLM_OUTPUTS:
+                message = f"vLLM gives {' and '.join(VLLM_OUTPUTS)}, and the algorithm asks for {node.output}"
+                yield Problem(where, f"{message}; use transformers; got vllm")

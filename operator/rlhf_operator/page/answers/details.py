@@ -1,0 +1,121 @@
+"""Description of one run beside its figures: manifest, roles, prompts, starts, checkpoints, and the commands
+that go on from it."""
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from rlhf_api.contract.status import JobStatus
+from rlhf_api.host.strict_yaml import dumped
+from rlhf_api.job import API_VERSION, KIND
+
+from ...archive.export import export_command
+from ...local.records import provenance
+from ..folder.files import read_last
+from ..folder.run_folder import RunFolder
+from .checkpoints import list_checkpoints
+from .figures import first_charts
+
+MANIFEST = "MANIFEST"
+"""Stands for the file of the manifest, which a run does not know."""
+_PROVENANCE_BYTES = 4 << 20
+
+
+def describe_run(run: RunFolder) -> dict[str, Any]:
+    """`/runs/{id}`."""
+    status = run.status()
+    return {
+        **run.summary(),
+        "manifest": _manifest(run),
+        "roles": _roles(status),
+        "ledger": _dumped(status.ledger if status else None),
+        "health": _dumped(status.health if status else None),
+        "generators": [_dumped(each) for each in status.generators] if status else [],
+        "conditions": [_dumped(each) for each in status.conditions] if status else [],
+        "estimatedEnd": status.estimated_end if status else None,
+        "starts": (starts := read_starts(run)),
+        "provenance": starts[-1] if starts else {},
+        "checkpoints": _checkpoints(run),
+        "commands": _commands(run),
+        "first": first_charts(run),
+    }
+
+
+def read_starts(run: RunFolder) -> list[dict[str, Any]]:
+    """Each start that is recorded: time, commit, whether that had changes, versions, and digests of code."""
+    try:
+        lines = read_last(run.folder, provenance.FILE, _PROVENANCE_BYTES).splitlines()
+    except OSError:
+        return []
+    starts = []
+    for line in lines:
+        try:
+            start = provenance.Start.model_validate_json(line)
+        except ValidationError:
+            continue
+        starts.append({**start.model_dump(exclude={"diff"}), "changed": bool(start.diff)})
+    return starts
+
+
+def _manifest(run: RunFolder) -> str:
+    """The manifest as YAML, every field as the run has it; empty without one."""
+    if not run.spec():
+        return ""
+    metadata = {"name": run.config().get("job")}
+    return dumped({"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": run.spec()})
+
+
+def _roles(status: JobStatus | None) -> dict[str, Any]:
+    roles = status.roles.items() if status else ()
+    return {
+        role.value: {
+            "ready": each.ready,
+            "replicas": each.desired,
+            "restarts": each.restarts,
+            **(
+                {"failed": each.last_failure.time, "cause": each.last_failure.reason}
+                if each.last_failure
+                else {}
+            ),
+        }
+        for role, each in roles
+    }
+
+
+def _checkpoints(run: RunFolder) -> list[dict[str, Any]]:
+    return [
+        {
+            **checkpoint,
+            "clone": _clone(run, checkpoint["step"]),
+            "export": export_command(run.place, checkpoint["step"], "OUT"),
+        }
+        for checkpoint in list_checkpoints(run)
+    ]
+
+
+def _commands(run: RunFolder) -> Mapping[str, str]:
+    place = shlex.quote(run.place)
+    of_folder = {
+        "resume": f"rlhf run {MANIFEST} --workdir {place} --resume",
+        "logs": f"rlhf logs {place}/",
+    }
+    return {
+        **(of_folder if run.store() is None else {}),
+        "clone": _clone(run, "STEP"),
+        "verify": f"rlhf checkpoint verify {place}",
+        "repeat": f"rlhf replay verify {place}",
+        "samples": f"rlhf samples {place}",
+    }
+
+
+def _clone(run: RunFolder, step: object) -> str:
+    where = (
+        f" --workdir {shlex.quote(run.place)}" if run.store() is None else ""
+    )  # else the manifest names it
+    return f"rlhf clone {MANIFEST} --from-step {step}{where}"
+
+
+def _dumped(record: Any) -> dict[str, Any]:
+    return {} if record is None else record.model_dump(mode="json", by_alias=True)
