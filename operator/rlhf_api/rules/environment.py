@@ -21,6 +21,9 @@ def problems(spec: Spec) -> Iterator[Problem]:
     if environment.program is not None and environment.settings:
         message = "are keyword arguments of a class; give a program its settings as arguments; remove this"
         yield Problem(f"{_WHERE}.settings", f"{message}; got {show(environment.settings)}")
+    if environment.program is not None and environment.python is not None:
+        message = "is of a class; name a program's interpreter as the first word of program; remove this"
+        yield Problem(f"{_WHERE}.python", f"{message}; got {show(environment.python)}")
     turn, tokens = spec.sampling.max_new_tokens, environment.max_tokens
     if tokens < turn:
         message = (

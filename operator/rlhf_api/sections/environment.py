@@ -19,7 +19,7 @@ from pydantic.alias_generators import to_camel
 from ..errors.problem import show
 from ..field_types import EnvironmentClass, Frozen, Positive
 
-PATH, PROGRAM = "spec.environment.path", "spec.environment.program"
+PATH, PROGRAM, PYTHON = (f"spec.environment.{name}" for name in ("path", "program", "python"))
 
 
 def _keywords(given: dict[str, JsonValue]) -> dict[str, JsonValue]:
@@ -36,6 +36,8 @@ class Environment(Frozen):
     """The class, as `package.module:name` or `file.py:name`; or a ready-made environment."""
     program: Annotated[tuple[str, ...], Strict(False)] | None = Field(None, min_length=1, max_length=64)
     """In place of a class: an agent's command, one process an episode, which asks the policy by `OPENAI_BASE_URL`."""
+    python: str | None = Field(None, min_length=1, max_length=1024)
+    """Path of another Python interpreter, as of a virtual environment, in which the class runs. It needs pydantic."""
     settings: Annotated[dict[str, JsonValue], AfterValidator(_keywords)] = {}
     """Keyword arguments of the class."""
     network: bool = False

@@ -1,5 +1,8 @@
 """`spec.environment`: its rules, the lengths that follow from it, and where the scores of episodes come from."""
 
+import json
+import sys
+
 import pytest
 from tests.unit.api.manifests import job
 from tests.unit.trainer.graph.specs import ONLINE
@@ -12,6 +15,7 @@ from rlhf_api.graph import ENVIRONMENT_REWARD, Score
 from rlhf_api.roles import Role
 from rlhf_api.rules.unused import without_effect
 from rlhf_operator.commands.plan_table import plan_lines
+from rlhf_operator.local.preflight.files import check_files
 from rlhf_operator.local.records.provenance import named_code
 from rlhf_trainer.process.settings import longest
 
@@ -36,6 +40,10 @@ REFUSED = [
             "spec.environment.settings",
             "keyword arguments of a class; give a program its settings as arguments",
         ),
+    ),
+    (
+        ("spec.environment={program: [a], maxTokens: 1000, python: b}",),
+        *("spec.environment.python", "name a program's interpreter as the first word of program"),
     ),
     (("spec.environment.parallel=1",), "spec.environment.workers", "only 1 episodes are played at once"),
     (
@@ -141,3 +149,19 @@ def test_a_ready_made_environment_is_named_by_one_word():
         InvalidJob, match=r"must be openenv, reasoning-gym, textarena, or name a Python class as"
     ):
         job(*ALONE, "spec.environment.path=text-arena")
+
+
+def test_a_class_of_another_interpreter_is_looked_for_only_in_the_jobs_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "guess.py").write_text("def Guess(): ...\n")
+    there = {"python": sys.executable, "maxTokens": 1000}
+    own, other = ({**there, "path": f"{name}:Guess"} for name in ("guess", "of_its_packages"))
+    says = [str(each) for each in check_files(job(*ALONE, f"spec.environment={json.dumps(own)}").spec)]
+    assert any(
+        each.startswith("spec.environment.path: is a function; an environment is a class") for each in says
+    )
+    says = [str(each) for each in check_files(job(*ALONE, f"spec.environment={json.dumps(other)}").spec)]
+    assert not any("spec.environment" in each for each in says), "only that interpreter tells"
+    nowhere = {**other, "python": "no/python"}
+    says = [str(each) for each in check_files(job(*ALONE, f"spec.environment={json.dumps(nowhere)}").spec)]
+    assert any(each.startswith("spec.environment.python: is not a program here") for each in says)

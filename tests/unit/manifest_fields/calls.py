@@ -178,7 +178,7 @@ def episodes(job: RLHFJob) -> Any:
     async def start() -> None: ...
 
     def pool(given: Any) -> Any:
-        parts.append((given.path, given.program, given.settings, given.network, given.workers))
+        parts.append((given.path, given.program, given.python, given.settings, given.network, given.workers))
         return SimpleNamespace(start=start, schemas=[])
 
     with pytest.MonkeyPatch.context() as patch:

@@ -20,7 +20,9 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_api.contract.run import RunConfig
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.field_types import RowKind, names_function
+from rlhf_api.host.interpreter import problem_by_files
 from rlhf_api.host.printing import write_line
+from rlhf_api.sections.environment import PYTHON
 from rlhf_api.spec import Spec
 
 from ..data.chat import check_template
@@ -64,6 +66,9 @@ def check(
             except InvalidJob as error:
                 problems += error.problems
     if spec.environment is not None:
+        python = spec.environment.python
+        if python is not None and (reason := problem_by_files(python)):
+            problems.append(Problem(PYTHON, f"{reason}; got {python!r}"))
         opens = "the lengths are of the rows' own prompts, which its reset may replace or add to"
         yield f"spec.environment: {opens}; `rlhf env try` plays episodes"
     if tokenizer is not None:

@@ -58,7 +58,11 @@ def schemas_of(kind: type[Any]) -> list[dict[str, Any]]:
     """JSON schemas of the tools, as chat templates read them. Raises Unfit for one without types or docstring."""
     if not (tools := tools_of(kind)):
         return []
-    from transformers.utils.chat_template_utils import get_json_schema  # takes two seconds
+    try:
+        from transformers.utils.chat_template_utils import get_json_schema  # takes two seconds
+    except ImportError as error:
+        remedy = f"run `{sys.executable} -m pip install transformers`"
+        raise Unfit(f"has tools, whose schemas transformers makes; {remedy} ({error})") from error
 
     made = list[dict[str, Any]]()
     for name, tool in tools.items():

@@ -9,9 +9,11 @@ from itertools import count
 from typing import Any, Self
 
 from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.host.interpreter import ISOLATED
 from rlhf_api.sections.environment import Environment
 
 from ..process import private_processes, process_groups
+from .interpreter import check_interpreter
 
 log = logging.getLogger(__name__)
 
@@ -60,8 +62,10 @@ class Worker:
         module, text = "rlhf_trainer.environments.worker", section.model_dump_json(by_alias=True)
         within = private_processes.private_command(network=section.network) if is_private else []
         parent = private_processes.PARENT if is_private else None
+        if section.python is not None:
+            environ = {name: value for name, value in environ.items() if name not in ISOLATED}
         process = await process_groups.start_worker(
-            module, text, environ=environ, within=within, parent=parent
+            module, text, environ=environ, within=within, parent=parent, python=section.python
         )
         worker = cls(process, one_by_one=one_by_one)
         try:
@@ -189,6 +193,7 @@ class WorkerPool:
     async def start(self) -> None:
         """Raises InvalidJob where the class cannot be imported or is none, or a program cannot have namespaces of its
         own, RuntimeError if the process ends over it."""
+        await asyncio.to_thread(check_interpreter, self._section)
         if reason := await private_processes.why_impossible():
             if self._section.program is not None:
                 raise InvalidJob([Problem(self._section.field, f"{_NEEDS}: {reason}; {_REMEDY}")])

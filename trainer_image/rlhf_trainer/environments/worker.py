@@ -22,9 +22,6 @@ from rlhf_api.sections.environment import Environment
 from ..process.imports import import_function
 from ..process.worker_pipes import take_pipes
 from .adapter import EpisodeOfClass, Opening, Unfit, check_class, is_sync, schemas_of
-from .program.episode import EpisodeOfProgram
-from .program.process import check_program
-from .program.server import CompletionsServer
 from .step import Step
 from .turn_text import TurnText
 
@@ -117,6 +114,10 @@ def _of_class(section: Environment) -> Callable[[TextIO, TextIO], Coroutine[Any,
 
 
 def _of_program(section: Environment) -> Callable[[TextIO, TextIO], Coroutine[Any, Any, None]]:
+    from .program.episode import EpisodeOfProgram
+    from .program.process import check_program
+    from .program.server import CompletionsServer  # aiohttp, which a class does without
+
     assert section.program is not None, "it has no class"
     command, seconds = section.program, section.turn_seconds
     check_program(command)

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+from .foreign_python import foreign_command
+
 START_SECONDS = 300.0
 """Deadline of a worker to import what it runs, seconds."""
 LONGEST_LINE = 64 << 20
@@ -25,20 +27,15 @@ async def start_worker(
     environ: Mapping[str, str] | None = None,
     within: Sequence[str] = (),
     parent: int | None = None,
+    python: str | None = None,
 ) -> asyncio.subprocess.Process:
     """A process of its own group that runs a worker's module of ours, with pipes for `worker_pipes.take_pipes`;
     `environ` None: with this process's variables; `within`: words in front of its command, of a program that runs it
-    as a child of `parent`."""
+    as a child of `parent`; `python`: another interpreter."""
+    own = [sys.executable, "-P", "-m", module]
+    command = own if python is None else foreign_command(python, module)
     return await asyncio.create_subprocess_exec(
-        *(
-            *within,
-            sys.executable,
-            "-P",
-            "-m",
-            module,
-            *arguments,
-            str(os.getpid() if parent is None else parent),
-        ),
+        *(*within, *command, *arguments, str(os.getpid() if parent is None else parent)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         limit=LONGEST_LINE,

@@ -35,6 +35,7 @@ from ..data.dataset import Dataset, open_datasets
 from ..data.template_warnings import template_warnings
 from ..dispatch.control import Control
 from ..dispatch.roster import Roster, Stopped
+from ..environments.interpreter import check_interpreter
 from ..export.model_files import remove_abandoned
 from ..metrics.tracking import Tracking
 from ..models.pretrained import architectures
@@ -114,6 +115,7 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None, run: str = 
     rows, held_out, text = open_datasets(spec)
     conversation = check_rows([rows, *held_out.values(), text]) if ranks.first else None
     if ranks.first:
+        check_interpreter(spec.environment)
         make_workdir(Path(config.workdir))
         for line in without_effect(spec):
             log.warning("%s", line)

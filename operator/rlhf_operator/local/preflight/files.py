@@ -16,11 +16,12 @@ from rlhf_api.estimate.model_files import model_sizes
 from rlhf_api.estimate.resources import problems
 from rlhf_api.field_types import RowKind, names_function
 from rlhf_api.host.foreign_files import READ_ERRORS, read_json
+from rlhf_api.host.interpreter import problem_by_files
 from rlhf_api.host.job_files import located, provided
 from rlhf_api.host.redaction import secret_fields
 from rlhf_api.rules.check import CHANGEABLE
 from rlhf_api.sections.data import Source, unknown_store
-from rlhf_api.sections.environment import PATH
+from rlhf_api.sections.environment import PATH, PYTHON
 from rlhf_api.sections.pods import PodSettings, Workspace
 from rlhf_api.spec import Spec
 
@@ -162,6 +163,9 @@ def _template_syntax(spec: Spec) -> list[Problem]:
 
 
 def _functions(spec: Spec) -> Iterator[Problem]:
+    python = None if spec.environment is None else spec.environment.python
+    if python is not None and (reason := problem_by_files(python)):
+        yield Problem(PYTHON, f"{reason}; got {python!r}")
     for where, name in named_code(spec):
         unfit = unscoring if where.endswith(".function") else unplayable if where == PATH else None
         yield from _missing_code(where, name, unfit)

@@ -14,7 +14,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rlhf_api.field_types import READY_MADE
-from rlhf_api.host.job_files import provided
+from rlhf_api.host.job_files import located, provided
 from rlhf_api.host.redaction import redacted
 from rlhf_api.sections.environment import PATH as ENVIRONMENT_PATH
 from rlhf_api.sections.replay import SAMPLER_FIELD
@@ -95,7 +95,7 @@ def named_code(spec: Spec) -> Iterator[tuple[str, str]]:
         if entry.function is not None:
             yield f"spec.reward.functions[{i}].function", entry.function
     played = None if spec.environment is None else spec.environment.path
-    if played is not None and played not in READY_MADE.values():
+    if played is not None and played not in READY_MADE.values() and not _is_elsewhere(spec, played):
         yield ENVIRONMENT_PATH, played
     if spec.evaluation is not None and spec.evaluation.function is not None:
         yield "spec.evaluation.function", spec.evaluation.function
@@ -108,6 +108,14 @@ def named_code(spec: Spec) -> Iterator[tuple[str, str]]:
     for i, tracker in enumerate(spec.trackers):
         if ":" in tracker.kind:
             yield f"spec.trackers[{i}].kind", tracker.kind
+
+
+def _is_elsewhere(spec: Spec, name: str) -> bool:
+    """True for a class that another interpreter finds, unless its module is a file of the job."""
+    file = f"{name.partition(':')[0].replace('.', '/')}.py"
+    return (
+        spec.environment is not None and spec.environment.python is not None and not located(file).is_file()
+    )
 
 
 def _versions() -> dict[str, str]:

@@ -56,6 +56,15 @@ def test_check_says_that_an_environment_may_open_otherwise(tmp_path):
     )
 
 
+def test_check_names_an_interpreter_that_is_none(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "p"}\n')
+    plays = "spec.environment={path: 'a:B', python: no/python}"
+    with pytest.raises(
+        InvalidJob, match=r"^spec\.environment\.python: is not a program here; .*'no/python'$"
+    ):
+        [*check(job(f"spec.data.train=[{tmp_path / 'rows.jsonl'}]", plays).spec, byte_tokenizer())]
+
+
 def test_check_keeps_no_tokens_of_rows_it_has_read(tmp_path):
     """A million rows would take tens of gigabytes."""
     rows = [{"prompt": "p", "answer": "a"}] * 50

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from tests.support.bare_python import PYDANTIC, make_python
 from tests.support.models import byte_tokenizer, tiny_model
 from tests.unit.api.manifests import document, job
 
@@ -67,6 +68,26 @@ def test_episodes_are_played_by_turns_with_the_jobs_own_model(monkeypatch, capsy
         assert "ended by a limit (turns or maxTokens)" in episode
     assert end.startswith(": reward ")
     assert "3 turns each" in end
+
+
+def test_a_class_plays_in_an_interpreter_of_its_own(here, monkeypatch, capsys):
+    python = make_python(here / "envs", *PYDANTIC)
+    lines = ["import sys", "class Own:"]
+    lines += [
+        "    def reset(self, row): return sys.prefix[-5:]",
+        "    def step(self, message): return '', 1.0, True",
+    ]
+    (here / "own.py").write_text("\n".join(lines))
+    assert played(monkeypatch, "--episodes", "1", path="own:Own", more=f", python: '{python}'") == 0
+    printed = capsys.readouterr().out
+    assert "context  '/envs'" in printed
+    assert "reward 1, 1 turn" in printed
+
+
+def test_an_interpreter_that_is_none_is_an_error_before_the_model_is_loaded(here, monkeypatch, capsys):
+    (here / "policy" / "model.safetensors").unlink()
+    assert played(monkeypatch, more=", python: /bin/false") == 2
+    assert capsys.readouterr().err.startswith("error: spec.environment.python: is no Python interpreter: ")
 
 
 @pytest.mark.usefixtures("here")
