@@ -14,7 +14,7 @@ export function formatNumber(value: number | null | undefined): string {
 
 export function formatSeconds(seconds: number | null | undefined): string {
   if (seconds === null || seconds === undefined) return NONE;
-  if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
+  if (seconds < 0.9995) return `${Math.round(seconds * 1000)} ms`;
   if (seconds < 60) return `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
   const minutes = Math.floor(seconds / 60);
   if (minutes < 60) return `${minutes} min ${Math.floor(seconds % 60)} s`;

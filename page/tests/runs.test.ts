@@ -2,7 +2,6 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import type { Run } from "../src/api/types.ts";
 import { parseRoute, formatRoute } from "../src/routing.ts";
-import { groupSpans, measureUnion } from "../src/run/spans.ts";
 import { filterRuns, parseList, sortRuns, toggleInList } from "../src/runs/filter.ts";
 
 function makeRun(name: string, values: Partial<Run> = {}): Run {
@@ -32,20 +31,4 @@ test("a route is the same after it was written and read", () => {
 test("a list in an argument keeps commas of its entries", () => {
   assert.deepEqual(parseList(toggleInList(["a,b"], "c")), ["a,b", "c"]);
   assert.equal(toggleInList(["c"], "c"), "");
-});
-
-test("spans that overlap are busy once, and the rest of the step is waiting", () => {
-  const span = { name: "generate", role: "generator", rank: 0 };
-  const spans = [{ ...span, start: 0, end: 2 }, { ...span, start: 1, end: 3 }, { ...span, rank: 1, start: 0, end: 10 }];
-  assert.equal(measureUnion(spans.slice(0, 2)), 3);
-  const { rows, length } = groupSpans({ step: 1, spans, idle: {} });
-  assert.equal(length, 10);
-  assert.deepEqual(rows.map(({ name, idle }) => [name, idle]), [["generator 0", 7], ["generator 1", 0]]);
-});
-
-test("a span of waiting is not work", () => {
-  const span = { role: "trainer", rank: null };
-  const spans = [{ ...span, name: "waits for responses", start: 0, end: 2 }, { ...span, name: "trains", start: 2, end: 3 }];
-  const { rows } = groupSpans({ step: 1, spans, idle: { trainer: 2 } });
-  assert.deepEqual(rows.map(({ name, busy, idle }) => [name, busy, idle]), [["trainer", 1, 2]]);
 });

@@ -15,6 +15,9 @@ from tests.support.run_folders import append_lines, write_run
 from tests.support.stores import fill_store
 from tokenizers import Tokenizer, models
 
+from rlhf_api.contract import timeline
+from rlhf_api.contract.timeline import Span, StepTimeline
+
 STEPS = 60
 STORED = 60
 """The step whose tokens a checkpoint has."""
@@ -46,6 +49,7 @@ def write_runs(folder: Path) -> Written:
     (kind / "logs").mkdir()
     (kind / "logs" / "trainer-0.log").write_text("".join(make_log()))
     append_lines(kind / "samples.jsonl", make_samples())
+    append_lines(kind / timeline.FILE, [make_times(step).model_dump() for step in range(1, STEPS + 1)])
     fill_store(kind / "checkpoints", {**make_episode()}, step=STORED)
     write_run(
         folder / "blunt",
@@ -84,6 +88,25 @@ def make_step(step: int, best: float = 1.8) -> dict[str, Any]:
         "generator_idle_share": 0.2 + noise.gauss(0, 0.03),
         "loss": 0.1 - 0.05 * learned,
     }
+
+
+def make_times(step: int) -> StepTimeline:
+    """Two generators, of which one ends early, and two ranks."""
+    seconds = 3 + random.Random(step).random()
+    spans = [
+        Span("generator", "generator-0", "generate", 0.0, 1.2),
+        Span("generator", "generator-1", "generate", 0.0, 0.7),
+        Span("reward", "reward-0", "score", 0.4, 1.4),
+    ]
+    for rank in range(2):
+        spans += [
+            Span("trainer", rank, "wait for responses", 0.0, 1.2),
+            Span("trainer", rank, "policy_logprobs", 1.2, 1.35),
+            Span("trainer", rank, "wait for score", 1.35, 1.4),
+            Span("trainer", rank, "train_policy", 1.4, seconds - 0.3 - rank / 5),
+            Span("trainer", rank, "publish", seconds - 0.3, seconds - 0.1),
+        ]
+    return StepTimeline(step=step, time=1.8e9 + 4 * step, seconds=seconds, spans=tuple(spans))
 
 
 def make_log() -> Iterator[str]:

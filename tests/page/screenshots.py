@@ -50,7 +50,7 @@ def take_all(tab: Tab, folder: Path) -> None:
     page.locator(".token").nth(len(WORDS) - 1).wait_for()
     take("samples")
     page.get_by_role("navigation").get_by_role("link", name="Timeline").click()
-    page.get_by_role("row", name=re.compile("^trainer")).wait_for()
+    page.get_by_role("row", name=re.compile("^trainer rank 0")).wait_for()
     take("timeline")
     tab.close()
 

@@ -1,12 +1,13 @@
 """The page of `rlhf ui` in a browser: what it shows, that it follows a run, and that a response stays text."""
 
+import json
 import math
 import re
 
 import pytest
 from playwright.sync_api import expect
 from tests.page.browser import BUILT, DEADLINE_MS
-from tests.page.runs import ADVANTAGES, HOSTILE, OLD, SAMPLED, WORDS, make_step
+from tests.page.runs import ADVANTAGES, HOSTILE, OLD, SAMPLED, STEPS, WORDS, make_step
 from tests.support.run_folders import append_lines
 
 expect.set_options(timeout=DEADLINE_MS)
@@ -51,8 +52,32 @@ def test_every_view_opens_and_can_be_read_by_everyone(open_tab, scheme):
     assert tab.find_violations() == []
     page.get_by_role("navigation").get_by_role("link", name="Timeline").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Timeline of kind")
-    expect(page.get_by_role("row", name=re.compile("^trainer"))).to_contain_text("waits for responses 1.2 s")
+    rank = page.get_by_role("row", name=re.compile("^trainer rank 1"))
+    expect(rank).to_contain_text("wait for responses 1.2 s")
+    expect(rank.get_by_role("cell").last).to_have_text("1.3 s")
+    expect(page.locator(".bubbles li").first).to_contain_text(
+        re.compile("generator-1, wait for work, from second 0.7")
+    )
     assert tab.find_violations() == []
+
+
+def test_a_step_is_saved_as_a_trace_for_perfetto(open_tab):
+    tab = open_tab()
+    open_run(tab, view="Timeline")
+    with tab.page.expect_download() as saved:
+        tab.page.get_by_role("button", name="Save for Perfetto").click()
+    assert saved.value.suggested_filename == f"step-{STEPS}.trace.json"
+    events = json.loads(saved.value.path().read_bytes())["traceEvents"]
+    steps = sorted({event["args"]["step"] for event in events if event["ph"] == "X"})
+    assert steps == list(range(STEPS - 19, STEPS + 1))
+
+
+def test_a_step_of_an_older_run_has_its_parts(open_tab):
+    tab = open_tab()
+    open_run(tab, "blunt", "Timeline")
+    expect(tab.page.get_by_text("This step has no record")).to_be_visible()
+    expect(tab.page.get_by_role("row", name=re.compile("^trainer"))).to_contain_text("train 1.1 s")
+    assert tab.page.get_by_role("button", name="Save for Perfetto").count() == 0
 
 
 def test_a_step_appears_while_the_page_is_open(open_tab, written):

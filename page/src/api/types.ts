@@ -94,13 +94,16 @@ export interface Log {
 export interface Span {
   name: string;
   role: string;
-  rank: number | null;
+  /** The process, of the trainer a rank. */
+  who: string;
   start: number;
   end: number;
 }
 
 export interface Timeline {
   step: number;
+  /** False if the spans are made of the step's figures. */
+  recorded: boolean;
   spans: Span[];
   idle: Record<string, number>;
   steps?: number[];

@@ -1,4 +1,4 @@
-// A step's spans in rows, one a role and rank, with the length of all: what the timeline draws.
+// A step's spans in rows, one a process, with the length of all, and its bubbles: what the timeline draws.
 import type { Span, Timeline } from "../api/types.ts";
 
 export interface SpanRow {
@@ -13,22 +13,17 @@ export function isWait(span: Pick<Span, "name">): boolean {
   return span.name.startsWith("wait");
 }
 
-export function groupSpans(timeline: Timeline): { rows: SpanRow[]; begin: number; length: number } {
+export function groupSpans(timeline: Timeline): { rows: SpanRow[]; length: number } {
   const rows = new Map<string, Span[]>();
-  for (const span of timeline.spans) {
-    const name = span.rank === null ? span.role : `${span.role} ${span.rank}`;
-    rows.set(name, [...(rows.get(name) ?? []), span]);
-  }
-  const begin = Math.min(...timeline.spans.map(({ start }) => start));
-  const length = Math.max(...timeline.spans.map(({ end }) => end)) - begin;
+  for (const span of timeline.spans) rows.set(span.who, [...(rows.get(span.who) ?? []), span]);
   return {
-    rows: [...rows].map(([name, spans]) => {
-      const busy = measureUnion(spans.filter((span) => !isWait(span)));
-      const idle = timeline.idle[name] ?? timeline.idle[spans[0]?.role ?? ""] ?? Math.max(0, length - busy);
-      return { name, spans, busy, idle };
-    }),
-    begin,
-    length,
+    rows: [...rows].map(([name, spans]) => ({
+      name,
+      spans,
+      busy: measureUnion(spans.filter((span) => !isWait(span))),
+      idle: timeline.idle[name] ?? 0,
+    })),
+    length: Math.max(...timeline.spans.map(({ end }) => end)),
   };
 }
 
@@ -41,4 +36,10 @@ export function measureUnion(spans: readonly Span[]): number {
     reached = Math.max(reached, end);
   }
   return covered;
+}
+
+/** The longest waits, the longest first. */
+export function findBubbles(spans: readonly Span[], most: number): Span[] {
+  const length = (span: Span): number => span.end - span.start;
+  return spans.filter(isWait).toSorted((a, b) => length(b) - length(a)).slice(0, most);
 }

@@ -1,16 +1,18 @@
-// The timeline of a step: a row for each role and rank, what it did when, and the seconds in which it waited.
+// The timeline of a step: a row for each process, what it did when, and the seconds in which it waited.
 import { useId } from "preact/hooks";
 import { withQuery } from "../api/client.ts";
 import { useFetched } from "../api/polled.ts";
 import { useRun } from "../api/runs.ts";
 import type { Timeline } from "../api/types.ts";
 import { formatName, formatSeconds } from "../format.ts";
-import { Problem, Scroll } from "../parts.tsx";
+import { Problem, Scroll, Section } from "../parts.tsx";
 import { replaceQuery, type Route } from "../routing.ts";
 import { Parts } from "./parts_of_steps.tsx";
-import { groupSpans, isWait, type SpanRow } from "./spans.ts";
+import { findBubbles, groupSpans, isWait, type SpanRow } from "./spans.ts";
+import { TraceButton } from "./trace.tsx";
 
 const KINDS = 6;
+const BUBBLES = 5;
 
 export function TimelineView({ id, route }: { id: string; route: Route }) {
   const run = useRun(id);
@@ -36,6 +38,9 @@ export function TimelineView({ id, route }: { id: string; route: Route }) {
       </div>
       <Problem error={error} />
       {data && data.spans.length > 0 && <Spans timeline={data} />}
+      {data?.recorded && <TraceButton id={id} step={step} />}
+      {data?.recorded === false && <p class="hint">This step has no record: these are its parts, as the trainer measured them.</p>}
+      {data && <Bubbles timeline={data} />}
       <Parts id={id} />
       {data && data.spans.length === 0 && <p class="empty">This step's record has no spans.</p>}
     </>
@@ -43,7 +48,7 @@ export function TimelineView({ id, route }: { id: string; route: Route }) {
 }
 
 function Spans({ timeline }: { timeline: Timeline }) {
-  const { rows, begin, length } = groupSpans(timeline);
+  const { rows, length } = groupSpans(timeline);
   const names = [...new Set(timeline.spans.map(({ name }) => name))];
   return (
     <>
@@ -67,7 +72,7 @@ function Spans({ timeline }: { timeline: Timeline }) {
           </thead>
           <tbody>
             {rows.map((row) => (
-              <Bars key={row.name} row={row} names={names} begin={begin} length={length} />
+              <Bars key={row.name} row={row} names={names} length={length} />
             ))}
           </tbody>
         </table>
@@ -76,12 +81,29 @@ function Spans({ timeline }: { timeline: Timeline }) {
   );
 }
 
+function Bubbles({ timeline }: { timeline: Timeline }) {
+  const bubbles = findBubbles(timeline.spans, BUBBLES);
+  if (bubbles.length === 0) return null;
+  return (
+    <Section title="The longest bubbles">
+      <ol class="bubbles">
+        {bubbles.map((span) => (
+          <li key={`${span.who} ${span.start}`}>
+            <span class="number">{formatSeconds(span.end - span.start)}</span> {span.who}, {formatName(span.name)}, from second{" "}
+            {span.start.toFixed(1)} on
+          </li>
+        ))}
+      </ol>
+    </Section>
+  );
+}
+
 function pickKind(name: string, names: readonly string[]): string {
   const work = names.filter((other) => !isWait({ name: other }));
   return isWait({ name }) ? "wait" : String(work.indexOf(name) % KINDS);
 }
 
-function Bars({ row, names, begin, length }: { row: SpanRow; names: string[]; begin: number; length: number }) {
+function Bars({ row, names, length }: { row: SpanRow; names: string[]; length: number }) {
   const share = (seconds: number): number => (length > 0 ? (1000 * seconds) / length : 0);
   return (
     <tr>
@@ -93,7 +115,7 @@ function Bars({ row, names, begin, length }: { row: SpanRow; names: string[]; be
             <rect
               key={index}
               data-kind={pickKind(span.name, names)}
-              x={share(span.start - begin)}
+              x={share(span.start)}
               width={Math.max(1, share(span.end - span.start))}
               height="20"
             >

@@ -24,7 +24,7 @@ from rlhf_api.rules.own_algorithm import resolve
 from rlhf_trainer.checkpoint.rng import choose_kernels
 from rlhf_trainer.data.dataset import open_datasets, stream
 from rlhf_trainer.data.prompts import prompts
-from rlhf_trainer.metrics.samples import SampleFile
+from rlhf_trainer.metrics.step_lines import StepLines
 from rlhf_trainer.models.deepspeed_config import deepspeed_settings
 from rlhf_trainer.models.pretrained import create
 from rlhf_trainer.models.pretrained import job_models as loading
@@ -177,7 +177,7 @@ def samples(job: RLHFJob) -> Any:
             prompt_length=1,
             response_length=1,
         )
-        SampleFile(file, section.max_megabytes << 20, 0).add(1, [sample])
+        StepLines(file, section.max_megabytes << 20, 0).add(1, [sample])
         return len(choose_samples(episode(9), section.prompts_per_step)), file.stat().st_size
 
 

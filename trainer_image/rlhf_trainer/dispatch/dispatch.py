@@ -17,6 +17,7 @@ from rlhf_api.contract.run import Member
 from rlhf_api.errors.problem import InvalidJob
 
 from ..process import progress
+from ..process.timeline import RECORDER
 from ..transport.http import HttpError
 from .assignments import Assigned, Assignments, Limits
 from .outcomes import Client, Failed, Interrupted, Item, Outcome, Refused, Result, UnderWay
@@ -179,7 +180,9 @@ class Dispatch(Generic[Item, Result]):
             assigned = self._assignments.give(heappop(self._waiting), member)
             item = self._items[assigned.place]
             self._observer.assigned(item)
-            self._wait_for(asyncio.ensure_future(self._client.ask(member, item, assigned.progress)), assigned)
+            task = asyncio.ensure_future(self._client.ask(member, item, assigned.progress))
+            task.add_done_callback(RECORDER.begin_request(member))
+            self._wait_for(task, assigned)
         return bool(self._assigned)
 
     def _wait_for(self, task: "asyncio.Future[Result]", assigned: Assigned) -> None:

@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlhf_api.contract.timeline import WAIT
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.graph import SEQUENCES, Compute, Infer, Node, Score
 
 from ..dispatch.roster import Stopped
 from ..ops import ROW_OUTPUTS, compute_fn, output_fn
+from ..process.timeline import RECORDER
 from ..ranks.ranks import Message, Ranks
 from ..tensors.records import Columns, Sequences
 from .learner import Learner
@@ -89,13 +91,19 @@ class Executor:
 
         by_name = {node.name: node for node in todo}
         while True:
+            began = RECORDER.clock()
             arrays, header = self._ranks.share(next_turn)
             if header.get("stopped"):
                 raise Stopped("stopped while other roles worked on the step's responses")
             if header["node"] is None:
                 return columns
             node = by_name[header["node"]]
-            columns = self._run(node, columns, arrays)
+            if "column" in arrays:
+                RECORDER.record(f"{WAIT}{node.name}", began)
+                columns = _with(columns, node, arrays["column"])
+            else:
+                with RECORDER.measure(node.name):
+                    columns = self._run(node, columns)
             todo.remove(node)
 
     def _weights(self, node: Infer) -> AbstractContextManager[None]:
@@ -124,9 +132,7 @@ class Executor:
                 late |= set(node.writes)
         return nodes
 
-    def _run(self, node: Node, columns: Columns, arrays: Mapping[str, Tensor]) -> Columns:
-        if "column" in arrays:
-            return _with(columns, node, arrays["column"])
+    def _run(self, node: Node, columns: Columns) -> Columns:
         if isinstance(node, Infer):
             sizes = torch.ones_like(columns.lengths) if node.output in ROW_OUTPUTS else columns.lengths
             model = self._learner.models[node.model]

@@ -1,8 +1,15 @@
-"""Reports a step's metrics: to the files and trackers, to the host and to the log."""
+"""Reports a step's metrics and times: to the files and trackers, to the host and to the log."""
 
+import json
 import logging
 
+import torch
+
+from rlhf_api.contract.timeline import Span, StepTimeline
+
+from ..process.timeline import RECORDER
 from ..ranks.context import TrainerContext
+from ..ranks.ranks import Ranks
 from .files import MetricsFiles
 from .step import gpu_memory
 
@@ -13,12 +20,15 @@ LOGGED = ("reward_mean", "kl_mean", "loss", "accuracy", "tokens", "seconds")
 
 
 def record(ctx: TrainerContext, files: MetricsFiles | None, step: int, metrics: dict[str, float]) -> None:
-    """Writes a step to metrics.jsonl, the host and the log. `files` is None on ranks other than 0."""
+    """Writes a step to its files, the host and the log. `files` is None on ranks other than 0. A collective."""
+    began, spans = gather_times(ctx.ranks)
     if files is None:
         return
     line = {"step": step, "episode": step, "weight_version": step, **metrics, **_idle(ctx, metrics)}
     line |= gpu_memory(ctx.ranks.device)
     files.step(line)
+    seconds = round(metrics["seconds"], 4)
+    files.times(StepTimeline(step=step, time=began, seconds=seconds, spans=tuple(spans)))
     recent = [row["seconds"] for row in files.recent]
     ctx.report(
         step=step,
@@ -39,6 +49,15 @@ def record(ctx: TrainerContext, files: MetricsFiles | None, step: int, metrics: 
     )
     summary = " ".join(f"{name}={metrics[name]:.4g}" for name in LOGGED if name in metrics)
     log.info("step %d/%d: %s", step, ctx.spec.steps, summary)
+
+
+def gather_times(ranks: Ranks) -> tuple[float, list[Span]]:
+    """When the step began, and the spans of all ranks."""
+    began, spans = RECORDER.take_step(ranks.rank)
+    mine = torch.frombuffer(bytearray(json.dumps(spans).encode()), dtype=torch.uint8)
+    gathered = ranks.gather({"spans": mine}) if ranks.world > 1 else []
+    others = [Span(*span) for each in gathered[1:] for span in json.loads(each["spans"].numpy().tobytes())]
+    return began, spans + others
 
 
 def _idle(ctx: TrainerContext, metrics: dict[str, float]) -> dict[str, float]:

@@ -4,10 +4,12 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
+from rlhf_api.contract.timeline import WAIT
 from rlhf_api.sections.evaluation import NO_PENALTIES, Penalties
 from rlhf_api.sections.sampling import Sampling
 
 from ..dispatch.roster import Stopped
+from ..process.timeline import RECORDER
 from ..ranks.context import TrainerContext
 from ..tensors.records import Prompt
 from ..weights.publisher import Publisher
@@ -98,7 +100,7 @@ class GeneratorRollouts(Rollouts):
         """
         # The one before was trained on: a stop while this one is waited for does not put it back.
         self._ahead.forget_last()
-        while (outcome := self._ctx.ranks.broadcast_str(self._ahead.wait)) == "publish":
+        while (outcome := self._wait(self._ahead.wait)) == "publish":
             self.weights.publish(self.version, self.requests.close)
             self.requests.end()
             self.requests.begin()
@@ -138,6 +140,11 @@ class GeneratorRollouts(Rollouts):
         """Total time without any request since the first one ahead of training, seconds; on rank 0."""
         return self.requests.idle_seconds - self._busy
 
+    def _wait(self, outcome: Callable[[], str]) -> str:
+        """The outcome of a wait for responses, which is rank 0's."""
+        with RECORDER.measure(f"{WAIT}responses"):
+            return self._ctx.ranks.broadcast_str(outcome)
+
     def _responses(self, fresh: Callable[[], list[PartialRollout]], size: int | None) -> Iterator[Responses]:
         """See `stream`; `fresh` makes the works on rank 0."""
         weights, ranks = self.weights, self._ctx.ranks
@@ -156,7 +163,7 @@ class GeneratorRollouts(Rollouts):
                     return "stop"
                 return "publish" if batch is None else "responses"
 
-            match ranks.broadcast_str(following):
+            match self._wait(following):
                 case "end":
                     return
                 case "stop":

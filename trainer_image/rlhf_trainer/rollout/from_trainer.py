@@ -12,6 +12,7 @@ from ..dispatch.roster import Stopped
 from ..local_generation.sampler import Sampled, shared_sampler
 from ..local_generation.shared import generate_shared
 from ..models.trained_model import TrainedModel
+from ..process.timeline import RECORDER
 from ..ranks.context import TrainerContext
 from ..tensors.records import Prompt
 from .partial_rollout import Ended, PartialRollout, nobody, rollouts
@@ -40,12 +41,22 @@ class TrainerRollouts(Rollouts):
     ) -> Responses:
         """Each rank has all of them. `ended` is not called."""
         ctx = self._ctx
-        if self._rounds is not None:
-            return self._play(self._rounds, prompts, sampling, penalties, masks=masks)
-        made = generate_shared(
-            *(self._policy, ctx.ranks, ctx.tokenizer, prompts, sampling, self.version, ctx.stop, penalties),
-            masks=masks,
-        )
+        with RECORDER.measure("generate"):
+            if self._rounds is not None:
+                return self._play(self._rounds, prompts, sampling, penalties, masks=masks)
+            made = generate_shared(
+                *(
+                    self._policy,
+                    ctx.ranks,
+                    ctx.tokenizer,
+                    prompts,
+                    sampling,
+                    self.version,
+                    ctx.stop,
+                    penalties,
+                ),
+                masks=masks,
+            )
         return Responses(made)
 
     def _play(

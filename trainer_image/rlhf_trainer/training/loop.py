@@ -15,9 +15,10 @@ from ..checkpoint.saver import Saver
 from ..dispatch.roster import Stopped
 from ..metrics.files import MetricsFiles
 from ..metrics.recording import record
-from ..metrics.samples import SampleFile
+from ..metrics.step_lines import StepLines
 from ..metrics.tracking import Tracking
 from ..process import faults
+from ..process.timeline import RECORDER
 from ..ranks.context import TrainerContext
 from .checkpoints import Checkpoints
 from .monitor import Monitor
@@ -40,7 +41,7 @@ def train(
     files = samples = None
     if tracking is not None:
         files = MetricsFiles(ctx.workdir, step, tracking, rollbacks=monitor.rollbacks)
-        samples = SampleFile(ctx.workdir / SAMPLES, spec.samples.max_megabytes << 20, step)
+        samples = StepLines(ctx.workdir / SAMPLES, spec.samples.max_megabytes << 20, step)
     ctx.report(step=step, activity="waiting for the other roles")
     task.publish(step)
     if step == 0:
@@ -55,6 +56,7 @@ def train(
         if ctx.stop_requested():
             return checkpoints.suspend(step, reward)
         began = time.perf_counter()
+        RECORDER.begin_step()
         try:
             metrics = task.collect(step)
             if ctx.stop_requested():  # the collected data is saved too and trained on after `--resume`

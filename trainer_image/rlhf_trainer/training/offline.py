@@ -13,6 +13,7 @@ from ..data.dataset import stream
 from ..dispatch.roster import Stopped
 from ..graph.learner import Learner
 from ..ops.datasets import given_columns
+from ..process.timeline import RECORDER
 from ..ranks.context import TrainerContext
 from ..rollout.remote import Remote
 from ..tensors.records import Columns
@@ -44,9 +45,10 @@ class OfflineTask(GraphTask):
         """The next rows, prepared for training. On a stop request while a role is awaited, returns the rows to the
         stream and raises Stopped on every rank."""
         data = self._ctx.spec.data
-        rows = [self._rows[row] for _, row in self._stream.take(data.prompts_per_step)]
         self._op_ctx.step, self._running = step, deepcopy(self._op_ctx.state)
-        columns, metrics = given_columns(self._source.rows, rows, self._ctx.tokenizer, data)
+        with RECORDER.measure(self._source.name):
+            rows = [self._rows[row] for _, row in self._stream.take(data.prompts_per_step)]
+            columns, metrics = given_columns(self._source.rows, rows, self._ctx.tokenizer, data)
         try:
             self._batch = self._executor.run(columns)
         except Stopped:

@@ -17,6 +17,7 @@ from ..ops import loss_fn, train_output_fn
 from ..ops.datasets import given_columns
 from ..ops.pretraining import mixed
 from ..process import faults
+from ..process.timeline import RECORDER
 from ..ranks.context import TrainerContext
 from ..tensors.batches import MAXIMUM
 from ..tensors.records import Columns
@@ -49,13 +50,14 @@ class Updates:
         for node in self._graph.train:
             if step < node.from_step:
                 continue
-            own = trained_rows(node, columns)
-            if whole:
-                self._update(node, own)
-                continue
-            passes = (node.epochs if last is None else min(last, node.epochs)) - first
-            for rows in _chosen(node, own, passes, seed):
-                self._update(node, own.select(rows))
+            with RECORDER.measure(node.name):
+                own = trained_rows(node, columns)
+                if whole:
+                    self._update(node, own)
+                    continue
+                passes = (node.epochs if last is None else min(last, node.epochs)) - first
+                for rows in _chosen(node, own, passes, seed):
+                    self._update(node, own.select(rows))
 
     def metrics(self) -> dict[str, float]:
         """Means (maxima, of names that end in MAXIMUM) over the updates, each model's under its name where there are

@@ -13,12 +13,14 @@ from torch import Tensor, distributed
 
 from rlhf_api.contract.report import MemberStatus
 from rlhf_api.contract.run import Member
+from rlhf_api.contract.timeline import WAIT
 from rlhf_api.roles import Role
 
 from ..dispatch.roster import Stopped, Unavailable
 from ..models.trained_model import TrainedModel
 from ..process import progress
 from ..process.gpu_turns import GpuTurns
+from ..process.timeline import RECORDER
 from ..ranks.context import TrainerContext
 from .base import Base
 from .broadcaster import Broadcaster, BroadcastReport
@@ -74,12 +76,14 @@ class Publisher:
             distributed.barrier()
         self._refusals.clear()
         self._deadline = time.monotonic() + self._ctx.spec.generator.startup_timeout_seconds
-        order = self._ctx.ranks.broadcast_str(self._wait_for_members)
+        order = self._wait(self._wait_for_members)
         while order != "stop":
-            if self._sent(version, committing):
+            with RECORDER.measure("publish"):
+                is_sent = self._sent(version, committing)
+            if is_sent:
                 self._version = version
                 return
-            order = self._ctx.ranks.broadcast_str(self._wait_again)
+            order = self._wait(self._wait_again)
         raise Stopped("stopped while waiting for the generators")
 
     def ensure_current(self, version: int, committing: Callable[[], None]) -> None:
@@ -93,8 +97,9 @@ class Publisher:
         next request they are published again. Returns on every rank once they have, and no engine starts there. Raises
         TimeoutError where one does not end its start."""
         if self._turns is not None:
-            self._changed = self._ctx.ranks.broadcast_str(self._send_to_sleep)
-            self._turns.begin(self._ctx.spec.generator.startup_timeout_seconds, progress.sign)
+            with RECORDER.measure(f"{WAIT}GPUs"):
+                self._changed = self._ctx.ranks.broadcast_str(self._send_to_sleep)
+                self._turns.begin(self._ctx.spec.generator.startup_timeout_seconds, progress.sign)
 
     @property
     def version(self) -> int:
@@ -135,6 +140,11 @@ class Publisher:
         assert self._ctx.services is not None
         answering = {m.uid for m in self._ctx.services.roster.answering(Role.GENERATOR)}
         return answering != set(self._holders)
+
+    def _wait(self, order: Callable[[], str]) -> str:
+        """The order after a wait for generators, which is rank 0's."""
+        with RECORDER.measure(f"{WAIT}generators"):
+            return self._ctx.ranks.broadcast_str(order)
 
     def _wait_for_members(self) -> str:
         """Waits, on rank 0, for as long as the generators take to start."""

@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from rlhf_api.contract import timeline
 from rlhf_api.contract.run import RUN_FILE, RunConfig, with_digests
 from rlhf_api.contract.status import JobStatus
 from rlhf_api.errors.problem import InvalidJob, Problem
@@ -30,6 +31,7 @@ _REPLACED = (
     METRICS,
     EVALUATIONS,
     SAMPLES,
+    timeline.FILE,
     POLICY,
     "critic",
     f"{POLICY}-adapter",

@@ -16,6 +16,7 @@ from .figures import list_figures, read_values
 from .logs import list_logs, read_log
 from .marks import list_marks
 from .timeline import read_timeline
+from .trace import read_trace
 
 Answer = dict[str, Any]
 VERSION = "/api/v1"
@@ -59,6 +60,7 @@ _OF_A_RUN: dict[str, Callable[[Request], Answer]] = {
     "samples": _samples,
     "scores": lambda request: count_scores(request.run.samples.refresh(), request.query),
     "timeline": lambda request: read_timeline(request.run, request.query),
+    "trace": lambda request: read_trace(request.run, request.query),
 }
 _PATH = re.compile(
     r"/runs/(?P<id>[0-9a-f]{16})(?:/(?P<part>[a-z]+)(?:/(?P<rest>[\w.-]{1,64}(?:/[a-z]+)?))?)?"

@@ -138,14 +138,16 @@ def test_the_parts_of_a_step_fill_its_seconds(tmp_path):
     line = {"seconds": 10.0, "generate_seconds": 6.0, "train_seconds": 3.0, "generator_idle_share": 0.4}
     write_run(tmp_path, steps=[{"step": 1, "seconds": 5.0}, {"step": 2, **line}])
     timeline = ask(tmp_path, "timeline", step="2")
-    spans = [(span["role"], span["name"], span["start"], span["end"]) for span in timeline["spans"]]
+    spans = [(span["who"], span["name"], span["start"], span["end"]) for span in timeline["spans"]]
     assert spans == [
-        ("trainer", "waits for responses", 0.0, 6.0),
-        ("trainer", "trains", 6.0, 9.0),
+        ("trainer", "wait for responses", 0.0, 6.0),
+        ("trainer", "train", 6.0, 9.0),
         ("trainer", "other", 9.0, 10.0),
-        ("generator", "generate", 0.0, 6.0),
+        ("generators", "generate", 0.0, 6.0),
+        ("generators", "wait for work", 6.0, 10.0),
     ]
-    assert timeline["idle"] == {"trainer": 6.0, "generator": 4.0}
+    assert timeline["idle"] == {"trainer": 6.0, "generators": 4.0}
+    assert not timeline["recorded"]
     with pytest.raises(Refusal, match="has no times of step 3"):
         ask(tmp_path, "timeline", step="3")
 

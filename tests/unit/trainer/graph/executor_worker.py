@@ -12,6 +12,7 @@ from torch import distributed
 from rlhf_api.graph import Compute, Score
 from rlhf_trainer.dispatch.roster import Stopped
 from rlhf_trainer.ops import OpContext
+from rlhf_trainer.process import timeline
 from rlhf_trainer.ranks.ranks import Ranks
 from rlhf_trainer.tensors.records import Columns, Sequences
 
@@ -49,7 +50,10 @@ def main(out: Path) -> None:
     ranks = Ranks(distributed.get_rank(), distributed.get_world_size(), torch.device("cpu"))
     calls = {"score": late, "refer": logprobs} if ranks.first else {}
     nodes = (Score(), node("of_scores", "scores"), REFER, node("of_reference", "reference_logprobs"))
+    timeline.SHORTEST = 0.0
+    timeline.RECORDER.begin_step()
     computed = executor(*nodes, ranks=ranks, **calls).run(columns())
+    times = {span.what for span in timeline.RECORDER.take_step(ranks.rank)[1]}
     stopped = ""
     try:
         executor(*nodes, ranks=ranks, **({**calls, "score": stops} if calls else {})).run(columns())
@@ -59,6 +63,7 @@ def main(out: Path) -> None:
         "order": order[:2],
         "columns": {name: computed[name].tolist() for name in ("reference_logprobs", "scores")},
         "stopped": stopped,
+        "waited": sorted(what for what in times if what.startswith("wait")),
     }
     (out / f"{ranks.rank}.json").write_text(json.dumps(report))
     distributed.barrier()

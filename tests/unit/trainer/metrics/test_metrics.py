@@ -9,6 +9,7 @@ from matplotlib.colors import to_hex
 from tests.support import metrics_page, strict
 from tests.unit.api.manifests import job
 
+from rlhf_api.contract.timeline import FILE, Span, StepTimeline
 from rlhf_api.rules.health import metrics_of
 from rlhf_trainer.metrics.files import MetricsFiles, read_lines
 from rlhf_trainer.metrics.pictures import comparison_figure, draw_picture, reward_figure
@@ -74,6 +75,20 @@ def test_a_resumed_run_drops_the_lines_it_will_write_again(earlier):
     assert [line["step"] for line in lines(earlier / "evaluation.jsonl")] == [0, 2]
     metrics.step(PPO[3])
     assert lines(earlier / "metrics.jsonl") == PPO[:4]
+
+
+def test_a_resumed_run_has_no_timeline_twice(tmp_path):
+    def times(step: int) -> StepTimeline:
+        return StepTimeline(
+            step=step, time=0, seconds=1, spans=(Span("trainer", 0, "train_policy", 0, 1 / step),)
+        )
+
+    for first in (1, 3):  # the second start goes on from step 2
+        files = MetricsFiles(tmp_path, first - 1, nowhere(tmp_path))
+        for step in range(first, first + 4):
+            files.times(times(step))
+    written = [StepTimeline.model_validate_json(line) for line in (tmp_path / FILE).open()]
+    assert written == [times(step) for step in range(1, 7)]
 
 
 def test_a_run_from_the_start_drops_all_lines(earlier):

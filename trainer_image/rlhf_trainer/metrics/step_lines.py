@@ -1,34 +1,36 @@
-"""`samples.jsonl`: responses by step, within a size limit, the whole run at even distances."""
+"""Lines of JSON by step in a file with a size limit: `samples.jsonl`, `timeline.jsonl`. The whole run at even
+distances."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from rlhf_api.contract.samples import Sample
+from pydantic import BaseModel
+
 from rlhf_api.host import strict_json
 
 _STEP_SHARE = 4
 """A step gets at most this fraction, 1 / 4, of the limit."""
 
 
-class SampleFile:
-    """Appends samples. Once the file is above its limit, steps that are no multiples of 2, then of 4 and so on are
+class StepLines:
+    """Appends records. Once the file is above its limit, steps that are no multiples of 2, then of 4 and so on are
     dropped until it is at most half full."""
 
     def __init__(self, file: Path, most_bytes: int, step: int) -> None:
-        """Drops samples of steps after `step`, left by a run that went beyond its last snapshot."""
+        """Drops lines of steps after `step`, left by a run that went beyond its last snapshot."""
         self._file, self._most, self._stride = file, most_bytes, 1
         if file.exists():
             self._rewrite(lambda number: number <= step)
 
-    def add(self, step: int, samples: Sequence[Sample]) -> None:
-        """Appends the samples of a step, the first ones if they are too long for the file."""
-        if step % self._stride or not samples:
+    def add(self, step: int, records: Sequence[BaseModel]) -> None:
+        """Appends the records of a step, each with that as `step`, the first ones if they are too long for the file."""
+        if step % self._stride or not records:
             return
         left = self._most // _STEP_SHARE
         with self._file.open("a", encoding="utf-8") as out:
-            for sample in samples:
-                line = strict_json.dumps(sample.model_dump(), ensure_ascii=False) + "\n"
+            for record in records:
+                line = strict_json.dumps(record.model_dump(), ensure_ascii=False) + "\n"
                 left -= len(line.encode())
                 if left < 0:
                     break
