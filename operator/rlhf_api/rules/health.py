@@ -13,7 +13,10 @@ from ..spec import Spec
 
 _STEP = ("tokens", "loss", "learning_rate")
 """Metrics of every step; `loss` is that of the model that the graph names first."""
-_MODEL = ("grad_norm", "overflow", "loss_scale")
+_MODEL = (
+    *("grad_norm", "overflow", "loss_scale"),
+    *("balance_loss", "expert_share_max", "expert_entropy", "experts_unused_share"),
+)
 """Metrics of each trained model, prefixed by its name where there are several."""
 _POLICY = ("clip_fraction", "ratio_mean", "update_kl", "pretraining_loss")
 """Metrics of the policy in a job that samples responses, prefixed in the same way."""

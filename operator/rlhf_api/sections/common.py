@@ -11,6 +11,7 @@ from .data import Data, Pretraining
 from .deepspeed import DeepSpeedConfig
 from .environment import Environment, Variables, section_or_variables
 from .evaluation import UNNAMED, Evaluation, EvaluationSet
+from .experts import Experts
 from .health import OUTLIERS_OF_8_BITS, OUTLIERS_OF_16_BITS, Health
 from .model import Model
 from .optimizer import CRITIC_RATE, WHOLE_CRITIC, Optimizer
@@ -40,6 +41,7 @@ class CommonSpec(Frozen):
     replay: Replay = Replay()
     rollout: Rollout = Rollout()
     optimizer: Optimizer = Optimizer()
+    experts: Experts = Experts()
     evaluation: Evaluation | None = None
     pretraining: Pretraining | None = None
     trainer: Trainer = Trainer()

@@ -1,7 +1,7 @@
 """A Hugging Face model under DeepSpeed: inference on packed sequences, and optimizer steps."""
 
-import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +15,15 @@ from rlhf_api.sections.optimizer import Optimizer
 from rlhf_api.sections.roles import Trainer
 
 from ..process import progress
-from ..tensors.batches import MAXIMUM, Loss, OutputFn
+from ..tensors.batches import MAXIMUM, Loss, MicroBatch, OutputFn
+from ..tensors.packed import to_device
 from ..tensors.records import Sequences
+from .balance import ExpertBalance, check_balanced
 from .deepspeed_config import deepspeed_settings
 from .forward.efficiency import fuse, recompute
 from .forward.inference import Forward
 from .forward.response_head import install
+from .forward.routers import Routers, Routing
 from .forward.sequence_parallel import SequenceGroup
 from .gathering import Named, gather_whole, undivided
 from .initialize import initialize
@@ -54,8 +57,10 @@ class TrainedModel:
         micro_batch_tokens: int,
         pad_token_id: int,
         adapter: "Adapter | None" = None,
+        balance: float = 0.0,
     ) -> None:
-        """`deepspeed` and `micro_batch_tokens` are this model's; `trainer` holds what all models share."""
+        """`deepspeed` and `micro_batch_tokens` are this model's; `trainer` holds what all models share. `balance`: the
+        coefficient of the loss that evens out the load of a mixture's experts."""
         adam = {
             "lr": optimizer.learning_rate,
             "betas": optimizer.betas,
@@ -70,11 +75,14 @@ class TrainedModel:
         fuse(model, trainer.kernels)
         recompute(model, trainer.gradient_checkpointing)
         install(model)
+        self._routers, self._balance = Routers.of(model), balance
+        if balance:
+            check_balanced(model, self._routers)
         self.deepspeed = initialize(model.eval(), settings, adam)
         self._together = trainer.sequence_parallel_size
-        group = SequenceGroup.of(self._together) if self._together > 1 else None
+        self._group = SequenceGroup.of(self._together) if self._together > 1 else None
         self._forward = Forward.choose(
-            model, micro_batch_tokens, pad_token_id, trainer.attention, self.deepspeed, group
+            model, micro_batch_tokens, pad_token_id, trainer.attention, self.deepspeed, self._group
         )
         self.stage = int(self.deepspeed.zero_optimization_stage())
         self.moving_updates = 0
@@ -129,7 +137,8 @@ class TrainedModel:
         micro-batches and names the same statistics each time. The gradient is the plain sum. Returns the
         summed statistics with `loss` and `grad_norm` (2-norm of the whole gradient before clipping). In float16
         also `loss_scale`, and `overflow`: 1 where the gradient was not finite, which skips the step (Micikevicius
-        et al. 2018, "Mixed precision training"); the norm is 0 then.
+        et al. 2018, "Mixed precision training"); the norm is 0 then. Of a mixture also `load_statistics`, and with a
+        coefficient `balance_loss`, which `loss` has with its coefficient.
         """
         if not len(sequences):
             raise ValueError("an update needs at least one sequence; got none")
@@ -137,6 +146,7 @@ class TrainedModel:
         for parameters in engine.optimizer.param_groups:
             parameters["lr"] = learning_rate
         totals: dict[str, Tensor] = {}
+        balance = self._routers and ExpertBalance(self._balance, len(sequences.tokens), self._group)
         batches = self._forward.plan(sequences, self.world_size, group)[self.rank // self._together]
         for i, rows in enumerate(batches):
             # The number of micro-batches varies from update to update, which a fixed
@@ -145,9 +155,12 @@ class TrainedModel:
             # reduces the gradient of stage 0 in step() only, where its norm cannot be read before clipping.
             engine.set_gradient_accumulation_boundary(i == len(batches) - 1)
             micro = self._forward.build(sequences, rows)
-            output = self._forward(micro, read)
+            with self._recording() as routings:
+                output = self._forward(micro, read)
             value, statistics = loss(output, micro)
             self._add(totals, value, statistics)
+            if balance:
+                value = value + self._add_balance(totals, balance, routings, micro, sequences.lengths)
             # DeepSpeed averages over the ranks; we want the sum. `output.sum() * 0` keeps an empty
             # micro-batch, or a loss that ignores its output, connected to every weight that the other ranks
             # reduce.
@@ -155,7 +168,7 @@ class TrainedModel:
         self._sum_whole_gradient()
         norm, scale = self._gradient_norm_before_step(), getattr(engine.optimizer, "cur_scale", 1.0)
         engine.step()
-        metrics = self._summed(totals)
+        metrics = self._summed(totals) | (balance.statistics() if balance else {})
         norm = engine.get_global_grad_norm() if norm is None else norm
         if self._keeps_float32 and learning_rate >= LEAST_RATE and LEAST_NORM <= norm < inf:
             self.moving_updates += not getattr(engine.optimizer, "overflow", False)
@@ -182,6 +195,26 @@ class TrainedModel:
                 before = totals[name]
                 number = torch.maximum(before, number) if name.endswith(MAXIMUM) else before + number
             totals[name] = number
+
+    def _recording(self) -> AbstractContextManager[list[Routing]]:
+        return self._routers.recording() if self._routers else nullcontext([])
+
+    def _add_balance(
+        self,
+        totals: dict[str, Tensor],
+        balance: ExpertBalance,
+        routings: Sequence[Routing],
+        micro: MicroBatch,
+        lengths: Tensor,
+    ) -> Tensor | float:
+        """Adds a micro-batch to the balance and its loss to the sums; returns the loss with its coefficient. The ranks
+        of a group have a part of it each, which `_summed` takes for the same value on all."""
+        value = balance.add(routings, micro, to_device(lengths[micro.rows], micro.input_ids.device))
+        if value is None:
+            return 0.0
+        whole, weighted = value.detach() * self._together, self._balance * value
+        self._add(totals, self._balance * whole, {"balance_loss": whole})
+        return weighted
 
     def _summed(self, totals: Mapping[str, Tensor]) -> dict[str, float]:
         """All-reduced sums and maxima."""
@@ -229,7 +262,7 @@ class TrainedModel:
         for name, tensor in self.trained_tensors():
             yield self.adapter.travelling(name), tensor
 
-    def adapter_off(self) -> contextlib.AbstractContextManager[None]:
+    def adapter_off(self) -> AbstractContextManager[None]:
         """Disables the adapter: the model computes as at the start of the run."""
         assert self.adapter is not None, "a graph has such nodes for models with an adapter"
         return self.adapter.off()
@@ -238,9 +271,9 @@ class TrainedModel:
         """State-dict names with the live parameters and buffers, tied ones once under the first name."""
         return state_items(self.unwrapped)
 
-    def gathered(self) -> contextlib.AbstractContextManager[Module]:
+    def gathered(self) -> AbstractContextManager[Module]:
         """The model with whole weights on every rank and without DeepSpeed's hooks, for generation."""
-        return contextlib.nullcontext(self.unwrapped) if self.stage < 3 else undivided(self.deepspeed)
+        return nullcontext(self.unwrapped) if self.stage < 3 else undivided(self.deepspeed)
 
     def _sum_whole_gradient(self) -> None:
         """Sums the float32 gradient of stage 1 in bfloat16 over the ranks, `reduce_bucket_size` elements at a time, in

@@ -154,6 +154,17 @@ class MicroBatch:
     def packed(self) -> bool:
         return self.attention_mask.ndim == 4
 
+    @property
+    def owners(self) -> Tensor:
+        """The row, 0 to n - 1, of each token of the input, n for padding: int64 [n T] on the device."""
+        count = len(self.rows)
+        if not self.packed:
+            real = self.attention_mask.bool()
+            rows = torch.arange(count or 1, device=real.device)[:, None]
+            return torch.where(real, rows, count).flatten() if count else torch.zeros_like(rows[:, 0])
+        places = torch.arange(self.input_ids.shape[1], device=self.input_ids.device)
+        return torch.bucketize(places, self.attention_mask.flatten()[1 : count + 1], right=True)
+
 
 OutputFn = Callable[[Tensor, MicroBatch], Tensor]
 """(logits, micro-batch) -> the values read from them, packed."""

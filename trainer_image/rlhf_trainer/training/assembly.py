@@ -155,6 +155,7 @@ def engine(
         micro_batch_tokens=spec.trainer.micro_batch(used.field),
         pad_token_id=padding_id(ctx.tokenizer),
         adapter=adapter,
+        balance=spec.experts.balance_coefficient if used.field == "policy" else 0.0,
     )
 
 

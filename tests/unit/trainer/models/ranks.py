@@ -15,7 +15,15 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, distributed
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 from transformers import Qwen2ForTokenClassification as Qwen2Critic
 
 from rlhf_api.sections.lora import Lora
@@ -25,6 +33,7 @@ from rlhf_trainer.engines.vllm.weights.held import HeldBase
 from rlhf_trainer.export.model_files import save_model
 from rlhf_trainer.maths.outputs import ResponseLogprobs, response_values
 from rlhf_trainer.models.adapter import Adapter
+from rlhf_trainer.models.forward import inference
 from rlhf_trainer.models.pretrained.create import create_tokenizer
 from rlhf_trainer.models.state import load_training_state, training_state
 from rlhf_trainer.models.trained_model import TrainedModel
@@ -76,7 +85,12 @@ CASES = {
     "sequence-zero1": (1, False, "one key head"),
     "sequence-zero3": (3, False, "critic"),
     "sequence-lora-zero2": (2, False, "tied"),
+    "experts-zero2": (2, False, "experts"),
+    "experts-zero3": (3, False, "experts"),
+    "sequence-experts-zero1": (1, False, "experts"),
 }
+BALANCE = 0.02
+"""Coefficient of the mixture's balance."""
 LORA = Lora(rank=4, alpha=6.0)
 
 
@@ -93,6 +107,9 @@ def make(kind: str, seed: int = 0) -> PreTrainedModel:
         return LlamaForCausalLM(LlamaConfig(**SHAPE))
     if kind == "one key head":
         return LlamaForCausalLM(LlamaConfig(**SHAPE | {"num_key_value_heads": 1}))
+    if kind == "experts":
+        own = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
+        return Qwen3MoeForCausalLM(Qwen3MoeConfig(**SHAPE, **own, norm_topk_prob=True))
     if kind == "tied":
         return Qwen2ForCausalLM(Qwen2Config(**SHAPE, tie_word_embeddings=True))
     return Qwen2Critic(Qwen2Config(**SHAPE, classifier_dropout=0.0))
@@ -148,8 +165,17 @@ def engine_of(case: str, seed: int) -> TrainedModel:
     model = make(kind, 0 if lora else seed)  # an adapter goes on from the same base alone
     adapter = Adapter(model, LORA, seed, "base") if lora else None
     section = Trainer().model_copy(update=efficient)
+    if kind == "experts":  # which on a CPU differ in rounding with what is packed beside them
+        inference.packs_exactly = lambda *_: True
     return TrainedModel(
-        model, ADAM, section, deepspeed=settings, micro_batch_tokens=40, pad_token_id=0, adapter=adapter
+        model,
+        ADAM,
+        section,
+        deepspeed=settings,
+        micro_batch_tokens=40,
+        pad_token_id=0,
+        adapter=adapter,
+        balance=BALANCE if kind == "experts" else 0.0,
     )
 
 

@@ -1,6 +1,7 @@
 """Any ZeRO stage on one or two ranks trains as a plain loop does, and stops and goes on without a trace."""
 
 import json
+import math
 from functools import cache
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from safetensors.torch import load_file
 from tests.support.forks import run_ranks
 from tests.unit.trainer.models import ranks
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
+from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
 from rlhf_trainer.tensors.batches import MicroBatch
 
@@ -58,12 +60,20 @@ def plain_loop(kind: str, lora: bool) -> tuple[list[dict], dict]:
         for group in adam.param_groups:
             group["lr"] = ranks.rate(update)
         total, part, largest = torch.zeros(()), torch.zeros(()), torch.zeros(())
+        balance, loads = torch.zeros(()), torch.zeros(2, 4)
         for row in range(len(sequences)):
             micro = MicroBatch.build(sequences, [row], 0)
-            output = ranks.reader(kind)(model(input_ids=micro.input_ids).logits, micro)
+            routed = {"output_router_logits": True} if kind == "experts" else {}
+            answer = model(input_ids=micro.input_ids, **routed)
+            output = ranks.reader(kind)(answer.logits, micro)
+            for layer, logits in enumerate(answer.router_logits if routed else ()):
+                own = load_balancing_loss_func((logits,), 4, 2, micro.attention_mask)
+                balance = balance + own * len(logits) / (2 * len(sequences.tokens))
+                loads[layer] += torch.bincount(logits.topk(2).indices.flatten(), minlength=4)
             value, parts = ranks.loss(weights)(output, micro)
             total, part = total + value, part + parts["part"]
             largest = torch.maximum(largest, parts["output_max"])
+        total = total + ranks.BALANCE * balance
         adam.zero_grad()
         total.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), ranks.ADAM.gradient_clip)
@@ -75,10 +85,21 @@ def plain_loop(kind: str, lora: bool) -> tuple[list[dict], dict]:
                 "tokens": torch.tensor(len(weights)),
                 "grad_norm": norm,
                 "output_max": largest,
+                **(routing(balance, loads / loads.sum(1, keepdim=True)) if kind == "experts" else {}),
             }
         )
     whole = model.merge_and_unload() if lora else model
     return [{k: v.item() for k, v in s.items()} for s in statistics], whole.state_dict()
+
+
+def routing(balance: torch.Tensor, shares: torch.Tensor) -> dict[str, torch.Tensor]:
+    entropies = [torch.distributions.Categorical(probs=each).entropy() for each in shares]
+    return {
+        "balance_loss": balance,
+        "expert_share_max": shares.max(),
+        "expert_entropy": sum(entropies) / len(entropies) / math.log(4),
+        "experts_unused_share": (shares == 0).float().mean(),
+    }
 
 
 def report(runs: dict[int, Path], world: int, case: str) -> dict:

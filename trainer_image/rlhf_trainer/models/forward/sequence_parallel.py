@@ -73,6 +73,12 @@ class SequenceGroup:
             kept=None if micro.kept is None else micro.kept[chosen],
         )
 
+    def slice_owners(self, micro: MicroBatch) -> Tensor:
+        """`owners` of the tokens of this rank's slice, of which those past the row's end are padding."""
+        width = -(-micro.input_ids.shape[1] // self.size)
+        missing = self.size * width - micro.input_ids.shape[1]
+        return pad(micro.owners, (0, missing), value=len(micro.rows))[self.rank * width :][:width]
+
     def to_heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[1, H, T / size, D] each -> [1, H / size, T, D]. Key heads that `size` does not divide are repeated first."""
         heads, keys = query.shape[1], key.shape[1]

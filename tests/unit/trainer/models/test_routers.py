@@ -1,0 +1,80 @@
+"""Routers of real families: which are recorded, and of which the load can be balanced."""
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.sections.roles import Trainer
+from rlhf_trainer.models.balance import check_balanced
+from rlhf_trainer.models.forward.efficiency import recompute
+from rlhf_trainer.models.forward.routers import Routers
+
+SHAPE = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+}
+FAMILIES = {
+    **{name: {"num_experts": 4} for name in ("qwen3_moe", "qwen2_moe", "olmoe")},
+    **{name: {"num_local_experts": 4} for name in ("mixtral", "gpt_oss", "granitemoe")},
+    "glm4_moe": {"n_routed_experts": 4, "first_k_dense_replace": 0},
+}
+BY_BIAS = ("glm4_moe",)
+
+
+def made(family: str, **own):
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, **SHAPE | FAMILIES.get(family, {}) | own)
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_routers_of_each_layer_are_recorded_with_what_they_chose(family):
+    model = made(family)
+    routers = Routers.of(model)
+    with routers.recording() as routings:
+        model(torch.arange(1, 8)[None])
+    assert [tuple(each.logits.shape) for each in routings] == [(7, 4)] * 2
+    for each in routings:
+        assert each.chosen.shape == (7, 2)
+        if family not in BY_BIAS:
+            assert torch.equal(each.chosen.sort().values, each.logits.topk(2).indices.sort().values)
+    model(torch.arange(1, 8)[None])
+    assert len(routings) == 2
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_load_is_balanced_where_routers_are_trained_by_probabilities(family):
+    model = made(family)
+    if family not in BY_BIAS:
+        return check_balanced(model, Routers.of(model))
+    with pytest.raises(InvalidJob, match=rf"balanceCoefficient: needs .*, which {type(model).__name__} has"):
+        check_balanced(model, Routers.of(model))
+    return None
+
+
+def test_a_dense_model_has_no_routers_and_no_balance():
+    model = made("llama")
+    assert Routers.of(model) is None
+    with pytest.raises(InvalidJob, match=r"spec.experts.balanceCoefficient: .* LlamaForCausalLM has not"):
+        check_balanced(model, None)
+
+
+def test_a_layer_that_is_computed_again_is_recorded_once_and_its_logits_have_a_gradient():
+    model = made("qwen3_moe")
+    recompute(model, Trainer(gradientCheckpointing="full").gradient_checkpointing)
+    routers = Routers.of(model)
+    with routers.recording() as routings:
+        model(torch.arange(1, 8)[None])
+    sum(each.logits.float().logsumexp(-1).sum() for each in routings).backward()
+    assert len(routings) == 2
+    assert all(layer.mlp.gate.weight.grad.abs().sum() > 0 for layer in model.model.layers)
