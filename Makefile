@@ -76,7 +76,7 @@ PASSED   = @test -s $(RESULTS)/$@.xml && touch $(RESULTS)/$@
 # Before each commit: the linters, and the tests of what is most often got wrong.
 QUICK := tests/unit/trainer/maths tests/unit/operator/cluster tests/repository/test_docs.py tests/repository/test_names.py
 quick: lint
-	$(BIN)/python -m pytest -q -x $(QUICK) $(patsubst %,--ignore=tests/unit/operator/cluster/test_%.py,budgets crashes)
+	$(BIN)/python -m pytest -q -x $(QUICK) $(patsubst %,--ignore=tests/unit/operator/cluster/%.py,decide/test_budgets test_crashes)
 
 UNITS := tests/unit/api tests/unit/chart tests/unit/trainer/maths tests/unit/operator/cluster tests/repository
 units: install $(VENV)-operator $(BIN)/helm $(BIN)/promtool

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
-from tests.support.seaweed import Seaweed, Server, running
+from tests.support.servers.seaweed import Seaweed, Server, running
 
 from rlhf_api.contract.run import SHARE_CORES
 

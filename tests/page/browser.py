@@ -8,7 +8,7 @@ from typing import Any
 
 from playwright.sync_api import Browser, Page, sync_playwright
 from tests.cluster.packages import BROWSER, require
-from tests.support.packaging import ROOT
+from tests.support.sources.packaging import ROOT
 
 AXE = ROOT / "page" / "node_modules" / "axe-core" / "axe.min.js"
 BUILT = ROOT / "operator" / "rlhf_operator" / "page" / "static" / "index.html"

@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 from tests.page.browser import Tab, find_chromium, running_browser
 from tests.page.conftest import read_address
 from tests.page.runs import WORDS, write_runs
-from tests.support.packaging import ROOT
+from tests.support.sources.packaging import ROOT
 
 IMAGES = ROOT / "docs" / "images"
 SIZE = {"width": 1120, "height": 760}

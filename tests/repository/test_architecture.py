@@ -5,7 +5,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from tests.support.scripts import load_script
+from tests.support.sources.scripts import load_script
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "concepts" / "architecture.md").read_text()

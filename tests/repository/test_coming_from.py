@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 from tests.repository.names_elsewhere import NAMES
 from tests.unit.api.manifests import job
-from tests.unit.api.rules import SPEC
+from tests.unit.api.schema.rules import SPEC
 from tests.unit.manifest_fields.places import REFUSED, leaves
 
 from rlhf_api.errors.problem import InvalidJob

@@ -8,7 +8,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 import yaml
-from tests.support.scripts import load_script
+from tests.support.sources.scripts import load_script
 
 from rlhf_api.algorithms import ALGORITHMS
 from rlhf_api.manifest.load import parse

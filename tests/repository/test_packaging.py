@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.support.packaging import OF_WHEEL, ROOT, WHEEL, done, normalized, pins
+from tests.support.sources.packaging import OF_WHEEL, ROOT, WHEEL, done, normalized, pins
 from tools.release.files import NOT_IN_IMAGES
 
 PAGE = ROOT / "operator" / "rlhf_operator" / "page" / "static" / "index.html"

@@ -12,8 +12,8 @@ import kubernetes_validate
 import pytest
 import yaml
 from tests.support.helm import CHART, Loader
-from tests.support.packaging import OF_WHEEL, ROOT, WHEEL, done, pins
-from tests.support.scripts import load_script
+from tests.support.sources.packaging import OF_WHEEL, ROOT, WHEEL, done, pins
+from tests.support.sources.scripts import load_script
 from tools.release import __main__ as release
 from tools.release import files, images, krew, steps
 

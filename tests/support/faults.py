@@ -18,7 +18,7 @@ from tests.support.run_processes import environ, listening, processes
 ASKED = "asked-to-stop"
 PORTS = "ports.json"
 QUIET, HUNG = "quiet", "hung"
-"""Marks of a silence that is meant (tests/support/haste.py)."""
+"""Marks of a silence that is meant (tests/support/clocks/haste.py)."""
 _reached: list[str] = []
 
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tests.support import metrics_page, warm
 from tests.support.faults import ASKED
+from tests.support.forked import warm
 from tests.support.run_processes import processes
+from tests.support.sources import metrics_page
 
 ROOT = Path(__file__).parents[2]
 SENTIMENT = ROOT / "examples" / "sentiment"

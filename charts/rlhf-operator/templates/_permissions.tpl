@@ -1,4 +1,4 @@
-{{/* What the operator may do, and nothing else: tests/api_server/oldest/test_rbac.py compares it with what the operator does. */}}
+{{/* What the operator may do, and nothing else: tests/api_server/oldest/chart/test_rbac.py compares it with what the operator does. */}}
 
 {{/* Where jobs are: in all namespaces, or in each of `watchNamespaces`. Server-side apply of a new object needs create and patch. */}}
 {{- define "rlhf-operator.jobRules" -}}

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from tests.support.http_threads import serving
+from tests.support.servers.http_threads import serving
 
 _KINDS = {
     "validatingadmissionpolicies": "ValidatingAdmissionPolicy",

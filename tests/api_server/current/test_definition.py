@@ -13,8 +13,8 @@ from tests.api_server.current.binary import Binary
 from tests.api_server.current.jobs import DEFINITIONS, Jobs, check, define, defined
 from tests.api_server.current.server import Refused, Server, server
 from tests.support.kube import eventually
-from tests.unit.api.cel_cases import RUNNING
 from tests.unit.api.manifests import document
+from tests.unit.api.schema.cel_cases import RUNNING
 
 from rlhf_api.schema.crd import CLUSTER_RUNTIME, RUNTIMES, crd, runtime_crd
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import Phase, given, settings
 from tests.api_server.current.jobs import Jobs
 from tests.api_server.current.server import Refused
-from tests.unit.api.cel_cases import CASES
 from tests.unit.api.manifests import document
-from tests.unit.api.shapes import manifests
+from tests.unit.api.schema.cel_cases import CASES
+from tests.unit.api.schema.shapes import manifests
 
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.job import RLHFJob

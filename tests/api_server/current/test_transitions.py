@@ -3,8 +3,8 @@
 import pytest
 from tests.api_server.current.jobs import Jobs
 from tests.api_server.current.server import Refused, Server
-from tests.unit.api.cel_cases import ALLOWED, CHANGES, RUNNING, failed
 from tests.unit.api.manifests import document
+from tests.unit.api.schema.cel_cases import ALLOWED, CHANGES, RUNNING, failed
 
 from rlhf_api.contract.status import CORRECTABLE
 

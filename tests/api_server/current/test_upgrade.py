@@ -7,8 +7,8 @@ import pytest
 from tests.api_server.current.jobs import Jobs, define, defined, forget_version
 from tests.api_server.current.server import Refused, Server
 from tests.support.kube import eventually
-from tests.unit.api.cel_cases import RUNNING
 from tests.unit.api.manifests import document
+from tests.unit.api.schema.cel_cases import RUNNING
 
 from rlhf_api.schema.crd import crd
 

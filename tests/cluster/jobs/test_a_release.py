@@ -26,7 +26,7 @@ from tests.support.cluster import Cluster, existing
 from tests.support.helm import helm
 from tests.support.installed import SYSTEM
 from tests.support.kube import get, kubectl
-from tests.support.packaging import ROOT
+from tests.support.sources.packaging import ROOT
 from tools.release import files, images, steps
 from tools.release.artifacts import Registry
 

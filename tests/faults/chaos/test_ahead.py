@@ -7,8 +7,8 @@ from functools import partial
 import pytest
 from tests.faults.chaos.conftest import Store, Stores
 from tests.faults.chaos.test_kills import killed, schedule
-from tests.support import vllm_server
-from tests.support.roles import TOKEN, Job
+from tests.support.forked.roles import TOKEN, Job
+from tests.support.servers import vllm_server
 
 from rlhf_api.sections.replay import EPISODES
 from rlhf_trainer.replay.table import Episode

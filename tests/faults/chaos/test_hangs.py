@@ -24,7 +24,7 @@ def test_ranks_that_are_stopped_are_noticed_and_nothing_is_lost(tmp_path: Path):
     head = {"apiVersion": "rlhf.dev/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "hangs"}}
     manifest.write_text(json.dumps({**head, "spec": job}))
 
-    hung = {"module": "tests.support.haste", "RLHF_FAULTS": "tests.support.faults:stop_each_rank"}
+    hung = {"module": "tests.support.clocks.haste", "RLHF_FAULTS": "tests.support.faults:stop_each_rank"}
     finished = finish(start(manifest, tmp_path / "run", **hung), tmp_path / "run")
 
     assert finished.code == 0, finished.output[-4000:]

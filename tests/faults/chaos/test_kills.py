@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.faults.chaos.conftest import Stores
-from tests.support.roles import Job
+from tests.support.forked.roles import Job
 
 from rlhf_api.contract.run import EXIT_INVALID
 

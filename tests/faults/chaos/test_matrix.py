@@ -11,7 +11,7 @@ from tests.faults.matrix.kills import ANY_TIME, schedule
 from tests.faults.matrix.page import happened, page
 from tests.faults.matrix.responses import begins
 from tests.faults.matrix.running import Running, running
-from tests.support.seaweed import Server
+from tests.support.servers.seaweed import Server
 
 pytestmark = pytest.mark.slow
 RAN = {"date": "2026-01-02", "cores": 2}

@@ -7,8 +7,8 @@ from functools import partial
 import pytest
 from tests.faults.chaos.conftest import Store, Stores
 from tests.support.faults import ASKED
-from tests.support.outage import Mode, Proxy, proxy
-from tests.support.roles import Job
+from tests.support.forked.roles import Job
+from tests.support.servers.outage import Mode, Proxy, proxy
 
 from rlhf_api.contract.run import EXIT_INVALID
 

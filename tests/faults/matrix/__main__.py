@@ -33,7 +33,7 @@ from tests.faults.matrix.page import PAGE, page
 from tests.faults.matrix.pods import OnPods
 from tests.faults.matrix.running import NoStep, Running, here, note, running
 from tests.support import rlhf
-from tests.support.seaweed import Server
+from tests.support.servers.seaweed import Server
 
 RESULTS, KILLS, SPELLS = (
     PAGE.with_suffix(".jsonl"),

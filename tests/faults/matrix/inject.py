@@ -12,9 +12,9 @@ from pathlib import Path
 
 import psutil
 from tests.faults.matrix.cells import OUTAGE_SECONDS, PAUSE_SECONDS, STORE, VICTIMS, WORKERS, Cell, Victim
-from tests.support.outage import Proxy
 from tests.support.run_processes import processes
-from tests.support.seaweed import Server
+from tests.support.servers.outage import Proxy
+from tests.support.servers.seaweed import Server
 
 FILL_BYTES = 1 << 20
 SLOW_SECONDS = (0.4, 0.1)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.matrix.cells import EPISODES, GPU, HANG_SECONDS, STALENESS, TURNS, Mode
-from tests.support.seaweed import Server
+from tests.support.servers.seaweed import Server
 
 PROMPTS, PER_STEP = 4096, 8
 ENVIRONMENT = {

@@ -3,9 +3,9 @@
 import json
 import subprocess
 
-from tests.support import warm
-from tests.support.cells import run_cells
+from tests.support.forked import warm
 from tests.support.rlhf import ROOT
+from tests.support.sources.cells import run_cells
 
 SMALLER = {
     '"examples/sorting/sft.yaml")': '"examples/sorting/sft.yaml").set(steps=20)',

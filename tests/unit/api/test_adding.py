@@ -12,7 +12,7 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
-from tests.support.contributor import ROOT, copied, edit, importing
+from tests.support.sources.contributor import ROOT, copied, edit, importing
 
 ROW = 'TEACHER = "teacher", RoleRow(work="infer", model="teacher", grace_seconds=40, ready="/warm")'
 SECTION = '''class Teacher(ModelServerSpec):

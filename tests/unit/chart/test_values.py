@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.support.helm import CHART, HelmError, render
-from tests.support.scripts import load_script
+from tests.support.sources.scripts import load_script
 
 from rlhf_api.job import KIND
 from rlhf_api.manifest.load import parse

@@ -5,7 +5,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from tests.support.scripts import load_script
+from tests.support.sources.scripts import load_script
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "sentiment"
 FILES = ["sft.jsonl", "pairs.jsonl", "prompts.jsonl", "heldout.jsonl"]

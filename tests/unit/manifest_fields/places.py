@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pydantic.alias_generators import to_camel
-from tests.unit.api.rules import SPEC
+from tests.unit.api.schema.rules import SPEC
 
 from rlhf_api.algorithms import ALGORITHMS
 from rlhf_api.roles import Role
@@ -17,7 +17,7 @@ ROLES = [role.value for role in Role]
 
 def leaves(schema: Schema = SPEC, at: str = "spec") -> Iterator[tuple[str, Schema]]:
     """Places as overrides write them, down to scalars, maps, and lists of scalars; an object in a list as `[0]`. Former
-    names of fields are those of tests/unit/api/test_spelling.py."""
+    names of fields are those of tests/unit/api/manifest/test_spelling.py."""
     if "properties" in schema:
         for name, inner in schema["properties"].items():
             if not inner.get("description", "").startswith("Former name of"):

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.support.cells import run_cells
+from tests.support.sources.cells import run_cells
 from tests.unit.api.manifests import job
 
 from rlhf import InvalidJob
@@ -53,7 +53,7 @@ def test_a_cell_is_saved_with_all_that_it_uses(tmp_path, monkeypatch):
 
 
 def test_a_function_of_a_module_keeps_its_name(monkeypatch):
-    assert import_path(run_cells) == "tests.support.cells:run_cells"
+    assert import_path(run_cells) == "tests.support.sources.cells:run_cells"
     monkeypatch.setattr(run_cells, "__module__", "elsewhere")
     with pytest.raises(InvalidJob, match="run_cells: no module 'elsewhere' in"):
         import_path(run_cells)

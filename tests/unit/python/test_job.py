@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tests.support.cells import run_cells
+from tests.support.sources.cells import run_cells
 
 from rlhf import Failure, InvalidJob, Job, Run
 

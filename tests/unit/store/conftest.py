@@ -7,7 +7,7 @@ import obstore
 import pytest
 import torch
 from obstore.store import ObjectStore, from_url
-from tests.support.seaweed import Seaweed
+from tests.support.servers.seaweed import Seaweed
 
 from rlhf_store.archive import Archive
 from rlhf_store.archive import Snapshot as Stored

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
-from tests.support.faulty_s3 import FaultyS3, faulty
+from tests.support.servers.faulty_s3 import FaultyS3, faulty
 
 from rlhf_store import store as module
 from rlhf_store.errors import Conflict

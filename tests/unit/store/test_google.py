@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from tests.support.google import BUCKET, Google, google
+from tests.support.servers.google import BUCKET, Google, google
 
 from rlhf_store.archive import Archive
 from rlhf_store.committing import Committer

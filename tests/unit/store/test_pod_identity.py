@@ -5,7 +5,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from tests.support.http_threads import serving
+from tests.support.servers.http_threads import serving
 
 from rlhf_store.store import Store
 

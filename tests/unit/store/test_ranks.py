@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.support.forks import run_ranks
+from tests.support.forked.forks import run_ranks
 
 
 def test_every_rank_quotes_the_failure_of_one(tmp_path: Path):

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from tests.cluster.credentials import KEY, openssl
-from tests.support.http_threads import serving
+from tests.support.servers.http_threads import serving
 
 from rlhf_store import connecting, failures
 from rlhf_store.archive import Archive

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from tests.support.scripts import load_script
+from tests.support.sources.scripts import load_script
 
 from rlhf_api.algorithms import ALGORITHMS
 from rlhf_api.algorithms.policy_gradient import PolicyGradient

@@ -16,7 +16,7 @@ from rlhf_operator.page.serve.static_files import Asset
 from rlhf_operator.supervision import role_client
 
 sys.path.append(str(Path(__file__).parents[4]))
-from tests.support.haste import Haste
+from tests.support.clocks.haste import Haste
 
 
 def fake(_config: RunConfig, process: Process, python: str) -> list[str]:

@@ -4,7 +4,7 @@ import socket
 from contextlib import closing
 
 import pytest
-from tests.support.hub import Hub, hub
+from tests.support.servers.hub import Hub, hub
 from tests.unit.api.manifests import job
 
 from rlhf_api.errors.problem import InvalidJob

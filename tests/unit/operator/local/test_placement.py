@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.unit.api.estimate.shared import AHEAD, EIGHT, GRPO, H200, LARGE, REFERENCE, SMALL
 from tests.unit.api.manifests import job
-from tests.unit.api.shared import AHEAD, EIGHT, GRPO, H200, LARGE, REFERENCE, SMALL
 
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.manifest.load import parse, runnable

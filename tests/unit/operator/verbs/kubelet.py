@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-from tests.support.http_threads import serving
 from tests.support.kube import kubectl
+from tests.support.servers.http_threads import serving
 
 HOST = "127.0.0.1"
 _PATH = re.compile(r"/containerLogs/(?P<namespace>[^/]+)/(?P<pod>[^/]+)/role")

@@ -244,7 +244,7 @@ PRINTS = {
 STREAMS = {"sys.stdout.write", "sys.stderr.write", "sys.stdout.writelines", "sys.stderr.writelines"}
 ELSEWHERE = {"print", "Console", "logging.StreamHandler", *STREAMS}
 HANDLERS = {"operator/rlhf_operator/cluster/serve/logs.py", "trainer_image/rlhf_trainer/process/role.py"}
-"""Log handlers, whose formatters clean; see `logged` above, and tests/unit/operator/cluster/test_logs.py."""
+"""Log handlers, whose formatters clean; see `logged` above, and tests/unit/operator/cluster/serve/test_logs.py."""
 
 
 def test_nothing_else_prints():

@@ -16,8 +16,8 @@ import pytest
 from huggingface_hub import HfApi, constants, hf_hub_download
 from obstore.store import from_url
 from pyarrow import parquet
-from tests.support.hub import Hub, hub
-from tests.support.seaweed import Seaweed
+from tests.support.servers.hub import Hub, hub
+from tests.support.servers.seaweed import Seaweed
 from tests.unit.api.manifests import job, unchecked
 
 from rlhf_api.dataset.row_files import RowFile

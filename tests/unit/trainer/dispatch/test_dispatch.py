@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.support import virtual_time
+from tests.support.clocks import virtual_time
 
 from rlhf_api.contract.run import Member
 from rlhf_api.roles import Role

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
-from tests.support.forks import forked
+from tests.support.forked.forks import forked
 from tests.support.kube import eventually
 from tests.support.models import byte_tokenizer, tiny_model
 from tests.unit.trainer.engines.frozen_worker import COUNT, LONGEST, TEMPERATURE

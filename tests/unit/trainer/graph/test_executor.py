@@ -5,7 +5,7 @@ import threading
 
 import pytest
 import torch
-from tests.support.forks import run_ranks
+from tests.support.forked.forks import run_ranks
 from tests.unit.trainer.graph.specs import spec_of
 
 from rlhf_api.algorithms import settings_of

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from matplotlib.colors import to_hex
-from tests.support import metrics_page, strict
+from tests.support import strict
+from tests.support.sources import metrics_page
 from tests.unit.api.manifests import job
 
 from rlhf_api.contract.timeline import FILE, Span, StepTimeline

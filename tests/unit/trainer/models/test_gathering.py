@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from tests.support.forks import run_ranks
+from tests.support.forked.forks import run_ranks
 from tests.unit.trainer.models import gathering_ranks
 from tests.unit.trainer.models.gathering_ranks import BUCKETS, digest, make
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from tests.support.forks import run_ranks
+from tests.support.forked.forks import run_ranks
 from tests.unit.trainer.models import ranks
 from tests.unit.trainer.models.wrong_ranks import CASES, FIRST
 

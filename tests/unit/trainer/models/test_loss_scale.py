@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.support.forks import run_ranks
+from tests.support.forked.forks import run_ranks
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf_trainer.maths.outputs import ResponseLogprobs

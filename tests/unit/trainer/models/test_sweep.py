@@ -9,7 +9,7 @@ from typing import Any
 import deepspeed
 import pytest
 from pydantic import BaseModel
-from tests.unit.api.test_every_field_acts import models
+from tests.unit.api.rules.test_every_field_acts import models
 from tests.unit.trainer.models.sweep import CASES, NOT_RUN, Outcome
 
 from rlhf_api.sections.deepspeed import DeepSpeedConfig
@@ -36,7 +36,7 @@ def leaves(value: Any, before: str = "") -> Iterator[str]:
 
 
 def test_every_key_has_a_case_or_a_reason_for_having_none():
-    """A key of a new DeepSpeed is noticed by tests/unit/api/test_deepspeed_keys.py, and once it is accepted, here."""
+    """A key of a new DeepSpeed is noticed by api/rules/test_deepspeed_keys.py, and once it is accepted, here."""
     tried = {leaf for case in CASES for leaf in leaves(case.settings())} | {case.key for case in CASES}
     known = set(keys(DeepSpeedConfig))
     assert known - tried - NOT_RUN.keys() == set()

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.support import warm
+from tests.support.forked import warm
 from tests.support.ports import free_port
 
 from rlhf_api.contract.run import (

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.forks import fork, torchrun
+from tests.support.forked.forks import fork, torchrun
 from torch import distributed
 
 from rlhf_trainer.process import progress

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.forks import run_ranks
+from tests.support.forked.forks import run_ranks
 from tests.unit.trainer.replay.ppo_worker import CASES, SPREAD, STEPS
 
 

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from tests.support.forks import ended, fork, torchrun
+from tests.support.forked.forks import ended, fork, torchrun
 
 from rlhf_api.contract.run import EXIT_INVALID, EXIT_SUSPENDED
 from rlhf_api.roles import Role

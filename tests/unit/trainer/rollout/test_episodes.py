@@ -6,7 +6,7 @@ from array import array
 
 import pytest
 import torch
-from tests.support.forks import run_ranks
+from tests.support.forked.forks import run_ranks
 
 from rlhf_trainer.ranks.ranks import Ranks
 from rlhf_trainer.rollout.partial_rollout import PartialRollout, Response

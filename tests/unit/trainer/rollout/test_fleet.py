@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support import deadlines
-from tests.support.forks import run_ranks
+from tests.support.clocks import deadlines
+from tests.support.forked.forks import run_ranks
 from tests.support.kube import eventually
 from tests.unit.trainer.scoring.servers import Generator
 

@@ -10,8 +10,8 @@ from concurrent.futures import Future
 
 import pytest
 from aiohttp import web
-from tests.support import deadlines
-from tests.support.deadlines import Clock
+from tests.support.clocks import deadlines
+from tests.support.clocks.deadlines import Clock
 from tests.support.kube import eventually
 from tests.support.models import byte_tokenizer
 from tests.unit.trainer.scoring.servers import IN_STREAM, Generator

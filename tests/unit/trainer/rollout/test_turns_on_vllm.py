@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 from tests.cluster.packages import Unavailable
-from tests.support import vllm_server
 from tests.support.chat_model import smollm2
 from tests.support.models import tiny_model
-from tests.support.vllm_server import Server
+from tests.support.servers import vllm_server
+from tests.support.servers.vllm_server import Server
 from tests.unit.trainer.weights.support import TOKEN, generator, load, weights
 from transformers import AutoTokenizer, PreTrainedModel
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 import torch
 from aiohttp import web
-from tests.support import deadlines
-from tests.support.deadlines import Clock
+from tests.support.clocks import deadlines
+from tests.support.clocks.deadlines import Clock
 from tests.support.kube import eventually
 from tests.support.ports import free_port
 

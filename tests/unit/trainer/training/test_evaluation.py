@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.forks import run_ranks
+from tests.support.forked.forks import run_ranks
 from tests.unit.trainer.training.running import RANKS, Job, low_tokens
 from tests.unit.trainer.training.test_stops import Answering
 

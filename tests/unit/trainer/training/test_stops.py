@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from tests.unit.trainer.replay.ppo_worker import Generators
+from tests.unit.trainer.training.responses.test_dynamic import DYNAMIC
 from tests.unit.trainer.training.running import RANKS, Job, low_tokens
-from tests.unit.trainer.training.test_dynamic import DYNAMIC
 
 from rlhf_api.contract.run import EXIT_SUSPENDED
 from rlhf_api.sections.evaluation import NO_PENALTIES

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import torch
-from tests.support.paced import Paced
+from tests.support.servers.paced import Paced
 
 from rlhf_trainer.engines.vllm.weights.served import parts
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from tests.support.vllm_server import Server
+from tests.support.servers.vllm_server import Server
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 

@@ -7,8 +7,8 @@ from concurrent.futures import Future
 
 import pytest
 import torch
-from tests.support import vllm_server
-from tests.support.vllm_server import Server
+from tests.support.servers import vllm_server
+from tests.support.servers.vllm_server import Server
 from tests.unit.trainer.weights.support import TOKEN, generator, weights
 from tests.unit.trainer.weights.test_serving import of_model
 

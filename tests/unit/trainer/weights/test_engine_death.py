@@ -12,9 +12,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.support import vllm_server
-from tests.support.forks import forked
-from tests.support.vllm_server import Server
+from tests.support.forked.forks import forked
+from tests.support.servers import vllm_server
+from tests.support.servers.vllm_server import Server
 from tests.unit.trainer.weights.support import TOKEN, generator, weights
 
 from rlhf_trainer.engines.vllm.serve.watchdog import EXIT_ENGINE_DEAD

@@ -9,7 +9,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 import torch
-from tests.support.forks import fork
+from tests.support.forked.forks import fork
 from tests.support.kube import eventually
 from tests.support.models import byte_tokenizer
 from tests.unit.trainer.weights import dying_trainer

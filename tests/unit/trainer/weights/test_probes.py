@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.support.virtual_time import Loop, run
+from tests.support.clocks.virtual_time import Loop, run
 
 from rlhf_api.roles import Role
 from rlhf_trainer.engines.vllm.front import probes

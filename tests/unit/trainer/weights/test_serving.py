@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from tests.support.forks import ended, fork
+from tests.support.forked.forks import ended, fork
 from tests.support.kube import eventually
 from tests.support.models import byte_tokenizer
 from tests.unit.trainer.weights import dying_trainer

@@ -13,9 +13,9 @@ from pathlib import Path
 import aiohttp
 import psutil
 import pytest
-from tests.support import warm
+from tests.support.forked import warm
 from tests.support.ports import free_port
-from tests.support.vllm_server import Server
+from tests.support.servers.vllm_server import Server
 from tests.unit.trainer.weights.support import TOKEN, generator, serves, weights
 
 from rlhf_trainer.transport.http import HttpError

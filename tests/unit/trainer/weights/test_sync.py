@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import psutil
 import pytest
-from tests.support import vllm_server
 from tests.support.kube import eventually
 from tests.support.ports import free_port
+from tests.support.servers import vllm_server
 from tests.unit.trainer.weights.support import (
     TOKEN,
     Adapted,
