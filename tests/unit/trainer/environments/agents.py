@@ -3,7 +3,6 @@ start; `openai` and `streaming` do by OpenAI's own client."""
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -230,20 +229,24 @@ def leave_child() -> None:
     subprocess.Popen(command, start_new_session=True)
 
 
+def runs() -> None:
+    """Opens with what the row's code names `result`."""
+    names = dict[str, Any]()
+    exec(ROW["code"], names)
+    ask([{"role": "user", "content": str(names["result"])}])
+    end(1.0)
+
+
 def spawns() -> None:
     leave_child()
     guess()
 
 
-def kills_its_worker() -> None:
-    """Once; the row's file says so."""
+def waits_once() -> None:
+    """With a child; the row's file says so."""
     if not Path(ROW["child"]).exists():
         leave_child()
-        messages = [*OPENING]
-        ask(messages)
-        reaper = os.getppid()
-        worker = int(Path(f"/proc/{reaper}/stat").read_text().rpartition(")")[2].split()[1])
-        os.kill(worker, signal.SIGKILL)
+        ask([*OPENING])
         time.sleep(3600)
     guess()
 

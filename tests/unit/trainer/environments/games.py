@@ -180,6 +180,22 @@ class OpensWith(Guess):
         return json.loads(row["opening"])
 
 
+class Runs:
+    """Opens with what the row's code names `result`; runs a turn as code, and replies with its `result`."""
+
+    def reset(self, row: dict[str, Any]) -> str:
+        return str(_run(row.get("code", "result = ''")))
+
+    def step(self, message: dict[str, Any]) -> Step:
+        return Step(str(_run(message["content"])))
+
+
+def _run(code: str) -> Any:
+    names = dict[str, Any]()
+    exec(code, names)
+    return names["result"]
+
+
 class Observes(Guess):
     """Replies what it can reach."""
 

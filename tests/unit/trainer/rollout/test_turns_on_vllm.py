@@ -1,10 +1,12 @@
 """Episodes on a real vLLM that gets new weights in the middle of a turn: each token's log-probability and version."""
 
 import asyncio
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,8 @@ from tests.support.chat_model import smollm2
 from tests.support.models import tiny_model
 from tests.support.servers import vllm_server
 from tests.support.servers.vllm_server import Server
+from tests.unit.trainer.environments.test_pool import GAMES
+from tests.unit.trainer.environments.test_pool import NONE as NO_NAMESPACES
 from tests.unit.trainer.weights.support import TOKEN, generator, load, weights
 from transformers import AutoTokenizer, PreTrainedModel
 
@@ -34,12 +38,11 @@ from rlhf_trainer.transport.http import HttpClient
 from rlhf_trainer.weights.broadcaster import Broadcaster
 
 pytestmark = pytest.mark.slow
+AGENTS = Path(__file__).parents[1] / "environments" / "agents.py"
 PROMPTS, RESPONSES, TURNS, TURN = 4, 2, 5, 8
 PACE_SECONDS = 0.05
 PATIENCE_SECONDS = 240.0
-SECTION = Environment(
-    path="tests.unit.trainer.environments.games:Guess", turns=TURNS, maxTokens=200, workers=1
-)
+SECTION = Environment(path=f"{GAMES}:Guess", turns=TURNS, maxTokens=200, workers=1)
 SAMPLING = Sampling(maxNewTokens=TURN)
 
 
@@ -170,6 +173,47 @@ def test_each_tokens_log_probability_is_that_of_its_weights(server: Server, fold
             expected = expected_logprobs(models, work.prompt, response, keeps=keeps)
             torch.testing.assert_close(torch.tensor(sampled), torch.tensor(expected), atol=1e-5, rtol=0)
     assert inside_a_turn, "new weights came in the middle of turns"
+
+
+KNOCKS = """
+import os, urllib.error, urllib.request
+
+def status(path):
+    headers = {{"Authorization": "Bearer " + os.environ.get("RLHF_TOKEN", "")}}
+    try:
+        return urllib.request.urlopen(urllib.request.Request({address!r} + path, b"{{}}", headers), timeout=60).status
+    except urllib.error.HTTPError as error:
+        return error.code
+    except urllib.error.URLError as error:
+        return type(error.reason).__name__
+
+result = [status(path) for path in ("/generate", "/commit", "/update_weights", "/v1/completions")]
+"""
+
+
+@pytest.mark.skipif(bool(NO_NAMESPACES), reason=NO_NAMESPACES)
+@pytest.mark.parametrize("network", [False, True])
+@pytest.mark.parametrize("kind", ["class", "program"])
+def test_environments_can_neither_sample_nor_send_weights(
+    server: Server, monkeypatch: pytest.MonkeyPatch, kind: str, network: bool
+):
+    """They have no key of a generator, and without the network not even its port: the trainer alone asks it."""
+    monkeypatch.setenv("RLHF_TOKEN", TOKEN)
+    program = (sys.executable, str(AGENTS), "runs")
+    fields: dict[str, Any] = {"path": f"{GAMES}:Runs"} if kind == "class" else {"program": program}
+    row = {"code": KNOCKS.format(address=server.address)}
+
+    async def opening() -> str:
+        pool = WorkerPool(Environment(**fields, network=network, workers=1))
+        try:
+            await pool.start()
+            call = {"do": "reset", "episode": 0, "row": row}
+            made = await (await pool.free()).call(call, PATIENCE_SECONDS)
+            return made["text"] if kind == "class" else made["messages"][0]["content"]
+        finally:
+            await pool.close()
+
+    assert asyncio.run(opening()) == str([401 if network else "ConnectionRefusedError"] * 4)
 
 
 def test_episodes_of_a_real_chat_model_are_what_its_template_renders(tmp_path: Path):
