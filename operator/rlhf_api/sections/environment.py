@@ -42,6 +42,10 @@ class Environment(Frozen):
     """Keyword arguments of the class."""
     network: bool = False
     """Whether environments may use the network."""
+    writable: Annotated[tuple[str, ...], Strict(False)] = Field((), max_length=16)
+    """Folders that environments may write, besides a /tmp and a /dev/shm of their own."""
+    memory_megabytes: int = Field(4096, ge=256)
+    """Memory of a program, or of a process with a class, with all that it starts; a quarter of it for /tmp."""
     turns: int = Field(8, ge=1, le=1024)
     """Most turns of an episode; each samples up to `sampling.maxNewTokens` tokens."""
     max_tokens: Positive = 2048

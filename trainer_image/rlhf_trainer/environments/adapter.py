@@ -17,6 +17,7 @@ from rlhf_api.errors.problem import show
 from rlhf_api.host.imports import described
 from rlhf_api.host.printing import write_line
 
+from ..process.limits import is_limit
 from ..process.numbers import finite_number
 from .arguments import bind_arguments
 from .step import Step
@@ -157,9 +158,9 @@ class EpisodeOfClass:
             return reply | {
                 "content": _valid(made) if isinstance(made, str) else json.dumps(made, default=str)
             }
-        except MemoryError:
-            raise
         except Exception as error:
+            if is_limit(error):
+                raise
             return reply | {"content": _error(f"{type(error).__name__}: {error}")}
 
 

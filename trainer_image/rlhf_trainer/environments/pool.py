@@ -3,9 +3,9 @@
 import asyncio
 import json
 import logging
-import signal
 from collections.abc import Mapping
 from itertools import count
+from pathlib import Path
 from typing import Any, Self
 
 from rlhf_api.errors.problem import InvalidJob, Problem
@@ -13,6 +13,9 @@ from rlhf_api.host.interpreter import ISOLATED
 from rlhf_api.sections.environment import Environment
 
 from ..process import private_processes, process_groups
+from ..process.limits import Limits
+from ..process.syscall_filter import filter_pipe
+from .confinement import PROCESSES, excess_of, privacy_of
 from .interpreter import check_interpreter
 
 log = logging.getLogger(__name__)
@@ -24,10 +27,7 @@ SAME_HASHES = {"PYTHONHASHSEED": "0"}
 GRACE_SECONDS = 5.0
 """Time after turnSeconds in which a worker of programs, which end alone, replies that one was too late."""
 _NEEDS = "needs a sandbox, and none can be made here"
-_REMEDY = (
-    "allow user namespaces to this user (in a pod: spec.trainer.pods.template with a seccompProfile that lets it "
-    "unshare, docs/guides/environments.md)"
-)
+_REMEDY = "allow user namespaces to this user (in a pod: by the template in docs/guides/environments.md)"
 
 
 class WorkerEnded(Exception):
@@ -58,23 +58,15 @@ class Worker:
     async def start(cls, section: Environment, *, one_by_one: bool = False, is_private: bool = True) -> Self:
         """`is_private`: in namespaces of its own. Raises InvalidJob where the class cannot be imported or is no
         environment, WorkerEnded where the process ends over it."""
-        environ = SAME_HASHES | private_processes.without_keys()
-        module, text = "rlhf_trainer.environments.worker", section.model_dump_json(by_alias=True)
-        within = private_processes.private_command(network=section.network) if is_private else []
-        parent = private_processes.PARENT if is_private else None
-        if section.python is not None:
-            environ = {name: value for name, value in environ.items() if name not in ISOLATED}
-        process = await process_groups.start_worker(
-            module, text, environ=environ, within=within, parent=parent, python=section.python
-        )
-        worker = cls(process, one_by_one=one_by_one)
+        worker = cls(await _start_process(section, is_private=is_private), one_by_one=one_by_one)
         try:
             await worker._get_ready(section.field)
         except BaseException:
             await worker.end("it did not start")
             raise
+        first = private_processes.first_inside(worker.pid) if is_private and section.path else 0
         worker._reading = asyncio.ensure_future(worker._read())
-        worker._watching = asyncio.ensure_future(worker._end_group())
+        worker._watching = asyncio.ensure_future(worker._watch(section, first))
         return worker
 
     @property
@@ -111,7 +103,6 @@ class Worker:
             stdin.write(json.dumps({"id": number, **message}, separators=(",", ":")).encode() + b"\n")
             async with asyncio.timeout(seconds):
                 answer: dict[str, Any] = await reply
-                return answer
         except TimeoutError:
             self._replies.pop(number, None)
             reason = f"{message['do']} took longer than {seconds:g} s (spec.environment.turnSeconds)"
@@ -119,6 +110,10 @@ class Worker:
             raise WorkerEnded(reason, blamed=True) from None
         finally:
             self._replies.pop(number, None)
+        if answer.pop("limit", False):
+            await self.end(f"the environment's process was ended since another {answer['failed']}")
+            raise WorkerEnded(answer["failed"], blamed=True)
+        return answer
 
     async def _read(self) -> None:
         stdout = self._process.stdout
@@ -131,17 +126,21 @@ class Worker:
                 future = self._replies.get(reply.pop("id"))
                 if future is not None and not future.done():
                     future.set_result(reply)
-            reason = f"the environment's process {_how_ended(await self._process.wait())}"
+            reason = f"the environment's process {private_processes.how_ended(await self._process.wait())}"
         except (OSError, ValueError, KeyError, AttributeError, TypeError):  # no line of ours, or too long
             pass
         by_itself, self._ended = not self._ended, self._ended or reason
         self._fail(blamed=by_itself)
         await process_groups.end(self._process)
 
-    async def _end_group(self) -> None:
-        """Kills what the process leaves when it ends: a child that it forked would hold the pipe of replies open."""
-        while self._process.returncode is None:
+    async def _watch(self, section: Environment, first: int) -> None:
+        """Kills what the process leaves when it ends: a child that it forked would hold the pipe of replies open. Ends
+        it where it and what it starts take too much; `first`: of its namespace of processes, 0 for none of its own."""
+        while self._process.returncode is None and not self._ended:
             await asyncio.sleep(POLL_SECONDS)
+            if first and (reason := excess_of(section, first)):
+                self._ended = self._ended or f"the environment's process {reason}"
+                self._fail(blamed=True)
         await process_groups.end(self._process)
 
     def _fail(self, *, blamed: bool) -> None:
@@ -163,7 +162,7 @@ class Worker:
                 f"it was not imported within {process_groups.START_SECONDS:g} s", blamed=True
             ) from None
         if not line.endswith(b"\n"):
-            how = _how_ended(await self._process.wait())
+            how = private_processes.how_ended(await self._process.wait())
             raise WorkerEnded(f"the environment's process {how} while it was imported", blamed=True)
         reply = json.loads(line)
         if "invalid" in reply:
@@ -172,10 +171,21 @@ class Worker:
         self._turns = asyncio.Lock() if reply["sync"] or self._one_by_one else None
 
 
-def _how_ended(code: int) -> str:
-    """As `how_ended`; bubblewrap's exit code is 128 and the signal that ended the worker."""
-    signals = {128 + number: -number for number in signal.valid_signals()}
-    return process_groups.how_ended(signals.get(code, code))
+async def _start_process(section: Environment, *, is_private: bool) -> asyncio.subprocess.Process:
+    """A worker's process. One of programs only starts them, each with processes and limits of its own."""
+    environ = SAME_HASHES | private_processes.without_keys()
+    if section.python is not None:
+        environ = {name: value for name, value in environ.items() if name not in ISOLATED}
+    module, text = "rlhf_trainer.environments.worker", section.model_dump_json(by_alias=True)
+    if not is_private:
+        return await process_groups.start_worker(module, text, environ=environ, python=section.python)
+    privacy = privacy_of(section, network=section.network, own_processes=section.program is None)
+    limits = Limits(processes=PROCESSES if section.program is None else None)
+    with filter_pipe(makes_sandboxes=True) as rules:
+        within = (*privacy.command(rules), *limits.command())
+        return await process_groups.start_worker(
+            module, text, environ=environ, within=within, pass_fds=(rules,), python=section.python
+        )
 
 
 class WorkerPool:
@@ -191,9 +201,13 @@ class WorkerPool:
         """JSON schemas of the class's tools."""
 
     async def start(self) -> None:
-        """Raises InvalidJob where the class cannot be imported or is none, or a program cannot have namespaces of its
-        own, RuntimeError if the process ends over it."""
+        """Raises InvalidJob where the class cannot be imported or is none, a program cannot have namespaces of its own,
+        or `writable` names no folder, RuntimeError if the process ends over it."""
         await asyncio.to_thread(check_interpreter, self._section)
+        for folder in self._section.writable:
+            if not Path(folder).is_dir():
+                message = f"must be folders that are there; {folder!r} is none"
+                raise InvalidJob([Problem("spec.environment.writable", message)])
         if reason := await private_processes.why_impossible():
             if self._section.program is not None:
                 raise InvalidJob([Problem(self._section.field, f"{_NEEDS}: {reason}; {_REMEDY}")])

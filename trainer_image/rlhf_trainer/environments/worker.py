@@ -4,7 +4,7 @@
 `{"ready": true}` with the tools' `schemas` and whether calls are to be one by one (`sync`), or `{"invalid": reason}`.
 A call has an `id`, which its reply repeats, an `episode` and what to `do`: `reset` with a `row`, `step` with the fields
 of a `TurnText`, or `end`. A reply has the result, `failed` (a reason that another try may not have) or `error` (one of
-this episode); and its `seconds`.
+this episode); its `seconds`; and, beside `failed`, whether it is a `limit` of this process, which then is to end.
 """
 
 import asyncio
@@ -20,6 +20,8 @@ from rlhf_api.host.imports import described
 from rlhf_api.sections.environment import Environment
 
 from ..process.imports import import_function
+from ..process.limits import is_limit
+from ..process.memory_limit import limit_data
 from ..process.worker_pipes import take_pipes
 from .adapter import EpisodeOfClass, Opening, Unfit, check_class, is_sync, schemas_of
 from .step import Step
@@ -52,7 +54,7 @@ class Episodes:
         except Unfit as error:
             return {"error": str(error)}
         except (OSError, MemoryError) as error:
-            return {"failed": f"{call['do']} raised {described(error)}"}
+            return {"failed": f"{call['do']} raised {described(error)}", "limit": is_limit(error)}
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as error:  # a cancellation by the class's own libraries, too
@@ -105,6 +107,7 @@ def _of_class(section: Environment) -> Callable[[TextIO, TextIO], Coroutine[Any,
     kind: Any = import_function(path, path)
     check_class(kind, settings)
     schemas = schemas_of(kind)
+    limit_data(section.memory_megabytes << 20)
 
     async def play(calls: TextIO, replies: TextIO) -> None:
         _send({"ready": True, "schemas": schemas, "sync": is_sync(kind)}, replies)
@@ -119,13 +122,12 @@ def _of_program(section: Environment) -> Callable[[TextIO, TextIO], Coroutine[An
     from .program.server import CompletionsServer  # aiohttp, which a class does without
 
     assert section.program is not None, "it has no class"
-    command, seconds = section.program, section.turn_seconds
-    check_program(command)
+    check_program(section.program)
 
     async def play(calls: TextIO, replies: TextIO) -> None:
         async with CompletionsServer() as server:
             _send({"ready": True, "schemas": [], "sync": False}, replies)
-            await _serve(Episodes(lambda: EpisodeOfProgram(command, server, seconds)), calls, replies)
+            await _serve(Episodes(lambda: EpisodeOfProgram(section, server)), calls, replies)
 
     return play
 

@@ -10,3 +10,11 @@ def limit_memory(more: int) -> None:
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + more, size + more))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def limit_data(more: int) -> None:
+    """As `limit_memory`, of writable memory of the process's own: address space that is only reserved, as by CUDA, is
+    not counted."""
+    size = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_DATA, (size + more, size + more))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

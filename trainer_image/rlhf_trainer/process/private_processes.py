@@ -1,20 +1,28 @@
-"""Bubblewrap's namespaces around a worker: processes and a /proc of its own, and no network unless it may have it.
+"""Bubblewrap's namespaces around a command: processes, a /proc, a /tmp and a /dev/shm of its own, and no network unless
+it may have it.
 
-What runs there sees the files of this process, but none of its variables, and none of the files that hold keys.
+What runs there reads the files of this process, but none of its variables, and none of the files that hold keys; it
+writes where it is let. The kernel limits what it takes.
 """
 
 import asyncio
 import os
 import shutil
-from collections.abc import Iterator
+import signal
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
+from rlhf_api.host.job_files import module_places
+from rlhf_api.host.reaper import descendants
+
 from . import process_groups
+from .limits import TOOL
+from .syscall_filter import filter_pipe
 
 PROGRAM = "bwrap"
-PARENT = 1
-"""Number of a worker's parent in there: bubblewrap's own process, which waits for all that is left behind."""
 KEYS = (
     "RLHF_TOKEN",
     "AWS_ACCESS_KEY_ID",
@@ -27,7 +35,45 @@ KEY_FILES = ("AWS_SHARED_CREDENTIALS_FILE", "GOOGLE_APPLICATION_CREDENTIALS")
 """Variables that name a file with keys of the store."""
 SERVICE_ACCOUNT = Path("/var/run/secrets")
 """Folder of a pod's own keys for the API server."""
+TEMPORARY = ("/tmp", "/dev/shm")
 _SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """Of a command: whether it may have this process's `network`; what of TEMPORARY is `readable` besides code, if it
+    is there; `writable` folders; `megabytes` of each of TEMPORARY; whether its processes and /proc are its own, as
+    those of what only starts such commands need not be."""
+
+    network: bool = False
+    readable: Sequence[str] = ()
+    writable: Sequence[str] = ()
+    megabytes: int = 64
+    own_processes: bool = True
+
+    def command(self, rules: int) -> list[str]:
+        """The words in front of the command; `rules`: a descriptor of `filter_pipe`, to be passed."""
+        return [PROGRAM, "--seccomp", str(rules), *self._options(), "--"]
+
+    def _options(self) -> Iterator[str]:
+        yield from ("--die-with-parent", "--unshare-user", "--unshare-ipc")
+        if not self.network:
+            yield "--unshare-net"
+        yield from ("--ro-bind", "/", "/", "--dev-bind", "/dev", "/dev")
+        for folder in TEMPORARY:
+            yield from ("--size", str(self.megabytes << 20), "--tmpfs", folder)
+        for path in _visible((*_code_folders(), *self.readable)):
+            yield from ("--ro-bind", path, path)
+        for path in map(str, map(Path.absolute, map(Path, self.writable))):
+            yield from ("--bind", path, path)
+        own = ("--unshare-pid", "--proc", "/proc")
+        yield from own if self.own_processes else ("--bind", "/proc", "/proc")
+        if SERVICE_ACCOUNT.is_dir():
+            yield from ("--tmpfs", str(SERVICE_ACCOUNT.resolve()))
+        for name in KEY_FILES:
+            file = Path(os.environ.get(name, ""))
+            if file.is_file():
+                yield from ("--ro-bind", "/dev/null", str(file.resolve()))
 
 
 def without_keys() -> dict[str, str]:
@@ -35,24 +81,25 @@ def without_keys() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in (*KEYS, *KEY_FILES)}
 
 
-def private_command(*, network: bool) -> list[str]:
-    """The words in front of a command that runs there."""
-    return [*_options(network=network), "--"]
-
-
 async def why_impossible() -> str:
     """The reason why no process can run there on this machine; empty where it can."""
-    if shutil.which(PROGRAM) is None:
-        return f"{PROGRAM} (of bubblewrap 0.8 or newer) is missing"
-    process = await asyncio.create_subprocess_exec(
-        *private_command(network=False),
-        "true",
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-        process_group=0,
-        env=without_keys(),
-    )
+    for tool, package in ((PROGRAM, "bubblewrap 0.8 or newer"), (TOOL, "util-linux")):
+        if shutil.which(tool) is None:
+            return f"{tool} (of {package}) is missing"
+    try:
+        with filter_pipe() as rules:
+            process = await asyncio.create_subprocess_exec(
+                *Privacy().command(rules),
+                "true",
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+                process_group=0,
+                pass_fds=(rules,),
+                env=without_keys(),
+            )
+    except KeyError as error:
+        return f"the system calls of this machine ({error}) are not known"
     errors = b""
     try:
         with suppress(TimeoutError):
@@ -64,14 +111,26 @@ async def why_impossible() -> str:
     return "" if code == 0 else reason
 
 
-def _options(*, network: bool) -> Iterator[str]:
-    yield from (PROGRAM, "--die-with-parent", "--unshare-user", "--unshare-pid", "--unshare-ipc")
-    if not network:
-        yield "--unshare-net"
-    yield from ("--bind", "/", "/", "--dev-bind", "/dev", "/dev", "--proc", "/proc")
-    if SERVICE_ACCOUNT.is_dir():
-        yield from ("--tmpfs", str(SERVICE_ACCOUNT.resolve()))
-    for name in KEY_FILES:
-        file = Path(os.environ.get(name, ""))
-        if file.is_file():
-            yield from ("--ro-bind", "/dev/null", str(file.resolve()))
+def first_inside(outside: int) -> int:
+    """The first process in the namespace of a command with processes of its own, by the one that was started for it; 0
+    if there is none."""
+    return next(iter(descendants(outside)), 0)
+
+
+def how_ended(code: int) -> str:
+    """As `process_groups.how_ended`; bubblewrap's exit code is 128 and the signal that ended the command."""
+    signals = {128 + number: -number for number in signal.valid_signals()}
+    return process_groups.how_ended(signals.get(code, code))
+
+
+def _code_folders() -> list[str]:
+    """Where this process works, and from where it imports."""
+    return [str(Path.cwd()), sys.prefix, sys.base_prefix, *sys.path, *module_places()]
+
+
+def _visible(paths: Iterable[str]) -> list[str]:
+    """Those below TEMPORARY, without what is in another of them."""
+    tops = {Path(top) for top in TEMPORARY}
+    inside = {path for path in map(Path.absolute, map(Path, paths)) if tops & {*path.parents}}
+    there = {path for path in inside if path.exists()}
+    return sorted(str(path) for path in there if not there & {*path.parents})

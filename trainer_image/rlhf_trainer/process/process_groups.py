@@ -26,20 +26,21 @@ async def start_worker(
     *arguments: str,
     environ: Mapping[str, str] | None = None,
     within: Sequence[str] = (),
-    parent: int | None = None,
+    pass_fds: Sequence[int] = (),
     python: str | None = None,
 ) -> asyncio.subprocess.Process:
     """A process of its own group that runs a worker's module of ours, with pipes for `worker_pipes.take_pipes`;
-    `environ` None: with this process's variables; `within`: words in front of its command, of a program that runs it
-    as a child of `parent`; `python`: another interpreter."""
+    `environ` None: with this process's variables; `within`: words in front of its command, of a program that gets
+    `pass_fds`, runs it and ends it with itself; `python`: another interpreter."""
     own = [sys.executable, "-P", "-m", module]
     command = own if python is None else foreign_command(python, module)
     return await asyncio.create_subprocess_exec(
-        *(*within, *command, *arguments, str(os.getpid() if parent is None else parent)),
+        *(*within, *command, *arguments, str(0 if within else os.getpid())),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         limit=LONGEST_LINE,
         process_group=0,
+        pass_fds=pass_fds,
         env=environ,
     )
 

@@ -13,11 +13,12 @@ FIRST_TO_KILL = "1000"
 
 def take_pipes(parent: int) -> tuple[TextIO, TextIO] | None:
     """Standard input and output, for the protocol alone: what the user's code prints goes to the log, and its standard
-    input is empty. None where `parent`, the process that started this one, has ended meanwhile."""
+    input is empty. None where `parent`, the process that started this one, has ended meanwhile; 0: one that ends this
+    process itself."""
     calls, replies = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(FIRST_TO_KILL)
     end_with_parent()
-    return (calls, replies) if os.getppid() == parent else None
+    return (calls, replies) if parent in (0, os.getppid()) else None

@@ -2,6 +2,7 @@
 
 import re
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -136,21 +137,46 @@ def test_new_weights_in_an_episode_leave_its_program_waiting() -> None:
 
 
 def test_what_a_program_starts_ends_with_its_episode(tmp_path: Path) -> None:
-    _, (outcome,) = play(Scripted(["5"]), "spawns", row={"child": str(tmp_path / "child")})
+    _, (outcome,) = play(
+        Scripted(["5"]), "spawns", row={"child": str(tmp_path / "child")}, writable=(str(tmp_path),)
+    )
     assert outcome.reward == 1.0
     assert has_ended(tmp_path / "child")
 
 
 def test_what_a_program_starts_ends_with_the_pool(tmp_path: Path) -> None:
     with pytest.raises(turns.Interrupted):
-        play(Scripted(["5"], interrupt=0), "spawns", row={"child": str(tmp_path / "child")})
+        play(
+            Scripted(["5"], interrupt=0),
+            "spawns",
+            row={"child": str(tmp_path / "child")},
+            writable=(str(tmp_path),),
+        )
     assert has_ended(tmp_path / "child")
 
 
 def test_programs_of_a_worker_that_dies_are_played_again_and_leave_nothing(tmp_path: Path) -> None:
-    _, (outcome,) = play(Scripted(["3", "5"]), "kills_its_worker", row={"child": str(tmp_path / "child")})
+    child = tmp_path / "child"
+    killing = threading.Thread(target=kill_worker_of, args=(child,))
+    killing.start()
+    engine, writable = Scripted(["3", "5"]), (str(tmp_path),)
+    _, (outcome,) = play(engine, "waits_once", row={"child": str(child)}, writable=writable)
+    killing.join()
     assert (outcome.problem, outcome.reward) == ("", 1.25)
     assert has_ended(tmp_path / "child")
+
+
+def kill_worker_of(file: Path) -> None:
+    """Once the child with this file among its arguments is there."""
+    while not _has_process(str(file)):
+        time.sleep(0.05)
+    (worker,) = [
+        process
+        for process in psutil.Process().children(recursive=True)
+        if process.cmdline()[:1] == [sys.executable]
+        and "rlhf_trainer.environments.worker" in process.cmdline()
+    ]
+    worker.kill()
 
 
 def has_ended(file: Path) -> bool:

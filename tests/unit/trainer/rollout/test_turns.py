@@ -243,7 +243,13 @@ def test_new_weights_in_an_episode_leave_it_to_be_continued(left: int):
 
 def test_a_process_that_dies_has_its_episodes_played_again(tmp_path: Path):
     mark = tmp_path / "mark"
-    work, _ = play(Scripted(["1", "2", "5"], ["1", "5"]), "DiesOnce", responses=2, row={"mark": str(mark)})
+    work, _ = play(
+        Scripted(["1", "2", "5"], ["1", "5"]),
+        "DiesOnce",
+        responses=2,
+        row={"mark": str(mark)},
+        writable=(str(tmp_path),),
+    )
     assert mark.exists()
     first, second = (response.outcome for response in work.responses)
     assert first is not None
@@ -254,7 +260,7 @@ def test_a_process_that_dies_has_its_episodes_played_again(tmp_path: Path):
 def test_an_environment_that_replies_otherwise_the_second_time_begins_anew(tmp_path: Path):
     mark = tmp_path / "mark"
     engine = Scripted(["1", "2", "5"])
-    work, _ = play(engine, "Forgets", row={"mark": str(mark)}, maxTokens=400)
+    work, _ = play(engine, "Forgets", row={"mark": str(mark)}, maxTokens=400, writable=(str(tmp_path),))
     (response,) = work.responses
     assert response.outcome is not None
     assert (response.outcome.problem, response.outcome.reward) == ("", 1.5)
@@ -330,13 +336,13 @@ def test_an_episode_that_is_played_again_does_not_make_way(tmp_path: Path):
 
     async def run() -> list[str]:
         (tmp_path / "go").touch()
-        async with client(engine, "Waits") as turns:
+        async with client(engine, "Waits", writable=(str(tmp_path),)) as turns:
             with pytest.raises(Interrupted):
                 await turns.ask(MEMBER, work, nothing)
         for mark in ("go", "begun"):
             (tmp_path / mark).unlink()
         engine.left = -1
-        async with client(engine, "Waits", parallel=1) as turns:
+        async with client(engine, "Waits", parallel=1, writable=(str(tmp_path),)) as turns:
             asking = asyncio.ensure_future(turns.ask(MEMBER, work, nothing))
             while not (tmp_path / "begun").exists():
                 await asyncio.sleep(0.01)

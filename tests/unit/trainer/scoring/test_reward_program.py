@@ -19,9 +19,9 @@ import pytest
 
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.manifest.load import load
+from rlhf_trainer.process import sandbox as sandbox_module
+from rlhf_trainer.process import syscall_filter
 from rlhf_trainer.scoring import program as module
-from rlhf_trainer.scoring import sandbox as sandbox_module
-from rlhf_trainer.scoring import syscall_filter
 from rlhf_trainer.scoring.call_queue import CallQueue
 from rlhf_trainer.scoring.program import Program, spent
 from rlhf_trainer.scoring.samples import Failure, Sample

@@ -1,9 +1,11 @@
 """An episode that an agent's program plays: each of its requests is answered with a turn of the policy."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
+
+from rlhf_api.sections.environment import Environment
 
 from ..adapter import Opening, Unfit
 from ..step import Step
@@ -18,10 +20,10 @@ OVER = "the episode is over: it has as many turns or tokens as spec.environment 
 
 class EpisodeOfProgram:
     """The first request opens the episode, what each further one adds replies to a turn, and the program's end ends it
-    with its reward. Calls raise TimeoutError after `seconds`."""
+    with its reward. Calls raise TimeoutError after `turnSeconds`."""
 
-    def __init__(self, command: Sequence[str], server: CompletionsServer, seconds: float) -> None:
-        self._command, self._server, self._seconds = command, server, seconds
+    def __init__(self, section: Environment, server: CompletionsServer) -> None:
+        self._section, self._server, self._seconds = section, server, section.turn_seconds
         self._conversation, self._closing = Conversation(), AsyncExitStack()
         self._ended: asyncio.Future[float] | None = None
 
@@ -29,7 +31,7 @@ class EpisodeOfProgram:
         """Starts the program. Raises Unfit for one that asks nothing."""
         access = await self._closing.enter_async_context(self._server.serving(self._conversation))
         variables = {"OPENAI_BASE_URL": access.url, "OPENAI_API_KEY": access.key}
-        process = await AgentProcess.start(self._command, row, variables)
+        process = await AgentProcess.start(self._section, row, variables)
         self._closing.push_async_callback(process.end)
         self._ended = asyncio.ensure_future(process.ended())
         pending = await self._next()

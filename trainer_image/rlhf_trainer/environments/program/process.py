@@ -4,21 +4,22 @@ import asyncio
 import json
 import os
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any, Self
 
-from rlhf_api.host import reaper
+from rlhf_api.sections.environment import Environment
 
-from ...process import process_groups
+from ...process import private_processes, process_groups
+from ...process.limits import Limits
+from ...process.syscall_filter import filter_pipe
 from ..adapter import Unfit, checked_reward
+from ..confinement import PROCESSES, excess_of, privacy_of
 
 _TAIL = 64 << 10
 """Bytes of each of a program's outputs that are read, its last ones."""
 _QUOTED = 500
 """Characters of its errors that a reason quotes."""
-_END_SECONDS = 5.0
+_WATCH_SECONDS = 0.2
 
 
 def check_program(command: Sequence[str]) -> None:
@@ -28,56 +29,67 @@ def check_program(command: Sequence[str]) -> None:
 
 
 class AgentProcess:
-    """`end` has to be awaited. A reaper of its own ends what the program leaves, and all of it when this process
-    dies."""
+    """A program in namespaces of its own, within those of this process, whose network it has. `end` has to be awaited;
+    it ends all that the program has started, as the end of this process does."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
+    def __init__(self, process: asyncio.subprocess.Process, section: Environment) -> None:
+        self._process, self._section, self._excess = process, section, ""
         outputs = (process.stdout, process.stderr)
         self._outputs = [asyncio.ensure_future(_tail(each)) for each in outputs if each is not None]
+        self._watching = asyncio.ensure_future(self._watch())
 
     @classmethod
-    async def start(
-        cls, command: Sequence[str], row: Mapping[str, Any], variables: Mapping[str, str]
-    ) -> Self:
+    async def start(cls, section: Environment, row: Mapping[str, Any], variables: Mapping[str, str]) -> Self:
         """Raises OSError."""
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", reaper.__file__, str(os.getpid()), *command),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-            env={**os.environ, **variables},
-        )
+        assert section.program is not None, "it has no class"
+        privacy = privacy_of(section, network=True, own_processes=True)
+        limits = Limits(data=section.memory_megabytes, processes=PROCESSES)
+        with filter_pipe() as rules:
+            process = await asyncio.create_subprocess_exec(
+                *(*privacy.command(rules), *limits.command(), *section.program),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,
+                pass_fds=(rules,),
+                env={**os.environ, **variables},
+            )
         assert process.stdin is not None
         process.stdin.write(json.dumps(dict(row), default=str).encode())
         process.stdin.close()
-        return cls(process)
+        return cls(process, section)
 
     async def ended(self) -> float:
         """Waits for the program's end; its reward. Raises Unfit for an end without one."""
         output, errors = await asyncio.gather(*self._outputs)
-        return reward_of(await self._process.wait(), output, errors)
+        code = await self._process.wait()
+        if self._excess:
+            raise Unfit(f"the program {self._excess}")
+        return reward_of(code, output, errors)
 
     async def end(self) -> None:
         """Ends the program with all that it has started."""
-        with suppress(ProcessLookupError):
-            if self._process.returncode is None:
-                self._process.send_signal(reaper.KILL)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_END_SECONDS):
-                await self._process.wait()
         await process_groups.end(self._process)
-        for output in self._outputs:
-            output.cancel()
-        await asyncio.gather(*self._outputs, return_exceptions=True)
+        for task in (*self._outputs, self._watching):
+            task.cancel()
+        await asyncio.gather(*self._outputs, self._watching, return_exceptions=True)
+
+    async def _watch(self) -> None:
+        """Ends the program where it and what it has started take too much."""
+        first = 0
+        while self._process.returncode is None and not self._excess:
+            await asyncio.sleep(_WATCH_SECONDS)
+            first = first or private_processes.first_inside(self._process.pid)
+            self._excess = excess_of(self._section, first) if first else ""
+        if self._excess:
+            await process_groups.end(self._process)
 
 
 def reward_of(code: int, output: str, errors: str) -> float:
     """The reward in the last line of a program's output. Raises Unfit for none, and for an exit code that is not 0."""
     tail = f": {errors.strip()[-_QUOTED:]}" if errors.strip() else ""
     if code != 0:
-        raise Unfit(f"the program {process_groups.how_ended(code)}{tail}")
+        raise Unfit(f"the program {private_processes.how_ended(code)}{tail}")
     lines = output.strip().splitlines() or [""]
     try:
         value = json.loads(lines[-1])["reward"]

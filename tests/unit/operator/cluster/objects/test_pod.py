@@ -1,11 +1,13 @@
 """The pods and what stands beside them: as the contract wants them, and as Kubernetes 1.37 takes them."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import kubernetes_validate
 import pytest
+import yaml
 from tests.unit.api.manifests import document, job
 
 from rlhf_api.contract.run import RunConfig, places, roles_of
@@ -38,6 +40,9 @@ EVERYTHING = (
     "spec.workspace={claim: mine, subPath: team}",
     "spec.env={OMP_WAIT_POLICY: ACTIVE}",
 )
+
+
+ROOT = Path(__file__).parents[4]
 
 
 def pinned(*overrides: str) -> Pinned:
@@ -98,6 +103,22 @@ def test_everything_is_valid_for_kubernetes_1_37(overrides, gang):
     for body in bodies:
         if body["kind"] != "PodGroup" or body["apiVersion"].startswith("scheduling.k8s.io/"):
             kubernetes_validate.validate(owned(body, owner()), "1.37", strict=True)
+
+
+def test_the_template_of_the_guide_lets_a_trainer_make_sandboxes():
+    """As `hostUsers`, `procMount` and seccomp let it, and no more: it has no capability and no new privileges."""
+    guide = (ROOT / "docs" / "guides" / "environments.md").read_text()
+    (section,) = re.findall(r"### In a pod\n.*?```yaml\n(.*?)```", guide, re.DOTALL)
+    template = yaml.safe_load(section)["spec"]["trainer"]["pods"]["template"]
+    body = pod(Role.TRAINER, f"spec.trainer.pods.template={json.dumps(template)}")
+    kubernetes_validate.validate(body, "1.37", strict=True)
+    assert body["spec"]["hostUsers"] is False
+    context = role_container(body)["securityContext"]
+    assert (context["procMount"], context["seccompProfile"]) == ("Unmasked", {"type": "Unconfined"})
+    assert (context["capabilities"], context["allowPrivilegeEscalation"]) == ({"drop": ["ALL"]}, False)
+    assert (
+        "hostUsers" not in pod(Role.GENERATOR, f"spec.trainer.pods.template={json.dumps(template)}")["spec"]
+    )
 
 
 @pytest.mark.parametrize("role", list(Role))

@@ -12,8 +12,9 @@ from typing import IO, Self
 
 from rlhf_api.host.job_files import FOLDER
 
-from ..process import process_groups
-from .syscall_filter import syscall_filter
+from . import process_groups
+from .limits import Limits
+from .syscall_filter import filter_pipe
 
 TOOLS = {"bwrap": "bubblewrap 0.8 or newer", "prlimit": "util-linux", "choom": "util-linux"}
 SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "opt")
@@ -24,26 +25,9 @@ directory, empty except for its files."""
 NOBODY = 65534
 """User of programs if the role runs as root, for whom the kernel does not enforce the process limit."""
 PATH = "/usr/local/bin:/usr/bin:/bin"
-PROCESSES, FILES = 32, 256
-FILE_BYTES, WORK_BYTES = 16 << 20, 64 << 20
-"""Limits: processes, open files; bytes of one file, and of all in the working directory."""
+WORK_BYTES = 64 << 20
+"""Maximum size of all files in the working directory."""
 QUOTED = 300
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Of each process of a sandbox: megabytes of address space, seconds of CPU time."""
-
-    memory_megabytes: int
-    cpu_seconds: int
-
-    def command(self) -> tuple[str, ...]:
-        """The words in front of a command that set them."""
-        cpu = f"{self.cpu_seconds}:{self.cpu_seconds + 1}"
-        return (
-            *("prlimit", f"--as={self.memory_megabytes << 20}", f"--cpu={cpu}", f"--fsize={FILE_BYTES}"),
-            *(f"--nofile={FILES}", f"--nproc={PROCESSES}", "--core=0", "--"),
-        )
 
 
 @dataclass(frozen=True)
@@ -75,31 +59,28 @@ class Sandbox:
         neither files nor the job's directory. Raises OSError."""
         status, status_end = os.pipe()
         os.set_blocking(status, False)
-        rules, rules_end = os.pipe()
         errors, nobody = tempfile.TemporaryFile(), NOBODY if is_root() else None  # noqa: SIM115
         try:
-            os.write(rules_end, syscall_filter())
-            os.close(rules_end)
-            process = await asyncio.create_subprocess_exec(
-                *("choom", "-n", "1000", "--"),  # the OOM killer takes this process and not the server
-                *("bwrap", "--json-status-fd", str(status_end), "--seccomp", str(rules)),
-                *(*_view(files), "--", *limits.command(), *command),
-                stdin=stdin,
-                stdout=stdout,
-                stderr=errors,
-                pass_fds=(status_end, rules),
-                process_group=0,
-                user=nobody,
-                group=nobody,
-                extra_groups=None if nobody is None else [],
-            )
+            with filter_pipe() as rules:
+                process = await asyncio.create_subprocess_exec(
+                    *("choom", "-n", "1000", "--"),  # the OOM killer takes this process and not the server
+                    *("bwrap", "--json-status-fd", str(status_end), "--seccomp", str(rules)),
+                    *(*_view(files), "--", *limits.command(), *command),
+                    stdin=stdin,
+                    stdout=stdout,
+                    stderr=errors,
+                    pass_fds=(status_end, rules),
+                    process_group=0,
+                    user=nobody,
+                    group=nobody,
+                    extra_groups=None if nobody is None else [],
+                )
         except BaseException:
             os.close(status)
             errors.close()
             raise
         finally:
             os.close(status_end)
-            os.close(rules)
         return cls(process, status, errors)
 
     @property

@@ -1,0 +1,28 @@
+"""What the processes of an environment may reach and take."""
+
+from pathlib import Path
+
+from rlhf_api.sections.environment import Environment
+
+from ..process.limits import excess
+from ..process.private_processes import Privacy
+
+PROCESSES = 512
+"""Of a worker with a class, or of a program: its processes with their threads."""
+
+
+def privacy_of(section: Environment, *, network: bool, own_processes: bool) -> Privacy:
+    """Of a worker, or of a program in it."""
+    interpreter = () if section.python is None else (str(Path(section.python).absolute().parents[1]),)
+    return Privacy(
+        network=network,
+        readable=(*interpreter, *(section.program or ())),
+        writable=section.writable,
+        megabytes=section.memory_megabytes // 4,
+        own_processes=own_processes,
+    )
+
+
+def excess_of(section: Environment, first: int) -> str:
+    """What is too much of the processes in the namespace of `first`, as `excess` says it."""
+    return excess(first, processes=PROCESSES, megabytes=section.memory_megabytes)
