@@ -13,7 +13,7 @@ from ..graph import POLICY, Dataset, Graph, Infer, Score, Train, minibatch_count
 from ..roles import Role
 from ..spec import Spec
 from .serving import data_parallel
-from .sizes import FileSizes, Sizes
+from .sizes import FileSizes, Size, Sizes
 from .zero import BYTES
 
 PHASES = ("generate", "score", "train", "broadcast")
@@ -145,14 +145,24 @@ class _Sizes:
         self._sizes = sizes
 
     def of(self, field: ModelField) -> float:
+        """Parameters of a model."""
+        return float(self._size(field).parameters)
+
+    def passed(self, field: ModelField) -> float:
+        """Parameters that each token passes, of which operations are counted."""
+        return float(self._size(field).passed)
+
+    def _size(self, field: ModelField) -> Size:
         role = next((role for role in self._sizes.frozen if role.row.model == field), None)
-        size = self._sizes.frozen[role] if role is not None else getattr(self._sizes, field, None)
+        size: Size | None = (
+            self._sizes.frozen[role] if role is not None else getattr(self._sizes, field, None)
+        )
         if size is None:
             message = (
                 f"the size of the {field} is not known; set it, such as 7.6e9, or have the model's files here"
             )
             raise InvalidJob([Problem("spec.model.parameters", message)])
-        return float(size.parameters)
+        return size
 
     def scores(self) -> bool:
         """True if the reward role holds a model; functions are not predicted."""
@@ -175,7 +185,7 @@ def _generation(spec: Spec, sizes: _Sizes, batch: Batch) -> tuple[float, float]:
     requests, parameters = ceil(batch.count / servers), sizes.of("policy")
     dtype = (trainer if section.shared_with_trainer else section).dtype or spec.model.dtype
     read = ceil(requests / at_once) * batch.longest * parameters * BYTES[dtype] / gpus
-    return read, 2 * parameters * requests * batch.tokens / gpus
+    return read, 2 * sizes.passed("policy") * requests * batch.tokens / gpus
 
 
 def _scoring(spec: Spec, sizes: _Sizes, graph: Graph, ranks: int) -> float:
@@ -184,11 +194,11 @@ def _scoring(spec: Spec, sizes: _Sizes, graph: Graph, ranks: int) -> float:
     for node in graph.prepare:
         role = graph.remote(node)
         if isinstance(node, Score) and sizes.scores():
-            each[Role.REWARD] = 2 * sizes.of("reward") / _gpus(spec, Role.REWARD)
+            each[Role.REWARD] = 2 * sizes.passed("reward") / _gpus(spec, Role.REWARD)
         elif isinstance(node, Infer) and role is not None:
-            each[role] = each.get(role, 0.0) + 2 * sizes.of(node.model.field) / _gpus(spec, role)
+            each[role] = each.get(role, 0.0) + 2 * sizes.passed(node.model.field) / _gpus(spec, role)
         elif isinstance(node, Infer):
-            each[Role.TRAINER] += 2 * sizes.of(node.model.field) / ranks
+            each[Role.TRAINER] += 2 * sizes.passed(node.model.field) / ranks
     return max(each.values())
 
 
@@ -205,4 +215,4 @@ def _update(spec: Spec, sizes: _Sizes, node: Train) -> float:
     field = node.model.field
     operations = 6 if spec.model.adapter(field) is None else 4
     operations += {"none": 0, "selective": 1, "full": 2}[spec.trainer.gradient_checkpointing]
-    return node.epochs * operations * sizes.of(field)
+    return node.epochs * operations * sizes.passed(field)

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -10,11 +11,14 @@ from ..host.foreign_files import LARGEST_JSON, READ_ERRORS, open_regular, parse_
 from ..host.hub_cache import downloaded
 from ..host.model_directory import shard_names
 from ..spec import Spec
-from .parameters import Shape, count_parameters, shape_of
+from .parameters import Shape, count_parameters, idle_share, shape_of
 from .sizes import LOADED, Size
 
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _MOST_DIMENSIONS = 16
+_EXPERT = re.compile(r"\.experts\.\d+\.")
+_FUSED = ("down_proj", "gate_up_proj")
+"""Weights of all experts of a layer, as Transformers fuses them."""
 
 
 def model_sizes(spec: Spec, environ: Mapping[str, str] = os.environ) -> dict[str, Size]:
@@ -26,7 +30,7 @@ def model_sizes(spec: Spec, environ: Mapping[str, str] = os.environ) -> dict[str
         folder = None if name is None else _folder(name, {**environ, **spec.env})
         parameters = None if folder is None else _parameters(folder)
         if folder is not None and parameters is not None:
-            sizes[field] = Size(parameters, _shape(folder))
+            sizes[field] = Size(parameters, _shape(folder), active=_active(folder, parameters))
     return sizes
 
 
@@ -35,12 +39,16 @@ def _folder(name: str, environ: Mapping[str, str]) -> Path | None:
 
 
 def matrices(directory: Path) -> list[str]:
-    """Names of layers with a weight matrix, from a model's files; empty if unreadable."""
+    """Names of layers with a weight matrix, from a model's files; empty if unreadable. A mixture's files have a matrix
+    for each expert, of which Transformers makes two."""
     try:
         shapes = {name: shape for file in _files(directory) for name, shape in _shapes(file).items()}
     except READ_ERRORS:
         return []
-    return [n.removesuffix(".weight") for n, s in shapes.items() if n.endswith(".weight") and len(s) == 2]
+    names = [n.removesuffix(".weight") for n, s in shapes.items() if n.endswith(".weight") and len(s) == 2]
+    fused = {_EXPERT.split(name)[0] for name in names if _EXPERT.search(name)}
+    alone = [name for name in names if not _EXPERT.search(name)]
+    return alone + [f"{before}.experts.{part}" for before in sorted(fused) for part in _FUSED]
 
 
 def tensor_entries(file: BinaryIO) -> dict[str, Any]:
@@ -95,8 +103,19 @@ def _shape(directory: Path) -> Shape | None:
         return None
 
 
-def _in_files(directory: Path) -> int:
-    return sum(math.prod(shape) for file in _files(directory) for shape in _shapes(file).values())
+def _in_files(directory: Path, within: str = "") -> int:
+    """Parameters of the tensors with this part in their names."""
+    shapes = ((name, shape) for file in _files(directory) for name, shape in _shapes(file).items())
+    return sum(math.prod(shape) for name, shape in shapes if within in name)
+
+
+def _active(directory: Path, parameters: int) -> float | None:
+    """Of a mixture whose files are there, the parameters that each token passes."""
+    try:
+        idle = idle_share(read_json(directory / "config.json"))
+        return parameters - idle * _in_files(directory, ".experts.") if idle else None
+    except READ_ERRORS:
+        return None
 
 
 def _files(directory: Path) -> list[Path]:

@@ -122,6 +122,14 @@ def count_parameters(config: Config) -> int | None:
     return body + head if 0 < body < _LARGEST else None
 
 
+def idle_share(config: Config) -> float:
+    """Share of a mixture's experts that a token does not pass; 0 for a dense model or an unsupported configuration."""
+    counts = [config.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts")]
+    every = next((count for count in counts if isinstance(count, int) and count > 0), 0)
+    chosen = config.get("num_experts_per_tok")
+    return 1 - chosen / every if isinstance(chosen, int) and 0 < chosen <= every else 0.0
+
+
 def _decoder(kind: str, config: Config) -> tuple[int, int]:
     """Number of parameters without the head, and the width of the hidden states."""
     width, heads = config["hidden_size"], config["num_attention_heads"]

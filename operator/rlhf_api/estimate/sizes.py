@@ -16,11 +16,18 @@ LOADED: tuple[ModelField, ...] = ("policy", "critic", *(role.row.model for role 
 
 @dataclass(frozen=True)
 class Size:
-    """Parameters of a model, and its widths if known; `guessed`: unknown, assumed to be as large as the policy."""
+    """Parameters of a model, and its widths if known; `guessed`: unknown, assumed to be as large as the policy;
+    `active`: parameters that each token passes, without the other experts of a mixture, all unless known."""
 
     parameters: float
     shape: Shape | None = None
     guessed: bool = False
+    active: float | None = None
+
+    @property
+    def passed(self) -> float:
+        """Parameters that each token passes."""
+        return self.parameters if self.active is None else self.active
 
 
 FileSizes = Mapping[str, Size]

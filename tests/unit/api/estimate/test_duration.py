@@ -36,6 +36,15 @@ def test_the_work_of_grpo_is_that_of_its_graph():
     assert work("grpo", filled=0.5).train == 6 * N * tokens / 2
 
 
+def test_a_mixture_computes_with_the_experts_of_a_token_and_reads_all():
+    spec = spec_of("grpo", "klCoefficient: 0.1", *SCORED)
+    dense, mixture = ({"policy": Size(N, active=a), "reward": Size(R / 100)} for a in (None, N / 10))
+    was, now = (Work.of(spec, sizes, Batch.of(spec)) for sizes in (dense, mixture))
+    assert (now.generate, now.broadcast) == (was.generate, was.broadcast)
+    for phase in ("generating", "score", "train"):
+        assert getattr(now, phase) == pytest.approx(getattr(was, phase) / 10)
+
+
 @pytest.mark.parametrize(
     ("override", "phase", "factor"),
     [

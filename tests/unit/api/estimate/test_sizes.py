@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.support.models import tiny_model
+from tests.support.models import tiny_biased_experts, tiny_experts, tiny_model
 from tests.unit.api.manifests import unchecked
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from rlhf_api.estimate.model_files import model_sizes
-from rlhf_api.estimate.parameters import count_parameters, shape_of
+from rlhf_api.estimate.parameters import count_parameters, idle_share, shape_of
 from rlhf_api.estimate.sizes import Size
 
 TYPES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "gpt2")
@@ -83,6 +83,33 @@ def test_sizes_of_model_directories(tmp_path: Path) -> None:
     assert size.shape is not None
     assert model_sizes(unchecked(*overrides)) == dict.fromkeys(("policy", "critic", "reward"), size)
     assert model_sizes(unchecked()) == {}
+
+
+@pytest.mark.parametrize("make", [tiny_experts, tiny_biased_experts])
+def test_a_token_passes_the_experts_that_are_chosen_for_it_and_all_else(make, tmp_path: Path) -> None:
+    folder = make(tmp_path, seed=0)
+    parameters = dict(AutoModelForCausalLM.from_pretrained(folder).named_parameters())
+    experts = sum(p.numel() for name, p in parameters.items() if ".mlp.experts." in name)
+    (size,) = model_sizes(unchecked(f"spec.model.policy={folder}")).values()
+    assert size.parameters >= sum(p.numel() for p in parameters.values())  # with buffers
+    assert experts > 0
+    assert size.passed == size.parameters - experts / 2, "two of four"
+
+
+@pytest.mark.parametrize(
+    ("config", "share"),
+    [
+        ({"num_experts": 128, "num_experts_per_tok": 8}, 0.9375),
+        ({"num_local_experts": 8, "num_experts_per_tok": 2}, 0.75),
+        ({"n_routed_experts": 4, "num_experts_per_tok": 4}, 0.0),
+        ({"num_experts": 4}, 0.0),
+        ({"num_experts": "4", "num_experts_per_tok": 2}, 0.0),
+        ({"num_experts": 2, "num_experts_per_tok": 4}, 0.0),
+        ({}, 0.0),
+    ],
+)
+def test_the_share_of_idle_experts(config, share) -> None:
+    assert idle_share(config) == share
 
 
 def test_the_size_of_a_downloaded_model_of_the_hub_is_that_of_its_main_version(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from tests.unit.api.manifests import job
 from rlhf_api.contract.report import CheckpointStatus, TrainerStatus
 from rlhf_api.contract.run import Membership, Process, RunConfig, command
 from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.estimate.model_files import matrices
 from rlhf_api.host import oom, reaper
 from rlhf_api.host.oom import OomKills
 from rlhf_api.manifest.load import load
@@ -482,6 +483,21 @@ def test_layers_that_a_model_does_not_have_are_named(tmp_path: Path) -> None:
         f"spec.model.lora.policy.targetModules[{i}]: no layer of '{model}' is named so; it has q_proj, up_proj; "
         f"got {name!r}"
         for i, name in ((2, "w_proj"), (3, "norm"), (4, "proj"))
+    ]
+
+
+def test_layers_of_experts_are_named_as_transformers_fuses_them(tmp_path: Path) -> None:
+    parts = [f"layers.0.mlp.experts.{i}.{part}_proj" for i in range(2) for part in ("gate", "up", "down")]
+    entries = {
+        f"{name}.weight": {"dtype": "F32", "shape": [4, 4], "data_offsets": [0, 0]}
+        for name in (*parts, "layers.0.q_proj")
+    }
+    header = json.dumps(entries).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    assert matrices(tmp_path) == [
+        "layers.0.q_proj",
+        "layers.0.mlp.experts.down_proj",
+        "layers.0.mlp.experts.gate_up_proj",
     ]
 
 
