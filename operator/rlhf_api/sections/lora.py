@@ -15,8 +15,8 @@ class Lora(Frozen):
     rank_stabilized: bool = False
     """The scale is alpha / sqrt(rank) (rsLoRA); needs alpha."""
     target_modules: tuple[str, ...] | None = Field(None, min_length=1)
-    """Suffixes of the layers' names, such as `q_proj` or `layers.0.mlp.up_proj`; all linear layers unless given, but
-    never the head or the experts of a mixture."""
+    """Suffixes of the layers' names, such as `q_proj`, `layers.0.mlp.up_proj` or `experts.down_proj`; all linear layers
+    unless given, but never the head or the experts of a mixture."""
 
 
 class Adapters(Frozen):

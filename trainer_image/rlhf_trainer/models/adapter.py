@@ -3,14 +3,14 @@
 import hashlib
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig, inject_adapter_in_model
-from peft.tuners.lora import LoraLayer
+from peft.tuners.lora import LoraLayer, ParamWrapper
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -29,7 +29,8 @@ HEADS = ("score", "classifier")
 
 
 class Adapter:
-    """Matrices A and B beside the linear layers of a model (Hu et al. 2021, arXiv:2106.09685).
+    """Matrices A and B beside the linear layers of a model (Hu et al. 2021, arXiv:2106.09685), and beside each expert's
+    in the fused weights of a mixture.
 
     The model keeps its class, and computes W x + scale B A x; B begins as zero. Of all parameters A, B and the head of
     a reward model or critic alone require gradients. `fingerprint`: the settings, and a digest of the frozen weights.
@@ -38,20 +39,22 @@ class Adapter:
     def __init__(self, model: PreTrainedModel, settings: Lora, seed: int, base: str) -> None:
         """`base`: the path or hub name that the saved adapter names as its model's. The same seed gives the same A.
 
-        Raises ValueError where a target is no linear layer of the model.
+        Raises ValueError where a target is neither a linear layer of the model nor a weight of its experts.
         """
-        targets = _targets(model, settings.target_modules)
+        targets, experts = _targets(model, settings.target_modules)
         alpha = settings.rank if settings.alpha is None else settings.alpha
         head = next((name for name in HEADS if isinstance(getattr(model, name, None), nn.Linear)), None)
         self.config = LoraConfig(
             r=settings.rank,
             lora_alpha=alpha,  # type: ignore[arg-type]  # PEFT divides by the rank: any number will do
             target_modules=targets,
+            target_parameters=experts or None,
             use_rslora=settings.rank_stabilized,
             fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
             base_model_name_or_path=base,
         )
-        _report_experts(model)
+        if not experts:
+            _report_experts(model)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             inject_adapter_in_model(self.config, model)
@@ -60,11 +63,12 @@ class Adapter:
             self.config.modules_to_save = [head]
         self.config.task_type = _task(model, head)
         layers = {name: m for name, m in model.named_modules() if isinstance(m, LoraLayer)}
-        self._layers: dict[str, Any] = {f"{name}.base_layer.weight": m for name, m in layers.items()}
+        self._weights = {name: _adapted(name, layer) for name, layer in layers.items()}
+        self._layers: dict[str, Any] = {self._weights[name]: layer for name, layer in layers.items()}
         self.fingerprint: Mapping[str, Any] = {
             "rank": settings.rank,
             "alpha": float(alpha),
-            "targetModules": targets,
+            "targetModules": sorted({*targets, *experts}),
             **({"rankStabilized": True} if settings.rank_stabilized else {}),
             "base": _digest(model),
         }
@@ -97,7 +101,8 @@ class Adapter:
                 continue
             if matrices:
                 a, b = matrices
-                tensor = LowRank(a, b, self.scale, self._layers[name].fan_in_fan_out).merged(tensor)
+                experts = len(tensor) if tensor.dim() == 3 else None
+                tensor = LowRank(a, b, self.scale, _is_transposed(self._layers[name]), experts).merged(tensor)
                 matrices = []
             yield _plain(name), tensor
 
@@ -107,7 +112,7 @@ class Adapter:
         for end, matrix in ((A, "lora_A"), (B, "lora_B")):
             layer = name.removesuffix(f".{matrix}.{NAME}.weight")
             if layer != name:
-                return f"{layer}.weight{end}"
+                return f"{_plain(self._weights[layer])}{end}"
         return _plain(name)
 
     @property
@@ -119,7 +124,7 @@ class Adapter:
     @property
     def transposed(self) -> tuple[str, ...]:
         """Weights [in, out], by their names in the merged model."""
-        return tuple(_plain(name) for name, layer in self._layers.items() if layer.fan_in_fan_out)
+        return tuple(_plain(name) for name, layer in self._layers.items() if _is_transposed(layer))
 
     def save_config(self, directory: Path) -> None:
         """Writes the settings as `PeftModel.from_pretrained` reads them; `saved_name` has the names of the weights."""
@@ -137,42 +142,69 @@ def saved_name(name: str) -> str:
 
 
 def _plain(name: str) -> str:
-    return name.replace(".base_layer.", ".")
+    return name.replace("base_layer.", "")
 
 
-def _targets(model: PreTrainedModel, requested: Sequence[str] | None) -> list[str]:
-    """Suffixes of the names of linear layers, except the head."""
+def _adapted(name: str, layer: LoraLayer) -> str:
+    """State-dict name of the weight that a layer of this name changes. PEFT nests one layer for each of a module's
+    parameters."""
+    parameter = layer.parameter_name if isinstance(layer, ParamWrapper) else "weight"
+    name += ".base_layer"
+    while isinstance(layer.base_layer, ParamWrapper):
+        name, layer = f"{name}.base_layer", layer.base_layer
+    return f"{name}.{parameter}"
+
+
+def _is_transposed(layer: Any) -> bool:
+    """True for a weight [in, out]: GPT-2's layers, and the experts of gpt-oss."""
+    return bool(layer.fan_in_fan_out or getattr(layer.get_base_layer(), "is_transposed", False))
+
+
+def _targets(model: PreTrainedModel, requested: Sequence[str] | None) -> tuple[list[str], list[str]]:
+    """Suffixes of the names of linear layers, except the head, and of experts' weights, none unless requested."""
     heads = {id(model.get_output_embeddings()), *(id(getattr(model, name, None)) for name in HEADS)}
     linear = [
         name
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear | Conv1D) and id(module) not in heads
     ]
-    ends = sorted({name.rpartition(".")[2] for name in linear})
-    for target in requested or ():
-        if not any(f".{name}".endswith(f".{target}") for name in linear):
+    ends, experts = sorted({name.rpartition(".")[2] for name in linear}), _experts(model)
+    if requested is None:
+        return ends, []
+    chosen = [[target for target in sorted(set(requested)) if _ends(n, target)] for n in (linear, experts)]
+    for target in requested:
+        if target not in chosen[0] + chosen[1]:
             known = ", ".join(ends) or "none"
-            fused = "; experts of a mixture have no adapter" if _experts(model) else ""
+            fused = f"; of its experts {', '.join(_expert_ends(experts))}" if experts else ""
             raise ValueError(
                 f"no linear layer of the model is named {target!r}; it has {known}, beside its head{fused}"
             )
-    return sorted(set(requested)) if requested else ends
+    return chosen[0], chosen[1]
 
 
-def _experts(model: PreTrainedModel) -> int:
-    """Number of parameters of a mixture's experts, which Transformers fuses into tensors [experts, out, in]."""
-    return sum(p.numel() for name, p in model.named_parameters() if p.ndim == 3 and ".experts." in name)
+def _ends(names: Iterable[str], target: str) -> bool:
+    return any(f".{name}".endswith(f".{target}") for name in names)
+
+
+def _experts(model: PreTrainedModel) -> dict[str, int]:
+    """Weights of a mixture's experts, which Transformers fuses into tensors [experts, out, in], and their sizes."""
+    return {n: p.numel() for n, p in model.named_parameters() if p.ndim == 3 and ".experts." in n}
+
+
+def _expert_ends(experts: Iterable[str]) -> list[str]:
+    """Names for `targetModules`, such as `experts.down_proj`."""
+    return sorted({".".join(name.split(".")[-2:]) for name in experts})
 
 
 def _report_experts(model: PreTrainedModel) -> None:
     """Logs a warning if experts stay without an adapter."""
     if experts := _experts(model):
-        share = experts / sum(p.numel() for p in model.parameters())
         log.warning(
-            "the experts of %s, %.0f%% of its parameters, have no adapter and stay as they are: an adapter changes its "
-            "other linear layers; without spec.model.lora all of the model is trained",
+            "the experts of %s, %.0f%% of its parameters, have no adapter and stay as they are; targetModules may name "
+            "them: %s",
             type(model).__name__,
-            100 * share,
+            100 * sum(experts.values()) / sum(p.numel() for p in model.parameters()),
+            ", ".join(_expert_ends(experts)),
         )
 
 

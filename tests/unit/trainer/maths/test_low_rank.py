@@ -26,6 +26,26 @@ def test_is_the_sum_in_float32_rounded_once(dtype, transposed, scale):
     assert torch.equal(weight, before)
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_each_expert_has_its_own_update(dtype, transposed):
+    """PEFT's layout: the experts one after the other in A, side by side within a rank in B."""
+    torch.manual_seed(0)
+    a, b = torch.randn(3 * 2, 10, dtype=dtype), torch.randn(7, 2 * 3, dtype=dtype)
+    weight = torch.randn((3, 10, 7) if transposed else (3, 7, 10), dtype=dtype)
+    update = LowRank(a, b, 1.7, transposed, experts=3)
+    merged = update.merged(weight)
+    assert update.shape == weight.shape
+    for expert in range(3):
+        product = 1.7 * b.double()[:, expert::3] @ a.double()[2 * expert : 2 * expert + 2]
+        expected = (weight[expert].double() + (product.T if transposed else product)).to(dtype)
+        torch.testing.assert_close(
+            merged[expert], expected, rtol=0, atol=5e-6 if dtype is torch.float32 else 0
+        )
+    with pytest.raises(ValueError, match=r"A \[6, 10\] and B \[7, 6\] cannot be multiplied"):
+        _ = LowRank(a, b, 1.7, transposed, experts=4).shape
+
+
 def test_matrices_without_a_product_are_refused():
     for a, b in ((torch.ones(3, 4), torch.ones(5, 2)), (torch.ones(3), torch.ones(3, 3))):
         with pytest.raises(ValueError, match="cannot be multiplied"):

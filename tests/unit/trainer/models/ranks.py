@@ -88,10 +88,13 @@ CASES = {
     "experts-zero2": (2, False, "experts"),
     "experts-zero3": (3, False, "experts"),
     "sequence-experts-zero1": (1, False, "experts"),
+    "lora-experts-zero2": (2, False, "experts"),
+    "lora-experts-zero3": (3, False, "experts"),
 }
 BALANCE = 0.02
 """Coefficient of the mixture's balance."""
 LORA = Lora(rank=4, alpha=6.0)
+LORA_OF_EXPERTS = LORA.model_copy(update={"target_modules": ("q_proj", "experts.down_proj", "gate_up_proj")})
 
 
 def cases(world: int) -> list[str]:
@@ -163,7 +166,7 @@ def engine_of(case: str, seed: int) -> TrainedModel:
         efficient["sequence_parallel_size"] = distributed.get_world_size()
     lora = "lora" in case
     model = make(kind, 0 if lora else seed)  # an adapter goes on from the same base alone
-    adapter = Adapter(model, LORA, seed, "base") if lora else None
+    adapter = Adapter(model, LORA_OF_EXPERTS if kind == "experts" else LORA, seed, "base") if lora else None
     section = Trainer().model_copy(update=efficient)
     if kind == "experts":  # which on a CPU differ in rounding with what is packed beside them
         inference.packs_exactly = lambda *_: True

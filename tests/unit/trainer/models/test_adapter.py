@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig, Qwen3MoeConfig
+from transformers import AutoModelForCausalLM, GptOssConfig, LlamaConfig, MixtralConfig, Qwen3MoeConfig
 
 from rlhf_api.sections.lora import Lora
 from rlhf_trainer.models.adapter import Adapter
@@ -21,6 +21,8 @@ MIXTURES = [
     Qwen3MoeConfig(**SHAPE, moe_intermediate_size=32, head_dim=16, num_experts=4, num_experts_per_tok=2),
     MixtralConfig(**SHAPE, num_local_experts=4),
 ]
+GPT_OSS = GptOssConfig(**SHAPE, head_dim=16, num_local_experts=4, num_experts_per_tok=2)
+"""Whose experts are stored [experts, in, out]."""
 
 
 @pytest.mark.parametrize("config", MIXTURES, ids=lambda config: config.model_type)
@@ -37,11 +39,32 @@ def test_experts_without_an_adapter_are_named_in_a_warning(config, caplog):
     assert not any("experts" in name for name in trained)
 
 
-def test_experts_cannot_be_named_as_layers():
-    with pytest.raises(
-        ValueError, match=r"is named 'gate_up_proj'; .*; experts of a mixture have no adapter"
-    ):
-        Adapter(AutoModelForCausalLM.from_config(MIXTURES[0]), Lora(targetModules=("gate_up_proj",)), 0, "")
+def test_a_layer_of_a_single_expert_is_refused_with_the_names_that_there_are():
+    says = r"is named 'up_proj'; .*; of its experts experts.down_proj, experts.gate_up_proj"
+    with pytest.raises(ValueError, match=says):
+        Adapter(AutoModelForCausalLM.from_config(MIXTURES[0]), Lora(targetModules=("up_proj",)), 0, "")
+
+
+@pytest.mark.parametrize("config", [*MIXTURES, GPT_OSS], ids=lambda config: config.model_type)
+def test_experts_that_are_named_have_an_adapter_whose_merge_is_what_it_computes(config, caplog):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    targets = ("experts.gate_up_proj", "experts.down_proj", "v_proj")
+    adapter = Adapter(model, Lora(rank=2, alpha=3, targetModules=targets), 0, "base")
+    assert not caplog.records
+    assert adapter.fingerprint["targetModules"] == sorted(targets)
+    for name, parameter in model.named_parameters():
+        assert parameter.requires_grad == (".lora_" in name)
+        if ".lora_" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    tokens = torch.tensor([[1, 5, 9, 2]])
+    with torch.no_grad():
+        whole = model(tokens).logits
+        with adapter.off():
+            assert not torch.allclose(model(tokens).logits, whole, atol=1e-3)
+        merged = AutoModelForCausalLM.from_config(config).eval()
+        merged.load_state_dict(dict(adapter.merged(adapter.to_merge(iter(model.state_dict().items())))))
+        torch.testing.assert_close(merged(tokens).logits, whole, rtol=1e-4, atol=1e-5)
 
 
 def test_a_model_without_experts_is_warned_of_nothing(caplog):

@@ -46,8 +46,12 @@ def plain_loop(kind: str, lora: bool) -> tuple[list[dict], dict]:
     if lora:
         torch.manual_seed(0)
         heads = {"task_type": "TOKEN_CLS", "modules_to_save": ["score"]} if kind == "critic" else {}
+        layers = {"target_modules": LAYERS}
+        if kind == "experts":
+            experts = ["experts.gate_up_proj", "experts.down_proj"]
+            layers = {"target_modules": ["q_proj"], "target_parameters": experts}
         model = get_peft_model(
-            model, LoraConfig(r=4, lora_alpha=6, target_modules=LAYERS, init_lora_weights=True, **heads)
+            model, LoraConfig(r=4, lora_alpha=6, init_lora_weights=True, **layers, **heads)
         )
     groups = [
         {"params": [p for p in model.parameters() if p.requires_grad and p.ndim >= 2], "weight_decay": 0.1},
@@ -199,7 +203,7 @@ def test_peft_loads_the_adapter_that_lies_beside_the_merged_model(runs, world, c
     loaded = PeftModel.from_pretrained(base, folder).merge_and_unload().state_dict()
     for name, tensor in load_file(runs[world] / f"{case}.weights").items():
         torch.testing.assert_close(loaded[name], tensor, rtol=0, atol=2e-3 if bfloat16 else 1e-6)
-    assert not torch.equal(loaded["model.layers.0.mlp.up_proj.weight"], weights_of(ranks.make(kind)))
+    assert not torch.equal(loaded["model.layers.0.self_attn.q_proj.weight"], weights_of(ranks.make(kind)))
 
 
 @pytest.mark.parametrize(("world", "case"), [(w, c) for w in WORLDS for c in ranks.cases(w) if "lora" in c])
@@ -208,7 +212,7 @@ def test_a_base_and_the_adapter_that_are_sent_make_the_merged_model_bit_for_bit(
 
 
 def weights_of(model) -> torch.Tensor:
-    return model.state_dict()["model.layers.0.mlp.up_proj.weight"]
+    return model.state_dict()["model.layers.0.self_attn.q_proj.weight"]
 
 
 @pytest.mark.parametrize("case", EXACT)

@@ -63,7 +63,7 @@ def untied(folder, starting_tied) -> Iterator[Server]:  # noqa: ARG001  they sta
 
 @pytest.fixture(scope="module")
 def experts(folder) -> Iterator[Server]:
-    yield from serving(folder, "experts")
+    yield from serving(folder, "experts", *SPOILABLE)
 
 
 @pytest.fixture(scope="module")

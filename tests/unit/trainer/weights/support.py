@@ -37,9 +37,10 @@ class Adapted(TrainedModel):
     unwrapped = None  # type: ignore[assignment]
     stage = 0
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, layers: tuple[str, ...] | None = None) -> None:
         self.unwrapped = model
-        self.adapter = Adapter(model, Lora(rank=4, alpha=6.0), seed=0, base="a base")
+        lora = Lora(rank=4, alpha=6.0).model_copy(update={"target_modules": layers})
+        self.adapter = Adapter(model, lora, seed=0, base="a base")
         self.train(0)
 
     def train(self, version: int) -> None:

@@ -71,30 +71,40 @@ def test_serves_exactly_what_was_sent(kind, request, http, make_sync, models):
         assert [sync.changed([target(server)]) for _ in range(2)] == ["", ""]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_base_and_an_adapter_serve_bit_for_bit_what_merged_weights_do(dtype, tied, http, make_sync, models):
+@pytest.mark.parametrize(
+    ("kind", "dtype", "layers"),
+    [
+        ("tied", torch.float32, None),
+        ("tied", torch.bfloat16, None),
+        ("experts", torch.float32, ("q_proj", "experts.gate_up_proj", "experts.down_proj")),
+    ],
+)
+def test_a_base_and_an_adapter_serve_bit_for_bit_what_merged_weights_do(
+    kind, dtype, layers, request, http, make_sync, models
+):
     """The base travels once, whichever trainer sends it, and the matrices alone with each version."""
-    policy, sync, served = Adapted(models("tied", 1).to(dtype)), make_sync(), {}
+    server = request.getfixturevalue(kind)
+    policy, sync, served = Adapted(models(kind, 1).to(dtype), layers), make_sync(), {}
     for version in (1, 2):
         policy.train(version)
-        whole = sync.send([target(tied)], policy.named_tensors, version)
-        assert whole.holders == (target(tied),)
-        served[version] = call(http, tied, "fingerprints")
-        assert status(http, tied)["base"] is None, "there is no room for it beside whole weights"
+        whole = sync.send([target(server)], policy.named_tensors, version)
+        assert whole.holders == (target(server),)
+        served[version] = call(http, server, "fingerprints")
+        assert status(http, server)["base"] is None, "there is no room for it beside whole weights"
     assert served[1] != served[2]
     for version, sender in ((1, sync), (2, make_sync())):
         policy.train(version)
-        report = sender.send([target(tied)], policy.version_tensors, version, base=policy.base)
-        assert report.holders == (target(tied),), report.lost
-        assert call(http, tied, "fingerprints") == served[version]
-        now = status(http, tied)
+        report = sender.send([target(server)], policy.version_tensors, version, base=policy.base)
+        assert report.holders == (target(server),), report.lost
+        assert call(http, server, "fingerprints") == served[version]
+        now = status(http, server)
         assert (now["version"], now["digest"]) == (version, report.digest)
         assert now["base"] == policy.base.fingerprint
-        assert sender.changed([target(tied)]) == ""
+        assert sender.changed([target(server)]) == ""
         assert (report.base_bytes > 0) == (version == 1)
         assert report.bytes < whole.bytes / 5
     if dtype is torch.float32:
-        assert serves(http, tied, policy.unwrapped)
+        assert serves(http, server, policy.unwrapped)
 
 
 def test_an_adapter_of_another_model_is_refused_and_the_old_version_stays(tied, http, make_sync, models):

@@ -24,6 +24,7 @@ from rlhf_trainer.export.saved_job import FOLDER
 from rlhf_trainer.export.snapshot import export_snapshot
 
 ADAPTER = "spec.model.lora={policy: {rank: 4}}"
+OF_EXPERTS = "spec.model.lora={policy: {targetModules: [k_proj, experts.gate_up_proj, experts.down_proj]}}"
 
 
 def save(folder: Path, task, step: int, *, described: bool = True, reward: float | None = None) -> str:
@@ -74,6 +75,7 @@ BFLOAT16 = ("spec.model.dtype=bfloat16", "spec.trainer.deepspeed.zero_optimizati
         ("llama", "sft", (ADAPTER,)),
         ("llama", "sft", (ADAPTER, *BFLOAT16)),
         ("experts", "sft", (ADAPTER,)),
+        ("experts", "sft", (OF_EXPERTS,)),
         ("llama", "reward", (ADAPTER,)),
     ],
 )
@@ -85,11 +87,12 @@ def test_a_snapshots_model_is_the_one_that_the_job_exports(base, algorithm, over
     ctx, task = fine_tuned(tmp_path, start, 2, *given, *overrides, algorithm=algorithm)
     store = save(tmp_path / "store", task, 2)
     task.export(2)
-    if ADAPTER not in overrides:
+    adapted = {ADAPTER, OF_EXPERTS} & {*overrides}
+    if not adapted:
         shutil.rmtree(start)  # a whole model needs nothing but the store
     export_snapshot(ExportRequest(store=store, step=2, out=str(tmp_path / "out")))
     assert_same(tmp_path / "out", ctx.workdir / "policy")
-    if ADAPTER in overrides:
+    if adapted:
         elsewhere = start.rename(tmp_path / "elsewhere")
         alone = tmp_path / "alone"
         export_snapshot(ExportRequest(store=store, step=2, out=str(alone), adapter="alone"))

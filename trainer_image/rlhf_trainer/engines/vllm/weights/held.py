@@ -55,7 +55,8 @@ class HeldBase:
                 raise ValueError(
                     f"a low-rank update of {name} came without its base weights or one of its two matrices"
                 )
-            updates[name] = LowRank(given[name + A], given[name + B], scale, name in transposed)
+            experts = len(plain[name]) if plain[name].dim() == 3 else None
+            updates[name] = LowRank(given[name + A], given[name + B], scale, name in transposed, experts)
             if updates[name].shape != plain[name].shape:
                 was, has = list(updates[name].shape), list(plain[name].shape)
                 raise ValueError(f"the low-rank update of {name} has shape {was}, its base weights {has}")
