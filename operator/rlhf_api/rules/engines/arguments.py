@@ -19,6 +19,7 @@ TRIED = (
 )
 """Options that ran with weights of a trainer and gave log-probabilities of its policy, or that the code of several GPUs
 is written for; docs/reference/engine-arguments.md says where each ran and what it needs."""
+_ROUTED = "returns the experts of each token, which no training replays (docs/guides/experts.md)"
 _KEYS = "keeps keys and values beyond the engine, where those of earlier weights are not cleared"
 _MOVES = "moves experts between GPUs while they serve, and what is served is compared with what arrived"
 _SPECULATIVE = (
@@ -33,6 +34,7 @@ REFUSED = {
     "config": "names a file of options that nothing checks; write its options here",
     **dict.fromkeys(("speculative-config", "spec-method", "spec-model", "spec-tokens"), _SPECULATIVE),
     **dict.fromkeys(("enable-eplb", "eplb-config", "enable-elastic-ep"), _MOVES),
+    "enable-return-routed-experts": _ROUTED,
     **dict.fromkeys(("kv-transfer-config", "kv-offloading-size", "kv-offloading-backend"), _KEYS),
     **dict.fromkeys(("enable-lora", "lora-modules", "default-mm-loras"), _ADAPTERS),
     **dict.fromkeys(("revision", "code-revision", "tokenizer-revision", "hf-config-path"), _COMMIT),

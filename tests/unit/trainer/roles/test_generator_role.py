@@ -188,6 +188,12 @@ def test_experts_stay_where_their_weights_are_compared(tmp_path):
     assert not check(config(tmp_path, engineArguments={"enable-eplb": False}).spec)
 
 
+def test_experts_that_nobody_replays_are_not_returned(tmp_path):
+    (problem,) = check(config(tmp_path, engineArguments={"enable-return-routed-experts": True}).spec)
+    assert problem.where == "spec.generator.engineArguments.enable-return-routed-experts"
+    assert "which no training replays" in problem.message
+
+
 def test_the_cpu_build_is_spared_what_it_does_not_need(tmp_path):
     made = config(tmp_path)
     assert "enforce-eager" not in options(made)
