@@ -25,10 +25,11 @@ from typing import Any, NoReturn
 
 import setproctitle
 from tests.support.forked.becoming import MODULES, Start, become, library
+from tests.support.forked.forks import WITH_AN_ENGINE
 
 from rlhf_trainer.engines.vllm.serve import server
 
-LATER = ("torch.distributed.run", *server.IMPORTED, server.SERVER)
+LATER = ("torch.distributed.run", WITH_AN_ENGINE, *server.IMPORTED, server.SERVER)
 """Modules that those import once they run."""
 READY_S = 300
 _ROOM = 1 << 15
