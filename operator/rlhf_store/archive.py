@@ -102,9 +102,10 @@ class Archive:
         patience: timedelta = PATIENCE,
         known: bool = False,
         retrying: Callable[[str], None] = lambda _reason: None,
+        keys: Mapping[str, str] | None = None,
     ) -> None:
         """Raises UnusableStore if the URL does not name a store that can be opened; see `Store`."""
-        self.store = Store(url, patience=patience, known=known, retrying=retrying)
+        self.store = Store(url, patience=patience, known=known, retrying=retrying, keys=keys)
 
     def read_root(self) -> tuple[Root, Version | None]:
         """The root and its version, for compare-and-swap; an empty root and None in a new store.

@@ -25,13 +25,14 @@ HINTS = {
 log = logging.getLogger(__name__)
 
 
-def connect(url: str, patience: timedelta) -> ObjectStore:
-    """The client of a store's URL, with credentials from the environment; `patience`: longest time of a request and of
-    its own retries. Raises obstore's errors, ValueError and OSError."""
+def connect(url: str, patience: timedelta, keys: Mapping[str, str] | None = None) -> ObjectStore:
+    """The client of a store's URL, with `keys` by the names of their variables, or those of the environment;
+    `patience`: longest time of a request and of its own retries. Raises obstore's errors, ValueError and OSError."""
     if url.startswith("file://"):
         return from_url(url, mkdir=True)
     # Options given here override the environment.
-    allow_http = os.environ.get("AWS_ALLOW_HTTP", "").lower() == "true"
+    given = os.environ if keys is None else keys
+    allow_http = given.get("AWS_ALLOW_HTTP", "").lower() == "true"
     options: Any = {
         "retry_config": {
             # Parts of a large object are retried one by one, everything else as a whole, by `patiently`.
@@ -40,7 +41,9 @@ def connect(url: str, patience: timedelta) -> ObjectStore:
         },
         "client_options": {"timeout": min(patience, REQUEST_TIMEOUT), "allow_http": allow_http},
     }
-    if (credentials := FileCredentials.of(url, os.environ)) is not None:
+    if keys is not None:
+        options["config"] = {name.lower(): value for name, value in keys.items() if name != "AWS_ALLOW_HTTP"}
+    elif (credentials := FileCredentials.of(url, os.environ)) is not None:
         options["credential_provider"] = credentials
     store: ObjectStore = from_url(url, **options)
     return store

@@ -66,8 +66,10 @@ class Store:
         patience: timedelta = PATIENCE,
         known: bool = False,
         retrying: Callable[[str], None] = lambda _reason: None,
+        keys: Mapping[str, str] | None = None,
     ) -> None:
-        """Credentials come from the environment, as each store's own tools read them.
+        """Credentials come from the environment, as each store's own tools read them. `keys`: somebody else's, by the
+        names of these variables: then errors have none of the server's words, which may be any server's.
 
         `known`: the store has worked before, so the first call is retried for the full `patience` too. `retrying` is
         called before each retry, with the reason of a failure that lasts.
@@ -76,9 +78,10 @@ class Store:
             UnusableStore: the URL does not name a store that can be opened and listed.
         """
         self.url, self.patience, self._known, self._retrying = url, patience, known, retrying
+        self._is_brief = keys is not None
         try:
-            self._store = connect(url, patience)
-            first = self._store if known else connect(url, FIRST_PATIENCE)
+            self._store = connect(url, patience, keys)
+            first = self._store if known else connect(url, min(patience, FIRST_PATIENCE), keys)
         except (BaseError, ValueError, OSError) as error:
             raise self._unusable(error) from error
         self._first_ask(lambda: next(iter(obstore.list(first, chunk_size=1)), None))
@@ -205,15 +208,17 @@ class Store:
             self._ask(lambda: _delete_abandoned(folder, keys))
 
     def _ask(self, call: Callable[[], T]) -> T:
-        return patiently(call, self.url, self.patience, self._retrying, allowed=self._writable)
+        return patiently(
+            call, self.url, self.patience, self._retrying, allowed=self._writable, brief=self._is_brief
+        )
 
     def _first_ask(self, call: Callable[[], T]) -> T:
         """The first request, with a short deadline: a mistyped name is reported soon, as an error of the job."""
         try:
-            patience = self.patience if self._known else FIRST_PATIENCE
-            return patiently(call, self.url, patience, self._retrying)
+            patience = self.patience if self._known else min(self.patience, FIRST_PATIENCE)
+            return patiently(call, self.url, patience, self._retrying, brief=self._is_brief)
         except StoreError as error:
-            if self._known or error.__cause__ is None:
+            if self._known or self._is_brief or error.__cause__ is None:
                 raise
             raise self._unusable(error.__cause__) from error
 
@@ -270,6 +275,8 @@ class Store:
         return reply
 
     def _unusable(self, error: BaseException) -> UnusableStore:
+        if self._is_brief:
+            return UnusableStore(f"cannot use {self.url} with the keys that are given")
         return UnusableStore(f"cannot use {self.url}: {reason(error)}; {hint(self.url)}")
 
     def _check_size(self, key: str, size: int, most: int) -> None:

@@ -39,6 +39,29 @@ CASES = {
 }
 
 
+@pytest.mark.parametrize(
+    ("url", "changes", "expected"),
+    [
+        ("s3://checkpoints/run", {"AWS_SECRET_ACCESS_KEY": "wrong"}, "403 Forbidden"),
+        ("s3://nowhere/run", {}, "404 Not Found"),
+        ("s3://checkpoints/run", {"AWS_ENDPOINT_URL": "http://127.0.0.1:1"}, "no answer"),
+    ],
+)
+def test_with_the_keys_of_others_an_error_has_nothing_of_what_a_server_said(
+    seaweed, monkeypatch, url, changes, expected
+):
+    no_waiting(monkeypatch)
+    with pytest.raises(StoreError) as caught:
+        Archive(url, patience=timedelta(seconds=1), keys=seaweed.environment | changes)
+    assert str(caught.value) == f"the store {url} fails: {expected}"
+
+
+def test_keys_that_are_given_open_a_store_without_those_of_the_environment(seaweed, monkeypatch):
+    for name in seaweed.environment:
+        monkeypatch.delenv(name, raising=False)
+    assert Archive(seaweed.url("given-keys"), keys=seaweed.environment).entries() == []
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_s3(seaweed, monkeypatch, case):
     url, changes, expected = CASES[case]
