@@ -1,11 +1,12 @@
 // The frame of every view: a link past the header, the way back, and the view that the address names.
 import { useEffect, useRef } from "preact/hooks";
 import { isExport } from "./api/client.ts";
-import { useRun } from "./api/runs.ts";
+import { useRuns } from "./api/runs.ts";
 import { Boundary } from "./boundary.tsx";
 import { formatRoute, useRoute, type Route } from "./routing.ts";
 import { RunView } from "./run/run.tsx";
 import { TimelineView } from "./run/timeline.tsx";
+import { Login } from "./runs/login.tsx";
 import { RunsView } from "./runs/runs.tsx";
 import { SamplesView } from "./samples/samples.tsx";
 
@@ -13,7 +14,8 @@ export function App() {
   const route = useRoute();
   const main = useRef<HTMLElement>(null);
   const [place, id, view] = route.parts;
-  const run = useRun(id ?? "");
+  const { data, error } = useRuns();
+  const run = data?.runs.find((each) => each.id === id);
   const isRun = place === "runs" && id !== undefined;
   const address = route.parts.join("/");
   const opened = useRef(address);
@@ -47,7 +49,7 @@ export function App() {
       </header>
       <main id="main" ref={main} tabIndex={-1}>
         <Boundary key={address}>
-          <View route={route} />
+          {error?.asksToken ? <Login message={error.message} /> : <View route={route} />}
         </Boundary>
       </main>
     </>

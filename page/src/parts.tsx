@@ -6,7 +6,7 @@ import type { Metric } from "./api/types.ts";
 
 export function Problem({ error }: { error: Refused | null }) {
   if (error === null) return null;
-  const text = error.status === 401 ? "Open the address that rlhf printed: it has the token that this page needs." : error.message;
+  const text = error.status === 401 && !error.asksToken ? "Open the address that rlhf printed: it has the token that this page needs." : error.message;
   return (
     <p class="problem" role="status">
       {text}

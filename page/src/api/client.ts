@@ -1,11 +1,15 @@
-// Conditional GETs of the API, with the token of the printed address; in an export, lookups in the page's own data.
+// Conditional GETs of the API, with the token of the printed address, or on a cluster the one that the viewer gives; in
+// an export, lookups in the page's own data.
 import { readExport, type Exported } from "./exported.ts";
 
 export class Refused extends Error {
   readonly status: number;
-  constructor(status: number, message: string) {
+  /** True where a Kubernetes token is asked for. */
+  readonly asksToken: boolean;
+  constructor(status: number, message: string, asksToken = false) {
     super(message);
     this.status = status;
+    this.asksToken = asksToken;
   }
 }
 
@@ -20,7 +24,15 @@ const KEY = "rlhf-token";
 const kept = new Map<string, Kept>();
 const exported: Exported | null = readExport();
 
+/** A viewer's Kubernetes token: of this page alone, and gone with it. */
+let viewersToken: string | null = null;
+
 export const isExport = exported !== null;
+
+export function giveToken(token: string): void {
+  viewersToken = token;
+  kept.clear();
+}
 
 /** Takes the token out of the address, where it would stay in the history, into this tab's storage. */
 export function storeToken(): void {
@@ -38,11 +50,16 @@ export async function get<T>(path: string): Promise<T> {
     return body as T;
   }
   const last = kept.get(path);
-  const headers: Record<string, string> = { Authorization: `Bearer ${sessionStorage.getItem(KEY) ?? ""}` };
+  const headers: Record<string, string> = {};
+  const token = viewersToken ?? sessionStorage.getItem(KEY);
+  if (token !== null) headers["Authorization"] = `Bearer ${token}`; // without one a proxy may give it
   if (last) headers["If-None-Match"] = last.etag;
   const reply = await fetch(`api/v1${path}`, { headers, cache: "no-store", signal: AbortSignal.timeout(TIMEOUT_MS) });
   if (reply.status === 304 && last) return last.body as T;
-  if (!reply.ok) throw new Refused(reply.status, await readProblem(reply));
+  if (!reply.ok) {
+    const asksToken = reply.status === 401 && reply.headers.has("WWW-Authenticate");
+    throw new Refused(reply.status, await readProblem(reply), asksToken);
+  }
   const body: unknown = await reply.json();
   const etag = reply.headers.get("ETag");
   if (etag !== null) keep(path, { etag, body });

@@ -17,6 +17,31 @@ export interface Run {
   started: string | null;
   updated: string | null;
   seconds: number | null;
+  /** On a cluster: the texts of the columns. */
+  cells?: string[];
+}
+
+export interface Runs {
+  runs: Run[];
+  /** On a cluster: the columns of `kubectl get rlhfjobs`. */
+  columns?: JobColumn[];
+  /** True if the viewer may not list the jobs of all namespaces at once. */
+  asksNamespaces?: boolean;
+  /** Named namespaces whose jobs the viewer may not list. */
+  refused?: string[];
+}
+
+export interface JobColumn {
+  name: string;
+  isNumber: boolean;
+}
+
+export interface Condition {
+  type: string;
+  status: string;
+  reason: string;
+  message: string;
+  lastTransitionTime: string;
 }
 
 export interface Checkpoint {
@@ -41,6 +66,9 @@ export interface RunDetail {
   reason: string | null;
   manifest: string;
   algorithm: string;
+  /** On a cluster: why figures and samples are not shown. */
+  hidden?: string;
+  conditions?: Condition[];
   roles: Record<string, Record<string, Nested>>;
   generators: Record<string, Nested>[];
   ledger: Record<string, Nested>;

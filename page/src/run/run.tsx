@@ -7,6 +7,7 @@ import { Fact, Phase, Problem, Section } from "../parts.tsx";
 import type { Route } from "../routing.ts";
 import { formatProgress } from "../runs/filter.ts";
 import { Alarms } from "./alarms.tsx";
+import { Conditions, Hidden } from "./conditions.tsx";
 import { Figures } from "./figures.tsx";
 import { Logs } from "./logs.tsx";
 import { Marks } from "./marks.tsx";
@@ -29,6 +30,7 @@ export function RunView({ id, route }: { id: string; route: Route }) {
       </div>
       <Problem error={error} />
       {summary && <Summary run={summary} />}
+      <Hidden reason={run?.hidden} />
       {alarms && <Alarms alarms={alarms.alarms} />}
       {run && <Figures id={id} route={route} first={run.first} metrics={metrics?.names ?? []} marks={marks?.marks ?? []} />}
       {marks && <Marks marks={marks.marks} />}
@@ -45,6 +47,7 @@ export function RunView({ id, route }: { id: string; route: Route }) {
               <Records label="Table of generators" rows={run.generators} />
             </Section>
           )}
+          <Conditions conditions={run.conditions} />
           <Snapshots checkpoints={run.checkpoints} commands={run.commands} />
           <Logs id={id} />
           <details>
