@@ -29,8 +29,9 @@ COPY trainer_image trainer_image
 RUN pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /wheel .
 
 FROM base AS operator
-COPY constraints/operator-hashes.txt /requirements/constraints/
-RUN pip install --quiet --require-hashes -r /requirements/constraints/operator-hashes.txt
+COPY constraints/operator-hashes.txt constraints/page-hashes.txt /requirements/constraints/
+RUN pip install --quiet --require-hashes -r /requirements/constraints/operator-hashes.txt \
+    -r /requirements/constraints/page-hashes.txt
 COPY --from=wheel /wheel /wheel
 RUN pip install --quiet --no-deps /wheel/*.whl
 USER 65532:65532

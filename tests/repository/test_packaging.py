@@ -136,6 +136,21 @@ def test_images_install_by_hash_what_is_pinned(name, constraints, extras):
     assert len(re.findall("^[a-z].*==", text, flags=re.M)) == len(entries)
 
 
+def test_the_operators_image_has_the_client_of_stores_and_no_reader_of_episodes():
+    """The page of a cluster parses nothing of others by libraries in C++."""
+    files = [ROOT / "constraints" / f"{name}-hashes.txt" for name in ("operator", "page")]
+    assert all(
+        f"-r /requirements/constraints/{file.name}" in (ROOT / "Dockerfile").read_text() for file in files
+    )
+    installed = {
+        name: version
+        for file in files
+        for name, version in re.findall(r"^([\w.-]+)==(\S+)", file.read_text(), re.M)
+    }
+    assert installed["obstore"] == pins("common.txt")["obstore"]
+    assert not {"pyarrow", "tokenizers", "torch"} & set(installed)
+
+
 def test_an_index_beside_pypi_gives_torch_alone_and_stays_in_no_image():
     """Its URL may have a password, which the history of an image keeps of an argument."""
     docker = (ROOT / "Dockerfile").read_text()

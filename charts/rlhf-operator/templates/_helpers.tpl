@@ -18,6 +18,13 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/component: operator
 {{- end }}
 
+{{/* What the pods of the page are found by. */}}
+{{- define "rlhf-operator.uiLabels" -}}
+app.kubernetes.io/name: rlhf-operator
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
+app.kubernetes.io/component: ui
+{{- end }}
+
 {{- define "rlhf-operator.labels" -}}
 app.kubernetes.io/name: rlhf-operator
 app.kubernetes.io/instance: {{ .Release.Name | quote }}

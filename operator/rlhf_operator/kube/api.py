@@ -33,6 +33,7 @@ _JOBS_PAGE = 20
 and more seconds than a call has."""
 _JSON = "application/json"
 _MERGE = "application/merge-patch+json"
+_TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
 _METADATA = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"
 
 Observe = Callable[[str, str, int, float], None]
@@ -186,6 +187,11 @@ class Api:
             if not more:
                 return
             query["continue"] = more
+
+    async def table(self, kind: str, namespace: str | None = None, *, most: int) -> Body:
+        """At most so many objects as rows, with the columns that `kubectl get` prints."""
+        path, query = object_path(kind, namespace, ""), {"limit": str(most)}
+        return await self._call("list", "GET", kind, path, query=query, accept=_TABLE)
 
     async def serves(self, kind: str) -> bool:
         """Discovery: true if the server serves the kind."""

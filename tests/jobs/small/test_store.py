@@ -7,6 +7,10 @@ import sys
 
 from tests.support.rlhf import SENTIMENT, Finished, succeed
 
+from rlhf_operator.page.answers.paths import answer
+from rlhf_operator.page.folder.catalog import Catalog
+from rlhf_operator.page.stored.stores import find_stored_runs
+
 JOB = {
     "apiVersion": "rlhf.dev/v1alpha1",
     "kind": "RLHFJob",
@@ -50,11 +54,22 @@ def rlhf(*arguments: str, **environ: str) -> str:
     ).stdout
 
 
+def read_stored_steps(seaweed, name, monkeypatch, folder) -> list[int]:
+    """The steps whose loss the page reads from a store alone."""
+    with monkeypatch.context() as patched:
+        for key, value in seaweed.environment.items():
+            patched.setenv(key, value)
+        catalog = Catalog([], find_stored_runs([seaweed.url(name)], folder / f"{name}-copies"))
+        (run,) = catalog.runs()
+        assert run.summary()["steps"] == 4
+        return answer(catalog, f"/runs/{run.id}/metrics", {"names": "loss"})["steps"]
+
+
 def policy(run: Finished) -> bytes:
     return (run.workdir / "policy" / "model.safetensors").read_bytes()
 
 
-def test_a_run_goes_on_from_s3_in_another_work_directory(seaweed, tmp_path):
+def test_a_run_goes_on_from_s3_in_another_work_directory(seaweed, tmp_path, monkeypatch):
     manifest = tmp_path / "job.yaml"
     manifest.write_text(json.dumps(JOB))
     store = f"spec.checkpoint.store={seaweed.url('run')}"
@@ -63,7 +78,7 @@ def test_a_run_goes_on_from_s3_in_another_work_directory(seaweed, tmp_path):
     assert not (first.workdir / "checkpoints").exists()
 
     second = succeed(manifest, tmp_path / "second", store, flags=("--resume",), **seaweed.environment)
-    assert [line["step"] for line in second.steps] == [3, 4]
+    assert [line["step"] for line in second.steps] == [1, 2, 3, 4], "figures come with the checkpoint"
     assert f"resumed from the checkpoint of step 2 in {seaweed.url('run')}" in second.log("trainer-0")
     assert second.status["lastCheckpoint"]["step"] == 4
 
@@ -76,6 +91,8 @@ def test_a_run_goes_on_from_s3_in_another_work_directory(seaweed, tmp_path):
     assert [line["step"] for line in third.steps] == [4]
     assert third.status["lastCheckpoint"]["uri"] == seaweed.url("stored-from-3")
     assert policy(third) == policy(second)
+    for name, steps in (("run", [1, 2, 3, 4]), ("stored-from-3", [4])):
+        assert read_stored_steps(seaweed, name, monkeypatch, tmp_path) == steps
     for run in (first, second, third):
         for file in run.workdir.rglob("*"):
             assert not file.is_file() or seaweed.secret.encode() not in file.read_bytes(), file

@@ -1,11 +1,9 @@
 """A run's checkpoints and tokens, from its store: in its folder, or where its manifest says."""
 
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from rlhf_store.errors import DamagedSnapshot
+from rlhf_store.errors import DamagedSnapshot, UnusableStore
 
-from ...archive.open_store import package
 from ...archive.tokens import read_tokens
 from ..folder.run_folder import RunFolder
 from ..folder.sample_list import find_sample
@@ -14,8 +12,6 @@ from ..refusal import Refusal
 if TYPE_CHECKING:
     from rlhf_store.archive import Archive
 
-_PATIENCE = timedelta(seconds=3)
-"""Time for which a store may fail: others wait for the reply too."""
 _MOST_SIZES = 4096
 _sizes = dict[str, int]()
 """Bytes by the key of a manifest, which its content is named by."""
@@ -23,10 +19,9 @@ _sizes = dict[str, int]()
 
 def list_checkpoints(run: RunFolder) -> list[dict[str, Any]]:
     """The checkpoints that can be read now, the oldest first."""
-    checkpoints = _open_store(run)
-    if checkpoints is None:
-        return []
     try:
+        if (checkpoints := run.open_store()) is None:
+            return []
         return [
             {
                 "step": entry.step,
@@ -38,37 +33,21 @@ def list_checkpoints(run: RunFolder) -> list[dict[str, Any]]:
             }
             for entry in checkpoints.entries()
         ]
-    except RuntimeError:  # a store that fails; the rest of the run is there
+    except (RuntimeError, UnusableStore):  # the rest of the run is there
         return []
 
 
 def list_tokens(run: RunFolder, id: str) -> dict[str, Any]:
     """`/runs/{id}/samples/{sample}/tokens`. Raises Refusal without them."""
+    if not run.reads_tokens:
+        raise Refusal(404, "tokens are not read here; `rlhf ui` on the job's store shows them")
     placed, number = find_sample(run.samples.refresh(), id)
-    checkpoints = _open_store(run)
-    if checkpoints is None:
-        raise Refusal(404, "the run has no checkpoints, which have the tokens of the newest responses")
     try:
+        if (checkpoints := run.open_store()) is None:
+            raise Refusal(404, "the run has no checkpoints, which have the tokens of the newest responses")
         return {"tokens": read_tokens(checkpoints, placed.sample, number)}
-    except RuntimeError as error:
+    except (RuntimeError, UnusableStore) as error:
         raise Refusal(404, f"the store cannot be read: {error}") from None
-
-
-def _open_store(run: RunFolder) -> "Archive | None":
-    """The store; None without one. What its folder has is read only if it is there: opening one makes it."""
-    if (known := run.store()) is not None:
-        return known
-    inner = run.folder / "checkpoints"
-    section = run.spec().get("checkpoint")
-    store = section.get("store") if isinstance(section, dict) else None
-    if inner.is_dir():
-        url = inner.resolve().as_uri()
-    elif isinstance(store, str) and "://" in store and not store.startswith("file:"):
-        url = store
-    else:
-        return None
-    opened: Archive = package("rlhf_store.archive").Archive(url, patience=_PATIENCE)
-    return opened
 
 
 def _size(checkpoints: "Archive", entry: Any) -> int | None:

@@ -1,8 +1,6 @@
 """Description of one run beside its figures: manifest, roles, prompts, starts, checkpoints, and the commands
 that go on from it."""
 
-import shlex
-from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -11,15 +9,13 @@ from rlhf_api.contract.status import JobStatus
 from rlhf_api.host.strict_yaml import dumped
 from rlhf_api.job import API_VERSION, KIND
 
-from ...archive.export import export_command
 from ...local.records import provenance
+from ..commands import STEP
 from ..folder.files import read_last
 from ..folder.run_folder import RunFolder
 from .checkpoints import list_checkpoints
 from .figures import first_charts
 
-MANIFEST = "MANIFEST"
-"""Stands for the file of the manifest, which a run does not know."""
 _PROVENANCE_BYTES = 4 << 20
 
 
@@ -38,7 +34,7 @@ def describe_run(run: RunFolder) -> dict[str, Any]:
         "starts": (starts := read_starts(run)),
         "provenance": starts[-1] if starts else {},
         "checkpoints": _checkpoints(run),
-        "commands": _commands(run),
+        "commands": {name: command for name, command in run.commands.items() if name != "export"},
         "first": first_charts(run),
     }
 
@@ -85,36 +81,14 @@ def _roles(status: JobStatus | None) -> dict[str, Any]:
 
 
 def _checkpoints(run: RunFolder) -> list[dict[str, Any]]:
+    commands = {name: run.commands[name] for name in ("clone", "export") if name in run.commands}
     return [
         {
             **checkpoint,
-            "clone": _clone(run, checkpoint["step"]),
-            "export": export_command(run.place, checkpoint["step"], "OUT"),
+            **{name: command.replace(STEP, str(checkpoint["step"])) for name, command in commands.items()},
         }
         for checkpoint in list_checkpoints(run)
     ]
-
-
-def _commands(run: RunFolder) -> Mapping[str, str]:
-    place = shlex.quote(run.place)
-    of_folder = {
-        "resume": f"rlhf run {MANIFEST} --workdir {place} --resume",
-        "logs": f"rlhf logs {place}/",
-    }
-    return {
-        **(of_folder if run.store() is None else {}),
-        "clone": _clone(run, "STEP"),
-        "verify": f"rlhf checkpoint verify {place}",
-        "repeat": f"rlhf replay verify {place}",
-        "samples": f"rlhf samples {place}",
-    }
-
-
-def _clone(run: RunFolder, step: object) -> str:
-    where = (
-        f" --workdir {shlex.quote(run.place)}" if run.store() is None else ""
-    )  # else the manifest names it
-    return f"rlhf clone {MANIFEST} --from-step {step}{where}"
 
 
 def _dumped(record: Any) -> dict[str, Any]:

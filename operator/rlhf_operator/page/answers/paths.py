@@ -1,11 +1,10 @@
 """The read-only API: each path with the function that answers it, from what runs have left; no HTTP here."""
 
 import re
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from ..alarms.alarm_list import list_alarms
-from ..folder.catalog import Catalog
 from ..folder.run_folder import RunFolder
 from ..folder.sample_list import count_scores, list_samples
 from ..refusal import Query, Refusal
@@ -20,6 +19,17 @@ from .trace import read_trace
 
 Answer = dict[str, Any]
 VERSION = "/api/v1"
+
+
+class Runs(Protocol):
+    """The runs that a request may be about, such as a Catalog."""
+
+    def runs(self) -> Sequence[RunFolder]: ...
+
+    def run(self, id: str) -> RunFolder | None: ...
+
+    def load(self, run: RunFolder) -> None:
+        """Reads the run's figures up to now."""
 
 
 class Request(NamedTuple):
@@ -67,7 +77,7 @@ _PATH = re.compile(
 )
 
 
-def answer(catalog: Catalog, path: str, query: Query) -> Answer:
+def answer(catalog: Runs, path: str, query: Query) -> Answer:
     """The answer to GET of a path below VERSION. Raises Refusal."""
     if path == "/runs":
         runs = [run.summary() for run in catalog.runs()]
@@ -83,7 +93,7 @@ def answer(catalog: Catalog, path: str, query: Query) -> Answer:
     return part(Request(run, match["rest"] or "", query))
 
 
-def _find(catalog: Catalog, id: str) -> RunFolder:
+def _find(catalog: Runs, id: str) -> RunFolder:
     run = catalog.run(id)
     if run is None:
         raise Refusal(404, "no such run; it may have been moved or deleted")

@@ -12,6 +12,8 @@ from rlhf_api.host.redaction import masked
 
 from ...local.records import workdir
 from ...status.condition import reason
+from ..commands import folder_commands
+from ..open_archive import open_archive
 from .files import Fetch, leave, read_first
 from .log_events import LogEvents
 from .sample_list import SampleList
@@ -33,6 +35,9 @@ _FRESH_SECONDS = 10.0
 class RunFolder:
     """A run's work directory. Not for several threads at once."""
 
+    reads_tokens = True
+    """False where episodes are not parsed, as their libraries would have to be trusted with what others wrote."""
+
     def __init__(self, id: str, folder: Path, fetch: Fetch = leave) -> None:
         """`fetch`: see GrowingFile."""
         self.id, self.folder, self._fetch = id, folder, fetch
@@ -45,8 +50,21 @@ class RunFolder:
         """The work directory, or the URL of the store."""
         return str(self.folder)
 
-    def store(self) -> "Archive | None":
-        """The store that the run is read from; None for a work directory."""
+    @property
+    def commands(self) -> Mapping[str, str]:
+        """Command lines that go on from the run."""
+        return folder_commands(self.place)
+
+    def open_store(self) -> "Archive | None":
+        """The checkpoint store; None without one. What the folder has is read only if it is there: opening one makes
+        it. Raises InvalidJob without its packages, and UnusableStore."""
+        inner = self.folder / "checkpoints"
+        section = self.spec().get("checkpoint")
+        store = section.get("store") if isinstance(section, dict) else None
+        if inner.is_dir():
+            return open_archive(inner.resolve().as_uri())
+        if isinstance(store, str) and "://" in store and not store.startswith("file:"):
+            return open_archive(store)
         return None
 
     def config(self) -> Mapping[str, Any]:

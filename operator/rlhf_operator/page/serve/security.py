@@ -1,7 +1,8 @@
-"""Keeps others out of a page on loopback: a token, the name by which a browser called, and what a document may load."""
+"""Keeps others out of a page: the name by which a browser called, a token, and what a document may load."""
 
 import hmac
 import re
+from collections.abc import Callable
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
@@ -32,23 +33,14 @@ def has_token(authorization: str, token: str) -> bool:
     return right and scheme.lower() == "bearer"
 
 
-def protect(token: str, prefix: str) -> Middleware:
-    """Middleware: 421 for another host's name, 401 without the token for paths of the `prefix`, and HEADERS always."""
+def protect(is_own: Callable[[str], bool]) -> Middleware:
+    """Middleware: 421 for a Host header that `is_own` does not know, errors as JSON, and HEADERS always."""
 
     @web.middleware
     async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
         response: web.StreamResponse
-        if not is_loopback(request.headers.get("Host", "")):
-            response = web.json_response(
-                {"error": "this page answers to 127.0.0.1 and localhost"}, status=421
-            )
-        elif request.path.startswith(prefix) and not has_token(
-            request.headers.get("Authorization", ""), token
-        ):
-            message = (
-                "needs the token of the address that `rlhf ui` printed, as `Authorization: Bearer TOKEN`"
-            )
-            response = web.json_response({"error": message}, status=401)
+        if not is_own(request.headers.get("Host", "")):
+            response = web.json_response({"error": "this page does not answer to this name"}, status=421)
         else:
             try:
                 response = await handler(request)
@@ -56,5 +48,20 @@ def protect(token: str, prefix: str) -> Middleware:
                 response = web.json_response({"error": error.reason}, status=error.status)
         response.headers.update(HEADERS)
         return response
+
+    return answer
+
+
+def require_token(token: str, prefix: str) -> Middleware:
+    """Middleware: 401 without the token for paths of the `prefix`."""
+
+    @web.middleware
+    async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path.startswith(prefix) and not has_token(request.headers.get("Authorization", ""), token):
+            message = (
+                "needs the token of the address that `rlhf ui` printed, as `Authorization: Bearer TOKEN`"
+            )
+            return web.json_response({"error": message}, status=401)
+        return await handler(request)
 
     return answer

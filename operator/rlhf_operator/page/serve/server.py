@@ -2,8 +2,6 @@
 those of the API."""
 
 import asyncio
-import hashlib
-import logging
 import socket
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,15 +11,12 @@ from functools import partial
 from aiohttp import web
 
 from rlhf_api.errors.problem import InvalidJob, Problem
-from rlhf_api.host import strict_json
 
 from ..answers.paths import VERSION, answer
 from ..folder.catalog import Catalog
-from ..refusal import Refusal
-from .security import protect
-from .static_files import MISSING, find_assets
+from .replies import reply_with, send_asset
+from .security import is_loopback, protect, require_token
 
-log = logging.getLogger(__name__)
 HOST = "127.0.0.1"
 _CLOSE_SECONDS = 1.0
 _BACKLOG = 64
@@ -63,44 +58,14 @@ async def serving(catalog: Catalog, token: str, listener: socket.socket) -> Asyn
 
 
 def _application(catalog: Catalog, token: str, reader: ThreadPoolExecutor) -> web.Application:
-    application = web.Application(middlewares=[protect(token, VERSION)], client_max_size=_LARGEST_BODY)
-    application.router.add_get(f"{VERSION}/{{path:.*}}", partial(_reply, catalog, reader))
-    application.router.add_get("/{path:.*}", _asset)
-    return application
+    async def reply(request: web.Request) -> web.Response:
+        path, query = f"/{request.match_info['path']}", dict(request.query)
+        answered = partial(answer, catalog, path, query)
+        return await reply_with(request, lambda: asyncio.get_running_loop().run_in_executor(reader, answered))
 
-
-async def _reply(catalog: Catalog, reader: ThreadPoolExecutor, request: web.Request) -> web.Response:
-    path, query = f"/{request.match_info['path']}", dict(request.query)
-    status, body = await asyncio.get_running_loop().run_in_executor(reader, _body, catalog, path, query)
-    tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-    headers = {"ETag": tag, "Cache-Control": "no-store" if status != 200 else "private, no-cache"}
-    if status == 200 and request.headers.get("If-None-Match") == tag:
-        return web.Response(status=304, headers=headers)
-    return web.Response(status=status, body=body, content_type="application/json", headers=headers)
-
-
-def _body(catalog: Catalog, path: str, query: dict[str, str]) -> tuple[int, bytes]:
-    """Status and JSON of a reply: what a file holds never ends the server, nor reaches the page as a traceback."""
-    try:
-        status, content = 200, answer(catalog, path, query)
-    except Refusal as error:
-        status, content = error.status, {"error": str(error)}
-    except InvalidJob as error:
-        status, content = 404, {"error": "; ".join(map(str, error.problems))}
-    except Exception as error:
-        log.warning("%s cannot be answered: %s: %s", path, type(error).__name__, error)
-        status, content = 500, {"error": f"cannot be read: {type(error).__name__}"}
-    return status, strict_json.dumps(content).encode()
-
-
-async def _asset(request: web.Request) -> web.StreamResponse:
-    assets = find_assets()
-    if not assets:
-        return web.Response(status=404, text=f"{MISSING}. The API is below {VERSION}.\n")
-    asset = assets.get(request.path)
-    if asset is None:
-        return web.Response(status=404, text="no such file\n")
-    return web.Response(
-        body=asset.file.read_bytes(),
-        headers={"Content-Type": asset.type, "Cache-Control": "no-cache"},
+    application = web.Application(
+        middlewares=[protect(is_loopback), require_token(token, VERSION)], client_max_size=_LARGEST_BODY
     )
+    application.router.add_get(f"{VERSION}/{{path:.*}}", reply)
+    application.router.add_get("/{path:.*}", send_asset)
+    return application

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf_api.contract.status import JobStatus
 
+from ..commands import store_commands
 from ..folder.run_folder import UNKNOWN, RunFolder
 from .store_copy import OpenStore, StoreCopy
 
@@ -30,7 +31,11 @@ class StoredRun(RunFolder):
     def place(self) -> str:
         return self._url
 
-    def store(self) -> "Archive | None":
+    @property
+    def commands(self) -> Mapping[str, str]:
+        return store_commands(self._url)
+
+    def open_store(self) -> "Archive | None":
         return self._copy.store()
 
     def config(self) -> Mapping[str, Any]:

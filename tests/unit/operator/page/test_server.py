@@ -11,7 +11,7 @@ from tests.support.run_folders import append_lines, write_run
 from rlhf_operator import cli
 from rlhf_operator.page.answers.paths import answer
 from rlhf_operator.page.folder.catalog import Catalog
-from rlhf_operator.page.serve import server, static_files
+from rlhf_operator.page.serve import replies, server, static_files
 
 TOKEN = "t" * 20
 
@@ -160,7 +160,7 @@ def test_a_wrong_argument_is_named(runs, query):
 
 
 def test_a_page_that_was_not_built_says_how(runs, monkeypatch, tmp_path):
-    monkeypatch.setattr(server, "find_assets", lambda: static_files.find_assets(tmp_path / "none"))
+    monkeypatch.setattr(replies, "find_assets", lambda: static_files.find_assets(tmp_path / "none"))
     status, body, _ = browse(lambda page: page.get("/", token=""), runs)
     assert status == 404
     assert body.startswith("this installation has no page; `make page` builds it")
@@ -173,7 +173,7 @@ def test_only_the_built_files_are_served(runs, monkeypatch, tmp_path):
     (folder / "fonts" / "a.css").write_text("p{}")
     (folder / "secret.py").write_text("x")
     (folder / "out.css").symlink_to("/etc/hostname")
-    monkeypatch.setattr(server, "find_assets", lambda: static_files.find_assets(folder))
+    monkeypatch.setattr(replies, "find_assets", lambda: static_files.find_assets(folder))
 
     async def act(page):
         paths = ("/", "/fonts/a.css", "/secret.py", "/out.css", "/../static_files.py", "/fonts")
