@@ -39,10 +39,6 @@ ENVIRONMENT_REWARD = "environment_reward"
 LABEL = "label"
 """Column of rows that a source of labeled ones writes: 1 desirable, -1 undesirable, 0 the next row's answer to a row's
 prompt, with which `rows: labeled` come."""
-GIVEN = "given"
-"""Column of rows: 1 for a response that the dataset gives in place of a sampled one."""
-MARGIN = "margin"
-"""Column of rows that a source of graded ones writes: of both responses of a pair, by how much one is better."""
 REFERENCE_TOP = "reference_top"
 """Column of the reference's most probable tokens, K at each place: K log-probabilities, then K token ids."""
 REFERENCE_COLUMNS = ("reference_logprobs", REFERENCE_TOP)
@@ -62,14 +58,12 @@ class Node:
 class Generate(Node):
     """Samples responses to prompts of the dataset from the policy, on the generators or in the trainer.
 
-    `rounds`: most rounds of fresh prompts that replace those whose responses all have the same score. `given`: share of
-    the prompts whose row's own answer is their response; these rows are `responses`, and GIVEN is written.
+    `rounds`: most rounds of fresh prompts that replace those whose responses all have the same score.
     """
 
     name: str = "generate"
     model: Model = POLICY
     rounds: int = 0
-    given: float = 0.0
     writes: tuple[str, ...] = (SEQUENCES, "sampled_logprobs", "versions", "position", "finished")
 
 
@@ -84,7 +78,7 @@ class Dataset(Node):
     @property
     def group(self) -> int:
         """Consecutive sequences that stay in one micro-batch: the two responses of a pair."""
-        return 2 if self.rows in ("pairs", "graded") else 1
+        return 2 if self.rows == "pairs" else 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,9 +164,7 @@ class Graph:
     @property
     def rows(self) -> RowKind:
         """Kind of the dataset's rows."""
-        if isinstance(self.source, Generate):
-            return "responses" if self.source.given else "prompts"
-        return self.source.rows
+        return "prompts" if isinstance(self.source, Generate) else self.source.rows
 
     @cached_property
     def prepare(self) -> tuple[Node, ...]:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Annotated, Any, Self
 
 from pydantic import (
@@ -20,6 +21,7 @@ from ..errors.problem import InvalidJob, Problem, kind_of, show
 from ..errors.similar import closest
 from ..field_types import RowKind
 from ..sections.data import argument_problem
+from .images import IMAGE, joined, references, split, with_places
 
 NonEmpty = Annotated[str, Field(min_length=1)]
 
@@ -53,9 +55,11 @@ class Message(BaseModel):
         return self
 
     def for_template(self) -> dict[str, Any]:
-        """The message as chat templates read it: fields that are null are left out, but not `content`."""
+        """The message as chat templates read it: fields that are null are left out, but not `content`, which is a list
+        of parts if it has images."""
         further = {name: value for name, value in (self.model_extra or {}).items() if value is not None}
-        return {"role": self.role, "content": self.content, **further}
+        content = split(self.content) if self.content and IMAGE in self.content else self.content
+        return {"role": self.role, "content": content, **further}
 
 
 def _kind(value: Any) -> str:
@@ -102,6 +106,10 @@ def _flat(value: Any) -> Iterator[str | Message]:
         yield value
 
 
+def _content(part: str | Message) -> str:
+    return part if isinstance(part, str) else part.content or ""
+
+
 class Row(BaseModel):
     """Base of the row types. Further fields are kept: reward functions get the whole row."""
 
@@ -113,11 +121,24 @@ class Row(BaseModel):
             self.template_arguments({})
         return self
 
+    @model_validator(mode="after")
+    def _has_places_of_images(self) -> Self:
+        images: Any = getattr(self, "images", ()) or ()
+        if images and "images" not in type(self).model_fields:
+            raise ValueError("images are read by algorithm sft alone; use that, or remove them")
+        named = sum(_content(part).count(IMAGE) for part in self._parts_of("prompt"))
+        if named != len(images) or any(IMAGE in _content(part) for part in self._parts_of(*ROW_FIELDS[1:])):
+            raise ValueError(
+                f"the row has {len(images)} images, and its prompt names {named}: each stands in a message of the "
+                "prompt, none in an answer or after it"
+            )
+        return self
+
     @property
     def texts(self) -> list[str]:
         """All text that is tokenized, but for that of tools and their calls."""
         texts = (part if isinstance(part, str) else part.content for part in self._parts)
-        return [text for text in texts if text is not None]
+        return [text.replace(IMAGE, "") for text in texts if text is not None]
 
     def template_arguments(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments of the chat template besides the messages: the row's `tools` and the entries of its
@@ -138,8 +159,11 @@ class Row(BaseModel):
 
     @property
     def _parts(self) -> Iterator[str | Message]:
+        return self._parts_of(*ROW_FIELDS)
+
+    def _parts_of(self, *names: str) -> Iterator[str | Message]:
         known, kind = type(self).model_fields, type(self)
-        for name in ROW_FIELDS:
+        for name in names:
             if name in known or hasattr(kind, name):
                 yield from _flat(getattr(self, name))
 
@@ -164,14 +188,34 @@ class PromptRow(Row):
     prompt: Prompt
 
 
-class AnswerRow(Row):
+class ImageRow(Row):
+    """Base of the rows whose prompts may have images: `images`, in the order in which the messages have their places
+    (`images.IMAGE`). A prompt with images is a conversation."""
+
+    images: Annotated[list[str], Field(exclude_if=lambda images: not images)] = []
+
+    @model_validator(mode="before")
+    @classmethod
+    def _place_images(cls, row: Any) -> Any:
+        asking = "messages" if "messages" in cls.model_fields else "prompt"
+        if not isinstance(row, dict) or not row.get("images") or asking not in row:
+            return row
+        images = references(row["images"])
+        read: dict[str, Callable[[Any], Any]] = {
+            "answer": joined,
+            asking: partial(with_places, images=len(images)),
+        }
+        return {**row, **{name: read[name](row[name]) for name in read if name in row}, "images": images}
+
+
+class AnswerRow(ImageRow):
     """A prompt with its response, for supervised fine-tuning."""
 
     prompt: Prompt
     answer: Answer
 
 
-class ConversationRow(Row):
+class ConversationRow(ImageRow):
     """A whole conversation, for supervised fine-tuning on each of the assistant's turns."""
 
     messages: Messages
@@ -242,29 +286,12 @@ class PreferenceRow(Row):
         return [self.rejected]
 
 
-Margin = Annotated[float, Field(allow_inf_nan=False)]
-"""By how much the preferred response is better: a number, in units of reward."""
-
-
-class GradedPairRow(PairRow):
-    """A `PairRow` with the margin of all of its pairs."""
-
-    margin: Margin
-
-
-class GradedPreferenceRow(PreferenceRow):
-    """A `PreferenceRow` with its margin."""
-
-    margin: Margin
-
-
 ROW_FIELDS = ("prompt", "answer", "pos_answers", "neg_answers")
 """Fields that training reads, over all row kinds."""
 ROW_TYPES: dict[RowKind, type[Row]] = {
     "prompts": PromptRow,
     "responses": AnswerRow,
     "pairs": PairRow,
-    "graded": GradedPairRow,
     "labeled": LabeledRow,
 }
 RENDERED_FIELDS = (*ROW_FIELDS, "messages", "chosen", "rejected", "tools", "chat_template_kwargs")
@@ -272,7 +299,6 @@ RENDERED_FIELDS = (*ROW_FIELDS, "messages", "chosen", "rejected", "tools", "chat
 OTHER_TYPES: dict[RowKind, tuple[str, type[Row]]] = {
     "responses": ("messages", ConversationRow),
     "pairs": ("chosen", PreferenceRow),
-    "graded": ("chosen", GradedPreferenceRow),
 }
 """Alternative row types of a kind, by a field that only they have."""
 
@@ -281,8 +307,7 @@ def row_type(row: dict[str, Any], kind: RowKind) -> type[Row]:
     """The row type that a row is most likely meant to be."""
     usual = ROW_TYPES[kind]
     mark, other = OTHER_TYPES.get(kind, ("", usual))
-    its_own = usual.model_fields.keys() - {"prompt", *other.model_fields}
-    return other if mark in row and not its_own & {*row} else usual
+    return other if mark in row and not {*usual.model_fields} - {"prompt", "images"} & {*row} else usual
 
 
 def prompt_field(row: Row) -> str:

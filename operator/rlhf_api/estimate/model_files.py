@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 from ..host.foreign_files import LARGEST_JSON, READ_ERRORS, open_regular, parse_json, read_json
 from ..host.hub_cache import downloaded
 from ..host.model_directory import shard_names
+from ..sections.model import VISION
 from ..spec import Spec
 from .parameters import Shape, count_parameters, idle_share, shape_of
 from .sizes import LOADED, Size
@@ -98,7 +99,8 @@ def _parameters(directory: Path) -> int | None:
 
 def _shape(directory: Path) -> Shape | None:
     try:
-        return shape_of(read_json(directory / "config.json"))
+        config = read_json(directory / "config.json")
+        return shape_of(config["text_config"] if config.get("model_type") in VISION else config)
     except READ_ERRORS:
         return None
 

@@ -36,6 +36,7 @@ _DEFAULTS: Mapping[str, Config] = {
     "mistral": {**_LLAMA, "intermediate_size": 14336, "num_key_value_heads": 8},
     "qwen2": _QWEN2,
     "qwen3": {**_QWEN2, "head_dim": 128},
+    "qwen3_vl_text": {**_QWEN2, "head_dim": 128},
     "gemma": {
         **_GEMMA,
         "vocab_size": 256000,
@@ -58,9 +59,9 @@ _DEFAULTS: Mapping[str, Config] = {
 }
 """Defaults of Transformers' configurations; a test compares them with the installed version."""
 
-_ALL_BIASES = ("llama", "qwen3", "gemma", "gemma2", "gemma3_text")
+_ALL_BIASES = ("llama", "qwen3", "qwen3_vl_text", "gemma", "gemma2", "gemma3_text")
 """Types that respect `attention_bias`; qwen2 always has biases, except the output's, and mistral never."""
-_HEAD_NORMS = ("qwen3", "gemma3_text")
+_HEAD_NORMS = ("qwen3", "qwen3_vl_text", "gemma3_text")
 _FOUR_NORMS = ("gemma2", "gemma3_text")
 _LARGEST = 10**15
 

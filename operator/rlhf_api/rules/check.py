@@ -23,6 +23,7 @@ from . import (
     trackers,
     trainer,
     unused,
+    vision,
 )
 from .deepspeed import combinations as deepspeed_combinations
 from .deepspeed import keys as deepspeed
@@ -151,7 +152,7 @@ def _variables(spec: Spec) -> Iterator[Problem]:
 
 
 RULES: tuple[Rule, ...] = (
-    *(_algorithm, _policy, architectures.problems, _reward, _sampling),
+    *(_algorithm, _policy, architectures.problems, vision.problems, _reward, _sampling),
     *(trainer.batches, trainer.critic),
     *(trainer.sequence_parallel, replay.problems, rollout.problems, lora.problems),
     *(unused.problems, generator.autoscale, generator.pods_per_replica),

@@ -105,6 +105,8 @@ class Data(Frozen):
         512, validation_alias=former("maxResponseLength", "maxAnswerLength")
     )
     """Maximum response length in tokens, for algorithms that train on given responses."""
+    max_pixels: Positive | None = None
+    """Pixels that an image is scaled down to; as the processor does unless given."""
     overlong: Literal["refuse", "drop", "cut"] = "refuse"
     """Rows with a longer prompt or response: refuse the job, leave the rows out, or cut. A text prompt keeps its last
     tokens, a conversation its last turns; a response its first tokens, without an end token."""

@@ -46,6 +46,8 @@ class Model(Frozen):
     """
     lora: Adapters | None = None
     """Low-rank adapters, trained in place of the weights (docs/guides/lora.md)."""
+    train_vision: bool = False
+    """Train the part that reads images too, which is frozen otherwise (docs/guides/images.md)."""
     dtype: DType = "bfloat16"
     """The compute dtype of every role that does not set its own; optimizer states are always float32."""
 
@@ -63,6 +65,8 @@ class Model(Frozen):
         return self.lora.of(field) if self.lora else None
 
 
+VISION = ("qwen3_vl",)
+"""Types of the models that read images and can be trained."""
 BASE, CAUSAL = "Model", "ForCausalLM"
 KINDS = (BASE, CAUSAL, "ForSequenceClassification", "ForTokenClassification")
 """Ends of Transformers' own class names: the model without a head, policy and reference, reward model, critic."""

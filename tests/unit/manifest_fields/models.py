@@ -28,6 +28,7 @@ from rlhf_trainer.metrics.step_lines import StepLines
 from rlhf_trainer.models.deepspeed_config import deepspeed_settings
 from rlhf_trainer.models.pretrained import create
 from rlhf_trainer.models.pretrained import job_models as loading
+from rlhf_trainer.models.pretrained.vision import load_reader
 from rlhf_trainer.ops import OpContext, compute_fn, loss_fn
 from rlhf_trainer.ops.datasets import given_columns
 from rlhf_trainer.ops.pretraining import mixed
@@ -87,6 +88,7 @@ def engines(job: RLHFJob) -> Any:
         arguments += [type(model).__name__, model.dtype, named, adam, trainer.model_dump(include=read)]
         arguments += [deepspeed_settings(named["deepspeed"], adam, optimizer.gradient_clip)]
         arguments += [adapter and (adapter.fingerprint, adapter.config.to_dict())]
+        arguments += [[name for name, parameter in model.named_parameters() if parameter.requires_grad]]
     with instead(torch, "use_deterministic_algorithms") as chosen:
         choose_kernels(job.spec.trainer)
     rates = [learning_rate_of(job.spec, critic, step) for critic in (True, False) for step in range(4)]
@@ -96,14 +98,16 @@ def engines(job: RLHFJob) -> Any:
 def data(job: RLHFJob) -> Any:
     """Rows in their order and as tokens."""
     spec, (rows, held_out, text) = job.spec, open_datasets(job.spec)
-    tokenizer = loading.load_job_tokenizer(config(job))
-    fit = check_all([RowChecker(rows, spec.graph.rows, tokenizer, spec.data)])
+    run = config(job)
+    tokenizer = loading.load_job_tokenizer(run)
+    reader = load_reader(run) if Path(model_source(run, "policy").path).is_dir() else None
+    fit = check_all([RowChecker(rows, spec.graph.rows, tokenizer, spec.data, reader)])
     places = stream(rows, spec.seed).take(12)
     if isinstance(spec.graph.source, Generate):
         tokens: Any = prompts(rows, places, tokenizer, spec.data)
     else:
         kind = spec.graph.rows
-        made, metrics = given_columns(kind, [rows[i] for _, i in places], tokenizer, spec.data)
+        made, metrics = given_columns(kind, [rows[i] for _, i in places], tokenizer, spec.data, reader)
         tokens = made.sequences.tokens.tolist(), metrics
     more = {name: [rows_[i].model_dump() for i in range(len(rows_))] for name, rows_ in held_out.items()}
     taken = None

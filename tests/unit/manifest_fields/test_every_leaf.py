@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.support.models import tiny_model
+from tests.support.vision import tiny_vision, write_rows
 from tests.unit.api.manifests import document
 from tests.unit.manifest_fields import calls, control, host, models
 from tests.unit.manifest_fields.places import REFUSED, changed, keys, leaves, overrides, value, values
@@ -44,6 +45,8 @@ def here(tmp_path_factory):
         for kind, has in kinds.items():
             lines = [json.dumps({key: row[key] for key in has}) for row in rows]
             (folder / f"{name}-{kind}.jsonl").write_text("\n".join(lines) + "\n")
+    tiny_vision(folder / "vision")
+    write_rows(folder).rename(folder / "rows-images.jsonl")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.syspath_prepend(str(Path(__file__).parents[3] / "examples" / "own_algorithm"))

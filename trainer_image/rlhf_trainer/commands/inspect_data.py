@@ -30,10 +30,12 @@ from ..data.dataset import Dataset, open_dataset, sources_of
 from ..data.template_warnings import template_warnings
 from ..data.text import context, continued_text
 from ..data.tokenizer_trial import tokenizer_problem
+from ..data.vision import ImageReader
 from ..models.pretrained import architectures
 from ..models.pretrained.fitting import fit_problems
 from ..models.pretrained.hub import use_cache_if_unreachable
 from ..models.pretrained.job_models import load_job_tokenizer
+from ..models.pretrained.vision import load_reader
 from ..ops.datasets import encode_row
 from ..ops.row_check import RowChecker, check_all, fitting
 from ..process.settings import model_source
@@ -43,17 +45,21 @@ DIM, GREEN, RESET = "\033[2m", "\033[32m", "\033[0m"
 
 
 def check(
-    spec: Spec, tokenizer: PreTrainedTokenizerBase | None, before: Sequence[Problem] = ()
+    spec: Spec,
+    tokenizer: PreTrainedTokenizerBase | None,
+    before: Sequence[Problem] = (),
+    reader: ImageReader | None = None,
 ) -> Iterator[str]:
-    """Lines about each file: rows, share, sequence lengths. Raises InvalidJob, with all problems and those `before`,
-    after the last."""
+    """Lines about each file: rows, share, sequence lengths; `reader`: of a policy that reads images. Raises InvalidJob,
+    with all problems and those `before`, after the last."""
     problems = [*before]
     for field, kind, dataset in _named(spec):
         first = 0
         for i, file in enumerate(dataset.files):
             share = dataset.mixture.shares[i]
             yield f"{field}: {file.name}: {len(file):,} rows, {share:,} of {dataset.mixture.samples:,} samples an epoch"
-            report = RowChecker(dataset, kind, tokenizer, spec.data).check(range(first, first + len(file)))
+            checker = RowChecker(dataset, kind, tokenizer, spec.data, reader)
+            report = checker.check(range(first, first + len(file)))
             first += len(file)
             yield from _lengths(
                 "prompt", report.prompt_lengths, report.prompts_cut, spec.data.max_prompt_length
@@ -92,7 +98,14 @@ def _has_conversation(dataset: Dataset) -> bool:
     return False
 
 
-def show(spec: Spec, tokenizer: PreTrainedTokenizerBase, number: int, *, colour: bool) -> Iterator[str]:
+def show(
+    spec: Spec,
+    tokenizer: PreTrainedTokenizerBase,
+    number: int,
+    reader: ImageReader | None = None,
+    *,
+    colour: bool,
+) -> Iterator[str]:
     """Lines about one row of the training data: one per token, marked if it is trained on."""
     _, kind, dataset = next(_named(spec))
     if not 0 <= number < len(dataset):
@@ -108,7 +121,7 @@ def show(spec: Spec, tokenizer: PreTrainedTokenizerBase, number: int, *, colour:
     row = dataset[number]
     if row.is_conversation:
         check_template(tokenizer, dataset.files[source].where(at))
-    sequences = encode_row(row, kind, tokenizer, spec.data)
+    sequences = encode_row(row, kind, tokenizer, spec.data, reader)
     for i, made in enumerate(sequences):
         which = f", sequence {i + 1} of {len(sequences)}" if len(sequences) > 1 else ""
         yield f"row {number}, {dataset.files[source].where(at)}{which}"
@@ -136,7 +149,7 @@ def problems_of(config: RunConfig) -> tuple[list[Problem], list[str]]:
     none."""
     spec, datasets, overlong = config.spec, list[Dataset](), list[str]()
     try:
-        tokenizer = _tried_tokenizer(config)
+        tokenizer, reader = _tried_tokenizer(config), _reader(config)
         problems = fit_problems(config, tokenizer)
     except InvalidJob as error:
         return list(error.problems), []
@@ -146,7 +159,7 @@ def problems_of(config: RunConfig) -> tuple[list[Problem], list[str]]:
                 continue
             try:
                 datasets.append(open_dataset([source], kind))
-                fitted = check_all([RowChecker(datasets[-1], kind, tokenizer, spec.data)])
+                fitted = check_all([RowChecker(datasets[-1], kind, tokenizer, spec.data, reader)])
                 overlong += [f"warning: {each.message}" for each in fitted if each.message]
             except InvalidJob as error:
                 problems += error.problems
@@ -192,6 +205,13 @@ def _tokenizer(config: RunConfig) -> tuple[PreTrainedTokenizerBase | None, Seque
         return None, error.problems
 
 
+def _reader(config: RunConfig) -> ImageReader | None:
+    """What reads the images of the job's policy; None also for one of the hub whose tokenizer is another's, as the hub
+    is not asked for a model's files beside those of the tokenizer."""
+    policy, tokenizer = (model_source(config, field).path for field in ("policy", "tokenizer"))
+    return load_reader(config) if policy == tokenizer or Path(policy).is_dir() else None
+
+
 def _tried_tokenizer(config: RunConfig) -> PreTrainedTokenizerBase:
     """The job's tokenizer. Raises InvalidJob also for a local one that takes too long or too much."""
     source = model_source(config, "tokenizer")
@@ -217,6 +237,7 @@ def main() -> int:
     try:
         architectures.register(spec.model.architectures)
         tokenizer, problems = _tokenizer(config) if made else (None, ())
+        reader = None if tokenizer is None else _reader(config)
         if options.what == "show":
             if problems:
                 raise InvalidJob(problems)
@@ -224,9 +245,9 @@ def main() -> int:
                 message = f"is made when the job runs; there is none in {config.workdir} yet"
                 raise InvalidJob([Problem("spec.model.create.tokenizer", message)])
             colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-            lines = show(spec, tokenizer, options.row, colour=colour)
+            lines = show(spec, tokenizer, options.row, reader, colour=colour)
         else:
-            lines = check(spec, tokenizer, problems)
+            lines = check(spec, tokenizer, problems, reader)
             if not made:
                 note = "the tokenizer is made when the job runs: rows are checked, but their lengths in tokens are not"
                 write_line(note, sys.stdout)

@@ -6,17 +6,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
+from urllib.parse import unquote, urlsplit
 from zlib import crc32
 
 from rlhf_api.dataset.row_files import TABLES, RowFile, Rows
-from rlhf_api.dataset.rows import Row, with_system_prompt
+from rlhf_api.dataset.rows import ImageRow, Row, with_system_prompt
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.field_types import RowKind, names_function
+from rlhf_api.host.job_files import located
 from rlhf_api.sections.data import Source, unknown_store
 from rlhf_api.spec import Spec
 
 from ..process import progress
 from .copies import local_file
+from .images import placed
 from .imported import ImportedRows
 from .stream import Mixture, RowStream
 
@@ -39,7 +42,18 @@ class Dataset(Rows):
     def row(self, index: int) -> Row:
         source, at = self.place(index)
         row, prompt = self.files[source][at], self.system_prompts[source]
+        if isinstance(row, ImageRow) and row.images:
+            row = self._placed(row, source, index)
         return row if prompt is None else with_system_prompt(row, prompt)
+
+    def _placed(self, row: ImageRow, source: int, index: int) -> Row:
+        """The row with the paths or URLs of its images, see `placed`."""
+        file, name = self.files[source], self.files[source].name
+        folder = "" if not isinstance(file, RowFile) or name.startswith("hf://") else _folder(name)
+        try:
+            return row.model_copy(update={"images": [placed(image, folder) for image in row.images]})
+        except ValueError as error:
+            raise InvalidJob([Problem(f"{self.where(index)}: images", str(error))]) from None
 
     def place(self, index: int) -> tuple[int, int]:
         """(source, row within it) of a global row number."""
@@ -128,6 +142,13 @@ def open_dataset(sources: Sequence[Source], kind: RowKind, samples: int | None =
     mixture = _mixture([len(file) for file in files], weights, samples)
     prompts = tuple(source.system_prompt for source in sources)
     return Dataset(tuple(files), prompts, mixture, weights, samples)
+
+
+def _folder(name: str) -> str:
+    """The folder of a file of rows: a path, or the URL of a store."""
+    if name.startswith("file://"):
+        name = unquote(urlsplit(name).path)
+    return name.rpartition("/")[0] if "://" in name else str(located(name).parent)
 
 
 def _mixture(counts: Sequence[int], weights: Sequence[float], samples: int | None) -> Mixture:

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
@@ -13,6 +13,9 @@ from rlhf_api.sections.sampling import Sampling
 
 from .chat import NO_ARGUMENTS, Segment, end_of_turn, render, segments, special_tokens, without_oldest
 
+if TYPE_CHECKING:
+    from .vision import Picture
+
 TokensOf = Callable[[str], list[int]]
 """Tokens of a rendered conversation."""
 
@@ -20,13 +23,14 @@ TokensOf = Callable[[str], list[int]]
 @dataclass(frozen=True)
 class Encoded:
     """Token ids of a prompt and its response, at least one each. `mask`: response tokens that are trained on.
-    `prompt_cut`, `response_cut`: number of tokens cut to fit."""
+    `prompt_cut`, `response_cut`: number of tokens cut to fit; `pictures`: the prompt's images."""
 
     prompt: tuple[int, ...]
     response: tuple[int, ...] = ()
     mask: tuple[bool, ...] = ()
     prompt_cut: int = 0
     response_cut: int = 0
+    pictures: "tuple[Picture, ...]" = ()
 
 
 class TooLong(InvalidJob):
@@ -64,8 +68,11 @@ def encode(
     max_prompt: int,
     max_response: int,
     arguments: Mapping[str, Any] = NO_ARGUMENTS,
+    *,
+    tokens_of: TokensOf | None = None,
 ) -> Encoded:
-    """A prompt with a given response, tokenized as one text, each cut to its limit in tokens.
+    """A prompt with a given response, tokenized as one text, each cut to its limit in tokens; `tokens_of`: see
+    `encode_prompt`.
 
     A response ends with the end token, or as the chat template ends a turn; a response that was cut has no end token.
     If the response is a conversation, only the assistant's turns are trained on, each with its end token; a prompt of
@@ -73,7 +80,7 @@ def encode(
     """
     if not isinstance(response, str):
         prompt = turns(prompt, "user")
-    shortened, encoded = _prompt(tokenizer, prompt, max_prompt, arguments)
+    shortened, encoded = _prompt(tokenizer, prompt, max_prompt, arguments, tokens_of)
     if isinstance(shortened, str):
         before, following = shortened, [Segment(str(response), trained=True)]
     else:

@@ -10,6 +10,7 @@ from typing import Any
 from pyarrow import ArrowException
 from pyarrow.parquet import ParquetFile
 
+from rlhf_api.dataset.images import image_bytes
 from rlhf_api.dataset.row_files import LARGEST_ROW
 from rlhf_api.dataset.rows import without_nulls
 from rlhf_api.errors.problem import InvalidJob, Problem
@@ -28,7 +29,7 @@ def write_lines(path: str, files: Iterable[Path], new: Path) -> None:
         with new.open("w", encoding="utf-8") as lines:
             for file in files:
                 for row in _rows(file):
-                    lines.write(strict_json.dumps(row, default=plain, ensure_ascii=False) + "\n")
+                    lines.write(strict_json.dumps(row, default=_text_of, ensure_ascii=False) + "\n")
                     number += 1
     except ArrowException as error:
         raise InvalidJob([Problem(path, f"is not a Parquet file: {str(error).splitlines()[0]}")]) from None
@@ -63,6 +64,11 @@ def _rows_of_text(file: Path, separator: str) -> Iterator[dict[str, str]]:
                 )
             if row:
                 yield dict(zip(names, row, strict=True))
+
+
+def _text_of(value: Any) -> Any:
+    """As `plain`; bytes as those of an image."""
+    return image_bytes(value) if isinstance(value, bytes) else plain(value)
 
 
 def plain(value: Any) -> Any:

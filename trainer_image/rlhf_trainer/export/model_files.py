@@ -16,6 +16,7 @@ from transformers.utils import GENERATION_CONFIG_NAME
 from rlhf_api.field_types import ModelField
 
 from ..data.chat import end_of_turn
+from ..models.pretrained.vision import copy_processor
 from ..models.trained_model import TrainedModel
 from ..process import progress
 
@@ -54,9 +55,9 @@ def write_files(
     ends: Sequence[int],
     weights: Mapping[str, Tensor],
 ) -> None:
-    """Writes a model's folder: configuration, `weights` by their state-dict names, generation configuration and
-    tokenizer. `ends`: the tokens that end a response, which a language model's configurations name; the padding token
-    is that of `padding`."""
+    """Writes a model's folder: configuration, `weights` by their state-dict names, generation configuration,
+    tokenizer, and the processor of images, if any. `ends`: the tokens that end a response, which a language model's
+    configurations name; the padding token is that of `padding`."""
     config, generates = model.config.get_text_config(), model.can_generate()
     before = {name: getattr(config, name, None) for name in ("eos_token_id", "pad_token_id")}
     if ends and generates:
@@ -74,6 +75,7 @@ def write_files(
         for name, value in before.items():
             setattr(config, name, value)
     write_generation(model, tokenizer, directory, ends)
+    copy_processor(model, directory)
 
 
 def write_adapter_files(

@@ -19,7 +19,7 @@ from ..ops import OpContext
 
 Models = Mapping[Model, TrainedModel]
 """Trained models by their entries in the graph."""
-KEY = "adapters"
+KEY, FROZEN = "adapters", "frozen"
 REMEDY = "put it back, or start anew with another spec.checkpoint.store"
 
 
@@ -34,8 +34,10 @@ class Learner:
     averages: Mapping[Model, MovingAverage] = field(default_factory=dict)
 
     def state(self) -> dict[str, Any]:
-        """State of the operations and fingerprints of the adapters, as a JSON copy."""
-        return {"algorithm": deepcopy(self.op_ctx.state), **fingerprints(self.models)}
+        """State of the operations, fingerprints of the adapters and digests of frozen weights, as a JSON copy."""
+        frozen = {used.name: model.frozen for used, model in self.models.items() if model.frozen}
+        digests = {FROZEN: frozen} if frozen else {}
+        return {"algorithm": deepcopy(self.op_ctx.state), **fingerprints(self.models), **digests}
 
     def follow(self) -> None:
         """Updates the moving averages with the models' present weights, once a training step."""
@@ -55,8 +57,9 @@ class Learner:
 
     def restore(self, snapshot: Snapshot) -> None:
         """Restores `state` and `groups`; a moving average that the snapshot lacks begins with the model's weights.
-        Raises InvalidJob if a model, an adapter or its base has changed."""
+        Raises InvalidJob if a model, an adapter, its base or frozen weights have changed."""
         _check_fingerprints(self.models, snapshot.state)
+        _check_frozen(self.models, snapshot.state)
         self.op_ctx.restore(snapshot.state)
         for used, model in self.models.items():
             try:
@@ -78,6 +81,17 @@ def fingerprints(models: Models) -> dict[str, Any]:
     """Fingerprints of the models with an adapter, by name, for a snapshot's JSON; empty without any."""
     by_name = {used.name: dict(model.adapter.fingerprint) for used, model in models.items() if model.adapter}
     return {KEY: by_name} if by_name else {}
+
+
+def _check_frozen(models: Models, state: Mapping[str, Any]) -> None:
+    """Raises InvalidJob if a snapshot was saved with other frozen weights, or where others are frozen."""
+    saved = cast(Mapping[str, str], state.get(FROZEN, {}))
+    message = (
+        f"the checkpoint was saved with other frozen weights, or spec.model.trainVision was another; {REMEDY}"
+    )
+    changed = [used for used, model in models.items() if saved.get(used.name) != model.frozen]
+    if changed:
+        raise InvalidJob([Problem(f"spec.model.{used.field}", message) for used in changed])
 
 
 def _check_fingerprints(models: Models, state: Mapping[str, Any]) -> None:

@@ -1,6 +1,5 @@
 """Low-rank adapter of a Hugging Face model, through PEFT: added in place, switched off, merged, saved."""
 
-import hashlib
 import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from transformers.pytorch_utils import Conv1D
 from rlhf_api.sections.lora import Lora
 
 from ..maths.low_rank import A, B, LowRank
-from ..process import progress
+from .frozen import BASE, frozen_digest
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +69,7 @@ class Adapter:
             "alpha": float(alpha),
             "targetModules": sorted({*targets, *experts}),
             **({"rankStabilized": True} if settings.rank_stabilized else {}),
-            "base": _digest(model),
+            "base": frozen_digest(model),
         }
 
     @contextmanager
@@ -142,7 +141,7 @@ def saved_name(name: str) -> str:
 
 
 def _plain(name: str) -> str:
-    return name.replace("base_layer.", "")
+    return name.replace(BASE, "")
 
 
 def _adapted(name: str, layer: LoraLayer) -> str:
@@ -212,13 +211,3 @@ def _task(model: PreTrainedModel, head: str | None) -> str:
     if head is None:
         return "CAUSAL_LM"
     return "TOKEN_CLS" if type(model).__name__.endswith("ForTokenClassification") else "SEQ_CLS"
-
-
-def _digest(model: PreTrainedModel) -> str:
-    """SHA-256 of the names and bytes of all frozen parameters, the same whichever layers have an adapter."""
-    digest = hashlib.sha256()
-    for name, parameter in progress.each(model.named_parameters()):
-        if not parameter.requires_grad:
-            digest.update(f"{_plain(name)} {tuple(parameter.shape)} {parameter.dtype}\n".encode())
-            digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)
-    return digest.hexdigest()

@@ -25,8 +25,10 @@ from .forward.inference import Forward
 from .forward.response_head import install
 from .forward.routers import Routers, Routing
 from .forward.sequence_parallel import SequenceGroup
+from .frozen import frozen_digest
 from .gathering import Named, gather_whole, undivided
 from .initialize import initialize
+from .pretrained.vision import vision_part
 
 if TYPE_CHECKING:
     from .adapter import Adapter
@@ -72,6 +74,11 @@ class TrainedModel:
         self.rank = distributed.get_rank()
         self.micro_batch_tokens = micro_batch_tokens
         self.adapter = adapter
+        frozen = adapter is None and not all(p.requires_grad for p in model.parameters())
+        self.frozen = frozen_digest(model) if frozen else None
+        """Digest of the frozen weights; None without any, and for those of an adapter, which has its own."""
+        vision = vision_part(model)
+        self._vision = [p for p in vision.parameters() if p.requires_grad] if vision is not None else []
         fuse(model, trainer.kernels)
         recompute(model, trainer.gradient_checkpointing)
         install(model)
@@ -164,7 +171,10 @@ class TrainedModel:
             # DeepSpeed averages over the ranks; we want the sum. `output.sum() * 0` keeps an empty
             # micro-batch, or a loss that ignores its output, connected to every weight that the other ranks
             # reduce.
-            engine.backward((value + output.sum() * 0) * self.world_size, scale_wrt_gas=False)
+            idle = output.sum() * 0
+            if micro.images is None:  # which the part that reads them has not seen
+                idle = sum((parameter.sum() * 0 for parameter in self._vision), idle)
+            engine.backward((value + idle) * self.world_size, scale_wrt_gas=False)
         self._sum_whole_gradient()
         norm, scale = self._gradient_norm_before_step(), getattr(engine.optimizer, "cur_scale", 1.0)
         engine.step()

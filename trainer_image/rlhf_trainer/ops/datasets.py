@@ -1,33 +1,66 @@
 """Tokenized sequences of given responses, by row kind."""
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from rlhf_api.dataset.rows import ImageRow
+from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.field_types import RowKind
-from rlhf_api.graph import LABEL, MARGIN
+from rlhf_api.graph import LABEL
 from rlhf_api.sections.data import Data
+from rlhf_api.sections.model import VISION
 
 from ..data.chat import arguments_of
-from ..data.encode import Encoded, encode, encode_prompt, turns
+from ..data.encode import Encoded, TooLong, encode, encode_prompt, turns
+from ..data.vision import ImageReader
+from ..tensors.images import Images
 from ..tensors.records import Columns, Sequences
 
-Encode = Callable[[Sequence[Any], PreTrainedTokenizerBase, Data], list[Encoded]]
+Encode = Callable[[Sequence[Any], PreTrainedTokenizerBase, Data, ImageReader | None], list[Encoded]]
 
 
-def _encode_responses(rows: Sequence[Any], tokenizer: PreTrainedTokenizerBase, data: Data) -> list[Encoded]:
+def _encode_responses(
+    rows: Sequence[Any],
+    tokenizer: PreTrainedTokenizerBase,
+    data: Data,
+    reader: ImageReader | None = None,
+) -> list[Encoded]:
     """One sequence for each prompt-response row."""
-    lengths = data.max_prompt_length, data.max_response_length
-    return [
-        encode(tokenizer, row.prompt, row.answer, *lengths, arguments_of(tokenizer, row, data))
-        for row in rows
-    ]
+    return [_encode_response(row, tokenizer, data, reader) for row in rows]
 
 
-def _encode_pairs(rows: Sequence[Any], tokenizer: PreTrainedTokenizerBase, data: Data) -> list[Encoded]:
+def _encode_response(
+    row: Any, tokenizer: PreTrainedTokenizerBase, data: Data, reader: ImageReader | None
+) -> Encoded:
+    """A row with images is never cut: each of its tokens belongs to one of them, or asks about it."""
+    arguments, longest = arguments_of(tokenizer, row, data), data.max_response_length
+    images: Sequence[str] = row.images if isinstance(row, ImageRow) else ()
+    if reader is None:
+        if images:
+            message = f"a row has {len(images)} images, which policies of type {', '.join(VISION)} read"
+            raise InvalidJob([Problem("spec.model.policy", f"{message}; take one of them")])
+        return encode(tokenizer, row.prompt, row.answer, data.max_prompt_length, longest, arguments)
+    pictures = reader.read(images)
+    tokens_of = reader.tokens_of(tokenizer, pictures) if pictures else None
+    limit = sys.maxsize if pictures else data.max_prompt_length
+    made = encode(tokenizer, row.prompt, row.answer, limit, longest, arguments, tokens_of=tokens_of)
+    if len(made.prompt) > data.max_prompt_length:
+        raise TooLong(len(made.prompt), data.max_prompt_length)
+    return reader.with_pictures(made, pictures)
+
+
+def _encode_pairs(
+    rows: Sequence[Any],
+    tokenizer: PreTrainedTokenizerBase,
+    data: Data,
+    _reader: ImageReader | None = None,
+) -> list[Encoded]:
     """Two sequences for each pair of a row: the chosen response, then the rejected one. Where any of them is a message,
     all are turns of a conversation: they differ in nothing but what was said."""
     lengths = data.max_prompt_length, data.max_response_length
@@ -44,17 +77,22 @@ def _encode_pairs(rows: Sequence[Any], tokenizer: PreTrainedTokenizerBase, data:
 ENCODE: dict[RowKind, Encode] = {
     "responses": _encode_responses,
     "pairs": _encode_pairs,
-    "graded": _encode_pairs,
     "labeled": _encode_responses,
 }
 
 
-def encode_row(row: Any, kind: RowKind, tokenizer: PreTrainedTokenizerBase, data: Data) -> list[Encoded]:
-    """The sequences of one row; only the prompt if responses are sampled."""
+def encode_row(
+    row: Any,
+    kind: RowKind,
+    tokenizer: PreTrainedTokenizerBase,
+    data: Data,
+    reader: ImageReader | None = None,
+) -> list[Encoded]:
+    """The sequences of one row; only the prompt if responses are sampled. `reader`: of a policy that reads images."""
     if kind == "prompts":
         arguments = arguments_of(tokenizer, row, data)
         return [encode_prompt(tokenizer, row.prompt, data.max_prompt_length, arguments)]
-    return ENCODE[kind]([row], tokenizer, data)
+    return ENCODE[kind]([row], tokenizer, data, reader)
 
 
 def _mismatched(encoded: Sequence[Encoded]) -> list[Encoded]:
@@ -66,21 +104,37 @@ def _mismatched(encoded: Sequence[Encoded]) -> list[Encoded]:
     ]
 
 
+def _images(encoded: Sequence[Encoded], reader: ImageReader | None) -> Images | None:
+    """The images of all sequences; None without any."""
+    pictures = [picture for each in encoded for picture in each.pictures]
+    if reader is None or not pictures:
+        return None
+    return Images(
+        torch.from_numpy(np.concatenate([picture.patches for picture in pictures])),
+        torch.tensor([picture.grid for picture in pictures]),
+        torch.tensor([picture.start for picture in pictures]),
+        torch.tensor([len(each.pictures) for each in encoded]),
+        reader.merge,
+    )
+
+
 def given_columns(
-    kind: RowKind, rows: Sequence[Any], tokenizer: PreTrainedTokenizerBase, data: Data
+    kind: RowKind,
+    rows: Sequence[Any],
+    tokenizer: PreTrainedTokenizerBase,
+    data: Data,
+    reader: ImageReader | None = None,
 ) -> tuple[Columns, dict[str, float]]:
     """Columns of the rows' sequences, with a `mask` if some response tokens are not trained on; and metrics: the
     numbers of sequences whose prompt or response was cut. Labeled rows are followed by as many sequences of each one's
-    prompt with the next one's response, and have a column LABEL; graded ones have a column MARGIN."""
-    encoded = ENCODE[kind](rows, tokenizer, data)
+    prompt with the next one's response, and have a column LABEL."""
+    encoded = ENCODE[kind](rows, tokenizer, data, reader)
     mismatched = _mismatched(encoded) if kind == "labeled" else []
-    columns = Columns(Sequences.pack([(e.prompt, e.response) for e in (*encoded, *mismatched)]))
+    sequences = Sequences.pack([(e.prompt, e.response) for e in (*encoded, *mismatched)])
+    columns = Columns(replace(sequences, images=_images(encoded, reader)))
     if kind == "labeled":
         labels = [1.0 if row.label else -1.0 for row in rows] + [0.0] * len(mismatched)
         columns = columns.with_rows(**{LABEL: torch.tensor(labels)})
-    if kind == "graded":
-        margins = [row.margin for row in rows for _ in range(2 * len(row.pos_answers))]
-        columns = columns.with_rows(**{MARGIN: torch.tensor(margins)})
     mask = torch.tensor([trained for e in (*encoded, *mismatched) for trained in e.mask])
     if not bool(mask.all()):
         columns = columns.with_tokens(mask=mask)

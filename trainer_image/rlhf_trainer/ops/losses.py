@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from rlhf_api.algorithms.distillation import Distillation
@@ -11,7 +10,7 @@ from rlhf_api.algorithms.kto import KTO
 from rlhf_api.algorithms.policy_gradient import PolicyGradient
 from rlhf_api.algorithms.ppo import PPO
 from rlhf_api.algorithms.reward import RewardModel
-from rlhf_api.graph import GIVEN, LABEL, MARGIN, REFERENCE_TOP
+from rlhf_api.graph import LABEL, REFERENCE_TOP
 
 from ..maths.agreement import agreement, comparable
 from ..maths.divergence import top_divergence
@@ -31,7 +30,7 @@ from ..maths.preference import dpo_loss, implicit_rewards, ipo_loss, kto_loss, o
 from ..maths.values import normalize
 from ..tensors.batches import Loss, MicroBatch
 from ..tensors.packed import to_device
-from ..tensors.ragged import sequence_sums, to_tokens
+from ..tensors.ragged import sequence_sums
 from ..tensors.records import Columns
 from ..tensors.top_tokens import top_logprobs_of
 from .compute import entropy_coefficient, kl_coefficient, value_moments
@@ -55,16 +54,15 @@ def likelihood(columns: Columns, _ctx: OpContext) -> Loss:
 
 
 def preference(columns: Columns, ctx: OpContext) -> Loss:
-    """Mean Bradley-Terry loss of rows (2i, 2i + 1), chosen first, with the settings' centering and the column MARGIN
-    if there is one, and the share of pairs ranked correctly."""
+    """Mean Bradley-Terry loss of rows (2i, 2i + 1), chosen first, with the settings' centering, and the share of pairs
+    ranked correctly."""
     pairs = len(columns) // 2
     centering = ctx.settings.centering if isinstance(ctx.settings, RewardModel) else 0.0
 
-    def loss(scores: Tensor, micro: MicroBatch) -> tuple[Tensor, Named]:
+    def loss(scores: Tensor, _micro: MicroBatch) -> tuple[Tensor, Named]:
         better, worse = scores[0::2], scores[1::2]
-        margin = to_device(columns[MARGIN][micro.rows[0::2]], scores.device) if MARGIN in columns else 0.0
         right = (better > worse).to(scores.dtype)
-        of_pairs = pairwise_loss(better, worse, margin)
+        of_pairs = pairwise_loss(better, worse)
         if centering:
             of_pairs = of_pairs + centering * centering_loss(better, worse)
         return of_pairs.sum() / pairs, {"accuracy": right.sum() / pairs}
@@ -210,9 +208,6 @@ def _policy_gradient(
     # If a step is one update, the policy in it is the policy before it, and is compared with the sampler here.
     keep = ctx.spec.rollout.in_flight == "keep"
     compared = None if "logprobs" in columns else comparable(columns["versions"], ctx.step, keep=keep)
-    given = to_tokens(columns[GIVEN] > 0, columns.lengths) if GIVEN in columns else None
-    if compared is not None and given is not None:
-        compared = compared & ~given
 
     def loss(output: Tensor, micro: MicroBatch) -> tuple[Tensor, Named]:
         index, device = micro.response_index, output.device
@@ -232,8 +227,6 @@ def _policy_gradient(
 
         new = logprobs.detach()
         old = column("logprobs") if compared is None else new
-        if given is not None:  # of which nobody sampled a token
-            old = torch.where(to_device(given[index], device), new, old)
         mask = None if columns.mask is None else to_device(columns.mask[index], device)
         r = ratios(logprobs, old, columns.lengths[micro.rows], mask)
         total = (corrected * per_token(r, logprobs, column("advantages"))).sum()

@@ -20,6 +20,7 @@ from rlhf_api.sections.data import Data
 from ..data.chat import UnusableTemplate
 from ..data.dataset import Dataset
 from ..data.encode import TooLong
+from ..data.vision import ImageReader
 from ..process import progress
 from .datasets import encode_row
 
@@ -66,6 +67,7 @@ class RowChecker:
     kind: RowKind
     tokenizer: PreTrainedTokenizerBase | None
     data: Data
+    reader: ImageReader | None = None
 
     def check(self, rows: range) -> RowCheck:
         """Checks these rows, in several processes if they are many and in files."""
@@ -91,7 +93,7 @@ class RowChecker:
         if self.tokenizer is None:
             return
         try:
-            made = encode_row(row, self.kind, self.tokenizer, self.data)
+            made = encode_row(row, self.kind, self.tokenizer, self.data, self.reader)
         except TooLong as error:
             result.overlong.append(number)
             result.uncut.append(number)

@@ -40,6 +40,7 @@ from ..export.model_files import remove_abandoned
 from ..metrics.tracking import Tracking
 from ..models.pretrained import architectures
 from ..models.pretrained.fitting import fit_problems
+from ..models.pretrained.vision import load_reader
 from ..ops.row_check import RowChecker, check_all
 from ..process import faults, progress
 from ..process.addresses import listen_host
@@ -140,14 +141,16 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None, run: str = 
             log.warning("%s", line)
     if ranks.first and (problems := fit_problems(config, tokenizer)):
         raise InvalidJob(problems)
-    kind = spec.graph.rows
-    checkers = [RowChecker(dataset, kind, tokenizer, spec.data) for dataset in (rows, *held_out.values())]
+    kind, reader = spec.graph.rows, load_reader(config)
+    checkers = [
+        RowChecker(dataset, kind, tokenizer, spec.data, reader) for dataset in (rows, *held_out.values())
+    ]
     checkers += [RowChecker(text, "responses", tokenizer, spec.data)] if text else []
     datasets = iter(leave_out(ranks, services, checkers))
     rows, held_out, text = next(datasets), {name: next(datasets) for name in held_out}, next(datasets, None)
     data = checksums([rows, *held_out.values(), text])
     ctx = TrainerContext(config.job, spec, Path(config.workdir), ranks, tokenizer, services, stop, data)
-    task = make_task(ctx, config, rows, held_out, text or ())
+    task = make_task(ctx, config, rows, held_out, text or (), reader)
     on_commit = partial(committed, ctx, config.store)
     with (
         tracking or nullcontext(),

@@ -8,6 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from .images import Images
 from .packed import ragged_index, to_device
 from .records import Sequences
 
@@ -79,7 +80,8 @@ class MicroBatch:
     On the model's device: int64 `input_ids`, `position_ids` [n, T] ([1, T] packed); `attention_mask`, int64 [n, T], or
     packed int32 [1, 1, 1, n + 1], where each row begins and the last one ends; int64 `response_row`,
     `response_column` and `targets` [A_mb], the place in [n, T] of every response token, and the token, end to end in
-    the order of the rows. `longest` is the length of the longest row. On the CPU, to index packed arrays: int64 `rows`
+    the order of the rows. With `images`, those of the rows, `position_ids` are [3, n, T] as `Images.position_ids` has
+    them. `longest` is the length of the longest row. On the CPU, to index packed arrays: int64 `rows`
     [n], `response_index` [A_mb], the place of the same tokens in response-aligned arrays of all the sequences, and
     `host_column` [A_mb], a copy of `response_column`.
     `kept`, int64 [A_mb, K] on the device: the tokens that each one was sampled from, see `Kept.with_own`; None for all.
@@ -102,6 +104,7 @@ class MicroBatch:
     longest: int
     pad_token_id: int
     kept: Tensor | None = None
+    images: Images | None = None
 
     @classmethod
     def build(
@@ -123,17 +126,21 @@ class MicroBatch:
         pad = next(t for t in (pad_token_id, *range(len(ends) + 1)) if t not in ends)
         row = torch.repeat_interleave(torch.arange(len(index)), picked.response_lengths)
         column = picked.response_columns
+        images = picked.images if picked.images is not None and len(picked.images) else None
+        placed = ragged_index(torch.zeros_like(lengths), lengths)
+        placed = placed if images is None else images.position_ids(lengths)
         if packed:
             starts = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
             input_ids, mask = tokens[None], starts.to(torch.int32)[None, None, None]
-            positions = ragged_index(torch.zeros_like(lengths), lengths)[None]
+            positions = placed.unsqueeze(-2)
             row, column = torch.zeros_like(row), column + starts[row]
         else:
             columns = torch.arange(int(lengths.max()))
             real = columns < lengths[:, None]
             input_ids = torch.full(real.shape, pad, dtype=torch.int64)
             input_ids[real] = tokens
-            mask, positions = real.to(torch.int64), columns.expand(real.shape)
+            mask, positions = real.to(torch.int64), columns.expand(*placed.shape[:-1], *real.shape).clone()
+            positions[..., real] = placed
         targets = input_ids[row, column]
         return cls(
             rows=index,
@@ -148,6 +155,7 @@ class MicroBatch:
             longest=int(lengths.max()),
             pad_token_id=pad,
             kept=None if picked.kept is None else to_device(picked.kept.with_own(targets), device),
+            images=None if images is None else images.to(device),
         )
 
     @property

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from rlhf_api.graph import REFERENCE_TOP
 
+from .images import Images
 from .packed import flat_ints, ragged_index
 from .sampling_mask import Kept
 
@@ -33,17 +34,6 @@ class Prompt:
     row: Mapping[str, Any]
     cut: int = 0
     """Number of prompt tokens that were cut to fit."""
-    given: "Given | None" = None
-    """The response, where the dataset gives it."""
-
-
-@dataclass(frozen=True)
-class Given:
-    """A response of the dataset: token ids, which of them are trained on, and whether all of it is there."""
-
-    tokens: tuple[int, ...]
-    mask: tuple[bool, ...]
-    finished: bool
 
 
 @dataclass(frozen=True)
@@ -86,7 +76,8 @@ class Sequences:
     """N prompts with what came after them, packed: int64 `tokens` [sum(lengths)], `lengths` [N], `prompt_lengths` [N];
     and `kept`, the sampling mask of the response tokens, None if every token was sampled from the whole vocabulary.
     `finished`, bool [N], as in `Rollout`; None where that does not matter. `sampled`, bool [sum(after_lengths)]: the
-    tokens after the prompts that are response tokens, the others being context tokens; None if all are.
+    tokens after the prompts that are response tokens, the others being context tokens; None if all are. `images`: of
+    the prompts, whose tokens have as many places for each as it needs; None without any.
 
     Every sequence has at least one prompt token and one response token.
     """
@@ -97,6 +88,7 @@ class Sequences:
     kept: Kept | None = None
     finished: Tensor | None = None
     sampled: Tensor | None = None
+    images: Images | None = None
 
     @classmethod
     def pack(cls, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Self:
@@ -176,6 +168,7 @@ class Sequences:
             None if self.kept is None else self.kept.select(self.response_index(rows)),
             None if self.finished is None else self.finished[rows],
             None if self.sampled is None else self.sampled[after],
+            None if self.images is None else self.images.select(rows),
         )
 
     @classmethod
@@ -194,6 +187,7 @@ class Sequences:
             torch.cat([part.prompt_lengths for part in parts]),
             None if all(part.kept is None for part in parts) else Kept.join(masks),
             sampled=None if all(part.sampled is None for part in parts) else torch.cat(sampled),
+            images=Images.join([(part.images, len(part)) for part in parts]),
         )
 
 

@@ -15,11 +15,12 @@ from rlhf_api.dataset.rows import Row
 from rlhf_api.graph import POLICY, Model
 from rlhf_api.host.event_loop import EventLoop
 from rlhf_api.rules.own_algorithm import resolve
-from rlhf_api.sections.model import CreateModel
+from rlhf_api.sections.model import VISION, CreateModel
 
 from .. import ops
 from ..data.encode import end_tokens
 from ..data.stop_strings import StopStrings
+from ..data.vision import ImageReader
 from ..environments.environments import start_environments
 from ..export.model_files import INITIAL, renamed_into_place
 from ..graph.learner import Learner
@@ -27,6 +28,7 @@ from ..models.average import MovingAverage
 from ..models.pretrained.create import create_policy, create_tokenizer
 from ..models.pretrained.job_models import load_job_tokenizer, load_trained, loading, trained_source
 from ..models.pretrained.load import load_tokenizer, padding_id
+from ..models.pretrained.vision import freeze, write_processor
 from ..models.trained_model import TrainedModel
 from ..ops import OpContext
 from ..process import faults, progress
@@ -73,10 +75,14 @@ def prepare_model(config: RunConfig, ranks: Ranks, rows: Sequence[Row]) -> PreTr
 
 def create(directory: Path, section: CreateModel, texts: Iterable[str], seed: int) -> None:
     """A fresh tokenizer and model. Raises ValueError where they do not fit each other."""
-    create_tokenizer(texts, section.tokenizer.vocab_size).save_pretrained(directory)
+    images = section.model_type in VISION
+    create_tokenizer(texts, section.tokenizer.vocab_size, images=images).save_pretrained(directory)
     # As every role will load it: some model types bring a tokenizer class, and tokens, of their own.
     tokenizer = load_tokenizer(str(directory))
-    create_policy(section.model_type, section.config, tokenizer, seed).save_pretrained(directory)
+    model = create_policy(section.model_type, section.config, tokenizer, seed)
+    model.save_pretrained(directory)
+    if images:
+        write_processor(model.config, directory)
     if tokenizer.get_vocab() != load_tokenizer(str(directory)).get_vocab():
         raise ValueError(
             f"{section.model_type!r} models need a tokenizer class of their own; use another type, such as llama"
@@ -89,13 +95,15 @@ def make_task(
     rows: Sequence[Row],
     held_out: Mapping[str, Sequence[Row]],
     text: Sequence[Row],
+    reader: ImageReader | None = None,
 ) -> Task:
-    """The task of this job's algorithm: its graph, with a trained model and a call of a role for each node."""
+    """The task of this job's algorithm: its graph, with a trained model and a call of a role for each node. `reader`:
+    of a policy that reads images."""
     spec, learner = ctx.spec, make_learner(ctx, config)
     graph, models = learner.graph, learner.models
     remote = Remote.of(ctx, graph)
     if not graph.generates:
-        return OfflineTask(ctx, learner, remote, rows, held_out)
+        return OfflineTask(ctx, learner, remote, rows, held_out, reader)
     return OnlineTask(
         ctx,
         learner,
@@ -125,6 +133,8 @@ def trained_model(ctx: TrainerContext, config: RunConfig, used: Model) -> Traine
     source = trained_source(config, used.field, ctx.tokenizer)
     if ctx.ranks.first and source != (usual := model_source(config, used.field)):
         log.warning("the %s starts from the policy: the tokenizer of %s is another", used.field, usual.path)
+    if not config.spec.model.train_vision:
+        freeze(model)
     lora = config.spec.model.adapter(used.field)
     if lora is None:
         return engine(ctx, config, used, model)

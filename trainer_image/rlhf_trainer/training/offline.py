@@ -10,6 +10,7 @@ from rlhf_api.graph import Dataset
 
 from ..checkpoint.reading import Snapshot
 from ..data.dataset import stream
+from ..data.vision import ImageReader
 from ..dispatch.roster import Stopped
 from ..graph.learner import Learner
 from ..ops.datasets import given_columns
@@ -31,11 +32,13 @@ class OfflineTask(GraphTask):
         remote: Remote,
         rows: Sequence[Row],
         held_out: Mapping[str, Sequence[Row]],
+        reader: ImageReader | None = None,
     ) -> None:
-        """`held_out`: rows of each evaluation set."""
+        """`held_out`: rows of each evaluation set; `reader`: of a policy that reads images."""
         super().__init__(ctx, learner, remote)
         assert isinstance(self._graph.source, Dataset)
         self._source, self._rows, self._held_out = self._graph.source, rows, held_out
+        self._reader = reader
         self._stream = stream(rows, ctx.spec.seed)
         self._batch: Columns | None = None
         self._running: dict[str, Any] = {}
@@ -48,7 +51,7 @@ class OfflineTask(GraphTask):
         self._op_ctx.step, self._running = step, deepcopy(self._op_ctx.state)
         with RECORDER.measure(self._source.name):
             rows = [self._rows[row] for _, row in self._stream.take(data.prompts_per_step)]
-            columns, metrics = given_columns(self._source.rows, rows, self._ctx.tokenizer, data)
+            columns, metrics = self._columns(rows)
         try:
             self._batch = self._executor.run(columns)
         except Stopped:
@@ -56,6 +59,10 @@ class OfflineTask(GraphTask):
             self._op_ctx.state = self._running
             raise
         return {"tokens": int(columns.sequences.lengths.sum()), **metrics}
+
+    def _columns(self, rows: Sequence[Row]) -> tuple[Columns, dict[str, float]]:
+        ctx = self._ctx
+        return given_columns(self._source.rows, rows, ctx.tokenizer, ctx.spec.data, self._reader)
 
     def train(self, step: int) -> dict[str, float]:
         assert self._batch is not None
@@ -80,7 +87,7 @@ class OfflineTask(GraphTask):
         self._op_ctx.step = step
         try:
             for name, rows in self._held_out.items():
-                columns, _ = given_columns(self._source.rows, rows, self._ctx.tokenizer, self._ctx.spec.data)
+                columns, _ = self._columns(rows)
                 columns = self._executor.run(columns)
                 losses = held_out_losses(self._learner, columns, self._source.group)
                 count = len(trained_rows(self._graph.train[0], columns)) // self._source.group

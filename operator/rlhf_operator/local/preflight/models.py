@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from rlhf_api.contract.run import roles_of
@@ -10,10 +11,11 @@ from rlhf_api.estimate.model_files import matrices, token_ids, tokens_differ
 from rlhf_api.estimate.serving import on_vllm
 from rlhf_api.estimate.sizes import LOADED
 from rlhf_api.graph import CRITIC
-from rlhf_api.host.foreign_files import read_json
+from rlhf_api.host.foreign_files import READ_ERRORS, read_json
 from rlhf_api.host.model_directory import directory_problem
 from rlhf_api.roles import Role
 from rlhf_api.rules.engines.vllm_options import engine_problems
+from rlhf_api.rules.vision import policy_problems
 from rlhf_api.spec import Spec
 
 _WEIGHTS = ("*.safetensors", "*.bin")
@@ -29,7 +31,15 @@ def model_problems(spec: Spec) -> Iterator[Problem]:
     """Problems of models that are neither a directory nor a hub's; of models and options that the installed vLLM does
     not have."""
     yield from mistyped(spec)
+    yield from _images(spec)
     yield from _engines(spec)
+
+
+def _images(spec: Spec) -> Iterator[Problem]:
+    """Problems of a policy in a directory that reads images, or of settings of images without one."""
+    if spec.model.policy is not None and (file := Path(spec.model.policy, "config.json")).is_file():
+        with suppress(*READ_ERRORS):  # reported by `mistyped`
+            yield from policy_problems(spec, read_json(file).get("model_type"))
 
 
 def layer_problems(spec: Spec) -> Iterator[Problem]:

@@ -5,8 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 from tests.support.models import tiny_biased_experts, tiny_experts, tiny_model
+from tests.support.vision import tiny_vision
 from tests.unit.api.manifests import unchecked
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForSequenceClassification,
+)
 
 from rlhf_api.estimate.model_files import model_sizes
 from rlhf_api.estimate.parameters import count_parameters, idle_share, shape_of
@@ -129,3 +135,15 @@ def test_the_size_of_a_downloaded_model_of_the_hub_is_that_of_its_main_version(t
     )
     (model / "refs" / "main").write_text("../../elsewhere")
     assert model_sizes(spec, {"HF_HOME": "elsewhere"}) == {}
+
+
+def test_a_model_that_reads_images_has_all_its_parameters_and_the_widths_of_its_language_model(
+    tmp_path: Path,
+) -> None:
+    folder = tiny_vision(tmp_path / "policy")
+    size = model_sizes(unchecked(f"spec.model.policy={folder}"))["policy"]
+    model = AutoModelForImageTextToText.from_pretrained(folder)
+    assert size.parameters == sum(p.numel() for p in model.parameters())
+    assert size.shape is not None
+    assert (size.shape.layers, size.shape.hidden, size.shape.queries, size.shape.keys) == (2, 64, 64, 32)
+    assert size.shape.vocabulary == model.config.text_config.vocab_size

@@ -15,6 +15,7 @@ from rlhf_trainer.data.dataset import open_datasets
 from rlhf_trainer.graph.learner import Learner
 from rlhf_trainer.models.pretrained.create import create_policy
 from rlhf_trainer.models.pretrained.job_models import load_job_tokenizer
+from rlhf_trainer.models.pretrained.vision import load_reader
 from rlhf_trainer.ops import OpContext
 from rlhf_trainer.ranks.context import TrainerContext
 from rlhf_trainer.rollout.remote import Remote
@@ -72,7 +73,8 @@ def fine_tuned(
     resolved = resolve(spec)
     models = {used: trained_model(ctx, config, used) for used in resolved.graph.trained}
     learner = Learner(resolved.graph, models, OpContext(spec, resolved.settings), {})
-    task = OfflineTask(ctx, learner, Remote({}, judge=nobody), open_datasets(spec)[0], {})
+    rows, reader = open_datasets(spec)[0], load_reader(config)
+    task = OfflineTask(ctx, learner, Remote({}, judge=nobody), rows, {}, reader)
     for step in range(steps):
         task.collect(step)
         task.train(step)

@@ -119,6 +119,8 @@ class Forward:
         options: dict[str, Any] = {"max_length_q": micro.longest} if micro.packed else {}
         if self.sequence_group is not None:
             options["sequence_group"] = self.sequence_group
+        if micro.images is not None:
+            options |= {"pixel_values": micro.images.patches, "image_grid_thw": micro.images.grids}
         try:
             logits: Tensor = (self.engine or self.model)(
                 input_ids=micro.input_ids,

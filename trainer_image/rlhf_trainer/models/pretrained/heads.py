@@ -2,8 +2,15 @@
 
 from typing import Any
 
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.modeling_layers import GenericForSequenceClassification, GenericForTokenClassification
+
+from rlhf_api.sections.model import VISION
 
 GENERIC: dict[str, type] = {
     "ForSequenceClassification": GenericForSequenceClassification,
@@ -11,6 +18,11 @@ GENERIC: dict[str, type] = {
 }
 """Transformers' own heads, of which it makes the classes of most families: a linear layer `score` of the last hidden
 states."""
+
+
+def language_class(config: PreTrainedConfig) -> Any:
+    """The Auto class that loads language models of the family of `config`, which may read images."""
+    return AutoModelForImageTextToText if config.model_type in VISION else AutoModelForCausalLM
 
 
 def class_with_head(auto: Any, kind: str, config: PreTrainedConfig) -> Any:

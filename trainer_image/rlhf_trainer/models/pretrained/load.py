@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import (
-    AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     AutoTokenizer,
@@ -19,7 +18,7 @@ from transformers import (
 from rlhf_api.field_types import Head
 
 from .files import from_pretrained, load_config, load_model
-from .heads import class_with_head
+from .heads import class_with_head, language_class
 
 CAUSAL, SCORE, VALUE = "ForCausalLM", "ForSequenceClassification", "ForTokenClassification"
 """Ends of the names of model classes."""
@@ -49,7 +48,7 @@ def load_policy(path: str, dtype: torch.dtype) -> PreTrainedModel:
     config = load_config(path)
     if _is(config, "Classification"):
         raise ValueError(f"{path!r} is {_kind(config)}; a policy or reference is a causal language model")
-    return load_model(AutoModelForCausalLM, path, dtype=dtype)
+    return load_model(language_class(config), path, dtype=dtype)
 
 
 def load_reward(path: str, dtype: torch.dtype) -> PreTrainedModel:
@@ -115,7 +114,9 @@ def load_critic(path: str, dtype: torch.dtype) -> PreTrainedModel:
 def made_of(config: PreTrainedConfig, head: Head) -> PreTrainedModel:
     """A model of this configuration and kind without weights, on torch's `meta` device."""
     kind = {"causal": CAUSAL, "score": SCORE}.get(head, VALUE)
-    model_class: Any = AutoModelForCausalLM if kind == CAUSAL else class_with_head(HEADS[kind], kind, config)
+    model_class: Any = (
+        language_class(config) if kind == CAUSAL else class_with_head(HEADS[kind], kind, config)
+    )
     with torch.device("meta"):
         model: PreTrainedModel = getattr(model_class, "from_config", model_class)(config)
         return model
