@@ -46,6 +46,7 @@ def context(job: RLHFJob) -> Any:
         agree=lambda decision: decision(),
         device=torch.device("cpu"),
         first=True,
+        rank=0,
         world=1,
         share=lambda make: make(),
         any=bool,

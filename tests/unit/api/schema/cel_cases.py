@@ -177,6 +177,7 @@ CHANGES = [
     ("spec.replay.maxReplayEpisode=2", "spec.replay"),
     ("spec.rollout.maxStaleness=1", "spec.rollout"),
     ("spec.optimizer.betas=[0.8, 0.9]", "spec.optimizer"),
+    ("spec.experts={balanceCoefficient: 0.01}", "spec.experts"),
     ("spec.evaluation={data: [x], function: 'a:b'}", "spec.evaluation"),
     ("spec.health={notFinite: rollback}", "spec.health"),
     ("spec.trackers=[{kind: wandb}]", "spec.trackers"),
