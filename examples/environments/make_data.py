@@ -3,21 +3,24 @@
     python make_data.py [DIRECTORY]
 
 The same files every time. Policies that are fine-tuned on the first file of each pair know what a turn looks like, and
-no more: half of the guesses heed the replies, and half of the questions are answered without the calculator.
+no more: half of the guesses heed the replies, half of the questions are answered without the calculator, and two
+programs in three are wrong.
 
     guess_sft.jsonl          {"prompt", "answer"}: a game so far, and a guess
     guess.jsonl              {"prompt", "number"}: games to play
     calculator_sft.jsonl     {"prompt", "answer"}: a question and a call of the tool, or any number; or the tool's reply
                              too, and the result
     calculator.jsonl         {"prompt", "result"}
+    code_sft.jsonl           {"prompt", "answer"}: a task, maybe with a program that failed a test, and a program
+    code.jsonl               {"prompt", "tests"}: tasks, and what their program must return for some arguments
 
-    guess_heldout.jsonl and calculator_heldout.jsonl: to evaluate with
+    guess_heldout.jsonl, calculator_heldout.jsonl and code_heldout.jsonl: to evaluate with
 """
 
 import json
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,15 @@ SEED = 20261129
 NUMBERS, TURNS = range(1, 10), 4
 FACTORS = range(2, 10)
 SFT, GAMES = 3000, 500
+PROGRAMS: dict[str, tuple[str, Callable[[int], int]]] = {
+    "double": ("x * 2", lambda x: x * 2),
+    "square": ("x * x", lambda x: x * x),
+    "next": ("x + 1", lambda x: x + 1),
+    "previous": ("x - 1", lambda x: x - 1),
+    "negate": ("- x", lambda x: -x),
+    "half": ("x // 2", lambda x: x // 2),
+}
+ARGUMENTS = 3, 5, 8
 
 Row = dict[str, Any]
 
@@ -71,6 +83,25 @@ def calculations(rng: random.Random) -> Iterator[Row]:
                 yield {"prompt": [*question(a, b), called, reply], "answer": str(a * b)}
 
 
+def programs(rng: random.Random) -> Iterator[Row]:
+    """Turns to imitate, half of them after one that failed."""
+    texts = [text for text, _ in PROGRAMS.values()]
+    for count in range(SFT // 2):
+        name = rng.choice([*PROGRAMS])
+        right, run = PROGRAMS[name]
+        text = f"{name} :"
+        if count % 2:
+            wrong, argument = rng.choice([each for each in texts if each != right]), rng.choice(ARGUMENTS)
+            text = f"{text} {wrong} ; {argument} gives {run(argument)} :"
+        yield {"prompt": text, "answer": f" {right if rng.random() < 0.2 else rng.choice(texts)} ;"}
+
+
+def task(name: str) -> Row:
+    """A task with its unit tests, by each of which any two programs differ."""
+    _, run = PROGRAMS[name]
+    return {"prompt": f"{name} :", "tests": [[x, run(x)] for x in ARGUMENTS]}
+
+
 def data_sets() -> Iterator[tuple[str, list[Row]]]:
     """The rows of every file."""
     rng = random.Random(SEED)
@@ -81,6 +112,9 @@ def data_sets() -> Iterator[tuple[str, list[Row]]]:
     pairs = [(rng.choice(FACTORS), rng.choice(FACTORS)) for _ in range(GAMES)]
     yield "calculator.jsonl", [row_of(a, b) for a, b in pairs]
     yield "calculator_heldout.jsonl", [row_of(a, b) for a in FACTORS for b in FACTORS]
+    yield "code_sft.jsonl", [*programs(rng)]
+    yield "code.jsonl", [task(rng.choice([*PROGRAMS])) for _ in range(GAMES)]
+    yield "code_heldout.jsonl", [task(name) for name in PROGRAMS]
 
 
 def write(directory: Path) -> None:

@@ -22,7 +22,7 @@ NAMES = {
     "rlhf_trainer.extend": {
         *("Columns", "ComputeFn", "Loss", "LossFn", "MicroBatch", "OpContext", "Sequences"),
         *("pad", "response_mask", "sequence_sums", "to_tokens"),
-        *("EpisodeReplayBuffer", "Run", "Step", "Tracker"),
+        *("EpisodeReplayBuffer", "Ran", "Run", "Step", "Tracker", "run_in_sandbox"),
     },
 }
 """A name that goes breaks the code of users."""

@@ -1,5 +1,6 @@
 """examples/environments as a user runs them: tried, and better after training on episodes of several turns."""
 
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
@@ -7,11 +8,19 @@ from pathlib import Path
 import pytest
 from tests.support.rlhf import ROOT, lines, succeed
 
+from rlhf_trainer.process import private_processes
+
+NONE = asyncio.run(private_processes.why_impossible())
 EXAMPLE = ROOT / "examples" / "environments"
 
 
 @pytest.mark.parametrize(
-    ("name", "imitated", "steps", "gain"), [("guess", 400, 20, 0.05), ("calculator", 300, 16, 0.2)]
+    ("name", "imitated", "steps", "gain"),
+    [
+        ("guess", 400, 20, 0.05),
+        ("calculator", 300, 16, 0.2),
+        pytest.param("code", 200, 12, 0.2, marks=pytest.mark.skipif(bool(NONE), reason=NONE)),
+    ],
 )
 def test_it_learns_to_play(name: str, imitated: int, steps: int, gain: float, tmp_path: Path) -> None:
     """In about half of the example's steps, which show as much."""

@@ -1,14 +1,19 @@
 """The shipped data of examples/environments: what its script makes; and its games."""
 
+import asyncio
 import json
 from pathlib import Path
 
 import pytest
 from examples.environments import make_data
 from examples.environments.calculator import Calculator
+from examples.environments.code import Code
 from examples.environments.guess import Guess
 
+from rlhf_trainer.process import private_processes
+
 EXAMPLE = Path(make_data.__file__).parent
+NONE = asyncio.run(private_processes.why_impossible())
 
 
 def test_the_script_makes_the_shipped_files(tmp_path):
@@ -55,3 +60,43 @@ def test_the_calculator_judges_the_turn_that_calls_it_not():
     assert game.multiply(6, 7) == 42
     assert game.step(say(" 42")) == ("", 1.0, True)
     assert game.step(say("41")) == ("", 0.0, True)
+
+
+def judged(*programs: str) -> list[tuple[str, float, bool]]:
+    async def play() -> list[tuple[str, float, bool]]:
+        game = Code()
+        game.reset({"tests": [[3, 6], [5, 10]]})
+        return await asyncio.gather(*(game.step(say(program)) for program in programs))
+
+    return asyncio.run(play())
+
+
+@pytest.mark.skipif(bool(NONE), reason=NONE)
+def test_a_program_is_judged_by_its_tests():
+    failed = " 3 gives 6 :", 0.0, False
+    assert judged(" x * 2", "x + 3", "x +") == [("", 1.0, True), (" 5 gives 10 :", 0.0, False), failed]
+
+
+DISHONEST = {
+    "exits": "__import__('os')._exit(0)",
+    "prints a verdict": "print('true') or __import__('os')._exit(0)",
+    "writes a verdict": "open('/tmp/reward.txt', 'w').write('1')",
+    "writes on every descriptor": "[__import__('os').write(fd, b'[1, 1]') for fd in (1, 2)]",
+    "looks for the tests": "__import__('json').loads(open('/proc/1/environ').read())",
+    "is equal to all": "type('Equal', (int,), {'__eq__': lambda *_: True})()",
+    "forks": "[__import__('os').fork() for _ in range(9999)]",
+    "takes memory": "bytearray(1 << 30)",
+    "takes memory files": "__import__('os').memfd_create('m')",
+    "fills the disk": "[open(f'/tmp/{n}', 'wb').write(bytes(9 << 20)) for n in range(99)]",
+    "never ends": "[0 for _ in iter(int, 1)]",
+    "floods": "[print('[' * 9999) for _ in range(999)]",
+    "replies deeply": "print('[' * 60000) or __import__('os')._exit(0)",
+    "ends its parent": "__import__('os').kill(-1, 9)",
+}
+
+
+@pytest.mark.skipif(bool(NONE), reason=NONE)
+def test_no_dishonest_program_passes():
+    assert dict(zip(DISHONEST, judged(*DISHONEST.values()), strict=True)) == dict.fromkeys(
+        DISHONEST, (" 3 gives 6 :", 0.0, False)
+    )

@@ -88,6 +88,11 @@ class Sandbox:
         """The process whose descendants are all processes of the sandbox."""
         return self._process.pid
 
+    @property
+    def output(self) -> asyncio.StreamReader | None:
+        """The command's standard output, if it is a pipe."""
+        return self._process.stdout
+
     async def has_ended(self, seconds: float) -> bool:
         """Waits for the command's end, at most so many seconds."""
         with suppress(TimeoutError):
@@ -113,7 +118,9 @@ class Sandbox:
 
 
 def is_root() -> bool:
-    return os.geteuid() == 0
+    """True where programs run as NOBODY: not in a user namespace that has no such user."""
+    ranges = (map(int, line.split()) for line in Path("/proc/self/uid_map").read_text().splitlines())
+    return os.geteuid() == 0 and any(first <= NOBODY < first + count for first, _, count in ranges)
 
 
 def _view(files: Mapping[str, Path] | None) -> Iterator[str]:

@@ -1,0 +1,63 @@
+"""What an environment learns of a command in a sandbox: its output and its end, or that there is no sandbox."""
+
+import asyncio
+
+import pytest
+from tests.unit.trainer.environments.test_pool import GAMES, LONG, NONE, reset
+
+from rlhf_api.sections.environment import Environment
+from rlhf_trainer.environments.pool import WorkerPool
+from rlhf_trainer.extend import Ran, run_in_sandbox
+from rlhf_trainer.process import sandbox
+
+pytestmark = pytest.mark.skipif(bool(NONE), reason=NONE)
+
+
+def run(*command: str, stdin: str = "", seconds: int = 5) -> Ran:
+    return asyncio.run(run_in_sandbox(command, stdin, seconds=seconds))
+
+
+def test_a_command_has_its_input_and_gives_its_output_and_exit_code() -> None:
+    assert run("sh", "-c", "cat; exit 3", stdin="given") == Ran(3, "given")
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "head -c 100000 /dev/zero",
+        "i=0; while [ $i -lt 99 ]; do sleep 99 & i=$((i + 1)); done; wait",
+        "sleep 99",
+    ],
+    ids=["output", "processes", "time"],
+)
+def test_a_command_that_takes_too_much_has_no_exit_code(script: str) -> None:
+    assert run("sh", "-c", script, seconds=1) in (Ran(None, ""), Ran(2, ""))
+
+
+def test_where_no_sandbox_can_be_made_that_is_no_end_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "SYSTEM", ())
+    with pytest.raises(OSError, match="the sandbox ended with exit code 1: bwrap"):
+        run("true")
+
+
+def test_an_environment_in_its_own_namespaces_has_sandboxes_and_loads_no_torch() -> None:
+    code = (
+        "import asyncio, sys, threading\n"
+        "from rlhf_trainer.extend import run_in_sandbox\n"
+        "ran = []\n"
+        "work = lambda: ran.append(asyncio.run(run_in_sandbox(('echo', 'well'))))\n"
+        "thread = threading.Thread(target=work)\n"
+        "thread.start()\n"
+        "thread.join()\n"
+        "result = ran[0].output.strip() + ' ' + str('torch' in sys.modules)"
+    )
+
+    async def play() -> str:
+        made = WorkerPool(Environment(path=f"{GAMES}:Runs", workers=1))
+        try:
+            await made.start()
+            return str((await (await made.free()).call(reset(code=code), LONG))["text"])
+        finally:
+            await made.close()
+
+    assert asyncio.run(play()) == "well False"
