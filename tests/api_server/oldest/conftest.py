@@ -8,11 +8,14 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
+from tests.api_server.oldest.jobs import ADDRESS
 from tests.api_server.oldest.schedulers import CLAIM_TEMPLATE, COSCHEDULING, KUEUE, VOLCANO
 from tests.api_server.oldest.stepped_operator import Operators, stepped_operator
 from tests.cluster.packages import Unavailable
 from tests.support.cluster import Cluster, ControlPlane, control_plane, existing
+from tests.support.fake_nodes import FakeNodes
 from tests.support.kube import eventually, kubectl, new_namespace
+from tests.support.operator import Jobs, Operator, TalkingTrainer, operator, talking_trainer
 
 from rlhf_api.job import KIND
 from rlhf_api.schema.crd import RUNTIMES, document
@@ -66,6 +69,36 @@ def namespace(control_plane: Cluster) -> Iterator[str]:
     """Empty, of this test alone."""
     with new_namespace(control_plane.kubeconfig) as name:
         yield name
+
+
+@pytest.fixture
+def jobs(control_plane: Cluster, namespace: str) -> Jobs:
+    return Jobs(control_plane.kubeconfig, namespace)
+
+
+@pytest.fixture(scope="module")
+def nodes(control_plane: Cluster) -> Iterator[FakeNodes]:
+    with FakeNodes(control_plane, address=ADDRESS) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def talking(nodes: FakeNodes) -> Iterator[TalkingTrainer]:
+    """The trainer of all jobs whose pods are on these nodes."""
+    assert nodes
+    with talking_trainer() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def served(
+    control_plane: Cluster, crd: None, nodes: FakeNodes, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Operator]:
+    """One operator for all namespaces."""
+    assert crd is None
+    assert nodes
+    with operator(control_plane.kubeconfig, tmp_path_factory.mktemp("operator"), deployed=True) as running:
+        yield running
 
 
 @pytest.fixture

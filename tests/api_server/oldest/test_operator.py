@@ -2,40 +2,15 @@
 
 import json
 import re
-from collections.abc import Iterator
 from urllib.request import urlopen
 
 import pytest
 import yaml
-from tests.api_server.oldest.jobs import ADDRESS, PODS, PPO, ROOT, ppo
-from tests.support.cluster import Cluster
-from tests.support.fake_nodes import FakeNodes
+from tests.api_server.oldest.jobs import PODS, PPO, ROOT, ppo
 from tests.support.kube import KubectlError, eventually
-from tests.support.operator import Jobs, Operator, TalkingTrainer, operator, talking_trainer
+from tests.support.operator import Jobs, Operator, TalkingTrainer
 
 pytestmark = pytest.mark.usefixtures("crd", "served")
-
-
-@pytest.fixture(scope="module")
-def nodes(control_plane: Cluster) -> Iterator[FakeNodes]:
-    with FakeNodes(control_plane, address=ADDRESS) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def served(
-    control_plane: Cluster, nodes: FakeNodes, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Operator]:
-    """One operator for all namespaces."""
-    assert nodes
-    with operator(control_plane.kubeconfig, tmp_path_factory.mktemp("operator"), deployed=True) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def talking() -> Iterator[TalkingTrainer]:
-    with talking_trainer() as made:
-        yield made
 
 
 @pytest.fixture
@@ -59,11 +34,6 @@ def trainer(talking: TalkingTrainer) -> TalkingTrainer:
     }
     talking.asked.clear()
     return talking
-
-
-@pytest.fixture
-def jobs(control_plane: Cluster, namespace: str) -> Jobs:
-    return Jobs(control_plane.kubeconfig, namespace)
 
 
 @pytest.fixture
@@ -170,14 +140,6 @@ def test_generators_follow_the_trainer_s_wait(trainer, jobs):
         event["message"]
         == "generators 1 -> 3: the trainer waited 66% of the last step (spec.generator.autoscale)"
     )
-
-
-def test_a_checkpoint_is_asked_for_once(running, trainer):
-    running.kubectl("annotate", "rlhfjob", "ppo", "rlhf.dev/checkpoint=now")
-    eventually(lambda: "checkpointRequested" in running.status("ppo")["cluster"], "the request was taken")
-    trainer.status["step"] = 8
-    eventually(lambda: running.status("ppo")["step"] == 8, "another look")
-    assert trainer.asked == ["/v1/checkpoint"]
 
 
 def test_a_suspended_job_saves_itself_has_no_pods_and_goes_on(running, trainer, nodes):

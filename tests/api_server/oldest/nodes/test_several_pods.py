@@ -7,33 +7,20 @@ from tests.api_server.oldest.jobs import ppo
 from tests.support.cluster import Cluster
 from tests.support.fake_nodes import FakeNodes
 from tests.support.kube import eventually
-from tests.support.operator import Jobs, TalkingTrainer, operator, talking_trainer
+from tests.support.operator import Jobs, TalkingTrainer, operator
 
 pytestmark = pytest.mark.usefixtures("crd")
-ADDRESS = "127.7.0.5"
 FIRST, SECOND = ("ppo-generator-0", "ppo-generator-0-1"), ("ppo-generator-1", "ppo-generator-1-1")
 PAIRS = {"replicas": 2, "tensorParallelSize": 2, "podsPerReplica": 2}
 
 
-@pytest.fixture(scope="module")
-def nodes(control_plane: Cluster) -> Iterator[FakeNodes]:
-    with FakeNodes(control_plane, address=ADDRESS) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def trainer() -> Iterator[TalkingTrainer]:
-    with talking_trainer() as made:
-        yield made
-
-
 @pytest.fixture
 def jobs(
-    control_plane: Cluster, namespace: str, nodes: FakeNodes, trainer: TalkingTrainer, tmp_path
+    control_plane: Cluster, namespace: str, nodes: FakeNodes, talking: TalkingTrainer, tmp_path
 ) -> Iterator[Jobs]:
     """With a job that runs, of two generators with two pods each."""
     assert nodes
-    assert trainer
+    assert talking
     with operator(control_plane.kubeconfig, tmp_path / "operator", namespace, deployed=True):
         made = Jobs(control_plane.kubeconfig, namespace)
         made.apply(ppo(generator=PAIRS))
@@ -59,7 +46,7 @@ def is_deleted(jobs: Jobs, _nodes: FakeNodes, pod: str) -> None:
 )
 def test_the_end_of_one_pod_is_the_end_of_its_generator_and_of_no_other_pod(
     jobs: Jobs,
-    trainer: TalkingTrainer,
+    talking: TalkingTrainer,
     nodes: FakeNodes,
     happens: Callable[[Jobs, FakeNodes, str], None],
     pod: str,
@@ -80,7 +67,7 @@ def test_the_end_of_one_pod_is_the_end_of_its_generator_and_of_no_other_pod(
         lambda: jobs.status("ppo")["roles"]["generator"]["ready"] == 2, "both generators are ready again"
     )
     assert jobs.status("ppo")["roles"]["generator"]["restarts"] == restarts
-    members = eventually(lambda: served(trainer, again), "the trainer knows the new one")
+    members = eventually(lambda: served(talking, again), "the trainer knows the new one")
     assert members == {"generator-0": again[FIRST[0]], "generator-1": before[SECOND[0]]}
     assert jobs.pods() == again
 
@@ -89,7 +76,7 @@ def anew(pods: dict[str, str], before: dict[str, str]) -> bool:
     return all(pods.get(name, before[name]) != before[name] for name in FIRST)
 
 
-def served(trainer: TalkingTrainer, pods: dict[str, str]) -> dict[str, str] | None:
+def served(talking: TalkingTrainer, pods: dict[str, str]) -> dict[str, str] | None:
     """Uids by name of the generators that the trainer was told of, once that is of these pods."""
-    known = {each["name"]: each["uid"] for each in trainer.members if each["role"] == "generator"}
+    known = {each["name"]: each["uid"] for each in talking.members if each["role"] == "generator"}
     return known if known.get("generator-0") == pods[FIRST[0]] else None

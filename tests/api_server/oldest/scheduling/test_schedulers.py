@@ -9,7 +9,7 @@ from tests.api_server.oldest.schedulers import ALL
 from tests.support.cluster import Cluster
 from tests.support.fake_nodes import FakeNodes
 from tests.support.kube import eventually, kubectl
-from tests.support.operator import Jobs, TalkingTrainer, operator, talking_trainer
+from tests.support.operator import Jobs, Operator, TalkingTrainer
 
 pytestmark = pytest.mark.usefixtures("crd", "served")
 
@@ -34,28 +34,11 @@ def nodes(control_plane: Cluster) -> Iterator[FakeNodes]:
 
 
 @pytest.fixture(scope="module")
-def trainer() -> Iterator[TalkingTrainer]:
-    with talking_trainer() as talking:
-        yield talking
-
-
-@pytest.fixture(scope="module")
-def served(
-    control_plane: Cluster,
-    crd: None,
-    definitions: None,
-    nodes: FakeNodes,
-    trainer: TalkingTrainer,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[None]:
-    del crd, definitions, nodes, trainer
-    with operator(control_plane.kubeconfig, tmp_path_factory.mktemp("operator"), deployed=True):
-        yield
-
-
-@pytest.fixture
-def jobs(control_plane: Cluster, namespace: str) -> Jobs:
-    return Jobs(control_plane.kubeconfig, namespace)
+def served(definitions: None, talking: TalkingTrainer, served: Operator) -> Operator:
+    """It has begun where the schedulers' definitions are."""
+    assert definitions is None
+    assert talking
+    return served
 
 
 @pytest.mark.parametrize(
@@ -129,7 +112,7 @@ def counts(jobs: Jobs) -> dict[str, int]:
 
 
 @pytest.mark.usefixtures("of_kueue")
-def test_a_queued_job_runs_while_it_is_admitted(jobs, nodes, trainer):
+def test_a_queued_job_runs_while_it_is_admitted(jobs, nodes, talking):
     jobs.apply(queued(**{"kueue.x-k8s.io/priority-class": "urgent"}))
     jobs.until("ppo", "Suspended")
     assert jobs.reason("ppo", "Suspended") == "WaitingForQuota"
@@ -176,7 +159,7 @@ def test_a_queued_job_runs_while_it_is_admitted(jobs, nodes, trainer):
     jobs.until("ppo", "Running")
 
     answer(jobs, "Preempted", {"requeueState": {"count": 3}}, Evicted=True)
-    eventually(lambda: "/v1/stop" in trainer.asked, "the trainer saves a checkpoint first")
+    eventually(lambda: "/v1/stop" in talking.asked, "the trainer saves a checkpoint first")
     nodes.end(jobs.namespace, "ppo-trainer-0", 79)
     jobs.until("ppo", "Suspended")
     jobs.until_pods(0)
@@ -192,9 +175,9 @@ def test_a_queued_job_runs_while_it_is_admitted(jobs, nodes, trainer):
     answer(jobs, QuotaReserved=True, Admitted=True, Evicted=False)
     jobs.until("ppo", "Running")
 
-    trainer.asked.clear()
+    talking.asked.clear()
     jobs.kubectl("scale", "rlhfjob", "ppo", "--replicas=50")
-    eventually(lambda: "/v1/stop" in trainer.asked, "more than was admitted: the job lines up anew")
+    eventually(lambda: "/v1/stop" in talking.asked, "more than was admitted: the job lines up anew")
     assert len(jobs.pods()) < 10
     nodes.end(jobs.namespace, "ppo-trainer-0", 79)
     eventually(lambda: counts(jobs)["generator"] == 50, "it asks for 50")

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,39 +13,13 @@ from tests.api_server.oldest.jobs import PPO, ROOT
 from tests.support.cluster import Cluster
 from tests.support.fake_nodes import FakeNodes
 from tests.support.kube import eventually, get, kubectl
-from tests.support.operator import Jobs, Operator, TalkingTrainer, operator, talking_trainer
+from tests.support.operator import Jobs, Operator, TalkingTrainer
 from tests.unit.operator.verbs.command import Verbs
 
 from rlhf import Job
 
 CHECKPOINT = {"step": 7, "time": "2026-01-01T00:00:00+00:00", "uri": "s3://bucket/ppo"}
-_ADDRESS = "127.7.0.9"
 SFT = ROOT / "examples" / "sentiment" / "sft.yaml"
-
-
-@pytest.fixture(scope="module")
-def nodes(control_plane: Cluster) -> Iterator[FakeNodes]:
-    with FakeNodes(control_plane, address=_ADDRESS) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def served(
-    control_plane: Cluster,
-    nodes: FakeNodes,
-    request: pytest.FixtureRequest,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Operator]:
-    assert nodes
-    request.getfixturevalue("crd")
-    with operator(control_plane.kubeconfig, tmp_path_factory.mktemp("operator"), deployed=True) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def talking() -> Iterator[TalkingTrainer]:
-    with talking_trainer() as made:
-        yield made
 
 
 @pytest.fixture
@@ -61,11 +35,6 @@ def trainer(talking: TalkingTrainer) -> TalkingTrainer:
     }
     talking.asked.clear()
     return talking
-
-
-@pytest.fixture
-def jobs(control_plane: Cluster, namespace: str) -> Jobs:
-    return Jobs(control_plane.kubeconfig, namespace)
 
 
 @pytest.fixture

@@ -1,51 +1,36 @@
 """The operator dies, stands by, stops: jobs and their pods notice nothing."""
 
-from collections.abc import Iterator
-
 import pytest
-from tests.api_server.oldest.jobs import ADDRESS, PPO
-from tests.support.cluster import Cluster
-from tests.support.fake_nodes import FakeNodes
+from tests.api_server.oldest.jobs import PPO
 from tests.support.kube import eventually, kubectl
-from tests.support.operator import Jobs, TalkingTrainer, operator, talking_trainer
+from tests.support.operator import operator
 
-pytestmark = pytest.mark.usefixtures("crd", "trainer")
-
-
-@pytest.fixture(scope="module")
-def trainer(control_plane: Cluster) -> Iterator[TalkingTrainer]:
-    with FakeNodes(control_plane, address=ADDRESS), talking_trainer() as talking:
-        yield talking
+pytestmark = pytest.mark.usefixtures("crd", "talking")
 
 
-@pytest.fixture
-def jobs(control_plane: Cluster, namespace: str) -> Jobs:
-    return Jobs(control_plane.kubeconfig, namespace)
-
-
-def test_a_restarted_operator_touches_no_pod(jobs, trainer, tmp_path):
+def test_a_restarted_operator_touches_no_pod(jobs, talking, tmp_path):
     with operator(jobs.kubeconfig, tmp_path / "first", jobs.namespace) as first:
         jobs.apply(PPO)
         jobs.until("ppo", "Running")
         before, status = jobs.pods(), jobs.status("ppo")
         first.kill()
-    trainer.status["step"] = 9
+    talking.status["step"] = 9
     with operator(jobs.kubeconfig, tmp_path / "second", jobs.namespace):
         eventually(lambda: jobs.status("ppo")["step"] == 9, "the second operator is at work")
         assert jobs.pods() == before
         assert jobs.status("ppo")["startTime"] == status["startTime"]
 
 
-def test_a_standby_takes_over_within_15_seconds_of_a_kill(jobs, trainer, tmp_path):
+def test_a_standby_takes_over_within_15_seconds_of_a_kill(jobs, talking, tmp_path):
     with operator(jobs.kubeconfig, tmp_path / "first", jobs.namespace) as first:
         jobs.apply(PPO)
         jobs.until("ppo", "Running")
         with operator(jobs.kubeconfig, tmp_path / "second", jobs.namespace) as second:
             eventually(lambda: "standing by" in second.read_log(), "the second is up")
-            trainer.status["step"] = 11
+            talking.status["step"] = 11
             eventually(lambda: jobs.status("ppo")["step"] == 11, "the first still leads")
             first.kill()
-            trainer.status["step"] = 12
+            talking.status["step"] = 12
             eventually(lambda: jobs.status("ppo")["step"] == 12, "the second leads")
 
 

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.api_server.oldest.jobs import ADDRESS, PODS, ppo
+from tests.api_server.oldest.jobs import PODS, ppo
 from tests.support.cluster import Cluster, ControlPlane
-from tests.support.fake_nodes import FakeNodes
 from tests.support.kube import eventually
-from tests.support.operator import Jobs, TalkingTrainer, operator, talking_trainer
+from tests.support.operator import Jobs, operator
 from tests.support.servers.proxy import Proxy, proxied
 
 from rlhf_operator.cluster.__main__ import EXIT_FAILED
@@ -18,18 +17,7 @@ from rlhf_operator.cluster.__main__ import EXIT_FAILED
 OUTAGE_SECONDS = 30
 
 
-pytestmark = pytest.mark.usefixtures("crd", "trainer")
-
-
-@pytest.fixture(scope="module")
-def trainer(control_plane: Cluster) -> Iterator[TalkingTrainer]:
-    with FakeNodes(control_plane, address=ADDRESS), talking_trainer() as talking:
-        yield talking
-
-
-@pytest.fixture
-def jobs(control_plane: Cluster, namespace: str) -> Jobs:
-    return Jobs(control_plane.kubeconfig, namespace)
+pytestmark = pytest.mark.usefixtures("crd", "talking")
 
 
 @pytest.fixture
@@ -79,7 +67,7 @@ def test_storms_of_refusals_pass(jobs, proxy, status):
 
 
 def test_an_api_server_that_is_gone_for_half_a_minute(
-    own_control_plane: ControlPlane, jobs, trainer, tmp_path
+    own_control_plane: ControlPlane, jobs, talking, tmp_path
 ):
     """The operator's lease runs out meanwhile: it stops working, comes back as a new process, and goes on."""
     with operator(jobs.kubeconfig, tmp_path / "first", jobs.namespace):
@@ -90,7 +78,7 @@ def test_an_api_server_that_is_gone_for_half_a_minute(
         time.sleep(OUTAGE_SECONDS)
         own_control_plane.start_apiserver()
         with operator(jobs.kubeconfig, tmp_path / "second", jobs.namespace):  # as its Deployment would
-            trainer.status["step"] = 21
+            talking.status["step"] = 21
             jobs.apply(named("late"))
             jobs.until("late", "Running")
             eventually(lambda: jobs.status("early")["step"] == 21, "the old job is looked after")
@@ -99,7 +87,7 @@ def test_an_api_server_that_is_gone_for_half_a_minute(
             assert len(after) == 2 * len(PODS)
 
 
-def test_an_api_server_that_answers_nobody(own_control_plane: ControlPlane, jobs, trainer, tmp_path):
+def test_an_api_server_that_answers_nobody(own_control_plane: ControlPlane, jobs, talking, tmp_path):
     """The operator ends before its lease does; the one that is started after it goes on with the same pods."""
     with operator(jobs.kubeconfig, tmp_path / "first", jobs.namespace) as first:
         jobs.apply(named("held"))
@@ -111,7 +99,7 @@ def test_an_api_server_that_answers_nobody(own_control_plane: ControlPlane, jobs
         finally:
             own_control_plane.signal_apiserver(signal.SIGCONT)
     own_control_plane.wait_ready()
-    trainer.status["step"] = 31
+    talking.status["step"] = 31
     with operator(jobs.kubeconfig, tmp_path / "second", jobs.namespace):
         eventually(lambda: jobs.status("held")["step"] == 31, "the job is looked after")
     assert jobs.pods() == before
