@@ -124,8 +124,9 @@ def how_ended(code: int) -> str:
 
 
 def _code_folders() -> list[str]:
-    """Where this process works, and from where it imports."""
-    return [str(Path.cwd()), sys.prefix, sys.base_prefix, *sys.path, *module_places()]
+    """Where this process works, and from where it and those that it starts import."""
+    added = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return [str(Path.cwd()), sys.prefix, sys.base_prefix, *sys.path, *module_places(), *filter(None, added)]
 
 
 def _visible(paths: Iterable[str]) -> list[str]:
