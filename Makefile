@@ -55,12 +55,16 @@ TASKS := $(VENV)/.openenv $(VENV)/.reasoning-gym $(VENV)/.textarena
 $(TASKS): $(VENV)/.%: constraints/%.txt | $(STAMP)
 	-$(BIN)/pip install --quiet --no-deps --no-build-isolation --requirement $< && touch $@
 
+# It contradicts the pins of all else.
+$(VENV)-verifiers: constraints/verifiers.txt | $(STAMP)
+	-$(python) -m venv $@ && $@/bin/pip install --quiet --requirement $< || rm -rf $@
+
 # Each part runs to its end, whatever became of those before; then all are reported together. Parts wait for half of
 # their time, the first three for most of it, so there are three more at once than there are cores, the next one as soon
 # as one ends; on a cluster that they share, one after the other. The longest go first, which make does only with goals
 # whose needs are all there: so what the servers of the tests are made of is built by the parts themselves, before their
 # tests, none of whose time limits has room for it.
-test: install $(TASKS) $(BIN)/helm
+test: install $(TASKS) $(VENV)-verifiers $(BIN)/helm
 	rm -rf $(RESULTS)
 	-$(MAKE) page
 	-$(MAKE) --keep-going --jobs=$(if $(RLHF_TEST_KUBECONFIG),1,$(AT_ONCE)) --output-sync=target $(PARTS)

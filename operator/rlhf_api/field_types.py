@@ -78,6 +78,7 @@ READY_MADE = {
     "openenv": "rlhf_trainer.environments.ready.openenv_server:OpenEnvServer",
     "reasoning-gym": "rlhf_trainer.environments.ready.reasoning_task:ReasoningTask",
     "textarena": "rlhf_trainer.environments.ready.textarena_game:TextArenaGame",
+    "verifiers": "rlhf_trainer.environments.ready.verifiers_agents:VerifiersAgents",
 }
 """Environments of the package: name -> the class that plays another collection's."""
 _IMPORT_PATH = rf"^{OBJECT}$"

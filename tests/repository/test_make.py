@@ -42,7 +42,8 @@ def clone(tmp_path: Path) -> Path:
     for name in ("ruff", "mypy", "lint-imports", "helm", "promtool"):
         write_program(programs / name, "true")
     write_program(programs / "python", f'exec {sys.executable} "$@"')
-    (tmp_path / ".venv-operator").mkdir()
+    for name in (".venv-operator", ".venv-verifiers"):
+        (tmp_path / name).mkdir()
     shutil.copytree(ROOT / "constraints", tmp_path / "constraints")
     for stamp in (".installed", ".openenv", ".reasoning-gym", ".textarena"):
         (tmp_path / ".venv" / stamp).touch()

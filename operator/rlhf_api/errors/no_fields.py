@@ -194,7 +194,7 @@ _ANSWERS = (
     ),
     (
         "orchestrator.env train.env",
-        "an environment is a class of your own, spec.environment.path; those of verifiers are not read",
+        "an environment of verifiers is spec.environment: {path: verifiers, settings: {taskset: {id: NAME}}}",
     ),
     (
         "deployment",

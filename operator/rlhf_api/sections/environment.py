@@ -17,7 +17,7 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 
 from ..errors.problem import show
-from ..field_types import EnvironmentClass, Frozen, Positive
+from ..field_types import READY_MADE, EnvironmentClass, Frozen, Positive
 
 PATH, PROGRAM, PYTHON = (f"spec.environment.{name}" for name in ("path", "program", "python"))
 
@@ -67,6 +67,11 @@ class Environment(Frozen):
             given = "none" if self.path is None else "path and program"
             raise ValueError(f"needs exactly one of path (a class) and program (a command); got {given}")
         return self
+
+    @property
+    def asks_policy(self) -> bool:
+        """True where what replies asks the policy for its turns, over the OpenAI API, and ends by itself."""
+        return self.program is not None or self.path == READY_MADE["verifiers"]
 
     @property
     def field(self) -> str:

@@ -96,7 +96,7 @@ class LiveEpisode:
         return len(self._rewards)
 
     async def _call(self, **call: Any) -> Mapping[str, Any]:
-        seconds = self._section.turn_seconds + (0.0 if self._section.program is None else GRACE_SECONDS)
+        seconds = self._section.turn_seconds + (GRACE_SECONDS if self._section.asks_policy else 0.0)
         reply = await self.worker.call({"episode": self._number, **call}, seconds)
         if "failed" in reply:
             raise EpisodeFailed(reply["failed"])

@@ -209,7 +209,7 @@ class WorkerPool:
                 message = f"must be folders that are there; {folder!r} is none"
                 raise InvalidJob([Problem("spec.environment.writable", message)])
         if reason := await private_processes.why_impossible():
-            if self._section.program is not None:
+            if self._section.asks_policy:
                 raise InvalidJob([Problem(self._section.field, f"{_NEEDS}: {reason}; {_REMEDY}")])
             log.warning("environments see this pod's processes, keys and network: %s", reason)
             self._is_private = False

@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.host.imports import described
@@ -26,6 +26,9 @@ from ..process.worker_pipes import take_pipes
 from .adapter import EpisodeOfClass, Opening, Unfit, check_class, is_sync, schemas_of
 from .step import Step
 from .turn_text import TurnText
+
+if TYPE_CHECKING:
+    from .program.agent import Agents
 
 LONGEST_REPLY = 4 << 20
 """Characters of a reply; no model reads as many."""
@@ -92,7 +95,7 @@ def main() -> None:
         return
     calls, replies = pipes
     try:
-        play = _of_class(section) if section.program is None else _of_program(section)
+        play = _of_agents(section) if section.asks_policy else _of_class(section)
     except InvalidJob as error:
         _send({"invalid": error.problems[0].message}, replies)
         return
@@ -116,18 +119,24 @@ def _of_class(section: Environment) -> Callable[[TextIO, TextIO], Coroutine[Any,
     return play
 
 
-def _of_program(section: Environment) -> Callable[[TextIO, TextIO], Coroutine[Any, Any, None]]:
-    from .program.episode import EpisodeOfProgram
-    from .program.process import check_program
+def _of_agents(section: Environment) -> Callable[[TextIO, TextIO], Coroutine[Any, Any, None]]:
+    from .program.episode import EpisodeOfAgent
+    from .program.process import Programs
     from .program.server import CompletionsServer  # aiohttp, which a class does without
 
-    assert section.program is not None, "it has no class"
-    check_program(section.program)
+    agents: Agents
+    if section.program is not None:
+        agents = Programs(section)
+    else:
+        path = str(section.path)
+        agents = import_function(path, path)(**section.settings)
+        limit_data(section.memory_megabytes << 20)
 
     async def play(calls: TextIO, replies: TextIO) -> None:
-        async with CompletionsServer() as server:
+        async with CompletionsServer() as server, agents.serving():
             _send({"ready": True, "schemas": [], "sync": False}, replies)
-            await _serve(Episodes(lambda: EpisodeOfProgram(section, server)), calls, replies)
+            seconds = section.turn_seconds
+            await _serve(Episodes(lambda: EpisodeOfAgent(agents, server, seconds)), calls, replies)
 
     return play
 

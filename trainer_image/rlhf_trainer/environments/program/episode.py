@@ -1,39 +1,35 @@
-"""An episode that an agent's program plays: each of its requests is answered with a turn of the policy."""
+"""An episode that an agent plays: each of its requests is answered with a turn of the policy."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from rlhf_api.sections.environment import Environment
-
 from ..adapter import Opening, Unfit
 from ..step import Step
 from ..turn_text import TurnText
+from .agent import Agent, Agents
 from .chat_request import Rewritten
 from .conversation import Conversation, PendingTurn
-from .process import AgentProcess
 from .server import CompletionsServer
 
-OVER = "the episode is over: it has as many turns or tokens as spec.environment allows; print the reward and exit"
 
+class EpisodeOfAgent:
+    """The first request opens the episode, what each further one adds replies to a turn, and the agent's end ends it
+    with its reward. Calls raise TimeoutError after `seconds`."""
 
-class EpisodeOfProgram:
-    """The first request opens the episode, what each further one adds replies to a turn, and the program's end ends it
-    with its reward. Calls raise TimeoutError after `turnSeconds`."""
-
-    def __init__(self, section: Environment, server: CompletionsServer) -> None:
-        self._section, self._server, self._seconds = section, server, section.turn_seconds
+    def __init__(self, agents: Agents, server: CompletionsServer, seconds: float) -> None:
+        self._agents, self._server, self._seconds = agents, server, seconds
         self._conversation, self._closing = Conversation(), AsyncExitStack()
+        self._agent: Agent | None = None
         self._ended: asyncio.Future[float] | None = None
 
     async def reset(self, row: Mapping[str, Any]) -> Opening:
-        """Starts the program. Raises Unfit for one that asks nothing."""
+        """Starts the agent. Raises Unfit for one that asks nothing."""
         access = await self._closing.enter_async_context(self._server.serving(self._conversation))
-        variables = {"OPENAI_BASE_URL": access.url, "OPENAI_API_KEY": access.key}
-        process = await AgentProcess.start(self._section, row, variables)
-        self._closing.push_async_callback(process.end)
-        self._ended = asyncio.ensure_future(process.ended())
+        self._agent = await self._agents.start(row, access)
+        self._closing.push_async_callback(self._agent.end)
+        self._ended = asyncio.ensure_future(self._agent.ended())
         pending = await self._next()
         if pending is None:
             await self._reward()
@@ -48,11 +44,11 @@ class EpisodeOfProgram:
         return Step(reward=await self._reward(), done=True) if pending is None else Step(pending.new)
 
     async def end(self, *, cut: bool) -> float:
-        """Ends the program; the one that a limit has `cut` is first refused its request, and may end with a reward."""
+        """Ends the agent; the one that a limit has `cut` may end with a reward first."""
         try:
-            if not cut:
+            if not cut or self._agent is None:
                 return 0.0
-            self._conversation.end(OVER)
+            self._agent.cut(self._conversation)
             async with self._limit():
                 return await self._reward()
         except Unfit as error:

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, Self
 
 from rlhf_api.sections.environment import Environment
@@ -14,12 +15,35 @@ from ...process.limits import Limits
 from ...process.syscall_filter import filter_pipe
 from ..adapter import Unfit, checked_reward
 from ..confinement import PROCESSES, excess_of, privacy_of
+from .conversation import Conversation
+from .server import Access
 
 _TAIL = 64 << 10
 """Bytes of each of a program's outputs that are read, its last ones."""
 _QUOTED = 500
 """Characters of its errors that a reason quotes."""
 _WATCH_SECONDS = 0.2
+
+
+OVER = "the episode is over: it has as many turns or tokens as spec.environment allows; print the reward and exit"
+
+
+class Programs:
+    """Processes of the section's command."""
+
+    def __init__(self, section: Environment) -> None:
+        """Raises Unfit for a command that is none."""
+        assert section.program is not None, "it has no class"
+        check_program(section.program)
+        self._section = section
+
+    def serving(self) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
+
+    async def start(self, row: Mapping[str, Any], access: Access) -> "AgentProcess":
+        """Raises OSError."""
+        variables = {"OPENAI_BASE_URL": access.url, "OPENAI_API_KEY": access.key}
+        return await AgentProcess.start(self._section, row, variables)
 
 
 def check_program(command: Sequence[str]) -> None:
@@ -66,6 +90,10 @@ class AgentProcess:
         if self._excess:
             raise Unfit(f"the program {self._excess}")
         return reward_of(code, output, errors)
+
+    def cut(self, conversation: Conversation) -> None:
+        """Its request is refused."""
+        conversation.end(OVER)
 
     async def end(self) -> None:
         """Ends the program with all that it has started."""

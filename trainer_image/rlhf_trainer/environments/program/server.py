@@ -37,6 +37,8 @@ class CompletionsServer:
 
     def __init__(self) -> None:
         self._open = dict[str, tuple[Conversation, str]]()
+        self._free = list[tuple[str, str]]()
+        """Paths and keys of episodes that have ended: clients that are kept for an access are not ever more."""
         self._numbers, self._warned = count(), set[str]()
         app = web.Application(client_max_size=LARGEST)
         app.router.add_post("/{number}/v1/chat/completions", self._complete)
@@ -58,12 +60,14 @@ class CompletionsServer:
     @asynccontextmanager
     async def serving(self, conversation: Conversation) -> AsyncIterator[Access]:
         """Meanwhile a program with this access may ask."""
-        number, key = str(next(self._numbers)), f"sk-{secrets.token_hex(16)}"
+        new = not self._free
+        number, key = (str(next(self._numbers)), f"sk-{secrets.token_hex(16)}") if new else self._free.pop()
         self._open[number] = conversation, key
         try:
             yield Access(f"{self._url}/{number}/v1", key)
         finally:
             del self._open[number]
+            self._free.append((number, key))
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         try:
