@@ -78,9 +78,10 @@ class GrowingFile:
 
     def _new_lines(self, file: BinaryIO) -> Iterator[bytes]:
         with file:
-            file.seek(self._offset)
+            offset = file.seek(self._offset)
             is_too_long = False
             while line := file.readline(LONGEST_LINE):
+                offset += len(line)
                 is_whole = line.endswith(b"\n")
                 if is_whole and not is_too_long:
                     yield line
@@ -88,4 +89,4 @@ class GrowingFile:
                     break  # the writer has not ended it
                 is_too_long = not is_whole
                 if is_whole:
-                    self._offset, self._trace = file.tell(), line[-_TRACE:]
+                    self._offset, self._trace = offset, line[-_TRACE:]

@@ -1,7 +1,7 @@
 """Figures by step, in columns of floats: a file of them is parsed once, and then only what was appended."""
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isfinite, nan
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,10 @@ MOST_NAMES = 2000
 MOST_VALUES = 4_000_000
 """Of one file, 8 bytes each; beyond it only every second step stays, and then every second of those."""
 _LONGEST_NAME = 256
+_AT_ONCE = 256
+"""Lines that are added together."""
+_NUMBERS = (int, float)
+"""A truth value, which is an int too, is none."""
 _LAST_STEP = 2**53
 
 
@@ -34,6 +38,9 @@ class Series:
         self.generation = 0
         """How often all was read anew, since a resumed run had rewritten the file."""
         self._columns: dict[str, array[float]] = {}
+        self._layout: tuple[str, ...] = ()
+        self._waiting: list[tuple[int, Iterable[Any]]] = []
+        """Steps and values of lines that have the names of the layout, behind their prefix."""
 
     def refresh(self) -> None:
         """Reads what was appended since the last call."""
@@ -48,6 +55,7 @@ class Series:
                 continue
             if isinstance(figures, dict):
                 self._add(figures)
+        self._take_waiting()
 
     @property
     def bytes(self) -> int:
@@ -79,35 +87,59 @@ class Series:
         step = figures.get("step")
         if type(step) is not int or not 0 <= step <= _LAST_STEP:
             return
-        if self.steps and step < self.steps[-1]:
+        newest = self._waiting[-1][0] if self._waiting else self.steps[-1] if self.steps else -1
+        if step < newest:
             return  # of a hand's edit; a run writes steps in order
-        if not self.steps or step > self.steps[-1]:
-            self.steps.append(step)
-        before, row = self._prefix(figures), len(self.steps) - 1
-        columns = self._columns
-        for name, value in figures.items():
-            if type(value) is not float and type(value) is not int and value is not None:
-                continue
-            column = columns.get(before + name)
-            if column is None:
-                if name == "step" or len(columns) >= MOST_NAMES or len(name) > _LONGEST_NAME:
-                    continue
-                column = columns[before + name] = array("d")
-            try:
-                figure = nan if value is None else float(value)
-            except OverflowError:  # a whole number beyond floats
-                figure = nan
-            if len(column) == row:
-                column.append(figure)
-            elif len(column) > row:
-                column[row] = figure
-            else:
+        layout = self._prefix(figures), *figures
+        if self._waiting and (layout != self._layout or step == newest or len(self._waiting) == _AT_ONCE):
+            self._take_waiting()
+        self._layout = layout
+        self._waiting.append((step, figures.values()))
+
+    def _take_waiting(self) -> None:
+        """Adds lines that have the same names, name by name: one by one, a long run would take twice as long."""
+        if not self._waiting:
+            return
+        steps, rows = zip(*self._waiting, strict=True)
+        self._waiting = []
+        is_again = bool(self.steps) and self.steps[-1] == steps[0]
+        row = len(self.steps) - is_again
+        self.steps.extend(steps[is_again:])
+        prefix, *names = self._layout
+        for name, values in zip(names, zip(*rows, strict=True), strict=True):
+            column = self._find_column(name, prefix, values)
+            if column is not None:
                 column.extend([nan] * (row - len(column)))
-                column.append(figure)
-        if len(self.steps) * len(columns) > MOST_VALUES:
+                column[row : row + len(steps)] = _read_numbers(values)
+        while len(self.steps) * len(self._columns) > MOST_VALUES:
             self._thin()
+
+    def _find_column(self, name: str, prefix: str, values: Sequence[Any]) -> "array[float] | None":
+        """The column of a name, a new one if need be; None for what are no figures."""
+        column = self._columns.get(prefix + name)
+        is_full = len(self._columns) >= MOST_NAMES
+        if column is not None or name == "step" or is_full or len(name) > _LONGEST_NAME:
+            return column
+        if not any(type(value) in _NUMBERS for value in values):
+            return None
+        return self._columns.setdefault(prefix + name, array("d"))
 
     def _thin(self) -> None:
         for name in self._columns:
             self._columns[name] = array("d", self.values(name)[::2])
         self.steps = self.steps[::2]
+
+
+def _read_numbers(values: Sequence[Any]) -> "array[float]":
+    """NaN for what is no number, or a whole one beyond floats."""
+    try:
+        return array("d", values)
+    except (TypeError, OverflowError):
+        return array("d", map(_read_number, values))
+
+
+def _read_number(value: Any) -> float:
+    try:
+        return float(value) if type(value) in _NUMBERS else nan
+    except OverflowError:
+        return nan
