@@ -39,7 +39,14 @@ def write_runs(folder: Path) -> Written:
     kind = write_run(
         folder / "kind",
         name="kind",
-        status={"reward": 1.75, "completionTime": "2026-01-01T00:03:20Z"},
+        status={
+            "reward": 1.75,
+            "completionTime": "2026-01-01T00:03:20Z",
+            "gpuSeconds": 5400,
+            "cost": 4.5,
+            "costPerHour": 3.0,
+            "conditions": [make_condition("Stalled", "False"), make_condition("Complete", "True")],
+        },
         steps=[make_step(step) for step in range(1, STEPS + 1)],
         evaluations=[
             {"step": step, "set": "held_out", "mean": step / 80} for step in range(0, STEPS + 1, 10)
@@ -56,7 +63,12 @@ def write_runs(folder: Path) -> Written:
         name="blunt",
         phase="Failed",
         steps=[make_step(step, 0.6) for step in range(1, 31)],
-        spec={"algorithm": "grpo", "seed": 2, "optimizer": {"learningRate": 1e-2}},
+        spec={
+            "algorithm": "grpo",
+            "seed": 2,
+            "optimizer": {"learningRate": 1e-2},
+            "checkpoint": {"startFrom": {"store": (kind / "checkpoints").as_uri(), "step": 20}},
+        },
     )
     short = [make_step(step) for step in range(1, 4)]
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -88,6 +100,11 @@ def make_step(step: int, best: float = 1.8) -> dict[str, Any]:
         "generator_idle_share": 0.2 + noise.gauss(0, 0.03),
         "loss": 0.1 - 0.05 * learned,
     }
+
+
+def make_condition(type: str, status: str) -> dict[str, Any]:
+    since = "2026-01-01T00:03:20Z"
+    return {"type": type, "status": status, "reason": f"Is{type}", "lastTransitionTime": since}
 
 
 def make_times(step: int) -> StepTimeline:

@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 from tests.page.browser import BUILT, DEADLINE_MS
-from tests.page.runs import ADVANTAGES, HOSTILE, OLD, SAMPLED, STEPS, WORDS, make_step
+from tests.page.runs import ADVANTAGES, HOSTILE, OLD, SAMPLED, STEPS, STORED, WORDS, make_step
 from tests.support.run_folders import append_lines
 
 expect.set_options(timeout=DEADLINE_MS)
@@ -78,6 +78,28 @@ def test_a_step_of_an_older_run_has_its_parts(open_tab):
     expect(tab.page.get_by_text("This step has no record")).to_be_visible()
     expect(tab.page.get_by_role("row", name=re.compile("^trainer"))).to_contain_text("train 1.1 s")
     assert tab.page.get_by_role("button", name="Save for Perfetto").count() == 0
+
+
+def test_a_run_begins_with_what_it_takes_and_its_conditions(open_tab):
+    page = open_tab().page
+    page.get_by_role("link", name="kind", exact=True).click()
+    for name, text in (("Median step", "3.5 s"), ("GPU-hours", "1.500"), ("Cost", "4.500, 3 an hour")):
+        fact = page.locator(".fact").filter(has=page.get_by_text(name, exact=True))
+        expect(fact.get_by_role("definition")).to_have_text(text)
+    page.get_by_text("Conditions: Stalled False, Complete True").click()
+    expect(page.get_by_role("row", name=re.compile("^Complete True IsComplete"))).to_be_visible()
+
+
+def test_a_tree_of_snapshots_leads_to_clones_and_back(open_tab):
+    tab = open_tab()
+    open_run(tab)
+    tree = tab.page.get_by_role("region", name="Tree of snapshots").get_by_role("row")
+    expect(tree.nth(1)).to_contain_text(re.compile(f"{STORED}.*resume.*clone.*export"))
+    expect(tree.nth(2)).to_contain_text("clone of step 20: blunt")
+    tree.nth(2).get_by_role("link", name="blunt").click()
+    expect(tab.page.get_by_role("heading", level=1)).to_have_text("blunt")
+    expect(tree.last).to_contain_text("begun from step 20 of kind")
+    assert tab.find_violations() == []
 
 
 def test_a_step_appears_while_the_page_is_open(open_tab, written):

@@ -12,12 +12,14 @@ from rlhf_trainer.checkpoint.saver import Saver
 from rlhf_trainer.ranks.ranks import Ranks
 
 
-def fill_store(place: Path | str, blobs: Mapping[str, bytes], step: int = 3) -> str:
-    """A store, by its folder or URL, with a checkpoint of this step; returns its URL."""
+def fill_store(
+    place: Path | str, blobs: Mapping[str, bytes], step: int = 3, reward: float | None = None
+) -> str:
+    """A store, by its folder or URL, with a checkpoint of this step and evaluation; returns its URL."""
     archive = Archive(url := place.as_uri() if isinstance(place, Path) else place)
     committer = Committer.take_over(archive, Retention())
     saver = Saver(Ranks(0, 1, torch.device("cpu")), archive, committer, committed=lambda _entry: None)
     functions = {name: lambda data=data: data for name, data in blobs.items()}
-    saver.begin(step, {}, {"model": {"weight": torch.ones(3)}.items()}, functions)
+    saver.begin(step, {}, {"model": {"weight": torch.ones(3)}.items()}, functions, reward)
     saver.finish()
     return url

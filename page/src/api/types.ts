@@ -50,8 +50,37 @@ export interface Checkpoint {
   bytes: number | null;
   good: boolean;
   evaluation?: Nested;
+  /** True for the highest evaluation. */
+  best: boolean;
+  /** Increases with each start of the trainer. */
+  epoch: number;
   clone: string;
   export: string;
+}
+
+/** A run that begins at a step of another one, or at a step of which this one begins. */
+export interface Relative {
+  id: string;
+  name: string;
+  phase: string;
+  step: number | null;
+  reward: number | null;
+  heldOut: number | null;
+}
+
+export interface Clones {
+  origin: { store: string; step: number; run: Relative | null } | null;
+  clones: { step: number; run: Relative }[];
+}
+
+export interface Usage {
+  gpuSeconds: number | null;
+  cost: number | null;
+  costPerHour: number | null;
+  stepSeconds: number | null;
+  /** Gigabytes of a trainer's GPU. */
+  memoryPeak: number | null;
+  memoryForeseen: string | null;
 }
 
 export interface FirstChart {
@@ -72,6 +101,8 @@ export interface RunDetail {
   roles: Record<string, Record<string, Nested>>;
   generators: Record<string, Nested>[];
   ledger: Record<string, Nested>;
+  estimatedEnd?: string | null;
+  usage?: Usage;
   provenance: Record<string, Nested>;
   checkpoints: Checkpoint[];
   commands: Record<string, string>;

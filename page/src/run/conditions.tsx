@@ -1,7 +1,7 @@
 // What the operator says of a job: its conditions, and why its figures and samples are not shown.
 import type { Condition } from "../api/types.ts";
 import { formatTime } from "../format.ts";
-import { Scroll, Section } from "../parts.tsx";
+import { Scroll } from "../parts.tsx";
 
 export function Hidden({ reason }: { reason: string | undefined }) {
   if (!reason) return null;
@@ -15,7 +15,8 @@ export function Hidden({ reason }: { reason: string | undefined }) {
 export function Conditions({ conditions }: { conditions: Condition[] | undefined }) {
   if (!conditions?.length) return null;
   return (
-    <Section title="Conditions">
+    <details class="conditions">
+      <summary>Conditions: {conditions.map(({ type, status }) => `${type} ${status}`).join(", ")}</summary>
       <Scroll label="Table of conditions">
         <table>
           <thead>
@@ -40,6 +41,6 @@ export function Conditions({ conditions }: { conditions: Condition[] | undefined
           </tbody>
         </table>
       </Scroll>
-    </Section>
+    </details>
   );
 }

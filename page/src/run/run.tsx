@@ -1,11 +1,9 @@
 // One run: alarms before figures, the eight figures to see first, all others by search, then what the run consists of.
 import { usePolled } from "../api/polled.ts";
 import { useRun } from "../api/runs.ts";
-import type { Alarm, Mark, Metric, Run, RunDetail } from "../api/types.ts";
-import { formatNumber, formatSeconds, formatTime, NONE } from "../format.ts";
-import { Fact, Phase, Problem, Section } from "../parts.tsx";
+import type { Alarm, Mark, Metric, RunDetail } from "../api/types.ts";
+import { Phase, Problem, Section } from "../parts.tsx";
 import type { Route } from "../routing.ts";
-import { formatProgress } from "../runs/filter.ts";
 import { Alarms } from "./alarms.tsx";
 import { Conditions, Hidden } from "./conditions.tsx";
 import { Figures } from "./figures.tsx";
@@ -13,6 +11,7 @@ import { Logs } from "./logs.tsx";
 import { Marks } from "./marks.tsx";
 import { List, Records, Roles } from "./roles.tsx";
 import { Snapshots } from "./snapshots.tsx";
+import { Summary } from "./summary.tsx";
 
 export function RunView({ id, route }: { id: string; route: Route }) {
   const path = `/runs/${encodeURIComponent(id)}`;
@@ -29,7 +28,8 @@ export function RunView({ id, route }: { id: string; route: Route }) {
         {run?.reason && <span class="reason">{run.reason}</span>}
       </div>
       <Problem error={error} />
-      {summary && <Summary run={summary} />}
+      {summary && <Summary run={summary} detail={run} />}
+      {run && <Conditions conditions={run.conditions} />}
       <Hidden reason={run?.hidden} />
       {alarms && <Alarms alarms={alarms.alarms} />}
       {run && <Figures id={id} route={route} first={run.first} metrics={metrics?.names ?? []} marks={marks?.marks ?? []} />}
@@ -47,8 +47,7 @@ export function RunView({ id, route }: { id: string; route: Route }) {
               <Records label="Table of generators" rows={run.generators} />
             </Section>
           )}
-          <Conditions conditions={run.conditions} />
-          <Snapshots checkpoints={run.checkpoints} commands={run.commands} />
+          <Snapshots id={id} checkpoints={run.checkpoints} commands={run.commands} />
           <Logs id={id} />
           <details>
             <summary>What it started with</summary>
@@ -61,19 +60,5 @@ export function RunView({ id, route }: { id: string; route: Route }) {
         </>
       )}
     </>
-  );
-}
-
-function Summary({ run }: { run: Run }) {
-  return (
-    <dl class="facts">
-      <Fact name="Algorithm">{run.algorithm}</Fact>
-      <Fact name="Step">{formatProgress(run)}</Fact>
-      <Fact name="Reward">{formatNumber(run.reward)}</Fact>
-      <Fact name="Held-out">{formatNumber(run.heldOut)}</Fact>
-      <Fact name="Time">{formatSeconds(run.seconds)}</Fact>
-      <Fact name="GPUs">{run.gpus === null ? NONE : formatNumber(run.gpus)}</Fact>
-      <Fact name="Started">{formatTime(run.started)}</Fact>
-    </dl>
   );
 }

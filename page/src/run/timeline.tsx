@@ -11,7 +11,8 @@ import { Parts } from "./parts_of_steps.tsx";
 import { findBubbles, groupSpans, isWait, type SpanRow } from "./spans.ts";
 import { TraceButton } from "./trace.tsx";
 
-const KINDS = 6;
+const KINDS = 8;
+const OTHER = "other";
 const BUBBLES = 5;
 
 export function TimelineView({ id, route }: { id: string; route: Route }) {
@@ -99,8 +100,10 @@ function Bubbles({ timeline }: { timeline: Timeline }) {
 }
 
 function pickKind(name: string, names: readonly string[]): string {
-  const work = names.filter((other) => !isWait({ name: other }));
-  return isWait({ name }) ? "wait" : String(work.indexOf(name) % KINDS);
+  if (isWait({ name })) return "wait";
+  if (name === OTHER) return OTHER;
+  const work = names.filter((each) => each !== OTHER && !isWait({ name: each }));
+  return String(work.indexOf(name) % KINDS);
 }
 
 function Bars({ row, names, length }: { row: SpanRow; names: string[]; length: number }) {

@@ -22,16 +22,19 @@ def list_checkpoints(run: RunFolder) -> list[dict[str, Any]]:
     try:
         if (checkpoints := run.open_store()) is None:
             return []
+        entries = checkpoints.entries()
+        best = max((entry.reward for entry in entries if entry.reward is not None), default=None)
         return [
             {
                 "step": entry.step,
                 "created": entry.time,
                 "bytes": _size(checkpoints, entry),
                 "evaluation": entry.reward,
+                "best": best is not None and entry.reward == best,
                 "good": entry.good,
                 "epoch": entry.epoch,
             }
-            for entry in checkpoints.entries()
+            for entry in entries
         ]
     except (RuntimeError, UnusableStore):  # the rest of the run is there
         return []

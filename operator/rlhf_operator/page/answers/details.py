@@ -15,6 +15,7 @@ from ..folder.files import read_last
 from ..folder.run_folder import RunFolder
 from .checkpoints import list_checkpoints
 from .figures import first_charts
+from .usage import describe_usage
 
 _PROVENANCE_BYTES = 4 << 20
 
@@ -31,6 +32,7 @@ def describe_run(run: RunFolder) -> dict[str, Any]:
         "generators": [_dumped(each) for each in status.generators] if status else [],
         "conditions": [_dumped(each) for each in status.conditions] if status else [],
         "estimatedEnd": status.estimated_end if status else None,
+        "usage": describe_usage(run, status),
         "starts": (starts := read_starts(run)),
         "provenance": starts[-1] if starts else {},
         "checkpoints": _checkpoints(run),

@@ -9,6 +9,7 @@ from ..folder.run_folder import RunFolder
 from ..folder.sample_list import count_scores, list_samples
 from ..refusal import Query, Refusal
 from .checkpoints import list_tokens
+from .clones import list_clones
 from .details import describe_run
 from .differences import list_differences
 from .figures import list_figures, read_values
@@ -33,8 +34,9 @@ class Runs(Protocol):
 
 
 class Request(NamedTuple):
-    """A run, the rest of the path, and the query."""
+    """The runs, one of them, the rest of the path, and the query."""
 
+    runs: Runs
     run: RunFolder
     rest: str
     query: Query
@@ -64,6 +66,7 @@ def _logs(request: Request) -> Answer:
 _OF_A_RUN: dict[str, Callable[[Request], Answer]] = {
     "": lambda request: describe_run(request.run),
     "alarms": lambda request: list_alarms(request.run),
+    "clones": lambda request: list_clones(request.runs.runs(), request.run),
     "logs": _logs,
     "marks": lambda request: list_marks(request.run),
     "metrics": _metrics,
@@ -90,7 +93,7 @@ def answer(catalog: Runs, path: str, query: Query) -> Answer:
         raise Refusal(404, "no such path; docs/reference/page-api.md has all")
     run = _find(catalog, match["id"])
     catalog.load(run)
-    return part(Request(run, match["rest"] or "", query))
+    return part(Request(catalog, run, match["rest"] or "", query))
 
 
 def _find(catalog: Runs, id: str) -> RunFolder:

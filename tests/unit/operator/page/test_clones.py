@@ -1,0 +1,89 @@
+"""Which runs begin from a checkpoint of which, which snapshot is best, and what a run takes."""
+
+import pytest
+from tests.support.run_folders import write_run
+from tests.support.stores import fill_store
+
+from rlhf_operator.page.answers.paths import answer
+from rlhf_operator.page.folder.catalog import Catalog
+
+
+def ask(folder, name, path=""):
+    catalog = Catalog([folder])
+    ids = {run.summary()["name"]: run.id for run in catalog.runs()}
+    return answer(catalog, f"/runs/{ids[name]}{path}", {})
+
+
+def from_step(store: str, step: object) -> dict:
+    return {"checkpoint": {"startFrom": {"store": store, "step": step}}}
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Two clones of a run whose store is in its folder, one of them with a clone of its own in a bucket."""
+    write_run(tmp_path / "first", name="first")
+    inner = (tmp_path / "first" / "checkpoints").as_uri()
+    write_run(tmp_path / "late", name="late", spec=from_step(inner, 30))
+    own = {"store": "s3://bucket/early", "startFrom": {"store": inner + "/", "step": 10}}
+    write_run(tmp_path / "early", name="early", spec={"checkpoint": own})
+    write_run(tmp_path / "last", name="last", spec=from_step("s3://bucket/early", 20))
+    write_run(tmp_path / "odd", name="odd", spec=from_step(inner, "many"))
+    return tmp_path
+
+
+def named(clones: dict) -> tuple:
+    origin = clones["origin"]
+    return (
+        origin and (origin["step"], origin["run"] and origin["run"]["name"]),
+        [(each["step"], each["run"]["name"]) for each in clones["clones"]],
+    )
+
+
+def test_a_run_has_its_clones_in_the_order_of_their_steps(runs):
+    assert named(ask(runs, "first", "/clones")) == (None, [(10, "early"), (30, "late")])
+
+
+def test_a_clone_has_its_origin_and_clones_of_its_own(runs):
+    assert named(ask(runs, "early", "/clones")) == ((10, "first"), [(20, "last")])
+
+
+def test_an_origin_that_is_not_among_the_runs_has_its_store_alone(tmp_path):
+    write_run(tmp_path, name="alone", spec=from_step("s3://bucket/elsewhere", 5))
+    origin = {"store": "s3://bucket/elsewhere", "step": 5, "run": None}
+    assert ask(tmp_path, "alone", "/clones") == {"origin": origin, "clones": []}
+
+
+def test_the_best_snapshot_has_the_highest_evaluation(tmp_path):
+    write_run(tmp_path, name="one")
+    for step, reward in ((20, 0.9), (30, 0.7)):
+        fill_store(tmp_path / "checkpoints", {}, step=step, reward=reward)
+    checkpoints = ask(tmp_path, "one")["checkpoints"]
+    assert [(each["step"], each["best"]) for each in checkpoints] == [(20, True), (30, False)]
+
+
+def test_a_run_says_what_it_takes(tmp_path):
+    steps = [
+        {"step": step, "seconds": 100.0 / step, "memory_peak_gigabytes": 50.0 - step} for step in (1, 2, 4)
+    ]
+    plan = {"trainer": {"pods": 1, "gpus": 1, "memory": "47.5 GB = all of it"}}
+    write_run(tmp_path, name="one", steps=steps, status={"gpuSeconds": 7200, "cost": 3.5, "plan": plan})
+    assert ask(tmp_path, "one")["usage"] == {
+        "gpuSeconds": 7200,
+        "cost": 3.5,
+        "costPerHour": None,
+        "stepSeconds": 37.5,
+        "memoryPeak": 48.0,
+        "memoryForeseen": "47.5 GB = all of it",
+    }
+
+
+def test_memory_is_foreseen_by_the_manifest_where_no_status_has_it(tmp_path):
+    spec = {
+        "steps": 3,
+        "model": {"policy": "a", "parameters": 1e9},
+        "data": {"train": ["a.jsonl"]},
+        "reward": {"functions": [{"function": "a:b"}]},
+    }
+    steps = [{"step": 1, "seconds": 1.0, "memory_peak_gigabytes": 20.0}]
+    write_run(tmp_path, name="one", steps=steps, spec=spec)
+    assert "1e9" in ask(tmp_path, "one")["usage"]["memoryForeseen"]
