@@ -4,9 +4,11 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 from tests.page.browser import Tab, find_chromium, running_browser
 from tests.page.conftest import read_address
 from tests.page.runs import WORDS, write_runs
@@ -17,14 +19,30 @@ SIZE = {"width": 1120, "height": 760}
 
 
 def main(folder: Path) -> None:
-    with tempfile.TemporaryDirectory() as scratch, running_browser(find_chromium()) as browser:
-        written = write_runs(Path(scratch))
-        command = [sys.executable, "-m", "rlhf_operator.cli", "ui", str(written.folder)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-            try:
-                take_all(Tab(browser, read_address(server), viewport=SIZE, color_scheme="light"), folder)
-            finally:
-                server.terminate()
+    with tempfile.TemporaryDirectory() as scratch, opened_page(write_runs(Path(scratch)).folder) as tab:
+        take_all(tab, folder)
+
+
+@contextmanager
+def opened_page(*places: Path) -> Iterator[Tab]:
+    """The page of `rlhf ui` over these places."""
+    command = [sys.executable, "-m", "rlhf_operator.cli", "ui", *map(str, places)]
+    with (
+        running_browser(find_chromium()) as browser,
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server,
+    ):
+        try:
+            tab = Tab(browser, read_address(server), viewport=SIZE, color_scheme="light")
+            yield tab
+            tab.close()
+        finally:
+            server.terminate()
+
+
+def take_picture(page: Page, file: Path) -> None:
+    page.mouse.move(0, 0)
+    page.wait_for_timeout(500)  # bars have grown
+    page.screenshot(path=file)
 
 
 def take_all(tab: Tab, folder: Path) -> None:
@@ -32,9 +50,7 @@ def take_all(tab: Tab, folder: Path) -> None:
     page = tab.page
 
     def take(name: str) -> None:
-        page.mouse.move(0, 0)
-        page.wait_for_timeout(500)  # bars have grown
-        page.screenshot(path=folder / f"page-{name}.png")
+        take_picture(page, folder / f"page-{name}.png")
 
     for name in ("kind", "blunt"):
         page.get_by_role("checkbox", name=f"Select {name}").check()
@@ -52,7 +68,6 @@ def take_all(tab: Tab, folder: Path) -> None:
     page.get_by_role("navigation").get_by_role("link", name="Timeline").click()
     page.get_by_role("row", name=re.compile("^trainer rank 0")).wait_for()
     take("timeline")
-    tab.close()
 
 
 if __name__ == "__main__":
