@@ -1,6 +1,6 @@
 """What the record of a step's timeline costs the trainer.
 
-    .venv/bin/python benchmarks/timeline.py [--ranks 2] [--steps 300] [--spans 20]
+    .venv/bin/python benchmarks/trainer/timeline.py [--ranks 2] [--steps 300] [--spans 20]
 
 Ranks of one machine record steps of so many spans each, and rank 0 writes them to a file, as a trainer does; gloo
 gathers them. Prints milliseconds a step, the median of rank 0: of the spans themselves, of gathering and writing.
