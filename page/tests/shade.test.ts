@@ -4,7 +4,7 @@ import type { Token } from "../src/api/types.ts";
 import { listModes, shadeToken } from "../src/samples/shade.ts";
 
 function makeToken(values: Partial<Token>): Token {
-  return { text: "a", logprob: null, old: null, reference: null, ratio: null, kl: null, advantage: null, mask: true, version: null, ...values };
+  return { text: "a", logprob: null, old: null, reference: null, entropy: null, ratio: null, kl: null, advantage: null, mask: true, version: null, ...values };
 }
 
 test("a ratio is clear at 1, full at a factor of two, and symmetric", () => {

@@ -26,6 +26,7 @@ WORDS = ("a", "quiet", "story", "told", "twice")
 SAMPLED = (-1.0, -2.0, -0.5, -3.0, -0.25)
 OLD = (-1.0, -1.5, -1.5, -3.1, -0.25)
 """Log-probabilities of the words, as sampled and by the trainer."""
+ENTROPIES = (0.0, 0.75, 1.5, 3.0, 4.5)
 ADVANTAGES = (0.8, 0.8, -0.4, -0.4, 0.0)
 PROMPTS = ("The film about the harbour was", "The lighthouse keeper", "Nobody expected the orchard")
 
@@ -182,6 +183,7 @@ def make_episode() -> dict[str, bytes]:
         "logprobs": [OLD],
         "reference_logprobs": [SAMPLED],
         "advantages": [ADVANTAGES],
+        "entropies": [ENTROPIES],
         "sampled": [[True] * count],
         "weight_versions": [[STORED - 2] * 2 + [STORED - 1] * (count - 2)],
     }

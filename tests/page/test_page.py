@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 from tests.page.browser import BUILT, DEADLINE_MS
-from tests.page.runs import ADVANTAGES, HOSTILE, OLD, SAMPLED, STEPS, STORED, WORDS, make_step
+from tests.page.runs import ADVANTAGES, ENTROPIES, HOSTILE, OLD, SAMPLED, STEPS, STORED, WORDS, make_step
 from tests.support.run_folders import append_lines
 
 expect.set_options(timeout=DEADLINE_MS)
@@ -146,6 +146,8 @@ def test_tokens_have_the_colours_of_the_stores_values(open_tab):
     assert read_grounds(tokens) == ratios
     tab.page.get_by_role("radio", name="Advantage").check()
     assert read_grounds(tokens) == [shade(advantage / max(ADVANTAGES)) for advantage in ADVANTAGES]
+    tab.page.get_by_role("radio", name="Entropy").check()
+    assert read_grounds(tokens) == [shade(entropy / 3) for entropy in ENTROPIES]
 
 
 def test_a_bin_of_the_histogram_shows_its_samples(open_tab):
@@ -187,6 +189,7 @@ def test_the_keyboard_reaches_everything(open_tab):
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", level=1)).to_have_text("kind")
     expect(page.locator("canvas")).to_have_count(8)
+    expect(page.get_by_role("region", name="Tree of snapshots")).to_contain_text("clone of step 20")
     controls = page.evaluate(CONTROLS)
     page.locator(".skip").focus()
     assert tab_through(page, len(controls)) == controls

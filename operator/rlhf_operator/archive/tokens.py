@@ -21,6 +21,7 @@ _LISTS = {
     "logprob": "sampled_logprobs",
     "old": "logprobs",
     "reference": "reference_logprobs",
+    "entropy": "entropies",
     "advantage": "advantages",
     "value": "values",
     "return": "returns",

@@ -201,6 +201,8 @@ export interface Token {
   logprob: number | null;
   old: number | null;
   reference: number | null;
+  /** Only of a job that computes it before its updates. */
+  entropy: number | null;
   ratio: number | null;
   kl: number | null;
   advantage: number | null;

@@ -2,13 +2,14 @@
 import type { Token } from "../api/types.ts";
 import { formatNumber } from "../format.ts";
 
-export const MODES = ["ratio", "kl", "surprise", "advantage", "mask", "version"] as const;
+export const MODES = ["ratio", "kl", "surprise", "entropy", "advantage", "mask", "version"] as const;
 export type Mode = (typeof MODES)[number];
 
 export const MODE_HELP: Record<Mode, [title: string, help: string]> = {
   ratio: ["Ratio", "probability by the trainer over that when it was sampled: blue above 1, orange below; full at a factor of 2"],
   kl: ["KL", "log-probability of the trainer less the reference's: blue where the policy is fonder of the token, orange where less; full at 2 nats"],
   surprise: ["Surprise", "minus the log-probability when it was sampled: full at 5 nats"],
+  entropy: ["Entropy", "of the policy before the update, where the token was sampled: full at 3 nats"],
   advantage: ["Advantage", "blue where the update makes it likelier, orange where less; full at the largest of the response"],
   mask: ["Mask", "blue where it was trained on"],
   version: ["Version", "weight version that sampled it: clear is the newest, orange the oldest of the response"],
@@ -17,6 +18,7 @@ export const MODE_HELP: Record<Mode, [title: string, help: string]> = {
 const FULL_RATIO = Math.log(2);
 const FULL_NATS = 2;
 const FULL_SURPRISE = 5;
+const FULL_ENTROPY = 3;
 
 /** null where the token lacks the value. */
 export function shadeToken(token: Token, mode: Mode, all: readonly Token[]): number | null {
@@ -27,6 +29,8 @@ export function shadeToken(token: Token, mode: Mode, all: readonly Token[]): num
       return token.kl === null ? null : clamp(token.kl / FULL_NATS);
     case "surprise":
       return token.logprob === null ? null : clamp(-token.logprob / FULL_SURPRISE);
+    case "entropy":
+      return token.entropy === null ? null : clamp(token.entropy / FULL_ENTROPY);
     case "advantage":
       return token.advantage === null ? null : scale(token.advantage, largest(all.map(({ advantage }) => advantage)));
     case "mask":
@@ -48,6 +52,7 @@ export function describeToken(token: Token): string {
     ["by the trainer", token.old],
     ["by the reference", token.reference],
     ["ratio", token.ratio],
+    ["entropy", token.entropy],
     ["advantage", token.advantage],
     ["weight version", token.version],
   ];
