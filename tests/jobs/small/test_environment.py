@@ -61,6 +61,7 @@ def play(folder: Path, *overrides: str, **environ: str) -> Finished:
         "maxTokens": 96,
         "turnSeconds": 15,  # also on a busy machine longer than any step that goes on
         "retries": 3,
+        "writable": [str(folder)],  # the marks of its faults
     }
     spec = {
         "algorithm": "grpo",
