@@ -16,6 +16,7 @@ from . import (
     data,
     environment,
     evaluation,
+    experts,
     health,
     lora,
     replay,
@@ -154,7 +155,7 @@ def _variables(spec: Spec) -> Iterator[Problem]:
 RULES: tuple[Rule, ...] = (
     *(_algorithm, _policy, architectures.problems, vision.problems, _reward, _sampling),
     *(trainer.batches, trainer.critic),
-    *(trainer.sequence_parallel, replay.problems, rollout.problems, lora.problems),
+    *(trainer.sequence_parallel, replay.problems, rollout.problems, lora.problems, experts.problems),
     *(unused.problems, generator.autoscale, generator.pods_per_replica),
     *(environment.problems, _evaluation, _checkpoint),
     *(

@@ -1,10 +1,14 @@
 """`spec.experts`: training of a mixture of experts."""
 
+from typing import Literal
+
 from ..field_types import Frozen, NonNegativeFloat
 
 
 class Experts(Frozen):
     """Settings of a policy that is a mixture of experts; for others they are refused."""
 
+    replay: Literal["none", "policy"] = "none"
+    """`policy`: updates use the experts that the policy chose before the step (docs/guides/experts.md)."""
     balance_coefficient: NonNegativeFloat = 0.0
     """Coefficient of the loss that evens out the load of each layer's experts (docs/guides/experts.md)."""

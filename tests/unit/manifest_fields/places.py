@@ -154,6 +154,7 @@ BASES: tuple[tuple[str, tuple[str, ...]], ...] = (
         r"spec\.evaluation.sets",
         ("spec.evaluation={sets: [{name: a, data: [rows-prompts.jsonl]}], function: 'a:b'}",),
     ),
+    (r"experts\.replay", ("spec.rollout.importance=token",)),
     (r"optimizer\.(floor|decaySteps)", ("spec.optimizer.schedule=linear",)),
     (r"keepBest", ("spec.evaluation={data: [rows-prompts.jsonl], function: 'a:b'}",)),
     (r"spec\.environment", ("spec.environment={path: 'a:B'}",)),

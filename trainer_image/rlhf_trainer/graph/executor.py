@@ -25,6 +25,8 @@ from ..ranks.ranks import Message, Ranks
 from ..tensors.records import Columns, Sequences
 from .learner import Learner
 
+REPLAYED = ("logprobs",)
+"""What the node writes whose routing the updates replay."""
 RemoteCall = Callable[[Sequences, Sequence[Mapping[str, Any]]], Tensor]
 """(sequences, their dataset rows) -> the column that a role answers with."""
 
@@ -48,6 +50,7 @@ class Executor:
             n.name: compute_fn(n.function, ctx.spec) for n in graph.prepare if isinstance(n, Compute)
         }
         self._outputs = {n.name: output_fn(n.output, ctx.spec) for n in graph.prepare if isinstance(n, Infer)}
+        self._replays = ctx.spec.experts.replay == "policy"
         self._pool = ThreadPoolExecutor(max_workers=max(1, len(remote)), thread_name_prefix="remote")
 
     def run(
@@ -66,7 +69,7 @@ class Executor:
         """
         late = self._that_follow(without)
         needed = [node for node in self._needed_nodes(until) if node not in late]
-        todo = [node for node in needed if not all(name in columns for name in node.writes)]
+        todo = [node for node in needed if not self._has_run(node, columns)]
         calls: dict[Future[Tensor], Node] = {}
 
         def next_turn() -> Message:
@@ -106,6 +109,11 @@ class Executor:
                     columns = self._run(node, columns)
             todo.remove(node)
 
+    def _has_run(self, node: Node, columns: Columns) -> bool:
+        """True if the columns of a node exist, and the routing that goes with them: no snapshot has that."""
+        there = all(name in columns for name in node.writes)
+        return there and not (self._replays and node.writes == REPLAYED and columns.sequences.routing is None)
+
     def _weights(self, node: Infer) -> AbstractContextManager[None]:
         """Context in which the model has the weights that the node infers with."""
         if node.average is not None:
@@ -135,9 +143,13 @@ class Executor:
     def _run(self, node: Node, columns: Columns) -> Columns:
         if isinstance(node, Infer):
             sizes = torch.ones_like(columns.lengths) if node.output in ROW_OUTPUTS else columns.lengths
-            model = self._learner.models[node.model]
+            model, sequences = self._learner.models[node.model], columns.sequences
+            if self._replays and node.writes == REPLAYED:
+                output, routing = model.infer_routed(sequences, self._outputs[node.name], sizes)
+                columns = replace(columns, sequences=replace(sequences, routing=routing))
+                return _with(columns, node, output)
             with self._weights(node):
-                output = model.infer(columns.sequences, self._outputs[node.name], sizes)
+                output = model.infer(sequences, self._outputs[node.name], sizes)
             return _with(columns, node, output)
         made = self._functions[node.name](columns, self._learner.op_ctx)
         if missing := [name for name in node.writes if name not in made]:

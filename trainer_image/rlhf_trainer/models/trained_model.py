@@ -16,7 +16,7 @@ from rlhf_api.sections.roles import Trainer
 
 from ..process import progress
 from ..tensors.batches import MAXIMUM, Loss, MicroBatch, OutputFn
-from ..tensors.packed import to_device
+from ..tensors.packed import ragged_index, to_device
 from ..tensors.records import Sequences
 from .balance import ExpertBalance, check_balanced
 from .deepspeed_config import deepspeed_settings
@@ -134,6 +134,32 @@ class TrainedModel:
         distributed.all_reduce(packed)
         return packed.cpu()
 
+    @property
+    def replays_routing(self) -> bool:
+        """True for a mixture whose routers can replay choices."""
+        return self._routers is not None and self._routers.can_replay
+
+    def infer_routed(self, sequences: Sequences, read: OutputFn, sizes: Tensor) -> tuple[Tensor, Tensor]:
+        """As `infer`, and the experts that a mixture's routers chose: int16 [sum(lengths), L, K] on the CPU, as
+        `Sequences.routing`. Without sequence parallelism."""
+        assert self._routers is not None
+        packed, routing = torch.zeros(0, device=self.device), torch.zeros(0, dtype=torch.int16)
+        for rows in self._forward.plan(sequences, self.world_size)[self.rank]:
+            with self._routers.recording() as routings:
+                values = self._forward.infer(sequences, read, sizes, [rows])
+            packed = packed + values if len(packed) else values
+            micro = self._forward.build(sequences, rows)
+            chosen = torch.stack([each.chosen for each in routings], dim=1)[micro.owners < len(rows)]
+            if not len(routing):
+                routing = torch.zeros((len(sequences.tokens), *chosen.shape[1:]), dtype=torch.int16)
+            index = ragged_index(sequences.starts[micro.rows], sequences.lengths[micro.rows])
+            routing[index] = chosen.to("cpu", torch.int16)
+        distributed.all_reduce(packed)
+        # Each token is of one rank, the others have zeros, and no backend adds numbers of 16 bits.
+        whole = routing.to(self.device).view(torch.uint8)
+        distributed.all_reduce(whole)
+        return packed.cpu(), whole.view(torch.int16).cpu()
+
     def update(
         self, sequences: Sequences, read: OutputFn, loss: Loss, learning_rate: float, group: int = 1
     ) -> dict[str, float]:
@@ -162,19 +188,20 @@ class TrainedModel:
             # reduces the gradient of stage 0 in step() only, where its norm cannot be read before clipping.
             engine.set_gradient_accumulation_boundary(i == len(batches) - 1)
             micro = self._forward.build(sequences, rows)
-            with self._recording() as routings:
-                output = self._forward(micro, read)
-            value, statistics = loss(output, micro)
-            self._add(totals, value, statistics)
-            if balance:
-                value = value + self._add_balance(totals, balance, routings, micro, sequences.lengths)
-            # DeepSpeed averages over the ranks; we want the sum. `output.sum() * 0` keeps an empty
-            # micro-batch, or a loss that ignores its output, connected to every weight that the other ranks
-            # reduce.
-            idle = output.sum() * 0
-            if micro.images is None:  # which the part that reads them has not seen
-                idle = sum((parameter.sum() * 0 for parameter in self._vision), idle)
-            engine.backward((value + idle) * self.world_size, scale_wrt_gas=False)
+            with self._replaying(micro):
+                with self._recording() as routings:
+                    output = self._forward(micro, read)
+                value, statistics = loss(output, micro)
+                self._add(totals, value, statistics)
+                if balance:
+                    value = value + self._add_balance(totals, balance, routings, micro, sequences.lengths)
+                # DeepSpeed averages over the ranks; we want the sum. `output.sum() * 0` keeps an empty
+                # micro-batch, or a loss that ignores its output, connected to every weight that the other ranks
+                # reduce.
+                idle = output.sum() * 0
+                if micro.images is None:  # which the part that reads them has not seen
+                    idle = sum((parameter.sum() * 0 for parameter in self._vision), idle)
+                engine.backward((value + idle) * self.world_size, scale_wrt_gas=False)
         self._sum_whole_gradient()
         norm, scale = self._gradient_norm_before_step(), getattr(engine.optimizer, "cur_scale", 1.0)
         engine.step()
@@ -205,6 +232,9 @@ class TrainedModel:
                 before = totals[name]
                 number = torch.maximum(before, number) if name.endswith(MAXIMUM) else before + number
             totals[name] = number
+
+    def _replaying(self, micro: MicroBatch) -> AbstractContextManager[None]:
+        return nullcontext() if self._routers is None else self._routers.replaying(micro.routing)
 
     def _recording(self) -> AbstractContextManager[list[Routing]]:
         return self._routers.recording() if self._routers else nullcontext([])

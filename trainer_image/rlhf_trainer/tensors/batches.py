@@ -85,6 +85,7 @@ class MicroBatch:
     [n], `response_index` [A_mb], the place of the same tokens in response-aligned arrays of all the sequences, and
     `host_column` [A_mb], a copy of `response_column`.
     `kept`, int64 [A_mb, K] on the device: the tokens that each one was sampled from, see `Kept.with_own`; None for all.
+    `routing`, int16 [n T, L, K] on the device, as in `Sequences`, -1 for padding.
     `pad_token_id` is no row's last token, so that a sequence-classification head, which pools at the last token that is
     not padding, pools at the right one.
 
@@ -105,6 +106,7 @@ class MicroBatch:
     pad_token_id: int
     kept: Tensor | None = None
     images: Images | None = None
+    routing: Tensor | None = None
 
     @classmethod
     def build(
@@ -142,6 +144,12 @@ class MicroBatch:
             mask, positions = real.to(torch.int64), columns.expand(*placed.shape[:-1], *real.shape).clone()
             positions[..., real] = placed
         targets = input_ids[row, column]
+        routing = picked.routing
+        if routing is not None and not (packed and rows):
+            whole = routing.new_full((input_ids.numel(), *routing.shape[1:]), -1)
+            if rows:
+                whole[real.flatten()] = routing
+            routing = whole
         return cls(
             rows=index,
             input_ids=to_device(input_ids, device),
@@ -156,6 +164,7 @@ class MicroBatch:
             pad_token_id=pad,
             kept=None if picked.kept is None else to_device(picked.kept.with_own(targets), device),
             images=None if images is None else images.to(device),
+            routing=None if routing is None else to_device(routing, device),
         )
 
     @property

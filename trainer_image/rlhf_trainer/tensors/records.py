@@ -77,7 +77,9 @@ class Sequences:
     and `kept`, the sampling mask of the response tokens, None if every token was sampled from the whole vocabulary.
     `finished`, bool [N], as in `Rollout`; None where that does not matter. `sampled`, bool [sum(after_lengths)]: the
     tokens after the prompts that are response tokens, the others being context tokens; None if all are. `images`: of
-    the prompts, whose tokens have as many places for each as it needs; None without any.
+    the prompts, whose tokens have as many places for each as it needs; None without any. `routing`, int16
+    [sum(lengths), L, K]: the experts that are replayed for each token in each layer of a mixture, -1 for none; of the
+    present step alone, no store has it.
 
     Every sequence has at least one prompt token and one response token.
     """
@@ -89,6 +91,7 @@ class Sequences:
     finished: Tensor | None = None
     sampled: Tensor | None = None
     images: Images | None = None
+    routing: Tensor | None = None
 
     @classmethod
     def pack(cls, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Self:
@@ -169,6 +172,7 @@ class Sequences:
             None if self.finished is None else self.finished[rows],
             None if self.sampled is None else self.sampled[after],
             None if self.images is None else self.images.select(rows),
+            None if self.routing is None else self.routing[index],
         )
 
     @classmethod
@@ -188,7 +192,17 @@ class Sequences:
             None if all(part.kept is None for part in parts) else Kept.join(masks),
             sampled=None if all(part.sampled is None for part in parts) else torch.cat(sampled),
             images=Images.join([(part.images, len(part)) for part in parts]),
+            routing=_join_routing(parts),
         )
+
+
+def _join_routing(parts: Sequence[Sequences]) -> Tensor | None:
+    """`routing` of all parts, -1 for those without."""
+    known = next((part.routing for part in parts if part.routing is not None), None)
+    if known is None:
+        return None
+    free = [known.new_full((len(part.tokens), *known.shape[1:]), -1) for part in parts]
+    return torch.cat([each if p.routing is None else p.routing for p, each in zip(parts, free, strict=True)])
 
 
 class MissingColumn(LookupError):

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from rlhf_api.contract.report import STARTING
 from rlhf_api.contract.run import RunConfig
 from rlhf_api.dataset.rows import Row
+from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.graph import POLICY, Model
 from rlhf_api.host.event_loop import EventLoop
 from rlhf_api.rules.own_algorithm import resolve
@@ -157,7 +158,7 @@ def engine(
     precision = {"bfloat16": {"bf16": {"enabled": True}}, "float16": {"fp16": {"enabled": True}}}.get(
         spec.trained_dtype(used.field), {}
     )
-    return TrainedModel(
+    trained = TrainedModel(
         model,
         spec.optimizer,
         spec.trainer,
@@ -167,6 +168,10 @@ def engine(
         adapter=adapter,
         balance=spec.experts.balance_coefficient if used.field == "policy" else 0.0,
     )
+    if used.field == "policy" and spec.experts.replay != "none" and not trained.replays_routing:
+        message = f"needs routers whose weights are a softmax, which {type(model).__name__} has not; use none"
+        raise InvalidJob([Problem("spec.experts.replay", f"{message}; got {spec.experts.replay!r}")])
+    return trained
 
 
 def make_rollouts(

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -88,6 +89,8 @@ CASES = {
     "experts-zero2": (2, False, "experts"),
     "experts-zero3": (3, False, "experts"),
     "sequence-experts-zero1": (1, False, "experts"),
+    "replayed-zero2": (2, False, "replayed experts"),
+    "replayed-zero3": (3, False, "replayed experts"),
     "lora-experts-zero2": (2, False, "experts"),
     "lora-experts-zero3": (3, False, "experts"),
 }
@@ -110,7 +113,7 @@ def make(kind: str, seed: int = 0) -> PreTrainedModel:
         return LlamaForCausalLM(LlamaConfig(**SHAPE))
     if kind == "one key head":
         return LlamaForCausalLM(LlamaConfig(**SHAPE | {"num_key_value_heads": 1}))
-    if kind == "experts":
+    if kind.endswith("experts"):
         own = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
         return Qwen3MoeForCausalLM(Qwen3MoeConfig(**SHAPE, **own, norm_topk_prob=True))
     if kind == "tied":
@@ -122,12 +125,16 @@ def reader(kind: str):
     return response_values if kind == "critic" else ResponseLogprobs()
 
 
-def batch(update: int) -> tuple[Sequences, Tensor]:
-    """Sequences, their number odd and their lengths uneven, with a weight for every answer token."""
+def batch(update: int, kind: str = "") -> tuple[Sequences, Tensor]:
+    """Sequences, their number odd and their lengths uneven, with a weight for every answer token; of replayed experts
+    with random choices."""
     generator = torch.Generator().manual_seed(update)
     lengths = torch.randint(1, 9, (7 + 2 * update, 2), generator=generator).tolist()
     pairs = [[torch.randint(300, (n,), generator=generator).tolist() for n in both] for both in lengths]
     sequences = Sequences.pack(pairs)
+    if kind == "replayed experts":
+        scores = torch.rand(len(sequences.tokens), 2, 4, generator=generator)
+        sequences = replace(sequences, routing=scores.topk(2).indices.to(torch.int16))
     return sequences, torch.randn(int(sequences.response_lengths.sum()), generator=generator)
 
 
@@ -146,7 +153,7 @@ def rate(update: int) -> float:
 
 
 def step(engine: TrainedModel, kind: str, update: int) -> dict[str, float]:
-    sequences, weights = batch(update)
+    sequences, weights = batch(update, kind)
     return engine.update(sequences, reader(kind), loss(weights), rate(update))
 
 
@@ -168,7 +175,7 @@ def engine_of(case: str, seed: int) -> TrainedModel:
     model = make(kind, 0 if lora else seed)  # an adapter goes on from the same base alone
     adapter = Adapter(model, LORA_OF_EXPERTS if kind == "experts" else LORA, seed, "base") if lora else None
     section = Trainer().model_copy(update=efficient)
-    if kind == "experts":  # which on a CPU differ in rounding with what is packed beside them
+    if kind.endswith("experts"):  # which on a CPU differ in rounding with what is packed beside them
         inference.packs_exactly = lambda *_: True
     return TrainedModel(
         model,
@@ -178,7 +185,7 @@ def engine_of(case: str, seed: int) -> TrainedModel:
         micro_batch_tokens=40,
         pad_token_id=0,
         adapter=adapter,
-        balance=BALANCE if kind == "experts" else 0.0,
+        balance=BALANCE if kind.endswith("experts") else 0.0,
     )
 
 
@@ -246,6 +253,9 @@ def run(case: str, out: Path, states: Path | None) -> None:
             )[0].tolist()
     after = engine.infer(sequences, reader(kind), sequences.response_lengths)
     report["inferred"] = before.tolist()
+    if kind == "replayed experts":
+        values, routing = engine.infer_routed(sequences, reader(kind), sequences.response_lengths)
+        report["routing"] = routing.tolist() if torch.equal(values, before) else "other values"
     report["gathering_changes_nothing"] = torch.equal(before, after)
     # Every rank must have it, not rank 0 alone.
     both = [torch.empty_like(before) for _ in range(engine.world_size)]

@@ -1,5 +1,7 @@
 """Any ZeRO stage on one or two ranks trains as a plain loop does, and stops and goes on without a trace."""
 
+import contextlib
+import itertools
 import json
 import math
 from functools import cache
@@ -60,20 +62,23 @@ def plain_loop(kind: str, lora: bool) -> tuple[list[dict], dict]:
     adam = torch.optim.AdamW(groups, betas=ranks.ADAM.betas, eps=ranks.ADAM.epsilon)
     statistics = []
     for update in range(ranks.UPDATES):
-        sequences, weights = ranks.batch(update)
+        sequences, weights = ranks.batch(update, kind)
         for group in adam.param_groups:
             group["lr"] = ranks.rate(update)
         total, part, largest = torch.zeros(()), torch.zeros(()), torch.zeros(())
         balance, loads = torch.zeros(()), torch.zeros(2, 4)
         for row in range(len(sequences)):
             micro = MicroBatch.build(sequences, [row], 0)
-            routed = {"output_router_logits": True} if kind == "experts" else {}
-            answer = model(input_ids=micro.input_ids, **routed)
+            routed = {"output_router_logits": True} if kind.endswith("experts") else {}
+            with choosing(micro.routing):
+                answer = model(input_ids=micro.input_ids, **routed)
             output = ranks.reader(kind)(answer.logits, micro)
             for layer, logits in enumerate(answer.router_logits if routed else ()):
-                own = load_balancing_loss_func((logits,), 4, 2, micro.attention_mask)
+                with choosing(None if micro.routing is None else micro.routing[:, layer:]):
+                    own = load_balancing_loss_func((logits,), 4, 2, micro.attention_mask)
                 balance = balance + own * len(logits) / (2 * len(sequences.tokens))
-                loads[layer] += torch.bincount(logits.topk(2).indices.flatten(), minlength=4)
+                chosen = logits.topk(2).indices if micro.routing is None else micro.routing[:, layer]
+                loads[layer] += torch.bincount(chosen.flatten(), minlength=4)
             value, parts = ranks.loss(weights)(output, micro)
             total, part = total + value, part + parts["part"]
             largest = torch.maximum(largest, parts["output_max"])
@@ -89,11 +94,30 @@ def plain_loop(kind: str, lora: bool) -> tuple[list[dict], dict]:
                 "tokens": torch.tensor(len(weights)),
                 "grad_norm": norm,
                 "output_max": largest,
-                **(routing(balance, loads / loads.sum(1, keepdim=True)) if kind == "experts" else {}),
+                **(routing(balance, loads / loads.sum(1, keepdim=True)) if kind.endswith("experts") else {}),
             }
         )
     whole = model.merge_and_unload() if lora else model
     return [{k: v.item() for k, v in s.items()} for s in statistics], whole.state_dict()
+
+
+@contextlib.contextmanager
+def choosing(choices: torch.Tensor | None):
+    """Has `torch.topk` choose these of four experts, layer by layer [T, L, K]."""
+    if choices is None:
+        yield
+        return
+    topk, layers = torch.topk, itertools.cycle(choices.long().unbind(1))
+
+    def forced(values, k, *args, **named):
+        if values.shape[-1] != 4:
+            return topk(values, k, *args, **named)
+        chosen = next(layers)
+        return values.gather(-1, chosen), chosen
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "topk", forced)
+        yield
 
 
 def routing(balance: torch.Tensor, shares: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -213,6 +237,13 @@ def test_a_base_and_the_adapter_that_are_sent_make_the_merged_model_bit_for_bit(
 
 def weights_of(model) -> torch.Tensor:
     return model.state_dict()["model.layers.0.self_attn.q_proj.weight"]
+
+
+def test_the_experts_of_each_token_are_the_same_on_one_rank_and_two(runs):
+    for case in (case for case in ranks.CASES if case.startswith("replayed")):
+        one, two = (torch.tensor(report(runs, world, case)["routing"]) for world in (1, 2))
+        assert one.shape == (len(ranks.batch(0)[0].tokens), 2, 2)
+        assert torch.equal(one.sort().values, two.sort().values)
 
 
 @pytest.mark.parametrize("case", EXACT)

@@ -62,6 +62,54 @@ def test_the_load_is_balanced_where_routers_are_trained_by_probabilities(family)
     return None
 
 
+REPLAYED = [family for family in FAMILIES if family not in BY_BIAS]
+
+
+@pytest.mark.parametrize("family", REPLAYED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.no_grad()
+def test_replayed_experts_are_those_of_another_pass_with_the_weights_of_this_one(family, dtype, monkeypatch):
+    """Against the family's own code, with its choice alone taken from it."""
+    model, tokens = made(family).to(dtype), torch.arange(1, 8)[None]
+    routers = Routers.of(model)
+    assert routers.can_replay
+    choices = torch.stack([torch.stack([torch.randperm(4)[:2] for _ in range(7)]) for _ in range(2)], dim=1)
+    with routers.replaying(choices.to(torch.int16)), routers.recording() as routings:
+        replayed = model(tokens).logits
+    assert torch.equal(torch.stack([each.chosen for each in routings], dim=1), choices)
+    layers, topk = iter(choices.unbind(1)), torch.topk
+
+    def forced(values, k, *args, **named):
+        if values.shape[-1] != 4:
+            return topk(values, k, *args, **named)
+        chosen = next(layers)
+        return values.gather(-1, chosen), chosen
+
+    own = model(tokens).logits
+    monkeypatch.setattr(torch, "topk", forced)
+    monkeypatch.setattr(torch.Tensor, "topk", forced)
+    expected = model(tokens).logits
+    tolerance = 1e-5 if dtype is torch.float32 else 3e-2
+    torch.testing.assert_close(replayed, expected, rtol=0, atol=tolerance * float(expected.abs().max()))
+    assert not torch.allclose(replayed, own, rtol=0, atol=1e-2 * float(own.abs().max()))
+
+
+@pytest.mark.parametrize("family", REPLAYED)
+def test_replaying_a_passs_own_choices_or_none_changes_nothing(family):
+    model, tokens = made(family), torch.arange(1, 8)[None]
+    routers = Routers.of(model)
+    with routers.recording() as routings:
+        own = model(tokens).logits
+    choices = torch.stack([each.chosen for each in routings], dim=1).to(torch.int16)
+    for replayed in (choices, torch.full_like(choices, -1)):
+        with routers.replaying(replayed):
+            torch.testing.assert_close(model(tokens).logits, own, rtol=1e-5, atol=1e-6)
+
+
+def test_routers_with_weights_of_another_kind_replay_nothing():
+    assert not Routers.of(made("glm4_moe")).can_replay
+
+
 def test_a_dense_model_has_no_routers_and_no_balance():
     model = made("llama")
     assert Routers.of(model) is None
