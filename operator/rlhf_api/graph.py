@@ -39,6 +39,8 @@ ENVIRONMENT_REWARD = "environment_reward"
 LABEL = "label"
 """Column of rows that a source of labeled ones writes: 1 desirable, -1 undesirable, 0 the next row's answer to a row's
 prompt, with which `rows: labeled` come."""
+GIVEN = "given"
+"""Column of rows: 1 for a response that the dataset gives in place of a sampled one."""
 REFERENCE_TOP = "reference_top"
 """Column of the reference's most probable tokens, K at each place: K log-probabilities, then K token ids."""
 REFERENCE_COLUMNS = ("reference_logprobs", REFERENCE_TOP)
@@ -58,12 +60,14 @@ class Node:
 class Generate(Node):
     """Samples responses to prompts of the dataset from the policy, on the generators or in the trainer.
 
-    `rounds`: most rounds of fresh prompts that replace those whose responses all have the same score.
+    `rounds`: most rounds of fresh prompts that replace those whose responses all have the same score. `given`: share of
+    the prompts whose row's own answer is their response; these rows are `responses`, and GIVEN is written.
     """
 
     name: str = "generate"
     model: Model = POLICY
     rounds: int = 0
+    given: float = 0.0
     writes: tuple[str, ...] = (SEQUENCES, "sampled_logprobs", "versions", "position", "finished")
 
 
@@ -164,7 +168,9 @@ class Graph:
     @property
     def rows(self) -> RowKind:
         """Kind of the dataset's rows."""
-        return "prompts" if isinstance(self.source, Generate) else self.source.rows
+        if isinstance(self.source, Generate):
+            return "responses" if self.source.given else "prompts"
+        return self.source.rows
 
     @cached_property
     def prepare(self) -> tuple[Node, ...]:

@@ -2,13 +2,14 @@
 arXiv:2306.13649; Gu et al. 2024, arXiv:2306.08543)."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Literal
 
 from pydantic import Field
 
 from ..errors.problem import Problem
 from ..field_types import Fraction, PositiveFloat
-from ..graph import REFERENCE, REFERENCE_TOP, Compute, Graph, Infer
+from ..graph import GIVEN, REFERENCE, REFERENCE_TOP, Compute, Generate, Graph, Infer
 from ..sections.common import CommonSpec
 from ..sections.sampling import MOST_KEPT
 from .base import Algorithm
@@ -29,6 +30,9 @@ class Distillation(PolicyGradient):
     token; 0: the sampled token alone is compared."""
     beta: Fraction = 1.0
     """Divergence over teacherTopK: 1 reverse KL, 0 forward KL, between them the generalised JSD (GKD)."""
+
+    given_share: float = Field(0.0, ge=0, lt=1)
+    """Share of prompts whose row's answer is trained on in place of a sampled response (GKD: 1 - lambda)."""
 
     @property
     def kl_penalty(self) -> Literal["reward", "loss"]:
@@ -51,8 +55,22 @@ def _graph(spec: CommonSpec, settings: Distillation) -> Graph:
         writes=("advantages",),
     )
     top = Infer(name=REFERENCE_TOP, model=REFERENCE, output="top_logprobs", writes=(REFERENCE_TOP,))
-    begin = experience(spec, settings, scored=scored, reference_node=top if settings.teacher_top_k else None)
+    begin = experience(
+        spec,
+        settings,
+        scored=scored,
+        reference_node=top if settings.teacher_top_k else None,
+        source=_source(settings),
+    )
     return Graph((*begin, advantages, train_policy(begin, settings)))
+
+
+def _source(settings: Distillation) -> Generate:
+    """The student, or in a share of the prompts the dataset."""
+    sampled = Generate(rounds=settings.dynamic_sampling)
+    if not settings.given_share:
+        return sampled
+    return replace(sampled, given=settings.given_share, writes=(*sampled.writes, GIVEN))
 
 
 def _rules(spec: CommonSpec, where: str, settings: Distillation) -> Iterator[Problem]:
@@ -65,6 +83,8 @@ def _rules(spec: CommonSpec, where: str, settings: Distillation) -> Iterator[Pro
     if settings.gamma and settings.kl_penalty != "reward":
         message = "discounts advantages, and with klIn loss or teacherTopK the teacher gives none"
         yield Problem(f"{where}.gamma", f"{message}; use 0; got {settings.gamma:g}")
+    if settings.given_share:
+        yield from _given(spec, where, settings)
     if not is_scored(spec):
         yield from _unscored(where, settings)
 
@@ -74,6 +94,37 @@ def _learns_scores(spec: CommonSpec) -> bool:
     by_model = spec.model.reward is not None and spec.reward.model_weight != 0
     by_functions = any(function.weight for function in spec.reward.functions)
     return spec.environment is not None or by_model or by_functions
+
+
+def _given(spec: CommonSpec, where: str, settings: Distillation) -> Iterator[Problem]:
+    """What does not go with responses that the student has not sampled."""
+    share, sampling, replay = settings.given_share, spec.sampling, spec.replay
+    got = f"got {share:g}"
+    if not settings.teacher_top_k:
+        message = "an estimate from single tokens is of tokens that the student sampled; set teacherTopK"
+        yield Problem(f"{where}.givenShare", f"{message}, or remove this; {got}")
+    if _learns_scores(spec):
+        message = (
+            "given responses have no group to be compared with; give functions weight 0, and no reward model"
+        )
+        yield Problem(f"{where}.givenShare", f"{message} or environment; {got}")
+    elif sampling.responses_per_prompt > 1:
+        message = f"with {where}.givenShare each prompt has one response; use 1"
+        yield Problem("spec.sampling.responsesPerPrompt", f"{message}; got {sampling.responses_per_prompt}")
+    if spec.data.prompts_per_step * (1 - share) < 1:
+        message = (
+            f"leaves none of {spec.data.prompts_per_step} prompts to the student; use less, or more prompts"
+        )
+        yield Problem(f"{where}.givenShare", f"{message} a step; {got}")
+    if spec.data.max_response_length > sampling.max_new_tokens:
+        message = f"given responses are trained on beside sampled ones; use at most {sampling.max_new_tokens}"
+        answers = f"{message} (sampling.maxNewTokens), or raise that; got {spec.data.max_response_length}"
+        yield Problem("spec.data.maxResponseLength", answers)
+    if replay.window or replay.dynamic:
+        field = "maxReplayEpisode" if replay.window else "streamDataLoaderType"
+        got_it = replay.max_replay_episode if replay.window else "dynamic"
+        message = f"is for responses that were all sampled; remove it, or {where}.givenShare"
+        yield Problem(f"spec.replay.{field}", f"{message}; got {got_it}")
 
 
 def _unscored(where: str, settings: Distillation) -> Iterator[Problem]:

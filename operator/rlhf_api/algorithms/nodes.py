@@ -22,15 +22,21 @@ from .policy_gradient import CovarianceControl, PolicyGradient, Standardized, is
 
 
 def experience(
-    spec: CommonSpec, settings: PolicyGradient, *, scored: bool = True, reference_node: Infer | None = None
+    spec: CommonSpec,
+    settings: PolicyGradient,
+    *,
+    scored: bool = True,
+    reference_node: Infer | None = None,
+    source: Generate | None = None,
 ) -> tuple[Node, ...]:
     """First nodes of every algorithm that samples responses: responses, their log-probabilities under policy and
-    reference if needed, and scores, unless nothing is to score them. `reference_node` is in the place of `reference`.
+    reference if needed, and scores, unless nothing is to score them. `reference_node` is in the place of `reference`,
+    `source` in that of the usual one.
 
     If a step is one update, the old log-probabilities are not computed: they equal those of the update itself.
     """
     one_update = is_one_update(spec, settings, settings.minibatch_size)
-    nodes: list[Node] = [Generate(rounds=settings.dynamic_sampling)]
+    nodes: list[Node] = [source or Generate(rounds=settings.dynamic_sampling)]
     weighted = spec.rollout.level != "none"
     if not one_update or weighted or settings.kl_penalty == "reward" or _has_covariances(settings):
         nodes.append(Infer(name="policy_logprobs", model=POLICY, writes=("logprobs",)))

@@ -177,7 +177,7 @@ def _distilled(where: str, settings: Distillation) -> _Unread:
 def _responses(spec: Spec) -> Iterator[_Unread]:
     """Fields of sampled responses where responses are given, and of given responses where they are sampled."""
     if spec.graph.generates:
-        if spec.pretraining is None:
+        if spec.pretraining is None and spec.graph.rows == "prompts":
             reason = f"{spec.algorithm} samples them"
             yield _Unread("spec.data", spec.data, ["max_response_length"], "given responses", reason)
         return

@@ -65,7 +65,7 @@ def _box(node: Node, role: Role) -> str:
 def _does(node: Node) -> str:
     match node:
         case Generate():
-            return f"sample from the {node.model.name}"
+            return f"sample from the {node.model.name}" + (", or take given responses" if node.given else "")
         case Dataset():
             return f"rows: {node.rows}"
         case Infer():

@@ -131,6 +131,17 @@ BASES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"spec\.distillation\.", ("spec.model.reference=org/teacher",)),
     (r"spec\.ppo\.", tuple(f"spec.ppo.{key}={value}" for key, value in _ONLINE.items())),
     (r"\.distillation\.beta$", ("spec.distillation.teacherTopK=8",)),
+    (
+        r"\.distillation\.givenShare$",
+        (
+            *("spec.distillation.teacherTopK=8", "spec.data.train=[rows-answers.jsonl]"),
+            *(
+                "spec.data.maxResponseLength=5",
+                "spec.sampling.responsesPerPrompt=1",
+                "spec.model.reward=null",
+            ),
+        ),
+    ),
     (r"\.(klHorizon)$", ("spec.{}.klTarget=0.5",)),
     (r"\.klCorrected$", ("spec.{}.klIn=loss", "spec.{}.klEstimator=k3")),
     (r"\.entropyTarget$", ("spec.{}.entropyCoefficient=0.1",)),

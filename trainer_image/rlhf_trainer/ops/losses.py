@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from rlhf_api.algorithms.distillation import Distillation
@@ -10,7 +11,7 @@ from rlhf_api.algorithms.kto import KTO
 from rlhf_api.algorithms.policy_gradient import PolicyGradient
 from rlhf_api.algorithms.ppo import PPO
 from rlhf_api.algorithms.reward import RewardModel
-from rlhf_api.graph import LABEL, REFERENCE_TOP
+from rlhf_api.graph import GIVEN, LABEL, REFERENCE_TOP
 
 from ..maths.agreement import agreement, comparable
 from ..maths.divergence import top_divergence
@@ -30,7 +31,7 @@ from ..maths.preference import dpo_loss, implicit_rewards, ipo_loss, kto_loss, o
 from ..maths.values import normalize
 from ..tensors.batches import Loss, MicroBatch
 from ..tensors.packed import to_device
-from ..tensors.ragged import sequence_sums
+from ..tensors.ragged import sequence_sums, to_tokens
 from ..tensors.records import Columns
 from ..tensors.top_tokens import top_logprobs_of
 from .compute import entropy_coefficient, kl_coefficient, value_moments
@@ -208,6 +209,9 @@ def _policy_gradient(
     # If a step is one update, the policy in it is the policy before it, and is compared with the sampler here.
     keep = ctx.spec.rollout.in_flight == "keep"
     compared = None if "logprobs" in columns else comparable(columns["versions"], ctx.step, keep=keep)
+    given = to_tokens(columns[GIVEN] > 0, columns.lengths) if GIVEN in columns else None
+    if compared is not None and given is not None:
+        compared = compared & ~given
 
     def loss(output: Tensor, micro: MicroBatch) -> tuple[Tensor, Named]:
         index, device = micro.response_index, output.device
@@ -227,6 +231,8 @@ def _policy_gradient(
 
         new = logprobs.detach()
         old = column("logprobs") if compared is None else new
+        if given is not None:  # of which nobody sampled a token
+            old = torch.where(to_device(given[index], device), new, old)
         mask = None if columns.mask is None else to_device(columns.mask[index], device)
         r = ratios(logprobs, old, columns.lengths[micro.rows], mask)
         total = (corrected * per_token(r, logprobs, column("advantages"))).sum()

@@ -83,8 +83,9 @@ class EpisodesAhead:
         self._last = [], []
 
     def copy(self) -> list[PartialRollout]:
-        """The responses so far, as later tokens do not change them; on the thread that appends to them."""
-        return [work.frozen() for work in (*self._requests.works, *self._restored.values())]
+        """The sampled responses so far, as later tokens do not change them; on the thread that appends to them."""
+        works = (*self._requests.works, *self._restored.values())
+        return [work.frozen() for work in works if work.prompt.given is None]
 
     def restore(self, works: list[PartialRollout]) -> None:
         """Responses of a snapshot, whose prompts will be added again."""
@@ -110,10 +111,10 @@ class EpisodesAhead:
 
     def _begun(self, fresh: PartialRollout, oldest: int) -> PartialRollout:
         """The responses that a snapshot holds of a prompt, to be continued; `fresh` if the job now asks for another
-        number of responses, for shorter or younger ones, or the prompt has changed."""
+        number of responses, for shorter or younger ones, or for a given one, or the prompt has changed."""
         work, longest = self._restored.pop(fresh.prompt.id, fresh), self._spec.longest_response
         same = self._opened(work, fresh.prompt).tokens == work.prompt.tokens
-        same = same and len(work.responses) == len(fresh.responses)
+        same = same and len(work.responses) == len(fresh.responses) and fresh.prompt.given is None
         fits = all(
             len(response.tokens) <= longest and min(response.versions, default=oldest) >= oldest
             for response in work.responses

@@ -211,7 +211,8 @@ class EpisodeCollector:
 def _not_all_refused(responses: Responses, requested: int) -> Responses:
     """The responses to `requested` prompts. Raises InvalidJob if the generators refuse every one, as they will again,
     and Unavailable if they fail at every one: what is wrong is then not a prompt."""
-    if not responses.refused or len(responses.refused) < requested:
+    given = sum(rollout.prompt.given is not None for rollout in responses.rollouts)
+    if not responses.refused or len(responses.refused) < requested - given:
         return responses
     reason = next(iter(responses.refused.values()))
     if all(each.startswith(UNOPENED) for each in responses.refused.values()):

@@ -39,10 +39,14 @@ class Fleet:
         masks: bool = True,
         ended: Ended = nobody,
     ) -> list[PartialRollout]:
-        """Prompts without any response yet."""
+        """Prompts without any response yet, but for given ones."""
         effective = sampling or self._ctx.spec.sampling
         settings = effective.responses_per_prompt, effective.temperature, penalties
-        return [PartialRollout.begin(prompt, *settings, masks=masks, ended=ended) for prompt in prompts]
+        version = self._weights.version
+        return [
+            PartialRollout.begin(prompt, *settings, masks=masks, ended=ended, version=version)
+            for prompt in prompts
+        ]
 
     def start(
         self,

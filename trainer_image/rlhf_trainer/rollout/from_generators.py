@@ -179,7 +179,8 @@ class GeneratorRollouts(Rollouts):
         places = {work.prompt.id: place for place, work in enumerate(works)}
         batches = 1 if size is None else max(1, len(works) // size)
         requests = Requests(self._fleet.start, self.weights.drop, self._ctx.stop)
-        requests.waiting = longest_first(works)
+        requests.answered = {work.prompt.id: work for work in works if work.is_complete}  # given ones
+        requests.waiting = longest_first(work for work in works if not work.is_complete)
         answered, taken, idle = requests.answered, 0, self.requests.idle_seconds
         requests.begin()
         try:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import islice
 
 import torch
 
@@ -14,7 +15,7 @@ from ..local_generation.shared import generate_shared
 from ..models.trained_model import TrainedModel
 from ..process.timeline import RECORDER
 from ..ranks.context import TrainerContext
-from ..tensors.records import Prompt
+from ..tensors.records import Prompt, Rollout
 from .partial_rollout import Ended, PartialRollout, nobody, rollouts
 from .requests import Responses
 from .rollouts import Rollouts
@@ -40,24 +41,30 @@ class TrainerRollouts(Rollouts):
         ended: Ended = nobody,  # noqa: ARG002
     ) -> Responses:
         """Each rank has all of them. `ended` is not called."""
-        ctx = self._ctx
         with RECORDER.measure("generate"):
             if self._rounds is not None:
                 return self._play(self._rounds, prompts, sampling, penalties, masks=masks)
-            made = generate_shared(
-                *(
-                    self._policy,
-                    ctx.ranks,
-                    ctx.tokenizer,
-                    prompts,
-                    sampling,
-                    self.version,
-                    ctx.stop,
-                    penalties,
-                ),
+            return Responses(self._generate(prompts, sampling, penalties, masks=masks))
+
+    def _generate(
+        self, prompts: list[Prompt], sampling: Sampling, penalties: Penalties, *, masks: bool
+    ) -> list[Rollout]:
+        """Sampled responses, and given ones in their places."""
+        ctx, version, each = self._ctx, self.version, sampling.responses_per_prompt
+        ungiven = [prompt for prompt in prompts if prompt.given is None]
+        made = iter(
+            generate_shared(
+                *(self._policy, ctx.ranks, ctx.tokenizer, ungiven, sampling, version, ctx.stop, penalties),
                 masks=masks,
             )
-        return Responses(made)
+        )
+        of_prompts = (
+            islice(made, each)
+            if prompt.given is None
+            else PartialRollout.begin(prompt, each, version=version).rollouts()
+            for prompt in prompts
+        )
+        return [rollout for rollouts_of in of_prompts for rollout in rollouts_of]
 
     def _play(
         self,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from rlhf_api.sections.evaluation import NO_PENALTIES, Penalties
 
 from ..environments.environments import Next
-from ..tensors.records import Outcome, Prompt, Rollout
+from ..tensors.records import Given, Outcome, Prompt, Rollout
 from ..tensors.sampling_mask import filled
 
 ENDS = ("stop", "length")
@@ -91,6 +91,19 @@ class Response:
         return Response(*own, self.kept_counts[:], self.kept[:], self.sampled[:], self.outcome)
 
 
+def given_response(given: Given, version: int) -> Response:
+    """The complete response that the dataset gives: of log-probability 0, since nobody sampled it, and of the present
+    weight version."""
+    count, mask = len(given.tokens), given.mask
+    return Response(
+        array("i", given.tokens),
+        array("f", [0.0]) * count,
+        array("i", [version]) * count,
+        "stop" if given.finished else "length",
+        sampled=array("b") if all(mask) else array("b", mask),
+    )
+
+
 Ended = Callable[[Prompt, Response], None]
 
 
@@ -132,8 +145,13 @@ class PartialRollout:
         *,
         masks: bool = True,
         ended: Ended = nobody,
+        version: int = 0,
     ) -> "PartialRollout":
-        return cls(prompt, [Response() for _ in range(responses)], temperature, penalties, masks, ended)
+        """Without any token yet; complete where the dataset gives the response, of weight `version`."""
+        begun = [Response() for _ in range(responses)]
+        if prompt.given is not None:
+            begun = [given_response(prompt.given, version)]
+        return cls(prompt, begun, temperature, penalties, masks, ended)
 
     @property
     def begun(self) -> bool:

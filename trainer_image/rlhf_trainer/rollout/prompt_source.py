@@ -8,7 +8,7 @@ from rlhf_api.dataset.rows import Row
 from rlhf_api.errors.problem import InvalidJob, Problem
 
 from ..data.dataset import stream
-from ..data.prompts import prompts
+from ..data.prompts import is_given, prompts
 from ..ranks.context import TrainerContext
 from ..replay.ledger import Ledger
 from ..replay.table import Episode
@@ -21,8 +21,9 @@ log = logging.getLogger(__name__)
 class PromptSource:
     """Takes prompts from the dataset and records their states in the ledger. The same on every rank."""
 
-    def __init__(self, ctx: TrainerContext, rows: Sequence[Row]) -> None:
-        self._ctx, self._rows = ctx, rows
+    def __init__(self, ctx: TrainerContext, rows: Sequence[Row], given: float = 0.0) -> None:
+        """`given`: share of the prompts that come with their row's answer."""
+        self._ctx, self._rows, self._given = ctx, rows, given
         self._stream = stream(rows, ctx.spec.seed)
         self._ledger = Ledger(self._stream.mixture.samples)
         self.places: dict[str, int] = {}
@@ -36,12 +37,13 @@ class PromptSource:
         first = self._stream.position
         places = self._stream.at(again) + self._stream.take(count - len(again))
         longest = self._ctx.spec.data.max_prompt_length
-        batch = prompts(self._rows, places, self._ctx.tokenizer, self._ctx.spec.data)
+        positions = (*again, *range(first, self._stream.position))
+        given = {number for number, at in enumerate(positions) if is_given(at, self._given)}
+        batch = prompts(self._rows, places, self._ctx.tokenizer, self._ctx.spec.data, given)
         if cut := sum(prompt.cut > 0 for prompt in batch):
             log.info("%d of %d prompts were cut to %d tokens", cut, count, longest)
-        fresh = range(first, self._stream.position)
-        self.places |= {prompt.id: at for prompt, at in zip(batch, (*again, *fresh), strict=True)}
-        self._ledger.issue(fresh)
+        self.places |= {prompt.id: at for prompt, at in zip(batch, positions, strict=True)}
+        self._ledger.issue(positions[len(again) :])
         self._report_ledger()
         return batch
 

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlhf_api.graph import GIVEN
+
 from ..ranks.ranks import Message, Ranks
 from ..replay.table import Episode
 from ..tensors.packed import flat_flags, flat_floats, flat_int32s
@@ -16,7 +18,7 @@ from ..tensors.sampling_mask import Kept, filled
 from .requests import Responses
 
 _OF_TOKENS = ("sampled_logprobs", "versions", "turn_rewards")
-_OF_ROWS = ("position", "finished", "environment_reward", "turns")
+_OF_ROWS = ("position", "finished", "environment_reward", "turns", GIVEN)
 """Arrays of a message that become columns."""
 
 
@@ -76,6 +78,14 @@ def joined(parts: Sequence[Episode]) -> Episode:
     )
 
 
+def sampled_part(episode: Episode) -> Episode:
+    """The responses that the policy sampled, without given ones; all where there are no others."""
+    if GIVEN not in episode.columns:
+        return episode
+    rows = (episode.columns[GIVEN] == 0).nonzero()[:, 0]
+    return episode.select(rows) if len(rows) else episode
+
+
 def message(responses: Responses, places: Mapping[str, int]) -> Message:
     """Message with the responses for the other ranks: 8 bytes per sampled token and 5 per context token, plus sampling
     masks; `places` as in `collected`. Versions are run-length encoded: they change only where new weights come during a
@@ -94,6 +104,9 @@ def message(responses: Responses, places: Mapping[str, int]) -> Message:
     }
     versions, version_counts = _runs([r.of_sampled(r.versions) for r in rollouts])
     more = _of_episodes(rollouts)
+    given = [r.prompt.given is not None for r in rollouts]
+    if any(given):
+        more[GIVEN] = torch.tensor(given, dtype=torch.float32)
     if any(r.kept_counts for r in rollouts):
         counts = (r.of_sampled(filled(r.kept_counts, len(r.tokens))) for r in rollouts)
         more["kept_counts"] = flat_int32s(counts)

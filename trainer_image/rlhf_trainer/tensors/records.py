@@ -34,6 +34,17 @@ class Prompt:
     row: Mapping[str, Any]
     cut: int = 0
     """Number of prompt tokens that were cut to fit."""
+    given: "Given | None" = None
+    """The response, where the dataset gives it."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """A response of the dataset: token ids, which of them are trained on, and whether all of it is there."""
+
+    tokens: tuple[int, ...]
+    mask: tuple[bool, ...]
+    finished: bool
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 
 from rlhf_api.contract.samples import Sample
 from rlhf_api.dataset.rows import Row
-from rlhf_api.graph import POLICY
+from rlhf_api.graph import POLICY, Generate
 from rlhf_api.sections.replay import EPISODES
 from rlhf_store.errors import DamagedSnapshot
 
@@ -30,7 +30,7 @@ from ..rollout.collector import EpisodeCollector
 from ..rollout.evaluation import evaluate
 from ..rollout.prompt_source import PromptSource
 from ..rollout.remote import Remote
-from ..rollout.responses import joined
+from ..rollout.responses import joined, sampled_part
 from ..rollout.rollouts import Rollouts
 from ..rollout.saved_responses import BLOB
 from ..scoring.rewards import texts
@@ -68,7 +68,8 @@ class OnlineTask(GraphTask):
         self._texts = partial(texts, tokenizer=ctx.tokenizer, stop=ctx.spec.sampling.stop)
         self._sampling = EpisodeSampler(ctx.spec.replay, ctx.spec.seed)
         self._buffer = ReplayBuffer(ctx.spec.replay, self._texts, stored=ctx.ranks.first)
-        self._source = PromptSource(ctx, rows)
+        assert isinstance(self._graph.source, Generate)
+        self._source = PromptSource(ctx, rows, self._graph.source.given)
         self._collector = EpisodeCollector(ctx, learner, rollouts, self._executor, self._source, remote)
         policy, collector = learner.models[POLICY], self._collector
         self._metrics = OnlineMetrics(ctx, policy, collector, rollouts, remote.reward, rows)
@@ -115,7 +116,7 @@ class OnlineTask(GraphTask):
         self._source.trained(episode)
         self._buffer.add(episode, step + 1)
         if self._ctx.ranks.first:
-            self._sampled = choose_samples(episode, self._spec.samples.prompts_per_step)
+            self._sampled = choose_samples(sampled_part(episode), self._spec.samples.prompts_per_step)
         metrics |= updates.metrics()
         adapt_coefficients(self._learner, episode.columns, metrics, step)
         return {**metrics, **replay_metrics, **self._metrics.trained(episode.columns)}

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from rlhf_api.dataset.rows import Row
+from rlhf_api.graph import GIVEN
 
 from ..data.dataset import Dataset
 from ..maths.agreement import AGREEMENT, comparable
@@ -16,6 +17,7 @@ from ..ops import output_fn
 from ..ranks.context import TrainerContext
 from ..replay.table import Episode
 from ..rollout.collector import EpisodeCollector
+from ..rollout.responses import sampled_part
 from ..rollout.rollouts import Rollouts
 from ..scoring.reward_client import RewardClient
 from ..tensors.records import Columns
@@ -39,13 +41,15 @@ class OnlineMetrics:
         self._rollouts, self._reward = rollouts, reward
 
     def collected(self, episode: Episode, figures: dict[str, float]) -> dict[str, float]:
-        """Metrics of the step's responses before its updates, and of their rewards; `figures`: the collector's."""
-        columns = episode.columns
+        """Metrics of the step's sampled responses before its updates, and of their rewards, and the share of given
+        ones; `figures`: the collector's."""
+        own = sampled_part(episode)
         return {
-            **step_metrics(columns, self._compared(columns)),
-            **self._spread(episode, int(figures.get("groups_filtered", 0))),
-            **of_sources(episode, self._rows),
-            "tokens": int(columns.lengths.sum()),
+            **step_metrics(own.columns, self._compared(own.columns)),
+            **self._spread(own, int(figures.get("groups_filtered", 0))),
+            **of_sources(own, self._rows),
+            **self._given(episode),
+            "tokens": int(episode.columns.lengths.sum()),
             "generate_seconds": 0.0,
             "score_seconds": 0.0,
             **figures,
@@ -68,6 +72,11 @@ class OnlineMetrics:
         ages = (self._rollouts.version - columns["versions"]).double()
         metrics = {"staleness": float(ages.mean()), **self._rollouts.figures()}
         return metrics | ({"staleness_max": float(ages.max())} if self._rollouts.is_ahead else {})
+
+    def _given(self, episode: Episode) -> dict[str, float]:
+        if self._ctx.spec.graph.rows == "prompts":
+            return {}
+        return {"given_share": float(episode.columns[GIVEN].mean()) if GIVEN in episode.columns else 0.0}
 
     def _spread(self, episode: Episode, filtered: int) -> dict[str, float]:
         """The share of groups whose scores are equal, the `filtered` ones among them; those at the step's highest and

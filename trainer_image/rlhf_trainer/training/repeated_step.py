@@ -32,6 +32,7 @@ from ..models.pretrained import architectures
 from ..ranks.context import TrainerContext
 from ..ranks.ranks import Ranks
 from ..replay.table import Episode, decode
+from ..rollout.responses import sampled_part
 from ..tensors.records import Columns
 from ..updates.coefficients import adapt_coefficients
 from ..updates.updates import Updates
@@ -80,7 +81,7 @@ def repeat_step(config: RunConfig, step: int | None) -> RepeatedStep:
     learner = make_learner(ctx, config)
     learner.restore(before)
     restore_generators(ranks, before.tensors("generators"))
-    sampling = _compare_sampling(learner, recorded.columns, before.step)
+    sampling = _compare_sampling(learner, sampled_part(recorded).columns, before.step)
     columns = _repeat(learner, Executor(ranks, learner, {}), recorded, after.step - 1)
     results = [*_compare_columns(columns, recorded.columns, _own_columns(learner.graph))]
     results += _compare_tensors(learner, after)

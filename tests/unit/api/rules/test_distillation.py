@@ -15,6 +15,10 @@ TAUGHT = (
 )
 ALONE = (*TAUGHT, "spec.reward={}")
 FUNCTION = "spec.reward={{functions: [{{function: 'a:b', weight: {}}}]}}"
+GIVEN = (
+    *("spec.distillation.teacherTopK=8", "spec.distillation.givenShare=0.5", "spec.sampling={}"),
+    "spec.data.maxResponseLength=256",
+)
 EVALUATED = "spec.evaluation={data: [a.jsonl], function: 'a:b'}"
 
 
@@ -41,6 +45,14 @@ def test_with_top_tokens_the_reference_is_asked_for_them_and_the_loss_reads_them
     (advantages,) = [node for node in graph.prepare if "advantages" in node.writes]
     assert advantages.reads == ()
     assert "reference_top" in graph.train[0].reads
+
+
+def test_with_given_responses_rows_have_answers_and_functions_that_measure_are_allowed():
+    spec = job(*ALONE, *GIVEN, FUNCTION.format(0.0)).spec
+    assert spec.graph.rows == "responses"
+    assert spec.graph.generates
+    assert "given" in spec.graph.source.writes
+    assert Role.REWARD in spec.graph.roles
 
 
 def test_a_student_with_an_adapter_has_the_teacher_and_not_its_own_base():
@@ -109,6 +121,37 @@ def test_a_function_of_weight_0_needs_no_group_and_lets_held_out_responses_be_ju
             "spec.distillation.dynamicSampling: changes or compares scores, and the job has no reward",
         ),
         (("spec.reward.scale=2.0",), "neither spec.reward.functions nor spec.model.reward scores responses"),
+        (
+            ("spec.distillation.givenShare=0.5",),
+            "spec.distillation.givenShare: an estimate from single tokens is of tokens that the student sampled; set "
+            "teacherTopK, or remove this; got 0.5",
+        ),
+        (
+            (*GIVEN, "spec.sampling.responsesPerPrompt=2"),
+            "spec.sampling.responsesPerPrompt: with spec.distillation.givenShare each prompt has one response; use 1; "
+            "got 2",
+        ),
+        (
+            (*GIVEN, FUNCTION.format(1.0)),
+            "spec.distillation.givenShare: given responses have no group to be compared with",
+        ),
+        (
+            (*GIVEN, "spec.distillation.givenShare=0.999"),
+            "spec.distillation.givenShare: leaves none of 8 prompts to the student",
+        ),
+        (
+            (*GIVEN, "spec.data.maxResponseLength=300"),
+            "spec.data.maxResponseLength: given responses are trained on beside sampled ones; use at most 256 "
+            "(sampling.maxNewTokens), or raise that; got 300",
+        ),
+        (
+            (*GIVEN, "spec.replay.maxReplayEpisode=2"),
+            "spec.replay.maxReplayEpisode: is for responses that were all sampled; remove it, or ",
+        ),
+        (
+            (*GIVEN, "spec.replay.streamDataLoaderType=dynamic"),
+            "spec.replay.streamDataLoaderType: is for responses that were all sampled; remove it",
+        ),
         (
             (EVALUATED,),
             "spec.evaluation.function: runs in the reward role, and the job has none: set spec.rew",

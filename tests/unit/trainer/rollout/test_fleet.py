@@ -26,7 +26,7 @@ from rlhf_trainer.rollout.from_generators import GeneratorRollouts
 from rlhf_trainer.rollout.partial_rollout import Ended, nobody
 from rlhf_trainer.rollout.requests import Responses
 from rlhf_trainer.rollout.vllm_client import VllmClient, request_seed
-from rlhf_trainer.tensors.records import Prompt
+from rlhf_trainer.tensors.records import Given, Prompt
 from rlhf_trainer.transport.http import HttpClient
 from rlhf_trainer.weights.broadcaster import BroadcastReport
 from rlhf_trainer.weights.publisher import REFUSALS, Publisher
@@ -198,6 +198,21 @@ def test_longer_prompts_are_asked_first_and_nothing_else_changes(world, http):
     assert {body["prompt"][0]: body["seed"] for body in server.asked} == {
         prompt.tokens[0]: request_seed(0, prompt.id) for prompt in prompts
     }
+
+
+def test_prompts_with_a_given_response_are_asked_of_nobody_and_keep_their_place(world, http):
+    server = Generator(http, "a")
+    world.announce(server)
+    world.publish(3)
+    given = Given((5, 6), (True, True), finished=True)
+    prompts = [Prompt(f"0/{i}", (i,), {}, given=given if i % 3 == 0 else None) for i in range(8)]
+    rollouts = world.answer(prompts).rollouts
+    assert [rollout.prompt for rollout in rollouts] == prompts
+    assert sorted(body["prompt"][0] for body in server.asked) == [1, 2, 4, 5, 7]
+    assert all((r.tokens.tolist() == [5, 6]) == (r.prompt.given is given) for r in rollouts)
+    assert {tuple(r.versions) for r in rollouts if r.prompt.given} == {(3, 3)}
+    only = world.answer(prompts[:1]).rollouts
+    assert [rollout.tokens.tolist() for rollout in only] == [[5, 6]], "a round of nothing else ends"
 
 
 def test_a_lone_generator_that_hangs_is_waited_for_and_one_that_refuses_is_not(world, http):

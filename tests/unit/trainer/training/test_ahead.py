@@ -6,6 +6,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,7 +24,7 @@ from rlhf_trainer.rollout import requests
 from rlhf_trainer.rollout.partial_rollout import Ended, PartialRollout, Response, nobody
 from rlhf_trainer.rollout.rounds import Round
 from rlhf_trainer.rollout.saved_responses import BLOB, decode, encode
-from rlhf_trainer.tensors.records import Prompt
+from rlhf_trainer.tensors.records import Given, Prompt
 from rlhf_trainer.transport.frames import Kind, encode_error
 from rlhf_trainer.transport.http import HttpClient
 
@@ -437,6 +438,39 @@ def test_responses_that_the_job_no_longer_asks_for_are_begun_anew(http, more, le
     run.publish()
     assert Counter(run.step()) == {f"0/{i}": group_size for i in range(PROMPTS)}
     assert all(body["prompt"] == [1, 2] for body in server.asked), "nothing is gone on with"
+    run.end()
+
+
+class Mixed(Run):
+    """Of each episode the last prompt has a given response, if any has."""
+
+    given: Given | None = Given((8, 9), (True, True), finished=True)
+
+    def _issue(self) -> list[Prompt]:
+        *others, last = super()._issue()
+        return [*others, replace(last, given=self.given)]
+
+
+def test_given_responses_wait_for_their_episode_and_are_no_part_of_a_snapshot(http):
+    run = Mixed(http, 1)
+    run.join()
+    run.publish()
+    rollouts = run.rollouts.episode().rollouts
+    assert [list(r.tokens) for r in rollouts if r.prompt.given] == [[8, 9]]
+    assert [r.prompt.id for r in rollouts] == [f"0/{i}" for i in range(PROMPTS)]
+    saved = {work.prompt.id for work in decode(run.blob())}
+    assert saved == {f"0/{i}" for i in range(PROMPTS, 2 * PROMPTS - 1)}
+    run.end()
+
+
+def test_a_prompt_that_now_has_a_given_response_does_not_go_on_with_a_sampled_one(http):
+    begun = Response(array("i", [7]), array("f", [-0.5]), array("i", [7]))
+    run = Mixed(http, 1)
+    run.version = 7
+    run.rollouts.restore(encode([PartialRollout(Prompt(f"0/{PROMPTS - 1}", (1, 2), {}), [begun])]))
+    run.join()
+    run.publish()
+    assert [8, 9] in [list(rollout.tokens) for rollout in run.rollouts.episode().rollouts]
     run.end()
 
 
