@@ -41,6 +41,8 @@ LABEL = "label"
 prompt, with which `rows: labeled` come."""
 GIVEN = "given"
 """Column of rows: 1 for a response that the dataset gives in place of a sampled one."""
+MARGIN = "margin"
+"""Column of rows that a source of graded ones writes: of both responses of a pair, by how much one is better."""
 REFERENCE_TOP = "reference_top"
 """Column of the reference's most probable tokens, K at each place: K log-probabilities, then K token ids."""
 REFERENCE_COLUMNS = ("reference_logprobs", REFERENCE_TOP)
@@ -82,7 +84,7 @@ class Dataset(Node):
     @property
     def group(self) -> int:
         """Consecutive sequences that stay in one micro-batch: the two responses of a pair."""
-        return 2 if self.rows == "pairs" else 1
+        return 2 if self.rows in ("pairs", "graded") else 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -286,12 +286,29 @@ class PreferenceRow(Row):
         return [self.rejected]
 
 
+Margin = Annotated[float, Field(allow_inf_nan=False)]
+"""By how much the preferred response is better: a number, in units of reward."""
+
+
+class GradedPairRow(PairRow):
+    """A `PairRow` with the margin of all of its pairs."""
+
+    margin: Margin
+
+
+class GradedPreferenceRow(PreferenceRow):
+    """A `PreferenceRow` with its margin."""
+
+    margin: Margin
+
+
 ROW_FIELDS = ("prompt", "answer", "pos_answers", "neg_answers")
 """Fields that training reads, over all row kinds."""
 ROW_TYPES: dict[RowKind, type[Row]] = {
     "prompts": PromptRow,
     "responses": AnswerRow,
     "pairs": PairRow,
+    "graded": GradedPairRow,
     "labeled": LabeledRow,
 }
 RENDERED_FIELDS = (*ROW_FIELDS, "messages", "chosen", "rejected", "tools", "chat_template_kwargs")
@@ -299,6 +316,7 @@ RENDERED_FIELDS = (*ROW_FIELDS, "messages", "chosen", "rejected", "tools", "chat
 OTHER_TYPES: dict[RowKind, tuple[str, type[Row]]] = {
     "responses": ("messages", ConversationRow),
     "pairs": ("chosen", PreferenceRow),
+    "graded": ("chosen", GradedPreferenceRow),
 }
 """Alternative row types of a kind, by a field that only they have."""
 
@@ -307,7 +325,8 @@ def row_type(row: dict[str, Any], kind: RowKind) -> type[Row]:
     """The row type that a row is most likely meant to be."""
     usual = ROW_TYPES[kind]
     mark, other = OTHER_TYPES.get(kind, ("", usual))
-    return other if mark in row and not {*usual.model_fields} - {"prompt", "images"} & {*row} else usual
+    its_own = usual.model_fields.keys() - {"prompt", *other.model_fields}
+    return other if mark in row and not its_own & {*row} else usual
 
 
 def prompt_field(row: Row) -> str:

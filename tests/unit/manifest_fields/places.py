@@ -147,6 +147,7 @@ BASES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"\.entropyTarget$", ("spec.{}.entropyCoefficient=0.1",)),
     (r"spec\.dpo\.", _algorithm("dpo", "spec.data.train=[rows-pairs.jsonl]", "spec.sampling={}")),
     (r"spec\.rewardModel\.", _algorithm("reward", "spec.data.train=[rows-pairs.jsonl]")),
+    (r"rewardModel\.margins$", ("spec.data.train=[rows-graded.jsonl]",)),
     (r"spec\.kto\.", _algorithm("kto", "spec.data.train=[rows-labeled.jsonl]", "spec.sampling={}")),
     (r"spec\.custom\.", _algorithm("best_of_n:ALGORITHM", "spec.custom={settings: {minibatchSize: 8}}")),
     (r"custom\.scores", ("spec.custom.critic=true",)),  # which then starts from the reward model

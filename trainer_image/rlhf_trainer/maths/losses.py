@@ -150,10 +150,11 @@ def centering_loss(chosen: Tensor, rejected: Tensor) -> Tensor:
     return (chosen + rejected).square()
 
 
-def pairwise_loss(chosen: Tensor, rejected: Tensor) -> Tensor:
-    """-log sigmoid(chosen - rejected) of each pair: the Bradley-Terry likelihood of the preference.
+def pairwise_loss(chosen: Tensor, rejected: Tensor, margin: Tensor | float = 0.0) -> Tensor:
+    """-log sigmoid(chosen - rejected - margin) of each pair: the Bradley-Terry likelihood of the preference, with the
+    margin by which the first score is to be higher.
 
-    Shapes: two float [P] in units of reward -> [P] in nats, same dtype.
-    Source: Ouyang et al. 2022 (arXiv:2203.02155), eq. 1, for one pair.
+    Shapes: float [P] in units of reward, `margin` one for all or [P] -> [P] in nats, same dtype.
+    Source: Ouyang et al. 2022 (arXiv:2203.02155), eq. 1, for one pair; Touvron et al. 2023 (arXiv:2307.09288), eq. 2.
     """
-    return -logsigmoid(chosen - rejected)
+    return -logsigmoid(chosen - rejected - margin)

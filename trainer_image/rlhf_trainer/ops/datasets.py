@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_api.dataset.rows import ImageRow
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.field_types import RowKind
-from rlhf_api.graph import LABEL
+from rlhf_api.graph import LABEL, MARGIN
 from rlhf_api.sections.data import Data
 from rlhf_api.sections.model import VISION
 
@@ -77,6 +77,7 @@ def _encode_pairs(
 ENCODE: dict[RowKind, Encode] = {
     "responses": _encode_responses,
     "pairs": _encode_pairs,
+    "graded": _encode_pairs,
     "labeled": _encode_responses,
 }
 
@@ -127,7 +128,7 @@ def given_columns(
 ) -> tuple[Columns, dict[str, float]]:
     """Columns of the rows' sequences, with a `mask` if some response tokens are not trained on; and metrics: the
     numbers of sequences whose prompt or response was cut. Labeled rows are followed by as many sequences of each one's
-    prompt with the next one's response, and have a column LABEL."""
+    prompt with the next one's response, and have a column LABEL; graded ones have a column MARGIN."""
     encoded = ENCODE[kind](rows, tokenizer, data, reader)
     mismatched = _mismatched(encoded) if kind == "labeled" else []
     sequences = Sequences.pack([(e.prompt, e.response) for e in (*encoded, *mismatched)])
@@ -135,6 +136,9 @@ def given_columns(
     if kind == "labeled":
         labels = [1.0 if row.label else -1.0 for row in rows] + [0.0] * len(mismatched)
         columns = columns.with_rows(**{LABEL: torch.tensor(labels)})
+    if kind == "graded":
+        margins = [row.margin for row in rows for _ in range(2 * len(row.pos_answers))]
+        columns = columns.with_rows(**{MARGIN: torch.tensor(margins)})
     mask = torch.tensor([trained for e in (*encoded, *mismatched) for trained in e.mask])
     if not bool(mask.all()):
         columns = columns.with_tokens(mask=mask)

@@ -11,7 +11,7 @@ from rlhf_api.algorithms.kto import KTO
 from rlhf_api.algorithms.policy_gradient import PolicyGradient
 from rlhf_api.algorithms.ppo import PPO
 from rlhf_api.algorithms.reward import RewardModel
-from rlhf_api.graph import GIVEN, LABEL, REFERENCE_TOP
+from rlhf_api.graph import GIVEN, LABEL, MARGIN, REFERENCE_TOP
 
 from ..maths.agreement import agreement, comparable
 from ..maths.divergence import top_divergence
@@ -55,15 +55,16 @@ def likelihood(columns: Columns, _ctx: OpContext) -> Loss:
 
 
 def preference(columns: Columns, ctx: OpContext) -> Loss:
-    """Mean Bradley-Terry loss of rows (2i, 2i + 1), chosen first, with the settings' centering, and the share of pairs
-    ranked correctly."""
+    """Mean Bradley-Terry loss of rows (2i, 2i + 1), chosen first, with the settings' centering and the column MARGIN
+    if there is one, and the share of pairs ranked correctly."""
     pairs = len(columns) // 2
     centering = ctx.settings.centering if isinstance(ctx.settings, RewardModel) else 0.0
 
-    def loss(scores: Tensor, _micro: MicroBatch) -> tuple[Tensor, Named]:
+    def loss(scores: Tensor, micro: MicroBatch) -> tuple[Tensor, Named]:
         better, worse = scores[0::2], scores[1::2]
+        margin = to_device(columns[MARGIN][micro.rows[0::2]], scores.device) if MARGIN in columns else 0.0
         right = (better > worse).to(scores.dtype)
-        of_pairs = pairwise_loss(better, worse)
+        of_pairs = pairwise_loss(better, worse, margin)
         if centering:
             of_pairs = of_pairs + centering * centering_loss(better, worse)
         return of_pairs.sum() / pairs, {"accuracy": right.sum() / pairs}

@@ -15,7 +15,7 @@ def read_rows(path: str, kind: RowKind) -> list[Row]:
     return list(RowFile(Path(path), kind))
 
 
-GOOD = '{"prompt": "p", "answer": "a", "pos_answers": ["x"], "neg_answers": ["y"], "id": 7}'
+GOOD = '{"prompt": "p", "answer": "a", "pos_answers": ["x"], "neg_answers": ["y"], "id": 7, "margin": 1}'
 BAD: list[tuple[RowKind, str, str]] = [
     ("responses", '{"prompt": "p"', ":2: is not valid JSON"),
     ("responses", '{"prompt": "p"}', ":2: answer: is missing; the row has 'prompt'"),
@@ -37,6 +37,28 @@ BAD: list[tuple[RowKind, str, str]] = [
     ("pairs", '{"prompt": "p", "pos_answers": [], "neg_answers": []}', ":2: pos_answers: "),
     ("pairs", '{"prompt": "p", "pos_answers": "a", "neg_answers": ["b"]}', ":2: pos_answers: "),
     ("pairs", '{"prompt": "p", "pos_answers": ["a"], "neg_answers": [""]}', ":2: neg_answers.0: "),
+    (
+        "graded",
+        '{"prompt": "p", "chosen": "a", "rejected": "b"}',
+        ":2: margin: is missing; the row has 'prompt'",
+    ),
+    (
+        "graded",
+        '{"prompt": "p", "pos_answers": ["a"], "neg_answers": ["b"]}',
+        ":2: margin: is missing; the row",
+    ),
+    (
+        "graded",
+        '{"prompt": "p", "chosen": "a", "rejected": "b", "margin": "2"}',
+        ":2: margin: must be a valid number",
+    ),
+    (
+        "graded",
+        '{"prompt": "p", "chosen": "a", "rejected": "b", "margin": null}',
+        ":2: margin: must be a valid number",
+    ),
+    ("graded", '{"prompt": "p", "chosen": "a", "rejected": "b", "margin": NaN}', "NaN"),
+    ("graded", '{"prompt": "p", "chosen": "a", "rejected": "b", "margin": 1e999}', "1e999"),
     ("prompts", '{"prompt": []}', ":2: prompt: must have at least 1 item"),
     ("prompts", '{"prompt": [{"role": "user"}]}', ":2: prompt.0.content: is missing; the message has 'role'"),
     ("prompts", '{"prompt": [{"role": "user", "contents": "a"}]}', "; rename 'contents'"),

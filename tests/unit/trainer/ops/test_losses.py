@@ -491,14 +491,17 @@ def test_an_estimate_below_0_is_0():
     assert COMPUTE["mismatched_divergence"](low, context("kto"))["kl_baseline"].tolist() == [0.0] * 8
 
 
-@pytest.mark.parametrize("centering", [0.0, 0.3])
-def test_the_loss_of_a_reward_model_and_its_gradient(centering):
+@pytest.mark.parametrize(("centering", "margins"), [(0.0, None), (0.3, None), (0.3, (0.5, 3.0, 0.0, -1.0))])
+def test_the_loss_of_a_reward_model_and_its_gradient(centering, margins):
     """Scores of rows 2i and 2i + 1, a micro-batch of any size."""
     made, ctx = columns(), context("reward", f"centering: {centering}")
+    if margins:
+        made = made.with_rows(margin=torch.tensor(margins).repeat_interleave(2))
     exact = torch.randn(8, generator=torch.Generator().manual_seed(2)).double().requires_grad_()
     expected = torch.zeros(()).double()
-    for better, worse in zip(exact[0::2], exact[1::2], strict=True):
-        expected = expected + ((1 + (worse - better).exp()).log() + centering * (better + worse) ** 2) / 4
+    for better, worse, margin in zip(exact[0::2], exact[1::2], margins or (0.0,) * 4, strict=True):
+        odds = (worse - better + margin).exp()
+        expected = expected + ((1 + odds).log() + centering * (better + worse) ** 2) / 4
     expected.backward()
     for budget in BUDGETS:
         scores = exact.detach().clone().requires_grad_()

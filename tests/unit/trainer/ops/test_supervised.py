@@ -54,6 +54,27 @@ def test_pairs_become_rows_better_first(tokenizer):
     assert all(sequences.row(i)[-1] == EOS for i in range(len(sequences)))
 
 
+def test_both_responses_of_a_graded_pair_have_its_margin(tokenizer):
+    rows = [
+        checked_row(row, "graded", lambda: "row")
+        for row in (
+            {"prompt": "p", "pos_answers": ["a", "b"], "neg_answers": ["c", "d"], "margin": 2},
+            {"prompt": "q", "chosen": "e", "rejected": "f", "margin": 0.5},
+        )
+    ]
+    columns = given_columns("graded", rows, tokenizer, DATA)[0]
+    assert columns["margin"].tolist() == [2, 2, 2, 2, 0.5, 0.5]
+    assert len(columns) == 6
+
+
+@pytest.mark.parametrize("margin", [float("nan"), float("inf"), True])
+def test_a_margin_is_a_finite_number(margin):
+    """As of a function that returns rows: files of JSON have no others."""
+    row = {"prompt": "p", "chosen": "a", "rejected": "b", "margin": margin}
+    with pytest.raises(InvalidJob, match=r"^rows, line 1: margin: must be a"):
+        checked_row(row, "graded", lambda: "rows, line 1")
+
+
 def test_labeled_rows_are_followed_by_each_prompt_with_the_next_answer(tokenizer):
     rows = [
         LabeledRow(prompt=p, answer=a, label=good)
