@@ -134,7 +134,8 @@ BASES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         r"\.distillation\.givenShare$",
         (
-            *("spec.distillation.teacherTopK=8", "spec.data.train=[rows-answers.jsonl]"),
+            *("spec.distillation.teacherTopK=8", "spec.distillation.givenShare=0.25"),
+            *("spec.distillation.overlongBuffer=0", "spec.data.train=[rows-answers.jsonl]"),
             *(
                 "spec.data.maxResponseLength=5",
                 "spec.sampling.responsesPerPrompt=1",

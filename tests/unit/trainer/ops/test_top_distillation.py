@@ -80,6 +80,23 @@ def test_the_divergence_is_added_to_the_policy_loss(own, beta):
         assert statistics["kl_mean"] == pytest.approx(sum(reverse) / len(reverse), rel=1e-5)
 
 
+def test_given_responses_have_a_ratio_of_1_whatever_stands_for_a_sampler():
+    """Where the sampler's log-probabilities are the old ones, 0 of tokens that nobody sampled."""
+    made, output = compared()
+    ctx, given = context("distillation", TOP), torch.tensor([True, False] * 4)
+    tokens = given.repeat_interleave(made.lengths)
+    advantages = torch.zeros(sum(LENGTHS))
+    known = made.with_tokens(
+        logprobs=torch.where(tokens, output[:, 0].float(), made["logprobs"]), advantages=advantages
+    )
+    unknown = known.with_tokens(logprobs=known["logprobs"].masked_fill(tokens, -100.0))
+    expected = summed("policy", known, ctx, output, BUDGETS[0])
+    loss, statistics = summed("policy", unknown.with_rows(given=given.float()), ctx, output, BUDGETS[0])
+    assert float(loss) == pytest.approx(float(expected[0]))
+    assert statistics == pytest.approx(expected[1], abs=1e-6)
+    assert statistics["ratio_mean"] < 5
+
+
 def spans() -> list[tuple[int, int]]:
     return [(sum(LENGTHS[:i]), n) for i, n in enumerate(LENGTHS)]
 

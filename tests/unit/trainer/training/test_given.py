@@ -130,12 +130,12 @@ def test_what_the_student_would_never_sample_is_learned_from_given_answers():
 
 
 def test_of_a_given_conversation_the_turns_of_the_assistant_alone_are_compared():
-    def said(role: str, content: str) -> Message:
+    def message(role: str, content: str) -> Message:
         return Message(role=role, content=content)
 
     tokenizer = chat_tokenizer()
-    answer = [said("assistant", "one"), said("user", "more"), said("assistant", "two")]
-    row = AnswerRow(prompt=[said("user", "count")], answer=answer)
+    answer = [message("assistant", "one"), message("user", "more"), message("assistant", "two")]
+    row = AnswerRow(prompt=[message("user", "count")], answer=answer)
     (prompt,) = prompts([row], [(0, 0)], tokenizer, Data(maxResponseLength=64), {0})
     work = PartialRollout.begin(prompt, 1, version=7)
     assert work.is_complete
