@@ -115,7 +115,7 @@ def test_a_prompt_that_opens_no_episode_is_refused_and_the_others_are_played():
 def test_a_run_that_is_to_stop_waits_for_no_episode(at: str, tmp_path):
     """Not for an environment either that never replies."""
     played = works(1, hold=str(tmp_path))
-    with rounds("Waits") as each:
+    with rounds("Waits", writable=(str(tmp_path),)) as each:
 
         def sample(prompts: Sequence[Prompt], most: int) -> list[Sampled]:
             if at == "sampling":
