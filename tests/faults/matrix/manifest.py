@@ -30,6 +30,8 @@ def document(
         "deepspeed": {"zero_optimization": {"stage": 2}},
         "progressDeadlineSeconds": HANG_SECONDS,
     }
+    if mode == EPISODES:
+        spec["environment"] |= {"writable": [str(folder / "run")]}  # the files of the rendezvous
     if mode == GPU:
         spec["model"]["dtype"] = "bfloat16"
         spec["generator"]["engineArguments"] = {
@@ -71,7 +73,7 @@ def specification(mode: Mode, policy: str, prompts: str) -> dict[str, Any]:
         "optimizer": {"learningRate": 1e-5},
         "rollout": {"maxStaleness": STALENESS[mode]},
         **({"placement": "shared"} if mode == TURNS else {}),
-        **({"environment": ENVIRONMENT} if mode == EPISODES else {}),
+        **({"environment": {**ENVIRONMENT}} if mode == EPISODES else {}),
         "trainer": {**again},
         "generator": {**again, "replicas": 2, "timeoutSeconds": 60},
         "reference": again,
