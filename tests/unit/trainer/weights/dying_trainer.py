@@ -5,16 +5,27 @@ import signal
 from pathlib import Path
 
 import torch
+from tests.support.kube import eventually
 from tests.unit.trainer.weights.support import TOKEN, generator, load, weights
 
 from rlhf_trainer.transport.http import HttpClient
 from rlhf_trainer.weights.broadcaster import Broadcaster
 
 
-def send(address: str, model: Path, fatal: str, keep: bool = False, takes_turns: bool = False) -> None:
-    """Weight version 99."""
+def send(
+    address: str,
+    model: Path,
+    fatal: str,
+    keep: bool = False,
+    takes_turns: bool = False,
+    meeting: Path | None = None,
+) -> None:
+    """Weight version 99. Right before its commit makes the file `meeting` and waits until that is removed."""
 
     def fault(point: str) -> None:
+        if point == "before-commit" and meeting is not None:
+            meeting.touch()
+            eventually(lambda: not meeting.exists(), "the commit is let go")
         if point == fatal:
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -173,13 +173,15 @@ def held(swaps: Swaps, file: Path) -> None:
 def test_a_trainer_that_dies_during_the_swap_leaves_no_response_frozen(swaps, folder, tmp_path):
     file, work = tmp_path / "held", PartialRollout.begin(Prompt("0/0", PROMPT, {}), 4)
     client = VllmClient(swaps.http, sampling=Sampling(maxNewTokens=100, minNewTokens=100), seed=1, ends=[256])
+    meeting, log = tmp_path / "meeting", tmp_path / "log"
+    sent = (swaps.server.address, folder / "tied-2", "", True, False, meeting)
+    trainer = fork(dying_trainer.send, *sent, log=log)
+    eventually(meeting.exists, "its weights are there")
     with slow_steps(swaps.http, swaps.server):
         request = swaps.ask(client, work)
         held(swaps, file)
-        trainer = fork(
-            dying_trainer.send, swaps.server.address, folder / "tied-2", "", True, log=tmp_path / "log"
-        )
-        eventually(file.exists, "its weights are being swapped in")
+        meeting.unlink()
+        eventually(file.exists, "they are being swapped in")
         trainer.kill()
         trainer.join()
         file.unlink()
