@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -98,13 +99,14 @@ def test_it_ends_with_a_run_that_is_killed(tmp_path):
     wait_until_none(tmp_path)
 
 
-def run_in_terminal(folder: Path, *arguments: str) -> tuple[int, str, list[dict]]:
-    """Exit code and output of a run of stand-in roles in a terminal, and what its page listed meanwhile."""
+def run_in_terminal(folder: Path, *arguments: str, trainer: str = "serve") -> tuple[int, str, list[dict]]:
+    """Exit code and output of a run of stand-in roles in a terminal, and what its page listed meanwhile, after which it
+    is stopped."""
     (folder / "p.jsonl").write_text('{"prompt": "hi"}\n')
     made = document("spec.data.train[0]=p.jsonl", "spec.reward.functions=[]", "spec.steps=2")
     (folder / "job.yaml").write_text(yaml.safe_dump(made))
     leader, follower = pty.openpty()
-    environ = {**os.environ, "RLHF_TEST_PAGE": "1", "TERM": "dumb"}
+    environ = {**os.environ, "RLHF_TEST_PAGE": "1", "TERM": "dumb", "FAKE_TRAINER": trainer}
     command = [sys.executable, str(LAUNCH), "run", "job.yaml", "--workdir", "w", *arguments]
     with subprocess.Popen(command, cwd=folder, env=environ, stdout=follower, stderr=follower) as process:
         os.close(follower)
@@ -116,13 +118,14 @@ def run_in_terminal(folder: Path, *arguments: str) -> tuple[int, str, list[dict]
                 break
             if not listed and re.search(r"page on \S+\s", output):
                 listed = read_runs(output) or [{}]
+                process.send_signal(signal.SIGINT)
     os.close(leader)
     return process.returncode, output, listed
 
 
 def test_a_run_in_a_terminal_prints_the_address_of_its_page(tmp_path):
-    code, output, listed = run_in_terminal(tmp_path)
-    assert (code, output.count("page on http://127.0.0.1:"), len(listed)) == (0, 1, 1), output
+    code, output, listed = run_in_terminal(tmp_path, trainer="hold")
+    assert (code, output.count("page on http://127.0.0.1:"), len(listed)) == (130, 1, 1), output
     wait_until_none(Path("w"))
 
 
