@@ -50,6 +50,21 @@ def test_a_client_that_waits_gets_signs_of_life_that_are_no_part_of_the_reply(
         assert json.loads(text)["choices"][0]["message"] == {"role": "assistant", "content": "Go."}
 
 
+def test_a_request_beside_one_that_waits_is_refused_and_that_one_is_answered() -> None:
+    async def play() -> tuple[str, str]:
+        conversation = Conversation()
+        async with CompletionsServer() as server, server.serving(conversation) as access:
+            asking = asyncio.ensure_future(post(access, ASKS))
+            await conversation.next()
+            refused = await post(access, ASKS)
+            conversation.reply(TurnText("Go.", "Go."))
+            return refused, await asking
+
+    refused, answered = asyncio.run(asyncio.wait_for(play(), 60))
+    assert "ask one after another" in json.loads(refused)["error"]["message"]
+    assert json.loads(answered)["choices"][0]["message"]["content"] == "Go."
+
+
 def test_a_client_that_lost_its_connection_asks_again_and_gets_the_same_turn() -> None:
     async def play() -> str:
         conversation = Conversation()
