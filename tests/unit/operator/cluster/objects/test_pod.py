@@ -42,7 +42,7 @@ EVERYTHING = (
 )
 
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[5]
 
 
 def pinned(*overrides: str) -> Pinned:
