@@ -179,7 +179,10 @@ CASES: dict[str, tuple[str, str, dict[str, Any], list[str], list[str]]] = {
             "checkpoint": {"everySteps": 20},
             "trackers": [{"kind": "wandb", "project": "reverse"}],
         },
-        ['orchestrator.env=[{"id": "reverse-text"}] not here: an environment is a class of your own'],
+        [
+            'orchestrator.env=[{"id": "reverse-text"}] not here: an environment of verifiers is '
+            "spec.environment: {path: verifiers, "
+        ],
         ["spec.reward", "spec.data"],
     ),
     "sft.yaml": (
