@@ -9,7 +9,7 @@ PINS   := $(wildcard constraints/*.txt)
 # The first of Python 3.11 to 3.13 that is here, unless PYTHON names one.
 python  = $(or $(shell tools/python $(PYTHON)),$(error no Python to use))
 
-.PHONY: install page demo test quick units browser operator current-api e2e examples jobs chaos weights trainer gpu faults
+.PHONY: install page demo test quick units browser operator current-api e2e examples jobs chaos weights episodes trainer gpu faults
 .PHONY: sweep cluster images cluster-down lint docs generated release publish bundle clean
 
 install: $(STAMP)
@@ -70,7 +70,7 @@ test: install $(TASKS) $(VENV)-verifiers $(BIN)/helm
 	-$(MAKE) --keep-going --jobs=$(if $(RLHF_TEST_KUBECONFIG),1,$(AT_ONCE)) --output-sync=target $(PARTS)
 	@$(BIN)/python tools/results $(RESULTS) $(PARTS); code=$$?; $(BIN)/python tools/gpu --state; exit $$code
 
-PARTS   := e2e operator chaos jobs trainer examples weights units browser current-api lint
+PARTS   := e2e operator chaos jobs trainer episodes examples weights units browser current-api lint
 AT_ONCE := $(shell expr 3 + $$(nproc))
 RESULTS := $(VENV)/.results
 PYTEST   = $(BIN)/python -m pytest --durations=3 --junitxml=$(RESULTS)/$@.xml
@@ -139,6 +139,12 @@ weights: install
 	$(PYTEST) $(WEIGHTS)
 	$(PASSED)
 
+# Responses that generators are asked for, and episodes of environments, which have processes of their own.
+EPISODES := tests/unit/trainer/environments tests/unit/trainer/rollout
+episodes: install $(TASKS) $(VENV)-verifiers
+	$(PYTEST) $(EPISODES)
+	$(PASSED)
+
 # What only a GPU runs, on a machine with one (some with two), recorded in benchmarks/results/gpu.jsonl; GPU_ARGS='-k NAME' runs a
 # part. Without a network: `python3 tools/gpu` in an unpacked source tree, with the packages on PYTHONPATH.
 GPU := tests/gpu
@@ -147,7 +153,7 @@ gpu: install
 
 # All others: models, trainers and the other roles, several ranks.
 trainer: install $(TASKS)
-	$(PYTEST) $(patsubst %,--ignore=%,$(UNITS) $(OPERATOR) $(BROWSER) $(CURRENT_API) $(E2E) $(EXAMPLES) $(JOBS) $(CHAOS) $(WEIGHTS) $(GPU))
+	$(PYTEST) $(patsubst %,--ignore=%,$(UNITS) $(OPERATOR) $(BROWSER) $(CURRENT_API) $(E2E) $(EXAMPLES) $(JOBS) $(CHAOS) $(WEIGHTS) $(EPISODES) $(GPU))
 	$(PASSED)
 
 # Every key of DeepSpeed that a manifest accepts, on two ranks; records what came of it, which tests/unit/trainer/models/test_sweep.py

@@ -14,7 +14,7 @@ LISTS = re.findall(r"^([A-Z0-9_]+) := (tests/.*)", (ROOT / "Makefile").read_text
 TESTS = {
     part.lower().replace("_", "-"): paths.split() for part, paths in LISTS if part not in ("GPU", "QUICK")
 } | {"trainer": ["tests/any-other"]}
-UNITS, OPERATOR, JOBS = (len(TESTS[part]) for part in ("units", "operator", "jobs"))
+UNITS, OPERATOR, JOBS, EPISODES = (len(TESTS[part]) for part in ("units", "operator", "jobs", "episodes"))
 PASSES = "import sys\ndef test_it():\n    assert not sys.dont_write_bytecode\n"
 FAILS = "import pytest\n@pytest.mark.skip\ndef test_later(): ...\ndef test_it():\n    assert False\n"
 DIES = "import os\ndef test_it():\n    os._exit(0)\n"
@@ -86,13 +86,14 @@ def test_all_parts_pass(clone):
             "chaos passed 1 0 0",
             f"jobs passed {JOBS} 0 0",
             "trainer passed 1 0 0",
+            f"episodes passed {EPISODES} 0 0",
             "examples passed 1 0 0",
             "weights passed 1 0 0",
             f"units passed {UNITS} 0 0",
             "browser passed 1 0 0",
             "current-api passed 1 0 0",
             "lint passed 0 0 0",
-            f"{UNITS + OPERATOR + JOBS + 7} passed, 0 failed, 0 skipped",
+            f"{UNITS + OPERATOR + JOBS + EPISODES + 7} passed, 0 failed, 0 skipped",
             "make gpu: no run is recorded",
         ],
     )
@@ -111,6 +112,7 @@ def test_every_part_runs_to_its_end_and_the_failing_ones_are_named(clone):
             "chaos passed 1 0 0",
             f"jobs passed {JOBS} 0 0",
             "trainer passed 1 0 0",
+            f"episodes passed {EPISODES} 0 0",
             "examples passed 1 0 0",
             "weights passed 1 0 0",
             f"units FAILED {UNITS - 1} 1 1",
@@ -121,7 +123,7 @@ def test_every_part_runs_to_its_end_and_the_failing_ones_are_named(clone):
             "FAILED operator: failed or did not run to its end",
             "FAILED units: tests.unit.api.test_it::test_it",
             "FAILED lint: failed or did not run to its end",
-            f"{UNITS + JOBS + 7} passed, 4 failed, 1 skipped",
+            f"{UNITS + JOBS + EPISODES + 7} passed, 4 failed, 1 skipped",
             "make gpu: no run is recorded",
         ],
     )
