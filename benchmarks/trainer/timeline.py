@@ -1,4 +1,4 @@
-"""What the record of a step's timeline costs the trainer.
+"""Measures the time that the record of a step's timeline takes from the trainer.
 
     .venv/bin/python benchmarks/trainer/timeline.py [--ranks 2] [--steps 300] [--spans 20]
 

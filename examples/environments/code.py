@@ -38,7 +38,7 @@ class Code:
 
 
 def read_results(output: str, count: int) -> Sequence[object]:
-    """What the program returned for each argument; None for each where it printed anything else."""
+    """The program's result for each argument; None for each where it printed anything else."""
     try:
         results = json.loads(output)
     except (ValueError, RecursionError):

@@ -97,7 +97,7 @@ def _learns_scores(spec: CommonSpec) -> bool:
 
 
 def _given(spec: CommonSpec, where: str, settings: Distillation) -> Iterator[Problem]:
-    """What does not go with responses that the student has not sampled."""
+    """Settings that responses which the student has not sampled rule out."""
     share, sampling, replay = settings.given_share, spec.sampling, spec.replay
     got = f"got {share:g}"
     if not settings.teacher_top_k:

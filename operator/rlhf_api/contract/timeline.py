@@ -26,6 +26,6 @@ class StepTimeline(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
     step: int
     time: FiniteFloat
-    """When it began, in seconds since 1970."""
+    """Begin of the step, in seconds since 1970."""
     seconds: FiniteFloat
     spans: tuple[Span, ...]

@@ -1,4 +1,4 @@
-"""What the processes of an environment may reach and take."""
+"""Confines the processes of an environment: what they may reach, and how much they may take."""
 
 from pathlib import Path
 
@@ -24,5 +24,5 @@ def privacy_of(section: Environment, *, network: bool, own_processes: bool) -> P
 
 
 def excess_of(section: Environment, first: int) -> str:
-    """What is too much of the processes in the namespace of `first`, as `excess` says it."""
+    """Names what is too much of the processes in the namespace of `first`, as `excess` says it."""
     return excess(first, processes=PROCESSES, megabytes=section.memory_megabytes)

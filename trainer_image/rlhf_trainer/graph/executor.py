@@ -26,7 +26,7 @@ from ..tensors.records import Columns, Sequences
 from .learner import Learner
 
 REPLAYED = ("logprobs",)
-"""What the node writes whose routing the updates replay."""
+"""Column of the node whose routing the updates replay."""
 RemoteCall = Callable[[Sequences, Sequence[Mapping[str, Any]]], Tensor]
 """(sequences, their dataset rows) -> the column that a role answers with."""
 

@@ -52,7 +52,7 @@ def record(ctx: TrainerContext, files: MetricsFiles | None, step: int, metrics: 
 
 
 def gather_times(ranks: Ranks) -> tuple[float, list[Span]]:
-    """When the step began, and the spans of all ranks."""
+    """Gathers the spans of all ranks; returns them after the time at which the step began."""
     began, spans = RECORDER.take_step(ranks.rank)
     mine = torch.frombuffer(bytearray(json.dumps(spans).encode()), dtype=torch.uint8)
     gathered = ranks.gather({"spans": mine}) if ranks.world > 1 else []

@@ -40,8 +40,8 @@ def is_limit(error: BaseException) -> bool:
 
 
 def excess(first: int, *, processes: int, megabytes: int) -> str:
-    """What is too much of the processes in the namespace of which `first` is the first one, memory that several have
-    counted once, in words that follow their name; empty where nothing is, or none is left."""
+    """Names what is too much of the processes in the namespace of which `first` is the first one, memory that several
+    have counted once, in words that follow their name; empty where nothing is, or none is left."""
     running = [*Path("/proc", str(first), "root", "proc").glob("[0-9]*")]
     if sum(map(_threads, running)) >= processes:
         return f"has as many processes and threads as it may ({processes})"

@@ -124,7 +124,7 @@ def how_ended(code: int) -> str:
 
 
 def _code_folders() -> list[str]:
-    """Where this process works, and from where it and those that it starts import."""
+    """The directories where this process works, and from which it and those that it starts import."""
     added = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return [str(Path.cwd()), sys.prefix, sys.base_prefix, *sys.path, *module_places(), *filter(None, added)]
 

@@ -71,7 +71,7 @@ class Recorder:
         return end
 
     def take_step(self, rank: int) -> tuple[float, list[Span]]:
-        """When the step began, in seconds since 1970, and its spans until now, of this rank and of those it asked."""
+        """Begin of the step, in seconds since 1970, and its spans until now, of this rank and of those it asked."""
         with self._lock:
             now = self.clock()
             for place, (_, since) in self._requests.items():

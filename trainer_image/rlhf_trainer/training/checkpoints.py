@@ -75,8 +75,8 @@ class Checkpoints:
         return 0, None
 
     def _restore_files(self, snapshot: Snapshot) -> None:
-        """Where the work directory is a new one; of another run's snapshot its samples alone, as its figures are not
-        this run's. A damaged file is left out."""
+        """Writes them where the work directory is a new one; of another run's snapshot its samples alone, as its
+        figures are not this run's. A damaged file is left out."""
         if not self.ctx.ranks.first:
             return
         origin = self.ctx.spec.checkpoint.start_from

@@ -1,4 +1,4 @@
-"""Which runs start from a checkpoint of another one: a run's place among the others, by the stores that they name."""
+"""Finds the runs that start from a checkpoint of another one, by the stores that they name."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -17,7 +17,7 @@ _PARTS = (
 
 
 def list_parts(run: RunFolder, place: int) -> Iterator[Span]:
-    """What the trainer did in the step at this place of the run's figures, part after part, and generators while it
+    """The trainer's work in the step at this place of the run's figures, part after part, and generators while it
     waited for them."""
     end = 0.0
     for figure, what in _PARTS:

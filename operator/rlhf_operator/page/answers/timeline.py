@@ -1,4 +1,4 @@
-"""What each process did in a step, as the trainer has recorded it; of a step without a record, its parts."""
+"""Each process's work in a step, as the trainer has recorded it; of a step without a record, its parts."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""What a run takes: GPU time, cost, seconds of a step and memory of a trainer's GPU, foreseen and measured."""
+"""A run's needs: GPU time, cost, seconds of a step and memory of a trainer's GPU, foreseen and measured."""
 
 import json
 from collections.abc import Sequence

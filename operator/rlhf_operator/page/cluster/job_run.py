@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Grant(NamedTuple):
-    """What a viewer may read of a job now: its object, and what opens its store, or why that is hidden."""
+    """A viewer's rights to a job now: its object, and what opens its store, or the reason for hiding that."""
 
     id: str
     owner: bytes
@@ -82,7 +82,7 @@ class JobRun(RunFolder):
         return {**super().summary(), "namespace": metadata["namespace"], "hidden": self.hidden()}
 
     def hidden(self) -> str:
-        """Why its figures and samples are not shown; empty if they are."""
+        """The reason for which its figures and samples are not shown; empty if they are."""
         if isinstance(self._access, str):
             return self._access
         if self._copy is None:

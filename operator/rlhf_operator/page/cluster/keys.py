@@ -33,7 +33,7 @@ _ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 
 
 class Access(NamedTuple):
-    """What opens a job's store: its URL, and keys by the names of their environment variables."""
+    """Access to a job's store: its URL, and keys by the names of their environment variables."""
 
     url: str
     keys: Mapping[str, str]

@@ -31,7 +31,7 @@ _Places = tuple[str, ...]
 
 
 class Viewer:
-    """What the API server has answered one token, for as long as it is fresh."""
+    """Keeps the API server's answers to one token for as long as they are fresh."""
 
     def __init__(self, token: str, api: Api, namespaces: Sequence[str] = ()) -> None:
         """`namespaces`: those that are tried for whoever may not list the jobs of all."""
@@ -95,7 +95,7 @@ class Viewer:
             raise as_refusal(error) from None
 
     async def grant(self, id: str) -> Grant:
-        """What the viewer may read of a job now. Raises Refusal for one that the viewer may not, or that is not there:
+        """The viewer's rights to a job now. Raises Refusal for one that the viewer may not, or that is not there:
         the text is the same for both."""
         async with self._lock:
             since, grant = self._grants.get(id, (0.0, None))
@@ -126,7 +126,7 @@ class Viewer:
         return Grant(id, self.owner, body, access)
 
     async def _access(self, id: str, body: Mapping[str, Any]) -> Access:
-        """What opens the job's store. Raises Hidden, and Refusal if the API server fails."""
+        """Finds the access to the job's store. Raises Hidden, and Refusal if the API server fails."""
         namespace = body["metadata"]["namespace"]
         spec = await self._spec(id, body)
         check_store(spec.checkpoint.store)  # before any Secret is read

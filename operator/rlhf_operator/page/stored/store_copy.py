@@ -31,7 +31,7 @@ class StoreCopy:
         self._digests: dict[str, str] = {}
         """Of the files in the folder."""
         self.problem = ""
-        """Why the store, or a file in it, could not be read when it was last asked; empty if it could."""
+        """The error of the store, or of a file in it, when it was last asked; empty without one."""
 
     def store(self) -> "Archive":
         """The store. Raises UnusableStore, and InvalidJob without its packages."""

@@ -45,7 +45,7 @@ class StoredRun(RunFolder):
         return {"job": job.get("job"), "spec": {"steps": job.get("steps"), **(spec or {})}}
 
     def status(self) -> JobStatus | None:
-        """What its newest checkpoint says; None without one."""
+        """Read from its newest checkpoint; None without one."""
         snapshot = self._copy.snapshot()
         if snapshot is None:
             return None

@@ -1,4 +1,4 @@
-"""What plays an episode by asking the policy over the OpenAI API: a program, or an environment that calls a client."""
+"""Agents, which play an episode by asking the policy over the OpenAI API: a program, or an environment's own client."""
 
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
@@ -28,7 +28,7 @@ class Agents(Protocol):
     """Of one worker."""
 
     def serving(self) -> AbstractAsyncContextManager[None]:
-        """What all of them share, meanwhile."""
+        """Opens what all of them share, meanwhile."""
         ...
 
     async def start(self, row: Mapping[str, Any], access: Access) -> Agent:
