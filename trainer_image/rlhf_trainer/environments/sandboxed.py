@@ -10,10 +10,8 @@ from weakref import WeakKeyDictionary
 
 from rlhf_api.host.reaper import descendants
 
-from ..process.limits import Limits
-from ..process.sandbox import Sandbox
+from ..process.sandbox import PROCESSES, Sandbox, sandbox_limits
 
-_PROCESSES, _FILES, _FILE_BYTES = 32, 256, 16 << 20
 _LONGEST_OUTPUT = 64 << 10
 _LOOK_SECONDS, _WALL = 0.2, 10
 """Interval at which a command's processes are counted, as the kernel does not for root; longest wait for its end, in
@@ -36,9 +34,7 @@ async def run_in_sandbox(
     """The end of a command that has no network, no variables, the system's folders read-only and an empty /tmp; each of
     at most 32 processes has `seconds` of CPU time and `megabytes` of address space. Raises OSError where no sandbox can
     be made, which is not the command's doing."""
-    limits = Limits(
-        megabytes, cpu_seconds=seconds, processes=_PROCESSES, files=_FILES, file_bytes=_FILE_BYTES
-    )
+    limits = sandbox_limits(megabytes, seconds)
     places = _PLACES.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(os.cpu_count() or 1))
     async with places:
         with tempfile.TemporaryFile() as given:
@@ -61,7 +57,7 @@ async def _output(sandbox: Sandbox, reading: "asyncio.Future[bytes]", seconds: f
     deadline = asyncio.get_running_loop().time() + seconds
     while not await sandbox.has_ended(_LOOK_SECONDS):
         late = asyncio.get_running_loop().time() > deadline
-        if late or len(descendants(sandbox.pid)) > _PROCESSES or reading.done():
+        if late or len(descendants(sandbox.pid)) > PROCESSES or reading.done():
             return None
     output = await reading
     return None if len(output) > _LONGEST_OUTPUT else output

@@ -27,7 +27,15 @@ NOBODY = 65534
 PATH = "/usr/local/bin:/usr/bin:/bin"
 WORK_BYTES = 64 << 20
 """Maximum size of all files in the working directory."""
+PROCESSES = 32
+"""Of a command and what it starts, at once."""
 QUOTED = 300
+
+
+def sandbox_limits(megabytes: int, cpu_seconds: int) -> Limits:
+    """Of each process of a command: `megabytes` of address space, seconds of CPU time, 16 MiB of a file, 256 open
+    ones."""
+    return Limits(megabytes, cpu_seconds=cpu_seconds, file_bytes=16 << 20, files=256, processes=PROCESSES)
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.host import strict_json
 from rlhf_api.sections.reward import RewardFunction
 
-from ..process.limits import Limits
-from ..process.sandbox import JOB, TOOLS, Exit, Sandbox, is_root
+from ..process.sandbox import JOB, TOOLS, Exit, Sandbox, is_root, sandbox_limits
 from .samples import Result, Sample, failed
 from .timeouts import Timeouts
 from .usage import Usage, out_of_memory_kills, usage
@@ -70,7 +69,7 @@ class Program:
     ) -> None:
         self.concurrency = SLEEPING * concurrency
         self._where, self._command, self._candidate = where, command, candidate
-        self._limits, self._timeout = limits_of(memory_megabytes, cpu_seconds), timeout
+        self._limits, self._timeout = sandbox_limits(memory_megabytes, cpu_seconds), timeout
         self._failure_score, self._timeouts = failure_score, Timeouts()
         self._turns = asyncio.Semaphore(concurrency)
 
@@ -181,11 +180,6 @@ class Program:
 
     def _refuse(self, message: str) -> None:
         raise InvalidJob([Problem(self._where, message)])
-
-
-def limits_of(memory_megabytes: int, cpu_seconds: int) -> Limits:
-    """Those of a sandbox: 16 MiB of a file, 256 open ones, 32 processes."""
-    return Limits(memory_megabytes, cpu_seconds=cpu_seconds, file_bytes=16 << 20, files=256, processes=32)
 
 
 def spent(used: Usage, passed: float) -> float:

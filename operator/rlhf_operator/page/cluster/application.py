@@ -12,7 +12,7 @@ from ..refusal import Refusal
 from ..serve.replies import reply_with, send_asset
 from ..serve.security import is_loopback, protect
 from .readers import Readers
-from .settings import Settings
+from .settings import NAMESPACE, Settings
 from .viewers import Viewers
 
 PROBE = "/healthz"
@@ -21,7 +21,6 @@ _FORGET_SECONDS = 60.0
 """From one look for viewers who have left to the next."""
 _IDS = re.compile(r"/runs/([0-9a-f]{16})(?:/|$)")
 _ID = re.compile(r"[0-9a-f]{16}")
-_NAMESPACE = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 
 
 def make_application(settings: Settings, connect: Callable[[str], Api]) -> web.Application:
@@ -80,7 +79,7 @@ def _ids(path: str, query: dict[str, str]) -> Sequence[str]:
 
 def _namespaces(text: str) -> list[str]:
     names = [name for name in text.split(",") if name]
-    if wrong := [name for name in names if not _NAMESPACE.fullmatch(name)]:
+    if wrong := [name for name in names if not NAMESPACE.fullmatch(name)]:
         raise Refusal(400, f"namespaces must be names with commas between them; got {wrong[0][:63]!r}")
     return names
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _OF_STORES = re.compile(r"(?i)(?:AWS|AZURE|GOOGLE|GCP)_.*")
-_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
 class Settings(NamedTuple):
@@ -28,7 +28,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
     if not host or not port:
         raise ValueError("KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set: run it in a pod")
     namespaces = _list(environ, "RLHF_UI_NAMESPACES")
-    if wrong := [name for name in namespaces if not _NAME.fullmatch(name)]:
+    if wrong := [name for name in namespaces if not NAMESPACE.fullmatch(name)]:
         raise ValueError(f"RLHF_UI_NAMESPACES must be names of namespaces; got {wrong[0]!r}")
     return Settings(
         server=f"https://{f'[{host}]' if ':' in host else host}:{port}",
