@@ -1,13 +1,14 @@
-"""Images of a row as text: what names each one, and the places of a conversation where they stand."""
+"""Images of a row: what names each one, and the places of a conversation where they stand."""
 
 import base64
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from ..errors.problem import kind_of
 
-IMAGE = "\ue001"
-"""An image's place in the content of a message: a private-use character, which text has no use for."""
+PLACES = "image_places"
+"""The field of a message with the offsets of its images."""
 DATA = "data:;base64,"
 """Begins an image that a row holds itself, as base64."""
 
@@ -36,58 +37,58 @@ def _reference(image: Any) -> str:
 
 
 def with_places(prompt: Any, images: int) -> Any:
-    """The conversation with IMAGE in its contents for each `{"type": "image"}`, or where it names none, all before the
-    text of the first message of the user. What is no conversation stays as it is, for its type to refuse. Raises
-    ValueError for another number of images than the row has."""
+    """The conversation as `joined` has it, with the images where it names them by `{"type": "image"}`, or, if it names
+    none, all before the text of the first message of the user. What is no conversation stays as it is, for its type to
+    refuse. Raises ValueError for another number of images than the row has."""
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else joined(prompt)
     if not isinstance(messages, list):
         return prompt
-    named = sum(_count(message) for message in messages)
+    named = sum(len(message[PLACES]) for message in messages if _has_places(message))
     if named not in (0, images):
         raise ValueError(f"the row has {images} images, and its messages name {named}")
     first = next(
         (i for i, m in enumerate(messages) if isinstance(m, Mapping) and m.get("role") == "user"), None
     )
     if not named and first is not None and isinstance(messages[first].get("content"), str):
-        content = IMAGE * images + messages[first]["content"]
-        messages[first] = {**messages[first], "content": content}
+        messages[first] = {**messages[first], PLACES: (0,) * images}
     return messages
 
 
 def joined(messages: Any) -> Any:
-    """A conversation whose contents are text, of one whose contents may be lists of parts."""
+    """A conversation whose contents are text, with the places of images beside it, of one whose contents may be lists
+    of parts."""
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         return messages
     return [
-        {**message, "content": _text(message["content"])}
+        {**message, **_text_and_places(message["content"])}
         if isinstance(message, Mapping) and isinstance(message.get("content"), list)
         else message
         for message in messages
     ]
 
 
-def split(content: str) -> list[dict[str, str]]:
-    """The parts of a content with places of images, as chat templates read them: the inverse of `joined`."""
-    first, *others = content.split(IMAGE)
-    parts = [{"type": "text", "text": first}]
-    for text in others:
-        parts += [{"type": "image"}, {"type": "text", "text": text}]
-    return [part for part in parts if part.get("text") != ""]
+def split(content: str, places: Sequence[int]) -> list[dict[str, str]]:
+    """The parts of a content with images at these offsets, as chat templates read them: the inverse of `joined`."""
+    parts = list[dict[str, str]]()
+    for start, end in pairwise((0, *places, len(content))):
+        parts += [{"type": "text", "text": content[start:end]}, {"type": "image"}]
+    return [part for part in parts[:-1] if part.get("text") != ""]
 
 
-def _count(message: Any) -> int:
-    content = message.get("content") if isinstance(message, Mapping) else None
-    return content.count(IMAGE) if isinstance(content, str) else 0
+def _has_places(message: Any) -> bool:
+    return isinstance(message, Mapping) and isinstance(message.get(PLACES), list | tuple)
 
 
-def _text(parts: Sequence[Any]) -> str:
-    texts = []
+def _text_and_places(parts: Sequence[Any]) -> dict[str, Any]:
+    text, places = "", list[int]()
     for part in parts:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind not in ("text", "image"):
             raise ValueError(f"a part of a message is of type text or image; got {kind!r}")
-        text = IMAGE if kind == "image" else part.get("text")
-        if not isinstance(text, str):
-            raise ValueError(f"a part of type text has its text as text; got {kind_of(text)}")
-        texts.append(text)
-    return "".join(texts)
+        if kind == "image":
+            places.append(len(text))
+        elif isinstance(added := part.get("text"), str):
+            text += added
+        else:
+            raise ValueError(f"a part of type text has its text as text; got {kind_of(added)}")
+    return {"content": text, PLACES: tuple(places)}

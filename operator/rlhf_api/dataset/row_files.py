@@ -17,7 +17,8 @@ from zlib import crc32
 from ..errors.problem import InvalidJob, Problem, show
 from ..field_types import RowKind
 from ..host.foreign_files import open_regular
-from .rows import Row, checked_row
+from .checked_row import checked_row
+from .rows import Row
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{},]', flags=re.DOTALL)

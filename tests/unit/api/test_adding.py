@@ -23,8 +23,8 @@ SECTION = '''class Teacher(ModelServerSpec):
 ROWS = '''class RankedRow(Row):
     """A prompt with its answers, best first."""
 
-    prompt: NonEmpty
-    ranked: Annotated[list[NonEmpty], Field(min_length=2)]
+    prompt: Prompt
+    ranked: Annotated[list[Prompt], Field(min_length=2)]
 
 
 '''

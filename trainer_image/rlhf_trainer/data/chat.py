@@ -10,7 +10,8 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_api.dataset.chat_template import FIELD, GivenTemplate
-from rlhf_api.dataset.rows import Message, Row
+from rlhf_api.dataset.messages import Message
+from rlhf_api.dataset.rows import Row
 from rlhf_api.errors.problem import InvalidJob, Problem, show
 from rlhf_api.sections.data import Data
 

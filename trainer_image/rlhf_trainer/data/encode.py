@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from rlhf_api.dataset.rows import Message, Text
+from rlhf_api.dataset.messages import Message, Text
 from rlhf_api.errors.problem import InvalidJob, Problem, show
 from rlhf_api.sections.sampling import Sampling
 

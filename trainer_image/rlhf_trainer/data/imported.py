@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 from zlib import crc32
 
+from rlhf_api.dataset.checked_row import checked_row
 from rlhf_api.dataset.row_files import Rows
-from rlhf_api.dataset.rows import Row, checked_row
+from rlhf_api.dataset.rows import Row
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.field_types import RowKind
 from rlhf_api.host.imports import described

@@ -10,9 +10,9 @@ from typing import Any
 from pyarrow import ArrowException
 from pyarrow.parquet import ParquetFile
 
+from rlhf_api.dataset.checked_row import without_nulls
 from rlhf_api.dataset.images import image_bytes
 from rlhf_api.dataset.row_files import LARGEST_ROW
-from rlhf_api.dataset.rows import without_nulls
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.host import strict_json
 

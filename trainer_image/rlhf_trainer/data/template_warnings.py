@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_api.dataset.rows import Message
+from rlhf_api.dataset.messages import Message
 from rlhf_api.errors.problem import InvalidJob, show
 
 from .chat import ANY, render

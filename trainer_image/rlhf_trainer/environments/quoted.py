@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_api.dataset.rows import Message
+from rlhf_api.dataset.messages import Message
 
 from ..data.chat import special_tokens
 from ..data.encode import continuation

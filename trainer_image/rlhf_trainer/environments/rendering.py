@@ -7,7 +7,8 @@ from typing import Any
 from pydantic import ValidationError
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_api.dataset.rows import Message, PromptRow
+from rlhf_api.dataset.messages import Message
+from rlhf_api.dataset.rows import PromptRow
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.sections.data import Data
 

@@ -11,7 +11,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_api.dataset.chat_template import FIELD
-from rlhf_api.dataset.rows import Message
+from rlhf_api.dataset.messages import Message
 from rlhf_api.errors.problem import InvalidJob, Problem
 
 from ..data.chat import ANY, NO_ARGUMENTS, end_of_turn, render

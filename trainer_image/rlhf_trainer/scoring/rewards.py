@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rlhf_api.dataset.rows import PromptRow, Text
+from rlhf_api.dataset.messages import Text
+from rlhf_api.dataset.rows import PromptRow
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.sections.reward import LARGEST_SCORE
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from tests.unit.api.manifests import job
 
-from rlhf_api.dataset.images import IMAGE, image_bytes
-from rlhf_api.dataset.rows import checked_row
+from rlhf_api.dataset.checked_row import checked_row
+from rlhf_api.dataset.images import image_bytes
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.rules.vision import policy_problems
 from rlhf_operator.local.preflight.models import model_problems
@@ -35,7 +35,7 @@ def test_images_stand_where_the_prompt_names_them_or_before_its_text(prompt, par
     )
     assert [message.for_template() for message in row.prompt] == [{"role": "user", "content": parts}]
     assert row.is_conversation
-    assert not any(IMAGE in text for text in row.texts), "a tokenizer is made of these"
+    assert row.texts == ["how many?", "3"], "a tokenizer is made of these"
 
 
 @pytest.mark.parametrize(
@@ -51,6 +51,15 @@ def test_an_image_is_a_path_or_bytes(given, references):
     assert checked_row({"prompt": "q", "answer": "a", "images": given}, "responses", str).images == references
 
 
+@pytest.mark.parametrize("images", [{}, {"images": ["a.png"]}])
+def test_any_character_of_a_text_is_text(images):
+    every = "".join(map(chr, (*range(0xE000, 0xF900), 0xFFFD, 0xFFFE)))
+    row = checked_row({"prompt": [user(every)], "answer": every, **images}, "responses", str)
+    content = [PICTURE, {"type": "text", "text": every}] if images else every
+    assert [message.for_template()["content"] for message in row.prompt] == [content]
+    assert row.texts == [every, every]
+
+
 def test_a_row_without_images_is_as_it_was_written():
     row = {"prompt": "q", "answer": "a"}
     assert checked_row({**row, "images": []}, "responses", str).model_dump() == row
@@ -62,7 +71,16 @@ def test_a_row_without_images_is_as_it_was_written():
         ({"prompt": [user([PICTURE])], "answer": "a", "images": ["a", "b"]}, "responses", "has 2 images, and its mess"),
         ({"prompt": "q", "answer": "a", "images": [3]}, "responses", "an image is a path, a URL, bytes"),
         ({"prompt": [user([{"type": "video"}])], "answer": "a", "images": ["a"]}, "responses", "got 'video'"),
-        ({"prompt": f"q{IMAGE}", "answer": "a"}, "responses", "has 0 images, and its prompt names 1"),
+        (
+            {"prompt": [{**user("q"), "image_places": [1]}], "answer": "a"},
+            "responses",
+            "has 0 images, and its prompt names 1",
+        ),
+        (
+            {"prompt": [{**user("q"), "image_places": [2]}], "answer": "a", "images": ["a"]},
+            "responses",
+            "image_places must ascend within the content",
+        ),
         ({"answer": "a", "images": ["a"]}, "responses", "prompt: is missing"),
         (
             {

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from rlhf_api.dataset.checked_row import checked_row
 from rlhf_api.dataset.row_files import RowFile
-from rlhf_api.dataset.rows import Row, checked_row
+from rlhf_api.dataset.rows import Row
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.field_types import RowKind
 

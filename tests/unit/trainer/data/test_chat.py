@@ -9,7 +9,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from rlhf_api.dataset.chat_template import given_template
-from rlhf_api.dataset.rows import Message, Row, checked_row, with_system_prompt
+from rlhf_api.dataset.checked_row import checked_row
+from rlhf_api.dataset.messages import Message
+from rlhf_api.dataset.rows import Row, with_system_prompt
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.field_types import Frozen
 from rlhf_api.sections.data import Data

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_api.contract.run import RunConfig
 from rlhf_api.dataset.chat_template import LARGEST, GivenTemplate
-from rlhf_api.dataset.rows import Message
+from rlhf_api.dataset.messages import Message
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.sections.data import Data, Source
 from rlhf_trainer.commands.inspect_data import problems_of

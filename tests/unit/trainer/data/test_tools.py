@@ -14,7 +14,8 @@ from tests.support.models import byte_tokenizer, chat_tokenizer
 from tests.unit.api.manifests import job
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_api.dataset.rows import Row, checked_row
+from rlhf_api.dataset.checked_row import checked_row
+from rlhf_api.dataset.rows import Row
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.sections.data import SET_HERE, Data
 from rlhf_trainer.data.copies import local_file

@@ -13,7 +13,7 @@ from tests.support.models import CHATML, byte_tokenizer, chat_tokenizer
 from tests.support.tokenizers_of_all_kinds import byte_level, prefixed_bpe
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from rlhf_api.dataset.rows import Message
+from rlhf_api.dataset.messages import Message
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_trainer.data.chat import end_of_turn, render, special_tokens
 from rlhf_trainer.data.encode import encode_prompt

@@ -7,7 +7,8 @@ import torch
 from tests.support.models import byte_tokenizer
 from tests.unit.api.manifests import job
 
-from rlhf_api.dataset.rows import AnswerRow, LabeledRow, PairRow, checked_row
+from rlhf_api.dataset.checked_row import checked_row
+from rlhf_api.dataset.rows import AnswerRow, LabeledRow, PairRow
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.field_types import Frozen
 from rlhf_api.sections.data import Data

@@ -10,7 +10,8 @@ from tests.unit.trainer.training.running import RANKS, Job, resumed_is_whole
 from tests.unit.trainer.training.test_learning import most_probable
 from torch import Tensor
 
-from rlhf_api.dataset.rows import AnswerRow, Message
+from rlhf_api.dataset.messages import Message
+from rlhf_api.dataset.rows import AnswerRow
 from rlhf_api.graph import GIVEN
 from rlhf_api.sections.data import Data
 from rlhf_trainer.data.prompts import is_given, prompts
