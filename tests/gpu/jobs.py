@@ -47,6 +47,7 @@ JOBS: Mapping[str, Job] = {
     "sft": Job("sft"),
     "reward": Job("reward", ("spec.steps=30", "spec.checkpoint.everySteps=30"), policy="sft"),
     "ppo": Job("ppo", ("spec.steps=3", SHARED), policy="sft", reward="reward"),
+    "ppo-in-turns": Job("ppo", policy="sft", reward="reward", vllm=True),
     "dpo": Job("dpo", SHORT, policy="sft"),
     "sft-packed": Job("sft", (*STEADY, BFLOAT16, "spec.trainer.attention=packed")),
     "sft-padded": Job("sft", (*STEADY, BFLOAT16, "spec.trainer.attention=padded")),
@@ -82,6 +83,16 @@ JOBS: Mapping[str, Job] = {
     ),
     "grpo-tensor-parallel": Job(
         "grpo", (VLLM, "spec.generator.tensorParallelSize=2"), policy="sft", gpus=3, vllm=True
+    ),
+    "grpo-parallel-in-turns": Job(
+        "grpo", (VLLM, "spec.generator.tensorParallelSize=2"), policy="sft", gpus=2, vllm=True
+    ),
+    "grpo-replicas-in-turns": Job(
+        "grpo",
+        (VLLM, "spec.generator.replicas=2", "spec.trainer.processesPerReplica=2", f"{ZERO}.stage=3"),
+        policy="sft",
+        gpus=2,
+        vllm=True,
     ),
 }
 """By name; those that others start from first."""
