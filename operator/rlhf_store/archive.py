@@ -2,8 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import timedelta
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from pydantic import JsonValue
@@ -22,7 +21,7 @@ from .manifest import (
     digest_of,
     is_named_by_content,
 )
-from .store import PATIENCE, Listed, Store, Version
+from .store import DEFAULTS, Listed, Store, StoreOptions, Version
 
 log = logging.getLogger(__name__)
 
@@ -95,17 +94,9 @@ class Snapshot:
 class Archive:
     """The committed snapshots of a store."""
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        patience: timedelta = PATIENCE,
-        known: bool = False,
-        retrying: Callable[[str], None] = lambda _reason: None,
-        keys: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, url: str, options: StoreOptions = DEFAULTS) -> None:
         """Raises UnusableStore if the URL does not name a store that can be opened; see `Store`."""
-        self.store = Store(url, patience=patience, known=known, retrying=retrying, keys=keys)
+        self.store = Store(url, options)
 
     def read_root(self) -> tuple[Root, Version | None]:
         """The root and its version, for compare-and-swap; an empty root and None in a new store.

@@ -56,32 +56,34 @@ class Listed:
     """The store's tag of this version."""
 
 
+@dataclass(frozen=True)
+class StoreOptions:
+    """How a store is opened and retried."""
+
+    patience: timedelta = PATIENCE
+    """Deadline of the retries of a request."""
+    known: bool = False
+    """True if the store has worked before: the first request is retried for the full `patience` too."""
+    retrying: Callable[[str], None] = lambda _reason: None
+    """Called before each retry, with the reason of a failure that lasts."""
+    keys: Mapping[str, str] | None = None
+    """Somebody else's credentials, by the variables that stores' own tools read; then errors have none of the server's
+    words, which may be any server's. None: those of the environment."""
+
+
+DEFAULTS = StoreOptions()
+
+
 class Store:
     """Objects under one URL. All methods raise StoreError if the store refuses or does not respond."""
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        patience: timedelta = PATIENCE,
-        known: bool = False,
-        retrying: Callable[[str], None] = lambda _reason: None,
-        keys: Mapping[str, str] | None = None,
-    ) -> None:
-        """Credentials come from the environment, as each store's own tools read them. `keys`: somebody else's, by the
-        names of these variables: then errors have none of the server's words, which may be any server's.
-
-        `known`: the store has worked before, so the first call is retried for the full `patience` too. `retrying` is
-        called before each retry, with the reason of a failure that lasts.
-
-        Raises:
-            UnusableStore: the URL does not name a store that can be opened and listed.
-        """
-        self.url, self.patience, self._known, self._retrying = url, patience, known, retrying
-        self._is_brief = keys is not None
+    def __init__(self, url: str, options: StoreOptions = DEFAULTS) -> None:
+        """Opens and lists it. Raises UnusableStore if the URL does not name a store where that can be done."""
+        patience, keys = options.patience, options.keys
+        self.url, self.patience, self._options, self._is_brief = url, patience, options, keys is not None
         try:
             self._store = connect(url, patience, keys)
-            first = self._store if known else connect(url, min(patience, FIRST_PATIENCE), keys)
+            first = self._store if options.known else connect(url, min(patience, FIRST_PATIENCE), keys)
         except (BaseError, ValueError, OSError) as error:
             raise self._unusable(error) from error
         self._first_ask(lambda: next(iter(obstore.list(first, chunk_size=1)), None))
@@ -208,17 +210,18 @@ class Store:
             self._ask(lambda: _delete_abandoned(folder, keys))
 
     def _ask(self, call: Callable[[], T]) -> T:
+        retrying = self._options.retrying
         return patiently(
-            call, self.url, self.patience, self._retrying, allowed=self._writable, brief=self._is_brief
+            call, self.url, self.patience, retrying, allowed=self._writable, brief=self._is_brief
         )
 
     def _first_ask(self, call: Callable[[], T]) -> T:
         """The first request, with a short deadline: a mistyped name is reported soon, as an error of the job."""
         try:
-            patience = self.patience if self._known else min(self.patience, FIRST_PATIENCE)
-            return patiently(call, self.url, patience, self._retrying, brief=self._is_brief)
+            patience = self.patience if self._options.known else min(self.patience, FIRST_PATIENCE)
+            return patiently(call, self.url, patience, self._options.retrying, brief=self._is_brief)
         except StoreError as error:
-            if self._known or self._is_brief or error.__cause__ is None:
+            if self._options.known or self._is_brief or error.__cause__ is None:
                 raise
             raise self._unusable(error.__cause__) from error
 

@@ -14,7 +14,8 @@ _PATIENCE = timedelta(seconds=3)
 
 
 def open_archive(url: str, keys: Mapping[str, str] | None = None) -> "Archive":
-    """The store of a URL, with these keys or the environment's; see `rlhf_store.store.Store`. Raises InvalidJob
+    """The store of a URL, with these keys or the environment's; see `rlhf_store.store.StoreOptions`. Raises InvalidJob
     without its packages, and UnusableStore."""
-    opened: Archive = package("rlhf_store.archive").Archive(url, patience=_PATIENCE, keys=keys)
+    options = package("rlhf_store.store").StoreOptions(_PATIENCE, keys=keys)
+    opened: Archive = package("rlhf_store.archive").Archive(url, options)
     return opened

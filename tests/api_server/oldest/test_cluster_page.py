@@ -19,7 +19,7 @@ from tests.support.servers.seaweed import Seaweed
 from tests.support.stores import fill_store
 from tests.unit.operator.page.test_stores import blobs
 
-from rlhf_operator.page.cluster import viewer
+from rlhf_operator.page.cluster import fresh_replies
 from rlhf_operator.page.cluster.api_server import connect
 from rlhf_operator.page.cluster.application import make_application
 from rlhf_operator.page.cluster.settings import Settings
@@ -116,7 +116,7 @@ def stored(teams: tuple[Team, Team], seaweed: Seaweed, monkeypatch: pytest.Monke
 @pytest.fixture
 def browse(control_plane: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Runs a coroutine function with a served page; nothing that the API server said is taken for fresh."""
-    monkeypatch.setattr(viewer, "FRESH_SECONDS", 0.0)
+    monkeypatch.setattr(fresh_replies, "FRESH_SECONDS", 0.0)
     monkeypatch.setattr(store_copy, "_FRESH_SECONDS", 0.0)
     authority = tmp_path / "ca.crt"
     authority.write_text(control_plane.ca)

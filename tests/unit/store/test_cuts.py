@@ -13,7 +13,7 @@ from rlhf_store.archive import Archive
 from rlhf_store.connecting import connect
 from rlhf_store.errors import DamagedSnapshot, StoreError, TooLarge
 from rlhf_store.retention import Retention
-from rlhf_store.store import FIRST_PATIENCE, Store
+from rlhf_store.store import FIRST_PATIENCE, Store, StoreOptions
 from rlhf_trainer.checkpoint import segments as module
 from rlhf_trainer.checkpoint.segments import copied
 
@@ -187,7 +187,7 @@ def test_an_outage_is_not_taken_for_damage(place, monkeypatch):
     if place.url.startswith("file"):
         return  # a directory has no outage
     place.trainer().save(1)
-    archive = Archive(place.url, patience=FIRST_PATIENCE)
+    archive = Archive(place.url, StoreOptions(FIRST_PATIENCE))
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.setattr(archive.store, "_store", connect(place.url, FIRST_PATIENCE))
     with pytest.raises(StoreError, match=rf"the store {place.url} fails: .*127\.0\.0\.1:1"):

@@ -18,14 +18,16 @@ from rlhf_store.committing import Committer
 from rlhf_store.errors import UnusableStore
 from rlhf_store.manifest import Entry, Manifest, Segment
 from rlhf_store.retention import Retention
-from rlhf_store.store import Store
+from rlhf_store.store import Store, StoreOptions
 
 AT_ONCE = timedelta()
 """No second try."""
 
 
 def test_what_is_gone_already_is_deleted(place: Place):
-    store = Store(place.url, patience=AT_ONCE if place.url.startswith("file") else timedelta(seconds=120))
+    store = Store(
+        place.url, StoreOptions(AT_ONCE if place.url.startswith("file") else timedelta(seconds=120))
+    )
     for key in ("a", "c"):
         store.put(key, b"1")
     store.delete(["a", "gone", "c"])
@@ -35,7 +37,7 @@ def test_what_is_gone_already_is_deleted(place: Place):
 
 def test_an_object_that_is_missing_does_not_keep_the_others_from_being_deleted(directory: Place):
     """A directory refuses to delete a missing file: neither of the deletions after it was made."""
-    archive = Archive(directory.url, patience=AT_ONCE)
+    archive = Archive(directory.url, StoreOptions(AT_ONCE))
     committer = Committer.take_over(archive, Retention(last=1))
     store = archive.store
     for step in (1, 2, 3):

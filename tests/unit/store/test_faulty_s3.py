@@ -8,7 +8,7 @@ from tests.support.servers.faulty_s3 import FaultyS3, faulty
 
 from rlhf_store import store as module
 from rlhf_store.errors import Conflict
-from rlhf_store.store import Store
+from rlhf_store.store import Store, StoreOptions
 
 PATIENCE = timedelta(seconds=120)
 
@@ -24,7 +24,7 @@ def server(seaweed, monkeypatch) -> Iterator[FaultyS3]:
 
 @pytest.fixture
 def store(server: FaultyS3, tmp_path) -> Store:  # noqa: ARG001
-    return Store(f"s3://checkpoints/{tmp_path.name}", patience=PATIENCE)
+    return Store(f"s3://checkpoints/{tmp_path.name}", StoreOptions(PATIENCE))
 
 
 def test_a_server_that_refuses_conditional_writes_is_one_without_them(server, store):

@@ -16,6 +16,7 @@ from tests.support.servers.http_threads import serving
 from rlhf_store import connecting, failures
 from rlhf_store.archive import Archive
 from rlhf_store.errors import StoreError, UnusableStore
+from rlhf_store.store import StoreOptions
 
 SECONDS = 15
 CASES = {
@@ -52,14 +53,14 @@ def test_with_the_keys_of_others_an_error_has_nothing_of_what_a_server_said(
 ):
     no_waiting(monkeypatch)
     with pytest.raises(StoreError) as caught:
-        Archive(url, patience=timedelta(seconds=1), keys=seaweed.environment | changes)
+        Archive(url, StoreOptions(timedelta(seconds=1), keys=seaweed.environment | changes))
     assert str(caught.value) == f"the store {url} fails: {expected}"
 
 
 def test_keys_that_are_given_open_a_store_without_those_of_the_environment(seaweed, monkeypatch):
     for name in seaweed.environment:
         monkeypatch.delenv(name, raising=False)
-    assert Archive(seaweed.url("given-keys"), keys=seaweed.environment).entries() == []
+    assert Archive(seaweed.url("given-keys"), StoreOptions(keys=seaweed.environment)).entries() == []
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -220,7 +221,7 @@ def test_a_store_that_has_been_written_is_waited_for_while_its_keys_are_rotated(
         if "403 Forbidden" in reason:
             keys_file.write_text(written)
 
-    store = Archive("s3://checkpoints/revoked", retrying=retrying).store
+    store = Archive("s3://checkpoints/revoked", StoreOptions(retrying=retrying)).store
     store.check_writable()
     no_waiting(monkeypatch)
     keys_file.write_text(written.replace("secret-of-tests", "revoked"))
@@ -239,8 +240,6 @@ def test_a_known_store_that_is_waited_for_is_a_sign_of_progress(seaweed, monkeyp
     with pytest.raises(StoreError):
         Archive(
             "s3://checkpoints/run",
-            patience=timedelta(seconds=5),
-            known=True,
-            retrying=signs.append,
+            StoreOptions(timedelta(seconds=5), known=True, retrying=signs.append),
         )
     assert signs

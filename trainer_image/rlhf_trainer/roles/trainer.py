@@ -26,7 +26,7 @@ from rlhf_store.committing import Committer
 from rlhf_store.errors import DamagedSnapshot, MissingSnapshot, UnusableStore
 from rlhf_store.manifest import Entry
 from rlhf_store.retention import Retention
-from rlhf_store.store import Store
+from rlhf_store.store import Store, StoreOptions
 
 from ..checkpoint.rng import choose_kernels, seed_generators
 from ..checkpoint.saver import Saver
@@ -126,8 +126,8 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None, run: str = 
         else None
     )
     patience = timedelta(seconds=spec.checkpoint.timeout_seconds)
-    retrying = partial(store_fails, services)
-    archive = Archive(config.store, patience=patience, known=config.resume, retrying=retrying)
+    options = StoreOptions(patience, known=config.resume, retrying=partial(store_fails, services))
+    archive = Archive(config.store, options)
     committer = take_over(archive, config, run) if ranks.first else None
     if ranks.first:  # which leads from here on
         remove_abandoned(Path(config.workdir))

@@ -22,6 +22,7 @@ from rlhf_api.spec import Spec
 from rlhf_store.archive import Archive
 from rlhf_store.errors import DamagedSnapshot
 from rlhf_store.manifest import Entry
+from rlhf_store.store import StoreOptions
 
 from .. import ops
 from ..checkpoint.reading import Snapshot
@@ -71,7 +72,7 @@ def repeat_step(config: RunConfig, step: int | None) -> RepeatedStep:
     ranks = Ranks.join(0)
     seed_generators(ranks, spec.seed)
     architectures.register(spec.model.architectures)
-    archive = Archive(config.store, known=True)
+    archive = Archive(config.store, StoreOptions(known=True))
     before, after = (Snapshot.open(ranks, archive, entry) for entry in _pair(archive.entries(), step))
     recorded = _episode_of(after)
     tokenizer = prepare_model(config, ranks, ())

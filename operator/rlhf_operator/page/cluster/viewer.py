@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import time
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,13 +15,12 @@ from rlhf_api.spec import Spec
 from ...kube.api import Api
 from ...kube.api_error import ApiError
 from ..refusal import Refusal
+from .fresh_replies import FreshReplies
 from .hidden import Hidden
 from .job_run import Grant
 from .jobs_table import Listed, read_columns, read_rows, summarize
 from .keys import Access, check_store, choose_access
 
-FRESH_SECONDS = 2.0
-"""Time for which an answer of the API server is not asked for again."""
 MOST_JOBS = 1000
 MOST_NAMESPACES = 50
 """That are listed one by one, for viewers who may not list all at once."""
@@ -38,8 +36,8 @@ class Viewer:
         self.owner = hashlib.sha256(token.encode()).digest()
         self._api, self._namespaces = api, tuple(namespaces)
         self._jobs: dict[str, Listed] = {}
-        self._lists: dict[_Places, tuple[float, dict[str, Any]]] = {}
-        self._grants: dict[str, tuple[float, Grant]] = {}
+        self._lists = FreshReplies[_Places, dict[str, Any]](MOST_NAMESPACES)
+        self._grants = FreshReplies[str, Grant](MOST_JOBS)
         self._specs: dict[str, tuple[int, Spec]] = {}
         self._lock = asyncio.Lock()
         self.under_way = 0
@@ -52,13 +50,7 @@ class Viewer:
         """`/runs`: the jobs of all namespaces, or of those that the viewer names and may list. Raises Refusal."""
         places = tuple(dict.fromkeys(named))[:MOST_NAMESPACES]
         async with self._lock:
-            since, reply = self._lists.get(places, (0.0, {}))
-            if time.monotonic() - since > FRESH_SECONDS or not reply:
-                reply = await self._list(places)
-                if len(self._lists) >= MOST_NAMESPACES:
-                    self._lists.clear()
-                self._lists[places] = time.monotonic(), reply
-        return reply
+            return await self._lists.get(places, self._list)
 
     async def _list(self, named: _Places) -> dict[str, Any]:
         tables, refused = list[Mapping[str, Any]](), list[str]()
@@ -98,14 +90,7 @@ class Viewer:
         """The viewer's rights to a job now. Raises Refusal for one that the viewer may not, or that is not there:
         the text is the same for both."""
         async with self._lock:
-            since, grant = self._grants.get(id, (0.0, None))
-            if grant is None or time.monotonic() - since > FRESH_SECONDS:
-                self._grants.pop(id, None)
-                grant = await self._ask(id)
-                if len(self._grants) >= MOST_JOBS:
-                    self._grants.clear()
-                self._grants[id] = time.monotonic(), grant
-        return grant
+            return await self._grants.get(id, self._ask)
 
     async def _ask(self, id: str) -> Grant:
         refusal = Refusal(
