@@ -4,7 +4,7 @@ import asyncio
 import json
 import socket
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from rlhf_trainer.process import private_processes
 NONE = asyncio.run(private_processes.why_impossible())
 GAMES = "tests.unit.trainer.environments.games"
 LONG = 60.0
+Replies = Callable[..., list[dict[str, Any]]]
 
 
 @asynccontextmanager
@@ -45,15 +46,27 @@ def end(episode: int = 0, *, cut: bool = False) -> dict[str, Any]:
     return {"do": "end", "episode": episode, "cut": cut}
 
 
-def replies(name: str, *calls: dict[str, Any], **settings: Any) -> list[dict[str, Any]]:
-    async def play() -> list[dict[str, Any]]:
-        async with pool(name, **settings) as workers:
-            worker = await workers.free()
-            made = [await worker.call(call, LONG) for call in calls]
-            assert all(reply.pop("seconds") >= 0.0 for reply in made)
-            return made
+@pytest.fixture(scope="module")
+def replies() -> Iterator[Replies]:
+    """Replies to calls, of one process a class and its settings for all of these tests: each resets its own episodes,
+    and does nothing that ends the process."""
+    pools = dict[str, WorkerPool]()
 
-    return asyncio.run(play())
+    async def play(
+        name: str, calls: Sequence[dict[str, Any]], settings: dict[str, Any]
+    ) -> list[dict[str, Any]]:
+        key = f"{name} {settings}"
+        if key not in pools:
+            made = WorkerPool(Environment(path=f"{GAMES}:{name}", settings=settings, workers=1))
+            await made.start()
+            pools[key] = made
+        worker = await pools[key].free()
+        answers = [await worker.call(call, LONG) for call in calls]
+        assert all(answer.pop("seconds") >= 0.0 for answer in answers)
+        return answers
+
+    with asyncio.Runner() as runner:
+        yield lambda name, *calls, **settings: runner.run(play(name, calls, settings))
 
 
 def with_worker(name: str, then: Callable[[Worker], Awaitable[None]]) -> None:
@@ -65,7 +78,7 @@ def with_worker(name: str, then: Callable[[Worker], Awaitable[None]]) -> None:
 
 
 @pytest.mark.parametrize("name", ["Guess", "AsyncGuess"])
-def test_a_class_with_step_replies_to_each_turn(name: str) -> None:
+def test_a_class_with_step_replies_to_each_turn(replies: Replies, name: str) -> None:
     opening, low, lost, last = replies(name, reset(secret=7), say("3"), say("what?"), say("7"), low=2, high=8)
     assert opening == {"messages": None, "text": "A number from 2 to 8?", "added": False, "tools": None}
     assert low == {"messages": [{"role": "user", "content": "Higher."}], "reward": 0.25, "done": False}
@@ -76,7 +89,7 @@ def test_a_class_with_step_replies_to_each_turn(name: str) -> None:
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call>'
 
 
-def test_a_class_of_trls_shape_has_its_tools_called_until_a_turn_calls_none() -> None:
+def test_a_class_of_trls_shape_has_its_tools_called_until_a_turn_calls_none(replies: Replies) -> None:
     opening, sums, answer, _ = replies(
         "Calculator", reset(answer="5", prompt="2+3?", hint="Use tools."), say(CALL + CALL), say("5"), end()
     )
@@ -86,14 +99,14 @@ def test_a_class_of_trls_shape_has_its_tools_called_until_a_turn_calls_none() ->
     assert answer == {"messages": "", "reward": 1.0, "done": True}, "the sum of its two calls' rewards"
 
 
-def test_an_episode_that_is_cut_has_the_reward_so_far() -> None:
+def test_an_episode_that_is_cut_has_the_reward_so_far(replies: Replies) -> None:
     _, _, cut = replies("Calculator", reset(), say(CALL), end(cut=True))
     assert cut == {"reward": 0.5}
     _, _, native = replies("Guess", reset(), say("1"), end(cut=True))
     assert native == {"reward": 0.0}, "the turns' rewards are known"
 
 
-def test_a_tool_that_cannot_be_called_replies_with_the_error() -> None:
+def test_a_tool_that_cannot_be_called_replies_with_the_error(replies: Replies) -> None:
     calls = [
         '{"name": "sum", "arguments": {}}',
         '{"name": "add", "arguments": {"a": 2}}',
@@ -112,7 +125,7 @@ def test_a_tool_that_cannot_be_called_replies_with_the_error() -> None:
 
 
 @pytest.mark.parametrize("value", ['"2"', "2.5", "true", "null", "[2]", '{"a": 2}'])
-def test_a_tool_is_not_called_with_values_of_other_types(value: str) -> None:
+def test_a_tool_is_not_called_with_values_of_other_types(replies: Replies, value: str) -> None:
     call = f'<tool_call>{{"name": "add", "arguments": {{"a": {value}, "b": 3}}}}</tool_call>'
     _, reply, cut = replies("Calculator", reset(), say(call), end(cut=True))
     assert "error" in json.loads(reply["messages"][0]["content"])
@@ -121,14 +134,14 @@ def test_a_tool_is_not_called_with_values_of_other_types(value: str) -> None:
 
 
 @pytest.mark.parametrize("call", [r'{"name": "\ud800"}', r'{"name": "say", "arguments": {"text": "\ud800"}}'])
-def test_half_a_surrogate_pair_in_a_call_is_no_error_of_the_environment(call: str) -> None:
+def test_half_a_surrogate_pair_in_a_call_is_no_error_of_the_environment(replies: Replies, call: str) -> None:
     _, reply = replies("Says", reset(), say(f"<tool_call>{call}</tool_call>"))
     (message,) = reply["messages"]
     json.dumps(message, ensure_ascii=False).encode()
     assert "error" in message["content"]
 
 
-def test_a_class_with_step_may_have_tools_too() -> None:
+def test_a_class_with_step_may_have_tools_too(replies: Replies) -> None:
     call = '<tool_call>{"name": "open_box", "arguments": {"place": "box"}}</tool_call>'
     _, inside, last = replies("NativeTools", reset(secret=3), say(call), say("3"))
     assert json.loads(inside["messages"][0]["content"]) == {"place": "box", "secret": "3"}
@@ -173,7 +186,7 @@ def test_tools_are_described_by_their_types_and_docstrings() -> None:
         ("wordless", "step raised Wordless: and its text raises KeyError ("),
     ],
 )
-def test_what_is_no_reply_ends_the_episode_with_its_reason(text: str, reason: str) -> None:
+def test_what_is_no_reply_ends_the_episode_with_its_reason(replies: Replies, text: str, reason: str) -> None:
     _, bad, other, good = replies("Misbehaves", reset(), say(text), reset(1), say("5", 1))
     assert bad["error"].startswith(reason)
     assert other["text"]
@@ -193,22 +206,24 @@ def test_what_is_no_reply_ends_the_episode_with_its_reason(text: str, reason: st
         ("[]", "reset must return text, messages or None; got []"),
     ],
 )
-def test_what_is_no_opening_ends_the_episode_with_its_reason(opening: str, reason: str) -> None:
+def test_what_is_no_opening_ends_the_episode_with_its_reason(
+    replies: Replies, opening: str, reason: str
+) -> None:
     (bad,) = replies("OpensWith", reset(opening=opening))
     assert bad["error"].startswith(reason)
 
 
-def test_rewards_and_ends_may_be_numpys() -> None:
+def test_rewards_and_ends_may_be_numpys(replies: Replies) -> None:
     _, last = replies("Misbehaves", reset(), say("truth"))
     assert (last["reward"], last["done"]) == (0.5, True)
 
 
-def test_an_error_of_the_machine_may_be_tried_again() -> None:
+def test_an_error_of_the_machine_may_be_tried_again(replies: Replies) -> None:
     _, bad = replies("Misbehaves", reset(), say("refused"))
     assert set(bad) == {"failed"}
 
 
-def test_prints_do_not_disturb_the_replies() -> None:
+def test_prints_do_not_disturb_the_replies(replies: Replies) -> None:
     assert replies("Misbehaves", reset(), say("print"))[1]["messages"][0]["content"] == "printed"
 
 
@@ -283,13 +298,13 @@ def test_of_several_calls_at_once_the_late_one_is_to_blame() -> None:
         ("ToolWithoutTypes", "the tool add has no schema; give types .* or begin its name with _"),
     ],
 )
-def test_a_class_that_is_no_environment_is_refused_at_once(name: str, reason: str) -> None:
+def test_a_class_that_is_no_environment_is_refused_at_once(replies: Replies, name: str, reason: str) -> None:
     with pytest.raises(InvalidJob, match=reason) as error:
         replies(name)
     assert error.value.problems[0].where == "spec.environment.path"
 
 
-def test_settings_that_a_class_does_not_take_are_refused_at_once() -> None:
+def test_settings_that_a_class_does_not_take_are_refused_at_once(replies: Replies) -> None:
     with pytest.raises(InvalidJob, match=r"does not take spec\.environment\.settings: .*'most'"):
         replies("Guess", most=5)
 
