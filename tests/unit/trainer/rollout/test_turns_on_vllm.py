@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -91,18 +92,18 @@ def expected_logprobs(
     weights are those of the old ones if the engine `keeps` them, else of the new ones."""
     logprobs = list[float]()
     for turn in turns_of(response.tokens, response.sampled):
-        begin = turn.end - len(turn.sampled)
-        before, cache, at_work = [*prompt.tokens, *response.tokens[:begin]], None, -1
-        feed = before
-        for place, (token, version) in enumerate(
-            zip(turn.sampled, response.versions[begin : turn.end], strict=True)
-        ):
-            if version != at_work and not keeps:
+        begin, place = turn.end - len(turn.sampled), 0
+        before = [*prompt.tokens, *response.tokens[:begin]]
+        feed, cache = before, None
+        for version, group in groupby(response.versions[begin : turn.end]):
+            if not keeps:
                 feed, cache = [*before, *turn.sampled[:place]], None
-            at_work = version
-            made = models[version](torch.tensor([feed]), past_key_values=cache, use_cache=True)
-            cache, feed = made.past_key_values, [token]
-            logprobs.append(made.logits[0, -1].log_softmax(-1)[token].item())
+            tokens = [*turn.sampled[place : place + len([*group])]]
+            fed = torch.tensor([[*feed, *tokens[:-1]]])
+            made = models[version](fed, past_key_values=cache, use_cache=True)
+            distributions = made.logits[0, -len(tokens) :].log_softmax(-1)
+            logprobs += distributions.gather(-1, torch.tensor(tokens)[:, None]).flatten().tolist()
+            cache, feed, place = made.past_key_values, tokens[-1:], place + len(tokens)
     return logprobs
 
 
