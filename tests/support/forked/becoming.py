@@ -25,8 +25,11 @@ from rlhf_trainer.engines.vllm.serve.launch import on_cpu
 
 ROLES = [f"rlhf_trainer.roles.{name}" for name in ("trainer", "reward", "reference", "generator")]
 VLLM = [f"rlhf_trainer.engines.vllm.serve.{name}" for name in ("server", "follower")]
+TOOLS = [f"rlhf_trainer.commands.{name}" for name in ("data", "export", "repeat")]
 COMMANDS = ("rlhf_operator.cli", "rlhf_operator.entry", "tests.support.clocks.haste")
-MODULES = (*COMMANDS, "rlhf_trainer.torchrun", *ROLES, *VLLM)
+MODULES = (*COMMANDS, "rlhf_trainer.torchrun", *ROLES, *VLLM, *TOOLS)
+OF_TESTS = "tests.unit."
+"""Where the names of modules begin that tests run as programs, which are imported then."""
 _inherited: list[object] = []
 """Objects whose end would close a file of the same number."""
 
@@ -56,7 +59,8 @@ class Start:
     def is_warm(self) -> bool:
         """Never where GPUs are used: no fork of a process can that has used one."""
         program = next(iter(self.argv), None)
-        return self.command[0] == sys.executable and program in (*MODULES, reaper.__file__) and on_cpu()
+        known = program in (*MODULES, reaper.__file__) or (program or "").startswith(OF_TESTS)
+        return self.command[0] == sys.executable and known and on_cpu()
 
 
 def become(start: Start, files: Sequence[int], begin: Callable[[], None]) -> NoReturn:
@@ -115,7 +119,7 @@ def _run(module: str) -> int:
         if module.endswith(".py"):
             runpy.run_path(module, run_name="__main__")
         else:
-            sys.modules.pop(module)
+            sys.modules.pop(module, None)
             runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as error:
         if isinstance(error.code, str):

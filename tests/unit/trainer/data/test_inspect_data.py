@@ -146,7 +146,7 @@ def test_show_says_of_each_token_whether_it_is_trained_on(tmp_path):
         list(show(made, chat_tokenizer(), 1, colour=False))
 
 
-def test_the_command(tmp_path):
+def test_the_command(tmp_path, forked_programs):  # noqa: ARG001
     chat_tokenizer().save_pretrained(tmp_path / "tokenizer")
     (tmp_path / "prompts.jsonl").write_text('{"prompt": [{"role": "user", "content": "q"}]}\n')
     manifest = document(
@@ -190,7 +190,7 @@ def test_a_hub_that_does_not_answer_is_asked_once(tmp_path):
     assert "couldn't connect" in error
 
 
-def test_neither_ctrl_c_nor_a_reader_that_has_enough_is_a_traceback(tmp_path):
+def test_neither_ctrl_c_nor_a_reader_that_has_enough_is_a_traceback(tmp_path, forked_programs):  # noqa: ARG001
     chat_tokenizer().save_pretrained(tmp_path / "tokenizer")
     rows = spec(tmp_path, [CHAT], f"spec.model.tokenizer={tmp_path}/tokenizer", *WIDE)
     config = RunConfig(job="job", spec=rows, workdir=str(tmp_path)).model_dump_json(by_alias=True).encode()

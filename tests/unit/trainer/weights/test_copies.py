@@ -101,7 +101,7 @@ def test_copies_fit_the_same_weights_in_the_same_places_only():
 
 
 @pytest.mark.slow
-def test_models_of_vllm_get_by_repetition_what_their_own_code_loads(folder):
+def test_models_of_vllm_get_by_repetition_what_their_own_code_loads(folder, forked_programs):  # noqa: ARG001
     models = [str(folder / "untied-1"), str(folder / "tied-1")]
     command = [sys.executable, "-m", "tests.unit.trainer.weights.vllm_copies", *models]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)

@@ -29,15 +29,6 @@ from rlhf_trainer.scoring.rewards import forward_scores
 from rlhf_trainer.tensors.records import Sequences
 
 LIMIT = 24
-VLLM = """
-import json, sys
-from vllm import LLM
-folder, prompts, limit = json.loads(sys.stdin.read())
-llm = LLM(folder, dtype="float32", max_model_len=128, enforce_eager=True, kv_cache_memory_bytes=64 << 20)
-sampling = llm.get_default_sampling_params()
-sampling.max_tokens, sampling.temperature, sampling.skip_special_tokens = limit, 0.0, False
-print(json.dumps([r.outputs[0].text + f" {r.outputs[0].finish_reason}" for r in llm.generate(prompts, sampling)]))
-"""
 
 
 def rendered_prompts(folder: Path) -> list[str]:
@@ -58,7 +49,7 @@ def by_transformers(model, folder: Path) -> list[str]:
 
 def by_vllm(folder: Path) -> list[str]:
     done = subprocess.run(
-        [sys.executable, "-c", VLLM],
+        [sys.executable, "-m", "tests.unit.trainer.training.saving.vllm_responses"],
         input=json.dumps([str(folder), rendered_prompts(folder), LIMIT]),
         env=os.environ | ENVIRONMENT,
         capture_output=True,
@@ -81,7 +72,7 @@ TURNS = [f"{answer}<|im_end|>" for answer in TALK.values()]
 
 
 @pytest.mark.slow
-def test_a_base_model_tuned_on_conversations_ends_its_turns_wherever_it_is_loaded(tmp_path):
+def test_a_base_model_tuned_on_conversations_ends_its_turns_wherever_it_is_loaded(tmp_path, forked_programs):  # noqa: ARG001
     run, base = exported(tmp_path)
     policy = AutoModelForCausalLM.from_pretrained(run / "policy")
     assert by_transformers(policy, run / "policy") == TURNS

@@ -170,7 +170,7 @@ def other_base(folder: Path) -> Path:
     return folder
 
 
-def test_the_command_finds_the_best_and_the_latest_step(tmp_path, capfd):
+def test_the_command_finds_the_best_and_the_latest_step(tmp_path, capfd, forked_programs):  # noqa: ARG001
     ctx, task = fine_tuned(tmp_path, base_model(tmp_path / "base"), 2)
     for step, reward in ((1, 0.5), (2, 0.25), (3, None)):
         save(ctx.workdir / "checkpoints", task, step, reward=reward)
