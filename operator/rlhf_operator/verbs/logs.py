@@ -10,6 +10,7 @@ from typing import Literal
 
 from rlhf_api.contract.run import process_name
 from rlhf_api.contract.status import FailureStatus, JobStatus
+from rlhf_api.host.tasks import end_all
 from rlhf_api.roles import Role
 
 from ..console.exits import Failure
@@ -93,9 +94,7 @@ async def _follow(session: Session, options: argparse.Namespace) -> None:
                 reported = state(status)
                 _note(f"{_none(options, reported)}; waiting for one")
     finally:
-        for task in reading.values():
-            task.cancel()
-        await asyncio.gather(*reading.values(), return_exceptions=True)
+        await end_all(reading.values())
 
 
 class _Log:

@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
-from typing import Any, Generic
+from typing import Generic
 
 import aiohttp
 
 from rlhf_api.contract.run import Member
 from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.host.tasks import end_all
 
 from ..process import progress
 from ..process.timeline import RECORDER
@@ -131,10 +132,7 @@ class Dispatch(Generic[Item, Result]):
                 progress.sign()  # each item has a deadline of its own
             under_way = self._hand_over()
         finally:
-            unfinished: list[asyncio.Future[Any]] = [*watches, *self._assigned]
-            for task in unfinished:
-                task.cancel()
-            await asyncio.gather(*unfinished, return_exceptions=True)
+            await end_all([*watches, *self._assigned])
         places = range(len(self._items))
         return Outcome(
             [(self._items[p], self._results[p]) for p in places if p in self._results],

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.host.interpreter import ISOLATED
+from rlhf_api.host.tasks import end_all
 from rlhf_api.sections.environment import Environment
 
 from ..process import private_processes, process_groups
@@ -241,8 +242,7 @@ class WorkerPool:
     async def close(self) -> None:
         """Kills all workers."""
         if self._keeping is not None:
-            self._keeping.cancel()
-            await asyncio.gather(self._keeping, return_exceptions=True)
+            await end_all([self._keeping])
 
     async def _keep(self) -> None:
         """Kills the workers when the event loop's tasks are cancelled at its end, as this one then is."""

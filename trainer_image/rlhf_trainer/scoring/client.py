@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rlhf_api.contract.run import Member
+from rlhf_api.host.tasks import end_all
 from rlhf_api.roles import Role
 
 from ..dispatch.assignments import Limits
@@ -199,8 +200,7 @@ class Scorer:
 
     async def _give_up(self) -> None:
         if self._serving is not None:
-            self._serving.cancel()
-            await asyncio.gather(self._serving, return_exceptions=True)
+            await end_all([self._serving])
 
     async def _serve(self) -> None:
         """Rounds with the present members, one after another, while messages have no reply."""

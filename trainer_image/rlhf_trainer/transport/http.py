@@ -13,6 +13,7 @@ from typing import Any, Self
 import aiohttp
 
 from rlhf_api.host.event_loop import EventLoop
+from rlhf_api.host.tasks import end_all
 from rlhf_api.roles import HEALTH
 
 from .keys import Keys
@@ -170,10 +171,7 @@ class HttpClient(EventLoop):
 
 async def _end(*sessions: aiohttp.ClientSession) -> None:
     """Cancels all other tasks, waits for their ends, and closes the sessions."""
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await end_all(asyncio.all_tasks() - {asyncio.current_task()})
     for session in sessions:
         await session.close()
 

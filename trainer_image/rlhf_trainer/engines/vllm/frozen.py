@@ -4,7 +4,6 @@ The engine and its workers are processes of their own, over as many GPUs as the 
 no weights and sends them token ids over vLLM's own sockets. The watchdog ends it when they die.
 """
 
-import asyncio
 import itertools
 import math
 import os
@@ -19,6 +18,7 @@ from torch import Tensor
 from rlhf_api.contract.run import RunConfig
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.host.event_loop import EventLoop
+from rlhf_api.host.tasks import run_together
 from rlhf_api.roles import Role
 from rlhf_api.rules.engines.vllm_options import engine_problems
 
@@ -154,14 +154,10 @@ class FrozenModel:
             begins = sequences.prompt_lengths.tolist()
             rows = [noted(sequences.row(i).tolist(), begin) for i, begin in enumerate(begins)]
             self._last_reply, self._under_way = time.monotonic(), len(rows)
-            tasks = [asyncio.ensure_future(row) for row in rows]
             try:
-                return await asyncio.gather(*tasks)
+                return await run_together(rows)
             finally:
                 self._under_way = 0
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
 
         results: list[Any] = self._loop.run(together())
         return results

@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+from rlhf_api.host.tasks import end_all
+
 from ..adapter import Opening, Unfit
 from ..step import Step
 from ..turn_text import TurnText
@@ -56,8 +58,7 @@ class EpisodeOfAgent:
         finally:
             await self._closing.aclose()
             if self._ended is not None:
-                self._ended.cancel()
-                await asyncio.gather(self._ended, return_exceptions=True)
+                await end_all([self._ended])
 
     async def _next(self) -> PendingTurn | None:
         """The next request; None once the program has ended. Raises Unfit."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, Self
 
+from rlhf_api.host.tasks import end_all
 from rlhf_api.sections.environment import Environment
 
 from ...process import private_processes, process_groups
@@ -98,9 +99,7 @@ class AgentProcess:
     async def end(self) -> None:
         """Ends the program with all that it has started."""
         await process_groups.end(self._process)
-        for task in (*self._outputs, self._watching):
-            task.cancel()
-        await asyncio.gather(*self._outputs, self._watching, return_exceptions=True)
+        await end_all([*self._outputs, self._watching])
 
     async def _watch(self) -> None:
         """Ends the program where it and what it has started take too much."""

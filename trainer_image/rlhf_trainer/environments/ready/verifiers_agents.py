@@ -15,6 +15,7 @@ from typing import Any
 from rlhf_api.errors.problem import show
 from rlhf_api.host.imports import described
 from rlhf_api.host.job_files import FOLDER
+from rlhf_api.host.tasks import end_all
 
 from ..adapter import Unfit, checked_reward
 from ..program.conversation import Conversation
@@ -104,8 +105,7 @@ class VerifiersAgent:
         conversation.end(OVER)
 
     async def end(self) -> None:
-        self._playing.cancel()
-        await asyncio.gather(self._playing, return_exceptions=True)
+        await end_all([self._playing])
 
 
 def reward_of(episode: Any) -> float:
