@@ -25,6 +25,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf_api.sections.sampling import Sampling
+from rlhf_trainer.data.sampling_request import SamplingRequest
 from rlhf_trainer.local_generation.shared import generate_shared
 from rlhf_trainer.models.trained_model import TrainedModel
 from rlhf_trainer.ranks.ranks import Ranks
@@ -81,7 +82,15 @@ def padding(cut: Sequence[Sequence[Prompt]]) -> float:
 def seconds(engine: Engine, calls: Sequence[Sequence[Prompt]]) -> float:
     began = time.perf_counter()
     for prompts in calls:
-        generate_shared(cast(TrainedModel, engine), RANKS, TOKENIZER, prompts, SAMPLING, 0, threading.Event())
+        generate_shared(
+            cast(TrainedModel, engine),
+            RANKS,
+            TOKENIZER,
+            prompts,
+            SamplingRequest(SAMPLING),
+            0,
+            threading.Event(),
+        )
     return time.perf_counter() - began
 
 

@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM
 
 from rlhf_api.sections.sampling import Sampling
 from rlhf_operator.cli import main
+from rlhf_trainer.data.sampling_request import SamplingRequest
 from rlhf_trainer.local_generation.shared import generate_shared
 from rlhf_trainer.models.pretrained.load import load_tokenizer
 from rlhf_trainer.ranks.ranks import Ranks
@@ -118,7 +119,9 @@ def tells_ends(here: Path) -> None:
             prompts,
         ),
         *(
-            Sampling(temperature=0.8, maxNewTokens=16, responsesPerPrompt=2, responseEndId=END),
+            SamplingRequest(
+                Sampling(temperature=0.8, maxNewTokens=16, responsesPerPrompt=2, responseEndId=END)
+            ),
             0,
             threading.Event(),
         ),

@@ -95,8 +95,8 @@ def evaluations(job: RLHFJob) -> Any:
     if section is None or not job.spec.graph.generates:
         return [(s.name, s.data) for s in job.spec.evaluation_sets()]
 
-    def respond(batch: Any, sampling: Any, penalties: Any) -> Any:
-        requests.append(([p.id for p in batch], sampling, penalties))
+    def respond(batch: Any, request: Any) -> Any:
+        requests.append(([p.id for p in batch], request.sampling, request.penalties))
         return SimpleNamespace(rollouts=[])
 
     evaluate(context(job), open_datasets(job.spec)[1], respond, None)

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedTokenizerBase
 
-from rlhf_api.sections.evaluation import NO_PENALTIES, Penalties
+from rlhf_api.sections.evaluation import NO_PENALTIES
 from rlhf_api.sections.sampling import Sampling
 
 from ..data.encode import end_tokens
+from ..data.sampling_request import SamplingRequest
 from ..data.stop_strings import StopStrings
 from ..models.pretrained.load import padding_id
 from ..models.trained_model import TrainedModel
@@ -50,13 +51,11 @@ class SharedSampler:
     micro_batch_tokens: int
     stop: threading.Event
 
-    def sample(
-        self, prompts: Sequence[Prompt], sampling: Sampling, penalties: Penalties, *, masks: bool
-    ) -> list[Sampled]:
+    def sample(self, prompts: Sequence[Prompt], request: SamplingRequest) -> list[Sampled]:
         """One response to each prompt, in their order; partial ones, or none, if `stop` was set meanwhile."""
         # Batches of similar prompt lengths need little left padding.
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i].tokens))
-        longest = len(prompts[order[-1]].tokens) + sampling.max_new_tokens if order else 1
+        longest = len(prompts[order[-1]].tokens) + request.sampling.max_new_tokens if order else 1
         size, responses = max(1, self.micro_batch_tokens // longest), dict[int, Sampled]()
         for at in range(0, len(order), size):
             if self.stop.is_set():
@@ -65,13 +64,11 @@ class SharedSampler:
             batch = generate_batch(
                 self.model,
                 [prompts[i] for i in rows],
-                sampling,
-                penalties,
+                request,
                 self.ends,
                 self.stops,
                 self.pad,
                 self.stop,
-                masks=masks,
             )
             responses |= dict(zip(rows, batch, strict=True))
         return [responses.get(i, NOTHING) for i in range(len(prompts))]
@@ -103,16 +100,14 @@ def sampling_of_the_job_alone(model: Any) -> Iterator[GenerationConfig]:
 def generate_batch(
     model: Any,
     prompts: list[Prompt],
-    sampling: Sampling,
-    penalties: Penalties,
+    request: SamplingRequest,
     ends: Sequence[int],
     stops: StopStrings,
     pad: int,
     stop: threading.Event,
-    *,
-    masks: bool,
 ) -> list[Sampled]:
     """One response to each prompt, with its end token; partial ones if `stop` was set."""
+    sampling, penalties = request.sampling, request.penalties
     unique = {tokens: i for i, tokens in enumerate(dict.fromkeys(p.tokens for p in prompts))}
     width, device = max(map(len, unique)), model.device
     ids = torch.tensor([[pad] * (width - len(tokens)) + list(tokens) for tokens in unique], device=device)
@@ -133,7 +128,7 @@ def generate_batch(
         prompts=[p.tokens for p in prompts],
         stops=stops,
         penalized=None if penalties == NO_PENALTIES else Penalized(penalties, ids, mask),
-        most=sampling.mask_size if masks else 0,
+        most=sampling.mask_size if request.masks else 0,
         stop=stop,
     )
     decoded: Decoded = model.generate(

@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_api.sections.evaluation import NO_PENALTIES, Penalties
-from rlhf_api.sections.sampling import Sampling
-
+from ..data.sampling_request import SamplingRequest
 from ..dispatch.roster import Stopped
 from ..models.trained_model import TrainedModel
 from ..ranks.ranks import Ranks
@@ -23,24 +21,22 @@ def generate_shared(
     ranks: Ranks,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[Prompt],
-    sampling: Sampling,
+    request: SamplingRequest,
     version: int,
     stop: threading.Event,
-    penalties: Penalties = NO_PENALTIES,
-    *,
-    masks: bool = True,
 ) -> list[Rollout]:
     """`sampling.responses_per_prompt` responses to each prompt, in the order of the prompts, on every rank; greedy at
-    temperature 0. `masks`: with their sampling masks, where training replays them.
+    temperature 0.
 
     A collective. Draws from torch's global random generator of each rank.
 
     Raises Stopped, on every rank, if `stop` was set meanwhile on any.
     """
+    sampling = request.sampling
     repeated = [prompt for prompt in prompts for _ in range(sampling.responses_per_prompt)]
     mine = range(ranks.rank, len(repeated), ranks.world)
     with shared_sampler(engine, tokenizer, sampling, stop) as sampler:
-        sampled = sampler.sample([repeated[i] for i in mine], sampling, penalties, masks=masks)
+        sampled = sampler.sample([repeated[i] for i in mine], request)
     if ranks.any(stop.is_set()):
         raise Stopped("stopped while the trainer generated")
     return _rollouts(ranks.gather(_packed(dict(zip(mine, sampled, strict=True)))), repeated, version)

@@ -9,9 +9,8 @@ import torch
 
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.graph import ENVIRONMENT_REWARD, Generate, Node
-from rlhf_api.sections.evaluation import Penalties
-from rlhf_api.sections.sampling import Sampling
 
+from ..data.sampling_request import SamplingRequest
 from ..dispatch.roster import Unavailable
 from ..environments.environments import UNOPENED
 from ..graph.executor import Executor
@@ -58,10 +57,10 @@ class EpisodeCollector:
         self.failed = FailedEpisodes(episodes, ctx.spec.reward.max_failed_share)
         self._ended, self._judged = begin_scoring(remote.reward), begin_scoring(remote.judging)
 
-    def respond(self, batch: list[Prompt], sampling: Sampling, penalties: Penalties) -> Responses:
+    def respond(self, batch: list[Prompt], request: SamplingRequest) -> Responses:
         """The responses to a batch of prompts, not to be trained on: on every rank if the trainer generates, else on
         rank 0."""
-        return self._rollouts.answer(batch, sampling, penalties, masks=False, ended=self._judged)
+        return self._rollouts.answer(batch, request, self._judged)
 
     def episode(self, number: int) -> tuple[Episode, dict[str, float]]:
         """The episode of a step, and the seconds of its parts. If the graph has rounds, groups whose responses all have
@@ -78,8 +77,8 @@ class EpisodeCollector:
             if self._rollouts.is_ahead and left == rounds:
                 responses = self._rollouts.episode()
             else:
-                fresh, sampling = self._source.issue(missing), self._ctx.spec.sampling
-                responses = self._rollouts.answer(fresh, sampling, ended=self._ended)
+                fresh, request = self._source.issue(missing), SamplingRequest(self._ctx.spec.sampling)
+                responses = self._rollouts.answer(fresh, request, self._ended)
             responses = self.failed.leave_out(responses)
             if not parts:
                 _not_all_refused(responses, missing)

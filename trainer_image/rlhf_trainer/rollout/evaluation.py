@@ -11,10 +11,10 @@ from torch import Tensor
 
 from rlhf_api.dataset.rows import Row
 from rlhf_api.errors.problem import InvalidJob
-from rlhf_api.sections.evaluation import NO_PENALTIES, Penalties
-from rlhf_api.sections.sampling import Sampling
+from rlhf_api.sections.evaluation import NO_PENALTIES
 
 from ..data.prompts import prompts
+from ..data.sampling_request import SamplingRequest
 from ..data.stop_strings import StopStrings
 from ..dispatch.roster import Stopped, Unavailable
 from ..maths.best_of import best_of
@@ -32,7 +32,7 @@ SAMPLES = 4
 
 Judge = Callable[[Sequences, Sequence[Mapping[str, Any]]], Tensor]
 """(sequences, their dataset rows) -> the evaluation function's scores: float32 [N], NaN on failure."""
-Respond = Callable[[list[Prompt], Sampling, Penalties], Responses]
+Respond = Callable[[list[Prompt], SamplingRequest], Responses]
 """Responses to all prompts, in their order; a collective."""
 
 
@@ -58,7 +58,8 @@ def evaluate(
         batch = prompts(rows, places, ctx.tokenizer, ctx.spec.data)
         # Not validated again: temperature 0 is invalid for training.
         update = {"responses_per_prompt": section.samples, "temperature": section.temperature}
-        responses = respond(batch, ctx.spec.sampling.model_copy(update=update), penalties)
+        sampling = ctx.spec.sampling.model_copy(update=update)
+        responses = respond(batch, SamplingRequest(sampling, penalties, masks=False))
         judged = _judged(ctx, judge, responses, first=first)
         if judged is None:
             continue

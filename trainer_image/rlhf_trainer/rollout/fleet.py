@@ -5,9 +5,8 @@ from concurrent.futures import Future
 
 from rlhf_api.contract.run import Member
 from rlhf_api.roles import Role
-from rlhf_api.sections.evaluation import NO_PENALTIES, Penalties
-from rlhf_api.sections.sampling import Sampling
 
+from ..data.sampling_request import SamplingRequest
 from ..dispatch.assignments import Limits
 from ..dispatch.dispatch import Observer, Switches
 from ..dispatch.outcomes import UnderWay
@@ -33,18 +32,16 @@ class Fleet:
     def fresh(
         self,
         prompts: Sequence[Prompt],
-        sampling: Sampling | None = None,
-        penalties: Penalties = NO_PENALTIES,
+        request: SamplingRequest | None = None,
         *,
-        masks: bool = True,
         ended: Ended = nobody,
     ) -> list[PartialRollout]:
         """Prompts without any response yet, but for given ones."""
-        effective = sampling or self._ctx.spec.sampling
-        settings = effective.responses_per_prompt, effective.temperature, penalties
+        asked = request or SamplingRequest(self._ctx.spec.sampling)
+        settings = asked.sampling.responses_per_prompt, asked.sampling.temperature, asked.penalties
         version = self._weights.version
         return [
-            PartialRollout.begin(prompt, *settings, masks=masks, ended=ended, version=version)
+            PartialRollout.begin(prompt, *settings, masks=asked.masks, ended=ended, version=version)
             for prompt in prompts
         ]
 

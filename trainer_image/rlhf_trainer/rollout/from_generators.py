@@ -5,9 +5,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from rlhf_api.contract.timeline import WAIT
-from rlhf_api.sections.evaluation import NO_PENALTIES, Penalties
-from rlhf_api.sections.sampling import Sampling
 
+from ..data.sampling_request import SamplingRequest
 from ..dispatch.roster import Stopped
 from ..process.timeline import RECORDER
 from ..ranks.context import TrainerContext
@@ -61,16 +60,8 @@ class GeneratorRollouts(Rollouts):
     def find_other_weights(self) -> str:
         return self.weights.changed()
 
-    def answer(
-        self,
-        prompts: list[Prompt],
-        sampling: Sampling,
-        penalties: Penalties = NO_PENALTIES,
-        *,
-        masks: bool = True,
-        ended: Ended = nobody,
-    ) -> Responses:
-        fresh = partial(self._fleet.fresh, prompts, sampling, penalties, masks=masks, ended=ended)
+    def answer(self, prompts: list[Prompt], request: SamplingRequest, ended: Ended = nobody) -> Responses:
+        fresh = partial(self._fleet.fresh, prompts, request, ended=ended)
         (responses,) = self._responses(fresh, None)
         return responses
 

@@ -6,9 +6,7 @@ from itertools import islice
 
 import torch
 
-from rlhf_api.sections.evaluation import NO_PENALTIES, Penalties
-from rlhf_api.sections.sampling import Sampling
-
+from ..data.sampling_request import SamplingRequest
 from ..dispatch.roster import Stopped
 from ..local_generation.sampler import Sampled, shared_sampler
 from ..local_generation.shared import generate_shared
@@ -34,29 +32,21 @@ class TrainerRollouts(Rollouts):
     def answer(
         self,
         prompts: list[Prompt],
-        sampling: Sampling,
-        penalties: Penalties = NO_PENALTIES,
-        *,
-        masks: bool = True,
+        request: SamplingRequest,
         ended: Ended = nobody,  # noqa: ARG002
     ) -> Responses:
         """Each rank has all of them. `ended` is not called."""
         with RECORDER.measure("generate"):
             if self._rounds is not None:
-                return self._play(self._rounds, prompts, sampling, penalties, masks=masks)
-            return Responses(self._generate(prompts, sampling, penalties, masks=masks))
+                return self._play(self._rounds, prompts, request)
+            return Responses(self._generate(prompts, request))
 
-    def _generate(
-        self, prompts: list[Prompt], sampling: Sampling, penalties: Penalties, *, masks: bool
-    ) -> list[Rollout]:
+    def _generate(self, prompts: list[Prompt], request: SamplingRequest) -> list[Rollout]:
         """Sampled responses, and given ones in their places."""
-        ctx, version, each = self._ctx, self.version, sampling.responses_per_prompt
+        ctx, version, each = self._ctx, self.version, request.sampling.responses_per_prompt
         ungiven = [prompt for prompt in prompts if prompt.given is None]
         made = iter(
-            generate_shared(
-                *(self._policy, ctx.ranks, ctx.tokenizer, ungiven, sampling, version, ctx.stop, penalties),
-                masks=masks,
-            )
+            generate_shared(self._policy, ctx.ranks, ctx.tokenizer, ungiven, request, version, ctx.stop)
         )
         of_prompts = (
             islice(made, each)
@@ -66,17 +56,9 @@ class TrainerRollouts(Rollouts):
         )
         return [rollout for rollouts_of in of_prompts for rollout in rollouts_of]
 
-    def _play(
-        self,
-        rounds: TurnRounds,
-        prompts: list[Prompt],
-        sampling: Sampling,
-        penalties: Penalties,
-        *,
-        masks: bool,
-    ) -> Responses:
+    def _play(self, rounds: TurnRounds, prompts: list[Prompt], request: SamplingRequest) -> Responses:
         """Each rank plays the episodes of its share of the prompts."""
-        ctx, ranks = self._ctx, self._ctx.ranks
+        ctx, ranks, sampling = self._ctx, self._ctx.ranks, request.sampling
         works = [
             PartialRollout.begin(prompt, sampling.responses_per_prompt)
             for prompt in prompts[ranks.rank :: ranks.world]
@@ -85,7 +67,8 @@ class TrainerRollouts(Rollouts):
 
             def sample(turns: list[Prompt], most: int) -> list[Sampled]:
                 limits = {"max_new_tokens": most, "min_new_tokens": min(most, sampling.min_new_tokens)}
-                return sampler.sample(turns, sampling.model_copy(update=limits), penalties, masks=masks)
+                limited = replace(request, sampling=sampling.model_copy(update=limits))
+                return sampler.sample(turns, limited)
 
             refused = rounds.play(works, sample, sampling.max_new_tokens, self.version)
         if ranks.any(ctx.stop.is_set()):

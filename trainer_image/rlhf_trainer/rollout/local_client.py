@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from rlhf_api.contract.run import Member
-from rlhf_api.sections.evaluation import NO_PENALTIES
 from rlhf_api.sections.sampling import Sampling
 
+from ..data.sampling_request import SamplingRequest
 from ..data.stop_strings import StopStrings
 from ..local_generation.sampler import Sampled, generate_batch
 from ..tensors.records import Prompt
@@ -36,8 +36,7 @@ class LocalClient:
         """Completes the responses one after another, each to the end of its present turn."""
         for index in work.unfinished:
             response = work.responses[index]
-            most = response.turn_start + self.sampling.max_new_tokens
-            room = (most if work.most is None else min(most, work.most)) - len(response.tokens)
+            room = work.turn_end(response, self.sampling.max_new_tokens) - len(response.tokens)
             sampled = await asyncio.to_thread(self._sample, work.prompt, response, room)
             tokens, logprobs = array("i", sampled.tokens.tolist()), array("f", sampled.logprobs.tolist())
             response.add(tokens, logprobs, 0)
@@ -57,12 +56,10 @@ class LocalClient:
             (sampled,) = generate_batch(
                 self.model,
                 [so_far],
-                sampling,
-                NO_PENALTIES,
+                SamplingRequest(sampling, masks=False),
                 self.ends,
                 self.stops,
                 self.pad,
                 threading.Event(),
-                masks=False,
             )
         return sampled

@@ -166,6 +166,15 @@ class PartialRollout:
         """Indices of the unfinished responses."""
         return [i for i, response in enumerate(self.responses) if response.end is None]
 
+    def turn_end(self, response: Response, longest: int) -> int:
+        """Most tokens that a response has at the end of its present turn, which has `longest` of its own at most."""
+        end = response.turn_start + longest
+        return end if self.most is None else min(end, self.most)
+
+    def begin_anew(self) -> None:
+        """Puts responses without any token in the place of all, as where the prompt opens another episode."""
+        self.responses[:] = [Response() for _ in self.responses]
+
     def go_on(self, index: int, following: Next) -> None:
         """Applies what an environment replied to the last turn of a response."""
         response = self.responses[index]

@@ -2,9 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from rlhf_api.sections.evaluation import NO_PENALTIES, Penalties
-from rlhf_api.sections.sampling import Sampling
-
+from ..data.sampling_request import SamplingRequest
 from ..tensors.records import Prompt
 from .partial_rollout import Ended, nobody
 from .requests import Responses
@@ -48,15 +46,7 @@ class Rollouts:
         """Names of generators whose served weights differ from what was sent, with those weights; '' if none."""
         return ""
 
-    def answer(
-        self,
-        prompts: list[Prompt],
-        sampling: Sampling,
-        penalties: Penalties = NO_PENALTIES,
-        *,
-        masks: bool = True,
-        ended: Ended = nobody,
-    ) -> Responses:
+    def answer(self, prompts: list[Prompt], request: SamplingRequest, ended: Ended = nobody) -> Responses:
         """The responses to all prompts, in their order; see `stream`."""
         raise NotImplementedError
 

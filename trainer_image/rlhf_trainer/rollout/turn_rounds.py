@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from rlhf_api.host.event_loop import EventLoop
+from rlhf_api.host.tasks import end_all
 
 from ..dispatch.outcomes import Refused
 from ..environments.environments import Environments, OpensOtherwise
@@ -106,7 +107,7 @@ class TurnRounds:
 
         await self._wait_for([reply_to(work, index) for work, index in turns])
         for work in otherwise.values():
-            work.responses[:] = [Response() for _ in work.responses]
+            work.begin_anew()
         return await self._open([*otherwise.values()])
 
     async def _wait_for(self, coroutines: Sequence[Coroutine[Any, Any, None]]) -> None:
@@ -121,9 +122,7 @@ class TurnRounds:
                 for task in ended:
                     task.result()
         finally:
-            for task in waiting:
-                task.cancel()
-            await asyncio.gather(*waiting, return_exceptions=True)
+            await end_all(waiting)
 
 
 def _append(response: Response, sampled: Sampled, room: int, version: int) -> None:

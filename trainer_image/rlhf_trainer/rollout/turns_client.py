@@ -9,6 +9,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_api.contract.run import Member
+from rlhf_api.host.tasks import run_together
 from rlhf_api.sections.sampling import Sampling
 from rlhf_api.spec import Spec
 
@@ -51,7 +52,7 @@ class TurnsClient:
             try:
                 await self._open_and_play(member, work, progress)
             except OpensOtherwise:
-                work.responses[:] = [Response() for _ in work.responses]
+                work.begin_anew()
                 await self._open_and_play(member, work, progress)
         if not work.is_complete:
             raise Interrupted
@@ -76,9 +77,8 @@ class TurnsClient:
     async def _play_all(self, member: Member, work: PartialRollout, progress: Callable[[], None]) -> None:
         loop, fresh = asyncio.get_running_loop(), not work.begun
         over: list[asyncio.Future[bool]] = [loop.create_future() for _ in work.responses]
-        tasks = [
-            asyncio.ensure_future(self._play(member, work, index, over[index], progress, fresh=fresh))
-            for index in work.unfinished
+        playing = [
+            self._play(member, work, index, over[index], progress, fresh=fresh) for index in work.unfinished
         ]
         if fresh:
             places = {id(response): index for index, response in enumerate(work.responses)}
@@ -87,18 +87,18 @@ class TurnsClient:
                 response.end = None
                 _settle([over[places[id(response)]]], is_over=True)
 
-            first = replace(work, responses=[*work.responses], ended=ended, most=self._most)
-            tasks.append(asyncio.ensure_future(self._sample(member, first, progress)))
-            tasks[-1].add_done_callback(lambda _: _settle(over, is_over=False))
+            async def sample_first() -> None:
+                first = replace(work, responses=[*work.responses], ended=ended, most=self._most)
+                try:
+                    await self._sample(member, first, progress)
+                finally:
+                    _settle(over, is_over=False)
+
+            playing.append(sample_first())
         else:
             for index in work.unfinished:
                 over[index].set_result(self._is_over(work.prompt, work.responses[index]))
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await run_together(playing)
 
     async def _play(
         self,

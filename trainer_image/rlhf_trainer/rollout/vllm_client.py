@@ -1,12 +1,12 @@
 """Client of vLLM servers: one streamed request for a fresh prompt, and one for each continued response, each with its
 own seed."""
 
-import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 
 from rlhf_api.contract.run import Member
+from rlhf_api.host.tasks import run_together
 from rlhf_api.sections.sampling import Sampling
 
 from ..data.stop_strings import StopStrings
@@ -73,17 +73,11 @@ class VllmClient:
             changes = {
                 "seed": request_seed(self._seed, work.prompt.id),
                 "n": len(work.responses),
-                "max_tokens": self._most(work, work.responses[0]),
+                "max_tokens": work.turn_end(work.responses[0], self._base_request.max_tokens),
             }
             request = self._base_request.model_copy(update=changes)
             parts = [self._stream(member, work, range(len(work.responses)), request, progress)]
-        tasks = [asyncio.ensure_future(part) for part in parts]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await run_together(parts)
         if not work.is_complete:  # told once all have their last tokens
             raise Interrupted
         return work
@@ -95,22 +89,17 @@ class VllmClient:
         if work.penalties.presence or work.penalties.frequency:
             # Penalties count the turn's tokens, but the server would treat these as part of the prompt.
             response.cut(response.turn_start)
-        so_far = len(response.tokens)
-        if so_far >= self._most(work, response):  # all tokens came, but not the finish reason
+        so_far, most = len(response.tokens), work.turn_end(response, self._base_request.max_tokens)
+        if so_far >= most:  # all tokens came, but not the finish reason
             response.finish("length")
             work.ended(work.prompt, response)
             return
         changes = {
             "seed": request_seed(self._seed, f"{work.prompt.id}/{index}/{so_far}"),
-            "max_tokens": self._most(work, response) - so_far,
+            "max_tokens": most - so_far,
             "min_tokens": max(0, self._base_request.min_tokens - so_far + response.turn_start),
         }
         await self._stream(member, work, [index], self._base_request.model_copy(update=changes), progress)
-
-    def _most(self, work: PartialRollout, response: Response) -> int:
-        """Most tokens that the response has at the end of its present turn."""
-        most = response.turn_start + self._base_request.max_tokens
-        return most if work.most is None else min(most, work.most)
 
     async def _stream(
         self,
@@ -139,7 +128,7 @@ class VllmClient:
                     for frame in reader.feed(part):
                         response = work.responses[indices[frame.response]]
                         last = self._completing(work.prompt.tokens, response, frame, begun)
-                        most = self._most(work, response)
+                        most = work.turn_end(response, self._base_request.max_tokens)
                         self._add(response, last or frame, most, masked=request.kept > 0)
                         if response.end:
                             work.ended(work.prompt, response)

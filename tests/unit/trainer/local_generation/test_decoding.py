@@ -11,6 +11,7 @@ from transformers.cache_utils import DynamicLayer
 
 from rlhf_api.sections.evaluation import NO_PENALTIES, Penalties
 from rlhf_api.sections.sampling import Sampling
+from rlhf_trainer.data.sampling_request import SamplingRequest
 from rlhf_trainer.data.stop_strings import StopStrings
 from rlhf_trainer.local_generation.growing_cache import GrowingLayer
 from rlhf_trainer.local_generation.processors import draw
@@ -60,7 +61,7 @@ def responses(model, copies: int, penalties: Penalties = NO_PENALTIES, temperatu
     torch.manual_seed(1)
     with torch.no_grad():
         return generate_batch(
-            model, prompts, settings, penalties, [END], stops, END, threading.Event(), masks=True
+            model, prompts, SamplingRequest(settings, penalties), [END], stops, END, threading.Event()
         )
 
 

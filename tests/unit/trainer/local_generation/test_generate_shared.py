@@ -13,6 +13,7 @@ from vllm.v1.sample.ops.penalties import apply_all_penalties
 
 from rlhf_api.sections.evaluation import Penalties
 from rlhf_api.sections.sampling import Sampling
+from rlhf_trainer.data.sampling_request import SamplingRequest
 from rlhf_trainer.data.stop_strings import StopStrings
 from rlhf_trainer.local_generation.processors import Penalized, warpers
 from rlhf_trainer.local_generation.shared import generate_shared
@@ -71,7 +72,9 @@ def likely_end(model: LlamaForCausalLM) -> None:
 
 def answers(engine: Local, *, seed: int = 1, **sampling):
     torch.manual_seed(seed)
-    return generate_shared(engine, ALONE, TOKENIZER, PROMPTS, Sampling(**sampling), 4, threading.Event())
+    return generate_shared(
+        engine, ALONE, TOKENIZER, PROMPTS, SamplingRequest(Sampling(**sampling)), 4, threading.Event()
+    )
 
 
 def forward(model: LlamaForCausalLM, prompt, tokens, temperature: float = 1.0) -> torch.Tensor:
@@ -164,8 +167,8 @@ def test_penalties_are_those_of_vllm(penalties):
 def test_what_is_generated_with_penalties_repeats_nothing(engine):
     """A penalty so high that a token comes twice only when all others did."""
     torch.manual_seed(1)
-    arguments = engine, ALONE, TOKENIZER, PROMPTS, Sampling(maxNewTokens=12), 4, threading.Event()
-    for answer in generate_shared(*arguments, Penalties(presence=2000.0)):
+    request = SamplingRequest(Sampling(maxNewTokens=12), Penalties(presence=2000.0))
+    for answer in generate_shared(engine, ALONE, TOKENIZER, PROMPTS, request, 4, threading.Event()):
         assert len(set(answer.tokens)) == len(answer.tokens)
 
 

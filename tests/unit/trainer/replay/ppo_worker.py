@@ -27,6 +27,7 @@ from rlhf_api.sections.lora import Lora
 from rlhf_api.sections.optimizer import Optimizer
 from rlhf_api.sections.roles import Trainer
 from rlhf_trainer.checkpoint.rng import restore_generators, save_generators
+from rlhf_trainer.data.sampling_request import SamplingRequest
 from rlhf_trainer.graph.learner import Learner
 from rlhf_trainer.local_generation.shared import generate_shared
 from rlhf_trainer.models.adapter import Adapter
@@ -106,9 +107,9 @@ class Generators(GeneratorRollouts):
 
     def stream(self, prompts: list[Prompt], size: int | None, **_more: Any) -> Iterator[Responses]:
         accepted = [prompt for prompt in prompts if prompt.id != self._refuses]
-        sampling, tokenizer = self._ctx.spec.sampling, self._ctx.tokenizer
+        request, tokenizer = SamplingRequest(self._ctx.spec.sampling), self._ctx.tokenizer
         rollouts = generate_shared(
-            self._engine, self._ctx.ranks, tokenizer, accepted, sampling, self.weights.version, self._ctx.stop
+            self._engine, self._ctx.ranks, tokenizer, accepted, request, self.weights.version, self._ctx.stop
         )
         by_prompt: dict[str, list[Rollout]] = {}
         for rollout in rollouts:

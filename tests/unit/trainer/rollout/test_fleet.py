@@ -17,6 +17,7 @@ from tests.unit.trainer.scoring.servers import Generator
 
 from rlhf_api.contract.run import Membership, RunConfig
 from rlhf_api.roles import Role
+from rlhf_trainer.data.sampling_request import SamplingRequest
 from rlhf_trainer.dispatch.control import Control
 from rlhf_trainer.dispatch.roster import Roster, Stopped, Unavailable
 from rlhf_trainer.ranks.context import Services, TrainerContext
@@ -138,7 +139,7 @@ class World:
         self.rollouts.publish(list, collected=True)
 
     def answer(self, prompts: list[Prompt]) -> Responses:
-        return self.rollouts.answer(prompts, self.ctx.spec.sampling)
+        return self.rollouts.answer(prompts, SamplingRequest(self.ctx.spec.sampling))
 
     def announce(
         self, *generators: Generator, draining: tuple[Generator, ...] = (), unplaced: int = 0

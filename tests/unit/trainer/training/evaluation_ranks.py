@@ -26,8 +26,8 @@ def main(ranks: Ranks) -> None:
     job = Job("grpo", "", SETS)
     ctx = replace(job.ctx, ranks=ranks)
 
-    def respond(batch, sampling, penalties):
-        given = ranks, ctx.tokenizer, batch, sampling, 0, ctx.stop, penalties
+    def respond(batch, request):
+        given = ranks, ctx.tokenizer, batch, request, 0, ctx.stop
         return Responses(generate_shared(job.models["policy"], *given))
 
     def judge(_sequences, _rows):

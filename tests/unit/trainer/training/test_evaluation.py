@@ -1,7 +1,7 @@
 """Evaluation by several sets: greedy, several responses to a prompt, what cannot be judged; losses of given ones."""
 
 import math
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from tests.unit.trainer.training.test_stops import Answering
 
 from rlhf_api.dataset.rows import AnswerRow, PairRow, PromptRow
 from rlhf_api.errors.problem import InvalidJob, Problem
-from rlhf_api.sections.evaluation import NO_PENALTIES
+from rlhf_trainer.data.sampling_request import SamplingRequest
 from rlhf_trainer.dispatch.roster import Stopped, Unavailable
 from rlhf_trainer.maths.outputs import ResponseLogprobs
 from rlhf_trainer.ops.datasets import given_columns
@@ -45,9 +45,10 @@ def test_held_out_responses_have_no_sampling_masks():
     """Nothing is trained on them. Those of a step have masks."""
     job = Job("grpo", "", "spec.sampling.topK=5", "spec.evaluation={function: 'a:b', data: [a]}")
     collector, batch = job.task._collector, [Prompt("-1/0", (65, 66), {})]
-    respond = partial(collector.respond, batch, job.spec.sampling, NO_PENALTIES)
-    assert [rollout.kept_counts.tolist() for rollout in respond().rollouts] == [[]] * 4
-    assert all(rollout.kept_counts for rollout in job.rollouts.answer(batch, job.spec.sampling).rollouts)
+    request = SamplingRequest(job.spec.sampling)
+    held_out = collector.respond(batch, replace(request, masks=False))
+    assert [rollout.kept_counts.tolist() for rollout in held_out.rollouts] == [[]] * 4
+    assert all(rollout.kept_counts for rollout in job.rollouts.answer(batch, request).rollouts)
 
 
 def test_an_evaluation_between_two_broadcasts_is_of_the_newest_weights():
@@ -73,8 +74,8 @@ def test_an_evaluation_between_two_broadcasts_is_of_the_newest_weights():
 class Handing(Answering):
     """Hands each response on at its end, as a client of generators does."""
 
-    def answer(self, prompts: list[Any], *arguments: Any, ended: Ended, **more: Any) -> Responses:
-        responses = super().answer(prompts, *arguments, **more)
+    def answer(self, prompts: list[Any], request: Any, ended: Ended) -> Responses:
+        responses = super().answer(prompts, request)
         for rollout in responses.rollouts:
             ended(rollout.prompt, Response(rollout.tokens))
         return responses

@@ -14,7 +14,6 @@ from tests.unit.trainer.training.responses.test_dynamic import DYNAMIC
 from tests.unit.trainer.training.running import RANKS, Job, low_tokens
 
 from rlhf_api.contract.run import EXIT_SUSPENDED
-from rlhf_api.sections.evaluation import NO_PENALTIES
 from rlhf_store.archive import Archive
 from rlhf_store.committing import Committer
 from rlhf_store.retention import Retention
@@ -32,11 +31,11 @@ class Answering(Generators):
 
     stopping = False
 
-    def answer(self, prompts: list[Any], sampling: Any, penalties: Any = NO_PENALTIES, **_: Any) -> Responses:
+    def answer(self, prompts: list[Any], request: Any, *_: Any) -> Responses:
         if self.stopping:
             raise Stopped("stopped while waiting for the generator")
         ctx, version = self._ctx, self.weights.version
-        arguments = (prompts, sampling, version, ctx.stop, penalties)
+        arguments = (prompts, request, version, ctx.stop)
         return Responses(generate_shared(self._engine, ctx.ranks, ctx.tokenizer, *arguments))
 
 

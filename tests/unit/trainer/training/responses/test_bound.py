@@ -9,6 +9,7 @@ import pytest
 from tests.unit.trainer.replay.ppo_worker import Generators
 from tests.unit.trainer.training.running import Job
 
+from rlhf_trainer.data.sampling_request import SamplingRequest
 from rlhf_trainer.local_generation.shared import generate_shared
 from rlhf_trainer.rollout.collector import StaleTokens
 from rlhf_trainer.rollout.requests import Responses
@@ -33,7 +34,10 @@ class Late(Generators):
 
 
 def sampled(generators: Generators, prompts: list[Prompt], version: int) -> Responses:
-    ctx, arguments = generators._ctx, (generators._ctx.spec.sampling, version, generators._ctx.stop)
+    ctx, arguments = (
+        generators._ctx,
+        (SamplingRequest(generators._ctx.spec.sampling), version, generators._ctx.stop),
+    )
     return Responses(generate_shared(generators._engine, ctx.ranks, ctx.tokenizer, prompts, *arguments))
 
 

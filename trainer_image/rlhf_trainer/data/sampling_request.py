@@ -1,0 +1,16 @@
+"""How the responses to a batch of prompts are sampled."""
+
+from dataclasses import dataclass
+
+from rlhf_api.sections.evaluation import NO_PENALTIES, Penalties
+from rlhf_api.sections.sampling import Sampling
+
+
+@dataclass(frozen=True)
+class SamplingRequest:
+    """What a caller asks of whoever samples, beside the prompts."""
+
+    sampling: Sampling
+    penalties: Penalties = NO_PENALTIES
+    masks: bool = True
+    """True if tokens come with their sampling masks, where training replays them."""
