@@ -26,9 +26,9 @@ from serving import Server, make_model, run_config, save, tell
 from rlhf_api.contract.run import Member
 from rlhf_api.sections.sampling import Sampling
 from rlhf_trainer.dispatch.assignments import Limits
+from rlhf_trainer.rollout.clients.vllm_client import VllmClient
+from rlhf_trainer.rollout.in_flight.rounds import start_round
 from rlhf_trainer.rollout.partial_rollout import PartialRollout, longest_first
-from rlhf_trainer.rollout.rounds import start_round
-from rlhf_trainer.rollout.vllm_client import VllmClient
 from rlhf_trainer.tensors.records import Prompt
 from rlhf_trainer.transport.http import HttpClient
 

@@ -23,10 +23,10 @@ import torch
 from serving import Server, make_model, run_config, save, tell
 
 from rlhf_trainer.dispatch.assignments import Limits
-from rlhf_trainer.rollout import vllm_client as client_module
+from rlhf_trainer.rollout.clients import vllm_client as client_module
+from rlhf_trainer.rollout.clients.vllm_client import VllmClient, request_seed
+from rlhf_trainer.rollout.in_flight.rounds import start_round
 from rlhf_trainer.rollout.partial_rollout import PartialRollout
-from rlhf_trainer.rollout.rounds import start_round
-from rlhf_trainer.rollout.vllm_client import VllmClient, request_seed
 from rlhf_trainer.tensors.records import Prompt
 from rlhf_trainer.transport.http import HttpClient
 from rlhf_trainer.weights.broadcaster import Broadcaster

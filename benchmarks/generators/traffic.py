@@ -7,8 +7,8 @@ from itertools import chain, count, pairwise
 from rlhf_api.contract.run import Member
 from rlhf_api.sections.sampling import Sampling
 from rlhf_trainer.dispatch.outcomes import Interrupted
+from rlhf_trainer.rollout.clients.vllm_client import STREAM_INTERVAL, VllmClient
 from rlhf_trainer.rollout.partial_rollout import PartialRollout
-from rlhf_trainer.rollout.vllm_client import STREAM_INTERVAL, VllmClient
 from rlhf_trainer.tensors.records import Prompt
 from rlhf_trainer.transport.http import HttpClient
 

@@ -30,7 +30,7 @@ from own_engine import own_command, own_rounds
 from serving import Server, free_port, logprobs, make_model, renew, run_config, save, served_logprobs, tell
 from traffic import Load
 
-from rlhf_trainer.rollout.vllm_client import STREAM_INTERVAL
+from rlhf_trainer.rollout.clients.vllm_client import STREAM_INTERVAL
 from rlhf_trainer.transport.http import HttpClient
 from rlhf_trainer.weights.broadcaster import Broadcaster
 from rlhf_trainer.weights.buckets import pack

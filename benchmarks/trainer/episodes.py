@@ -36,8 +36,8 @@ from rlhf_trainer.environments.environments import Environments
 from rlhf_trainer.environments.pool import WorkerPool
 from rlhf_trainer.environments.rendering import Rendering
 from rlhf_trainer.models.pretrained.load import load_tokenizer
+from rlhf_trainer.rollout.clients.turns_client import TurnsClient
 from rlhf_trainer.rollout.partial_rollout import PartialRollout
-from rlhf_trainer.rollout.turns_client import TurnsClient
 from rlhf_trainer.tensors.records import Prompt
 
 TURN_TOKENS, RESPONSES = 24, 4

@@ -46,11 +46,11 @@ from rlhf_trainer.dispatch.control import Control, token_required
 from rlhf_trainer.process.garbage import full_collections_by_hand
 from rlhf_trainer.ranks.ranks import Ranks
 from rlhf_trainer.replay.buffer import EpisodeReplayBuffer
+from rlhf_trainer.rollout.clients.vllm_client import VllmClient
+from rlhf_trainer.rollout.in_flight.requests import Responses
+from rlhf_trainer.rollout.in_flight.rounds import start_round
 from rlhf_trainer.rollout.partial_rollout import PartialRollout, rollouts
-from rlhf_trainer.rollout.requests import Responses
 from rlhf_trainer.rollout.responses import collected
-from rlhf_trainer.rollout.rounds import start_round
-from rlhf_trainer.rollout.vllm_client import VllmClient
 from rlhf_trainer.scoring.rewards import texts
 from rlhf_trainer.tensors.records import Prompt
 from rlhf_trainer.transport.frames import GENERATE, Asked, Kind, encode

@@ -13,9 +13,9 @@ from tests.support.servers import vllm_server
 from rlhf_api.sections.replay import EPISODES
 from rlhf_trainer.replay.table import Episode
 from rlhf_trainer.replay.table import decode as decode_episode
+from rlhf_trainer.rollout.in_flight.saved_responses import BLOB
+from rlhf_trainer.rollout.in_flight.saved_responses import decode as decode_works
 from rlhf_trainer.rollout.partial_rollout import Response
-from rlhf_trainer.rollout.saved_responses import BLOB
-from rlhf_trainer.rollout.saved_responses import decode as decode_works
 from rlhf_trainer.transport.http import HttpClient
 
 pytestmark = pytest.mark.slow

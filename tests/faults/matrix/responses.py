@@ -8,9 +8,9 @@ import pyarrow.parquet as parquet
 
 from rlhf_api.sections.replay import EPISODES
 from rlhf_store.archive import Archive, Snapshot
+from rlhf_trainer.rollout.in_flight.saved_responses import BLOB
+from rlhf_trainer.rollout.in_flight.saved_responses import decode as decode_works
 from rlhf_trainer.rollout.partial_rollout import Response
-from rlhf_trainer.rollout.saved_responses import BLOB
-from rlhf_trainer.rollout.saved_responses import decode as decode_works
 
 Sampled = tuple[list[int], list[int]]
 """Tokens of a response, and the weight version that sampled each, UNSAMPLED for those of an environment's replies."""

@@ -19,10 +19,11 @@ from rlhf_trainer.environments import environments
 from rlhf_trainer.maths.rewards import scaled_scores
 from rlhf_trainer.process.settings import ModelSource
 from rlhf_trainer.roles import generator, reward
-from rlhf_trainer.rollout import collector, remote, turns_client
+from rlhf_trainer.rollout import collector, remote
+from rlhf_trainer.rollout.clients import turns_client
 from rlhf_trainer.rollout.evaluation import evaluate
 from rlhf_trainer.rollout.failed_episodes import FailedEpisodes
-from rlhf_trainer.rollout.fleet import Fleet
+from rlhf_trainer.rollout.in_flight.fleet import Fleet
 from rlhf_trainer.scoring import function_pool, program, service
 from rlhf_trainer.training import assembly
 
@@ -47,7 +48,7 @@ def serving(job: RLHFJob) -> Any:
     parts += [len(work.responses) for work in works]
     with instead(Fleet, "_present"), pytest.MonkeyPatch.context() as patch:
         started = Made()
-        patch.setattr("rlhf_trainer.rollout.fleet.start_round", started)
+        patch.setattr("rlhf_trainer.rollout.in_flight.fleet.start_round", started)
         fleet.start(works, lambda _: None, None)
         parts.append(started.told[0][1]["limits"])
     if job.spec.rollout.max_staleness:

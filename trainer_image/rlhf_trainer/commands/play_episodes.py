@@ -36,9 +36,9 @@ from ..models.pretrained.hub import use_cache_if_unreachable
 from ..models.pretrained.job_models import load_job_tokenizer, load_trained, on_device
 from ..models.pretrained.load import padding_id
 from ..process.settings import model_source
-from ..rollout.local_client import LocalClient
+from ..rollout.clients.local_client import LocalClient
+from ..rollout.clients.turns_client import TurnsClient, turns_client
 from ..rollout.partial_rollout import PartialRollout, Response
-from ..rollout.turns_client import TurnsClient, turns_client
 from .episode_lines import episode_lines, summary
 from .reporting import report_errors
 

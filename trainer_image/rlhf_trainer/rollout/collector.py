@@ -20,14 +20,14 @@ from ..ranks.context import TrainerContext
 from ..replay.table import Episode
 from ..scoring.reward_client import Unscored
 from ..tensors.records import Prompt
+from .clients.vllm_client import is_refusal
 from .failed_episodes import FailedEpisodes
+from .in_flight.requests import Responses
 from .prompt_source import PromptSource
 from .remote import Remote, begin_scoring
-from .requests import Responses
 from .responses import collected, joined
 from .rollouts import Rollouts
 from .unscored import score_columns, unscored
-from .vllm_client import is_refusal
 
 Rows = Sequence[Mapping[str, Any]]
 ENVIRONMENT = "environment"

@@ -22,7 +22,7 @@ from ..ranks.context import TrainerContext
 from ..scoring.client import ScoringFailed
 from ..scoring.reward_client import Unscored
 from ..tensors.records import Prompt, Rollout, Sequences
-from .requests import Responses
+from .in_flight.requests import Responses
 from .responses import pack
 
 log = logging.getLogger(__name__)

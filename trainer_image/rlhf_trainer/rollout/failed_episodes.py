@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import replace
 
 from ..scoring.reward_client import Unscored
-from .requests import Responses
+from .in_flight.requests import Responses
 
 log = logging.getLogger(__name__)
 

@@ -12,12 +12,12 @@ from ..process.timeline import RECORDER
 from ..ranks.context import TrainerContext
 from ..tensors.records import Prompt
 from ..weights.publisher import Publisher
-from .ahead import EpisodesAhead
-from .fleet import Fleet
+from .in_flight.ahead import EpisodesAhead
+from .in_flight.fleet import Fleet
+from .in_flight.requests import Requests, Responses
+from .in_flight.saved_responses import BLOB, decode, encode
 from .partial_rollout import Ended, PartialRollout, longest_first, nobody, rollouts
-from .requests import Requests, Responses
 from .rollouts import Issue, Rollouts
-from .saved_responses import BLOB, decode, encode
 
 log = logging.getLogger(__name__)
 

@@ -14,11 +14,11 @@ from ..models.trained_model import TrainedModel
 from ..process.timeline import RECORDER
 from ..ranks.context import TrainerContext
 from ..tensors.records import Prompt, Rollout
+from .clients.turn_rounds import TurnRounds
+from .in_flight.requests import Responses
+from .in_flight.saved_responses import decode, encode
 from .partial_rollout import Ended, PartialRollout, nobody, rollouts
-from .requests import Responses
 from .rollouts import Rollouts
-from .saved_responses import decode, encode
-from .turn_rounds import TurnRounds
 
 
 class TrainerRollouts(Rollouts):

@@ -15,7 +15,7 @@ from ..replay.table import Episode
 from ..tensors.packed import flat_flags, flat_floats, flat_int32s
 from ..tensors.records import Columns, Rollout, Sequences
 from ..tensors.sampling_mask import Kept, filled
-from .requests import Responses
+from .in_flight.requests import Responses
 
 _OF_TOKENS = ("sampled_logprobs", "versions", "turn_rewards")
 _OF_ROWS = ("position", "finished", "environment_reward", "turns", GIVEN)

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ..data.sampling_request import SamplingRequest
 from ..tensors.records import Prompt
+from .in_flight.requests import Responses
 from .partial_rollout import Ended, nobody
-from .requests import Responses
 
 Issue = Callable[[], list[Prompt]]
 """Returns the prompts of one step."""

@@ -37,15 +37,15 @@ from ..process.gpu_turns import FOLDER, GpuTurns, own_gpus
 from ..process.settings import model_source
 from ..ranks.context import TrainerContext
 from ..ranks.ranks import Ranks
-from ..rollout.engine_client import EngineClient
-from ..rollout.fleet import Fleet
+from ..rollout.clients.engine_client import EngineClient
+from ..rollout.clients.turn_rounds import TurnRounds
+from ..rollout.clients.turns_client import turns_client
+from ..rollout.clients.vllm_client import VllmClient
 from ..rollout.from_generators import GeneratorRollouts
 from ..rollout.from_trainer import TrainerRollouts
+from ..rollout.in_flight.fleet import Fleet
 from ..rollout.remote import Remote, begin_scoring
 from ..rollout.rollouts import Rollouts
-from ..rollout.turn_rounds import TurnRounds
-from ..rollout.turns_client import turns_client
-from ..rollout.vllm_client import VllmClient
 from ..scoring.reward_client import RewardClient
 from ..updates.updates import PretrainingText
 from ..weights.broadcaster import Broadcaster

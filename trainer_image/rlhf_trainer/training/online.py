@@ -28,11 +28,11 @@ from ..replay.samples import choose_samples, describe_samples
 from ..replay.table import Episode
 from ..rollout.collector import EpisodeCollector
 from ..rollout.evaluation import evaluate
+from ..rollout.in_flight.saved_responses import BLOB
 from ..rollout.prompt_source import PromptSource
 from ..rollout.remote import Remote
 from ..rollout.responses import joined, sampled_part
 from ..rollout.rollouts import Rollouts
-from ..rollout.saved_responses import BLOB
 from ..scoring.rewards import texts
 from ..tensors.records import Columns, Prompt
 from ..updates.coefficients import adapt_coefficients

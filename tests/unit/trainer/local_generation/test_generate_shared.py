@@ -20,7 +20,7 @@ from rlhf_trainer.local_generation.shared import generate_shared
 from rlhf_trainer.maths.outputs import ResponseLogprobs
 from rlhf_trainer.models.forward.inference import Forward, infer
 from rlhf_trainer.ranks.ranks import Ranks
-from rlhf_trainer.rollout.requests import Responses
+from rlhf_trainer.rollout.in_flight.requests import Responses
 from rlhf_trainer.rollout.responses import collected, message
 from rlhf_trainer.tensors.packed import flat_floats
 from rlhf_trainer.tensors.records import Prompt, Rollout

@@ -38,8 +38,8 @@ from rlhf_trainer.ranks.ranks import Ranks
 from rlhf_trainer.replay.table import decode
 from rlhf_trainer.rollout.from_generators import GeneratorRollouts
 from rlhf_trainer.rollout.from_trainer import TrainerRollouts
+from rlhf_trainer.rollout.in_flight.requests import Responses
 from rlhf_trainer.rollout.remote import Remote
-from rlhf_trainer.rollout.requests import Responses
 from rlhf_trainer.tensors.records import Prompt, Rollout, Sequences
 from rlhf_trainer.training.online import OnlineTask
 

@@ -10,7 +10,7 @@ from tests.unit.trainer.rollout.test_episodes import PLACES, described, one_turn
 from torch import distributed
 
 from rlhf_trainer.ranks.ranks import Ranks
-from rlhf_trainer.rollout.requests import Responses
+from rlhf_trainer.rollout.in_flight.requests import Responses
 from rlhf_trainer.rollout.responses import collected
 
 

@@ -9,8 +9,8 @@ import torch
 from tests.support.forked.forks import run_ranks
 
 from rlhf_trainer.ranks.ranks import Ranks
+from rlhf_trainer.rollout.in_flight.requests import Responses
 from rlhf_trainer.rollout.partial_rollout import PartialRollout, Response
-from rlhf_trainer.rollout.requests import Responses
 from rlhf_trainer.rollout.responses import Collected, collected, pack
 from rlhf_trainer.tensors.records import Columns, Outcome, Prompt, Rollout
 from rlhf_trainer.tensors.sampling_mask import WHOLE

@@ -22,11 +22,11 @@ from rlhf_trainer.dispatch.control import Control
 from rlhf_trainer.dispatch.roster import Roster, Stopped, Unavailable
 from rlhf_trainer.ranks.context import Services, TrainerContext
 from rlhf_trainer.ranks.ranks import Ranks
-from rlhf_trainer.rollout.fleet import Fleet
+from rlhf_trainer.rollout.clients.vllm_client import VllmClient, request_seed
 from rlhf_trainer.rollout.from_generators import GeneratorRollouts
+from rlhf_trainer.rollout.in_flight.fleet import Fleet
+from rlhf_trainer.rollout.in_flight.requests import Responses
 from rlhf_trainer.rollout.partial_rollout import Ended, nobody
-from rlhf_trainer.rollout.requests import Responses
-from rlhf_trainer.rollout.vllm_client import VllmClient, request_seed
 from rlhf_trainer.tensors.records import Given, Prompt
 from rlhf_trainer.transport.http import HttpClient
 from rlhf_trainer.weights.broadcaster import BroadcastReport

@@ -24,9 +24,9 @@ from rlhf_trainer.dispatch.assignments import Limits
 from rlhf_trainer.dispatch.dispatch import Observer
 from rlhf_trainer.dispatch.outcomes import Interrupted
 from rlhf_trainer.process import progress
+from rlhf_trainer.rollout.clients.vllm_client import VllmClient, request_seed
+from rlhf_trainer.rollout.in_flight.rounds import Round, start_round
 from rlhf_trainer.rollout.partial_rollout import PartialRollout, Response
-from rlhf_trainer.rollout.rounds import Round, start_round
-from rlhf_trainer.rollout.vllm_client import VllmClient, request_seed
 from rlhf_trainer.tensors.records import Prompt, Rollout
 from rlhf_trainer.transport import http as module
 from rlhf_trainer.transport.frames import NO_VERSION, Kind, encode, encode_error

@@ -4,8 +4,8 @@ from array import array
 
 import torch
 
+from rlhf_trainer.rollout.in_flight.saved_responses import decode, encode
 from rlhf_trainer.rollout.partial_rollout import PartialRollout, Response
-from rlhf_trainer.rollout.saved_responses import decode, encode
 from rlhf_trainer.tensors.records import Outcome, Prompt
 from rlhf_trainer.tensors.sampling_mask import WHOLE
 from rlhf_trainer.transport import wire

@@ -16,8 +16,8 @@ from rlhf_trainer.environments.environments import Environments
 from rlhf_trainer.environments.pool import WorkerPool
 from rlhf_trainer.environments.rendering import Rendering
 from rlhf_trainer.local_generation.sampler import NOTHING, Sampled
+from rlhf_trainer.rollout.clients.turn_rounds import TurnRounds
 from rlhf_trainer.rollout.partial_rollout import PartialRollout
-from rlhf_trainer.rollout.turn_rounds import TurnRounds
 from rlhf_trainer.tensors.records import Prompt
 
 NONE = torch.zeros(0, dtype=torch.int32)

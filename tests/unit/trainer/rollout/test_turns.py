@@ -25,8 +25,8 @@ from rlhf_trainer.environments.environments import Environments
 from rlhf_trainer.environments.pool import WorkerPool
 from rlhf_trainer.environments.record import turns_of
 from rlhf_trainer.environments.rendering import Rendering
+from rlhf_trainer.rollout.clients.turns_client import TurnsClient
 from rlhf_trainer.rollout.partial_rollout import PartialRollout, Response
-from rlhf_trainer.rollout.turns_client import TurnsClient
 from rlhf_trainer.tensors.records import Outcome, Prompt
 
 TOKENIZER = chat_tokenizer()

@@ -16,7 +16,7 @@ from rlhf_trainer.dispatch.roster import Stopped
 from rlhf_trainer.local_generation.shared import generate_shared
 from rlhf_trainer.ranks.ranks import Ranks
 from rlhf_trainer.rollout.evaluation import evaluate
-from rlhf_trainer.rollout.requests import Responses
+from rlhf_trainer.rollout.in_flight.requests import Responses
 
 SETS = "spec.evaluation={function: 'a:b', sets: [{name: one, data: [a]}, {name: two, data: [b]}]}"
 ROWS = [PromptRow(prompt=f"held out {i}") for i in range(3)]

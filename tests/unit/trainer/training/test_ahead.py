@@ -20,10 +20,10 @@ from tests.unit.trainer.scoring.servers import Generator, send
 
 from rlhf_trainer.dispatch.outcomes import UnderWay
 from rlhf_trainer.dispatch.roster import Stopped
-from rlhf_trainer.rollout import requests
+from rlhf_trainer.rollout.in_flight import requests
+from rlhf_trainer.rollout.in_flight.rounds import Round
+from rlhf_trainer.rollout.in_flight.saved_responses import BLOB, decode, encode
 from rlhf_trainer.rollout.partial_rollout import Ended, PartialRollout, Response, nobody
-from rlhf_trainer.rollout.rounds import Round
-from rlhf_trainer.rollout.saved_responses import BLOB, decode, encode
 from rlhf_trainer.tensors.records import Given, Prompt
 from rlhf_trainer.transport.frames import Kind, encode_error
 from rlhf_trainer.transport.http import HttpClient

@@ -17,8 +17,8 @@ from rlhf_trainer.dispatch.roster import Stopped, Unavailable
 from rlhf_trainer.maths.outputs import ResponseLogprobs
 from rlhf_trainer.ops.datasets import given_columns
 from rlhf_trainer.rollout.evaluation import evaluate, score_metrics
+from rlhf_trainer.rollout.in_flight.requests import Responses
 from rlhf_trainer.rollout.partial_rollout import Ended, Response
-from rlhf_trainer.rollout.requests import Responses
 from rlhf_trainer.scoring.client import ScoringFailed
 from rlhf_trainer.scoring.reward_client import Unscored
 from rlhf_trainer.tensors.records import Prompt, Sequences

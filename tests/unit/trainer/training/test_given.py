@@ -15,8 +15,8 @@ from rlhf_api.dataset.rows import AnswerRow
 from rlhf_api.graph import GIVEN
 from rlhf_api.sections.data import Data
 from rlhf_trainer.data.prompts import is_given, prompts
+from rlhf_trainer.rollout.in_flight.requests import Responses
 from rlhf_trainer.rollout.partial_rollout import PartialRollout
-from rlhf_trainer.rollout.requests import Responses
 from rlhf_trainer.rollout.responses import collected
 from rlhf_trainer.tensors.records import Sequences
 

@@ -21,7 +21,7 @@ from rlhf_trainer.checkpoint.reading import Snapshot
 from rlhf_trainer.checkpoint.saver import Saver
 from rlhf_trainer.dispatch.roster import Stopped
 from rlhf_trainer.local_generation.shared import generate_shared
-from rlhf_trainer.rollout.requests import Responses
+from rlhf_trainer.rollout.in_flight.requests import Responses
 from rlhf_trainer.tensors.records import Prompt, Sequences
 from rlhf_trainer.training.loop import _evaluate, train
 

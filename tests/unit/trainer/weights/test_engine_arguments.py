@@ -15,8 +15,8 @@ from tests.unit.trainer.weights.test_serving import of_model
 from rlhf_api.sections.sampling import Sampling
 from rlhf_trainer.dispatch.outcomes import Failed
 from rlhf_trainer.maths.agreement import agreement
+from rlhf_trainer.rollout.clients.vllm_client import VllmClient
 from rlhf_trainer.rollout.partial_rollout import PartialRollout
-from rlhf_trainer.rollout.vllm_client import VllmClient
 from rlhf_trainer.tensors.records import Prompt
 
 pytestmark = pytest.mark.slow

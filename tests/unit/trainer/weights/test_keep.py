@@ -19,8 +19,8 @@ from tests.unit.trainer.weights.test_serving import call, slow_steps, target
 
 from rlhf_api.sections.sampling import Sampling
 from rlhf_trainer.data.stop_strings import StopStrings
+from rlhf_trainer.rollout.clients.vllm_client import VllmClient
 from rlhf_trainer.rollout.partial_rollout import PartialRollout, Response
-from rlhf_trainer.rollout.vllm_client import VllmClient
 from rlhf_trainer.tensors.records import Prompt
 from rlhf_trainer.transport.http import HttpError
 

@@ -32,9 +32,9 @@ from rlhf_trainer.dispatch.outcomes import Interrupted, Refused
 from rlhf_trainer.local_generation.processors import Penalized
 from rlhf_trainer.maths.outputs import ResponseLogprobs
 from rlhf_trainer.models.forward.inference import Forward, infer
+from rlhf_trainer.rollout.clients.vllm_client import VllmClient, request_seed
+from rlhf_trainer.rollout.in_flight.rounds import start_round
 from rlhf_trainer.rollout.partial_rollout import PartialRollout
-from rlhf_trainer.rollout.rounds import start_round
-from rlhf_trainer.rollout.vllm_client import VllmClient, request_seed
 from rlhf_trainer.tensors.records import Prompt, Rollout, Sequences
 from rlhf_trainer.tensors.sampling_mask import Kept
 from rlhf_trainer.transport.frames import GENERATE

@@ -12,9 +12,9 @@ from tests.unit.trainer.training.running import Job
 from rlhf_trainer.data.sampling_request import SamplingRequest
 from rlhf_trainer.local_generation.shared import generate_shared
 from rlhf_trainer.rollout.collector import StaleTokens
-from rlhf_trainer.rollout.requests import Responses
+from rlhf_trainer.rollout.in_flight.requests import Responses
+from rlhf_trainer.rollout.in_flight.saved_responses import BLOB, encode
 from rlhf_trainer.rollout.rollouts import Issue
-from rlhf_trainer.rollout.saved_responses import BLOB, encode
 from rlhf_trainer.tensors.records import Prompt
 
 

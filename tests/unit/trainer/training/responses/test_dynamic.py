@@ -24,7 +24,7 @@ from rlhf_trainer.checkpoint.saver import Saver
 from rlhf_trainer.metrics.tracking import Tracking
 from rlhf_trainer.models.trained_model import TrainedModel
 from rlhf_trainer.ranks.context import TrainerContext
-from rlhf_trainer.rollout.requests import Responses
+from rlhf_trainer.rollout.in_flight.requests import Responses
 from rlhf_trainer.tensors.records import Prompt, Sequences
 from rlhf_trainer.training.loop import train
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from rlhf_trainer.data.stream import epoch_order
 from rlhf_trainer.dispatch.roster import Stopped
 from rlhf_trainer.maths.groups import has_spread
-from rlhf_trainer.rollout.requests import Responses
+from rlhf_trainer.rollout.in_flight.requests import Responses
 from rlhf_trainer.scoring.reward_client import Unscored
 from rlhf_trainer.tensors.records import Sequences
 

@@ -12,7 +12,7 @@ from tests.unit.trainer.graph.specs import ONLINE
 from tests.unit.trainer.training.running import ROWS, Job, resumed_is_whole
 
 from rlhf_trainer.rollout.from_trainer import TrainerRollouts
-from rlhf_trainer.rollout.requests import Responses
+from rlhf_trainer.rollout.in_flight.requests import Responses
 from rlhf_trainer.scoring.reward_client import Unscored
 from rlhf_trainer.tensors.records import Outcome, Rollout
 

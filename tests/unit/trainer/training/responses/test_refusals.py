@@ -11,7 +11,7 @@ from tests.unit.trainer.training.running import Job
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_trainer.dispatch.roster import Unavailable
 from rlhf_trainer.environments.environments import UNOPENED
-from rlhf_trainer.rollout.requests import Responses
+from rlhf_trainer.rollout.in_flight.requests import Responses
 from rlhf_trainer.rollout.rollouts import Issue
 from rlhf_trainer.tensors.records import Prompt
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from ..tensors.packed import flat_flags, flat_floats, flat_int32s
-from ..tensors.records import Outcome, Prompt
-from ..tensors.sampling_mask import filled
-from ..transport import wire
-from .partial_rollout import PartialRollout, Response
+from ...tensors.packed import flat_flags, flat_floats, flat_int32s
+from ...tensors.records import Outcome, Prompt
+from ...tensors.sampling_mask import filled
+from ...transport import wire
+from ..partial_rollout import PartialRollout, Response
 
 BLOB = "responses-ahead"
 """Its name."""

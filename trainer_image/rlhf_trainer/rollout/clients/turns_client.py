@@ -13,12 +13,12 @@ from rlhf_api.host.tasks import run_together
 from rlhf_api.sections.sampling import Sampling
 from rlhf_api.spec import Spec
 
-from ..data.stop_strings import StopStrings
-from ..dispatch.outcomes import Interrupted
-from ..environments.environments import Environments, OpensOtherwise
-from ..tensors.records import Prompt
+from ...data.stop_strings import StopStrings
+from ...dispatch.outcomes import Interrupted
+from ...environments.environments import Environments, OpensOtherwise
+from ...tensors.records import Prompt
+from ..partial_rollout import PartialRollout, Response
 from .engine_client import EngineClient
-from .partial_rollout import PartialRollout, Response
 
 POLL_SECONDS = 0.5
 """Interval at which who waits for an environment signs progress, seconds: the generator is not late meanwhile."""

@@ -5,8 +5,8 @@ from typing import Protocol
 
 from rlhf_api.contract.run import Member
 
-from ..dispatch.outcomes import Client
-from .partial_rollout import PartialRollout
+from ...dispatch.outcomes import Client
+from ..partial_rollout import PartialRollout
 
 
 class EngineClient(Client[PartialRollout, PartialRollout], Protocol):

@@ -6,16 +6,16 @@ from concurrent.futures import Future
 from rlhf_api.contract.run import Member
 from rlhf_api.roles import Role
 
-from ..data.sampling_request import SamplingRequest
-from ..dispatch.assignments import Limits
-from ..dispatch.dispatch import Observer, Switches
-from ..dispatch.outcomes import UnderWay
-from ..process import faults
-from ..ranks.context import TrainerContext
-from ..tensors.records import Prompt
-from ..weights.publisher import Publisher
-from .engine_client import EngineClient
-from .partial_rollout import Ended, PartialRollout, nobody
+from ...data.sampling_request import SamplingRequest
+from ...dispatch.assignments import Limits
+from ...dispatch.dispatch import Observer, Switches
+from ...dispatch.outcomes import UnderWay
+from ...process import faults
+from ...ranks.context import TrainerContext
+from ...tensors.records import Prompt
+from ...weights.publisher import Publisher
+from ..clients.engine_client import EngineClient
+from ..partial_rollout import Ended, PartialRollout, nobody
 from .rounds import Round, start_round
 
 

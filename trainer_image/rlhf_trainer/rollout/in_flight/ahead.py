@@ -13,9 +13,9 @@ from dataclasses import replace
 
 from rlhf_api.spec import Spec
 
-from ..dispatch.roster import Stopped
-from ..tensors.records import Prompt
-from .partial_rollout import Ended, PartialRollout, longest_first, rollouts
+from ...dispatch.roster import Stopped
+from ...tensors.records import Prompt
+from ..partial_rollout import Ended, PartialRollout, longest_first, rollouts
 from .requests import Requests, Responses
 
 Fresh = Callable[[list[Prompt]], list[PartialRollout]]

@@ -9,11 +9,11 @@ from rlhf_api.contract.run import Member
 from rlhf_api.host.tasks import run_together
 from rlhf_api.sections.sampling import Sampling
 
-from ..data.stop_strings import StopStrings
-from ..dispatch.outcomes import Failed, Interrupted, Refused
-from ..transport.frames import GENERATE, Asked, Frame, FrameReader, Kind, NotFinite, RequestFailed
-from ..transport.http import HttpClient, HttpError
-from .partial_rollout import PartialRollout, Response
+from ...data.stop_strings import StopStrings
+from ...dispatch.outcomes import Failed, Interrupted, Refused
+from ...transport.frames import GENERATE, Asked, Frame, FrameReader, Kind, NotFinite, RequestFailed
+from ...transport.http import HttpClient, HttpError
+from ..partial_rollout import PartialRollout, Response
 
 REFUSING_CODES = (400, 413, 422)
 """HTTP codes with which a server refuses a prompt itself."""

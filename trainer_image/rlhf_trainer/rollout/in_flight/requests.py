@@ -7,12 +7,12 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from ..dispatch.dispatch import Switches
-from ..dispatch.outcomes import UnderWay
-from ..dispatch.roster import Stopped, Unavailable
-from ..tensors.records import Rollout
-from ..weights.publisher import REFUSALS
-from .partial_rollout import PartialRollout
+from ...dispatch.dispatch import Switches
+from ...dispatch.outcomes import UnderWay
+from ...dispatch.roster import Stopped, Unavailable
+from ...tensors.records import Rollout
+from ...weights.publisher import REFUSALS
+from ..partial_rollout import PartialRollout
 from .rounds import Round
 
 POLL_SECONDS = 0.2

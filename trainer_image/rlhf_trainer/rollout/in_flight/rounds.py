@@ -5,12 +5,12 @@ from concurrent.futures import Future
 
 from rlhf_api.contract.run import Member
 
-from ..dispatch.assignments import Limits
-from ..dispatch.dispatch import Current, Dispatch, Observer, Switches
-from ..dispatch.outcomes import Outcome, UnderWay
-from ..transport.http import HttpClient
-from .engine_client import EngineClient
-from .partial_rollout import PartialRollout
+from ...dispatch.assignments import Limits
+from ...dispatch.dispatch import Current, Dispatch, Observer, Switches
+from ...dispatch.outcomes import Outcome, UnderWay
+from ...transport.http import HttpClient
+from ..clients.engine_client import EngineClient
+from ..partial_rollout import PartialRollout
 
 Round = Outcome[PartialRollout, PartialRollout]
 """Prompts whose responses are complete, and the outcome of the others."""

@@ -13,12 +13,12 @@ from typing import Any
 from rlhf_api.host.event_loop import EventLoop
 from rlhf_api.host.tasks import end_all
 
-from ..dispatch.outcomes import Refused
-from ..environments.environments import Environments, OpensOtherwise
-from ..local_generation.sampler import Sampled
-from ..process import progress
-from ..tensors.records import Prompt
-from .partial_rollout import PartialRollout, Response
+from ...dispatch.outcomes import Refused
+from ...environments.environments import Environments, OpensOtherwise
+from ...local_generation.sampler import Sampled
+from ...process import progress
+from ...tensors.records import Prompt
+from ..partial_rollout import PartialRollout, Response
 
 POLL_SECONDS = 0.5
 """Interval at which a stop is noticed while environments reply, seconds."""

@@ -12,11 +12,11 @@ import torch
 from rlhf_api.contract.run import Member
 from rlhf_api.sections.sampling import Sampling
 
-from ..data.sampling_request import SamplingRequest
-from ..data.stop_strings import StopStrings
-from ..local_generation.sampler import Sampled, generate_batch
-from ..tensors.records import Prompt
-from .partial_rollout import PartialRollout, Response
+from ...data.sampling_request import SamplingRequest
+from ...data.stop_strings import StopStrings
+from ...local_generation.sampler import Sampled, generate_batch
+from ...tensors.records import Prompt
+from ..partial_rollout import PartialRollout, Response
 
 
 @dataclass(frozen=True)
