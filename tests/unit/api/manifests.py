@@ -3,6 +3,9 @@
 import json
 from typing import Any
 
+import pytest
+
+from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.job import RLHFJob
 from rlhf_api.manifest.load import apply_override, parse
 from rlhf_api.spec import Spec
@@ -47,6 +50,16 @@ def document(*overrides: str) -> Any:
 
 def job(*overrides: str) -> RLHFJob:
     return parse(document(*overrides))
+
+
+def refusals(*overrides: str) -> dict[str, str]:
+    """Messages about a manifest that is refused, by their places."""
+    with pytest.raises(InvalidJob) as caught:
+        job(*overrides)
+    told = dict[str, str]()
+    for problem in caught.value.problems:
+        told[problem.where] = "; ".join(filter(None, (told.get(problem.where), problem.message)))
+    return told
 
 
 def unchecked(*overrides: str) -> Spec:

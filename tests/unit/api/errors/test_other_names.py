@@ -4,7 +4,7 @@ what to do instead; what only follows from such a name is no error of its own.""
 import re
 
 import pytest
-from tests.unit.api.manifests import document
+from tests.unit.api.manifests import document, refusals
 from tests.unit.api.schema.rules import SPEC
 
 from rlhf_api.errors.meanings import UNKNOWN
@@ -163,16 +163,9 @@ VERL = {
 }
 
 
-def refused(*overrides: str) -> dict[str, str]:
-    """Messages about a manifest, by their places."""
-    with pytest.raises(InvalidJob) as caught:
-        parse(document(*overrides))
-    return {problem.where: problem.message for problem in caught.value.problems}
-
-
 @pytest.mark.parametrize(("name", "meant"), [*TRL.items(), *VERL.items()])
 def test_a_name_of_trl_or_verl_is_answered_in_the_sense_of_its_section(name, meant):
-    answer = refused(*GRPO, f"spec.{name}=1")[f"spec.{name}"].removeprefix("unknown field (value 1); ")
+    answer = refusals(*GRPO, f"spec.{name}=1")[f"spec.{name}"].removeprefix("unknown field (value 1); ")
     if answer.startswith("did you mean"):
         assert answer == f"did you mean {meant}?"
     else:
@@ -193,7 +186,7 @@ def test_a_name_of_trl_or_verl_is_answered_in_the_sense_of_its_section(name, mea
     ],
 )
 def test_under_dpo_a_name_has_the_sense_of_dpo(name, meant):
-    (message,) = refused(*DPO, f"spec.{name}=1").values()
+    (message,) = refusals(*DPO, f"spec.{name}=1").values()
     assert message == f"unknown field (value 1); {meant}"
 
 
@@ -229,7 +222,7 @@ def test_a_sense_is_of_a_section_or_an_algorithm_that_there_is():
     ],
 )
 def test_what_follows_from_a_name_of_another_system_is_no_error_of_its_own(overrides):
-    (message,) = refused(*overrides).values()
+    (message,) = refusals(*overrides).values()
     assert "did you mean" in message
 
 
@@ -242,16 +235,16 @@ def test_a_required_field_that_is_there_by_another_name_is_not_called_missing():
 
 
 def test_a_field_that_is_there_too_is_checked_beside_its_other_name():
-    refusals = refused(*GRPO, "spec.sampling.responsesPerPrompt=1", "spec.sampling.num_generations=4")
-    assert set(refusals) == {"spec.sampling.num_generations", "spec.sampling.responsesPerPrompt"}
+    told = refusals(*GRPO, "spec.sampling.responsesPerPrompt=1", "spec.sampling.num_generations=4")
+    assert set(told) == {"spec.sampling.num_generations", "spec.sampling.responsesPerPrompt"}
 
 
 def test_a_key_like_none_gets_no_suggestion():
-    (message,) = refused("spec.data.promotions=1").values()
+    (message,) = refusals("spec.data.promotions=1").values()
     assert message.startswith("unknown field (value 1); known here: chatTemplate, ")
 
 
 def test_without_an_algorithm_the_outermost_fields_are_named():
     assert UNKNOWN.others == ()
-    refusals = refused("spec.algorithm=nothing", "spec.trainer.lr=1")
-    assert refusals["spec.trainer.lr"].endswith("did you mean spec.optimizer.learningRate?")
+    told = refusals("spec.algorithm=nothing", "spec.trainer.lr=1")
+    assert told["spec.trainer.lr"].endswith("did you mean spec.optimizer.learningRate?")

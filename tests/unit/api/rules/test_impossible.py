@@ -7,7 +7,7 @@ from math import lcm
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.api.manifests import ALONE, GPU, SEVEN, STAGE, document, job, unchecked
+from tests.unit.api.manifests import ALONE, GPU, SEVEN, STAGE, document, job, refusals, unchecked
 
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.estimate.resources import plan, problems
@@ -189,9 +189,7 @@ def test_what_a_generator_fills_leaves_room_for_new_weights() -> None:
 
 @pytest.mark.parametrize(("overrides", "where", "words"), REFUSED)
 def test_impossible_jobs_are_refused_with_the_arithmetic(overrides, where, words) -> None:
-    with pytest.raises(InvalidJob) as caught:
-        job(*overrides)
-    assert any(p.where == where and words in p.message for p in caught.value.problems), str(caught.value)
+    assert words in refusals(*overrides)[where]
 
 
 FINE = [
