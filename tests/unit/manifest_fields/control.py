@@ -116,7 +116,7 @@ def checkpoints(job: RLHFJob) -> Any:
         patch.setattr(trainer.distributed, "barrier", lambda: None)
         ranks = SimpleNamespace(first=True, watch_each_other=lambda _: None, share=lambda make: make())
         trainer.work(config(job), ranks, None)
-    return parts, [(given, named["patience"]) for given, named in archive.told], classes.told
+    return parts, [(url, options.patience) for (url, options), _ in archive.told], classes.told
 
 
 def trackers(job: RLHFJob) -> Any:
