@@ -56,10 +56,10 @@ def refusals(*overrides: str) -> dict[str, str]:
     """Messages about a manifest that is refused, by their places."""
     with pytest.raises(InvalidJob) as caught:
         job(*overrides)
-    told = dict[str, str]()
+    messages = dict[str, str]()
     for problem in caught.value.problems:
-        told[problem.where] = "; ".join(filter(None, (told.get(problem.where), problem.message)))
-    return told
+        messages[problem.where] = "; ".join(filter(None, (messages.get(problem.where), problem.message)))
+    return messages
 
 
 def unchecked(*overrides: str) -> Spec:

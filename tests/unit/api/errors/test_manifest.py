@@ -165,9 +165,9 @@ BAD = [
 
 @pytest.mark.parametrize(("override", "where", "words"), BAD, ids=[bad[0] for bad in BAD])
 def test_problem_names_field_value_and_remedy(override: str, where: str, words: str) -> None:
-    told = refusals(override)
-    assert any(place.endswith(where) and words in message for place, message in told.items()), told
-    assert not any("\n" in message for message in told.values())
+    messages = refusals(override)
+    assert any(place.endswith(where) and words in message for place, message in messages.items()), messages
+    assert not any("\n" in message for message in messages.values())
 
 
 def test_ranks_that_share_sequences() -> None:
@@ -182,8 +182,8 @@ def test_ranks_that_share_sequences() -> None:
 
 
 def test_all_problems_are_told_at_once() -> None:
-    told = refusals("spec.steps=0", "spec.ppo.gamma=2", "spec.x=1")
-    assert [*told] == ["spec.ppo.gamma", "spec.steps", "spec.x"]
+    messages = refusals("spec.steps=0", "spec.ppo.gamma=2", "spec.x=1")
+    assert [*messages] == ["spec.ppo.gamma", "spec.steps", "spec.x"]
 
 
 def test_a_valid_manifest_has_its_values_and_defaults() -> None:

@@ -235,8 +235,8 @@ def test_a_required_field_that_is_there_by_another_name_is_not_called_missing():
 
 
 def test_a_field_that_is_there_too_is_checked_beside_its_other_name():
-    told = refusals(*GRPO, "spec.sampling.responsesPerPrompt=1", "spec.sampling.num_generations=4")
-    assert set(told) == {"spec.sampling.num_generations", "spec.sampling.responsesPerPrompt"}
+    messages = refusals(*GRPO, "spec.sampling.responsesPerPrompt=1", "spec.sampling.num_generations=4")
+    assert set(messages) == {"spec.sampling.num_generations", "spec.sampling.responsesPerPrompt"}
 
 
 def test_a_key_like_none_gets_no_suggestion():
@@ -246,5 +246,5 @@ def test_a_key_like_none_gets_no_suggestion():
 
 def test_without_an_algorithm_the_outermost_fields_are_named():
     assert UNKNOWN.others == ()
-    told = refusals("spec.algorithm=nothing", "spec.trainer.lr=1")
-    assert told["spec.trainer.lr"].endswith("did you mean spec.optimizer.learningRate?")
+    messages = refusals("spec.algorithm=nothing", "spec.trainer.lr=1")
+    assert messages["spec.trainer.lr"].endswith("did you mean spec.optimizer.learningRate?")

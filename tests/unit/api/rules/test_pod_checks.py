@@ -154,8 +154,8 @@ BAD += [
 
 @pytest.mark.parametrize(("override", "where", "words"), BAD, ids=[case[0][:99] for case in BAD])
 def test_problem_names_field_and_remedy(override: str, where: str, words: str) -> None:
-    told = refusals(override)
-    assert any(place.endswith(where) and words in message for place, message in told.items()), told
+    messages = refusals(override)
+    assert any(place.endswith(where) and words in message for place, message in messages.items()), messages
 
 
 def test_a_role_beside_the_job() -> None:

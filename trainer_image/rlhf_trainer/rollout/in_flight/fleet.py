@@ -37,11 +37,11 @@ class Fleet:
         ended: Ended = nobody,
     ) -> list[PartialRollout]:
         """Prompts without any response yet, but for given ones."""
-        asked = request or SamplingRequest(self._ctx.spec.sampling)
-        settings = asked.sampling.responses_per_prompt, asked.sampling.temperature, asked.penalties
+        used = request or SamplingRequest(self._ctx.spec.sampling)
+        settings = used.sampling.responses_per_prompt, used.sampling.temperature, used.penalties
         version = self._weights.version
         return [
-            PartialRollout.begin(prompt, *settings, masks=asked.masks, ended=ended, version=version)
+            PartialRollout.begin(prompt, *settings, masks=used.masks, ended=ended, version=version)
             for prompt in prompts
         ]
 
