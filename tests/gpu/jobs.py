@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from tests.support.rlhf import SENTIMENT, Finished, run
 
-AT_ONCE = 6
+AT_ONCE = max(6, (os.cpu_count() or 1) // 3)
 """Jobs beside each other: each has up to four processes, which mostly import and wait."""
 ZERO = "spec.trainer.deepspeed.zero_optimization"
 STEADY = ("spec.steps=6", "spec.optimizer.schedule=constant", "spec.optimizer.warmupSteps=0")
@@ -37,6 +37,8 @@ class Job:
     """Job in whose work directory it goes on."""
     gpus: int = 1
     vllm: bool = False
+    architectures: str = ""
+    """TORCH_CUDA_ARCH_LIST, as images set it."""
 
     @property
     def file(self) -> Path:
@@ -58,6 +60,9 @@ JOBS: Mapping[str, Job] = {
     "grpo-half": Job("grpo", (EXACT, *FOUR, "spec.steps=2"), policy="sft"),
     "grpo-resumed": Job("grpo", (EXACT, *FOUR), policy="sft", resumes="grpo-half"),
     "sft-offload": Job("sft", (*SHORT, f"{ZERO}.stage=2", f"{ZERO}.offload_optimizer.device=cpu")),
+    "sft-compiled-adam": Job(
+        "sft", (*SHORT, "spec.trainer.deepspeed.optimizer.type=AdamW"), architectures="9.0a"
+    ),
     "sft-float16": Job("sft", (*SHORT, FLOAT16, "spec.trainer.gradientCheckpointing=selective")),
     "reward-zero3": Job("reward", (*SHORT, BFLOAT16, f"{ZERO}.stage=3"), policy="sft"),
     "dpo-lora": Job("dpo", (*SHORT, BFLOAT16, "spec.model.lora.policy.rank=8"), policy="sft"),
@@ -138,5 +143,6 @@ class Jobs:
             *(*models, *job.settings),
             flags=flags,
             CUDA_VISIBLE_DEVICES=",".join(map(str, range(job.gpus))),
+            **({"TORCH_CUDA_ARCH_LIST": job.architectures} if job.architectures else {}),
             PYTHONPATH=os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(Path.cwd())))),
         )

@@ -37,7 +37,7 @@ def initialize(model: Module, settings: dict[str, Any], adam: Mapping[str, Any])
             "out, for PyTorch's, or use an image that has it"
         )
         raise InvalidJob([Problem("deepspeed.optimizer.type", message)])
-    with contextlib.redirect_stdout(sys.stderr), _refusals():
+    with contextlib.redirect_stdout(sys.stderr), _refusals(), _architectures_of_here():
         if settings["zero_optimization"].get("stage") == 3:
             _divide(model, settings)
         engine, *_ = deepspeed.initialize(
@@ -65,6 +65,18 @@ def _refusals() -> Iterator[None]:
         if not str(error):
             raise
         raise InvalidJob([Problem("deepspeed", f"is refused by DeepSpeed: {error}")]) from error
+
+
+@contextlib.contextmanager
+def _architectures_of_here() -> Iterator[None]:
+    """Takes TORCH_CUDA_ARCH_LIST out of the environment where there are GPUs: DeepSpeed compiles for them alone.
+    Images name many architectures, and of some, such as 9.0a, it cannot read the name."""
+    given = os.environ.pop("TORCH_CUDA_ARCH_LIST", None) if torch.cuda.is_available() else None
+    try:
+        yield
+    finally:
+        if given is not None:
+            os.environ["TORCH_CUDA_ARCH_LIST"] = given
 
 
 def _find_programs() -> None:
