@@ -74,7 +74,7 @@ class RunConfig(Report):
     resume: bool = False
     """Resume from the newest checkpoint, if there is one; false: start anew."""
     shared_gpus: bool = False
-    """Trainer ranks, generators and frozen models are on the same GPUs of one machine."""
+    """Trainer ranks, generators and frozen models are on the same GPUs of one machine, or of one pod."""
     shared_gpu_count: int = 0
     """Number of these GPUs; 0: they share none, or CPUs."""
 
@@ -182,6 +182,23 @@ def roles_of(spec: Spec) -> tuple[Role, ...]:
     """Roles with processes: those of the graph, without generators if the trainer generates."""
     shared = spec.generator.shared_with_trainer
     return tuple(role for role in spec.graph.roles if role is not Role.GENERATOR or not shared)
+
+
+def place_named(name: str) -> tuple[Role, int] | None:
+    """Role and index of the process of this name, of rank 0; None for any other name."""
+    role, _, index = name.rpartition("-")
+    is_name = role in list(Role) and index.isdecimal() and process_name(Role(role), int(index), 0) == name
+    return (Role(role), int(index)) if is_name else None
+
+
+def pod_roles(spec: Spec) -> tuple[Role, ...]:
+    """Roles with pods of their own on a cluster: processes that share GPUs are all in the trainer's one pod."""
+    return (Role.TRAINER,) if shares_pod(spec) else roles_of(spec)
+
+
+def shares_pod(spec: Spec) -> bool:
+    """True if all processes are in one pod on a cluster; there `auto` is apart."""
+    return spec.placement == "shared"
 
 
 def generates_in_turns(spec: Spec) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from math import ceil
 
-from ..contract.run import places, roles_of
+from ..contract.run import places, pod_roles, roles_of, shares_pod
 from ..contract.status import RolePlan
 from ..errors.problem import Problem
 from ..graph import CRITIC
@@ -24,8 +24,8 @@ def plan(spec: Spec, file_sizes: FileSizes = NOTHING) -> dict[Role, RolePlan]:
     """Pods, GPUs and memory of each role; `file_sizes`: model sizes found by the host."""
     sizes, made = Sizes.of(spec, file_sizes), dict[Role, RolePlan]()
     for role in roles_of(spec):
-        gpu, pods = gpu_of(spec, role), len(places(spec, role))
-        memory = _memory(spec, role, sizes, gpu)
+        gpu, pods = gpu_of(spec, role), len(places(spec, role)) if role in pod_roles(spec) else 0
+        memory = _memory(spec, role, sizes, None if shares_pod(spec) else gpu)
         made[role] = RolePlan(pods=pods, gpus=pods * gpu.count if gpu else 0, memory=memory)
     return made
 
@@ -33,7 +33,7 @@ def plan(spec: Spec, file_sizes: FileSizes = NOTHING) -> dict[Role, RolePlan]:
 def problems(spec: Spec, file_sizes: FileSizes = NOTHING) -> Iterator[Problem]:
     """Problems: GPU counts that do not match a pod's processes, and models that cannot fit their GPUs."""
     sizes = Sizes.of(spec, file_sizes).certain
-    for role in roles_of(spec):
+    for role in () if shares_pod(spec) else roles_of(spec):  # those that share are checked together
         gpu = gpu_of(spec, role)
         if gpu is None:
             continue

@@ -72,7 +72,7 @@ class CommonSpec(Frozen):
     pods: PodSettings = PodSettings()
     """On a cluster: settings of the pods of every role."""
     placement: Literal["auto", "shared", "separate"] = "auto"
-    """On one machine: trainer and vLLM on the same GPUs, or apart; `auto` shares if there are too few."""
+    """Trainer and vLLM on the same GPUs, or apart; `auto` shares if one machine has too few, on a cluster never."""
     workspace: Workspace = Workspace()
     scheduling: Scheduling = Scheduling()
 

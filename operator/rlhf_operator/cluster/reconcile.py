@@ -1,6 +1,7 @@
 """Reconciles one job: observe, plan, write the status, act. Called repeatedly."""
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 
@@ -10,6 +11,7 @@ from rlhf_api.manifest.spec_size import CUT
 from rlhf_api.roles import Role
 
 from ..job.names import CONTROLLER, MULTIKUEUE
+from ..job.shared_pod import read_pods
 from ..job.snapshot import Job, Pod, is_marked
 from ..kube.api import Api, Body, Key
 from ..kube.api_error import ApiError
@@ -92,14 +94,15 @@ class Reconciler:
         candidates = (*self._cache.pods(key), *self._cache.take_hidden(key))
         bodies = [pod for pod in candidates if owned_by(pod, job)]
         now = self._api.clock.now()
-        pods = [Pod.of(pod) for pod in bodies if is_marked(pod, job.name)]
+        job = self._statuses.latest(key, job)
+        pods = _read_pods(job, bodies)
         pods = self._deletions.observed(key, pods, now.timestamp())
         if "deletionTimestamp" in body["metadata"]:
             self._forget(key)
             return await self._give_up(key, job, plan_deleted_job(body["metadata"], pods, now))
         if job.unreadable:
             return await self._give_up(key, job, leave_alone(job.unreadable))
-        job, limits = self._statuses.latest(key, job), self._settings.limits
+        limits = self._settings.limits
         requires_queue = limits is not None and limits.require_queue
         found_workload = await self._kueue.read(key, job, required=requires_queue)
         workload = None if isinstance(found_workload, ApiError) else found_workload
@@ -115,7 +118,7 @@ class Reconciler:
         retried = want.waits is None and all(pod.over for pod in pods) and is_retried(job, now)
         job = reopen_job(job, want.spec, accepted=retried and await self._pods.accepted(job, want.pinned))
         job = kept_in_queue(job, workload, required=requires_queue)
-        deleted = [Pod.of(pod) for pod in deleted_bodies if owned_by(pod, job) and is_marked(pod, job.name)]
+        deleted = _read_pods(job, [pod for pod in deleted_bodies if owned_by(pod, job)])
         observed = await self._observe(key, job, want, pods, deleted, found_workload)
         job, pods = observed.job, [*observed.pods]
         todo = plan(observed, now)
@@ -235,7 +238,9 @@ class Reconciler:
 
     async def _delete_pods(self, job: Job, todo: Plan) -> None:
         await run_all(
-            self._api.delete("Pod", job.namespace, pod.name, uid=pod.uid, grace=pod.grace)
+            self._api.end_pod(job.namespace, pod.name, pod.uid)
+            if pod.stays
+            else self._api.delete("Pod", job.namespace, pod.name, uid=pod.uid, grace=pod.grace)
             for pod in todo.delete
             if not (pod.forced and self._settings.keep_lost_pods)
         )
@@ -262,3 +267,10 @@ class Reconciler:
             self._claims,
         ):
             each.forget(key)
+
+
+def _read_pods(job: Job, bodies: Iterable[Body]) -> list[Pod]:
+    """The job's pods; of one that processes share, a pod for each."""
+    cluster = job.status.cluster if job.status else None
+    counted = cluster.counted if cluster else ()
+    return [pod for body in bodies if is_marked(body, job.name) for pod in read_pods(body, counted)]

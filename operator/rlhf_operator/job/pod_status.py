@@ -49,8 +49,11 @@ def seconds(text: str) -> float:
     return datetime.datetime.fromisoformat(text).timestamp()
 
 
-def read_end(meta: Body, status: Body, container: Body, conditions: Mapping[str, Body]) -> Ended | None:
-    """The end of the role's `container`, or of a pod whose kubelet reports none; None while it runs."""
+def read_end(
+    meta: Body, status: Body, container: Body, conditions: Mapping[str, Body], log: str
+) -> Ended | None:
+    """The end of the role's `container`, or of a pod whose kubelet reports none; None while it runs. `log`: what
+    `kubectl logs` is to show of it."""
     end = container.get("state", {}).get("terminated")
     if status.get("phase") not in OVER and end is None:
         return None
@@ -70,23 +73,23 @@ def read_end(meta: Body, status: Body, container: Body, conditions: Mapping[str,
     )
     if end is None:  # evicted before it ran, or its node's kubelet lost it
         description = f"{reason or 'failed'}: {message or 'no container was run'}"
-        code, description, log = _failed_init(status) or (SIGTERMED, description, "")
-        return Ended(at, code, description, disrupted, reason, log)
+        code, description, last_lines = _failed_init(status) or (SIGTERMED, description, "")
+        return Ended(at, code, description, disrupted, reason, last_lines)
     code = end.get("exitCode", SIGTERMED)
     how = exit_words(code) if end.get("reason") != "OOMKilled" else "ran out of memory (OOMKilled)"
     if reason:
         how += f" ({': '.join(filter(None, (reason, message)))})"
-    log = _last_lines(end)
-    telling = most_informative_line(log)
+    last_lines = _last_lines(end)
+    telling = most_informative_line(last_lines)
     cause = f"{how}: {telling}" if telling else how
     return Ended(
         at,
         code,
-        f"{cause}; see `kubectl logs {meta['name']}`",
+        f"{cause}; see `kubectl logs {log}`",
         disrupted,
         # The pod's reason is more precise than its container's exit.
         reason or end.get("reason") or "",
-        log,
+        last_lines,
     )
 
 

@@ -138,6 +138,21 @@ class Pod:
     """Port of the pod's HTTP server."""
     rank: int = 0
     """Rank in a multi-pod generator."""
+    pod_uid: str = ""
+    """The pod's uid where several processes share it; `uid` is then of one start of one of them."""
+    last_uid: str = ""
+    """`uid` of the start before, in the same pod."""
+
+    @property
+    def object_uid(self) -> str:
+        """The uid by which the API server knows it."""
+        return self.pod_uid or self.uid
+
+    @property
+    def restarts_in_place(self) -> bool:
+        """True if its kubelet starts its ended process again, in the same pod: one that shares its pod, and failed."""
+        ended = self.ended is not None and self.ended.code != 0
+        return bool(self.pod_uid) and ended and not self.over and self.deletion_deadline is None
 
     @property
     def replica(self) -> tuple[Role, int]:
@@ -155,8 +170,9 @@ class Pod:
         return f"http://{host}:{self.port}"
 
     @classmethod
-    def of(cls, body: Body) -> "Pod":
-        """Parses a pod. Raises KeyError or ValueError for one that is not the operator's."""
+    def of(cls, body: Body, log: str | None = None) -> "Pod":
+        """Parses a pod; `log`: what `kubectl logs` is to show, its name unless given. Raises KeyError or ValueError for
+        one that is not the operator's."""
         body = _without_nulls(body)  # as kubelets that are no kubelets write times that they do not know
         meta, status = body["metadata"], body.get("status", {})
         labels = meta["labels"]
@@ -177,7 +193,7 @@ class Pod:
             started=seconds((running or {}).get("startedAt") or meta["creationTimestamp"]),
             up=bool(role_container.get("started")),
             ready=conditions.get("Ready", {}).get("status") == "True",
-            ended=read_end(meta, status, role_container, conditions),
+            ended=read_end(meta, status, role_container, conditions, log or meta["name"]),
             deletion_deadline=seconds(meta["deletionTimestamp"]) if "deletionTimestamp" in meta else None,
             grace=float(meta.get("deletionGracePeriodSeconds", 0)),
             held_by=", ".join(meta.get("finalizers", ())) if has_kubelet_confirmed_end(meta) else "",

@@ -3,10 +3,22 @@
 from collections.abc import Mapping
 from typing import Any
 
+from rlhf_api.contract.run import place_named
 from rlhf_api.manifest.spec_size import CUT, cut
 from rlhf_api.rules.pods.template import CONTAINER
 
-from .names import ATTEMPT, CHECKPOINT, INDEX, JOB, MANAGED_BY, ORIGIN, PRIORITY, QUEUE, RANK, ROLE
+from .names import (
+    ATTEMPT,
+    CHECKPOINT,
+    INDEX,
+    JOB,
+    MANAGED_BY,
+    ORIGIN,
+    PRIORITY,
+    QUEUE,
+    RANK,
+    ROLE,
+)
 from .pod_resources import only_devices
 
 Body = dict[str, Any]
@@ -32,7 +44,7 @@ _OF_STATUS = {
     "resourceClaimStatuses": ("name", "resourceClaimName"),
     "conditions": ("type", "status", "reason", "message"),
     "initContainerStatuses": ("name", "state"),
-    "containerStatuses": ("name", "state", "ready", "started", "restartCount"),
+    "containerStatuses": ("name", "state", "lastState", "ready", "started", "restartCount"),
 }
 
 
@@ -74,8 +86,8 @@ def _pod(body: Mapping[str, Any]) -> Body:
 
 
 def _container(container: Mapping[str, Any]) -> Body:
-    """Of a container beside the role's, its devices alone."""
-    if container["name"] == CONTAINER:
+    """Of a container beside those of processes, its devices alone."""
+    if container["name"] == CONTAINER or place_named(container["name"]):
         return {**_only(container, "name", "ports"), **only_devices(container)}
     device_limits = only_devices(container)
     return {"name": container["name"], **device_limits} if device_limits else {}

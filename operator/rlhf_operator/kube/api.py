@@ -116,6 +116,16 @@ class Api:
         patch = {"metadata": {"resourceVersion": version}, "spec": {"replicas": replicas}}
         await self._merge("scale", kind, f"{object_path(kind, namespace, name)}/scale", patch)
 
+    async def end_pod(self, namespace: str, name: str, uid: str) -> None:
+        """Has its kubelet end a pod whose containers it would start again; the pod stays for its logs. A no-op if it,
+        or the one with that uid, is gone."""
+        patch = {"metadata": {"uid": uid}, "spec": {"activeDeadlineSeconds": 1}}
+        try:
+            await self._merge("end_pod", "Pod", object_path("Pod", namespace, name), patch)
+        except ApiError as error:
+            if error.status not in (404, 409):
+                raise
+
     async def replace(self, body: Body) -> Body:
         """Replaces the object; 409 if it has changed since its `metadata.resourceVersion`."""
         path = body_path(body, body["metadata"]["name"])

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ...contract.run import place_named
 from ...errors.problem import Problem, first, path, show
 from ..size_limits import KEYS
 
@@ -93,9 +94,12 @@ def _contents(where: str, template: Mapping[str, Any]) -> Iterator[Problem]:
         yield Problem(f"{where}.spec.nodeName", message)
     yield from _tokens(f"{where}.spec", spec)
     for i, container in enumerate(spec.get("containers", [])):
+        place = f"{where}.spec.containers[{i}]"
+        if place_named(container["name"]):
+            message = f"is the name of a process of the job; use another one; got {show(container['name'])}"
+            yield Problem(f"{place}.name", message)
         if container["name"] != CONTAINER:
             continue
-        place = f"{where}.spec.containers[{i}]"
         yield from _owned(place, container, _ROLE)
         if "$patch" in container:
             yield Problem(f"{place}.$patch", "would take away what the operator needs; remove it")

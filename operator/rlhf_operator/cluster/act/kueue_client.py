@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rlhf_api.contract.run import roles_of
+from rlhf_api.contract.run import pod_roles
 from rlhf_api.contract.status import ENDED, JobStatus
 
 from ...console.text import time_text
@@ -144,7 +144,7 @@ def priority_class(job: Job, pinned: Pinned) -> tuple[str, str] | None:
     role whose pods have one."""
     if job.priority:
         return "WorkloadPriorityClass", job.priority
-    pods = (build_pod(pinned, NewPod(role, 0, 1, resume=False), "") for role in roles_of(pinned.config.spec))
+    pods = (build_pod(pinned, NewPod(role, 0, 1, resume=False), "") for role in pod_roles(pinned.config.spec))
     classes = (pod["spec"].get("priorityClassName") for pod in pods)
     return next((("PriorityClass", named) for named in classes if named), None)
 

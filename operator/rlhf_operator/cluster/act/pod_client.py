@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from rlhf_api.contract.run import pods_each, roles_of
+from rlhf_api.contract.run import pod_roles, pods_each
 
 from ...job.baseline import as_list, as_object
 from ...job.names import pod_name
@@ -94,7 +94,7 @@ class PodClient:
 
     async def accepted(self, job: Job, pinned: Pinned) -> bool:
         """True if the API server would take the first pod of each role now; none is made."""
-        for role in roles_of(pinned.config.spec):
+        for role in pod_roles(pinned.config.spec):
             async with self._places:
                 new = NewPod(role, 0, attempt=1, resume=False)
                 try:

@@ -107,9 +107,8 @@ def _ready(phase: Phase, finish: Finish | None, others: Sequence[Condition], sta
 def waiting_reason(pods: Sequence[Pod], refused: Finish | str | None) -> str:
     if isinstance(refused, str):
         return refused
-    troubled = [
-        f"{pod.name}: {pod.waiting_reason}" for pod in pods if pod.waiting_reason and pod.ended is None
-    ]
+    waiting = (pod for pod in pods if pod.waiting_reason and pod.ended is None)
+    troubled = [*dict.fromkeys(f"{pod.name}: {pod.waiting_reason}" for pod in waiting)]  # some share a pod
     more = f" (and {len(troubled) - 1} more)" if len(troubled) > 1 else ""
     return troubled[0] + more if troubled else ""
 

@@ -5,7 +5,7 @@ import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rlhf_api.contract.run import pods_each, replicas
+from rlhf_api.contract.run import pod_roles, pods_each, replicas
 from rlhf_api.contract.status import ClusterStatus, JobStatus, RestartWindow
 from rlhf_api.roles import Role
 from rlhf_api.spec import Spec
@@ -28,6 +28,8 @@ class Deletion:
     uid: str
     grace: int | None = None
     """Seconds; the pod's own unless given."""
+    stays: bool = False
+    """True if its kubelet is only to end it, and the pod stays for its logs."""
 
     @property
     def forced(self) -> bool:
@@ -80,7 +82,11 @@ def apply_actions(
             )
         if occupied:
             made.counted |= {pod.uid for pod in occupied}
+            if action.role is Role.TRAINER and all(pod.restarts_in_place for pod in occupied):
+                made.cluster = made.cluster.model_copy(update={"progress_time": time_text(now)})
             continue
+        if action.role not in pod_roles(spec):
+            continue  # its process is in the trainer's pod
         if action.role is Role.TRAINER and not unmade:
             attempt = made.cluster.attempt + 1
             new = {"attempt": attempt, "unmade": attempt, "progress_time": time_text(now)}
@@ -105,7 +111,12 @@ def clear_unmade_attempt(spec: Spec, cluster: ClusterStatus, groups: PodGroups) 
 
 
 def deletion(pod: Pod, grace: int | None = None) -> Deletion:
-    return Deletion(pod.name, pod.uid, grace)
+    return Deletion(pod.name, pod.object_uid, grace)
+
+
+def last_deletion(pod: Pod) -> Deletion:
+    """Ends a pod at the end of its job. A shared one stays, for the logs of its trainer and its servers."""
+    return Deletion(pod.name, pod.object_uid, stays=bool(pod.pod_uid))
 
 
 def _occupying(groups: PodGroups, start: Start) -> list[Pod]:

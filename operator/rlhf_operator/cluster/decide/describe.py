@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rlhf_api.contract.run import pods_each, roles_of
+from rlhf_api.contract.run import pods_each, roles_of, shares_pod
 from rlhf_api.contract.status import JobStatus, Phase, RuntimeStatus
 from rlhf_api.estimate.resources import plan as resource_plan
 from rlhf_api.roles import Role
@@ -17,7 +17,7 @@ from ...job.snapshot import Pod
 from ...status.condition import LONGEST, is_true, with_times
 from ...status.job_status import NO_PROGRESS, job_status, new_breach
 from ...supervision.process_state import ProcessState
-from ..objects.pod import MODEL_CACHE
+from ..objects.pod_container import MODEL_CACHE
 from ..observe.observed import Observed
 from .conditions import ReconcileState, conditions, waiting_reason
 from .usage import count_usage
@@ -63,6 +63,8 @@ def describe(state: ReconcileState) -> tuple[JobStatus, tuple[Event, ...]]:
     )
     firsts = [pod for pod in pods if pod.role is Role.GENERATOR and pod.rank == 0]
     coming = sum(new.role is Role.GENERATOR and new.rank == 0 for new in state.creating)
+    if shares_pod(spec) and state.creating:
+        coming = spec.generator.replicas
     generators = 0 if finish else coming + sum(pod.ended is None for pod in firsts)
     has_generators = Role.GENERATOR in roles_of(spec)
     phase = finish.phase if finish else _phase(status.phase, state)
@@ -125,13 +127,16 @@ def _provisioning_since(phase: Phase, state: ReconcileState) -> str | None:
 
 def _filling(pods: Sequence[Pod]) -> str:
     """Pods whose models are being downloaded into the cache."""
-    filling = [pod.name for pod in pods if pod.initializing == MODEL_CACHE and pod.ended is None]
+    filling = [
+        (pod.name, pod.initializing)
+        for pod in pods
+        if pod.initializing and pod.initializing.startswith(MODEL_CACHE) and pod.ended is None
+    ]
+    if not filling:
+        return ""
     more = f" (and {len(filling) - 1} more)" if len(filling) > 1 else ""
-    return (
-        f"{filling[0]}{more} fills the model cache: `kubectl logs {filling[0]} -c {MODEL_CACHE}`"
-        if filling
-        else ""
-    )
+    name, container = filling[0]
+    return f"{name}{more} fills the model cache: `kubectl logs {name} -c {container}`"
 
 
 def _join(*parts: str) -> str:

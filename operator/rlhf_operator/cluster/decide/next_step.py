@@ -57,10 +57,10 @@ def deletions(
 ) -> tuple[Deletion, ...]:
     """Deletions to start: of pods that are not being deleted yet, and of those that are given up as lost; `pods`: all
     of the job."""
-    going = {pod.uid for pod in pods if pod.deletion_deadline is not None}
+    going = {pod.object_uid for pod in pods if pod.deletion_deadline is not None}
     new = {each.uid: each for each in requested if each.uid not in going}
-    given_up = [deletion(pod, 0) for pod in pods if is_lost(pod, now.timestamp())]
-    return (*new.values(), *given_up)
+    given_up = {pod.object_uid: deletion(pod, 0) for pod in pods if is_lost(pod, now.timestamp())}
+    return (*new.values(), *given_up.values())
 
 
 def seconds_until_ttl(job: Job, status: JobStatus, now: datetime.datetime) -> float | None:

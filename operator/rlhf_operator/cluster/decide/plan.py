@@ -24,6 +24,7 @@ from .consequences import (
     apply_actions,
     clear_unmade_attempt,
     deletion,
+    last_deletion,
     read_windows,
     write_windows,
 )
@@ -167,7 +168,7 @@ def _make_plan(
 
 def _record_attempt(consequences: Consequences, groups: PodGroups, counted: set[str]) -> ClusterStatus:
     """The operator's state, with the pods that are counted and still there, and the restarts."""
-    there = {pod.uid for pod in groups.pods}
+    there = {uid for pod in groups.pods for uid in (pod.uid, pod.last_uid)}
     changes = {
         "counted": tuple(sorted(counted & there)),
         "restarts": write_windows(consequences.restarts),
@@ -182,11 +183,12 @@ def _choose_deletions(
     delete = consequences.delete
     if consequences.finish is not None:
         delete = [
-            deletion(pod)
+            last_deletion(pod)
             for pod in groups.pods
             if pod.ended is None and not is_retained(spec, consequences.finish.phase, pod)
         ]
-    leaving = [pod for pod in groups.pods if pod.uid in counted or pod in groups.surplus]
+    replaced = [pod for pod in groups.pods if pod.uid in counted and not pod.restarts_in_place]
+    leaving = [*replaced, *groups.surplus]
     return [*map(deletion, evicted_pods(groups)), *delete, *map(deletion, leaving)]
 
 

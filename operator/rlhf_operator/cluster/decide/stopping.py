@@ -14,7 +14,7 @@ from ...status.condition import refused
 from ...supervision.process_state import Finish, ProcessState
 from ..observe.observed import Observed
 from .conditions import ReconcileState
-from .consequences import deletion
+from .consequences import deletion, last_deletion
 from .describe import describe
 from .next_step import POLL_SECONDS, Plan, Queue, deletions, seconds_until_ttl
 from .pod_groups import PodGroups, group_pods, membership
@@ -167,9 +167,9 @@ def plan_ended_job(observed: Observed, before: JobStatus, now: datetime.datetime
     holding = [pod for pod in groups.pods if not pod.over]
     leaving = [pod for pod in holding if not is_retained(spec, before.phase, pod)]
     ending = [
-        deletion(pod)
+        last_deletion(pod)
         for pod in leaving
-        if pod.ended is None or now.timestamp() > pod.ended.at + SIDECAR_SECONDS
+        if pod.ended is None or pod.pod_uid or now.timestamp() > pod.ended.at + SIDECAR_SECONDS
     ]
     left = seconds_until_ttl(observed.job, before, now)
     expire = left is not None and left <= 0

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlhf_api.contract.run import roles_of
+from rlhf_api.contract.run import pod_roles
 from rlhf_api.contract.status import JobStatus
 from rlhf_api.estimate.resources import gpu_of
 from rlhf_api.spec import Spec
@@ -21,7 +21,7 @@ _DIGITS = 6
 def count_gpus(pods: Sequence[Pod], spec: Spec, prices: Mapping[str, float]) -> Counter[str]:
     """GPUs by resource name held by scheduled pods until all their containers have ended: however the pods came to ask
     for them, by `pods.gpu`, resources or a template. `prices`: any resource that has a price counts as GPUs."""
-    counts, roles = Counter[str](), roles_of(spec)
+    counts, roles = Counter[str](), pod_roles(spec)
     for pod in pods:
         if pod.node and not pod.over:
             gpu = gpu_of(spec, pod.role)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from rlhf_api.contract.run import pods_each, replicas, roles_of
+from rlhf_api.contract.run import RunConfig, places, pod_roles, pods_each, replicas, roles_of, shares_pod
 from rlhf_api.estimate.resources import gpu_of
 from rlhf_api.roles import Role
 from rlhf_api.spec import Spec
@@ -19,7 +19,8 @@ from ...job.snapshot import Job
 from ...kube.kinds import CLAIMS
 from .gangs import GANGS, Needs
 from .pinned import Pinned
-from .pod import NewPod, build_pod, is_claimed
+from .pod import NewPod, build_pod
+from .pod_container import is_claimed
 
 Body = dict[str, Any]
 
@@ -53,7 +54,7 @@ def companions(
     return [
         pinned.config_map(),
         *([_service(config.job)] if _meets(config.spec) else []),
-        _policy(config.job, uid, operator_namespace, metrics_from),
+        _policy(config, uid, operator_namespace, metrics_from),
         *([group] if group else []),
         *_claim_templates(config.job, uid, config.spec),
     ]
@@ -62,7 +63,7 @@ def companions(
 def _claim_templates(job: str, uid: str, spec: Spec) -> list[Body]:
     """ResourceClaimTemplates of the roles whose GPUs are claimed: Kubernetes makes a claim of it for each pod."""
     templates = []
-    for role in roles_of(spec):
+    for role in pod_roles(spec):
         if is_claimed(gpu := gpu_of(spec, role)):
             exactly = {
                 "deviceClassName": gpu.device_class,
@@ -114,10 +115,13 @@ def _service(job: str) -> Body:
     }
 
 
-def _policy(job: str, uid: str, operator_namespace: str, metrics_from: Sequence[Body]) -> Body:
+def _policy(config: RunConfig, uid: str, operator_namespace: str, metrics_from: Sequence[Body]) -> Body:
     """NetworkPolicy: only the job's own pods reach each other, and the operator and `metrics_from` reach their HTTP
-    port.
+    ports.
     """
+    job, spec = config.job, config.spec
+    processes = sum(len(places(spec, role)) for role in roles_of(spec)) if shares_pod(spec) else 1
+    ports = [{"port": PORT + i, "protocol": "TCP"} for i in range(processes)]
     operator = {
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": operator_namespace}},
         "podSelector": {"matchLabels": {"app.kubernetes.io/name": OPERATOR}},
@@ -131,7 +135,7 @@ def _policy(job: str, uid: str, operator_namespace: str, metrics_from: Sequence[
             "policyTypes": ["Ingress"],
             "ingress": [
                 {"from": [{"podSelector": {"matchLabels": common_labels(job)}}]},
-                {"from": [operator, *metrics_from], "ports": [{"port": PORT, "protocol": "TCP"}]},
+                {"from": [operator, *metrics_from], "ports": ports},
             ],
         },
     }

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlhf_api.contract.run import RunConfig, places, roles_of
+from rlhf_api.contract.run import RunConfig, places, pod_roles
 from rlhf_api.roles import Role
 
 from ...job.names import common_labels
@@ -18,7 +18,7 @@ def members(config: RunConfig, pods: Sequence[Pod]) -> dict[Role, int]:
     """Number of pods of each role that are scheduled together: all of the job, or of one that runs the trainers and who
     has a node. A trainer that starts again would wait for generators for which there is no room.
     """
-    whole = {role: len(places(config.spec, role)) for role in roles_of(config.spec)}
+    whole = {role: len(places(config.spec, role)) for role in pod_roles(config.spec)}
     there = Counter(pod.role for pod in pods if pod.node is not None and pod.ended is None)
     del there[Role.TRAINER]
     if not there:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from rlhf_api.contract.run import places, pods_each, roles_of
+from rlhf_api.contract.run import places, pod_roles, pods_each
 from rlhf_api.roles import Role
 from rlhf_api.spec import Spec
 
@@ -106,7 +106,7 @@ def workload(job: Job, pinned: Pinned, priority: Body | None = None) -> Body:
     spec, counts, nameless = pinned.config.spec, _requested_pods(pinned.config.spec), replace(pinned, name="")
     pods = {
         role: build_pod(nameless, NewPod(role, 0, attempt=0, resume=False), job.uid)
-        for role in roles_of(spec)
+        for role in pod_roles(spec)
     }
     return {
         "apiVersion": KUEUE,
@@ -209,7 +209,7 @@ def _counts(workload: Mapping[str, Any]) -> dict[str, int]:
 
 def _requested_pods(spec: Spec) -> dict[str, int]:
     """Pods of each role for which quota is requested; with autoscaling, the maximum number of generators."""
-    counts: dict[str, int] = {role.value: len(places(spec, role)) for role in roles_of(spec)}
+    counts: dict[str, int] = {role.value: len(places(spec, role)) for role in pod_roles(spec)}
     scale, generator = spec.generator.autoscale, Role.GENERATOR
     if scale is not None and generator in counts:
         most = scale.max_replicas * pods_each(spec, generator)

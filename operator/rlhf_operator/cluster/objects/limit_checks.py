@@ -7,7 +7,7 @@ has. The chart's ValidatingAdmissionPolicy checks the manifest in the same way, 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rlhf_api.contract.run import roles_of
+from rlhf_api.contract.run import pod_roles
 from rlhf_api.errors.problem import InvalidJob, Problem, first, show
 
 from ...job.baseline import as_list, as_object, forbidden, probed_hosts, unconfined
@@ -39,7 +39,7 @@ def _problems(limits: Limits, pinned: Pinned, own_image: str, *, whole: bool) ->
     scheduling = pinned.config.spec.scheduling
     if scheduling.queue:
         yield from listed("spec.scheduling.queue", scheduling.queue, limits.queues, "queues")
-    for role in roles_of(pinned.config.spec):
+    for role in pod_roles(pinned.config.spec):
         body = build_pod(pinned, NewPod(role, 0, attempt=1, resume=False), uid="")
         pod = f"the {role.value}'s pod:"
         yield from _pod(limits, pod, body, own_image, whole=whole)

@@ -13,8 +13,9 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import to_json
 
-from rlhf_api.contract.run import RunConfig, of_file, with_digests
+from rlhf_api.contract.run import RunConfig, of_file, shares_pod, with_digests
 from rlhf_api.errors.messages import from_pydantic
+from rlhf_api.estimate.resources import gpu_of
 from rlhf_api.roles import Role
 from rlhf_api.rules.check import CHANGEABLE
 from rlhf_api.sections.pods import PodSettings, combine
@@ -79,6 +80,10 @@ class Pinned:
             workdir=f"{WORKSPACE}/runs/{job}",
             resume=spec.checkpoint.resume,
         )
+        if shares_pod(spec):
+            gpu = gpu_of(spec, Role.TRAINER)
+            shared = {"shared_gpus": True, "shared_gpu_count": gpu.count if gpu else 0}
+            config = config.model_copy(update=shared)
         any_number = config.model_copy(update={"spec": with_generators(config.spec, 1)})
         identity = uid + any_number.model_dump_json(by_alias=True) + _defaults_text(defaults)
         digest = hashlib.sha256(identity.encode()).hexdigest()

@@ -3,10 +3,21 @@
 import math
 from typing import Any
 
-from rlhf_api.contract.run import Process, RunConfig, environment, listens, pods_each
+from rlhf_api.contract.run import (
+    Process,
+    RunConfig,
+    environment,
+    listens,
+    pods_each,
+    replicas,
+    roles_of,
+    shares_pod,
+)
+from rlhf_api.estimate.sharing.places import shared_places
 from rlhf_api.host.job_files import FOLDER
 from rlhf_api.roles import Role
 from rlhf_api.sections.pods import PodSettings, amount
+from rlhf_api.spec import Spec
 
 from ...job.names import pod_name, service_name, token_name
 from ...job.ports import MASTER_PORT, PORT, group_port, http_port, master_port
@@ -32,10 +43,17 @@ def process_of(config: RunConfig, role: Role, index: int, uid: str, *, rank: int
         # kubelet
         # substitutes the address.
         host = "$(RLHF_HOST)" if on_node or group else first
-    port, meeting = PORT, MASTER_PORT
+    port, meeting = PORT + place_in_pod(config.spec, role, index), MASTER_PORT
     if on_node:
         port, meeting = http_port(uid, role, index), group_port(uid, index) if group else master_port(uid)
     return Process(role, index, port, "0.0.0.0", f"{host}:{meeting}", rank)
+
+
+def place_in_pod(spec: Spec, role: Role, index: int) -> int:
+    """Number of a process among those that share its pod, the trainer's first; 0 in a pod of its own."""
+    if not shares_pod(spec):
+        return 0
+    return [(each, i) for each in roles_of(spec) for i in range(replicas(spec, each))].index((role, index))
 
 
 def ports(config: RunConfig, process: Process, on_node: bool) -> list[Body]:
@@ -73,6 +91,7 @@ def environment_of(
         **_threads(pods),
         **{name: literal(v) if v == given.get(name) else v for name, v in variables.items()},
         **({"RLHF_RUN": uid} if process.role is Role.TRAINER else {}),
+        **_gpus(config, process),
     }
     del fixed["RLHF_HOST"]
     return [
@@ -84,6 +103,14 @@ def environment_of(
             "valueFrom": {"secretKeyRef": {"name": token_name(config.job, uid), "key": "token"}},
         },
     ]
+
+
+def _gpus(config: RunConfig, process: Process) -> dict[str, str]:
+    """CUDA_VISIBLE_DEVICES: those of the pod's GPUs that a process has which shares them."""
+    if not config.shared_gpu_count:
+        return {}
+    mine = shared_places(config.spec, config.shared_gpu_count)[process.role, process.index, process.rank]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, mine))}
 
 
 def literal(value: str) -> str:

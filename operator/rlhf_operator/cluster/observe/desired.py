@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 from typing import Any
 
-from rlhf_api.contract.run import with_digests
+from rlhf_api.contract.run import shares_pod, with_digests
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.manifest.load import runnable
 from rlhf_api.manifest.runtime import NamedRuntime, merged, with_runtime
 from rlhf_api.rules.check import CHANGEABLE
 from rlhf_api.rules.engines.generator import pods_per_replica
+from rlhf_api.rules.pods.placement import cluster_problems
 from rlhf_api.spec import Spec
 
 from ...job.snapshot import Job
@@ -101,9 +102,10 @@ def desired_state(
 
 
 def _generators(running: Pinned, requested: int) -> int:
-    """The number asked for, unless as many of the running configuration's generators would have too many pods."""
+    """The number asked for, unless as many of the running configuration's generators would have too many pods, or they
+    share the trainer's pod, to which none can be added."""
     there = running.config.spec
-    fits = not any(pods_per_replica(with_generators(there, requested)))
+    fits = not shares_pod(there) and not any(pods_per_replica(with_generators(there, requested)))
     return requested if fits else there.generator.replicas
 
 
@@ -112,6 +114,8 @@ def _join_runtime(job: Job, spec: Spec, runtime: NamedRuntime, own: Pinned, limi
     refused although the job itself was not, the job waits for a change of either."""
     try:
         outcome = with_runtime(spec, runtime)
+        if refused := [*cluster_problems(outcome)]:
+            raise InvalidJob(refused)
         joint = own.defaults.model_copy(update={"runtime": runtime})
         pinned = Pinned.make(job.name, outcome, joint, job.uid)
         check(limits, pinned)

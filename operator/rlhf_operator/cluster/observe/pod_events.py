@@ -70,7 +70,7 @@ class PodEvents:
         self._known.pop(key, None)
 
     async def _read(self, job: Job, pod: Pod, known: _Known) -> None:
-        selector = f"involvedObject.uid={pod.uid}"
+        selector = f"involvedObject.uid={pod.object_uid}"
         newest: list[Mapping[str, Any]] = []
         events = self._api.list("Event", job.namespace, fields=selector, keep=_trim)
         count = 0

@@ -24,7 +24,8 @@ from rlhf_operator.cluster.objects.pod import build_pod
 from rlhf_operator.cluster.observe.desired import Wait, active_config, desired_state
 from rlhf_operator.cluster.observe.observed import Observed
 from rlhf_operator.job.names import ATTEMPT, INDEX, RANK, ROLE, pod_name
-from rlhf_operator.job.snapshot import Job, Pod
+from rlhf_operator.job.shared_pod import read_pods
+from rlhf_operator.job.snapshot import Job
 from rlhf_operator.job.trimmed import trim
 
 T, G, R, F = Role.TRAINER, Role.GENERATOR, Role.REWARD, Role.REFERENCE
@@ -53,6 +54,8 @@ class World:
     trainer: TrainerStatus | None = None
     events: list[tuple[str, str]] = field(default_factory=list)
     made: list[str] = field(default_factory=list)
+    ended_in_place: list[str] = field(default_factory=list)
+    """Pods that their kubelets were to end, and that stay."""
     remembered: int | None = None
     """Attempt that the operator knows to have made; None once it has died."""
     expired: bool = False
@@ -77,7 +80,8 @@ class World:
     def make_plan(self, **observation: Any) -> Plan:
         """As the reconciler does."""
         job = self.job
-        pods = [Pod.of(trim(body)) for body in self.pods.values()]
+        counted = job.status.cluster.counted if job.status and job.status.cluster else ()
+        pods = [pod for body in self.pods.values() for pod in read_pods(trim(body), counted)]
         if job.unreadable:
             return leave_alone(job.unreadable)
         try:
@@ -108,7 +112,9 @@ class World:
         self.status = todo.status or self.status
         for deletion in todo.delete:
             body = self.pods.get(deletion.name)
-            if body and body["metadata"]["uid"] == deletion.uid and only("delete"):
+            if body and deletion.stays:
+                self.ended_in_place.append(deletion.name)
+            elif body and body["metadata"]["uid"] == deletion.uid and only("delete"):
                 body["metadata"].setdefault("deletionTimestamp", stamp(self.now))
         for new in todo.create:
             name = pod_name("job", new.role, new.index, new.rank)
@@ -154,9 +160,34 @@ class World:
             "phase": "Running",
             "podIP": f"10.0.0.{len(name)}",
             "conditions": [{"type": "Ready", "status": "True"}],
-            "containerStatuses": [{"name": "role", "started": True, "state": state}],
+            "containerStatuses": [
+                {"name": container, "ready": True, "started": True, "state": state, "restartCount": 0}
+                for container in self.containers(name)
+            ],
         }
         self.pods[name]["spec"] = {**self.pods[name].get("spec", {}), "nodeName": "node-1"}
+
+    def containers(self, name: str) -> list[str]:
+        """Names of a pod's containers."""
+        return [each["name"] for each in self.pods[name].get("spec", {}).get("containers", ())] or ["role"]
+
+    def crash(self, name: str, container: str, code: int = 1, message: str = "") -> None:
+        """A container of a shared pod ends, and its kubelet waits before it starts it again."""
+        status = self.container_status(name, container)
+        end = {"exitCode": code, "finishedAt": stamp(self.now), "message": message}
+        status |= {"ready": False, "started": False, "lastState": {"terminated": end}}
+        status["state"] = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}
+
+    def restart(self, name: str, container: str) -> None:
+        """The kubelet starts a container of a shared pod again."""
+        status = self.container_status(name, container)
+        status |= {"ready": True, "started": True, "restartCount": status["restartCount"] + 1}
+        status["state"] = {"running": {"startedAt": stamp(self.now)}}
+
+    def container_status(self, name: str, container: str) -> dict[str, Any]:
+        statuses = self.pods[name]["status"]["containerStatuses"]
+        status: dict[str, Any] = next(each for each in statuses if each["name"] == container)
+        return status
 
     def end(self, name: str, code: int = 1, message: str = "", **status: Any) -> None:
         end = {"exitCode": code, "finishedAt": stamp(self.now), "message": message}

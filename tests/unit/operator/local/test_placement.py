@@ -12,6 +12,7 @@ from tests.unit.api.manifests import job
 
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.manifest.load import parse, runnable
+from rlhf_operator.commands.plan_table import plan_lines
 from rlhf_operator.local.resources import gpus
 from rlhf_operator.local.resources.placement import Placement, decide, foresee
 from rlhf_operator.verbs.submit import as_written
@@ -137,15 +138,47 @@ def test_a_plan_on_a_machine_with_gpus_foresees_what_a_run_says(monkeypatch: pyt
     assert len(foresee(job(*GRPO, SHARED).spec, none, {"policy": SMALL})) == 1
 
 
-def test_on_a_cluster_shared_gpus_are_refused_by_the_command_and_by_the_operator() -> None:
-    words = "spec.placement: on a cluster each process is a pod, whose GPUs are its own; use auto or separate; got 'sh"
-    with pytest.raises(InvalidJob, match=words):
-        as_written(job(*GRPO, SHARED), "default")
-    with pytest.raises(InvalidJob, match=words):
-        runnable(job(*GRPO, SHARED).model_dump(mode="json", by_alias=True))
-    for accepted in (SEPARATE, "spec.placement=auto"):
-        as_written(job(*GRPO, accepted), "default")
-        runnable(job(*GRPO, accepted).model_dump(mode="json", by_alias=True))
+CLAIMED = "spec.pods.gpu={count: 1, deviceClass: gpu.nvidia.com, memoryGigabytes: 80}"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "where"),
+    [
+        (("spec.pods.gpu={count: 1}",), "spec.pods.gpu: a device plugin gives a GPU to one container"),
+        (("spec.trainer.pods.gpu={count: 1}",), "spec.trainer.pods.gpu: a device plugin gives"),
+        ((CLAIMED, "spec.trainer.replicas=2"), "spec.trainer.replicas: processes that share GPUs are one pod"),
+        ((CLAIMED, "spec.generator={podsPerReplica: 2, tensorParallelSize: 2}"), "spec.generator.podsPerReplica: a"),
+        ((CLAIMED, "spec.generator.replicas=2"), "spec.generator: needs 2 GPUs, and 1 is there to share"),
+        ((CLAIMED, "spec.generator.autoscale={minReplicas: 1, maxReplicas: 2}"), "spec.generator.autoscale: no"),
+        ((CLAIMED, "spec.podRetention=always"), "spec.podRetention: a shared pod ends with its trainer"),
+        ((CLAIMED, "spec.generator.pods.nodeSelector={a: b}"), "spec.generator.pods.nodeSelector: is of the pod"),
+        ((CLAIMED, "spec.env={CUDA_VISIBLE_DEVICES: '0'}"), "spec.env.CUDA_VISIBLE_DEVICES: is set for each"),
+        ((CLAIMED, "spec.model.parameters=7.6e9"), "spec.placement: on shared GPUs, while it generates one GPU"),
+    ],
+)  # fmt: skip
+def test_what_a_shared_pod_cannot_be_is_refused_by_the_command_and_by_the_operator(
+    overrides: tuple[str, ...], where: str
+) -> None:
+    document = job(*GRPO, SHARED, *overrides)
+    with pytest.raises(InvalidJob, match=re.escape(where)):
+        as_written(document, "default")
+    with pytest.raises(InvalidJob, match=re.escape(where)):
+        runnable(document.model_dump(mode="json", by_alias=True, exclude_unset=True))
+
+
+def test_on_a_cluster_processes_share_claimed_gpus_or_none() -> None:
+    for accepted in ((CLAIMED,), (), ("spec.generator.pods.resources={requests: {cpu: 2}}",)):
+        as_written(job(*GRPO, SHARED, *accepted), "default")
+
+
+def test_a_plan_shows_the_one_pod_of_a_cluster_and_the_division_of_its_gpus() -> None:
+    lines = plan_lines(job(*GRPO, SHARED, CLAIMED, "spec.model.parameters=1.544e9").spec)
+    rows = [line.split()[:3] for line in lines[1:4]]
+    assert rows == [["trainer", "1", "1"], ["generator", "0", "0"], ["reward", "0", "0"]]
+    assert any("all roles are the trainer's one pod" in line for line in lines)
+    assert any(line.startswith("on a cluster: KV cache") for line in lines)
+    plugin = plan_lines(job(*GRPO, SHARED, "spec.pods.gpu={count: 1}").spec)
+    assert any(line.startswith("on a cluster it is refused: spec.pods.gpu:") for line in plugin)
 
 
 def test_a_trainer_alone_has_no_placement() -> None:
@@ -155,7 +188,7 @@ def test_a_trainer_alone_has_no_placement() -> None:
 
 def test_the_page_about_one_gpu_is_what_a_run_says() -> None:
     text = PAGE.read_text()
-    (written,) = re.findall(r"^```yaml\n(.*?)^```", text, flags=re.S | re.M)
+    written, _ = re.findall(r"^```yaml\n(.*?)^```", text, flags=re.S | re.M)
     decision, refusal = re.findall(r"^```text\n(.*?)\n```", text, flags=re.S | re.M)
     assert list(decide(parse(yaml.safe_load(written)).spec, ["0"], {}, 80e9).lines) == decision.splitlines()
     with pytest.raises(InvalidJob) as error:

@@ -112,12 +112,12 @@ def test_a_mistake_made_while_suspended_keeps_the_checkpoint_and_the_job_goes_on
     assert ("Resumed", "resumed from step 3") in world.events
 
 
-def test_a_job_that_would_share_gpus_fails_before_any_pod():
+def test_a_job_that_would_share_gpus_of_a_device_plugin_fails_before_any_pod():
     world = World()
-    world.overrides = ("spec.placement=shared",)
+    world.overrides = ("spec.placement=shared", "spec.pods.gpu={count: 1}")
     assert not world.step().create
     assert reasons(world)["Failed"] == "ValidationFailed"
-    assert "spec.placement: on a cluster each process is a pod" in world.status.message
+    assert "spec.pods.gpu: a device plugin gives a GPU to one container" in world.status.message
 
 
 def test_one_mistake_after_another_is_told_each_and_none_twice():

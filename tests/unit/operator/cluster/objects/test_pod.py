@@ -368,6 +368,12 @@ def test_gpus_of_a_device_class_are_claimed_by_a_template_of_their_role():
     assert other["resourceClaims"][0]["resourceClaimTemplateName"] not in templates, "one cannot be changed"
 
 
+def test_a_template_cannot_name_a_container_as_a_process():
+    with pytest.raises(InvalidJob, match=r"containers\[0\].name: is the name of a process of the job"):
+        pinned("spec.pods.template.spec={containers: [{name: reward-0, image: s}]}")
+    pinned("spec.pods.template.spec={containers: [{name: reward-x, image: s}]}")
+
+
 def test_a_template_cannot_take_the_pod_away_from_its_job():
     with pytest.raises(InvalidJob, match="is the operator's to set"):
         pod(Role.TRAINER, "spec.pods.template={metadata: {labels: {rlhf.dev/role: reward}}}")

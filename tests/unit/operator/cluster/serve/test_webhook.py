@@ -40,10 +40,11 @@ def test_a_bad_one_is_refused_with_field_and_fix():
     assert "spec.sampling.topK: must be greater than or equal to -1; got -2" in response["status"]["message"]
 
 
-def test_a_job_whose_roles_share_gpus_is_for_one_machine_alone():
-    response = webhook.review(review_request("spec.placement=shared"), PLAIN)["response"]
-    assert "spec.placement: on a cluster each process is a pod" in response["status"]["message"]
-    assert webhook.review(review_request("spec.placement=separate"), PLAIN)["response"]["allowed"]
+def test_a_job_whose_roles_share_gpus_claims_them():
+    refused = review_request("spec.placement=shared", "spec.pods.gpu={count: 1}")
+    response = webhook.review(refused, PLAIN)["response"]
+    assert "claim it with deviceClass, which needs Kubernetes 1.34" in response["status"]["message"]
+    assert webhook.review(review_request("spec.placement=shared"), PLAIN)["response"]["allowed"]
 
 
 def test_what_the_limits_do_not_allow_is_refused_and_older_jobs_may_change_their_metadata():
