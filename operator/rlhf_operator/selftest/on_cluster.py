@@ -12,8 +12,9 @@ from rlhf_api.roles import Role
 from ..cluster.objects.pod_volumes import WORKSPACE
 from ..console.exits import Failure
 from ..console.text import one_line
-from ..job.names import INDEX, JOB, ROLE
+from ..job.names import INDEX, JOB
 from ..job.pod_status import OVER
+from ..job.shared_pod import processes_in
 from ..kube.api import Body
 from ..kube.api_error import ApiError
 from ..verbs.api_errors import passing
@@ -210,7 +211,7 @@ class OnCluster:
 
 
 def _of(role: Role, pod: Body) -> bool:
-    return bool(pod["metadata"]["labels"].get(ROLE) == role.value)
+    return any(each is role for _, each, _ in processes_in(pod))
 
 
 def _began(pod: Body) -> bool:

@@ -8,24 +8,22 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
-from rlhf_api.contract.run import process_name
 from rlhf_api.contract.status import FailureStatus, JobStatus
 from rlhf_api.host.tasks import end_all
 from rlhf_api.roles import Role
 
 from ..console.exits import Failure
 from ..console.text import one_line
-from ..job.names import INDEX, JOB, RANK, ROLE
-from ..kube.api import Body
+from ..job.names import INDEX, JOB, ROLE
 from ..kube.api_error import ApiError
 from .api_errors import passing
 from .client import Session
 from .format import state
 from .jobs import POLL_SECONDS, find, is_finished, poll_job, status_of
 from .log_reader import Reading
+from .log_source import LogSource, has_begun, has_ended, is_replaced, log_sources
 from .terminal import put
 
-CONTAINER = "role"
 _COLOURS = (36, 33, 32, 35, 34, 31)
 _DRAIN_SECONDS = 15.0
 """Longest wait for the last lines after the job is over, seconds."""
@@ -38,10 +36,10 @@ async def logs(session: Session, options: argparse.Namespace) -> int:
     if options.follow:
         await _follow(session, options)
         return 0
-    pods = [] if options.previous else [pod for pod in await _pods(session, options) if _begun(pod)]
-    for pod in pods:
-        await _Log(session, pod, options.tail).read(follow=False)
-    if pods:
+    sources = [] if options.previous else await _sources(session, options)
+    for source in sources:
+        await _Log(session, source, options.tail).read(follow=False)
+    if sources:
         return 0
     status = status_of(body)
     deleted_hint = (
@@ -70,17 +68,16 @@ def _last_failures(status: JobStatus | None, options: argparse.Namespace) -> lis
 
 
 async def _follow(session: Session, options: argparse.Namespace) -> None:
-    """Follows every pod from start to end, replacements included, until the job is over."""
-    reading: dict[str, asyncio.Task[None]] = {}
+    """Follows every process from start to end, replacements included, until the job is over."""
+    reading: dict[LogSource, asyncio.Task[None]] = {}
     ended: float | None = None
     reported, tail = "", options.tail
     try:
         async for body in poll_job(session, options.name, _note):
-            for pod in await _pods(session, options, patient=True):
-                uid = pod["metadata"]["uid"]
-                if uid not in reading and _begun(pod):
-                    reading[uid] = asyncio.create_task(_Log(session, pod, tail).follow())
-            tail = None  # all output of a pod that starts later is new
+            for source in await _sources(session, options, patient=True):
+                if source not in reading:
+                    reading[source] = asyncio.create_task(_Log(session, source, tail).follow())
+            tail = None  # all output of a process that starts later is new
             for task in reading.values():
                 if task.done():
                     task.result()  # raises the task's error
@@ -98,21 +95,20 @@ async def _follow(session: Session, options: argparse.Namespace) -> None:
 
 
 class _Log:
-    """The log of one pod."""
+    """The log of one start of a process."""
 
-    def __init__(self, session: Session, pod: Body, tail: int | None) -> None:
-        self._session, self._tail = session, tail
-        self._name, self._uid = pod["metadata"]["name"], pod["metadata"]["uid"]
-        self._emit = _emitter(process_name(Role(_label(pod, ROLE)), int(_label(pod, INDEX)), _rank(pod)))
+    def __init__(self, session: Session, source: LogSource, tail: int | None) -> None:
+        self._session, self._source, self._tail = session, source, tail
+        self._emit = _emitter(source.process)
         self._reading = Reading()
 
     async def follow(self) -> None:
-        """Follows the log until the pod ends."""
+        """Follows the log until the process ends."""
         while True:
-            # The state is read first: a log read after the pod's end is complete.
+            # The state is read first: a log read after the end is complete.
             state = await self._state()
             if state == "gone":
-                return  # another pod may have its name by now, and its log is another one
+                return  # another start may have its name by now, and its log is another one
             ended = state == "ended"
             try:
                 await self.read(follow=not ended)
@@ -130,7 +126,8 @@ class _Log:
         """Reads the log from where the last read ended."""
         since = self._reading.connect()
         tail = self._tail if since is None else None
-        async for piece in self._session.log(self._name, CONTAINER, follow=follow, tail=tail, since=since):
+        pod, container = self._source.pod, self._source.container
+        async for piece in self._session.log(pod, container, follow=follow, tail=tail, since=since):
             for text in self._reading.take(piece):
                 self._emit(text)
         if not follow:
@@ -138,49 +135,36 @@ class _Log:
                 self._emit(text)
 
     async def _state(self) -> Literal["runs", "ended", "gone"]:
-        """State of the pod; `runs` also if the API server does not reply."""
+        """State of the process; `runs` also if the API server does not reply."""
         try:
-            pod = await self._session.get("Pod", self._session.namespace, self._name)
+            pod = await self._session.get("Pod", self._session.namespace, self._source.pod)
         except ApiError as error:
             if error.status != 404 and not passing(error):
                 raise
             return "gone" if error.status == 404 else "runs"
-        if pod["metadata"]["uid"] != self._uid:
+        if is_replaced(pod, self._source):
             return "gone"
-        return "ended" if "terminated" in _container_state(pod) else "runs"
+        return "ended" if has_ended(pod, self._source) else "runs"
 
 
-async def _pods(session: Session, options: argparse.Namespace, *, patient: bool = False) -> list[Body]:
-    """The selected pods, in order. `patient`: empty while the API server is unavailable."""
-    role = f"{ROLE}={options.role}" if options.role != "all" else ROLE
-    index = f"{INDEX}={options.index}" if options.index is not None else INDEX
-    labels = f"{JOB}={options.name},{role},{index}"
+async def _sources(
+    session: Session, options: argparse.Namespace, *, patient: bool = False
+) -> list[LogSource]:
+    """The selected processes with a log, in order. `patient`: empty while the API server is unavailable."""
+    labels = f"{JOB}={options.name},{ROLE},{INDEX}"
     try:
         pods = [pod async for pod in session.list("Pod", session.namespace, labels=labels)]
     except ApiError as error:
         if not (patient and passing(error)):
             raise
         return []
-    roles = [role.value for role in Role]
-    return sorted(pods, key=lambda pod: (roles.index(_label(pod, ROLE)), int(_label(pod, INDEX)), _rank(pod)))
-
-
-def _begun(pod: Body) -> bool:
-    """True if its container has a log."""
-    return "running" in _container_state(pod) or "terminated" in _container_state(pod)
-
-
-def _container_state(pod: Body) -> Body:
-    containers: list[Body] = pod.get("status", {}).get("containerStatuses") or []
-    return next((c.get("state", {}) for c in containers if c["name"] == CONTAINER), {})
-
-
-def _label(pod: Body, name: str) -> str:
-    return str(pod["metadata"]["labels"][name])
-
-
-def _rank(pod: Body) -> int:
-    return int(pod["metadata"]["labels"].get(RANK, "0"))
+    begun = [source for pod in pods for source in log_sources(pod) if has_begun(pod, source)]
+    selected = [
+        source
+        for source in begun
+        if options.role in (source.role, "all") and options.index in (source.index, None)
+    ]
+    return sorted(selected, key=lambda source: source.place)
 
 
 def _emitter(process: str) -> Emit:
