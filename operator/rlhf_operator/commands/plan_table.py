@@ -2,10 +2,13 @@
 
 from collections.abc import Iterator
 
-from rlhf_api.contract.run import roles_of
+from rlhf_api.contract.run import roles_of, shares_pod
 from rlhf_api.estimate.host_memory import StepMemory
 from rlhf_api.estimate.resources import gpu_of, host_memory, lacks_gpus, plan
-from rlhf_api.estimate.sizes import NOTHING, FileSizes
+from rlhf_api.estimate.sharing.divide import divide
+from rlhf_api.estimate.sizes import NOTHING, FileSizes, Sizes
+from rlhf_api.roles import Role
+from rlhf_api.rules.pods.placement import cluster_problems
 from rlhf_api.rules.unused import without_effect
 from rlhf_api.spec import Spec
 
@@ -25,6 +28,7 @@ def plan_lines(spec: Spec, file_sizes: FileSizes = NOTHING) -> list[str]:
     return [
         *(f"{r:{widths[0]}}  {p:>{widths[1]}}  {g:>{widths[2]}}  {m}" for r, p, g, m in (_HEAD, *rows)),
         *_requested(spec),
+        *_in_one_pod(spec, file_sizes),
         *_advice(spec, worked_out=any(each.memory for each in plans.values())),
         *last,
     ]
@@ -33,10 +37,24 @@ def plan_lines(spec: Spec, file_sizes: FileSizes = NOTHING) -> list[str]:
 def _requested(spec: Spec) -> Iterator[str]:
     requests = [f"{role.value} {memory}" for role in roles_of(spec) if (memory := host_memory(spec, role))]
     if requests:
-        yield f"on a cluster each pod requests this memory, unless pods.resources says otherwise: {', '.join(requests)}"
+        each = "container" if shares_pod(spec) else "pod"
+        unless = "unless pods.resources says otherwise"
+        yield f"on a cluster each {each} requests this memory, {unless}: {', '.join(requests)}"
     if spec.environment is not None:
         count, field = spec.environment.workers, "spec.trainer.pods.resources"
         yield f"the trainer's pod runs up to {count} processes of the environment too: add what they need to {field}"
+
+
+def _in_one_pod(spec: Spec, file_sizes: FileSizes) -> Iterator[str]:
+    """Of roles that share GPUs on a cluster: their pod, the division of its GPUs' memory, and what is refused there."""
+    if not shares_pod(spec):
+        return
+    yield "on a cluster all roles are the trainer's one pod, with a container for each process (spec.placement shared)"
+    gpu = gpu_of(spec, Role.TRAINER)
+    if gpu is not None and gpu.memory_gigabytes is not None:
+        division = divide(spec, Sizes.of(spec, file_sizes), gpu.memory_gigabytes * 1e9, gpu.count)
+        yield from (f"on a cluster: {line}" for line in (division.lines if division else ()))
+    yield from (f"on a cluster it is refused: {problem}" for problem in cluster_problems(spec))
 
 
 def _advice(spec: Spec, *, worked_out: bool) -> Iterator[str]:
