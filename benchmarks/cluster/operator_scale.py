@@ -35,10 +35,10 @@ from kubernetes.aio.client.api_client import ApiClient
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.api_server.oldest.jobs import PPO
-from tests.support.cluster import control_plane
-from tests.support.fake_nodes import FakeNodes
-from tests.support.kube import eventually, kubectl, new_namespace
-from tests.support.operator import TOKEN_KEY, Operator, operator, talking_trainer
+from tests.support.kubernetes.cluster import control_plane
+from tests.support.kubernetes.fake_nodes import FakeNodes
+from tests.support.kubernetes.kube import eventually, kubectl, new_namespace
+from tests.support.kubernetes.operator import TOKEN_KEY, Operator, operator, talking_trainer
 
 from rlhf_api.contract.run import replicas, roles_of
 from rlhf_api.manifest.load import parse

@@ -22,7 +22,7 @@ from pathlib import Path
 import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # for tests.support
-from tests.support.models import chat_tokenizer
+from tests.support.tiny.models import chat_tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_api.contract.run import Member

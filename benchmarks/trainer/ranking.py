@@ -33,7 +33,7 @@ from rlhf_trainer.tensors.records import Prompt
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.support.models import byte_tokenizer
+from tests.support.tiny.models import byte_tokenizer
 
 TOKENIZER, RANKS = byte_tokenizer(), Ranks(0, 1, torch.device("cpu"))
 TOKENS, NEW = 8192, 16

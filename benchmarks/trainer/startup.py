@@ -27,8 +27,8 @@ from rlhf_trainer.models.pretrained.load import load_reward, load_tokenizer
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.support.models import tiny_model
 from tests.support.ports import free_port
+from tests.support.tiny.models import tiny_model
 
 LONGEST = 300.0
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.cluster import transfer
 from tests.cluster.node import Place
 from tests.cluster.packages import IMAGES, require
-from tests.support.kube import eventually
+from tests.support.kubernetes.kube import eventually
 from tests.support.ports import free_port
 from tests.support.processes import processes
 

@@ -15,7 +15,7 @@ from tests.cluster.binaries import binaries
 from tests.cluster.down import claim, down, processes, running
 from tests.cluster.node import Place
 from tests.cluster.packages import CONTROL_PLANE, NODE, Unavailable, require, require_root
-from tests.support.kube import KubectlError, eventually, kubectl
+from tests.support.kubernetes.kube import KubectlError, eventually, kubectl
 
 _READY_S = 240
 _GROUPS = Path("/sys/fs/cgroup")

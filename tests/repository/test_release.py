@@ -11,7 +11,7 @@ from pathlib import Path
 import kubernetes_validate
 import pytest
 import yaml
-from tests.support.helm import CHART, Loader
+from tests.support.kubernetes.helm import CHART, Loader
 from tests.support.sources.packaging import OF_WHEEL, ROOT, WHEEL, done, pins
 from tests.support.sources.scripts import load_script
 from tools.release import __main__ as release

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.models import tiny_model
 from tests.support.rlhf import heed_signals
+from tests.support.tiny.models import tiny_model
 
 from rlhf_operator import cli
 from rlhf_operator.kubectl import kubectl_main

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster import images
-from tests.support.helm import CHART, helm
-from tests.support.kube import get, kubectl
-from tests.support.operator import Jobs
+from tests.support.kubernetes.helm import CHART, helm
+from tests.support.kubernetes.kube import get, kubectl
+from tests.support.kubernetes.operator import Jobs
 
 SYSTEM, CLAIM = "rlhf-system", "rlhf-workspace"
 JOBS = "team"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.api_server.current.server import APPLY, MERGE, Answer, Refused, Server
-from tests.support.kube import eventually
+from tests.support.kubernetes.kube import eventually
 from tests.unit.api.manifests import document
 
 from rlhf_api.schema.crd import crd

@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.api_server.current.binary import Binary
 from tests.cluster import credentials, servers
-from tests.support.kube import eventually
+from tests.support.kubernetes.kube import eventually
 from tests.support.processes import processes
 
 from rlhf_operator.local.resources.ports import HOST, assign

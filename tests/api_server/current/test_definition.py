@@ -12,7 +12,7 @@ import yaml
 from tests.api_server.current.binary import Binary
 from tests.api_server.current.jobs import DEFINITIONS, Jobs, check, define, defined
 from tests.api_server.current.server import Refused, Server, server
-from tests.support.kube import eventually
+from tests.support.kubernetes.kube import eventually
 from tests.unit.api.manifests import document
 from tests.unit.api.schema.cel_cases import RUNNING
 

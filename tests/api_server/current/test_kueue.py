@@ -11,7 +11,7 @@ import pytest
 from tests.api_server.current.jobs import DEFINITIONS
 from tests.api_server.current.server import APPLY, MERGE, Refused, Server
 from tests.api_server.oldest.schedulers import KUEUE
-from tests.support.kube import eventually
+from tests.support.kubernetes.kube import eventually
 from tests.unit.api.manifests import document
 
 from rlhf_api.manifest.load import from_cluster

@@ -11,7 +11,7 @@ from tests.api_server.current.binary import Binary
 from tests.api_server.current.jobs import Jobs, define
 from tests.api_server.current.policies import policies
 from tests.api_server.current.server import Refused, Server, server
-from tests.support.helm import render
+from tests.support.kubernetes.helm import render
 from tests.support.limits import ALLOWED, LIMITS, REFUSED
 from tests.unit.api.manifests import document
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.api_server.current.jobs import Jobs, define, defined, forget_version
 from tests.api_server.current.server import Refused, Server
-from tests.support.kube import eventually
+from tests.support.kubernetes.kube import eventually
 from tests.unit.api.manifests import document
 from tests.unit.api.schema.cel_cases import RUNNING
 

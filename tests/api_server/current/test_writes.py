@@ -12,8 +12,8 @@ from tests.api_server.current.binary import Binary
 from tests.api_server.current.jobs import DEFINITIONS
 from tests.api_server.current.policies import policies
 from tests.api_server.current.server import MERGE, Refused, Server, server
-from tests.support.helm import render
-from tests.support.kube import eventually
+from tests.support.kubernetes.helm import render
+from tests.support.kubernetes.kube import eventually
 
 ACCOUNT = "system:serviceaccount:rlhf-system:rlhf-operator"
 DEFINITION = {

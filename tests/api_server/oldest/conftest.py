@@ -12,10 +12,10 @@ from tests.api_server.oldest.jobs import ADDRESS
 from tests.api_server.oldest.schedulers import CLAIM_TEMPLATE, COSCHEDULING, KUEUE, VOLCANO
 from tests.api_server.oldest.stepped_operator import Operators, stepped_operator
 from tests.cluster.packages import Unavailable
-from tests.support.cluster import Cluster, ControlPlane, control_plane, existing
-from tests.support.fake_nodes import FakeNodes
-from tests.support.kube import eventually, kubectl, new_namespace
-from tests.support.operator import Jobs, Operator, TalkingTrainer, operator, talking_trainer
+from tests.support.kubernetes.cluster import Cluster, ControlPlane, control_plane, existing
+from tests.support.kubernetes.fake_nodes import FakeNodes
+from tests.support.kubernetes.kube import eventually, kubectl, new_namespace
+from tests.support.kubernetes.operator import Jobs, Operator, TalkingTrainer, operator, talking_trainer
 
 from rlhf_api.job import KIND
 from rlhf_api.schema.crd import RUNTIMES, document

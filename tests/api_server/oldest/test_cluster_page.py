@@ -13,8 +13,8 @@ import pytest
 import yaml
 from aiohttp import ClientSession, web
 from tests.api_server.oldest.jobs import ROOT
-from tests.support.cluster import Cluster
-from tests.support.kube import kubectl, new_namespace
+from tests.support.kubernetes.cluster import Cluster
+from tests.support.kubernetes.kube import kubectl, new_namespace
 from tests.support.servers.seaweed import Seaweed
 from tests.support.stores import fill_store
 from tests.unit.operator.page.test_stores import blobs

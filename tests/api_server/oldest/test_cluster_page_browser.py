@@ -12,7 +12,7 @@ from playwright.sync_api import expect
 from tests.api_server.oldest.test_cluster_page import JOBS, Team, stored, teams
 from tests.cluster.packages import Unavailable
 from tests.page.browser import BUILT, DEADLINE_MS, Tab, find_chromium, running_browser
-from tests.support.cluster import Cluster
+from tests.support.kubernetes.cluster import Cluster
 
 from rlhf_operator.page.cluster.api_server import connect
 from rlhf_operator.page.cluster.application import make_application

@@ -4,8 +4,8 @@ import signal
 from contextlib import suppress
 
 import pytest
-from tests.support.cluster import Cluster, ControlPlane
-from tests.support.kube import KubectlError, eventually, get, kubectl
+from tests.support.kubernetes.cluster import Cluster, ControlPlane
+from tests.support.kubernetes.kube import KubectlError, eventually, get, kubectl
 
 OWNED = """
 apiVersion: v1

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from tests.api_server.oldest.jobs import PODS
 from tests.api_server.oldest.stepped_operator import Operators, SteppedOperator, job
-from tests.support.cluster import Cluster
-from tests.support.kube import kubectl
+from tests.support.kubernetes.cluster import Cluster
+from tests.support.kubernetes.kube import kubectl
 
 from rlhf_operator.cluster.watching.watch import watch
 

@@ -7,8 +7,8 @@ from urllib.request import urlopen
 import pytest
 import yaml
 from tests.api_server.oldest.jobs import PODS, PPO, ROOT, ppo
-from tests.support.kube import KubectlError, eventually
-from tests.support.operator import Jobs, Operator, TalkingTrainer
+from tests.support.kubernetes.kube import KubectlError, eventually
+from tests.support.kubernetes.operator import Jobs, Operator, TalkingTrainer
 
 pytestmark = pytest.mark.usefixtures("crd", "served")
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tests.api_server.oldest.jobs import PODS
 from tests.api_server.oldest.stepped_operator import Operators, SteppedOperator, job
-from tests.support.cluster import Cluster
-from tests.support.kube import KubectlError, eventually, get, kubectl
+from tests.support.kubernetes.cluster import Cluster
+from tests.support.kubernetes.kube import KubectlError, eventually, get, kubectl
 
 from rlhf_operator.cluster.act import status_writer
 

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 from tests.api_server.oldest.stepped_operator import Operators, SteppedOperator, job
-from tests.support.cluster import Cluster
-from tests.support.kube import kubectl
+from tests.support.kubernetes.cluster import Cluster
+from tests.support.kubernetes.kube import kubectl
 
 from rlhf_operator.kube.api_error import ApiError
 

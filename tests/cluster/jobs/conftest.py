@@ -11,11 +11,11 @@ from tests.cluster.down import down
 from tests.cluster.node import Place
 from tests.cluster.packages import Unavailable, cache
 from tests.cluster.up import up
-from tests.support.cluster import Cluster, existing
-from tests.support.helm import helm
 from tests.support.installed import JOBS, SYSTEM, install, uninstall, volume
-from tests.support.kube import kubectl, new_namespace
-from tests.support.operator import Jobs
+from tests.support.kubernetes.cluster import Cluster, existing
+from tests.support.kubernetes.helm import helm
+from tests.support.kubernetes.kube import kubectl, new_namespace
+from tests.support.kubernetes.operator import Jobs
 
 from rlhf_operator.cluster.objects.pod import USER
 

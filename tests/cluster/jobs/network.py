@@ -4,8 +4,8 @@ import json
 
 from tests.cluster.jobs.visitors import REACHED, READY_S, REJECTED, tried, visit
 from tests.support.installed import MONITORING, PROMETHEUS
-from tests.support.kube import eventually, kubectl, new_namespace
-from tests.support.operator import Jobs
+from tests.support.kubernetes.kube import eventually, kubectl, new_namespace
+from tests.support.kubernetes.operator import Jobs
 
 from rlhf_operator.job.ports import PORT
 

@@ -22,10 +22,10 @@ from tests.cluster.node import Place
 from tests.cluster.packages import Unavailable
 from tests.cluster.registry import registry
 from tests.cluster.transfer import contents
-from tests.support.cluster import Cluster, existing
-from tests.support.helm import helm
 from tests.support.installed import SYSTEM
-from tests.support.kube import get, kubectl
+from tests.support.kubernetes.cluster import Cluster, existing
+from tests.support.kubernetes.helm import helm
+from tests.support.kubernetes.kube import get, kubectl
 from tests.support.sources.packaging import ROOT
 from tools.release import files, images, steps
 from tools.release.artifacts import Registry

@@ -14,8 +14,8 @@ from tests.cluster.servers import API_SERVICE
 from tests.cluster.up import up
 from tests.faults.matrix.cells import API_SERVER, ETCD
 from tests.faults.matrix.control_plane import server
-from tests.support.cluster import Cluster, existing
-from tests.support.kube import eventually, get, kubectl
+from tests.support.kubernetes.cluster import Cluster, existing
+from tests.support.kubernetes.kube import eventually, get, kubectl
 
 SEAWEEDFS = Path(images.__file__).with_name("seaweedfs.yaml")
 READY = ("--for=condition=Ready", "--timeout=240s")

@@ -12,8 +12,8 @@ import pytest
 import yaml
 from tests.cluster.jobs.network import check_network
 from tests.support.installed import JOBS, SYSTEM, workspace
-from tests.support.kube import eventually, get, kubectl
-from tests.support.operator import Jobs
+from tests.support.kubernetes.kube import eventually, get, kubectl
+from tests.support.kubernetes.operator import Jobs
 
 from rlhf_operator.job.names import token_name
 

@@ -13,10 +13,10 @@ import yaml
 from tests.cluster.node import Place
 from tests.cluster.packages import cache
 from tests.support.installed import SYSTEM, volume, workspace
-from tests.support.kube import eventually
-from tests.support.models import tiny_model
-from tests.support.operator import Jobs
+from tests.support.kubernetes.kube import eventually
+from tests.support.kubernetes.operator import Jobs
 from tests.support.servers.hub import Hub, hub
+from tests.support.tiny.models import tiny_model
 
 FIRST = Path(__file__).parents[3] / "examples" / "cluster" / "first-job-cpu.yaml"
 CLAIM, JOB = yaml.safe_load_all(FIRST.read_text())

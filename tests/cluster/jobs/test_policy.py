@@ -6,8 +6,8 @@ import pytest
 from tests.cluster import images
 from tests.cluster.jobs.test_cluster import READY
 from tests.cluster.jobs.visitors import REACHED, READY_S, REJECTED, pod, tried, visit
-from tests.support.cluster import Cluster, existing
-from tests.support.kube import eventually, get, kubectl
+from tests.support.kubernetes.cluster import Cluster, existing
+from tests.support.kubernetes.kube import eventually, get, kubectl
 from tests.unit.api.manifests import job
 
 from rlhf_api.roles import Role

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from tests.faults.matrix import reward
 from tests.support.installed import JOBS, SYSTEM, workspace
-from tests.support.kube import eventually
-from tests.support.models import tiny_model
-from tests.support.operator import Jobs
+from tests.support.kubernetes.kube import eventually
+from tests.support.kubernetes.operator import Jobs
 from tests.support.rlhf import heed_signals
+from tests.support.tiny.models import tiny_model
 
 from rlhf_trainer.export.model_files import share
 

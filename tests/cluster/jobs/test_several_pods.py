@@ -13,8 +13,8 @@ from tests.faults.matrix.manifest import PER_STEP, specification
 from tests.faults.matrix.meeting import FOLDER, Meeting
 from tests.faults.matrix.nodes import first_process
 from tests.support.installed import SYSTEM, workspace
-from tests.support.kube import eventually, kubectl
-from tests.support.operator import Jobs
+from tests.support.kubernetes.kube import eventually, kubectl
+from tests.support.kubernetes.operator import Jobs
 
 pytestmark = pytest.mark.timeout(1800)
 NAME, STEPS, RUN_S = "pair", 10, 600.0

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tests.cluster import images
-from tests.support.kube import eventually, get, kubectl
+from tests.support.kubernetes.kube import eventually, get, kubectl
 
 READY_S = 120
 REACHED, REJECTED = "reached", "No route to host"

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from tests.support.forked.roles import Job
-from tests.support.models import tiny_model
 from tests.support.servers.seaweed import Seaweed
+from tests.support.tiny.models import tiny_model
 
 from rlhf_store.archive import Archive
 from rlhf_trainer.checkpoint.reading import Snapshot

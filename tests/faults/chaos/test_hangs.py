@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from tests.faults.chaos.conftest import Store, spec
-from tests.support.models import tiny_model
 from tests.support.rlhf import finish, start
+from tests.support.tiny.models import tiny_model
 
 pytestmark = pytest.mark.slow
 STEPS = 6  # two epochs

@@ -20,9 +20,9 @@ from tests.faults.matrix.meeting import FOLDER as MEETING
 from tests.faults.matrix.meeting import READY_SECONDS
 from tests.faults.matrix.pods import JOB, NAMESPACE, OnPods
 from tests.support.installed import install, uninstall, volume
-from tests.support.kube import kubectl
-from tests.support.models import tiny_model
-from tests.support.operator import Jobs
+from tests.support.kubernetes.kube import kubectl
+from tests.support.kubernetes.operator import Jobs
+from tests.support.tiny.models import tiny_model
 
 from rlhf_operator.cluster.objects.pod import USER
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.cluster.down import kill, processes
 from tests.cluster.node import Place
 from tests.cluster.up import join
-from tests.support.kube import KubectlError, eventually, get, kubectl
+from tests.support.kubernetes.kube import KubectlError, eventually, get, kubectl
 
 TOLERATED_SECONDS, GRACE_SECONDS = 20, 30
 """Of a job's pods on a node that is gone: until Kubernetes deletes them (300 unless the manifest says otherwise), and

@@ -6,8 +6,8 @@ from tests.cluster.node import Place
 from tests.faults.matrix import nodes
 from tests.faults.matrix.meeting import READY_SECONDS
 from tests.support.installed import SYSTEM
-from tests.support.kube import eventually
-from tests.support.operator import Jobs
+from tests.support.kubernetes.kube import eventually
+from tests.support.kubernetes.operator import Jobs
 
 
 class Operators:

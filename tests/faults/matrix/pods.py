@@ -20,8 +20,8 @@ from tests.faults.matrix.meeting import FOLDER, READY_SECONDS, Meeting
 from tests.faults.matrix.operators import Operators, is_up
 from tests.faults.matrix.running import NoStep, Outcome
 from tests.support.installed import SYSTEM
-from tests.support.kube import KubectlError, eventually, kubectl
-from tests.support.operator import Jobs
+from tests.support.kubernetes.kube import KubectlError, eventually, kubectl
+from tests.support.kubernetes.operator import Jobs
 
 JOB, NAMESPACE = "faults", "faults"
 STEP_SECONDS = 420.0

@@ -23,9 +23,9 @@ from tests.faults.matrix.manifest import PER_STEP, document
 from tests.faults.matrix.meeting import READY_SECONDS, Meeting
 from tests.faults.matrix.responses import Responses
 from tests.support import rlhf
-from tests.support.models import tiny_model
 from tests.support.servers.outage import Proxy, proxy
 from tests.support.servers.seaweed import Server
+from tests.support.tiny.models import tiny_model
 
 STEP_SECONDS = 180.0
 """Deadline of the step after a fault."""

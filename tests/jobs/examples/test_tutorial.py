@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.cluster.packages import Unavailable
 from tests.repository.test_docs import blocks
-from tests.support.chat_model import smollm2
 from tests.support.rlhf import ROOT, lines
+from tests.support.tiny.chat_model import smollm2
 from transformers import AutoModelForCausalLM
 
 from rlhf_api.sections.sampling import Sampling

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.support.models import byte_tokenizer, tiny_model
 from tests.support.rlhf import Finished, launch, run
+from tests.support.tiny.models import byte_tokenizer, tiny_model
 
 from rlhf_operator.cli import main
 from rlhf_store.archive import Archive

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.support.models import tiny_model
 from tests.support.rlhf import Finished, lines, succeed
+from tests.support.tiny.models import tiny_model
 
 STEPS, STALENESS, TURNS = 8, 2, 3
 ENVIRONMENT = """

@@ -7,9 +7,9 @@ import time
 from collections import Counter
 
 import psutil
-from tests.support.models import tiny_model
 from tests.support.rlhf import finish, start
 from tests.support.run_processes import listening
+from tests.support.tiny.models import tiny_model
 
 from rlhf_operator import cli
 

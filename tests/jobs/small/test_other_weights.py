@@ -2,8 +2,8 @@
 
 import json
 
-from tests.support.models import tiny_model
 from tests.support.rlhf import run
+from tests.support.tiny.models import tiny_model
 
 
 def test_a_weight_that_changes_while_it_serves_ends_the_job(tmp_path):

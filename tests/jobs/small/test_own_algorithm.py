@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.support.models import tiny_model
 from tests.support.rlhf import ROOT, run, succeed
+from tests.support.tiny.models import tiny_model
 
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.manifest.load import load

@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.support.models import tiny_model
 from tests.support.rlhf import run
+from tests.support.tiny.models import tiny_model
 
 STEP = ("reward_mean", "response_length_mean", "loss", "grad_norm", "entropy", "logprob_difference_max")
 

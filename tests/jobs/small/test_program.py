@@ -4,8 +4,8 @@ import json
 import sys
 from pathlib import Path
 
-from tests.support.models import tiny_model
 from tests.support.rlhf import succeed
+from tests.support.tiny.models import tiny_model
 
 STEPS, TURNS = 8, 2
 AGENT = """

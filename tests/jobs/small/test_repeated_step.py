@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.support.models import tiny_model
 from tests.support.rlhf import launch, succeed
+from tests.support.tiny.models import tiny_model
 
 PPO = {
     "algorithm": "ppo",

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 from tests.jobs.small.test_bad_input import JOB
-from tests.support.models import tiny_model
 from tests.support.ports import free_port
 from tests.support.rlhf import ROOT, run
+from tests.support.tiny.models import tiny_model
 from tests.unit.trainer.scoring.test_reward_program import NONE
 
 FUNCTIONS = """

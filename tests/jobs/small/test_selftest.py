@@ -8,8 +8,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.support.models import tiny_model
 from tests.support.rlhf import launch
+from tests.support.tiny.models import tiny_model
 
 TIMEOUT = 1500
 

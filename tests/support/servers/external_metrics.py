@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
-from tests.support.kube import eventually, kubectl
+from tests.support.kubernetes.kube import eventually, kubectl
 from tests.support.servers.http_threads import serving
 
 _GROUP, _VERSION = "external.metrics.k8s.io", "v1beta1"

@@ -11,7 +11,7 @@ import aiohttp
 import yaml
 from aiohttp import web
 from multidict import CIMultiDict
-from tests.support.cluster import Cluster
+from tests.support.kubernetes.cluster import Cluster
 from tests.support.ports import free_port
 
 _HOP = {"connection", "transfer-encoding", "content-length", "content-encoding", "host", "keep-alive"}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.support.helm import CHART, render, the
+from tests.support.kubernetes.helm import CHART, render, the
 from tests.unit.chart.running import KEY, RUNNING, samples
 
 from rlhf_operator.cluster.telemetry import Telemetry

@@ -8,7 +8,7 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
-from tests.support.helm import CHART, HelmError, Loader, helm, render, the
+from tests.support.kubernetes.helm import CHART, HelmError, Loader, helm, render, the
 from tests.unit.chart.shapes import SHAPES
 
 from rlhf_api.manifest.load import parse

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.support.helm import render, the
+from tests.support.kubernetes.helm import render, the
 from tests.support.ports import free_port
 from tests.unit.chart.running import JOB, KEY, RUNNING, samples
 

@@ -6,7 +6,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from tests.support.helm import CHART, HelmError, helm, render, the
+from tests.support.kubernetes.helm import CHART, HelmError, helm, render, the
 
 from rlhf_operator.page.cluster.settings import drop_keys, read_settings
 

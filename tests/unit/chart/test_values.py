@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.support.helm import CHART, HelmError, render
+from tests.support.kubernetes.helm import CHART, HelmError, render
 from tests.support.sources.scripts import load_script
 
 from rlhf_api.job import KIND

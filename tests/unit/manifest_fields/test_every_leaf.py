@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.models import tiny_model
-from tests.support.vision import tiny_vision, write_rows
+from tests.support.tiny.models import tiny_model
+from tests.support.tiny.vision import tiny_vision, write_rows
 from tests.unit.api.manifests import document
 from tests.unit.manifest_fields import calls, control, host, models
 from tests.unit.manifest_fields.places import REFUSED, changed, keys, leaves, overrides, value, values

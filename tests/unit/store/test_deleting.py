@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from tests.support.kube import eventually
+from tests.support.kubernetes.kube import eventually
 from tests.unit.store.conftest import Place
 
 from rlhf_store.archive import Archive

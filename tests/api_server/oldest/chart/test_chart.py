@@ -7,9 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.support.cluster import Cluster
-from tests.support.helm import CHART, HelmError, helm
-from tests.support.kube import KubectlError, eventually, get, kubectl
+from tests.support.kubernetes.cluster import Cluster
+from tests.support.kubernetes.helm import CHART, HelmError, helm
+from tests.support.kubernetes.kube import KubectlError, eventually, get, kubectl
 
 from rlhf_api.job import KIND
 from rlhf_api.schema.crd import RUNTIMES

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from hypothesis import Phase, given, settings
-from tests.support.cluster import Cluster
-from tests.support.kube import KubectlError, get, kubectl
+from tests.support.kubernetes.cluster import Cluster
+from tests.support.kubernetes.kube import KubectlError, get, kubectl
 from tests.unit.api.manifests import document
 from tests.unit.api.schema.shapes import manifests
 

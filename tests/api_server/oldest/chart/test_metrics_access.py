@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.support.cluster import Cluster
-from tests.support.helm import CHART, helm
-from tests.support.kube import eventually, kubectl
-from tests.support.operator import Operator, operator
+from tests.support.kubernetes.cluster import Cluster
+from tests.support.kubernetes.helm import CHART, helm
+from tests.support.kubernetes.kube import eventually, kubectl
+from tests.support.kubernetes.operator import Operator, operator
 from tests.support.servers.proxy import proxied
 
 

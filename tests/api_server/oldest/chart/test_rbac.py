@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import yaml
 from tests.api_server.oldest.jobs import ADDRESS, ROOT, ppo
-from tests.support.cluster import Cluster
-from tests.support.fake_nodes import FakeNodes
-from tests.support.helm import CHART, helm
-from tests.support.kube import KubectlError, eventually, kubectl, new_namespace
-from tests.support.operator import Jobs, Operator, operator, talking_trainer
+from tests.support.kubernetes.cluster import Cluster
+from tests.support.kubernetes.fake_nodes import FakeNodes
+from tests.support.kubernetes.helm import CHART, helm
+from tests.support.kubernetes.kube import KubectlError, eventually, kubectl, new_namespace
+from tests.support.kubernetes.operator import Jobs, Operator, operator, talking_trainer
 from tests.support.servers.proxy import Proxy, proxied
 
 from rlhf_api.contract.run import EXIT_SUSPENDED

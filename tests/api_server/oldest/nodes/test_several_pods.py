@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from tests.api_server.oldest.jobs import ppo
-from tests.support.cluster import Cluster
-from tests.support.fake_nodes import FakeNodes
-from tests.support.kube import eventually
-from tests.support.operator import Jobs, TalkingTrainer, operator
+from tests.support.kubernetes.cluster import Cluster
+from tests.support.kubernetes.fake_nodes import FakeNodes
+from tests.support.kubernetes.kube import eventually
+from tests.support.kubernetes.operator import Jobs, TalkingTrainer, operator
 
 pytestmark = pytest.mark.usefixtures("crd")
 FIRST, SECOND = ("ppo-generator-0", "ppo-generator-0-1"), ("ppo-generator-1", "ppo-generator-1-1")

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from tests.api_server.oldest.jobs import ppo
 from tests.api_server.oldest.stepped_operator import Operators, SteppedOperator
-from tests.support.cluster import Cluster
-from tests.support.kube import eventually, get, kubectl
+from tests.support.kubernetes.cluster import Cluster
+from tests.support.kubernetes.kube import eventually, get, kubectl
 
 from rlhf_operator.cluster.act import pod_client
 

@@ -12,8 +12,8 @@ import yaml
 from tests.api_server.oldest.jobs import ROOT
 from tests.api_server.oldest.schedulers import VOLCANO
 from tests.api_server.oldest.stepped_operator import SERVED, Operators, SteppedOperator, job, with_companion
-from tests.support.cluster import Cluster
-from tests.support.kube import kubectl
+from tests.support.kubernetes.cluster import Cluster
+from tests.support.kubernetes.kube import kubectl
 
 from rlhf_operator.kube.api_error import ApiError
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from tests.api_server.oldest.stepped_operator import SERVED, Operators, SteppedOperator, job, with_companion
-from tests.support.cluster import Cluster
-from tests.support.kube import kubectl
+from tests.support.kubernetes.cluster import Cluster
+from tests.support.kubernetes.kube import kubectl
 
 pytestmark = pytest.mark.usefixtures("crd")
 EDITS = {

@@ -5,8 +5,8 @@ import json
 
 import pytest
 from tests.api_server.oldest.stepped_operator import Operators, SteppedOperator, job
-from tests.support.cluster import Cluster
-from tests.support.kube import kubectl
+from tests.support.kubernetes.cluster import Cluster
+from tests.support.kubernetes.kube import kubectl
 
 pytestmark = pytest.mark.usefixtures("crd")
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tests.api_server.oldest.schedulers import KUEUE, VOLCANO
 from tests.api_server.oldest.stepped_operator import Operators, SteppedOperator, job
-from tests.support.cluster import Cluster
-from tests.support.kube import kubectl
+from tests.support.kubernetes.cluster import Cluster
+from tests.support.kubernetes.kube import kubectl
 
 from rlhf_operator.job.names import QUEUE
 from rlhf_operator.kube.api_error import ApiError

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.api_server.oldest.jobs import ADDRESS, PODS, ppo
-from tests.support.cluster import ControlPlane
-from tests.support.fake_nodes import FakeNodes
-from tests.support.kube import eventually, kubectl
-from tests.support.operator import Jobs, Operator, TalkingTrainer, operator, talking_trainer
+from tests.support.kubernetes.cluster import ControlPlane
+from tests.support.kubernetes.fake_nodes import FakeNodes
+from tests.support.kubernetes.kube import eventually, kubectl
+from tests.support.kubernetes.operator import Jobs, Operator, TalkingTrainer, operator, talking_trainer
 from tests.support.servers.external_metrics import external_metrics, generating
 
 pytestmark = pytest.mark.usefixtures("crd")

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 import pytest
 from tests.api_server.oldest.jobs import ADDRESS, PODS, ppo
 from tests.api_server.oldest.schedulers import ALL
-from tests.support.cluster import Cluster
-from tests.support.fake_nodes import FakeNodes
-from tests.support.kube import eventually, kubectl
-from tests.support.operator import Jobs, Operator, TalkingTrainer
+from tests.support.kubernetes.cluster import Cluster
+from tests.support.kubernetes.fake_nodes import FakeNodes
+from tests.support.kubernetes.kube import eventually, kubectl
+from tests.support.kubernetes.operator import Jobs, Operator, TalkingTrainer
 
 pytestmark = pytest.mark.usefixtures("crd", "served")
 

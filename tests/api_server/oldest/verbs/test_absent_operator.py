@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.api_server.oldest.jobs import ROOT
 from tests.cluster.packages import Unavailable
-from tests.support.cluster import Cluster, control_plane
+from tests.support.kubernetes.cluster import Cluster, control_plane
 from tests.unit.operator.verbs.command import Verbs
 
 SFT = ROOT / "examples" / "sentiment" / "sft.yaml"

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 from kubernetes.aio.client.configuration import Configuration
-from tests.support.cluster import Cluster
+from tests.support.kubernetes.cluster import Cluster
 
 from rlhf_operator.kube import api as module
 from rlhf_operator.kube.api import Api

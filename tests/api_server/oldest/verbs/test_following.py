@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.cluster import Cluster, ControlPlane
-from tests.support.kube import eventually
-from tests.support.operator import Jobs
+from tests.support.kubernetes.cluster import Cluster, ControlPlane
+from tests.support.kubernetes.kube import eventually
+from tests.support.kubernetes.operator import Jobs
 from tests.unit.api.manifests import document
 from tests.unit.operator.verbs.command import Verbs
 from tests.unit.operator.verbs.kubelet import Kubelet, kubelet

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.api_server.oldest.jobs import PPO, ROOT
-from tests.support.cluster import Cluster
-from tests.support.fake_nodes import FakeNodes
-from tests.support.kube import eventually, get, kubectl
-from tests.support.operator import Jobs, Operator, TalkingTrainer
+from tests.support.kubernetes.cluster import Cluster
+from tests.support.kubernetes.fake_nodes import FakeNodes
+from tests.support.kubernetes.kube import eventually, get, kubectl
+from tests.support.kubernetes.operator import Jobs, Operator, TalkingTrainer
 from tests.unit.operator.verbs.command import Verbs
 
 from rlhf import Job

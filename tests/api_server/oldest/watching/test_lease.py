@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 import pytest
-from tests.support.cluster import Cluster, ControlPlane
+from tests.support.kubernetes.cluster import Cluster, ControlPlane
 
 from rlhf_operator.kube import lease as module
 from rlhf_operator.kube.api import Api

@@ -16,8 +16,8 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 from tests.api_server.oldest.jobs import PPO
-from tests.support.cluster import Cluster
-from tests.support.kube import kubectl, new_namespace
+from tests.support.kubernetes.cluster import Cluster
+from tests.support.kubernetes.kube import kubectl, new_namespace
 from tests.support.servers.proxy import proxied
 
 from rlhf_operator.cluster import manager as module

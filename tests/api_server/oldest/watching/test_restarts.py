@@ -2,8 +2,8 @@
 
 import pytest
 from tests.api_server.oldest.jobs import PPO
-from tests.support.kube import eventually, kubectl
-from tests.support.operator import operator
+from tests.support.kubernetes.kube import eventually, kubectl
+from tests.support.kubernetes.operator import operator
 
 pytestmark = pytest.mark.usefixtures("crd", "talking")
 

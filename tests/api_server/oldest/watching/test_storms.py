@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from tests.api_server.oldest.jobs import PODS, ppo
-from tests.support.cluster import Cluster, ControlPlane
-from tests.support.kube import eventually
-from tests.support.operator import Jobs, operator
+from tests.support.kubernetes.cluster import Cluster, ControlPlane
+from tests.support.kubernetes.kube import eventually
+from tests.support.kubernetes.operator import Jobs, operator
 from tests.support.servers.proxy import Proxy, proxied
 
 from rlhf_operator.cluster.__main__ import EXIT_FAILED

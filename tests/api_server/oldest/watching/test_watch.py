@@ -11,8 +11,8 @@ import yaml
 from aiohttp import web
 from kubernetes.aio.client.configuration import Configuration
 from tests.api_server.oldest.jobs import PPO
-from tests.support.cluster import Cluster, ControlPlane
-from tests.support.kube import kubectl
+from tests.support.kubernetes.cluster import Cluster, ControlPlane
+from tests.support.kubernetes.kube import kubectl
 
 from rlhf_operator.cluster.watching import watch as module
 from rlhf_operator.cluster.watching.cache import Cache

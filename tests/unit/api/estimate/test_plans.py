@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.support.models import tiny_model
+from tests.support.tiny.models import tiny_model
 from tests.unit.api.manifests import ALONE, GPU, SEVEN, STAGE, unchecked
 
 from rlhf_api.estimate.parameters import Shape

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.support.models import tiny_biased_experts, tiny_experts, tiny_model
-from tests.support.vision import tiny_vision
+from tests.support.tiny.models import tiny_biased_experts, tiny_experts, tiny_model
+from tests.support.tiny.vision import tiny_vision
 from tests.unit.api.manifests import unchecked
 from transformers import (
     AutoConfig,

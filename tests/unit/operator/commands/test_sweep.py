@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from tests.support.kube import eventually
+from tests.support.kubernetes.kube import eventually
 from tests.support.rlhf import heed_signals
 from tests.support.run_processes import processes
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.kube import eventually
+from tests.support.kubernetes.kube import eventually
 
 from rlhf_operator import cli
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-from tests.support.kube import kubectl
+from tests.support.kubernetes.kube import kubectl
 from tests.support.servers.http_threads import serving
 
 HOST = "127.0.0.1"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from rich.text import Text
-from tests.support.models import chat_tokenizer
+from tests.support.tiny.models import chat_tokenizer
 
 from rlhf_api.contract.status import JobStatus
 from rlhf_api.errors.problem import InvalidJob, Problem

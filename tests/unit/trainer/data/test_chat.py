@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from tests.support.models import CHATML, byte_tokenizer, chat_tokenizer
-from tests.support.tokenizers_of_all_kinds import prefixed_bpe
+from tests.support.tiny.models import CHATML, byte_tokenizer, chat_tokenizer
+from tests.support.tiny.tokenizers_of_all_kinds import prefixed_bpe
 from tests.unit.api.manifests import job
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedTokenizerFast

@@ -5,7 +5,7 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.models import byte_tokenizer
+from tests.support.tiny.models import byte_tokenizer
 from tokenizers.normalizers import Strip
 from tokenizers.processors import TemplateProcessing
 from transformers import GenerationConfig

@@ -10,9 +10,9 @@ import pytest
 from obstore.store import from_url
 from PIL import Image
 from pyarrow import parquet
-from tests.support.models import chat_tokenizer
 from tests.support.servers.seaweed import Seaweed
-from tests.support.vision import tiny_vision, write_images, write_rows
+from tests.support.tiny.models import chat_tokenizer
+from tests.support.tiny.vision import tiny_vision, write_images, write_rows
 from tests.unit.api.manifests import job
 
 from rlhf_api.contract.run import RunConfig

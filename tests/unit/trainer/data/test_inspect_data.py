@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.support.models import CHATML, byte_tokenizer, chat_tokenizer
 from tests.support.rlhf import heed_signals
+from tests.support.tiny.models import CHATML, byte_tokenizer, chat_tokenizer
 from tests.unit.api.manifests import document, job
 
 from rlhf_api.contract.run import RunConfig

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.models import CHATML, byte_tokenizer, chat_tokenizer
+from tests.support.tiny.models import CHATML, byte_tokenizer, chat_tokenizer
 
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.sections.data import Data, Source

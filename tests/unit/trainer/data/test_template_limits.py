@@ -4,7 +4,7 @@ another, and what is refused is refused with the template's owner, the limit and
 from pathlib import Path
 
 import pytest
-from tests.support.models import CHATML, chat_tokenizer
+from tests.support.tiny.models import CHATML, chat_tokenizer
 from tests.unit.api.manifests import job
 from transformers import PreTrainedTokenizerBase
 

@@ -1,8 +1,8 @@
 """Warnings about chat templates, with what the model would read."""
 
 import pytest
-from tests.support.models import chat_tokenizer
-from tests.support.tokenizers_of_all_kinds import CHAT, prefixed_bpe
+from tests.support.tiny.models import chat_tokenizer
+from tests.support.tiny.tokenizers_of_all_kinds import CHAT, prefixed_bpe
 
 from rlhf_trainer.data.template_warnings import template_warnings
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.tokenizers_of_all_kinds import KINDS
+from tests.support.tiny.tokenizers_of_all_kinds import KINDS
 from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer
 
 import rlhf_trainer

@@ -10,7 +10,7 @@ import pyarrow
 import pytest
 import torch
 from pyarrow import parquet
-from tests.support.models import byte_tokenizer, chat_tokenizer
+from tests.support.tiny.models import byte_tokenizer, chat_tokenizer
 from tests.unit.api.manifests import job
 from transformers import PreTrainedTokenizerBase
 

@@ -13,8 +13,8 @@ import psutil
 import pytest
 import torch
 from tests.support.forked.forks import forked
-from tests.support.kube import eventually
-from tests.support.models import byte_tokenizer, tiny_model
+from tests.support.kubernetes.kube import eventually
+from tests.support.tiny.models import byte_tokenizer, tiny_model
 from tests.unit.trainer.engines.frozen_worker import COUNT, LONGEST, TEMPERATURE
 from transformers import LlamaForCausalLM, LlamaForSequenceClassification
 

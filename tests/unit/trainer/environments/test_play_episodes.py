@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 from tests.support.bare_python import PYDANTIC, make_python
-from tests.support.models import byte_tokenizer, tiny_model
+from tests.support.tiny.models import byte_tokenizer, tiny_model
 from tests.unit.api.manifests import document, job
 
 from rlhf_api.contract.run import RunConfig

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.cluster.packages import Unavailable
-from tests.support.chat_model import smollm2
-from tests.support.models import CHATML, byte_tokenizer, chat_tokenizer
-from tests.support.tokenizers_of_all_kinds import byte_level, prefixed_bpe
+from tests.support.tiny.chat_model import smollm2
+from tests.support.tiny.models import CHATML, byte_tokenizer, chat_tokenizer
+from tests.support.tiny.tokenizers_of_all_kinds import byte_level, prefixed_bpe
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from rlhf_api.dataset.messages import Message

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.models import chat_tokenizer
+from tests.support.tiny.models import chat_tokenizer
 from tests.unit.trainer.rollout import test_turns as turns
 from tests.unit.trainer.rollout.test_turns import Scripted, text
 

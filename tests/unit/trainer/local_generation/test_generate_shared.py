@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from tests.support.models import byte_tokenizer
+from tests.support.tiny.models import byte_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 from vllm.v1.sample.ops.penalties import apply_all_penalties
 

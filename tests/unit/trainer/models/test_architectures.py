@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.support.models import byte_tokenizer
+from tests.support.tiny.models import byte_tokenizer
 from tests.unit.api.manifests import unchecked
 
 from rlhf_api.errors.problem import InvalidJob

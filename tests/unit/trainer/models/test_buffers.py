@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.support.models import byte_tokenizer, tiny_biased_experts
+from tests.support.tiny.models import byte_tokenizer, tiny_biased_experts
 from transformers import AutoModelForCausalLM
 
 from rlhf_trainer.export.model_files import save_model

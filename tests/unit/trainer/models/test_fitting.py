@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.support.models import byte_tokenizer, tiny_model
+from tests.support.tiny.models import byte_tokenizer, tiny_model
 from tests.unit.api.manifests import document
 
 from rlhf_api.contract.run import RunConfig

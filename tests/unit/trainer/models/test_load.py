@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.support.models import tiny_model
+from tests.support.tiny.models import tiny_model
 from transformers import AutoConfig, Gemma3PreTrainedModel, Gemma3TextConfig, PreTrainedTokenizerFast
 from transformers.modeling_layers import GenericForTokenClassification
 

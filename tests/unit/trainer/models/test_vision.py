@@ -4,7 +4,7 @@ import json
 
 import pytest
 from tests.support.forked.forks import run_ranks
-from tests.support.vision import tiny_vision
+from tests.support.tiny.vision import tiny_vision
 
 RANKS = "tests.unit.trainer.models.vision_ranks"
 

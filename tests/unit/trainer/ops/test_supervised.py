@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from tests.support.models import byte_tokenizer
+from tests.support.tiny.models import byte_tokenizer
 from tests.unit.api.manifests import job
 
 from rlhf_api.dataset.checked_row import checked_row

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.support.models import byte_tokenizer, tiny_model
+from tests.support.tiny.models import byte_tokenizer, tiny_model
 from tests.unit.trainer.ops.made import LENGTHS, columns, context
 from tests.unit.trainer.ops.test_losses import BUDGETS, by_hand, moved, summed
 from transformers import LlamaForCausalLM

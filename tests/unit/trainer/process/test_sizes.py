@@ -5,8 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.models import tiny_model
 from tests.support.servers.hub import Hub, hub
+from tests.support.tiny.models import tiny_model
 from tests.unit.api.manifests import job
 
 from rlhf_api.estimate.model_files import model_sizes

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from tests.support.models import byte_tokenizer
+from tests.support.tiny.models import byte_tokenizer
 from tests.unit.api.manifests import job
 from torch import distributed
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForTokenClassification

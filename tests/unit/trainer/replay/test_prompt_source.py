@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.models import byte_tokenizer
+from tests.support.tiny.models import byte_tokenizer
 from tests.unit.api.manifests import job
 from tests.unit.trainer.replay.made import episode
 

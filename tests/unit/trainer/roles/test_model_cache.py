@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.support.models import tiny_model
 from tests.support.servers.hub import Hub, hub
+from tests.support.tiny.models import tiny_model
 from tests.unit.api.manifests import job
 
 from rlhf_api.contract.run import EXIT_INVALID, RunConfig

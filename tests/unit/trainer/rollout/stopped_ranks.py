@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from tests.support.kube import eventually
+from tests.support.kubernetes.kube import eventually
 from tests.unit.trainer.rollout.test_fleet import PROMPTS, World
 from tests.unit.trainer.scoring.servers import Generator
 from torch import distributed

@@ -12,7 +12,7 @@ import pytest
 import torch
 from tests.support.clocks import deadlines
 from tests.support.forked.forks import run_ranks
-from tests.support.kube import eventually
+from tests.support.kubernetes.kube import eventually
 from tests.unit.trainer.scoring.servers import Generator
 
 from rlhf_api.contract.run import Membership, RunConfig

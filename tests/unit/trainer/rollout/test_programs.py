@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.support.models import chat_tokenizer
+from tests.support.tiny.models import chat_tokenizer
 from tests.unit.trainer.rollout import test_turns as turns
 from tests.unit.trainer.rollout.test_turns import Scripted, text
 

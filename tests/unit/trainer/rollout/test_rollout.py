@@ -12,8 +12,8 @@ import pytest
 from aiohttp import web
 from tests.support.clocks import deadlines
 from tests.support.clocks.deadlines import Clock
-from tests.support.kube import eventually
-from tests.support.models import byte_tokenizer
+from tests.support.kubernetes.kube import eventually
+from tests.support.tiny.models import byte_tokenizer
 from tests.unit.trainer.scoring.servers import IN_STREAM, Generator
 
 from rlhf_api.contract.run import Member

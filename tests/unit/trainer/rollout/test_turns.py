@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.models import chat_tokenizer
+from tests.support.tiny.models import chat_tokenizer
 
 from rlhf_api.contract.run import Member
 from rlhf_api.dataset.rows import PromptRow

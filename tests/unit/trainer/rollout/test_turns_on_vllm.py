@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 from tests.cluster.packages import Unavailable
-from tests.support.chat_model import smollm2
-from tests.support.models import tiny_model
 from tests.support.servers import vllm_server
 from tests.support.servers.vllm_server import Server
+from tests.support.tiny.chat_model import smollm2
+from tests.support.tiny.models import tiny_model
 from tests.unit.trainer.environments.test_pool import GAMES
 from tests.unit.trainer.environments.test_pool import NONE as NO_NAMESPACES
 from tests.unit.trainer.weights.support import TOKEN, generator, load, weights

@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.support.models import byte_tokenizer
 from tests.support.ports import free_port
 from tests.support.sources.contributor import copied, importing
+from tests.support.tiny.models import byte_tokenizer
 
 from rlhf_api.contract.run import Process, RunConfig, environment
 from rlhf_api.roles import HEALTH, Role

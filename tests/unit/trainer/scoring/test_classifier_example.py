@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.support.models import byte_tokenizer
+from tests.support.tiny.models import byte_tokenizer
 from transformers import BertConfig, BertForSequenceClassification
 
 from rlhf_trainer.models.pretrained.create import create_tokenizer

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from aiohttp import web
-from tests.support.kube import eventually
+from tests.support.kubernetes.kube import eventually
 from tests.support.ports import free_port
 
 from rlhf_api.contract.proof import Prover

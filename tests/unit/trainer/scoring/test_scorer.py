@@ -13,7 +13,7 @@ import torch
 from aiohttp import web
 from tests.support.clocks import deadlines
 from tests.support.clocks.deadlines import Clock
-from tests.support.kube import eventually
+from tests.support.kubernetes.kube import eventually
 from tests.support.ports import free_port
 
 from rlhf_api.contract.proof import Prover

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
-from tests.support.models import byte_tokenizer
+from tests.support.tiny.models import byte_tokenizer
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from rlhf_api.errors.problem import InvalidJob

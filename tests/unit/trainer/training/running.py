@@ -9,8 +9,8 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import torch
-from tests.support.models import byte_tokenizer
 from tests.support.sources import metrics_page
+from tests.support.tiny.models import byte_tokenizer
 from tests.unit.trainer.graph.specs import ONLINE, spec_of
 from tests.unit.trainer.replay.ppo_worker import Snapshot, engine
 from torch import Tensor

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.support.kube import eventually
+from tests.support.kubernetes.kube import eventually
 from tests.unit.trainer.rollout.test_fleet import World
 from tests.unit.trainer.scoring.servers import Generator, send
 

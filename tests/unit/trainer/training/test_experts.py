@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.support.models import byte_tokenizer
+from tests.support.tiny.models import byte_tokenizer
 from tests.unit.trainer.graph.specs import spec_of
 from tests.unit.trainer.training import running
 from tests.unit.trainer.training.running import Job

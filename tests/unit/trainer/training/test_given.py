@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 import torch
-from tests.support.models import byte_tokenizer, chat_tokenizer
+from tests.support.tiny.models import byte_tokenizer, chat_tokenizer
 from tests.unit.trainer.training.running import RANKS, Job, resumed_is_whole
 from tests.unit.trainer.training.test_learning import most_probable
 from torch import Tensor

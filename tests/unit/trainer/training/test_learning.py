@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 import torch
-from tests.support.models import byte_tokenizer
+from tests.support.tiny.models import byte_tokenizer
 from tests.unit.trainer.training.running import Job
 from torch import Tensor
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 from tensorboardX.proto.event_pb2 import Event
-from tests.support.models import tiny_model
 from tests.support.rlhf import succeed
+from tests.support.tiny.models import tiny_model
 from tests.unit.api.manifests import job
 
 from rlhf_api.contract.samples import Sample

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from tests.support.vision import TEMPLATE, tiny_vision, write_rows
+from tests.support.tiny.vision import TEMPLATE, tiny_vision, write_rows
 from tests.unit.trainer.replay.ppo_worker import Snapshot
 from tests.unit.trainer.training.running import RANKS
 from tests.unit.trainer.training.saving.test_snapshot_export import assert_same, save

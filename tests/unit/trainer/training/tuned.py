@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from tests.support.models import CHATML, chat_tokenizer
+from tests.support.tiny.models import CHATML, chat_tokenizer
 from tests.unit.trainer.graph.specs import spec_of
 from tests.unit.trainer.training.running import Job
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.models import byte_tokenizer
+from tests.support.tiny.models import byte_tokenizer
 from tests.unit.api.manifests import job
 from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.support.models import tiny_biased_experts, tiny_experts, tiny_model
 from tests.support.servers import vllm_server
 from tests.support.servers.vllm_server import Server
+from tests.support.tiny.models import tiny_biased_experts, tiny_experts, tiny_model
 from tests.unit.trainer.weights.support import TOKEN, load
 
 from rlhf_trainer.transport.http import HttpClient

@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 
 import torch
-from tests.support.kube import eventually
+from tests.support.kubernetes.kube import eventually
 from tests.unit.trainer.weights.support import TOKEN, generator, load, weights
 
 from rlhf_trainer.transport.http import HttpClient

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from tests.support.models import tiny_biased_experts, tiny_model
+from tests.support.tiny.models import tiny_biased_experts, tiny_model
 from transformers import AutoModelForCausalLM, GPT2Config
 
 from rlhf_trainer.engines.vllm.weights.weight_check import architecture_table, check_fits, checkpoint_table

@@ -10,8 +10,8 @@ import aiohttp
 import pytest
 import torch
 from tests.support.forked.forks import fork
-from tests.support.kube import eventually
-from tests.support.models import byte_tokenizer
+from tests.support.kubernetes.kube import eventually
+from tests.support.tiny.models import byte_tokenizer
 from tests.unit.trainer.weights import dying_trainer
 from tests.unit.trainer.weights.conftest import serving
 from tests.unit.trainer.weights.support import status, weights

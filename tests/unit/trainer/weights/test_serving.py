@@ -17,8 +17,8 @@ import psutil
 import pytest
 import torch
 from tests.support.forked.forks import ended, fork
-from tests.support.kube import eventually
-from tests.support.models import byte_tokenizer
+from tests.support.kubernetes.kube import eventually
+from tests.support.tiny.models import byte_tokenizer
 from tests.unit.trainer.weights import dying_trainer
 from tests.unit.trainer.weights.support import TOKEN, Adapted, generator, serves, status, weights
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import psutil
 import pytest
-from tests.support.kube import eventually
+from tests.support.kubernetes.kube import eventually
 from tests.support.ports import free_port
 from tests.support.servers import vllm_server
 from tests.unit.trainer.weights.support import (

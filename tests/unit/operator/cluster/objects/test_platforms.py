@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.support.helm import render, the
-from tests.support.platforms import refused_by_autopilot, refused_by_openshift
+from tests.support.kubernetes.helm import render, the
+from tests.support.kubernetes.platforms import refused_by_autopilot, refused_by_openshift
 
 from rlhf_api.contract.run import roles_of
 from rlhf_api.manifest.includes import merge

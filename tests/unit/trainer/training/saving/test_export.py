@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from tests.support.models import CHATML, chat_tokenizer
+from tests.support.tiny.models import CHATML, chat_tokenizer
 from tests.unit.trainer.training.running import Job
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.support.models import CHATML, byte_tokenizer
 from tests.support.servers.vllm_server import ENVIRONMENT
+from tests.support.tiny.models import CHATML, byte_tokenizer
 from tests.unit.trainer.graph.specs import spec_of
 from tests.unit.trainer.training.tuned import SHAPE, TALK, base_model, fine_tuned
 from transformers import (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.support.models import byte_tokenizer, tiny_biased_experts, tiny_experts, tiny_model
+from tests.support.tiny.models import byte_tokenizer, tiny_biased_experts, tiny_experts, tiny_model
 from tests.unit.trainer.training.running import RANKS, Job
 from tests.unit.trainer.training.tuned import base_model, fine_tuned
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-CHART = Path(__file__).parents[2] / "charts" / "rlhf-operator"
+CHART = Path(__file__).parents[3] / "charts" / "rlhf-operator"
 _HELM = Path(sys.executable).with_name("helm")
 _TIMEOUT_S = 240
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import yaml
 from aiohttp import web
-from tests.support.fake_nodes import JOBS
-from tests.support.kube import KubectlError, eventually, get, kubectl
+from tests.support.kubernetes.fake_nodes import JOBS
+from tests.support.kubernetes.kube import KubectlError, eventually, get, kubectl
 from tests.support.ports import free_port
 from tests.support.proving import proving
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.cluster import credentials, servers
 from tests.cluster.binaries import binaries
 from tests.cluster.packages import CONTROL_PLANE, require
-from tests.support.kube import eventually, kubectl
+from tests.support.kubernetes.kube import eventually, kubectl
 from tests.support.processes import STOP_S, Processes, processes
 
 from rlhf_operator.local.resources.ports import HOST, assign

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import aiohttp
-from tests.support.cluster import Cluster
+from tests.support.kubernetes.cluster import Cluster
 
 LABELS = "rlhf.dev/job"
 """Not the label by which the operator watches: a node runs pods that have lost it."""
