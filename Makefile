@@ -156,11 +156,10 @@ trainer: install $(TASKS)
 	$(PYTEST) $(patsubst %,--ignore=%,$(UNITS) $(OPERATOR) $(BROWSER) $(CURRENT_API) $(E2E) $(EXAMPLES) $(JOBS) $(CHAOS) $(WEIGHTS) $(EPISODES) $(GPU))
 	$(PASSED)
 
-# Every key of DeepSpeed that a manifest accepts, on two ranks; records what came of it, which tests/unit/trainer/models/test_sweep.py
-# reads. For a new DeepSpeed or a new key; some minutes.
+# Every key of DeepSpeed that a manifest accepts, on two ranks; records what came of it, which a test beside it reads. For a new DeepSpeed or a new key; some minutes.
 sweep: install
-	OMP_NUM_THREADS=1 DS_ACCELERATOR=cpu $(BIN)/python -m torch.distributed.run --nproc-per-node 2 -m tests.unit.trainer.models.sweep \
-		tests/unit/trainer/models/sweep.json
+	OMP_NUM_THREADS=1 DS_ACCELERATOR=cpu $(BIN)/python -m torch.distributed.run --nproc-per-node 2 -m tests.unit.trainer.models.sweep.sweep \
+		tests/unit/trainer/models/sweep/sweep.json
 
 # What dies and what follows, on real processes, in benchmarks/results/faults.md; a part of it is in `make chaos`. As root, for hours:
 # FAULTS='--minutes 30 --only "on-policy SIGKILL"' runs some of it.

@@ -12,7 +12,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from tests.support.forked.forks import run_ranks
-from tests.unit.trainer.models import ranks
+from tests.unit.trainer.models.on_ranks import ranks
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 from tests.support.forked.forks import run_ranks
-from tests.unit.trainer.models import gathering_ranks
-from tests.unit.trainer.models.gathering_ranks import BUCKETS, digest, make
+from tests.unit.trainer.models.on_ranks import gathering_ranks
+from tests.unit.trainer.models.on_ranks.gathering_ranks import BUCKETS, digest, make
 
 CASES = {"all": 0, "all, on the CPU": 1, "adapter": 2, "adapter, on the CPU": 3}
 TENSORS = len(list(make().parameters()))

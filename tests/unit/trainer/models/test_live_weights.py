@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 from tests.support.forked.forks import run_ranks
-from tests.unit.trainer.models import ranks
-from tests.unit.trainer.models.wrong_ranks import CASES, FIRST
+from tests.unit.trainer.models.on_ranks import ranks
+from tests.unit.trainer.models.on_ranks.wrong_ranks import CASES, FIRST
 
 from rlhf_trainer.checkpoint.wrong_snapshot import WrongSnapshot
 from rlhf_trainer.models.live_weights import LiveWeights
@@ -16,7 +16,9 @@ from rlhf_trainer.models.state import training_state
 @pytest.fixture(scope="module")
 def refusals(tmp_path_factory) -> dict[str, list[str | None]]:
     """What each of two ranks says, by case."""
-    outputs = run_ranks(2, "tests.unit.trainer.models.wrong_ranks", folder=tmp_path_factory.mktemp("wrong"))
+    outputs = run_ranks(
+        2, "tests.unit.trainer.models.on_ranks.wrong_ranks", folder=tmp_path_factory.mktemp("wrong")
+    )
     lines = zip(*(map(json.loads, text.splitlines()) for text in outputs), strict=True)
     return dict(zip(CASES, map(list, lines), strict=True))
 

@@ -86,7 +86,7 @@ def test_a_resumed_run_has_the_loss_scale_of_the_uninterrupted_one(make, stage):
 def test_an_overflow_of_one_rank_is_that_of_all(tmp_path):
     both = [
         [json.loads(line) for line in out.splitlines() if line.startswith("[")]
-        for out in run_ranks(2, "tests.unit.trainer.models.overflow_ranks", folder=tmp_path)
+        for out in run_ranks(2, "tests.unit.trainer.models.on_ranks.overflow_ranks", folder=tmp_path)
     ]
     for ranks in zip(*both, strict=True):
         for first, changed, second in ranks:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.unit.trainer.models import ranks
+from tests.unit.trainer.models.on_ranks import ranks
 
 from rlhf_trainer.models.state import load_training_state, training_state
 from rlhf_trainer.models.trained_model import TrainedModel

@@ -6,7 +6,7 @@ import pytest
 from tests.support.forked.forks import run_ranks
 from tests.support.tiny.vision import tiny_vision
 
-RANKS = "tests.unit.trainer.models.vision_ranks"
+RANKS = "tests.unit.trainer.models.on_ranks.vision_ranks"
 
 
 def test_ranks_without_an_image_update_the_weights_that_read_them(tmp_path):

@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 import torch
-from tests.unit.trainer.models.ranks import ADAM, batch, copied, make, reader, same, step
+from tests.unit.trainer.models.on_ranks.ranks import ADAM, batch, copied, make, reader, same, step
 from torch import distributed
 
 from rlhf_api.sections.roles import Trainer

@@ -9,8 +9,8 @@ import pytest
 import torch
 from tests.support.servers import vllm_server
 from tests.support.servers.vllm_server import Server
+from tests.unit.trainer.weights.on_vllm.test_serving import of_model
 from tests.unit.trainer.weights.support import TOKEN, generator, weights
-from tests.unit.trainer.weights.test_serving import of_model
 
 from rlhf_api.sections.sampling import Sampling
 from rlhf_trainer.dispatch.outcomes import Failed

@@ -11,7 +11,7 @@ import sys
 from dataclasses import replace
 
 import torch
-from tests.unit.trainer.models.ranks import ADAM
+from tests.unit.trainer.models.on_ranks.ranks import ADAM
 from torch import distributed
 
 from rlhf_api.sections.roles import Trainer

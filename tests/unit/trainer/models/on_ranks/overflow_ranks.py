@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 import torch
-from tests.unit.trainer.models.ranks import ADAM, copied, make
+from tests.unit.trainer.models.on_ranks.ranks import ADAM, copied, make
 from torch import distributed
 
 from rlhf_api.sections.roles import Trainer

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tests.unit.trainer.models import ranks
+from tests.unit.trainer.models.on_ranks import ranks
 from torch import Tensor, distributed
 
 from rlhf_api.sections.roles import Trainer

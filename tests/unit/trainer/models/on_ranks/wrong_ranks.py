@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from tests.unit.trainer.models import ranks
+from tests.unit.trainer.models.on_ranks import ranks
 from torch import distributed
 
 from rlhf_api.sections.roles import Trainer

@@ -12,10 +12,10 @@ import torch
 from tests.support.forked.forks import fork
 from tests.support.kubernetes.kube import eventually
 from tests.support.tiny.models import byte_tokenizer
-from tests.unit.trainer.weights import dying_trainer
 from tests.unit.trainer.weights.conftest import serving
+from tests.unit.trainer.weights.on_vllm import dying_trainer
+from tests.unit.trainer.weights.on_vllm.test_serving import call, slow_steps, target
 from tests.unit.trainer.weights.support import status, weights
-from tests.unit.trainer.weights.test_serving import call, slow_steps, target
 
 from rlhf_api.sections.sampling import Sampling
 from rlhf_trainer.data.stop_strings import StopStrings

@@ -19,7 +19,7 @@ import torch
 from tests.support.forked.forks import ended, fork
 from tests.support.kubernetes.kube import eventually
 from tests.support.tiny.models import byte_tokenizer
-from tests.unit.trainer.weights import dying_trainer
+from tests.unit.trainer.weights.on_vllm import dying_trainer
 from tests.unit.trainer.weights.support import TOKEN, Adapted, generator, serves, status, weights
 
 from rlhf_api.contract.run import Member

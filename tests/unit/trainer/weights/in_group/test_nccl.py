@@ -35,7 +35,7 @@ class Worker:
         command = [
             sys.executable,
             "-m",
-            "tests.unit.trainer.weights.nccl_worker",
+            "tests.unit.trainer.weights.in_group.nccl_worker",
             str(port),
             str(TIMEOUT_S),
             device,

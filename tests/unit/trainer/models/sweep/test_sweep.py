@@ -10,7 +10,7 @@ import deepspeed
 import pytest
 from pydantic import BaseModel
 from tests.unit.api.rules.test_every_field_acts import models
-from tests.unit.trainer.models.sweep import CASES, NOT_RUN, Outcome
+from tests.unit.trainer.models.sweep.sweep import CASES, NOT_RUN, Outcome
 
 from rlhf_api.sections.deepspeed import DeepSpeedConfig
 

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 import torch
-from tests.unit.trainer.models.ranks import ADAM, LORA
+from tests.unit.trainer.models.on_ranks.ranks import ADAM, LORA
 from torch import distributed
 from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, LlamaForCausalLM
