@@ -29,9 +29,9 @@ helm uninstall rlhf -n rlhf-system
 
 An upgrade brings the new definitions too, and running jobs go on. After an uninstall definitions and jobs stay.
 
-[On a cluster](../../docs/guides/cluster.md) tells how to install, observe and remove it, [upgrades and version
-skew](../../docs/guides/upgrades.md) which versions work together. Helm refuses values that are not in this table, and
-values of the wrong type.
+[On a cluster](../../docs/guides/clusters/cluster.md) tells how to install, observe and remove it, [upgrades and version
+skew](../../docs/guides/clusters/upgrades.md) which versions work together. Helm refuses values that are not in this
+table, and values of the wrong type.
 
 | value | default | meaning |
 | --- | --- | --- |

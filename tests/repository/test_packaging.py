@@ -212,7 +212,7 @@ def test_the_docs_take_away_with_a_wheel_what_make_takes_away():
     make = re.search(r"^UNUSED := rfc3987-syntax (.*)$", (ROOT / "Makefile").read_text(), flags=re.M)
     docs = re.search(
         r"whl\[operator,trainer,cpu\]'\npip uninstall --yes ([\w ]+?) +#",
-        (ROOT / "docs" / "guides" / "cluster.md").read_text(),
+        (ROOT / "docs" / "guides" / "clusters" / "cluster.md").read_text(),
     )
     assert make is not None
     assert docs is not None

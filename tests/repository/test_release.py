@@ -40,7 +40,7 @@ def test_every_place_of_publication_is_the_one_of_the_settings():
     assert all(address.startswith(steps.HOME) for address in addresses)
     install = f"oci://{steps.REGISTRY}/charts/rlhf-operator --version {steps.VERSION} "
     assert install in load_script(ROOT / "tools" / "make_chart_reference.py").HEAD
-    assert install in (ROOT / "docs" / "guides" / "cluster.md").read_text()
+    assert install in (ROOT / "docs" / "guides" / "clusters" / "cluster.md").read_text()
 
 
 def test_a_release_has_the_chart_of_its_version_and_what_it_makes_as_one_file(tmp_path):

@@ -16,6 +16,6 @@ def test_the_site_is_built_and_its_links_and_anchors_lead_somewhere(tmp_path: Pa
     assert built.returncode == 0, built.stderr
     pages = {str(page.relative_to(ROOT).with_suffix("")) for page in (ROOT / "docs").rglob("[!R]*.md")}
     assert {page for page in pages if not (tmp_path / page / "index.html").exists()} == set()
-    assert (tmp_path / "docs" / "guides" / "argocd-health.lua").is_file()
+    assert (tmp_path / "docs" / "guides" / "clusters" / "argocd-health.lua").is_file()
     index = json.loads((tmp_path / "search" / "search_index.json").read_text())
     assert pages <= {entry["location"].split("#")[0].rstrip("/") for entry in index["docs"]}

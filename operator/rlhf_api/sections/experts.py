@@ -9,6 +9,6 @@ class Experts(Frozen):
     """Settings of a policy that is a mixture of experts; for others they are refused."""
 
     replay: Literal["none", "policy"] = "none"
-    """`policy`: updates use the experts that the policy chose before the step (docs/guides/experts.md)."""
+    """`policy`: updates use the experts that the policy chose before the step (docs/guides/models/experts.md)."""
     balance_coefficient: NonNegativeFloat = 0.0
-    """Coefficient of the loss that evens out the load of each layer's experts (docs/guides/experts.md)."""
+    """Coefficient of the loss that evens out the load of each layer's experts (docs/guides/models/experts.md)."""

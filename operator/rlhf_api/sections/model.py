@@ -39,15 +39,16 @@ class Model(Frozen):
     """Tokenizer; the policy's own unless given."""
     create: CreateModel | None = None
     architectures: tuple[ImportPath, ...] = Field((), max_length=8)
-    """Classes that Transformers lacks: `[my.model:MyModel, my.model:MyForCausalLM]` (docs/guides/own-model.md)."""
+    """Classes that Transformers lacks: `[my.model:MyModel, my.model:MyForCausalLM]`
+    (docs/guides/models/own-model.md)."""
     parameters: PositiveFloat | None = None
     """Number of parameters of the policy, such as 7.6e9; with it and `gpu.memoryGigabytes` memory is checked
     beforehand.
     """
     lora: Adapters | None = None
-    """Low-rank adapters, trained in place of the weights (docs/guides/lora.md)."""
+    """Low-rank adapters, trained in place of the weights (docs/guides/models/lora.md)."""
     train_vision: bool = False
-    """Train the part that reads images too, which is frozen otherwise (docs/guides/images.md)."""
+    """Train the part that reads images too, which is frozen otherwise (docs/guides/models/images.md)."""
     dtype: DType = "bfloat16"
     """The compute dtype of every role that does not set its own; optimizer states are always float32."""
 

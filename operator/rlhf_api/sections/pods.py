@@ -110,7 +110,8 @@ RuntimeKind = Literal["RLHFRuntime", "ClusterRLHFRuntime"]
 
 
 class RuntimeReference(Frozen):
-    """Reference to an administrator's pod settings, over which the job's own are merged (docs/guides/runtimes.md)."""
+    """Reference to an administrator's pod settings, over which the job's own are merged
+    (docs/guides/clusters/runtimes.md)."""
 
     name: Name
     kind: RuntimeKind = "ClusterRLHFRuntime"

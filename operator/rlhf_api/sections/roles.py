@@ -123,7 +123,7 @@ class Generator(RoleSpec):
     """Generate in the trainer; no generator process is started."""
     tensor_parallel_size: Positive = 1
     pods_per_replica: int = Field(1, ge=1, le=MOST_PODS)
-    """Pods that one generator spans, with an equal part of its GPUs each (docs/guides/cluster.md)."""
+    """Pods that one generator spans, with an equal part of its GPUs each (docs/guides/clusters/cluster.md)."""
     concurrent_requests: Positive = 256
     """Requests in flight for each generator."""
     timeout_seconds: Positive = 600
@@ -143,7 +143,7 @@ class ModelServerSpec(RoleSpec):
     """Tokens of one chunk and of one forward pass, at most; the trainer's unless given."""
 
     engine: Literal["transformers", "vllm"] = "transformers"
-    """`vllm`: models that one GPU cannot hold too (docs/guides/model-servers.md)."""
+    """`vllm`: models that one GPU cannot hold too (docs/guides/models/model-servers.md)."""
     tensor_parallel_size: Positive = 1
     """Number of GPUs over which engine `vllm` divides the model's layers."""
     engine_arguments: dict[str, JsonValue] = {}

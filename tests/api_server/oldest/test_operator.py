@@ -85,8 +85,8 @@ def test_what_belongs_to_a_job_goes_with_it(running):
 
 
 def test_a_drain_waits_for_trainers_where_a_budget_says_so(running, nodes):
-    """The one of docs/guides/cluster.md; generators go, and what has ended holds nobody up."""
-    page = (ROOT / "docs" / "guides" / "cluster.md").read_text()
+    """The one of docs/guides/clusters/cluster.md; generators go, and what has ended holds nobody up."""
+    page = (ROOT / "docs" / "guides" / "clusters" / "cluster.md").read_text()
     (budget,) = re.findall(r"```yaml\n(apiVersion: policy/.*?)```", page, flags=re.S)
     running.apply({**yaml.safe_load(budget), "apiVersion": policy_version(running)})
     eventually(lambda: running.get("pdb", "trainers")["status"]["currentHealthy"] == 1, "the trainer counts")

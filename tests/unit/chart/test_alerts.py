@@ -69,7 +69,7 @@ def test_every_metric_that_is_asked_for_is_exported(rules, dashboard, exported):
 
 
 def test_the_docs_name_every_metric_and_every_alert(rules, exported):
-    page = (CHART.parents[1] / "docs" / "guides" / "cluster.md").read_text()
+    page = (CHART.parents[1] / "docs" / "guides" / "clusters" / "cluster.md").read_text()
     parts = re.compile(r"_(bucket|count|sum)$")
     ours = {parts.sub("", name) for name in exported if name.startswith("rlhf_")}
     assert set(re.findall(r"`(rlhf_[a-z_]+)`", page)) == ours

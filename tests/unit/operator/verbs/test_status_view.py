@@ -125,7 +125,7 @@ def test_a_running_job_at_a_glance() -> None:
     ]
 
 
-@pytest.mark.parametrize("where", ["README.md", "docs/guides/cluster.md"])
+@pytest.mark.parametrize("where", ["README.md", "docs/guides/clusters/cluster.md"])
 def test_the_docs_show_such_a_page(where: str) -> None:
     usual = {
         name: value

@@ -147,8 +147,8 @@ def test_a_critic_with_our_head_is_trained_exported_and_resumed_exactly(tokenize
 
 
 def documented_class() -> type:
-    """The class that docs/guides/own-model.md declares for Transformers alone."""
-    text = Path("docs/guides/own-model.md").read_text()
+    """The class that docs/guides/models/own-model.md declares for Transformers alone."""
+    text = Path("docs/guides/models/own-model.md").read_text()
     names = {
         "GenericForTokenClassification": GenericForTokenClassification,
         "Gemma3PreTrainedModel": Gemma3PreTrainedModel,

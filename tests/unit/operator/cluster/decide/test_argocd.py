@@ -1,4 +1,4 @@
-"""Argo CD's health of a job: docs/guides/argocd-health.lua over the operator's statuses, by Lua 5.1, as in Argo CD."""
+"""Argo CD's health of a job: the Lua of docs/guides/clusters over the operator's statuses, by Lua 5.1."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from rlhf_operator.cluster.decide.conditions import SILENT_SECONDS
 from rlhf_operator.cluster.observe.desired import Wait
 from rlhf_operator.supervision.process_state import Finish
 
-SCRIPT = (Path(__file__).parents[5] / "docs" / "guides" / "argocd-health.lua").read_text()
+SCRIPT = (Path(__file__).parents[5] / "docs" / "guides" / "clusters" / "argocd-health.lua").read_text()
 LIBRARIES = ("string", "math", "io", "os", "debug", "coroutine")
 """Those that Argo CD does not open unless `useOpenLibs` is set."""
 

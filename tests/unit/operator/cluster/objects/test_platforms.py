@@ -25,7 +25,7 @@ USERS, GROUPS = range(1000650000, 1000660000), range(1000650000, 1000660000)
 
 def blocks(page: str) -> list[Any]:
     """YAML blocks of a page."""
-    text = (ROOT / "docs" / "guides" / page).read_text()
+    text = (ROOT / "docs" / "guides" / "clusters" / page).read_text()
     return [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)]
 
 

@@ -1,4 +1,4 @@
--- Health of an RLHFJob for Argo CD, which offers no library but Lua's base; docs/guides/upgrades.md says where it goes.
+-- Health of an RLHFJob for Argo CD, which offers no library but Lua's base; docs/guides/clusters/upgrades.md says where it goes.
 local status = obj.status or {}
 local conditions = {}
 for _, condition in ipairs(status.conditions or {}) do
