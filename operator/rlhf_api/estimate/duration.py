@@ -9,7 +9,7 @@ from math import ceil
 
 from ..errors.problem import InvalidJob, Problem
 from ..field_types import ModelField
-from ..graph import POLICY, Dataset, Graph, Infer, Score, Train, minibatch_count
+from ..graph import POLICY, Dataset, Generate, Graph, Infer, Score, Train, minibatch_count
 from ..roles import Role
 from ..spec import Spec
 from .serving import data_parallel
@@ -50,6 +50,11 @@ class Batch:
         else:
             longest, each = spec.longest_response, spec.sampling.responses_per_prompt
         return cls(data.prompts_per_step * each, filled * (data.max_prompt_length + longest), longest)
+
+    def sampled(self, spec: Spec) -> float:
+        """The responses that the policy samples: without those that the rows give."""
+        source = spec.graph.source
+        return self.count * (1 - source.given) if isinstance(source, Generate) else 0.0
 
     def trained(self, spec: Spec) -> "Batch":
         """The sequences that the step trains on: with those that a built-in sampler draws again; what a sampler of
@@ -182,7 +187,7 @@ def _generation(spec: Spec, sizes: _Sizes, batch: Batch) -> tuple[float, float]:
     else:
         gpus, copies = section.tensor_parallel_size, data_parallel(section)
         servers, at_once = section.replicas * copies, ceil(section.concurrent_requests / copies)
-    requests, parameters = ceil(batch.count / servers), sizes.of("policy")
+    requests, parameters = ceil(batch.sampled(spec) / servers), sizes.of("policy")
     dtype = (trainer if section.shared_with_trainer else section).dtype or spec.model.dtype
     read = ceil(requests / at_once) * batch.longest * parameters * BYTES[dtype] / gpus
     return read, 2 * sizes.passed("policy") * requests * batch.tokens / gpus

@@ -62,7 +62,8 @@ class Host:
         self.status = first_status(config.spec, before)
         self.trainer = Trainer(self.processes[0], display, self.status.last_checkpoint)
         self.outcome = ""
-        self.restarts: dict[Role, Restarts] = {}
+        roles = before.roles if before else {}
+        self.restarts = {role: Restarts(total=status.restarts) for role, status in roles.items()}
         self.stops = 0
         """Number of stop requests so far."""
         self._ends: list[str] = []

@@ -117,6 +117,17 @@ def test_replayed_responses_are_trained_on_too():
     assert (own.train, twice.generate) == (plain.train, plain.generate)
 
 
+def test_responses_that_rows_give_are_not_sampled():
+    alone = ("spec.sampling={maxNewTokens: 300}", "spec.model.reward=null", "spec.model.parameters=1e9")
+    given = "teacherTopK: 4, minibatchSize: 8, givenShare: "
+    mixed, sampled = (
+        Work.of(spec, {"policy": Size(N), "reference": Size(R)}, Batch.of(spec))
+        for spec in (spec_of("distillation", f"{given}{share}", *alone) for share in (0.25, 0.0))
+    )
+    assert mixed.generating == pytest.approx(0.75 * sampled.generating)
+    assert mixed.train == sampled.train
+
+
 def test_copies_of_a_model_in_one_server_share_its_requests():
     four = work("grpo", "", "spec.generator.engineArguments={data-parallel-size: 4}")
     assert four.generating == work("grpo", "", "spec.generator.replicas=4").generating

@@ -194,6 +194,17 @@ def test_a_work_directory_that_is_moved_away_ends_the_run_and_is_gone_on_from_wh
     assert "step 1/4" not in out
 
 
+def test_a_resumed_run_goes_on_counting_restarts(run: Run) -> None:
+    process = run.start(trainer="hold", generator="die serve")
+    run.wait_for_checkpoint()
+    run.wait_for(lambda: run.status()["restarts"] == 2, "two restarts")
+    process.kill()
+    process.communicate(timeout=PATIENCE_SECONDS)
+    run.wait_for(lambda: not run.alive(), "the end of its processes")
+    assert run("--resume", trainer="serve", generator="serve")[0] == 0
+    assert run.status()["roles"]["generator"]["restarts"] == run.status()["restarts"] == 2
+
+
 def test_a_run_whose_streams_are_closed_is_one_like_others(run: Run) -> None:
     process = run.start(script="exec <&- >&- 2>&-;")
     assert process.wait(PATIENCE_SECONDS) == 0
