@@ -11,8 +11,8 @@ from tests.faults.matrix.cells import TURNS
 from tests.faults.matrix.deployment import furnish
 from tests.faults.matrix.manifest import PER_STEP, specification
 from tests.support.installed import SYSTEM, workspace
-from tests.support.kube import eventually, get, kubectl
-from tests.support.operator import Jobs
+from tests.support.kubernetes.kube import eventually, get, kubectl
+from tests.support.kubernetes.operator import Jobs
 
 pytestmark = pytest.mark.timeout(1800)
 NAME, STEPS, START_S, STEP_S, RUN_S = "one", 60, 300.0, 240.0, 600.0
