@@ -118,7 +118,7 @@ def test_replayed_responses_are_trained_on_too():
 
 
 def test_responses_that_rows_give_are_not_sampled():
-    alone = ("spec.sampling={maxNewTokens: 300}", "spec.model.reward=null", "spec.model.parameters=1e9")
+    alone = ("spec.sampling={maxNewTokens: 512}", "spec.reward={}", "spec.model.reward=null")
     given = "teacherTopK: 4, minibatchSize: 8, givenShare: "
     mixed, sampled = (
         Work.of(spec, {"policy": Size(N), "reference": Size(R)}, Batch.of(spec))
