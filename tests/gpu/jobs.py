@@ -20,6 +20,15 @@ FOUR = ("spec.steps=4", "spec.checkpoint.everySteps=2")
 SHARED = "spec.generator.sharedWithTrainer=true"
 VLLM = "spec.generator.sharedWithTrainer=false"
 FLOAT32, BFLOAT16, FLOAT16 = (f"spec.model.dtype={dtype}" for dtype in ("float32", "bfloat16", "float16"))
+TRAINED = {"float32": FLOAT32, "bfloat16": BFLOAT16}
+TWO_RANKS = "spec.trainer.processesPerReplica=2"
+OF_TWO = {
+    "ranks": (),
+    "sequence-parallel": ("spec.trainer.sequenceParallelSize=2",),
+    "zero2": (f"{ZERO}.stage=2",),
+    "zero3": (f"{ZERO}.stage=3",),
+}
+"""What two ranks divide, by name."""
 GRPO = Path(__file__).with_name("grpo.yaml")
 
 
@@ -77,15 +86,12 @@ JOBS: Mapping[str, Job] = {
     "grpo-in-turns": Job("grpo", (VLLM,), policy="sft", vllm=True),
     "grpo-divided": Job("grpo", (VLLM, "spec.rollout.maxStaleness=1"), policy="sft", vllm=True),
     "grpo-lora-in-turns": Job("grpo", (VLLM, "spec.model.lora.policy.rank=8"), policy="sft", vllm=True),
-    "sft-two-ranks": Job("sft", (*STEADY, BFLOAT16, "spec.trainer.processesPerReplica=2"), gpus=2),
-    "sft-sequence-parallel": Job(
-        "sft",
-        (*STEADY, BFLOAT16, "spec.trainer.processesPerReplica=2", "spec.trainer.sequenceParallelSize=2"),
-        gpus=2,
-    ),
-    "sft-zero3-of-two": Job(
-        "sft", (*STEADY, BFLOAT16, "spec.trainer.processesPerReplica=2", f"{ZERO}.stage=3"), gpus=2
-    ),
+    **{f"sft-one-{dtype}": Job("sft", (*STEADY, setting)) for dtype, setting in TRAINED.items()},
+    **{
+        f"sft-{name}-of-two-{dtype}": Job("sft", (*STEADY, setting, TWO_RANKS, *settings), gpus=2)
+        for dtype, setting in TRAINED.items()
+        for name, settings in OF_TWO.items()
+    },
     "grpo-tensor-parallel": Job(
         "grpo", (VLLM, "spec.generator.tensorParallelSize=2"), policy="sft", gpus=3, vllm=True
     ),

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from .jobs import JOBS, Jobs, why_not
+from .jobs import JOBS, OF_TWO, Jobs, why_not
 
 SAME = 2e-2
 """Relative difference of a step's loss between two orders of bfloat16 sums."""
@@ -36,8 +36,10 @@ def test_a_resumed_job_makes_the_steps_of_one_that_never_stopped(jobs: Jobs, nam
     assert losses(jobs, f"{name}-resumed")[half:] == losses(jobs, f"{name}-whole")[half:]
 
 
-@pytest.mark.parametrize("name", ["sft-two-ranks", "sft-sequence-parallel", "sft-zero3-of-two"])
-def test_two_gpus_train_as_one(jobs: Jobs, name: str):
+@pytest.mark.parametrize(("dtype", "difference"), [("float32", 1e-4), ("bfloat16", SAME)])
+@pytest.mark.parametrize("divided", OF_TWO)
+def test_two_gpus_train_as_one(jobs: Jobs, divided: str, dtype: str, difference: float):
+    name = f"sft-{divided}-of-two-{dtype}"
     if reason := why_not(JOBS[name]):
         pytest.skip(reason)
-    assert losses(jobs, name) == pytest.approx(losses(jobs, "sft-packed"), rel=SAME)
+    assert losses(jobs, name) == pytest.approx(losses(jobs, f"sft-one-{dtype}"), rel=difference)
