@@ -54,7 +54,7 @@ def build_containers(
         "volumeMounts": mounts(config, pods),
     }
     section = config.spec.section(role)
-    served = _probes(role, section) | _lifecycle(role) if listens(process) else {}
+    served = _probes(role, section, place) | _lifecycle(role) if listens(process) else {}
     command_line = command(config, process, torchrun=defaults.torchrun)
     cached = pods.model_cache and (place.container == CONTAINER or not place.index)
     cache = _model_cache(container, place, pods) if cached else None
@@ -96,9 +96,11 @@ def is_claimed(gpu: Gpu | None) -> TypeGuard[Gpu]:
     return gpu is not None and gpu.device_class is not None
 
 
-def _probes(role: Role, section: RoleSpec) -> Body:
+def _probes(role: Role, section: RoleSpec, place: Place) -> Body:
     """Startup, readiness and liveness probes: startup bounds the loading of a model, readiness shows which server
-    serves, liveness detects hangs."""
+    serves, liveness detects hangs. In a shared pod, whose grace period is the trainer's, those that end a container
+    have its role's."""
+    grace = {} if place.container == CONTAINER else {"terminationGracePeriodSeconds": role.row.grace_seconds}
 
     def probe(path: str, period: int, failures: int) -> Body:
         get = {"path": path, "port": "http"}
@@ -106,11 +108,11 @@ def _probes(role: Role, section: RoleSpec) -> Body:
         return {"httpGet": get, **times, "failureThreshold": failures}
 
     probes = {
-        "startupProbe": probe(HEALTH, 2, math.ceil(section.startup_timeout_seconds / 2)),
+        "startupProbe": probe(HEALTH, 2, math.ceil(section.startup_timeout_seconds / 2)) | grace,
         "readinessProbe": probe(role.row.ready, 5, 2),
     }
     if role.row.live is not None:
-        probes["livenessProbe"] = probe(role.row.live, LIVE_SECONDS, LIVE_FAILURES)
+        probes["livenessProbe"] = probe(role.row.live, LIVE_SECONDS, LIVE_FAILURES) | grace
     return probes
 
 

@@ -119,6 +119,15 @@ def test_each_process_has_the_image_resources_and_secrets_of_its_role() -> None:
     assert built["role"]["envFrom"] == []
 
 
+def test_an_engine_that_hangs_has_the_grace_of_its_own_role() -> None:
+    built = containers()
+    assert pod()["spec"]["terminationGracePeriodSeconds"] == Role.TRAINER.row.grace_seconds
+    for probe in ("startupProbe", "livenessProbe"):
+        grace = built["generator-0"][probe]["terminationGracePeriodSeconds"]
+        assert grace == Role.GENERATOR.row.grace_seconds
+    assert "terminationGracePeriodSeconds" not in built["role"]["startupProbe"]
+
+
 def test_kueue_admits_the_pod_as_one_of_the_trainer() -> None:
     body = job(*BASE).model_dump(mode="json", by_alias=True, exclude_unset=True)
     body["metadata"] |= {"namespace": "ns", "uid": "1", "labels": {QUEUE: "team"}}
