@@ -1,4 +1,4 @@
-"""What the wire gives: broadcasts of so many bytes from one piece of memory to one of another process."""
+"""Times bare broadcasts of so many bytes from one piece of memory to one of another process."""
 
 import subprocess
 import sys

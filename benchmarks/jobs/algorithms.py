@@ -1,4 +1,4 @@
-"""Does each algorithm learn? The sentiment example for several seeds, judged by a word list that training never sees.
+"""Runs each algorithm on the sentiment example for several seeds, judged by a word list that training never sees.
 
     .venv/bin/python benchmarks/jobs/algorithms.py --policy runs/sft/policy --reward runs/reward/policy [--seeds 1 2 3]
 

@@ -1,4 +1,4 @@
-"""Does it learn? The sentiment chain for several seeds, judged by a word list that training never sees.
+"""Runs the sentiment chain for several seeds, judged by a word list that training never sees.
 
     .venv/bin/python benchmarks/jobs/learning.py [--seeds 1 2 3] [--staleness 0 1 4] [--rollout proximal=sampled]
 

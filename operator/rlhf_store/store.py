@@ -58,7 +58,7 @@ class Listed:
 
 @dataclass(frozen=True)
 class StoreOptions:
-    """How a store is opened and retried."""
+    """Settings with which a store is opened and retried."""
 
     patience: timedelta = PATIENCE
     """Deadline of the retries of a request."""

@@ -110,7 +110,7 @@ JOBS: Mapping[str, Job] = {
 
 
 def why_not(job: Job) -> str:
-    """Why this machine cannot run the job; empty if it can."""
+    """The reason for which this machine cannot run the job; empty if it can."""
     if job.vllm and find_spec("vllm") is None:
         return "vLLM is not installed"
     count = torch.cuda.device_count()

@@ -53,7 +53,7 @@ class Tab:
         self.page.goto(f"{self._origin}#{route}")
 
     def find_violations(self) -> list[str]:
-        """What axe-core finds serious or critical, with the first place of each."""
+        """Serious and critical findings of axe-core, with the first place of each."""
         self.page.evaluate(AXE.read_text())
         violations = self.page.evaluate(_CHECK)
         return [

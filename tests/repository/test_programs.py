@@ -7,7 +7,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_a_program_begins_once_all_of_its_module_is_defined():
-    """What stands below `if __name__ == "__main__":` is not there yet for what it calls."""
+    """Names defined below `if __name__ == "__main__":` are not there yet for the functions that it calls."""
     early = []
     for folder in ("operator", "trainer_image", "tests", "benchmarks", "examples"):
         for file in (ROOT / folder).rglob("*.py"):

@@ -1,4 +1,4 @@
-"""What stands in for a process of a job proves, as it does, that it has the job's token."""
+"""A stand-in for a process of a job proves, as that does, that it has the job's token."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any

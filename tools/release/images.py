@@ -144,7 +144,7 @@ def read_layout(layout: Path) -> dict[str, str]:
 
 
 def explain_failures(failed: dict[str, str]) -> str:
-    """Which images were not built, for which reason, and how to build them."""
+    """Images that were not built, the reason of each, and how to build them."""
     reasons = "".join(f"\n  {image}: {reason}" for image, reason in failed.items())
     commands = "".join(
         f"\n  {shlex.join(('docker', 'build', *ARGUMENTS[image], f'--tag={image}', base_image(), '.'))}"

@@ -32,7 +32,7 @@ def check_key(key: Path) -> None:
 
 
 def sign(registry: Registry, name: str, digest: str, key: Path) -> None:
-    """What has the digest in a repository, unless the same text is signed there already."""
+    """The object of the digest in a repository, unless the same text is signed there already."""
     payload = json.dumps(
         {
             "critical": {

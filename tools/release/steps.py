@@ -1,4 +1,4 @@
-"""What all steps of a release share: the places of the repository, how a command is run, and how a step fails."""
+"""Shared by all steps of a release: the places of the repository, how a command is run, and how a step fails."""
 
 import os
 import shlex
@@ -24,7 +24,7 @@ class Failed(SystemExit):
 
 
 def run(*command: str | Path, cwd: Path | None = None, input: str | None = None, **environment: str) -> str:
-    """What the command prints. What it says on its standard error is passed on when it ends."""
+    """The output of a command; its standard error is passed on when it ends."""
     words = [str(part) for part in command]
     done = subprocess.run(
         words, cwd=cwd, input=input, env=os.environ | environment, capture_output=True, text=True, check=False

@@ -94,7 +94,7 @@ def pod(jobs: Jobs) -> dict[str, Any]:
 
 
 def starts(jobs: Jobs) -> dict[str, int]:
-    """How often the kubelet has started each container again."""
+    """Number of times that the kubelet has started each container again."""
     return {each["name"]: each["restartCount"] for each in pod(jobs)["status"]["containerStatuses"]}
 
 

@@ -290,7 +290,7 @@ def _names(events: Iterable[str]) -> str:
 
 
 def _measured(rows: Iterable[Row]) -> str:
-    """When the cells of processes were run, and the cores of each job."""
+    """Dates on which the cells of processes were run, and the cores of each job."""
     own = [row for row in rows if row["mode"] not in (GPU, PODS)]
     dates = sorted({row["date"] for row in own}) or ["no day"]
     when = f"on {dates[0]}" if len(dates) == 1 else f"from {dates[0]} to {dates[-1]}"

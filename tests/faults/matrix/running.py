@@ -258,6 +258,6 @@ def note(cell: Cell, result: Mapping[str, object], file: Path) -> None:
 
 
 def here() -> dict[str, object]:
-    """When a result was measured, and on how many cores."""
+    """Date of a result, and the number of cores."""
     today = datetime.datetime.now(datetime.UTC).date()
     return {"date": str(today), "cores": len(os.sched_getaffinity(0))}

@@ -36,7 +36,7 @@ def written(folder: Path) -> Path:
 
 
 def figures(steps: list[dict[str, Any]]) -> list[Any]:
-    """What a step computed, without what it took."""
+    """The results of a step, without its times."""
     return [[line[name] for name in STEP] for line in steps]
 
 

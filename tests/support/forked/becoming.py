@@ -36,7 +36,7 @@ _inherited: list[object] = []
 
 @dataclass(frozen=True)
 class Start:
-    """What a new process runs, and what it is given."""
+    """The program of a new process, and its arguments."""
 
     command: Sequence[str]
     environ: Mapping[str, str]

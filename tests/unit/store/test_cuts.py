@@ -128,7 +128,7 @@ def test_a_damaged_segment_is_not_counted_as_stored(place):
 
 
 def test_of_what_is_larger_than_it_may_be_nothing_is_read(place, monkeypatch):
-    """Who may write the store could fill the memory of whoever reads it, before the hash tells."""
+    """Writers of the store could fill the memory of whoever reads it, before the hash tells."""
     segment = place.trainer().save(2).manifest.groups["frozen"][0]
     obstore.put(place.raw, segment.key, bytes(segment.size + 1))
     may = f"has {segment.size + 1} bytes, and may have {segment.size}"

@@ -206,7 +206,7 @@ def _tokenizer(config: RunConfig) -> tuple[PreTrainedTokenizerBase | None, Seque
 
 
 def _reader(config: RunConfig) -> ImageReader | None:
-    """What reads the images of the job's policy; None also for one of the hub whose tokenizer is another's, as the hub
+    """The reader of images of the job's policy; None also for one of the hub whose tokenizer is another's, as the hub
     is not asked for a model's files beside those of the tokenizer."""
     policy, tokenizer = (model_source(config, field).path for field in ("policy", "tokenizer"))
     return load_reader(config) if policy == tokenizer or Path(policy).is_dir() else None

@@ -1,4 +1,4 @@
-"""How commands end: their user's mistakes as lines, and quietly where a reader such as `head` has enough."""
+"""Ends of commands: their user's mistakes as lines, and quietly where a reader such as `head` has enough."""
 
 import os
 import sys

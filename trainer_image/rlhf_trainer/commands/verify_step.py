@@ -14,7 +14,7 @@ from .reporting import report_errors
 
 
 def report_lines(repeated: RepeatedStep) -> Iterator[str]:
-    """What people read of a repeated step."""
+    """The report on a repeated step, for people."""
     yield f"step {repeated.step} again, from the checkpoint before it, on its {repeated.responses} responses:"
     width = max(len(each.name) for each in repeated.results)
     for each in repeated.results:

@@ -1,4 +1,4 @@
-"""How the responses to a batch of prompts are sampled."""
+"""Settings with which the responses to a batch of prompts are sampled."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from rlhf_api.sections.sampling import Sampling
 
 @dataclass(frozen=True)
 class SamplingRequest:
-    """What a caller asks of whoever samples, beside the prompts."""
+    """The request of a caller to the engine that samples, beside the prompts."""
 
     sampling: Sampling
     penalties: Penalties = NO_PENALTIES

@@ -92,7 +92,7 @@ def repeat_step(config: RunConfig, step: int | None) -> RepeatedStep:
 
 
 def _problems(spec: Spec) -> Iterator[Problem]:
-    """What a step took that its checkpoints do not hold."""
+    """Inputs of a step that its checkpoints do not hold."""
     if not isinstance(spec.graph.source, Generate):
         yield Problem(
             "spec.algorithm", f"{spec.algorithm} samples no responses, which a checkpoint would hold"

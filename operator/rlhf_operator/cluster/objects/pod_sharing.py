@@ -1,4 +1,4 @@
-"""Which processes a pod has, and with which settings: its own one, or those of all roles, each in a container; pure.
+"""The processes of a pod, and their settings: its own one, or those of all roles, each in a container; pure.
 
 Processes that share GPUs share their pod: its network, its IPC namespace, in which they map each other's GPU memory,
 and its claim of the GPUs. Each is a fault domain of its own: the kubelet starts a container that failed again, beside

@@ -1,4 +1,4 @@
-"""What the trainer's log, and the starts in all logs, say of a run's faults, read as they grow."""
+"""Faults of a run, read from the trainer's log and from the starts in all logs as they grow."""
 
 import datetime
 import re

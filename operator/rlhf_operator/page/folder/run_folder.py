@@ -133,7 +133,7 @@ class RunFolder:
         self.samples = SampleList(self.folder, self._fetch)
 
     def last_step_time(self) -> float | None:
-        """When the last step was written, in seconds since 1970."""
+        """Time at which the last step was written, in seconds since 1970."""
         fingerprint = self._fingerprint(workdir.METRICS)
         return None if fingerprint is None else fingerprint[2] / 1e9
 

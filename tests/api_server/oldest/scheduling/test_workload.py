@@ -1,4 +1,4 @@
-"""What a job keeps of its place in Kueue's queue, and what it starts on: with the operator's looks taken one by one."""
+"""A job keeps its place in Kueue's queue, and starts on the flavor that it was given, reconcile by reconcile."""
 
 import copy
 from typing import Any

@@ -24,7 +24,7 @@ CPU_SECONDS, MEMORY = 5, 1 << 30
 
 
 def limited(act: Callable[[], Any], more: int = CPU_SECONDS) -> str:
-    """What `act` says, or its InvalidJob, in a child process of limited computing time and memory."""
+    """The result of `act`, or its InvalidJob, in a child process of limited computing time and memory."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:  # no return to the test runner, whatever happens

@@ -143,7 +143,7 @@ def test_a_number_that_no_gpu_has_is_refused(driver):
 
 
 def test_numbers_beside_uuids_are_refused(driver):
-    """Which of them are one GPU, only CUDA could tell."""
+    """Only CUDA could tell which of them are one GPU."""
     driver("printf '0\\n1\\n'")
     with pytest.raises(InvalidJob, match="may name one GPU twice; use either; got 0, GPU-8932f937"):
         gpus.present({gpus.VISIBLE: "0,GPU-8932f937"})

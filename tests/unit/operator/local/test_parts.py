@@ -162,7 +162,7 @@ def test_changed_data_is_told_once_for_each_start_that_finds_it(tmp_path: Path) 
 
 
 def test_trackers_that_fail_are_told_once_each(tmp_path: Path) -> None:
-    """What a message says more at the end of the run is in the last lines."""
+    """Later details of a message are in the last lines of the run."""
     wandb, mlflow = "tracker wandb cannot be begun: no key", "tracker mlflow cannot be begun: no server"
     failing = [
         (wandb,),

@@ -297,7 +297,7 @@ def failed_trainer(reason: str) -> tuple[ProcessState, ...]:
 
 
 def restart_after(reason: str, step: int) -> dict[Role, Restarts]:
-    """What is known once the trainer was started again after this end."""
+    """The state once the trainer was started again after this end."""
     (start,) = decide(SPEC, failed_trainer(reason), {}, now=NOW, step=step)
     assert isinstance(start, Start)
     return record_restart(SPEC, {}, T, NOW - 100, counts=start.counts, cause=start.cause)

@@ -33,7 +33,7 @@ with beside.page_beside(Path(sys.argv[1]), lambda line: print(line, flush=True))
 
 
 def read_runs(line: str) -> list[dict]:
-    """What the page of an address lists; its process may take seconds until it answers."""
+    """The runs that the page of an address lists; its process may take seconds until it answers."""
     origin, token = re.search(r"page on (http://\S+)/#token=(\S+)", line).groups()
     request = urllib.request.Request(f"{origin}/api/v1/runs", headers={"Authorization": f"Bearer {token}"})
     with urllib.request.urlopen(request, timeout=DEADLINE_SECONDS) as reply:

@@ -1,4 +1,4 @@
-"""Which runs begin from a checkpoint of which, which snapshot is best, and what a run takes."""
+"""Clones of runs: the checkpoint that each begins from, the best snapshot, and the settings that a run takes."""
 
 import pytest
 from tests.support.run_folders import write_run

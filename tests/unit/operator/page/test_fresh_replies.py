@@ -1,4 +1,4 @@
-"""When a reply of the API server serves another request, and when it is asked for again."""
+"""Replies of the API server serve other requests while they are fresh, and are asked for again later."""
 
 import asyncio
 

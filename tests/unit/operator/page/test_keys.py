@@ -1,4 +1,4 @@
-"""What opens a job's store: keys that its pods have, and nothing that the page's own machine would add."""
+"""Keys that open a job's store: those that its pods have, and nothing that the page's own machine would add."""
 
 import pytest
 

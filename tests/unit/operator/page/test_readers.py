@@ -1,4 +1,4 @@
-"""What a cluster's page has read of jobs: kept by viewer, and deleted when it is not used any more."""
+"""Copies of jobs' records that a cluster's page has read: one by viewer, deleted when it is not used any more."""
 
 import asyncio
 import json

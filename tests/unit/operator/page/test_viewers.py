@@ -1,4 +1,4 @@
-"""Who the viewers of a cluster's page are, and how much each may ask at once."""
+"""Viewers of a cluster's page are known by their tokens, and each has a limit of requests at once."""
 
 import asyncio
 from contextlib import AsyncExitStack

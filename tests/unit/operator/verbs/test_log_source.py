@@ -1,4 +1,4 @@
-"""Which container has a process's log, and when another start has taken its place."""
+"""A process's log is read from its container, until another start has taken its place."""
 
 from typing import Any
 

@@ -153,7 +153,7 @@ def test_bad_csv_is_named_by_its_line(tmp_path, text, message):
 
 
 def test_columns_are_read_as_the_fields_they_are_named_for(tmp_path):
-    """What a column's name was is no field any more; others are kept for rewards, and each source may have its own."""
+    """The former name of a column is no field any more; others stay for rewards, and each source may have its own."""
     one = write(tmp_path / "one.jsonl", [{"question": "a", "prompt": "an id", "level": 1}])
     turns = [
         {"role": "user", "content": "b", "name": None},

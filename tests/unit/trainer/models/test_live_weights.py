@@ -15,7 +15,7 @@ from rlhf_trainer.models.state import training_state
 
 @pytest.fixture(scope="module")
 def refusals(tmp_path_factory) -> dict[str, list[str | None]]:
-    """What each of two ranks says, by case."""
+    """The output of each of two ranks, by case."""
     outputs = run_ranks(
         2, "tests.unit.trainer.models.on_ranks.wrong_ranks", folder=tmp_path_factory.mktemp("wrong")
     )

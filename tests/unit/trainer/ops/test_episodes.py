@@ -36,7 +36,7 @@ def losses(made: Columns, ctx: OpContext, node: Train, logits: Tensor) -> tuple[
 
 
 def predicting(made: Columns) -> tuple[Tensor, Tensor]:
-    """Where a model's output predicts response tokens: rows and columns."""
+    """Rows and columns in which a model's output predicts response tokens."""
     rows = torch.arange(len(made)).repeat_interleave(made.lengths)
     return rows, made.sequences.response_columns - 1
 

@@ -81,7 +81,7 @@ def test_the_divergence_is_added_to_the_policy_loss(own, beta):
 
 
 def test_given_responses_have_a_ratio_of_1_whatever_stands_for_a_sampler():
-    """Where the sampler's log-probabilities are the old ones, 0 of tokens that nobody sampled."""
+    """The sampler's log-probabilities are the old ones, with 0 for tokens that nobody sampled."""
     made, output = compared()
     ctx, given = context("distillation", TOP), torch.tensor([True, False] * 4)
     tokens = given.repeat_interleave(made.lengths)

@@ -1,4 +1,4 @@
-"""When full collections run."""
+"""Full collections run at chosen moments."""
 
 import gc
 from collections.abc import Iterator

@@ -167,7 +167,7 @@ def test_a_model_length_that_would_drop_prompts_is_refused(tmp_path, length, ref
 
 
 def test_every_tried_option_is_one_of_vllms_and_on_the_page():
-    """Where vLLM is installed; the page says where each ran."""
+    """Runs if vLLM is installed; the page says where each ran."""
     page = (ROOT / "docs" / "reference" / "engine-arguments.md").read_text()
     rows = [row for row in page.splitlines() if row.startswith("| `")]
     documented = [name for row in rows for name in re.findall(r"`([a-z0-9-]+)`", row.split("|")[1])]

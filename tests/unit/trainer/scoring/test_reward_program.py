@@ -35,7 +35,7 @@ PYTHON = ("python3", "-")
 
 
 def sandbox() -> str:
-    """Why there is none on this machine; empty where there is."""
+    """The reason for which there is none on this machine; empty where there is."""
     probe = Program(WHERE, ["true"], memory_megabytes=512, cpu_seconds=5, concurrency=1, timeout=30)
     try:
         asyncio.run(probe.start())

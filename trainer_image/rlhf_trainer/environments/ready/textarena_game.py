@@ -56,7 +56,7 @@ class TextArenaGame:
         return float(reward)
 
     def _message(self) -> str:
-        """What the game has said since it was last read."""
+        """Messages of the game since it was last read."""
         _, observed = self._says.get_observation()
         return "\n".join(text for sender, text, *_ in observed if sender == textarena.GAME_ID)
 

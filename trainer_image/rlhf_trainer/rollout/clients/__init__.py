@@ -1,1 +1,1 @@
-"""Who samples the tokens of the responses: engines, the trainer, and episodes of several turns on either."""
+"""Clients of the samplers of responses: engines, the trainer, and episodes of several turns on either."""

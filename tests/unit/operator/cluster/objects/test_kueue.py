@@ -263,7 +263,7 @@ def test_a_workload_has_the_priority_that_the_job_names():
 
 
 def test_a_value_that_an_administrator_has_set_stays_while_the_class_does():
-    """When what waits is changed in place."""
+    """Changes in place of a job that waits."""
     waiting, spec = job()
     pinned = Pinned.make("job", spec, Defaults(image="i"))
     kind = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "WorkloadPriorityClass", "value": 7}

@@ -24,7 +24,7 @@ STOPS = "spec.health={rules: [{metric: groups_without_spread_share, above: 0.99,
 
 
 def monitored(job: Job, steps: int) -> list[HealthStatus]:
-    """What the host hears of the health of a run of that many steps."""
+    """Reports of the health of a run of that many steps, as its host gets them."""
     reports = list[HealthStatus]()
     ctx: Any = SimpleNamespace(spec=job.spec, ranks=RANKS, report=lambda health: reports.append(health))
     saver: Any = SimpleNamespace(rollbacks=lambda: 0)

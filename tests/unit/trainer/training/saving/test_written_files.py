@@ -1,4 +1,4 @@
-"""What a run writes for its readers is in each snapshot, and comes back where the work directory is a new one."""
+"""Files that a run writes for its readers are in each snapshot, and come back where the work directory is a new one."""
 
 from pathlib import Path
 from types import SimpleNamespace

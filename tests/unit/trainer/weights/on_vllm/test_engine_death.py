@@ -42,7 +42,7 @@ class Doomed:
             yield from answer
 
     def message(self) -> str:
-        """Why it ended, as it must have by itself."""
+        """The reason of its end, which must have come by itself."""
         assert self.server.process.wait(PATIENCE_SECONDS) == EXIT_ENGINE_DEAD, self.server.log.read_text()
         return self.end.read_text()
 
