@@ -25,7 +25,7 @@ from rlhf_trainer.engines.vllm.serve.launch import on_cpu
 
 ROLES = [f"rlhf_trainer.roles.{name}" for name in ("trainer", "reward", "reference", "generator")]
 VLLM = [f"rlhf_trainer.engines.vllm.serve.{name}" for name in ("server", "follower")]
-TOOLS = [f"rlhf_trainer.commands.{name}" for name in ("data", "export", "repeat")]
+TOOLS = [f"rlhf_trainer.commands.{name}" for name in ("data", "environment", "export", "repeat")]
 COMMANDS = ("rlhf_operator.cli", "rlhf_operator.entry", "tests.support.clocks.haste")
 MODULES = (*COMMANDS, "rlhf_trainer.torchrun", *ROLES, *VLLM, *TOOLS)
 OF_TESTS = "tests.unit."

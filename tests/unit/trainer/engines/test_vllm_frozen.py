@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -63,7 +64,12 @@ def rows() -> list[tuple[list[int], list[int]]]:
     return [tuple(torch.randint(256, (n,), generator=generator).tolist() for n in size) for size in sizes]
 
 
-def test_what_vllm_computes_is_what_transformers_does_and_a_dead_engine_ends_its_role(folder, rows, tmp_path):
+def test_what_vllm_computes_is_what_transformers_does_and_a_dead_engine_ends_its_role(
+    folder,
+    rows,
+    tmp_path,
+    forked_programs,  # noqa: ARG001
+):
     flags = [place % 3 != 1 for _, response in rows for place in range(len(response))]
     (folder / "sequences.json").write_text(json.dumps({"rows": rows, "sampled": flags}))
     log = (tmp_path / "log").open("w")
@@ -104,7 +110,8 @@ def test_what_vllm_computes_is_what_transformers_does_and_a_dead_engine_ends_its
             assert "vLLM's process EngineCore" in cause
             assert "was ended by SIGKILL" in cause
     finally:
-        os.killpg(worker.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it has ended by itself
+            os.killpg(worker.pid, signal.SIGKILL)
         worker.wait(30)
 
 
