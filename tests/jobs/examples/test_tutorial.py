@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.cluster.packages import Unavailable
 from tests.repository.test_docs import blocks
+from tests.support.forked import warm
 from tests.support.rlhf import ROOT, lines
 from tests.support.tiny.chat_model import smollm2
 from transformers import AutoModelForCausalLM
@@ -64,7 +65,8 @@ def with_two_ends(model: Path, out: Path) -> None:
     save_file(weights, file, metadata={"format": "pt"})
 
 
-def test_its_commands_do_what_it_says(here):
+def test_its_commands_do_what_it_says(here, monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", warm.FromNursery)
     page, output = PAGE.read_text(), ""
     made, converted, *commands = [
         line.removeprefix("$ ") for line in "".join(blocks(PAGE, "console")).splitlines()
