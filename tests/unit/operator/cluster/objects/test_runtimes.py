@@ -140,6 +140,17 @@ def test_limits_hold_for_the_outcome_and_the_job_waits():
     assert world.step().create
 
 
+def test_gpus_that_a_runtime_gives_are_shared_only_where_pods_claim_them():
+    engine = "spec.generator.engineArguments={max-num-seqs: 8}"
+    plugin, claimed = runtime(pods={"gpu": {"count": 1}}), {"count": 1, "deviceClass": "gpu.nvidia.com"}
+    world = World((NAMES, "spec.placement=shared", engine), runtime=plugin)
+    assert not world.step().create
+    assert waiting(world)[1] == "RuntimeRefused"
+    assert "spec.pods.gpu: a device plugin gives a GPU to one container" in world.status.message
+    world.runtime = runtime(pods={"gpu": claimed})
+    assert world.step().create
+
+
 def test_a_runtime_may_name_the_only_service_account_that_the_limits_allow():
     limits = Limits.model_validate_json('{"serviceAccounts": ["training"]}')
     named = runtime(pods={"template": {"spec": {"serviceAccountName": "training"}}})
