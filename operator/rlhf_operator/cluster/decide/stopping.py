@@ -169,7 +169,7 @@ def plan_ended_job(observed: Observed, before: JobStatus, now: datetime.datetime
     ending = [
         last_deletion(pod)
         for pod in leaving
-        if pod.ended is None or pod.pod_uid or now.timestamp() > pod.ended.at + SIDECAR_SECONDS
+        if pod.ended is None or now.timestamp() > pod.ended.at + SIDECAR_SECONDS
     ]
     left = seconds_until_ttl(observed.job, before, now)
     expire = left is not None and left <= 0

@@ -88,6 +88,11 @@ def test_the_end_of_the_trainer_ends_the_pod_and_keeps_it_for_its_logs(world):
     todo = world.step()
     assert world.status.phase == "Succeeded"
     assert [each.stays for each in todo.delete] == [True]
+    assert [each.stays for each in world.step().delete] == [True], (
+        "an operator may have died before it was done"
+    )
+    world.pods[POD]["status"]["phase"] = "Failed"
+    assert world.step().delete == ()
     assert POD in world.pods
 
 
