@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
-from tests.cluster.packages import BROWSER, require
+from tests.cluster.packages import BROWSER, Unavailable, require
 from tests.support.sources.packaging import ROOT
 
 AXE = ROOT / "page" / "node_modules" / "axe-core" / "axe.min.js"
@@ -23,6 +24,16 @@ def find_chromium() -> str:
     if not any(map(shutil.which, _PROGRAMS)):
         require(BROWSER, "the browser of the page's tests", "put a `chromium` on the PATH")
     return next(filter(None, map(shutil.which, _PROGRAMS)))
+
+
+def require_browser() -> str:
+    """The program; skips the test where there is none, or no page to show."""
+    if not BUILT.exists():
+        pytest.skip("`make page` builds the page")
+    try:
+        return find_chromium()
+    except Unavailable as error:
+        pytest.skip(str(error))
 
 
 @contextmanager

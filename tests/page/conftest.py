@@ -6,20 +6,13 @@ import sys
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.cluster.packages import Unavailable
-from tests.page.browser import BUILT, Tab, find_chromium, running_browser
+from tests.page.browser import Tab, require_browser, running_browser
 from tests.page.runs import Written, write_runs
 
 
 @pytest.fixture(scope="session")
 def browser():
-    if not BUILT.exists():
-        pytest.skip("`make page` builds the page")
-    try:
-        program = find_chromium()
-    except Unavailable as error:
-        pytest.skip(str(error))
-    with running_browser(program) as browser:
+    with running_browser(require_browser()) as browser:
         yield browser
 
 

@@ -10,8 +10,7 @@ import pytest
 from aiohttp import web
 from playwright.sync_api import expect
 from tests.api_server.oldest.test_cluster_page import JOBS, Team, stored, teams
-from tests.cluster.packages import Unavailable
-from tests.page.browser import BUILT, DEADLINE_MS, Tab, find_chromium, running_browser
+from tests.page.browser import DEADLINE_MS, Tab, require_browser, running_browser
 from tests.support.kubernetes.cluster import Cluster
 
 from rlhf_operator.page.cluster.api_server import connect
@@ -25,12 +24,7 @@ pytestmark = pytest.mark.usefixtures("crd")
 @pytest.fixture
 def tab(control_plane: Cluster, tmp_path: Path) -> Iterator[Tab]:
     """A browser's tab on a served page."""
-    if not BUILT.exists():
-        pytest.skip("`make page` builds the page")
-    try:
-        program = find_chromium()
-    except Unavailable as error:
-        pytest.skip(str(error))
+    program = require_browser()
     authority = tmp_path / "ca.crt"
     authority.write_text(control_plane.ca)
     settings = Settings(control_plane.server, str(authority), (), (), 0, tmp_path / "copies")

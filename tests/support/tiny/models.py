@@ -1,6 +1,7 @@
 """Tiny causal language models with a tokenizer, saved the way a model hub would hold them."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -9,6 +10,7 @@ from transformers import (
     Glm4MoeForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -24,6 +26,22 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>")
+
+
+def small_llama(kind: type[PreTrainedModel] = LlamaForCausalLM, layers: int = 2, **settings: Any) -> Any:
+    """Makes a Llama over the tokens of `byte_tokenizer`, with random weights of torch's generator."""
+    tokenizer = byte_tokenizer()
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+        pad_token_id=tokenizer.pad_token_id,
+        **settings,
+    )
+    return kind(config)
 
 
 def tiny_model(directory: Path, *, tie: bool, seed: int, head_dim: int = 32, chat: bool = False) -> Path:

@@ -2,6 +2,8 @@
 
 import itertools
 
+from tests.unit.operator.cluster.watching.test_queue import taken
+
 from rlhf_operator.cluster.watching.queue import Queue
 
 CROWD = [("crowded", str(i)) for i in range(2_000)]
@@ -10,14 +12,6 @@ ONE, TWO = ("quiet", "one"), ("quiet", "two")
 
 def queue() -> Queue:
     return Queue(itertools.count(1000).__next__, jitter=lambda: 1.0)
-
-
-def taken(queue: Queue) -> list[tuple[str, str]]:
-    keys = []
-    while (key := queue.take()) is not None:
-        keys.append(key)
-        queue.done(key)
-    return keys
 
 
 def test_a_change_in_one_namespace_does_not_wait_for_all_new_jobs_of_another():

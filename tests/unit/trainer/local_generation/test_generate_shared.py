@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from tests.support.tiny.models import byte_tokenizer
-from transformers import LlamaConfig, LlamaForCausalLM
+from tests.support.tiny.models import byte_tokenizer, small_llama
+from transformers import LlamaForCausalLM
 from vllm.v1.sample.ops.penalties import apply_all_penalties
 
 from rlhf_api.sections.evaluation import Penalties
@@ -46,19 +46,8 @@ class Local:
 @pytest.fixture
 def engine() -> Local:
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(TOKENIZER),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=64,
-        initializer_range=0.3,
-        tie_word_embeddings=False,
-        eos_token_id=TOKENIZER.eos_token_id,
-        pad_token_id=TOKENIZER.pad_token_id,
-    )
-    return Local(LlamaForCausalLM(config).eval())
+    untied = {"tie_word_embeddings": False, "eos_token_id": TOKENIZER.eos_token_id}
+    return Local(small_llama(initializer_range=0.3, **untied).eval())
 
 
 def likely_end(model: LlamaForCausalLM) -> None:

@@ -1,7 +1,5 @@
 """Any ZeRO stage on one or two ranks trains as a plain loop does, and stops and goes on without a trace."""
 
-import contextlib
-import itertools
 import json
 import math
 from functools import cache
@@ -12,6 +10,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from tests.support.forked.forks import run_ranks
+from tests.unit.trainer.models.choosing import choosing
 from tests.unit.trainer.models.on_ranks import ranks
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
@@ -99,25 +98,6 @@ def plain_loop(kind: str, lora: bool) -> tuple[list[dict], dict]:
         )
     whole = model.merge_and_unload() if lora else model
     return [{k: v.item() for k, v in s.items()} for s in statistics], whole.state_dict()
-
-
-@contextlib.contextmanager
-def choosing(choices: torch.Tensor | None):
-    """Has `torch.topk` choose these of four experts, layer by layer [T, L, K]."""
-    if choices is None:
-        yield
-        return
-    topk, layers = torch.topk, itertools.cycle(choices.long().unbind(1))
-
-    def forced(values, k, *args, **named):
-        if values.shape[-1] != 4:
-            return topk(values, k, *args, **named)
-        chosen = next(layers)
-        return values.gather(-1, chosen), chosen
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "topk", forced)
-        yield
 
 
 def routing(balance: torch.Tensor, shares: torch.Tensor) -> dict[str, torch.Tensor]:

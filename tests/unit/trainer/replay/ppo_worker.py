@@ -15,10 +15,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from tests.support.tiny.models import byte_tokenizer
+from tests.support.tiny.models import byte_tokenizer, small_llama
 from tests.unit.api.manifests import job
 from torch import distributed
-from transformers import LlamaConfig, LlamaForCausalLM, LlamaForTokenClassification
+from transformers import LlamaForCausalLM, LlamaForTokenClassification
 
 from rlhf_api.algorithms import settings_of
 from rlhf_api.dataset.rows import PromptRow
@@ -123,18 +123,7 @@ class Generators(GeneratorRollouts):
 
 def engine(kind: type, labels: int, rate: float, lora: Lora | None = None) -> TrainedModel:
     torch.manual_seed(3)
-    tokenizer = byte_tokenizer()
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=64,
-        num_labels=labels,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    model = kind(config).float()
+    model = small_llama(kind, 1, num_labels=labels).float()
     return TrainedModel(
         model,
         Optimizer().model_copy(update={"learning_rate": rate}),
@@ -142,7 +131,7 @@ def engine(kind: type, labels: int, rate: float, lora: Lora | None = None) -> Tr
         adapter=Adapter(model, lora, 0, "base") if lora else None,
         deepspeed={"zero_optimization": {"stage": 0}},
         micro_batch_tokens=256,
-        pad_token_id=tokenizer.pad_token_id,
+        pad_token_id=byte_tokenizer().pad_token_id,
     )
 
 

@@ -7,9 +7,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.tiny.models import byte_tokenizer
+from tests.support.tiny.models import small_llama
 from tests.unit.api.manifests import job
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf_api.algorithms.ppo import PPO
 from rlhf_api.graph import minibatch_count
@@ -148,18 +147,7 @@ def test_balanced_minibatches_of_a_long_tail_have_equal_tokens_and_other_rows_ea
 @pytest.fixture(scope="module")
 def model():
     torch.manual_seed(0)
-    tokenizer = byte_tokenizer()
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=64,
-        initializer_range=0.2,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    return LlamaForCausalLM(config).eval()
+    return small_llama(initializer_range=0.2).eval()
 
 
 def losses(model, made: Columns, ppo: PPO, ranks: int, budget: int) -> dict[str, float]:
