@@ -70,7 +70,7 @@ test: install $(TASKS) $(VENV)-verifiers $(BIN)/helm
 	-$(MAKE) --keep-going --jobs=$(if $(RLHF_TEST_KUBECONFIG),1,$(AT_ONCE)) --output-sync=target $(PARTS)
 	@$(BIN)/python tools/results $(RESULTS) $(PARTS); code=$$?; $(BIN)/python tools/gpu --state; exit $$code
 
-PARTS   := e2e operator chaos jobs trainer episodes examples weights units browser current-api lint
+PARTS   := e2e examples operator chaos jobs trainer episodes weights units browser current-api lint
 AT_ONCE := $(shell expr 3 + $$(nproc))
 RESULTS := $(VENV)/.results
 PYTEST   = $(BIN)/python -m pytest --durations=3 --junitxml=$(RESULTS)/$@.xml

@@ -127,8 +127,12 @@ def succeed(
     return finished
 
 
-def better_by_grpo(example: Path, folder: Path, steps: int) -> Finished:
-    """An example's fine-tuning of `steps` steps, with its last checkpoint alone, then 20 steps of its GRPO."""
-    succeed(example / "sft.yaml", folder / "sft", f"spec.checkpoint.everySteps={steps}")
-    start = f"spec.model.policy={folder / 'sft' / 'policy'}"
-    return succeed(example / "grpo.yaml", folder / "grpo", start, "spec.steps=20")
+def imitate(example: Path, folder: Path, steps: int) -> Finished:
+    """An example's fine-tuning of `steps` steps, with its last checkpoint alone."""
+    return succeed(example / "sft.yaml", folder, f"spec.checkpoint.everySteps={steps}")
+
+
+def improve_by_grpo(example: Path, imitated: Finished, folder: Path) -> Finished:
+    """20 steps of an example's GRPO, evaluated before the first and after the last."""
+    start = f"spec.model.policy={imitated.workdir / 'policy'}"
+    return succeed(example / "grpo.yaml", folder, start, "spec.steps=20", "spec.evaluation.everySteps=20")

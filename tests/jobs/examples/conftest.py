@@ -1,4 +1,4 @@
-"""The sentiment chain's first two parts, run once for all end-to-end tests as a user runs them."""
+"""The first parts of examples with which several tests go on, run once for all of them as a user runs them."""
 
 import json
 import random
@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 from examples.sentiment import make_data
-from tests.support.rlhf import SENTIMENT, Finished, succeed
+from tests.support.rlhf import ROOT, SENTIMENT, Finished, imitate, succeed
+
+ARITHMETIC = ROOT / "examples" / "arithmetic"
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,12 @@ def held_out_pairs() -> list[dict[str, str]]:
         }
         for p in prompts[:60]
     ]
+
+
+@pytest.fixture(scope="session")
+def summing(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """The fine-tuning of examples/arithmetic."""
+    return imitate(ARITHMETIC, tmp_path_factory.mktemp("summing") / "sft", 600)
 
 
 @pytest.fixture(scope="session")

@@ -3,23 +3,21 @@ right more often."""
 
 from statistics import fmean
 
+from tests.jobs.examples.conftest import ARITHMETIC
 from tests.support.rlhf import ROOT, finish, lines, start, succeed
 
-ARITHMETIC, EXAMPLE = ROOT / "examples" / "arithmetic", ROOT / "examples" / "distillation"
+EXAMPLE = ROOT / "examples" / "distillation"
 WINDOW = 6
 """Steps over which a mean is taken."""
 
 
-def test_a_larger_model_teaches_a_smaller_one(tmp_path):
+def test_a_larger_model_teaches_a_smaller_one(summing, tmp_path):
     student = start(EXAMPLE / "student.yaml", tmp_path / "student", "spec.checkpoint.everySteps=600")
-    begun = succeed(
-        ARITHMETIC / "sft.yaml", tmp_path / "begun", "spec.steps=300", "spec.checkpoint.everySteps=300"
-    )
     teacher = succeed(  # on right answers alone, which the student never sees
         ARITHMETIC / "sft.yaml",
         tmp_path / "teacher",
         *("spec.steps=80", "spec.optimizer.learningRate=0.001", "spec.model.create=null"),
-        f"spec.model.policy={begun.workdir / 'policy'}",
+        f"spec.model.policy={summing.workdir / 'policy'}",
         f"spec.data.train=[{ARITHMETIC / 'prompts.jsonl'}]",
     )
     assert finish(student, tmp_path / "student").code == 0

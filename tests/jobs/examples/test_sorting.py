@@ -1,12 +1,12 @@
 """examples/sorting as a user runs it: made, fine-tuned, and better by GRPO one version ahead, on a vLLM of its own."""
 
-from tests.support.rlhf import ROOT, better_by_grpo, lines
+from tests.support.rlhf import ROOT, imitate, improve_by_grpo, lines
 
 EXAMPLE = ROOT / "examples" / "sorting"
 
 
 def test_it_learns_to_sort(tmp_path):
-    done = better_by_grpo(EXAMPLE, tmp_path, 300)
+    done = improve_by_grpo(EXAMPLE, imitate(EXAMPLE, tmp_path / "sft", 300), tmp_path / "grpo")
     shares = [line["mean"] for line in lines(done.workdir / "evaluation.jsonl")]
     assert shares[0] < 0.65, "half of the answers that it imitates are wrong"
     assert shares[-1] > shares[0] + 0.2
