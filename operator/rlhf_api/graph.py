@@ -41,6 +41,8 @@ LABEL = "label"
 prompt, with which `rows: labeled` come."""
 GIVEN = "given"
 """Column of rows: 1 for a response that the dataset gives in place of a sampled one."""
+TEACHER = "teacher"
+"""Column of rows: the number of the teacher in `distillation.teachers`."""
 MARGIN = "margin"
 """Column of rows that a source of graded ones writes: of both responses of a pair, by how much one is better."""
 REFERENCE_TOP = "reference_top"
@@ -63,7 +65,8 @@ class Generate(Node):
     """Samples responses to prompts of the dataset from the policy, on the generators or in the trainer.
 
     `rounds`: most rounds of fresh prompts that replace those whose responses all have the same score. `given`: share of
-    the prompts whose row's own answer is their response; these rows are `responses`, and GIVEN is written.
+    the prompts whose row's own answer is their response; these rows are `responses`, and GIVEN is written. TEACHER is
+    written where rows have teachers.
     """
 
     name: str = "generate"

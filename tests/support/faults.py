@@ -54,6 +54,13 @@ def kill_reward_before_scoring(point: str) -> None:
         _kill("reward-0")
 
 
+def kill_teacher_then_trainer(point: str) -> None:
+    """reference-1 is killed once, when step 2 begins, and the trainer when step 3 does."""
+    if point == "step:1" and _first_time("killed-teacher"):
+        _kill("reference-1")
+    kill_trainer_after_two_steps(point)
+
+
 def kill_trainer_after_two_steps(point: str) -> None:
     """The trainer kills itself once, when step 3 begins."""
     if point == "step:2" and _first_time():

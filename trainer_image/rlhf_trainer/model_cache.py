@@ -23,7 +23,8 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 
-from rlhf_api.contract.run import ProcessEnv, RunConfig
+from rlhf_api.contract.run import ProcessEnv, RunConfig, shares_pod
+from rlhf_api.contract.teachers import view_of, views_of
 from rlhf_api.errors.problem import InvalidJob, Problem, first_line
 from rlhf_api.field_types import ModelField
 from rlhf_api.host.model_directory import pickled, takes_pickles
@@ -191,8 +192,13 @@ def run(env: ProcessEnv, environ: Mapping[str, str] = os.environ) -> None:
     if not os.access(cache, os.W_OK | os.X_OK):
         message = f"{cache} cannot be written by user {os.getuid()}, group {os.getgid()}"
         raise InvalidJob([Problem(f"spec.{role.value}.pods.modelCache", message)])
-    for name, (where, weights) in models_to_load(env.config, role).items():
-        fill(cache, name, where, weights=weights)
+    spec = env.config.spec
+    # In a shared pod one process fills the cache for all of its role.
+    views = views_of(spec, role) if shares_pod(spec) else [view_of(spec, role, env.index)]
+    for view in views:
+        config = env.config.model_copy(update={"spec": view})
+        for name, (where, weights) in models_to_load(config, role).items():
+            fill(cache, name, where, weights=weights)
 
 
 if __name__ == "__main__":

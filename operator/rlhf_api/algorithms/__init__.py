@@ -2,6 +2,7 @@
 
 from ..field_types import Frozen
 from ..sections.common import CommonSpec
+from ..sections.teacher import NamedTeacher
 from . import cispo, custom, distillation, dpo, dr_grpo, grpo, gspo, kto, ppo, reinforce_pp, reward, rloo, sft
 from .base import Algorithm
 
@@ -43,4 +44,24 @@ def teacher_top_k(spec: CommonSpec) -> int:
     return settings.teacher_top_k if isinstance(settings, distillation.Distillation) else 0
 
 
-__all__ = ["ALGORITHMS", "CUSTOM", "Algorithm", "algorithm_of", "settings_of", "teacher_top_k"]
+def teachers_of(spec: CommonSpec) -> tuple[NamedTeacher, ...]:
+    """The teachers that rows name; empty if one teaches all rows, or none."""
+    settings = settings_of(spec)
+    return settings.teachers if isinstance(settings, distillation.Distillation) else ()
+
+
+def teacher_kl(teacher: NamedTeacher) -> str:
+    """The metric of a teacher's rows: the policy's mean divergence from it."""
+    return f"teacher_{teacher.name}_kl_mean"
+
+
+__all__ = [
+    "ALGORITHMS",
+    "CUSTOM",
+    "Algorithm",
+    "algorithm_of",
+    "settings_of",
+    "teacher_kl",
+    "teacher_top_k",
+    "teachers_of",
+]

@@ -9,11 +9,12 @@ from pydantic import Field
 
 from ..errors.problem import Problem
 from ..field_types import Fraction, PositiveFloat
-from ..graph import GIVEN, REFERENCE, REFERENCE_TOP, Compute, Generate, Graph, Infer
+from ..graph import GIVEN, REFERENCE, REFERENCE_TOP, SEQUENCES, TEACHER, Compute, Generate, Graph, Infer
 from ..sections.common import CommonSpec
 from ..sections.sampling import MOST_KEPT
+from ..sections.teacher import NamedTeacher
 from .base import Algorithm
-from .nodes import experience, rewarded, train_policy
+from .nodes import experience, reference, rewarded, train_policy
 from .policy_gradient import PolicyGradient, group_rules, policy_gradient_rules
 
 
@@ -31,6 +32,8 @@ class Distillation(PolicyGradient):
     beta: Fraction = 1.0
     """Divergence over teacherTopK: 1 reverse KL, 0 forward KL, between them the generalised JSD (GKD)."""
 
+    teachers: tuple[NamedTeacher, ...] = Field((), max_length=16)
+    """Teachers in place of `model.reference`, each of the rows that name it in `teacher`."""
     given_share: float = Field(0.0, ge=0, lt=1)
     """Share of prompts whose row's answer is trained on in place of a sampled response (GKD: 1 - lambda)."""
 
@@ -54,29 +57,38 @@ def _graph(spec: CommonSpec, settings: Distillation) -> Graph:
         reads=(*((scores, "position") if scored else ()), *compared),
         writes=("advantages",),
     )
-    top = Infer(name=REFERENCE_TOP, model=REFERENCE, output="top_logprobs", writes=(REFERENCE_TOP,))
     begin = experience(
         spec,
         settings,
         scored=scored,
-        reference_node=top if settings.teacher_top_k else None,
+        reference_node=_teacher(spec, settings),
         source=_source(settings),
     )
     return Graph((*begin, advantages, train_policy(begin, settings)))
 
 
+def _teacher(spec: CommonSpec, settings: Distillation) -> Infer:
+    """The teacher's log-probabilities: of the sampled tokens, or its most probable ones."""
+    node = reference(spec, settings.reference_ema)
+    if settings.teacher_top_k:
+        node = Infer(name=REFERENCE_TOP, model=REFERENCE, output="top_logprobs", writes=(REFERENCE_TOP,))
+    if not settings.teachers:
+        return node
+    return replace(node, model=REFERENCE, base=False, average=None, reads=(SEQUENCES, TEACHER))
+
+
 def _source(settings: Distillation) -> Generate:
     """The student, or in a share of the prompts the dataset."""
     sampled = Generate(rounds=settings.dynamic_sampling)
+    writes = (*sampled.writes, *((TEACHER,) if settings.teachers else ()))
     if not settings.given_share:
-        return sampled
-    return replace(sampled, given=settings.given_share, writes=(*sampled.writes, GIVEN))
+        return replace(sampled, writes=writes)
+    return replace(sampled, given=settings.given_share, writes=(*writes, GIVEN))
 
 
 def _rules(spec: CommonSpec, where: str, settings: Distillation) -> Iterator[Problem]:
     yield from (group_rules if _learns_scores(spec) else policy_gradient_rules)(spec, where, settings)
-    if spec.model.reference is None:
-        yield Problem("spec.model.reference", "is required and missing: the teacher, a path or hub name")
+    yield from _teachers(spec, where, settings)
     if settings.reference_ema is not None:
         message = "puts the policy's moving average in the place of the teacher (spec.model.reference)"
         yield Problem(f"{where}.referenceEma", f"{message}; remove it; got {settings.reference_ema:g}")
@@ -87,6 +99,24 @@ def _rules(spec: CommonSpec, where: str, settings: Distillation) -> Iterator[Pro
         yield from _given(spec, where, settings)
     if not is_scored(spec):
         yield from _unscored(where, settings)
+
+
+def _teachers(spec: CommonSpec, where: str, settings: Distillation) -> Iterator[Problem]:
+    """Problems of the job's teachers, and of sources that name one."""
+    names = [teacher.name for teacher in settings.teachers]
+    if spec.model.reference is None and not names:
+        yield Problem("spec.model.reference", "is required and missing: the teacher, a path or hub name")
+    elif spec.model.reference is not None and names:
+        message = f"teaches no row beside {where}.teachers: make it one of them, or remove it"
+        yield Problem("spec.model.reference", f"{message}; got {spec.model.reference!r}")
+    for number, name in enumerate(names):
+        if name in names[:number]:
+            message = "two teachers have this name; give this one another"
+            yield Problem(f"{where}.teachers[{number}].name", f"{message}; got {name!r}")
+    for number, source in enumerate(spec.data.sources or ()):
+        if names and source.teacher is not None and source.teacher not in names:
+            message = f"is no teacher of {where}.teachers, which has {', '.join(names)}"
+            yield Problem(f"spec.data.sources[{number}].teacher", f"{message}; got {source.teacher!r}")
 
 
 def _learns_scores(spec: CommonSpec) -> bool:

@@ -18,6 +18,7 @@ from ..field_types import DType, ModelField, Report
 from ..roles import Role
 from ..spec import Spec
 from .proof import Prover
+from .teachers import view_of, views_of
 
 EXIT_INVALID = 78
 """Exit code of a role that cannot run this job (EX_CONFIG); a restart would not help."""
@@ -99,6 +100,10 @@ class RunConfig(Report):
         """True if generators sleep while the trainer computes, and the trainer waits while they generate: they share
         GPUs, and no step's responses overlap with training."""
         return self.shared_gpus and generates_in_turns(self.spec)
+
+    def view_of(self, role: Role, index: int) -> "RunConfig":
+        """The configuration as one process of a role sees it."""
+        return self.model_copy(update={"spec": view_of(self.spec, role, index)})
 
     def dtype(self, role: Role) -> DType:
         """The compute dtype of a role."""
@@ -201,6 +206,11 @@ def shares_pod(spec: Spec) -> bool:
     return spec.placement == "shared"
 
 
+def role_views(spec: Spec) -> list[tuple[Role, Spec]]:
+    """Each role with processes, and the job as those of each of its models see it."""
+    return [(role, view) for role in roles_of(spec) for view in views_of(spec, role)]
+
+
 def generates_in_turns(spec: Spec) -> bool:
     """True if generators never answer while the trainer computes, and get new weights before each step: no staleness,
     no minibatches as they arrive, a broadcast after every step."""
@@ -209,7 +219,8 @@ def generates_in_turns(spec: Spec) -> bool:
 
 
 def replicas(spec: Spec, role: Role) -> int:
-    return spec.section(role).replicas
+    """Processes of a role, or of a generator's first ones; those of all teachers."""
+    return sum(view.section(role).replicas for view in views_of(spec, role))
 
 
 def pods_each(spec: Spec, role: Role) -> int:

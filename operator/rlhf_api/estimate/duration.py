@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 
+from ..contract.teachers import views_of
 from ..errors.problem import InvalidJob, Problem
 from ..field_types import ModelField
 from ..graph import POLICY, Dataset, Generate, Graph, Infer, Score, Train, minibatch_count
@@ -209,8 +210,8 @@ def _scoring(spec: Spec, sizes: _Sizes, graph: Graph, ranks: int) -> float:
 
 def _gpus(spec: Spec, role: Role) -> int:
     """Number of GPUs of all servers of a frozen model."""
-    section = spec.model_server(role)
-    return section.replicas * section.tensor_parallel_size
+    sections = [view.model_server(role) for view in views_of(spec, role)]
+    return sum(section.replicas * section.tensor_parallel_size for section in sections)
 
 
 def _update(spec: Spec, sizes: _Sizes, node: Train) -> float:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ..contract.teachers import named_models
 from ..host.foreign_files import LARGEST_JSON, READ_ERRORS, open_regular, parse_json, read_json
 from ..host.hub_cache import downloaded
 from ..host.model_directory import shard_names
@@ -23,15 +24,15 @@ _FUSED = ("down_proj", "gate_up_proj")
 
 
 def model_sizes(spec: Spec, environ: Mapping[str, str] = os.environ) -> dict[str, Size]:
-    """Sizes by the field of `spec.model` that names a directory, or a model of the hub that was downloaded before;
-    unreadable ones are left out. `environ`: with the variables of the hub's client."""
+    """Sizes by the field that names a directory, or a model of the hub that was downloaded before; unreadable ones are
+    left out. `environ`: with the variables of the hub's client."""
     sizes: dict[str, Size] = {}
-    for field in LOADED:
-        name: str | None = getattr(spec.model, field)
-        folder = None if name is None else _folder(name, {**environ, **spec.env})
+    for _, where, name in named_models(spec, LOADED):
+        folder = _folder(name, {**environ, **spec.env})
         parameters = None if folder is None else _parameters(folder)
         if folder is not None and parameters is not None:
-            sizes[field] = Size(parameters, _shape(folder), active=_active(folder, parameters))
+            size = Size(parameters, _shape(folder), active=_active(folder, parameters))
+            sizes[where.removeprefix("spec.model.")] = size
     return sizes
 
 

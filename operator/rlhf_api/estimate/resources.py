@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from math import ceil
 
-from ..contract.run import places, pod_roles, roles_of, shares_pod
+from ..contract.run import places, pod_roles, role_views, roles_of, shares_pod
 from ..contract.status import RolePlan
+from ..contract.teachers import role_field, shares_of, views_of
 from ..errors.problem import Problem
 from ..graph import CRITIC
 from ..roles import Role
@@ -24,22 +25,32 @@ def plan(spec: Spec, file_sizes: FileSizes = NOTHING) -> dict[Role, RolePlan]:
     """Pods, GPUs and memory of each role; `file_sizes`: model sizes found by the host."""
     sizes, made = Sizes.of(spec, file_sizes), dict[Role, RolePlan]()
     for role in roles_of(spec):
-        gpu, pods = gpu_of(spec, role), len(places(spec, role)) if role in pod_roles(spec) else 0
-        memory = _memory(spec, role, sizes, None if shares_pod(spec) else gpu)
-        made[role] = RolePlan(pods=pods, gpus=pods * gpu.count if gpu else 0, memory=memory)
+        each = [(view, gpu_of(view, role), len(places(view, role))) for view in views_of(spec, role)]
+        needs = [
+            _memory(view, role, sizes.of_view(view), None if shares_pod(spec) else gpu)
+            for view, gpu, _ in each
+        ]
+        names = [f"{share.teacher.name}: " for share in shares_of(spec)] if len(needs) > 1 else [""]
+        own = role in pod_roles(spec)
+        made[role] = RolePlan(
+            pods=sum(pods for _, _, pods in each if own),
+            gpus=sum(pods * gpu.count for _, gpu, pods in each if gpu and own),
+            memory="; ".join(f"{name}{need}" for name, need in zip(names, needs, strict=True) if need)
+            or None,
+        )
     return made
 
 
 def problems(spec: Spec, file_sizes: FileSizes = NOTHING) -> Iterator[Problem]:
     """Problems: GPU counts that do not match a pod's processes, and models that cannot fit their GPUs."""
     sizes = Sizes.of(spec, file_sizes).certain
-    for role in () if shares_pod(spec) else roles_of(spec):  # those that share are checked together
-        gpu = gpu_of(spec, role)
+    for role, view in () if shares_pod(spec) else role_views(spec):  # those that share are checked together
+        gpu = gpu_of(view, role)
         if gpu is None:
             continue
-        yield from _count(spec, role, gpu)
+        yield from _count(view, role, gpu)
         if gpu.memory_gigabytes is not None:
-            yield from _fit(spec, role, sizes, gpu.memory_gigabytes * 1e9)
+            yield from _fit(view, role, sizes.of_view(view), gpu.memory_gigabytes * 1e9)
 
 
 def gpu_of(spec: Spec, role: Role) -> Gpu | None:
@@ -50,7 +61,7 @@ def gpu_of(spec: Spec, role: Role) -> Gpu | None:
 def lacks_gpus(spec: Spec, file_sizes: FileSizes = NOTHING) -> str:
     """A warning of a large policy no pod of which asks for a GPU, or for other devices; '' for any other."""
     policy = Sizes.of(spec, file_sizes).policy
-    given = [combine(spec.pods, spec.section(role).pods) for role in roles_of(spec)]
+    given = [combine(view.pods, view.section(role).pods) for role, view in role_views(spec)]
     if policy is None or policy.parameters < LARGE or spec.runtime is not None:
         return ""
     if any(pods.gpu or pods.resources.requests or pods.resources.limits for pods in given):
@@ -134,7 +145,7 @@ def _count(spec: Spec, role: Role, gpu: Gpu) -> Iterator[Problem]:
     if gpu.count != required and not (role is Role.REWARD and spec.reward.functions):
         own = spec.section(role).pods.gpu is not None
         origin = f"got {gpu.count}" if own else f"spec.pods.gpu.count is {gpu.count}"
-        where = f"spec.{role.value}.pods.gpu.count"
+        where = f"{role_field(spec, role)}.pods.gpu.count"
         yield Problem(where, f"must be {required} for a {role.value} pod: {words}; {origin}")
 
 
@@ -147,13 +158,12 @@ def _fit(spec: Spec, role: Role, sizes: Sizes, memory: float) -> Iterator[Proble
     need, share = _need(spec, role, sizes), filled(spec, role) if on_vllm(spec, role) else 1.0
     if need is None or need.total <= share * memory:
         return
-    remedy = (
-        f"use larger GPUs, a smaller model, or spec.{role.value}.engine vllm with a larger tensorParallelSize"
-    )
+    engine = f"{role_field(spec, role)}.engine vllm with a larger tensorParallelSize"
+    remedy = f"use larger GPUs, a smaller model, or {engine}"
     if role.row.work == "train":
         if training(spec, sizes, CERTAIN).total <= memory:
             return
         remedy = remedies(spec, sizes, memory)
     shortage = f"one GPU must hold {gigabytes(need.total)} GB: {need.words}; it has {memory / 1e9:g} GB"
     shortage += f", of which vLLM fills {share:g}" if share < 1 else ""
-    yield Problem(f"spec.{role.value}", f"{shortage}; {remedy}")
+    yield Problem(role_field(spec, role), f"{shortage}; {remedy}")

@@ -1,9 +1,11 @@
 """Sizes of a job's models, as far as known before any is loaded; pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+from ..algorithms import teachers_of
+from ..contract.teachers import teacher_field
 from ..field_types import ModelField
 from ..roles import Role
 from ..sections.model import Model
@@ -31,7 +33,7 @@ class Size:
 
 
 FileSizes = Mapping[str, Size]
-"""Sizes found in files by a host, by field of `spec.model`."""
+"""Sizes found in files by a host, by field of `spec.model`, or the whole field of a teacher's model."""
 NOTHING: FileSizes = MappingProxyType({})
 
 
@@ -42,6 +44,9 @@ class Sizes:
     policy: Size | None
     critic: Size | None
     frozen: Mapping[Role, Size | None]
+    """By role; of several teachers the largest."""
+    teachers: Mapping[str, Size | None] = field(default_factory=dict)
+    """By the names of teachers."""
 
     @classmethod
     def of(cls, spec: Spec, file_sizes: FileSizes) -> "Sizes":
@@ -49,14 +54,26 @@ class Sizes:
         model = spec.model
         policy = file_sizes.get("policy") or (Size(model.parameters) if model.parameters else _created(model))
 
-        def size(field: ModelField) -> Size | None:
-            name, _ = model.source(field) or ("policy", "")
-            if name == "policy":
-                return policy
+        def known(name: str) -> Size | None:
             return file_sizes.get(name) or (replace(policy, guessed=True) if policy else None)
 
+        teachers = {each.name: known(f"{teacher_field(each)}.model") for each in teachers_of(spec)}
+
+        def size(field: ModelField) -> Size | None:
+            if field == Role.REFERENCE.row.model and teachers:
+                return max(teachers.values(), key=lambda each: each.parameters if each else 0.0)
+            name, _ = model.source(field) or ("policy", "")
+            return policy if name == "policy" else known(name)
+
         frozen = {role: size(role.row.model) for role in Role if role.row.model and _holds_model(spec, role)}
-        return cls(policy, size("critic"), frozen)
+        return cls(policy, size("critic"), frozen, teachers)
+
+    def of_view(self, view: Spec) -> "Sizes":
+        """The sizes for the processes that see the job so; see `views_of`."""
+        names = [teacher.name for teacher in teachers_of(view)]
+        if len(names) != 1:
+            return self
+        return replace(self, frozen={**self.frozen, Role.REFERENCE: self.teachers[names[0]]})
 
     @property
     def certain(self) -> "Sizes":
@@ -65,6 +82,7 @@ class Sizes:
             _certain(self.policy),
             _certain(self.critic),
             {role: _certain(size) for role, size in self.frozen.items()},
+            {name: _certain(size) for name, size in self.teachers.items()},
         )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from pydantic.alias_generators import to_camel
 
-from ..algorithms import CUSTOM, algorithm_of
+from ..algorithms import CUSTOM, algorithm_of, teacher_kl, teachers_of
 from ..errors.problem import Problem
 from ..errors.similar import closest
 from ..graph import POLICY
@@ -61,7 +61,8 @@ def metrics_of(spec: Spec) -> tuple[str, ...] | None:
     count = len(spec.data.sources or spec.data.train or ())  # which may not be valid
     of_sources = [f"source_{source}_{name}" for source in range(count) if count > 1 for name in _SOURCE]
     of_episodes = _EPISODES if spec.environment is not None else ()
-    return (*_STEP, *of_models, *of_policy, *_SAMPLED, *of_episodes, *of_rewards, *of_sources)
+    of_teachers = map(teacher_kl, teachers_of(spec))
+    return (*_STEP, *of_models, *of_policy, *_SAMPLED, *of_episodes, *of_rewards, *of_sources, *of_teachers)
 
 
 def problems(spec: Spec) -> Iterator[Problem]:

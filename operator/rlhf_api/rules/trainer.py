@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from pydantic.alias_generators import to_camel
 
+from ..contract.teachers import shares_of
 from ..errors.problem import Problem, show
 from ..graph import CRITIC
 from ..sections.deepspeed import DeepSpeedConfig
@@ -17,16 +18,19 @@ def batches(spec: Spec) -> Iterator[Problem]:
     field = "sampling.maxNewTokens" if spec.environment is None else "environment.maxTokens"
     shared = spec.trainer.sequence_parallel_size
     bounds = {
-        "trainer.microBatchTokens": (spec.trainer.micro_batch_tokens, shared),
-        "trainer.criticMicroBatchTokens": (spec.trainer.critic_micro_batch_tokens, shared),
-        "reward.microBatchTokens": (spec.reward.micro_batch_tokens, 1),
-        "reference.microBatchTokens": (spec.reference.micro_batch_tokens, 1),
+        "spec.trainer.microBatchTokens": (spec.trainer.micro_batch_tokens, shared),
+        "spec.trainer.criticMicroBatchTokens": (spec.trainer.critic_micro_batch_tokens, shared),
+        "spec.reward.microBatchTokens": (spec.reward.micro_batch_tokens, 1),
+        "spec.reference.microBatchTokens": (spec.reference.micro_batch_tokens, 1),
+        **{
+            f"{each.where}.microBatchTokens": (each.teacher.micro_batch_tokens, 1) for each in shares_of(spec)
+        },
     }
     for bound, (tokens, together) in bounds.items():
         if tokens is not None and tokens * together < longest:
             over = f", which {together} ranks share" if together > 1 else ""
             yield Problem(
-                f"spec.{bound}",
+                bound,
                 f"one answer can have {longest} tokens (data.maxPromptLength + {field}){over}; "
                 f"use at least {-(-longest // together)}; got {tokens}",
             )

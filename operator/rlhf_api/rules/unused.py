@@ -10,7 +10,7 @@ from typing import NamedTuple
 from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 
-from ..algorithms import algorithm_of, settings_of
+from ..algorithms import algorithm_of, settings_of, teachers_of
 from ..algorithms.distillation import Distillation
 from ..algorithms.dpo import DPO
 from ..algorithms.policy_gradient import PolicyGradient, is_one_update
@@ -47,6 +47,7 @@ def problems(spec: Spec) -> Iterator[Problem]:
         *_critic(spec),
         *_schedule(spec),
         *_settings(spec),
+        *_teachers(spec),
         *_responses(spec),
         *_scores(spec),
         *_compared(spec),
@@ -172,6 +173,13 @@ def _distilled(where: str, settings: Distillation) -> _Unread:
         return _Unread(where, settings, ["beta"], of, reason)
     of, reason = "an estimate from the sampled tokens", f"{where}.teacherTopK compares whole distributions"
     return _Unread(where, settings, ["kl_in", "kl_estimator", "kl_corrected"], of, reason)
+
+
+def _teachers(spec: Spec) -> Iterator[_Unread]:
+    """The teacher of a source where none has a name."""
+    of, reason = "teachers with names", "spec.distillation.teachers is not set"
+    for number, source in enumerate(() if teachers_of(spec) else spec.data.sources or ()):
+        yield _Unread(f"spec.data.sources[{number}]", source, ["teacher"], of, reason)
 
 
 def _responses(spec: Spec) -> Iterator[_Unread]:

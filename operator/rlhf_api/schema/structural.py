@@ -11,6 +11,7 @@ from ..field_types import INT_OR_STRING
 from ..rules import size_limits
 from ..rules.pods.template import MOST_ITEMS
 from ..sections.environment import Environment
+from ..sections.teacher import NamedTeacher
 from .cel import RULES
 from .descriptions import Described
 
@@ -26,6 +27,8 @@ _LIST_KEYS = {"conditions": ["type"], "volumes": ["name"]}
 """Keys of list items: two clients may each apply their own items, and the server refuses a duplicate key."""
 _FORMERLY_FREE = (Environment.__name__,)
 """Models of objects that stored jobs may hold with any keys: as variables of processes, in an earlier release."""
+_FREE = (NamedTeacher.__name__,)
+"""Models that the operator checks alone: in full, those of a list would cost an API server too much at each write."""
 _MODEL = "title"
 """Schema key with the model's name until `describe_once` removes it."""
 
@@ -142,6 +145,9 @@ class Structural:
         return {"additionalProperties": self._convert(values)}
 
     def _object(self, node: Schema) -> Schema:
+        if node["title"] in _FREE:
+            bounded = {"required": node["required"], "maxProperties": len(node["properties"])}
+            return {"description": ("", ""), **bounded, "x-kubernetes-preserve-unknown-fields": True}
         made: Schema = {_MODEL: node["title"]}
         if "required" in node:
             made["required"] = node["required"]

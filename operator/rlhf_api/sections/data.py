@@ -25,6 +25,8 @@ class Source(Frozen):
     """Overrides `data.systemPrompt`; an empty one too."""
     columns: dict[str, str] | None = None
     """Overrides `data.columns`; an empty one too."""
+    teacher: str | None = None
+    """Teacher of its rows that name none."""
 
 
 def parsed(text: str) -> Source:

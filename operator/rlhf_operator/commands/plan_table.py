@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from rlhf_api.contract.run import roles_of, shares_pod
+from rlhf_api.contract.run import role_views, shares_pod
 from rlhf_api.estimate.host_memory import StepMemory
 from rlhf_api.estimate.resources import gpu_of, host_memory, lacks_gpus, plan
 from rlhf_api.estimate.sharing.divide import divide
@@ -35,7 +35,9 @@ def plan_lines(spec: Spec, file_sizes: FileSizes = NOTHING) -> list[str]:
 
 
 def _requested(spec: Spec) -> Iterator[str]:
-    requests = [f"{role.value} {memory}" for role in roles_of(spec) if (memory := host_memory(spec, role))]
+    requests = [
+        f"{role.value} {memory}" for role, view in role_views(spec) if (memory := host_memory(view, role))
+    ]
     if requests:
         each = "container" if shares_pod(spec) else "pod"
         unless = "unless pods.resources says otherwise"
@@ -58,7 +60,7 @@ def _in_one_pod(spec: Spec, file_sizes: FileSizes) -> Iterator[str]:
 
 
 def _advice(spec: Spec, *, worked_out: bool) -> Iterator[str]:
-    gpus = [gpu for role in roles_of(spec) if (gpu := gpu_of(spec, role))]
+    gpus = [gpu for role, view in role_views(spec) if (gpu := gpu_of(view, role))]
     if not worked_out:
         yield "set spec.model.parameters, such as 7.6e9, to have the memory worked out"
     if any(gpu.memory_gigabytes is None for gpu in gpus):

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from rlhf_api.contract.run import EXIT_INVALID, EXIT_ROLLED_BACK, EXIT_SUSPENDED, EXIT_UNHEALTHY
+from rlhf_api.contract.teachers import alike
 from rlhf_api.roles import Role
 from rlhf_api.spec import Spec
 
@@ -156,13 +157,14 @@ def _repeatable_cause(ended: Ended, step: int) -> str:
 
 def _servers(spec: Spec, processes: Sequence[ProcessState], restarts: Restarts, now: float) -> list[Action]:
     """Actions for servers, which restart independently, whatever the exit code; a multi-process one restarts when any
-    of its processes ends. When the budget is used up, the job continues as long as another server of the role works or
-    may come to work."""
+    of its processes ends. When the budget is used up, the job continues as long as another server of the role, and of
+    the same teacher, works or may come to work."""
     actions: list[Action] = []
-    whole = _healthy_indices(spec, processes, restarts, now)
+    healthy = _healthy_indices(spec, processes, restarts, now)
     for index, group in groupby(processes, key=lambda s: s.index):
         server = list(group)
         role, ended = server[0].role, [s for s in server if s.ended]
+        whole = alike(spec, role, index, healthy)
         if any(s.started is None for s in server):
             actions.append(Start(role, (index,)))
             continue

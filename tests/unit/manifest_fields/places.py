@@ -126,6 +126,17 @@ def _deepspeed(section: str, dtype: str) -> Iterator[tuple[str, tuple[str, ...]]
     yield rf"trainer\.{section}\.bf16.bf16_optimizer_states", (half,)
 
 
+_TAUGHT = _algorithm(
+    "distillation",
+    *(
+        "spec.distillation={minibatchSize: 8, teachers: [{name: a, model: policy}, {name: b, model: policy}]}",
+    ),
+    *("spec.model={policy: policy, parameters: 1e9}", "spec.reward={}"),
+    "spec.data={promptsPerStep: 8, sources: [{path: rows-prompts.jsonl, teacher: a}, "
+    "{path: more-prompts.jsonl, teacher: b}]}",
+)
+
+
 BASES: tuple[tuple[str, tuple[str, ...]], ...] = (
     *((rf"spec\.{camel}\.", _algorithm(name, **_ONLINE)) for camel, name in _GROUPED),
     (r"spec\.distillation\.", ("spec.model.reference=org/teacher",)),
@@ -143,6 +154,7 @@ BASES: tuple[tuple[str, tuple[str, ...]], ...] = (
             ),
         ),
     ),
+    (r"\.distillation\.teachers$", _TAUGHT),
     (r"\.(klHorizon)$", ("spec.{}.klTarget=0.5",)),
     (r"\.klCorrected$", ("spec.{}.klIn=loss", "spec.{}.klEstimator=k3")),
     (r"\.entropyTarget$", ("spec.{}.entropyCoefficient=0.1",)),
@@ -200,6 +212,7 @@ BASES: tuple[tuple[str, tuple[str, ...]], ...] = (
             "{path: more-prompts.jsonl, weight: 1.0}]}",
         ),
     ),
+    (r"sources\[0\]\.teacher$", _TAUGHT),
     (r"samplesPerEpoch", ("spec.data.train=[rows-prompts.jsonl, more-prompts.jsonl]",)),
     (
         r"[Cc]hatTemplate|systemPrompt",
@@ -263,6 +276,8 @@ VALUES: dict[str, list[Any]] = {
     r"template\.spec\.(containers|initContainers)$": [[{"name": "s", "image": "i"}]],
     r"template\.spec\.volumes$": [[{"name": "w", "emptyDir": {}}]],
     r"trackers.*kind$": ["mlflow"],
+    r"distillation\.teachers$": [[{"name": "a", "model": "policy"}, {"name": "b", "model": "other"}]],
+    r"sources\[0\]\.teacher$": ["b"],
 }
 """Values to try where those of the leaf's type would not do."""
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
+from rlhf_api.algorithms import teachers_of
 from rlhf_api.contract.run import RunConfig
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.field_types import RowKind, names_function
@@ -26,7 +27,7 @@ from rlhf_api.sections.environment import PYTHON
 from rlhf_api.spec import Spec
 
 from ..data.chat import check_template
-from ..data.dataset import Dataset, open_dataset, sources_of
+from ..data.dataset import TRAINING, Dataset, open_dataset, sources_of
 from ..data.template_warnings import template_warnings
 from ..data.text import context, continued_text
 from ..data.tokenizer_trial import tokenizer_problem
@@ -58,7 +59,7 @@ def check(
         for i, file in enumerate(dataset.files):
             share = dataset.mixture.shares[i]
             yield f"{field}: {file.name}: {len(file):,} rows, {share:,} of {dataset.mixture.samples:,} samples an epoch"
-            checker = RowChecker(dataset, kind, tokenizer, spec.data, reader)
+            checker = RowChecker(dataset, kind, tokenizer, spec.data, reader, _teachers(spec, field))
             report = checker.check(range(first, first + len(file)))
             first += len(file)
             yield from _lengths(
@@ -144,6 +145,11 @@ def _named(spec: Spec) -> Iterator[tuple[str, RowKind, Dataset]]:
         yield field, kind, open_dataset(sources, kind, samples)
 
 
+def _teachers(spec: Spec, field: str) -> list[str]:
+    """The names of which rows of this field have one: no teacher is asked about held-out rows."""
+    return [teacher.name for teacher in teachers_of(spec)] if field == TRAINING else []
+
+
 def problems_of(config: RunConfig) -> tuple[list[Problem], list[str]]:
     """Problems of the rows of local files, as tokenized for training, and of local models; and `warnings` if there are
     none."""
@@ -153,13 +159,14 @@ def problems_of(config: RunConfig) -> tuple[list[Problem], list[str]]:
         problems = fit_problems(config, tokenizer)
     except InvalidJob as error:
         return list(error.problems), []
-    for _, kind, sources, _ in sources_of(spec):
+    for field, kind, sources, _ in sources_of(spec):
         for source in sources:
             if names_function(source.path) or "://" in source.path:
                 continue
             try:
                 datasets.append(open_dataset([source], kind))
-                fitted = check_all([RowChecker(datasets[-1], kind, tokenizer, spec.data, reader)])
+                names = _teachers(spec, field)
+                fitted = check_all([RowChecker(datasets[-1], kind, tokenizer, spec.data, reader, names)])
                 overlong += [f"warning: {each.message}" for each in fitted if each.message]
             except InvalidJob as error:
                 problems += error.problems

@@ -11,6 +11,7 @@ from zlib import crc32
 
 from rlhf_api.dataset.row_files import TABLES, RowFile, Rows
 from rlhf_api.dataset.rows import ImageRow, Row, with_system_prompt
+from rlhf_api.dataset.teachers import with_teacher
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.field_types import RowKind, names_function
 from rlhf_api.host.job_files import located
@@ -23,6 +24,9 @@ from .images import placed
 from .imported import ImportedRows
 from .stream import Mixture, RowStream
 
+TRAINING = "spec.data"
+"""Field of the training rows, among those of `sources_of`."""
+
 
 @dataclass(frozen=True)
 class Dataset(Rows):
@@ -31,6 +35,7 @@ class Dataset(Rows):
 
     files: tuple[RowFile | ImportedRows, ...]
     system_prompts: tuple[str | None, ...]
+    teachers: tuple[str | None, ...]
     mixture: Mixture
     weights: tuple[float, ...]
     samples: int | None
@@ -44,6 +49,8 @@ class Dataset(Rows):
         row, prompt = self.files[source][at], self.system_prompts[source]
         if isinstance(row, ImageRow) and row.images:
             row = self._placed(row, source, index)
+        if (teacher := self.teachers[source]) is not None:
+            row = with_teacher(row, teacher)
         return row if prompt is None else with_system_prompt(row, prompt)
 
     def _placed(self, row: ImageRow, source: int, index: int) -> Row:
@@ -141,7 +148,8 @@ def open_dataset(sources: Sequence[Source], kind: RowKind, samples: int | None =
     weights = tuple(source.weight for source in sources if source.weight is not None)
     mixture = _mixture([len(file) for file in files], weights, samples)
     prompts = tuple(source.system_prompt for source in sources)
-    return Dataset(tuple(files), prompts, mixture, weights, samples)
+    teachers = tuple(source.teacher for source in sources)
+    return Dataset(tuple(files), prompts, teachers, mixture, weights, samples)
 
 
 def _folder(name: str) -> str:
@@ -172,7 +180,7 @@ def sources_of(spec: Spec) -> Iterator[tuple[str, RowKind, Sequence[Source], int
     """Field, kind of rows, sources and samples per epoch of the training rows, of each evaluation set, and of the
     pretraining text, in this order."""
     data, kind = spec.data, spec.graph.rows
-    yield "spec.data", kind, spec.data.training_sources(), data.samples_per_epoch
+    yield TRAINING, kind, spec.data.training_sources(), data.samples_per_epoch
     for evaluation_set in spec.evaluation_sets():
         sources = [
             Source(path=path, systemPrompt=data.system_prompt, columns=data.columns)

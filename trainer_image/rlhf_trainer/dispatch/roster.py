@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Collection
 
 import aiohttp
 
@@ -26,8 +27,13 @@ class Stopped(RuntimeError):
 class Roster:
     """Members of each role whose health checks succeed."""
 
-    def __init__(self, control: Control, http: HttpClient) -> None:
-        self._control, self._http = control, http
+    def __init__(self, control: Control, http: HttpClient, only: Collection[str] | None = None) -> None:
+        """`only`: names of the members that it knows; all unless given."""
+        self._control, self._http, self._only = control, http, only
+
+    def of_names(self, names: Collection[str]) -> "Roster":
+        """The roster of these members alone."""
+        return Roster(self._control, self._http, names)
 
     @property
     def stopping(self) -> bool:
@@ -36,7 +42,7 @@ class Roster:
 
     def present(self, role: Role) -> dict[str, Member]:
         """All members of a role by uid, draining ones included, as last pushed by the host."""
-        return self._control.present(role)
+        return {uid: m for uid, m in self._control.present(role).items() if self._knows(m)}
 
     def answering(self, role: Role) -> list[Member]:
         """As `find_answering`, on any other thread than the client's."""
@@ -44,13 +50,13 @@ class Roster:
 
     async def find_answering(self, role: Role) -> list[Member]:
         """Members whose health check answers within PROBE_SECONDS."""
-        members = self._control.members(role)
+        members = self._members(role)
         answers = await asyncio.gather(*(self._answers(m) for m in members))
         return [m for m, up in zip(members, answers, strict=True) if up]
 
     def unavailable(self, role: Role, seconds: float) -> Unavailable:
         """The error that no member has answered for so long."""
-        known = ", ".join(f"{m.name} at {m.address}" for m in self._control.members(role))
+        known = ", ".join(f"{m.name} at {m.address}" for m in self._members(role))
         return Unavailable(
             f"no {role.value} answered within {seconds:.0f} s ({known or 'none was announced'}); see its log"
         )
@@ -75,6 +81,12 @@ class Roster:
         if not members:
             raise self.unavailable(role, timeout)
         return members
+
+    def _members(self, role: Role) -> list[Member]:
+        return [m for m in self._control.members(role) if self._knows(m)]
+
+    def _knows(self, member: Member) -> bool:
+        return self._only is None or member.name in self._only
 
     async def _answers(self, member: Member) -> bool:
         try:

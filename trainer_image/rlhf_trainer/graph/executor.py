@@ -22,13 +22,14 @@ from ..dispatch.roster import Stopped
 from ..ops import ROW_OUTPUTS, compute_fn, output_fn
 from ..process.timeline import RECORDER
 from ..ranks.ranks import Message, Ranks
-from ..tensors.records import Columns, Sequences
+from ..tensors.records import Columns
 from .learner import Learner
 
 REPLAYED = ("logprobs",)
 """Column of the node whose routing the updates replay."""
-RemoteCall = Callable[[Sequences, Sequence[Mapping[str, Any]]], Tensor]
-"""(sequences, their dataset rows) -> the column that a role answers with."""
+RemoteCall = Callable[..., Tensor]
+"""(sequences, their dataset rows, the other columns that its node reads by their names) -> the column that a role
+answers with."""
 
 
 class Executor:
@@ -81,8 +82,9 @@ class Executor:
         def choose() -> Message:
             for node in todo:
                 if self._graph.remote(node) and node not in calls.values() and _ready(node, columns):
-                    sequences = replace(columns.sequences, finished=columns.rows.get("finished"))
-                    calls[self._pool.submit(self._remote[node.name], sequences, rows)] = node
+                    ended = replace(columns.sequences, finished=columns.rows.get("finished"))
+                    others = {name: columns[name] for name in node.reads if name != SEQUENCES}
+                    calls[self._pool.submit(self._remote[node.name], ended, rows, **others)] = node
             for node in todo:
                 if not self._graph.remote(node) and _ready(node, columns):
                     return {}, {"node": node.name}

@@ -5,13 +5,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from rlhf_api.algorithms import teacher_kl, teachers_of
 from rlhf_api.algorithms.distillation import Distillation
 from rlhf_api.algorithms.dpo import DPO
 from rlhf_api.algorithms.kto import KTO
 from rlhf_api.algorithms.policy_gradient import PolicyGradient
 from rlhf_api.algorithms.ppo import PPO
 from rlhf_api.algorithms.reward import RewardModel
-from rlhf_api.graph import GIVEN, LABEL, MARGIN, REFERENCE_TOP
+from rlhf_api.graph import GIVEN, LABEL, MARGIN, REFERENCE_TOP, TEACHER
+from rlhf_api.sections.common import CommonSpec
 
 from ..maths.agreement import agreement, comparable
 from ..maths.divergence import top_divergence
@@ -214,6 +216,8 @@ def _policy_gradient(
     if compared is not None and given is not None:
         compared = compared & ~given
 
+    taught = {name: of / of.sum() for name, of in tokens_of_teachers(columns, ctx.spec).items()}
+
     def loss(output: Tensor, micro: MicroBatch) -> tuple[Tensor, Named]:
         index, device = micro.response_index, output.device
         logprobs, entropy = (output[:, :2] if REFERENCE_TOP in columns else output).unbind(-1)
@@ -229,6 +233,12 @@ def _policy_gradient(
 
         def column(name: str) -> Tensor:
             return to_device(columns[name][index], device)
+
+        def mean_kl(kl: Tensor) -> Named:
+            of_teachers = {
+                name: (kl * to_device(share[index], device)).sum() for name, share in taught.items()
+            }
+            return {"kl_mean": kl.sum() / tokens, **of_teachers}
 
         new = logprobs.detach()
         old = column("logprobs") if compared is None else new
@@ -249,7 +259,7 @@ def _policy_gradient(
             teacher = to_device(top_logprobs_of(columns[REFERENCE_TOP][index]), device)
             divergence = top_divergence(output[:, 2:], teacher, _beta(ctx))
             total = total + kl_coefficient(ctx) * (weight * divergence).sum()
-            statistics["kl_mean"] = top_divergence(output[:, 2:].detach(), teacher, 1.0).sum() / tokens
+            statistics |= mean_kl(top_divergence(output[:, 2:].detach(), teacher, 1.0))
         if penalised:
             kl = kl_estimate(logprobs, column("reference_logprobs"), settings.kl_estimator)
             if settings.kl_corrected:
@@ -263,10 +273,19 @@ def _policy_gradient(
                 sampled = to_device(columns["sampled_logprobs"][index[same]], device)
                 statistics |= agreement(new[to_device(same, device)], sampled, int(compared.sum()))
             if "reference_logprobs" in columns:
-                statistics["kl_mean"] = (new - column("reference_logprobs")).sum() / tokens
+                statistics |= mean_kl(new - column("reference_logprobs"))
         return total, statistics
 
     return loss
+
+
+def tokens_of_teachers(columns: Columns, spec: CommonSpec) -> dict[str, Tensor]:
+    """Tokens of the responses of each teacher that has any, bool [A], by the name of its divergence in the metrics."""
+    if TEACHER not in columns:
+        return {}
+    numbers, names = to_tokens(columns[TEACHER], columns.lengths), enumerate(teachers_of(spec))
+    tokens = {teacher_kl(teacher): numbers == number for number, teacher in names}
+    return {name: of for name, of in tokens.items() if bool(of.any())}
 
 
 def _beta(ctx: OpContext[PolicyGradient]) -> float:

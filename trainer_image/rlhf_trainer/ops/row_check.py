@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_api.dataset.rows import prompt_field
+from rlhf_api.dataset.teachers import teacher_problem
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.field_types import RowKind
+from rlhf_api.graph import TEACHER
 from rlhf_api.host.reaper import end_with_parent
 from rlhf_api.sections.data import Data
 
@@ -68,6 +70,8 @@ class RowChecker:
     tokenizer: PreTrainedTokenizerBase | None
     data: Data
     reader: ImageReader | None = None
+    teachers: Sequence[str] = ()
+    """Names of teachers, of which each row has one; empty: it needs none."""
 
     def check(self, rows: range) -> RowCheck:
         """Checks these rows, in several processes if they are many and in files."""
@@ -90,6 +94,8 @@ class RowChecker:
 
     def _check_row(self, number: int, result: RowCheck) -> None:
         row = self.dataset[number]
+        if self.teachers and (wrong := teacher_problem(row, self.teachers)):
+            raise InvalidJob([Problem(f"{self.dataset.where(number)}: {TEACHER}", wrong)])
         if self.tokenizer is None:
             return
         try:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rlhf_api.contract.run import RunConfig
+from rlhf_api.contract.teachers import model_field
 from rlhf_api.field_types import ModelField
 from rlhf_api.roles import Role
 from rlhf_api.spec import Spec
@@ -23,7 +24,7 @@ def model_source(config: RunConfig, field: ModelField | Literal["tokenizer"]) ->
     if source is None:
         return ModelSource("spec.model.create", f"{config.workdir}/initial")
     name, path = source
-    return ModelSource(f"spec.model.{name}", path)
+    return ModelSource(model_field(config.spec, name), path)
 
 
 def frozen_source(config: RunConfig, role: Role) -> ModelSource:

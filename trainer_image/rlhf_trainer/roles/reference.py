@@ -60,7 +60,7 @@ def by_vllm(config: RunConfig, output: str) -> FrozenModel:
 
 
 def run(env: ProcessEnv) -> None:
-    config = env.config
+    config = env.config.view_of(Role.REFERENCE, env.index)
     architectures.register(config.spec.model.architectures)
     nodes = resolve(config.spec).graph.prepare
     check_reference_tokens(config)

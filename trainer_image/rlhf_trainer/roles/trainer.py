@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import distributed
 
+from rlhf_api.algorithms import teachers_of
 from rlhf_api.contract.report import STORE_FAILS, CheckpointStatus
 from rlhf_api.contract.run import EXIT_SUSPENDED, ProcessEnv, RunConfig
 from rlhf_api.errors.problem import InvalidJob, Problem
@@ -142,9 +143,9 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None, run: str = 
     if ranks.first and (problems := fit_problems(config, tokenizer)):
         raise InvalidJob(problems)
     kind, reader = spec.graph.rows, load_reader(config)
-    checkers = [
-        RowChecker(dataset, kind, tokenizer, spec.data, reader) for dataset in (rows, *held_out.values())
-    ]
+    names = [teacher.name for teacher in teachers_of(spec)]
+    checkers = [RowChecker(rows, kind, tokenizer, spec.data, reader, names)]
+    checkers += [RowChecker(dataset, kind, tokenizer, spec.data, reader) for dataset in held_out.values()]
     checkers += [RowChecker(text, "responses", tokenizer, spec.data)] if text else []
     datasets = iter(leave_out(ranks, services, checkers))
     rows, held_out, text = next(datasets), {name: next(datasets) for name in held_out}, next(datasets, None)

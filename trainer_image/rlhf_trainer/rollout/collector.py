@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from rlhf_api.algorithms import teachers_of
 from rlhf_api.errors.problem import InvalidJob, Problem
-from rlhf_api.graph import ENVIRONMENT_REWARD, Generate, Node
+from rlhf_api.graph import ENVIRONMENT_REWARD, TEACHER, Generate, Node
 
 from ..data.sampling_request import SamplingRequest
 from ..dispatch.roster import Unavailable
@@ -153,7 +154,8 @@ class EpisodeCollector:
     def not_trainable(self, part: Episode, version: int) -> str:
         """Error message if policy `version` may not train on a snapshot's episode: it is too old, or has no scores of
         the kind that the job now asks for, which need the prompts' rows; else empty."""
-        lacking = [name for name in score_columns(self._graph) if name not in part.columns]
+        named = (*score_columns(self._graph), *((TEACHER,) if teachers_of(self._ctx.spec) else ()))
+        lacking = [name for name in named if name not in part.columns]
         return self.too_old(part, version) or (f"they have no {', '.join(lacking)}" if lacking else "")
 
     def _received(self, number: int, responses: Responses, *, sampled: bool) -> Episode | None:
@@ -162,7 +164,8 @@ class EpisodeCollector:
         `sampled`: the sampler's log-probabilities serve as the old ones. So they do if generators that died served
         other weights than those that the others have since.
         """
-        part = self._source.take(collected(self._ctx.ranks, number, responses, self._source.places))
+        names = [teacher.name for teacher in teachers_of(self._ctx.spec)]
+        part = self._source.take(collected(self._ctx.ranks, number, responses, self._source.places, names))
         if part is None:
             return None
         other = part.columns["versions"] != self._rollouts.version

@@ -1,6 +1,6 @@
 """Rank 0's calls to the roles that score and infer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Self
@@ -8,7 +8,9 @@ from typing import Any, Self
 from torch import Tensor
 
 from rlhf_api.algorithms import teacher_top_k
-from rlhf_api.graph import REFERENCE_TOP, Graph, Node
+from rlhf_api.contract.run import process_name
+from rlhf_api.contract.teachers import Share, shares_of
+from rlhf_api.graph import REFERENCE_TOP, TEACHER, Graph, Node
 from rlhf_api.roles import Role
 from rlhf_api.sections.reward import Reward, RewardFunction
 
@@ -25,6 +27,7 @@ from ..tensors.records import Prompt, Sequences
 from ..tensors.top_tokens import known_tokens
 from .evaluation import Judge
 from .partial_rollout import Ended, Response, nobody
+from .teachers import Teachers
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class Remote:
                 )
                 nodes[node.name] = partial(_scores, reward, ctx.spec.reward)
             elif role is not None:
-                nodes[node.name] = _inference(ctx, node, scorer(ctx, role))
+                nodes[node.name] = _inference(ctx, node, role)
         if ctx.spec.evaluation is None or ctx.spec.evaluation.function is None:
             return cls(nodes, reward=reward)
         judging = judge_client(ctx)
@@ -149,17 +152,38 @@ def _judged(judge: RewardClient, sequences: Sequences, rows: Sequence[Mapping[st
     return to_float32(judge.ask(sequences, rows))
 
 
-def _inference(ctx: TrainerContext, node: Node, reference: Scorer) -> RemoteCall:
+def _inference(ctx: TrainerContext, node: Node, role: Role) -> RemoteCall:
+    if TEACHER in node.reads:
+        ask = Teachers([_teacher(ctx, role, share) for share in shares_of(ctx.spec)]).ask
+    else:
+        ask = scorer(ctx, role).ask
     if REFERENCE_TOP not in node.writes:
-        return partial(_logprobs, reference)
-    return partial(_top_logprobs, reference, teacher_top_k(ctx.spec), len(ctx.tokenizer))
+        return partial(_logprobs, ask)
+    return partial(_top_logprobs, ask, teacher_top_k(ctx.spec), len(ctx.tokenizer))
 
 
-def _logprobs(reference: Scorer, sequences: Sequences, _rows: Sequence[Mapping[str, Any]]) -> Tensor:
-    return reference.ask(sequences, "logprobs")
+def _logprobs(
+    ask: Callable[..., Tensor],
+    sequences: Sequences,
+    _rows: Sequence[Mapping[str, Any]],
+    **teacher: Tensor,
+) -> Tensor:
+    return ask(sequences, "logprobs", **teacher)
 
 
 def _top_logprobs(
-    reference: Scorer, count: int, vocabulary: int, sequences: Sequences, _rows: Sequence[Mapping[str, Any]]
+    ask: Callable[..., Tensor],
+    count: int,
+    vocabulary: int,
+    sequences: Sequences,
+    _rows: Sequence[Mapping[str, Any]],
+    **teacher: Tensor,
 ) -> Tensor:
-    return known_tokens(reference.ask(sequences, "top_logprobs", width=2 * count), vocabulary)
+    return known_tokens(ask(sequences, "top_logprobs", width=2 * count, **teacher), vocabulary)
+
+
+def _teacher(ctx: TrainerContext, role: Role, share: Share) -> Scorer:
+    """Rank 0's client of one teacher's processes."""
+    assert ctx.services is not None
+    roster = ctx.services.roster.of_names({process_name(role, index, 0) for index in share.processes})
+    return scorer(replace(ctx, spec=share.spec, services=replace(ctx.services, roster=roster)), role)

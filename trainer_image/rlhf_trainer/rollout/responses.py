@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf_api.graph import GIVEN
+from rlhf_api.graph import GIVEN, TEACHER
 
 from ..ranks.ranks import Message, Ranks
 from ..replay.table import Episode
@@ -18,7 +18,7 @@ from ..tensors.sampling_mask import Kept, filled
 from .in_flight.requests import Responses
 
 _OF_TOKENS = ("sampled_logprobs", "versions", "turn_rewards")
-_OF_ROWS = ("position", "finished", "environment_reward", "turns", GIVEN)
+_OF_ROWS = ("position", "finished", "environment_reward", "turns", GIVEN, TEACHER)
 """Arrays of a message that become columns."""
 
 
@@ -33,12 +33,18 @@ class Collected:
     unanswered: Sequence[int] = ()
 
 
-def collected(ranks: Ranks, number: int, responses: Responses, places: Mapping[str, int]) -> Collected:
+def collected(
+    ranks: Ranks,
+    number: int,
+    responses: Responses,
+    places: Mapping[str, int],
+    teachers: Sequence[str] = (),
+) -> Collected:
     """Broadcast of rank 0's responses as (a part of) the episode `number`; a collective.
 
-    `places`: each prompt's position by its id.
+    `places`: each prompt's position by its id; `teachers`: names, of which each prompt's row has one.
     """
-    arrays, header = ranks.share(lambda: message(responses, places))
+    arrays, header = ranks.share(lambda: message(responses, places, teachers))
     fates = header["requeued"], header["dropped"], header["unanswered"]
     if not header["ids"]:
         return Collected(None, *fates)
@@ -86,10 +92,10 @@ def sampled_part(episode: Episode) -> Episode:
     return episode.select(rows) if len(rows) else episode
 
 
-def message(responses: Responses, places: Mapping[str, int]) -> Message:
+def message(responses: Responses, places: Mapping[str, int], teachers: Sequence[str] = ()) -> Message:
     """Message with the responses for the other ranks: 8 bytes per sampled token and 5 per context token, plus sampling
-    masks; `places` as in `collected`. Versions are run-length encoded: they change only where new weights come during a
-    response."""
+    masks; `places` and `teachers` as in `collected`. Versions are run-length encoded: they change only where new
+    weights come during a response."""
     rollouts = responses.rollouts
     lengths = [(len(r.prompt.tokens), len(r.tokens)) for r in rollouts]
     dropped: dict[str, list[int]] = {}
@@ -107,6 +113,9 @@ def message(responses: Responses, places: Mapping[str, int]) -> Message:
     given = [r.prompt.given is not None for r in rollouts]
     if any(given):
         more[GIVEN] = torch.tensor(given, dtype=torch.float32)
+    if teachers:
+        numbers = [teachers.index(r.prompt.row[TEACHER]) for r in rollouts]
+        more[TEACHER] = torch.tensor(numbers, dtype=torch.float32)
     if any(r.kept_counts for r in rollouts):
         counts = (r.of_sampled(filled(r.kept_counts, len(r.tokens))) for r in rollouts)
         more["kept_counts"] = flat_int32s(counts)

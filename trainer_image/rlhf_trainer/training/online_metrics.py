@@ -11,9 +11,11 @@ from rlhf_api.graph import GIVEN
 from ..data.dataset import Dataset
 from ..maths.agreement import AGREEMENT, comparable
 from ..maths.groups import count_at_bounds, count_without_spread
+from ..maths.kl import token_kl
 from ..metrics.step import step_metrics
 from ..models.trained_model import TrainedModel
 from ..ops import output_fn
+from ..ops.losses import tokens_of_teachers
 from ..ranks.context import TrainerContext
 from ..replay.table import Episode
 from ..rollout.collector import EpisodeCollector
@@ -46,6 +48,7 @@ class OnlineMetrics:
         own = sampled_part(episode)
         return {
             **step_metrics(own.columns, self._compared(own.columns)),
+            **self._of_teachers(own.columns),
             **self._spread(own, int(figures.get("groups_filtered", 0))),
             **of_sources(own, self._rows),
             **self._given(episode),
@@ -72,6 +75,15 @@ class OnlineMetrics:
         ages = (self._rollouts.version - columns["versions"]).double()
         metrics = {"staleness": float(ages.mean()), **self._rollouts.figures()}
         return metrics | ({"staleness_max": float(ages.max())} if self._rollouts.is_ahead else {})
+
+    def _of_teachers(self, columns: Columns) -> dict[str, float]:
+        """The policy's mean divergence from the teacher of each response, before the step's updates."""
+        if "logprobs" not in columns or "reference_logprobs" not in columns:
+            return {}
+        kl = token_kl(columns["logprobs"], columns["reference_logprobs"])
+        return {
+            name: float(kl[of].mean()) for name, of in tokens_of_teachers(columns, self._ctx.spec).items()
+        }
 
     def _given(self, episode: Episode) -> dict[str, float]:
         if self._ctx.spec.graph.rows == "prompts":

@@ -7,7 +7,8 @@ Frozen models follow behind the generators, round and round.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ...contract.run import places, pods_each, roles_of
+from ...contract.run import places, roles_of
+from ...contract.teachers import role_field, view_of, views_of
 from ...errors.problem import Problem
 from ...roles import Role
 from ...spec import Spec
@@ -31,12 +32,18 @@ class Shared:
 
 def separate_roles(spec: Spec) -> list[Role]:
     """Roles whose processes need GPUs of their own unless the job shares them: vLLM takes most of one at its start."""
-    return [role for role in roles_of(spec) if role.row.work == "train" or on_vllm(spec, role)]
+    return [role for role in roles_of(spec) if role.row.work == "train" or _on_vllm(spec, role)]
+
+
+def _on_vllm(spec: Spec, role: Role) -> bool:
+    """True if any of the role's processes is."""
+    return any(on_vllm(view, role) for view in views_of(spec, role))
 
 
 def separate_gpus(spec: Spec) -> int:
     """GPUs that a job needs which shares none."""
-    return sum(len(places(spec, role)) * gpus_each(spec, role)[0] for role in separate_roles(spec))
+    views = [(role, view) for role in separate_roles(spec) for view in views_of(spec, role)]
+    return sum(len(places(view, role)) * gpus_each(view, role)[0] for role, view in views)
 
 
 def count_problems(spec: Spec, count: int) -> Iterator[Problem]:
@@ -44,13 +51,16 @@ def count_problems(spec: Spec, count: int) -> Iterator[Problem]:
     if spec.generator.pods_per_replica > 1 and Role.GENERATOR in roles_of(spec):
         message = "a generator that shares GPUs is one process; use 1"
         yield Problem("spec.generator.podsPerReplica", f"{message}; got {spec.generator.pods_per_replica}")
-    for role in separate_roles(spec) if count else ():
-        size, words = gpus_each(spec, role)
-        number = len(places(spec, role)) if role in (Role.TRAINER, Role.GENERATOR) else 1
+    views = [(role, view) for role in separate_roles(spec) for view in views_of(spec, role)]
+    for role, view in views if count else ():
+        size, words = gpus_each(view, role)
+        number = len(places(view, role)) if role in (Role.TRAINER, Role.GENERATOR) else 1
         if size * number > count:
             there = f"{count} {'is' if count == 1 else 'are'} there to share"
             each = f"{number} processes of {size} ({words})" if number > 1 else words
-            yield Problem(f"spec.{role.value}", f"needs {size * number} GPUs, and {there}: {each}; use fewer")
+            yield Problem(
+                role_field(view, role), f"needs {size * number} GPUs, and {there}: {each}; use fewer"
+            )
 
 
 def shared_places(spec: Spec, count: int) -> dict[Place, tuple[int, ...]]:
@@ -60,17 +70,17 @@ def shared_places(spec: Spec, count: int) -> dict[Place, tuple[int, ...]]:
     taken: dict[Place, tuple[int, ...]] = {}
     frozen = len(places(spec, Role.GENERATOR)) * _size(spec, Role.GENERATOR)
     begin = {Role.TRAINER: 0, Role.GENERATOR: 0}
-    for role in sorted(roles_of(spec), key=lambda role: not on_vllm(spec, role)):
-        size = _size(spec, role)
+    for role in sorted(roles_of(spec), key=lambda role: not _on_vllm(spec, role)):
         if role not in begin and role not in models:
             taken |= {(role, i, rank): (0,) for i, rank in places(spec, role)}
             continue
         first = begin.get(role, frozen)
         for i, rank in places(spec, role):
-            at = first + (i * pods_each(spec, role) + rank) * size
-            taken[role, i, rank] = tuple((at + k) % count for k in range(size))
+            size = _size(view_of(spec, role, i), role)
+            taken[role, i, rank] = tuple((first + k) % count for k in range(size))
+            first += size
         if role not in begin:
-            frozen += size * len(places(spec, role))
+            frozen = first
     return taken
 
 

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from itertools import combinations
 from typing import get_args
 
-from ...contract.run import generates_in_turns, places, roles_of
+from ...contract.run import generates_in_turns, places, role_views, roles_of
+from ...contract.teachers import role_field
 from ...errors.problem import Problem, show
 from ...roles import Role
 from ...sections.deepspeed import OffloadOptimizer
@@ -41,8 +42,11 @@ def problems_without_sizes(spec: Spec, count: int) -> list[Problem]:
 
 def _options(spec: Spec) -> Iterator[Problem]:
     """Problems of vLLM's memory options: of two, the share alone, and sizes that only vLLM itself reads."""
-    for role in (role for role in roles_of(spec) if on_vllm(spec, role)):
-        where, arguments = f"spec.{role.value}.engineArguments", engine_section(spec, role).engine_arguments
+    for role, view in role_views(spec):
+        if not on_vllm(view, role):
+            continue
+        where = f"{role_field(view, role)}.engineArguments"
+        arguments = engine_section(view, role).engine_arguments
         if UTILIZATION in arguments and CACHE not in arguments:
             message = (
                 f"on shared GPUs vLLM would fill this share, whatever the others need: set {CACHE} too, or"

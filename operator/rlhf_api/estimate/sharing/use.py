@@ -1,9 +1,11 @@
 """Memory of each process on a GPU that it shares with others, in bytes; pure."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, inf
 
+from ...contract.teachers import views_of
 from ...roles import Role
 from ...spec import Spec
 from ..memory import Need, between_updates, gigabytes, trainer
@@ -111,12 +113,14 @@ class Use:
 
     @cached_property
     def frozen(self) -> dict[Role, Need]:
-        """A frozen model's, of roles whose model has a known size."""
-        return {
-            role: need
-            for role in self.sizes.frozen
-            if (need := frozen_use(self.spec, role, self.sizes, self.memory))
-        }
+        """A frozen model's, of roles whose model has a known size; of several the largest."""
+        needs = {role: [*self._frozen_needs(role)] for role in self.sizes.frozen}
+        return {role: max(each, key=lambda need: need.total) for role, each in needs.items() if each}
+
+    def _frozen_needs(self, role: Role) -> Iterator[Need]:
+        for view in views_of(self.spec, role):
+            if need := frozen_use(view, role, self.sizes.of_view(view), self.memory):
+                yield need
 
 
 def frozen_use(spec: Spec, role: Role, sizes: Sizes, memory: float) -> Need | None:

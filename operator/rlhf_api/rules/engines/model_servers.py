@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from ...contract.run import roles_of
+from ...contract.teachers import model_field, role_field, views_of
 from ...errors.problem import Problem
 from ...graph import REFERENCE, VLLM_OUTPUTS, Infer
 from ...roles import Role
@@ -31,18 +32,24 @@ _OWNED = {
 
 
 def problems(spec: Spec) -> Iterator[Problem]:
-    for role, section in ((Role.REFERENCE, spec.reference), (Role.REWARD, spec.reward)):
-        if section.engine == "vllm":
-            owned = {
-                **_OWNED,
-                "model": f"spec.model.{role.row.model}",
-                "dtype": f"spec.{role.value}.dtype",
-                "tensor-parallel-size": f"spec.{role.value}.tensorParallelSize",
-            }
-            yield from engine_argument_problems(f"spec.{role.value}", section, owned)
-            yield from _served(spec, role)
-        else:
-            yield from _without_engine(f"spec.{role.value}", section)
+    for role in (Role.REFERENCE, Role.REWARD):
+        for view in views_of(spec, role):
+            yield from _of_role(view, role)
+
+
+def _of_role(spec: Spec, role: Role) -> Iterator[Problem]:
+    where, section = role_field(spec, role), spec.model_server(role)
+    if section.engine == "vllm":
+        owned = {
+            **_OWNED,
+            "model": model_field(spec, role.row.model or ""),
+            "dtype": f"{where}.dtype",
+            "tensor-parallel-size": f"{where}.tensorParallelSize",
+        }
+        yield from engine_argument_problems(where, section, owned)
+        yield from _served(spec, role)
+    else:
+        yield from _without_engine(where, section)
 
 
 def _without_engine(where: str, section: ModelServerSpec) -> Iterator[Problem]:
@@ -62,7 +69,7 @@ def _without_engine(where: str, section: ModelServerSpec) -> Iterator[Problem]:
 
 def _served(spec: Spec, role: Role) -> Iterator[Problem]:
     """Problems of outputs that vLLM cannot compute, and of an engine for a model that is not used."""
-    where = f"spec.{role.value}.engine"
+    where = f"{role_field(spec, role)}.engine"
     if role not in roles_of(spec):
         return  # all of its section is refused
     if role is Role.REWARD:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
+from ...contract.teachers import role_field
 from ...errors.problem import Problem, show
 from ...errors.similar import closest
 from ...estimate.serving import engine_section
@@ -32,7 +33,7 @@ def engine_problems(spec: Spec, role: Role, where: str, model: str) -> list[Prob
     """Problems of a role whose processes run vLLM: of its options, and of its model, which the field `where` names, if
     it generates and the model is a local directory of a class that is not the job's own."""
     option_problems = list(
-        _unknown_options(f"spec.{role.value}", engine_section(spec, role).engine_arguments)
+        _unknown_options(role_field(spec, role), engine_section(spec, role).engine_arguments)
     )
     checked = role.row.work != "score" and not spec.model.architectures
     return [*option_problems, *_unknown_architecture(where, Path(model))] if checked else option_problems

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pydantic.alias_generators import to_camel
 
 from ...contract.run import roles_of, shares_pod
+from ...contract.teachers import shares_of
 from ...errors.problem import Problem
 from ...estimate.resources import gpu_of
 from ...estimate.sharing.problems import problems, problems_without_sizes
@@ -33,12 +34,14 @@ def cluster_problems(spec: Spec) -> Iterator[Problem]:
     if spec.pod_retention != "never":
         message = "a shared pod ends with its trainer; use never"
         yield Problem("spec.podRetention", f"{message}; got {spec.pod_retention!r}")
-    for role in (role for role in roles_of(spec) if role is not Role.TRAINER):
-        for name in sorted(spec.section(role).pods.model_fields_set - {*_OF_PROCESS}):
-            where = f"spec.{role.value}.pods.{to_camel(name)}"
-            yield Problem(
-                where, "is of the pod, which the roles share; set it in spec.pods or spec.trainer.pods"
-            )
+    own = {
+        f"spec.{role.value}": spec.section(role).pods for role in roles_of(spec) if role is not Role.TRAINER
+    }
+    own |= {share.where: share.teacher.pods for share in shares_of(spec)}
+    for section, pods in own.items():
+        for name in sorted(pods.model_fields_set - {*_OF_PROCESS}):
+            message = "is of the pod, which the roles share; set it in spec.pods or spec.trainer.pods"
+            yield Problem(f"{section}.pods.{to_camel(name)}", message)
     yield from _gpu_problems(spec, gpu_of(spec, Role.TRAINER))
 
 

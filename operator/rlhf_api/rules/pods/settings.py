@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from ...contract.teachers import shares_of
 from ...errors.problem import Problem, path, show
 from ...roles import Role
 from ...sections.pods import PodSettings, Toleration, Volume, combine
@@ -31,6 +32,12 @@ def pods(spec: Spec) -> Iterator[Problem]:
         yield from _model_cache(spec, where, section.pods)
         if section.pods.model_fields_set & {"gpu", "resources"}:
             yield from _gpu_resource(where, combine(spec.pods, section.pods))
+    for share in shares_of(spec):
+        where, own = f"{share.where}.pods", share.teacher.pods
+        yield from _settings(where, own)
+        yield from _model_cache(share.spec, where, own)
+        if own.model_fields_set & {"gpu", "resources"}:
+            yield from _gpu_resource(where, combine(spec.pods, share.spec.reference.pods))
 
 
 def workspace(spec: Spec) -> Iterator[Problem]:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rlhf_api.contract.run import pod_roles
 from rlhf_api.contract.status import ENDED, JobStatus
 
 from ...console.text import time_text
@@ -17,6 +16,7 @@ from ..objects.kueue import deactivated, finished, is_dispatched, is_over, relea
 from ..objects.pinned import Pinned
 from ..objects.placement import flavors
 from ..objects.pod import NewPod, build_pod
+from ..objects.pod_sets import pod_sets
 from ..observe.desired import Desired
 from ..watching.cache import Cache
 from .ownership import check_name, is_own
@@ -144,7 +144,8 @@ def priority_class(job: Job, pinned: Pinned) -> tuple[str, str] | None:
     role whose pods have one."""
     if job.priority:
         return "WorkloadPriorityClass", job.priority
-    pods = (build_pod(pinned, NewPod(role, 0, 1, resume=False), "") for role in pod_roles(pinned.config.spec))
+    kinds = pod_sets(pinned.config.spec)
+    pods = (build_pod(pinned, NewPod(kind.role, kind.first, 1, resume=False), "") for kind in kinds)
     classes = (pod["spec"].get("priorityClassName") for pod in pods)
     return next((("PriorityClass", named) for named in classes if named), None)
 

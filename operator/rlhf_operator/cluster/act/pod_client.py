@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from rlhf_api.contract.run import pod_roles, pods_each
+from rlhf_api.contract.run import pods_each
 
 from ...job.baseline import as_list, as_object
 from ...job.names import pod_name
@@ -16,6 +16,7 @@ from ..objects.companions import owned
 from ..objects.pinned import Pinned
 from ..objects.placement import placed
 from ..objects.pod import NewPod, build_pod, without_requests
+from ..objects.pod_sets import pod_sets, set_of
 from ..watching.cache import Cache
 from .ownership import name_taken, owned_by
 from .recorder import Recorder
@@ -41,10 +42,11 @@ class PodClient:
         self, job: Job, pinned: Pinned, admitted: Body | None, flavors: dict[str, Body], new: NewPod
     ) -> None:
         """Creates the pod, placed by its job's Workload admission, if any. `flavors`: ResourceFlavors by name."""
-        size = pods_each(pinned.config.spec, new.role)
+        spec = pinned.config.spec
+        own, size = set_of(spec, new.role, new.index), pods_each(spec, new.role)
 
         def place(body: Body) -> Body:
-            return placed(body, new.role, admitted, flavors, size=size) if admitted is not None else body
+            return body if admitted is None else placed(body, own, admitted, flavors, size=size)
 
         async with self._places:
             await self._create(job, pinned, new, place)
@@ -94,9 +96,9 @@ class PodClient:
 
     async def accepted(self, job: Job, pinned: Pinned) -> bool:
         """True if the API server would take the first pod of each role now; none is made."""
-        for role in pod_roles(pinned.config.spec):
+        for kind in pod_sets(pinned.config.spec):
             async with self._places:
-                new = NewPod(role, 0, attempt=1, resume=False)
+                new = NewPod(kind.role, kind.first, attempt=1, resume=False)
                 try:
                     await self._post(job, pinned, new, dry_run=True)
                 except ApiError as error:

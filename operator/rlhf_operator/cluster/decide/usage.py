@@ -7,6 +7,7 @@ from typing import Any
 
 from rlhf_api.contract.run import pod_roles
 from rlhf_api.contract.status import JobStatus
+from rlhf_api.contract.teachers import view_of
 from rlhf_api.estimate.resources import gpu_of
 from rlhf_api.spec import Spec
 
@@ -24,7 +25,7 @@ def count_gpus(pods: Sequence[Pod], spec: Spec, prices: Mapping[str, float]) -> 
     counts, roles = Counter[str](), pod_roles(spec)
     for pod in pods:
         if pod.node and not pod.over:
-            gpu = gpu_of(spec, pod.role)
+            gpu = gpu_of(view_of(spec, pod.role, pod.index), pod.role)
             named = {*prices, *([gpu.resource] if gpu else [])}
             if gpu is not None and gpu.device_class is not None and pod.role in roles:
                 counts[gpu.device_class] += gpu.count

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from rlhf_api.contract.run import RunConfig, places, pod_roles, pods_each, replicas, roles_of, shares_pod
+from rlhf_api.contract.run import RunConfig, places, pods_each, replicas, roles_of, shares_pod
+from rlhf_api.contract.teachers import view_of
 from rlhf_api.estimate.resources import gpu_of
 from rlhf_api.roles import Role
 from rlhf_api.spec import Spec
@@ -21,6 +22,7 @@ from .gangs import GANGS, Needs
 from .pinned import Pinned
 from .pod import NewPod, build_pod
 from .pod_container import is_claimed
+from .pod_sets import pod_sets
 
 Body = dict[str, Any]
 
@@ -63,8 +65,9 @@ def companions(
 def _claim_templates(job: str, uid: str, spec: Spec) -> list[Body]:
     """ResourceClaimTemplates of the roles whose GPUs are claimed: Kubernetes makes a claim of it for each pod."""
     templates = []
-    for role in pod_roles(spec):
-        if is_claimed(gpu := gpu_of(spec, role)):
+    kinds = [(kind.role, view_of(spec, kind.role, kind.first)) for kind in pod_sets(spec)]
+    for role, gpu in dict.fromkeys((role, gpu_of(view, role)) for role, view in kinds):
+        if is_claimed(gpu):
             exactly = {
                 "deviceClassName": gpu.device_class,
                 "allocationMode": "ExactCount",
@@ -83,9 +86,16 @@ def _claim_templates(job: str, uid: str, spec: Spec) -> list[Body]:
 
 
 def _needs(pinned: Pinned, uid: str, gang: Mapping[Role, int]) -> Needs:
-    specs = {role: build_pod(pinned, NewPod(role, 0, 1, resume=False), uid)["spec"] for role in gang}
-    each = [{name: count * n for name, n in requests(specs[role]).items()} for role, count in gang.items()]
-    classes = (spec.get("priorityClassName") for spec in specs.values())
+    left, specs = dict(gang), list[tuple[Body, int]]()
+    for kind in pod_sets(pinned.config.spec) if gang else ():
+        pods = left.get(kind.role, 0)
+        if kind.name != kind.role.value:  # one of several sets
+            pods = min(pods, kind.count)
+            left[kind.role] = left.get(kind.role, 0) - pods
+        new = NewPod(kind.role, kind.first, 1, resume=False)
+        specs.append((build_pod(pinned, new, uid)["spec"], pods))
+    each = [{name: count * n for name, n in requests(spec).items()} for spec, count in specs]
+    classes = (spec.get("priorityClassName") for spec, _ in specs)
     sums = {name: _quantity(n) for name, n in total(each).items() if n}
     return Needs(sum(gang.values()), next(filter(None, classes), None), sums)
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from rlhf_api.contract.run import places, pod_roles, pods_each
+from rlhf_api.contract.run import pods_each
 from rlhf_api.roles import Role
 from rlhf_api.spec import Spec
 
@@ -19,6 +19,7 @@ from ...kube.kinds import KUEUE
 from .pinned import Pinned
 from .placement import topology_request
 from .pod import NewPod, build_pod
+from .pod_sets import PodSet, pod_sets
 
 Body = dict[str, Any]
 
@@ -101,13 +102,13 @@ def deactivated(workload: Mapping[str, Any] | None) -> bool:
 
 
 def workload(job: Job, pinned: Pinned, priority: Body | None = None) -> Body:
-    """The Workload that Kueue admits: a pod set for each role, with its pods as they would be. `priority`: the
+    """The Workload that Kueue admits: a pod set for each kind of pods, with its pods as they would be. `priority`: the
     fields that say its priority."""
     spec, counts, nameless = pinned.config.spec, _requested_pods(pinned.config.spec), replace(pinned, name="")
-    pods = {
-        role: build_pod(nameless, NewPod(role, 0, attempt=0, resume=False), job.uid)
-        for role in pod_roles(spec)
-    }
+    pods = [
+        (each, build_pod(nameless, NewPod(each.role, each.first, attempt=0, resume=False), job.uid))
+        for each in pod_sets(spec)
+    ]
     return {
         "apiVersion": KUEUE,
         "kind": "Workload",
@@ -122,14 +123,14 @@ def workload(job: Job, pinned: Pinned, priority: Body | None = None) -> Body:
         "spec": {
             "queueName": job.queue,
             **(priority or {}),
-            "podSets": [_pod_set(spec, role, counts[role.value], pod) for role, pod in pods.items()],
+            "podSets": [_pod_set(spec, own, counts[own.name], pod) for own, pod in pods],
         },
     }
 
 
-def _pod_set(spec: Spec, role: Role, count: int, pod: Body) -> Body:
-    pod_set = {"name": role.value, "count": count, "template": {"spec": pod["spec"]}}
-    size = pods_each(spec, role)
+def _pod_set(spec: Spec, own: PodSet, count: int, pod: Body) -> Body:
+    pod_set = {"name": own.name, "count": count, "template": {"spec": pod["spec"]}}
+    size = pods_each(spec, own.role)
     request = topology_request(pod["metadata"].get("annotations", {}), count // size, size)
     return {**pod_set, "topologyRequest": request} if request else pod_set
 
@@ -208,8 +209,8 @@ def _counts(workload: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _requested_pods(spec: Spec) -> dict[str, int]:
-    """Pods of each role for which quota is requested; with autoscaling, the maximum number of generators."""
-    counts: dict[str, int] = {role.value: len(places(spec, role)) for role in pod_roles(spec)}
+    """Pods of each set for which quota is requested; with autoscaling, the maximum number of generators."""
+    counts = {each.name: each.count * pods_each(spec, each.role) for each in pod_sets(spec)}
     scale, generator = spec.generator.autoscale, Role.GENERATOR
     if scale is not None and generator in counts:
         most = scale.max_replicas * pods_each(spec, generator)

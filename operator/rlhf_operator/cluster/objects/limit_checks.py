@@ -7,7 +7,6 @@ has. The chart's ValidatingAdmissionPolicy checks the manifest in the same way, 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rlhf_api.contract.run import pod_roles
 from rlhf_api.errors.problem import InvalidJob, Problem, first, show
 
 from ...job.baseline import as_list, as_object, forbidden, probed_hosts, unconfined
@@ -17,6 +16,7 @@ from .gangs import GANGS
 from .pinned import Pinned
 from .placement_limits import check_placement
 from .pod import NewPod, build_pod
+from .pod_sets import pod_sets
 
 Body = Mapping[str, Any]
 
@@ -39,9 +39,9 @@ def _problems(limits: Limits, pinned: Pinned, own_image: str, *, whole: bool) ->
     scheduling = pinned.config.spec.scheduling
     if scheduling.queue:
         yield from listed("spec.scheduling.queue", scheduling.queue, limits.queues, "queues")
-    for role in pod_roles(pinned.config.spec):
-        body = build_pod(pinned, NewPod(role, 0, attempt=1, resume=False), uid="")
-        pod = f"the {role.value}'s pod:"
+    for kind in pod_sets(pinned.config.spec):
+        body = build_pod(pinned, NewPod(kind.role, kind.first, attempt=1, resume=False), uid="")
+        pod = f"the {kind.role.value}'s pod:"
         yield from _pod(limits, pod, body, own_image, whole=whole)
         yield from check_placement(limits, pod, body, GANGS[scheduling.gang].scheduler)
 

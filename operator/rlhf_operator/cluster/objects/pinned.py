@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from pydantic_core import to_json
 
 from rlhf_api.contract.run import RunConfig, of_file, shares_pod, with_digests
+from rlhf_api.contract.teachers import shares_of
 from rlhf_api.errors.messages import from_pydantic
 from rlhf_api.estimate.resources import gpu_of
 from rlhf_api.roles import Role
@@ -181,6 +182,10 @@ def _body(config: RunConfig) -> dict[str, Any]:
     places = [
         (body["spec"], config.spec.pods),
         *((body["spec"][r.value], config.spec.section(r).pods) for r in Role),
+    ]
+    of_teachers = body["spec"]["distillation"]["teachers"]
+    places += [
+        (own, share.teacher.pods) for own, share in zip(of_teachers, shares_of(config.spec), strict=False)
     ]
     for section, pods in places:
         section["pods"] = pods.model_dump(mode="json", by_alias=True, exclude_unset=True)

@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping
 from itertools import repeat
 from typing import Any
 
-from rlhf_api.roles import Role
-
 from ...job.names import INDEX, RANK
+from .pod_sets import PodSet
 
 Body = dict[str, Any]
 
@@ -61,20 +60,22 @@ def flavors(workload: Mapping[str, Any]) -> set[str]:
 
 def placed(
     pod: Body,
-    role: Role,
+    own: PodSet,
     workload: Mapping[str, Any],
     known: Mapping[str, Mapping[str, Any]],
     size: int = 1,
 ) -> Body:
-    """The pod with its role's admission applied. `known`: ResourceFlavors by name; `size`: pods per replica. The
+    """The pod with the admission of its set applied. `known`: ResourceFlavors by name; `size`: pods per replica. The
     admission's node labels override the pod's own; the pod's own labels and annotations, by which the operator finds
     it, override the admission's."""
     meta, spec = pod["metadata"], pod["spec"]
     index, rank = (int(meta["labels"].get(label, 0)) for label in (INDEX, RANK))
     topology_requested = any(each in meta.get("annotations", {}) for each in _TOPOLOGY)
     updates = [
-        *_updates(role, workload, known),
-        *_domain(role, index * size + rank, workload, topology_requested=topology_requested),
+        *_updates(own.name, workload, known),
+        *_domain(
+            own.name, (index - own.first) * size + rank, workload, topology_requested=topology_requested
+        ),
     ]
     selector, tolerations = dict(spec.get("nodeSelector") or {}), list(spec.get("tolerations") or ())
     labels, annotations = Body(), Body()
@@ -101,26 +102,26 @@ def _assignments(workload: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _updates(
-    role: Role, workload: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]]
+    name: str, workload: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[Mapping[str, Any]]:
     for assigned in _assignments(workload):
-        if assigned["name"] == role.value:
-            yield {"labels": {POD_SET: role.value}, "annotations": {WORKLOAD: workload["metadata"]["name"]}}
-            for name in sorted(set((assigned.get("flavors") or {}).values()) & known.keys()):
-                spec = known[name].get("spec") or {}
+        if assigned["name"] == name:
+            yield {"labels": {POD_SET: name}, "annotations": {WORKLOAD: workload["metadata"]["name"]}}
+            for flavor in sorted(set((assigned.get("flavors") or {}).values()) & known.keys()):
+                spec = known[flavor].get("spec") or {}
                 yield {"nodeSelector": spec.get("nodeLabels"), "tolerations": spec.get("tolerations")}
     for check in workload.get("status", {}).get("admissionChecks") or ():
-        yield from (each for each in check.get("podSetUpdates") or () if each["name"] == role.value)
+        yield from (each for each in check.get("podSetUpdates") or () if each["name"] == name)
 
 
 def _domain(
-    role: Role, place: int, workload: Mapping[str, Any], *, topology_requested: bool
+    name: str, place: int, workload: Mapping[str, Any], *, topology_requested: bool
 ) -> Iterator[Mapping[str, Any]]:
     """Topology domain of the pod with this place: the domains take as many pods each as Kueue counted, in order. A pod
     that has not `topology_requested` for a topology is marked as Kueue marks those of its own jobs."""
     for assigned in _assignments(workload):
         topology = assigned.get("topologyAssignment")
-        if assigned["name"] != role.value or not topology:
+        if assigned["name"] != name or not topology:
             continue
         for count, values in _domains(topology):
             if place < count:

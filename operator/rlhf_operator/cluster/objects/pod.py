@@ -67,16 +67,17 @@ class NewPod:
 def build_pod(pinned: Pinned, new: NewPod, uid: str) -> Body:
     """The pod's body, without namespace and owner; `uid`: the job's."""
     config, defaults, role, index, rank = pinned.config, pinned.defaults, new.role, new.index, new.rank
-    name, pods = pod_name(config.job, role, index, rank), pod_settings(config.spec, role)
+    name, pods = pod_name(config.job, role, index, rank), pod_settings(config.view_of(role, index).spec, role)
     on_node, shared = shares_node_network(pods), shares_pod(config.spec)
     processes = processes_in(config.spec, role, index, rank)
+    views = [config.view_of(place.role, place.index).spec for place in processes]
     built = [
         build_containers(
-            *(pinned, place, process_settings(config.spec, place.role), uid),
+            *(pinned, place, process_settings(view, place.role), uid),
             resume=new.resume,
             on_node=on_node,
         )
-        for place in processes
+        for place, view in zip(processes, views, strict=True)
     ]
     caches = [cache for _, cache in built if cache is not None]
     gang = GANGS[config.spec.scheduling.gang]
@@ -112,8 +113,8 @@ def build_pod(pinned: Pinned, new: NewPod, uid: str) -> Body:
     if shared:
         merged["spec"]["containers"] = with_templates(config.spec, merged["spec"]["containers"])
     if defaults.requests:
-        for place in processes:
-            _request_memory(merged["spec"], place.container, host_memory(config.spec, place.role))
+        for place, view in zip(processes, views, strict=True):
+            _request_memory(merged["spec"], place.container, host_memory(view, place.role))
     return prefer_others(merged, new.avoid)
 
 

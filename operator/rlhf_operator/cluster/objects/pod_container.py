@@ -53,7 +53,7 @@ def build_containers(
         "securityContext": _SECURITY,
         "volumeMounts": mounts(config, pods),
     }
-    section = config.spec.section(role)
+    section = config.view_of(role, place.index).spec.section(role)
     served = _probes(role, section, place) | _lifecycle(role) if listens(process) else {}
     command_line = command(config, process, torchrun=defaults.torchrun)
     cached = pods.model_cache and (place.container == CONTAINER or not place.index)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlhf_api.contract.run import place_named, places, process_name, roles_of, shares_pod
+from rlhf_api.contract.teachers import view_of
 from rlhf_api.roles import Role
 from rlhf_api.rules.pods.template import CONTAINER
 from rlhf_api.sections.pods import PodSettings, combine
@@ -56,7 +57,8 @@ def _template_of(spec: Spec, name: str) -> Mapping[str, Any]:
     process = place_named(name)
     if process is None:
         return {}
-    template = as_object(pod_settings(spec, process[0]).template.get("spec"))
+    role, index = process
+    template = as_object(pod_settings(view_of(spec, role, index), role).template.get("spec"))
     given = [as_object(each) for each in as_list(template.get("containers"))]
     own = next((each for each in given if each.get("name") == CONTAINER), {})
     return {key: value for key, value in own.items() if key != "name"}

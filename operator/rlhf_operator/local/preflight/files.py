@@ -8,13 +8,17 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 
+from rlhf_api.algorithms import teachers_of
 from rlhf_api.contract.run import roles_of
+from rlhf_api.contract.teachers import teacher_field
 from rlhf_api.dataset.chat_template import template_problems
 from rlhf_api.dataset.row_files import TABLES, RowFile, is_parquet
+from rlhf_api.dataset.teachers import teacher_problem, with_teacher
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.estimate.model_files import model_sizes
 from rlhf_api.estimate.resources import problems
 from rlhf_api.field_types import RowKind, names_function
+from rlhf_api.graph import TEACHER
 from rlhf_api.host.foreign_files import READ_ERRORS, read_json
 from rlhf_api.host.interpreter import problem_by_files
 from rlhf_api.host.job_files import located, provided
@@ -74,6 +78,7 @@ def of_a_cluster(spec: Spec) -> list[str]:
     files."""
     sections: dict[str, BaseModel] = {"spec": spec}
     sections |= {f"spec.{role.value}": spec.section(role) for role in roles_of(spec)}
+    sections |= {teacher_field(teacher): teacher for teacher in teachers_of(spec)}
     return [
         f"{where}.{to_camel(name)}"
         for where, section in sections.items()
@@ -92,7 +97,8 @@ def _on_cluster_alone(value: Any) -> Any:
 def _data(spec: Spec) -> Iterator[Problem]:
     files, field = spec.data.training_sources(), "train" if spec.data.train is not None else "sources"
     kind = spec.graph.rows
-    yield from _rows(spec, f"spec.data.{field}", files, kind)
+    names = [teacher.name for teacher in teachers_of(spec)]
+    yield from _rows(spec, f"spec.data.{field}", files, kind, names)
     if spec.pretraining is not None:
         text = [Source(path=path) for path in spec.pretraining.data]
         yield from _rows(spec, "spec.pretraining.data", text, "responses")
@@ -103,8 +109,11 @@ def _data(spec: Spec) -> Iterator[Problem]:
             yield from _rows(spec, where, held, kind)
 
 
-def _rows(spec: Spec, field: str, sources: Iterable[Source], kind: RowKind) -> Iterator[Problem]:
-    """Problems of local files' rows; the trainer checks rows of tables, of objects in a store and of the hub."""
+def _rows(
+    spec: Spec, field: str, sources: Iterable[Source], kind: RowKind, teachers: Sequence[str] = ()
+) -> Iterator[Problem]:
+    """Problems of local files' rows, of which each names one of `teachers`, if there are any; the trainer checks rows
+    of tables, of objects in a store and of the hub."""
     for i, source in enumerate(sources):
         where, path = f"{field}[{i}]", source.path
         if names_function(path):
@@ -122,13 +131,17 @@ def _rows(spec: Spec, field: str, sources: Iterable[Source], kind: RowKind) -> I
             continue
         chat, wrong = source.system_prompt is not None, list[Problem]()
         try:
-            for row in RowFile(file, kind, path, columns=source.columns).each():
+            rows = RowFile(file, kind, path, columns=source.columns)
+            for number, row in enumerate(rows.each()):
                 if isinstance(row, InvalidJob):
                     wrong += row.problems
-                    if len(wrong) >= MOST_ROWS:
-                        break
                 else:
                     chat = chat or row.is_conversation
+                    row = with_teacher(row, source.teacher) if source.teacher else row
+                    if teachers and (what := teacher_problem(row, teachers)):
+                        wrong.append(Problem(f"{rows.where(number)}: {TEACHER}", what))
+                if len(wrong) >= MOST_ROWS:
+                    break
         except InvalidJob as error:
             wrong += error.problems
         yield from (Problem(where, str(problem)) for problem in wrong)

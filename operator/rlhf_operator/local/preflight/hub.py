@@ -7,6 +7,7 @@ from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
+from rlhf_api.contract.teachers import named_models
 from rlhf_api.errors.problem import InvalidJob, Problem, first_line
 from rlhf_api.estimate.sizes import LOADED
 from rlhf_api.host.hub_cache import snapshots
@@ -24,9 +25,7 @@ def check_hub(spec: Spec, environ: Mapping[str, str]) -> None:
     endpoint = environ.get("HF_ENDPOINT") or _HUB
     if needed and (reason := silence(endpoint)):
         message = f"is not here, and the hub at {endpoint} gives no answer: {reason}; {WITHOUT_HUB}"
-        raise InvalidJob(
-            [Problem(f"spec.model.{field}", f"{message}; got {name!r}") for field, name in needed]
-        )
+        raise InvalidJob([Problem(where, f"{message}; got {name!r}") for where, name in needed])
 
 
 def silence(endpoint: str) -> str:
@@ -53,10 +52,7 @@ def silence(endpoint: str) -> str:
 
 
 def _downloads(spec: Spec, environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Fields of `spec.model` with names of the hub of which no file has been downloaded yet."""
-    for field in (*LOADED, "tokenizer"):
-        name: str | None = getattr(spec.model, field)
-        if name is None or Path(name).is_dir():
-            continue
-        if not any(snapshots(name, environ).glob("*/*")):
-            yield field, name
+    """Fields of models with names of the hub of which no file has been downloaded yet."""
+    for _, where, name in named_models(spec, (*LOADED, "tokenizer")):
+        if not Path(name).is_dir() and not any(snapshots(name, environ).glob("*/*")):
+            yield where, name

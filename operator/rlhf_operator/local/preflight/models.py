@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from rlhf_api.contract.run import roles_of
+from rlhf_api.contract.run import role_views, roles_of
+from rlhf_api.contract.teachers import model_field, named_models
 from rlhf_api.errors.problem import Problem
 from rlhf_api.estimate.model_files import matrices, token_ids, tokens_differ
 from rlhf_api.estimate.serving import on_vllm
@@ -62,11 +63,10 @@ def tokenizer_problems(spec: Spec) -> Iterator[Problem]:
     """Problems of a critic and a reference in directories whose tokenizer is not the policy's; all others are compared
     when they are loaded."""
     used = {"critic": CRITIC in spec.graph.trained, "reference": Role.REFERENCE in roles_of(spec)}
-    for field in (field for field, is_used in used.items() if is_used):
-        name: str | None = getattr(spec.model, field)
-        if name is not None and (difference := _other_tokens(spec, name)):
+    for _, where, name in named_models(spec, [field for field, is_used in used.items() if is_used]):
+        if difference := _other_tokens(spec, name):
             message = "has another tokenizer than the policy, and would read its tokens as others"
-            yield Problem(f"spec.model.{field}", f"{message}: {difference}; got {name!r}")
+            yield Problem(where, f"{message}: {difference}; got {name!r}")
 
 
 def critic_from_policy(spec: Spec) -> str | None:
@@ -93,12 +93,10 @@ def _other_tokens(spec: Spec, name: str) -> str:
 def mistyped(spec: Spec) -> Iterator[Problem]:
     """Problems of models that are neither a directory in Hugging Face format nor a name of the hub."""
     model = spec.model
-    for field in (*LOADED, "tokenizer"):
-        name: str | None = getattr(model, field)
-        if name is None or (not Path(name).exists() and not _looks_local(name) and _HUB_NAME.fullmatch(name)):
+    for field, where, name in named_models(spec, (*LOADED, "tokenizer")):
+        if not Path(name).exists() and not _looks_local(name) and _HUB_NAME.fullmatch(name):
             continue
         required_file = "tokenizer_config.json" if field == "tokenizer" else "config.json"
-        where = f"spec.model.{field}"
         if not Path(name).is_dir():
             bare = name.strip().removeprefix(_HUB).rstrip("/")
             hint = f"; did you mean {bare}?" if bare != name and _HUB_NAME.fullmatch(bare) else ""
@@ -146,6 +144,7 @@ def _looks_local(name: str) -> bool:
 
 
 def _engines(spec: Spec) -> Iterator[Problem]:
-    for role in (role for role in roles_of(spec) if on_vllm(spec, role)):
-        named, path = spec.model.source(role.row.model or "policy") or ("policy", "")
-        yield from engine_problems(spec, role, f"spec.model.{named}", path)
+    for role, view in role_views(spec):
+        if on_vllm(view, role):
+            named, path = view.model.source(role.row.model or "policy") or ("policy", "")
+            yield from engine_problems(view, role, model_field(view, named), path)

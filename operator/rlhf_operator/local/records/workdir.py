@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from rlhf_api.algorithms import teachers_of
 from rlhf_api.contract import timeline
 from rlhf_api.contract.run import RUN_FILE, RunConfig, with_digests
 from rlhf_api.contract.status import JobStatus
@@ -181,6 +182,7 @@ def _remove_outputs(workdir: Path, spec: Spec) -> None:
     outputs = [workdir / name for name in _OUTPUTS]
     model = spec.model
     named = [model.policy, model.reference, model.critic, model.reward, model.tokenizer]
+    named += [teacher.model for teacher in teachers_of(spec)]
     named += [source.path for source in spec.data.training_sources()]
     for used in (Path(path).resolve() for path in named if path):
         if any(used.is_relative_to(output.resolve()) for output in outputs):

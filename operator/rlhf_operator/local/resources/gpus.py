@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import takewhile
 
-from rlhf_api.contract.run import Process, RunConfig, places, pods_each, roles_of
+from rlhf_api.contract.run import Process, RunConfig, places, roles_of
+from rlhf_api.contract.teachers import role_field, view_of
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.estimate.resources import gpus_each
 from rlhf_api.estimate.serving import CACHE, UTILIZATION, engine_section, on_vllm
@@ -105,11 +106,12 @@ def _shared(spec: Spec, alone: Sequence[Role], gpus: Sequence[str]) -> Iterator[
             yield Problem(
                 "spec", f"{place.name} has a GPU twice ({VISIBLE}: {names}); name each once for a process"
             )
-        if not on_vllm(spec, place.role) or all(used.count(gpu) == 1 for gpu in mine):
+        view = view_of(spec, place.role, place.index)
+        if not on_vllm(view, place.role) or all(used.count(gpu) == 1 for gpu in mine):
             continue
-        if not {UTILIZATION, CACHE} <= engine_section(spec, place.role).engine_arguments.keys():
+        if not {UTILIZATION, CACHE} <= engine_section(view, place.role).engine_arguments.keys():
             yield Problem(
-                f"spec.{place.role}.engineArguments",
+                f"{role_field(view, place.role)}.engineArguments",
                 f"vLLM would fill the GPU of {place.name}, which another process has too: set {CACHE} to what is left "
                 f"of it for the cache, and {UTILIZATION} to the part that vLLM is to find free at its start",
             )
@@ -130,9 +132,9 @@ def variables(config: RunConfig, process: Process, gpus: Sequence[str]) -> dict[
 def _assigned_gpus(spec: Spec, process: Process, gpus: Sequence[str]) -> Sequence[str]:
     first, alone = 0, separate_roles(spec)
     for role in sorted(roles_of(spec), key=lambda role: role not in alone):
-        size = gpus_each(spec, role)[0]
-        if role is process.role:
-            first += (process.index * pods_each(spec, role) + process.rank) * size
-            return gpus[first : first + size] or gpus[:1]
-        first += len(places(spec, role)) * size
+        for index, rank in places(spec, role):
+            size = gpus_each(view_of(spec, role, index), role)[0]
+            if (role, index, rank) == (process.role, process.index, process.rank):
+                return gpus[first : first + size] or gpus[:1]
+            first += size
     return ()

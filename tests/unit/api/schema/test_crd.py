@@ -190,6 +190,7 @@ def test_passed_through_parts_are_open_and_the_rest_is_closed() -> None:
     assert {path for path in opened if f"{TEMPLATE}." not in path} == {
         ".spec.custom.settings",
         ".spec.data.chatTemplateKwargs",
+        ".spec.distillation.teachers[]",  # which the operator alone checks
         ".spec.environment",
         ".spec.environment.settings",
         ".spec.model.create.config",

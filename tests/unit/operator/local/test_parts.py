@@ -441,6 +441,21 @@ def test_files_of_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     ]
 
 
+def test_models_and_rows_of_several_teachers_are_checked_before_anything_starts(tmp_path: Path) -> None:
+    for name, text in (("a", '{"prompt": "x"}\n'), ("b", '{"prompt": "x", "teacher": "c"}\n')):
+        (tmp_path / f"{name}.jsonl").write_text(text)
+    spec = job(
+        *("spec.algorithm=distillation", "spec.ppo={}", "spec.reward={}", "spec.model={policy: org/student}"),
+        *("spec.sampling={}", "spec.distillation={minibatchSize: 8, teachers: [{name: t, model: ./none}]}"),
+        f"spec.data={{promptsPerStep: 8, sources: [{{path: {tmp_path}/a.jsonl, teacher: t}}, "
+        f"{{path: {tmp_path}/b.jsonl}}]}}",
+    ).spec
+    assert [str(problem) for problem in check_files(spec)] == [
+        f"spec.data.sources[1]: {tmp_path}/b.jsonl:1: teacher: must be one of spec.distillation.teachers: t; got 'c'",
+        "spec.distillation.teachers[t].model: no such directory, and no hub name (`owner/name`); got './none'",
+    ]
+
+
 def test_a_language_model_is_no_reward_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").touch()
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "x"}\n')

@@ -339,3 +339,20 @@ def test_an_error_of_the_machine_or_of_others_may_come_twice(error: str):
     reason = f"exited with code 1: {error}"
     (start,) = decide(SPEC, failed_trainer(reason), restart_after(reason, step=0), now=NOW, step=0)
     assert isinstance(start, Start)
+
+
+def test_another_teachers_processes_do_not_keep_a_job_alive_whose_teacher_fails():
+    """Two teachers, of which the first has two processes: one that fails for good is missed only where its teacher has
+    no other."""
+    teachers = "[{name: a, model: a, replicas: 2}, {name: b, model: b}]"
+    given = ("spec.algorithm=distillation", "spec.ppo={}", "spec.reward={}", "spec.model={policy: p}")
+    spec = job(
+        *(*given, "spec.sampling={}", "spec.reference.backoffLimit=1"),
+        f"spec.distillation={{minibatchSize: 8, teachers: {teachers}}}",
+    ).spec
+    known = {F: recent(1)}
+    states = [up(T), up(G), *(up(F, index) for index in range(3))]
+    assert decide(spec, [*states[:2], ended(F, 1, at=NOW), *states[3:]], known, now=NOW) == ()
+    (finish,) = decide(spec, [*states[:4], ended(F, 1, at=NOW, index=2)], known, now=NOW)
+    assert isinstance(finish, Finish)
+    assert finish.reason == "BackoffLimitExceeded"

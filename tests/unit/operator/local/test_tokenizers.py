@@ -81,3 +81,16 @@ def test_a_teacher_with_other_tokens_is_refused_with_the_first_that_differs(save
     assert problems == (
         [f"spec.model.reference: {reason}: {difference}; got {other!r}"] if difference else []
     )
+
+
+def test_each_teacher_is_compared_and_the_one_with_other_tokens_named(saved):
+    policy, same, other = saved("policy", POLICY), saved("same", POLICY), saved("other", {"the": 0, "th": 2})
+    teachers = [{"name": "a", "model": same}, {"name": "b", "model": other}]
+    named = job(
+        *("spec.algorithm=distillation", "spec.ppo={}", "spec.reward={}", "spec.sampling={}"),
+        f"spec.distillation={json.dumps({'minibatchSize': 8, 'teachers': teachers})}",
+        f"spec.model={json.dumps({'policy': policy})}",
+    ).spec
+    (problem,) = map(str, tokenizer_problems(named))
+    assert problem.startswith("spec.distillation.teachers[b].model: has another tokenizer than the policy")
+    assert problem.endswith(f"'film' is token 1 of the policy, and none of this model; got {other!r}")

@@ -158,3 +158,24 @@ def test_many_rows_are_checked_in_several_processes_with_the_same_result(made, t
     assert len(alone.overlong) == sum(n % 7 > 4 for n in range(60))
     (tmp_path / "rows0.jsonl").write_text(json.dumps(rows[0]) + "\n" + "x" * 9999)
     assert checker.check(range(60)).problems[0].message.startswith("changed after the file was opened")
+
+
+def test_a_row_has_the_teacher_that_it_names_or_that_of_its_source(made):
+    rows = [{"prompt": "a"}, {"prompt": "b", "teacher": "right"}]
+    dataset = made(rows, teacher="left")
+    assert [dataset[number].model_dump()["teacher"] for number in range(2)] == ["left", "right"]
+    assert "teacher" not in made(rows)[0].model_dump()
+
+
+def test_a_row_without_a_teacher_of_the_job_is_refused_with_its_place(made, tmp_path):
+    dataset = made([{"prompt": "a", "teacher": "left"}, {"prompt": "b"}, {"prompt": "c", "teacher": "up"}])
+    settings, names = Data(train=("unused",)), ["left", "right"]
+    with pytest.raises(InvalidJob) as caught:
+        check_all([RowChecker(dataset, "prompts", byte_tokenizer(), settings, teachers=names)])
+    there = "one of spec.distillation.teachers: left, right"
+    assert [str(problem) for problem in caught.value.problems] == [
+        f"{tmp_path}/rows0.jsonl:2: teacher: is missing: it names {there}; add it to the row, or to its source in "
+        "spec.data.sources",
+        f"{tmp_path}/rows0.jsonl:3: teacher: must be {there}; got 'up'",
+    ]
+    assert fit(dataset) == Fitting((), ""), "no teacher is asked about held-out rows"

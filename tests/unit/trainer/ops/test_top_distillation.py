@@ -80,6 +80,27 @@ def test_the_divergence_is_added_to_the_policy_loss(own, beta):
         assert statistics["kl_mean"] == pytest.approx(sum(reverse) / len(reverse), rel=1e-5)
 
 
+def test_the_divergence_from_each_teacher_is_the_mean_over_its_own_rows():
+    teachers = ", ".join(f"{{name: {name}, model: {name}}}" for name in "abc")
+    made, output = compared()
+    numbers = torch.tensor([0.0, 1.0] * (len(LENGTHS) // 2))
+    given = (f"spec.distillation.teachers=[{teachers}]", "spec.model={policy: p}")
+    ctx = context("distillation", TOP, *given)
+    values = top_logprobs_of(made[REFERENCE_TOP])
+    each = [float(divergence(*rows, 1.0)) for rows in zip(values, output[:, 2:], strict=True)]
+    for budget in BUDGETS:
+        _, statistics = summed("policy", made.with_rows(teacher=numbers), ctx, output, budget)
+        for number, name in enumerate("ab"):
+            own = [
+                kl
+                for (at, n), of in zip(spans(), numbers, strict=True)
+                for kl in each[at : at + n]
+                if of == number
+            ]
+            assert statistics[f"teacher_{name}_kl_mean"] == pytest.approx(sum(own) / len(own), rel=1e-5)
+        assert "teacher_c_kl_mean" not in statistics, "it has no rows here"
+
+
 def test_given_responses_have_a_ratio_of_1_whatever_stands_for_a_sampler():
     """The sampler's log-probabilities are the old ones, with 0 for tokens that nobody sampled."""
     made, output = compared()

@@ -8,6 +8,7 @@ from pathlib import Path
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from rlhf_api.contract.run import RunConfig, roles_of
+from rlhf_api.contract.teachers import views_of
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.roles import Role
 
@@ -48,11 +49,12 @@ def _models(
     for role in roles_of(spec):
         if role.row.model is None or (role is Role.REWARD and not spec.reward.model_weight):
             continue
-        source = frozen_source(config, role)
-        if not Path(source.path).is_dir():
-            continue
-        own = load_job_tokenizer(config, "reward") if role is Role.REWARD else tokenizer
-        yield source, longest(spec), own
+        for view in views_of(spec, role):
+            source = frozen_source(config.model_copy(update={"spec": view}), role)
+            if not Path(source.path).is_dir():
+                continue
+            own = load_job_tokenizer(config, "reward") if role is Role.REWARD else tokenizer
+            yield source, longest(spec), own
 
 
 def _generation_config(path: str) -> GenerationConfig | None:

@@ -110,7 +110,7 @@ def check_reference_tokens(config: RunConfig) -> None:
     """Raises InvalidJob where the manifest names a reference with another tokenizer, to which the policy's ids are
     other tokens. One without a tokenizer of its own is not compared."""
     source = model_source(config, "reference")
-    if source.where != "spec.model.reference":
+    if config.spec.model.reference is None:
         return
     try:
         own = load.load_tokenizer(source.path)

@@ -16,6 +16,7 @@ from rlhf_operator.cluster.objects.kueue import workload
 from rlhf_operator.cluster.objects.pinned import Pinned
 from rlhf_operator.cluster.objects.placement import placed
 from rlhf_operator.cluster.objects.pod import NewPod, build_pod
+from rlhf_operator.cluster.objects.pod_sets import PodSet
 from rlhf_operator.job.names import RANK
 from rlhf_operator.job.snapshot import Pod, is_marked
 from rlhf_operator.job.trimmed import trim
@@ -262,7 +263,9 @@ def test_kueue_counts_the_pods_of_a_generator_side_by_side():
     assigned = {"name": "generator", "topologyAssignment": {"levels": ["rack"], "slices": slices}}
     admitted = {"metadata": {"name": "job"}, "status": {"admission": {"podSetAssignments": [assigned]}}}
     racks = [
-        placed(pod(index, rank), G, admitted, {}, size=2)["spec"]["nodeSelector"]["rack"]
+        placed(pod(index, rank), PodSet("generator", G, 0, 2), admitted, {}, size=2)["spec"]["nodeSelector"][
+            "rack"
+        ]
         for index in range(2)
         for rank in range(2)
     ]

@@ -12,6 +12,7 @@ from rlhf_operator.cluster.config.settings import Defaults
 from rlhf_operator.cluster.objects.kueue import deactivated, quota, released, report, workload
 from rlhf_operator.cluster.objects.pinned import Pinned
 from rlhf_operator.cluster.objects.placement import flavors, placed, topology_request
+from rlhf_operator.cluster.objects.pod_sets import PodSet
 from rlhf_operator.cluster.observe.desired import desired_state
 from rlhf_operator.job.names import CONFIG, PRIORITY, QUEUE
 from rlhf_operator.job.snapshot import Job
@@ -202,6 +203,10 @@ POD = {
 }
 
 
+def whole(role: Role) -> PodSet:
+    return PodSet(role.value, role, 0, 1)
+
+
 def admitted(*updates: dict[str, Any]) -> dict[str, Any]:
     assigned = {"name": "trainer", "count": 1, "flavors": {"cpu": "h100", "nvidia.com/gpu": "h100"}}
     return made(
@@ -214,12 +219,12 @@ def admitted(*updates: dict[str, Any]) -> dict[str, Any]:
 def test_the_flavors_of_a_role_are_put_on_its_pods_and_on_no_others():
     there = admitted()
     assert flavors(there) == {"h100"}
-    pod = placed(POD, Role.TRAINER, there, {"h100": FLAVOR})
+    pod = placed(POD, whole(Role.TRAINER), there, {"h100": FLAVOR})
     assert pod["spec"]["nodeSelector"] == {"zone": "a", "gpu": "h100"}
     assert pod["spec"]["tolerations"] == [{"key": "spot"}, {"key": "gpu", "operator": "Exists"}]
-    assert placed(POD, Role.REWARD, there, {"h100": FLAVOR})["spec"] == POD["spec"]
-    assert placed(POD, Role.GENERATOR, there, {"h100": FLAVOR}) == POD
-    assert placed(POD, Role.TRAINER, made(*ADMITTED), {}) == POD
+    assert placed(POD, whole(Role.REWARD), there, {"h100": FLAVOR})["spec"] == POD["spec"]
+    assert placed(POD, whole(Role.GENERATOR), there, {"h100": FLAVOR}) == POD
+    assert placed(POD, whole(Role.TRAINER), made(*ADMITTED), {}) == POD
 
 
 def test_what_an_admission_check_says_of_a_role_is_put_on_its_pods():
@@ -230,12 +235,12 @@ def test_what_an_admission_check_says_of_a_role_is_put_on_its_pods():
         "labels": {"team": "a", "rlhf.dev/job": "another"},
         "annotations": {"provision": "request-1"},
     }
-    pod = placed(POD, Role.GENERATOR, admitted(update), {})
+    pod = placed(POD, whole(Role.GENERATOR), admitted(update), {})
     assert pod["spec"]["nodeSelector"] == {"zone": "a", "gpu": "any", "pool": "new"}
     assert pod["spec"]["tolerations"] == [{"key": "spot"}, {"key": "pool"}]
     assert pod["metadata"]["labels"] == {"team": "a", "rlhf.dev/job": "job"}
     assert pod["metadata"]["annotations"] == {"provision": "request-1"}
-    assert placed(POD, Role.TRAINER, admitted(update), {})["spec"] == POD["spec"]
+    assert placed(POD, whole(Role.TRAINER), admitted(update), {})["spec"] == POD["spec"]
 
 
 def test_a_workload_has_the_priority_that_the_job_names():
@@ -386,7 +391,7 @@ def test_each_pod_is_made_for_its_domain_of_the_topology(slices):
     def pod(index: int, role: Role = Role.TRAINER) -> dict[str, Any]:
         labels = {"rlhf.dev/job": "job", "rlhf.dev/index": str(index)}
         return placed(
-            {"metadata": {"labels": labels}, "spec": {"nodeSelector": {"zone": "a"}}}, role, there, {}
+            {"metadata": {"labels": labels}, "spec": {"nodeSelector": {"zone": "a"}}}, whole(role), there, {}
         )
 
     racks = [pod(index)["spec"]["nodeSelector"] for index in range(3)]
@@ -418,7 +423,9 @@ def test_kueue_knows_the_pods_of_a_workload_and_that_their_topology_is_counted(a
     assigned = [{"name": "trainer", "topologyAssignment": topology}, {"name": "reward"}]
     there = made(*ADMITTED, admission={"podSetAssignments": assigned})
     pod = {"metadata": {"labels": labels, "annotations": notes}, "spec": {}}
-    trainer, reward = (placed(pod, role, there, {})["metadata"] for role in (Role.TRAINER, Role.REWARD))
+    trainer, reward = (
+        placed(pod, whole(role), there, {})["metadata"] for role in (Role.TRAINER, Role.REWARD)
+    )
     topologies = KUEUE_READS["IsTAS"]
     unasked = {} if annotation else {"kueue.x-k8s.io/podset-unconstrained-topology": "true"}
     assert {k: v for k, v in trainer["annotations"].items() if k in topologies} == unasked or notes
