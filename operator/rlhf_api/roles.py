@@ -17,9 +17,10 @@ again, and the deadline of an answer, for which it may ask its workers."""
 class RoleRow:
     """Properties of a role that decide how a host runs it; paths are those of HTTP GET requests without a token."""
 
-    work: Literal["train", "generate", "score", "infer"]
+    work: Literal["train", "generate", "score", "infer", "play"]
     """Nodes of the graph that its processes run. `train`: ranks under torchrun, one GPU each. `generate`: vLLM, whose
-    GPUs hold a KV cache and new weights too. `score` and `infer`: one frozen model on one GPU, without gradients."""
+    GPUs hold a KV cache and new weights too. `score` and `infer`: one frozen model on one GPU, without gradients.
+    `play`: environments, whose code need not be trusted."""
     model: ModelField | None = None
     """Field of `spec.model` of its frozen model."""
     head: Head = "causal"
@@ -62,6 +63,7 @@ class Role(StrEnum):
     )
     REWARD = "reward", RoleRow(work="score", model="reward", head="score")
     REFERENCE = "reference", RoleRow(work="infer", model="reference", or_policy=True)
+    ENVIRONMENT = "environment", RoleRow(work="play")
 
 
 def holder(model: ModelField) -> Role | None:

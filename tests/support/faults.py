@@ -136,6 +136,15 @@ def disturb_episodes(point: str) -> None:
         os.kill(os.getpid(), 9)
 
 
+def disturb_environments(point: str) -> None:
+    """While episodes are played: environment-0 is killed in step 2, environment-1 stops in step 3, as by SIGSTOP. Each
+    once."""
+    if point == "step:1" and _first_time("killed-environment"):
+        threading.Timer(0.5, _kill, ("environment-0",)).start()
+    if point == "step:2" and _first_time("stopped-environment"):
+        threading.Timer(0.5, _kill, ("environment-1", signal.SIGSTOP)).start()
+
+
 def _first_time(mark: str = "killed-once") -> bool:
     try:
         Path(os.environ["RLHF_TERMINATION_LOG"]).with_name(mark).touch(exist_ok=False)
@@ -180,12 +189,12 @@ def _ours(name: str) -> list[psutil.Process]:
     return processes(Path(os.environ["RLHF_RUN_CONFIG"]).parent, name)
 
 
-def _kill(name: str) -> None:
+def _kill(name: str, number: signal.Signals = signal.SIGKILL) -> None:
     """The role's own processes; not the one that supervises them, which tells how they ended."""
     for process in _ours(name):
         with suppress(psutil.NoSuchProcess):  # it has ended with the one before
             if not any("reaper" in word for word in process.cmdline()[1:3]):
-                process.kill()
+                process.send_signal(number)
 
 
 def _wait_for(name: str, timeout: float = 240) -> None:

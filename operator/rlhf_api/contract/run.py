@@ -16,8 +16,9 @@ from typing import Literal
 
 from ..field_types import DType, ModelField, Report
 from ..roles import Role
+from ..sections.roles import ComputingRole
 from ..spec import Spec
-from .proof import Prover
+from .proof import Prover, lesser_token
 from .teachers import view_of, views_of
 
 EXIT_INVALID = 78
@@ -107,7 +108,9 @@ class RunConfig(Report):
 
     def dtype(self, role: Role) -> DType:
         """The compute dtype of a role."""
-        return self.spec.section(role).dtype or self.spec.model.dtype
+        section = self.spec.section(role)
+        own = section.dtype if isinstance(section, ComputingRole) else None
+        return own or self.spec.model.dtype
 
 
 class ExportRequest(Report):
@@ -184,9 +187,12 @@ def process_name(role: Role, index: int, rank: int) -> str:
 
 
 def roles_of(spec: Spec) -> tuple[Role, ...]:
-    """Roles with processes: those of the graph, without generators if the trainer generates."""
-    shared = spec.generator.shared_with_trainer
-    return tuple(role for role in spec.graph.roles if role is not Role.GENERATOR or not shared)
+    """Roles with processes: those of the graph, without generators if the trainer generates, and environments that are
+    not beside it."""
+    shared, graph, section = spec.generator.shared_with_trainer, spec.graph, spec.environment
+    played = graph.generates and section is not None and section.replicas > 0
+    own = (Role.ENVIRONMENT,) if played else ()
+    return (*(role for role in graph.roles if role is not Role.GENERATOR or not shared), *own)
 
 
 def place_named(name: str) -> tuple[Role, int] | None:
@@ -263,6 +269,12 @@ generators."""
 SHARE_CORES = {"OMP_WAIT_POLICY": "PASSIVE"}
 """Waiting compute threads sleep. By default torch's spin: on a shared core they use up their share, and are descheduled
 when their work arrives, which slows a step many times."""
+
+
+def role_token(token: str, role: Role) -> str:
+    """The RLHF_TOKEN of a role's processes, of a job with this token. Environments have one that opens none but their
+    own servers."""
+    return lesser_token(token, role.value) if role.row.work == "play" else token
 
 
 def environment(

@@ -9,7 +9,7 @@ from ..contract.teachers import role_field, shares_of, views_of
 from ..errors.problem import Problem
 from ..graph import CRITIC
 from ..roles import Role
-from ..sections.pods import Gpu, combine
+from ..sections.pods import Gpu
 from ..spec import Spec
 from .memory import Need, count, gigabytes
 from .remedies import CERTAIN, remedies
@@ -55,13 +55,13 @@ def problems(spec: Spec, file_sizes: FileSizes = NOTHING) -> Iterator[Problem]:
 
 def gpu_of(spec: Spec, role: Role) -> Gpu | None:
     """The GPUs of a role's pods, from the job's settings merged with the role's."""
-    return combine(spec.pods, spec.section(role).pods).gpu
+    return spec.pods_of(role).gpu
 
 
 def lacks_gpus(spec: Spec, file_sizes: FileSizes = NOTHING) -> str:
     """A warning of a large policy no pod of which asks for a GPU, or for other devices; '' for any other."""
     policy = Sizes.of(spec, file_sizes).policy
-    given = [combine(view.pods, view.section(role).pods) for role, view in role_views(spec)]
+    given = [view.pods_of(role) for role, view in role_views(spec)]
     if policy is None or policy.parameters < LARGE or spec.runtime is not None:
         return ""
     if any(pods.gpu or pods.resources.requests or pods.resources.limits for pods in given):
@@ -75,7 +75,7 @@ def lacks_gpus(spec: Spec, file_sizes: FileSizes = NOTHING) -> str:
 def host_memory(spec: Spec, role: Role) -> str | None:
     """Memory that a role's pod requests unasked, as a quantity: the least that its models need on CPUs. None if the
     manifest asks for resources, does not tell a model's size, or gives the pod GPUs, whose memory alone is known."""
-    pods = combine(spec.pods, spec.section(role).pods)
+    pods = spec.pods_of(role)
     if pods.gpu is not None or pods.resources.requests or pods.resources.limits:
         return None
     sizes = Sizes.of(spec, NOTHING).certain
@@ -114,6 +114,8 @@ def _need(spec: Spec, role: Role, sizes: Sizes) -> Need | None:
         case "score" | "infer":
             size = sizes.frozen.get(role)
             return frozen_need(spec, role, size.parameters) if size else None
+        case "play":
+            return None
 
 
 def _guessed(spec: Spec, role: Role, sizes: Sizes) -> str | None:
@@ -137,12 +139,15 @@ def gpus_each(spec: Spec, role: Role) -> tuple[int, str]:
             return max(1, whole // pods), f"{words} / podsPerReplica {pods}" if pods > 1 else words
         case "score" | "infer":
             return gpus(spec.model_server(role)) if on_vllm(spec, role) else (1, "it runs one model")
+        case "play":
+            return 0, "it runs no model"
 
 
 def _count(spec: Spec, role: Role, gpu: Gpu) -> Iterator[Problem]:
-    """One GPU per process that computes; reward functions may use any number."""
+    """One GPU per process that computes; reward functions and environments may use any number."""
     required, words = gpus_each(spec, role)
-    if gpu.count != required and not (role is Role.REWARD and spec.reward.functions):
+    any_number = role.row.work == "play" or (role is Role.REWARD and spec.reward.functions)
+    if gpu.count != required and not any_number:
         own = spec.section(role).pods.gpu is not None
         origin = f"got {gpu.count}" if own else f"spec.pods.gpu.count is {gpu.count}"
         where = f"{role_field(spec, role)}.pods.gpu.count"

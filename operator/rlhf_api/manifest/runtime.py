@@ -119,7 +119,7 @@ def merged(spec: Spec, runtime: RuntimeSpec) -> Spec:
     """
     roles = {}
     for role in roles_of(spec):  # what it says of others is for other jobs
-        section, own = spec.section(role), getattr(runtime, role.value).pods
+        section, own = spec.section(role), getattr(runtime, role.value, RuntimeRole()).pods
         if own.model_fields_set:
             layers = combine(combine(runtime.pods, own), combine(spec.pods, section.pods))
             roles[role.value] = section.model_copy(update={"pods": layers})

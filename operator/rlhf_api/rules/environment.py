@@ -39,6 +39,9 @@ def problems(spec: Spec) -> Iterator[Problem]:
     if environment.path == READY_MADE["openenv"] and not environment.network:
         message = "an OpenEnv server is reached over the network; use true; got false"
         yield Problem(f"{_WHERE}.network", message)
+    if environment.replicas and spec.generator.shared_with_trainer and spec.trainer.ranks > 1:
+        message = "each of several ranks that sample turns has environments beside it; use generators, or 0"
+        yield Problem(f"{_WHERE}.replicas", f"{message}; got {environment.replicas}")
     yield from _of_one_turn(spec)
 
 

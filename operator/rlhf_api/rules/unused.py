@@ -21,6 +21,7 @@ from ..field_types import Frozen
 from ..graph import CRITIC, REFERENCE_COLUMNS
 from ..roles import Role
 from ..sections.reward import RewardFunction
+from ..sections.roles import RoleSpec
 from ..spec import Spec
 from .deepspeed.idle import idle_keys
 from .deepspeed.keys import given_sections
@@ -75,6 +76,8 @@ def _roles(spec: Spec) -> Iterator[_Unread]:
                 fields = fields - {"shared_with_trainer"}
         if role is Role.REWARD and spec.environment is not None:  # which may fail too
             fields = fields - {"max_failed_share"}
+        if role is Role.ENVIRONMENT:  # whose own fields act beside the trainer too
+            fields = set(RoleSpec.model_fields) if spec.graph.generates else set()
         yield _Unread(f"spec.{role.value}", section, fields, of, reason)
         if role.row.model is not None and not _starts_critic(spec, role.row.model):
             yield _Unread("spec.model", spec.model, [role.row.model], of, reason)
@@ -97,6 +100,8 @@ def _absence_reason(spec: Spec, role: Role) -> str:
         return "the environment's rewards are the scores (spec.environment)"
     if role is Role.REWARD and spec.graph.generates and ":" not in spec.algorithm:
         return "neither spec.reward.functions nor spec.model.reward scores responses"
+    if role is Role.ENVIRONMENT:
+        return "spec.environment.replicas is 0"
     nothing = {"generate": "samples no responses", "score": "scores no responses"}
     return f"{spec.algorithm} {nothing.get(role.row.work, 'asks none')}"
 

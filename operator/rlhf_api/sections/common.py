@@ -15,7 +15,7 @@ from .experts import Experts
 from .health import OUTLIERS_OF_8_BITS, OUTLIERS_OF_16_BITS, Health
 from .model import Model
 from .optimizer import CRITIC_RATE, WHOLE_CRITIC, Optimizer
-from .pods import PodSettings, RuntimeReference, Scheduling, Workspace
+from .pods import OF_ANY_CODE, PodSettings, RuntimeReference, Scheduling, Workspace, combine
 from .replay import Replay
 from .reward import Reward
 from .roles import Generator, ModelServerSpec, Reference, RoleSpec, Trainer, option_of
@@ -95,10 +95,23 @@ class CommonSpec(Frozen):
         by_model = self.model.reward is not None and self.reward.model_weight != 0
         return by_model or bool(self.reward.functions)
 
+    @property
+    def role_sections(self) -> dict[Role, RoleSpec]:
+        """The sections of roles, without that of an environment where the job has none."""
+        return {role: own for role in Role if (own := getattr(self, role.value)) is not None}
+
     def section(self, role: Role) -> RoleSpec:
         """The role's section."""
-        section: RoleSpec = getattr(self, role.value)
-        return section
+        return self.role_sections.get(role, RoleSpec())
+
+    def pods_of(self, role: Role) -> PodSettings:
+        """Settings of a role's pods, its own over the job's. Environments, whose code need not be trusted, have of the
+        job's only what says where they run: no secrets, volumes, GPUs or templates."""
+        shared, own = self.pods, self.section(role).pods
+        if role.row.work == "play":
+            named = self.pods.model_fields_set & OF_ANY_CODE
+            shared = PodSettings().model_copy(update={name: getattr(self.pods, name) for name in named})
+        return combine(shared, own)
 
     def model_server(self, role: Role) -> ModelServerSpec:
         """The section of a role that runs a frozen model."""

@@ -9,7 +9,6 @@ from pydantic import (
     AfterValidator,
     Field,
     JsonValue,
-    Strict,
     ValidationInfo,
     ValidatorFunctionWrapHandler,
     model_validator,
@@ -17,7 +16,8 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 
 from ..errors.problem import show
-from ..field_types import READY_MADE, EnvironmentClass, Frozen, Positive
+from ..field_types import READY_MADE, EnvironmentClass, Positive
+from .roles import MOST_PODS, RoleSpec
 
 PATH, PROGRAM, PYTHON = (f"spec.environment.{name}" for name in ("path", "program", "python"))
 
@@ -28,38 +28,39 @@ def _keywords(given: dict[str, JsonValue]) -> dict[str, JsonValue]:
     return given
 
 
-class Environment(Frozen):
-    """Episodes of several turns: a class or a program of your own replies to each response and gives the rewards
-    (docs/guides/environments.md)."""
+class Environment(RoleSpec):
+    """Episodes of several turns (docs/guides/environments.md)."""
 
+    replicas: int = Field(0, ge=0, le=MOST_PODS)
+    """Pods of a role of their own; 0: beside the trainer."""
     path: EnvironmentClass | None = None
-    """The class, as `package.module:name` or `file.py:name`; or a ready-made environment."""
-    program: Annotated[tuple[str, ...], Strict(False)] | None = Field(None, min_length=1, max_length=64)
-    """In place of a class: an agent's command, one process an episode, which asks the policy by `OPENAI_BASE_URL`."""
+    """The class, as `package.module:name` or `file.py:name`; or a ready-made one."""
+    program: tuple[str, ...] | None = Field(None, min_length=1, max_length=64)
+    """An agent's command in place of a class; it asks the policy by `OPENAI_BASE_URL`."""
     python: str | None = Field(None, min_length=1, max_length=1024)
-    """Path of another Python interpreter, as of a virtual environment, in which the class runs. It needs pydantic."""
+    """Another Python interpreter, as of a virtual environment, in which the class runs."""
     settings: Annotated[dict[str, JsonValue], AfterValidator(_keywords)] = {}
     """Keyword arguments of the class."""
     network: bool = False
-    """Whether environments may use the network."""
-    writable: Annotated[tuple[str, ...], Strict(False)] = Field((), max_length=16)
-    """Folders that environments may write, besides a /tmp and a /dev/shm of their own."""
+    """Environments may use the network."""
+    writable: tuple[str, ...] = Field((), max_length=16)
+    """Folders that environments may write, besides /tmp and /dev/shm."""
     memory_megabytes: int = Field(4096, ge=256)
-    """Memory of a program, or of a process with a class, with all that it starts; a quarter of it for /tmp."""
+    """Memory of a program, or of a process with a class; a quarter of it for /tmp."""
     turns: int = Field(8, ge=1, le=1024)
-    """Most turns of an episode; each samples up to `sampling.maxNewTokens` tokens."""
+    """Most turns of an episode, each of up to `sampling.maxNewTokens` tokens."""
     max_tokens: Positive = 2048
-    """Most tokens of an episode after its prompt: all turns and replies."""
+    """Most tokens of an episode after its prompt."""
     turn_seconds: Positive = 60
-    """Timeout of one call of the environment."""
+    """Timeout of one call."""
     seconds: Positive = 600
-    """Most time that the calls of one episode take in all."""
+    """Timeout of all calls of an episode."""
     parallel: int = Field(64, ge=1, le=4096)
     """Most episodes at once."""
     retries: int = Field(2, ge=0, le=100)
-    """Times that an episode is played again after a call ended its process or took too long, before it is left out."""
+    """Times that an episode is played again whose call ended its process or took too long."""
     workers: int = Field(2, ge=1, le=256)
-    """Processes beside the trainer's in which environments run."""
+    """Processes with environments, of each replica or of the trainer."""
 
     @model_validator(mode="after")
     def _is_a_class_or_a_program(self) -> Self:
@@ -92,12 +93,22 @@ def holds_variables(value: object) -> bool:
     return isinstance(value, Mapping) and _KEYS.isdisjoint(value)
 
 
+def _with_tuples(value: Any, key: str = "") -> Any:
+    """A section of JSON with tuples in place of lists but in free-form fields: a wrapped validator hands its value on
+    as one of Python, in which a tuple is asked for."""
+    if key in ("settings", "template"):
+        return value
+    if isinstance(value, Mapping):
+        return {name: _with_tuples(each, name) for name, each in value.items()}
+    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
+
+
 def section_or_variables(
     value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo
 ) -> Environment | Variables | None:
     """The section; or the variables, which `CommonSpec` moves to `env`."""
     if not holds_variables(value):
-        section: Environment | None = handler(value)
+        section: Environment | None = handler(_with_tuples(value))
         return section
     if value and info.data.get("env"):
         raise ValueError("is the former name of env, which is there too; remove one of them")

@@ -94,6 +94,19 @@ class PodSettings(Frozen):
     """
 
 
+OF_ANY_CODE = frozenset(
+    (
+        "image",
+        "image_pull_policy",
+        "image_pull_secrets",
+        "node_selector",
+        "tolerations",
+        "priority_class",
+    )
+)
+"""Settings of all roles' pods that also those have whose code need not be trusted."""
+
+
 class Workspace(Frozen):
     """Root of the manifest's relative paths and of the run's files, mounted at /workspace in every pod."""
 

@@ -39,16 +39,13 @@ class RoleSpec(Frozen):
     """Settings of every role."""
 
     replicas: int = Field(1, ge=1, le=MOST_PODS)
-    dtype: DType | None = None
-    """Compute dtype of the role; the job's `model.dtype` unless given."""
     backoff_limit: int = Field(3, ge=0)
-    """Maximum number of restarts of this role's processes, together, within `backoffWindowSeconds`. After that the job
-    fails; while others of the role serve, a failed one is restarted after up to five minutes instead."""
+    """Most restarts of this role's processes, together, within `backoffWindowSeconds`. Then the job fails; while others
+    of the role serve, a failed one is restarted after up to five minutes instead."""
     backoff_window_seconds: Positive = 3600
-    """Length of the window in which `backoffLimit` counts restarts, seconds from the first one; a later restart begins
-    a new window."""
+    """Seconds in which `backoffLimit` counts restarts, from the first one; a later restart begins a new window."""
     failure_rules: tuple[FailureRule, ...] = Field((), max_length=16)
-    """Rules of what follows a failure; the first that matches applies. Without one, a failure counts unless the
+    """What follows a failure, by the first rule that matches. Without one, a failure counts unless the
     node was drained, lost or wanted by others, and exit code 78 fails the job."""
     startup_timeout_seconds: Positive = 600
     """Deadline of a process to answer after its start."""
@@ -56,12 +53,19 @@ class RoleSpec(Frozen):
     """Settings of this role's pods, merged over `spec.pods`."""
 
 
+class ComputingRole(RoleSpec):
+    """Settings of a role with a model."""
+
+    dtype: DType | None = None
+    """Compute dtype; the job's `model.dtype` unless given."""
+
+
 Attention = Literal["auto", "packed", "padded"]
 Kernels = Literal["auto", "liger", "torch"]
 GradientCheckpointing = Literal["none", "selective", "full"]
 
 
-class Trainer(RoleSpec):
+class Trainer(ComputingRole):
     """DeepSpeed under torchrun: `replicas` nodes of `processesPerReplica` ranks."""
 
     processes_per_replica: Positive = 1
@@ -113,7 +117,7 @@ class Autoscale(Frozen):
     within it."""
 
 
-class Generator(RoleSpec):
+class Generator(ComputingRole):
     """vLLM servers that sample the responses."""
 
     autoscale: Autoscale | None = None
@@ -134,7 +138,7 @@ class Generator(RoleSpec):
     """Accept `engineArguments` that were never tried (docs/reference/engine-arguments.md)."""
 
 
-class ModelServerSpec(RoleSpec):
+class ModelServerSpec(ComputingRole):
     """A server of forward passes, asked by the trainer for chunks of responses."""
 
     timeout_seconds: Positive = 120

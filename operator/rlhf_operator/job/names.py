@@ -60,6 +60,11 @@ def policy_name(job: str, uid: str) -> str:
     return f"{job}-rlhf-{uid[:8]}"
 
 
+def environment_policy_name(job: str, uid: str) -> str:
+    """The NetworkPolicy of the job's environments."""
+    return f"{policy_name(job, uid)}-environment"
+
+
 def common_labels(job: str) -> dict[str, str]:
     """Labels of every object of the job."""
     return {"app.kubernetes.io/name": "rlhf-job", MANAGED_BY: OPERATOR, JOB: job}

@@ -15,11 +15,16 @@ MASTER_PORT = 29500
 """Rendezvous port of the trainer's ranks, and of a generator's pods."""
 HOST_PORTS = range(20000, 30000)
 """Below the NodePort range and the kernels' ephemeral ports."""
+_ENVIRONMENTS = 5000
+"""Place of the first environment's: all others keep theirs of releases without this role."""
 
 
 def http_port(job_uid: str, role: Role, index: int) -> int:
     """HTTP port in the node's network; independent of the number of replicas."""
-    return _draw_port(job_uid, 1 + index * len(Role) + list(Role).index(role))
+    if role is Role.ENVIRONMENT:
+        return _draw_port(job_uid, _ENVIRONMENTS + index)
+    others = [each for each in Role if each is not Role.ENVIRONMENT]
+    return _draw_port(job_uid, 1 + index * len(others) + others.index(role))
 
 
 def master_port(job_uid: str) -> int:

@@ -24,6 +24,7 @@ _DEADLINES = {
     Role.GENERATOR: "generator.startupTimeoutSeconds and generator.timeoutSeconds",
     Role.REWARD: "reward.startupTimeoutSeconds and reward.timeoutSeconds",
     Role.REFERENCE: "reference.startupTimeoutSeconds and reference.timeoutSeconds",
+    Role.ENVIRONMENT: "environment.startupTimeoutSeconds",
 }
 """Settings to look at, besides its log, if a role did not come back."""
 

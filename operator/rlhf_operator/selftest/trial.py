@@ -14,7 +14,7 @@ from .watch import Kill, Watch
 
 LEARNING_STEPS = 20
 """Number of steps of the second half on its own reward alone."""
-ORDER = (Role.REWARD, Role.REFERENCE, Role.TRAINER, Role.GENERATOR)
+ORDER = (Role.ENVIRONMENT, Role.REWARD, Role.REFERENCE, Role.TRAINER, Role.GENERATOR)
 """Order in which roles are killed: the slowest to start last."""
 STARTS = 2
 """Deadline of a step, in starts of the slowest role."""

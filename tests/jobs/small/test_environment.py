@@ -149,3 +149,25 @@ def test_episodes_are_trained_on_as_they_come_though_a_generator_dies(tmp_path: 
     assert sum(line["episodes_failed"] for line in finished.steps) == 0
     assert max(line["logprob_difference"] for line in finished.steps) < 1e-4
     assert finished.status["ledger"]["lost"] == finished.status["ledger"]["dropped"] == 0
+
+
+def test_a_role_plays_the_same_episodes_as_processes_beside_the_trainer_whoever_dies(tmp_path: Path) -> None:
+    """One process of the role is killed, the other one stops, and so do workers in them: no reward is lost, and every
+    step is what it is beside the trainer without any of that."""
+    figures = ("reward_mean", "loss", "grad_norm", "response_length_mean", "turns_mean")
+    alone = ("spec.generator={sharedWithTrainer: true}", "spec.rollout={}", "spec.steps=4")
+    role = ("spec.environment.replicas=2", f"spec.environment.settings.faults={tmp_path / 'role'}")
+    runs = []
+    for name, overrides, environ in (
+        ("beside", (), {}),
+        ("role", role, {"RLHF_FAULTS": "tests.support.faults:disturb_environments"}),
+    ):
+        (tmp_path / name).mkdir()
+        finished = play(tmp_path / name, *alone, *overrides, **environ)
+        runs.append([tuple(line[key] for key in figures) for line in finished.steps])
+        assert sum(line["episodes_failed"] for line in finished.steps) == 0
+    assert runs[0] == runs[1]
+    assert finished.status["roles"]["environment"]["restarts"] >= 1, finished.output
+    log = finished.log("trainer-0")
+    assert "the connection to environment-1 ended" in log
+    assert "environment's process was ended by SIGKILL" in log

@@ -184,6 +184,11 @@ BASES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"keepBest", ("spec.evaluation={data: [rows-prompts.jsonl], function: 'a:b'}",)),
     (r"spec\.environment", ("spec.environment={path: 'a:B'}",)),
     (r"environment\.program", ("spec.environment={program: [a]}",)),
+    (r"environment\.(backoff|startup|pods)", ("spec.environment={path: 'a:B', replicas: 2}",)),
+    (
+        r"environment\.failureRules",
+        (f"spec.environment={{path: 'a:B', replicas: 2, {_RULE.replace('=', ': ')}}}",),
+    ),
     (r"spec\.pretraining", ("spec.pretraining={data: [rows-answers.jsonl]}",)),
     (
         r"spec\.model\.create",

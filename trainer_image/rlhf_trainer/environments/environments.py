@@ -19,12 +19,15 @@ from rlhf_api.spec import Spec
 from ..data.encode import TooLong
 from ..data.stop_strings import StopStrings
 from ..dispatch.outcomes import Refused
+from ..dispatch.roster import Roster
 from ..tensors.records import Outcome, Prompt
 from .live_episode import EpisodeEnded, EpisodeFailed, LiveEpisode, Reply
 from .live_episodes import Key, LiveEpisodes
-from .pool import WorkerEnded, WorkerPool
+from .pool import WorkerPool
 from .record import Turn, turns_of
 from .rendering import Rendering
+from .role_workers import RoleWorkers
+from .workers import WorkerEnded, Workers
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +64,7 @@ class Environments:
     `retries` times; then it ends without a reward.
     """
 
-    def __init__(self, section: Environment, rendering: Rendering, pool: WorkerPool) -> None:
+    def __init__(self, section: Environment, rendering: Rendering, pool: Workers) -> None:
         self.section, self._pool = section, pool
         self._live = LiveEpisodes(section, rendering, pool)
         self._waiting: dict[Key, tuple[Prompt, array[int], asyncio.Future[Next]]] = {}
@@ -69,6 +72,8 @@ class Environments:
         self._opened_again = set[str]()
         """Prompts whose responses have begun anew since they opened otherwise: only once."""
         self._failures: Counter[Key] = Counter()
+        self._unreachable = set[Key]()
+        """Episodes whose process could not be reached any more: once, which is nobody's fault."""
         self._suspected = set[Key]()
         """Episodes of which one has ended their process: each goes on where it is known which."""
 
@@ -178,38 +183,51 @@ class Environments:
             raise Otherwise
 
     def _ended(self, key: Key, end: str, outcome: Outcome) -> Next:
-        self._failures.pop(key, None)
-        self._suspected.discard(key)
+        self._forget_faults(key)
         self._live.forget(key, closed=not outcome.problem)
         return Next(array("i"), end, outcome)
 
     def _gives_up(self, key: Key, error: Exception) -> bool:
         """Counts a failure; True after the last retry."""
         self._live.forget(key)
-        if isinstance(error, WorkerEnded) and error.suspected:
+        ended = error if isinstance(error, WorkerEnded) else None
+        if ended is not None and ended.unreachable and key not in self._unreachable:
+            self._unreachable.add(key)
+            log.warning("an episode of prompt %s is played again: %s", key[0], error)
+        elif ended is not None and ended.suspected:
             self._suspected.add(key)
             log.warning("an episode of prompt %s is one of several that go on one by one: %s", key[0], error)
-        elif not isinstance(error, WorkerEnded) or error.blamed:
+        elif ended is None or ended.blamed:
             self._failures[key] += 1
             log.warning("an environment of prompt %s failed (%d): %s", key[0], self._failures[key], error)
         if self._failures[key] <= self.section.retries:
             return False
-        del self._failures[key]
-        self._suspected.discard(key)
+        self._forget_faults(key)
         return True
+
+    def _forget_faults(self, key: Key) -> None:
+        self._failures.pop(key, None)
+        self._unreachable.discard(key)
+        self._suspected.discard(key)
 
 
 async def start_environments(
-    spec: Spec, tokenizer: PreTrainedTokenizerBase, ends: Sequence[int], *, share: int = 1
+    spec: Spec,
+    tokenizer: PreTrainedTokenizerBase,
+    ends: Sequence[int],
+    *,
+    share: int = 1,
+    by_role: tuple[str, Roster] | None = None,
 ) -> Environments:
     """The job's environment, in processes of its own until the end of the event loop; `ends`: tokens that end a turn;
-    `share`: number of those that divide the job's processes and episodes. Raises InvalidJob where its class cannot be
-    imported or is none, RuntimeError where a process ends over it."""
+    `share`: number of those that divide the job's processes and episodes; `by_role`: the job's token and members, where
+    a role has the processes. Raises InvalidJob where its class cannot be imported or is none, RuntimeError where a
+    process ends over it, or none answers."""
     section = spec.environment
     assert section is not None, "the job has one"
     mine = {"workers": max(1, section.workers // share), "parallel": max(1, section.parallel // share)}
     section = section.model_copy(update=mine)
-    pool = WorkerPool(section)
+    pool = WorkerPool(section) if by_role is None else RoleWorkers(section, *by_role)
     await pool.start()
     stops = StopStrings(tokenizer, spec.sampling.stop)
     return Environments(section, Rendering(tokenizer, spec.data, ends, stops, pool.schemas), pool)

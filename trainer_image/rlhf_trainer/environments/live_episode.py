@@ -13,9 +13,10 @@ from rlhf_api.sections.environment import Environment
 
 from ..tensors.records import Outcome, Prompt
 from .adapter import Unfit
-from .pool import GRACE_SECONDS, Worker, WorkerEnded
+from .pool import GRACE_SECONDS
 from .record import Turn
 from .rendering import Opened, Rendering
+from .workers import EpisodeWorker, WorkerEnded
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,9 @@ class LiveEpisode:
     """`begin` once, then `step` for each turn in order, and `end`. Each raises WorkerEnded where the process does, and
     EpisodeFailed and EpisodeEnded."""
 
-    def __init__(self, worker: Worker, number: int, rendering: Rendering, section: Environment) -> None:
+    def __init__(
+        self, worker: EpisodeWorker, number: int, rendering: Rendering, section: Environment
+    ) -> None:
         self.worker, self._number, self._rendering, self._section = worker, number, rendering, section
         self.opened = Opened((), conversation=False)
         self.read = array("i")

@@ -10,8 +10,8 @@ from rlhf_api.sections.environment import Environment
 
 from ..tensors.records import Prompt
 from .live_episode import EpisodeEnded, EpisodeFailed, LiveEpisode
-from .pool import WorkerEnded, WorkerPool
 from .rendering import Rendering
+from .workers import WorkerEnded, Workers
 
 Key = tuple[str, int]
 """A prompt's id, and the index of one of its responses."""
@@ -20,7 +20,7 @@ Key = tuple[str, int]
 class LiveEpisodes:
     """Further ones wait. Those that nobody is `holding`, nor their prompt, make way, to be played again later."""
 
-    def __init__(self, section: Environment, rendering: Rendering, pool: WorkerPool) -> None:
+    def __init__(self, section: Environment, rendering: Rendering, pool: Workers) -> None:
         self._section, self._rendering, self._pool = section, rendering, pool
         self._numbers = count()
         self._episodes = dict[Key, LiveEpisode]()
@@ -48,7 +48,7 @@ class LiveEpisodes:
 
     async def begin(self, key: Key, prompt: Prompt, *, one_by_one: bool = False) -> LiveEpisode:
         """A new episode in place of the one with this key; `one_by_one`: in the worker that has its calls so. Raises as
-        `LiveEpisode.begin` and `WorkerPool.free`."""
+        `LiveEpisode.begin` and `Workers.free`."""
         self.forget(key)
         while len(self._episodes) + self._reserved >= self._section.parallel:
             held = self._holders

@@ -18,6 +18,7 @@ from ..process.limits import Limits
 from ..process.syscall_filter import filter_pipe
 from .confinement import PROCESSES, excess_of, privacy_of
 from .interpreter import check_interpreter
+from .workers import WorkerEnded
 
 log = logging.getLogger(__name__)
 
@@ -29,15 +30,6 @@ GRACE_SECONDS = 5.0
 """Time after turnSeconds in which a worker of programs, which end alone, replies that one was too late."""
 _NEEDS = "needs a sandbox, and none can be made here"
 _REMEDY = "allow user namespaces to this user (in a pod: by the template in docs/guides/environments.md)"
-
-
-class WorkerEnded(Exception):
-    """The worker ended, or was killed, before its reply. `blamed`: over this call, which alone was under way when the
-    process ended by itself, or took too long. `suspected`: over this one or another of several."""
-
-    def __init__(self, reason: str, *, blamed: bool, suspected: bool = False) -> None:
-        super().__init__(reason)
-        self.blamed, self.suspected = blamed, suspected
 
 
 class Worker:
@@ -189,6 +181,27 @@ async def _start_process(section: Environment, *, is_private: bool) -> asyncio.s
         )
 
 
+async def start_first(section: Environment) -> tuple[Worker, bool]:
+    """The first worker of an environment, which imports the class, and whether workers have namespaces of their own.
+    Raises InvalidJob where the class cannot be imported or is none, a program cannot have such namespaces, or
+    `writable` names no folder, RuntimeError if the process ends over it."""
+    await asyncio.to_thread(check_interpreter, section)
+    for folder in section.writable:
+        if not Path(folder).is_dir():
+            message = f"must be folders that are there; {folder!r} is none"
+            raise InvalidJob([Problem("spec.environment.writable", message)])
+    if reason := await private_processes.why_impossible():
+        if section.asks_policy:
+            raise InvalidJob([Problem(section.field, f"{_NEEDS}: {reason}; {_REMEDY}")])
+        log.warning("environments see this pod's processes, keys and network: %s", reason)
+    is_private = not reason
+    try:
+        return await Worker.start(section, is_private=is_private), is_private
+    except WorkerEnded as error:
+        named = section.path or section.program
+        raise RuntimeError(f"{section.field}: {named!r} was not imported: {error}") from None
+
+
 class WorkerPool:
     """The workers of an environment, started on demand: a first one by `start`, which imports the class."""
 
@@ -202,24 +215,10 @@ class WorkerPool:
         """JSON schemas of the class's tools."""
 
     async def start(self) -> None:
-        """Raises InvalidJob where the class cannot be imported or is none, a program cannot have namespaces of its own,
-        or `writable` names no folder, RuntimeError if the process ends over it."""
-        await asyncio.to_thread(check_interpreter, self._section)
-        for folder in self._section.writable:
-            if not Path(folder).is_dir():
-                message = f"must be folders that are there; {folder!r} is none"
-                raise InvalidJob([Problem("spec.environment.writable", message)])
-        if reason := await private_processes.why_impossible():
-            if self._section.asks_policy:
-                raise InvalidJob([Problem(self._section.field, f"{_NEEDS}: {reason}; {_REMEDY}")])
-            log.warning("environments see this pod's processes, keys and network: %s", reason)
-            self._is_private = False
+        """Raises as `start_first`."""
+        first, self._is_private = await start_first(self._section)
+        self._workers, self.schemas = [first], first.schemas
         self._keeping = asyncio.ensure_future(self._keep())
-        try:
-            self.schemas = (await self.free()).schemas
-        except WorkerEnded as error:
-            named = self._section.path or self._section.program
-            raise RuntimeError(f"{self._section.field}: {named!r} was not imported: {error}") from None
 
     async def free(self, *, one_by_one: bool = False) -> Worker:
         """The worker with the fewest episodes, maybe a new one; or the one whose calls come `one_by_one`, beside the

@@ -24,6 +24,8 @@ class Services:
     roster: Roster
     host: str
     """Address of this process for generators."""
+    token: str
+    """The job's token."""
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,9 @@ from ..process.role import run_role
 from ..process.settings import longest
 from ..ranks.ranks import Message
 from ..scoring.messages import LOGPROBS_ROUTE, unpack
-from ..scoring.server import application, no_trouble, serve
+from ..scoring.server import application, no_trouble
 from ..tensors.records import Sequences
+from ..transport.serving import serve
 
 Logprobs = Callable[[Sequences], Tensor]
 """Log-probabilities of the response tokens, float32 [A], or of the most probable ones, see `top_tokens`."""

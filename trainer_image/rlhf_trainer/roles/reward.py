@@ -32,7 +32,8 @@ from ..scoring.rewards import (
     WeightedModel,
     forward_scores,
 )
-from ..scoring.server import application, no_trouble, serve
+from ..scoring.server import application, no_trouble
+from ..transport.serving import serve
 from ..transport.wire import WireError
 
 SHARE_OF_TIME = 0.9

@@ -252,7 +252,7 @@ def connect(env: ProcessEnv) -> Services:
     the requests' event loop busy. Raises OSError if the port is taken."""
     control, http = Control(env.config.spec.steps), HttpClient(env.token)
     EventLoop("control").run(control.serve(listen_host(env.host), env.prover()))
-    return Services(control, http, Roster(control, http), env.host)
+    return Services(control, http, Roster(control, http), env.host, env.token)
 
 
 def check_rows(datasets: Sequence[Dataset | None]) -> str | None:

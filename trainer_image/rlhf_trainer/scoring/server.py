@@ -15,7 +15,6 @@ from rlhf_api.roles import HEALTH
 
 from ..dispatch.control import token_required
 from ..ranks.ranks import Message
-from ..transport.http import raise_file_limit
 from ..transport.wire import WireError, decode, encode
 
 log = logging.getLogger(__name__)
@@ -23,8 +22,6 @@ log = logging.getLogger(__name__)
 Score = Callable[[Message], Message]
 Waits = Callable[[Message], Awaitable[Message] | None]
 MAX_REQUEST_BYTES = 1 << 30
-BACKLOG = 4096
-"""Connections that wait to be accepted: a step's responses may all end at once."""
 
 
 def computes(_message: Message) -> None:
@@ -83,19 +80,3 @@ def application(
     app = web.Application(middlewares=[token_required(prover)], client_max_size=MAX_REQUEST_BYTES)
     app.add_routes([web.get(HEALTH, health), web.post(route, handle)])
     return app
-
-
-def serve(app: web.Application, host: str, port: int) -> None:
-    """Serves until SIGTERM. Raises OSError where the port is taken."""
-    raise_file_limit()  # the trainer may wait for many messages at once
-    log.info("loaded; answering on %s:%d", host, port)
-    web.run_app(
-        app,
-        host=host,
-        port=port,
-        print=None,
-        access_log=None,
-        backlog=BACKLOG,
-        shutdown_timeout=2,
-        handler_cancellation=True,
-    )

@@ -10,11 +10,12 @@ from torch import distributed
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhf_api.contract.report import STARTING
-from rlhf_api.contract.run import RunConfig
+from rlhf_api.contract.run import RunConfig, roles_of
 from rlhf_api.dataset.rows import Row
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.graph import POLICY, Model
 from rlhf_api.host.event_loop import EventLoop
+from rlhf_api.roles import Role
 from rlhf_api.rules.own_algorithm import resolve
 from rlhf_api.sections.model import VISION, CreateModel
 
@@ -22,6 +23,7 @@ from .. import ops
 from ..data.encode import end_tokens
 from ..data.stop_strings import StopStrings
 from ..data.vision import ImageReader
+from ..dispatch.roster import Roster
 from ..environments.environments import start_environments
 from ..export.model_files import INITIAL, renamed_into_place
 from ..graph.learner import Learner
@@ -193,9 +195,17 @@ def begin_rounds(ctx: TrainerContext, policy: TrainedModel) -> TurnRounds:
     loop = EventLoop("environments") if ctx.services is None else ctx.services.http
     ends, ranks = end_tokens(ctx.tokenizer, policy.generation_config, ctx.spec.sampling), ctx.ranks
     ctx.report(activity=IMPORTING)
-    return TurnRounds(
-        loop.run(start_environments(ctx.spec, ctx.tokenizer, ends, share=ranks.world)), loop, ctx.stop
+    starting = start_environments(
+        ctx.spec, ctx.tokenizer, ends, share=ranks.world, by_role=environment_role(ctx)
     )
+    return TurnRounds(loop.run(starting), loop, ctx.stop)
+
+
+def environment_role(ctx: TrainerContext) -> tuple[str, Roster] | None:
+    """What reaches the processes of the environment's role; None where environments run beside this rank."""
+    if ctx.services is None or Role.ENVIRONMENT not in roles_of(ctx.spec):
+        return None
+    return ctx.services.token, ctx.services.roster
 
 
 def share_gpu(ctx: TrainerContext) -> GpuTurns:
@@ -233,5 +243,6 @@ def connect_generators(
     if spec.environment is None:
         return sync, client
     ctx.report(activity=IMPORTING)
-    environments = services.http.run(start_environments(spec, ctx.tokenizer, ends))
+    starting = start_environments(spec, ctx.tokenizer, ends, by_role=environment_role(ctx))
+    environments = services.http.run(starting)
     return sync, turns_client(client, environments, spec, ctx.tokenizer, ends)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from rlhf_api.contract.run import RunConfig
 from rlhf_api.roles import Role
-from rlhf_api.sections.pods import combine
 
 DEVICES = ("rdma", "infiniband", "roce", "/hca", "/ib")
 """Substrings of resource names used by RDMA device plugins and SR-IOV operators, as in `rdma/hca_shared_devices_a`."""
@@ -14,7 +13,7 @@ DEVICES = ("rdma", "infiniband", "roce", "/hca", "/ib")
 
 def asked_for(config: RunConfig, role: Role, environ: Mapping[str, str]) -> str | None:
     """The setting by which a role requests RDMA; None if there is none."""
-    resources = combine(config.spec.pods, config.spec.section(role).pods).resources
+    resources = config.spec.pods_of(role).resources
     for resource in (*resources.limits, *resources.requests):
         if any(word in resource.lower() for word in DEVICES):
             return resource

@@ -31,6 +31,10 @@ def cluster_problems(spec: Spec) -> Iterator[Problem]:
     if spec.generator.autoscale is not None:
         message = "no generator can be added to a shared pod; remove it, or use placement separate"
         yield Problem("spec.generator.autoscale", message)
+    if Role.ENVIRONMENT in roles_of(spec):
+        message = "environments are kept apart, and processes that share GPUs are one pod; use 0, or placement separate"
+        where = "spec.environment.replicas"
+        yield Problem(where, f"{message}; got {spec.section(Role.ENVIRONMENT).replicas}")
     if spec.pod_retention != "never":
         message = "a shared pod ends with its trainer; use never"
         yield Problem("spec.podRetention", f"{message}; got {spec.pod_retention!r}")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from ...contract.teachers import shares_of
 from ...errors.problem import Problem, path, show
 from ...roles import Role
-from ...sections.pods import PodSettings, Toleration, Volume, combine
+from ...sections.pods import PodSettings, Toleration, Volume
 from ...spec import Spec
 from .template import template_problems
 
@@ -29,15 +29,15 @@ def pods(spec: Spec) -> Iterator[Problem]:
         section = spec.section(role)
         where = f"spec.{role.value}.pods"
         yield from _settings(where, section.pods)
-        yield from _model_cache(spec, where, section.pods)
+        yield from _model_cache(spec, where, role)
         if section.pods.model_fields_set & {"gpu", "resources"}:
-            yield from _gpu_resource(where, combine(spec.pods, section.pods))
+            yield from _gpu_resource(where, spec.pods_of(role))
     for share in shares_of(spec):
         where, own = f"{share.where}.pods", share.teacher.pods
         yield from _settings(where, own)
-        yield from _model_cache(share.spec, where, own)
+        yield from _model_cache(share.spec, where, Role.REFERENCE)
         if own.model_fields_set & {"gpu", "resources"}:
-            yield from _gpu_resource(where, combine(spec.pods, share.spec.reference.pods))
+            yield from _gpu_resource(where, share.spec.pods_of(Role.REFERENCE))
 
 
 def workspace(spec: Spec) -> Iterator[Problem]:
@@ -88,9 +88,9 @@ def _volume(where: str, volume: Volume) -> Iterator[Problem]:
         )
 
 
-def _model_cache(spec: Spec, where: str, own: PodSettings) -> Iterator[Problem]:
+def _model_cache(spec: Spec, where: str, role: Role) -> Iterator[Problem]:
     """Checked for each role, since volume and cache may be set in different places; a runtime may add the volume."""
-    settings = combine(spec.pods, own)
+    own, settings = spec.section(role).pods, spec.pods_of(role)
     cache = settings.model_cache
     if cache is None or spec.runtime is not None:
         return

@@ -7,21 +7,23 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from rlhf_api.contract.run import RunConfig, places, pods_each, replicas, roles_of, shares_pod
+from rlhf_api.contract.run import pods_each, replicas, role_token
 from rlhf_api.contract.teachers import view_of
 from rlhf_api.estimate.resources import gpu_of
 from rlhf_api.roles import Role
 from rlhf_api.spec import Spec
 
-from ...job.names import OPERATOR, claim_template_name, common_labels, policy_name, service_name, token_name
+from ...job.names import claim_template_name, common_labels, service_name, token_name
 from ...job.pod_resources import requests, total
 from ...job.ports import PORT
 from ...job.snapshot import Job
 from ...kube.kinds import CLAIMS
 from .gangs import GANGS, Needs
+from .network_policies import network_policies
 from .pinned import Pinned
 from .pod import NewPod, build_pod
 from .pod_container import is_claimed
+from .pod_process import token_key
 from .pod_sets import pod_sets
 
 Body = dict[str, Any]
@@ -38,7 +40,7 @@ def token_secret(key: bytes, job: Job) -> Body:
         "kind": "Secret",
         "metadata": {"name": token_name(job.name, job.uid), "labels": common_labels(job.name)},
         "immutable": True,
-        "stringData": {"token": token(key, job)},
+        "stringData": {token_key(role): role_token(token(key, job), role) for role in Role},
     }
 
 
@@ -56,7 +58,7 @@ def companions(
     return [
         pinned.config_map(),
         *([_service(config.job)] if _meets(config.spec) else []),
-        _policy(config, uid, operator_namespace, metrics_from),
+        *network_policies(config, uid, operator_namespace, metrics_from),
         *([group] if group else []),
         *_claim_templates(config.job, uid, config.spec),
     ]
@@ -121,32 +123,6 @@ def _service(job: str) -> Body:
             "publishNotReadyAddresses": True,
             "selector": common_labels(job),
             "ports": [{"name": "http", "port": PORT, "targetPort": "http", "protocol": "TCP"}],
-        },
-    }
-
-
-def _policy(config: RunConfig, uid: str, operator_namespace: str, metrics_from: Sequence[Body]) -> Body:
-    """NetworkPolicy: only the job's own pods reach each other, and the operator and `metrics_from` reach their HTTP
-    ports.
-    """
-    job, spec = config.job, config.spec
-    processes = sum(len(places(spec, role)) for role in roles_of(spec)) if shares_pod(spec) else 1
-    ports = [{"port": PORT + i, "protocol": "TCP"} for i in range(processes)]
-    operator = {
-        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": operator_namespace}},
-        "podSelector": {"matchLabels": {"app.kubernetes.io/name": OPERATOR}},
-    }
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": {"name": policy_name(job, uid), "labels": common_labels(job)},
-        "spec": {
-            "podSelector": {"matchLabels": common_labels(job)},
-            "policyTypes": ["Ingress"],
-            "ingress": [
-                {"from": [{"podSelector": {"matchLabels": common_labels(job)}}]},
-                {"from": [operator, *metrics_from], "ports": ports},
-            ],
         },
     }
 

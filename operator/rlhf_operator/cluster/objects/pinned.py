@@ -148,7 +148,7 @@ def with_generators(spec: Spec, replicas: int) -> Spec:
 
 def shows_defaults(spec: Spec, role: Role) -> bool:
     """True if the role's pods run the default image."""
-    return combine(spec.pods, spec.section(role).pods).image is None
+    return spec.pods_of(role).image is None
 
 
 def defaults_of_0_1(pod: Mapping[str, Any]) -> Defaults:
@@ -181,7 +181,7 @@ def _body(config: RunConfig) -> dict[str, Any]:
     body = config.model_dump(mode="json", by_alias=True)
     places = [
         (body["spec"], config.spec.pods),
-        *((body["spec"][r.value], config.spec.section(r).pods) for r in Role),
+        *((body["spec"][role.value], own.pods) for role, own in config.spec.role_sections.items()),
     ]
     of_teachers = body["spec"]["distillation"]["teachers"]
     places += [
@@ -207,8 +207,10 @@ def _explicit_settings(pods: PodSettings) -> PodSettings:
 
 def _with_pods(spec: Spec, change: Callable[[PodSettings], PodSettings]) -> Spec:
     """The spec with `change` applied to its pod settings and each role's."""
-    roles = {role.value: spec.section(role) for role in Role}
-    changed = {name: role.model_copy(update={"pods": change(role.pods)}) for name, role in roles.items()}
+    changed = {
+        role.value: own.model_copy(update={"pods": change(own.pods)})
+        for role, own in spec.role_sections.items()
+    }
     return spec.model_copy(update={"pods": change(spec.pods), **changed})
 
 

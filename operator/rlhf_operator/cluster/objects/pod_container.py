@@ -51,7 +51,7 @@ def build_containers(
         "resources": _resources(pods),
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": _SECURITY,
-        "volumeMounts": mounts(config, pods),
+        "volumeMounts": mounts(config, role, pods),
     }
     section = config.view_of(role, place.index).spec.section(role)
     served = _probes(role, section, place) | _lifecycle(role) if listens(process) else {}

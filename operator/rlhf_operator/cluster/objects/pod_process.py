@@ -100,7 +100,9 @@ def environment_of(
         *({"name": name, "value": value} for name, value in fixed.items()),
         {
             "name": "RLHF_TOKEN",
-            "valueFrom": {"secretKeyRef": {"name": token_name(config.job, uid), "key": "token"}},
+            "valueFrom": {
+                "secretKeyRef": {"name": token_name(config.job, uid), "key": token_key(process.role)}
+            },
         },
     ]
 
@@ -111,6 +113,11 @@ def _gpus(config: RunConfig, process: Process) -> dict[str, str]:
         return {}
     mine = shared_places(config.spec, config.shared_gpu_count)[process.role, process.index, process.rank]
     return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, mine))}
+
+
+def token_key(role: Role) -> str:
+    """The key of the role's token in the job's Secret."""
+    return role.value if role.row.work == "play" else "token"
 
 
 def literal(value: str) -> str:

@@ -12,7 +12,7 @@ from rlhf_api.contract.run import place_named, places, process_name, roles_of, s
 from rlhf_api.contract.teachers import view_of
 from rlhf_api.roles import Role
 from rlhf_api.rules.pods.template import CONTAINER
-from rlhf_api.sections.pods import PodSettings, combine
+from rlhf_api.sections.pods import PodSettings
 from rlhf_api.spec import Spec
 
 from ...job.baseline import as_list, as_object
@@ -36,7 +36,7 @@ def processes_in(spec: Spec, role: Role, index: int, rank: int) -> list[Place]:
 
 def pod_settings(spec: Spec, role: Role) -> PodSettings:
     """Settings of a role's pods."""
-    return combine(spec.pods, spec.section(role).pods)
+    return spec.pods_of(role)
 
 
 def process_settings(spec: Spec, role: Role) -> PodSettings:

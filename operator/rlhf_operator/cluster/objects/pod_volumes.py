@@ -3,6 +3,7 @@
 from typing import Any
 
 from rlhf_api.contract.run import RunConfig
+from rlhf_api.roles import Role
 from rlhf_api.sections.pods import PodSettings, Volume
 from rlhf_api.spec import Spec
 
@@ -18,9 +19,12 @@ CARRIED = f"{CONFIG_DIRECTORY}/files"
 """Directory of the files that the job carries."""
 
 
-def mounts(config: RunConfig, pods: PodSettings) -> list[Body]:
-    """Mounts of the role's container: the configuration, the work directory, and the manifest's volumes."""
+def mounts(config: RunConfig, role: Role, pods: PodSettings) -> list[Body]:
+    """Mounts of the role's container: the configuration, the work directory, which environments only read, and the
+    manifest's volumes."""
     workspace: Body = {"name": "workspace", "mountPath": WORKSPACE}
+    if role.row.work == "play":
+        workspace["readOnly"] = True
     if config.spec.workspace.sub_path is not None:
         workspace["subPath"] = config.spec.workspace.sub_path
     return [

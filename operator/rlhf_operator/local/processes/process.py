@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
-from rlhf_api.contract.run import Process, RunConfig, command, environment, listens, places
+from rlhf_api.contract.run import Process, RunConfig, command, environment, listens, places, role_token
 from rlhf_api.host import reaper
 from rlhf_api.host.oom import OomKills
 from rlhf_api.roles import LIVE_FAILURES, LIVE_SECONDS, Role
@@ -76,13 +76,13 @@ class Supervised:
         *,
         more: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Starts or restarts the process, with `more` environment variables, which override the job's. Raises OSError
-        if the machine cannot start one."""
+        """Starts or restarts the process of a job with this `token`, with `more` environment variables, which override
+        the job's. Raises OSError if the machine cannot start one."""
         argv = make(config, self.process, sys.executable)
         variables = environment(
             config, self.process, config_file=str(config_file), termination_log=str(self.end)
         )
-        environ = {**os.environ, **variables, **more, "RLHF_TOKEN": token}
+        environ = {**os.environ, **variables, **more, "RLHF_TOKEN": role_token(token, self.process.role)}
         environ |= gpus.variables(config, self.process, gpus.present(environ))
         environ["PYTHONUNBUFFERED"] = "1"
         environ.setdefault("PYTHONFAULTHANDLER", "1")  # a library's fault shows where, as in the image

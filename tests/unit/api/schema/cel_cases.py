@@ -194,6 +194,7 @@ CHANGES = [
     ("spec.samples.promptsPerStep=3", "spec.samples"),
     ("spec.env.B=b", "spec.env"),
     ("spec.environment={path: 'a:b'}", "spec.environment"),
+    ("spec.environment={path: 'a:b', replicas: 2}", "spec.environment"),
     ("spec.pods.template={spec: {dnsPolicy: Default}}", "spec.pods"),
     ("spec.workspace.claim=c", "spec.workspace"),
     ("spec.scheduling.gang=volcano", "spec.scheduling"),

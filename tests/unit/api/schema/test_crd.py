@@ -18,6 +18,7 @@ from rlhf_api.contract.status import JobStatus
 from rlhf_api.field_types import former_names
 from rlhf_api.job import KIND
 from rlhf_api.manifest import spec_size
+from rlhf_api.roles import Role
 from rlhf_api.rules import size_limits
 from rlhf_api.schema.crd import CLUSTER_RUNTIME, RUNTIMES, crd, definition, document
 from rlhf_api.sections.deepspeed import DeepSpeedConfig
@@ -56,7 +57,7 @@ def test_the_file_is_current_and_fits(folder: str, kind: str) -> None:
     assert yaml.safe_load(file.read_text()) == definition(kind)
     assert file.stat().st_size < 118_000
     # `kubectl apply` keeps the object in an annotation, of which an object has 256 KiB at most.
-    assert len(json.dumps(definition(kind), separators=(",", ":"))) < 128 * 1024
+    assert len(json.dumps(definition(kind), separators=(",", ":"))) < 144 * 1024
 
 
 @pytest.mark.parametrize("arguments", [[], [CLUSTER_RUNTIME]])
@@ -201,7 +202,7 @@ def test_passed_through_parts_are_open_and_the_rest_is_closed() -> None:
             for section in SECTIONS
             for key in ("activation_checkpointing", "comms_logger")
         ),
-        *(f".spec{role}.pods.template" for role in ("", ".trainer", ".generator", ".reward", ".reference")),
+        *(f".spec{role}.pods.template" for role in ("", *(f".{role.value}" for role in Role))),
     }
 
 

@@ -123,7 +123,7 @@ class World:
         config = RunConfig.model_validate_json(json.dumps({**CONFIG, "spec": {**CONFIG["spec"], **more}}))
         self.control, self.sent = Control(1), Sent()
         services = (
-            Services(self.control, http, Roster(self.control, http), "127.0.0.1") if ranks.first else None
+            Services(self.control, http, Roster(self.control, http), "127.0.0.1", "") if ranks.first else None
         )
         stop = self.control.stop_requested
         self.ctx = run = TrainerContext("job", config.spec, Path(), ranks, None, services, stop, {})

@@ -24,8 +24,9 @@ def pod(role: Role, index: int = 0, *overrides: str, uid: str = "job-uid"):
 
 
 def ports(uid: str, *overrides: str) -> list[int]:
-    """Of the container of every pod of the job."""
-    places = [(role, index) for role in Role for index in range(8 if role is Role.GENERATOR else 2)]
+    """Of the container of every pod of the job, which has no environments."""
+    roles = [role for role in Role if role is not Role.ENVIRONMENT]  # whose pods take no template of the job
+    places = [(role, index) for role in roles for index in range(8 if role is Role.GENERATOR else 2)]
     containers = [pod(*place, *overrides, uid=uid)["spec"]["containers"][0] for place in places]
     return [port["containerPort"] for container in containers for port in container["ports"]]
 

@@ -1,0 +1,110 @@
+"""Environments in pods of their own: played over the network, whichever pod dies, and kept from all else."""
+
+import json
+from typing import Any
+
+import psutil
+import pytest
+from tests.cluster.jobs.visitors import REJECTED, tried
+from tests.faults.matrix.account import metrics
+from tests.faults.matrix.nodes import first_process
+from tests.support.installed import SYSTEM, workspace
+from tests.support.kubernetes.kube import eventually, get
+from tests.support.kubernetes.operator import Jobs
+from tests.support.tiny.models import tiny_model
+
+from rlhf_operator.job.ports import PORT
+
+pytestmark = pytest.mark.timeout(1200)
+NAME, STEPS, TURNS, RUN_S = "episodes", 6, 3, 600.0
+ENVIRONMENT, TRAINER = f"{NAME}-environment-0", f"{NAME}-trainer-0"
+EVEN = """
+import asyncio
+
+
+class Even:
+    def __init__(self, turns):
+        self.left = turns
+
+    def reset(self, row):
+        self.name = row["name"]
+
+    async def step(self, message):
+        await asyncio.sleep(0.5)
+        text, self.left = message["content"], self.left - 1
+        even = sum(ord(c) % 2 == 0 for c in text) / len(text) if text else 0.0
+        return f" {self.name}, {self.left} left: ", even, not self.left
+"""
+
+
+def document() -> dict[str, Any]:
+    spec = {
+        "algorithm": "grpo",
+        "steps": STEPS,
+        "seed": 1,
+        "model": {"dtype": "float32", "policy": "episodes/model"},
+        "data": {"train": ["episodes/rows.jsonl"], "maxPromptLength": 32, "promptsPerStep": 8},
+        "sampling": {"responsesPerPrompt": 4, "maxNewTokens": 8},
+        "grpo": {"klCoefficient": 0, "minibatchSize": 32},
+        "environment": {
+            "path": "even_turns.py:Even",
+            "settings": {"turns": TURNS},
+            "maxTokens": 96,
+            "replicas": 1,
+        },
+        "generator": {"sharedWithTrainer": True},
+        "workspace": {"files": {"even_turns.py": EVEN}},
+        "pods": {"secrets": ["seaweedfs"]},
+        "env": {"OMP_NUM_THREADS": "1"},
+    }
+    return {
+        "apiVersion": "rlhf.dev/v1alpha1",
+        "kind": "RLHFJob",
+        "metadata": {"name": NAME},
+        "spec": spec,
+    }
+
+
+def furnish(jobs: Jobs) -> None:
+    folder = workspace(jobs) / NAME
+    tiny_model(folder / "model", tie=False, seed=0)
+    rows = [{"prompt": f"Thing {i}: ", "name": f"n{i}"} for i in range(16)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for file in folder.rglob("*"):
+        file.chmod(0o755)  # another user reads them
+
+
+def test_a_job_plays_its_episodes_in_pods_that_may_die_and_reach_nothing(jobs: Jobs) -> None:
+    furnish(jobs)
+    jobs.apply(document())
+    try:
+        with jobs.explained(SYSTEM):
+            check(jobs)
+    finally:
+        jobs.kubectl("delete", "rlhfjob", NAME)
+
+
+def check(jobs: Jobs) -> None:
+    runs = workspace(jobs) / "runs" / NAME
+
+    def made(steps: int) -> bool:
+        return (runs / "metrics.jsonl").exists() and len(metrics(runs)) >= steps
+
+    eventually(lambda: made(2), "two steps", RUN_S)
+    before = jobs.pods()
+    assert {TRAINER, ENVIRONMENT} == before.keys()
+    trainer, ours = (
+        get(jobs.kubeconfig, "pod", each, "-n", jobs.namespace) for each in (TRAINER, ENVIRONMENT)
+    )
+    ends = [(trainer["status"]["podIP"], PORT), (trainer["status"]["hostIP"], 6443)]
+    assert tried(jobs.kubeconfig, jobs.namespace, ENVIRONMENT, ends) == [REJECTED, REJECTED]
+    (container,) = ours["spec"]["containers"]
+    assert "envFrom" not in container
+
+    psutil.Process(first_process(before[ENVIRONMENT])).kill()
+    status = jobs.until(NAME, "Succeeded", timeout=RUN_S)
+    assert (status["roles"]["environment"]["restarts"], status["roles"]["trainer"]["restarts"]) == (1, 0)
+    steps = metrics(runs)
+    assert [*steps] == list(range(1, STEPS + 1))
+    assert {line["turns_mean"] for line in steps.values()} == {TURNS}
+    assert sum(line["episodes_failed"] for line in steps.values()) == 0

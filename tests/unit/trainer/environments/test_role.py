@@ -1,0 +1,298 @@
+"""The role of environments: workers in processes of its own, over the wire, whoever dies, stops or lies."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tests.support.ports import free_port
+from tests.unit.trainer.environments.test_pool import GAMES, LONG, end, pool, reset, say
+from tests.unit.trainer.rollout.test_turns import (
+    DATA,
+    ENDS,
+    MEMBER,
+    SAMPLING,
+    TOKENIZER,
+    Scripted,
+    nothing,
+    prompt,
+)
+
+from rlhf_api.contract.run import Member, Membership, Process, RunConfig, environment, role_token
+from rlhf_api.roles import Role
+from rlhf_trainer.data.stop_strings import StopStrings
+from rlhf_trainer.dispatch.control import Control
+from rlhf_trainer.dispatch.roster import Roster, Unavailable
+from rlhf_trainer.environments import role_worker, role_workers
+from rlhf_trainer.environments.adapter import Unfit
+from rlhf_trainer.environments.environments import Environments
+from rlhf_trainer.environments.rendering import Rendering
+from rlhf_trainer.environments.replies import check_reply
+from rlhf_trainer.environments.role_workers import RoleWorkers
+from rlhf_trainer.environments.workers import WorkerEnded
+from rlhf_trainer.rollout.clients.turns_client import TurnsClient
+from rlhf_trainer.rollout.partial_rollout import PartialRollout
+from rlhf_trainer.transport.http import HttpClient
+
+TOKEN = "the job's"
+
+
+def section(name: str, **fields: Any) -> dict[str, Any]:
+    return {"path": f"{GAMES}:{name}", "replicas": 1, "workers": 1, **fields}
+
+
+class Roles:
+    """Processes of the role, and the trainer's client of them."""
+
+    def __init__(self, folder: Path, http: HttpClient, fields: dict[str, Any]) -> None:
+        spec = {
+            "algorithm": "grpo",
+            "steps": 1,
+            "model": {"policy": "p"},
+            "data": {"train": ["d"]},
+            "grpo": {"klCoefficient": 0},
+        }
+        self._config = RunConfig.model_validate_json(
+            json.dumps({"job": "job", "spec": {**spec, "environment": fields}, "workdir": str(folder)})
+        )
+        assert self._config.spec.environment is not None
+        self.section = self._config.spec.environment
+        self.processes = list[subprocess.Popen[bytes]]()
+        self._folder, self._members = folder, list[Member]()
+        self.control = Control(1)
+        self.client = RoleWorkers(self.section, TOKEN, Roster(self.control, http))
+        (folder / "run.json").write_text(self._config.model_dump_json(by_alias=True))
+
+    def start(self) -> None:
+        """One more process of the role."""
+        index, port = len(self.processes), free_port()
+        process = Process(Role.ENVIRONMENT, index, port, "127.0.0.1", "")
+        files = {"config_file": str(self._folder / "run.json"), "termination_log": str(self._folder / "end")}
+        variables = environment(self._config, process, **files)
+        variables["RLHF_TOKEN"] = role_token(TOKEN, Role.ENVIRONMENT)
+        command = [sys.executable, "-P", "-m", "rlhf_trainer.roles.environment"]
+        self.processes.append(subprocess.Popen(command, env={**os.environ, **variables}, cwd=Path.cwd()))
+        address = f"http://127.0.0.1:{port}"
+        self._members.append(
+            Member(role=Role.ENVIRONMENT, name=process.name, uid=str(index), address=address)
+        )
+        self.control._membership = Membership(members=tuple(self._members))
+
+    async def close(self) -> None:
+        await self.client.close()
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+@asynccontextmanager
+async def roles(folder: Path, name: str, count: int = 1, **fields: Any) -> AsyncIterator[Roles]:
+    with HttpClient(TOKEN) as http:
+        made = Roles(folder, http, section(name, **fields))
+        try:
+            for _ in range(count):
+                made.start()
+            await made.client.start()
+            yield made
+        finally:
+            await made.close()
+
+
+def client_of(made: Roles, engine: Scripted) -> TurnsClient:
+    stops = StopStrings(TOKENIZER, ())
+    rendering = Rendering(TOKENIZER, DATA, ENDS, stops, made.client.schemas)
+    environments = Environments(made.section, rendering, made.client)
+    most = made.section.max_tokens
+    return TurnsClient(engine, environments, sampling=SAMPLING, ends=ENDS, stops=stops, most=most)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(LONG):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+CALLS = (reset(secret=5), say("3"), reset(1, secret=7), say("9", 1), say("5"), end(), end(1, cut=True))
+
+
+def test_calls_have_the_replies_of_workers_beside_the_trainer(tmp_path: Path) -> None:
+    async def by_role() -> list[dict[str, Any]]:
+        async with roles(tmp_path, "AsyncGuess") as made:
+            worker = await made.client.free()
+            return [await worker.call(call, LONG) for call in CALLS]
+
+    async def beside() -> list[dict[str, Any]]:
+        async with pool("AsyncGuess") as made:
+            worker = await made.free()
+            return [await worker.call(call, LONG) for call in CALLS]
+
+    both = [asyncio.run(play()) for play in (by_role, beside)]
+    for reply in (*both[0], *both[1]):
+        assert reply.pop("seconds") >= 0.0
+    assert both[0] == both[1]
+
+
+def test_tools_are_those_of_the_class(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with roles(tmp_path, "Calculator") as made:
+            assert [each["function"]["name"] for each in made.client.schemas] == ["add", "fail"]
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=lambda number: number.name)
+def test_episodes_of_a_process_that_dies_or_stops_are_played_again_in_another(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of a call: the reward and the turns are what they would have been."""
+    monkeypatch.setattr(role_worker, "HEARTBEAT_SECONDS", 1.0)
+    hold = tmp_path / "hold"
+    hold.mkdir()
+
+    async def play() -> PartialRollout:
+        async with roles(tmp_path, "Waits", writable=[str(hold)]) as made:
+            turns = client_of(made, Scripted(["1", "5"]))
+            work = PartialRollout.begin(prompt(secret=5, hold=str(hold)), 1)
+            playing = asyncio.ensure_future(turns.ask(MEMBER, work, nothing))
+            await until((hold / "begun").exists)
+            (first,) = made.processes
+            first.send_signal(number)
+            (hold / "go").touch()
+            made.start()
+            async with asyncio.timeout(LONG):
+                return await playing
+
+    (response,) = asyncio.run(play()).responses
+    assert response.outcome is not None
+    assert (response.outcome.problem, response.outcome.reward, response.outcome.turns) == ("", 1.25, 2)
+
+
+def test_an_episode_that_ends_the_process_each_time_is_left_out_with_its_reason(tmp_path: Path) -> None:
+    """As by the memory of its pod: alone at last, it is blamed, and after its retries it has no reward."""
+
+    async def play() -> PartialRollout:
+        async with roles(tmp_path, "Waits", retries=1, writable=[str(tmp_path)]) as made:
+            turns = client_of(made, Scripted(["1", "5"]))
+            work = PartialRollout.begin(prompt(secret=5, hold=str(tmp_path)), 1)
+            playing = asyncio.ensure_future(turns.ask(MEMBER, work, nothing))
+            while not playing.done():
+                await until(lambda: (tmp_path / "begun").exists() or playing.done())
+                (tmp_path / "begun").unlink(missing_ok=True)
+                made.processes[-1].kill()
+                made.start()
+            return playing.result()
+
+    (response,) = asyncio.run(play()).responses
+    assert response.outcome is not None
+    assert response.outcome.reward != response.outcome.reward, "no reward, which is not a reward of zero"
+    assert response.outcome.problem.startswith("the connection to environment-")
+
+
+def test_a_worker_ends_with_its_trainer(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with roles(tmp_path, "Guess") as made:
+            await made.client.free()
+            (process,) = map(psutil.Process, (each.pid for each in made.processes))
+            assert process.children()
+            await made.client.close()
+            await until(lambda: not process.children())
+
+    asyncio.run(play())
+
+
+def test_a_class_that_hangs_is_blamed_by_the_process_that_it_is_in(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with roles(tmp_path, "Waits", writable=[str(tmp_path)]) as made:
+            worker = await made.client.free()
+            await worker.call(reset(hold=str(tmp_path)), LONG)
+            with pytest.raises(WorkerEnded, match=r"step took longer than 0\.5 s") as ended:
+                await worker.call(say("1"), 0.5)
+            assert ended.value.blamed
+            assert not worker.lives
+            assert (await made.client.free()) is not worker
+
+    asyncio.run(play())
+
+
+def test_a_process_that_does_not_answer_is_waited_for_so_long(tmp_path: Path) -> None:
+    async def play() -> None:
+        with HttpClient(TOKEN) as http:
+            made = Roles(tmp_path, http, section("Guess", startupTimeoutSeconds=1))
+            try:
+                with pytest.raises(Unavailable, match="no environment answered within 1 s"):
+                    await made.client.start()
+            finally:
+                await made.close()
+
+    asyncio.run(play())
+
+
+def test_a_class_that_cannot_be_imported_ends_the_role_with_its_reason(tmp_path: Path) -> None:
+    with HttpClient(TOKEN) as http:
+        made = Roles(tmp_path, http, section("Missing"))
+        made.start()
+        try:
+            assert made.processes[0].wait(LONG) == 78
+        finally:
+            asyncio.run(made.close())
+    assert "spec.environment.path" in (tmp_path / "end").read_text()
+
+
+async def _answers(made: Roles, token: str) -> bool:
+    """Whether a worker is had with this token, taken for the role's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(role_workers, "role_token", lambda _job, _role: token)
+        other = RoleWorkers(
+            made.section.model_copy(update={"startup_timeout_seconds": 1}), TOKEN, made.client._roster
+        )
+    try:
+        await other.start()
+    except Unavailable:
+        return False
+    finally:
+        await other.close()
+    return True
+
+
+def test_the_token_of_environments_is_theirs_alone(tmp_path: Path) -> None:
+    """The job's does not follow from it, and their servers do not take the job's for it."""
+    assert role_token(TOKEN, Role.TRAINER) == TOKEN != role_token(TOKEN, Role.ENVIRONMENT)
+
+    async def play() -> list[bool]:
+        async with roles(tmp_path, "Guess") as made:
+            await made.client.close()
+            return [await _answers(made, token) for token in (TOKEN, role_token(TOKEN, Role.ENVIRONMENT))]
+
+    assert asyncio.run(play()) == [False, True]
+
+
+def test_an_image_of_the_role_needs_none_of_the_trainers_large_packages() -> None:
+    """As the page has it: pydantic, aiohttp, psutil, and what these import."""
+    large = "{name for name in ('torch', 'transformers', 'numpy', 'obstore') if name in sys.modules}"
+    code = f"import sys; import rlhf_trainer.roles.environment; print({large})"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(
+    ("do", "reply"),
+    [
+        ("step", {}),
+        ("step", {"messages": [], "reward": float("nan"), "done": True, "seconds": 0.1}),
+        ("step", {"messages": ["text"], "reward": 0.0, "done": False, "seconds": 0.1}),
+        ("step", {"messages": [], "reward": 0.0, "done": "no", "seconds": 0.1}),
+        ("reset", {"messages": None, "text": 1, "added": False, "tools": None, "seconds": 0.1}),
+        ("end", {"reward": float("inf"), "seconds": 0.1}),
+    ],
+)
+def test_what_is_no_reply_is_refused(do: str, reply: dict[str, Any]) -> None:
+    with pytest.raises(Unfit):
+        check_reply(do, reply)

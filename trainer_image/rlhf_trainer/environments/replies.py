@@ -1,0 +1,46 @@
+"""Checks replies of workers that other processes pass on, which may be anything."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from .adapter import Unfit, checked_reward
+
+
+class _Reply(BaseModel, strict=True):
+    seconds: float
+
+
+class _Opening(_Reply):
+    messages: list[dict[str, Any]] | None
+    text: str | None
+    added: bool
+    tools: list[dict[str, Any]] | None
+
+
+class _Step(_Reply):
+    messages: list[dict[str, Any]] | str
+    reward: float
+    done: bool
+
+
+class _End(_Reply):
+    reward: float
+
+
+_KINDS: Mapping[str, type[_Reply]] = {"reset": _Opening, "step": _Step, "end": _End}
+
+
+def check_reply(do: str, reply: Mapping[str, Any]) -> None:
+    """Raises Unfit for what is no reply to this call, as the protocol of `worker` has it."""
+    if any(isinstance(reply.get(name), str) for name in ("failed", "error")):
+        return
+    try:
+        checked = _KINDS[do].model_validate(reply)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise Unfit(f"the environment's process sent no reply to {do}: {where}: {first['msg']}") from None
+    if isinstance(checked, _Step | _End):
+        checked_reward(checked.reward)

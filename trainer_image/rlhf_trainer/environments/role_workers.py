@@ -1,0 +1,106 @@
+"""The workers in all processes of the role of environments."""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from typing import Any
+
+import aiohttp
+
+from rlhf_api.contract.run import role_token
+from rlhf_api.roles import Role
+from rlhf_api.sections.environment import Environment
+
+from ..dispatch.roster import Roster, Stopped
+from ..process import progress
+from ..transport.keys import Keys
+from .role_worker import CONNECT_SECONDS, RoleWorker
+
+log = logging.getLogger(__name__)
+
+AVOID_SECONDS, BUSY_SECONDS = 10.0, 1.0
+"""Time for which a process that took no connection is left alone, and one where a worker is still about to end."""
+POLL_SECONDS = 0.2
+_UNREACHABLE = (aiohttp.ClientError, OSError, TimeoutError)
+
+
+class RoleWorkers:
+    """`workers` of each process of the role, and one with calls one by one; on one event loop. While none of these
+    processes answers, who asks for a worker waits, for the role's `startupTimeoutSeconds`."""
+
+    def __init__(self, section: Environment, token: str, roster: Roster) -> None:
+        """`token`: the job's."""
+        self._section, self._roster = section, roster
+        self._keys = Keys(role_token(token, Role.ENVIRONMENT), aiohttp.ClientTimeout(total=CONNECT_SECONDS))
+        self._session: aiohttp.ClientSession | None = None
+        self._workers = list[RoleWorker]()
+        self._avoided = dict[str, float]()
+        """Times until which processes, by their uid, are left alone."""
+        self._starting = asyncio.Lock()
+        self._keeping: asyncio.Future[None] | None = None
+        self.schemas: list[dict[str, Any]] = []
+
+    async def start(self) -> None:
+        """Waits for a worker, which has imported the class. Raises as `free`."""
+        self._session = aiohttp.ClientSession(
+            middlewares=(self._keys,), auto_decompress=False, timeout=aiohttp.ClientTimeout(total=None)
+        )
+        self._keeping = asyncio.ensure_future(self._keep(self._session))
+        self.schemas = (await self.free()).schemas
+
+    async def free(self, *, one_by_one: bool = False) -> RoleWorker:
+        """As `Workers.free`. Raises Unavailable where no process answers in time, Stopped where the run is to stop
+        meanwhile."""
+        async with self._starting:
+            mine = [each for each in self._workers if each.lives and each.one_by_one == one_by_one]
+            if any(worker.episodes == 0 for worker in mine) or (one_by_one and mine):
+                return min(mine, key=lambda worker: worker.episodes)
+            made = await self._start_somewhere(one_by_one=one_by_one)
+            deadline = time.monotonic() + self._section.startup_timeout_seconds
+            while made is None and not mine:
+                progress.sign()  # the wait has a deadline
+                if self._roster.stopping:
+                    raise Stopped(f"stopped while waiting for the {Role.ENVIRONMENT.value}")
+                if time.monotonic() > deadline:
+                    seconds = self._section.startup_timeout_seconds
+                    raise self._roster.unavailable(Role.ENVIRONMENT, seconds)
+                await asyncio.sleep(POLL_SECONDS)
+                made = await self._start_somewhere(one_by_one=one_by_one)
+            if made is not None:
+                self._workers.append(made)
+                return made
+            return min(mine, key=lambda worker: worker.episodes)
+
+    async def close(self) -> None:
+        """Ends all workers."""
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.gather(self._keeping, return_exceptions=True)
+
+    async def _start_somewhere(self, *, one_by_one: bool) -> RoleWorker | None:
+        """A worker of the process that has the fewest, among those that may have another one; None if none takes it."""
+        assert self._session is not None, "start comes first"
+        self._workers = [worker for worker in self._workers if not worker.is_closed]
+        there = Counter(worker.member.uid for worker in self._workers if worker.one_by_one == one_by_one)
+        most, now = (1 if one_by_one else self._section.workers), time.monotonic()
+        present = [each for each in self._roster.present(Role.ENVIRONMENT).values() if not each.draining]
+        self._avoided = {uid: until for uid, until in self._avoided.items() if now < until}
+        for member in sorted(present, key=lambda each: there[each.uid]):
+            if there[member.uid] >= most or member.uid in self._avoided:
+                continue
+            try:
+                return await RoleWorker.start(self._session, self._section, member, one_by_one=one_by_one)
+            except _UNREACHABLE as error:
+                is_busy = isinstance(error, aiohttp.WSServerHandshakeError)
+                self._avoided[member.uid] = time.monotonic() + (BUSY_SECONDS if is_busy else AVOID_SECONDS)
+                log.warning("%s takes no further worker: %s", member.name, error or type(error).__name__)
+        return None
+
+    async def _keep(self, session: aiohttp.ClientSession) -> None:
+        """Ends the workers when the event loop's tasks are cancelled at its end, as this one then is."""
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            await asyncio.gather(*(worker.end("the run has ended") for worker in self._workers))
+            await session.close()

@@ -1,0 +1,124 @@
+"""Server of the role of environments: starts a worker for each connection, passes calls and replies on, and ends the
+worker with the connection. Imports no torch.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from aiohttp import WSMsgType, web
+
+from rlhf_api.contract.proof import Prover
+from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.roles import HEALTH
+from rlhf_api.sections.environment import Environment
+
+from ..dispatch.control import healthy, token_required
+from .pool import Worker, start_first
+from .worker import LONGEST_CALL
+from .workers import TRAINER_SECONDS, WORKER_ROUTE, WorkerEnded
+
+log = logging.getLogger(__name__)
+
+
+class WorkerServer:
+    """At most `workers` connections at once, and one with calls one by one."""
+
+    def __init__(self, section: Environment) -> None:
+        self._section, self._is_private = section, True
+        self._spare: Worker | None = None
+        """The worker that has shown that the class can be imported, until somebody asks for one."""
+        self._open = {False: 0, True: 0}
+        """Number of connections, by whether their calls come one by one."""
+
+    def application(self, prover: Prover) -> web.Application:
+        """The application. Its start raises as `start_first`."""
+        app = web.Application(middlewares=[token_required(prover)])
+        app.add_routes([web.get(HEALTH, healthy), web.get(WORKER_ROUTE, self._serve)])
+        app.cleanup_ctx.append(self._first_worker)
+        return app
+
+    async def _first_worker(self, _app: web.Application) -> AsyncIterator[None]:
+        self._spare, self._is_private = await start_first(self._section)
+        yield
+        if self._spare is not None:
+            await self._spare.end("the role has ended")
+
+    async def _serve(self, request: web.Request) -> web.WebSocketResponse:
+        one_by_one = request.query.get("oneByOne") == "1"
+        if self._open[one_by_one] >= (1 if one_by_one else self._section.workers):
+            raise web.HTTPServiceUnavailable(text="all workers of this process are taken")
+        self._open[one_by_one] += 1
+        socket = web.WebSocketResponse(heartbeat=TRAINER_SECONDS, max_msg_size=LONGEST_CALL, compress=False)
+        connection = _Connection(socket)
+        starting = asyncio.ensure_future(self._start(one_by_one=one_by_one))
+        try:
+            await socket.prepare(request)
+            await connection.serve(starting)
+        finally:
+            self._open[one_by_one] -= 1
+            starting.cancel()
+            with suppress(asyncio.CancelledError, InvalidJob, WorkerEnded):
+                await (await starting).end("its connection was closed")
+        return socket
+
+    async def _start(self, *, one_by_one: bool) -> Worker:
+        spare = self._spare
+        if spare is not None and not one_by_one:
+            self._spare = None
+            if spare.lives:
+                return spare
+        return await Worker.start(self._section, one_by_one=one_by_one, is_private=self._is_private)
+
+
+class _Connection:
+    """One worker's; it is read all the time, as signs of life are answered by reading."""
+
+    def __init__(self, socket: web.WebSocketResponse) -> None:
+        self._socket, self._running = socket, set[asyncio.Task[None]]()
+
+    async def serve(self, starting: "asyncio.Future[Worker]") -> None:
+        """Passes calls on until the connection is closed."""
+        self._begin(self._tell_start(starting))
+        try:
+            async for message in self._socket:
+                if message.type is not WSMsgType.TEXT or not starting.done():
+                    break
+                call = json.loads(message.data)
+                self._begin(self._pass_on(starting.result(), call["id"], call["seconds"], call["call"]))
+        except (ValueError, KeyError, TypeError):
+            log.warning("a connection is closed: what came is no call")
+        finally:
+            for task in self._running:
+                task.cancel()
+            await asyncio.gather(*self._running, return_exceptions=True)
+            await self._socket.close()
+
+    def _begin(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def _tell_start(self, starting: "asyncio.Future[Worker]") -> None:
+        try:
+            worker = await asyncio.shield(starting)
+        except InvalidJob as error:
+            await self._send({"invalid": error.problems[0].message})
+        except WorkerEnded as error:
+            await self._send({"ended": str(error)})
+        else:
+            await self._send({"schemas": worker.schemas})
+
+    async def _pass_on(self, worker: Worker, number: int, seconds: float, call: Mapping[str, Any]) -> None:
+        try:
+            await self._send({"id": number, "reply": await worker.call(call, seconds)})
+        except WorkerEnded as error:
+            blame = {"blamed": error.blamed, "suspected": error.suspected}
+            await self._send({"id": number, "ended": str(error), **blame})
+
+    async def _send(self, reply: Mapping[str, Any]) -> None:
+        with suppress(ConnectionError):  # the trainer has left
+            await self._socket.send_str(json.dumps(reply, separators=(",", ":")))
