@@ -1,4 +1,4 @@
-"""What an episode asks of the process that it lives in, beside the trainer or in the role of environments."""
+"""Interface of the processes that episodes live in, beside the trainer or in the role of environments."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol

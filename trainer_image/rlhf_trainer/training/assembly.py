@@ -202,7 +202,8 @@ def begin_rounds(ctx: TrainerContext, policy: TrainedModel) -> TurnRounds:
 
 
 def environment_role(ctx: TrainerContext) -> tuple[str, Roster] | None:
-    """What reaches the processes of the environment's role; None where environments run beside this rank."""
+    """The job's token and the roster, by which the role's processes are reached; None where environments run beside
+    this rank."""
     if ctx.services is None or Role.ENVIRONMENT not in roles_of(ctx.spec):
         return None
     return ctx.services.token, ctx.services.roster

@@ -39,7 +39,7 @@ def set_of(spec: Spec, role: Role, index: int) -> PodSet:
 
 
 def _pods(share: Share) -> tuple[object, ...]:
-    """What tells a teacher's pods from another's."""
+    """Pod settings and memory, by which a teacher's pods differ from another's."""
     return share.spec.reference.pods, host_memory(share.spec, Role.REFERENCE)
 
 

@@ -226,7 +226,7 @@ def test_a_response_is_tokenized_as_it_is_read_after_its_prompt():
 
 @pytest.mark.parametrize("ends", [False, True], ids=["adds BOS", "adds BOS and EOS"])
 def test_a_text_has_one_begin_and_one_end_token(ends):
-    """Whether the tokenizer adds them, or the text has them, as data does that was rendered beforehand, or both."""
+    """The tokenizer adds them, or the text has them, as data does that was rendered beforehand, or both."""
     tokenizer = prefixed_bpe(ends=ends)
     begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
     plain = encode(tokenizer, "the film", " was great", 99, 99)

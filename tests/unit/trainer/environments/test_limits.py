@@ -1,4 +1,4 @@
-"""What environments may take: whoever takes more ends its own episode, with the reason and without a reward."""
+"""Limits of environments: an episode that takes more ends itself alone, with the reason and without a reward."""
 
 import asyncio
 import re

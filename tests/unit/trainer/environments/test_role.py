@@ -247,7 +247,7 @@ def test_a_class_that_cannot_be_imported_ends_the_role_with_its_reason(tmp_path:
 
 
 async def _answers(made: Roles, token: str) -> bool:
-    """Whether a worker is had with this token, taken for the role's."""
+    """True if a worker is started with this token, taken for the role's."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(role_workers, "role_token", lambda _job, _role: token)
         other = RoleWorkers(
