@@ -33,8 +33,8 @@ from rlhf_api.sections.sampling import Sampling
 from rlhf_trainer.data.encode import end_tokens
 from rlhf_trainer.data.stop_strings import StopStrings
 from rlhf_trainer.environments.environments import Environments
-from rlhf_trainer.environments.pool import WorkerPool
 from rlhf_trainer.environments.rendering import Rendering
+from rlhf_trainer.environments.workers.pool import WorkerPool
 from rlhf_trainer.models.pretrained.load import load_tokenizer
 from rlhf_trainer.rollout.clients.turns_client import TurnsClient
 from rlhf_trainer.rollout.partial_rollout import PartialRollout

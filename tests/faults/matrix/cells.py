@@ -61,7 +61,7 @@ VICTIMS = {
     "supervisor of the reward": Victim("reward-0", "reaper.py"),
 }
 WORKER = "environment's worker"
-WORKERS = {WORKER: Victim("trainer-0", "rlhf_trainer.environments.worker")}
+WORKERS = {WORKER: Victim("trainer-0", "rlhf_trainer.environments.workers.worker")}
 """Processes that a role starts again itself."""
 PROCESS_FAULTS = ("SIGKILL", "SIGTERM", "SIGSTOP", "connections cut", "out of memory")
 TURNS: Mode = "in turns"

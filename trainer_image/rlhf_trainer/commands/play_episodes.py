@@ -28,8 +28,8 @@ from ..data.prompts import prompts
 from ..data.stop_strings import StopStrings
 from ..dispatch.outcomes import Refused
 from ..environments.environments import Environments
-from ..environments.pool import WorkerPool
 from ..environments.rendering import Rendering
+from ..environments.workers.pool import WorkerPool
 from ..local_generation.sampler import sampling_of_the_job_alone
 from ..models.pretrained import architectures
 from ..models.pretrained.hub import use_cache_if_unreachable

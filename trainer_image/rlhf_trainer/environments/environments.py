@@ -23,11 +23,11 @@ from ..dispatch.roster import Roster
 from ..tensors.records import Outcome, Prompt
 from .live_episode import EpisodeEnded, EpisodeFailed, LiveEpisode, Reply
 from .live_episodes import Key, LiveEpisodes
-from .pool import WorkerPool
 from .record import Turn, turns_of
 from .rendering import Rendering
-from .role_workers import RoleWorkers
-from .workers import WorkerEnded, Workers
+from .workers.interface import WorkerEnded, Workers
+from .workers.pool import WorkerPool
+from .workers.role_workers import RoleWorkers
 
 log = logging.getLogger(__name__)
 

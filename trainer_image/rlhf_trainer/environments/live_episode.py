@@ -13,10 +13,10 @@ from rlhf_api.sections.environment import Environment
 
 from ..tensors.records import Outcome, Prompt
 from .adapter import Unfit
-from .pool import GRACE_SECONDS
 from .record import Turn
 from .rendering import Opened, Rendering
-from .workers import EpisodeWorker, WorkerEnded
+from .workers.interface import EpisodeWorker, WorkerEnded
+from .workers.pool import GRACE_SECONDS
 
 log = logging.getLogger(__name__)
 

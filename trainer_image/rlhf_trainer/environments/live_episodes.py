@@ -11,7 +11,7 @@ from rlhf_api.sections.environment import Environment
 from ..tensors.records import Prompt
 from .live_episode import EpisodeEnded, EpisodeFailed, LiveEpisode
 from .rendering import Rendering
-from .workers import WorkerEnded, Workers
+from .workers.interface import WorkerEnded, Workers
 
 Key = tuple[str, int]
 """A prompt's id, and the index of one of its responses."""

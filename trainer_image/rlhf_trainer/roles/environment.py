@@ -3,7 +3,7 @@
 from rlhf_api.contract.run import ProcessEnv
 from rlhf_api.host.reaper import become_subreaper
 
-from ..environments.worker_server import WorkerServer
+from ..environments.workers.worker_server import WorkerServer
 from ..process.addresses import listen_host
 from ..process.role import run_role
 from ..transport.serving import serve

@@ -36,7 +36,7 @@ from ..data.dataset import Dataset, open_datasets
 from ..data.template_warnings import template_warnings
 from ..dispatch.control import Control
 from ..dispatch.roster import Roster, Stopped
-from ..environments.interpreter import check_interpreter
+from ..environments.workers.interpreter import check_interpreter
 from ..export.model_files import remove_abandoned
 from ..metrics.tracking import Tracking
 from ..models.pretrained import architectures

@@ -13,8 +13,8 @@ from tests.support.bare_python import PYDANTIC, make_python
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.host.interpreter import problem_by_files, problem_by_running
 from rlhf_api.sections.environment import Environment
-from rlhf_trainer.environments.pool import WorkerPool
 from rlhf_trainer.environments.turn_text import TurnText
+from rlhf_trainer.environments.workers.pool import WorkerPool
 from rlhf_trainer.process import private_processes
 
 GAMES = "tests.unit.trainer.environments.bare_games"

@@ -11,8 +11,8 @@ from tests.unit.trainer.environments.test_pool import GAMES, LONG, NONE, pool, r
 
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.sections.environment import Environment
-from rlhf_trainer.environments.pool import WorkerPool
-from rlhf_trainer.environments.workers import WorkerEnded
+from rlhf_trainer.environments.workers.interface import WorkerEnded
+from rlhf_trainer.environments.workers.pool import WorkerPool
 
 pytestmark = pytest.mark.skipif(bool(NONE), reason=NONE)
 AGENTS = Path(__file__).with_name("agents.py")

@@ -14,9 +14,9 @@ import pytest
 
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.sections.environment import Environment
-from rlhf_trainer.environments.pool import Worker, WorkerPool
 from rlhf_trainer.environments.turn_text import TurnText
-from rlhf_trainer.environments.workers import WorkerEnded
+from rlhf_trainer.environments.workers.interface import WorkerEnded
+from rlhf_trainer.environments.workers.pool import Worker, WorkerPool
 from rlhf_trainer.process import private_processes
 
 NONE = asyncio.run(private_processes.why_impossible())

@@ -11,9 +11,9 @@ import pytest
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.field_types import READY_MADE
 from rlhf_api.sections.environment import Environment
-from rlhf_trainer.environments.pool import Worker, WorkerPool
 from rlhf_trainer.environments.ready.row_seed import seed_of
 from rlhf_trainer.environments.turn_text import TurnText
+from rlhf_trainer.environments.workers.pool import Worker, WorkerPool
 
 LONG = 120.0
 HASHED = ["isomorphic_strings", "polynomial_multiplication"]

@@ -31,13 +31,13 @@ from rlhf_api.roles import Role
 from rlhf_trainer.data.stop_strings import StopStrings
 from rlhf_trainer.dispatch.control import Control
 from rlhf_trainer.dispatch.roster import Roster, Unavailable
-from rlhf_trainer.environments import role_worker, role_workers
 from rlhf_trainer.environments.adapter import Unfit
 from rlhf_trainer.environments.environments import Environments
 from rlhf_trainer.environments.rendering import Rendering
-from rlhf_trainer.environments.replies import check_reply
-from rlhf_trainer.environments.role_workers import RoleWorkers
-from rlhf_trainer.environments.workers import WorkerEnded
+from rlhf_trainer.environments.workers import role_worker, role_workers
+from rlhf_trainer.environments.workers.interface import WorkerEnded
+from rlhf_trainer.environments.workers.replies import check_reply
+from rlhf_trainer.environments.workers.role_workers import RoleWorkers
 from rlhf_trainer.rollout.clients.turns_client import TurnsClient
 from rlhf_trainer.rollout.partial_rollout import PartialRollout
 from rlhf_trainer.transport.http import HttpClient

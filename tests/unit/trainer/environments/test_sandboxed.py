@@ -6,7 +6,7 @@ import pytest
 from tests.unit.trainer.environments.test_pool import GAMES, LONG, NONE, reset
 
 from rlhf_api.sections.environment import Environment
-from rlhf_trainer.environments.pool import WorkerPool
+from rlhf_trainer.environments.workers.pool import WorkerPool
 from rlhf_trainer.extend import Ran, run_in_sandbox
 from rlhf_trainer.process import sandbox
 

@@ -7,7 +7,7 @@ from tests.support.bare_python import PYDANTIC, make_python
 
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.sections.environment import Environment
-from rlhf_trainer.environments.interpreter import check_interpreter
+from rlhf_trainer.environments.workers.interpreter import check_interpreter
 
 
 def counting(folder: Path, python: str) -> tuple[Path, Path]:

@@ -174,7 +174,7 @@ def kill_worker_of(file: Path) -> None:
         process
         for process in psutil.Process().children(recursive=True)
         if process.cmdline()[:1] == [sys.executable]
-        and "rlhf_trainer.environments.worker" in process.cmdline()
+        and "rlhf_trainer.environments.workers.worker" in process.cmdline()
     ]
     worker.kill()
 

@@ -13,8 +13,8 @@ from rlhf_api.host.event_loop import EventLoop
 from rlhf_api.sections.environment import Environment
 from rlhf_trainer.data.stop_strings import StopStrings
 from rlhf_trainer.environments.environments import Environments
-from rlhf_trainer.environments.pool import WorkerPool
 from rlhf_trainer.environments.rendering import Rendering
+from rlhf_trainer.environments.workers.pool import WorkerPool
 from rlhf_trainer.local_generation.sampler import NOTHING, Sampled
 from rlhf_trainer.rollout.clients.turn_rounds import TurnRounds
 from rlhf_trainer.rollout.partial_rollout import PartialRollout

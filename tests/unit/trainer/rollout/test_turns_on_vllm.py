@@ -28,9 +28,9 @@ from rlhf_trainer.data.encode import end_tokens
 from rlhf_trainer.data.stop_strings import StopStrings
 from rlhf_trainer.dispatch.outcomes import Interrupted
 from rlhf_trainer.environments.environments import Environments
-from rlhf_trainer.environments.pool import WorkerPool
 from rlhf_trainer.environments.record import turns_of
 from rlhf_trainer.environments.rendering import Rendering
+from rlhf_trainer.environments.workers.pool import WorkerPool
 from rlhf_trainer.rollout.clients.turns_client import TurnsClient
 from rlhf_trainer.rollout.clients.vllm_client import VllmClient
 from rlhf_trainer.rollout.partial_rollout import PartialRollout, Response

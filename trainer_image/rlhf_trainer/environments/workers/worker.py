@@ -1,6 +1,6 @@
 """Worker process of environments: one JSON line a call on stdin, one a reply, in any order. Imports no torch.
 
-`python -m rlhf_trainer.environments.worker SECTION PARENT`, with `spec.environment` as JSON, first writes
+`python -m rlhf_trainer.environments.workers.worker SECTION PARENT`, with `spec.environment` as JSON, first writes
 `{"ready": true}` with the tools' `schemas` and whether calls are to be one by one (`sync`), or `{"invalid": reason}`.
 A call has an `id`, which its reply repeats, an `episode` and what to `do`: `reset` with a `row`, `step` with the fields
 of a `TurnText`, or `end`. A reply has the result, `failed` (a reason that another try may not have) or `error` (one of
@@ -19,16 +19,16 @@ from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.host.imports import described
 from rlhf_api.sections.environment import Environment
 
-from ..process.imports import import_function
-from ..process.limits import is_limit
-from ..process.memory_limit import limit_data
-from ..process.worker_pipes import take_pipes
-from .adapter import EpisodeOfClass, Opening, Unfit, check_class, is_sync, schemas_of
-from .step import Step
-from .turn_text import TurnText
+from ...process.imports import import_function
+from ...process.limits import is_limit
+from ...process.memory_limit import limit_data
+from ...process.worker_pipes import take_pipes
+from ..adapter import EpisodeOfClass, Opening, Unfit, check_class, is_sync, schemas_of
+from ..step import Step
+from ..turn_text import TurnText
 
 if TYPE_CHECKING:
-    from .program.agent import Agents
+    from ..program.agent import Agents
 
 LONGEST_REPLY = 4 << 20
 """Characters of a reply; no model reads as many."""
@@ -120,9 +120,9 @@ def _of_class(section: Environment) -> Callable[[TextIO, TextIO], Coroutine[Any,
 
 
 def _of_agents(section: Environment) -> Callable[[TextIO, TextIO], Coroutine[Any, Any, None]]:
-    from .program.episode import EpisodeOfAgent
-    from .program.process import Programs
-    from .program.server import CompletionsServer  # aiohttp, which a class does without
+    from ..program.episode import EpisodeOfAgent
+    from ..program.process import Programs
+    from ..program.server import CompletionsServer  # aiohttp, which a class does without
 
     agents: Agents
     if section.program is not None:

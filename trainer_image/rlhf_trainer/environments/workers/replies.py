@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from .adapter import Unfit, checked_reward
+from ..adapter import Unfit, checked_reward
 
 
 class _Reply(BaseModel, strict=True):

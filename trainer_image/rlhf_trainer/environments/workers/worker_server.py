@@ -16,10 +16,10 @@ from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.roles import HEALTH
 from rlhf_api.sections.environment import Environment
 
-from ..dispatch.control import healthy, token_required
+from ...dispatch.control import healthy, token_required
+from .interface import TRAINER_SECONDS, WORKER_ROUTE, WorkerEnded
 from .pool import Worker, start_first
 from .worker import LONGEST_CALL
-from .workers import TRAINER_SECONDS, WORKER_ROUTE, WorkerEnded
 
 log = logging.getLogger(__name__)
 

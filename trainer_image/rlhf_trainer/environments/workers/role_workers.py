@@ -12,9 +12,9 @@ from rlhf_api.contract.run import role_token
 from rlhf_api.roles import Role
 from rlhf_api.sections.environment import Environment
 
-from ..dispatch.roster import Roster, Stopped
-from ..process import progress
-from ..transport.keys import Keys
+from ...dispatch.roster import Roster, Stopped
+from ...process import progress
+from ...transport.keys import Keys
 from .role_worker import CONNECT_SECONDS, RoleWorker
 
 log = logging.getLogger(__name__)

@@ -13,12 +13,12 @@ from rlhf_api.host.interpreter import ISOLATED
 from rlhf_api.host.tasks import end_all
 from rlhf_api.sections.environment import Environment
 
-from ..process import private_processes, process_groups
-from ..process.limits import Limits
-from ..process.syscall_filter import filter_pipe
-from .confinement import PROCESSES, excess_of, privacy_of
+from ...process import private_processes, process_groups
+from ...process.limits import Limits
+from ...process.syscall_filter import filter_pipe
+from ..confinement import PROCESSES, excess_of, privacy_of
+from .interface import WorkerEnded
 from .interpreter import check_interpreter
-from .workers import WorkerEnded
 
 log = logging.getLogger(__name__)
 
@@ -169,7 +169,7 @@ async def _start_process(section: Environment, *, is_private: bool) -> asyncio.s
     environ = SAME_HASHES | private_processes.without_keys()
     if section.python is not None:
         environ = {name: value for name, value in environ.items() if name not in ISOLATED}
-    module, text = "rlhf_trainer.environments.worker", section.model_dump_json(by_alias=True)
+    module, text = "rlhf_trainer.environments.workers.worker", section.model_dump_json(by_alias=True)
     if not is_private:
         return await process_groups.start_worker(module, text, environ=environ, python=section.python)
     privacy = privacy_of(section, network=section.network, own_processes=section.program is None)

@@ -12,10 +12,10 @@ from rlhf_api.contract.run import Member
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.sections.environment import Environment
 
-from ..process.process_groups import LONGEST_LINE
-from .adapter import Unfit
+from ...process.process_groups import LONGEST_LINE
+from ..adapter import Unfit
+from .interface import HEARTBEAT_SECONDS, WORKER_ROUTE, WorkerEnded
 from .replies import check_reply
-from .workers import HEARTBEAT_SECONDS, WORKER_ROUTE, WorkerEnded
 
 CONNECT_SECONDS = 5.0
 """Deadline of a process of the role to take a connection."""
