@@ -72,7 +72,7 @@ def furnish(workspace: Path) -> None:
         target = workspace.joinpath(*module.__name__.split(".")).with_suffix(".py")
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(module.__file__, target)
-    (workspace / MEETING).mkdir()
+    (workspace / MEETING).mkdir(exist_ok=True)  # tests of one cluster have one workspace
     tiny_model(workspace / "policy", tie=False, seed=1)
     write_prompts(workspace / "prompts.jsonl")
     for path in (workspace, *workspace.rglob("*")):

@@ -10,12 +10,15 @@ import hashlib
 import json
 import ssl
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import aiohttp
 from tests.support.kubernetes.cluster import Cluster
+
+from rlhf_api.contract.run import place_named
+from rlhf_api.rules.pods.template import CONTAINER
 
 LABELS = "rlhf.dev/job"
 """Not the label by which the operator watches: a node runs pods that have lost it."""
@@ -55,7 +58,7 @@ class FakeNodes:
         self._thread.join(10)
 
     def end(self, namespace: str, name: str, code: int = 1, message: str = "") -> None:
-        """The pod's container has ended; its addresses stay.
+        """The role's container has ended; those beside it run, and its addresses stay.
 
         Raises:
             ValueError: the API server refuses it.
@@ -63,8 +66,7 @@ class FakeNodes:
         state = {
             "terminated": {"exitCode": code, "finishedAt": _now(), "startedAt": _now(), "message": message}
         }
-        phase = "Failed" if code else "Succeeded"
-        reply = self._run(self._report(namespace, name, phase, state, ready=False))
+        reply = self._run(self._end(namespace, name, state))
         if reply["kind"] != "Pod":
             raise ValueError(reply["message"])
 
@@ -133,7 +135,8 @@ class FakeNodes:
         elif spec.get("nodeName") == NODE and status.get("phase") == "Pending":
             address, state = self._address_of(meta), {"running": {"startedAt": _now()}}
             addresses = {"podIP": address, "podIPs": [{"ip": address}]}
-            await self._report(namespace, name, "Running", state, ready=True, **addresses)
+            statuses = [_status(each, state) for each in (CONTAINER, *_others(pod))]
+            await self._report(namespace, name, "Running", statuses, **addresses)
 
     def _address_of(self, meta: dict[str, Any]) -> str:
         owners = [owner["uid"] for owner in meta.get("ownerReferences", ())]
@@ -144,15 +147,22 @@ class FakeNodes:
         JOBS[address := f"127.{128 + a // 2}.{b}.{1 + c % 254}"] = uid
         return address
 
+    async def _end(self, namespace: str, name: str, state: dict[str, Any]) -> dict[str, Any]:
+        pod = await self._call("GET", f"/api/v1/namespaces/{namespace}/pods/{name}")
+        others = [_status(each, {"running": {"startedAt": _now()}}) for each in _others(pod)]
+        over = "Failed" if state["terminated"]["exitCode"] else "Succeeded"
+        statuses = [_status(CONTAINER, state), *others]
+        return await self._report(namespace, name, "Running" if others else over, statuses)
+
     async def _report(
-        self, namespace: str, name: str, phase: str, state: dict[str, Any], *, ready: bool, **addresses: Any
+        self, namespace: str, name: str, phase: str, statuses: Sequence[dict[str, Any]], **addresses: Any
     ) -> dict[str, Any]:
-        container = {"name": "role", "image": "x", "imageID": "x", "restartCount": 0}
+        ready = all(each["ready"] for each in statuses)
         status = {
             **addresses,
             "phase": phase,
             "conditions": [{"type": "Ready", "status": str(ready)}],
-            "containerStatuses": [{**container, "ready": ready, "started": ready, "state": state}],
+            "containerStatuses": statuses,
         }
         path = f"/api/v1/namespaces/{namespace}/pods/{name}/status"
         return await self._call("PATCH", path, {"status": status}, _MERGE)
@@ -164,6 +174,18 @@ class FakeNodes:
         async with self._session.request(method, path, json=body, headers=headers) as answer:
             reply: dict[str, Any] = await answer.json()
             return reply
+
+
+def _others(pod: dict[str, Any]) -> list[str]:
+    """Containers of the processes beside the pod's own one."""
+    return [each["name"] for each in pod.get("spec", {}).get("containers", ()) if place_named(each["name"])]
+
+
+def _status(name: str, state: dict[str, Any]) -> dict[str, Any]:
+    """A container's, which is ready once it runs."""
+    runs = "running" in state
+    container = {"name": name, "image": "x", "imageID": "x", "restartCount": 0}
+    return {**container, "ready": runs, "started": runs, "state": state}
 
 
 def _now() -> str:

@@ -223,6 +223,17 @@ def gangs_are_listed(jobs: Jobs, requests: list[str]) -> None:
         jobs.kubectl("delete", "rlhfjob", gang)
 
 
+def ends_a_shared_pod(jobs: Jobs, nodes: FakeNodes) -> None:
+    """A job in one pod, whose servers would go on once its trainer has ended."""
+    jobs.apply({**ppo(placement="shared"), "metadata": {"name": "shared"}})
+    jobs.until("shared", "Running")
+    nodes.end(jobs.namespace, "shared-trainer-0", 0)
+    jobs.until("shared", "Succeeded")
+    pod = ("pod", "shared-trainer-0")
+    eventually(lambda: "activeDeadlineSeconds" in jobs.get(*pod)["spec"], "its servers are ended")
+    jobs.kubectl("delete", "rlhfjob", "shared")
+
+
 def a_full_life(jobs: Jobs, nodes: FakeNodes) -> None:
     """Everything that the operator does for jobs: queues, scaling, a changed spec, suspension, time to live."""
     queued = one_pod("queued")
@@ -315,6 +326,7 @@ def test_every_right_is_used_and_none_is_missing(control_plane, namespace, anoth
         waits_for_its_runtime(jobs)
         lacks_a_secret(jobs)
         gangs_are_listed(jobs, proxy.requests)
+        ends_a_shared_pod(jobs, nodes)
         a_full_life(jobs, nodes)
         assert "403" not in answers(running)
         done = used(proxy.requests)
