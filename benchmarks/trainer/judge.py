@@ -33,9 +33,10 @@ from rlhf_trainer.scoring.messages import SCORE_ROUTE, Part, rows_of, unpack
 from rlhf_trainer.scoring.reward_client import RewardClient
 from rlhf_trainer.scoring.rewards import Function, Functions
 from rlhf_trainer.scoring.samples import Result, Sample
-from rlhf_trainer.scoring.server import BACKLOG, application
+from rlhf_trainer.scoring.server import application
 from rlhf_trainer.tensors.records import Sequences
 from rlhf_trainer.transport.http import HttpClient
+from rlhf_trainer.transport.serving import BACKLOG
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
