@@ -55,6 +55,9 @@ AFTER = {"step", "episode", "weight_version", "seconds", "train_seconds", "broad
 """Figures that are measured once a step's health has been judged."""
 
 
+TAUGHT = "spec.distillation={minibatchSize: 8, teachers: [{name: sums, model: org/sums}]}"
+
+
 def test_health_rules_may_name_every_figure_of_the_page_that_is_there_by_then():
     jobs = [
         job(),
@@ -62,6 +65,7 @@ def test_health_rules_may_name_every_figure_of_the_page_that_is_there_by_then():
         job("spec.algorithm=sft", "spec.ppo={}"),
         job("spec.algorithm=dpo", "spec.ppo={}"),
         job("spec.environment.path=guess:Guess"),
+        job("spec.algorithm=distillation", "spec.ppo={}", TAUGHT, "spec.sampling.responsesPerPrompt=2"),
     ]
     known = {name for each in jobs for name in metrics_of(each.spec) or ()}
     page = metrics_page.documented()
