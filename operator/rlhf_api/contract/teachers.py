@@ -36,19 +36,17 @@ def shares_of(spec: Spec) -> list[Share]:
 
 def views_of(spec: Spec, role: Role) -> list[Spec]:
     """The job as the processes of a role see it: one for each model of a role that has several."""
-    shares = shares_of(spec) if role is Role.REFERENCE else []
-    return [share.spec for share in shares] or [spec]
+    return [share.spec for share in _shares(spec, role)] or [spec]
 
 
 def view_of(spec: Spec, role: Role, index: int) -> Spec:
     """The job as one process of a role sees it."""
-    shares = shares_of(spec) if role is Role.REFERENCE else []
-    return next((share.spec for share in shares if index in share.processes), spec)
+    return next((share.spec for share in _shares(spec, role) if index in share.processes), spec)
 
 
 def alike(spec: Spec, role: Role, index: int, others: Collection[int]) -> list[int]:
     """Those of `others`, indices of the role's processes, that hold the same model as this one."""
-    shares = shares_of(spec) if role is Role.REFERENCE else []
+    shares = _shares(spec, role)
     processes = next((share.processes for share in shares if index in share.processes), None)
     return [other for other in others if processes is None or other in processes]
 
@@ -78,6 +76,10 @@ def named_models(spec: Spec, fields: Iterable[str]) -> Iterator[tuple[str, str, 
 def teacher_field(teacher: NamedTeacher) -> str:
     """The teacher's field of the manifest."""
     return f"spec.distillation.teachers[{teacher.name}]"
+
+
+def _shares(spec: Spec, role: Role) -> list[Share]:
+    return shares_of(spec) if role is Role.REFERENCE else []
 
 
 def _alone(spec: Spec, teacher: NamedTeacher) -> Spec:

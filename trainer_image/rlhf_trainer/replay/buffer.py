@@ -90,7 +90,7 @@ class ReplayBuffer:
         window = self._replay.window
         return buffers[-window:] if window > 0 else buffers if window else []
 
-    def beside(self, fresh: Columns) -> list[EpisodeReplayBuffer]:
+    def find_joinable(self, fresh: Columns) -> list[EpisodeReplayBuffer]:
         """Rows of the window that have all columns of `fresh`. Others come from a checkpoint with other settings:
         joined with them, all would lose what they lack, such as the reference's log-probabilities."""
         names = {*fresh.tokens, *fresh.rows}

@@ -213,7 +213,7 @@ class OnlineTask(GraphTask):
         """The step's own responses, then those that are trained on again, the same on every rank; and its metrics."""
         if not self._spec.replay.window:
             return episode.columns, {}
-        window, fresh = self._buffer.beside(episode.columns), EpisodeReplayBuffer(episode, self._texts)
+        window, fresh = self._buffer.find_joinable(episode.columns), EpisodeReplayBuffer(episode, self._texts)
         shared = self._ctx.ranks.share(lambda: ({}, {"picks": self._sampling.picks(window, fresh, step)}))
         picks = shared[1]["picks"]
         if not picks:

@@ -28,7 +28,7 @@ from .node_avoidance import prefer_others
 from .pinned import Pinned
 from .pod_container import UNPRIVILEGED, build_containers, is_claimed
 from .pod_process import shares_node_network
-from .pod_sharing import IN_ONE_POD, pod_settings, process_settings, processes_in, with_templates
+from .pod_sharing import IN_ONE_POD, process_settings, processes_in, with_templates
 from .pod_volumes import volumes
 
 Body = dict[str, Any]
@@ -67,7 +67,7 @@ class NewPod:
 def build_pod(pinned: Pinned, new: NewPod, uid: str) -> Body:
     """The pod's body, without namespace and owner; `uid`: the job's."""
     config, defaults, role, index, rank = pinned.config, pinned.defaults, new.role, new.index, new.rank
-    name, pods = pod_name(config.job, role, index, rank), pod_settings(config.view_of(role, index).spec, role)
+    name, pods = pod_name(config.job, role, index, rank), config.view_of(role, index).spec.pods_of(role)
     on_node, shared = shares_node_network(pods), shares_pod(config.spec)
     processes = processes_in(config.spec, role, index, rank)
     views = [config.view_of(place.role, place.index).spec for place in processes]

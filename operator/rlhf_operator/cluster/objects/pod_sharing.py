@@ -34,17 +34,12 @@ def processes_in(spec: Spec, role: Role, index: int, rank: int) -> list[Place]:
     return [own, *(Place(other, i, 0, process_name(other, i, 0)) for other, i in others)]
 
 
-def pod_settings(spec: Spec, role: Role) -> PodSettings:
-    """Settings of a role's pods."""
-    return spec.pods_of(role)
-
-
 def process_settings(spec: Spec, role: Role) -> PodSettings:
     """Settings of a role's process. In a shared pod, volumes and GPUs are the pod's, which is the trainer's."""
-    own = pod_settings(spec, role)
+    own = spec.pods_of(role)
     if not shares_pod(spec):
         return own
-    pods = pod_settings(spec, Role.TRAINER)
+    pods = spec.pods_of(Role.TRAINER)
     return own.model_copy(update={"volumes": pods.volumes, "gpu": pods.gpu})
 
 
@@ -58,7 +53,7 @@ def _template_of(spec: Spec, name: str) -> Mapping[str, Any]:
     if process is None:
         return {}
     role, index = process
-    template = as_object(pod_settings(view_of(spec, role, index), role).template.get("spec"))
+    template = as_object(view_of(spec, role, index).pods_of(role).template.get("spec"))
     given = [as_object(each) for each in as_list(template.get("containers"))]
     own = next((each for each in given if each.get("name") == CONTAINER), {})
     return {key: value for key, value in own.items() if key != "name"}

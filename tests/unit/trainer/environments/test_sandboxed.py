@@ -1,4 +1,4 @@
-"""What an environment learns of a command in a sandbox: its output and its end, or that there is no sandbox."""
+"""Commands in a sandbox: an environment gets their output and their end, or that there is no sandbox."""
 
 import asyncio
 

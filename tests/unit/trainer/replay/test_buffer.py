@@ -258,7 +258,7 @@ def test_episodes_with_and_without_replies_are_replayed_together():
     rows = one_turn.columns.select(torch.tensor([1, 2]))
     buffer.add(replace(one_turn, columns=replace(rows, sequences=alone)), step=3)
     fresh = with_replies(episode(4))
-    assert [each.episode_id for each in buffer.beside(fresh.columns)] == [3]
+    assert [each.episode_id for each in buffer.find_joinable(fresh.columns)] == [3]
     joined = Columns.join([fresh.columns, buffer.columns([(3, 1)])])
     assert joined.sequences.sampled.tolist() == [flag for row in (*FLAGS, FLAGS[2]) for flag in row]
     assert len(joined["turn_rewards"]) == int(joined.lengths.sum())

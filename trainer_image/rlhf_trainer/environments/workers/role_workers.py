@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 
 from rlhf_api.contract.run import role_token
+from rlhf_api.host.tasks import end_all
 from rlhf_api.roles import Role
 from rlhf_api.sections.environment import Environment
 
@@ -75,8 +76,7 @@ class RoleWorkers:
     async def close(self) -> None:
         """Ends all workers."""
         if self._keeping is not None:
-            self._keeping.cancel()
-            await asyncio.gather(self._keeping, return_exceptions=True)
+            await end_all([self._keeping])
 
     async def _start_somewhere(self, *, one_by_one: bool) -> RoleWorker | None:
         """A worker of the process that has the fewest, among those that may have another one; None if none takes it."""

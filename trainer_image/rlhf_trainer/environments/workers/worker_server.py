@@ -13,6 +13,7 @@ from aiohttp import WSMsgType, web
 
 from rlhf_api.contract.proof import Prover
 from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.host.tasks import end_all
 from rlhf_api.roles import HEALTH
 from rlhf_api.sections.environment import Environment
 
@@ -92,9 +93,7 @@ class _Connection:
         except (ValueError, KeyError, TypeError):
             log.warning("a connection is closed: what came is no call")
         finally:
-            for task in self._running:
-                task.cancel()
-            await asyncio.gather(*self._running, return_exceptions=True)
+            await end_all(self._running)
             await self._socket.close()
 
     def _begin(self, work: Any) -> None:
