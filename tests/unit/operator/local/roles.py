@@ -105,6 +105,15 @@ def show() -> None:
         save_requested.wait()
 
 
+def has_renewed() -> bool:
+    """Whether every process of every generator has started twice, and each generator was reported under two uids."""
+    generators = [path.read_text() for path in workdir.glob("generator-*.starts")]
+    uids = [name for name, _ in reported if name.startswith("generator-")]
+    return all(len(text.splitlines()) >= 2 for text in generators) and all(
+        uids.count(name) >= 2 for name in {"generator-0", *uids}
+    )
+
+
 def train() -> None:
     while word == "idle":
         time.sleep(1)
@@ -112,8 +121,7 @@ def train() -> None:
         time.sleep(1)
         os._exit(0)
     expected = config["spec"]["generator"]["replicas"] + 2 if config["spec"]["algorithm"] == "ppo" else 0
-    renewed = config["spec"]["generator"]["replicas"] if word == "renewed" else 0
-    while (len(members) < expected or len(reported) < expected + renewed) and not stop.is_set():
+    while (len(members) < expected or (word == "renewed" and not has_renewed())) and not stop.is_set():
         time.sleep(0.01)
     if word == "stuck":
         state["progressCount"] = 7
@@ -205,7 +213,12 @@ if role == "trainer":
     train()
 if word == "die":
     pushed = workdir / "members.jsonl"
-    while not (pushed.exists() and f'"{role}-{index}"' in pushed.read_text()):
+    processes = config["spec"][role].get("podsPerReplica", 1)
+    while not (
+        pushed.exists()
+        and f'"{role}-{index}"' in pushed.read_text()
+        and len([*workdir.glob(f"{role}-{index}*.starts")]) == processes
+    ):
         time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGKILL)
 time.sleep(600)
