@@ -6,20 +6,29 @@
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError, model_validator
 
 from ..contract.run import roles_of
 from ..errors.messages import from_pydantic
 from ..errors.problem import InvalidJob, Problem, first, show
 from ..errors.similar import closest
-from ..field_types import Frozen, Name, Report, former
+from ..field_types import Frozen, Name, Report
 from ..host.strict_yaml import not_json
 from ..host.variables import ENVIRONMENT
 from ..rules.check import check
 from ..rules.size_limits import oversized
-from ..sections.pods import PodSettings, RuntimeKind, Scheduling, Workspace, combine, over
+from ..sections.environment import move_variables, or_variables
+from ..sections.pods import (
+    PodSettings,
+    RuntimeKind,
+    Scheduling,
+    Workspace,
+    combine,
+    over,
+    shared_settings,
+)
 from ..spec import Spec
 from .includes import read
 from .spec_size import too_large, too_large_when_complete
@@ -32,10 +41,14 @@ class RuntimeRole(Frozen):
     """Settings of this role's pods, merged over the runtime's `spec.pods`."""
 
 
+class RuntimeEnvironment(RuntimeRole):
+    """Settings of the pods of environments."""
+
+
 class RuntimeSpec(Frozen):
     """Pod settings of jobs that reference this runtime; the job's own take precedence."""
 
-    env: dict[str, str] = Field({}, validation_alias=former("env", "environment"))
+    env: dict[str, str] = {}
     """Environment variables of every role; they must not hold secrets."""
     pods: PodSettings = PodSettings()
     workspace: Workspace = Workspace()
@@ -44,6 +57,9 @@ class RuntimeSpec(Frozen):
     generator: RuntimeRole = RuntimeRole()
     reward: RuntimeRole = RuntimeRole()
     reference: RuntimeRole = RuntimeRole()
+    environment: Annotated[RuntimeEnvironment, or_variables(RuntimeEnvironment)] = RuntimeEnvironment()
+
+    _move_variables = model_validator(mode="after")(move_variables)
 
 
 class RuntimeMetadata(Frozen):
@@ -119,9 +135,9 @@ def merged(spec: Spec, runtime: RuntimeSpec) -> Spec:
     """
     roles = {}
     for role in roles_of(spec):  # what it says of others is for other jobs
-        section, own = spec.section(role), getattr(runtime, role.value, RuntimeRole()).pods
+        section, own = spec.section(role), getattr(runtime, role.value).pods
         if own.model_fields_set:
-            layers = combine(combine(runtime.pods, own), combine(spec.pods, section.pods))
+            layers = combine(combine(shared_settings(runtime.pods, role), own), spec.pods_of(role))
             roles[role.value] = section.model_copy(update={"pods": layers})
     return spec.model_copy(
         update={

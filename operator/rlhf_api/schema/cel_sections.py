@@ -89,9 +89,9 @@ def _minibatch() -> Rule:
     )
 
 
-def _variables(key: str = "env") -> Rule:
+def _variables() -> Rule:
     return Rule(
-        f"!has(self.{key}) || self.{key}.all(name, !name.startsWith('RLHF_'))",
+        "!has(self.env) || self.env.all(name, !name.startsWith('RLHF_'))",
         "spec.env: names that begin with RLHF_ are reserved",
     )
 
@@ -172,7 +172,7 @@ _SCHEDULING = (
 
 SECTIONS: dict[str, tuple[Rule, ...]] = {
     "Spec": _SPEC,
-    "RuntimeSpec": (_variables(), _variables("environment")),
+    "RuntimeSpec": (_variables(),),
     "Model": _POLICY,
     "Sampling": _SAMPLING,
     "Autoscale": _AUTOSCALE,

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from ..field_types import INT_OR_STRING
+from ..manifest.runtime import RuntimeEnvironment
 from ..rules import size_limits
 from ..rules.pods.template import MOST_ITEMS
 from ..sections.environment import Environment
@@ -25,8 +26,8 @@ _BOUNDS = {
 }
 _LIST_KEYS = {"conditions": ["type"], "volumes": ["name"]}
 """Keys of list items: two clients may each apply their own items, and the server refuses a duplicate key."""
-_FORMERLY_FREE = (Environment.__name__,)
-"""Models of objects that stored jobs may hold with any keys: as variables of processes, in an earlier release."""
+_FORMERLY_FREE = (Environment.__name__, RuntimeEnvironment.__name__)
+"""Models of objects that stored jobs and runtimes may hold with any keys: as variables, in an earlier release."""
 _FREE = (NamedTeacher.__name__,)
 """Models that the operator checks alone: in full, those of a list would cost an API server too much at each write."""
 _MODEL = "title"

@@ -1,21 +1,21 @@
 """The sections of every job's spec, whatever its algorithm."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, WrapValidator, model_validator
+from pydantic import Field, model_validator
 
 from ..field_types import Controller, DType, Frozen, ModelField, Positive
 from ..roles import Role
 from .checkpoint import Checkpoint, Export
 from .data import Data, Pretraining
 from .deepspeed import DeepSpeedConfig
-from .environment import Environment, Variables, section_or_variables
+from .environment import Environment, move_variables, or_variables
 from .evaluation import UNNAMED, Evaluation, EvaluationSet
 from .experts import Experts
 from .health import OUTLIERS_OF_8_BITS, OUTLIERS_OF_16_BITS, Health
 from .model import Model
 from .optimizer import CRITIC_RATE, WHOLE_CRITIC, Optimizer
-from .pods import OF_ANY_CODE, PodSettings, RuntimeReference, Scheduling, Workspace, combine
+from .pods import PodSettings, RuntimeReference, Scheduling, Workspace, combine, shared_settings
 from .replay import Replay
 from .reward import Reward
 from .roles import Generator, ModelServerSpec, Reference, RoleSpec, Trainer, option_of
@@ -57,7 +57,7 @@ class CommonSpec(Frozen):
     """Trackers that get the metrics besides `metrics.jsonl`; `[]` for none."""
     env: dict[str, str] = {}
     """Environment variables of every role; they must not hold secrets."""
-    environment: Annotated[Environment | None, WrapValidator(section_or_variables)] = None
+    environment: Annotated[Environment | None, or_variables(Environment)] = None
     suspend: bool = False
     """On a cluster: checkpoint, then release all pods; false resumes from there."""
     active_deadline_seconds: Positive | None = None
@@ -76,13 +76,7 @@ class CommonSpec(Frozen):
     workspace: Workspace = Workspace()
     scheduling: Scheduling = Scheduling()
 
-    @model_validator(mode="after")
-    def _move_variables(self) -> Self:
-        if isinstance(self.environment, Variables):
-            self.__dict__ |= {"env": self.env | self.environment, "environment": None}
-            self.__pydantic_fields_set__.add("env")
-            self.__pydantic_fields_set__.discard("environment")
-        return self
+    _move_variables = model_validator(mode="after")(move_variables)
 
     @property
     def longest_response(self) -> int:
@@ -105,13 +99,8 @@ class CommonSpec(Frozen):
         return self.role_sections.get(role, RoleSpec())
 
     def pods_of(self, role: Role) -> PodSettings:
-        """Settings of a role's pods, its own over the job's. Environments, whose code need not be trusted, have of the
-        job's only what says where they run: no secrets, volumes, GPUs or templates."""
-        shared, own = self.pods, self.section(role).pods
-        if role.row.work == "play":
-            named = self.pods.model_fields_set & OF_ANY_CODE
-            shared = PodSettings().model_copy(update={name: getattr(self.pods, name) for name in named})
-        return combine(shared, own)
+        """Settings of a role's pods, its own over the job's."""
+        return combine(shared_settings(self.pods, role), self.section(role).pods)
 
     def model_server(self, role: Role) -> ModelServerSpec:
         """The section of a role that runs a frozen model."""

@@ -11,12 +11,13 @@ from pydantic import (
     JsonValue,
     ValidationInfo,
     ValidatorFunctionWrapHandler,
+    WrapValidator,
     model_validator,
 )
 from pydantic.alias_generators import to_camel
 
 from ..errors.problem import show
-from ..field_types import READY_MADE, EnvironmentClass, Positive
+from ..field_types import READY_MADE, EnvironmentClass, Frozen, Positive
 from .roles import MOST_PODS, RoleSpec
 
 PATH, PROGRAM, PYTHON = (f"spec.environment.{name}" for name in ("path", "program", "python"))
@@ -84,13 +85,11 @@ class Variables(dict[str, str]):
     """Variables of processes, as `spec.environment` held them in earlier releases."""
 
 
-_KEYS = frozenset(key for name in Environment.model_fields for key in (name, to_camel(name)))
-
-
-def holds_variables(value: object) -> bool:
-    """True for a value of `spec.environment` of an earlier release, which holds variables of processes: none of its
-    keys is a field of the section."""
-    return isinstance(value, Mapping) and _KEYS.isdisjoint(value)
+def holds_variables(value: object, section: type[Frozen] = Environment) -> bool:
+    """True for a value of `environment` of an earlier release, which holds variables of processes: none of its keys is
+    a field of the section."""
+    names = section.model_fields
+    return isinstance(value, Mapping) and value.keys().isdisjoint({*names, *map(to_camel, names)})
 
 
 def _with_tuples(value: Any, key: str = "") -> Any:
@@ -103,16 +102,26 @@ def _with_tuples(value: Any, key: str = "") -> Any:
     return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
 
 
-def section_or_variables(
-    value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo
-) -> Environment | Variables | None:
-    """The section; or the variables, which `CommonSpec` moves to `env`."""
-    if not holds_variables(value):
-        section: Environment | None = handler(_with_tuples(value))
-        return section
-    if value and info.data.get("env"):
-        raise ValueError("is the former name of env, which is there too; remove one of them")
-    if wrong := [key for key, each in value.items() if not isinstance(each, str)]:
-        message = f"has no field of an environment, such as path, so it is read as env; {wrong[0]} must be text there"
-        raise ValueError(message)
-    return Variables(value)
+def or_variables(section: type[Frozen]) -> WrapValidator:
+    """Validates the section; or the variables, which `move_variables` moves to `env`."""
+
+    def validate(value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+        if not holds_variables(value, section):
+            return handler(_with_tuples(value))
+        if value and info.data.get("env"):
+            raise ValueError("is the former name of env, which is there too; remove one of them")
+        if wrong := [key for key, each in value.items() if not isinstance(each, str)]:
+            raise ValueError(f"has none of its fields, so it is read as env; {wrong[0]} must be text there")
+        return Variables(value)
+
+    return WrapValidator(validate)
+
+
+def move_variables(spec: Any) -> Any:
+    """A spec with the variables of its `environment`, where it holds some, in `env`."""
+    if isinstance(spec.environment, Variables):
+        default = type(spec).model_fields["environment"].default
+        spec.__dict__ |= {"env": spec.env | spec.environment, "environment": default}
+        spec.__pydantic_fields_set__.add("env")
+        spec.__pydantic_fields_set__.discard("environment")
+    return spec

@@ -18,6 +18,7 @@ from ..field_types import (
     Quantity,
     SubPath,
 )
+from ..roles import Role
 
 _DECIMAL = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3} | {"kMGTPE"[i]: 1000.0 ** (i + 1) for i in range(6)}
 
@@ -94,7 +95,7 @@ class PodSettings(Frozen):
     """
 
 
-OF_ANY_CODE = frozenset(
+_OF_ANY_CODE = frozenset(
     (
         "image",
         "image_pull_policy",
@@ -162,6 +163,15 @@ def combine(job: PodSettings, role: PodSettings) -> PodSettings:
     name or mount path. Any other field is the role's if the role sets it; null is a field left out, as on a cluster.
     """
     return over(job, role)
+
+
+def shared_settings(pods: PodSettings, role: Role) -> PodSettings:
+    """Of settings of all roles' pods, those that this role's have. Environments, whose code need not be trusted, have
+    only what says where they run: no secrets, volumes, GPUs or templates."""
+    if role.row.work != "play":
+        return pods
+    named = pods.model_fields_set & _OF_ANY_CODE
+    return PodSettings().model_copy(update={name: getattr(pods, name) for name in named})
 
 
 def over(under: Settings, above: Settings) -> Settings:

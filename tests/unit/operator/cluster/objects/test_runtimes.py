@@ -35,18 +35,21 @@ def image(spec, role: Role) -> dict:
     return build_pod(pinned, NewPod(role, 0, attempt=1, resume=False), "t")["spec"]["containers"][0]["image"]
 
 
-LAYERS = ("runtime", "runtime.trainer", "job", "job.trainer")
+LAYERS = ("runtime", "runtime's role", "job", "job's role")
+PLAYS = "spec.environment={path: 'a:B', replicas: 1}"
 
 
+@pytest.mark.parametrize("role", [Role.TRAINER, Role.ENVIRONMENT])
 @pytest.mark.parametrize("upto", range(1, 5))
-def test_each_layer_wins_over_those_below(upto):
+def test_each_layer_wins_over_those_below(upto, role):
     layers = LAYERS[:upto]
     pods = {name: {"pods": {"image": name}} if name in layers else {} for name in LAYERS}
-    made = runtime(**pods["runtime"], trainer=pods["runtime.trainer"])
+    made = runtime(**pods["runtime"], **{role.value: pods["runtime's role"]})
     own = yaml.safe_dump(pods["job"].get("pods", {}), default_flow_style=True).strip()
-    trainer = yaml.safe_dump(pods["job.trainer"].get("pods", {}), default_flow_style=True).strip()
-    spec = merged(job(NAMES, f"spec.pods={own}", f"spec.trainer.pods={trainer}").spec, made.spec)
-    assert image(spec, Role.TRAINER) == layers[-1]
+    section = yaml.safe_dump(pods["job's role"].get("pods", {}), default_flow_style=True).strip()
+    given = job(NAMES, PLAYS, f"spec.pods={own}", f"spec.{role.value}.pods={section}")
+    spec = merged(given.spec, made.spec)
+    assert image(spec, role) == layers[-1]
     assert image(spec, Role.GENERATOR) == ("job" if upto > 2 else "runtime")
 
 
@@ -62,6 +65,20 @@ def test_maps_are_merged_lists_are_joined_and_the_jobs_environment_wins():
     assert spec.pods.node_selector == {"gpu": "h100", "zone": "a"}
     assert [t.key for t in spec.pods.tolerations] == ["gpu", "spot"]
     assert (spec.scheduling.gang, spec.scheduling.queue) == ("volcano", "team")
+
+
+def test_environments_have_of_a_runtime_what_says_where_they_run_and_what_is_theirs():
+    admins = {"secrets": ["keys"], "gpu": {"count": 1}, "nodeSelector": {"gpu": "h100"}}
+    made = runtime(pods=admins, environment={"pods": {"secrets": ["games"], "nodeSelector": {"cpu": "many"}}})
+    pods = merged(job(NAMES, PLAYS, "spec.pods={secrets: [own]}").spec, made.spec).pods_of(Role.ENVIRONMENT)
+    assert (pods.secrets, pods.gpu) == (("games",), None)
+    assert pods.node_selector == {"gpu": "h100", "cpu": "many"}
+
+
+def test_variables_by_the_name_of_an_earlier_release_are_told_from_pods_of_environments():
+    assert runtime(environment={"A": "b"}) == runtime(env={"A": "b"})
+    with pytest.raises(InvalidJob, match=r"spec\.environment: is the former name of env, which is there too"):
+        runtime(environment={"A": "b"}, env={"C": "d"})
 
 
 def test_a_malformed_one_is_refused_with_its_field():
