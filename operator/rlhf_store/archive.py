@@ -3,6 +3,7 @@
 import hashlib
 import logging
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import takewhile
 from pathlib import Path
 
 from pydantic import JsonValue
@@ -20,6 +21,8 @@ from .manifest import (
     decode_root,
     digest_of,
     is_named_by_content,
+    is_whole,
+    part_names,
 )
 from .store import DEFAULTS, Listed, Store, StoreOptions, Version
 
@@ -47,21 +50,29 @@ class Snapshot:
     @property
     def blobs(self) -> tuple[str, ...]:
         """The names of its blobs, sorted."""
-        return tuple(sorted(self.manifest.blobs))
+        return tuple(sorted(filter(is_whole, self.manifest.blobs)))
+
+    def parts(self, name: str) -> tuple[Segment, ...]:
+        """The segments that make up a blob, in order; none if the snapshot has no such blob."""
+        segments = (self.manifest.blobs.get(part) for part in part_names(name))
+        return tuple(segment for segment in takewhile(bool, segments) if segment)
 
     def blob(self, name: str) -> bytes:
         """Reads a blob. Raises DamagedSnapshot if it is missing or damaged."""
-        try:
-            segment = self.manifest.blobs[name]
-        except KeyError:
-            raise DamagedSnapshot(f"the snapshot of step {self.step} has no {name!r}") from None
-        return self.read(segment)
+        if not (parts := self.parts(name)):
+            raise DamagedSnapshot(f"the snapshot of step {self.step} has no {name!r}")
+        return b"".join(map(self.read, parts))
 
     def download(self, name: str, file: Path) -> None:
-        """Writes a blob to a file, without the whole of it in memory. Raises DamagedSnapshot if it is missing or
-        damaged."""
-        segment = self.manifest.blobs[name]
-        what = f"{name} of step {self.step}"
+        """Writes a blob to a file, with at most one of its further parts in memory. Raises DamagedSnapshot if it is
+        missing or damaged."""
+        segment, *further = self.parts(name)
+        self._download(segment, f"{name} of step {self.step}", file)
+        with file.open("ab") as written:
+            for part in further:
+                written.write(self.read(part))
+
+    def _download(self, segment: Segment, what: str, file: Path) -> None:
         try:
             self._store.download(self._store.attributes(segment.key), file)
         except Missing:

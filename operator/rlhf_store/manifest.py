@@ -1,6 +1,6 @@
 """Format of a store: content-addressed objects, named by their sha256, and one small root, LATEST.
 
-    segments/<sha256>                       tensors (safetensors) or a blob, such as an episode (Parquet)
+    segments/<sha256>                       tensors (safetensors), or a blob, such as an episode (Parquet), or a part
     cuts/<step>.<epoch>.<sha256>.json       the manifest of one snapshot: its state, and which segments it is made of
     LATEST                                  the root: committed snapshots, and the fencing epoch of who may add to them
 
@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
+from itertools import count
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, JsonValue, ValidationError
@@ -23,6 +24,8 @@ ROOT = "LATEST"
 SEGMENTS = "segments"
 CUTS = "cuts"
 FORMAT: Literal[2] = 2
+PART_BYTES = 4 << 20
+_PART = "#"
 
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0)]
@@ -53,6 +56,7 @@ class Manifest(Report):
     state: dict[str, JsonValue]
     groups: dict[str, tuple[Segment, ...]]
     blobs: dict[str, Segment]
+    """A blob NAME in parts has the further ones as `NAME#1`, `NAME#2` and so on; see `part_names`."""
     reward: float | None = None
     """Mean of the evaluation at its step, if there was one."""
     good: bool = True
@@ -100,6 +104,32 @@ class Root(Report):
     rollbacks: Count = 0
     """Number of rollbacks to a good snapshot."""
     cuts: tuple[Entry, ...] = ()
+
+
+def part_names(name: str) -> Iterator[str]:
+    """The names of a blob's parts, without end."""
+    yield name
+    for number in count(1):
+        yield f"{name}{_PART}{number}"
+
+
+def is_whole(name: str) -> bool:
+    """False for the name of a blob's further part."""
+    return _PART not in name
+
+
+def split_lines(data: bytes) -> Iterator[bytes]:
+    """Parts of whole lines, of at most PART_BYTES each unless a line is longer: if lines are appended to the data, all
+    parts but the last stay the same, and are not stored again."""
+    begin = 0
+    while len(data) - begin > PART_BYTES:
+        end = data.rfind(b"\n", begin, begin + PART_BYTES) + 1 or data.find(b"\n", begin + PART_BYTES) + 1
+        if not end:
+            break
+        yield data[begin:end]
+        begin = end
+    if begin < len(data) or not begin:
+        yield data[begin:]
 
 
 def is_named_by_content(key: str) -> bool:

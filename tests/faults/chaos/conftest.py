@@ -12,6 +12,7 @@ from tests.support.forked.roles import Job
 from tests.support.servers.seaweed import Seaweed
 from tests.support.tiny.models import tiny_model
 
+from rlhf_api.contract import timeline
 from rlhf_store.archive import Archive
 from rlhf_trainer.checkpoint.reading import Snapshot
 from rlhf_trainer.export.saved_job import JOB
@@ -58,7 +59,7 @@ class Store:
         mine, theirs = self.newest(), expected.newest()
         assert (mine.step, mine.state, mine.blobs) == (theirs.step, theirs.state, theirs.blobs)
         assert _job_elsewhere(mine) == _job_elsewhere(theirs)
-        of_each = (JOB, STEPS)  # names its store; has seconds
+        of_each = (JOB, STEPS, timeline.FILE)  # names its store; have seconds
         assert [n for n in mine.blobs if n not in of_each and mine.blob(n) != theirs.blob(n)] == []
 
     def assert_every_prompt_was_trained_once(self) -> None:

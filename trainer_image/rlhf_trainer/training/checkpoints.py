@@ -1,17 +1,18 @@
 """A run's checkpoints: it goes on from the newest intact one, and saves all that a later start needs."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
+from rlhf_api.contract import timeline
 from rlhf_api.contract.report import CheckpointStatus
 from rlhf_api.contract.run import EXIT_SUSPENDED
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.sections.samples import SAMPLES
 from rlhf_store.errors import DamagedSnapshot
-from rlhf_store.manifest import Entry
+from rlhf_store.manifest import Entry, part_names, split_lines
 
 from ..checkpoint.reading import Snapshot
 from ..checkpoint.rng import restore_generators, save_generators
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 
 DATA_CHANGED = 2048
 """Maximum length of the report of changed data."""
-_WRITTEN = (SAMPLES, STEPS, EVALUATIONS)
+_WRITTEN = (SAMPLES, STEPS, EVALUATIONS, timeline.FILE)
 """Files of the work directory that every snapshot has, so that a run can be read from its store alone."""
 
 
@@ -112,16 +113,18 @@ class Checkpoints:
         state = {**self.task.state(), "health": self.monitor.state(), "data": dict(self.ctx.data)}
         blobs: dict[str, Callable[[], bytes]] = {}
         if ranks.first:
-            files = {**self.files, **self._written()}
+            files = {**self.files, **dict(self._written())}
             blobs = {**self.task.blobs(), **{name: partial(bytes, data) for name, data in files.items()}}
         updates = self.task.updates()
         self.saver.begin(step, state, groups, blobs, reward, good=self.monitor.good, updates=updates)
         if ranks.first:
             draw_picture(self.ctx.workdir, self.ctx.job)
 
-    def _written(self) -> dict[str, bytes]:
-        files = (self.ctx.workdir / name for name in _WRITTEN)
-        return {file.name: file.read_bytes() for file in files if file.exists()}
+    def _written(self) -> Iterator[tuple[str, bytes]]:
+        """The files' parts: those of the snapshot before are not uploaded again."""
+        for file in (self.ctx.workdir / name for name in _WRITTEN):
+            if file.exists():
+                yield from zip(part_names(file.name), split_lines(file.read_bytes()), strict=False)
 
     def suspend(self, step: int, reward: float | None) -> int:
         """Saves the step and waits until it is stored; returns the exit code of a suspended run."""

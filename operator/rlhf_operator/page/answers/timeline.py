@@ -10,7 +10,6 @@ from pydantic import ValidationError
 from rlhf_api.contract.timeline import FILE, WAIT, Span, StepTimeline
 from rlhf_api.roles import Role
 
-from ..folder.files import GrowingFile
 from ..folder.run_folder import RunFolder
 from ..refusal import Query, Refusal, read_count
 from .parts_of_step import list_parts, read_figure
@@ -53,7 +52,7 @@ def read_timeline(run: RunFolder, query: Query) -> dict[str, Any]:
 def read_records(run: RunFolder, first: int, last: int) -> list[StepTimeline]:
     """The records of these steps, in order, of those that the run has kept."""
     records = []
-    for line in GrowingFile(run.folder, FILE).begin()[1]:
+    for line in run.lines(FILE):
         match = _STEP.match(line)
         if match is not None and first <= int(match[1]) <= last:
             try:

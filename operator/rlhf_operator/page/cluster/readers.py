@@ -88,7 +88,7 @@ class Readers:
         with self._lock:
             for key, (used, run) in list(self._runs.items()):
                 is_old = time.monotonic() - used > UNUSED_SECONDS
-                is_full = sum(each.bytes for _, each in self._runs.values()) > MOST_BYTES
+                is_full = sum(each.memory_bytes for _, each in self._runs.values()) > MOST_BYTES
                 if (is_old or is_full) and not run.readers:
                     run.forget()
                     del self._runs[key]

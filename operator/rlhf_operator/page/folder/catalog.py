@@ -54,7 +54,7 @@ class Catalog:
         """Reads the run's figures up to now, and frees those of the run that was not used for longest."""
         self._loaded[run.id] = run
         self._loaded.move_to_end(run.id)
-        while len(self._loaded) > 1 and sum(each.bytes for each in self._loaded.values()) > MOST_BYTES:
+        while len(self._loaded) > 1 and sum(each.memory_bytes for each in self._loaded.values()) > MOST_BYTES:
             self._loaded.popitem(last=False)[1].forget()
         run.metrics.refresh()
         run.evaluations.refresh()

@@ -3,7 +3,7 @@ stay as they are."""
 
 import datetime
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from ...local.records import workdir
 from ...status.condition import reason
 from ..commands import folder_commands
 from ..open_archive import open_archive
-from .files import Fetch, leave, read_first
+from .files import Fetch, GrowingFile, leave, read_first
 from .log_events import LogEvents
 from .sample_list import SampleList
 from .series import Line, Series
@@ -119,8 +119,8 @@ class RunFolder:
         return spec if isinstance(spec, Mapping) else {}
 
     @property
-    def bytes(self) -> int:
-        """Memory of its figures and samples, about."""
+    def memory_bytes(self) -> int:
+        """Of its figures and samples, about."""
         return self.metrics.bytes + 3 * self.samples.bytes
 
     def forget(self) -> None:
@@ -131,6 +131,10 @@ class RunFolder:
         self.metrics = Series(self.folder, workdir.METRICS, fetch=self._fetch)
         self.evaluations = Series(self.folder, workdir.EVALUATIONS, _prefix_of_set, self._fetch)
         self.samples = SampleList(self.folder, self._fetch)
+
+    def lines(self, name: str) -> Iterator[bytes]:
+        """The whole lines of a file; none without it."""
+        return GrowingFile(self.folder, name, self._fetch).begin()[1]
 
     def last_step_time(self) -> float | None:
         """Time at which the last step was written, in seconds since 1970."""

@@ -28,8 +28,8 @@ class StoreCopy:
         self._store: Archive | None = None
         self._snapshot: Snapshot | None = None
         self._asks_at = 0.0
-        self._digests: dict[str, str] = {}
-        """Of the files in the folder."""
+        self._digests: dict[str, tuple[str, ...]] = {}
+        """Of the parts of each file in the folder."""
         self.problem = ""
         """The error of the store, or of a file in it, when it was last asked; empty without one."""
 
@@ -56,15 +56,15 @@ class StoreCopy:
     def fetch(self, name: str) -> None:
         """Brings a file up to date; one that the checkpoint lacks is removed. What goes wrong is `problem`."""
         snapshot = self.snapshot()
-        segment = snapshot.manifest.blobs.get(name) if snapshot is not None else None
-        if segment is None or snapshot is None:
+        if snapshot is None or not (parts := snapshot.parts(name)):
             if self._digests.pop(name, None) is not None:
                 (self.folder / name).unlink(missing_ok=True)
             return
-        if self._digests.get(name) == segment.digest:
+        digests = tuple(part.digest for part in parts)
+        if self._digests.get(name) == digests:
             return
-        if segment.size > MOST_BYTES:
-            self.problem = f"{name} has {segment.size >> 20} MiB, and {MOST_BYTES >> 20} can be shown"
+        if (size := sum(part.size for part in parts)) > MOST_BYTES:
+            self.problem = f"{name} has {size >> 20} MiB, and {MOST_BYTES >> 20} can be shown"
             return
         file = self.folder / name
         new = file.with_name(f".{file.name}.new")
@@ -76,7 +76,7 @@ class StoreCopy:
             self.problem = str(error)
             return
         new.replace(file)
-        self._digests[name] = segment.digest
+        self._digests[name] = digests
 
     def clear(self) -> None:
         """Deletes the files, which are copied again when they are asked for."""

@@ -228,10 +228,10 @@ def test_runs_that_were_not_used_for_longest_make_room(tmp_path, monkeypatch):
     first, second = catalog.runs()
     catalog.load(first)
     catalog.load(second)
-    assert first.bytes == second.bytes > 0
-    monkeypatch.setattr("rlhf_operator.page.folder.catalog.MOST_BYTES", first.bytes + 1)
+    assert first.memory_bytes == second.memory_bytes > 0
+    monkeypatch.setattr("rlhf_operator.page.folder.catalog.MOST_BYTES", first.memory_bytes + 1)
     catalog.load(first)
-    assert (first.bytes > 0, second.bytes) == (True, 0)
+    assert (first.memory_bytes > 0, second.memory_bytes) == (True, 0)
 
 
 def test_all_figures_of_a_long_run_have_fewer_steps(runs, monkeypatch):

@@ -29,6 +29,9 @@ def blobs(steps):
             {"step": n, "seconds": 1.0, "reward_mean": n / 10} for n in range(1, steps + 1)
         ),
         "evaluation.jsonl": lines([{"step": 0, "set": "easy", "mean": 0.75}]),
+        "timeline.jsonl": lines(
+            [{"step": n, "time": 20.0 * n, "seconds": 1.0, "spans": []} for n in range(1, steps + 1)]
+        ),
         "samples.jsonl": lines([sample(steps, response=f"of step {steps}")]),
     }
 
@@ -67,6 +70,7 @@ def test_a_run_is_read_from_its_bucket(bucket, open_catalog):
     values = ask(catalog, "metrics", names="reward_mean")
     assert (values["steps"], values["series"]["reward_mean"]) == ([1, 2, 3], [0.1, 0.2, 0.3])
     assert [each["response"] for each in ask(catalog, "samples")["samples"]] == ["of step 3"]
+    assert ask(catalog, "timeline", step="3")["recorded"]
     details = ask(catalog)
     assert [each["step"] for each in details["checkpoints"]] == [3]
     assert details["checkpoints"][0]["clone"] == "rlhf clone MANIFEST --from-step 3"
@@ -105,7 +109,7 @@ def test_files_are_copied_when_they_are_asked_for_and_deleted_when_others_need_r
     assert copied() == {"job.json", "evaluation.jsonl", "metrics.jsonl", "samples.jsonl"}
     (run,) = catalog.runs()
     run.forget()
-    assert (copied(), run.bytes) == (set(), 0)
+    assert (copied(), run.memory_bytes) == (set(), 0)
     assert ask(catalog, "samples")["count"] == 1
 
 

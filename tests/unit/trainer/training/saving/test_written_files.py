@@ -9,6 +9,7 @@ from tests.support.stores import fill_store
 from tests.unit.store.conftest import ALONE
 
 from rlhf_api.sections.checkpoint import Checkpoint, Origin
+from rlhf_store import manifest
 from rlhf_store.archive import Archive
 from rlhf_store.committing import Committer
 from rlhf_store.retention import Retention
@@ -19,6 +20,7 @@ FILES = {
     "samples.jsonl": b'{"step": 3}\n',
     "metrics.jsonl": b'{"step": 3, "loss": 0.5}\n',
     "evaluation.jsonl": b'{"step": 3, "mean": 1.0}\n',
+    "timeline.jsonl": b'{"step": 3, "seconds": 2.0, "spans": []}\n',
 }
 
 
@@ -43,6 +45,30 @@ def test_a_snapshot_has_the_files_of_the_work_directory(tmp_path):
     (entry,) = archive.entries()
     snapshot = archive.open(entry)
     assert {name: snapshot.blob(name) for name in snapshot.blobs} == FILES
+
+
+def test_of_a_file_that_grows_the_part_that_is_new_alone_is_stored(tmp_path, monkeypatch):
+    monkeypatch.setattr(manifest, "PART_BYTES", 100)
+    archive = Archive((tmp_path / "store").as_uri())
+    committer = Committer.take_over(archive, Retention(last=20))
+    lines = [b'{"step": %d, "loss": 0.5}\n' % step for step in range(1, 21)]
+    lines[9] = b'{"step": 10, "note": "%s"}\n' % (b"x" * 300)
+    written = tmp_path / "metrics.jsonl"
+    with Saver(ALONE, archive, committer, committed=lambda _: None) as saver:
+        for step in range(1, 21):
+            written.write_bytes(b"".join(lines[:step]))
+            checkpoints(tmp_path, saver).save(step, None)
+    snapshots = [archive.open(entry) for entry in archive.entries()]
+    for snapshot in snapshots:
+        assert (snapshot.blobs, snapshot.blob("metrics.jsonl")) == (
+            ("metrics.jsonl",),
+            b"".join(lines[: snapshot.step]),
+        )
+        snapshot.download("metrics.jsonl", tmp_path / "copy")
+        assert (tmp_path / "copy").read_bytes() == b"".join(lines[: snapshot.step])
+    newest, before = ({part.digest for part in each.parts("metrics.jsonl")} for each in snapshots[:-3:-1])
+    assert len(newest) == 8
+    assert len(newest - before) == 1
 
 
 def restored(tmp_path: Path, **settings: Any) -> dict[str, bytes]:
