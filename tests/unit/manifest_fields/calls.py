@@ -44,7 +44,7 @@ def serving(job: RLHFJob) -> Any:
     for _, named in sync.told:
         parts.append({key: value for key, value in named.items() if key != "fault"})
     parts += [fleet._client._base_request.model_dump(), fleet._client._seed]
-    works = fleet.fresh(prompts(open_datasets(job.spec)[0], [(0, 0)], tokenizer(), job.spec.data))
+    works = fleet.fresh(prompts(open_datasets(job.spec).rows, [(0, 0)], tokenizer(), job.spec.data))
     parts += [len(work.responses) for work in works]
     with instead(Fleet, "_present"), pytest.MonkeyPatch.context() as patch:
         started = Made()
@@ -100,7 +100,7 @@ def evaluations(job: RLHFJob) -> Any:
         requests.append(([p.id for p in batch], request.sampling, request.penalties))
         return SimpleNamespace(rollouts=[])
 
-    evaluate(context(job), open_datasets(job.spec)[1], respond, None)
+    evaluate(context(job), open_datasets(job.spec).held_out, respond, None)
     return requests, [s.name for s in job.spec.evaluation_sets()]
 
 

@@ -11,6 +11,8 @@ from tests.unit.manifest_fields.parts import Made, context, instead
 from rlhf_api.job import RLHFJob
 from rlhf_api.rules.own_algorithm import resolve
 from rlhf_store.manifest import Root
+from rlhf_trainer.data.dataset import Dataset, Datasets
+from rlhf_trainer.data.stream import Mixture
 from rlhf_trainer.metrics import tracking
 from rlhf_trainer.roles import trainer
 from rlhf_trainer.rollout.from_generators import GeneratorRollouts
@@ -97,7 +99,6 @@ def checkpoints(job: RLHFJob) -> Any:
         parts += [given for given, _ in copied.told]
         for name in (
             "on_sigterm",
-            "check_rows",
             "make_workdir",
             "prepare_model",
             "fit_problems",
@@ -108,8 +109,9 @@ def checkpoints(job: RLHFJob) -> Any:
             patch.setattr(trainer, name, lambda *_, **__: None)
         for name in ("Saver", "Tracking", "full_collections_by_hand"):
             patch.setattr(trainer, name, lambda *_, **__: nullcontext())
-        patch.setattr(trainer, "open_datasets", lambda _: ((), {}, None))
-        patch.setattr(trainer, "leave_out", lambda *_: [()])
+        no_rows = Dataset((), (), (), Mixture((), ()), (), None)
+        patch.setattr(trainer, "open_datasets", lambda _: Datasets(no_rows, {}))
+        patch.setattr(trainer, "leave_out", lambda *_: [no_rows])
         patch.setattr(trainer, "take_over", Made())
         patch.setattr(trainer, "Archive", archive)
         patch.setattr(trainer.architectures, "register", classes)

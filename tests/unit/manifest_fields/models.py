@@ -97,7 +97,8 @@ def engines(job: RLHFJob) -> Any:
 
 def data(job: RLHFJob) -> Any:
     """Rows in their order and as tokens."""
-    spec, (rows, held_out, text) = job.spec, open_datasets(job.spec)
+    spec, datasets = job.spec, open_datasets(job.spec)
+    rows, text = datasets.rows, datasets.text
     run = config(job)
     tokenizer = loading.load_job_tokenizer(run)
     reader = load_reader(run) if Path(model_source(run, "policy").path).is_dir() else None
@@ -109,7 +110,9 @@ def data(job: RLHFJob) -> Any:
         kind = spec.graph.rows
         made, metrics = given_columns(kind, [rows[i] for _, i in places], tokenizer, spec.data, reader)
         tokens = made.sequences.tokens.tolist(), metrics
-    more = {name: [rows_[i].model_dump() for i in range(len(rows_))] for name, rows_ in held_out.items()}
+    more = {
+        name: [rows_[i].model_dump() for i in range(len(rows_))] for name, rows_ in datasets.held_out.items()
+    }
     taken = None
     if text is not None:
         source = PretrainingText(text, context(job))

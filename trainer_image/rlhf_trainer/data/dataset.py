@@ -2,7 +2,7 @@
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -196,15 +196,46 @@ def sources_of(spec: Spec) -> Iterator[tuple[str, RowKind, Sequence[Source], int
         )
 
 
-def open_datasets(spec: Spec) -> tuple[Dataset, dict[str, Dataset], Dataset | None]:
-    """Training rows, those of each evaluation set by its name, and pretraining text. Raises InvalidJob where files
-    cannot be read."""
+@dataclass(frozen=True)
+class Datasets:
+    """Training rows, those of each evaluation set by its name, and pretraining text; `each` of them in this order."""
+
+    rows: Dataset
+    held_out: Mapping[str, Dataset]
+    text: Dataset | None = None
+
+    @classmethod
+    def in_order(cls, names: Iterable[str], each: Iterable[Dataset]) -> "Datasets":
+        """Those of `each`; `names`: of the evaluation sets."""
+        left = iter(each)
+        return cls(next(left), {name: next(left) for name in names}, next(left, None))
+
+    @property
+    def each(self) -> list[Dataset]:
+        return [self.rows, *self.held_out.values(), *([] if self.text is None else [self.text])]
+
+    def check(self) -> str | None:
+        """Reads and checks all rows; returns the place of the first conversation, or None. Raises InvalidJob, with
+        every file's first bad row."""
+        problems, conversations = list[Problem](), list[str | None]()
+        for dataset in self.each:
+            try:
+                conversations.append(dataset.check())
+            except InvalidJob as error:
+                problems += error.problems
+        if problems:
+            raise InvalidJob(problems)
+        return next(filter(None, conversations), None)
+
+    def checksums(self) -> dict[str, int]:
+        """Checksums of the rows of every source, by its path."""
+        return {name: sum_ for dataset in self.each for name, sum_ in dataset.checksums().items()}
+
+
+def open_datasets(spec: Spec) -> Datasets:
+    """Raises InvalidJob where files cannot be read."""
     opened = (open_dataset(sources, kind, samples) for _, kind, sources, samples in sources_of(spec))
-    rows, held_out = (
-        next(opened),
-        {evaluation_set.name: next(opened) for evaluation_set in spec.evaluation_sets()},
-    )
-    return rows, held_out, next(opened, None)
+    return Datasets.in_order([each.name for each in spec.evaluation_sets()], opened)
 
 
 def stream(rows: Sequence[Row], seed: int) -> RowStream:

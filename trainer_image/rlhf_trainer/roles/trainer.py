@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from torch import distributed
+from transformers import PreTrainedTokenizerBase
 
 from rlhf_api.algorithms import teachers_of
 from rlhf_api.contract.report import STORE_FAILS, CheckpointStatus
@@ -32,8 +33,9 @@ from rlhf_store.store import Store, StoreOptions
 from ..checkpoint.rng import choose_kernels, seed_generators
 from ..checkpoint.saver import Saver
 from ..data.chat import check_template
-from ..data.dataset import Dataset, open_datasets
+from ..data.dataset import Dataset, Datasets, open_datasets
 from ..data.template_warnings import template_warnings
+from ..data.vision import ImageReader
 from ..dispatch.control import Control
 from ..dispatch.roster import Roster, Stopped
 from ..environments.workers.interpreter import check_interpreter
@@ -114,8 +116,8 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None, run: str = 
     on_sigterm(stop.set)
     ranks.watch_each_other(stop)
     architectures.register(spec.model.architectures)
-    rows, held_out, text = open_datasets(spec)
-    conversation = check_rows([rows, *held_out.values(), text]) if ranks.first else None
+    datasets = open_datasets(spec)
+    conversation = datasets.check() if ranks.first else None
     if ranks.first:
         check_interpreter(spec.environment)
         make_workdir(Path(config.workdir))
@@ -134,24 +136,20 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None, run: str = 
         remove_abandoned(Path(config.workdir))
     if services is not None and committer is not None:
         services.http.claim(committer.epoch)
-    check_same_rows(ranks, checksums([rows, *held_out.values(), text]))
-    tokenizer = prepare_model(config, ranks, rows)
+    check_same_rows(ranks, datasets.checksums())
+    tokenizer = prepare_model(config, ranks, datasets.rows)
     if conversation is not None:
         check_template(tokenizer, conversation)
         for line in template_warnings(tokenizer):
             log.warning("%s", line)
     if ranks.first and (problems := fit_problems(config, tokenizer)):
         raise InvalidJob(problems)
-    kind, reader = spec.graph.rows, load_reader(config)
-    names = [teacher.name for teacher in teachers_of(spec)]
-    checkers = [RowChecker(rows, kind, tokenizer, spec.data, reader, names)]
-    checkers += [RowChecker(dataset, kind, tokenizer, spec.data, reader) for dataset in held_out.values()]
-    checkers += [RowChecker(text, "responses", tokenizer, spec.data)] if text else []
-    datasets = iter(leave_out(ranks, services, checkers))
-    rows, held_out, text = next(datasets), {name: next(datasets) for name in held_out}, next(datasets, None)
-    data = checksums([rows, *held_out.values(), text])
+    reader = load_reader(config)
+    checkers = make_checkers(spec, datasets, tokenizer, reader)
+    datasets = Datasets.in_order(datasets.held_out, leave_out(ranks, services, checkers))
+    data = datasets.checksums()
     ctx = TrainerContext(config.job, spec, Path(config.workdir), ranks, tokenizer, services, stop, data)
-    task = make_task(ctx, config, rows, held_out, text or (), reader)
+    task = make_task(ctx, config, datasets, reader)
     on_commit = partial(committed, ctx, config.store)
     with (
         tracking or nullcontext(),
@@ -255,19 +253,16 @@ def connect(env: ProcessEnv) -> Services:
     return Services(control, http, Roster(control, http), env.host, env.token)
 
 
-def check_rows(datasets: Sequence[Dataset | None]) -> str | None:
-    """Reads and checks all rows; returns the place of the first conversation, or None. Raises InvalidJob, with every
-    file's first bad row.
-    """
-    problems, conversations = list[Problem](), list[str]()
-    for dataset in filter(None, datasets):
-        try:
-            conversations += filter(None, [dataset.check()])
-        except InvalidJob as error:
-            problems += error.problems
-    if problems:
-        raise InvalidJob(problems)
-    return next(iter(conversations), None)
+def make_checkers(
+    spec: Spec, datasets: Datasets, tokenizer: PreTrainedTokenizerBase, reader: ImageReader | None
+) -> list[RowChecker]:
+    """One for each of the datasets; no teacher is asked about held-out rows."""
+    kind, names = spec.graph.rows, [teacher.name for teacher in teachers_of(spec)]
+    checkers = [RowChecker(datasets.rows, kind, tokenizer, spec.data, reader, names)]
+    checkers += [RowChecker(each, kind, tokenizer, spec.data, reader) for each in datasets.held_out.values()]
+    if datasets.text is not None:
+        checkers.append(RowChecker(datasets.text, "responses", tokenizer, spec.data))
+    return checkers
 
 
 def leave_out(ranks: Ranks, services: Services | None, checkers: Sequence[RowChecker]) -> list[Dataset]:
@@ -289,11 +284,6 @@ def leave_out(ranks: Ranks, services: Services | None, checkers: Sequence[RowChe
         checker.dataset.without(rows) if rows else checker.dataset
         for checker, rows in zip(checkers, left_out, strict=True)
     ]
-
-
-def checksums(datasets: Sequence[Dataset | None]) -> dict[str, int]:
-    """Checksums of the rows of every source, by its path."""
-    return {name: sum_ for dataset in filter(None, datasets) for name, sum_ in dataset.checksums().items()}
 
 
 def check_same_rows(ranks: Ranks, own: Mapping[str, int]) -> None:

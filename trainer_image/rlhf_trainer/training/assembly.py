@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from rlhf_api.rules.own_algorithm import resolve
 from rlhf_api.sections.model import VISION, CreateModel
 
 from .. import ops
+from ..data.dataset import Datasets
 from ..data.encode import end_tokens
 from ..data.stop_strings import StopStrings
 from ..data.vision import ImageReader
@@ -95,26 +96,24 @@ def create(directory: Path, section: CreateModel, texts: Iterable[str], seed: in
 def make_task(
     ctx: TrainerContext,
     config: RunConfig,
-    rows: Sequence[Row],
-    held_out: Mapping[str, Sequence[Row]],
-    text: Sequence[Row],
+    datasets: Datasets,
     reader: ImageReader | None = None,
 ) -> Task:
     """The task of this job's algorithm: its graph, with a trained model and a call of a role for each node. `reader`:
     of a policy that reads images."""
-    spec, learner = ctx.spec, make_learner(ctx, config)
+    learner = make_learner(ctx, config)
     graph, models = learner.graph, learner.models
     remote = Remote.of(ctx, graph)
     if not graph.generates:
-        return OfflineTask(ctx, learner, remote, rows, held_out, reader)
+        return OfflineTask(ctx, learner, remote, datasets.rows, datasets.held_out, reader)
     return OnlineTask(
         ctx,
         learner,
         remote,
-        rows,
-        held_out,
+        datasets.rows,
+        datasets.held_out,
         rollouts=make_rollouts(ctx, config, models[POLICY], remote.reward),
-        text=PretrainingText(text, ctx) if spec.pretraining else None,
+        text=None if datasets.text is None else PretrainingText(datasets.text, ctx),
     )
 
 

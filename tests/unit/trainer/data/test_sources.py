@@ -28,7 +28,7 @@ from rlhf_api.sections.data import Source
 from rlhf_trainer.data import hub as hub_split
 from rlhf_trainer.data.copies import local_file
 from rlhf_trainer.data.dataset import Dataset, open_dataset, open_datasets, stream
-from rlhf_trainer.roles.trainer import check_same_rows, checksums
+from rlhf_trainer.roles.trainer import check_same_rows
 
 ROWS = [{"prompt": f'p{i} "[{{,"\\ \u2028 \U0001f600', "more": {"n": [i, [{}]]}} for i in range(5)]
 
@@ -270,10 +270,8 @@ def test_held_out_prompts_have_the_system_prompt_of_the_rest(tmp_path):
         f"spec.evaluation={{data: [{rows}], function: a:b}}",
         f"spec.pretraining={{data: [{rows}]}}",
     )
-    training, judged, text = open_datasets(job(*overrides).spec)
-    held_out = judged["held_out"]
-    assert text is not None
-    assert [made[0].texts for made in (training, held_out, text)] == [["S", "a"], ["S", "a"], ["a", "b"]]
+    datasets = open_datasets(job(*overrides).spec).each
+    assert [dataset[0].texts for dataset in datasets] == [["S", "a"], ["S", "a"], ["a", "b"]]
 
 
 def test_rows_are_not_held_in_memory(tmp_path):
@@ -393,7 +391,7 @@ def ranks_agree(source: Source, change: Callable[[], object]) -> None:
         return sent[0]
 
     for rank in (0, 1):
-        check_same_rows(SimpleNamespace(rank=rank, share=share), checksums([opened(source), None]))
+        check_same_rows(SimpleNamespace(rank=rank, share=share), opened(source).checksums())
         change()
 
 

@@ -13,7 +13,6 @@ from rlhf_store.committing import Committer
 from rlhf_store.retention import Retention
 from rlhf_trainer.checkpoint.saver import Saver
 from rlhf_trainer.data.dataset import open_datasets
-from rlhf_trainer.roles.trainer import checksums
 from rlhf_trainer.training.loop import train
 
 
@@ -36,9 +35,9 @@ def run(folder: Path, steps: int) -> str | None:
         f"spec.evaluation={{data: ['{folder}/held_out.jsonl'], everySteps: 9}}",
         f"spec.checkpoint={{store: '{store}', everySteps: 1}}",
     )
-    rows, held_out, _ = open_datasets(Job("dpo", "", *overrides).spec)
-    job = Job("dpo", "", *overrides, rows=rows, held_out=held_out)
-    ctx = replace(job.ctx, workdir=folder, data=checksums([rows, *held_out.values()]))
+    datasets = open_datasets(Job("dpo", "", *overrides).spec)
+    job = Job("dpo", "", *overrides, rows=datasets.rows, held_out=datasets.held_out)
+    ctx = replace(job.ctx, workdir=folder, data=datasets.checksums())
     job.task._ctx = ctx
     ctx.services.control.checkpoint_requested = ctx.stop
     archive = Archive(store)

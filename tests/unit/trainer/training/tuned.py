@@ -73,7 +73,7 @@ def fine_tuned(
     resolved = resolve(spec)
     models = {used: trained_model(ctx, config, used) for used in resolved.graph.trained}
     learner = Learner(resolved.graph, models, OpContext(spec, resolved.settings), {})
-    rows, reader = open_datasets(spec)[0], load_reader(config)
+    rows, reader = open_datasets(spec).rows, load_reader(config)
     task = OfflineTask(ctx, learner, Remote({}, judge=nobody), rows, {}, reader)
     for step in range(steps):
         task.collect(step)
