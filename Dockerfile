@@ -1,7 +1,8 @@
-# The two images of a run. Both work as any non-root user with a read-only root filesystem and a writable /tmp.
+# The images of a run. They work as any non-root user with a read-only root filesystem and a writable /tmp.
 #   docker build --target operator -t rlhf-operator .
 #   docker build --target trainer -t rlhf-trainer --secret id=torch-index,src=<file with an index's URL> .
 #   docker build --target trainer -t rlhf-trainer --build-arg ENGINE=gpu .
+#   docker build --target environment -t rlhf-environment .
 # A tag, which its owner moves: `--build-arg BASE_IMAGE=python@sha256:...` names one image, as each release does.
 ARG BASE_IMAGE=python:3.11-slim-bookworm
 
@@ -69,6 +70,21 @@ RUN pip install --quiet --no-deps /wheel/*.whl
 # A process that a library's fault ends shows where, in its log.
 ENV PYTHONFAULTHANDLER=1
 # Manifests name their files relative to it.
+WORKDIR /workspace
+RUN chown 65532:65532 /workspace
+USER 65532:65532
+
+# Pods of the role `environment`: what it needs itself, and verifiers by the pins of its own. No torch.
+FROM base AS environment
+RUN command -v bwrap >/dev/null || { apt-get update -qq \
+    && apt-get install -qq -y --no-install-recommends bubblewrap && rm -rf /var/lib/apt/lists/*; }
+COPY --from=requirements /requirements/contract.txt /requirements/environment.txt /requirements/
+COPY constraints/common.txt constraints/verifiers.txt /requirements/constraints/
+RUN cd /requirements && pip install --quiet -r constraints/verifiers.txt -r contract.txt -r environment.txt \
+    "$(grep ^psutil== constraints/common.txt)" && pip check
+COPY --from=wheel /wheel /wheel
+RUN pip install --quiet --no-deps /wheel/*.whl
+ENV PYTHONFAULTHANDLER=1
 WORKDIR /workspace
 RUN chown 65532:65532 /workspace
 USER 65532:65532

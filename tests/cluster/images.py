@@ -17,6 +17,7 @@ from tests.cluster.packages import IMAGES, cache, lock, require, require_root
 
 OPERATOR = "localhost/rlhf-operator:dev"
 TRAINER = "localhost/rlhf-trainer:dev"
+ENVIRONMENT = "localhost/rlhf-environment:dev"
 SEAWEEDFS = "localhost/seaweedfs:dev"
 _ROOT = Path(__file__).parents[2]
 _OURS = (
@@ -32,6 +33,7 @@ _OURS = (
 _BUILDS = {
     OPERATOR: (_OURS, ("--target=operator",)),
     TRAINER: (_OURS, ("--target=trainer",)),
+    ENVIRONMENT: (_OURS, ("--target=environment",)),
     SEAWEEDFS: (("tests/cluster/Dockerfile", "constraints/common.txt"), ("--file=tests/cluster/Dockerfile",)),
 }
 """The sources of each image, and the arguments of its build."""

@@ -95,7 +95,9 @@ def test_there_is_one_version():
     chart = yaml.safe_load((ROOT / "charts" / "rlhf-operator" / "Chart.yaml").read_text())
     pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "charts" / "rlhf-operator" / "README.md"]
     tags = [
-        tag for page in pages for tag in re.findall(r"rlhf-(?:operator|trainer):(\d[\w.]*)", page.read_text())
+        tag
+        for page in pages
+        for tag in re.findall(r"rlhf-(?:operator|trainer|environment):(\d[\w.]*)", page.read_text())
     ]
     newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), flags=re.M)
     assert newest is not None
@@ -149,6 +151,17 @@ def test_the_operators_image_has_the_client_of_stores_and_no_reader_of_episodes(
     }
     assert installed["obstore"] == pins("common.txt")["obstore"]
     assert not {"pyarrow", "tokenizers", "torch"} & set(installed)
+
+
+def test_the_image_of_environments_installs_what_is_pinned():
+    """Pip refuses what contradicts a pin; of common.txt the image takes what verifiers does without."""
+    docker, pinned = (ROOT / "Dockerfile").read_text(), pins("verifiers.txt")
+    stage = docker.partition("AS environment\n")[2]
+    assert "-r constraints/verifiers.txt" in stage
+    pinned |= {name: pins("common.txt")[name] for name in re.findall(r'"\$\(grep \^(\w+)== ', stage)}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needs = [*project["dependencies"], *project["optional-dependencies"]["environment"]]
+    assert {normalized(re.match(r"[\w.-]+", each)[0]) for each in needs} <= pinned.keys()
 
 
 def test_an_index_beside_pypi_gives_torch_alone_and_stays_in_no_image():

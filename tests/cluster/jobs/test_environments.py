@@ -5,6 +5,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.cluster.images import ENVIRONMENT as IMAGE
 from tests.cluster.jobs.visitors import REJECTED, tried
 from tests.faults.matrix.account import metrics
 from tests.faults.matrix.nodes import first_process
@@ -51,6 +52,7 @@ def document() -> dict[str, Any]:
             "settings": {"turns": TURNS},
             "maxTokens": 96,
             "replicas": 1,
+            "pods": {"image": IMAGE},
         },
         "generator": {"sharedWithTrainer": True},
         "workspace": {"files": {"even_turns.py": EVEN}},
@@ -100,6 +102,7 @@ def check(jobs: Jobs) -> None:
     assert tried(jobs.kubeconfig, jobs.namespace, ENVIRONMENT, ends) == [REJECTED, REJECTED]
     (container,) = ours["spec"]["containers"]
     assert "envFrom" not in container
+    assert container["image"] == IMAGE != trainer["spec"]["containers"][0]["image"]
 
     psutil.Process(first_process(before[ENVIRONMENT])).kill()
     status = jobs.until(NAME, "Succeeded", timeout=RUN_S)

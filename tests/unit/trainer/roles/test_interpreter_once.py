@@ -7,7 +7,7 @@ from tests.support.bare_python import PYDANTIC, make_python
 
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.sections.environment import Environment
-from rlhf_trainer.environments.workers.interpreter import check_interpreter
+from rlhf_trainer.environments.workers.interpreter import check_beside_trainer, check_interpreter
 
 
 def counting(folder: Path, python: str) -> tuple[Path, Path]:
@@ -24,6 +24,15 @@ def test_an_interpreter_that_is_fit_is_started_once(tmp_path):
     for _ in range(2):
         check_interpreter(Environment(path="games:Guess", python=str(python)))
     assert starts.read_text() == "\n"
+
+
+def test_a_roles_interpreter_is_not_asked_by_the_trainer(tmp_path):
+    """It may be in the role's image alone."""
+    python, starts = counting(tmp_path, make_python(tmp_path / "bare", *PYDANTIC))
+    for replicas in (2, 0):
+        assert not starts.exists()
+        check_beside_trainer(Environment(path="games:Guess", python=str(python), replicas=replicas))
+    assert starts.exists()
 
 
 def test_one_that_is_not_is_asked_again(tmp_path):
