@@ -16,12 +16,11 @@ from .console.manifest_arguments import parsed
 from .console.subcommands import CommandParser
 from .kube.api_error import ApiError
 from .selftest.cluster_command import selftest
-from .verbs.api_errors import explain
 from .verbs.argument_types import of_this_machine
 from .verbs.arguments import add_selftest, add_verbs
 from .verbs.change import resume, scale, suspend
 from .verbs.checkpoint import checkpoint
-from .verbs.client import Session
+from .verbs.client import Session, explain
 from .verbs.clone import clone, clone_file
 from .verbs.completion import ASKING, answer, read_line
 from .verbs.kubeconfig import locate

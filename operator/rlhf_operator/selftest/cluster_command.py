@@ -12,8 +12,7 @@ from rlhf_api.manifest.load import load
 from ..console.exits import FAILED, INTERRUPTED, Failure, Misuse, print_line
 from ..kube.api_error import ApiError
 from ..local.display.progress import Lines
-from ..verbs.api_errors import explain
-from ..verbs.client import Session
+from ..verbs.client import Session, explain
 from ..verbs.jobs import check_served
 from .checks import judged
 from .derived import Overrides, as_arguments, first_half, on_cluster

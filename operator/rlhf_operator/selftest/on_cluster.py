@@ -17,8 +17,7 @@ from ..job.pod_status import OVER
 from ..job.shared_pod import processes_in
 from ..kube.api import Body
 from ..kube.api_error import ApiError
-from ..verbs.api_errors import passing
-from ..verbs.client import Session
+from ..verbs.client import Session, passing
 from ..verbs.format import state
 from ..verbs.jobs import POLL_SECONDS, is_finished, poll_job, status_of
 from ..verbs.log_reader import Reading

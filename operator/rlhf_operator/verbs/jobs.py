@@ -11,8 +11,7 @@ from ..console.exits import Failure
 from ..job.snapshot import Job
 from ..kube.api import Body
 from ..kube.api_error import ApiError
-from .api_errors import passing
-from .client import Session
+from .client import Session, passing
 
 POLL_SECONDS = 1.0
 _OUTAGE_SECONDS = 300.0

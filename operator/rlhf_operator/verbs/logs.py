@@ -16,8 +16,7 @@ from ..console.exits import Failure
 from ..console.text import one_line
 from ..job.names import INDEX, JOB, ROLE
 from ..kube.api_error import ApiError
-from .api_errors import passing
-from .client import Session
+from .client import Session, passing
 from .format import state
 from .jobs import POLL_SECONDS, find, is_finished, poll_job, status_of
 from .log_reader import Reading

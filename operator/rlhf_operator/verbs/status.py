@@ -12,8 +12,7 @@ from ..console.text import columns, one_line
 from ..job.snapshot import Job
 from ..kube.api import Body
 from ..kube.api_error import ApiError
-from .api_errors import passing
-from .client import Session
+from .client import Session, passing
 from .format import change
 from .jobs import check_served, find, is_finished, poll_job, status_of
 from .status_view import page

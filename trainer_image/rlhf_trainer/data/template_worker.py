@@ -14,7 +14,7 @@ from typing import Any
 
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from ..process.memory_limit import limit_memory
+from ..process.limits import limit_memory
 
 MEMORY = 1 << 30
 """Memory beside what its modules take, bytes."""

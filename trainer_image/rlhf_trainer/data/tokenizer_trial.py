@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from rlhf_api.host.foreign_files import LARGEST_JSON, read_regular
 from rlhf_api.host.printing import write_line
 
-from ..process.memory_limit import limit_memory
+from ..process.limits import limit_memory
 
 LOAD_SECONDS, TEXT_SECONDS = 20.0, 2.0
 """Computing time of loading the file, for which the largest take 2 s, and of the text, for which none takes 0.1 s."""

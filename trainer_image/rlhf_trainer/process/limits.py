@@ -1,6 +1,8 @@
-"""Limits of the kernel on a command and all that it starts, and how much of them it has used."""
+"""Limits of the kernel on this process, and on a command and all that it starts; how much of them that has used.
+Imports no torch."""
 
 import errno
+import resource
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +34,25 @@ class Limits:
         cpu = () if self.cpu_seconds is None else (f"--cpu={self.cpu_seconds}:{self.cpu_seconds + 1}",)
         words = (f"--{name}={value}" for name, value in values.items() if value is not None)
         return (TOOL, *words, *cpu, "--core=0", "--")
+
+
+def limit_memory(more: int) -> None:
+    """Sets the address space to what the process has now and `more` bytes, beyond which Python raises MemoryError; no
+    core is dumped."""
+    _limit(resource.RLIMIT_AS, 0, more)
+
+
+def limit_data(more: int) -> None:
+    """As `limit_memory`, of writable memory of the process's own: address space that is only reserved, as by CUDA, is
+    not counted."""
+    _limit(resource.RLIMIT_DATA, 5, more)
+
+
+def _limit(kind: int, place: int, more: int) -> None:
+    """`place`: of the number of pages that count, in Linux's `statm`."""
+    size = int(Path("/proc/self/statm").read_text().split()[place]) * resource.getpagesize()
+    resource.setrlimit(kind, (size + more, size + more))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def is_limit(error: BaseException) -> bool:

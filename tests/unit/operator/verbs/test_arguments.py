@@ -15,9 +15,9 @@ from rlhf_api.sections.checkpoint import Origin
 from rlhf_operator import cli
 from rlhf_operator.kube.api_error import ApiError
 from rlhf_operator.kubectl import kubectl_main
-from rlhf_operator.verbs.api_errors import explain, passing
 from rlhf_operator.verbs.argument_types import duration
 from rlhf_operator.verbs.arguments import VERBS
+from rlhf_operator.verbs.client import explain, passing
 from rlhf_operator.verbs.clone import cloned
 from rlhf_operator.verbs.submit import as_written
 from rlhf_store.archive import Archive

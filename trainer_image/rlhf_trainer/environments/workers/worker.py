@@ -20,8 +20,7 @@ from rlhf_api.host.imports import described
 from rlhf_api.sections.environment import Environment
 
 from ...process.imports import import_function
-from ...process.limits import is_limit
-from ...process.memory_limit import limit_data
+from ...process.limits import is_limit, limit_data
 from ...process.worker_pipes import take_pipes
 from ..adapter import EpisodeOfClass, Opening, Unfit, check_class, is_sync, schemas_of
 from ..step import Step
