@@ -17,104 +17,81 @@ def read_rows(path: str, kind: RowKind) -> list[Row]:
 
 
 GOOD = '{"prompt": "p", "answer": "a", "pos_answers": ["x"], "neg_answers": ["y"], "id": 7, "margin": 1}'
-BAD: list[tuple[RowKind, str, str]] = [
-    ("responses", '{"prompt": "p"', ":2: is not valid JSON"),
-    ("responses", '{"prompt": "p"}', ":2: answer: is missing; the row has 'prompt'"),
-    ("responses", '{"prompt": "p", "anwser": "a"}', "; rename 'anwser'"),
-    ("responses", "{}", ":2: prompt: is missing; the row has no fields"),
-    ("responses", '{"prompt": "p", "answer": ""}', ":2: answer: "),
-    ("prompts", '{"prompt": 3}', ":2: prompt: "),
-    ("prompts", '{"prompt": null}', "got null"),
-    ("prompts", '{"prompt": ["p"]}', ":2: prompt.0: must be an object; got 'p'"),
-    ("responses", '{"messages": "p"}', ":2: messages: must be a list; got 'p'"),
-    ("prompts", '["p"]', ":2: a row must be an object; it is a list"),
-    ("prompts", '{"prompt": ' + "9" * 5000 + "}", ":2: cannot be read: Exceeds the limit"),
-    ("prompts", '{"prompt": ' + "[" * 100000 + "}", ":2: "),
-    (
-        "pairs",
-        '{"prompt": "p", "pos_answers": ["a", "b"], "neg_answers": ["c"]}',
-        "equally long; got 2 and 1",
-    ),
-    ("pairs", '{"prompt": "p", "pos_answers": [], "neg_answers": []}', ":2: pos_answers: "),
-    ("pairs", '{"prompt": "p", "pos_answers": "a", "neg_answers": ["b"]}', ":2: pos_answers: "),
-    ("pairs", '{"prompt": "p", "pos_answers": ["a"], "neg_answers": [""]}', ":2: neg_answers.0: "),
-    (
-        "graded",
-        '{"prompt": "p", "chosen": "a", "rejected": "b"}',
-        ":2: margin: is missing; the row has 'prompt'",
-    ),
-    (
-        "graded",
-        '{"prompt": "p", "pos_answers": ["a"], "neg_answers": ["b"]}',
-        ":2: margin: is missing; the row",
-    ),
-    (
-        "graded",
-        '{"prompt": "p", "chosen": "a", "rejected": "b", "margin": "2"}',
-        ":2: margin: must be a valid number",
-    ),
-    (
-        "graded",
-        '{"prompt": "p", "chosen": "a", "rejected": "b", "margin": null}',
-        ":2: margin: must be a valid number",
-    ),
-    ("graded", '{"prompt": "p", "chosen": "a", "rejected": "b", "margin": NaN}', "NaN"),
-    ("graded", '{"prompt": "p", "chosen": "a", "rejected": "b", "margin": 1e999}', "1e999"),
-    ("prompts", '{"prompt": []}', ":2: prompt: must have at least 1 item"),
-    ("prompts", '{"prompt": [{"role": "user"}]}', ":2: prompt.0.content: is missing; the message has 'role'"),
-    ("prompts", '{"prompt": [{"role": "user", "contents": "a"}]}', "; rename 'contents'"),
-    (
-        "prompts",
-        '{"prompt": [{"role": "user", "content": 3}]}',
-        ":2: prompt.0.content: must be a valid string",
-    ),
-    ("prompts", '{"prompt": ["Hi"]}', ":2: prompt.0: "),
-    ("prompts", '{"prompt": [{"role": "user", "content": null}]}', ":2: prompt.0: content must be text"),
-    (
-        "prompts",
-        '{"prompt": "p", "n": [1, 1e999]}',
-        ":2: cannot be read: a number is beyond the largest one, 1.8e+308; got 1e999",
-    ),
-    ("prompts", '{"prompt": "p", "n": NaN}', ":2: cannot be read: NaN is no number of JSON; write null"),
-    ("prompts", '{"prompt": "p", "n": -Infinity}', "-Infinity is no number of JSON; write null"),
-    (
-        "prompts",
-        '{"prompt": "p", "x": {"a": 1, "b": 2, "a": 3}}',
-        ":2: cannot be read: an object has the key 'a' twice, and only one can be meant; got 1 and 3",
-    ),
-    (
-        "prompts",
-        r'{"prompt": "a \ud83d"}',
-        ":2: prompt: must be Unicode text, without half of a surrogate pair",
-    ),
-    (
-        "prompts",
-        r'{"prompt": [{"role": "user", "content": "\ud83d"}]}',
-        ":2: prompt.0.content: must be Unicode text",
-    ),
-    ("prompts", '{"prompt": [{"role": "assistant", "content": "a"}]}', "must not be the assistant's"),
-    (
-        "responses",
-        '{"prompt": "p", "answer": [{"role": "user", "content": "a"}]}',
-        ":2: answer: the first and",
-    ),
-    ("responses", '{"messages": [{"role": "user", "content": "a"}]}', "end with the assistant; got user"),
-    (
-        "responses",
-        '{"messages": [{"role": "assistant", "content": "a"}]}',
-        "must not begin with the assistant",
-    ),
-    ("responses", '{"messages": [{"content": "a"}]}', ":2: messages.0.role: is missing"),
-    ("pairs", '{"prompt": "p", "chosen": "a"}', ":2: rejected: is missing; the row has 'prompt', 'chosen'"),
-    (
-        "pairs",
-        '{"prompt": "p", "chosen": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}]}',
-        ":2: chosen: must be text or one message of the assistant; got 2 messages",
-    ),
-]
+BAD: dict[RowKind, list[tuple[str, str]]] = {
+    "responses": [
+        ('{"prompt": "p"', ":2: is not valid JSON"),
+        ('{"prompt": "p"}', ":2: answer: is missing; the row has 'prompt'"),
+        ('{"prompt": "p", "anwser": "a"}', "; rename 'anwser'"),
+        ("{}", ":2: prompt: is missing; the row has no fields"),
+        ('{"prompt": "p", "answer": ""}', ":2: answer: "),
+        ('{"messages": "p"}', ":2: messages: must be a list; got 'p'"),
+        ('{"prompt": "p", "answer": [{"role": "user", "content": "a"}]}', ":2: answer: the first and"),
+        ('{"messages": [{"role": "user", "content": "a"}]}', "end with the assistant; got user"),
+        ('{"messages": [{"role": "assistant", "content": "a"}]}', "must not begin with the assistant"),
+        ('{"messages": [{"content": "a"}]}', ":2: messages.0.role: is missing"),
+    ],
+    "prompts": [
+        ('{"prompt": 3}', ":2: prompt: "),
+        ('{"prompt": null}', "got null"),
+        ('{"prompt": ["p"]}', ":2: prompt.0: must be an object; got 'p'"),
+        ('["p"]', ":2: a row must be an object; it is a list"),
+        ('{"prompt": ' + "9" * 5000 + "}", ":2: cannot be read: Exceeds the limit"),
+        ('{"prompt": ' + "[" * 100000 + "}", ":2: "),
+        ('{"prompt": []}', ":2: prompt: must have at least 1 item"),
+        ('{"prompt": [{"role": "user"}]}', ":2: prompt.0.content: is missing; the message has 'role'"),
+        ('{"prompt": [{"role": "user", "contents": "a"}]}', "; rename 'contents'"),
+        ('{"prompt": [{"role": "user", "content": 3}]}', ":2: prompt.0.content: must be a valid string"),
+        ('{"prompt": ["Hi"]}', ":2: prompt.0: "),
+        ('{"prompt": [{"role": "user", "content": null}]}', ":2: prompt.0: content must be text"),
+        (
+            '{"prompt": "p", "n": [1, 1e999]}',
+            ":2: cannot be read: a number is beyond the largest one, 1.8e+308; got 1e999",
+        ),
+        ('{"prompt": "p", "n": NaN}', ":2: cannot be read: NaN is no number of JSON; write null"),
+        ('{"prompt": "p", "n": -Infinity}', "-Infinity is no number of JSON; write null"),
+        (
+            '{"prompt": "p", "x": {"a": 1, "b": 2, "a": 3}}',
+            ":2: cannot be read: an object has the key 'a' twice, and only one can be meant; got 1 and 3",
+        ),
+        (r'{"prompt": "a \ud83d"}', ":2: prompt: must be Unicode text, without half of a surrogate pair"),
+        (
+            r'{"prompt": [{"role": "user", "content": "\ud83d"}]}',
+            ":2: prompt.0.content: must be Unicode text",
+        ),
+        ('{"prompt": [{"role": "assistant", "content": "a"}]}', "must not be the assistant's"),
+    ],
+    "pairs": [
+        ('{"prompt": "p", "pos_answers": ["a", "b"], "neg_answers": ["c"]}', "equally long; got 2 and 1"),
+        ('{"prompt": "p", "pos_answers": [], "neg_answers": []}', ":2: pos_answers: "),
+        ('{"prompt": "p", "pos_answers": "a", "neg_answers": ["b"]}', ":2: pos_answers: "),
+        ('{"prompt": "p", "pos_answers": ["a"], "neg_answers": [""]}', ":2: neg_answers.0: "),
+        ('{"prompt": "p", "chosen": "a"}', ":2: rejected: is missing; the row has 'prompt', 'chosen'"),
+        (
+            '{"prompt": "p", "chosen": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}]}',
+            ":2: chosen: must be text or one message of the assistant; got 2 messages",
+        ),
+    ],
+    "graded": [
+        ('{"prompt": "p", "chosen": "a", "rejected": "b"}', ":2: margin: is missing; the row has 'prompt'"),
+        ('{"prompt": "p", "pos_answers": ["a"], "neg_answers": ["b"]}', ":2: margin: is missing; the row"),
+        (
+            '{"prompt": "p", "chosen": "a", "rejected": "b", "margin": "2"}',
+            ":2: margin: must be a valid number",
+        ),
+        (
+            '{"prompt": "p", "chosen": "a", "rejected": "b", "margin": null}',
+            ":2: margin: must be a valid number",
+        ),
+        ('{"prompt": "p", "chosen": "a", "rejected": "b", "margin": NaN}', "NaN"),
+        ('{"prompt": "p", "chosen": "a", "rejected": "b", "margin": 1e999}', "1e999"),
+    ],
+}
 
 
-@pytest.mark.parametrize(("kind", "row", "words"), BAD, ids=[words for _, _, words in BAD])
+@pytest.mark.parametrize(
+    ("kind", "row", "words"),
+    [pytest.param(kind, *case, id=case[1]) for kind, cases in BAD.items() for case in cases],
+)
 def test_bad_rows(tmp_path: Path, kind: RowKind, row: str, words: str) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text(f"{GOOD}\n{row}\n{GOOD}\n")
