@@ -62,14 +62,15 @@ def refusals(*overrides: str) -> dict[str, str]:
     return messages
 
 
-def assert_refused(override: str, *rest: str) -> None:
-    """A problem is told in one line with the words that come last. Before them may stand its place: how it ends, or,
-    from a . or [ on, what follows the overridden field; without one it is that field itself."""
+def assert_refused(override: str, *rest: str, given: tuple[str, ...] = ()) -> None:
+    """Of an override, after those `given`, a problem is told in one line with the words that come last. Before them may
+    stand its place: how it ends, or, from a . or [ on, what follows the overridden field; without one it is that field
+    itself."""
     *places, words = rest
     (place,) = places or [""]
     if place[:1] in ("", ".", "["):
         place = override.partition("=")[0] + place
-    messages = refusals(override)
+    messages = refusals(*given, override)
     assert any(where.endswith(place) and words in message for where, message in messages.items()), messages
     assert not any("\n" in message for message in messages.values())
 
