@@ -44,12 +44,14 @@ def small_llama(kind: type[PreTrainedModel] = LlamaForCausalLM, layers: int = 2,
     return kind(config)
 
 
-def tiny_model(directory: Path, *, tie: bool, seed: int, head_dim: int = 32, chat: bool = False) -> Path:
+def tiny_model(
+    directory: Path, *, tie: bool, seed: int, head_dim: int = 32, chat: bool = False, **more: Any
+) -> Path:
     """Saves a 2-layer float32 model and its tokenizer: Qwen2 with tied embeddings, Llama with an lm_head; `chat`: with
-    the tokens and the template of ChatML."""
+    the tokens and the template of ChatML; `more`: of its configuration."""
     config_cls, model_cls = (Qwen2Config, Qwen2ForCausalLM) if tie else (LlamaConfig, LlamaForCausalLM)
-    tokenizer, sizes = chat_tokenizer() if chat else None, {"hidden_size": 2 * head_dim}
-    return _saved(directory, config_cls, model_cls, seed, tokenizer, tie_word_embeddings=tie, **sizes)
+    tokenizer, more = chat_tokenizer() if chat else None, {"hidden_size": 2 * head_dim, **more}
+    return _saved(directory, config_cls, model_cls, seed, tokenizer, tie_word_embeddings=tie, **more)
 
 
 def tiny_experts(directory: Path, *, seed: int) -> Path:
@@ -83,14 +85,13 @@ def _saved(
 ) -> Path:
     torch.manual_seed(seed)
     tokenizer = tokenizer or byte_tokenizer()
+    more = {"vocab_size": len(tokenizer), "max_position_embeddings": 256, **more}
     config = config_cls(
-        vocab_size=len(tokenizer),
         hidden_size=hidden_size,
         intermediate_size=128,
         num_hidden_layers=2,
         num_attention_heads=2,  # of 32: vLLM on CPU has no kernel for smaller ones
         num_key_value_heads=1,
-        max_position_embeddings=256,
         initializer_range=0.1,  # large enough that two seeds disagree by far more than rounding
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,

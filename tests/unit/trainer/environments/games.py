@@ -91,6 +91,13 @@ class Says(Guess):
         return text
 
 
+class Echoes(Says):
+    """Says what it was told, whatever that is."""
+
+    def step(self, message: dict[str, Any]) -> Step:
+        return Step(f" {message['content']}<|im_end|>\n", 0.5)
+
+
 class NativeTools(Guess):
     """Both a step and a tool."""
 

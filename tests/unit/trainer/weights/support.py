@@ -63,10 +63,15 @@ def model_logprobs(model: PreTrainedModel) -> Tensor:
 
 
 def served_logprobs(http: HttpClient, server: Server) -> Tensor:
-    body = {"model": "policy", "prompt": TEXT, "max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0}
-    answer = http.run(http.json("POST", f"{server.address}/v1/completions", body, timeout=120))
+    return torch.tensor(http.run(prompt_logprobs(http, server.address, TEXT)))
+
+
+async def prompt_logprobs(http: HttpClient, address: str, tokens: list[int]) -> list[float]:
+    """Of each token but the first, as the engine reads them."""
+    body = {"model": "policy", "prompt": tokens, "max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0}
+    answer = await http.json("POST", f"{address}/v1/completions", body, timeout=120)
     rows = answer["choices"][0]["prompt_logprobs"][1:]
-    return torch.tensor([row[str(token)]["logprob"] for row, token in zip(rows, TEXT[1:], strict=True)])
+    return [row[str(token)]["logprob"] for row, token in zip(rows, tokens[1:], strict=True)]
 
 
 def serves(http: HttpClient, server: Server, model: PreTrainedModel) -> bool:
