@@ -57,7 +57,8 @@ async def _output(sandbox: Sandbox, reading: "asyncio.Future[bytes]", seconds: f
     deadline = asyncio.get_running_loop().time() + seconds
     while not await sandbox.has_ended(_LOOK_SECONDS):
         late = asyncio.get_running_loop().time() > deadline
-        if late or len(descendants(sandbox.pid)) > PROCESSES or reading.done():
+        flooded = reading.done() and len(reading.result()) > _LONGEST_OUTPUT
+        if late or flooded or len(descendants(sandbox.pid)) > PROCESSES:
             return None
     output = await reading
     return None if len(output) > _LONGEST_OUTPUT else output
