@@ -1,6 +1,7 @@
 """Openings and replies of environments as tokens, and turns of the model as text."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,8 +53,8 @@ class Rendering:
     def open(self, prompt: Prompt, opening: Mapping[str, Any]) -> Opened:
         """The prompt as the environment opens it; `opening`: the fields of an `adapter.Opening`.
 
-        Raises Unfit for messages that are none or that the chat template cannot render, and InvalidJob where it cannot
-        render the row's own prompt, replies or the tools, or the prompt is too long.
+        Raises Unfit for messages that are none, or messages or tools that the chat template cannot render, and
+        InvalidJob where it cannot render the row's own prompt, replies or the class's tools, or the prompt is too long.
         """
         row = PromptRow.model_validate(dict(prompt.row))
         opened, quoted = _opened(self._tokenizer, row.prompt, opening)
@@ -71,17 +72,14 @@ class Rendering:
         arguments = arguments_of(self._tokenizer, row, self._data)
         conversation = row.is_conversation
         if conversation and not self._checked:
-            check_replies(self._tokenizer, arguments, tools=bool(arguments.get("tools")))
+            with _unfit(if_any=[opening["tools"]]):
+                check_replies(self._tokenizer, arguments, tools=bool(arguments.get("tools")))
             self._checked = True
-        try:
+        with _unfit(if_any=[opening["tools"], opening["messages"]]):
             encoded = encode_prompt(
                 *(self._tokenizer, row.prompt, self._data.max_prompt_length, arguments),
                 tokens_of=lambda text: quoted.tokens(self._tokenizer, "", text),
             )
-        except InvalidJob as error:
-            if opening["messages"] is None or isinstance(error, TooLong):
-                raise
-            raise Unfit(str(error.problems[0])) from error
         return Opened(encoded.prompt, conversation, arguments)
 
     def reply(self, opened: Opened, turn: Sequence[int], messages: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -113,16 +111,27 @@ def _opened(
         return [*ready.messages], ready
     if text is None:
         return prompt, Quoting((), {})
-    text = str(text)
+    (user,) = _checked([{"role": "user", "content": text}])
     if isinstance(prompt, str):
         return prompt + text if opening["added"] else text, Quoting((), {})
-    ready = quoting(tokenizer, [Message(role="user", content=text)], beside=prompt)
+    ready = quoting(tokenizer, [user], beside=prompt)
     (user,) = ready.messages
     if not opening["added"]:
         return [*(message for message in prompt[:1] if message.role == "system"), user], ready
     *first, last = prompt
     content = (last.content or "") + (user.content or "")
     return [*first, Message.model_validate({**last.for_template(), "content": content})], ready
+
+
+@contextmanager
+def _unfit(if_any: Sequence[object]) -> Iterator[None]:
+    """Raises Unfit for what a manifest is no reason of, since the environment gave one of these."""
+    try:
+        yield
+    except InvalidJob as error:
+        if isinstance(error, TooLong) or all(each is None for each in if_any):
+            raise
+        raise Unfit(str(error.problems[0])) from error
 
 
 def _checked(messages: Sequence[Mapping[str, Any]]) -> list[Message]:

@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_api.sections.data import Data
 from rlhf_trainer.data.chat import special_tokens
 from rlhf_trainer.data.stop_strings import StopStrings
+from rlhf_trainer.environments.adapter import Unfit
 from rlhf_trainer.environments.rendering import Rendering
 from rlhf_trainer.tensors.records import Prompt
 
@@ -21,7 +22,7 @@ OPENINGS: dict[str, Any] = {
 
 
 def opened(
-    tokenizer: PreTrainedTokenizerBase, opening: dict[str, Any], prompt: list[Any], most: int = 9999
+    tokenizer: PreTrainedTokenizerBase, opening: dict[str, Any], prompt: list[Any] | str, most: int = 9999
 ) -> list[int]:
     data = Data(train=("unused",), maxPromptLength=most)
     rendering = Rendering(tokenizer, data, (), StopStrings(tokenizer, ()), ())
@@ -49,6 +50,29 @@ def test_special_tokens_of_the_rows_own_messages_are_what_they_are(name: str) ->
     (number,) = tokenizer(str(end), add_special_tokens=False)["input_ids"]
     assert plain.count(number) == quoting.count(number) > 0
     assert "\U000f0000b" in tokenizer.decode(quoting)
+
+
+NO_TOOLS = [{"type": "function"}]
+
+
+@pytest.mark.parametrize(
+    ("opening", "prompt"),
+    [
+        ({"text": "\ud800"}, [USER]),
+        ({"text": "\ud800"}, "user:"),
+        ({"messages": [USER], "tools": NO_TOOLS}, [USER]),
+        ({"tools": NO_TOOLS}, [USER]),
+    ],
+    ids=["half of a character", "half of one after text", "tools with messages", "tools alone"],
+)
+def test_an_opening_that_no_template_renders_costs_its_episode_alone(
+    opening: dict[str, Any], prompt: list[Any] | str
+) -> None:
+    tokenizer = TOKENIZERS["ChatML"]()
+    offered = "{% for tool in tools or [] %}{{ tool.function.name + ' ' }}{% endfor %}"
+    tokenizer.chat_template = offered + str(tokenizer.chat_template)
+    with pytest.raises(Unfit):
+        opened(tokenizer, opening, prompt)
 
 
 def test_an_opening_that_is_too_long_loses_its_oldest_turns() -> None:

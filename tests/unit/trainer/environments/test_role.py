@@ -6,15 +6,20 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import psutil
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from tests.support.ports import free_port
-from tests.unit.trainer.environments.test_pool import GAMES, LONG, end, pool, reset, say
+from tests.unit.trainer.environments.test_limits import AGENTS
+from tests.unit.trainer.environments.test_pool import GAMES, LONG, end, reset, say
+from tests.unit.trainer.environments.test_verifiers import PYTHON, installed
 from tests.unit.trainer.rollout.test_turns import (
     DATA,
     ENDS,
@@ -28,6 +33,7 @@ from tests.unit.trainer.rollout.test_turns import (
 
 from rlhf_api.contract.run import Member, Membership, Process, RunConfig, environment, role_token
 from rlhf_api.roles import Role
+from rlhf_api.sections.environment import Environment
 from rlhf_trainer.data.stop_strings import StopStrings
 from rlhf_trainer.dispatch.control import Control
 from rlhf_trainer.dispatch.roster import Roster, Unavailable
@@ -36,6 +42,7 @@ from rlhf_trainer.environments.environments import Environments
 from rlhf_trainer.environments.rendering import Rendering
 from rlhf_trainer.environments.workers import role_worker, role_workers
 from rlhf_trainer.environments.workers.interface import WorkerEnded
+from rlhf_trainer.environments.workers.pool import WorkerPool
 from rlhf_trainer.environments.workers.replies import check_reply
 from rlhf_trainer.environments.workers.role_workers import RoleWorkers
 from rlhf_trainer.rollout.clients.turns_client import TurnsClient
@@ -120,19 +127,46 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
-CALLS = (reset(secret=5), say("3"), reset(1, secret=7), say("9", 1), say("5"), end(), end(1, cut=True))
+CALLS = (
+    reset(secret=5, seed=5),
+    say("3"),
+    reset(1, secret=7, seed=7),
+    say("9", 1),
+    say("5"),
+    end(),
+    end(1, cut=True),
+)
+KINDS = {
+    "class": {"path": f"{GAMES}:AsyncGuess"},
+    "program": {"path": None, "program": [sys.executable, str(AGENTS), "guess"]},
+    "verifiers": {
+        "path": "verifiers",
+        "python": str(PYTHON),  # an interpreter of its own
+        "settings": {"taskset": {"id": "verifiers_guess"}},
+    },
+}
 
 
-def test_calls_have_the_replies_of_workers_beside_the_trainer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["class", "program", pytest.param("verifiers", marks=installed)])
+def test_calls_have_the_replies_of_workers_beside_the_trainer(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind == "verifiers":  # which imports a file of the directory
+        monkeypatch.chdir(AGENTS.parent)
+
     async def by_role() -> list[dict[str, Any]]:
-        async with roles(tmp_path, "AsyncGuess") as made:
+        async with roles(tmp_path, "", **KINDS[kind]) as made:
             worker = await made.client.free()
             return [await worker.call(call, LONG) for call in CALLS]
 
     async def beside() -> list[dict[str, Any]]:
-        async with pool("AsyncGuess") as made:
+        made = WorkerPool(Environment.model_validate_json(json.dumps(section("", **KINDS[kind]))))
+        try:
+            await made.start()
             worker = await made.free()
             return [await worker.call(call, LONG) for call in CALLS]
+        finally:
+            await made.close()
 
     both = [asyncio.run(play()) for play in (by_role, beside)]
     for reply in (*both[0], *both[1]):
@@ -282,6 +316,64 @@ def test_an_image_of_the_role_needs_none_of_the_trainers_large_packages() -> Non
     assert ran.stdout.strip() == "set()"
 
 
+HELLO, ENDED = '{"schemas": []}', '{"reward": 1.5, "seconds": 0.1}'
+
+
+async def _say_to(frames: Sequence[str]) -> dict[str, Any]:
+    """The reply to a call, the first of its connection, that a process answers with these frames."""
+
+    async def serve(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        await socket.send_str(HELLO)
+        await socket.receive()
+        for frame in frames:
+            await socket.send_str(frame)
+        await socket.receive()
+        return socket
+
+    app = web.Application()
+    app.add_routes([web.get("/v1/worker", serve)])
+    async with TestServer(app) as server, aiohttp.ClientSession() as session:
+        member = Member(
+            role=Role.ENVIRONMENT, name="environment-0", uid="u", address=f"http://127.0.0.1:{server.port}"
+        )
+        section = Environment(path=f"{GAMES}:Guess", replicas=1)
+        worker = await role_worker.RoleWorker.start(session, section, member, one_by_one=False)
+        async with asyncio.timeout(LONG):
+            return await worker.call(end(), 0.1)
+
+
+def test_replies_to_no_call_are_left_out() -> None:
+    """As one of an episode that went on elsewhere."""
+    frames = [f'{{"id": {number}, "reply": {ENDED}}}' for number in (7, -1, 0, 0)]
+    assert asyncio.run(_say_to(frames))["reward"] == 1.5
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        (HELLO,),
+        ("[" * 100_000,),
+        ('{"id": [0]}',),
+        ('{"id": 0, "reply": 5}',),
+        ("x" * 2000,),
+        (f'{{"id": 7, "reply": {ENDED}}}',),
+    ],
+    ids=["a second hello", "brackets", "no number", "no reply", "a long frame", "nothing of this call"],
+)
+def test_a_process_that_sends_no_reply_is_given_up(
+    frames: Sequence[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its calls end, and are another's to answer."""
+    monkeypatch.setattr(role_worker, "LONGEST_LINE", 1000 if len(frames[0]) < 50_000 else 200_000)
+    monkeypatch.setattr(role_worker, "REPLY_SECONDS", 0.2)
+    with pytest.raises(WorkerEnded, match=r"environment-0 (sent what is no|ended|replied to no)") as ended:
+        asyncio.run(_say_to(frames))
+    assert ended.value.suspected
+    assert ended.value.unreachable
+
+
 @pytest.mark.parametrize(
     ("do", "reply"),
     [
@@ -290,7 +382,9 @@ def test_an_image_of_the_role_needs_none_of_the_trainers_large_packages() -> Non
         ("step", {"messages": ["text"], "reward": 0.0, "done": False, "seconds": 0.1}),
         ("step", {"messages": [], "reward": 0.0, "done": "no", "seconds": 0.1}),
         ("reset", {"messages": None, "text": 1, "added": False, "tools": None, "seconds": 0.1}),
+        ("step", {"messages": "text", "reward": 0.0, "done": False, "seconds": 0.1}),
         ("end", {"reward": float("inf"), "seconds": 0.1}),
+        ("end", {"reward": 0.0, "seconds": float("nan")}),
     ],
 )
 def test_what_is_no_reply_is_refused(do: str, reply: dict[str, Any]) -> None:

@@ -120,7 +120,7 @@ class Worker:
                 if future is not None and not future.done():
                     future.set_result(reply)
             reason = f"the environment's process {private_processes.how_ended(await self._process.wait())}"
-        except (OSError, ValueError, KeyError, AttributeError, TypeError):  # no line of ours, or too long
+        except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):  # no line of ours
             pass
         by_itself, self._ended = not self._ended, self._ended or reason
         self._fail(blamed=by_itself)

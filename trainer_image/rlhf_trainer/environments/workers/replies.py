@@ -1,15 +1,15 @@
 """Checks replies of workers that other processes pass on, which may be anything."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from ..adapter import Unfit, checked_reward
 
 
 class _Reply(BaseModel, strict=True):
-    seconds: float
+    seconds: float = Field(ge=0, allow_inf_nan=False)
 
 
 class _Opening(_Reply):
@@ -23,6 +23,12 @@ class _Step(_Reply):
     messages: list[dict[str, Any]] | str
     reward: float
     done: bool
+
+    @model_validator(mode="after")
+    def _has_messages(self) -> Self:
+        if not self.done and isinstance(self.messages, str):
+            raise ValueError("text is no messages")
+        return self
 
 
 class _End(_Reply):
@@ -40,7 +46,7 @@ def check_reply(do: str, reply: Mapping[str, Any]) -> None:
         checked = _KINDS[do].model_validate(reply)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
+        where = ".".join(map(str, first["loc"])) or "messages"
         raise Unfit(f"the environment's process sent no reply to {do}: {where}: {first['msg']}") from None
     if isinstance(checked, _Step | _End):
         checked_reward(checked.reward)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Mapping
 from itertools import count
 from typing import Any, Self
@@ -12,13 +13,17 @@ from rlhf_api.contract.run import Member
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.sections.environment import Environment
 
-from ...process.process_groups import LONGEST_LINE
+from ...process.process_groups import LONGEST_LINE, START_SECONDS
 from ..adapter import Unfit
 from .interface import HEARTBEAT_SECONDS, WORKER_ROUTE, WorkerEnded
 from .replies import check_reply
 
 CONNECT_SECONDS = 5.0
 """Deadline of a process of the role to take a connection."""
+REPLY_SECONDS = 30.0
+"""Time beyond its own deadlines in which it sends what they are the deadlines of."""
+_GARBAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+"""Errors over what is no message of ours; the last one is the JSON reader's, of many brackets."""
 
 
 class RoleWorker:
@@ -31,6 +36,8 @@ class RoleWorker:
         self.schemas: list[dict[str, Any]] = []
         self._socket, self._numbers, self._ended = socket, count(), ""
         self._replies = dict[int, asyncio.Future[dict[str, Any]]]()
+        self._replied = time.monotonic()
+        """Time of the last reply to a call."""
         self._reading: asyncio.Future[None] | None = None
 
     @classmethod
@@ -61,7 +68,8 @@ class RoleWorker:
         return self._socket.closed
 
     async def call(self, message: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        """Sends a call and waits for the reply; the process there keeps the deadline. Raises WorkerEnded."""
+        """Sends a call and waits for the reply. The process there keeps the deadline, which begins where another call
+        ends; one that replies to none of them in that time is given up. Raises WorkerEnded."""
         if self._ended:
             raise WorkerEnded(self._ended, blamed=False)
         number = next(self._numbers)
@@ -69,7 +77,7 @@ class RoleWorker:
         try:
             sent = {"id": number, "seconds": seconds, "call": message}
             await self._socket.send_str(json.dumps(sent, separators=(",", ":")))
-            answer: dict[str, Any] = await reply
+            answer = await self._wait_for(reply, seconds + REPLY_SECONDS)
         except ConnectionError:
             await self.end(f"the connection to {self.member.name} ended")
             raise WorkerEnded(self._ended, blamed=False) from None
@@ -88,11 +96,21 @@ class RoleWorker:
             self._reading.cancel()
         await self._socket.close()
 
+    async def _wait_for(self, reply: asyncio.Future[dict[str, Any]], seconds: float) -> dict[str, Any]:
+        began = time.monotonic()
+        while (left := max(began, self._replied) + seconds - time.monotonic()) > 0:
+            if (await asyncio.wait([reply], timeout=left))[0]:
+                return reply.result()
+        self._lose(f"{self.member.name} replied to no call for {seconds:g} s")
+        await self.end("it does not reply")
+        return reply.result()
+
     async def _get_ready(self, section: Environment) -> None:
         try:
-            begin = dict(await self._socket.receive_json())
+            async with asyncio.timeout(START_SECONDS + REPLY_SECONDS):
+                begin = dict(await self._socket.receive_json())
             self.schemas = [dict(schema) for schema in begin.get("schemas", ())]
-        except (ValueError, TypeError) as error:  # closed, or no message of ours
+        except _GARBAGE as error:  # or closed
             raise aiohttp.ClientPayloadError(f"{self.member.name} has started no worker: {error}") from None
         if "invalid" in begin:
             raise InvalidJob([Problem(section.field, str(begin["invalid"]))])
@@ -108,16 +126,9 @@ class RoleWorker:
                 self._take(json.loads(message.data))
                 if self._ended and all(future.done() for future in self._replies.values()):
                     break
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except _GARBAGE:
             reason = f"{self.member.name} sent what is no reply"
-        self._fail(
-            WorkerEnded(
-                self._ended or reason,
-                blamed=self.one_by_one,
-                suspected=not self.one_by_one,
-                unreachable=True,
-            )
-        )
+        self._lose(reason)
         await self._socket.close()
 
     def _take(self, reply: Mapping[str, Any]) -> None:
@@ -130,6 +141,14 @@ class RoleWorker:
                 future.set_exception(error)
         elif future is not None and not future.done():
             future.set_result(dict(reply["reply"]))
+        if future is not None:
+            self._replied = time.monotonic()
+
+    def _lose(self, reason: str) -> None:
+        """Fails all calls under way, any of which may be why the process is not there."""
+        alone = self.one_by_one
+        reason = self._ended or reason
+        self._fail(WorkerEnded(reason, blamed=alone, suspected=not alone, unreachable=True))
 
     def _fail(self, error: WorkerEnded) -> None:
         self._ended = str(error)
