@@ -5,7 +5,16 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Literal
 
-Mode = Literal["on-policy", "in turns", "staleness 2", "on a GPU", "on pods", "episodes"]
+Mode = Literal[
+    "on-policy",
+    "in turns",
+    "staleness 2",
+    "on a GPU",
+    "on pods",
+    "episodes",
+    "episodes by a role",
+    "episodes by a role at staleness 2",
+]
 STALENESS: dict[Mode, int] = {
     "on-policy": 0,
     "in turns": 0,
@@ -13,6 +22,8 @@ STALENESS: dict[Mode, int] = {
     "on a GPU": 2,
     "on pods": 0,
     "episodes": 0,
+    "episodes by a role": 0,
+    "episodes by a role at staleness 2": 2,
 }
 
 MOMENTS = {
@@ -63,6 +74,14 @@ VICTIMS = {
 WORKER = "environment's worker"
 WORKERS = {WORKER: Victim("trainer-0", "rlhf_trainer.environments.workers.worker")}
 """Processes that a role starts again itself."""
+SERVER = "environment"
+OF_ROLE = {
+    SERVER: Victim("environment-0", "rlhf_trainer.roles.environment"),
+    "environment's worker in it": Victim("environment-0", "rlhf_trainer.environments.workers.worker"),
+}
+"""Where a role of two processes plays the episodes."""
+LOCAL = VICTIMS | WORKERS | OF_ROLE
+"""All processes of a job on this machine."""
 PROCESS_FAULTS = ("SIGKILL", "SIGTERM", "SIGSTOP", "connections cut", "out of memory")
 TURNS: Mode = "in turns"
 """On-policy, with `placement: shared`."""
@@ -72,6 +91,8 @@ GPU: Mode = "on a GPU"
 """At staleness 2, models and vLLM's engines on one GPU, with one trainer rank."""
 EPISODES: Mode = "episodes"
 """On-policy, with an environment whose episodes have several turns."""
+BY_ROLE: tuple[Mode, ...] = ("episodes by a role", "episodes by a role at staleness 2")
+"""The same, with a role of environments."""
 PODS: Mode = "on pods"
 """On-policy, as pods of a cluster with two nodes."""
 API_SERVER, ETCD, OPERATOR = "API server", "etcd", "operator"
@@ -101,7 +122,7 @@ STORE_FAULTS = ("connections cut", "SIGKILL", "SIGSTOP", "disk full")
 
 @dataclass(frozen=True)
 class Cell:
-    """One fault: `victim` is a key of VICTIMS, WORKERS, POD_VICTIMS or CONTROL_FAULTS, STORE, or nodes; `moment` one
+    """One fault: `victim` is a key of LOCAL, POD_VICTIMS or CONTROL_FAULTS, STORE, or nodes; `moment` one
     of MOMENTS, or of a mode's own."""
 
     mode: Mode
@@ -112,12 +133,13 @@ class Cell:
     @property
     def ends(self) -> bool:
         """The fault ends the victim in any case."""
-        return self.victim in VICTIMS and self.fault in ("SIGKILL", "SIGTERM")
+        return self.victim in (*VICTIMS, SERVER) and self.fault in ("SIGKILL", "SIGTERM")
 
     @property
     def point(self) -> str:
         """The process and its point, as `hook` takes them."""
         process = "generator-1" if self.moment == "committing" else "trainer-0"
+        process = OF_ROLE[self.victim].name if self.mode in BY_ROLE else process
         return f"{process} {(MOMENTS | MOMENTS_IN_TURNS | MOMENTS_OF_EPISODES)[self.moment]}"
 
 
@@ -136,18 +158,19 @@ def cells(mode: Mode) -> Iterator[Cell]:
                 yield Cell(mode, victim, fault, "generating")
         yield Cell(mode, AT_ONCE, "all at once", "generating")
         return
-    if mode == EPISODES:
-        for fault, moment in product(("SIGKILL", "SIGSTOP"), MOMENTS_OF_EPISODES):
-            yield Cell(mode, WORKER, fault, moment)
+    if mode == EPISODES or mode in BY_ROLE:
+        victims = WORKERS if mode == EPISODES else OF_ROLE
+        for fault, victim, moment in product(("SIGKILL", "SIGSTOP"), victims, MOMENTS_OF_EPISODES):
+            yield Cell(mode, victim, fault, moment)
         return
     if mode == TURNS:
         for fault in PROCESS_FAULTS[:3]:
             for moment, victim in product(MOMENTS_IN_TURNS, IN_TURNS):
                 yield Cell(mode, victim, fault, moment)
         return
-    victims = [victim for victim in VICTIMS if mode != GPU or victim != SECOND_RANK]
+    chosen = [victim for victim in VICTIMS if mode != GPU or victim != SECOND_RANK]
     for fault in PROCESS_FAULTS:
-        for moment, victim in product(MOMENTS, victims):
+        for moment, victim in product(MOMENTS, chosen):
             yield Cell(mode, victim, fault, moment)
         if fault == PROCESS_FAULTS[0]:
             for store_fault, moment in product(STORE_FAULTS, MOMENTS):

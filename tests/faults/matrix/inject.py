@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
-from tests.faults.matrix.cells import OUTAGE_SECONDS, PAUSE_SECONDS, STORE, VICTIMS, WORKERS, Cell, Victim
+from tests.faults.matrix.cells import LOCAL, OUTAGE_SECONDS, PAUSE_SECONDS, STORE, Cell, Victim
 from tests.support.run_processes import processes
 from tests.support.servers.outage import Proxy
 from tests.support.servers.seaweed import Server
@@ -25,7 +25,7 @@ def inject(cell: Cell, workdir: Path, store: Server, way: Proxy) -> threading.Th
     """The fault of a cell, at once; the thread that ends it, where it ends by itself."""
     if cell.victim == STORE:
         return _STORE_FAULTS[cell.fault](store, way)
-    return _PROCESS_FAULTS[cell.fault](find(workdir, (VICTIMS | WORKERS)[cell.victim]))
+    return _PROCESS_FAULTS[cell.fault](find(workdir, LOCAL[cell.victim]))
 
 
 def find(workdir: Path, victim: Victim) -> psutil.Process:

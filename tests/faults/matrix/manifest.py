@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.faults.matrix.cells import EPISODES, GPU, HANG_SECONDS, STALENESS, TURNS, Mode
+from tests.faults.matrix.cells import BY_ROLE, EPISODES, GPU, HANG_SECONDS, STALENESS, TURNS, Mode
 from tests.support.servers.seaweed import Server
 
 PROMPTS, PER_STEP = 4096, 8
@@ -30,7 +30,7 @@ def document(
         "deepspeed": {"zero_optimization": {"stage": 2}},
         "progressDeadlineSeconds": HANG_SECONDS,
     }
-    if mode == EPISODES:
+    if "environment" in spec:
         spec["environment"] |= {"writable": [str(folder / "run")]}  # the files of the rendezvous
     if mode == GPU:
         spec["model"]["dtype"] = "bfloat16"
@@ -56,6 +56,7 @@ def specification(mode: Mode, policy: str, prompts: str) -> dict[str, Any]:
     """The job of every cell, its model and its data as a manifest names them."""
     # A window of a second: each fault finds the budget as if it were the first.
     again = {"backoffLimit": 100, "backoffWindowSeconds": 1}
+    plays, by_role = mode == EPISODES or mode in BY_ROLE, {"replicas": 2, **again} if mode in BY_ROLE else {}
     return {
         "algorithm": "ppo",
         "steps": 100_000,
@@ -66,14 +67,14 @@ def specification(mode: Mode, policy: str, prompts: str) -> dict[str, Any]:
             "maxPromptLength": 32,
             "promptsPerStep": PER_STEP,
         },
-        "sampling": {"maxNewTokens": 16 if mode == EPISODES else 64},
+        "sampling": {"maxNewTokens": 16 if plays else 64},
         "ppo": {"minibatchSize": 4},
         # Many steps may be made while a role hangs or starts: their responses are to be in the newest snapshot.
         "replay": {"maxReplayEpisode": 400, "samplesPerStep": 1},
         "optimizer": {"learningRate": 1e-5},
         "rollout": {"maxStaleness": STALENESS[mode]},
         **({"placement": "shared"} if mode == TURNS else {}),
-        **({"environment": {**ENVIRONMENT}} if mode == EPISODES else {}),
+        **({"environment": {**ENVIRONMENT, **by_role}} if plays else {}),
         "trainer": {**again},
         "generator": {**again, "replicas": 2, "timeoutSeconds": 60},
         "reference": again,

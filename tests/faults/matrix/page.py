@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.matrix.cells import (
+    BY_ROLE,
     EPISODES,
     GPU,
     HANG_SECONDS,
@@ -93,6 +94,11 @@ killed, or stopped for longer than a call may take (`environment.turnSeconds`, 5
 which the episodes are played again from their record: no role starts again, and no turn is sampled again. The tokens
 are those by which servers prove the weights of each step, of which many are made before a stop is over.
 """
+OF_ROLE = """
+The same episodes, which a role of two processes plays, with a worker in each. Victims are one of these processes, which
+is started again, and the worker in it, which it starts again itself. The other process goes on. A stop of {pause:g} s
+is about as long as the trainer waits for a sign of life.
+"""
 ON_GPU = """
 At staleness 2, in bfloat16: one trainer rank, two vLLM engines and the reference on one NVIDIA H100 (80 GB) with 16
 cores, vLLM 0.25.1, torch 2.11.0+cu130; 2026-11-24, four such jobs at the same time, each with other victims. A step
@@ -155,6 +161,8 @@ def page(rows: Sequence[Row], kills: Sequence[Row] = (), spells: Sequence[Row] =
             parts.append(IN_TURNS)
         if mode == EPISODES:
             parts.append(OF_EPISODES)
+        if mode == BY_ROLE[0]:
+            parts.append(OF_ROLE.format(pause=PAUSE_SECONDS))
         if mode == PODS:
             less = 300 - TOLERATED_SECONDS
             parts.append(
@@ -229,7 +237,8 @@ def _killed(head: str, kills: Sequence[Row]) -> str:
 def _table(fault: str, of_fault: Sequence[Cell], by_cell: Mapping[Cell, Sequence[Row]]) -> str:
     columns = (*COLUMNS, *(ON_PODS_ALONE if of_fault[0].mode == PODS else ()))
     lines = [_line(columns), _line(["---"] * len(columns))]
-    order = list({TURNS: MOMENTS_IN_TURNS, EPISODES: MOMENTS_OF_EPISODES}.get(of_fault[0].mode, MOMENTS))
+    of_episodes = dict.fromkeys((EPISODES, *BY_ROLE), MOMENTS_OF_EPISODES)
+    order = list({TURNS: MOMENTS_IN_TURNS, **of_episodes}.get(of_fault[0].mode, MOMENTS))
     ran = sorted((cell for cell in of_fault if cell in by_cell), key=lambda cell: order.index(cell.moment))
     lines += [_line(_row(cell, by_cell[cell])) for cell in ran]
     missing: defaultdict[str, list[str]] = defaultdict(list)

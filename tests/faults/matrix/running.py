@@ -16,7 +16,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from tests.faults.matrix.account import Prompts, Tokens, newest, of_processes
-from tests.faults.matrix.cells import GPU, PAUSE_SECONDS, STALENESS, VICTIMS, Cell, Mode
+from tests.faults.matrix.cells import GPU, LOCAL, PAUSE_SECONDS, STALENESS, Cell, Mode
 from tests.faults.matrix.inject import find, inject, slowed
 from tests.faults.matrix.kills import SLOWED, SPOT, SPOT_SECONDS
 from tests.faults.matrix.manifest import PER_STEP, document
@@ -107,7 +107,7 @@ class Running:
     def kill(self, cell: Cell, after: float | None) -> Outcome:
         """The same as soon as the victim's role is ready, whoever else is on the way; `after` so many seconds of a step
         instead of at the cell's moment. Tokens are not counted."""
-        self._quiet(VICTIMS[cell.victim].name.partition("-")[0])
+        self._quiet(LOCAL[cell.victim].name.partition("-")[0])
         outcome = self._strike(cell, after)
         self._quiet("trainer")
         return self._checked(outcome)
@@ -154,7 +154,7 @@ class Running:
         if over is not None:
             over.join(2 * PAUSE_SECONDS)
         if cell.ends:  # perhaps nobody had noticed before the step was done
-            name = VICTIMS[cell.victim].name
+            name = LOCAL[cell.victim].name
             started = (f" {name} started", f" {name} started again")
             end += self._wait_for(
                 lambda: any(line.endswith(started) for line in self._lines[self._reported :]), STEP_SECONDS
