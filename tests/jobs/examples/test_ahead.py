@@ -15,7 +15,7 @@ def test_no_token_is_older_than_the_bound_though_a_generator_dies(chain, tmp_pat
         tmp_path / "run",
         *chain.overrides,
         *("spec.steps=6", evaluation, f"spec.rollout.maxStaleness={STALENESS}"),
-        "spec.rollout.inFlight=keep",  # as by default, tests/jobs/small/test_environment.py
+        "spec.rollout.inFlight=keep",  # unlike tests/jobs/small/test_environment.py
         *("spec.sampling.topP=0.9", "spec.sampling.topK=20"),
         *("spec.generator.replicas=2", "spec.weights.bucketMegabytes=1", "spec.weights.timeoutSeconds=120.0"),
         RLHF_FAULTS="tests.support.faults:kill_generator_in_broadcast",

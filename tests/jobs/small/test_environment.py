@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
 from tests.support.rlhf import Finished, lines, succeed
 from tests.support.tiny.models import tiny_model
 
@@ -82,13 +81,11 @@ def play(folder: Path, *overrides: str, **environ: str) -> Finished:
     return succeed(folder / "job.yaml", folder / "run", *overrides, PYTHONPATH=str(folder), **environ)
 
 
-@pytest.mark.parametrize("in_flight", ["keep", "recompute"])
-def test_episodes_are_learned_from_and_lost_by_no_death(tmp_path: Path, in_flight: str) -> None:
+def test_episodes_are_learned_from_and_lost_by_no_death(tmp_path: Path) -> None:
     """Of a process of environments, of which another one stops, of a generator, and of the trainer: all while episodes
     are under way."""
     finished = play(
         tmp_path,
-        f"spec.rollout.inFlight={in_flight}",
         "spec.generator.replicas=2",
         f"spec.environment.settings.faults={tmp_path}",
         RLHF_FAULTS="tests.support.faults:disturb_episodes",

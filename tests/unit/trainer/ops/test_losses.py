@@ -101,19 +101,20 @@ SETTINGS = [
 ]
 
 
-def test_with_one_update_a_step_tokens_of_earlier_weights_are_not_compared_with_the_policy():
-    made, ctx = Columns.join([columns(seed) for seed in range(3)]), context("grpo", "klCoefficient: 0")
+@pytest.mark.parametrize(("older", "in_flight"), [(20, "recompute"), (40, "recompute"), (20, "keep")])
+def test_with_one_update_a_step_tokens_of_earlier_weights_are_not_compared_with_the_policy(older, in_flight):
+    made = Columns.join([columns(seed) for seed in range(3)])
+    ctx = context("grpo", "klCoefficient: 0", f"spec.rollout={{maxStaleness: 1, inFlight: {in_flight}}}")
     output, sampled = moved(made), made["sampled_logprobs"]
     made = Columns(made.sequences, {k: v for k, v in made.tokens.items() if k != "logprobs"}, made.rows)
-    for older in (20, 40):  # of 63
-        versions = made["versions"].clone()
-        versions[:older] = -1
-        _, statistics = summed("policy", made.with_tokens(versions=versions), ctx, output, 12)
-        if older == 40:
-            assert "logprob_difference" not in statistics, "too few are left"
-            continue
+    versions = made["versions"].clone()
+    versions[:older] = -1
+    _, statistics = summed("policy", made.with_tokens(versions=versions), ctx, output, 12)
+    if (older, in_flight) == (20, "recompute"):
         off = (output[older:, 0] - sampled[older:]).abs().mean()
         assert statistics["logprob_difference"] == pytest.approx(float(off), rel=1e-6)
+    else:
+        assert "logprob_difference" not in statistics, "of 63 few are left, or keys and values are of both"
 
 
 @pytest.mark.parametrize("old", [True, False], ids=["before the step", "one update"])

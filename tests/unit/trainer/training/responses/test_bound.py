@@ -62,6 +62,35 @@ def test_older_ones_are_not():
         job.steps(3, 4)
 
 
+class Mixed(Late):
+    """Every other response was begun, and ended, under the weights before."""
+
+    def episode(self) -> Responses:
+        earlier = max(0, self.version - 1)
+        rollouts = super().episode().rollouts
+        return Responses(
+            [
+                replace(r, versions=array("i", [earlier] * len(r.tokens))) if i % 2 else r
+                for i, r in enumerate(rollouts)
+            ]
+        )
+
+
+@pytest.mark.parametrize("in_flight", ["recompute", "keep"])
+def test_tokens_of_the_present_weights_are_compared_unless_keys_of_earlier_ones_were_kept(
+    in_flight,
+):
+    ahead = (
+        "spec.generator.sharedWithTrainer=false",
+        f"spec.rollout={{maxStaleness: 1, inFlight: {in_flight}}}",
+    )
+    two_updates = "klCoefficient: 0, minibatchSize: 16"
+    job = Job("grpo", two_updates, *ahead, rollouts=lambda ctx, models: Mixed(ctx, models["policy"]))
+    first, second = job.steps(0, 2).lines
+    assert first["logprob_difference"] < 1e-4
+    assert ("logprob_difference" in second) == (in_flight == "recompute")
+
+
 @pytest.mark.parametrize("behind", [0, 1])
 def test_tokens_of_weights_before_those_that_are_served_have_the_log_probabilities_of_their_sampler(behind):
     """With weights.everySteps 2: the generators that sampled them have died, and the others have newer weights."""
