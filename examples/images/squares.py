@@ -1,7 +1,7 @@
 """Rows of this example: a picture with some black cells, and how many they are. The same rows every time."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import Any
 
@@ -47,3 +47,12 @@ def train() -> Rows:
 
 def heldout() -> Rows:
     return Rows(TRAIN, HELDOUT)
+
+
+def right(
+    prompts: Sequence[str],  # noqa: ARG001
+    responses: Sequence[str],
+    rows: Sequence[Mapping[str, Any]],
+) -> list[float]:
+    """1.0 for a response that is the number in its row, else 0.0. A reward gets the row's `images` too."""
+    return [float(response == row["answer"]) for response, row in zip(responses, rows, strict=True)]

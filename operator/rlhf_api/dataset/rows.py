@@ -37,7 +37,8 @@ class Row(BaseModel):
     def _has_places_of_images(self) -> Self:
         images: Any = getattr(self, "images", ()) or ()
         if images and "images" not in type(self).model_fields:
-            raise ValueError("images are read by algorithm sft alone; use that, or remove them")
+            message = "images are read where responses are sampled or imitated"
+            raise ValueError(f"{message}; use algorithm sft, grpo or another one of these, or remove them")
         named = self._images_named("prompt")
         if named != len(images) or self._images_named(*ROW_FIELDS[1:]):
             raise ValueError(
@@ -97,12 +98,6 @@ def _decoded(name: str, fields: Mapping[str, Any], kind: type[Any]) -> Any:
     return value
 
 
-class PromptRow(Row):
-    """A prompt for sampled responses."""
-
-    prompt: Prompt
-
-
 class ImageRow(Row):
     """Base of the rows whose prompts may have images: `images`, in the order of their places in the messages. A prompt
     with images is a conversation."""
@@ -121,6 +116,12 @@ class ImageRow(Row):
             asking: partial(with_places, images=len(images)),
         }
         return {**row, **{name: read[name](row[name]) for name in read if name in row}, "images": images}
+
+
+class PromptRow(ImageRow):
+    """A prompt for sampled responses."""
+
+    prompt: Prompt
 
 
 class AnswerRow(ImageRow):

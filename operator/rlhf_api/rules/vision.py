@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 
 from ..errors.problem import Problem
+from ..roles import Role
 from ..sections.model import VISION
 from ..spec import Spec
 
-TRAINED_BY = ("sft",)
+TRAINED_BY = ("sft", "grpo", "dr_grpo", "rloo", "reinforce_pp", "gspo", "cispo")
 """Algorithms that train on rows with images."""
 
 
@@ -44,3 +45,24 @@ def policy_problems(spec: Spec, model_type: str | None) -> Iterator[Problem]:
         yield Problem(
             "spec.trainer.sequenceParallelSize", f"a sequence with images stays whole; use 1; got {size}"
         )
+    if spec.graph.generates and spec.algorithm in TRAINED_BY:
+        yield from _sampled(spec)
+
+
+def _sampled(spec: Spec) -> Iterator[Problem]:
+    """What does not read the images of prompts whose responses are sampled."""
+    if not spec.generator.shared_with_trainer:
+        message = "the generators' engine is not given images yet; set true, and the trainer samples"
+        yield Problem("spec.generator.sharedWithTrainer", f"{message}; got false")
+    if spec.environment is not None:
+        message = "the turns of an episode have no images; use reward functions, and remove this"
+        yield Problem("spec.environment", message)
+    if spec.model.reward is not None and spec.reward.model_weight != 0:
+        message = "a reward model reads no images; use spec.reward.functions, which get those of the row"
+        yield Problem("spec.model.reward", f"{message}; got {spec.model.reward!r}")
+    if Role.REFERENCE in spec.graph.roles and spec.reference.engine == "vllm":
+        message = "reads no images as a reference; use transformers"
+        yield Problem("spec.reference.engine", f"{message}; got vllm")
+    if spec.replay.window:
+        message = "an episode is stored without its images, and could not be trained on again; remove this"
+        yield Problem("spec.replay.maxReplayEpisode", f"{message}; got {spec.replay.max_replay_episode}")

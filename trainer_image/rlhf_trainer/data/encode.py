@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
@@ -11,10 +11,8 @@ from rlhf_api.dataset.messages import Message, Text
 from rlhf_api.errors.problem import InvalidJob, Problem, show
 from rlhf_api.sections.sampling import Sampling
 
+from ..tensors.images import Picture
 from .chat import NO_ARGUMENTS, Segment, end_of_turn, render, segments, special_tokens, without_oldest
-
-if TYPE_CHECKING:
-    from .vision import Picture
 
 TokensOf = Callable[[str], list[int]]
 """Tokens of a rendered conversation."""
@@ -30,7 +28,7 @@ class Encoded:
     mask: tuple[bool, ...] = ()
     prompt_cut: int = 0
     response_cut: int = 0
-    pictures: "tuple[Picture, ...]" = ()
+    pictures: tuple[Picture, ...] = ()
 
 
 class TooLong(InvalidJob):

@@ -13,7 +13,7 @@ from rlhf_api.field_types import RowKind
 from rlhf_api.host.imports import described
 
 from ..process.imports import import_function
-from .tables import plain
+from .tables import text_of
 
 COMPARED = 64
 """Rows of each rank that are compared with rank 0's."""
@@ -70,7 +70,7 @@ class ImportedRows(Rows):
             raise InvalidJob([Problem(self.where(index), f"cannot be read: {described(error)}")]) from error
         if self._kind == "prompts":  # whole rows are sent to reward functions
             try:
-                row = json.loads(json.dumps(row, default=plain))
+                row = json.loads(json.dumps(row, default=text_of))
             except (TypeError, ValueError) as error:
                 raise InvalidJob([Problem(self.where(index), f"cannot be JSON: {error}")]) from None
         return checked_row(row, self._kind, lambda: self.where(index), self._columns, of_table=True)

@@ -29,7 +29,7 @@ def write_lines(path: str, files: Iterable[Path], new: Path) -> None:
         with new.open("w", encoding="utf-8") as lines:
             for file in files:
                 for row in _rows(file):
-                    lines.write(strict_json.dumps(row, default=_text_of, ensure_ascii=False) + "\n")
+                    lines.write(strict_json.dumps(row, default=text_of, ensure_ascii=False) + "\n")
                     number += 1
     except ArrowException as error:
         raise InvalidJob([Problem(path, f"is not a Parquet file: {str(error).splitlines()[0]}")]) from None
@@ -66,7 +66,7 @@ def _rows_of_text(file: Path, separator: str) -> Iterator[dict[str, str]]:
                 yield dict(zip(names, row, strict=True))
 
 
-def _text_of(value: Any) -> Any:
+def text_of(value: Any) -> Any:
     """As `plain`; bytes as those of an image."""
     return image_bytes(value) if isinstance(value, bytes) else plain(value)
 

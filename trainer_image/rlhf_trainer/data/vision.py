@@ -1,28 +1,24 @@
 """Images of rows as a vision-language model reads them: patches, and as many tokens in the prompt."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from zlib import crc32
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
 from transformers import PreTrainedTokenizerBase
 
+from rlhf_api.dataset.rows import ImageRow
 from rlhf_api.errors.problem import InvalidJob, Problem
+from rlhf_api.sections.data import Data
+from rlhf_api.sections.model import VISION
 
+from ..tensors.images import Picture
 from . import images
-from .encode import Encoded, TokensOf
-
-
-@dataclass(frozen=True)
-class Picture:
-    """One image: float32 `patches` [P, D], `grid` of frames, rows and columns of patches, and the number of `tokens`
-    that stand for it, from `start` on in its prompt."""
-
-    patches: NDArray[np.float32]
-    grid: tuple[int, int, int]
-    tokens: int
-    start: int = 0
+from .chat import arguments_of
+from .encode import Encoded, TokensOf, TooLong, encode, encode_prompt
 
 
 @dataclass(frozen=True)
@@ -77,9 +73,37 @@ class ImageReader:
         except ValueError as error:
             raise images.problem(reference, error) from None
         frames, rows, columns = (int(size) for size in made["image_grid_thw"][0])
-        patches = np.asarray(made["pixel_values"], dtype=np.float32)
-        return Picture(patches, (frames, rows, columns), frames * rows * columns // self.merge**2)
+        patches = torch.from_numpy(np.asarray(made["pixel_values"], dtype=np.float32))
+        return Picture(patches, (frames, rows, columns), self.merge, crc32(image.tobytes()))
 
     def _size(self, max_pixels: int) -> dict[str, int]:
         own = self.processor.size
         return {"shortest_edge": min(own["shortest_edge"], max_pixels), "longest_edge": max_pixels}
+
+
+def encode_with_images(
+    row: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    data: Data,
+    reader: ImageReader | None,
+    *,
+    answered: bool,
+) -> Encoded:
+    """A row's prompt with its images, and its answer where it is `answered`. A row with images is never cut: each of
+    its tokens belongs to one of them, or asks about it. Raises InvalidJob for images without a `reader`."""
+    arguments, longest = arguments_of(tokenizer, row, data), data.max_prompt_length
+    references: Sequence[str] = row.images if isinstance(row, ImageRow) else ()
+    if references and reader is None:
+        message = f"a row has {len(references)} images, which policies of type {', '.join(VISION)} read"
+        raise InvalidJob([Problem("spec.model.policy", f"{message}; take one of them")])
+    pictures = reader.read(references) if reader else []
+    tokens_of = reader.tokens_of(tokenizer, pictures) if reader and pictures else None
+    limit = sys.maxsize if pictures else longest
+    if answered:
+        most = data.max_response_length
+        made = encode(tokenizer, row.prompt, row.answer, limit, most, arguments, tokens_of=tokens_of)
+    else:
+        made = encode_prompt(tokenizer, row.prompt, limit, arguments, tokens_of=tokens_of)
+    if len(made.prompt) > longest:
+        raise TooLong(len(made.prompt), longest)
+    return reader.with_pictures(made, pictures) if reader else made

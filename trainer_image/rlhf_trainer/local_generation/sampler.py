@@ -18,6 +18,8 @@ from ..data.sampling_request import SamplingRequest
 from ..data.stop_strings import StopStrings
 from ..models.pretrained.load import padding_id
 from ..models.trained_model import TrainedModel
+from ..tensors.images import Images
+from ..tensors.packed import to_device
 from ..tensors.records import Prompt
 from .decoding import Decoded, Decoder
 from .processors import Penalized, warpers
@@ -108,10 +110,13 @@ def generate_batch(
 ) -> list[Sampled]:
     """One response to each prompt, with its end token; partial ones if `stop` was set."""
     sampling, penalties = request.sampling, request.penalties
-    unique = {tokens: i for i, tokens in enumerate(dict.fromkeys(p.tokens for p in prompts))}
-    width, device = max(map(len, unique)), model.device
-    ids = torch.tensor([[pad] * (width - len(tokens)) + list(tokens) for tokens in unique], device=device)
-    mask = torch.tensor([[0] * (width - len(tokens)) + [1] * len(tokens) for tokens in unique], device=device)
+    unique = {_inputs(prompt): prompt for prompt in prompts}
+    rows, device = {inputs: i for i, inputs in enumerate(unique)}, model.device
+    width = max(len(tokens) for tokens, _ in unique)
+    ids = torch.tensor([[pad] * (width - len(tokens)) + list(tokens) for tokens, _ in unique], device=device)
+    mask = torch.tensor(
+        [[0] * (width - len(tokens)) + [1] * len(tokens) for tokens, _ in unique], device=device
+    )
     config = GenerationConfig(
         do_sample=sampling.temperature > 0,
         temperature=1.0,
@@ -123,7 +128,7 @@ def generate_batch(
         pad_token_id=pad,
     )
     decoder = Decoder(
-        copies=torch.tensor([unique[p.tokens] for p in prompts], device=device),
+        copies=torch.tensor([rows[_inputs(prompt)] for prompt in prompts], device=device),
         ends=torch.tensor(ends, device=device),
         prompts=[p.tokens for p in prompts],
         stops=stops,
@@ -137,6 +142,7 @@ def generate_batch(
         generation_config=config,
         logits_processor=LogitsProcessorList(warpers(sampling)),
         custom_generate=decoder,
+        **_images(model, ids, [*unique.values()]),
     )
     return [
         Sampled(tokens[:n], logprobs[:n], *_packed_mask(kept_tokens[:n]), finished)
@@ -144,6 +150,23 @@ def generate_batch(
             *decoded[:3], decoded.lengths.tolist(), decoded.finished.tolist(), strict=True
         )
     ]
+
+
+def _inputs(prompt: Prompt) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What two prompts have in common that the model reads alike: their tokens, and their very images."""
+    return prompt.tokens, tuple(map(id, prompt.pictures))
+
+
+def _images(model: Any, ids: Tensor, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
+    """The images of prompts, whose tokens are the rows of `ids`, as Transformers' models take them."""
+    images = Images.of([prompt.pictures for prompt in prompts])
+    if images is None:
+        return {}
+    return {
+        "pixel_values": to_device(torch.cat(images.patches), ids.device),
+        "image_grid_thw": to_device(images.grids, ids.device),
+        "mm_token_type_ids": (ids == model.config.image_token_id).int(),
+    }
 
 
 def _packed_mask(padded: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,24 +1,19 @@
 """Tokenized sequences of given responses, by row kind."""
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_api.dataset.rows import ImageRow
-from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.field_types import RowKind
 from rlhf_api.graph import LABEL, MARGIN
 from rlhf_api.sections.data import Data
-from rlhf_api.sections.model import VISION
 
 from ..data.chat import arguments_of
-from ..data.encode import Encoded, TooLong, encode, encode_prompt, turns
-from ..data.vision import ImageReader
+from ..data.encode import Encoded, encode, turns
+from ..data.vision import ImageReader, encode_with_images
 from ..tensors.images import Images
 from ..tensors.records import Columns, Sequences
 
@@ -32,27 +27,7 @@ def _encode_responses(
     reader: ImageReader | None = None,
 ) -> list[Encoded]:
     """One sequence for each prompt-response row."""
-    return [_encode_response(row, tokenizer, data, reader) for row in rows]
-
-
-def _encode_response(
-    row: Any, tokenizer: PreTrainedTokenizerBase, data: Data, reader: ImageReader | None
-) -> Encoded:
-    """A row with images is never cut: each of its tokens belongs to one of them, or asks about it."""
-    arguments, longest = arguments_of(tokenizer, row, data), data.max_response_length
-    images: Sequence[str] = row.images if isinstance(row, ImageRow) else ()
-    if reader is None:
-        if images:
-            message = f"a row has {len(images)} images, which policies of type {', '.join(VISION)} read"
-            raise InvalidJob([Problem("spec.model.policy", f"{message}; take one of them")])
-        return encode(tokenizer, row.prompt, row.answer, data.max_prompt_length, longest, arguments)
-    pictures = reader.read(images)
-    tokens_of = reader.tokens_of(tokenizer, pictures) if pictures else None
-    limit = sys.maxsize if pictures else data.max_prompt_length
-    made = encode(tokenizer, row.prompt, row.answer, limit, longest, arguments, tokens_of=tokens_of)
-    if len(made.prompt) > data.max_prompt_length:
-        raise TooLong(len(made.prompt), data.max_prompt_length)
-    return reader.with_pictures(made, pictures)
+    return [encode_with_images(row, tokenizer, data, reader, answered=True) for row in rows]
 
 
 def _encode_pairs(
@@ -91,8 +66,7 @@ def encode_row(
 ) -> list[Encoded]:
     """The sequences of one row; only the prompt if responses are sampled. `reader`: of a policy that reads images."""
     if kind == "prompts":
-        arguments = arguments_of(tokenizer, row, data)
-        return [encode_prompt(tokenizer, row.prompt, data.max_prompt_length, arguments)]
+        return [encode_with_images(row, tokenizer, data, reader, answered=False)]
     return ENCODE[kind]([row], tokenizer, data, reader)
 
 
@@ -103,20 +77,6 @@ def _mismatched(encoded: Sequence[Encoded]) -> list[Encoded]:
         replace(own, response=other.response, mask=other.mask)
         for own, other in zip(encoded, following, strict=True)
     ]
-
-
-def _images(encoded: Sequence[Encoded], reader: ImageReader | None) -> Images | None:
-    """The images of all sequences; None without any."""
-    pictures = [picture for each in encoded for picture in each.pictures]
-    if reader is None or not pictures:
-        return None
-    return Images(
-        torch.from_numpy(np.concatenate([picture.patches for picture in pictures])),
-        torch.tensor([picture.grid for picture in pictures]),
-        torch.tensor([picture.start for picture in pictures]),
-        torch.tensor([len(each.pictures) for each in encoded]),
-        reader.merge,
-    )
 
 
 def given_columns(
@@ -132,7 +92,8 @@ def given_columns(
     encoded = ENCODE[kind](rows, tokenizer, data, reader)
     mismatched = _mismatched(encoded) if kind == "labeled" else []
     sequences = Sequences.pack([(e.prompt, e.response) for e in (*encoded, *mismatched)])
-    columns = Columns(replace(sequences, images=_images(encoded, reader)))
+    images = Images.of([each.pictures for each in (*encoded, *mismatched)])
+    columns = Columns(replace(sequences, images=images))
     if kind == "labeled":
         labels = [1.0 if row.label else -1.0 for row in rows] + [0.0] * len(mismatched)
         columns = columns.with_rows(**{LABEL: torch.tensor(labels)})

@@ -3,11 +3,13 @@
 import multiprocessing
 import os
 import signal
+from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from zlib import crc32
 
 from transformers import PreTrainedTokenizerBase
 
@@ -37,7 +39,8 @@ MOST_PROBLEMS = 20
 class RowCheck:
     """Result for some rows of a dataset. `problems`: of rows that cannot be read, rendered or tokenized, each with its
     place; `overlong`: numbers of the rows that are longer than a limit, ascending, and of them `uncut` those that are
-    not to be cut; numbers of sequences by their tokens before any cut, and `prompts_cut` and `responses_cut` of them.
+    not to be cut; numbers of sequences by their tokens before any cut, and `prompts_cut` and `responses_cut` of them;
+    `images`: a checksum of all their images, 0 without any.
     """
 
     rows: int = 0
@@ -48,6 +51,7 @@ class RowCheck:
     response_lengths: Counter[int] = field(default_factory=Counter)
     prompts_cut: int = 0
     responses_cut: int = 0
+    images: int = 0
 
     def add(self, other: "RowCheck") -> None:
         """Adds the result for the rows that follow."""
@@ -59,6 +63,7 @@ class RowCheck:
         self.response_lengths += other.response_lengths
         self.prompts_cut += other.prompts_cut
         self.responses_cut += other.responses_cut
+        self.images = _checksum(self.images, [other.images] if other.images else [])
 
 
 @dataclass(frozen=True)
@@ -113,11 +118,17 @@ class RowChecker:
             raise InvalidJob([Problem(place, str(problem)) for problem in error.problems]) from None
         if any(sequence.prompt_cut or sequence.response_cut for sequence in made):
             result.overlong.append(number)
+        result.images = _checksum(result.images, [p.checksum for each in made for p in each.pictures])
         for sequence in made:
             result.prompt_lengths[len(sequence.prompt) + sequence.prompt_cut] += 1
             result.response_lengths[len(sequence.response) + sequence.response_cut] += 1
             result.prompts_cut += sequence.prompt_cut > 0
             result.responses_cut += sequence.response_cut > 0
+
+
+def _checksum(before: int, others: Sequence[int]) -> int:
+    """A checksum that goes on with others."""
+    return crc32(array("I", others).tobytes(), before) if others else before
 
 
 _forked: RowChecker | None = None
@@ -156,10 +167,12 @@ def _check_chunk(rows: range) -> RowCheck:
 
 @dataclass(frozen=True)
 class Fitting:
-    """Rows of a dataset to leave out, and a sentence on what is too long; '' if nothing is."""
+    """Rows of a dataset to leave out, and a sentence on what is too long; '' if nothing is. `images`: as in
+    `RowCheck`."""
 
     left_out: Sequence[int]
     message: str
+    images: int = 0
 
 
 def fitting(dataset: Dataset, result: RowCheck, data: Data, name: str) -> Fitting:
@@ -195,7 +208,7 @@ def check_all(checkers: Sequence[RowChecker]) -> list[Fitting]:
         dataset = checker.dataset
         try:
             result = checker.check(range(len(dataset)))
-            fit.append(fitting(dataset, result, checker.data, dataset.name))
+            fit.append(replace(fitting(dataset, result, checker.data, dataset.name), images=result.images))
         except InvalidJob as error:
             problems += error.problems
     if problems:

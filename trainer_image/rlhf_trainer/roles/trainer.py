@@ -146,8 +146,9 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None, run: str = 
         raise InvalidJob(problems)
     reader = load_reader(config)
     checkers = make_checkers(spec, datasets, tokenizer, reader)
-    datasets = Datasets.in_order(datasets.held_out, leave_out(ranks, services, checkers))
-    data = datasets.checksums()
+    fitting, images = leave_out(ranks, services, checkers)
+    datasets = Datasets.in_order(datasets.held_out, fitting)
+    data = datasets.checksums() | images
     ctx = TrainerContext(config.job, spec, Path(config.workdir), ranks, tokenizer, services, stop, data)
     task = make_task(ctx, config, datasets, reader)
     on_commit = partial(committed, ctx, config.store)
@@ -265,14 +266,23 @@ def make_checkers(
     return checkers
 
 
-def leave_out(ranks: Ranks, services: Services | None, checkers: Sequence[RowChecker]) -> list[Dataset]:
-    """The datasets without the rows that `spec.data.overlong` leaves out, the same on every rank; rank 0 renders and
-    tokenizes all rows, for any time. Raises InvalidJob for rows that do not fit."""
+def leave_out(
+    ranks: Ranks, services: Services | None, checkers: Sequence[RowChecker]
+) -> tuple[list[Dataset], dict[str, int]]:
+    """The datasets without the rows that `spec.data.overlong` leaves out, the same on every rank, and checksums of the
+    images of those that have any; rank 0 renders and tokenizes all rows, for any time. Raises InvalidJob for rows that
+    do not fit."""
 
     def check() -> Message:
         reports = check_all(checkers)
         arrays = {str(i): torch.tensor(each.left_out, dtype=torch.int64) for i, each in enumerate(reports)}
-        return arrays, {"messages": [each.message for each in reports if each.message]}
+        images = {
+            f"images of {checker.dataset.name}": each.images
+            for checker, each in zip(checkers, reports, strict=True)
+            if each.images
+        }
+        messages = [each.message for each in reports if each.message]
+        return arrays, {"messages": messages, "images": images}
 
     arrays, header = ranks.share(check)
     for message in header["messages"] if ranks.first else ():
@@ -280,10 +290,11 @@ def leave_out(ranks: Ranks, services: Services | None, checkers: Sequence[RowChe
     if services is not None and header["messages"]:
         services.control.report(overlong="; ".join(header["messages"])[:OVERLONG])
     left_out = [arrays[str(i)].tolist() for i in range(len(checkers))]
-    return [
+    fitting = [
         checker.dataset.without(rows) if rows else checker.dataset
         for checker, rows in zip(checkers, left_out, strict=True)
     ]
+    return fitting, header["images"]
 
 
 def check_same_rows(ranks: Ranks, own: Mapping[str, int]) -> None:

@@ -16,6 +16,7 @@ from rlhf_api.sections.evaluation import NO_PENALTIES
 from ..data.prompts import prompts
 from ..data.sampling_request import SamplingRequest
 from ..data.stop_strings import StopStrings
+from ..data.vision import ImageReader
 from ..dispatch.roster import Stopped, Unavailable
 from ..maths.best_of import best_of
 from ..ranks.context import TrainerContext
@@ -41,11 +42,13 @@ def evaluate(
     held_out: Mapping[str, Sequence[Row]],
     respond: Respond,
     judge: Judge | None,
+    reader: ImageReader | None = None,
     *,
     first: bool = False,
 ) -> list[dict[str, Any]]:
     """Metrics of each held-out set, on the rank that has the judge; of episodes without a judge, whose scores are their
-    rewards, on rank 0. A set that cannot be judged has the reason as `failed`, and a mean of NaN. A collective.
+    rewards, on rank 0. A set that cannot be judged has the reason as `failed`, and a mean of NaN. `reader`: of a policy
+    that reads images. A collective.
 
     Raises Stopped, on every rank; and InvalidJob if this is the `first` evaluation and the job's own function is at
     fault: later that does not end the training.
@@ -55,7 +58,7 @@ def evaluate(
         rows = held_out[section.name]
         # Data epochs below 0: these ids, and so the seeds of requests, differ from all training prompts'.
         places = [(-1 - number, row) for row in range(len(rows))]
-        batch = prompts(rows, places, ctx.tokenizer, ctx.spec.data)
+        batch = prompts(rows, places, ctx.tokenizer, ctx.spec.data, reader=reader)
         # Not validated again: temperature 0 is invalid for training.
         update = {"responses_per_prompt": section.samples, "temperature": section.temperature}
         sampling = ctx.spec.sampling.model_copy(update=update)

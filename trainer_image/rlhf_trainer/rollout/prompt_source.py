@@ -1,7 +1,8 @@
 """Prompts in the run's order, and their ledger."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
 from typing import Any
 
 from rlhf_api.dataset.rows import Row
@@ -9,9 +10,11 @@ from rlhf_api.errors.problem import InvalidJob, Problem
 
 from ..data.dataset import stream
 from ..data.prompts import is_given, prompts
+from ..data.vision import ImageReader
 from ..ranks.context import TrainerContext
 from ..replay.ledger import Ledger
 from ..replay.table import Episode
+from ..tensors.images import Images, Picture
 from ..tensors.records import Prompt
 from .responses import Collected
 
@@ -21,13 +24,21 @@ log = logging.getLogger(__name__)
 class PromptSource:
     """Takes prompts from the dataset and records their states in the ledger. The same on every rank."""
 
-    def __init__(self, ctx: TrainerContext, rows: Sequence[Row], given: float = 0.0) -> None:
-        """`given`: share of the prompts that come with their row's answer."""
-        self._ctx, self._rows, self._given = ctx, rows, given
+    def __init__(
+        self,
+        ctx: TrainerContext,
+        rows: Sequence[Row],
+        given: float = 0.0,
+        reader: ImageReader | None = None,
+    ) -> None:
+        """`given`: share of the prompts that come with their row's answer; `reader`: of a policy that reads images."""
+        self._ctx, self._rows, self._given, self._reader = ctx, rows, given, reader
         self._stream = stream(rows, ctx.spec.seed)
         self._ledger = Ledger(self._stream.mixture.samples)
         self.places: dict[str, int] = {}
         """Positions of the prompts in progress, by id."""
+        self._pictures: dict[str, Sequence[Picture]] = {}
+        """Images of the prompts in progress, by id, if the policy reads any."""
         self._again: list[int] = []
         """Positions of prompts to issue again: from a snapshot, or from a step that ended without them."""
 
@@ -39,7 +50,7 @@ class PromptSource:
         longest = self._ctx.spec.data.max_prompt_length
         positions = (*again, *range(first, self._stream.position))
         given = {number for number, at in enumerate(positions) if is_given(at, self._given)}
-        batch = prompts(self._rows, places, self._ctx.tokenizer, self._ctx.spec.data, given)
+        batch = self._prompts(places, given)
         if cut := sum(prompt.cut > 0 for prompt in batch):
             log.info("%d of %d prompts were cut to %d tokens", cut, count, longest)
         self.places |= {prompt.id: at for prompt, at in zip(batch, positions, strict=True)}
@@ -48,18 +59,30 @@ class PromptSource:
         return batch
 
     def take(self, collected: Collected) -> Episode | None:
-        """Records responses, and prompts that will have none; returns the episode."""
+        """Records responses, and prompts that will have none; returns the episode, with its images."""
         self._ledger.requeue(collected.requeued)
         for reason, positions in collected.dropped.items():
             self._ledger.drop(positions, reason)
             self._settle(positions)
-        if collected.episode is not None:
-            self._ledger.answer(_each_once(collected.episode))
+        episode = None if collected.episode is None else self.with_images(collected.episode)
+        if episode is not None:
+            self._ledger.answer(_each_once(episode))
         again = set(collected.unanswered)
         self._again += [at for at in self.places.values() if at in again]
         self._settle(collected.unanswered)
         self._report_ledger()
-        return collected.episode
+        return episode
+
+    def with_images(self, episode: Episode) -> Episode:
+        """The episode with the images of its prompts; those of a snapshot, which has none, are read again."""
+        if self._reader is None:
+            return episode
+        where = dict(zip(episode.prompt_ids, episode.columns["position"].tolist(), strict=True))
+        lacking = [name for name in where if name not in self._pictures]
+        self._prompts(self._stream.at(where[name] for name in lacking))
+        images = Images.of([self._pictures[name] for name in episode.prompt_ids])
+        sequences = replace(episode.columns.sequences, images=images)
+        return replace(episode, columns=replace(episode.columns, sequences=sequences))
 
     def filtered(self, positions: Sequence[int]) -> None:
         """Records prompts whose responses are not trained on because they all have the same score."""
@@ -125,9 +148,17 @@ class PromptSource:
         self._settle(positions)
         self._report_ledger()
 
+    def _prompts(self, places: Sequence[tuple[int, int]], given: Set[int] = frozenset()) -> list[Prompt]:
+        data = self._ctx.spec.data
+        made = prompts(self._rows, places, self._ctx.tokenizer, data, given, self._reader)
+        if self._reader is not None:
+            self._pictures |= {prompt.id: prompt.pictures for prompt in made}
+        return made
+
     def _settle(self, positions: Sequence[int]) -> None:
         settled = set(positions)
         self.places = {name: at for name, at in self.places.items() if at not in settled}
+        self._pictures = {name: each for name, each in self._pictures.items() if name in self.places}
 
     def _report_ledger(self) -> None:
         status = self._ledger.status((*self.places.values(), *self._again))

@@ -12,6 +12,7 @@ from torch import Tensor
 from rlhf_api.field_types import Report
 
 from ..ranks.ranks import Message
+from ..tensors.image_arrays import images_of_arrays, images_to_arrays
 from ..tensors.records import Sequences
 from ..tensors.sampling_mask import Kept
 from ..transport.wire import WireError, as_array, json_of
@@ -57,8 +58,8 @@ class ScoreReport(Report):
 def pack(sequences: Sequences, rows: Sequence[Any] | None = None, **header: Any) -> Message:
     """Packs N sequences; with each one's dataset row, if given, stored once for all responses to one prompt: `rows`
     uint8 [bytes] is the JSON list of distinct rows, `row` int64 [N] each sequence's index in it, and bool `finished`
-    [N]. Without rows, as for log-probabilities, with their sampling mask: int32 `kept_counts` [A] and `kept`. With
-    `sampled`, as in `Sequences`, where there are context tokens."""
+    [N]. Without rows, as for log-probabilities, with their sampling mask: int32 `kept_counts` [A] and `kept`, and
+    their images, see `tensors.image_arrays`. With `sampled`, as in `Sequences`, where there are context tokens."""
     arrays = {
         "tokens": sequences.tokens,
         "lengths": sequences.lengths,
@@ -74,8 +75,11 @@ def pack(sequences: Sequences, rows: Sequence[Any] | None = None, **header: Any)
         arrays["row"] = torch.tensor([places[text] for text in texts], dtype=torch.int64)
         if sequences.finished is not None:
             arrays["finished"] = sequences.finished
-    elif sequences.kept is not None:
+        return arrays, header
+    if sequences.kept is not None:
         arrays |= {"kept_counts": sequences.kept.counts, "kept": sequences.kept.tokens}
+    if sequences.images is not None:
+        arrays |= images_to_arrays(sequences.images)
     return arrays, header
 
 
@@ -113,7 +117,12 @@ def unpack(message: Message) -> Sequences:
     sequences = replace(sequences, sampled=_sampled(arrays, int(sequences.after_lengths.sum())))
     if bool((sequences.response_lengths < 1).any()):
         raise WireError("`sampled` must be true for a token of each sequence")
-    return replace(sequences, kept=_sampling_mask(arrays, int(sequences.response_lengths.sum())))
+    try:
+        images = images_of_arrays(arrays, sequences.prompt_lengths)
+    except ValueError as error:
+        raise WireError(str(error)) from None
+    mask = _sampling_mask(arrays, int(sequences.response_lengths.sum()))
+    return replace(sequences, kept=mask, images=images)
 
 
 def _sampled(arrays: Mapping[str, Tensor], tokens: int) -> Tensor | None:

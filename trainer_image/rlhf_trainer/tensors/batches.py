@@ -80,10 +80,10 @@ class MicroBatch:
     On the model's device: int64 `input_ids`, `position_ids` [n, T] ([1, T] packed); `attention_mask`, int64 [n, T], or
     packed int32 [1, 1, 1, n + 1], where each row begins and the last one ends; int64 `response_row`,
     `response_column` and `targets` [A_mb], the place in [n, T] of every response token, and the token, end to end in
-    the order of the rows. With `images`, those of the rows, `position_ids` are [3, n, T] as `Images.position_ids` has
-    them. `longest` is the length of the longest row. On the CPU, to index packed arrays: int64 `rows`
-    [n], `response_index` [A_mb], the place of the same tokens in response-aligned arrays of all the sequences, and
-    `host_column` [A_mb], a copy of `response_column`.
+    the order of the rows. With `images`, those of the rows, `image_places`, bool [n, T], are their tokens, and
+    `position_ids` are [3, n, T], as `Images` has them. `longest` is the length of the longest row. On the CPU, to index
+    packed arrays: int64 `rows` [n], `response_index` [A_mb], the place of the same tokens in response-aligned arrays of
+    all the sequences, and `host_column` [A_mb], a copy of `response_column`.
     `kept`, int64 [A_mb, K] on the device: the tokens that each one was sampled from, see `Kept.with_own`; None for all.
     `routing`, int16 [n T, L, K] on the device, as in `Sequences`, -1 for padding.
     `pad_token_id` is no row's last token, so that a sequence-classification head, which pools at the last token that is
@@ -106,6 +106,7 @@ class MicroBatch:
     pad_token_id: int
     kept: Tensor | None = None
     images: Images | None = None
+    image_places: Tensor | None = None
     routing: Tensor | None = None
 
     @classmethod
@@ -143,6 +144,10 @@ class MicroBatch:
             input_ids[real] = tokens
             mask, positions = real.to(torch.int64), columns.expand(*placed.shape[:-1], *real.shape).clone()
             positions[..., real] = placed
+        image_places = None
+        if images is not None:
+            image_places = torch.zeros_like(input_ids, dtype=torch.bool)
+            image_places[torch.ones_like(image_places) if packed else real] = images.places(lengths)
         targets = input_ids[row, column]
         routing = picked.routing
         if routing is not None and not (packed and rows):
@@ -163,7 +168,8 @@ class MicroBatch:
             longest=int(lengths.max()),
             pad_token_id=pad,
             kept=None if picked.kept is None else to_device(picked.kept.with_own(targets), device),
-            images=None if images is None else images.to(device),
+            images=images,
+            image_places=None if image_places is None else to_device(image_places, device),
             routing=None if routing is None else to_device(routing, device),
         )
 

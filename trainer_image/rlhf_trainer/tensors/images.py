@@ -2,42 +2,67 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Self
 
 import torch
 from torch import Tensor
 
-from .packed import ragged_index, to_device
+from .packed import ragged_index
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One image: float32 `patches` [P, D], `grid` of frames, rows and columns of patches, of which `merge` x `merge`
+    are a token, and the place `start` of its first token in its prompt. `checksum`: of its pixels before it was scaled.
+    """
+
+    patches: Tensor
+    grid: tuple[int, int, int]
+    merge: int
+    checksum: int
+    start: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens that stand for it."""
+        frames, rows, columns = self.grid
+        return frames * rows * columns // self.merge**2
 
 
 @dataclass(frozen=True)
 class Images:
-    """M images of N sequences, end to end: float32 `patches` [sum of the images' patches, D], int64 `grids` [M, 3], the
-    frames, rows and columns of each one's patches, `starts` [M], the place in its sequence of each one's first token,
-    and `counts` [N]. `merge` x `merge` patches are a token."""
+    """M images of N sequences: float32 `patches` [P, D] of each, int64 `grids` [M, 3], the frames, rows and columns of
+    each one's patches, `starts` [M], the place in its sequence of each one's first token, and `counts` [N]. `merge` x
+    `merge` patches are a token. All responses to a prompt share the tensors of its images."""
 
-    patches: Tensor
+    patches: tuple[Tensor, ...]
     grids: Tensor
     starts: Tensor
     counts: Tensor
     merge: int
 
+    @classmethod
+    def of(cls, prompts: Sequence[Sequence[Picture]]) -> "Images | None":
+        """The images of N prompts; None without any."""
+        pictures = [picture for each in prompts for picture in each]
+        if not pictures:
+            return None
+        return cls(
+            tuple(picture.patches for picture in pictures),
+            torch.tensor([picture.grid for picture in pictures]),
+            torch.tensor([picture.start for picture in pictures]),
+            torch.tensor([len(each) for each in prompts]),
+            pictures[0].merge,
+        )
+
     def __len__(self) -> int:
         return len(self.grids)
-
-    @cached_property
-    def sizes(self) -> Tensor:
-        """Number of patches of each image: int64 [M]."""
-        return self.grids.prod(1)
 
     def select(self, rows: Tensor) -> "Images":
         """The images of the sequences `rows` (int64 [n]), in that order."""
         images = ragged_index((self.counts.cumsum(0) - self.counts)[rows], self.counts[rows])
-        patches = ragged_index((self.sizes.cumsum(0) - self.sizes)[images], self.sizes[images])
         return replace(
             self,
-            patches=self.patches[patches],
+            patches=tuple(self.patches[i] for i in images.tolist()),
             grids=self.grids[images],
             starts=self.starts[images],
             counts=self.counts[rows],
@@ -51,12 +76,20 @@ class Images:
             return None
         counts = [torch.zeros(n, dtype=torch.int64) if i is None else i.counts for i, n in parts]
         return cls(
-            torch.cat([images.patches for images in present]),
+            tuple(each for images in present for each in images.patches),
             torch.cat([images.grids for images in present]),
             torch.cat([images.starts for images in present]),
             torch.cat(counts),
             present[0].merge,
         )
+
+    def places(self, lengths: Tensor) -> Tensor:
+        """The tokens of the sequences, of `lengths` [N], that stand for images: bool [sum(lengths)]. A response may
+        have such a token that stands for none."""
+        begins = torch.repeat_interleave(lengths.cumsum(0) - lengths, self.counts)
+        places = torch.zeros(int(lengths.sum()), dtype=torch.bool)
+        places[ragged_index(begins + self.starts, self.grids.prod(1) // self.merge**2)] = True
+        return places
 
     def position_ids(self, lengths: Tensor) -> Tensor:
         """Frame, row and column of every token of the sequences, of `lengths` [N], for rotary embeddings: int64
@@ -78,7 +111,3 @@ class Images:
             positions[:, first:after] = torch.stack(axes).flatten(1) + origin
             positions[:, after:end] += max(grid[1:]) - (after - first)
         return positions
-
-    def to(self, device: torch.device | str) -> Self:
-        """The images with patches and grids on `device`."""
-        return replace(self, patches=to_device(self.patches, device), grids=to_device(self.grids, device))

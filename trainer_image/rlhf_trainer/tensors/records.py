@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rlhf_api.graph import REFERENCE_TOP
 
-from .images import Images
+from .images import Images, Picture
 from .packed import flat_ints, ragged_index
 from .sampling_mask import Kept
 
@@ -36,6 +36,8 @@ class Prompt:
     """Number of prompt tokens that were cut to fit."""
     given: "Given | None" = None
     """The response, where the dataset gives it."""
+    pictures: tuple[Picture, ...] = ()
+    """Its images, whose tokens are among its own."""
 
 
 @dataclass(frozen=True)

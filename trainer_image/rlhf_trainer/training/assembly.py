@@ -114,6 +114,7 @@ def make_task(
         datasets.held_out,
         rollouts=make_rollouts(ctx, config, models[POLICY], remote.reward),
         text=None if datasets.text is None else PretrainingText(datasets.text, ctx),
+        reader=reader,
     )
 
 

@@ -19,6 +19,7 @@ from rlhf_store.errors import DamagedSnapshot
 
 from ..checkpoint.reading import Snapshot
 from ..checkpoint.rng import remember_generators, undisturbed_generators
+from ..data.vision import ImageReader
 from ..dispatch.roster import Stopped
 from ..graph.learner import Learner
 from ..ranks.context import TrainerContext
@@ -60,8 +61,10 @@ class OnlineTask(GraphTask):
         *,
         rollouts: Rollouts,
         text: PretrainingText | None = None,
+        reader: ImageReader | None = None,
     ) -> None:
-        """`held_out`: rows of each evaluation set; `text`: mixed into the updates."""
+        """`held_out`: rows of each evaluation set; `text`: mixed into the updates; `reader`: of a policy that reads
+        images."""
         super().__init__(ctx, learner, remote)
         self._spec, self._rollouts, self._text = ctx.spec, rollouts, text
         self._judge, self._held_out = remote.judge, held_out
@@ -69,7 +72,7 @@ class OnlineTask(GraphTask):
         self._sampling = EpisodeSampler(ctx.spec.replay, ctx.spec.seed)
         self._buffer = ReplayBuffer(ctx.spec.replay, self._texts, stored=ctx.ranks.first)
         assert isinstance(self._graph.source, Generate)
-        self._source = PromptSource(ctx, rows, self._graph.source.given)
+        self._source, self._reader = PromptSource(ctx, rows, self._graph.source.given, reader), reader
         self._collector = EpisodeCollector(ctx, learner, rollouts, self._executor, self._source, remote)
         policy, collector = learner.models[POLICY], self._collector
         self._metrics = OnlineMetrics(ctx, policy, collector, rollouts, remote.reward, rows)
@@ -137,7 +140,8 @@ class OnlineTask(GraphTask):
             self._rollouts.publish(self._issue, collected=self._pending is not None)
         # A stop may cut it off, after which the resumed run must draw as one without a stop.
         with undisturbed_generators(self._ctx.ranks.device):
-            return evaluate(self._ctx, self._held_out, self._collector.respond, self._judge, first=not step)
+            respond, judge = self._collector.respond, self._judge
+            return evaluate(self._ctx, self._held_out, respond, judge, self._reader, first=not step)
 
     def state(self) -> Mapping[str, Any]:
         text = {"pretraining": self._text.position} if self._text else {}
@@ -162,6 +166,8 @@ class OnlineTask(GraphTask):
             log.warning("the responses of the next step are asked for again: %s", reason)
             self._source.ask_again(self._pending)
             self._pending = None
+        if self._pending is not None:
+            self._pending = self._source.with_images(self._pending)
         if self._text:
             self._text.position = cast(int, snapshot.state.get("pretraining", 0))
 

@@ -30,6 +30,7 @@ from ..checkpoint.rng import choose_kernels, restore_generators, seed_generators
 from ..graph.executor import Executor
 from ..graph.learner import Learner
 from ..models.pretrained import architectures
+from ..models.pretrained.vision import load_reader
 from ..ranks.context import TrainerContext
 from ..ranks.ranks import Ranks
 from ..replay.table import Episode, decode
@@ -76,6 +77,9 @@ def repeat_step(config: RunConfig, step: int | None) -> RepeatedStep:
     before, after = (Snapshot.open(ranks, archive, entry) for entry in _pair(archive.entries(), step))
     recorded = _episode_of(after)
     tokenizer = prepare_model(config, ranks, ())
+    if load_reader(config) is not None:
+        message = "reads images, which the prompts of a step may have, and a checkpoint has not"
+        raise InvalidJob([Problem("spec.model.policy", f"{message}; only steps of another can be repeated")])
     ctx = TrainerContext(
         *(config.job, spec, Path(config.workdir), ranks, tokenizer), None, threading.Event(), {}
     )

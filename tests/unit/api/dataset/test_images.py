@@ -14,6 +14,9 @@ from rlhf_operator.local.preflight.models import model_problems
 
 TEXT, PICTURE = {"type": "text", "text": "how many?"}, {"type": "image"}
 ZERO = "spec.trainer.deepspeed.zero_optimization"
+GRPO = ("spec.ppo={}", "spec.algorithm=grpo", "spec.grpo={minibatchSize: 16}", "spec.model={policy: p}")
+GRPO = (*GRPO, "spec.sampling={responsesPerPrompt: 2}")
+SAMPLED = (*GRPO, "spec.generator.sharedWithTrainer=true")
 SFT = ("spec.ppo={}", "spec.algorithm=sft", "spec.sampling={}", "spec.model={policy: p}")
 
 
@@ -92,9 +95,8 @@ def test_a_row_without_images_is_as_it_was_written():
             "responses",
             "none in an answer or after it",
         ),
-        ({"prompt": "q", "images": ["a"]}, "prompts", "read by algorithm sft alone"),
-        ({"prompt": "q", "chosen": "a", "rejected": "b", "images": ["a"]}, "pairs", "read by algorithm sft alone"),
-        ({"prompt": "q", "answer": "a", "label": True, "images": ["a"]}, "labeled", "read by algorithm sft alone"),
+        ({"prompt": "q", "chosen": "a", "rejected": "b", "images": ["a"]}, "pairs", "read where responses are"),
+        ({"prompt": "q", "answer": "a", "label": True, "images": ["a"]}, "labeled", "read where responses are"),
     ],
 )  # fmt: skip
 def test_what_is_not_read_is_refused_by_name(row, kind, message):
@@ -107,6 +109,11 @@ def test_what_is_not_read_is_refused_by_name(row, kind, message):
     [
         ((), "spec.algorithm"),
         ((*SFT, "spec.model.lora={policy: {rank: 2}}"), "spec.model.lora.policy"),
+        (GRPO, "spec.generator.sharedWithTrainer"),
+        ((*SAMPLED, "spec.environment={path: 'a:b'}"), "spec.environment"),
+        ((*SAMPLED, "spec.model.reward=r"), "spec.model.reward"),
+        ((*SAMPLED, "spec.model.reference=p", "spec.reference.engine=vllm"), "spec.reference.engine"),
+        ((*SAMPLED, "spec.replay.maxReplayEpisode=2"), "spec.replay.maxReplayEpisode"),
         ((*SFT, f"{ZERO}={{stage: 3}}"), f"{ZERO}.stage"),
         ((*SFT, f"{ZERO}={{stage: 2}}", "spec.model.trainVision=true"), f"{ZERO}.stage"),
         (

@@ -197,3 +197,13 @@ def test_a_policy_that_reads_no_images_is_told_which_do(tmp_path):
         InvalidJob, match=r"spec.model.policy: a row has 1 images, which policies of type qwen3_vl read"
     ):
         encode_row(rows[0], "responses", chat_tokenizer(), Data())
+
+
+def test_a_picture_that_was_changed_changes_the_checksum_of_the_rows(policy, tmp_path):
+    row = {"prompt": "q", "answer": "a", "images": ["a.png"]}
+    sums = list[int]()
+    for color in ("red", "red", "blue"):
+        Image.new("RGB", (16, 16), color).save(tmp_path / "a.png")
+        sums.append(check(policy, tmp_path, [row, {"prompt": "q", "answer": "a"}]).images)
+    assert sums[0] == sums[1] != sums[2]
+    assert check(policy, tmp_path, [{"prompt": "q", "answer": "a"}]).images == 0

@@ -427,14 +427,14 @@ class Unsized:
 
 
 def dated() -> list[dict[str, object]]:
-    return [{"prompt": "a", "day": date(2026, 1, 2)}, {"prompt": "b", "image": b"png"}]
+    return [{"prompt": "a", "day": date(2026, 1, 2)}, {"prompt": "b", "image": {b"png"}}]
 
 
 def test_rows_of_a_function_are_what_reward_functions_can_be_sent():
     rows = opened(Source(path=f"{__name__}:dated"))
     assert rows[0].model_dump() == {"prompt": "a", "day": "2026-01-02"}, "as of a Parquet file"
     with pytest.raises(
-        InvalidJob, match=r"dated\[1\]: cannot be JSON: a bytes is not a JSON value; leave that"
+        InvalidJob, match=r"dated\[1\]: cannot be JSON: a set is not a JSON value; leave that"
     ):
         rows.check()
 

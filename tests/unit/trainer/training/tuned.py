@@ -1,8 +1,11 @@
 """Trained models of a manifest that start from files, in this process as the only rank: no host, no rewards."""
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from tests.support.tiny.models import CHATML, chat_tokenizer
@@ -10,6 +13,7 @@ from tests.unit.trainer.graph.specs import spec_of
 from tests.unit.trainer.training.running import Job
 
 from rlhf_api.contract.run import RunConfig
+from rlhf_api.graph import POLICY
 from rlhf_api.rules.own_algorithm import resolve
 from rlhf_trainer.data.dataset import open_datasets
 from rlhf_trainer.graph.learner import Learner
@@ -18,9 +22,11 @@ from rlhf_trainer.models.pretrained.job_models import load_job_tokenizer
 from rlhf_trainer.models.pretrained.vision import load_reader
 from rlhf_trainer.ops import OpContext
 from rlhf_trainer.ranks.context import TrainerContext
+from rlhf_trainer.rollout.from_trainer import TrainerRollouts
 from rlhf_trainer.rollout.remote import Remote
 from rlhf_trainer.training.assembly import trained_model
 from rlhf_trainer.training.offline import OfflineTask
+from rlhf_trainer.training.online import OnlineTask
 
 SHAPE = {
     "hidden_size": 64,
@@ -54,17 +60,24 @@ def nobody(*_: object) -> torch.Tensor:
 
 
 def fine_tuned(
-    folder: Path, base: Path, steps: int, *overrides: str, algorithm: str = "sft"
-) -> tuple[TrainerContext, OfflineTask]:
-    """A model tuned for some steps on `TALK`, with ChatML as its template; its work directory is `folder / "run"`."""
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS[algorithm]))
+    folder: Path,
+    base: Path,
+    steps: int,
+    *overrides: str,
+    algorithm: str = "sft",
+    nodes: Mapping[str, Any] = MappingProxyType({}),
+) -> tuple[TrainerContext, Any]:
+    """A model tuned for some steps on `TALK`, with ChatML as its template; its work directory is `folder / "run"`.
+    `nodes`: what stands for other roles, where the algorithm samples."""
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS.get(algorithm, ())))
     spec = spec_of(
         algorithm,
         "",
         *("spec.trainer.deepspeed={}", f"spec.steps={steps}", "spec.optimizer={learningRate: 0.005}"),
         f"spec.model={{dtype: float32, policy: {base}}}",
         f"spec.data={{train: [{folder / 'rows.jsonl'}], promptsPerStep: 4, maxPromptLength: 64, "
-        f"maxResponseLength: 20, chatTemplate: {json.dumps(CHATML)}}}",
+        f"chatTemplate: {json.dumps(CHATML)}}}",
+        *(["spec.data.maxResponseLength=20"] if algorithm in ROWS else []),
         *overrides,
     )
     config = RunConfig(job="talk", spec=spec, workdir=str(folder / "run"))
@@ -74,8 +87,21 @@ def fine_tuned(
     models = {used: trained_model(ctx, config, used) for used in resolved.graph.trained}
     learner = Learner(resolved.graph, models, OpContext(spec, resolved.settings), {})
     rows, reader = open_datasets(spec).rows, load_reader(config)
-    task = OfflineTask(ctx, learner, Remote({}, judge=nobody), rows, {}, reader)
-    for step in range(steps):
+    remote = Remote(nodes, judge=nobody)
+    torch.manual_seed(0)
+    task: Any
+    if resolved.graph.generates:
+        rollouts = TrainerRollouts(ctx, learner.models[POLICY])
+        task = OnlineTask(ctx, learner, remote, rows, {}, rollouts=rollouts, reader=reader)
+    else:
+        task = OfflineTask(ctx, learner, remote, rows, {}, reader)
+    train(task, range(steps))
+    return ctx, task
+
+
+def train(task: Any, steps: Iterable[int]) -> None:
+    """The task's next steps."""
+    for step in steps:
+        task.publish(step)
         task.collect(step)
         task.train(step)
-    return ctx, task

@@ -19,6 +19,7 @@ from ...tensors.packed import ragged_index, to_device
 from ...tensors.records import Sequences
 from .attention import PACKED
 from .efficiency import fuse
+from .image_places import placing
 from .packing import can_pack, packs_exactly
 from .response_head import install, response_head
 from .sequence_parallel import SequenceGroup, check_heads, heads_of
@@ -119,16 +120,18 @@ class Forward:
         options: dict[str, Any] = {"max_length_q": micro.longest} if micro.packed else {}
         if self.sequence_group is not None:
             options["sequence_group"] = self.sequence_group
-        if micro.images is not None:
-            options |= {"pixel_values": micro.images.patches, "image_grid_thw": micro.images.grids}
+        if (images := micro.images) is not None:
+            options["pixel_values"] = to_device(torch.cat(images.patches), self.device)
+            options["image_grid_thw"] = to_device(images.grids, self.device)
         try:
-            logits: Tensor = (self.engine or self.model)(
-                input_ids=micro.input_ids,
-                attention_mask=micro.attention_mask,
-                position_ids=micro.position_ids,
-                use_cache=False,
-                **options,
-            ).logits
+            with placing(self.model, micro.image_places):
+                logits: Tensor = (self.engine or self.model)(
+                    input_ids=micro.input_ids,
+                    attention_mask=micro.attention_mask,
+                    position_ids=micro.position_ids,
+                    use_cache=False,
+                    **options,
+                ).logits
             return logits
         finally:
             text.pad_token_id = own_pad_token

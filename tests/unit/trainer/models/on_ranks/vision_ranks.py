@@ -30,7 +30,7 @@ def trained(policy: str, stage: int, *, frozen: bool) -> tuple[float, list[float
     pad, noise = model.config.image_token_id, torch.Generator().manual_seed(0)
     patches = torch.rand(4, 48, generator=noise)
     one = torch.ones(1, dtype=torch.int64)
-    images = Images(patches, torch.tensor([[1, 2, 2]]), one, torch.tensor([1, 0]), 2)
+    images = Images((patches,), torch.tensor([[1, 2, 2]]), one, torch.tensor([1, 0]), 2)
     packed = Sequences.pack([((20, pad, 21, 22), (23, 24)), ((25, 26, 27, 28), (29, 30))])
     engine = TrainedModel(
         model,
