@@ -32,7 +32,7 @@ _SAMPLED = (
     *("responses_continued", "replay_share", "replay_age", "given_share"),
 )
 _EPISODES = (
-    *("turns_mean", "context_tokens_mean", "episodes_failed", "episodes_failed_share"),
+    *("turns_mean", "branches_mean", "context_tokens_mean", "episodes_failed", "episodes_failed_share"),
     *("reward_environment_mean", "reward_environment_without_spread_share"),
 )
 """Metrics of a job with an environment."""

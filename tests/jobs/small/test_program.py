@@ -10,11 +10,12 @@ from tests.support.tiny.models import tiny_model
 STEPS, TURNS = 8, 2
 AGENT = """
 # The reward is the share of even characters in the policy's turns: what any model learns in a few steps. The row n1 has
-# a program that fails.
+# a program that fails, and those of the last ones forget what they said, so that their second turn is a branch.
 import json, os, sys, urllib.request
 
 row, messages, even, count = json.load(sys.stdin), [], 0, 0
 for number in range(2):
+    messages = [] if row["name"] > "n3" else messages
     messages.append({"role": "user", "content": f"{row['name']} {number}"})
     body = json.dumps({"messages": messages, "temperature": 0}).encode()
     headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
@@ -59,6 +60,7 @@ def test_a_program_that_asks_over_the_openai_api_trains_the_policy(tmp_path: Pat
     first, last = ([steps[i]["reward_mean"] for i in some] for some in ((1, 2), (STEPS - 1, STEPS)))
     assert sum(last) / 2 > sum(first) / 2 + 0.1
     assert {line["turns_mean"] for line in steps.values()} == {TURNS}
+    assert 0 < sum(line["branches_mean"] for line in steps.values()) < STEPS, "of the last rows alone"
     assert max(line["logprob_difference"] for line in steps.values() if "logprob_difference" in line) < 1e-4
     assert sum(line["episodes_failed"] for line in steps.values()) % 8 == 0, "those of the row n1 alone"
     log = finished.log("trainer-0")

@@ -57,7 +57,8 @@ def _parts(prompt: Prompt, response: Response) -> Iterator[_Part]:
     for number, turn in enumerate(turns_of(response.tokens, response.sampled), 1):
         yield _Part(f"turn {number}", turn.sampled, sampled=True, reward=rewards.get(turn.end - 1))
         if turn.reply:
-            yield _Part("reply", turn.reply, sampled=False)
+            name = "branch" if turn.end in response.branches else "reply"
+            yield _Part(name, turn.reply, sampled=False)
 
 
 def _each(

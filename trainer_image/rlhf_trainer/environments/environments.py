@@ -46,13 +46,14 @@ class OpensOtherwise(Exception):
 
 @dataclass(frozen=True)
 class Next:
-    """The successor of a turn: `context` tokens and another turn, or the episode's `end` and its outcome, or its first
-    turn, if it is to begin `anew`."""
+    """The successor of a turn: `context` tokens and another turn, which on a `branch` follows them alone; or the
+    episode's `end` and its outcome, or its first turn, if it is to begin `anew`."""
 
     context: "array[int]"
     end: str | None = None
     outcome: Outcome | None = None
     anew: bool = False
+    branch: bool = False
 
 
 class Environments:
@@ -153,7 +154,7 @@ class Environments:
         if reply.done or cut:
             outcome = await episode.end(cut=not reply.done)
             return self._ended(key, "stop" if reply.done else "length", outcome)
-        return Next(array("i", reply.tokens))
+        return Next(array("i", reply.tokens), branch=reply.branch)
 
     async def _current(self, key: Key, prompt: Prompt, turns: list[Turn]) -> LiveEpisode:
         """The episode, which has read all turns but the last one."""

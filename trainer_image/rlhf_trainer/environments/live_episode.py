@@ -20,6 +20,9 @@ from .workers.pool import GRACE_SECONDS
 
 log = logging.getLogger(__name__)
 
+_UNCUT = 1 << 30
+"""Tokens of a branch's prompt: one that does not fit into `maxTokens` is left out, as a reply is."""
+
 
 class EpisodeFailed(Exception):
     """The environment failed at this call; another life of the episode may not."""
@@ -31,10 +34,12 @@ class EpisodeEnded(Exception):
 
 @dataclass(frozen=True)
 class Reply:
-    """The environment's reply to a turn: `tokens` that follow it, none if the episode is `done`."""
+    """The environment's reply to a turn: `tokens` that follow it, or on a `branch` are read in place of all so far;
+    none if the episode is `done`."""
 
     tokens: Sequence[int]
     done: bool
+    branch: bool = False
 
 
 class LiveEpisode:
@@ -48,6 +53,10 @@ class LiveEpisode:
         self.opened = Opened((), conversation=False)
         self.read = array("i")
         """Tokens of the response that the environment has read, with its replies to them."""
+        self._prompt: Prompt | None = None
+        self._current, self._from = self.opened, 0
+        """How the present branch opens, and how much was read before that: the opening's tokens are among `read`, but
+        for those of the first one."""
         self._rewards = list[tuple[int, float]]()
         self._seconds = 0.0
 
@@ -58,23 +67,34 @@ class LiveEpisode:
             self.opened = await asyncio.to_thread(self._rendering.open, prompt, opening)
         except Unfit as error:
             raise EpisodeEnded(str(error)) from None
+        self._prompt, self._current = prompt, self.opened
 
     async def step(self, turn: Turn) -> Reply:
         """The reply to a turn that follows all that was `read`."""
-        before = (*self.opened.tokens, *self.read)
+        before = (*(() if self._from else self.opened.tokens), *self.read[self._from :])
         text = await asyncio.to_thread(self._rendering.turn_text, before, turn.sampled)
         made = await self._call(do="step", **text._asdict())
         tokens: Sequence[int] = ()
         if not made["done"]:
             try:
-                tokens = await asyncio.to_thread(
-                    self._rendering.reply, self.opened, turn.sampled, made["messages"]
-                )
+                tokens = await asyncio.to_thread(self._replied, turn, made)
             except (Unfit, InvalidJob) as error:
                 raise EpisodeEnded(str(error)) from None
         self._rewards.append((turn.end - 1, made["reward"]))
+        branch = bool(made.get("branch"))
+        if branch:
+            self._from = len(self.read) + len(turn.sampled)
         self.read += array("i", [*turn.sampled, *tokens])
-        return Reply(tokens, made["done"])
+        return Reply(tokens, made["done"], branch)
+
+    def _replied(self, turn: Turn, made: Mapping[str, Any]) -> Sequence[int]:
+        """The tokens of a reply, or those with which a branch opens."""
+        if not made.get("branch"):
+            return self._rendering.reply(self._current, turn.sampled, made["messages"])
+        assert self._prompt is not None, "the episode has begun"
+        opening = {"messages": made["messages"], "text": None, "added": False, "tools": made.get("tools")}
+        self._current = self._rendering.open(self._prompt, opening, _UNCUT)
+        return self._current.tokens
 
     async def end(self, *, cut: bool) -> Outcome:
         """Closes the environment; `cut`: a limit ended the episode."""

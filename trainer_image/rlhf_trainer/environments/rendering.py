@@ -50,8 +50,9 @@ class Rendering:
         self._tools = [dict(tool) for tool in tools]
         self._checked = False
 
-    def open(self, prompt: Prompt, opening: Mapping[str, Any]) -> Opened:
-        """The prompt as the environment opens it; `opening`: the fields of an `adapter.Opening`.
+    def open(self, prompt: Prompt, opening: Mapping[str, Any], longest: int | None = None) -> Opened:
+        """The prompt as the environment opens it; `opening`: the fields of an `adapter.Opening`; `longest`: most
+        tokens, None: as many as a prompt has.
 
         Raises Unfit for messages that are none, or messages or tools that the chat template cannot render, and
         InvalidJob where it cannot render the row's own prompt, replies or the class's tools, or the prompt is too long.
@@ -77,7 +78,7 @@ class Rendering:
             self._checked = True
         with _unfit(if_any=[opening["tools"], opening["messages"]]):
             encoded = encode_prompt(
-                *(self._tokenizer, row.prompt, self._data.max_prompt_length, arguments),
+                *(self._tokenizer, row.prompt, longest or self._data.max_prompt_length, arguments),
                 tokens_of=lambda text: quoted.tokens(self._tokenizer, "", text),
             )
         return Opened(encoded.prompt, conversation, arguments)

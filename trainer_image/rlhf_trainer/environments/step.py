@@ -13,3 +13,14 @@ class Step(NamedTuple):
     messages: list[dict[str, Any]] | str = ""
     reward: float = 0.0
     done: bool = False
+
+
+class AgentStep(NamedTuple):
+    """As `Step`, of an agent; on a `branch` the messages are a whole conversation in place of the one so far, and
+    `tools` are those of it."""
+
+    messages: list[dict[str, Any]]
+    reward: float = 0.0
+    done: bool = False
+    branch: bool = False
+    tools: list[dict[str, Any]] | None = None

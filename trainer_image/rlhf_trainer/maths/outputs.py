@@ -120,5 +120,6 @@ def token_scores(logits: Tensor, micro: MicroBatch) -> Tensor:
 
 
 def sequence_scores(logits: Tensor, micro: MicroBatch) -> Tensor:
-    """A reward model's score of each row: logits [n, 1], pooled by the model -> float32 [n]."""
-    return logits[: len(micro.rows), 0].float()
+    """A reward model's score of each row, of one with branches that of the last: logits [s, 1], pooled by the model ->
+    float32 [n]."""
+    return logits[micro.last_parts, 0].float()

@@ -36,12 +36,14 @@ def step_metrics(columns: Columns, compared: Tensor | None = None) -> dict[str, 
 
 
 def _of_episodes(columns: Columns) -> dict[str, float]:
-    """Turns and rewards of episodes, and the tokens that the environment replied with."""
+    """Turns, branches and rewards of episodes, and the tokens that the environment replied with."""
     if ENVIRONMENT_REWARD not in columns:
         return {}
-    replies = columns.sequences.after_lengths - columns.lengths
+    sequences = columns.sequences
+    replies, branches = sequences.after_lengths - columns.lengths, sequences.branches
     return {
         "turns_mean": float(columns["turns"].double().mean()),
+        "branches_mean": 0.0 if branches is None else int(branches.sum()) / len(sequences),
         "context_tokens_mean": float(replies.double().mean()),
         "reward_environment_mean": float(columns[ENVIRONMENT_REWARD].double().mean()),
     }

@@ -43,8 +43,8 @@ class EpisodeReplayBuffer:
         for i, prompt_length in enumerate(sequences.prompt_lengths.tolist()):
             row = sequences.row(i)
             tokens = {"prompt_tokens": row[:prompt_length], "response_tokens": row[prompt_length:]}
-            if (sampled := sequences.sampled_of(i)) is not None:
-                tokens["sampled"] = torch.tensor(sampled)
+            flags = {"sampled": sequences.sampled_of(i), "branches": sequences.branches_of(i)}
+            tokens |= {name: torch.tensor(each) for name, each in flags.items() if each is not None}
             floats = {name: arrays[name][i] for name in token_columns(columns)}
             views = {name: array.numpy().view() for name, array in (tokens | floats).items()}
             for view in views.values():

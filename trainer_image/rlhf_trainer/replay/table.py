@@ -68,7 +68,7 @@ version is _NO_VERSION; `weight_versions` is the last."""
 _VERSIONS = _column("weight_versions", _list(pa.int64()))
 _FLOATS = _list(pa.float32())
 _KEPT = (_column("kept_counts", _list(pa.int32())), _column("kept_tokens", _list(pa.int32(), large=True)))
-_SAMPLED = _column("sampled", _list(pa.bool_()))
+_FLAGS = {name: _column(name, _list(pa.bool_())) for name in ("sampled", "branches")}
 
 
 @dataclass(frozen=True)
@@ -133,18 +133,19 @@ def encode(episode: Episode, texts: Texts) -> bytes:
     rows = {name: pa.array(_numpy(columns[name].float())) for name in columns.rows if name not in _OWN_ROWS}
     rows |= {f"{REWARD}{name}": pa.array(_numpy(scores)) for name, scores in episode.rewards.items()}
     masks = _kept_columns(sequences)
-    flags = [] if sequences.sampled is None else [_ragged(sequences.sampled, lengths)]
+    flags = {name: getattr(sequences, name) for name in _FLAGS}
+    flags = {name: _ragged(each, lengths) for name, each in flags.items() if each is not None}
     fields = [
         *_FIXED,
         *(_column(n, _FLOATS) for n in tokens),
         *(_column(n, pa.float32()) for n in rows),
         *(_KEPT if masks else ()),
-        *([_SAMPLED] if flags else ()),
+        *(_FLAGS[name] for name in flags),
         _VERSIONS,
     ]
     schema = pa.schema(fields, metadata={b"rlhf_episode": FORMAT})
     whole_versions = _ragged(sequences.after_prompts(versions, _NO_VERSION), lengths)
-    arrays = [*fixed, *tokens.values(), *rows.values(), *masks, *flags, whole_versions]
+    arrays = [*fixed, *tokens.values(), *rows.values(), *masks, *flags.values(), whole_versions]
     out = pa.BufferOutputStream()
     pq.write_table(
         pa.Table.from_arrays(arrays, schema=schema),
@@ -175,9 +176,9 @@ def decode(data: bytes) -> Episode:
     columns = {name: table.column(name).chunk(0) for name in table.schema.names}
     prompt_tokens, prompt_lengths = _packed(columns["prompt_tokens"])
     response_tokens, response_lengths = _packed(columns["response_tokens"])
-    known = {f.name for f in (*_FIXED, *_KEPT, _SAMPLED, _VERSIONS)}
+    known = {f.name for f in (*_FIXED, *_KEPT, *_FLAGS.values(), _VERSIONS)}
     own = [field for field in table.schema if field.name not in known]
-    flags = [_SAMPLED] if _SAMPLED.name in columns else []
+    flags = [field for name, field in _FLAGS.items() if name in columns]
     aligned = {
         f.name: _packed(columns[f.name]) for f in (*own, *flags, _VERSIONS) if pa.types.is_list(f.type)
     }
@@ -190,8 +191,8 @@ def decode(data: bytes) -> Episode:
     tokens = torch.empty(int(lengths.sum()), dtype=torch.int64)
     tokens[ragged_index(starts, prompt_lengths)] = prompt_tokens.long()
     tokens[ragged_index(starts + prompt_lengths, response_lengths)] = response_tokens.long()
-    sampled, _ = aligned.pop(_SAMPLED.name, (None, None))
-    sequences = Sequences(tokens, lengths, prompt_lengths, sampled=sampled)
+    sampled, branches = (aligned.pop(name, (None, None))[0] for name in _FLAGS)
+    sequences = Sequences(tokens, lengths, prompt_lengths, sampled=sampled, branches=branches)
     if bool((sequences.response_lengths < 1).any()):
         raise ValueError("a token of each response was sampled; this table has responses without any")
     token_values = {
@@ -222,9 +223,9 @@ def decode(data: bytes) -> Episode:
 
 
 def _has_known_columns(schema: pa.Schema) -> bool:
-    """True if the fixed columns have their types, and all others except those of the mask and `sampled` are floats."""
+    """True if the fixed columns have their types, and all others except those of the mask and of flags are floats."""
     masks = _KEPT if any(f.name in schema.names for f in _KEPT) else ()
-    flags = (_SAMPLED,) if _SAMPLED.name in schema.names else ()
+    flags = [field for name, field in _FLAGS.items() if name in schema.names]
     fixed = (*_FIXED, *masks, *flags, _VERSIONS)
     names = {field.name for field in fixed}
     return all(f.name in schema.names and schema.field(f.name).type == f.type for f in fixed) and all(

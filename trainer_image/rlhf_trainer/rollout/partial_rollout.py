@@ -30,6 +30,7 @@ class Response:
     """Sampling mask, as in `Rollout`."""
     sampled: "array[int]" = field(default_factory=lambda: array("b"))
     outcome: Outcome | None = None
+    branches: "array[int]" = field(default_factory=lambda: array("i"))
     """As in `Rollout`; `outcome` once the episode has ended."""
 
     def add(
@@ -51,19 +52,28 @@ class Response:
         self.logprobs += logprobs
         self.versions += array("i", [version]) * len(tokens)
 
-    def add_context(self, tokens: "array[int]") -> None:
-        """Appends tokens that an environment replied with: of log-probability 0 and the version of the token before.
-        Raises ValueError where none was sampled before: such tokens belong to the prompt."""
+    def add_context(self, tokens: "array[int]", *, branch: bool = False) -> None:
+        """Appends tokens that an environment replied with, or the prompt of a `branch`: of log-probability 0 and the
+        version of the token before. Raises ValueError where none was sampled before: such tokens belong to the
+        prompt."""
         if not self.tokens:
             raise ValueError(
                 "a response begins with a sampled token; what comes before belongs to its prompt"
             )
+        if branch:
+            self.branches.append(len(self.tokens))
         self.sampled += array("b", [1]) * (len(self.tokens) - len(self.sampled)) + array("b", [0]) * len(
             tokens
         )
         self.tokens += tokens
         self.logprobs += array("f", [0.0]) * len(tokens)
         self.versions += self.versions[-1:] * len(tokens)
+
+    def before(self, prompt: Prompt) -> tuple[int, ...]:
+        """All tokens that the next one follows: those of the prompt and of the response, or of its last branch."""
+        if self.branches:
+            return tuple(self.tokens[self.branches[-1] :])
+        return (*prompt.tokens, *self.tokens)
 
     @property
     def turn_start(self) -> int:
@@ -88,7 +98,9 @@ class Response:
 
     def copy(self) -> "Response":
         own = self.tokens[:], self.logprobs[:], self.versions[:], self.end
-        return Response(*own, self.kept_counts[:], self.kept[:], self.sampled[:], self.outcome)
+        return Response(
+            *(*own, self.kept_counts[:], self.kept[:], self.sampled[:], self.outcome, self.branches[:])
+        )
 
 
 def given_response(given: Given, version: int) -> Response:
@@ -181,7 +193,7 @@ class PartialRollout:
         if following.anew:
             self.responses[index] = Response()
         elif following.end is None:
-            response.add_context(following.context)
+            response.add_context(following.context, branch=following.branch)
         else:
             response.outcome = following.outcome
             response.finish(following.end)
@@ -204,6 +216,7 @@ class PartialRollout:
                 r.kept,
                 r.sampled,
                 r.outcome,
+                r.branches,
             )
             for r in self.responses
         ]

@@ -22,11 +22,11 @@ from ..scoring.client import AHEAD, Scorer
 from ..scoring.messages import LOGPROBS_ROUTE, SCORE_ROUTE, Part
 from ..scoring.reward_client import RewardClient
 from ..scoring.rewards import to_float32
-from ..tensors.packed import flat_flags
 from ..tensors.records import Prompt, Sequences
 from ..tensors.top_tokens import known_tokens
 from .evaluation import Judge
 from .partial_rollout import Ended, Response, nobody
+from .responses import flags_of
 from .teachers import Teachers
 
 
@@ -72,8 +72,8 @@ def begin_scoring(client: RewardClient | None) -> Ended:
     def begin(prompt: Prompt, response: Response) -> None:
         if response.outcome is None or not response.outcome.problem:
             one = Sequences.pack([(prompt.tokens, response.tokens)])
-            sampled = flat_flags([(response.sampled, len(response.tokens))])
-            client.begin(replace(one, sampled=sampled), prompt.row)
+            sampled, branches = flags_of([response])
+            client.begin(replace(one, sampled=sampled, branches=branches), prompt.row)
 
     return begin
 

@@ -12,10 +12,11 @@ from rlhf_api.graph import GIVEN, TEACHER
 
 from ..ranks.ranks import Message, Ranks
 from ..replay.table import Episode
-from ..tensors.packed import flat_flags, flat_floats, flat_int32s
+from ..tensors.packed import flat_flags, flat_floats, flat_int32s, flat_places
 from ..tensors.records import Columns, Rollout, Sequences
 from ..tensors.sampling_mask import Kept, filled
 from .in_flight.requests import Responses
+from .partial_rollout import Response
 
 _OF_TOKENS = ("sampled_logprobs", "versions", "turn_rewards")
 _OF_ROWS = ("position", "finished", "environment_reward", "turns", GIVEN, TEACHER)
@@ -52,7 +53,8 @@ def collected(
     tokens = arrays.pop("tokens").long()  # removed from the message, so that the int32 copy is freed
     arrays["versions"] = _run_lengths(arrays["versions"], arrays["version_counts"])
     lengths = arrays["lengths"], arrays["prompt_lengths"]
-    sequences = Sequences(tokens, *lengths, kept=kept_tokens, sampled=arrays.get("sampled"))
+    sampled, branches = arrays.get("sampled"), arrays.get("branches")
+    sequences = Sequences(tokens, *lengths, kept=kept_tokens, sampled=sampled, branches=branches)
     columns = Columns(
         sequences,
         {name: arrays[name] for name in _OF_TOKENS if name in arrays},
@@ -65,8 +67,15 @@ def pack(rollouts: Sequence[Rollout]) -> Sequences:
     """Packs the prompt and response of each rollout."""
     finished = torch.tensor([r.finished for r in rollouts], dtype=torch.bool)
     packed = Sequences.pack([(r.prompt.tokens, r.tokens) for r in rollouts])
-    return replace(
-        packed, finished=finished, sampled=flat_flags([(r.sampled, len(r.tokens)) for r in rollouts])
+    sampled, branches = flags_of(rollouts)
+    return replace(packed, finished=finished, sampled=sampled, branches=branches)
+
+
+def flags_of(responses: Sequence[Rollout | Response]) -> tuple[Tensor | None, Tensor | None]:
+    """`sampled` and `branches` of `Sequences`."""
+    return (
+        flat_flags([(each.sampled, len(each.tokens)) for each in responses]),
+        flat_places([(each.branches, len(each.tokens)) for each in responses]),
     )
 
 
@@ -134,8 +143,8 @@ def message(responses: Responses, places: Mapping[str, int], teachers: Sequence[
 
 def _of_episodes(rollouts: Sequence[Rollout]) -> dict[str, Tensor]:
     """Arrays of episodes beside those of other responses: flags of sampled tokens, and rewards; see `Columns`."""
-    sampled = flat_flags([(r.sampled, len(r.tokens)) for r in rollouts])
-    arrays = {} if sampled is None else {"sampled": sampled}
+    flags = zip(("sampled", "branches"), flags_of(rollouts), strict=True)
+    arrays = {name: each for name, each in flags if each is not None}
     outcomes = [r.outcome for r in rollouts]
     if not any(outcomes):
         return arrays

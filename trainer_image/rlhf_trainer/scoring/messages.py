@@ -59,7 +59,8 @@ def pack(sequences: Sequences, rows: Sequence[Any] | None = None, **header: Any)
     """Packs N sequences; with each one's dataset row, if given, stored once for all responses to one prompt: `rows`
     uint8 [bytes] is the JSON list of distinct rows, `row` int64 [N] each sequence's index in it, and bool `finished`
     [N]. Without rows, as for log-probabilities, with their sampling mask: int32 `kept_counts` [A] and `kept`, and
-    their images, see `tensors.image_arrays`. With `sampled`, as in `Sequences`, where there are context tokens."""
+    their images, see `tensors.image_arrays`. With `sampled` and `branches`, as in `Sequences`, where there are context
+    tokens."""
     arrays = {
         "tokens": sequences.tokens,
         "lengths": sequences.lengths,
@@ -67,6 +68,8 @@ def pack(sequences: Sequences, rows: Sequence[Any] | None = None, **header: Any)
     }
     if sequences.sampled is not None:
         arrays["sampled"] = sequences.sampled
+    if sequences.branches is not None:
+        arrays["branches"] = sequences.branches
     if rows is not None:
         # Compared by value: each response to a prompt has its own copy of the row.
         texts = [json.dumps(row, separators=(",", ":")) for row in rows]
@@ -114,9 +117,13 @@ def unpack(message: Message) -> Sequences:
         raise WireError(
             "the lengths of packed sequences must add up to their tokens, with a prompt and a response each"
         )
-    sequences = replace(sequences, sampled=_sampled(arrays, int(sequences.after_lengths.sum())))
+    after = int(sequences.after_lengths.sum())
+    sampled, branches = (_flags(arrays, name, after) for name in ("sampled", "branches"))
+    sequences = replace(sequences, sampled=sampled, branches=branches)
     if bool((sequences.response_lengths < 1).any()):
         raise WireError("`sampled` must be true for a token of each sequence")
+    if branches is not None and (sampled is None or bool((branches & sampled).any())):
+        raise WireError("a branch begins with a context token, for which `sampled` is false")
     try:
         images = images_of_arrays(arrays, sequences.prompt_lengths)
     except ValueError as error:
@@ -125,12 +132,12 @@ def unpack(message: Message) -> Sequences:
     return replace(sequences, kept=mask, images=images)
 
 
-def _sampled(arrays: Mapping[str, Tensor], tokens: int) -> Tensor | None:
-    """The response tokens among the `tokens` after the prompts, if the message tells them from others."""
-    flags = arrays.get("sampled")
+def _flags(arrays: Mapping[str, Tensor], name: str, tokens: int) -> Tensor | None:
+    """Flags of the `tokens` after the prompts, if the message has them."""
+    flags = arrays.get(name)
     if flags is not None and (flags.dtype, flags.shape) != (torch.bool, (tokens,)):
         raise WireError(
-            f"`sampled` is one bool for each of the {tokens} tokens after the prompts; got {flags.dtype} "
+            f"`{name}` is one bool for each of the {tokens} tokens after the prompts; got {flags.dtype} "
             f"{list(flags.shape)}"
         )
     return flags

@@ -75,15 +75,16 @@ def _in_order(longest: Sequence[int], group: int, mine: Sequence[int], budget: i
 @dataclass(frozen=True)
 class MicroBatch:
     """n rows of `Sequences`, each right-padded to T columns or all packed end to end into one row of T tokens, and
-    where their A_mb response tokens lie.
+    where their A_mb response tokens lie. A row with branches is as many rows of the input, s in all; else s is n.
 
-    On the model's device: int64 `input_ids`, `position_ids` [n, T] ([1, T] packed); `attention_mask`, int64 [n, T], or
-    packed int32 [1, 1, 1, n + 1], where each row begins and the last one ends; int64 `response_row`,
-    `response_column` and `targets` [A_mb], the place in [n, T] of every response token, and the token, end to end in
-    the order of the rows. With `images`, those of the rows, `image_places`, bool [n, T], are their tokens, and
-    `position_ids` are [3, n, T], as `Images` has them. `longest` is the length of the longest row. On the CPU, to index
-    packed arrays: int64 `rows` [n], `response_index` [A_mb], the place of the same tokens in response-aligned arrays of
-    all the sequences, and `host_column` [A_mb], a copy of `response_column`.
+    On the model's device: int64 `input_ids`, `position_ids` [s, T] ([1, T] packed); `attention_mask`, int64 [s, T], or
+    packed int32 [1, 1, 1, s + 1], where each row begins and the last one ends; int64 `parts` [s], the place in `rows`
+    of what each row of the input is of; int64 `response_row`, `response_column` and `targets` [A_mb], the place in
+    [s, T] of every response token, and the token, end to end in the order of the rows. With `images`, those of the
+    rows, `image_places`, bool [n, T], are their tokens, and `position_ids` are [3, n, T], as `Images` has them.
+    `longest` is the length of the input's longest row. On the CPU, to index packed arrays: int64 `rows` [n],
+    `response_index` [A_mb], the place of the same tokens in response-aligned arrays of all the sequences, and
+    `host_column` [A_mb], a copy of `response_column`.
     `kept`, int64 [A_mb, K] on the device: the tokens that each one was sampled from, see `Kept.with_own`; None for all.
     `routing`, int16 [n T, L, K] on the device, as in `Sequences`, -1 for padding.
     `pad_token_id` is no row's last token, so that a sequence-classification head, which pools at the last token that is
@@ -104,6 +105,7 @@ class MicroBatch:
     host_column: Tensor
     longest: int
     pad_token_id: int
+    parts: Tensor
     kept: Tensor | None = None
     images: Images | None = None
     image_places: Tensor | None = None
@@ -121,13 +123,13 @@ class MicroBatch:
     ) -> Self:
         """The micro-batch of `rows`; `pad_token_id` is used where no row ends in it."""
         index = torch.tensor(rows, dtype=torch.int64)
-        picked = sequences.select(index)
+        picked, parts = sequences.select(index).by_branch()
         tokens, lengths = (
             (picked.tokens, picked.lengths) if rows else (sequences.tokens[:1], torch.ones(1).long())
         )
         ends = set(tokens[lengths.cumsum(0) - 1].tolist())
         pad = next(t for t in (pad_token_id, *range(len(ends) + 1)) if t not in ends)
-        row = torch.repeat_interleave(torch.arange(len(index)), picked.response_lengths)
+        row = torch.repeat_interleave(torch.arange(len(picked)), picked.response_lengths)
         column = picked.response_columns
         images = picked.images if picked.images is not None and len(picked.images) else None
         placed = ragged_index(torch.zeros_like(lengths), lengths)
@@ -167,6 +169,7 @@ class MicroBatch:
             host_column=column,
             longest=int(lengths.max()),
             pad_token_id=pad,
+            parts=to_device(parts, device),
             kept=None if picked.kept is None else to_device(picked.kept.with_own(targets), device),
             images=images,
             image_places=None if image_places is None else to_device(image_places, device),
@@ -179,14 +182,22 @@ class MicroBatch:
 
     @property
     def owners(self) -> Tensor:
-        """The row, 0 to n - 1, of each token of the input, n for padding: int64 [n T] on the device."""
-        count = len(self.rows)
+        """The row, 0 to n - 1, of each token of the input, n for padding: int64 [s T] on the device."""
+        count, device = len(self.rows), self.input_ids.device
+        if not count:
+            return torch.zeros(1, dtype=torch.int64, device=device)
         if not self.packed:
-            real = self.attention_mask.bool()
-            rows = torch.arange(count or 1, device=real.device)[:, None]
-            return torch.where(real, rows, count).flatten() if count else torch.zeros_like(rows[:, 0])
-        places = torch.arange(self.input_ids.shape[1], device=self.input_ids.device)
-        return torch.bucketize(places, self.attention_mask.flatten()[1 : count + 1], right=True)
+            return torch.where(self.attention_mask.bool(), self.parts[:, None], count).flatten()
+        places = torch.arange(self.input_ids.shape[1], device=device)
+        ends = self.attention_mask.flatten()[1 : len(self.parts) + 1]
+        return torch.nn.functional.pad(self.parts, (0, 1), value=count)[
+            torch.bucketize(places, ends, right=True)
+        ]
+
+    @property
+    def last_parts(self) -> Tensor:
+        """The input's last row of each row: int64 [n] on the device."""
+        return self.parts.bincount(minlength=len(self.rows)).cumsum(0) - 1
 
 
 OutputFn = Callable[[Tensor, MicroBatch], Tensor]

@@ -32,6 +32,17 @@ def flat_flags(parts: Sequence[tuple["array[int]", int]]) -> Tensor | None:
     return torch.frombuffer(whole, dtype=torch.bool)
 
 
+def flat_places(parts: Sequence[tuple["array[int]", int]]) -> Tensor | None:
+    """Flags of `length` values each, true at the places of an int array, end to end: bool [sum of the lengths]. None
+    where no array has any."""
+    if not any(places for places, _ in parts):
+        return None
+    flags = [torch.zeros(length, dtype=torch.bool) for _, length in parts]
+    for each, (places, _) in zip(flags, parts, strict=True):
+        each[list(places)] = True
+    return torch.cat(flags)
+
+
 def _flat(parts: Iterable[Sequence[Any]], dtype: torch.dtype) -> Tensor:
     parts, at = list(parts), 0
     whole = torch.empty(sum(map(len, parts)), dtype=dtype)

@@ -67,7 +67,8 @@ class Rollout:
     them, and the weight version that sampled each, as int32, float32 and int32 arrays. `finished` is false where the
     length limit cut the response off. `kept`: the other tokens that each one was sampled from, end to end, and
     `kept_counts`, how many: int32 arrays, empty where no sampling mask is replayed. `sampled`: int8 array, 1 for each
-    token that was sampled, 0 for a context token; empty where all were. `outcome`: of an episode; else None."""
+    token that was sampled, 0 for a context token; empty where all were. `branches`: int32 array, the places in
+    `tokens` at which a branch begins, see `Sequences`. `outcome`: of an episode; else None."""
 
     prompt: Prompt
     tokens: "array[int]"
@@ -78,6 +79,7 @@ class Rollout:
     kept: "array[int]" = field(default_factory=lambda: array("i"))
     sampled: "array[int]" = field(default_factory=lambda: array("b"))
     outcome: Outcome | None = None
+    branches: "array[int]" = field(default_factory=lambda: array("i"))
 
     def of_sampled(self, values: "array[Any]") -> "array[Any]":
         """The values of sampled tokens, of an array with one for each token."""
@@ -89,7 +91,9 @@ class Sequences:
     """N prompts with what came after them, packed: int64 `tokens` [sum(lengths)], `lengths` [N], `prompt_lengths` [N];
     and `kept`, the sampling mask of the response tokens, None if every token was sampled from the whole vocabulary.
     `finished`, bool [N], as in `Rollout`; None where that does not matter. `sampled`, bool [sum(after_lengths)]: the
-    tokens after the prompts that are response tokens, the others being context tokens; None if all are. `images`: of
+    tokens after the prompts that are response tokens, the others being context tokens; None if all are. `branches`,
+    bool as `sampled`: context tokens that begin a branch, a prompt of its own with what was sampled after it, where no
+    token before it is read; None without any. `images`: of
     the prompts, whose tokens have as many places for each as it needs; None without any. `routing`, int16
     [sum(lengths), L, K]: the experts that are replayed for each token in each layer of a mixture, -1 for none; of the
     present step alone, no store has it.
@@ -103,6 +107,7 @@ class Sequences:
     kept: Kept | None = None
     finished: Tensor | None = None
     sampled: Tensor | None = None
+    branches: Tensor | None = None
     images: Images | None = None
     routing: Tensor | None = None
 
@@ -152,14 +157,46 @@ class Sequences:
         """Start of each sequence's response in a response-aligned array: int64 [N]."""
         return self.response_lengths.cumsum(0) - self.response_lengths
 
+    def by_branch(self) -> tuple["Sequences", Tensor]:
+        """What models read: each branch as a sequence, and what comes before the first one, with the same tokens and
+        the same response tokens in the same order; and the sequence here of each: int64 [their number]."""
+        owners = torch.arange(len(self))
+        if self.branches is None or self.sampled is None:
+            return self, owners
+        places = ragged_index(self.starts + self.prompt_lengths, self.after_lengths)[self.branches]
+        starts, order = torch.cat([self.starts, places]).sort()
+        lengths = torch.cat([starts[1:], torch.tensor([len(self.tokens)])]) - starts
+        first = torch.ones_like(places)  # of a branch's context, which `sampled` tells from what follows it
+        apart = replace(
+            self,
+            lengths=lengths,
+            prompt_lengths=torch.cat([self.prompt_lengths, first])[order],
+            finished=None,
+            sampled=self.sampled[~self.branches],
+            branches=None,
+        )
+        return apart, torch.bucketize(starts, self.starts, right=True) - 1
+
+    def last_branches(self) -> "Sequences":
+        """The last branch of each sequence, all of it where it has none."""
+        apart, owners = self.by_branch()
+        return apart.select(owners.bincount(minlength=len(self)).cumsum(0) - 1)
+
     def row(self, i: int) -> Tensor:
         """The tokens of sequence i: int64 [lengths[i]]."""
         return self.tokens[self.starts[i] : self.starts[i] + self.lengths[i]]
 
     def sampled_of(self, i: int) -> list[bool] | None:
         """Flags of sequence i's tokens after its prompt: response tokens; None if those of all sequences are."""
+        return self._after_prompt(self.sampled, i)
+
+    def branches_of(self, i: int) -> list[bool] | None:
+        """Flags of the same tokens: the first of a branch; None if no sequence has any."""
+        return self._after_prompt(self.branches, i)
+
+    def _after_prompt(self, flags: Tensor | None, i: int) -> list[bool] | None:
         start, length = self.after_starts[i], self.after_lengths[i]
-        return None if self.sampled is None else self.sampled[start : start + length].tolist()
+        return None if flags is None else flags[start : start + length].tolist()
 
     def response_index(self, rows: Tensor) -> Tensor:
         """Indices of the responses of `rows` (int64 [n]) in a response-aligned array, end to end in that order."""
@@ -184,6 +221,7 @@ class Sequences:
             None if self.kept is None else self.kept.select(self.response_index(rows)),
             None if self.finished is None else self.finished[rows],
             None if self.sampled is None else self.sampled[after],
+            None if self.branches is None else self.branches[after],
             None if self.images is None else self.images.select(rows),
             None if self.routing is None else self.routing[index],
         )
@@ -192,11 +230,14 @@ class Sequences:
     def join(cls, parts: Sequence["Sequences"]) -> Self:
         """Concatenates the sequences of all parts."""
         masks = [part.kept or Kept.none(int(part.response_lengths.sum())) for part in parts]
+        counts = [int(part.after_lengths.sum()) for part in parts]
         sampled = [
-            torch.ones(int(part.after_lengths.sum()), dtype=torch.bool)
-            if part.sampled is None
-            else part.sampled
-            for part in parts
+            torch.ones(count, dtype=torch.bool) if part.sampled is None else part.sampled
+            for part, count in zip(parts, counts, strict=True)
+        ]
+        branches = [
+            torch.zeros(count, dtype=torch.bool) if part.branches is None else part.branches
+            for part, count in zip(parts, counts, strict=True)
         ]
         return cls(
             torch.cat([part.tokens for part in parts]),
@@ -204,6 +245,7 @@ class Sequences:
             torch.cat([part.prompt_lengths for part in parts]),
             None if all(part.kept is None for part in parts) else Kept.join(masks),
             sampled=None if all(part.sampled is None for part in parts) else torch.cat(sampled),
+            branches=None if all(part.branches is None for part in parts) else torch.cat(branches),
             images=Images.join([(part.images, len(part)) for part in parts]),
             routing=_join_routing(parts),
         )

@@ -148,29 +148,52 @@ def rewrites() -> None:
     messages = [*OPENING]
     ask(messages)
     ask([*OPENING, {"role": "assistant", "content": "Other."}, {"role": "user", "content": "On."}])
+    end(1.0)
 
 
 def forgets() -> None:
     messages = [*OPENING]
     ask(messages)
     ask([{"role": "user", "content": "Summary."}])
+    end(1.0)
 
 
 def asks_again() -> None:
     ask([*OPENING])
     ask([*OPENING])
+    end(1.0)
 
 
 def adds_a_turn() -> None:
     messages = [*OPENING]
     ask(messages)
     ask([*messages, {"role": "assistant", "content": "Mine."}, {"role": "user", "content": "On."}])
+    end(1.0)
 
 
 def changes_tools() -> None:
     messages = [*OPENING]
     ask(messages)
     ask([*messages, {"role": "user", "content": "On."}], tools=TOOLS)
+    end(1.0)
+
+
+def asks_aside() -> None:
+    """A second conversation, which a branch of its own goes on with, and then the first one again."""
+    main, aside = [*OPENING], [{"role": "user", "content": "Aside."}]
+    ask(main)
+    ask(aside)
+    aside.append({"role": "user", "content": "More."})
+    ask(aside)
+    main.append({"role": "user", "content": "On."})
+    ask(main)
+    end(1.0)
+
+
+def writes_at_length() -> None:
+    ask([*OPENING])
+    post([{"role": "user", "content": "x" * 300}])
+    end(1.0)
 
 
 def fails() -> None:

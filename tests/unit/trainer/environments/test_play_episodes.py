@@ -162,6 +162,13 @@ def test_lines_tell_what_was_sampled_what_was_called_and_each_turns_reward():
     ]
 
 
+def test_what_opens_a_branch_is_no_reply():
+    work = episode(("a", True), ("b", False), ("c", True), outcome=Outcome(0.0, 2))
+    work.responses[0].add_context(array("i", [100, 101]), branch=True)
+    lines = episode_lines(work, BYTES, 0.0, tokens=False, colour=False)
+    assert [line.split()[0] for line in lines] == ["opening", "turn", "reply", "turn", "branch", "ended"]
+
+
 def test_each_token_is_shown_where_asked_for():
     work = episode(("a", True), ("b", False), ("c", True), outcome=Outcome(0.0, 2), end="length")
     lines = list(episode_lines(work, BYTES, 0.0, tokens=True, colour=True))

@@ -2,6 +2,7 @@
 
 import copy
 import importlib.util
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from transformers import (
     Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    LlamaForSequenceClassification,
     LlamaForTokenClassification,
     MistralConfig,
     MistralForCausalLM,
@@ -24,7 +26,7 @@ from transformers import (
 )
 
 from rlhf_api.errors.problem import InvalidJob
-from rlhf_trainer.maths.outputs import ResponseLogprobs, response_values
+from rlhf_trainer.maths.outputs import ResponseLogprobs, response_values, sequence_scores
 from rlhf_trainer.models.forward.attention import PACKED
 from rlhf_trainer.models.forward.efficiency import fuse, recompute
 from rlhf_trainer.models.forward.inference import Forward, infer
@@ -130,6 +132,53 @@ def test_values_are_packed_too():
     packed = Forward.choose(critic, 50, 0, "packed")
     torch.testing.assert_close(infer(packed, SEQUENCES, response_values, sizes), expected, rtol=0, atol=1e-6)
     assert len(packed.plan(SEQUENCES)[0]) < len(Forward(critic, 50, 0).plan(SEQUENCES)[0])
+
+
+WHOLE = Sequences.pack([([1, 2, 3], [4, 5, 6, 7, 8, 9, 10, 11, 12]), ([20, 21], [22, 23])])
+BRANCHED = replace(
+    WHOLE,
+    sampled=torch.tensor([1, 0, 1, 0, 0, 1, 0, 1, 1, 1, 1], dtype=torch.bool),
+    branches=torch.tensor([0, 0, 0, 1, 0, 0, 1, 0, 0, 0, 0], dtype=torch.bool),
+)
+"""With two branches in the first row: tokens 7 to 9, and 10 to 12."""
+APART = Sequences.pack([([1, 2, 3], [4, 5, 6]), ([7, 8], [9]), ([10], [11, 12]), ([20, 21], [22, 23])])
+APART = replace(APART, sampled=torch.tensor([1, 0, 1, 1, 1, 1, 1, 1], dtype=torch.bool))
+
+
+@pytest.mark.parametrize("kind", ["padded", "packed"])
+@pytest.mark.parametrize("budget", [4, 100])
+def test_a_branch_reads_nothing_of_what_came_before_it(kind, budget):
+    """Each of its tokens is read, and trained, as if it were a sequence alone."""
+    model = llama()
+    forward = Forward(model, budget, 0) if kind == "padded" else Forward.choose(model, budget, 0, "packed")
+    weights, results = torch.linspace(-1, 1, 8).double(), []
+    for sequences in (BRANCHED, APART):
+        model.zero_grad()
+        outputs = torch.zeros(8).double()
+        for rows in forward.plan(sequences)[0]:
+            micro = forward.build(sequences, rows)
+            assert {*micro.owners.tolist()} <= {*range(len(rows) + 1)}
+            read = forward(micro, ResponseLogprobs())
+            (read * weights[micro.response_index]).sum().backward()
+            outputs[micro.response_index] = read.detach()
+        results.append((outputs, model.lm_head.weight.grad.clone()))
+    (branched, mine), (apart, others) = results
+    torch.testing.assert_close(branched, apart, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(mine, others, rtol=1e-8, atol=1e-9)
+
+
+def test_a_reward_model_reads_the_last_branch():
+    torch.manual_seed(0)
+    config = LlamaConfig(**SHAPE, num_labels=1, pad_token_id=0)
+    forward = Forward(LlamaForSequenceClassification(config).double().eval(), 100, 0)
+    scores, apart = (
+        infer(forward, each, sequence_scores, torch.ones(len(each)).long()) for each in (BRANCHED, APART)
+    )
+    torch.testing.assert_close(scores, apart[[2, 3]])
+    assert [row.tolist() for row in BRANCHED.last_branches().tokens.split([3, 4])] == [
+        [10, 11, 12],
+        [20, 21, 22, 23],
+    ]
 
 
 def test_a_model_that_cannot_pack_runs_padded_and_is_refused_where_packing_was_asked_for(monkeypatch):

@@ -61,11 +61,15 @@ FLAGS = ((True, False, True), (True,), (True, True), (True, False, False, True, 
 """Which tokens of each answer were sampled, where an environment replied."""
 
 
+BRANCHES = torch.arange(sum(map(len, FLAGS))) == 7
+"""The last one's second token begins a branch."""
+
+
 def with_replies(whole: Episode) -> Episode:
     """The episode of LENGTHS, some of whose answers' tokens are an environment's."""
     flags = torch.tensor([flag for row in FLAGS for flag in row])
     columns = whole.columns
-    sequences = replace(columns.sequences, sampled=flags)
+    sequences = replace(columns.sequences, sampled=flags, branches=BRANCHES)
     tokens = {name: column[flags] for name, column in columns.tokens.items()}
     made = Columns(sequences, tokens, columns.rows)
     rewards = torch.zeros(int(flags.sum()))
@@ -81,8 +85,8 @@ def same(one: Columns, other: Columns) -> bool:
     def bits(columns: Columns) -> dict[str, torch.Tensor]:
         own = {**columns.tokens, **{f"{name} of rows": column for name, column in columns.rows.items()}}
         floats = {n: v.view(torch.int32) if v.dtype == torch.float32 else v for n, v in own.items()}
-        flags = columns.sequences.sampled
-        flags = {} if flags is None else {"sampled of sequences": flags}
+        named = {name: getattr(columns.sequences, name) for name in ("sampled", "branches")}
+        flags = {f"{name} of sequences": each for name, each in named.items() if each is not None}
         return {**floats, **flags, **{name: vars(columns.sequences)[name] for name in PACKED}}
 
     mine, others = bits(one), bits(other)

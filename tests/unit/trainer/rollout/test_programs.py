@@ -1,9 +1,11 @@
 """Agent programs as environments: what they ask is answered with turns of the policy, and trained on as sampled."""
 
+import asyncio
 import re
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,9 @@ from tests.unit.trainer.rollout import test_turns as turns
 from tests.unit.trainer.rollout.test_turns import Scripted, text
 
 from rlhf_api.sections.sampling import Sampling
+from rlhf_trainer.rollout.in_flight.saved_responses import decode, encode
 from rlhf_trainer.rollout.partial_rollout import PartialRollout
+from rlhf_trainer.rollout.responses import pack
 from rlhf_trainer.tensors.records import Outcome
 
 GUIDE = Path(__file__).parents[4] / "docs" / "guides" / "environments.md"
@@ -92,11 +96,6 @@ def test_a_program_that_a_limit_cuts_may_end_with_the_reward_so_far() -> None:
             "asks_on",
             "a limit of spec.environment ended the episode, and then the program ended with exit code 1",
         ),
-        ("rewrites", "the program has rewritten message 1 of its history, .*Other"),
-        ("forgets", "the program has rewritten message 0 of its history, .*Summary"),
-        ("asks_again", "the program sent 1 messages, where the episode has 2"),
-        ("adds_a_turn", "added a message of the assistant that the policy did not write"),
-        ("changes_tools", "the program has changed its tools"),
         ("fails", "the program ended with exit code 1: no such module"),
         ("gives_nothing", r'must be \{"reward": a number\}; got \'\''),
         ("gives_nan", "a reward must be a finite number; got NaN"),
@@ -106,6 +105,75 @@ def test_a_program_without_a_reward_ends_its_own_episode_with_the_reason(agent: 
     _, (outcome,) = play(Scripted(["1"]), agent, turns=2)
     assert re.search(reason, outcome.problem), outcome.problem
     assert outcome.reward != outcome.reward, "no reward, which is not a reward of zero"
+
+
+OPENING = "<|im_start|>user\nA number from 1 to 9?<|im_end|>\n"
+ON, BEGIN = "<|im_start|>user\nOn.<|im_end|>\n", "<|im_start|>assistant\n"
+
+
+def turn_of(text: str) -> str:
+    return f"<|im_start|>assistant\n{text}<|im_end|>\n"
+
+
+@pytest.mark.parametrize(
+    ("agent", "branches"),
+    [
+        ("rewrites", [OPENING + turn_of("Other.") + ON + BEGIN]),
+        ("forgets", ["<|im_start|>user\nSummary.<|im_end|>\n" + BEGIN]),
+        ("asks_again", [OPENING + BEGIN]),
+        ("adds_a_turn", [OPENING + turn_of("1") + turn_of("Mine.") + ON + BEGIN]),
+        ("changes_tools", ["[add]" + OPENING + turn_of("1") + ON + BEGIN]),
+        (
+            "asks_aside",
+            ["<|im_start|>user\nAside.<|im_end|>\n" + BEGIN, OPENING + turn_of("1") + ON + BEGIN],
+        ),
+    ],
+)
+@pytest.mark.parametrize("interrupt", [-1, 3])
+def test_a_history_that_is_rewritten_forks_a_branch(agent: str, branches: list[str], interrupt: int) -> None:
+    """It follows what the program sent, and nothing before it; each turn is sampled and trained once. After a death of
+    all processes in the second turn too, when it is played again."""
+    tokenizer = chat_tokenizer()
+    tokenizer.chat_template = (
+        "{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}" + tokenizer.chat_template
+    )
+    engine = Scripted(["1", "2", "3", "4"], interrupt=interrupt)
+    work = PartialRollout.begin(turns.prompt(tokenizer=tokenizer), 1)
+
+    async def run(work: PartialRollout) -> None:
+        fields: Any = {"path": None, "program": (sys.executable, str(AGENTS), agent), "tokenizer": tokenizer}
+        async with turns.client(engine, maxTokens=400, **fields) as client:
+            await client.ask(turns.MEMBER, work, turns.nothing)
+
+    if interrupt > 0:
+        with pytest.raises(turns.Interrupted):
+            asyncio.run(run(work))
+        (saved,) = decode(encode([work]))
+        work = replace(work, responses=saved.responses)
+        engine.left = -1
+    asyncio.run(run(work))
+    (response,) = work.responses
+    outcome = response.outcome
+    assert outcome is not None
+    count = 4 if agent == "asks_aside" else 2
+    assert (outcome.problem, outcome.reward, outcome.turns) == ("", 1.0, count)
+    begins, ends = response.branches, [*response.branches[1:], len(response.tokens)]
+    opened = [tokenizer.decode(response.tokens[a:b]) for a, b in zip(begins, ends, strict=True)]
+    assert [text[: len(branch)] for text, branch in zip(opened, branches, strict=True)] == branches
+    sampled = [t for t, flag in zip(response.tokens, response.sampled, strict=True) if flag]
+    assert tokenizer.decode(sampled) == "".join(f"{number}<|im_end|>" for number in "1234"[:count])
+    last = response.before(work.prompt)
+    assert engine.asked[-1] == [*last[: len(engine.asked[-1])]], "nothing before the branch was asked with"
+    packed = pack(work.rollouts())
+    apart, _ = packed.by_branch()
+    assert [tokenizer.decode(apart.row(i)) for i in range(1, len(apart))] == opened
+
+
+def test_a_branch_that_does_not_fit_ends_the_episode_as_a_limit_does() -> None:
+    work, (outcome,) = play(Scripted(["1"]), "writes_at_length", maxTokens=200)
+    (response,) = work.responses
+    assert (response.end, outcome.problem, outcome.reward) == ("length", "", 1.0)
+    assert not response.branches
 
 
 def test_a_program_that_asks_nothing_opens_no_episode() -> None:

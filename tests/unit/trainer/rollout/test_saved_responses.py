@@ -42,6 +42,10 @@ def test_a_blob_holds_episodes_whole_and_begun():
     masked = second.copy()
     masked.add(array("i", [8]), array("f", [-0.5]), 5, array("i", [1]), array("i", [3]))
     exactly([PartialRollout(Prompt("0/2", (1,), {}), [masked])])
+    branched = [each.copy() for each in (second, whole)]
+    for each in branched:
+        each.add_context(array("i", [1, 2]), branch=True)
+    exactly([PartialRollout(Prompt("0/2", (1,), {}), [first, *branched])])
 
 
 def test_a_blob_of_an_earlier_release_is_read():

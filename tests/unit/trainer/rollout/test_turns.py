@@ -66,7 +66,7 @@ class Scripted:
     async def _sample(
         self, work: PartialRollout, response: Response, index: int, progress: Callable[[], None]
     ) -> None:
-        self.asked.append([*work.prompt.tokens, *response.tokens])
+        self.asked.append([*response.before(work.prompt)])
         script, turns = self.scripts[index % len(self.scripts)], turns_of(response.tokens, response.sampled)
         number = sum(bool(turn.reply) for turn in turns)
         text = script[min(number, len(script) - 1)]

@@ -584,7 +584,8 @@ def test_a_sampling_mask_that_does_not_fit_its_tokens_is_refused(wrong):
 
 FLAGS = torch.tensor([True, *[False, True] * 10][: int(SEQUENCES.after_lengths.sum())])
 FLAGS[SEQUENCES.after_starts] = True
-REPLIED = replace(SEQUENCES, sampled=FLAGS)
+BRANCHES = ~FLAGS & (torch.arange(len(FLAGS)) > 4)
+REPLIED = replace(SEQUENCES, sampled=FLAGS, branches=BRANCHES)
 
 
 @pytest.mark.parametrize("rows", [None, ROWS])
@@ -593,19 +594,22 @@ def test_roles_know_which_tokens_were_sampled(rows):
     arrays, header = decode(encode(*pack(REPLIED, rows)))
     unpacked = unpack((arrays, header))
     assert torch.equal(unpacked.sampled, FLAGS)
+    assert torch.equal(unpacked.branches, BRANCHES)
     assert torch.equal(unpacked.response_lengths, REPLIED.response_lengths)
     assert unpack(pack(SEQUENCES, rows)).sampled is None
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("name", "wrong", "message"),
     [
-        (FLAGS[1:], "one bool for each of the 13 tokens after the prompts"),
-        (FLAGS.int(), "one bool for each of the 13 tokens after the prompts"),
-        (torch.zeros_like(FLAGS), "must be true for a token of each sequence"),
+        ("sampled", FLAGS[1:], "one bool for each of the 13 tokens after the prompts"),
+        ("sampled", FLAGS.int(), "one bool for each of the 13 tokens after the prompts"),
+        ("sampled", torch.zeros_like(FLAGS), "must be true for a token of each sequence"),
+        ("branches", FLAGS[1:], "`branches` is one bool for each of the 13 tokens"),
+        ("branches", FLAGS, "a branch begins with a context token"),
     ],
 )
-def test_flags_that_do_not_fit_are_refused(wrong, message):
+def test_flags_that_do_not_fit_are_refused(name, wrong, message):
     arrays, header = pack(REPLIED)
     with pytest.raises(WireError, match=message):
-        unpack((arrays | {"sampled": wrong}, header))
+        unpack((arrays | {name: wrong}, header))

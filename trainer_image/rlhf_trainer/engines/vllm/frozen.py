@@ -102,7 +102,7 @@ class FrozenModel:
                 return most_probable(output.prompt_logprobs, ids, begin, count)
             return response_logprobs(output.prompt_logprobs, ids, begin)
 
-        logprobs = self._all(one, sequences)
+        logprobs = self._all(one, sequences := sequences.by_branch()[0])
         whole = torch.tensor([value for values in logprobs for value in values], dtype=torch.float32)
         return whole if sequences.sampled is None else whole[sequences.sampled]
 
@@ -120,7 +120,7 @@ class FrozenModel:
                 raise RuntimeError(f"vLLM gave {len(score)} scores for a sequence, of a model that has one")
             return float(score)
 
-        return torch.tensor(self._all(one, sequences), dtype=torch.float32)
+        return torch.tensor(self._all(one, sequences.last_branches()), dtype=torch.float32)
 
     def restart_reason(self) -> str:
         """Reason why a new process is needed; empty if healthy."""

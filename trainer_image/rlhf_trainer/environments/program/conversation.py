@@ -1,21 +1,24 @@
-"""The conversation of one program: its requests, one at a time, and the policy's replies to them."""
+"""The conversation of one program: its requests, one at a time, and the policy's replies to them. A request that does
+not continue the one before, as with a history that was rewritten, begins a branch."""
 
 import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..turn_text import TurnText
-from .chat_request import ChatRequest, Message, Refusal, Rewritten, new_messages, plain_message
+from .chat_request import ChatRequest, Message, Refusal, new_messages, plain_message
 from .completion import Completion, completion_of
 
 
 @dataclass
 class PendingTurn:
-    """A request for the turn after `messages`, of which the policy has yet to read `new`. `is_open`: a connection waits
-    for the reply, or has it; a client that lost its own may ask the same again."""
+    """A request for the turn after `messages`, of which the policy has yet to read `new`: all on a `branch`, which does
+    not continue the conversation so far. `is_open`: a connection waits for the reply, or has it; a client that lost its
+    own may ask the same again."""
 
     messages: list[Message]
     new: list[Message]
+    branch: bool
     reply: "asyncio.Future[Completion]"
     is_open: bool = True
 
@@ -28,10 +31,10 @@ class Conversation:
     _pending: PendingTurn | None = None
     _number: int = 0
     _over: str = ""
-    _arrived: "asyncio.Queue[PendingTurn | Rewritten]" = field(default_factory=asyncio.Queue)
+    _arrived: "asyncio.Queue[PendingTurn]" = field(default_factory=asyncio.Queue)
 
     def ask(self, request: ChatRequest) -> PendingTurn:
-        """The turn that a request asks for. Raises Refusal, and so for the last time where the episode ends over it."""
+        """The turn that a request asks for. Raises Refusal."""
         if self._over:
             raise Refusal(400, self._over)
         messages = [plain_message(each) for each in request.messages]
@@ -47,19 +50,11 @@ class Conversation:
                 raise Refusal(
                     409, "another request of this episode waits for its reply; ask one after another"
                 )
-        try:
-            return self._next(messages, request.offers)
-        except Rewritten as error:
-            self._over = str(error)
-            self._arrived.put_nowait(error)
-            raise Refusal(400, self._over) from None
+        return self._next(messages, request.offers)
 
     async def next(self) -> PendingTurn:
-        """The next request. Raises Rewritten."""
-        arrived = await self._arrived.get()
-        if isinstance(arrived, Rewritten):
-            raise arrived
-        return arrived
+        """The next request."""
+        return await self._arrived.get()
 
     def reply(self, turn: TurnText) -> None:
         """Answers the request with the policy's turn."""
@@ -75,13 +70,12 @@ class Conversation:
             self._pending.reply.exception()  # nobody may be waiting
 
     def _next(self, messages: list[Message], tools: list[dict[str, Any]]) -> PendingTurn:
-        new = messages
-        if (before := self._pending) is None:
-            self.tools = tools
-        else:
-            new = new_messages([*before.messages, plain_message(before.reply.result().message)], messages)
-            if tools != self.tools:
-                raise Rewritten("the program has changed its tools; an episode has the same from its begin")
-        self._pending = PendingTurn(messages, new, asyncio.get_running_loop().create_future())
+        new, branch = messages, False
+        if (before := self._pending) is not None:
+            history = [*before.messages, plain_message(before.reply.result().message)]
+            more = new_messages(history, messages) if tools == self.tools else []
+            new, branch = more or messages, not more
+        self.tools = tools
+        self._pending = PendingTurn(messages, new, branch, asyncio.get_running_loop().create_future())
         self._arrived.put_nowait(self._pending)
         return self._pending

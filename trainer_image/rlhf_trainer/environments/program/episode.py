@@ -8,17 +8,16 @@ from typing import Any
 from rlhf_api.host.tasks import end_all
 
 from ..adapter import Opening, Unfit
-from ..step import Step
+from ..step import AgentStep
 from ..turn_text import TurnText
 from .agent import Agent, Agents
-from .chat_request import Rewritten
 from .conversation import Conversation, PendingTurn
 from .server import CompletionsServer
 
 
 class EpisodeOfAgent:
-    """The first request opens the episode, what each further one adds replies to a turn, and the agent's end ends it
-    with its reward. Calls raise TimeoutError after `seconds`."""
+    """The first request opens the episode, what each further one adds replies to a turn, or all of it where it begins a
+    branch, and the agent's end ends it with its reward. Calls raise TimeoutError after `seconds`."""
 
     def __init__(self, agents: Agents, server: CompletionsServer, seconds: float) -> None:
         self._agents, self._server, self._seconds = agents, server, seconds
@@ -38,12 +37,14 @@ class EpisodeOfAgent:
             raise Unfit("the program has ended without a request to OPENAI_BASE_URL")
         return Opening(messages=pending.new, tools=self._conversation.tools)
 
-    async def step(self, turn: TurnText) -> Step:
-        """Answers the program's request. Raises Unfit for a program that rewrites its history, or ends without a
-        reward."""
+    async def step(self, turn: TurnText) -> AgentStep:
+        """Answers the program's request. Raises Unfit for a program that ends without a reward."""
         self._conversation.reply(turn)
         pending = await self._next()
-        return Step(reward=await self._reward(), done=True) if pending is None else Step(pending.new)
+        if pending is None:
+            return AgentStep([], await self._reward(), done=True)
+        tools = self._conversation.tools if pending.branch else None
+        return AgentStep(pending.new, branch=pending.branch, tools=tools)
 
     async def end(self, *, cut: bool) -> float:
         """Ends the agent; the one that a limit has `cut` may end with a reward first."""
@@ -61,15 +62,13 @@ class EpisodeOfAgent:
                 await end_all([self._ended])
 
     async def _next(self) -> PendingTurn | None:
-        """The next request; None once the program has ended. Raises Unfit."""
+        """The next request; None once the program has ended."""
         asking = asyncio.ensure_future(self._conversation.next())
         try:
             async with self._limit():
                 either: list[asyncio.Future[Any]] = [asking, self._end_of_process]
                 await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             return asking.result() if asking.done() else None
-        except Rewritten as error:
-            raise Unfit(str(error)) from None
         finally:
             asking.cancel()
 

@@ -23,7 +23,7 @@ from ...process.imports import import_function
 from ...process.limits import is_limit, limit_data
 from ...process.worker_pipes import take_pipes
 from ..adapter import EpisodeOfClass, Opening, Unfit, check_class, is_sync, schemas_of
-from ..step import Step
+from ..step import AgentStep, Step
 from ..turn_text import TurnText
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Episode(Protocol):
     """`reset` once, `step` for each turn, `end` at last; `cut`: a limit ended it. Each raises Unfit."""
 
     async def reset(self, row: Mapping[str, Any]) -> Opening: ...
-    async def step(self, turn: TurnText) -> Step: ...
+    async def step(self, turn: TurnText) -> Step | AgentStep: ...
     async def end(self, *, cut: bool) -> float: ...
 
 

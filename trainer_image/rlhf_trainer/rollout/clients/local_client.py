@@ -50,7 +50,7 @@ class LocalClient:
         return True
 
     def _sample(self, prompt: Prompt, response: Response, room: int) -> Sampled:
-        so_far = replace(prompt, tokens=(*prompt.tokens, *response.tokens))
+        so_far = replace(prompt, tokens=response.before(prompt))
         sampling = self.sampling.model_copy(update={"max_new_tokens": room})
         with torch.no_grad():
             (sampled,) = generate_batch(

@@ -73,7 +73,7 @@ class TurnRounds:
         responses = [work.responses[index] for work, index in turns]
         rooms = [min(longest, self._section.max_tokens - len(response.tokens)) for response in responses]
         prompts = [
-            replace(work.prompt, tokens=(*work.prompt.tokens, *response.tokens))
+            replace(work.prompt, tokens=response.before(work.prompt))
             for (work, _), response in zip(turns, responses, strict=True)
         ]
         for response, sampled, room in zip(responses, sample(prompts, max(rooms)), rooms, strict=True):

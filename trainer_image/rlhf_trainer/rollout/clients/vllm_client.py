@@ -112,7 +112,7 @@ class VllmClient:
         """One request, whose k-th response is the response `indices[k]`; they share the tokens so far."""
         url, prompt_id = member.address + GENERATE, work.prompt.id
         begun = len(work.responses[indices[0]].tokens)
-        changes: dict[str, object] = {"prompt": (*work.prompt.tokens, *work.responses[indices[0]].tokens)}
+        changes: dict[str, object] = {"prompt": work.responses[indices[0]].before(work.prompt)}
         if work.temperature is not None:
             changes["temperature"] = work.temperature
         changes |= {f"{name}_penalty": value for name, value in work.penalties._asdict().items()}

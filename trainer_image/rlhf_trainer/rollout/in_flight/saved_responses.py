@@ -51,7 +51,7 @@ def decode(data: bytes) -> list[PartialRollout]:
     flags = arrays.get("sampled", torch.zeros(0)).tolist()
     for (prompt_id, responses), prompt in zip(header["works"], prompts, strict=True):
         work = PartialRollout(Prompt(prompt_id, tuple(prompt.tolist()), {}), [])
-        for length, end, *outcome in responses:
+        for length, end, *more in responses:
             tokens, logprobs, versions = (
                 array(kind, arrays[name][at : at + length].tolist())
                 for name, kind in (("tokens", "i"), ("logprobs", "f"), ("versions", "i"))
@@ -63,7 +63,8 @@ def decode(data: bytes) -> list[PartialRollout]:
             response = Response(
                 *(tokens, logprobs, versions, end, own, masks),
                 sampled=array("b") if all(sampled) else sampled,
-                outcome=_outcome(*outcome) if outcome else None,
+                branches=array("i", *more[1:]),
+                outcome=_outcome(more[0]) if more and more[0] else None,
             )
             work.responses.append(response)
             at, kept_at = at + length, kept_at + size
@@ -72,9 +73,10 @@ def decode(data: bytes) -> list[PartialRollout]:
 
 
 def _layout(response: Response) -> list[Any]:
-    """Length and end of a response, and how its episode ended if it is one that has."""
-    outcome = [] if response.outcome is None else [asdict(response.outcome)]
-    return [len(response.tokens), response.end, *outcome]
+    """Length and end of a response; how its episode ended if it is one that has; and its branches if it has any."""
+    outcome = None if response.outcome is None else asdict(response.outcome)
+    more = [outcome, [*response.branches]] if response.branches else [outcome] if outcome else []
+    return [len(response.tokens), response.end, *more]
 
 
 def _outcome(saved: dict[str, Any]) -> Outcome:

@@ -52,6 +52,12 @@ def replied(rollout: Rollout, logprob: float = 0.0, version: int | None = None) 
     )
 
 
+def forked(rollout: Rollout) -> Rollout:
+    """The response with a branch after its first token, if it has more, which opens with the reply."""
+    made = replied(rollout)
+    return replace(made, branches=array("i", [1])) if made.sampled else made
+
+
 class Replying(TrainerRollouts):
     """The policy's responses, to which an environment replies."""
 
@@ -102,6 +108,7 @@ def test_figures_are_of_sampled_tokens_and_say_what_the_environment_did():
     assert line["tokens"] == int(columns.lengths.sum())
     assert line["turns_mean"] == pytest.approx(float(columns["turns"].double().mean()))
     assert line["context_tokens_mean"] == pytest.approx(len(REPLY) * float(several.mean()))
+    assert line["branches_mean"] == 0
     assert line["reward_environment_mean"] == pytest.approx(float(columns["environment_reward"].mean()))
     assert line["episodes_failed"] == line["episodes_failed_share"] == 0
     plain = Job("grpo").steps(0, 1).lines[0]
@@ -117,8 +124,24 @@ def test_a_sample_of_a_step_has_its_turns_and_rewards():
 
 @pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
 def test_a_resumed_run_of_episodes_is_as_one_without_a_stop(algorithm):
-    """With episodes of the window in its snapshot, and replies in these."""
-    resumed_is_whole(lambda: job(algorithm, "spec.replay={maxReplayEpisode: 2}"), 2, 4)
+    """With episodes of the window in its snapshot, and branches in these."""
+    resumed_is_whole(lambda: job(algorithm, "spec.replay={maxReplayEpisode: 2}", reply=forked), 2, 4)
+
+
+@pytest.mark.parametrize("algorithm", ONLINE)
+def test_every_algorithm_learns_from_branches(algorithm):
+    """An episode has one advantage in its group, however many branches it has."""
+    (line,) = (run := job(algorithm, reply=forked).steps(0, 1)).lines
+    columns = run.task._buffer._retained[0].episode.columns
+    several = float((columns["turns"] == 2).double().mean())
+    assert line["branches_mean"] == pytest.approx(several)
+    assert several > 0.5
+    plain = job(algorithm).steps(0, 1)
+    norms = [name for name in line if name.endswith("grad_norm")]
+    assert [line[name] != plain.lines[0][name] for name in norms] == [True] * len(norms), (
+        "a branch reads less"
+    )
+    assert len(columns) == len(plain.task._buffer._retained[0].episode.columns)
 
 
 def failing(every: int, problem: str = "the environment raised KeyError") -> Callable[[Rollout], Rollout]:
