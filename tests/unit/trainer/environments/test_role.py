@@ -383,7 +383,6 @@ def test_a_process_that_sends_no_reply_is_given_up(
         ("step", {"messages": [], "reward": 0.0, "done": "no", "seconds": 0.1}),
         ("step", {"messages": "text", "reward": 0.0, "done": False, "seconds": 0.1}),
         ("reset", {"messages": None, "text": 1, "added": False, "tools": None, "seconds": 0.1}),
-        ("step", {"messages": "text", "reward": 0.0, "done": False, "seconds": 0.1}),
         ("end", {"reward": float("inf"), "seconds": 0.1}),
         ("end", {"reward": 0.0, "seconds": float("nan")}),
     ],

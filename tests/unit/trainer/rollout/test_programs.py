@@ -182,7 +182,9 @@ def test_a_program_that_asks_nothing_opens_no_episode() -> None:
 
 
 def test_a_command_that_is_no_program_is_refused_at_once() -> None:
-    with pytest.raises(turns.InvalidJob, match=r"spec\.environment\.program: .*'no-such' is not a program"):
+    with pytest.raises(
+        turns.InvalidJob, match=r"environment\.program: 'no-such' cannot be run: 'no-such' is not"
+    ):
         turns.play(Scripted(["1"]), path=None, program=("no-such",))
 
 

@@ -102,7 +102,8 @@ class FrozenModel:
                 return most_probable(output.prompt_logprobs, ids, begin, count)
             return response_logprobs(output.prompt_logprobs, ids, begin)
 
-        logprobs = self._all(one, sequences := sequences.by_branch()[0])
+        sequences, _ = sequences.by_branch()
+        logprobs = self._all(one, sequences)
         whole = torch.tensor([value for values in logprobs for value in values], dtype=torch.float32)
         return whole if sequences.sampled is None else whole[sequences.sampled]
 

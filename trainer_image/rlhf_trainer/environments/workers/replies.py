@@ -50,7 +50,5 @@ def check_reply(do: str, reply: Mapping[str, Any]) -> None:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "messages"
         raise Unfit(f"the environment's process sent no reply to {do}: {where}: {first['msg']}") from None
-    if isinstance(checked, _Step) and not checked.done and isinstance(checked.messages, str):
-        raise Unfit("the environment's process sent no reply to step: messages: Input should be a valid list")
     if isinstance(checked, _Step | _End):
         checked_reward(checked.reward)

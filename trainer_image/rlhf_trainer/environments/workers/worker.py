@@ -99,7 +99,8 @@ def main() -> None:
         _send({"invalid": error.problems[0].message}, replies)
         return
     except Unfit as error:
-        _send({"invalid": f"{section.path or section.program!r} {error}"}, replies)
+        named = section.path or " ".join(section.program or ())
+        _send({"invalid": f"{named!r} {error}"}, replies)
         return
     asyncio.run(play(calls, replies))
 
