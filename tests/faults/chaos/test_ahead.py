@@ -19,7 +19,7 @@ from rlhf_trainer.rollout.partial_rollout import Response
 from rlhf_trainer.transport.http import HttpClient
 
 pytestmark = pytest.mark.slow
-KILLS, STEPS, STALENESS, TOKENS = 12, 24, 2, 100
+KILLS, STEPS, STALENESS, TOKENS = 8, 24, 2, 100
 PACED_LIVES = 2
 PACE_SECONDS = 0.03
 """Least time of a step of the engine in the trainer's first lives, and until a snapshot has met a response that was
