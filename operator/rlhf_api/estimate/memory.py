@@ -31,17 +31,25 @@ class Trained:
     zero: Zero
     activations: float | None = None
     """Bytes at the peak of its backward pass, where they are known."""
-    adapter: float | None = None
-    """Parameters of its adapter, if it has one: gradients and optimizer states exist for these alone. 0: not known."""
+    part: float | None = None
+    """Parameters of the part that is trained, its adapter or what is not frozen, if not all are: gradients and
+    optimizer states exist for these alone. 0: not known."""
     gathers: bool = False
     """True if ZeRO-3 gathers the whole weights, to generate with them."""
+    adapted: bool = False
+    """True if the part is an adapter, beside weights that are all frozen."""
     averaged: bool = False
     """True if a moving average of the weights is kept beside them, in float32."""
 
     @property
     def learned(self) -> float:
         """Parameters that have gradients and optimizer states."""
-        return self.parameters if self.adapter is None else self.adapter
+        return self.parameters if self.part is None else self.part
+
+    @property
+    def frozen(self) -> float:
+        """Parameters that stay as they are."""
+        return self.parameters if self.adapted else self.parameters - self.learned
 
 
 def trainer(models: Sequence[Trained]) -> Need:
@@ -96,8 +104,8 @@ def _always(models: Sequence[Trained]) -> list[Need]:
     """Memory of trained weights and optimizer states; models with equal ZeRO settings share one entry."""
     needs = []
     for of, alike in (
-        ("parameters", [model for model in models if model.adapter is None]),
-        ("adapter parameters", [model for model in models if model.adapter]),
+        ("parameters", [model for model in models if model.part is None]),
+        ("trained parameters", [model for model in models if model.part]),
     ):
         for zero, sizes in _sizes((model.zero, model.learned) for model in alike).items():
             share = resident(zero)
@@ -153,8 +161,8 @@ def _generating(models: Sequence[Trained], policy: Trained) -> Need:
 
 
 def _beside(models: Sequence[Trained]) -> Iterator[Need]:
-    """The weights of models with an adapter, and moving averages, which lie where the weights do."""
-    frozen = ((model.zero, model.parameters) for model in models if model.adapter is not None)
+    """Frozen weights, and moving averages, which lie where the weights do."""
+    frozen = ((model.zero, model.frozen) for model in models if model.part is not None)
     for zero, sizes in _sizes(frozen).items():
         if not zero.weights_away:
             ranks, over = _share(zero)

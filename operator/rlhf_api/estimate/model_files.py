@@ -53,6 +53,14 @@ def matrices(directory: Path) -> list[str]:
     return alone + [f"{before}.experts.{part}" for before in sorted(fused) for part in _FUSED]
 
 
+def tensor_names(directory: Path) -> list[str]:
+    """Names of the tensors in a model's files; empty if unreadable."""
+    try:
+        return [name for file in _files(directory) for name in _shapes(file)]
+    except READ_ERRORS:
+        return []
+
+
 def tensor_entries(file: BinaryIO) -> dict[str, Any]:
     """`dtype`, `shape` and `data_offsets` of each tensor in an open safetensors file, which is then positioned at its
     data. The format: 8 bytes of length, a JSON header, the tensors. Raises ValueError for another format."""

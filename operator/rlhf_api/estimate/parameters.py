@@ -1,6 +1,6 @@
 """Parameter count and widths of a model, computed from its Hugging Face configuration."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,6 +79,8 @@ class Shape:
     norms: int = 2
     """Norms per layer, except those of single heads."""
     head_norms: bool = False
+    tied: bool = False
+    """True if the output layer has the embeddings' weights."""
 
 
 def shape_of(config: Config) -> Shape | None:
@@ -98,6 +100,7 @@ def shape_of(config: Config) -> Shape | None:
         vocabulary=full["vocab_size"],
         norms=4 if kind in _FOUR_NORMS else 2,
         head_norms=kind in _HEAD_NORMS,
+        tied=bool(full["tie_word_embeddings"]),
     )
 
 
@@ -161,7 +164,29 @@ def _gpt2(config: Config) -> tuple[int, int]:
 
 def adapter_parameters(settings: Lora, shape: Shape) -> int:
     """Parameters of a decoder's adapter: rank x (inputs + outputs) of each linear layer that has one."""
-    linear = {
+    linear = _linear(shape)
+    ends = tuple(f".{target}" for target in settings.target_modules or linear)
+    layers = (f".model.layers.{layer}" for layer in range(shape.layers))
+    widths = (sum(linear[part]) for at in layers for part in linear if f"{at}.{part}".endswith(ends))
+    return settings.rank * sum(widths)
+
+
+def frozen_parameters(is_frozen: Callable[[str], bool], shape: Shape) -> int:
+    """Parameters of a decoder's matrices whose names are frozen; vectors are not counted."""
+    ends = [is_frozen(f"{name}.weight") for name in ("model.embed_tokens", "lm_head")]
+    whole = any(ends) if shape.tied else sum(ends)
+    layers = (
+        inputs * outputs
+        for layer in range(shape.layers)
+        for part, (inputs, outputs) in _linear(shape).items()
+        if is_frozen(f"model.layers.{layer}.{part}.weight")
+    )
+    return whole * shape.vocabulary * shape.hidden + sum(layers)
+
+
+def _linear(shape: Shape) -> dict[str, tuple[int, int]]:
+    """Inputs and outputs of the linear layers of a decoder's layer."""
+    return {
         "self_attn.q_proj": (shape.hidden, shape.queries),
         "self_attn.k_proj": (shape.hidden, shape.keys),
         "self_attn.v_proj": (shape.hidden, shape.keys),
@@ -170,7 +195,3 @@ def adapter_parameters(settings: Lora, shape: Shape) -> int:
         "mlp.up_proj": (shape.hidden, shape.inner),
         "mlp.down_proj": (shape.inner, shape.hidden),
     }
-    ends = tuple(f".{target}" for target in settings.target_modules or linear)
-    layers = (f".model.layers.{layer}" for layer in range(shape.layers))
-    widths = (sum(linear[part]) for at in layers for part in linear if f"{at}.{part}".endswith(ends))
-    return settings.rank * sum(widths)

@@ -7,7 +7,7 @@ from ..graph import POLICY, Dataset, Model
 from ..spec import Spec
 from .activations import Pass, backward_bytes
 from .memory import Need, Trained, trainer
-from .parameters import adapter_parameters
+from .parameters import adapter_parameters, frozen_parameters
 from .sizes import Size, Sizes
 from .zero import BYTES, Zero
 
@@ -29,7 +29,8 @@ def trained(spec: Spec, sizes: Sizes, share: float = 1.0) -> list[Trained]:
                     size.parameters,
                     Zero.of(spec, model.field),
                     None if activations is None else share * activations,
-                    adapter=_adapter(spec, model, size),
+                    part=_part(spec, model, size),
+                    adapted=spec.model.adapter(model.field) is not None,
                     gathers=model == POLICY and graph.generates and spec.generator.shared_with_trainer,
                     averaged=model in graph.averages,
                 )
@@ -51,11 +52,14 @@ def counted(models: Sequence[Trained]) -> bool:
     return bool(models) and all(model.activations is not None for model in models)
 
 
-def _adapter(spec: Spec, model: Model, size: Size) -> float | None:
+def _part(spec: Spec, model: Model, size: Size) -> float | None:
+    """Parameters that are trained, where not all are; all where it is not known which are frozen."""
     settings = spec.model.adapter(model.field)
-    if settings is None:
+    if settings is not None:
+        return adapter_parameters(settings, size.shape) if size.shape else 0.0
+    if model.field != "policy" or not spec.model.freeze or size.shape is None:
         return None
-    return adapter_parameters(settings, size.shape) if size.shape else 0.0
+    return size.parameters - frozen_parameters(spec.model.is_frozen, size.shape)
 
 
 def _activations(spec: Spec, model: Model, size: Size) -> float | None:
@@ -64,5 +68,6 @@ def _activations(spec: Spec, model: Model, size: Size) -> float | None:
     section, dtype = spec.trainer, spec.trained_dtype(model.field)
     tokens = section.micro_batch(model.field)
     run = Pass(tokens, BYTES[dtype], section.gradient_checkpointing, section.kernels != "torch")
-    own_head = model.head == "causal" and spec.model.adapter(model.field) is None
+    trained_head = spec.model.adapter(model.field) is None and not spec.model.is_frozen("lm_head.weight")
+    own_head = model.head == "causal" and trained_head
     return backward_bytes(size.shape, run, head=own_head)

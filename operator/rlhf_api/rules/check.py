@@ -155,7 +155,14 @@ def _variables(spec: Spec) -> Iterator[Problem]:
 RULES: tuple[Rule, ...] = (
     *(_algorithm, _policy, architectures.problems, vision.problems, _reward, _sampling),
     *(trainer.batches, trainer.critic),
-    *(trainer.sequence_parallel, replay.problems, rollout.problems, lora.problems, experts.problems),
+    *(
+        trainer.sequence_parallel,
+        replay.problems,
+        rollout.problems,
+        lora.problems,
+        lora.frozen,
+        experts.problems,
+    ),
     *(unused.problems, generator.autoscale, generator.pods_per_replica),
     *(environment.problems, _evaluation, _checkpoint),
     *(

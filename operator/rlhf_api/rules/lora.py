@@ -1,8 +1,8 @@
-"""Rules of `spec.model.lora`."""
+"""Rules of what is trained of a model: `spec.model.lora` and `spec.model.freeze`."""
 
 from collections.abc import Iterator
 
-from ..errors.problem import Problem
+from ..errors.problem import Problem, show
 from ..graph import Graph, Infer
 from ..sections.lora import Adapters, Lora
 from ..spec import Spec
@@ -27,6 +27,20 @@ def problems(spec: Spec) -> Iterator[Problem]:
                 f"{where}.{field}.rankStabilized", f"{message}; set alpha, or remove this; got true"
             )
     yield from averaged(spec, graph)
+
+
+def frozen(spec: Spec) -> Iterator[Problem]:
+    """Problems of frozen parts of a policy that has an adapter, or that the job does not train."""
+    if not spec.model.freeze:
+        return
+    given = f"got {show(list(spec.model.freeze))}"
+    if spec.model.adapter("policy") is not None:
+        message = (
+            "an adapter of the policy freezes all of its weights; remove this, or spec.model.lora.policy"
+        )
+        yield Problem("spec.model.freeze", f"{message}; {given}")
+    if all(model.field != "policy" for model in spec.graph.trained):
+        yield Problem("spec.model.freeze", f"{spec.algorithm} trains no policy; remove it; {given}")
 
 
 def averaged(spec: Spec, graph: Graph) -> Iterator[Problem]:

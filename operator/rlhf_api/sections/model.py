@@ -1,11 +1,21 @@
 """`spec.model`: the models that a job starts from, and where each is found."""
 
-from typing import Literal
+from fnmatch import fnmatchcase
+from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue
 
 from ..field_types import DType, Frozen, ImportPath, ModelField, PositiveFloat
 from .lora import Adapters, Lora
+
+Part = Annotated[str, Field(pattern=r"^[A-Za-z0-9_*?!\[\]-]+(\.[A-Za-z0-9_*?!\[\]-]+)*$", max_length=128)]
+"""A part of a model: neighbouring parts of its parameters' names, with `*`, `?` and `[0-9]` as in file names."""
+
+
+def is_of_part(name: str, part: str) -> bool:
+    """True if the parameter of this name belongs to the part: `layers.1` has `model.layers.1.mlp.up_proj.weight`, and
+    none of layer 11."""
+    return fnmatchcase(f".{name}.", f"*.{part}.*")
 
 
 class CreateTokenizer(Frozen):
@@ -49,6 +59,9 @@ class Model(Frozen):
     """Low-rank adapters, trained in place of the weights (docs/guides/models/lora.md)."""
     train_vision: bool = False
     """Train the part that reads images too, which is frozen otherwise (docs/guides/models/images.md)."""
+    freeze: tuple[Part, ...] = Field((), max_length=64)
+    """Parts of the policy that are not trained, by the names of its parameters, such as `embed_tokens` or
+    `layers.[0-3]` (docs/guides/models/parts.md)."""
     dtype: DType = "bfloat16"
     """The compute dtype of every role that does not set its own; optimizer states are always float32."""
 
@@ -60,6 +73,10 @@ class Model(Frozen):
             if path := getattr(self, name):
                 return name, path
         return None
+
+    def is_frozen(self, name: str) -> bool:
+        """True if the policy's parameter of this name is named by `freeze`."""
+        return any(is_of_part(name, part) for part in self.freeze)
 
     def adapter(self, field: ModelField) -> Lora | None:
         """The adapter of the model in this field, `policy` or `critic`, where that alone is trained."""

@@ -270,6 +270,7 @@ VALUES: dict[str, list[Any]] = {
     r"environment\.program$": [["b"]],
     r"environment\.seconds$": [900],
     r"architectures$": [["c:OwnModel"]],
+    r"model\.freeze$": [["embed_tokens"]],
     r"\.url$": ["http://h/q"],
     r"secretHeaders$": [{"Authorization": "KEY"}],
     r"optimizer\.type$": ["AdamW"],

@@ -87,7 +87,8 @@ def _check_frozen(models: Models, state: Mapping[str, Any]) -> None:
     """Raises InvalidJob if a snapshot was saved with other frozen weights, or where others are frozen."""
     saved = cast(Mapping[str, str], state.get(FROZEN, {}))
     message = (
-        f"the checkpoint was saved with other frozen weights, or spec.model.trainVision was another; {REMEDY}"
+        "the checkpoint was saved with other frozen weights, or spec.model.freeze or trainVision was another; "
+        f"{REMEDY}"
     )
     changed = [used for used, model in models.items() if saved.get(used.name) != model.frozen]
     if changed:

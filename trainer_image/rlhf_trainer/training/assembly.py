@@ -29,6 +29,7 @@ from ..environments.environments import start_environments
 from ..export.model_files import INITIAL, renamed_into_place
 from ..graph.learner import Learner
 from ..models.average import MovingAverage
+from ..models.frozen import freeze_parts
 from ..models.pretrained.create import create_policy, create_tokenizer
 from ..models.pretrained.job_models import load_job_tokenizer, load_trained, loading, trained_source
 from ..models.pretrained.load import load_tokenizer, padding_id
@@ -138,6 +139,8 @@ def trained_model(ctx: TrainerContext, config: RunConfig, used: Model) -> Traine
         log.warning("the %s starts from the policy: the tokenizer of %s is another", used.field, usual.path)
     if not config.spec.model.train_vision:
         freeze(model)
+    if used.field == "policy":
+        freeze_parts(model, config.spec.model.freeze)
     lora = config.spec.model.adapter(used.field)
     if lora is None:
         return engine(ctx, config, used, model)

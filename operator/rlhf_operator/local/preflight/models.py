@@ -8,7 +8,7 @@ from pathlib import Path
 from rlhf_api.contract.run import role_views, roles_of
 from rlhf_api.contract.teachers import model_field, named_models
 from rlhf_api.errors.problem import Problem
-from rlhf_api.estimate.model_files import matrices, token_ids, tokens_differ
+from rlhf_api.estimate.model_files import matrices, tensor_names, token_ids, tokens_differ
 from rlhf_api.estimate.serving import on_vllm
 from rlhf_api.estimate.sizes import LOADED
 from rlhf_api.graph import CRITIC
@@ -17,6 +17,7 @@ from rlhf_api.host.model_directory import directory_problem
 from rlhf_api.roles import Role
 from rlhf_api.rules.engines.vllm_options import engine_problems
 from rlhf_api.rules.vision import policy_problems
+from rlhf_api.sections.model import is_of_part
 from rlhf_api.spec import Spec
 
 _WEIGHTS = ("*.safetensors", "*.bin")
@@ -44,8 +45,10 @@ def _images(spec: Spec) -> Iterator[Problem]:
 
 
 def layer_problems(spec: Spec) -> Iterator[Problem]:
-    """Problems of layers named by an adapter, for local models; the trainer checks those of all others."""
+    """Problems of layers named by an adapter, and of frozen parts, for local models; the trainer checks those of all
+    others."""
     model = spec.model
+    yield from _frozen_parts(spec)
     for used in spec.graph.trained:
         field, lora, named = used.field, model.adapter(used.field), model.source(used.field)
         if lora is None or named is None:
@@ -57,6 +60,23 @@ def layer_problems(spec: Spec) -> Iterator[Problem]:
                 ends = ", ".join(sorted({layer.rpartition(".")[2] for layer in known}))
                 message = f"no layer of {name!r} is named so; it has {ends}; got {target!r}"
                 yield Problem(f"spec.model.lora.{field}.targetModules[{i}]", message)
+
+
+def _frozen_parts(spec: Spec) -> Iterator[Problem]:
+    """Problems of frozen parts that have no parameter."""
+    model = spec.model
+    names = tensor_names(Path(model.policy)) if model.policy and model.freeze else []
+    for i, part in enumerate(model.freeze):
+        # Transformers fuses experts under other names; what is tied to the embeddings is in no file.
+        fused = any(".experts." in name for name in names)
+        if names and not fused and not any(is_of_part(name, part) for name in (*names, "lm_head.weight")):
+            known = ", ".join(
+                sorted({piece for name in names for piece in name.split(".") if not piece.isdecimal()})
+            )
+            message = (
+                f"no parameter of {model.policy!r} has this in its name; there are {known}; got {part!r}"
+            )
+            yield Problem(f"spec.model.freeze[{i}]", message)
 
 
 def tokenizer_problems(spec: Spec) -> Iterator[Problem]:

@@ -15,15 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.ports import free_port
 from tests.unit.api.estimate import kept as real
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.estimate.activations import Pass, backward_bytes
 from rlhf_api.estimate.memory import Trained, trainer
-from rlhf_api.estimate.parameters import Shape, adapter_parameters
+from rlhf_api.estimate.parameters import Shape, adapter_parameters, frozen_parameters, shape_of
 from rlhf_api.estimate.zero import Zero, reducing, resident, stepping
 from rlhf_api.manifest.load import apply_override, parse
 from rlhf_api.sections.lora import Lora
+from rlhf_api.sections.model import Model
 from rlhf_operator.commands.plan_table import plan_lines
+from rlhf_trainer.models.frozen import freeze_parts
 
 PAGE = Path(__file__).parents[4] / "docs" / "reference" / "memory.md"
 # dtype, stage, ranks: bytes of each parameter that a model keeps, as torch.cuda saw them on H200s
@@ -222,19 +225,41 @@ def test_each_model_is_counted_by_its_own_division() -> None:
 
 def test_gradients_and_optimizer_states_are_those_of_the_adapter_alone() -> None:
     zero = Zero(dtype="bfloat16", stage=1, ranks=4)
-    policy, critic = Trained(1e9, zero, adapter=0.0), Trained(2e9, zero, adapter=0.0)
+    policy, critic = Trained(1e9, zero, part=0.0, adapted=True), Trained(2e9, zero, part=0.0, adapted=True)
     assert trainer([policy, critic]).total == 3e9 * 2, "widths that are not known"
-    whole = trainer([replace(policy, adapter=None)]).total
-    assert trainer([replace(policy, adapter=None), critic]).total == whole + 2e9 * 2
-    adapted = trainer([replace(policy, adapter=4e7), critic])
+    whole = trainer([replace(policy, part=None)]).total
+    assert trainer([replace(policy, part=None), critic]).total == whole + 2e9 * 2
+    adapted = trainer([replace(policy, part=4e7), critic])
     assert adapted.total == 3e9 * 2 + 4e7 * (2 + 4 + 12 / 4 + 2)
     assert adapted.words == (
-        "40e6 adapter parameters x (2 weights + 4 gradients + (4 master weights + 8 moments) / 4 ranks) B + 40e6 x "
+        "40e6 trained parameters x (2 weights + 4 gradients + (4 master weights + 8 moments) / 4 ranks) B + 40e6 x "
         "(2 bfloat16 gradients) B in an update + (1e9 + 2e9) parameters, frozen, x 2 B"
     )
     third = [replace(model, zero=replace(zero, stage=3, bucket=1000)) for model in (policy, critic)]
     assert trainer([replace(third[0], gathers=True), third[1]]).total == 3e9 * 2 / 4 + 1e9 * 2
     assert trainer(third).words.endswith("(1e9 + 2e9) parameters, frozen, x 2 B / 4 ranks")
+
+
+def test_what_is_frozen_has_neither_gradients_nor_moments() -> None:
+    zero = Zero(dtype="bfloat16", stage=1, ranks=4)
+    half = trainer([Trained(1e9, zero, part=4e8)])
+    assert half.total == 6e8 * 2 + 4e8 * (2 + 4 + 12 / 4 + 2)
+    assert half.words.endswith("in an update + 600e6 parameters, frozen, x 2 B")
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_frozen_parameters_are_those_of_transformers(tied: bool) -> None:
+    widths = {"hidden_size": 12, "intermediate_size": 20, "num_hidden_layers": 3, "vocab_size": 30}
+    heads = {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 4, "tie_word_embeddings": tied}
+    model = LlamaForCausalLM(LlamaConfig(**widths, **heads))
+    shape = shape_of(model.config.to_dict())
+    ends = (["embed_tokens"], ["lm_head"], ["lm_head", "embed_tokens"])
+    for parts in (*ends, ["layers.[0-1]"], ["mlp", "q_proj"]):
+        settings = Model(freeze=tuple(parts))
+        whole = LlamaForCausalLM(model.config)
+        freeze_parts(whole, parts)
+        matrices = sum(p.numel() for p in whole.parameters() if not p.requires_grad and p.ndim == 2)
+        assert frozen_parameters(settings.is_frozen, shape) == matrices > 0, parts
 
 
 def test_an_adapter_has_the_parameters_of_the_layers_that_it_names() -> None:

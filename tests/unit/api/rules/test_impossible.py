@@ -21,6 +21,16 @@ NUMBER = "must be greater than or equal to 1e-30; got "
 # overrides, field, what the message says
 REFUSED = [
     (("spec.optimizer.epsilon=1e-300",), "spec.optimizer.epsilon", NUMBER + "1e-300"),
+    (
+        ("spec.model.freeze=[embed_tokens]", "spec.model.lora={policy: {}}"),
+        "spec.model.freeze",
+        "an adapter of the policy freezes all of its weights; remove this, or spec.model.lora.policy; got "
+        '["embed_tokens"]',
+    ),
+    *(
+        ((f"spec.model.freeze=[{part}]",), "spec.model.freeze[0]", words)
+        for part, words in (("''", "must "), ("'a b'", "must "), ("'^lm_head$'", "must "), ("7", "must be "))
+    ),
     ((ADAM + "{eps: 0}}",), DEEPSPEED + ".optimizer.params.eps", NUMBER + "0"),
     ((ADAM + "{betas: [0.9]}}",), DEEPSPEED + ".optimizer.params.betas[1]", "is required"),
     ((ADAM + "{maximize: true}}",), DEEPSPEED + ".optimizer.params.maximize", "unknown field (value true)"),

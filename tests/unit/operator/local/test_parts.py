@@ -499,6 +499,13 @@ def test_layers_that_a_model_does_not_have_are_named(tmp_path: Path) -> None:
         f"got {name!r}"
         for i, name in ((2, "w_proj"), (3, "norm"), (4, "proj"))
     ]
+    frozen = "spec.model.freeze=[norm, 'layers.[0-3]', layers.*.up_proj, lm_head, layers.1, proj]"
+    says = [str(p) for p in check_files(job(*places, "spec.model.reward=a/b", frozen).spec)]
+    assert says == [
+        f"spec.model.freeze[{i}]: no parameter of '{model}' has this in its name; there are layers, model, norm, "
+        f"q_proj, up_proj, weight; got {name!r}"
+        for i, name in ((4, "layers.1"), (5, "proj"))
+    ]
 
 
 def test_layers_of_experts_are_named_as_transformers_fuses_them(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ from rlhf_trainer.export.model_files import save_model
 from rlhf_trainer.maths.outputs import ResponseLogprobs, response_values
 from rlhf_trainer.models.adapter import Adapter
 from rlhf_trainer.models.forward import inference
+from rlhf_trainer.models.frozen import freeze_parts
 from rlhf_trainer.models.pretrained.create import create_tokenizer
 from rlhf_trainer.models.state import load_training_state, training_state
 from rlhf_trainer.models.trained_model import TrainedModel
@@ -93,10 +94,15 @@ CASES = {
     "replayed-zero3": (3, False, "replayed experts"),
     "lora-experts-zero2": (2, False, "experts"),
     "lora-experts-zero3": (3, False, "experts"),
+    "frozen-zero2": (2, False, "untied"),
+    "frozen-zero3": (3, False, "tied"),
+    "frozen-bf16-zero1": (1, True, "untied"),
 }
 BALANCE = 0.02
 """Coefficient of the mixture's balance."""
 LORA = Lora(rank=4, alpha=6.0)
+FROZEN = ("embed_tokens", "layers.0", "layers.*.mlp.up_proj")
+"""Parts of the models of the cases of this name."""
 LORA_OF_EXPERTS = LORA.model_copy(update={"target_modules": ("q_proj", "experts.down_proj", "gate_up_proj")})
 
 
@@ -172,7 +178,10 @@ def engine_of(case: str, seed: int) -> TrainedModel:
     if case.startswith("sequence"):  # all ranks share each micro-batch
         efficient["sequence_parallel_size"] = distributed.get_world_size()
     lora = "lora" in case
-    model = make(kind, 0 if lora else seed)  # an adapter goes on from the same base alone
+    same_base = lora or "frozen" in case  # from which alone a state of some weights goes on
+    model = make(kind, 0 if same_base else seed)
+    if "frozen" in case:
+        freeze_parts(model, FROZEN)
     adapter = Adapter(model, LORA_OF_EXPERTS if kind == "experts" else LORA, seed, "base") if lora else None
     section = Trainer().model_copy(update=efficient)
     if kind.endswith("experts"):  # which on a CPU differ in rounding with what is packed beside them
