@@ -108,9 +108,7 @@ class RunConfig(Report):
 
     def dtype(self, role: Role) -> DType:
         """The compute dtype of a role."""
-        section = self.spec.section(role)
-        own = section.dtype if isinstance(section, ComputingRole) else None
-        return own or self.spec.model.dtype
+        return dtype_of(self.spec, role)
 
 
 class ExportRequest(Report):
@@ -215,6 +213,13 @@ def shares_pod(spec: Spec) -> bool:
 def role_views(spec: Spec) -> list[tuple[Role, Spec]]:
     """Each role with processes, and the job as those of each of its models see it."""
     return [(role, view) for role in roles_of(spec) for view in views_of(spec, role)]
+
+
+def dtype_of(spec: Spec, role: Role) -> DType:
+    """The compute dtype of a role."""
+    section = spec.section(role)
+    own = section.dtype if isinstance(section, ComputingRole) else None
+    return own or spec.model.dtype
 
 
 def generates_in_turns(spec: Spec) -> bool:

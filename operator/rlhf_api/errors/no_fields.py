@@ -204,10 +204,6 @@ _ANSWERS = (
         "lr_scheduler_kwargs num_cycles",
         "spec.optimizer has schedule, warmupSteps, decaySteps and floor; a cosine has half a cycle",
     ),
-    (
-        "cast_lm_head_to_fp32",
-        "the head computes in spec.trainer.dtype, log-probabilities of its logits in float32",
-    ),
     ("val_only", "evaluations are part of a run: spec.evaluation.everySteps"),
     (
         "router_replay enable_router_replay enable_rollout_routing_replay use_prefix_grouper tiled_mlp "

@@ -29,6 +29,7 @@ _NAMES = {
     "spec.model.tokenizer": "tokenizer_path tokenizer_name tokenizer_name_or_path",
     "spec.model.architectures": "external_lib",
     "spec.model.dtype": "torch_dtype param_dtype precision bf16 fp16 model_dtype optimization_dtype",
+    "spec.model.float32Head": "cast_lm_head_to_fp32 fp32_lm_head enable_fp32_lm_head",
     "spec.model.lora.policy": "enable_lora use_peft",
     "spec.model.lora.policy.rank": "lora_rank lora_dim lora_r r",
     "spec.model.lora.policy.alpha": "lora_alpha lora_scaling",

@@ -22,6 +22,7 @@ class Pass:
     size: int
     checkpointing: GradientCheckpointing
     fused: bool
+    float32_head: bool = False
 
 
 def backward_bytes(shape: Shape, run: Pass, *, head: bool) -> float:
@@ -35,7 +36,8 @@ def backward_bytes(shape: Shape, run: Pass, *, head: bool) -> float:
     ends = 4 * shape.hidden  # the last norm, and the rows read by the output layer, with their gradient
     stored = ((shape.layers - recomputed) * layer + recomputed * shape.hidden + ends) * run.tokens
     # The output layer's gradient is accumulated in float32, beside a chunk's own.
-    logits = 2 * min(HEAD_ELEMENTS, run.tokens * shape.vocabulary) * run.size
+    held = (4 if run.float32_head else run.size) + run.size
+    logits = min(HEAD_ELEMENTS, run.tokens * shape.vocabulary) * held
     output = logits + shape.vocabulary * shape.hidden * (4 + 2 * run.size) if head else 0
     return stored * run.size + max(output, again * run.tokens * run.size)
 

@@ -67,7 +67,13 @@ def _activations(spec: Spec, model: Model, size: Size) -> float | None:
         return None
     section, dtype = spec.trainer, spec.trained_dtype(model.field)
     tokens = section.micro_batch(model.field)
-    run = Pass(tokens, BYTES[dtype], section.gradient_checkpointing, section.kernels != "torch")
+    run = Pass(
+        tokens,
+        BYTES[dtype],
+        section.gradient_checkpointing,
+        fused=section.kernels != "torch",
+        float32_head=spec.model.float32_head,
+    )
     trained_head = spec.model.adapter(model.field) is None and not spec.model.is_frozen("lm_head.weight")
     own_head = model.head == "causal" and trained_head
     return backward_bytes(size.shape, run, head=own_head)

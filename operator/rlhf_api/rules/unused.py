@@ -15,7 +15,7 @@ from ..algorithms.distillation import Distillation
 from ..algorithms.dpo import DPO
 from ..algorithms.policy_gradient import PolicyGradient, is_one_update
 from ..algorithms.ppo import PPO
-from ..contract.run import roles_of
+from ..contract.run import dtype_of, role_views, roles_of
 from ..errors.problem import Problem, show
 from ..field_types import Frozen
 from ..graph import CRITIC, REFERENCE_COLUMNS
@@ -46,6 +46,7 @@ def problems(spec: Spec) -> Iterator[Problem]:
         *_roles(spec),
         *_placement(spec),
         *_critic(spec),
+        *_head(spec),
         *_schedule(spec),
         *_settings(spec),
         *_teachers(spec),
@@ -135,6 +136,22 @@ def _critic(spec: Spec) -> Iterator[_Unread]:
         reason = f"{spec.algorithm} trains none"
         yield _Unread("spec.model", spec.model, ["critic"], "a critic", reason)
         yield _Unread("spec.optimizer", spec.optimizer, ["critic_learning_rate"], "a critic", reason)
+
+
+def _head(spec: Spec) -> Iterator[_Unread]:
+    """The dtype of the logits of models that have none, or that are in float32 all."""
+    heads = [model.head for model in spec.graph.trained]
+    dtypes = {spec.trained_dtype("policy")} if "causal" in heads else set()
+    dtypes |= {
+        dtype_of(view, role) for role, view in role_views(spec) if role.row.work in ("generate", "infer")
+    }
+    of = "a language model in 16 bits"
+    if not dtypes:
+        yield _Unread(
+            "spec.model", spec.model, ["float32_head"], of, f"{spec.algorithm} trains another model"
+        )
+    elif dtypes == {"float32"}:
+        yield _Unread("spec.model", spec.model, ["float32_head"], of, "all compute in float32")
 
 
 def _schedule(spec: Spec) -> Iterator[_Unread]:

@@ -64,6 +64,8 @@ class Model(Frozen):
     `layers.[0-3]` (docs/guides/models/parts.md)."""
     dtype: DType = "bfloat16"
     """The compute dtype of every role that does not set its own; optimizer states are always float32."""
+    float32_head: bool = False
+    """Policy and reference have their logits in float32, in the trainer and in vLLM (docs/guides/models/parts.md)."""
 
     def source(self, field: ModelField | Literal["tokenizer"]) -> tuple[str, str] | None:
         """The field that names what is loaded for `field`, and the path or hub name that it holds; None where the job

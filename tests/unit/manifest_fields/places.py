@@ -207,6 +207,7 @@ BASES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"spec\.model\.lora", ("spec.model.lora={policy: {rank: 2, alpha: 3}, critic: {rank: 2, alpha: 3}}",)),
     (r"spec\.model\.parameters", ("spec.model={policy: org/policy, reward: org/reward, parameters: 1e9}",)),
     (r"(model|trainer)\.dtype", ("spec.trainer={}",)),
+    (r"float32Head", ("spec.model.dtype=bfloat16",)),
     (r"spec\.algorithm", ("spec.ppo={}", "spec.data.promptsPerStep=64")),
     (r"\.klIn$", ("spec.{}.klEstimator=k3",)),
     (r"maxResponseLength", _algorithm("sft", "spec.data.train=[rows-answers.jsonl]")),

@@ -73,6 +73,21 @@ def top_logprobs(logits: Tensor, count: int, temperature: float, kept_tokens: Te
     )
 
 
+def head_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, *, float32: bool = False) -> Tensor:
+    """hidden @ weight.T + bias, in the dtype of `hidden`; with `float32` the same products, summed and left in float32
+    (MiniMax 2025, arXiv:2506.13585), for which a GPU copies no weights unless it needs a gradient.
+
+    Shapes: `hidden` [..., H], `weight` [V, H], `bias` [V] -> [..., V].
+    """
+    if not float32 or hidden.dtype == torch.float64:
+        return linear(hidden, weight, bias)
+    if hidden.is_cuda and hidden.dtype != torch.float32 and not torch.is_grad_enabled():
+        products: Tensor = torch.mm(hidden.flatten(0, -2), weight.T, out_dtype=torch.float32)
+        logits = products if bias is None else products + bias.float()
+        return logits.view(*hidden.shape[:-1], len(weight))
+    return linear(hidden.float(), weight.float(), None if bias is None else bias.float())
+
+
 def linear_top_logprobs(
     hidden: Tensor,
     weight: Tensor,
@@ -80,6 +95,8 @@ def linear_top_logprobs(
     count: int,
     temperature: float,
     kept_tokens: Tensor | None = None,
+    *,
+    float32: bool = False,
 ) -> Tensor:
     """`top_logprobs` of the logits hidden @ weight.T + bias, one chunk at a time, without a gradient.
 
@@ -88,7 +105,8 @@ def linear_top_logprobs(
     parts = []
     for part in _chunks(hidden, weight):
         mask = None if kept_tokens is None else kept_tokens[part]
-        parts.append(top_logprobs(linear(hidden[part], weight, bias), count, temperature, mask))
+        logits = head_logits(hidden[part], weight, bias, float32=float32)
+        parts.append(top_logprobs(logits, count, temperature, mask))
     return torch.cat(parts)
 
 
@@ -102,15 +120,16 @@ def linear_logprobs(
     entropy: Entropy = "none",
     kept_tokens: Tensor | None = None,
     compared: Tensor | None = None,
+    float32: bool = False,
 ) -> Tensor:
-    """`token_logprobs` of the logits hidden @ weight.T + bias, one chunk at a time, in the dtype of `hidden`; several
-    chunks are recomputed in the backward pass.
+    """`token_logprobs` of `head_logits`, one chunk at a time; several chunks are recomputed in the backward pass, whose
+    gradient of the logits is rounded to the dtype of `hidden`.
 
     Shapes: `hidden` float [A, H], `weight` [V, H], `bias` [V], `targets` int64 [A], `kept_tokens` int64 [A, K],
     `compared` int64 [A, C] -> [A, 1] or [A, 2] and C columns more, as `token_logprobs`.
     """
     logprobs: Tensor = _LinearLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, bias, targets, kept_tokens, compared, temperature, entropy
+        hidden, weight, bias, targets, kept_tokens, compared, temperature, entropy, float32
     )
     return logprobs
 
@@ -127,16 +146,17 @@ class _LinearLogprobs(torch.autograd.Function):
         compared: Tensor | None,
         temperature: float,
         entropy: Entropy,
+        float32: bool,
     ) -> Tensor:
         rows, logits, parts = _kernel(token_logprobs, hidden.device.type), None, []
         for part in _chunks(hidden, weight):
-            logits = linear(hidden[part], weight, bias)
+            logits = head_logits(hidden[part], weight, bias, float32=float32)
             mask, others = (None if each is None else each[part] for each in (kept_tokens, compared))
             parts.append(rows(logits, targets[part], temperature, entropy, kept_tokens=mask, compared=others))
         output = torch.cat(parts)
         ctx.save_for_backward(hidden, weight, bias, targets, kept_tokens, compared, output)
         ctx.logits = logits if len(parts) == 1 else None
-        ctx.temperature, ctx.of_entropy = temperature, entropy == "gradient"
+        ctx.temperature, ctx.of_entropy, ctx.float32 = temperature, entropy == "gradient", float32
         return output
 
     @staticmethod
@@ -149,7 +169,9 @@ class _LinearLogprobs(torch.autograd.Function):
         to_bias = torch.zeros_like(bias, dtype=_wide_dtype(bias)) if needs[2] else None
         rows = _kernel(_logits_gradient, hidden.device.type)
         for part in _chunks(hidden, weight):
-            logits = linear(hidden[part], weight, bias) if ctx.logits is None else ctx.logits
+            logits = ctx.logits
+            if logits is None:
+                logits = head_logits(hidden[part], weight, bias, float32=ctx.float32)
             to_logits = rows(
                 logits,
                 targets[part],
@@ -159,6 +181,7 @@ class _LinearLogprobs(torch.autograd.Function):
                 output[part],
                 upstream[part],
                 ctx.of_entropy,
+                hidden.dtype,
             )
             if to_hidden is not None:
                 to_hidden[part] = to_logits @ weight
@@ -170,7 +193,7 @@ class _LinearLogprobs(torch.autograd.Function):
             None if sums is None else sums.to(like.dtype)
             for sums, like in ((to_weight, weight), (to_bias, bias))
         ]
-        return to_hidden, *narrow, None, None, None, None, None
+        return to_hidden, *narrow, None, None, None, None, None, None
 
 
 def _logits_gradient(
@@ -182,8 +205,9 @@ def _logits_gradient(
     output: Tensor,
     upstream: Tensor,
     of_entropy: bool,
+    dtype: torch.dtype,
 ) -> Tensor:
-    """[n, V] in the dtype of `logits`: with z the logits and p = softmax(z / T), d log p(t) / dz = (1[t] - p) / T, and
+    """[n, V] in this dtype: with z the logits and p = softmax(z / T), d log p(t) / dz = (1[t] - p) / T, and
     d H / dz = -p (log p + H) / T.
 
     `output`: result of `token_logprobs`; `upstream`: its gradient.
@@ -198,7 +222,7 @@ def _logits_gradient(
     if compared is not None:
         others = upstream[:, -compared.shape[-1] :].to(gradient.dtype)
         gradient = (gradient - probabilities * others.sum(-1, keepdim=True)).scatter_add(-1, compared, others)
-    return (gradient / temperature).to(logits.dtype)
+    return (gradient / temperature).to(dtype)
 
 
 def _scaled(logits: Tensor, temperature: float, kept_tokens: Tensor | None) -> Tensor:

@@ -49,8 +49,11 @@ class ResponseLogprobs:
         again = partial(checkpoint, self._of, use_reentrant=False, preserve_rng_state=False)
         return torch.cat([(again if selected.requires_grad else self._of)(*chunk) for chunk in chunks])
 
-    def of_hidden(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, micro: MicroBatch) -> Tensor:
-        """The same, before `columns`, from the last layer's input at the response tokens: `hidden` [A_mb, H]."""
+    def of_hidden(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, micro: MicroBatch, *, float32: bool = False
+    ) -> Tensor:
+        """The same, before `columns`, from the last layer's input at the response tokens: `hidden` [A_mb, H].
+        `float32`: see `head_logits`."""
         return linear_logprobs(
             hidden,
             weight,
@@ -60,6 +63,7 @@ class ResponseLogprobs:
             entropy=self.entropy,
             kept_tokens=micro.kept,
             compared=self._compared_of(micro),
+            float32=float32,
         )
 
     def _compared_of(self, micro: MicroBatch) -> Tensor | None:
@@ -94,8 +98,12 @@ class TopLogprobs(ResponseLogprobs):
 
     count: int = 1
 
-    def of_hidden(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, micro: MicroBatch) -> Tensor:
-        return linear_top_logprobs(hidden, weight, bias, self.count, self.temperature, micro.kept)
+    def of_hidden(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, micro: MicroBatch, *, float32: bool = False
+    ) -> Tensor:
+        return linear_top_logprobs(
+            hidden, weight, bias, self.count, self.temperature, micro.kept, float32=float32
+        )
 
     def _of(
         self, logits: Tensor, _targets: Tensor, kept_tokens: Tensor | None, _compared: Tensor | None

@@ -60,9 +60,11 @@ class TrainedModel:
         pad_token_id: int,
         adapter: "Adapter | None" = None,
         balance: float = 0.0,
+        float32_head: bool = False,
     ) -> None:
         """`deepspeed` and `micro_batch_tokens` are this model's; `trainer` holds what all models share. `balance`: the
-        coefficient of the loss that evens out the load of a mixture's experts."""
+        coefficient of the loss that evens out the load of a mixture's experts. `float32_head`: a language model's
+        logits are computed in float32."""
         adam = {
             "lr": optimizer.learning_rate,
             "betas": optimizer.betas,
@@ -81,7 +83,7 @@ class TrainedModel:
         self._vision = [p for p in vision.parameters() if p.requires_grad] if vision is not None else []
         fuse(model, trainer.kernels)
         recompute(model, trainer.gradient_checkpointing)
-        install(model)
+        install(model, float32=float32_head)
         self._routers, self._balance = Routers.of(model), balance
         if balance:
             check_balanced(model, self._routers)

@@ -32,6 +32,7 @@ from ..engines.vllm.serve.launch import (
     gpu_memory,
     group_environment,
     group_options,
+    head_options,
     on_cpu,
     option,
     weight_options,
@@ -81,7 +82,7 @@ def arguments(
         # One log line per prompt and probe would bury all others.
         "disable-uvicorn-access-log": True,
     }
-    options |= weight_options(model_source(config, "policy").path)
+    options |= weight_options(model_source(config, "policy").path) | head_options(spec.model)
     if memory is None:
         check_head_size(model_source(config, "policy"), SHARED)
         check_cpu_workers(spec)

@@ -41,7 +41,8 @@ def by_transformers(config: RunConfig, output: str) -> Logprobs:
     spec, tokenizer = config.spec, load_job_tokenizer(config)
     model = load_frozen(config, Role.REFERENCE, tokenizer)
     on_device(model)
-    forward = served(model, spec.trainer, spec.reference.micro_batch(spec.trainer), padding_id(tokenizer))
+    budget, float32 = spec.reference.micro_batch(spec.trainer), spec.model.float32_head
+    forward = served(model, spec.trainer, budget, padding_id(tokenizer), float32_head=float32)
     read = output_fn(output, spec)
     return lambda sequences: infer(forward, sequences, read, sequences.response_lengths)
 

@@ -172,6 +172,7 @@ def engine(
         pad_token_id=padding_id(ctx.tokenizer),
         adapter=adapter,
         balance=spec.experts.balance_coefficient if used.field == "policy" else 0.0,
+        float32_head=spec.model.float32_head,
     )
     if used.field == "policy" and spec.experts.replay != "none" and not trained.replays_routing:
         message = f"needs routers whose weights are a softmax, which {type(model).__name__} has not; use none"

@@ -75,6 +75,8 @@ def pods_per_replica(spec: Spec) -> Iterator[Problem]:
 
 def engine_arguments(spec: Spec) -> Iterator[Problem]:
     owned = OWNED_ENGINE_ARGUMENTS | OTHER_ENGINE_ARGUMENTS | GROUP_ENGINE_ARGUMENTS
+    if spec.model.float32_head:
+        owned["hf-overrides"] = "spec.model.float32Head"
     yield from engine_argument_problems("spec.generator", spec.generator, owned)
     given = spec.generator.engine_arguments.get("max-model-len", math.inf)
     needed = spec.data.max_prompt_length + spec.longest_response

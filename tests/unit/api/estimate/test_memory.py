@@ -18,7 +18,7 @@ from tests.unit.api.estimate import kept as real
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf_api.errors.problem import InvalidJob
-from rlhf_api.estimate.activations import Pass, backward_bytes
+from rlhf_api.estimate.activations import HEAD_ELEMENTS, Pass, backward_bytes
 from rlhf_api.estimate.memory import Trained, trainer
 from rlhf_api.estimate.parameters import Shape, adapter_parameters, frozen_parameters, shape_of
 from rlhf_api.estimate.zero import Zero, reducing, resident, stepping
@@ -154,6 +154,14 @@ def test_activations_are_those_that_gpus_showed_within_a_tenth(
     activations = backward_bytes(QWEN[name], Pass(tokens, 2, checkpointing, fused), head=head)
     predicted = trainer([Trained(PARAMETERS[name], zero, activations)]).total
     assert predicted == pytest.approx(1e9 * measured, rel=0.1)
+
+
+def test_a_head_in_float32_holds_its_logits_so_and_their_gradient_in_16_bits() -> None:
+    shape, run = QWEN["7b"], Pass(4096, 2, "none", fused=True)
+    more = backward_bytes(shape, replace(run, float32_head=True), head=True) - backward_bytes(
+        shape, run, head=True
+    )
+    assert more == 2 * HEAD_ELEMENTS
 
 
 def test_selective_lies_halfway_between_none_and_full() -> None:

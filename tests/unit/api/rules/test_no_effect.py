@@ -151,6 +151,15 @@ REFUSED: dict[tuple[str, ...], list[tuple[str, ...]]] = {
         ),
         ("spec.trainer.deepspeed.optimizer={type: Lion}", ".type", "must be Adam or AdamW; got 'Lion'"),
     ],
+    ("spec.model.dtype=float32",): [
+        (
+            "spec.model.float32Head=true",
+            "16 bits, and the job has none: all compute in float32; remove it; got true",
+        ),
+    ],
+    ("spec.algorithm=reward", "spec.ppo={}"): [
+        ("spec.model.float32Head=true", "in 16 bits, and the job has none: reward trains another model"),
+    ],
     ("spec.replay.streamDataLoaderType=dynamic",): [
         ("spec.ppo={minibatchSize: 4, balanceTokens: true}", ".balanceTokens", "there is no further epoch"),
     ],

@@ -21,7 +21,8 @@ MODEL = "Qwen/Qwen2.5-0.5B"
 args = GRPOConfig(
     run_name="My GRPO", beta=0.04, epsilon=0.2, epsilon_high=0.28, loss_type="dapo", scale_rewards=False,
     num_generations=8, per_device_train_batch_size=16, gradient_accumulation_steps=4, num_iterations=2,
-    max_steps=500, warmup_ratio=0.1, adam_beta2=0.99, bf16=True, fp16=False, gradient_checkpointing=True,
+    max_steps=500, warmup_ratio=0.1, adam_beta2=0.99, bf16=True, fp16=False, cast_lm_head_to_fp32=True,
+    gradient_checkpointing=True,
     use_vllm=True, vllm_gpu_memory_utilization=0.3, report_to=["wandb"], optim="adamw_8bit", eval_steps=5,
     max_prompt_length=2 ** 8, num_gnerations=3,
 )
@@ -85,7 +86,12 @@ CASES: dict[str, tuple[str, str, dict[str, Any], list[str], list[str]]] = {
         {
             "algorithm": "dr_grpo",
             "steps": 250,
-            "model": {"policy": "Qwen/Qwen2.5-0.5B", "dtype": "bfloat16", "lora": {"policy": {"rank": 16}}},
+            "model": {
+                "policy": "Qwen/Qwen2.5-0.5B",
+                "dtype": "bfloat16",
+                "float32Head": True,
+                "lora": {"policy": {"rank": 16}},
+            },
             "data": {"promptsPerStep": 8},
             "sampling": {"responsesPerPrompt": 8},
             "drGrpo": {

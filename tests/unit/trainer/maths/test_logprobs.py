@@ -7,7 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_trainer.maths.logprobs import CHUNK_ELEMENTS, entropies, linear_logprobs, token_logprobs
+from rlhf_trainer.maths.logprobs import (
+    CHUNK_ELEMENTS,
+    entropies,
+    linear_logprobs,
+    linear_top_logprobs,
+    token_logprobs,
+)
 
 row = st.lists(st.floats(-20, 20, width=32), min_size=5, max_size=5)
 
@@ -90,6 +96,32 @@ def test_chunks_of_bfloat16_are_summed_up_in_float32(monkeypatch):
     weight = torch.zeros(11, 4, dtype=torch.bfloat16, requires_grad=True)
     linear_logprobs(hidden, weight, None, torch.zeros(512, dtype=torch.int64)).sum().backward()
     assert weight.grad[0].tolist() == pytest.approx([512 * 10 / 11] * 4, rel=4e-3)
+
+
+@pytest.mark.parametrize("rows_at_a_time", [2, 100])
+def test_a_head_in_float32_rounds_no_logit_of_a_model_in_bfloat16(monkeypatch, rows_at_a_time):
+    monkeypatch.setitem(CHUNK_ELEMENTS, "cpu", rows_at_a_time * 50)
+    generator = torch.Generator().manual_seed(0)
+    drawn = (torch.randn(*shape, generator=generator) for shape in ((7, 32), (50, 32), (50,)))
+    inputs = [each.bfloat16().requires_grad_() for each in drawn]
+    targets = torch.randint(50, (7,), generator=generator)
+    wide = [each.detach().double().requires_grad_() for each in inputs]
+    exact = torch.log_softmax(wide[0] @ wide[1].T + wide[2], -1)
+    expected = exact.gather(1, targets[:, None])
+    errors = {}
+    for float32 in (True, False):
+        output = linear_logprobs(*inputs, targets, float32=float32)
+        errors[float32] = float((output - expected).detach().abs().max())
+        assert output.dtype == torch.float32
+    assert errors[True] < 1e-5 < 1e-2 < errors[False], errors
+    output = linear_logprobs(*inputs, targets, float32=True)
+    for own, whole in zip(
+        torch.autograd.grad(output.sum(), inputs), torch.autograd.grad(expected.sum(), wide), strict=True
+    ):
+        assert own.dtype == torch.bfloat16
+        torch.testing.assert_close(own.double(), whole, rtol=2e-2, atol=2e-2)
+    top = linear_top_logprobs(*(each.detach() for each in inputs), 3, 1.0, float32=True)
+    torch.testing.assert_close(top[:, :3].double(), exact.topk(3).values.detach(), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("rows_at_a_time", [1, 2, 100])

@@ -267,6 +267,28 @@ def test_logits_that_are_capped_after_the_output_layer_are_read_whole():
 
 
 @pytest.mark.parametrize(("make", "fits"), [(llama, True), (capped, False)])
+def test_a_head_in_float32_reads_and_generates_from_unrounded_logits(make, fits):
+    model = make().bfloat16()
+    hidden: list[torch.Tensor] = []
+    install(model, float32=True)
+    head = response_head(model)
+    head.register_forward_pre_hook(lambda _module, given: hidden.append(given[0]))
+    forward = Forward(model, 400, 0)
+    micro = forward.build(SEQUENCES, range(len(SEQUENCES)))
+    with torch.no_grad():
+        read = forward(micro, ResponseLogprobs())
+        logits = hidden[-1].double() @ head.weight.double().T
+    assert head.fits is fits
+    cap = getattr(model.config, "final_logit_softcapping", None)
+    exact = cap * (logits / cap).tanh() if cap else logits
+    rows = exact[micro.response_row, micro.response_column - 1].log_softmax(-1)
+    expected = rows.gather(1, micro.targets[:, None])[:, 0]
+    torch.testing.assert_close(read.double(), expected, rtol=0, atol=1e-5)
+    with torch.no_grad():
+        assert forward.logits(micro).dtype == torch.float32
+
+
+@pytest.mark.parametrize(("make", "fits"), [(llama, True), (capped, False)])
 def test_a_micro_batch_without_responses_tells_as_well_how_the_model_reads_its_output(make, fits):
     """On every rank alike: those that compute the logits once more would wait for the others for ever."""
     model = make()

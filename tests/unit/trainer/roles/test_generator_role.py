@@ -9,6 +9,7 @@ import pytest
 
 from rlhf_api.contract.run import RunConfig
 from rlhf_api.errors.problem import InvalidJob
+from rlhf_api.roles import Role
 from rlhf_api.rules.check import check
 from rlhf_api.rules.engines import vllm_options
 from rlhf_api.rules.engines.arguments import REFUSED, TRIED
@@ -17,11 +18,13 @@ from rlhf_api.sections.roles import option_of
 from rlhf_trainer.engines.vllm.serve.launch import (
     CPU_HEAD_SIZES,
     engine_environment,
+    frozen_options,
     group_environment,
     option,
     weight_options,
 )
 from rlhf_trainer.process.addresses import interface, listen_host
+from rlhf_trainer.process.settings import frozen_source
 from rlhf_trainer.roles.generator import arguments
 
 ROOT = Path(__file__).parents[4]
@@ -104,6 +107,22 @@ def test_engine_arguments_come_last(tmp_path):
     assert parsed["no-enable-prefix-caching"] is True
     assert parsed["max-model-len"] == "4096"
     assert parsed["kv-cache-memory-bytes"] == "1000", "over our own default for CPUs"
+
+
+def test_a_head_in_float32_is_one_of_vllm_too_and_no_option_takes_it_back(tmp_path):
+    wide = {"dtype": "bfloat16", "float32Head": True}
+    made = config(tmp_path, wide)
+    assert json.loads(options(made)["hf-overrides"]) == {"head_dtype": "float32"}
+    reference = frozen_options(made, Role.REFERENCE, frozen_source(made, Role.REFERENCE), 100, cpu=False)
+    assert reference["hf-overrides"] == {"head_dtype": "float32"}
+    assert "hf-overrides" not in options(config(tmp_path, {"dtype": "bfloat16"}))
+    given = {"engineArguments": {"hf-overrides": {}}, "untriedEngineArguments": True}
+    problem, flag = check(config(tmp_path, wide, **given).spec)
+    assert str(problem) == (
+        "spec.generator.engineArguments.hf-overrides: is set by the job (spec.model.float32Head); remove it"
+    )
+    assert flag.where == "spec.generator.untriedEngineArguments"
+    assert check(config(tmp_path, **given).spec) == []
 
 
 @pytest.mark.parametrize("name", sorted(OWNED_ENGINE_ARGUMENTS))

@@ -166,8 +166,15 @@ def infer(forward: Forward, sequences: Sequences, read: OutputFn, sizes: Tensor)
     return forward.infer(sequences, read, sizes, batches).cpu()
 
 
-def served(model: PreTrainedModel, trainer: Trainer, token_budget: int, pad_token_id: int) -> Forward:
+def served(
+    model: PreTrainedModel,
+    trainer: Trainer,
+    token_budget: int,
+    pad_token_id: int,
+    *,
+    float32_head: bool = False,
+) -> Forward:
     """Forward passes of an inference-only model with the trainer's own fused kernels, attention and output layer."""
     fuse(model, trainer.kernels)
-    install(model)
+    install(model, float32=float32_head)
     return Forward.choose(model, token_budget, pad_token_id, trainer.attention)

@@ -4,8 +4,9 @@ import contextlib
 from collections.abc import Iterator
 
 from torch import Tensor, nn
-from torch.nn.functional import linear, pad
+from torch.nn.functional import pad
 
+from ...maths.logprobs import head_logits
 from ...maths.outputs import ResponseLogprobs
 from ...tensors.batches import MicroBatch
 
@@ -17,8 +18,10 @@ class ResponseHead(nn.Module):
     otherwise, as in generation, it is the linear layer that it replaces.
     """
 
-    def __init__(self, layer: nn.Linear) -> None:
+    def __init__(self, layer: nn.Linear, *, float32: bool = False) -> None:
+        """`float32`: logits are computed in float32, see `head_logits`."""
         super().__init__()
+        self._float32 = float32
         self.weight = layer.weight
         self.bias = layer.bias
         self.fits = True
@@ -37,10 +40,10 @@ class ResponseHead(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """[n, T, H] -> logits [n, T, V], or the values read inside `reading`."""
         if self._requested is None:
-            return linear(hidden, self.weight, self.bias)
+            return head_logits(hidden, self.weight, self.bias, float32=self._float32)
         read, micro = self._requested
         rows = hidden[micro.response_row, micro.response_column - 1]
-        logprobs = read.of_hidden(rows, self.weight, self.bias, micro)
+        logprobs = read.of_hidden(rows, self.weight, self.bias, micro, float32=self._float32)
         if not len(logprobs):  # an empty tensor has no memory by which `gave` could know it
             logprobs = pad(logprobs, (0, 0, 0, 1))[:0]
         self._output = logprobs[None]
@@ -56,11 +59,11 @@ class ResponseHead(nn.Module):
         )
 
 
-def install(model: nn.Module) -> None:
+def install(model: nn.Module, *, float32: bool = False) -> None:
     """Replaces the output layer of a causal language model by a `ResponseHead`; other models stay unchanged."""
     layer = _output_layer(model)
     if type(layer) is nn.Linear:
-        model.set_output_embeddings(ResponseHead(layer))  # type: ignore[operator]
+        model.set_output_embeddings(ResponseHead(layer, float32=float32))  # type: ignore[operator]
 
 
 def response_head(model: nn.Module) -> ResponseHead | None:

@@ -17,6 +17,7 @@ from rlhf_api.estimate.sharing import divide
 from rlhf_api.host.foreign_files import READ_ERRORS, read_json
 from rlhf_api.host.model_directory import takes_pickles
 from rlhf_api.roles import Role
+from rlhf_api.sections.model import Model
 
 from ....process.addresses import interface, is_loopback
 from ....process.settings import ModelSource
@@ -54,6 +55,11 @@ FROZEN_OPTIONS: dict[str, JsonValue] = {
 REFERENCE_ON_GPU: dict[str, JsonValue] = {UTILIZATION: REFERENCE_SHARE, "max-num-batched-tokens": 2048}
 """Prompt log-probabilities need the logits of all tokens of a step, in the model's dtype and twice in float32, for
 which vLLM reserves no memory: 3 GB for 2,048 tokens and a vocabulary of 150,000."""
+
+
+def head_options(model: Model) -> dict[str, JsonValue]:
+    """Has vLLM compute logits in float32 where the job does, see `maths.logprobs.head_logits`."""
+    return {"hf-overrides": {"head_dtype": "float32"}} if model.float32_head else {}
 
 
 def weight_options(path: str) -> dict[str, JsonValue]:
@@ -94,6 +100,8 @@ def frozen_options(
         options |= cpu_options(longest, section.tensor_parallel_size)
     elif role.row.work == "infer":
         options |= REFERENCE_ON_GPU
+    if role.row.work == "infer":
+        options |= head_options(config.spec.model)
     if shared_memory is not None:
         options |= divide.frozen_options(config.spec, role, job_sizes(config.spec), shared_memory)
     if role.row.work == "score":
