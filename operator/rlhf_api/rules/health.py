@@ -29,7 +29,7 @@ _SAMPLED = (
     *("logprob_difference", "token_mult_prob_error", "ratio_outside_share", "importance_effective_share"),
     *("logprob_outlier_share", "logprob_outliers", "logprob_difference_max"),
     *("generate_seconds", "score_seconds", "staleness", "staleness_max", "generators_idle_seconds"),
-    *("responses_continued", "replay_share", "replay_age", "given_share"),
+    *("responses_continued", "replay_share", "replay_age", "given_share", "passed_over_share"),
 )
 _EPISODES = (
     *("turns_mean", "branches_mean", "context_tokens_mean", "episodes_failed", "episodes_failed_share"),

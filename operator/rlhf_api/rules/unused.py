@@ -18,7 +18,7 @@ from ..algorithms.ppo import PPO
 from ..contract.run import dtype_of, role_views, roles_of
 from ..errors.problem import Problem, show
 from ..field_types import Frozen
-from ..graph import CRITIC, REFERENCE_COLUMNS
+from ..graph import CRITIC, REFERENCE_COLUMNS, Generate
 from ..roles import Role
 from ..sections.reward import RewardFunction
 from ..sections.roles import RoleSpec
@@ -52,6 +52,7 @@ def problems(spec: Spec) -> Iterator[Problem]:
         *_teachers(spec),
         *_responses(spec),
         *_scores(spec),
+        *_curriculum(spec),
         *_compared(spec),
     ):
         keys = {type(unread.section).model_fields[name].alias or name for name in unread.fields}
@@ -232,6 +233,20 @@ def _scores(spec: Spec) -> Iterator[_Unread]:
         )
     elif spec.reward.model_weight == 0:
         yield _Unread("spec.reward", spec.reward, ["dtype"], of, "spec.reward.modelWeight is 0")
+
+
+def _curriculum(spec: Spec) -> Iterator[_Unread]:
+    """Solve rates in a job whose responses have no score, or are not all sampled."""
+    source, where, of = spec.graph.source, "spec.data", "sampled responses with scores"
+    if not isinstance(source, Generate):
+        reason = f"{spec.algorithm} trains on given ones"
+    elif all("scores" not in node.writes for node in spec.graph.nodes):
+        reason = f"{spec.algorithm} scores none"
+    elif source.given:
+        of, reason = "responses that are all sampled", "spec.distillation.givenShare is above 0"
+    else:
+        return
+    yield _Unread(where, spec.data, ["curriculum"], of, reason)
 
 
 def _compared(spec: Spec) -> Iterator[_Unread]:

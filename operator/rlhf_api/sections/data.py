@@ -80,6 +80,18 @@ def _arguments(given: dict[str, JsonValue]) -> dict[str, JsonValue]:
     return given
 
 
+class Curriculum(Frozen):
+    """Passes over rows that the policy solves: a row with solve rate s is asked again with probability 1 - s (Kimi Team
+    2025, arXiv:2501.12599, "Prioritized Sampling"), and a row that was never asked always."""
+
+    solved_at: float = 1.0
+    """Score from which on a response counts as solved."""
+    window: int = Field(1, ge=1, le=64)
+    """Latest answers to a row, a group of responses each, over which its solve rate is the mean."""
+    floor: float = Field(0.1, gt=0, le=1)
+    """Lowest probability, at which rows that are always solved are asked again."""
+
+
 class Data(Frozen):
     """Files of rows: `{prompt, answer}` or `{messages}` for `sft`, `{prompt, chosen, rejected}` or
     `{prompt, pos_answers, neg_answers}` for `reward` and `dpo`, `{prompt, answer, label}` for `kto`, `{prompt}` where
@@ -112,6 +124,8 @@ class Data(Frozen):
     overlong: Literal["refuse", "drop", "cut"] = "refuse"
     """Rows with a longer prompt or response: refuse the job, leave the rows out, or cut. A text prompt keeps its last
     tokens, a conversation its last turns; a response its first tokens, without an end token."""
+    curriculum: Curriculum | None = None
+    """From the second epoch on, fewer of the rows that the policy solves (docs/guides/data.md)."""
     prompts_per_step: Positive = 64
     """Rows drawn for each training step."""
 

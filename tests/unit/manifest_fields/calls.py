@@ -74,7 +74,7 @@ def collecting(job: RLHFJob) -> Any:
             self._received = lambda *_, **__: part
             self._source = SimpleNamespace(issue=lambda _: None)
             self._with_spread, self._scored = lambda *_, **__: ([part], 1), lambda *_: [part]
-            self._executor = SimpleNamespace(run=lambda _: None)
+            self._executor = SimpleNamespace(run=lambda _: {})
             self._rollouts = SimpleNamespace(
                 is_ahead=False, is_stale=False, version=0, answer=answer, yield_gpus=lambda: None
             )

@@ -24,6 +24,7 @@ from rlhf_api.rules.own_algorithm import resolve
 from rlhf_trainer.checkpoint.rng import choose_kernels
 from rlhf_trainer.data.dataset import open_datasets, stream
 from rlhf_trainer.data.prompts import prompts
+from rlhf_trainer.data.solve_rates import SolveRates
 from rlhf_trainer.metrics.step_lines import StepLines
 from rlhf_trainer.models.deepspeed_config import deepspeed_settings
 from rlhf_trainer.models.pretrained import create
@@ -103,7 +104,13 @@ def data(job: RLHFJob) -> Any:
     tokenizer = loading.load_job_tokenizer(run)
     reader = load_reader(run) if Path(model_source(run, "policy").path).is_dir() else None
     fit = check_all([RowChecker(rows, spec.graph.rows, tokenizer, spec.data, reader)])
-    places = stream(rows, spec.seed).take(12)
+    places, requested = stream(rows, spec.seed).take(12), None
+    if spec.data.curriculum is not None:
+        rates = SolveRates(spec.data.curriculum, spec.seed)
+        for scores in ((0.9, 0.9), (0.1, 0.1), (0.1, 0.9)):
+            rates.record(0, [0.9])
+            rates.record(1, scores)
+        requested = [(rates.asks(at, 0), rates.asks(at, 1)) for at in range(99)]
     if isinstance(spec.graph.source, Generate):
         tokens: Any = prompts(rows, places, tokenizer, spec.data)
     else:
@@ -117,7 +124,7 @@ def data(job: RLHFJob) -> Any:
     if text is not None:
         source = PretrainingText(text, context(job))
         taken = source.take().sequences.tokens.tolist(), source.coefficient
-    return repr(tokens), more, taken, fit
+    return repr(tokens), more, taken, fit, requested
 
 
 def losses(job: RLHFJob) -> Any:

@@ -219,6 +219,7 @@ BASES: tuple[tuple[str, tuple[str, ...]], ...] = (
         ),
     ),
     (r"sources\[0\]\.teacher$", _TAUGHT),
+    (r"data\.curriculum", ("spec.data.curriculum={window: 2, floor: 0.2, solvedAt: 0.5}",)),
     (r"samplesPerEpoch", ("spec.data.train=[rows-prompts.jsonl, more-prompts.jsonl]",)),
     (
         r"[Cc]hatTemplate|systemPrompt",
@@ -272,6 +273,7 @@ VALUES: dict[str, list[Any]] = {
     r"environment\.seconds$": [900],
     r"architectures$": [["c:OwnModel"]],
     r"model\.freeze$": [["embed_tokens"]],
+    r"solvedAt$": [1.0],
     r"\.url$": ["http://h/q"],
     r"secretHeaders$": [{"Authorization": "KEY"}],
     r"optimizer\.type$": ["AdamW"],

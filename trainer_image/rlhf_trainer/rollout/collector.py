@@ -20,7 +20,7 @@ from ..maths.groups import has_spread
 from ..ranks.context import TrainerContext
 from ..replay.table import Episode
 from ..scoring.reward_client import Unscored
-from ..tensors.records import Prompt
+from ..tensors.records import Columns, Prompt
 from .clients.vllm_client import is_refusal
 from .failed_episodes import FailedEpisodes
 from .in_flight.requests import Responses
@@ -107,7 +107,10 @@ class EpisodeCollector:
                 "every group of the step's first round had one score, and no response since has any"
             )
         episode = joined(parts)
-        return replace(episode, columns=self._executor.run(episode.columns)), figures
+        columns = self._executor.run(episode.columns)
+        if not rounds:
+            self._record_scores(columns)
+        return replace(episode, columns=columns), figures
 
     def stream(self, number: int, count: int | None) -> Iterator[tuple[Episode | None, dict[str, float]]]:
         """The episode of a step in parts of about `count` responses, as they come while the generators go on, with the
@@ -128,9 +131,15 @@ class EpisodeCollector:
                 rows = [dict(r.prompt.row) for r in responses.rollouts]
                 part = self._scored(part, rows)
                 part = replace(part, columns=self._executor.run(part.columns)) if len(part) else None
+                if part is not None:
+                    self._record_scores(part.columns)
             scored = time.perf_counter() - came
             yield part, {"generate_seconds": came - began, "score_seconds": scored}
             began = time.perf_counter()
+
+    def take_metrics(self) -> dict[str, float]:
+        """Metrics of the prompts and episodes since the last call."""
+        return self.failed.take_metrics() | self._source.take_metrics()
 
     @property
     def sampled(self) -> bool:
@@ -202,12 +211,18 @@ class EpisodeCollector:
         if not len(part):  # of a later round: in the first some have a score
             return part, 0
         columns = self._executor.run(part.columns, until=scored)
+        self._record_scores(columns)
         spread = has_spread(columns["scores"], columns["position"])
         if keep and not bool(spread.any()):
             spread = torch.ones_like(spread)
         filtered = sorted(set(columns["position"][~spread].tolist()))
         self._source.filtered(filtered)
         return replace(part, columns=columns).select(spread.nonzero().flatten()), len(filtered)
+
+    def _record_scores(self, columns: Columns) -> None:
+        """Has the source know how each prompt's responses were scored."""
+        if "scores" in columns:
+            self._source.score(columns["position"].tolist(), columns["scores"].tolist())
 
 
 def _not_all_refused(responses: Responses, requested: int) -> Responses:

@@ -10,6 +10,7 @@ from rlhf_api.errors.problem import InvalidJob, Problem
 
 from ..data.dataset import stream
 from ..data.prompts import is_given, prompts
+from ..data.solve_rates import SolveRates
 from ..data.vision import ImageReader
 from ..ranks.context import TrainerContext
 from ..replay.ledger import Ledger
@@ -34,6 +35,11 @@ class PromptSource:
         """`given`: share of the prompts that come with their row's answer; `reader`: of a policy that reads images."""
         self._ctx, self._rows, self._given, self._reader = ctx, rows, given, reader
         self._stream = stream(rows, ctx.spec.seed)
+        curriculum, drawn = ctx.spec.data.curriculum, ctx.spec.steps * ctx.spec.data.prompts_per_step
+        self._rates = SolveRates(curriculum, ctx.spec.seed) if curriculum else None
+        if curriculum and drawn <= self._stream.mixture.samples:
+            log.warning("no effect: spec.data.curriculum; the %d prompts of all steps are one epoch", drawn)
+        self._drawn = self._passed_over = 0
         self._ledger = Ledger(self._stream.mixture.samples)
         self.places: dict[str, int] = {}
         """Positions of the prompts in progress, by id."""
@@ -45,10 +51,8 @@ class PromptSource:
     def issue(self, count: int) -> list[Prompt]:
         """The next `count` prompts; those of a snapshot are issued again first."""
         again, self._again = self._again[:count], self._again[count:]
-        first = self._stream.position
-        places = self._stream.at(again) + self._stream.take(count - len(again))
-        longest = self._ctx.spec.data.max_prompt_length
-        positions = (*again, *range(first, self._stream.position))
+        longest, positions = self._ctx.spec.data.max_prompt_length, (*again, *self._next(count - len(again)))
+        places = self._stream.at(positions)
         given = {number for number, at in enumerate(positions) if is_given(at, self._given)}
         batch = self._prompts(places, given)
         if cut := sum(prompt.cut > 0 for prompt in batch):
@@ -57,6 +61,35 @@ class PromptSource:
         self._ledger.issue(positions[len(again) :])
         self._report_ledger()
         return batch
+
+    def _next(self, count: int) -> list[int]:
+        """The next `count` positions whose rows are to be asked."""
+        chosen = list[int]()
+        while len(chosen) < count:
+            first = self._stream.position
+            drawn = enumerate(self._stream.take(count - len(chosen)), first)
+            requested = [at for at, (_, row) in drawn if self._rates is None or self._rates.asks(at, row)]
+            self._drawn += self._stream.position - first
+            self._passed_over += self._stream.position - first - len(requested)
+            chosen += requested
+        return chosen
+
+    def score(self, positions: Sequence[int], scores: Sequence[float]) -> None:
+        """Records the scores of responses, of which each row's are together."""
+        if self._rates is None:
+            return
+        groups: dict[int, list[float]] = {}
+        for position, score in zip(positions, scores, strict=True):
+            groups.setdefault(position, []).append(score)
+        for (_, row), group in zip(self._stream.at(groups), groups.values(), strict=True):
+            self._rates.record(row, group)
+
+    def take_metrics(self) -> dict[str, float]:
+        """`passed_over_share`: of the rows drawn since the last call, the share that was passed over; empty without a
+        curriculum."""
+        drawn, passed_over = self._drawn, self._passed_over
+        self._drawn = self._passed_over = 0
+        return {"passed_over_share": passed_over / max(1, drawn)} if self._rates else {}
 
     def take(self, collected: Collected) -> Episode | None:
         """Records responses, and prompts that will have none; returns the episode, with its images."""
@@ -111,8 +144,10 @@ class PromptSource:
         """State for a snapshot; `pending`: the episode not trained on yet; `held`: positions of prompts without an
         episode yet."""
         answered = set(_each_once(pending)) if pending else set()
+        drawn = {"drawn": self._drawn, "passed_over": self._passed_over}
         return {
             **self._stream.state(),
+            **({"solve_rates": self._rates.state(), **drawn} if self._rates else {}),
             "ledger": self._ledger.state(),
             "held": [at for at in (*self.places.values(), *self._again) if at not in answered],
         }
@@ -129,6 +164,9 @@ class PromptSource:
             raise InvalidJob([Problem("spec.algorithm", f"{message}; start anew from its exported policy")])
         ledger = Ledger.restored(state["ledger"])
         self._stream.restore({"samples": ledger.rows, **state})
+        if self._rates:
+            self._rates.restore(state.get("solve_rates", {}))
+            self._drawn, self._passed_over = state.get("drawn", 0), state.get("passed_over", 0)
         self._ledger = ledger
         self.places = (
             dict(zip(pending.prompt_ids, pending.columns["position"].tolist(), strict=True))

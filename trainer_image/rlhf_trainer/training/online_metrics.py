@@ -56,7 +56,7 @@ class OnlineMetrics:
             "generate_seconds": 0.0,
             "score_seconds": 0.0,
             **figures,
-            **self._collector.failed.take_metrics(),
+            **self._collector.take_metrics(),
             **(self._reward.take_metrics() if self._reward else {}),
         }
 

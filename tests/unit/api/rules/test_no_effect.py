@@ -43,6 +43,10 @@ REFUSED: dict[tuple[str, ...], list[tuple[str, ...]]] = {
             "applies only to sampled responses, and the job has none: sft trains on given",
         ),
         ("spec.pretraining={data: [a]}", "sft trains on given ones"),
+        (
+            "spec.data.curriculum={}",
+            "sampled responses with scores, and the job has none: sft trains on given",
+        ),
         ("spec.health.logprobDifference=0.1", "remove it; got 0.1"),
         ("spec.reward.scale=2", "applies only to the reward role, and the job has none: sft"),
         ("spec.model.reward=r", "sft scores no responses; remove it; got 'r'"),

@@ -1,6 +1,8 @@
 """Prompts come in their order, and their ledger goes with the checkpoint."""
 
+import json
 import threading
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +16,9 @@ from tests.unit.trainer.replay.made import episode
 
 from rlhf_api.dataset.rows import PromptRow
 from rlhf_api.errors.problem import InvalidJob
-from rlhf_api.sections.data import Source
+from rlhf_api.sections.data import Curriculum, Source
 from rlhf_trainer.data.dataset import Dataset, open_dataset
+from rlhf_trainer.data.solve_rates import SolveRates
 from rlhf_trainer.ranks.context import TrainerContext
 from rlhf_trainer.ranks.ranks import Ranks
 from rlhf_trainer.replay.table import Episode
@@ -24,13 +27,13 @@ from rlhf_trainer.rollout.responses import Collected
 from rlhf_trainer.tensors.records import Prompt
 
 
-def source(rows: int | Dataset) -> tuple[PromptSource, list[Any]]:
+def source(rows: int | Dataset, *overrides: str) -> tuple[PromptSource, list[Any]]:
     """And what it tells."""
     reports: list[Any] = []
     services: Any = SimpleNamespace(
         control=SimpleNamespace(report=lambda **changes: reports.append(changes["ledger"]))
     )
-    spec = job("spec.data.promptsPerStep=4", "spec.ppo.minibatchSize=4").spec
+    spec = job("spec.data.promptsPerStep=4", "spec.ppo.minibatchSize=4", *overrides).spec
     ranks = Ranks(0, 1, torch.device("cpu"))
     run = TrainerContext("job", spec, Path(), ranks, byte_tokenizer(), services, threading.Event(), {})
     made = [PromptRow(prompt=f"prompt {i}") for i in range(rows)] if isinstance(rows, int) else rows
@@ -135,3 +138,55 @@ def test_prompts_whose_responses_are_given_up_are_the_next_ones():
     after.take(Collected(made, [], {}))
     after.trained(made)
     assert (reports[-1].trained, reports[-1].lost) == (4, 0)
+
+
+CURRICULUM = "spec.data.curriculum={floor: 0.25, window: 2}"
+
+
+def ask(from_source: PromptSource, count: int) -> list[int]:
+    """Rows of the next prompts, which are then answered, scored and trained on: even rows are always solved, of the
+    others row 1 by half."""
+    prompts = from_source.issue(count)
+    rows = [int(prompt.id.partition("/")[2]) for prompt in prompts]
+    positions = [from_source.places[prompt.id] for prompt in prompts]
+    second = [1.0 if row % 2 == 0 else 0.0 for row in rows]
+    from_source.score([*positions, *positions], [*(1.0 if row != 3 else 0.9 for row in rows), *second])
+    made = replace(episode(0), prompt_ids=tuple(prompt.id for prompt in prompts))
+    columns = made.columns.rows | {"position": torch.tensor(positions)}
+    made = replace(made, columns=replace(made.columns, rows=columns))
+    from_source.take(Collected(made, [], {}))
+    from_source.trained(made)
+    return rows
+
+
+def test_rows_are_asked_in_proportion_to_what_the_policy_does_not_solve():
+    made, reports = source(4, CURRICULUM)
+    assert sorted(ask(made, 4)) == [0, 1, 2, 3], "each is asked until it was scored once"
+    assert made.take_metrics() == {"passed_over_share": 0.0}
+    counts = Counter(row for _ in range(1000) for row in ask(made, 4))
+    drawn = 4000 / (0.25 + 0.5 + 0.25 + 1) * torch.tensor([0.25, 0.5, 0.25, 1.0])
+    for row, expected in enumerate(drawn.tolist()):
+        assert counts[row] == pytest.approx(expected, rel=0.08), (row, counts)
+    assert made.take_metrics()["passed_over_share"] == pytest.approx(0.5, abs=0.02)
+    assert reports[-1].lost == 0
+
+
+def test_solve_rates_are_of_the_latest_answers_and_go_with_the_checkpoint():
+    before, _ = source(6, CURRICULUM)
+    for _ in range(5):
+        ask(before, 4)
+    after, _ = source(6, CURRICULUM)
+    after.restore(json.loads(json.dumps(before.state(None))), None)
+    assert [ask(after, 4) for _ in range(20)] == [ask(before, 4) for _ in range(20)]
+    assert after.take_metrics() == before.take_metrics()
+    rates = SolveRates(Curriculum(floor=0.001, window=2), 0)
+    rates.record(3, [0.0])
+    assert all(rates.asks(at, 3) for at in range(20))
+    rates.record(3, [1.0])
+    rates.record(3, [1.0])
+    assert not any(rates.asks(at, 3) for at in range(20)), "the first answer is no longer one of the last two"
+
+
+def test_a_curriculum_within_one_epoch_is_said_to_have_no_effect(caplog):
+    source(4000, CURRICULUM)
+    assert "no effect: spec.data.curriculum; the 16 prompts of all steps are one epoch" in caplog.text

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 from tests.unit.trainer.replay.made import episode
+from tests.unit.trainer.training.responses.test_dynamic import DYNAMIC, streamed
 from tests.unit.trainer.training.responses.test_dynamic_sampling import make, same
-from tests.unit.trainer.training.running import PAIRS, RANKS, Job
+from tests.unit.trainer.training.running import PAIRS, RANKS, Job, resumed_is_whole
 
 from rlhf_api.contract.report import HealthStatus
 from rlhf_api.contract.run import EXIT_UNHEALTHY
@@ -101,6 +102,19 @@ def test_groups_that_dynamic_sampling_replaces_are_counted():
     filtered, trained = job.lines[0]["groups_filtered"], len(job.positions("trained"))
     assert filtered > 0
     assert job.lines[0][SHARE] == filtered / (filtered + trained)
+
+
+@pytest.mark.parametrize(("rounds", "dynamic"), [(0, {}), (1, {}), (0, {"rollouts": streamed})])
+def test_rows_that_are_solved_are_passed_over_and_a_resumed_run_asks_the_same(rounds, dynamic):
+    more = ("spec.data.curriculum={solvedAt: 0.4, floor: 0.2}", *(DYNAMIC if dynamic else ()))
+    settings = f"minibatchSize: 8, dynamicSampling: {rounds}"
+    whole = resumed_is_whole(lambda: Job("grpo", settings, *more, **dynamic), 3, 6)
+    shares = [line["passed_over_share"] for line in whole.lines]
+    assert shares[0] == 0
+    assert max(shares[2:]) > 0.2, shares
+    state = whole.task.state()
+    assert state["position"] > len(whole.positions("issued")) > 10
+    assert {int(row) for row in state["solve_rates"]} == set(range(10))
 
 
 @pytest.mark.parametrize(("score", "share"), [(same, 1), (by_prompt, 0)])

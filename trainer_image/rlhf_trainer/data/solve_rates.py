@@ -1,0 +1,39 @@
+"""Which rows the policy solves, as its responses show, and the choice of those to ask again."""
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlhf_api.sections.data import Curriculum
+
+
+class SolveRates:
+    """Shares of solved responses of each row's latest answers. The same on every rank."""
+
+    def __init__(self, settings: Curriculum, seed: int) -> None:
+        self._settings, self._seed = settings, seed
+        self._latest: dict[int, tuple[float, ...]] = {}
+
+    def record(self, row: int, scores: Sequence[float]) -> None:
+        """Records a group of responses to a row."""
+        solved = sum(score >= self._settings.solved_at for score in scores) / len(scores)
+        self._latest[row] = (*self._latest.get(row, ()), solved)[-self._settings.window :]
+
+    def asks(self, position: int, row: int) -> bool:
+        """True for a row that is to be asked at a position of the run's order: with probability max(floor, 1 - s), s
+        the mean of its latest shares. As all rows come by equally often, they are asked in proportion to it. Drawn for
+        the position, so that a resumed run draws the same."""
+        latest = self._latest.get(row)
+        if latest is None:
+            return True
+        chance = max(self._settings.floor, 1 - sum(latest) / len(latest))
+        return random.Random(f"{self._seed}/curriculum/{position}").random() < chance
+
+    def state(self) -> dict[str, list[float]]:
+        """State for a snapshot's JSON."""
+        return {str(row): list(shares) for row, shares in self._latest.items()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Inverse of `state`."""
+        latest = -self._settings.window
+        self._latest = {int(row): tuple(shares)[latest:] for row, shares in state.items()}
