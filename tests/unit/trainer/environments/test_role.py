@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -267,6 +268,34 @@ def test_a_process_that_does_not_answer_is_waited_for_so_long(tmp_path: Path) ->
                 await made.close()
 
     asyncio.run(play())
+
+
+def test_a_process_that_takes_no_connection_is_asked_less_and_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who asks for a worker waits meanwhile."""
+    times = list[float]()
+
+    async def refuse(*_arguments: object, **_options: object) -> None:
+        times.append(now[0])
+        raise TimeoutError
+
+    now = [0.0]
+    monkeypatch.setattr(role_workers, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(role_workers.RoleWorker, "start", refuse)
+    member = Member(role=Role.ENVIRONMENT, name="environment-0", uid="u", address="http://127.0.0.1:1")
+
+    async def play() -> None:
+        with HttpClient(TOKEN) as http:
+            made = Roles(tmp_path, http, section("Guess"))
+            made.control._membership = Membership(members=(member,))
+            async with aiohttp.ClientSession() as made.client._session:
+                for second in range(240):
+                    now[0] = float(second)
+                    assert await made.client._start_somewhere(one_by_one=False) is None
+
+    asyncio.run(play())
+    assert times == [0, 10, 30, 70, 150, 230]
 
 
 def test_a_class_that_cannot_be_imported_ends_the_role_with_its_reason(tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 AVOID_SECONDS, BUSY_SECONDS = 10.0, 1.0
 """Time for which a process that took no connection is left alone, and one where a worker is still about to end."""
+LONGEST_AVOIDED = 80.0
+"""The first of these doubles up to this: whoever asks for a worker waits for each attempt, of CONNECT_SECONDS."""
 POLL_SECONDS = 0.2
 _UNREACHABLE = (aiohttp.ClientError, OSError, TimeoutError)
 
@@ -38,6 +40,8 @@ class RoleWorkers:
         self._workers = list[RoleWorker]()
         self._avoided = dict[str, float]()
         """Times until which processes, by their uid, are left alone."""
+        self._refused = Counter[str]()
+        """Times in a row that processes, by their uid, took no connection."""
         self._starting = asyncio.Lock()
         self._keeping: asyncio.Future[None] | None = None
         self.schemas: list[dict[str, Any]] = []
@@ -90,10 +94,16 @@ class RoleWorkers:
             if there[member.uid] >= most or member.uid in self._avoided:
                 continue
             try:
-                return await RoleWorker.start(self._session, self._section, member, one_by_one=one_by_one)
+                made = await RoleWorker.start(self._session, self._section, member, one_by_one=one_by_one)
+                del self._refused[member.uid]
+                return made
             except _UNREACHABLE as error:
-                is_busy = isinstance(error, aiohttp.WSServerHandshakeError)
-                self._avoided[member.uid] = time.monotonic() + (BUSY_SECONDS if is_busy else AVOID_SECONDS)
+                if isinstance(error, aiohttp.WSServerHandshakeError):
+                    seconds = BUSY_SECONDS
+                else:
+                    seconds = min(AVOID_SECONDS * 2 ** self._refused[member.uid], LONGEST_AVOIDED)
+                    self._refused[member.uid] += 1
+                self._avoided[member.uid] = time.monotonic() + seconds
                 log.warning("%s takes no further worker: %s", member.name, error or type(error).__name__)
         return None
 
