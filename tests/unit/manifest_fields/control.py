@@ -111,7 +111,7 @@ def checkpoints(job: RLHFJob) -> Any:
             patch.setattr(trainer, name, lambda *_, **__: nullcontext())
         no_rows = Dataset((), (), (), Mixture((), ()), (), None)
         patch.setattr(trainer, "open_datasets", lambda _: Datasets(no_rows, {}))
-        patch.setattr(trainer, "leave_out", lambda *_: [no_rows])
+        patch.setattr(trainer, "leave_out", lambda *_: ([no_rows], {}))
         patch.setattr(trainer, "take_over", Made())
         patch.setattr(trainer, "Archive", archive)
         patch.setattr(trainer.architectures, "register", classes)
