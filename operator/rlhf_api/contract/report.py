@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from ..field_types import Report
 from ..roles import Role
@@ -120,3 +120,24 @@ class TrainerStatus(Report):
     trackers_failed: tuple[Text, ...] = Field((), max_length=8)
     """Errors of trackers that did not get every figure of this trainer, one each."""
     members: tuple[MemberStatus, ...] = Field((), max_length=3000)
+
+
+_LONG = {"members", "over_tcp", "data_changed", "overlong", "trackers_failed", "health"}
+
+
+def last_words(status: TrainerStatus) -> str:
+    """The report of a trainer that ends, as one line of JSON for its termination message: the host may not have asked
+    since the last step and its checkpoint. Without the fields that may be too long for one; those are older."""
+    return status.model_dump_json(by_alias=True, exclude_none=True, exclude=_LONG)
+
+
+def with_last_words(status: TrainerStatus | None, message: str) -> TrainerStatus | None:
+    """The last report that was read, with the fields that the termination message has; the report alone if that has
+    none."""
+    try:
+        words = TrainerStatus.model_validate_json(message.rpartition("\n")[2])
+    except ValidationError:
+        return status
+    if status is None:
+        return words
+    return status.model_copy(update={name: getattr(words, name) for name in words.model_fields_set})

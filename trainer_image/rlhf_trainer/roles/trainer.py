@@ -14,7 +14,7 @@ from torch import distributed
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_api.algorithms import teachers_of
-from rlhf_api.contract.report import STORE_FAILS, CheckpointStatus
+from rlhf_api.contract.report import STORE_FAILS, CheckpointStatus, last_words
 from rlhf_api.contract.run import EXIT_SUSPENDED, ProcessEnv, RunConfig
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.host.event_loop import EventLoop
@@ -45,7 +45,7 @@ from ..models.pretrained import architectures
 from ..models.pretrained.fitting import fit_problems
 from ..models.pretrained.vision import load_reader
 from ..ops.row_check import RowChecker, check_all
-from ..process import faults, progress
+from ..process import faults, progress, termination
 from ..process.addresses import listen_host
 from ..process.garbage import full_collections_by_hand
 from ..process.role import on_sigterm, run_role
@@ -63,7 +63,7 @@ OVERLONG = 2048
 """Maximum length of the report of overlong rows, in characters."""
 LAST_WORDS_SECONDS = 2.0
 """Time that an ending trainer gives its host to read the last metrics and checkpoint, seconds; a host polls twice a
-second.
+second. One that has many jobs asks later, and reads the termination message.
 """
 
 
@@ -78,14 +78,17 @@ def run(env: ProcessEnv) -> int:
         check_network(env, services)
     try:
         with raise_if_rank_lost():
-            return work(env.config, ranks, services, env.run)
+            code = work(env.config, ranks, services, env.run)
     except Stopped as error:
         log.warning("%s", error)  # nothing is lost: the newest snapshot holds all training so far
-        return EXIT_SUSPENDED
+        code = EXIT_SUSPENDED
     finally:
         if services is not None:
             services.control.wait_told(LAST_WORDS_SECONDS)
             services.http.close()
+    if services is not None and code in (0, EXIT_SUSPENDED):
+        termination.write(last_words(services.control.status), env.termination_log)
+    return code
 
 
 def check_world_size(spec: Spec, started: int) -> None:

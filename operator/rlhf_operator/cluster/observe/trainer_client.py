@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from rlhf_api.contract.report import TrainerStatus
-from rlhf_api.contract.run import Membership
+from rlhf_api.contract.report import TrainerStatus, with_last_words
+from rlhf_api.contract.run import EXIT_SUSPENDED, Membership
 from rlhf_api.roles import Role
 
 from ...job.snapshot import Job, Pod
@@ -94,6 +94,8 @@ class TrainerClient:
         if known is None or known.uid != first.uid:
             self.forget(job.uid)
             known = self._known[job.uid] = _Known(first.uid, bare=bare)
+        if first.ended is not None and first.ended.code in (0, EXIT_SUSPENDED):
+            known.status = with_last_words(known.status, first.ended.log)
         if not (first.up and first.serving):
             return known.status
         if (known.asking is None or known.asking.done()) and time.monotonic() >= known.next:

@@ -6,6 +6,7 @@ import json
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import aiohttp
 import pytest
@@ -14,12 +15,22 @@ from tests.support.proving import proving_by
 from tests.unit.operator.cluster.world import START, T, World, new_pod, running
 
 from rlhf_api.contract.proof import PROOF
-from rlhf_api.contract.report import TrainerStatus
+from rlhf_api.contract.report import (
+    LARGEST_COUNT,
+    CheckpointStatus,
+    HealthStatus,
+    LedgerStatus,
+    MemberStatus,
+    TrainerStatus,
+    last_words,
+    with_last_words,
+)
 from rlhf_api.contract.run import CONTROL_MEMBERS, CONTROL_STATUS, CONTROL_STOP, Membership
 from rlhf_operator.cluster.objects.companions import token
 from rlhf_operator.cluster.observe.trainer_client import TrainerClient
 from rlhf_operator.job.snapshot import Job, Pod
 from rlhf_operator.supervision import role_client as control
+from rlhf_operator.supervision.process_state import Ended
 from rlhf_operator.supervision.role_client import ControlClient, Unreadable
 
 REPORT = {"activity": "training", "step": 1, "totalSteps": 4}
@@ -216,6 +227,73 @@ def test_a_trainer_that_answers_is_asked_and_told_what_there_is_to_say():
         assert requests.count(("PUT", CONTROL_MEMBERS)) == 1
 
     asyncio.run(main())
+
+
+SAVED = CheckpointStatus(step=4, time="2026-01-01T00:00:00Z", uri="s3://bucket/job")
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "expected"),
+    [
+        (0, last_words(TrainerStatus(activity="", step=4, total_steps=4, last_checkpoint=SAVED)), (4, SAVED)),
+        (
+            79,
+            last_words(TrainerStatus(activity="", step=4, total_steps=4, last_checkpoint=SAVED)),
+            (4, SAVED),
+        ),
+        (1, last_words(TrainerStatus(activity="", step=4, total_steps=4, last_checkpoint=SAVED)), (1, None)),
+        (0, '{"step": -1}', (1, None)),
+        (0, "", (1, None)),
+    ],
+)
+def test_of_a_trainer_that_ends_before_it_is_asked_again_its_last_words_count(code, message, expected):
+    """An operator with a thousand jobs asks each once in fifty seconds."""
+
+    async def main() -> None:
+        trainers, warned = TrainerClient(b"k" * 32), {**REPORT, "overlong": "3 rows"}
+        async with (
+            asyncio.timeout(20),
+            serving(answering(warned), "127.9.0.3", 8000, has=token(b"k" * 32, job("a"))),
+        ):
+            pod = trainer_pod("127.9.0.3")
+            while await trainers.read(job("a"), [pod]) is None:
+                pass
+        ended = replace(pod, up=False, ended=Ended(9.0, code, "", log=f"above\n{message}"))
+        status = await trainers.read(job("a"), [ended])
+        await trainers.close()
+        assert status is not None
+        assert (status.step, status.last_checkpoint) == expected
+        assert status.overlong == "3 rows"
+
+    asyncio.run(main())
+
+
+def test_last_words_fit_into_a_termination_message():
+    text = "x" * 2048
+    saved, members = (
+        SAVED.model_copy(update={"uri": text}),
+        (MemberStatus(role=T, name="m", uid="u", ready=True),),
+    )
+    ledger = LedgerStatus(**dict.fromkeys(LedgerStatus.model_fields, LARGEST_COUNT))
+    health = HealthStatus(step=1, since=1, reason="r", action="a", message=text)
+    status = TrainerStatus(
+        activity="a", total_steps=LARGEST_COUNT, last_checkpoint=saved, ledger=ledger, health=health,
+        overlong=text, data_changed=text, trackers_failed=(text,) * 8, members=members * 3000,
+    )  # fmt: skip
+    figures = dict.fromkeys(
+        (n for n, f in TrainerStatus.model_fields.items() if f.annotation == float | None), 1 / 3
+    )
+    words = last_words(status.model_copy(update=figures))
+    assert len(words) < 4000
+    assert with_last_words(None, words) == TrainerStatus(
+        **{
+            "activity": "a",
+            "total_steps": LARGEST_COUNT,
+            "last_checkpoint": saved,
+            "ledger": ledger,
+            **figures,
+        }
+    )
 
 
 def test_a_job_from_before_the_key_was_changed_is_talked_to_by_the_former_key():
