@@ -16,6 +16,10 @@ MONITORING, PROMETHEUS = "team=monitoring", "prometheus"
 """The label of the namespace from which pods with `app: PROMETHEUS` may read metrics."""
 
 
+PAGE, READER = "app.kubernetes.io/component=ui", "reader"
+"""The label of the page's pod, and the app of the pods in that namespace that may ask it."""
+
+
 def install(kubeconfig: Path) -> None:
     """Returns when the operator is ready; its jobs have our images and the workspace. Network policies admit as little
     as the chart can say."""
@@ -24,10 +28,16 @@ def install(kubeconfig: Path) -> None:
         "namespaceSelector": {"matchLabels": {label: value}},
         "podSelector": {"matchLabels": {"app": PROMETHEUS}},
     }
+    readers = {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": JOBS}},
+        "podSelector": {"matchLabels": {"app": READER}},
+    }
+    page = {"enabled": True, "from": [readers], "storePorts": [8333]}
     network = {"restrictEgress": True, "metricsFrom": [peer]}
     helm(
         *("install", "rlhf", str(CHART), "-n", SYSTEM, "--create-namespace", "--wait", "--timeout", "100s"),
         *("--set-json", f"networkPolicy={json.dumps(network)}"),
+        *("--set-json", f"ui={json.dumps(page)}"),
         *("--set-json", f"jobs.metricsFrom={json.dumps([peer])}"),
         *("--set", "image.repository=localhost/rlhf-operator", "--set", "image.tag=dev"),
         *("--set", f"jobs.trainerImage={images.TRAINER}", "--set", f"jobs.workspaceClaim={CLAIM}"),

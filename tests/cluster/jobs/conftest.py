@@ -65,7 +65,10 @@ def jobs(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     kubectl(kubeconfig, "create", "namespace", JOBS)
     kubectl(kubeconfig, "label", "namespace", JOBS, "pod-security.kubernetes.io/enforce=restricted")
     kubectl(kubeconfig, "apply", "-n", JOBS, "-f", "-", input=yaml.safe_dump_all(volume(workspace)))
-    kubectl(kubeconfig, "apply", "-n", JOBS, "-f", str(Path(images.__file__).with_name("seaweedfs.yaml")))
+    server = Path(images.__file__).with_name("seaweedfs.yaml").read_text()
+    # The page, which is in another namespace, reads the address too.
+    server = server.replace("http://seaweedfs:", f"http://seaweedfs.{JOBS}:")
+    kubectl(kubeconfig, "apply", "-n", JOBS, "-f", "-", input=server)
     install(kubeconfig)
     helm("test", "rlhf", "-n", SYSTEM, kubeconfig=kubeconfig)
     yield Jobs(kubeconfig, JOBS)

@@ -6,6 +6,7 @@ from typing import Any
 import psutil
 import pytest
 from tests.cluster.images import ENVIRONMENT as IMAGE
+from tests.cluster.jobs.page import check_page
 from tests.cluster.jobs.visitors import REJECTED, tried
 from tests.faults.matrix.account import metrics
 from tests.faults.matrix.nodes import first_process
@@ -56,6 +57,7 @@ def document() -> dict[str, Any]:
         },
         "generator": {"sharedWithTrainer": True},
         "workspace": {"files": {"even_turns.py": EVEN}},
+        "checkpoint": {"store": f"s3://checkpoints/{NAME}", "everySteps": 2},
         "pods": {"secrets": ["seaweedfs"]},
         "env": {"OMP_NUM_THREADS": "1"},
     }
@@ -76,7 +78,7 @@ def furnish(jobs: Jobs) -> None:
         file.chmod(0o755)  # another user reads them
 
 
-def test_a_job_plays_its_episodes_in_pods_that_may_die_and_reach_nothing(jobs: Jobs) -> None:
+def test_a_job_plays_its_episodes_in_pods_that_may_die_and_its_page_shows_them(jobs: Jobs) -> None:
     furnish(jobs)
     jobs.apply(document())
     try:
@@ -107,7 +109,9 @@ def check(jobs: Jobs) -> None:
     psutil.Process(first_process(before[ENVIRONMENT])).kill()
     status = jobs.until(NAME, "Succeeded", timeout=RUN_S)
     assert (status["roles"]["environment"]["restarts"], status["roles"]["trainer"]["restarts"]) == (1, 0)
+    assert status["lastCheckpoint"]["step"] == STEPS
     steps = metrics(runs)
     assert [*steps] == list(range(1, STEPS + 1))
     assert {line["turns_mean"] for line in steps.values()} == {TURNS}
     assert sum(line["episodes_failed"] for line in steps.values()) == 0
+    check_page(jobs, NAME, STEPS)

@@ -65,9 +65,9 @@ def output(kubeconfig: Path, namespace: str, manifest: dict) -> str:
     return log
 
 
-def visit(kubeconfig: Path, namespace: str, name: str) -> None:
+def visit(kubeconfig: Path, namespace: str, name: str, **spec: object) -> None:
     """Starts a pod that waits, with the label `app: NAME`; returns when it runs."""
-    waiting = pod(name, images.OPERATOR, "python3", "-c", "import time; time.sleep(3600)")
+    waiting = pod(name, images.OPERATOR, "python3", "-c", "import time; time.sleep(3600)", **spec)
     kubectl(kubeconfig, "apply", "-n", namespace, "-f", "-", input=json.dumps(waiting))
     ready = ("--for=condition=Ready", f"--timeout={READY_S}s")
     kubectl(kubeconfig, "wait", f"pod/{name}", "-n", namespace, *ready, timeout=READY_S + 10)
