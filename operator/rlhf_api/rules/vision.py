@@ -51,9 +51,6 @@ def policy_problems(spec: Spec, model_type: str | None) -> Iterator[Problem]:
 
 def _sampled(spec: Spec) -> Iterator[Problem]:
     """What does not read the images of prompts whose responses are sampled."""
-    if not spec.generator.shared_with_trainer:
-        message = "the generators' engine is not given images yet; set true, and the trainer samples"
-        yield Problem("spec.generator.sharedWithTrainer", f"{message}; got false")
     if spec.environment is not None:
         message = "the turns of an episode have no images; use reward functions, and remove this"
         yield Problem("spec.environment", message)

@@ -79,6 +79,9 @@ def arguments(
         "middleware": FRONT,
         # vLLM renders the model's own, a program of its author, as it starts, without limits. Nothing asks it to chat.
         "chat-template": "{{ messages }}",
+        # Images come with each request, their pixels as the trainer has normalised them.
+        "mm-processor-cache-gb": 0,
+        "mm-device-do-normalize": False,
         # One log line per prompt and probe would bury all others.
         "disable-uvicorn-access-log": True,
     }

@@ -7,6 +7,7 @@ as JSON. That is 8 bytes a token, where JSON takes 83. With a sampling mask n in
 int32 ids of other tokens that were kept: 12 bytes a token and 4 for each other one.
 """
 
+import base64
 import json
 import math
 import struct
@@ -15,12 +16,13 @@ from array import array
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rlhf_api.sections.sampling import MOST_KEPT
 
+from ..tensors.images import Picture
 from ..tensors.sampling_mask import ROUNDING
 
 GENERATE = "/generate"
@@ -33,6 +35,22 @@ _COUNT_BYTES = _ID_BYTES = 4
 MOST_TOKENS = 4096
 """Largest number of tokens in a frame; bounds the reader's buffer."""
 MOST_ERROR_BYTES = 16 << 10
+
+
+class AskedImage(BaseModel):
+    """An image of a prompt: float32 `patches` [P, D] as base64 of their bytes, little-endian, `grid`, their frames,
+    rows and columns, and `start`, the place of its first token."""
+
+    model_config = ConfigDict(frozen=True)
+
+    patches: str
+    grid: tuple[int, int, int]
+    start: int
+
+    @classmethod
+    def of(cls, picture: Picture) -> Self:
+        data = picture.patches.contiguous().numpy().astype("<f4", copy=False).tobytes()
+        return cls(patches=base64.b64encode(data).decode(), grid=picture.grid, start=picture.start)
 
 
 class Asked(BaseModel):
@@ -58,6 +76,8 @@ class Asked(BaseModel):
     stream_interval: int
     kept: int = 0
     """Above 0: return each token's sampling mask, of at most this many tokens."""
+    images: Sequence[AskedImage] = ()
+    """Those of the prompt, whose tokens are among its own."""
 
 
 class Kind(IntEnum):

@@ -16,7 +16,6 @@ TEXT, PICTURE = {"type": "text", "text": "how many?"}, {"type": "image"}
 ZERO = "spec.trainer.deepspeed.zero_optimization"
 GRPO = ("spec.ppo={}", "spec.algorithm=grpo", "spec.grpo={minibatchSize: 16}", "spec.model={policy: p}")
 GRPO = (*GRPO, "spec.sampling={responsesPerPrompt: 2}")
-SAMPLED = (*GRPO, "spec.generator.sharedWithTrainer=true")
 SFT = ("spec.ppo={}", "spec.algorithm=sft", "spec.sampling={}", "spec.model={policy: p}")
 
 
@@ -109,11 +108,10 @@ def test_what_is_not_read_is_refused_by_name(row, kind, message):
     [
         ((), "spec.algorithm"),
         ((*SFT, "spec.model.lora={policy: {rank: 2}}"), "spec.model.lora.policy"),
-        (GRPO, "spec.generator.sharedWithTrainer"),
-        ((*SAMPLED, "spec.environment={path: 'a:b'}"), "spec.environment"),
-        ((*SAMPLED, "spec.model.reward=r"), "spec.model.reward"),
-        ((*SAMPLED, "spec.model.reference=p", "spec.reference.engine=vllm"), "spec.reference.engine"),
-        ((*SAMPLED, "spec.replay.maxReplayEpisode=2"), "spec.replay.maxReplayEpisode"),
+        ((*GRPO, "spec.environment={path: 'a:b'}"), "spec.environment"),
+        ((*GRPO, "spec.model.reward=r"), "spec.model.reward"),
+        ((*GRPO, "spec.model.reference=p", "spec.reference.engine=vllm"), "spec.reference.engine"),
+        ((*GRPO, "spec.replay.maxReplayEpisode=2"), "spec.replay.maxReplayEpisode"),
         ((*SFT, f"{ZERO}={{stage: 3}}"), f"{ZERO}.stage"),
         ((*SFT, f"{ZERO}={{stage: 2}}", "spec.model.trainVision=true"), f"{ZERO}.stage"),
         (

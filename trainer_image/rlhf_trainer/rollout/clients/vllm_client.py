@@ -11,7 +11,16 @@ from rlhf_api.sections.sampling import Sampling
 
 from ...data.stop_strings import StopStrings
 from ...dispatch.outcomes import Failed, Interrupted, Refused
-from ...transport.frames import GENERATE, Asked, Frame, FrameReader, Kind, NotFinite, RequestFailed
+from ...transport.frames import (
+    GENERATE,
+    Asked,
+    AskedImage,
+    Frame,
+    FrameReader,
+    Kind,
+    NotFinite,
+    RequestFailed,
+)
 from ...transport.http import HttpClient, HttpError
 from ..partial_rollout import PartialRollout, Response
 
@@ -112,7 +121,10 @@ class VllmClient:
         """One request, whose k-th response is the response `indices[k]`; they share the tokens so far."""
         url, prompt_id = member.address + GENERATE, work.prompt.id
         begun = len(work.responses[indices[0]].tokens)
-        changes: dict[str, object] = {"prompt": work.responses[indices[0]].before(work.prompt)}
+        changes: dict[str, object] = {
+            "prompt": work.responses[indices[0]].before(work.prompt),
+            "images": tuple(map(AskedImage.of, work.prompt.pictures)),
+        }
         if work.temperature is not None:
             changes["temperature"] = work.temperature
         changes |= {f"{name}_penalty": value for name, value in work.penalties._asdict().items()}

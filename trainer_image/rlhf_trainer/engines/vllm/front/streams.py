@@ -15,6 +15,7 @@ from ....transport.frames import GENERATE, NO_VERSION, Asked, Kind, encode, enco
 from .asgi import body, reply
 from .gate import WEIGHTS
 from .guard import App, Receive, Scope, Send
+from .images import prompt_of
 
 if TYPE_CHECKING:
     from vllm.outputs import CompletionOutput
@@ -66,11 +67,7 @@ async def _frames(engine: "AsyncLLM", request: Asked, weights: int | None) -> As
             parts = f"a prompt of {len(request.prompt)} tokens and a response of up to {request.max_tokens}"
             raise ValueError(f"{parts} do not fit into a context of {longest}")
         most = min(request.kept, engine.model_config.get_vocab_size())
-        prompt: Any = {
-            "type": "token",
-            "prompt_token_ids": list(request.prompt),
-            "cache_salt": f"weights {weights}",
-        }
+        prompt = prompt_of(request, engine.model_config.hf_config, weights)
         name, sent = f"{REQUEST}{uuid.uuid4()}", Counter[int]()
         async for request_output in engine.generate(prompt, _sampling(request, most), name):
             begun = True
@@ -136,7 +133,7 @@ def _starts(engine: "AsyncLLM", name: str, output: "CompletionOutput") -> list[t
 def _sampling(request: Asked, most: int) -> "SamplingParams":
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-    fields = request.model_dump(exclude={"prompt", "kept"})
+    fields = request.model_dump(exclude={"prompt", "kept", "images"})
     return SamplingParams(
         **fields,
         logprobs=most,

@@ -17,7 +17,7 @@ from rlhf_api.estimate.sharing import divide
 from rlhf_api.host.foreign_files import READ_ERRORS, read_json
 from rlhf_api.host.model_directory import takes_pickles
 from rlhf_api.roles import Role
-from rlhf_api.sections.model import Model
+from rlhf_api.sections.model import VISION, Model
 
 from ....process.addresses import interface, is_loopback
 from ....process.settings import ModelSource
@@ -114,6 +114,8 @@ def check_head_size(model: ModelSource, instead: str) -> None:
     Accepts models whose config.json does not tell: hub names, several towers, compressed attention."""
     try:
         config = read_json(Path(model.path, "config.json"))
+        if config.get("model_type") in VISION:
+            config = config["text_config"]
         if "kv_lora_rank" in config or "text_config" in config:
             return
         width, heads = (config.get(new) or config[old] for new, old in SHAPE_KEYS)
