@@ -14,7 +14,13 @@ from .records import Sequences
 
 
 def plan(
-    lengths: Sequence[int], ranks: int, token_budget: int, group: int = 1, *, packed: bool = False
+    lengths: Sequence[int],
+    ranks: int,
+    token_budget: int,
+    group: int = 1,
+    *,
+    packed: bool = False,
+    branches: Sequence[Sequence[int]] | None = None,
 ) -> list[list[list[int]]]:
     """Per rank a list of micro-batches, each a list of row indices; deterministic.
 
@@ -27,7 +33,9 @@ def plan(
     if len(lengths) % group:
         raise ValueError(f"{len(lengths)} rows cannot be split into groups of {group}")
     groups = [range(i, i + group) for i in range(0, len(lengths), group)]
-    longest = [max(lengths[r] for r in rows) for rows in groups]
+    inputs = [[length] for length in lengths] if packed or branches is None else branches
+    longest = [max(length for r in rows for length in inputs[r]) for rows in groups]
+    heights = [sum(len(inputs[r]) for r in rows) for rows in groups]
     tokens = [sum(lengths[r] for r in rows) for rows in groups]
     # Longest first: similar lengths meet in a micro-batch, and the last groups dealt even out the ranks.
     order = sorted(range(len(groups)), key=lambda g: (-longest[g], g))
@@ -39,7 +47,7 @@ def plan(
         dealt[rank].append(g)
         loads[rank] += tokens[g]
 
-    pack = partial(_first_fit, tokens) if packed else partial(_in_order, longest, group)
+    pack = partial(_first_fit, tokens) if packed else partial(_in_order, longest, heights)
     batches = [pack(mine, token_budget) for mine in dealt]
     count = max(len(batch) for batch in batches)
     for batch in batches:
@@ -62,12 +70,17 @@ def _first_fit(tokens: Sequence[int], mine: Sequence[int], budget: int) -> list[
     return micro_batches
 
 
-def _in_order(longest: Sequence[int], group: int, mine: Sequence[int], budget: int) -> list[list[int]]:
+def _in_order(
+    longest: Sequence[int], heights: Sequence[int], mine: Sequence[int], budget: int
+) -> list[list[int]]:
     """Micro-batches of the groups `mine`, longest first, filled up one after the other: similar lengths meet."""
     micro_batches: list[list[int]] = []
+    height = 0
     for g in mine:
-        if not micro_batches or (len(micro_batches[-1]) + 1) * group * longest[micro_batches[-1][0]] > budget:
+        height += heights[g]
+        if not micro_batches or height * longest[micro_batches[-1][0]] > budget:
             micro_batches.append([])
+            height = heights[g]
         micro_batches[-1].append(g)
     return micro_batches
 

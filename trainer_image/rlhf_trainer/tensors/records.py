@@ -177,6 +177,17 @@ class Sequences:
         )
         return apart, torch.bucketize(starts, self.starts, right=True) - 1
 
+    @property
+    def branch_lengths(self) -> list[list[int]] | None:
+        """Lengths of the branches of each sequence, as `by_branch` has them; None without any."""
+        if self.branches is None:
+            return None
+        apart, owners = self.by_branch()
+        lengths: list[list[int]] = [[] for _ in range(len(self))]
+        for owner, length in zip(owners.tolist(), apart.lengths.tolist(), strict=True):
+            lengths[owner].append(length)
+        return lengths
+
     def last_branches(self) -> "Sequences":
         """The last branch of each sequence, all of it where it has none."""
         apart, owners = self.by_branch()

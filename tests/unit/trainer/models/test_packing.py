@@ -167,6 +167,19 @@ def test_a_branch_reads_nothing_of_what_came_before_it(kind, budget):
     torch.testing.assert_close(mine, others, rtol=1e-8, atol=1e-9)
 
 
+def test_a_padded_micro_batch_of_branches_is_within_its_budget():
+    """The branches of a row are as many rows of the input, each as wide as the longest."""
+    whole = Sequences.pack([([1], [*range(2, 12)]), ([1], [*range(2, 12)])])
+    begins = torch.arange(20) > 10
+    begins[::2] = False
+    sampled = torch.arange(20) < 10
+    sampled[10::2] = True
+    sequences = replace(whole, sampled=sampled, branches=begins)
+    forward = Forward(llama(), 24, 0)
+    sizes = [forward.build(sequences, rows).input_ids.shape for rows in forward.plan(sequences)[0]]
+    assert sizes == [(1, 11), (6, 2)]
+
+
 def test_a_reward_model_reads_the_last_branch():
     torch.manual_seed(0)
     config = LlamaConfig(**SHAPE, num_labels=1, pad_token_id=0)

@@ -88,7 +88,8 @@ class Forward:
         """The micro-batches of every rank, or of every sequence group; see `batches.plan`."""
         together = self.sequence_group.size if self.sequence_group else 1
         lengths, budget = sequences.lengths.tolist(), self.token_budget * together
-        return plan(lengths, ranks // together, budget, group, packed=self.packed)
+        branches = None if self.packed else sequences.branch_lengths
+        return plan(lengths, ranks // together, budget, group, packed=self.packed, branches=branches)
 
     def build(self, sequences: Sequences, rows: Sequence[int]) -> MicroBatch:
         return MicroBatch.build(sequences, rows, self.pad_token_id, self.device, packed=self.packed)
