@@ -20,6 +20,9 @@ from . import images
 from .chat import arguments_of
 from .encode import Encoded, TokensOf, TooLong, encode, encode_prompt
 
+IMAGES_OF = "images of "
+"""Begins the name of a checksum of images, before that of their dataset."""
+
 
 @dataclass(frozen=True)
 class ImageReader:

@@ -35,7 +35,7 @@ from ..checkpoint.saver import Saver
 from ..data.chat import check_template
 from ..data.dataset import Dataset, Datasets, open_datasets
 from ..data.template_warnings import template_warnings
-from ..data.vision import ImageReader
+from ..data.vision import IMAGES_OF, ImageReader
 from ..dispatch.control import Control
 from ..dispatch.roster import Roster, Stopped
 from ..environments.workers.interpreter import check_beside_trainer
@@ -280,7 +280,7 @@ def leave_out(
         reports = check_all(checkers)
         arrays = {str(i): torch.tensor(each.left_out, dtype=torch.int64) for i, each in enumerate(reports)}
         images = {
-            f"images of {checker.dataset.name}": each.images
+            f"{IMAGES_OF}{checker.dataset.name}": each.images
             for checker, each in zip(checkers, reports, strict=True)
             if each.images
         }

@@ -11,7 +11,7 @@ from rlhf_api.errors.problem import InvalidJob, Problem
 from ..data.dataset import stream
 from ..data.prompts import is_given, prompts
 from ..data.solve_rates import SolveRates
-from ..data.vision import ImageReader
+from ..data.vision import IMAGES_OF, ImageReader
 from ..ranks.context import TrainerContext
 from ..replay.ledger import Ledger
 from ..replay.table import Episode
@@ -116,6 +116,24 @@ class PromptSource:
         images = Images.of([self._pictures[name] for name in episode.prompt_ids])
         sequences = replace(episode.columns.sequences, images=images)
         return replace(episode, columns=replace(episode.columns, sequences=sequences))
+
+    def other_images(self, episode: Episode, data: Mapping[str, int]) -> str:
+        """Error message if a snapshot's episode, of rows of the checksums `data`, was sampled after other images than
+        its prompts have now, or scaled otherwise, so that as many tokens no longer stand for them; else empty."""
+        if self._reader is None:
+            return ""
+        before, now = (
+            {name: sum_ for name, sum_ in sums.items() if name.startswith(IMAGES_OF)}
+            for sums in (data, self._ctx.data)
+        )
+        sequences, firsts = episode.columns.sequences, {name: i for i, name in enumerate(episode.prompt_ids)}
+        sampled = [
+            (name, tuple(sequences.row(i)[: sequences.prompt_lengths[i]].tolist()))
+            for name, i in firsts.items()
+        ]
+        positions = episode.columns["position"][[*firsts.values()]].tolist()
+        present = [(prompt.id, prompt.tokens) for prompt in self._prompts(self._stream.at(positions))]
+        return "" if (before, sampled) == (now, present) else "the images of their prompts are others now"
 
     def filtered(self, positions: Sequence[int]) -> None:
         """Records prompts whose responses are not trained on because they all have the same score."""

@@ -162,6 +162,7 @@ class OnlineTask(GraphTask):
         self._source.restore(snapshot.state, self._pending)
         if self._pending is not None and (
             reason := self._collector.not_trainable(self._pending, snapshot.step)
+            or self._source.other_images(self._pending, cast(dict[str, int], snapshot.state.get("data", {})))
         ):
             log.warning("the responses of the next step are asked for again: %s", reason)
             self._source.ask_again(self._pending)

@@ -253,3 +253,22 @@ def test_a_run_that_was_stopped_before_it_trained_reads_the_images_again(policy,
     train(resumed, (2, 3))
     one, other = parameters(whole), parameters(resumed)
     assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+def test_responses_to_images_that_are_others_now_are_asked_for_again(policy, tmp_path):
+    """The tokens of a checkpoint's prompts stand for the images that were read then."""
+    _, stopped = reinforced(tmp_path / "stopped", policy, 0)
+    stopped.publish(0)
+    stopped.collect(0)
+    snapshot = Snapshot(stopped, RANKS, 0)
+    smaller = ("spec.data.maxPixels=256",)
+    for name, overrides, data in (
+        ("same", (), {}),
+        ("smaller", smaller, {}),
+        ("other", (), {"images of x": 1}),
+    ):
+        snapshot.state["data"] = data
+        _, resumed = reinforced(tmp_path / name, policy, 0, *overrides)
+        resumed.restore(snapshot)
+        assert (resumed._pending is None) == (name != "same")
+        assert len(resumed._source._again) == (0 if name == "same" else 4)
