@@ -198,7 +198,10 @@ def _key(one: Sequences, row: Mapping[str, Any]) -> bytes:
     """A digest of a prompt, its response and its row, by which a batch finds what was begun."""
     digest = hashlib.blake2b(one.tokens.numpy().tobytes(), digest_size=16)
     digest.update(f"{int(one.prompt_lengths)}/{json.dumps(row)}".encode())
-    digest.update(b"" if one.sampled is None else one.sampled.numpy().tobytes())
+    if (
+        one.sampled is not None and not one.sampled.all()
+    ):  # a batch has flags where any of its responses needs them
+        digest.update(one.sampled.numpy().tobytes())
     return digest.digest()
 
 

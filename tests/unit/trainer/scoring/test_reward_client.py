@@ -7,6 +7,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -221,14 +222,16 @@ def test_a_reply_without_a_report_is_an_error(job, header, monkeypatch):
 
 
 def test_a_response_is_scored_from_its_end_on_and_once(job):
-    """While others are generated. A batch that has two equal ones has both scores."""
+    """While others are generated. A batch that has two equal ones has both scores; another may have context tokens."""
     client = job.client()
+    sampled = torch.arange(int(SEQUENCES.after_lengths.sum())) != int(SEQUENCES.after_starts[2])
     for i in (5, 3, 5):
         prompt, response = SEQUENCES.row(i)[:1].tolist(), SEQUENCES.row(i)[1:].tolist()
         client.begin(Sequences.pack([(prompt, array("i", response))]), ROWS[i])
     eventually(lambda: len(job.asked) == 3, "scores of what has ended", 120)
     order = torch.tensor([*range(8), 5])
-    scores = client.ask(SEQUENCES.select(order), [ROWS[i] for i in order.tolist()])
+    batch = replace(SEQUENCES, sampled=sampled).select(order)
+    scores = client.ask(batch, [ROWS[i] for i in order.tolist()])
     assert scores.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 5]
     assert sorted(row for request in job.asked for row in request) == sorted(order.tolist()), (
         "no response is scored again"
