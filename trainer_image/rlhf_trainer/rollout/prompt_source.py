@@ -117,15 +117,18 @@ class PromptSource:
         sequences = replace(episode.columns.sequences, images=images)
         return replace(episode, columns=replace(episode.columns, sequences=sequences))
 
-    def other_images(self, episode: Episode, data: Mapping[str, int]) -> str:
-        """Error message if a snapshot's episode, of rows of the checksums `data`, was sampled after other images than
-        its prompts have now, or scaled otherwise, so that as many tokens no longer stand for them; else empty."""
-        if self._reader is None:
-            return ""
+    def has_other_images(self, data: Mapping[str, int]) -> bool:
+        """True if images have changed since a snapshot, of rows of the checksums `data`."""
         before, now = (
             {name: sum_ for name, sum_ in sums.items() if name.startswith(IMAGES_OF)}
             for sums in (data, self._ctx.data)
         )
+        return self._reader is not None and before != now
+
+    def scales_otherwise(self, episode: Episode) -> bool:
+        """True if other tokens than those of a snapshot's episode stand for the images of its prompts now."""
+        if self._reader is None:
+            return False
         sequences, firsts = episode.columns.sequences, {name: i for i, name in enumerate(episode.prompt_ids)}
         sampled = [
             (name, tuple(sequences.row(i)[: sequences.prompt_lengths[i]].tolist()))
@@ -133,7 +136,7 @@ class PromptSource:
         ]
         positions = episode.columns["position"][[*firsts.values()]].tolist()
         present = [(prompt.id, prompt.tokens) for prompt in self._prompts(self._stream.at(positions))]
-        return "" if (before, sampled) == (now, present) else "the images of their prompts are others now"
+        return sampled != present
 
     def filtered(self, positions: Sequence[int]) -> None:
         """Records prompts whose responses are not trained on because they all have the same score."""

@@ -153,16 +153,19 @@ class OnlineTask(GraphTask):
     def restore(self, snapshot: Snapshot) -> None:
         """Inverse of `state`. Raises InvalidJob if the run's prompts, an adapter or its base have changed."""
         self._learner.restore(snapshot)
+        changed = self._source.has_other_images(cast(dict[str, int], snapshot.state.get("data", {})))
         try:
             episodes = [name for name in snapshot.blobs if name.startswith(EPISODES)]
             self._pending = self._buffer.restore({name: snapshot.blob(name) for name in episodes})
-            self._rollouts.restore(snapshot.blob(BLOB) if BLOB in snapshot.blobs else None)
+            begun = snapshot.blob(BLOB) if BLOB in snapshot.blobs and not changed else None
+            self._rollouts.restore(begun)
         except ValueError as error:
             raise DamagedSnapshot(f"the snapshot of step {snapshot.step}: {error}") from error
         self._source.restore(snapshot.state, self._pending)
         if self._pending is not None and (
             reason := self._collector.not_trainable(self._pending, snapshot.step)
-            or self._source.other_images(self._pending, cast(dict[str, int], snapshot.state.get("data", {})))
+            or ("their images are others now" if changed else "")
+            or ("their images are scaled otherwise" if self._source.scales_otherwise(self._pending) else "")
         ):
             log.warning("the responses of the next step are asked for again: %s", reason)
             self._source.ask_again(self._pending)

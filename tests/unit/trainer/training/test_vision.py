@@ -34,6 +34,7 @@ from rlhf_trainer.maths.outputs import ResponseLogprobs
 from rlhf_trainer.models.forward.inference import Forward, infer
 from rlhf_trainer.models.pretrained.load import load_policy, load_tokenizer
 from rlhf_trainer.ops.datasets import given_columns
+from rlhf_trainer.rollout.in_flight.saved_responses import BLOB
 from rlhf_trainer.scoring.messages import pack, unpack
 from rlhf_trainer.tensors.images import Images
 from rlhf_trainer.tensors.records import Prompt, Sequences
@@ -260,7 +261,9 @@ def test_responses_to_images_that_are_others_now_are_asked_for_again(policy, tmp
     _, stopped = reinforced(tmp_path / "stopped", policy, 0)
     stopped.publish(0)
     stopped.collect(0)
-    snapshot = Snapshot(stopped, RANKS, 0)
+    snapshot, begun = Snapshot(stopped, RANKS, 0), []
+    snapshot._blobs[BLOB] = b"responses that generators have begun"
+    snapshot.blobs = tuple(snapshot._blobs)
     smaller = ("spec.data.maxPixels=256",)
     for name, overrides, data in (
         ("same", (), {}),
@@ -269,6 +272,8 @@ def test_responses_to_images_that_are_others_now_are_asked_for_again(policy, tmp
     ):
         snapshot.state["data"] = data
         _, resumed = reinforced(tmp_path / name, policy, 0, *overrides)
+        resumed._rollouts.restore = begun.append
         resumed.restore(snapshot)
         assert (resumed._pending is None) == (name != "same")
         assert len(resumed._source._again) == (0 if name == "same" else 4)
+    assert begun == [snapshot.blob(BLOB), snapshot.blob(BLOB), None]
