@@ -4,7 +4,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, compress
 from typing import Any
@@ -78,14 +78,19 @@ class ModelScorer:
 
     def _tokenized_again(self, sequences: Sequences, rows: Sequence[Mapping[str, Any]]) -> Sequences:
         """The sequences tokenized again with the model's own vocabulary. A response that was cut off, which its rollout
-        says, gets no end token here either; a sequence that is too long loses its start."""
+        says, gets no end token here either; a sequence that is too long loses its start. One with branches is its last
+        one, whose prompt is not the row's."""
         assert sequences.finished is not None, "what is scored was sampled"
-        own, pairs = self.own_tokenizer, []
-        for prompt, response, row, ended in zip(
-            *texts(sequences, self.tokenizer, self.stop), rows, sequences.finished.tolist(), strict=True
+        own, pairs, last = self.own_tokenizer, [], sequences.last_branches()
+        branched, lengths = [any(sequences.branches_of(i) or ()) for i in range(len(last))], list[int]()
+        for i, length in enumerate(last.prompt_lengths.tolist()):
+            lengths.append(length + (last.sampled_of(i) or []).index(True) if branched[i] else length)
+        whole = replace(last, prompt_lengths=torch.tensor(lengths), sampled=None)
+        for prompt, response, row, ended, is_branch in zip(
+            *texts(whole, self.tokenizer, self.stop), rows, sequences.finished.tolist(), branched, strict=True
         ):
             # Its own template renders the conversation, whose roles the decoded text has lost.
-            conversation = bool(own.chat_template) and isinstance(row.get("prompt"), list)
+            conversation = bool(own.chat_template) and isinstance(row.get("prompt"), list) and not is_branch
             own_prompt: Text = prompt
             arguments: Mapping[str, Any] = {}
             if conversation:

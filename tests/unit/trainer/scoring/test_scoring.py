@@ -595,6 +595,20 @@ def test_a_model_with_another_vocabulary_reads_the_text(model):
         assert scores.tolist() == pytest.approx(one_by_one(model, rows), abs=1e-5)
 
 
+def test_a_model_with_another_vocabulary_reads_the_last_branch(model):
+    own, earlier = create_tokenizer([a + b for a, b in TEXTS] * 3, 290), ids("earlier")
+    pairs = [([*earlier, *ids(prompt)], [*ids(answer), EOS]) for prompt, answer in TEXTS[:2]]
+    sequences = finished(Sequences.pack([(ids("where "), before + after) for before, after in pairs]))
+    flags = [
+        [i < len(earlier) or i >= len(before) for i in range(len(before + after))] for before, after in pairs
+    ]
+    begins = [[i == len(earlier) for i in range(len(each))] for each in flags]
+    sampled, branches = (torch.tensor([*itertools.chain(*each)]) for each in (flags, begins))
+    scores = model_scorer(model, own)(replace(sequences, sampled=sampled, branches=branches), ROWS[:2])
+    rows = [[*own(a)["input_ids"], *own(b)["input_ids"], own.eos_token_id] for a, b in TEXTS[:2]]
+    assert scores.tolist() == pytest.approx(one_by_one(model, rows), abs=1e-5)
+
+
 def test_a_stop_string_is_an_end_to_a_model_with_another_vocabulary(model):
     own = create_tokenizer([a + b for a, b in TEXTS] * 3, 290)
     sequences = Sequences.pack([(ids(prompt), ids(answer + "##")) for prompt, answer in TEXTS])
