@@ -62,11 +62,15 @@ def _fits(path: str, kind: RowKind, columns: Mapping[str, str]) -> bool:
 def _fields(path: str, kind: RowKind, columns: Mapping[str, str]) -> list[str]:
     if not path.endswith(TABLES):
         row = RowFile(Path(path), kind, columns=columns)[0]
-        return [*type(row).model_fields, *(row.model_extra or ())]
+        return [
+            *(name for name in type(row).model_fields if name in row.model_fields_set),
+            *(row.model_extra or ()),
+        ]
     named = _columns(path)
     fields = [*columns, *(name for name in named if name not in columns.values())]
     missing = [column for column in columns.values() if column not in named]
-    missing += [name for name in row_type(dict.fromkeys(fields), kind).model_fields if name not in fields]
+    needed = row_type(dict.fromkeys(fields), kind).model_fields.items()
+    missing += [name for name, field in needed if field.is_required() and name not in fields]
     if missing:
         message = (
             f"has no column {', '.join(missing)}; it has {', '.join(named)}; --columns says which is meant"

@@ -38,6 +38,7 @@ from .pod_groups import (
     mark_hung_trainers,
     membership,
     process_states,
+    still_there,
     trainer_silence,
     with_newest_attempt,
 )
@@ -168,9 +169,8 @@ def _make_plan(
 
 def _record_attempt(consequences: Consequences, groups: PodGroups, counted: set[str]) -> ClusterStatus:
     """The operator's state, with the pods that are counted and still there, and the restarts."""
-    there = {uid for pod in groups.pods for uid in (pod.uid, pod.last_uid)}
     changes = {
-        "counted": tuple(sorted(counted & there)),
+        "counted": still_there(counted, groups.pods),
         "restarts": write_windows(consequences.restarts),
     }
     return consequences.cluster.model_copy(update=changes)

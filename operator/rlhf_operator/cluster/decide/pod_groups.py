@@ -1,6 +1,6 @@
 """Groups a job's pods by role, index and attempt, and maps them to process states; pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rlhf_api.contract.run import EXIT_SUSPENDED, Member, Membership, places, pods_each, replicas, roles_of
@@ -65,6 +65,13 @@ def group_pods(spec: Spec, cluster: ClusterStatus, pods: Sequence[Pod]) -> PodGr
         else:
             current[pod.role, pod.index, pod.rank] = pod
     return PodGroups(current, tuple(counted), tuple(surplus))
+
+
+def still_there(counted: Collection[str], pods: Sequence[Pod]) -> tuple[str, ...]:
+    """Of the uids of ended pods that are counted, those whose ends could be seen again: of pods that are there, and of
+    earlier starts in them."""
+    uids = {uid for pod in pods for uid in (pod.uid, pod.last_uid)}
+    return tuple(sorted(uids.intersection(counted)))
 
 
 def _is_in_plan(spec: Spec, cluster: ClusterStatus, pod: Pod) -> bool:

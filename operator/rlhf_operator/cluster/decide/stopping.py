@@ -17,7 +17,7 @@ from .conditions import ReconcileState
 from .consequences import deletion, last_deletion
 from .describe import describe
 from .next_step import POLL_SECONDS, Plan, Queue, deletions, seconds_until_ttl
-from .pod_groups import PodGroups, group_pods, membership
+from .pod_groups import PodGroups, group_pods, membership, still_there
 from .usage import count_usage, stop_counting
 
 RUNTIME_SECONDS = 15.0
@@ -70,7 +70,7 @@ def suspend(
         update={
             "suspend_requested": None if finish else since,
             # Of those that are still there when the job is resumed, none is counted again.
-            "counted": tuple(sorted({pod.uid for pod in groups.counted})),
+            "counted": still_there(cluster.counted, groups.pods),
         }
     )
     state = ReconcileState(

@@ -139,6 +139,22 @@ def test_a_trainer_that_hangs_takes_its_pod_with_it(world):
     assert counts(world) == {"trainer": 1, "generator": 0, "reward": 0, "reference": 0}
 
 
+def test_what_was_counted_before_a_suspend_is_not_counted_when_the_job_is_resumed(world):
+    """Though the pod of then is still there, with the ends of its containers' earlier starts."""
+    for container in ("role", "generator-0"):
+        world.crash(POD, container)
+        world.restart(POD, container)
+        settled(world)
+    before = counts(world)
+    resumed, world.overrides = world.overrides, (*world.overrides, "spec.suspend=true")
+    for _ in range(3):
+        world.step()
+    world.overrides = resumed
+    for _ in range(3):
+        world.step()
+    assert counts(world) == before == {"trainer": 1, "generator": 1, "reward": 0, "reference": 0}
+
+
 def test_a_suspended_job_deletes_the_pod_once_its_trainer_has_saved(world):
     world.overrides += ("spec.suspend=true",)
     assert world.step().stop
