@@ -1,4 +1,4 @@
-"""How long a sandbox takes to start: what an environment's `run_in_sandbox` and an agent's program wait for.
+"""Times the start of a sandbox, for which an environment's `run_in_sandbox` and an agent's program wait.
 
     .venv/bin/python benchmarks/trainer/sandboxes.py [--starts 200] [--at-once 1]
 

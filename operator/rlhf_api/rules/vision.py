@@ -50,7 +50,7 @@ def policy_problems(spec: Spec, model_type: str | None) -> Iterator[Problem]:
 
 
 def _sampled(spec: Spec) -> Iterator[Problem]:
-    """What does not read the images of prompts whose responses are sampled."""
+    """Problems of settings under which the images of prompts for sampled responses would not be read."""
     if spec.environment is not None:
         message = "the turns of an episode have no images; use reward functions, and remove this"
         yield Problem("spec.environment", message)

@@ -38,7 +38,7 @@ from ..data.template_warnings import template_warnings
 from ..data.vision import IMAGES_OF, ImageReader
 from ..dispatch.control import Control
 from ..dispatch.roster import Roster, Stopped
-from ..environments.workers.interpreter import check_beside_trainer
+from ..environments.workers.interpreter import check_local_interpreter
 from ..export.model_files import remove_abandoned
 from ..metrics.tracking import Tracking
 from ..models.pretrained import architectures
@@ -122,7 +122,7 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None, run: str = 
     datasets = open_datasets(spec)
     conversation = datasets.check() if ranks.first else None
     if ranks.first:
-        check_beside_trainer(spec.environment)
+        check_local_interpreter(spec.environment)
         make_workdir(Path(config.workdir))
         for line in without_effect(spec):
             log.warning("%s", line)

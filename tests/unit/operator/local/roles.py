@@ -106,7 +106,7 @@ def show() -> None:
 
 
 def has_renewed() -> bool:
-    """Whether every process of every generator has started twice, and each generator was reported under two uids."""
+    """True if every process of every generator has started twice, and each generator was reported under two uids."""
     generators = [path.read_text() for path in workdir.glob("generator-*.starts")]
     uids = [name for name, _ in reported if name.startswith("generator-")]
     return all(len(text.splitlines()) >= 2 for text in generators) and all(

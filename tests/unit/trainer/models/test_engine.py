@@ -43,7 +43,7 @@ def expected() -> dict[str, tuple[list[dict], dict]]:
 
 
 def is_trained(name: str) -> bool:
-    """Whether `ranks.FROZEN` leaves a parameter out, said in another way."""
+    """True if `ranks.FROZEN` leaves a parameter out, by the names of the weights that it means."""
     return name.startswith(("model.layers.1.", "model.norm.", "lm_head.")) and ".up_proj." not in name
 
 

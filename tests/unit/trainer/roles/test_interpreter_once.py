@@ -7,7 +7,7 @@ from tests.support.bare_python import PYDANTIC, make_python
 
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.sections.environment import Environment
-from rlhf_trainer.environments.workers.interpreter import check_beside_trainer, check_interpreter
+from rlhf_trainer.environments.workers.interpreter import check_interpreter, check_local_interpreter
 
 
 def counting(folder: Path, python: str) -> tuple[Path, Path]:
@@ -31,7 +31,7 @@ def test_a_roles_interpreter_is_not_asked_by_the_trainer(tmp_path):
     python, starts = counting(tmp_path, make_python(tmp_path / "bare", *PYDANTIC))
     for replicas in (2, 0):
         assert not starts.exists()
-        check_beside_trainer(Environment(path="games:Guess", python=str(python), replicas=replicas))
+        check_local_interpreter(Environment(path="games:Guess", python=str(python), replicas=replicas))
     assert starts.exists()
 
 

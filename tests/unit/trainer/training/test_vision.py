@@ -224,7 +224,7 @@ def reinforced(folder: Path, policy: Path, steps: int, *overrides: str):
 
 
 def of_served(policy: Path, sequences, _rows):
-    """What the reference role answers to the message that it is sent."""
+    """The reply of the reference role to the message that it is sent."""
     model = load_policy(str(policy), torch.float32).eval()
     there = unpack(decode(encode(*pack(sequences), compress=True)))
     return infer(Forward(model, 512, 0), there, ResponseLogprobs(), there.response_lengths)

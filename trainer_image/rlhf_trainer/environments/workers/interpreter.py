@@ -14,7 +14,7 @@ def check_interpreter(section: Environment) -> None:
         _run_once(section.python)
 
 
-def check_beside_trainer(section: Environment | None) -> None:
+def check_local_interpreter(section: Environment | None) -> None:
     """As `check_interpreter`, of a trainer: one that a role's processes run is that of their image."""
     if section is not None and not section.replicas:
         check_interpreter(section)
