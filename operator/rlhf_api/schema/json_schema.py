@@ -4,6 +4,7 @@ It takes what files may have beside the fields as they are: snake_case, variable
 batching keys.
 """
 
+import re
 from typing import Any
 
 from pydantic.alias_generators import to_snake
@@ -61,7 +62,8 @@ def _as_written(node: Any, instead: list[Schema]) -> Any:
     }
     fields = made.get("properties", {})
     former = {name: fields.pop(name) for name in [*fields] if fields[name].get("deprecated")}
-    snake = {to_snake(name): name for name in fields if name != name.lower()}
+    # As fields are named: to_snake would part figures from letters.
+    snake = {re.sub("(?=[A-Z])", "_", name).lower(): name for name in fields if name != name.lower()}
     former |= {to_snake(name): field for name, field in former.items()}
     if other_names := former | {key: fields[name] for key, name in snake.items()}:
         # As patterns, which editors accept and do not offer.

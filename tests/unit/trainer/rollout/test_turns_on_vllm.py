@@ -53,6 +53,8 @@ AGENTS = Path(__file__).parents[1] / "environments" / "agents.py"
 PROMPTS, RESPONSES, TURNS, TURN = 4, 2, 5, 8
 VOCABULARY, LONGEST = 600, 4096
 """Tokens of the model, more than any tokenizer here has, as with many models; and of the engine's context."""
+NEVER = 10**6
+"""A secret of `Guess` that no turn says: the episodes are as long as may be."""
 PACE_SECONDS = 0.05
 PATIENCE_SECONDS = 240.0
 SECTION = Environment(path=f"{GAMES}:Guess", turns=TURNS, maxTokens=200, workers=1)
@@ -75,8 +77,8 @@ def server(folder: Path) -> Iterator[Server]:
 
 
 @contextmanager
-def serving(model: Path, log: Path) -> Iterator[Server]:
-    server = vllm_server.launch(model, log, token=TOKEN, arguments=("--max-model-len", str(LONGEST)))
+def serving(model: Path, log: Path, longest: int = LONGEST) -> Iterator[Server]:
+    server = vllm_server.launch(model, log, token=TOKEN, arguments=("--max-model-len", str(longest)))
     try:
         yield server.wait_ready()
     finally:
@@ -137,7 +139,7 @@ def test_each_tokens_log_probability_is_that_of_its_weights(server: Server, fold
     member = generator(0, server.address)
     works = [
         PartialRollout.begin(
-            Prompt(f"0/{n}", (n,), {"prompt": [{"role": "user", "content": "x"}], "secret": 5}), RESPONSES
+            Prompt(f"0/{n}", (n,), {"prompt": [{"role": "user", "content": "x"}], "secret": NEVER}), RESPONSES
         )
         for n in range(PROMPTS)
     ]
@@ -361,7 +363,7 @@ def test_episodes_of_a_real_chat_model_are_what_its_template_renders(tmp_path: P
         PartialRollout.begin(Prompt(f"0/{n}", (n,), {"prompt": [question], "secret": 5}), RESPONSES)
         for n in range(2)
     ]
-    with serving(folder, tmp_path / "vllm.log") as server, HttpClient(TOKEN) as http:
+    with serving(folder, tmp_path / "vllm.log", 512) as server, HttpClient(TOKEN) as http:
         member, sync = generator(0, server.address), broadcaster(http, keep=False)
         assert sync.send([member], lambda: weights(model), 1).holders == (member,)
         client, environments = http.run(_client(http, tokenizer))
