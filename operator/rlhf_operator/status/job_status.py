@@ -54,7 +54,7 @@ def job_status(
         )
         for role in roles_of(spec)
     }
-    phase: Phase = finish.phase if finish else _phase(processes, trainer)
+    phase: Phase = finish.phase if finish else _phase(processes, trainer, before.phase)
     message = finish.message if finish else _waiting_for(roles)
     conditions = [_roles_ready(roles, finish, stamp)]
     if stall is not None:
@@ -152,9 +152,13 @@ def _count(value: float | None, before: int | None) -> int | None:
     return round(value) if 0 <= value <= LARGEST_COUNT else None
 
 
-def _phase(processes: Sequence[ProcessState], trainer: TrainerStatus | None) -> Phase:
+def _phase(processes: Sequence[ProcessState], trainer: TrainerStatus | None, before: Phase) -> Phase:
+    """The last report of a trainer that has ended keeps a job `Running` and makes none so: it may be of the pod that
+    was there before the job was suspended."""
     if all(process.started is None for process in processes):
         return "Pending"
+    if before != "Running" and any(p.role is Role.TRAINER and p.ended for p in processes):
+        return "Provisioning"
     return "Provisioning" if trainer is None or trainer.activity.startswith(STARTING) else "Running"
 
 

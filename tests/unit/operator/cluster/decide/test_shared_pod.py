@@ -147,11 +147,20 @@ def test_what_was_counted_before_a_suspend_is_not_counted_when_the_job_is_resume
         settled(world)
     before = counts(world)
     resumed, world.overrides = world.overrides, (*world.overrides, "spec.suspend=true")
-    for _ in range(3):
-        world.step()
+    world.step()
+    world.crash(POD, "role", 79)
+    world.step()
+    for container in world.containers(POD):
+        end = {"exitCode": 79, "finishedAt": "2026-01-01T01:00:00Z"}
+        world.container_status(POD, container).update(ready=False, started=False, state={"terminated": end})
+    world.step()
+    assert world.status.phase == "Suspended"
     world.overrides = resumed
-    for _ in range(3):
-        world.step()
+    world.step()
+    assert world.status.phase == "Provisioning", (
+        "the last report of the trainer of then says nothing of the next"
+    )
+    world.step()
     assert counts(world) == before == {"trainer": 1, "generator": 1, "reward": 0, "reference": 0}
 
 
