@@ -1,4 +1,4 @@
-"""Which rows the policy solves, as its responses show, and the choice of those to ask again."""
+"""Solve rates of rows, by the scores of their responses, and the choice of rows to ask again."""
 
 import random
 from collections.abc import Mapping, Sequence

@@ -153,7 +153,7 @@ def generate_batch(
 
 
 def _inputs(prompt: Prompt) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What two prompts have in common that the model reads alike: their tokens, and their very images."""
+    """The key of prompts that the model reads alike: their tokens, and their very images."""
     return prompt.tokens, tuple(map(id, prompt.pictures))
 
 

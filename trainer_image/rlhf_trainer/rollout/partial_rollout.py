@@ -31,7 +31,7 @@ class Response:
     sampled: "array[int]" = field(default_factory=lambda: array("b"))
     outcome: Outcome | None = None
     branches: "array[int]" = field(default_factory=lambda: array("i"))
-    """As in `Rollout`; `outcome` once the episode has ended."""
+    """All three as in `Rollout`; `outcome` once the episode has ended."""
 
     def add(
         self,

@@ -75,7 +75,7 @@ async def prompt_logprobs(http: HttpClient, address: str, tokens: list[int]) -> 
 
 
 def serves(http: HttpClient, server: Server, model: PreTrainedModel) -> bool:
-    """Whether the server's log-probabilities are the model's, within rounding."""
+    """True if the server's log-probabilities are the model's, within rounding."""
     return (served_logprobs(http, server) - model_logprobs(model)).abs().mean().item() < 1e-5
 
 

@@ -1,4 +1,4 @@
-"""Where a model puts what it sees of images: at the tokens that stand for them, and at no others of their id."""
+"""Places at which a model puts its features of images: the tokens that stand for them, and no others of their id."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -46,7 +46,7 @@ def item_of(patches: Tensor, grid: Tensor) -> MultiModalKwargsItem:
 
 
 class Limits(BaseProcessingInfo):
-    """How many images a prompt may have, and how long they may be: as long as a prompt."""
+    """Limits of a prompt's images: any number, and each as long as a prompt."""
 
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
         return {IMAGE: None}
