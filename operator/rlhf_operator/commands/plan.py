@@ -19,8 +19,8 @@ from ..console.exits import print_line
 from ..console.manifest_arguments import add_manifest
 from ..console.subcommands import Commands, add_command
 from ..local.preflight.models import mistyped
+from ..local.records.measured import Measured
 from ..local.resources.placement import foresee
-from .measured import Measured
 from .plan_table import plan_lines
 
 

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 
 from rlhf_api.contract.run import RunConfig, replicas, roles_of
-from rlhf_api.contract.status import JobStatus
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.estimate.model_files import model_sizes
 from rlhf_api.estimate.sizes import NOTHING
@@ -21,11 +20,10 @@ from rlhf_api.job import RLHFJob
 from rlhf_api.manifest.load import load
 from rlhf_api.rules.unused import without_effect
 
-from ..archive.export import export_command
 from ..console.exits import FAILED, INTERRUPTED, Misuse, print_line
 from ..console.manifest_arguments import add_manifest, add_runtime, add_trial, with_runtime_of
 from ..console.subcommands import Commands, add_command
-from ..local.display.metrics import evaluation_changes
+from ..local.display.predicted import before_line
 from ..local.display.progress import display
 from ..local.host import Host
 from ..local.metrics_server import check_port
@@ -34,12 +32,11 @@ from ..local.preflight.hub import check_hub
 from ..local.preflight.models import critic_from_policy
 from ..local.processes.process import Command
 from ..local.records import provenance, workdir
+from ..local.records.prediction import predict_seconds, write_prediction
 from ..local.resources.placement import find_placement, foresee
 from ..local.resources.ports import place
 from ..page.serve.beside import page_beside
-from ..status.condition import reason
-from ..supervision.exit_reasons import missing_words
-from ..supervision.restart_policy import INVALID
+from .conclusion import print_conclusion
 from .data import check_rows
 from .plan_table import plan_lines
 
@@ -127,7 +124,8 @@ def run(options: argparse.Namespace, make: Command) -> int:
     if options.accept_changes and not options.resume:
         raise Misuse("--accept-changes applies only to --resume; leave it out")
     folder: Path = options.workdir or Path("runs", job.metadata.name)
-    placed = find_placement(job.spec, os.environ, model_sizes(job.spec))
+    file_sizes = model_sizes(job.spec)
+    placed = find_placement(job.spec, os.environ, file_sizes)
     config = RunConfig(
         job=job.metadata.name,
         spec=job.spec,
@@ -139,6 +137,7 @@ def run(options: argparse.Namespace, make: Command) -> int:
     with workdir.locked(folder), ExitStack() as beside:
         places = place(config, options.base_port)
         check_port(options.metrics_port, places)
+        predicted = None if options.resume else predict_seconds(folder, job.spec, file_sizes)
         earlier = workdir.prepare(
             folder,
             config,
@@ -154,6 +153,8 @@ def run(options: argparse.Namespace, make: Command) -> int:
             return 0
         check_hub(job.spec, {**os.environ, **job.spec.env})
         provenance.record_start(folder, job.spec)
+        if predicted is not None:
+            write_prediction(folder, predicted)
         if sys.stdout.isatty() and not options.no_ui:
             runs = folder if options.workdir else folder.parent
             beside.enter_context(page_beside(runs, partial(print_line, out=sys.stdout)))
@@ -164,6 +165,8 @@ def run(options: argparse.Namespace, make: Command) -> int:
         shown.event(f"logs in {folder / workdir.LOGS}")  # alone: a panel cuts long lines
         for words in placed.lines:
             shown.event(words)
+        if predicted is not None:
+            shown.event(before_line(predicted, job.spec.steps))
         for change in earlier.changes if earlier else ():
             shown.event(f"changed since the last start: {change}")
         if unheeded := of_a_cluster(job.spec):
@@ -175,7 +178,7 @@ def run(options: argparse.Namespace, make: Command) -> int:
             status = asyncio.run(host.run())
         finally:
             shown.close()
-    _conclude(status, host.outcome, folder, job.spec.checkpoint.store, resume_command(options, folder))
+    print_conclusion(status, host.outcome, folder, job.spec.checkpoint.store, resume_command(options, folder))
     return EXIT_CODES[status.phase]
 
 
@@ -252,33 +255,3 @@ def _check_files(job: RLHFJob) -> None:
 def _summary(job: RLHFJob) -> str:
     roles = ", ".join(f"{role.value} x {replicas(job.spec, role)}" for role in roles_of(job.spec))
     return f"{job.metadata.name}, {job.spec.algorithm}, {job.spec.steps} steps on {roles}"
-
-
-def _conclude(status: JobStatus, message: str, folder: Path, store: str | None, command: str) -> None:
-    """Prints the outcome: where the results are, or what failed, the command that continues, and the one that gets the
-    model so far."""
-    step = status.last_checkpoint.step if status.last_checkpoint else None
-    resume = f"go on with `{command}`"
-    for line in filter(None, (status.overlong, *status.trackers_failed)):
-        print_line(f"warning: {line}", sys.stderr)
-    model = ""
-    if step is not None:
-        export = export_command(store or str(folder), step, str(folder / f"{workdir.POLICY}-{step}"))
-        model = f", or get its model with `{export}`"
-    if status.phase == "Failed":
-        print_line(f"error: {message}", sys.stderr)
-        if step is not None:
-            again = reason(status, "Failed") == INVALID
-            mended = " once this is mended: as it is, a resumed run ends here again" if again else ""
-            print_line(f"the newest checkpoint is of step {step}; {resume}{mended}{model}", sys.stderr)
-    elif status.phase == "Suspended":
-        print_line(f"{message}; {resume}{model}", sys.stderr)
-    else:
-        print_line(f"done: {status.step} of {status.total_steps} steps", sys.stdout)
-        for line in evaluation_changes(folder / workdir.EVALUATIONS):
-            print_line(f"  {line}", sys.stdout)
-        for name in (workdir.POLICY, workdir.METRICS, workdir.CURVE):
-            if (folder / name).exists():
-                print_line(f"  {folder / name}", sys.stdout)
-    if missing := missing_words(status.ledger):
-        print_line(f"warning: {missing}; see {folder / workdir.LOGS / 'trainer-0.log'}", sys.stderr)

@@ -78,6 +78,10 @@ export interface Usage {
   cost: number | null;
   costPerHour: number | null;
   stepSeconds: number | null;
+  /** Medians by phase of a step. */
+  phaseSeconds?: Record<string, number>;
+  /** Before the start, at the rates of an earlier run. */
+  predicted?: { step: number; phases: Record<string, number>; by: string } | null;
   /** Gigabytes of a trainer's GPU. */
   memoryPeak: number | null;
   memoryForeseen: string | null;

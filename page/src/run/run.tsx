@@ -9,6 +9,7 @@ import { Conditions, Hidden } from "./conditions.tsx";
 import { Figures } from "./figures.tsx";
 import { Logs } from "./logs.tsx";
 import { Marks } from "./marks.tsx";
+import { Predicted } from "./predicted.tsx";
 import { List, Records, Roles } from "./roles.tsx";
 import { Snapshots } from "./snapshots.tsx";
 import { Summary } from "./summary.tsx";
@@ -41,6 +42,7 @@ export function RunView({ id, route }: { id: string; route: Route }) {
             <Section title="Ledger of rollouts">
               <List of={run.ledger} empty="This run has none." />
             </Section>
+            <Predicted usage={run.usage} />
           </div>
           {run.generators.length > 0 && (
             <Section title="Generators">

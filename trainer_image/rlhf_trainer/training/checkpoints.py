@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
-from rlhf_api.contract import timeline
+from rlhf_api.contract import prediction, timeline
 from rlhf_api.contract.report import CheckpointStatus
 from rlhf_api.contract.run import EXIT_SUSPENDED
 from rlhf_api.errors.problem import InvalidJob, Problem
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 DATA_CHANGED = 2048
 """Maximum length of the report of changed data."""
-_WRITTEN = (SAMPLES, STEPS, EVALUATIONS, timeline.FILE)
+_WRITTEN = (SAMPLES, STEPS, EVALUATIONS, timeline.FILE, prediction.FILE)
 """Files of the work directory that every snapshot has, so that a run can be read from its store alone."""
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from rlhf_api.algorithms import teachers_of
-from rlhf_api.contract import timeline
+from rlhf_api.contract import prediction, timeline
 from rlhf_api.contract.run import RUN_FILE, RunConfig, with_digests
 from rlhf_api.contract.status import JobStatus
 from rlhf_api.errors.problem import InvalidJob, Problem
@@ -49,6 +49,7 @@ _OUTPUTS = (
     "run-id",
     LOGS,
     provenance.FILE,
+    prediction.FILE,
     "checkpoints",
     CONFIG,
 )

@@ -1,4 +1,4 @@
-"""A run's needs: GPU time, cost, seconds of a step and memory of a trainer's GPU, foreseen and measured."""
+"""A run's needs: GPU time, cost, seconds of a step and memory of a trainer's GPU, predicted and measured."""
 
 import json
 from collections.abc import Sequence
@@ -6,12 +6,16 @@ from math import isfinite
 from statistics import median
 from typing import Any
 
+from rlhf_api.contract.prediction import FILE, Prediction
 from rlhf_api.contract.status import JobStatus
+from rlhf_api.estimate.duration import PHASES
 from rlhf_api.estimate.resources import plan
 from rlhf_api.roles import Role
 from rlhf_api.spec import Spec
 
 from ..folder.run_folder import RunFolder
+
+_MOST_BYTES = 64 << 10
 
 
 def describe_usage(run: RunFolder, status: JobStatus | None) -> dict[str, Any]:
@@ -24,9 +28,31 @@ def describe_usage(run: RunFolder, status: JobStatus | None) -> dict[str, Any]:
         "cost": status.cost if status else None,
         "costPerHour": status.cost_per_hour if status else None,
         "stepSeconds": median(seconds) if seconds else None,
+        "phaseSeconds": _measure_phases(run),
+        "predicted": _read_prediction(run),
         "memoryPeak": peak,
         "memoryForeseen": None if peak is None else _foresee_memory(run, status),
     }
+
+
+def _measure_phases(run: RunFolder) -> dict[str, float]:
+    """Medians; of broadcasts those alone that sent something, as with `weights.everySteps` most steps send nothing."""
+    seconds = {phase: _positive(_later(run.metrics.values(f"{phase}_seconds"))) for phase in PHASES}
+    sent = zip(run.metrics.values("broadcast_seconds"), run.metrics.values("broadcast_bytes"), strict=False)
+    seconds["broadcast"] = _positive(_later([s for s, size in sent if size > 0])) or seconds["broadcast"]
+    return {phase: median(each) for phase, each in seconds.items() if each}
+
+
+def _read_prediction(run: RunFolder) -> dict[str, Any] | None:
+    try:
+        content = b"".join(run.lines(FILE))[:_MOST_BYTES]
+        return Prediction.model_validate_json(content).model_dump()
+    except ValueError:
+        return None
+
+
+def _positive(values: Sequence[float]) -> list[float]:
+    return [value for value in values if value > 0]
 
 
 def _later(values: Sequence[float]) -> list[float]:

@@ -10,7 +10,8 @@ from tests.unit.api.manifests import job
 from rlhf_api.contract.report import TrainerStatus
 from rlhf_api.contract.status import JobStatus
 from rlhf_operator import cli
-from rlhf_operator.commands.run import _conclude, resume_command
+from rlhf_operator.commands.conclusion import print_conclusion
+from rlhf_operator.commands.run import resume_command
 from rlhf_operator.status.condition import condition
 from rlhf_operator.status.job_status import first_status, job_status
 
@@ -31,7 +32,7 @@ def test_rows_that_are_too_long_are_counted_at_the_end(tmp_path: Path, capsys: p
         spec, [], {}, trainer, before=first_status(spec, None), now=datetime.datetime.now(datetime.UTC)
     )
     assert status.overlong == ROWS
-    _conclude(
+    print_conclusion(
         status.model_copy(update={"phase": "Succeeded"}), "", tmp_path, None, "rlhf run a.yaml --resume"
     )
     assert f"warning: {ROWS}\n" in capsys.readouterr().err
@@ -43,7 +44,7 @@ def test_trackers_that_failed_are_named_at_the_end(tmp_path: Path, capsys: pytes
     status = job_status(
         spec, [], {}, trainer, before=first_status(spec, None), now=datetime.datetime.now(datetime.UTC)
     )
-    _conclude(
+    print_conclusion(
         status.model_copy(update={"phase": "Succeeded"}), "", tmp_path, None, "rlhf run a.yaml --resume"
     )
     assert capsys.readouterr().err == f"warning: {lost}\n"
@@ -53,7 +54,7 @@ def test_trackers_that_failed_are_named_at_the_end(tmp_path: Path, capsys: pytes
     ("reason", "again"), [("InvalidConfiguration", True), ("BackoffLimitExceeded", False)]
 )
 def test_a_fault_of_the_job_is_to_be_mended_before_it_is_resumed(reason, again, tmp_path, capsys):
-    _conclude(ended("Failed", reason), "trainer-0 exited", tmp_path, None, "rlhf run a.yaml --resume")
+    print_conclusion(ended("Failed", reason), "trainer-0 exited", tmp_path, None, "rlhf run a.yaml --resume")
     error = capsys.readouterr().err
     assert "the newest checkpoint is of step 2; go on with `rlhf run" in error
     assert ("once this is mended: as it is, a resumed run ends here again" in error) is again

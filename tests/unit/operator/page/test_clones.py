@@ -1,5 +1,7 @@
 """Clones of runs: the checkpoint that each begins from, the best snapshot, and the settings that a run takes."""
 
+import json
+
 import pytest
 from tests.support.run_folders import write_run
 from tests.support.stores import fill_store
@@ -62,16 +64,29 @@ def test_the_best_snapshot_has_the_highest_evaluation(tmp_path):
 
 
 def test_a_run_says_what_it_takes(tmp_path):
+    """The first step does not count, and of broadcasts those alone that sent something."""
     steps = [
-        {"step": step, "seconds": 100.0 / step, "memory_peak_gigabytes": 50.0 - step} for step in (1, 2, 4)
+        {
+            "step": step,
+            "seconds": 100.0 / step,
+            "train_seconds": 60.0 / step,
+            "broadcast_seconds": float(step),
+            "broadcast_bytes": 8 * (step == 4),
+            "memory_peak_gigabytes": 50.0 - step,
+        }
+        for step in (1, 2, 4)
     ]
     plan = {"trainer": {"pods": 1, "gpus": 1, "memory": "47.5 GB = all of it"}}
+    predicted = {"step": 30.0, "phases": {"train": 20.0}, "by": "runs/a"}
     write_run(tmp_path, name="one", steps=steps, status={"gpuSeconds": 7200, "cost": 3.5, "plan": plan})
+    (tmp_path / "prediction.json").write_text(json.dumps(predicted) + "\n")
     assert ask(tmp_path, "one")["usage"] == {
         "gpuSeconds": 7200,
         "cost": 3.5,
         "costPerHour": None,
         "stepSeconds": 37.5,
+        "phaseSeconds": {"train": 22.5, "broadcast": 4.0},
+        "predicted": predicted,
         "memoryPeak": 48.0,
         "memoryForeseen": "47.5 GB = all of it",
     }

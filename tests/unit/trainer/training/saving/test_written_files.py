@@ -21,6 +21,7 @@ FILES = {
     "metrics.jsonl": b'{"step": 3, "loss": 0.5}\n',
     "evaluation.jsonl": b'{"step": 3, "mean": 1.0}\n',
     "timeline.jsonl": b'{"step": 3, "seconds": 2.0, "spans": []}\n',
+    "prediction.json": b'{"step": 2.0, "phases": {}, "by": "runs/a"}\n',
 }
 
 
