@@ -88,7 +88,7 @@ async def why_impossible() -> str:
             return f"{tool} (of {package}) is missing"
     try:
         with filter_pipe() as rules:
-            process = await asyncio.create_subprocess_exec(
+            process = await process_groups.start(
                 *Privacy().command(rules),
                 "true",
                 stdin=asyncio.subprocess.DEVNULL,

@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 from .foreign_python import foreign_command
 
@@ -19,6 +20,24 @@ LONGEST_LINE = 64 << 20
 """Maximum size of a worker's reply in bytes: numbers, or texts that it keeps far below."""
 _SECONDS, _POLL_SECONDS = 5.0, 0.01
 """Deadline of killed processes to end; a longer wait is the kernel's, for a disk or a driver."""
+_STARTED_SECONDS = 1.0
+"""Time of a start that nobody waits for any more to come to its end by itself."""
+
+
+async def start(*command: str, **options: Any) -> asyncio.subprocess.Process:
+    """As `asyncio.create_subprocess_exec`, whose `options` give the process a group of its own; cancelled, it ends the
+    process. That one may instead wait for ever then: for pipes, where the task is cancelled too that connects them, as
+    all are at the end of an event loop."""
+    starting = asyncio.ensure_future(asyncio.create_subprocess_exec(*command, **options))
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        while not starting.done():
+            await asyncio.wait([starting], timeout=_STARTED_SECONDS)
+            starting.cancel()
+        if not starting.cancelled() and starting.exception() is None:
+            await end(starting.result())
+        raise
 
 
 async def start_worker(
@@ -34,7 +53,7 @@ async def start_worker(
     `pass_fds`, runs it and ends it with itself; `python`: another interpreter."""
     own = [sys.executable, "-P", "-m", module]
     command = own if python is None else foreign_command(python, module)
-    return await asyncio.create_subprocess_exec(
+    return await start(
         *(*within, *command, *arguments, str(0 if within else os.getpid())),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,

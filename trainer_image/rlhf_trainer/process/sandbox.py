@@ -70,7 +70,7 @@ class Sandbox:
         errors, nobody = tempfile.TemporaryFile(), NOBODY if is_root() else None  # noqa: SIM115
         try:
             with filter_pipe() as rules:
-                process = await asyncio.create_subprocess_exec(
+                process = await process_groups.start(
                     *("choom", "-n", "1000", "--"),  # the OOM killer takes this process and not the server
                     *("bwrap", "--json-status-fd", str(status_end), "--seccomp", str(rules)),
                     *(*_view(files), "--", *limits.command(), *command),

@@ -2,6 +2,10 @@
 
 import asyncio
 import multiprocessing
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -26,7 +30,7 @@ def hangs(_prompts, responses, _rows):
 WHERE = "spec.reward.functions[0]"
 
 
-def as_the_role(test) -> None:
+def as_the_role(test: Callable[[], None]) -> None:
     """In a process that adopts orphans as the reward role does."""
     process = multiprocessing.get_context("spawn").Process(target=test)
     process.start()
@@ -71,3 +75,33 @@ def test_a_function_that_hangs_leaves_no_process(tmp_path: Path, monkeypatch: py
 @pytest.mark.skipif(bool(NONE), reason=NONE)
 def test_a_program_that_hangs_leaves_no_process() -> None:
     as_the_role(of_a_program)
+
+
+STARTED = """
+import asyncio, sys
+from rlhf_trainer.process import process_groups
+
+async def main():
+    pipes = dict.fromkeys(("stdin", "stdout"), asyncio.subprocess.PIPE)
+    starting = asyncio.ensure_future(process_groups.start("sleep", "3600", **pipes, process_group=0))
+    for _ in range(int(sys.argv[2])):
+        await asyncio.sleep(0)
+    if sys.argv[1] == "cancelled":
+        starting.cancel()
+        await asyncio.wait([starting])
+
+asyncio.run(main())
+"""
+
+
+def of_a_start(end: str, turns: int) -> None:
+    become_subreaper()
+    subprocess.run([sys.executable, "-c", STARTED, end, str(turns)], check=True, timeout=60)
+    left = psutil.Process().children(recursive=True)
+    assert [process for process in left if process.status() != psutil.STATUS_ZOMBIE] == []
+
+
+@pytest.mark.parametrize("turns", [1, 2])
+@pytest.mark.parametrize("end", ["cancelled", "at the end of the loop"])
+def test_a_process_that_was_just_started_ends_with_who_waits_for_it(end: str, turns: int) -> None:
+    as_the_role(partial(of_a_start, end, turns))

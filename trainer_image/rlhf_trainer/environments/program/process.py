@@ -70,7 +70,7 @@ class AgentProcess:
         privacy = privacy_of(section, network=True, own_processes=True)
         limits = Limits(data=section.memory_megabytes, processes=PROCESSES)
         with filter_pipe() as rules:
-            process = await asyncio.create_subprocess_exec(
+            process = await process_groups.start(
                 *(*privacy.command(rules), *limits.command(), *section.program),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
