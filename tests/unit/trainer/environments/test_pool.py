@@ -15,6 +15,7 @@ import pytest
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.sections.environment import Environment
 from rlhf_trainer.environments.turn_text import TurnText
+from rlhf_trainer.environments.workers import starting
 from rlhf_trainer.environments.workers.interface import WorkerEnded
 from rlhf_trainer.environments.workers.pool import Worker, WorkerPool
 from rlhf_trainer.process import private_processes
@@ -178,7 +179,6 @@ def test_tools_are_described_by_their_types_and_docstrings() -> None:
         ("huge", "a reward must not exceed 1e+30; got 1e+31"),
         ("word", "a reward must be a finite number; got '1'"),
         ("none", "step must return a Step, or (messages, reward, done); got null"),
-        ("flood", "step returned 5242884 characters, more than 4194304"),
         ("assistant", "a reply has no message of the assistant"),
         ("object", "the messages of step cannot be JSON: TypeError"),
         ("empty", "step must return messages, at least one; got []"),
@@ -204,6 +204,7 @@ def test_what_is_no_reply_ends_the_episode_with_its_reason(replies: Replies, tex
         ),
         ('[{"role": "assistant", "content": "I"}]', "the last message of reset must not be the assistant's"),
         ("3", "reset must return text, messages or None; got 3"),
+        (f'"{"x" * (5 << 20)}"', "reset returned 5242880 characters, more than 4194304"),
         ("[]", "reset must return text, messages or None; got []"),
     ],
 )
@@ -323,6 +324,39 @@ def test_episodes_are_spread_over_processes_that_end_with_the_pool() -> None:
             return [first.pid, second.pid]
 
     assert not any(map(psutil.pid_exists, asyncio.run(play())))
+
+
+SLOW = """
+import pathlib, time
+if pathlib.Path("hold").exists():
+    time.sleep(3600)
+class Slow:
+    def reset(self, row): ...
+    def step(self, message): return "", 0.0, True
+"""
+
+
+def test_a_process_that_starts_for_minutes_is_waited_for_briefly_where_there_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(starting, "WAIT_SECONDS", 0.2)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "slow.py").write_text(SLOW)
+
+    async def play() -> None:
+        made = WorkerPool(Environment(path="slow.py:Slow", workers=2))
+        try:
+            await made.start()
+            first = await made.free()
+            first.episodes += 1
+            (tmp_path / "hold").touch()
+            async with asyncio.timeout(LONG):
+                assert await asyncio.gather(*(made.free() for _ in range(4))) == [first] * 4
+        finally:
+            await made.close()
+
+    asyncio.run(play())
+    assert not [each for each in psutil.process_iter(["cmdline"]) if "slow.py" in str(each.info["cmdline"])]
 
 
 @pytest.fixture

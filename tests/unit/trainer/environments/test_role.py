@@ -41,7 +41,7 @@ from rlhf_trainer.dispatch.roster import Roster, Unavailable
 from rlhf_trainer.environments.adapter import Unfit
 from rlhf_trainer.environments.environments import Environments
 from rlhf_trainer.environments.rendering import Rendering
-from rlhf_trainer.environments.workers import role_worker, role_workers
+from rlhf_trainer.environments.workers import role_worker, role_workers, starting
 from rlhf_trainer.environments.workers.interface import WorkerEnded
 from rlhf_trainer.environments.workers.pool import WorkerPool
 from rlhf_trainer.environments.workers.replies import check_reply
@@ -296,6 +296,40 @@ def test_a_process_that_takes_no_connection_is_asked_less_and_less(
 
     asyncio.run(play())
     assert times == [0, 10, 30, 70, 150, 230]
+
+
+def test_a_process_that_takes_a_connection_and_says_nothing_holds_up_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(starting, "WAIT_SECONDS", 0.2)
+
+    async def serve(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        async for _ in socket:
+            pass
+        return socket
+
+    async def play() -> None:
+        app = web.Application()
+        app.add_routes([web.get("/v1/worker", serve)])
+        with HttpClient(TOKEN) as http:
+            made = Roles(tmp_path, http, section("Guess"))
+            async with TestServer(app) as silent:
+                address = str(silent.make_url("")).rstrip("/")
+                made._members.append(
+                    Member(role=Role.ENVIRONMENT, name="environment-s", uid="s", address=address)
+                )
+                made.start()
+                try:
+                    async with asyncio.timeout(LONG):
+                        await made.client.start()
+                        workers = await asyncio.gather(*(made.client.free() for _ in range(4)))
+                    assert {worker.member.uid for worker in workers} == {"0"}
+                finally:
+                    await made.close()
+
+    asyncio.run(play())
 
 
 def test_a_class_that_cannot_be_imported_ends_the_role_with_its_reason(tmp_path: Path) -> None:

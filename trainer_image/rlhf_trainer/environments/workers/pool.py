@@ -19,6 +19,7 @@ from ...process.syscall_filter import filter_pipe
 from ..confinement import PROCESSES, excess_of, privacy_of
 from .interface import WorkerEnded
 from .interpreter import check_interpreter
+from .starting import Starting
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +66,10 @@ class Worker:
     @property
     def lives(self) -> bool:
         return not self._ended and self._process.returncode is None
+
+    @property
+    def is_closed(self) -> bool:
+        return not self.lives
 
     @property
     def pid(self) -> int:
@@ -207,9 +212,8 @@ class WorkerPool:
 
     def __init__(self, section: Environment) -> None:
         self._section, self._is_private = section, True
-        self._workers = list[Worker]()
-        self._one_by_one = list[Worker]()
-        self._starting = asyncio.Lock()
+        self._workers = Starting(self._start_worker, is_single=False)
+        self._one_by_one = Starting(self._start_one_by_one, is_single=True)
         self._keeping: asyncio.Future[None] | None = None
         self.schemas: list[dict[str, Any]] = []
         """JSON schemas of the class's tools."""
@@ -217,26 +221,25 @@ class WorkerPool:
     async def start(self) -> None:
         """Raises as `start_first`."""
         first, self._is_private = await start_first(self._section)
-        self._workers, self.schemas = [first], first.schemas
+        self._workers.workers, self.schemas = [first], first.schemas
         self._keeping = asyncio.ensure_future(self._keep())
 
     async def free(self, *, one_by_one: bool = False) -> Worker:
         """The worker with the fewest episodes, maybe a new one; or the one whose calls come `one_by_one`, beside the
         others. Raises as `Worker.start`."""
-        async with self._starting:
-            if one_by_one:
-                if not any(worker.lives for worker in self._one_by_one):
-                    made = await self._start_worker(one_by_one=True)
-                    self._one_by_one = [made]
-                return self._one_by_one[0]
-            self._workers = [worker for worker in self._workers if worker.lives]
-            size = self._section.workers
-            if not any(worker.episodes == 0 for worker in self._workers) and len(self._workers) < size:
-                self._workers.append(await self._start_worker())
-            return min(self._workers, key=lambda worker: worker.episodes)
+        worker = await (self._one_by_one if one_by_one else self._workers).free()
+        assert worker is not None, "the first one can always be started"
+        return worker
 
-    async def _start_worker(self, *, one_by_one: bool = False) -> Worker:
-        return await Worker.start(self._section, one_by_one=one_by_one, is_private=self._is_private)
+    async def _start_worker(self) -> Worker | None:
+        if self._workers.count > self._section.workers:  # with this one
+            return None
+        return await Worker.start(self._section, is_private=self._is_private)
+
+    async def _start_one_by_one(self) -> Worker | None:
+        if self._one_by_one.count > 1:
+            return None
+        return await Worker.start(self._section, one_by_one=True, is_private=self._is_private)
 
     async def close(self) -> None:
         """Kills all workers."""
@@ -249,5 +252,5 @@ class WorkerPool:
             await asyncio.get_running_loop().create_future()
         finally:
             await asyncio.gather(
-                *(worker.end("the run has ended") for worker in (*self._workers, *self._one_by_one))
+                *(each.end("the run has ended") for each in (self._workers, self._one_by_one))
             )

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -17,6 +18,7 @@ from ...dispatch.roster import Roster, Stopped
 from ...process import progress
 from ...transport.keys import Keys
 from .role_worker import CONNECT_SECONDS, RoleWorker
+from .starting import Starting
 
 log = logging.getLogger(__name__)
 
@@ -37,12 +39,17 @@ class RoleWorkers:
         self._section, self._roster = section, roster
         self._keys = Keys(role_token(token, Role.ENVIRONMENT), aiohttp.ClientTimeout(total=CONNECT_SECONDS))
         self._session: aiohttp.ClientSession | None = None
-        self._workers = list[RoleWorker]()
+        self._workers = {
+            one_by_one: Starting(partial(self._start_somewhere, one_by_one=one_by_one), is_single=one_by_one)
+            for one_by_one in (False, True)
+        }
+        """By whether calls come one by one."""
+        self._starts = Counter[tuple[str, bool]]()
+        """Workers that are being started, by their process's uid and that."""
         self._avoided = dict[str, float]()
         """Times until which processes, by their uid, are left alone."""
         self._refused = Counter[str]()
         """Times in a row that processes, by their uid, took no connection."""
-        self._starting = asyncio.Lock()
         self._keeping: asyncio.Future[None] | None = None
         self.schemas: list[dict[str, Any]] = []
 
@@ -57,25 +64,15 @@ class RoleWorkers:
     async def free(self, *, one_by_one: bool = False) -> RoleWorker:
         """As `Workers.free`. Raises Unavailable where no process answers in time, Stopped where the run is to stop
         meanwhile."""
-        async with self._starting:
-            mine = [each for each in self._workers if each.lives and each.one_by_one == one_by_one]
-            if any(worker.episodes == 0 for worker in mine) or (one_by_one and mine):
-                return min(mine, key=lambda worker: worker.episodes)
-            made = await self._start_somewhere(one_by_one=one_by_one)
-            deadline = time.monotonic() + self._section.startup_timeout_seconds
-            while made is None and not mine:
-                progress.sign()  # the wait has a deadline
-                if self._roster.stopping:
-                    raise Stopped(f"stopped while waiting for the {Role.ENVIRONMENT.value}")
-                if time.monotonic() > deadline:
-                    seconds = self._section.startup_timeout_seconds
-                    raise self._roster.unavailable(Role.ENVIRONMENT, seconds)
-                await asyncio.sleep(POLL_SECONDS)
-                made = await self._start_somewhere(one_by_one=one_by_one)
-            if made is not None:
-                self._workers.append(made)
-                return made
-            return min(mine, key=lambda worker: worker.episodes)
+        deadline = time.monotonic() + self._section.startup_timeout_seconds
+        while (worker := await self._workers[one_by_one].free()) is None:
+            progress.sign()  # the wait has a deadline
+            if self._roster.stopping:
+                raise Stopped(f"stopped while waiting for the {Role.ENVIRONMENT.value}")
+            if time.monotonic() > deadline:
+                raise self._roster.unavailable(Role.ENVIRONMENT, self._section.startup_timeout_seconds)
+            await asyncio.sleep(POLL_SECONDS)
+        return worker
 
     async def close(self) -> None:
         """Ends all workers."""
@@ -85,14 +82,16 @@ class RoleWorkers:
     async def _start_somewhere(self, *, one_by_one: bool) -> RoleWorker | None:
         """A worker of the process that has the fewest, among those that may have another one; None if none takes it."""
         assert self._session is not None, "start comes first"
-        self._workers = [worker for worker in self._workers if not worker.is_closed]
-        there = Counter(worker.member.uid for worker in self._workers if worker.one_by_one == one_by_one)
+        there = Counter(worker.member.uid for worker in self._workers[one_by_one].workers)
+        there.update({uid: count for (uid, kind), count in self._starts.items() if kind == one_by_one})
         most, now = (1 if one_by_one else self._section.workers), time.monotonic()
         present = [each for each in self._roster.present(Role.ENVIRONMENT).values() if not each.draining]
         self._avoided = {uid: until for uid, until in self._avoided.items() if now < until}
         for member in sorted(present, key=lambda each: there[each.uid]):
             if there[member.uid] >= most or member.uid in self._avoided:
                 continue
+            place = member.uid, one_by_one
+            self._starts[place] += 1
             try:
                 made = await RoleWorker.start(self._session, self._section, member, one_by_one=one_by_one)
                 del self._refused[member.uid]
@@ -105,6 +104,8 @@ class RoleWorkers:
                     self._refused[member.uid] += 1
                 self._avoided[member.uid] = time.monotonic() + seconds
                 log.warning("%s takes no further worker: %s", member.name, error or type(error).__name__)
+            finally:
+                self._starts[place] -= 1
         return None
 
     async def _keep(self, session: aiohttp.ClientSession) -> None:
@@ -112,5 +113,5 @@ class RoleWorkers:
         try:
             await asyncio.get_running_loop().create_future()
         finally:
-            await asyncio.gather(*(worker.end("the run has ended") for worker in self._workers))
+            await asyncio.gather(*(each.end("the run has ended") for each in self._workers.values()))
             await session.close()
