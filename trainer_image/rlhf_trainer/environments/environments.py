@@ -150,7 +150,8 @@ class Environments:
     async def _replied(self, key: Key, episode: LiveEpisode, turn: Turn, length: int) -> Next:
         reply = await episode.step(turn)
         section = self.section
-        cut = episode.turns >= section.turns or length + len(reply.tokens) >= section.max_tokens
+        full = episode.turns >= section.turns or length + len(reply.tokens) >= section.max_tokens
+        cut = reply.cut or full
         if reply.done or cut:
             outcome = await episode.end(cut=not reply.done)
             return self._ended(key, "stop" if reply.done else "length", outcome)
@@ -180,7 +181,7 @@ class Environments:
 
     async def _play_again(self, episode: LiveEpisode, turn: Turn) -> None:
         reply: Reply = await episode.step(turn)
-        if reply.done or [*reply.tokens] != [*turn.reply]:
+        if reply.done or reply.cut or [*reply.tokens] != [*turn.reply]:
             raise Otherwise
 
     def _ended(self, key: Key, end: str, outcome: Outcome) -> Next:

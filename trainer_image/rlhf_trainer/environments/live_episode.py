@@ -35,11 +35,12 @@ class EpisodeEnded(Exception):
 @dataclass(frozen=True)
 class Reply:
     """The environment's reply to a turn: `tokens` that follow it, or on a `branch` are read in place of all so far;
-    none if the episode is `done`."""
+    none if the episode is `done`, or the reply was `cut` off, as it is longer than any episode."""
 
     tokens: Sequence[int]
     done: bool
     branch: bool = False
+    cut: bool = False
 
 
 class LiveEpisode:
@@ -75,17 +76,18 @@ class LiveEpisode:
         text = await asyncio.to_thread(self._rendering.turn_text, before, turn.sampled)
         made = await self._call(do="step", **text._asdict())
         tokens: Sequence[int] = ()
-        if not made["done"]:
+        cut = bool(made.get("cut")) and not made["done"]
+        if not made["done"] and not cut:
             try:
                 tokens = await asyncio.to_thread(self._replied, turn, made)
             except (Unfit, InvalidJob) as error:
                 raise EpisodeEnded(str(error)) from None
         self._rewards.append((turn.end - 1, made["reward"]))
-        branch = bool(made.get("branch"))
+        branch = bool(made.get("branch")) and not cut
         if branch:
             self._from = len(self.read) + len(turn.sampled)
         self.read += array("i", [*turn.sampled, *tokens])
-        return Reply(tokens, made["done"], branch)
+        return Reply(tokens, made["done"], branch, cut)
 
     def _replied(self, turn: Turn, made: Mapping[str, Any]) -> Sequence[int]:
         """The tokens of a reply, or those with which a branch opens."""

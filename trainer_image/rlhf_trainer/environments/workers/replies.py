@@ -24,6 +24,7 @@ class _Step(_Reply):
     reward: float
     done: bool
     branch: bool = False
+    cut: bool = False
     tools: list[dict[str, Any]] | None = None
 
     @model_validator(mode="after")

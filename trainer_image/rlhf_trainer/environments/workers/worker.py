@@ -4,7 +4,8 @@
 `{"ready": true}` with the tools' `schemas` and whether calls are to be one by one (`sync`), or `{"invalid": reason}`.
 A call has an `id`, which its reply repeats, an `episode` and what to `do`: `reset` with a `row`, `step` with the fields
 of a `TurnText`, or `end`. A reply has the result, `failed` (a reason that another try may not have) or `error` (one of
-this episode); its `seconds`; and, beside `failed`, whether it is a `limit` of this process, which then is to end.
+this episode); its `seconds`; beside `failed`, whether it is a `limit` of this process, which then is to end; and of a
+`step`, whether its messages are `cut` off, which no episode has room for.
 """
 
 import asyncio
@@ -64,6 +65,8 @@ class Episodes:
                 raise
             return {"error": f"{call['do']} raised {described(error)}"}
         if (size := sum(map(len, _texts(reply)))) > LONGEST_REPLY:
+            if call["do"] == "step":
+                return {**reply, "messages": [], "tools": None, "cut": True}
             return {"error": f"{call['do']} returned {size} characters, more than {LONGEST_REPLY}"}
         return reply
 
