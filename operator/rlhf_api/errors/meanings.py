@@ -17,7 +17,7 @@ _VAGUE = {"name", "path", "type", "kind", "key", "value", "size", "device", "con
 """Words that mean another thing in each section."""
 _OF_EACH = {
     *("microBatchTokens", "engineArguments", "tensorParallelSize"),
-    *("rank", "alpha", "rankStabilized", "targetModules"),
+    *("rank", "alpha", "rankStabilized", "weightDecomposed", "targetModules"),
 }
 """Fields of several roles or models, of which the one beside the unknown key is meant."""
 

@@ -160,9 +160,10 @@ _ANSWERS = (
     ),
     ("model_revision revision", "download that revision and give its directory in spec.model.policy"),
     (
-        "use_dora lora_modules_to_save modules_to_save exclude_modules lora_adapter_path "
+        "lora_modules_to_save modules_to_save exclude_modules lora_adapter_path "
         "model_adapter_name ref_adapter_name",
-        "spec.model.lora has rank, alpha, rankStabilized and targetModules; the adapter always starts anew",
+        "spec.model.lora has rank, alpha, rankStabilized, weightDecomposed and targetModules; the adapter always "
+        "starts anew",
     ),
     (
         "load_in_4bit load_in_8bit bnb_4bit_quant_type use_bnb_nested_quant qat",

@@ -34,6 +34,7 @@ _NAMES = {
     "spec.model.lora.policy.rank": "lora_rank lora_dim lora_r r",
     "spec.model.lora.policy.alpha": "lora_alpha lora_scaling",
     "spec.model.lora.policy.rankStabilized": "use_rslora",
+    "spec.model.lora.policy.weightDecomposed": "use_dora",
     "spec.model.lora.policy.targetModules": "lora_layer lora_target_modules target_modules",
     "spec.data.train": (
         "dataset dataset_name train_path train_files train_dataset prompt_data prompts ppo_datas "

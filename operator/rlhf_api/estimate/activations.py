@@ -23,6 +23,8 @@ class Pass:
     checkpointing: GradientCheckpointing
     fused: bool
     float32_head: bool = False
+    magnitudes: tuple[int, int] = (0, 0)
+    """Elements for the magnitudes of an adapter (`parameters.magnitude_elements`)."""
 
 
 def backward_bytes(shape: Shape, run: Pass, *, head: bool) -> float:
@@ -39,7 +41,8 @@ def backward_bytes(shape: Shape, run: Pass, *, head: bool) -> float:
     held = (4 if run.float32_head else run.size) + run.size
     logits = min(HEAD_ELEMENTS, run.tokens * shape.vocabulary) * held
     output = logits + shape.vocabulary * shape.hidden * (4 + 2 * run.size) if head else 0
-    return stored * run.size + max(output, again * run.tokens * run.size)
+    norms = run.magnitudes[1] * run.size
+    return stored * run.size + norms + max(output, again * run.tokens * run.size)
 
 
 def _layer(shape: Shape, run: Pass) -> int:
@@ -49,4 +52,5 @@ def _layer(shape: Shape, run: Pass) -> int:
     # In float32 keys and values are repeated for each query head: no kernel takes them grouped.
     attention = 2 * shape.queries + 2 * (shape.keys if run.size == 2 else shape.queries)
     heads = shape.queries + shape.keys if shape.head_norms else 0
-    return shape.norms * norm + attention + heads + shape.inner * (3 if run.fused else 4)
+    gate = shape.inner * (3 if run.fused else 4)
+    return shape.norms * norm + attention + heads + gate + run.magnitudes[0]

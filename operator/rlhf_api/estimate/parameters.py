@@ -163,12 +163,22 @@ def _gpt2(config: Config) -> tuple[int, int]:
 
 
 def adapter_parameters(settings: Lora, shape: Shape) -> int:
-    """Parameters of a decoder's adapter: rank x (inputs + outputs) of each linear layer that has one."""
-    linear = _linear(shape)
-    ends = tuple(f".{target}" for target in settings.target_modules or linear)
-    layers = (f".model.layers.{layer}" for layer in range(shape.layers))
-    widths = (sum(linear[part]) for at in layers for part in linear if f"{at}.{part}".endswith(ends))
-    return settings.rank * sum(widths)
+    """Parameters of a decoder's adapter: rank x (inputs + outputs) of each linear layer that has one, and its outputs
+    once more for their magnitudes."""
+    widths = [width for layer in _adapted(settings, shape) for width in layer]
+    magnitudes = sum(outputs for _, outputs in widths) if settings.weight_decomposed else 0
+    return settings.rank * sum(map(sum, widths)) + magnitudes
+
+
+def magnitude_elements(settings: Lora | None, shape: Shape) -> tuple[int, int]:
+    """Elements that magnitudes add to a decoder's activations: per token of the layer that has most of them, and of the
+    largest norm. PEFT keeps what W and B A each make of a token. For the norm it makes B A of the identity [in, in],
+    and holds B A, its multiple and the sum with W at once, [out, in] each."""
+    if settings is None or not settings.weight_decomposed:
+        return 0, 0
+    layers = _adapted(settings, shape)
+    norms = [inputs * (inputs + 3 * outputs) for layer in layers for inputs, outputs in layer]
+    return 2 * max(sum(outputs for _, outputs in layer) for layer in layers), max(norms, default=0)
 
 
 def frozen_parameters(is_frozen: Callable[[str], bool], shape: Shape) -> int:
@@ -182,6 +192,14 @@ def frozen_parameters(is_frozen: Callable[[str], bool], shape: Shape) -> int:
         if is_frozen(f"model.layers.{layer}.{part}.weight")
     )
     return whole * shape.vocabulary * shape.hidden + sum(layers)
+
+
+def _adapted(settings: Lora, shape: Shape) -> list[list[tuple[int, int]]]:
+    """Inputs and outputs of the linear layers that have an adapter, by a decoder's layers."""
+    linear = _linear(shape)
+    ends = tuple(f".{target}" for target in settings.target_modules or linear)
+    layers = [f".model.layers.{layer}" for layer in range(shape.layers)]
+    return [[linear[part] for part in linear if f"{at}.{part}".endswith(ends)] for at in layers]
 
 
 def _linear(shape: Shape) -> dict[str, tuple[int, int]]:

@@ -7,7 +7,7 @@ from ..graph import POLICY, Dataset, Model
 from ..spec import Spec
 from .activations import Pass, backward_bytes
 from .memory import Need, Trained, trainer
-from .parameters import adapter_parameters, frozen_parameters
+from .parameters import adapter_parameters, frozen_parameters, magnitude_elements
 from .sizes import Size, Sizes
 from .zero import BYTES, Zero
 
@@ -66,6 +66,7 @@ def _activations(spec: Spec, model: Model, size: Size) -> float | None:
     if size.shape is None:
         return None
     section, dtype = spec.trainer, spec.trained_dtype(model.field)
+    adapter = spec.model.adapter(model.field)
     tokens = section.micro_batch(model.field)
     run = Pass(
         tokens,
@@ -73,7 +74,8 @@ def _activations(spec: Spec, model: Model, size: Size) -> float | None:
         section.gradient_checkpointing,
         fused=section.kernels != "torch",
         float32_head=spec.model.float32_head,
+        magnitudes=magnitude_elements(adapter, size.shape),
     )
-    trained_head = spec.model.adapter(model.field) is None and not spec.model.is_frozen("lm_head.weight")
+    trained_head = adapter is None and not spec.model.is_frozen("lm_head.weight")
     own_head = model.head == "causal" and trained_head
     return backward_bytes(size.shape, run, head=own_head)

@@ -14,6 +14,8 @@ class Lora(Frozen):
     """Scale of B A, times the rank; equal to the rank unless given, which is a scale of 1."""
     rank_stabilized: bool = False
     """The scale is alpha / sqrt(rank) (rsLoRA); needs alpha."""
+    weight_decomposed: bool = False
+    """Trains the length of each output's weights, too, apart from their direction (DoRA)."""
     target_modules: tuple[str, ...] | None = Field(None, min_length=1)
     """Suffixes of the layers' names, such as `q_proj`, `layers.0.mlp.up_proj` or `experts.down_proj`; all linear layers
     unless given, but never the head or the experts of a mixture."""

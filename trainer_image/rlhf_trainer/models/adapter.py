@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer, ParamWrapper
+from peft.tuners.lora.variants import DoraLinearVariant
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from rlhf_api.sections.lora import Lora
 
-from ..maths.low_rank import A, B, LowRank
+from ..maths.low_rank import MAGNITUDE, A, B, LowRank
 from .frozen import BASE, frozen_digest
 
 log = logging.getLogger(__name__)
@@ -33,12 +34,14 @@ class Adapter:
 
     The model keeps its class, and computes W x + scale B A x; B begins as zero. Of all parameters A, B and the head of
     a reward model or critic alone require gradients. `fingerprint`: the settings, and a digest of the frozen weights.
+    With `weight_decomposed` each output of a layer has a trained magnitude beside them (`LowRank`).
     """
 
     def __init__(self, model: PreTrainedModel, settings: Lora, seed: int, base: str) -> None:
         """`base`: the path or hub name that the saved adapter names as its model's. The same seed gives the same A.
 
-        Raises ValueError where a target is neither a linear layer of the model nor a weight of its experts.
+        Raises ValueError where a target is neither a linear layer of the model nor a weight of its experts, or cannot
+        be decomposed.
         """
         targets, experts = _targets(model, settings.target_modules)
         alpha = settings.rank if settings.alpha is None else settings.alpha
@@ -49,9 +52,15 @@ class Adapter:
             target_modules=targets,
             target_parameters=experts or None,
             use_rslora=settings.rank_stabilized,
+            use_dora=settings.weight_decomposed,
             fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
             base_model_name_or_path=base,
         )
+        if experts and settings.weight_decomposed:
+            raise ValueError(
+                f"weightDecomposed is of linear layers alone, and {', '.join(experts)} are weights of experts; remove "
+                "one of the two"
+            )
         if not experts:
             _report_experts(model)
         with torch.random.fork_rng(devices=[]):
@@ -69,12 +78,13 @@ class Adapter:
             "alpha": float(alpha),
             "targetModules": sorted({*targets, *experts}),
             **({"rankStabilized": True} if settings.rank_stabilized else {}),
+            **({"weightDecomposed": True} if settings.weight_decomposed else {}),
             "base": frozen_digest(model),
         }
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """Disables the adapter by a scale of 0. Every parameter still takes part, in the same order, which is what
+        """Disables the adapter by a factor of 0. Every parameter still takes part, in the same order, which is what
         ZeRO-3 expects."""
         self._scale(0)
         try:
@@ -83,11 +93,14 @@ class Adapter:
             self._scale(1)
 
     def to_merge(self, items: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """The items of a state dict as `merged` needs them: A and B just before the weight that they change."""
+        """The items of a state dict as `merged` needs them: A, B and magnitudes just before the weight that they
+        change."""
         for name, tensor in items:
             if layer := self._layers.get(name):
                 yield name + A, layer.lora_A[NAME].weight
                 yield name + B, layer.lora_B[NAME].weight
+                if self.config.use_dora:
+                    yield name + MAGNITUDE, layer.lora_magnitude_vector[NAME].weight
             if ".lora_" not in name:
                 yield name, tensor
 
@@ -95,20 +108,21 @@ class Adapter:
         """The merged model's tensors, of the whole ones of `to_merge`: see `LowRank.merged`."""
         matrices: list[Tensor] = []
         for name, tensor in tensors:
-            if name.endswith((A, B)):
+            if name.endswith((A, B, MAGNITUDE)):
                 matrices.append(tensor)
                 continue
             if matrices:
-                a, b = matrices
+                a, b, *magnitude = matrices
                 experts = len(tensor) if tensor.dim() == 3 else None
-                tensor = LowRank(a, b, self.scale, _is_transposed(self._layers[name]), experts).merged(tensor)
+                transposed = _is_transposed(self._layers[name])
+                tensor = LowRank(a, b, self.scale, transposed, experts, *magnitude).merged(tensor)
                 matrices = []
             yield _plain(name), tensor
 
     def travelling(self, name: str) -> str:
-        """Name of the tensor in a broadcast: for A and B the merged weight's name with a suffix, for all others the
-        name in the merged model."""
-        for end, matrix in ((A, "lora_A"), (B, "lora_B")):
+        """Name of the tensor in a broadcast: for A, B and magnitudes the merged weight's name with a suffix, for all
+        others the name in the merged model."""
+        for end, matrix in ((A, "lora_A"), (B, "lora_B"), (MAGNITUDE, "lora_magnitude_vector")):
             layer = name.removesuffix(f".{matrix}.{NAME}.weight")
             if layer != name:
                 return f"{_plain(self._weights[layer])}{end}"
@@ -132,12 +146,26 @@ class Adapter:
 
     def _scale(self, factor: float) -> None:
         for layer in self._layers.values():
-            layer.set_scale(NAME, factor)
+            if self.config.use_dora:
+                layer.lora_variant[NAME] = DoraLinearVariant if factor else _Undecomposed
+            else:
+                layer.set_scale(NAME, factor)
+
+
+class _Undecomposed(DoraLinearVariant):
+    """A layer with magnitudes that is switched off: its output times 0 beside the frozen layer's. A scale of 0 would
+    leave m / ||W||."""
+
+    @staticmethod
+    def forward(module: Any, active_adapter: str, x: Tensor, result: Tensor, **kwargs: Any) -> Tensor:
+        whole: Tensor = DoraLinearVariant.forward(module, active_adapter, x, result, **kwargs)
+        return result + 0 * whole
 
 
 def saved_name(name: str) -> str:
     """The name of a trained tensor in PEFT's files, of its state-dict name."""
-    return f"base_model.model.{name.replace(f'.{NAME}.', '.')}"
+    name = name.replace(f"_vector.{NAME}.weight", "_vector").replace(f".{NAME}.", ".")
+    return f"base_model.model.{name}"
 
 
 def _plain(name: str) -> str:

@@ -6,10 +6,12 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from weakref import WeakSet
 
 import pytest
+import torch
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,12 +22,19 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.estimate.activations import HEAD_ELEMENTS, Pass, backward_bytes
 from rlhf_api.estimate.memory import Trained, trainer
-from rlhf_api.estimate.parameters import Shape, adapter_parameters, frozen_parameters, shape_of
+from rlhf_api.estimate.parameters import (
+    Shape,
+    adapter_parameters,
+    frozen_parameters,
+    magnitude_elements,
+    shape_of,
+)
 from rlhf_api.estimate.zero import Zero, reducing, resident, stepping
 from rlhf_api.manifest.load import apply_override, parse
 from rlhf_api.sections.lora import Lora
 from rlhf_api.sections.model import Model
 from rlhf_operator.commands.plan_table import plan_lines
+from rlhf_trainer.models.adapter import Adapter
 from rlhf_trainer.models.frozen import freeze_parts
 
 PAGE = Path(__file__).parents[4] / "docs" / "reference" / "memory.md"
@@ -279,6 +288,49 @@ def test_an_adapter_has_the_parameters_of_the_layers_that_it_names() -> None:
     assert count("q_proj", "v_proj") == 28 * 16 * (2 * 3584 + 3584 + 512)
     assert count("layers.0.mlp.up_proj") == count("0.mlp.up_proj") == 16 * (3584 + 18_944)
     assert count("1.mlp.down_proj") == 16 * (3584 + 18_944), "not those of layers 11 and 21"
+
+
+@dataclass(eq=False)
+class Saved:
+    """A tensor that a graph keeps for the backward pass."""
+
+    tensor: torch.Tensor
+
+
+def test_magnitudes_have_the_elements_that_peft_makes_of_them() -> None:
+    """What a backward pass keeps, by hooks on saved tensors; the norm's by the largest matrix."""
+    widths = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "vocab_size": 30}
+    config = LlamaConfig(**widths, num_attention_heads=4, num_key_value_heads=2, head_dim=12)
+    shape, tokens = shape_of(config.to_dict()), 64
+    elements = {}
+    for decomposed in (False, True):
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(config)
+        settings = Lora(rank=4, weightDecomposed=decomposed)
+        Adapter(model, settings, 0, "")
+        trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        assert adapter_parameters(settings, shape) == trained
+        own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        saved: WeakSet[Saved] = WeakSet()
+
+        def keep(tensor: torch.Tensor, saved: WeakSet[Saved] = saved) -> Saved:
+            saved.add(one := Saved(tensor))
+            return one
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda one: one.tensor):
+            logits = model(torch.arange(tokens)[None] % 30).logits
+        assert logits.requires_grad, "what its graph keeps is alive"
+        storages = {s.data_ptr(): s.nbytes() for s in (one.tensor.untyped_storage() for one in saved)}
+        elements[decomposed] = sum(size // 4 for place, size in storages.items() if place not in own)
+    a_token, norm = magnitude_elements(Lora(rank=4, weightDecomposed=True), shape)
+    factors = 2 * (48 + 24 + 24 + 48 + 80 + 80 + 48)
+    assert elements[True] - elements[False] == pytest.approx(2 * a_token * tokens, abs=4 * factors)
+    assert norm == 80 * (80 + 3 * 48)
+    assert magnitude_elements(Lora(rank=4), shape) == magnitude_elements(None, shape) == (0, 0)
+    run = Pass(tokens, 2, "none", fused=True)
+    more = replace(run, magnitudes=(a_token, norm))
+    added = backward_bytes(shape, more, head=False) - backward_bytes(shape, run, head=False)
+    assert added == (2 * a_token * tokens + norm) * 2
 
 
 def test_the_page_about_memory_is_what_the_code_does() -> None:

@@ -4,7 +4,14 @@ import math
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GptOssConfig, LlamaConfig, MixtralConfig, Qwen3MoeConfig
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GptOssConfig,
+    LlamaConfig,
+    MixtralConfig,
+    Qwen3MoeConfig,
+)
 
 from rlhf_api.sections.lora import Lora
 from rlhf_trainer.models.adapter import Adapter
@@ -23,6 +30,8 @@ MIXTURES = [
 ]
 GPT_OSS = GptOssConfig(**SHAPE, head_dim=16, num_local_experts=4, num_experts_per_tok=2)
 """Whose experts are stored [experts, in, out]."""
+LLAMA = LlamaConfig(**SHAPE, initializer_range=0.2)
+GPT2 = GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=2, n_positions=16, initializer_range=0.2)
 
 
 @pytest.mark.parametrize("config", MIXTURES, ids=lambda config: config.model_type)
@@ -65,6 +74,46 @@ def test_experts_that_are_named_have_an_adapter_whose_merge_is_what_it_computes(
         merged = AutoModelForCausalLM.from_config(config).eval()
         merged.load_state_dict(dict(adapter.merged(adapter.to_merge(iter(model.state_dict().items())))))
         torch.testing.assert_close(merged(tokens).logits, whole, rtol=1e-4, atol=1e-5)
+
+
+def test_experts_have_no_magnitudes():
+    settings = Lora(rank=2, targetModules=("experts.down_proj", "v_proj"), weightDecomposed=True)
+    with pytest.raises(ValueError, match=r"linear layers alone, and experts.down_proj are weights of exp"):
+        Adapter(AutoModelForCausalLM.from_config(MIXTURES[0]), settings, 0, "")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("config", [LLAMA, GPT2], ids=lambda config: config.model_type)
+def test_a_decomposed_layer_is_what_it_is_merged_to_and_its_base_once_off(config, dtype):
+    torch.manual_seed(0)
+    base = AutoModelForCausalLM.from_config(config).to(dtype).eval()
+    model = AutoModelForCausalLM.from_config(config).to(dtype).eval()
+    model.load_state_dict(base.state_dict())
+    tokens = torch.tensor([[1, 5, 9, 2]])
+    adapter = Adapter(model, Lora(rank=4, alpha=6, weightDecomposed=True), 0, "base")
+    merged = AutoModelForCausalLM.from_config(config).to(dtype).eval()
+    with torch.no_grad():
+        bare = base(tokens).logits
+        assert torch.equal(model(tokens).logits, bare), "the policy starts as its base"
+        merged.load_state_dict(dict(adapter.merged(adapter.to_merge(iter(model.state_dict().items())))))
+        assert all(torch.equal(merged.state_dict()[n], t) for n, t in base.state_dict().items()) or (
+            dtype is torch.float32
+        )
+        for name, parameter in model.named_parameters():
+            assert parameter.requires_grad == (".lora_" in name)
+            if ".lora_magnitude_vector." in name:
+                parameter.mul_(torch.rand_like(parameter) + 0.5)
+            elif ".lora_B." in name:
+                torch.nn.init.normal_(parameter, std=0.1)
+        whole = model(tokens).logits
+        with adapter.off():
+            assert torch.equal(model(tokens).logits, bare)
+        assert torch.equal(model(tokens).logits, whole)
+        assert not torch.allclose(whole, bare, atol=1e-2)
+        merged.load_state_dict(dict(adapter.merged(adapter.to_merge(iter(model.state_dict().items())))))
+        difference = (merged(tokens).logits - whole).float().abs().mean()
+        assert difference < (1e-6 if dtype is torch.float32 else 0.01)
+    assert adapter.config.to_dict()["use_dora"] is True
 
 
 def test_a_model_without_experts_is_warned_of_nothing(caplog):

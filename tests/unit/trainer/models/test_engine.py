@@ -38,7 +38,8 @@ def runs(tmp_path_factory) -> dict[int, Path]:
 def expected() -> dict[str, tuple[list[dict], dict]]:
     """Statistics of every update and the final weights by a plain loop, one row at a time, without engine."""
     return {
-        case: plain_loop(kind, "lora" in case, "frozen" in case) for case, (_, _, kind) in ranks.CASES.items()
+        case: plain_loop(kind, "lora" in case, "frozen" in case, "dora" in case)
+        for case, (_, _, kind) in ranks.CASES.items()
     }
 
 
@@ -48,7 +49,7 @@ def is_trained(name: str) -> bool:
 
 
 @cache
-def plain_loop(kind: str, lora: bool, frozen: bool) -> tuple[list[dict], dict]:
+def plain_loop(kind: str, lora: bool, frozen: bool, dora: bool = False) -> tuple[list[dict], dict]:
     """With PEFT's own wrapper of the whole model where it has an adapter."""
     model = ranks.make(kind)
     for name, parameter in model.named_parameters():
@@ -56,7 +57,7 @@ def plain_loop(kind: str, lora: bool, frozen: bool) -> tuple[list[dict], dict]:
     if lora:
         torch.manual_seed(0)
         heads = {"task_type": "TOKEN_CLS", "modules_to_save": ["score"]} if kind == "critic" else {}
-        layers = {"target_modules": LAYERS}
+        layers = {"target_modules": LAYERS, "use_dora": dora}
         if kind == "experts":
             experts = ["experts.gate_up_proj", "experts.down_proj"]
             layers = {"target_modules": ["q_proj"], "target_parameters": experts}
@@ -155,7 +156,9 @@ def test_bfloat16_keeps_float32_master_weights(runs, expected, case):
     masters = [tensor for name, tensor in state.items() if name.startswith("parameters/")]
     every = [name for name in trained if "frozen" not in case or is_trained(name)]
     assert len(masters) == (
-        len(every) if "lora" not in case else 2 * 14 + 2 * ("critic" in ranks.CASES[case])
+        len(every)
+        if "lora" not in case
+        else (2 + ("dora" in case)) * 14 + 2 * ("critic" in ranks.CASES[case])
     )
     for master in masters:
         assert master.dtype == torch.float32

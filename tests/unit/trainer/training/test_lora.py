@@ -18,6 +18,7 @@ from rlhf_api.sections.lora import Lora
 from rlhf_trainer.export.model_files import save_model
 
 POLICY = "spec.model.lora={policy: {rank: 4}}"
+DECOMPOSED = "spec.model.lora={policy: {rank: 4, weightDecomposed: true}}"
 BOTH = "spec.model.lora={policy: {rank: 4}, critic: {rank: 2, alpha: 4, targetModules: [q_proj]}}"
 
 
@@ -34,13 +35,14 @@ def frozen(model) -> dict[str, torch.Tensor]:
     return {n: p.clone() for n, p in model.unwrapped.named_parameters() if not p.requires_grad}
 
 
-def test_the_reward_rises_and_the_base_stays_as_it_is():
-    run = Job("grpo", "klCoefficient: 0.01", POLICY, *SHARP, refer=nobody)
+@pytest.mark.parametrize(("lora", "rise"), [(POLICY, 0.15), (DECOMPOSED, 0.05)])
+def test_the_reward_rises_and_the_base_stays_as_it_is(lora, rise):
+    run = Job("grpo", "klCoefficient: 0.01", lora, *SHARP, refer=nobody)
     policy = run.models["policy"]
     before, whole = frozen(policy), dict(policy.named_tensors())
     run.steps(0, 12)
     rewards = [line["reward_mean"] for line in run.lines]
-    assert statistics.fmean(rewards[-2:]) > statistics.fmean(rewards[:2]) + 0.15, rewards
+    assert statistics.fmean(rewards[-2:]) > statistics.fmean(rewards[:2]) + rise, rewards
     assert run.lines[0]["kl_mean"] == pytest.approx(0.0, abs=1e-6), "the policy is the reference"
     assert run.lines[-1]["kl_mean"] > 0
     assert run.lines[0]["ratio_mean"] == pytest.approx(1.0, rel=1e-6)
@@ -92,7 +94,13 @@ def test_a_reward_model_is_its_base_with_an_adapter_and_a_head(tmp_path):
 
 @pytest.mark.parametrize(
     ("algorithm", "settings", "lora"),
-    [("ppo", "minibatchSize: 16", BOTH), ("sft", "", POLICY), ("reward", "", POLICY), ("dpo", "", POLICY)],
+    [
+        ("ppo", "minibatchSize: 16", BOTH),
+        ("sft", "", POLICY),
+        ("reward", "", POLICY),
+        ("dpo", "", POLICY),
+        ("dpo", "", DECOMPOSED),
+    ],
 )
 def test_a_resumed_run_is_bit_for_bit_the_whole_one(algorithm, settings, lora):
     run = resumed_is_whole(
@@ -111,6 +119,7 @@ CHANGES = [
         "spec.model.lora={policy: {rank: 4, alpha: 4, rankStabilized: true}}",
         "rankStabilized was False and is True",
     ),
+    (DECOMPOSED, "weightDecomposed was False and is True"),
     ("spec.model.lora=null", "with an adapter, and the job has none"),
 ]
 

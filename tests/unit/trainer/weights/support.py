@@ -37,9 +37,12 @@ class Adapted(TrainedModel):
     unwrapped = None  # type: ignore[assignment]
     stage = 0
 
-    def __init__(self, model: PreTrainedModel, layers: tuple[str, ...] | None = None) -> None:
+    def __init__(
+        self, model: PreTrainedModel, layers: tuple[str, ...] | None = None, *, decomposed: bool = False
+    ) -> None:
         self.unwrapped = model
-        lora = Lora(rank=4, alpha=6.0).model_copy(update={"target_modules": layers})
+        changes = {"target_modules": layers, "weight_decomposed": decomposed}
+        lora = Lora(rank=4, alpha=6.0).model_copy(update=changes)
         self.adapter = Adapter(model, lora, seed=0, base="a base")
         self.train(0)
 

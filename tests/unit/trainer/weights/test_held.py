@@ -20,14 +20,15 @@ def gpt2() -> PreTrainedModel:
     return GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=2, n_positions=16))
 
 
+@pytest.mark.parametrize("decomposed", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("make", [llama, gpt2])
-def test_a_base_and_an_adapter_make_the_merged_model_bit_for_bit(make, dtype):
+def test_a_base_and_an_adapter_make_the_merged_model_bit_for_bit(make, dtype, decomposed):
     torch.manual_seed(0)
-    policy = Adapted(make().to(dtype))
+    policy = Adapted(make().to(dtype), decomposed=decomposed)
     merged = {name: tensor.clone() for name, tensor in policy.named_tensors()}
     base, came = list(policy.base_tensors()), list(policy.version_tensors())
-    assert len(came) == 2 * 2 * (7 if make is llama else 4)
+    assert len(came) == (2 + decomposed) * 2 * (7 if make is llama else 4)
     weights = HeldBase("a base", base).with_adapter(came, policy.base.scale, policy.base.transposed)
     rebuilt = dict(weights.merged())
     assert list(rebuilt) == list(merged)
@@ -61,6 +62,8 @@ def test_what_is_trained_whole_takes_the_place_of_the_base_s():
         ),
         (pair("up", 4, 2, 6)[1:], "update of up came without"),
         (pair("down", 4, 2, 6), "update of down came without its base"),
+        ([("up.lora_magnitude", torch.ones(4))], "update of up came without"),
+        ([*pair("up", 4, 2, 6), ("up.lora_magnitude", torch.ones(6))], "magnitudes of 4 outputs"),
         (pair("up", 4, 2, 5), r"the low-rank update of up has shape \[4, 5\], its base weights \[4, 6\]"),
         ([pair("up", 4, 2, 6)[0], pair("up", 4, 3, 6)[1]], "cannot be multiplied"),
     ],

@@ -84,6 +84,11 @@ CASES = {
     "lora-zero3": (3, False, "tied"),
     "lora-bf16-zero2": (2, True, "untied"),
     "lora-bf16-zero3": (3, True, "critic"),
+    "dora-lora-zero1": (1, False, "untied"),
+    "dora-lora-zero2": (2, False, "critic"),
+    "dora-lora-zero3": (3, False, "tied"),
+    "dora-lora-bf16-zero2": (2, True, "untied"),
+    "dora-lora-bf16-zero3": (3, True, "tied"),
     "sequence-zero1": (1, False, "one key head"),
     "sequence-zero3": (3, False, "critic"),
     "sequence-lora-zero2": (2, False, "tied"),
@@ -103,6 +108,7 @@ BALANCE = 0.02
 LORA = Lora(rank=4, alpha=6.0)
 FROZEN = ("embed_tokens", "layers.0", "layers.*.mlp.up_proj")
 """Parts of the models of the cases of this name."""
+DORA = LORA.model_copy(update={"weight_decomposed": True})
 LORA_OF_EXPERTS = LORA.model_copy(update={"target_modules": ("q_proj", "experts.down_proj", "gate_up_proj")})
 
 
@@ -182,7 +188,8 @@ def engine_of(case: str, seed: int) -> TrainedModel:
     model = make(kind, 0 if same_base else seed)
     if "frozen" in case:
         freeze_parts(model, FROZEN)
-    adapter = Adapter(model, LORA_OF_EXPERTS if kind == "experts" else LORA, seed, "base") if lora else None
+    settings_of_kind = LORA_OF_EXPERTS if kind == "experts" else DORA if "dora" in case else LORA
+    adapter = Adapter(model, settings_of_kind, seed, "base") if lora else None
     section = Trainer().model_copy(update=efficient)
     if kind.endswith("experts"):  # which on a CPU differ in rounding with what is packed beside them
         inference.packs_exactly = lambda *_: True

@@ -6,9 +6,11 @@ from functools import partial
 
 from torch import Tensor
 
-from ....maths.low_rank import A, B, LowRank
+from ....maths.low_rank import MAGNITUDE, A, B, LowRank
 from .copy_plan import Named
 from .served import Part, fingerprint
+
+ENDS = (A, B, MAGNITUDE)
 
 
 @dataclass(frozen=True)
@@ -44,11 +46,12 @@ class HeldBase:
         """Memory of the base weights, with fingerprints of the tensors as received."""
 
     def with_adapter(self, came: Named, scale: float, transposed: Sequence[str]) -> Weights:
-        """The version whose trained tensors `came`: matrices A and B, and weights that replace those of the base or are
-        added to it. Raises ValueError where a matrix has no counterpart or no weight of its shape."""
+        """The version whose trained tensors `came`: matrices A and B, some with magnitudes, and weights that replace
+        those of the base or are added to it. Raises ValueError where one has no counterpart or no weight of its
+        shape."""
         given = dict(came)
-        plain = dict(self._weights) | {n: w for n, w in came if not n.endswith((A, B))}
-        names = {name.removesuffix(end) for name in given for end in (A, B) if name.endswith(end)}
+        plain = dict(self._weights) | {n: w for n, w in came if not n.endswith(ENDS)}
+        names = {name.removesuffix(end) for name in given for end in ENDS if name.endswith(end)}
         updates = {}
         for name in sorted(names):
             if not {name + A, name + B} <= given.keys() or name not in plain:
@@ -56,7 +59,9 @@ class HeldBase:
                     f"a low-rank update of {name} came without its base weights or one of its two matrices"
                 )
             experts = len(plain[name]) if plain[name].dim() == 3 else None
-            updates[name] = LowRank(given[name + A], given[name + B], scale, name in transposed, experts)
+            matrices = given[name + A], given[name + B]
+            magnitude = given.get(name + MAGNITUDE)
+            updates[name] = LowRank(*matrices, scale, name in transposed, experts, magnitude)
             if updates[name].shape != plain[name].shape:
                 was, has = list(updates[name].shape), list(plain[name].shape)
                 raise ValueError(f"the low-rank update of {name} has shape {was}, its base weights {has}")
