@@ -38,10 +38,17 @@ print(time.process_time() - began)
 """
 
 
+def name_figures(figures: int) -> list[str]:
+    return [*KNOWN, *(f"figure_{number}" for number in range(figures - len(KNOWN)))]
+
+
+def make_rows(steps: int, figures: int) -> list[dict[str, float]]:
+    names, numbers = name_figures(figures), random.Random(1)
+    return [{"step": step, **{name: numbers.random() for name in names}} for step in range(1, steps + 1)]
+
+
 def write_both(folder: Path, steps: int, figures: int) -> tuple[Path, Path]:
-    names = [*KNOWN, *(f"figure_{number}" for number in range(figures - len(KNOWN)))]
-    numbers = random.Random(1)
-    rows = [{"step": step, **{name: numbers.random() for name in names}} for step in range(1, steps + 1)]
+    names, rows = name_figures(figures), make_rows(steps, figures)
     run = write_run(folder / "run", steps=rows)
     with SummaryWriter(str(folder / "events"), max_queue=1000) as writer:
         for row in rows:

@@ -7,7 +7,7 @@ import { filterRuns, parseList, sortRuns, toggleInList } from "../src/runs/filte
 function makeRun(name: string, values: Partial<Run> = {}): Run {
   return {
     id: name, name, place: `/runs/${name}`, phase: "Running", algorithm: "ppo", step: 1, steps: 2, reward: null,
-    heldOut: null, gpus: null, started: null, updated: null, seconds: null, ...values,
+    heldOut: null, gpus: null, cost: null, started: null, updated: null, seconds: null, ...values,
   };
 }
 

@@ -15,7 +15,7 @@ from tests.support.run_folders import append_lines, write_run
 from tests.support.stores import fill_store
 from tokenizers import Tokenizer, models
 
-from rlhf_api.contract import timeline
+from rlhf_api.contract import prediction, timeline
 from rlhf_api.contract.timeline import Span, StepTimeline
 
 STEPS = 60
@@ -28,6 +28,8 @@ OLD = (-1.0, -1.5, -1.5, -3.1, -0.25)
 """Log-probabilities of the words, as sampled and by the trainer."""
 ENTROPIES = (0.0, 0.75, 1.5, 3.0, 4.5)
 ADVANTAGES = (0.8, 0.8, -0.4, -0.4, 0.0)
+LEDGER = {"epoch": 0, "issued": 90, "returned": 89, "trained": 89, "requeued": 3, "dropped": 1, "lost": 0}
+GIVEN_UP = "rlhf_trainer.dispatch.dispatch: giving up on prompt 0/7: three generators failed on it"
 PROMPTS = ("The film about the harbour was", "The lighthouse keeper", "Nobody expected the orchard")
 
 
@@ -50,19 +52,28 @@ def write_runs(folder: Path) -> Written:
         },
         steps=[make_step(step) for step in range(1, STEPS + 1)],
         evaluations=[
-            {"step": step, "set": "held_out", "mean": step / 80} for step in range(0, STEPS + 1, 10)
+            {
+                "step": step,
+                "set": "held_out",
+                "mean": step / 80,
+                "samples": [{"prompt": PROMPTS[0], "answer": f"as of step {step}", "score": step / 80}],
+            }
+            for step in range(0, STEPS + 1, 10)
         ],
         spec={"algorithm": "grpo", "seed": 1, "optimizer": {"learningRate": 3e-4}},
     )
     (kind / "logs").mkdir()
     (kind / "logs" / "trainer-0.log").write_text("".join(make_log()))
     append_lines(kind / "samples.jsonl", make_samples())
+    predicted = {"step": 3.2, "phases": {"generate": 1.1, "train": 1.3}, "by": "runs/kinder"}
+    append_lines(kind / prediction.FILE, [predicted])
     append_lines(kind / timeline.FILE, [make_times(step).model_dump() for step in range(1, STEPS + 1)])
     fill_store(kind / "checkpoints", {**make_episode()}, step=STORED)
-    write_run(
+    blunt = write_run(
         folder / "blunt",
         name="blunt",
         phase="Failed",
+        status={"message": "trainer-0 exited with code 1 three times", "ledger": LEDGER},
         steps=[make_step(step, 0.6) for step in range(1, 31)],
         spec={
             "algorithm": "grpo",
@@ -71,6 +82,9 @@ def write_runs(folder: Path) -> Written:
             "checkpoint": {"startFrom": {"store": (kind / "checkpoints").as_uri(), "step": 20}},
         },
     )
+    (blunt / "logs").mkdir()
+    (blunt / "logs" / "trainer-0.log").write_text(f"{stamp(0, 1)},000 WARNING {GIVEN_UP}\n")
+    write_run(folder / "empty", name="empty", phase="Failed")
     short = [make_step(step) for step in range(1, 4)]
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     status = {"startTime": now, "reward": 0.3}

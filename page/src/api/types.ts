@@ -14,6 +14,8 @@ export interface Run {
   reward: number | null;
   heldOut: number | null;
   gpus: number | null;
+  /** Null where none is counted: on one machine, and of a run that only its store tells. */
+  cost: number | null;
   started: string | null;
   updated: string | null;
   seconds: number | null;
@@ -55,7 +57,9 @@ export interface Checkpoint {
   /** Increases with each start of the trainer. */
   epoch: number;
   clone: string;
-  export: string;
+  export?: string;
+  /** Repeats the step and compares it with what the trainer computed. */
+  repeat?: string;
 }
 
 /** A run that begins at a step of another one, or at a step of which this one begins. */
@@ -71,6 +75,13 @@ export interface Relative {
 export interface Clones {
   origin: { store: string; step: number; run: Relative | null } | null;
   clones: { step: number; run: Relative }[];
+}
+
+/** Responses to one held-out prompt, the newest first. */
+export interface HeldOutPrompt {
+  set: string;
+  prompt: string;
+  responses: { step: number; response: string; score: number | null }[];
 }
 
 export interface Usage {

@@ -12,7 +12,7 @@ export function Predicted({ usage }: { usage: Usage | undefined }) {
         <table>
           <thead>
             <tr>
-              <th scope="col">Median of a step</th>
+              <th scope="col">Part of a step</th>
               <th scope="col" class="number">Predicted</th>
               <th scope="col" class="number">Measured</th>
               <th scope="col" class="number">Off</th>

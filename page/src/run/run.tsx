@@ -7,6 +7,7 @@ import type { Route } from "../routing.ts";
 import { Alarms } from "./alarms.tsx";
 import { Conditions, Hidden } from "./conditions.tsx";
 import { Figures } from "./figures.tsx";
+import { Ledger } from "./ledger.tsx";
 import { Logs } from "./logs.tsx";
 import { Marks } from "./marks.tsx";
 import { Predicted } from "./predicted.tsx";
@@ -39,9 +40,7 @@ export function RunView({ id, route }: { id: string; route: Route }) {
         <>
           <div class="columns">
             <Roles roles={run.roles} />
-            <Section title="Ledger of rollouts">
-              <List of={run.ledger} empty="This run has none." />
-            </Section>
+            <Ledger ledger={run.ledger} marks={marks?.marks ?? []} />
             <Predicted usage={run.usage} />
           </div>
           {run.generators.length > 0 && (

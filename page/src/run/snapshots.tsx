@@ -102,7 +102,12 @@ function Snapshot({ checkpoint, resume }: { checkpoint: Checkpoint; resume: stri
         <span class="buttons">
           {resume && <CopyButton label={`Copy the command to resume from step ${step}`} caption="resume" text={resume} />}
           <CopyButton label={`Copy the command to clone step ${step}`} caption="clone" text={checkpoint.clone} />
-          <CopyButton label={`Copy the command to export step ${step}`} caption="export" text={checkpoint.export} />
+          {checkpoint.export && (
+            <CopyButton label={`Copy the command to export step ${step}`} caption="export" text={checkpoint.export} />
+          )}
+          {checkpoint.repeat && (
+            <CopyButton label={`Copy the command to verify step ${step} by repeating it`} caption="verify" text={checkpoint.repeat} />
+          )}
         </span>
       </td>
     </tr>

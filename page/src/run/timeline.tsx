@@ -38,6 +38,7 @@ export function TimelineView({ id, route }: { id: string; route: Route }) {
         </div>
       </div>
       <Problem error={error} />
+      {run && path === null && <p class="empty">No step yet, and so no times.</p>}
       {data && data.spans.length > 0 && <Spans timeline={data} />}
       {data?.recorded && <TraceButton id={id} step={step} />}
       {data?.recorded === false && <p class="hint">This step has no record: these are its parts, as the trainer measured them.</p>}

@@ -1,7 +1,7 @@
 // Which runs are shown and in what order, and how far each has come: decisions without effects.
 import type { Run } from "../api/types.ts";
 
-export type Column = "name" | "phase" | "step" | "reward" | "heldOut" | "gpus" | "seconds" | "updated";
+export type Column = "name" | "phase" | "step" | "reward" | "heldOut" | "gpus" | "cost" | "seconds" | "updated";
 
 /** Runs that have every word in their name, place, phase or algorithm. */
 export function filterRuns(runs: readonly Run[], text: string): Run[] {

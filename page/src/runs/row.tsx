@@ -7,11 +7,13 @@ import { formatProgress } from "./filter.ts";
 
 interface Props {
   run: Run;
+  /** True if the table has a column of costs. */
+  hasCost: boolean;
   isSelected: boolean;
   onSelect: () => void;
 }
 
-export function RunRow({ run, isSelected, onSelect }: Props) {
+export function RunRow({ run, hasCost, isSelected, onSelect }: Props) {
   return (
     <tr data-selected={isSelected}>
       <td>
@@ -35,6 +37,7 @@ export function RunRow({ run, isSelected, onSelect }: Props) {
       <td class="number">{formatNumber(run.reward)}</td>
       <td class="number">{formatNumber(run.heldOut)}</td>
       <td class="number">{formatNumber(run.gpus)}</td>
+      {hasCost && <td class="number">{formatNumber(run.cost)}</td>}
       <td class="number">{formatSeconds(run.seconds)}</td>
       <td class="number">{formatTime(run.updated)}</td>
     </tr>

@@ -12,6 +12,7 @@ const COLUMNS: [column: Column, title: string, isNumber: boolean][] = [
   ["reward", "Reward", true],
   ["heldOut", "Held-out", true],
   ["gpus", "GPUs", true],
+  ["cost", "Cost", true],
   ["seconds", "Time", true],
   ["updated", "Updated", true],
 ];
@@ -24,6 +25,8 @@ interface Props {
 
 export function RunsTable({ runs, selected, onSelect }: Props) {
   const [order, setOrder] = useState<Order>({ column: "updated", isDescending: true });
+  const hasCosts = runs.some(({ cost }) => cost !== null);
+  const columns = COLUMNS.filter(([column]) => column !== "cost" || hasCosts);
   return (
     <Scroll label="Table of runs">
       <table class="runs">
@@ -32,14 +35,14 @@ export function RunsTable({ runs, selected, onSelect }: Props) {
             <th scope="col">
               <span class="visually-hidden">Selected</span>
             </th>
-            {COLUMNS.map(([column, title, isNumber]) => (
+            {columns.map(([column, title, isNumber]) => (
               <Heading key={column} {...{ column, title, isNumber, order, setOrder }} />
             ))}
           </tr>
         </thead>
         <tbody>
           {sortRuns(runs, order.column, order.isDescending).map((run) => (
-            <RunRow key={run.id} run={run} isSelected={selected.includes(run.id)} onSelect={() => onSelect(run.id)} />
+            <RunRow key={run.id} run={run} hasCost={hasCosts} isSelected={selected.includes(run.id)} onSelect={() => onSelect(run.id)} />
           ))}
         </tbody>
       </table>

@@ -6,6 +6,7 @@ import { useRun } from "../api/runs.ts";
 import type { Scores } from "../api/types.ts";
 import { Problem } from "../parts.tsx";
 import { replaceQuery, type Route } from "../routing.ts";
+import { HeldOut } from "./held_out.tsx";
 import { Histogram, type Bin } from "./histogram.tsx";
 import { usePages, type Paged } from "./paging.ts";
 import { SampleItem } from "./sample.tsx";
@@ -38,6 +39,7 @@ export function SamplesView({ id, route }: { id: string; route: Route }) {
           <Histogram scores={scores.data} chosen={chosen} onChoose={choose} />
         </div>
       )}
+      <HeldOut run={id} />
       <Problem error={paged.error} />
       <List id={id} paged={paged} opened={opened} onOpen={setOpened} />
     </>

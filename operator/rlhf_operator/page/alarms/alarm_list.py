@@ -31,7 +31,7 @@ def list_alarms(run: RunFolder) -> dict[str, Any]:
     alarms = [
         *_of_life(run),
         *find_suspicions(trend, _held_out(run), run.spec()),
-        *find_text_signs([placed.sample.response for placed in newest]),
+        *find_text_signs([placed.sample.response for placed in newest], run.spec()),
         *find_waits(trend),
     ]
     return {"alarms": [alarm._asdict() for alarm in alarms]}
@@ -57,7 +57,8 @@ def _of_life(run: RunFolder) -> Iterator[Alarm]:
             yield Alarm("warning", f"{role.value} was started again {each.restarts} times", cause)
     if status.ledger is not None and status.ledger.dropped:
         text = "the trainer's log has the reason of each; its model never trains on them"
-        yield Alarm("warning", f"{status.ledger.dropped} prompts were dropped", text)
+        count = status.ledger.dropped
+        yield Alarm("warning", f"{count} prompts were dropped" if count > 1 else "A prompt was dropped", text)
 
 
 def find_silence(usual: float | None, silent: float | None, status: JobStatus) -> Iterator[Alarm]:
@@ -91,7 +92,8 @@ def find_waits(trend: Callable[[str], Trend | None]) -> Iterator[Alarm]:
         (
             "score_seconds",
             "Scoring takes {:.0%} of a step",
-            "reward_<name>_seconds says which reward; docs/guides/rewards.md says how to spread its calls",
+            "reward_<name>_seconds says which reward; more calls at once (concurrency in spec.reward.functions) or "
+            "more servers of a model (spec.reward.replicas) shorten it",
         ),
         (
             "broadcast_seconds",

@@ -90,22 +90,35 @@ _DROP = 0.1
 
 def find_suspicions(trend: Trends, held_out: Sequence[float], spec: Mapping[str, Any]) -> Iterator[Alarm]:
     """Alarms of suspicious figures; `held_out`: its held-out scores so far."""
-    reward = trend("reward_mean")
-    if len(held_out) >= 3 and reward is not None and reward.has_risen:
-        best, newest = max(held_out), held_out[-1]
-        if best - newest > _DROP * abs(best):
-            title = f"Held-out score fell from {best:.4g} to {newest:.4g} while the reward rose"
-            text = "the policy may be gaming the reward; compare the best samples with the checkpoint of the best score"
-            rule = "{metric: reward_mean, deviationsAbove: 6, window: 30, steps: 2, action: pause}"
-            yield Alarm("warning", title, text, _unless_there(rule, "reward_mean", spec))
+    yield from _find_drift(trend, held_out, spec)
     for sign in _SIGNS:
         moved = trend(sign.metric)
         if moved is not None and sign.is_shown(moved, trend):
             title = sign.title.format(early=moved.early, late=moved.late, rest=1 - moved.late)
-            yield Alarm("warning", title, sign.text, _unless_there(sign.rule, sign.metric, spec))
+            yield Alarm("warning", title, sign.text, unless_there(sign.rule, sign.metric, spec))
 
 
-def _unless_there(rule: str, metric: str, spec: Mapping[str, Any]) -> str:
+def _find_drift(trend: Trends, held_out: Sequence[float], spec: Mapping[str, Any]) -> Iterator[Alarm]:
+    """An alarm if the held-out score fell, or never rose, while the reward rose."""
+    reward = trend("reward_mean")
+    if len(held_out) < 3 or reward is None or not reward.has_risen:
+        return
+    first, best, newest = held_out[0], max(held_out), held_out[-1]
+    if best - newest > _DROP * abs(best):
+        title = f"Held-out score fell from {best:.4g} to {newest:.4g} while the reward rose"
+    elif best == first:
+        title = f"Held-out score has not risen above the first, {first:.4g}, while the reward rose"
+    else:
+        return
+    text = (
+        "the policy may be gaming the reward; compare the best samples with the checkpoint of the best score"
+    )
+    rule = "{metric: reward_mean, deviationsAbove: 6, window: 30, steps: 2, action: pause}"
+    yield Alarm("warning", title, text, unless_there(rule, "reward_mean", spec))
+
+
+def unless_there(rule: str, metric: str, spec: Mapping[str, Any]) -> str:
+    """The rule; empty if the job has one of this metric."""
     health = spec.get("health")
     rules = health.get("rules") if isinstance(health, Mapping) else None
     there = rules if isinstance(rules, list) else []

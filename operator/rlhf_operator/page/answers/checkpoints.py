@@ -1,5 +1,7 @@
 """A run's checkpoints and tokens, from its store: in its folder, or where its manifest says."""
 
+import shlex
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rlhf_store.errors import DamagedSnapshot, UnusableStore
@@ -43,7 +45,13 @@ def list_checkpoints(run: RunFolder) -> list[dict[str, Any]]:
 def list_tokens(run: RunFolder, id: str) -> dict[str, Any]:
     """`/runs/{id}/samples/{sample}/tokens`. Raises Refusal without them."""
     if not run.reads_tokens:
-        raise Refusal(404, "tokens are not read here; `rlhf ui` on the job's store shows them")
+        section = run.spec().get("checkpoint")
+        store = section.get("store") if isinstance(section, Mapping) else None
+        raise Refusal(
+            404,
+            "tokens are in Parquet, which a cluster's page does not read; with keys of your own "
+            f"`rlhf ui {shlex.quote(str(store or 'URL'))}` shows them",
+        )
     placed, number = find_sample(run.samples.refresh(), id)
     try:
         if (checkpoints := run.open_store()) is None:

@@ -84,6 +84,8 @@ def _roles(status: JobStatus | None) -> dict[str, Any]:
 
 def _checkpoints(run: RunFolder) -> list[dict[str, Any]]:
     commands = {name: run.commands[name] for name in ("clone", "export") if name in run.commands}
+    if (repeat := run.commands.get("repeat")) is not None:
+        commands["repeat"] = f"{repeat} --step {STEP}"
     return [
         {
             **checkpoint,

@@ -121,7 +121,7 @@ class RunFolder:
     @property
     def memory_bytes(self) -> int:
         """Of its figures and samples, about."""
-        return self.metrics.bytes + 3 * self.samples.bytes
+        return self.metrics.bytes + self.samples.memory_bytes
 
     def forget(self) -> None:
         """Frees the memory of its figures and samples, which the next use reads again."""

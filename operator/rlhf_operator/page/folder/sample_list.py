@@ -13,8 +13,10 @@ from ...archive.samples import Order, order_samples, parse_samples
 from ..refusal import Query, Refusal, read_choice, read_count, read_number
 from .files import Fetch, GrowingFile, leave
 
-MOST_BYTES = 64 << 20
-"""Of samples in memory; beyond it the oldest are left out."""
+MOST_BYTES, MOST_SAMPLES = 24 << 20, 32_000
+"""Of samples in memory; beyond them the oldest are left out."""
+_OVERHEAD = 1600
+"""Bytes that a sample takes beside its texts."""
 _SHOWN, _MOST_SHOWN = 50, 500
 _ORDERS: tuple[Order, ...] = ("newest", "oldest", "best", "worst")
 _ROLES = {"policy": "model", "environment": "environment"}
@@ -42,12 +44,17 @@ class SampleList:
 
     def __init__(self, folder: Path, fetch: Fetch = leave) -> None:
         """`fetch`: see GrowingFile."""
-        self._file = GrowingFile(folder, SAMPLES, fetch)
+        self._file = GrowingFile(folder, SAMPLES, fetch, MOST_BYTES)
         self._samples = deque[Placed]()
         self.bytes = 0
         """Size of the samples' lines."""
         self._groups: dict[str, int] = {}
         """Of the newest step."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """About."""
+        return self.bytes + _OVERHEAD * len(self._samples)
 
     def refresh(self) -> Sequence[Placed]:
         """The samples up to now."""
@@ -69,7 +76,7 @@ class SampleList:
         group = self._groups.setdefault(sample.prompt_id, number)
         self._samples.append(Placed(sample, number, group, size))
         self.bytes += size
-        while self.bytes > MOST_BYTES:
+        while self.bytes > MOST_BYTES or len(self._samples) > MOST_SAMPLES:
             self.bytes -= self._samples.popleft().size
 
 

@@ -99,7 +99,7 @@ def collect_replies(catalog: Catalog) -> Iterator[tuple[str, Any]]:
 
 
 def _replies_of(catalog: Catalog, path: str) -> Iterator[tuple[str, Any]]:
-    for part in ("", "/marks", "/alarms", "/clones", "/metrics"):
+    for part in ("", "/marks", "/alarms", "/clones", "/evaluations", "/metrics"):
         yield from _reply(catalog, f"{path}{part}")
     yield from _reply(catalog, f"{path}/metrics", names="*")
     samples = dict(_reply(catalog, f"{path}/samples", limit=_SAMPLES)).popitem()[1]

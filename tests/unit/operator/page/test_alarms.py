@@ -77,10 +77,21 @@ def test_a_length_that_grows_with_the_reward_is_one_and_without_it_is_none(tmp_p
     assert title.startswith("Responses grow with the reward")
 
 
-@pytest.mark.parametrize(("held_out", "count"), [([0.2, 0.8, 0.3], 1), ([0.2, 0.3, 0.8], 0), ([0.8, 0.3], 0)])
-def test_a_held_out_score_that_falls_while_the_reward_rises_is_one(tmp_path, held_out, count):
+@pytest.mark.parametrize(
+    ("held_out", "count"),
+    [
+        ([0.2, 0.8, 0.3], 1),
+        ([0.5, 0.48, 0.47], 1),
+        ([0.5, 0.5, 0.5], 1),
+        ([0.2, 0.3, 0.8], 0),
+        ([0.2, 0.8, 0.78], 0),
+        ([0.8, 0.3], 0),
+    ],
+)
+def test_a_held_out_score_that_falls_or_stays_while_the_reward_rises_is_one(tmp_path, held_out, count):
     judged = [{"step": step, "set": "easy", "mean": mean} for step, mean in enumerate(held_out)]
-    assert len(titles(tmp_path, steps=steps(reward_mean=2.0), evaluations=judged)) == count
+    assert len(titles(tmp_path / "up", steps=steps(reward_mean=2.0), evaluations=judged)) == count
+    assert titles(tmp_path / "calm", steps=steps(), evaluations=judged) == []
 
 
 def test_liveness_comes_first(tmp_path):
@@ -103,9 +114,18 @@ def test_the_text_of_responses_is_read(tmp_path):
     line = {"prompt_id": "0/1", "prompt": "p", "weight_version": 1, "prompt_length": 1, "response_length": 1}
     responses = ["so good " * 40, *["ok \ufffd\ufffd"] * 4, *["fine"] * 3]
     append_lines(folder / "samples.jsonl", [{**line, "step": 1, "response": text} for text in responses])
-    assert [alarm["title"] for alarm in alarms_of(folder)] == [
-        "50% of the newest responses hold broken characters"
+    broken = "50% of the newest responses hold broken characters"
+    (alarm,) = alarms_of(folder)
+    assert (alarm["title"], read_rule(alarm["rule"]).metric) == (broken, "kl_mean")
+    append_lines(folder / "samples.jsonl", [{**line, "step": 2, "response": "so good " * 40}] * 8)
+    assert [(each["title"], read_rule(each["rule"]).metric) for each in alarms_of(folder)] == [
+        ("56% of the newest responses repeat themselves", "entropy"),
+        ("25% of the newest responses hold broken characters", "kl_mean"),
     ]
+
+
+def read_rule(text: str) -> HealthRule:
+    return HealthRule.model_validate_json(json.dumps(yaml.safe_load(text)))
 
 
 def test_signs_of_text():
@@ -120,7 +140,7 @@ RULES = [sign.rule for sign in suspicions._SIGNS]
 
 @pytest.mark.parametrize("text", RULES)
 def test_a_rule_of_an_alarm_is_one_of_the_manifest(text):
-    rule = HealthRule.model_validate_json(json.dumps(yaml.safe_load(text)))
+    rule = read_rule(text)
     assert rule.metric in metrics_of(job().spec)
 
 

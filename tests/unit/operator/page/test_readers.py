@@ -14,6 +14,7 @@ from rlhf_operator.page.cluster.job_run import Grant
 from rlhf_operator.page.cluster.keys import Access
 from rlhf_operator.page.cluster.readers import Readers
 from rlhf_operator.page.open_archive import open_archive
+from rlhf_operator.page.refusal import Refusal
 
 ID = "0123456789abcdef"
 BODY: dict[str, Any] = {
@@ -72,6 +73,13 @@ def test_what_is_not_used_any_more_is_deleted(folder, granted, monkeypatch):
 
     during, after = asyncio.run(act())
     assert (bool(during), after) == (True, [])
+
+
+def test_a_cluster_says_where_tokens_are_shown(folder, granted):
+    spec = {**BODY["spec"], "checkpoint": {"store": "s3://bucket/a b"}}
+    (page,) = ask(folder, grant := granted._replace(body={**BODY, "spec": spec}))
+    with pytest.raises(Refusal, match="`rlhf ui 's3://bucket/a b'` shows them"):
+        ask(folder, grant, rest=f"samples/{page['samples'][0]['id']}/tokens")
 
 
 def test_secrets_of_a_job_are_not_in_its_manifest(folder, granted):

@@ -1,0 +1,71 @@
+"""Runs in every state, in a browser: failed, without anything, predicted, judged on held-out prompts."""
+
+import re
+
+import pytest
+from playwright.sync_api import expect
+from tests.page.runs import STEPS
+from tests.page.test_page import open_run
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["blunt", "empty", "followed"])
+def test_every_view_of_a_run_without_much_can_be_read_by_everyone(open_tab, name, scheme):
+    tab = open_tab(color_scheme=scheme)
+    open_run(tab, name)
+    expect(tab.page.get_by_role("heading", name="Snapshots")).to_be_visible()
+    assert tab.find_violations() == []
+    for view, text in (
+        ("Samples", "No sample."),
+        ("Timeline", "no times" if name == "empty" else "no record"),
+    ):
+        tab.page.get_by_role("navigation").get_by_role("link", name=view).click()
+        expect(tab.page.get_by_text(text)).to_be_visible()
+        assert tab.find_violations() == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_held_out_prompt_is_followed_over_time(open_tab, scheme):
+    tab = open_tab(color_scheme=scheme)
+    open_run(tab, view="Samples")
+    tab.page.get_by_text("Held-out prompts over time (1)").click()
+    responses = tab.page.get_by_role("list", name="Responses, the newest first").get_by_role("listitem")
+    expect(responses).to_have_count(STEPS // 10 + 1)
+    expect(responses.first).to_contain_text(f"as of step {STEPS}")
+    assert tab.find_violations() == []
+
+
+def test_predicted_seconds_stand_beside_measured_ones(open_tab):
+    tab = open_tab()
+    open_run(tab)
+    table = tab.page.get_by_role("region", name="Predicted and measured seconds").get_by_role("row")
+    rows = [
+        re.compile("Predicted"),
+        "generate1.1 s1.2 s−8%",
+        "train1.3 s1.1 s+18%",
+        re.compile("^whole step3.2 s"),
+    ]
+    expect(table).to_have_text(rows)
+
+
+def test_the_reason_for_which_a_prompt_was_dropped_is_by_the_ledger(open_tab):
+    tab = open_tab()
+    open_run(tab, "blunt")
+    tab.page.get_by_text("Why prompts were dropped (1)").click()
+    expect(
+        tab.page.get_by_role("listitem").filter(has_text="three generators failed on it")
+    ).not_to_have_count(0)
+
+
+def test_a_button_has_the_command_that_verifies_a_step(open_tab):
+    tab = open_tab()
+    open_run(tab)
+    button = tab.page.get_by_role("button", name=f"Copy the command to verify step {STEPS} by repeating it")
+    expect(button).to_have_attribute("title", re.compile(f"^rlhf replay verify .* --step {STEPS}$"))
+
+
+def test_the_list_of_runs_has_what_they_cost(open_tab):
+    page = open_tab().page
+    expect(page.get_by_role("row", name=re.compile("kind"))).to_contain_text("4.500")
+    page.get_by_role("button", name="Cost").click()
+    expect(page.get_by_role("columnheader", name="Cost")).to_have_attribute("aria-sort", "descending")
