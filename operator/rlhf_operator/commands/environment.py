@@ -46,6 +46,11 @@ def add_env(commands: Commands) -> None:
         help="print each token, and whether it was sampled, which is what training learns from",
     )
     trial.add_argument(
+        "--vllm",
+        action="store_true",
+        help="sample by vLLM, as the job's generators do, which takes a minute to load; default: by transformers",
+    )
+    trial.add_argument(
         "--workdir",
         type=Path,
         metavar="DIR",
@@ -60,13 +65,17 @@ def run(options: argparse.Namespace) -> int:
         raise InvalidJob(
             [Problem("spec.environment", "is required here and missing: name a class as its path")]
         )
+    if options.vllm and job.spec.generator.shared_with_trainer:
+        message = "this job has no vLLM: its trainer samples (spec.generator.sharedWithTrainer)"
+        raise InvalidJob([Problem("--vllm", message)])
     if problems := check_files(job.spec):
         raise InvalidJob(problems)
     folder = options.workdir or Path("runs", job.metadata.name)
     config = RunConfig(job=job.metadata.name, spec=job.spec, workdir=str(folder.resolve()))
     wishes = ["--episodes", str(options.episodes), "--row", str(options.row)]
+    flags = [f"--{name}" for name in ("tokens", "vllm") if getattr(options, name)]
     with provided(job.spec.workspace.files):
-        return run_module(MODULE, config, *wishes, *(["--tokens"] if options.tokens else [])).returncode
+        return run_module(MODULE, config, *wishes, *flags).returncode
 
 
 def _count(text: str) -> int:

@@ -88,7 +88,7 @@ def summary(played: Sequence[Response]) -> str:
     """A line about all episodes."""
     outcomes = [response.outcome for response in played if response.outcome]
     rewards = [outcome.reward for outcome in outcomes if not outcome.problem]
-    words = f"{len(played)} episodes"
+    words = f"{len(played)} episode{'s' * (len(played) != 1)}"
     if rewards:
         mean, turns = math.fsum(rewards) / len(rewards), sum(each.turns for each in outcomes) / len(outcomes)
         words += (

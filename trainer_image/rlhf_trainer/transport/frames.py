@@ -175,8 +175,9 @@ def encode_error(code: int, message: str) -> bytes:
 class FrameReader:
     """Parses frames from a byte stream that arrives in pieces of any size."""
 
-    def __init__(self) -> None:
-        self._rest = b""
+    def __init__(self, oldest: int = 0) -> None:
+        """`oldest`: the lowest weight version that is one; -1 is that of the weights with which an engine starts."""
+        self._rest, self._oldest = b"", oldest
 
     def feed(self, data: bytes) -> Iterator[Frame]:
         """Frames that `data` completes.
@@ -195,7 +196,7 @@ class FrameReader:
             at = end
             if kind is Kind.ERROR:
                 raise _failure(data[begin:end])
-            if count and version < 0:
+            if count and version < self._oldest:
                 raise ValueError(f"{count} tokens of no weight version of a trainer")
             yield _frame(index, kind, version, count, data[begin:end])
         self._rest = data[at:]

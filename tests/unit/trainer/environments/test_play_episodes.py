@@ -100,6 +100,25 @@ def test_the_same_seed_plays_the_same_episodes(monkeypatch, capsys):
     assert torch.initial_seed() == 0
 
 
+@pytest.mark.slow
+def test_vllm_samples_where_it_is_asked_for(here, monkeypatch, capsys):
+    tiny_model(here / "policy", tie=True, seed=0)
+    assert played(monkeypatch, "--episodes", "1", "--vllm") == 0
+    printed = capsys.readouterr()
+    assert printed.err.startswith("vLLM is loading the policy, which takes about a minute\n")
+    assert "vLLM is ready after " in printed.err
+    assert "  turn 3 " in printed.out
+    assert "ended by a limit (turns or maxTokens): reward " in printed.out
+
+
+def test_a_policy_that_vllm_cannot_load_is_one_error(here, monkeypatch, capsys):
+    (here / "policy" / "config.json").write_text("{}")
+    assert played(monkeypatch, "--episodes", "1", "--vllm") == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: vLLM ended with exit code ")
+    assert " while it was loading the policy: " in error
+
+
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(
     ("path", "more", "message"),
@@ -125,7 +144,7 @@ def test_an_environment_that_raises_ends_its_episode_with_the_reason(here, monke
     out = capsys.readouterr().out
     assert "  no reward, so training leaves it out: step raised ZeroDivisionError" in out
     assert "raises.py:4)" in out
-    assert out.endswith("1 episodes; 1 without a reward\n")
+    assert out.endswith("1 episode; 1 without a reward\n")
 
 
 @pytest.mark.usefixtures("here")

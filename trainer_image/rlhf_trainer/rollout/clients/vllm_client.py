@@ -54,11 +54,13 @@ class VllmClient:
         stops: StopStrings | None = None,
         vocabulary: int = 1 << 31,
         stream_interval: int = STREAM_INTERVAL,
+        oldest_version: int = 0,
     ) -> None:
         """`ends`: end tokens, see `data.encode.end_tokens`; `stops`: stop strings; `vocabulary`: number of tokens that
-        the policy has embeddings for; `stream_interval`: tokens of a response per frame."""
+        the policy has embeddings for; `stream_interval`: tokens of a response per frame; `oldest_version`: as
+        `FrameReader.oldest`."""
         self._http, self._seed, self._stops = http, seed, stops
-        self._vocabulary = vocabulary
+        self._vocabulary, self._oldest_version = vocabulary, oldest_version
         self._base_request = Asked(
             prompt=(),
             temperature=sampling.temperature,
@@ -132,7 +134,7 @@ class VllmClient:
             changes["kept"] = 0
         request = request.model_copy(update=changes)
         body = request.model_dump()
-        reader = FrameReader()
+        reader = FrameReader(self._oldest_version)
         try:
             async with aclosing(self._http.stream(url, body)) as parts:
                 async for part in parts:
