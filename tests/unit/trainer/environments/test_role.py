@@ -19,7 +19,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from tests.support.ports import free_port
 from tests.unit.trainer.environments.test_limits import AGENTS
-from tests.unit.trainer.environments.test_pool import GAMES, LONG, end, reset, say
+from tests.unit.trainer.environments.test_pool import GAMES, LONG, SLOW, end, reset, say
 from tests.unit.trainer.environments.test_verifiers import PYTHON, installed
 from tests.unit.trainer.rollout.test_turns import (
     DATA,
@@ -298,36 +298,20 @@ def test_a_process_that_takes_no_connection_is_asked_less_and_less(
     assert times == [0, 10, 30, 70, 150, 230]
 
 
-def test_a_process_that_takes_a_connection_and_says_nothing_holds_up_nobody(
+def test_a_worker_that_starts_for_minutes_is_waited_for_briefly_where_there_is_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(starting, "WAIT_SECONDS", 0.2)
-
-    async def serve(request: web.Request) -> web.WebSocketResponse:
-        socket = web.WebSocketResponse()
-        await socket.prepare(request)
-        async for _ in socket:
-            pass
-        return socket
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "slow.py").write_text(SLOW)
 
     async def play() -> None:
-        app = web.Application()
-        app.add_routes([web.get("/v1/worker", serve)])
-        with HttpClient(TOKEN) as http:
-            made = Roles(tmp_path, http, section("Guess"))
-            async with TestServer(app) as silent:
-                address = str(silent.make_url("")).rstrip("/")
-                made._members.append(
-                    Member(role=Role.ENVIRONMENT, name="environment-s", uid="s", address=address)
-                )
-                made.start()
-                try:
-                    async with asyncio.timeout(LONG):
-                        await made.client.start()
-                        workers = await asyncio.gather(*(made.client.free() for _ in range(4)))
-                    assert {worker.member.uid for worker in workers} == {"0"}
-                finally:
-                    await made.close()
+        async with roles(tmp_path, "Slow", path="slow.py:Slow", workers=2) as made:
+            first = await made.client.free()
+            first.episodes += 1
+            (tmp_path / "hold").touch()
+            async with asyncio.timeout(LONG):
+                assert await asyncio.gather(*(made.client.free() for _ in range(3))) == [first] * 3
 
     asyncio.run(play())
 
