@@ -13,8 +13,9 @@ programs in three are wrong.
     calculator.jsonl         {"prompt", "result"}
     code_sft.jsonl           {"prompt", "answer"}: a task, maybe with a program that failed a test, and a program
     code.jsonl               {"prompt", "tests"}: tasks, and what their program must return for some arguments
+    ranges.jsonl             {"prompt", "number"}: games for a chat model, each with a game of one turn before it
 
-    guess_heldout.jsonl, calculator_heldout.jsonl and code_heldout.jsonl: to evaluate with
+    guess_heldout.jsonl and so on: to evaluate with
 """
 
 import json
@@ -102,6 +103,16 @@ def task(name: str) -> Row:
     return {"prompt": f"{name} :", "tests": [[x, run(x)] for x in ARGUMENTS]}
 
 
+def game(number: int) -> Row:
+    """A game, after one of a smaller range, without which the model rarely answers with a number alone."""
+    contents = ("system", "Guess."), ("user", "A number from 1 to 3:"), ("assistant", "2")
+    opening = ("user", f"A number from {NUMBERS[0]} to {NUMBERS[-1]}:")
+    return {
+        "prompt": [{"role": role, "content": text} for role, text in (*contents, opening)],
+        "number": number,
+    }
+
+
 def data_sets() -> Iterator[tuple[str, list[Row]]]:
     """The rows of every file."""
     rng = random.Random(SEED)
@@ -115,6 +126,8 @@ def data_sets() -> Iterator[tuple[str, list[Row]]]:
     yield "code_sft.jsonl", [*programs(rng)]
     yield "code.jsonl", [task(rng.choice([*PROGRAMS])) for _ in range(GAMES)]
     yield "code_heldout.jsonl", [task(name) for name in PROGRAMS]
+    yield "ranges.jsonl", [game(rng.choice(NUMBERS)) for _ in range(GAMES)]
+    yield "ranges_heldout.jsonl", [game(number) for number in NUMBERS]
 
 
 def write(directory: Path) -> None:

@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.cluster.packages import Unavailable
 from tests.support.forked import warm
 from tests.support.rlhf import ROOT, lines, succeed
+from tests.support.tiny.chat_model import smollm2
 
 from rlhf_trainer.process import private_processes
 
@@ -39,3 +41,17 @@ def test_it_learns_to_play(
     assert shares[-1] > shares[0] + gain
     assert max(step["turns_mean"] for step in done.steps) > 1
     assert max(step["context_tokens_mean"] for step in done.steps) > 1
+
+
+def test_a_real_chat_model_learns_to_play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole example. Training learns from the tokens that were sampled, and from no reply."""
+    monkeypatch.setattr(subprocess, "Popen", warm.FromNursery)
+    try:
+        policy = f"spec.model.policy={smollm2()}"
+    except Unavailable as error:
+        pytest.skip(str(error))
+    done = succeed(EXAMPLE / "ranges.yaml", tmp_path / "run", policy)
+    shares = [line["mean"] for line in lines(done.workdir / "evaluation.jsonl")]
+    assert shares[-1] > shares[0] + 0.05
+    assert max(step["turns_mean"] for step in done.steps) > 1
+    assert max(step["context_tokens_mean"] for step in done.steps) > 10

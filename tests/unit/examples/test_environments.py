@@ -9,6 +9,7 @@ from examples.environments import make_data
 from examples.environments.calculator import Calculator
 from examples.environments.code import Code
 from examples.environments.guess import Guess
+from examples.environments.ranges import Ranges
 
 from rlhf_trainer.process import private_processes
 
@@ -50,6 +51,23 @@ def say(text: str) -> dict[str, str]:
 )
 def test_a_guess_that_a_reply_rules_out_is_lost(turns, replies):
     game = Guess(highest=9)
+    assert game.reset({"number": 6}) is None
+    assert [game.step(say(turn)) for turn in turns] == replies
+
+
+@pytest.mark.parametrize(
+    ("turns", "replies"),
+    [
+        (
+            ["5", "8", "6"],
+            [("A number from 6 to 9:", 0.0, False), ("A number from 6 to 7:", 0.0, False), ("", 1.0, True)],
+        ),
+        (["5", "4"], [("A number from 6 to 9:", 0.0, False), ("", 0.0, True)]),
+        (["It is 6"], [("", 0.0, True)]),
+    ],
+)
+def test_a_number_beside_the_range_that_is_asked_for_is_lost(turns, replies):
+    game = Ranges(highest=9)
     assert game.reset({"number": 6}) is None
     assert [game.step(say(turn)) for turn in turns] == replies
 
