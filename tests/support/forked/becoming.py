@@ -11,6 +11,7 @@ import os
 import runpy
 import signal
 import sys
+import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +27,9 @@ from rlhf_trainer.engines.vllm.serve.launch import on_cpu
 ROLES = [f"rlhf_trainer.roles.{name}" for name in ("trainer", "reward", "reference", "generator")]
 VLLM = [f"rlhf_trainer.engines.vllm.serve.{name}" for name in ("server", "follower")]
 TOOLS = [f"rlhf_trainer.commands.{name}" for name in ("data", "environment", "export", "repeat")]
-COMMANDS = ("rlhf_operator.cli", "rlhf_operator.entry", "tests.support.clocks.haste")
+STAND_INS = "tests.unit.operator.local.launch"
+"""`rlhf` with stand-ins for its roles."""
+COMMANDS = ("rlhf_operator.cli", "rlhf_operator.entry", "tests.support.clocks.haste", STAND_INS)
 MODULES = (*COMMANDS, "rlhf_trainer.torchrun", *ROLES, *VLLM, *TOOLS)
 OF_TESTS = "tests.unit."
 """Where the names of modules begin that tests run as programs, which are imported then."""
@@ -87,6 +90,7 @@ def become(start: Start, files: Sequence[int], begin: Callable[[], None]) -> NoR
         os.environ.clear()
         os.environ.update(start.environ)
         _show(start)
+        tempfile.tempdir = None  # read anew, of TMPDIR
         sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
         logging.getLogger().handlers.clear()
         if start.environ.get("PYTHONFAULTHANDLER"):

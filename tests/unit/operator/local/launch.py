@@ -17,10 +17,11 @@ from rlhf_operator.supervision import role_client
 
 sys.path.append(str(Path(__file__).parents[4]))
 from tests.support.clocks.haste import Haste
+from tests.support.forked.becoming import STAND_INS
 
 
 def fake(_config: RunConfig, process: Process, python: str) -> list[str]:
-    return [python, str(Path(__file__).with_name("roles.py")), process.role.value]
+    return [python, "-P", "-m", "tests.unit.operator.local.roles", process.role.value]
 
 
 if __name__ == "__main__":
@@ -33,6 +34,6 @@ if __name__ == "__main__":
         host.silence = Haste(Path(folder), 2)
     if os.environ.get("RLHF_TEST_PAGE"):  # as if it was built
         beside.find_assets = lambda: {"/": Asset(Path(__file__), "text/plain")}
-    run_process.PROGRAM = "tests.unit.operator.local.launch"
+    run_process.PROGRAM = STAND_INS
     hub.silence = lambda _endpoint: ""  # the roles load nothing
     sys.exit(main(make=fake))

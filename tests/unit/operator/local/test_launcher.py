@@ -21,14 +21,15 @@ import psutil
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
-from tests.support.rlhf import heed_signals
+from tests.support.forked import warm
+from tests.support.forked.becoming import STAND_INS
+from tests.support.rlhf import ROOT, heed_signals
 from tests.support.run_processes import environ, processes
 from tests.unit.api.manifests import document
 
 from rlhf_operator.cluster.telemetry import Telemetry
 from rlhf_operator.local.processes.temporary import temporary
 
-LAUNCH = Path(__file__).with_name("launch.py")
 PATIENCE_SECONDS = 240
 """More than anything takes, on a busy machine too."""
 QUICK = ("spec.steps=4", "spec.generator.replicas=2")
@@ -45,17 +46,17 @@ class Run:
     def start(
         self, *arguments: str, overrides: tuple[str, ...] = (), script: str = "", **roles: str
     ) -> subprocess.Popen[str]:
-        """`script`: what the shell does whose process becomes the launcher."""
+        """`script`: what the shell does whose process becomes the launcher; without one, it is forked from one that
+        has imported it, as its roles are then."""
         made = document("spec.data.train[0]=p.jsonl", "spec.reward.functions=[]", *QUICK, *overrides)
         (self.folder / "job.yaml").write_text(yaml.safe_dump(made))
-        environ = {f"FAKE_{role.upper()}": words for role, words in roles.items()}
-        return subprocess.Popen(
-            [
-                *("sh", "-c", f'{script} exec "$@"', "sh"),
-                *(sys.executable, str(LAUNCH), "run", "job.yaml", "--workdir", "w", *arguments),
-            ],
+        plans = {f"FAKE_{role.upper()}": words for role, words in roles.items()}
+        shell = ("sh", "-c", f'{script} exec "$@"', "sh") if script else ()
+        launcher = (sys.executable, "-P", "-m", STAND_INS, "run", "job.yaml", "--workdir", "w", *arguments)
+        return warm.FromNursery(
+            [*shell, *launcher],
             cwd=self.folder,
-            env={**os.environ, **environ, "RLHF_TEST_MARK": str(self.folder)},
+            env={**os.environ, **plans, "PYTHONPATH": str(ROOT), "RLHF_TEST_MARK": str(self.folder)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -63,9 +64,9 @@ class Run:
         )
 
     def __call__(
-        self, *arguments: str, overrides: tuple[str, ...] = (), **roles: str
+        self, *arguments: str, overrides: tuple[str, ...] = (), script: str = "", **roles: str
     ) -> tuple[int, str, str]:
-        process = self.start(*arguments, overrides=overrides, **roles)
+        process = self.start(*arguments, overrides=overrides, script=script, **roles)
         out, err = process.communicate(timeout=PATIENCE_SECONDS)
         return process.returncode, out, err
 
@@ -88,8 +89,8 @@ class Run:
 
     def reapers(self, launcher: subprocess.Popen[str]) -> dict[str, int]:
         """The process that supervises each role's, by the role's name."""
-        children = psutil.Process(launcher.pid).children()
-        return {child.environ()["RLHF_NAME"]: child.pid for child in children}
+        children = [(environ(child), child.pid) for child in psutil.Process(launcher.pid).children()]
+        return {variables["RLHF_NAME"]: pid for variables, pid in children if "RLHF_NAME" in variables}
 
     def uids(self, name: str) -> set[str]:
         """Of all starts of `name` that the trainer was told of."""
@@ -346,7 +347,7 @@ def test_a_role_that_ends_by_itself_is_started_again_and_no_line_of_its_log_is_b
 
 
 def test_a_role_that_a_library_ends_says_in_its_log_where(run: Run) -> None:
-    code, out, _ = run(reference="segfault serve")
+    code, out, _ = run(script=":;", reference="segfault serve")  # with few libraries, all of which it names
     assert code == 0
     assert "reference-0 was ended by SIGSEGV: Fatal Python error: Segmentation fault; see w/logs/" in out
     assert "in string_at" in (run.work / "logs" / "reference-0.log").read_text()
