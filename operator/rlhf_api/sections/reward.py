@@ -6,10 +6,8 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from ..field_types import Frozen, HttpUrl, ImportPath, NonNegativeFloat, Positive, RewardName, Variable
+from ..numbers import LARGEST_SCORE
 from .roles import ModelServerSpec
-
-LARGEST_SCORE = 3.4028234663852886e38
-"""The largest float32, in which scores reach the trainer: what is larger would be infinite there."""
 
 RESERVED_HEADERS = (
     "accept-encoding",

@@ -15,7 +15,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from rlhf_api.sections.reward import LARGEST_SCORE
+from rlhf_api.numbers import LARGEST_SCORE
 
 from ..dispatch.roster import Stopped
 from ..process import progress

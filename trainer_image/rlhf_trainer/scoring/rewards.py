@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from rlhf_api.dataset.messages import Text
 from rlhf_api.dataset.rows import PromptRow
 from rlhf_api.errors.problem import InvalidJob, Problem
-from rlhf_api.sections.reward import LARGEST_SCORE
+from rlhf_api.numbers import LARGEST_SCORE
 
 from ..data.encode import encode_sampled
 from ..data.stop_strings import StopStrings

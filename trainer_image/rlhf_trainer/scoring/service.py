@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.host import strict_json
-from rlhf_api.sections.reward import LARGEST_SCORE, RewardFunction
+from rlhf_api.numbers import LARGEST_SCORE
+from rlhf_api.sections.reward import RewardFunction
 
 from ..transport.replies import PLAIN, read_reply, read_start, retry_after
 from .samples import Result, Sample, even_calls, failed

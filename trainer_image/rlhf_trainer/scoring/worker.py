@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 from rlhf_api.errors.problem import InvalidJob, show
 from rlhf_api.host.imports import described
-from rlhf_api.sections.reward import LARGEST_SCORE
+from rlhf_api.numbers import LARGEST_SCORE
 
 from ..process.imports import Function, import_function
 from ..process.numbers import finite_number
