@@ -5,8 +5,6 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, get_type_hints
 
-from pydantic import PydanticUserError, TypeAdapter, ValidationError
-
 _SEVERAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -22,6 +20,12 @@ def bind_arguments(tool: Callable[..., Any], given: Mapping[str, Any]) -> inspec
 
 
 def _check(name: str, value: Any, kind: Any) -> None:
+    from pydantic import (
+        PydanticUserError,
+        TypeAdapter,
+        ValidationError,
+    )  # which a class without tools does without
+
     try:
         TypeAdapter(kind).validate_json(json.dumps(value), strict=True)
     except ValidationError as error:

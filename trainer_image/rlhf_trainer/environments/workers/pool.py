@@ -174,15 +174,19 @@ async def _start_process(section: Environment, *, is_private: bool) -> asyncio.s
     environ = SAME_HASHES | private_processes.without_keys()
     if section.python is not None:
         environ = {name: value for name, value in environ.items() if name not in ISOLATED}
-    module, text = "rlhf_trainer.environments.workers.worker", section.model_dump_json(by_alias=True)
+    command = (
+        "rlhf_trainer.environments.workers.worker",
+        "agents" if section.asks_policy else "class",
+        section.model_dump_json(by_alias=True),
+    )
     if not is_private:
-        return await process_groups.start_worker(module, text, environ=environ, python=section.python)
+        return await process_groups.start_worker(*command, environ=environ, python=section.python)
     privacy = privacy_of(section, network=section.network, own_processes=section.program is None)
     limits = Limits(processes=PROCESSES if section.program is None else None)
     with filter_pipe(makes_sandboxes=True) as rules:
         within = (*privacy.command(rules), *limits.command())
         return await process_groups.start_worker(
-            module, text, environ=environ, within=within, pass_fds=(rules,), python=section.python
+            *command, environ=environ, within=within, pass_fds=(rules,), python=section.python
         )
 
 

@@ -1,6 +1,7 @@
 """Worker process of environments: one JSON line a call on stdin, one a reply, in any order. Imports no torch.
 
-`python -m rlhf_trainer.environments.workers.worker SECTION PARENT`, with `spec.environment` as JSON, first writes
+`python -m rlhf_trainer.environments.workers.worker KIND SECTION PARENT`, with `class` or `agents`, as what it runs asks
+the policy for its turns or not, and `spec.environment` as JSON, first writes
 `{"ready": true}` with the tools' `schemas` and whether calls are to be one by one (`sync`), or `{"invalid": reason}`.
 A call has an `id`, which its reply repeats, an `episode` and what to `do`: `reset` with a `row`, `step` with the fields
 of a `TurnText`, or `end`. A reply has the result, `failed` (a reason that another try may not have) or `error` (one of
@@ -18,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.host.imports import described
-from rlhf_api.sections.environment import Environment
 
 from ...process.imports import import_function
 from ...process.limits import is_limit, limit_data
@@ -92,28 +92,30 @@ def _texts(value: Any) -> list[str]:
 
 
 def main() -> None:
-    section, parent = Environment.model_validate_json(sys.argv[1]), int(sys.argv[2])
-    if (pipes := take_pipes(parent)) is None:
+    kind, text, parent = sys.argv[1:]
+    if (pipes := take_pipes(int(parent))) is None:
         return
     calls, replies = pipes
     try:
-        play = _of_agents(section) if section.asks_policy else _of_class(section)
+        play = _of_agents(text) if kind == "agents" else _of_class(json.loads(text))
     except InvalidJob as error:
         _send({"invalid": error.problems[0].message}, replies)
         return
     except Unfit as error:
-        named = section.path or " ".join(section.program or ())
+        section = json.loads(text)
+        named = section["path"] or " ".join(section["program"] or ())
         _send({"invalid": f"{named!r} {error}"}, replies)
         return
     asyncio.run(play(calls, replies))
 
 
-def _of_class(section: Environment) -> Callable[[TextIO, TextIO], Coroutine[Any, Any, None]]:
-    path, settings = str(section.path), section.settings
+def _of_class(section: Mapping[str, Any]) -> Callable[[TextIO, TextIO], Coroutine[Any, Any, None]]:
+    """Without the model of the section, most of a start: of these processes there may be one for each episode."""
+    path, settings = str(section["path"]), section["settings"]
     kind: Any = import_function(path, path)
     check_class(kind, settings)
     schemas = schemas_of(kind)
-    limit_data(section.memory_megabytes << 20)
+    limit_data(section["memoryMegabytes"] << 20)
 
     async def play(calls: TextIO, replies: TextIO) -> None:
         _send({"ready": True, "schemas": schemas, "sync": is_sync(kind)}, replies)
@@ -122,11 +124,14 @@ def _of_class(section: Environment) -> Callable[[TextIO, TextIO], Coroutine[Any,
     return play
 
 
-def _of_agents(section: Environment) -> Callable[[TextIO, TextIO], Coroutine[Any, Any, None]]:
+def _of_agents(text: str) -> Callable[[TextIO, TextIO], Coroutine[Any, Any, None]]:
+    from rlhf_api.sections.environment import Environment
+
     from ..program.episode import EpisodeOfAgent
     from ..program.process import Programs
     from ..program.server import CompletionsServer  # aiohttp, which a class does without
 
+    section = Environment.model_validate_json(text)
     agents: Agents
     if section.program is not None:
         agents = Programs(section)
