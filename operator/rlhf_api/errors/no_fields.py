@@ -135,7 +135,7 @@ _ANSWERS = (
     ),
     (
         "optim optimizer_impl optim_args momentum nesterov override_optimizer_config",
-        "AdamW is the only optimizer; spec.optimizer has its settings",
+        "the optimizer is AdamW, or Muon for matrices (spec.optimizer.matrices: muon); spec.optimizer has its settings",
     ),
     (
         "fsdp fsdp_config fsdp_size strategy reshard_after_forward wrap_policy forward_prefetch "

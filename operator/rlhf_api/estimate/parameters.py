@@ -185,13 +185,19 @@ def frozen_parameters(is_frozen: Callable[[str], bool], shape: Shape) -> int:
     """Parameters of a decoder's matrices whose names are frozen; vectors are not counted."""
     ends = [is_frozen(f"{name}.weight") for name in ("model.embed_tokens", "lm_head")]
     whole = any(ends) if shape.tied else sum(ends)
-    layers = (
+    layers = shape.layers * sum(inputs * outputs for inputs, outputs in _linear(shape).values())
+    frozen = layers - hidden_parameters(is_frozen, shape)
+    return whole * shape.vocabulary * shape.hidden + frozen
+
+
+def hidden_parameters(is_frozen: Callable[[str], bool], shape: Shape) -> int:
+    """Parameters of the matrices of a decoder's layers that are not frozen."""
+    return sum(
         inputs * outputs
         for layer in range(shape.layers)
         for part, (inputs, outputs) in _linear(shape).items()
-        if is_frozen(f"model.layers.{layer}.{part}.weight")
+        if not is_frozen(f"model.layers.{layer}.{part}.weight")
     )
-    return whole * shape.vocabulary * shape.hidden + sum(layers)
 
 
 def _adapted(settings: Lora, shape: Shape) -> list[list[tuple[int, int]]]:

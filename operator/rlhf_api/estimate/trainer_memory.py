@@ -1,5 +1,6 @@
 """Memory that a rank of the trainer needs for the models of a job; pure."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -7,7 +8,7 @@ from ..graph import POLICY, Dataset, Model
 from ..spec import Spec
 from .activations import Pass, backward_bytes
 from .memory import Need, Trained, trainer
-from .parameters import adapter_parameters, frozen_parameters, magnitude_elements
+from .parameters import Shape, adapter_parameters, frozen_parameters, hidden_parameters, magnitude_elements
 from .sizes import Size, Sizes
 from .zero import BYTES, Zero
 
@@ -24,10 +25,13 @@ def trained(spec: Spec, sizes: Sizes, share: float = 1.0) -> list[Trained]:
         size = getattr(sizes, model.field)
         if size is not None:
             activations = _activations(spec, model, size)
+            zero = Zero.of(spec, model.field)
+            if spec.optimizer.matrices == "muon" and size.shape is not None:
+                zero = replace(zero, moments=_moments(spec, model, size, size.shape))
             models.append(
                 Trained(
                     size.parameters,
-                    Zero.of(spec, model.field),
+                    zero,
                     None if activations is None else share * activations,
                     part=_part(spec, model, size),
                     adapted=spec.model.adapter(model.field) is not None,
@@ -50,6 +54,14 @@ def largest_row(spec: Spec, model: Model) -> int:
 def counted(models: Sequence[Trained]) -> bool:
     """True if activations are counted: the widths of all models are known."""
     return bool(models) and all(model.activations is not None for model in models)
+
+
+def _moments(spec: Spec, model: Model, size: Size, shape: Shape) -> float:
+    """Bytes of the optimizer's state per trained parameter, rounded up to a tenth: Muon's momentum, AdamW's moments."""
+    trained = _part(spec, model, size) or size.parameters
+    frozen = spec.model.is_frozen if model.field == "policy" else lambda _: False
+    share = min(1.0, hidden_parameters(frozen, shape) / trained)
+    return math.ceil(10 * (8 - 4 * share)) / 10
 
 
 def _part(spec: Spec, model: Model, size: Size) -> float | None:

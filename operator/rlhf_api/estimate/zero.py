@@ -10,7 +10,7 @@ _BUCKET = 500_000_000
 _GROUP = 1_000_000_000
 """Defaults of DeepSpeed's `reduce_bucket_size` and `sub_group_size`, in elements."""
 
-Part = tuple[int, str]
+Part = tuple[float, str]
 """Bytes per parameter, and their name."""
 
 
@@ -25,7 +25,7 @@ class Zero:
     """True if master weights, moments and the optimizer's work are off the GPU."""
     weights_away: bool = False
     master: int = 4
-    moments: int = 8
+    moments: float = 8
     work: int = 0
     """Temporary buffers of the optimizer, bytes per parameter: of torch's AdamW as `torch_adam` makes it. The trainer's
     own choice, which is fused, and DeepSpeed's AdamW have none."""

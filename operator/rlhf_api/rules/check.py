@@ -28,6 +28,7 @@ from . import (
 )
 from .deepspeed import combinations as deepspeed_combinations
 from .deepspeed import keys as deepspeed
+from .deepspeed import muon
 from .engines import generator, model_servers
 from .pods import settings as pods
 
@@ -176,6 +177,7 @@ RULES: tuple[Rule, ...] = (
         deepspeed_combinations.low_precision_masters,
         deepspeed_combinations.offloading,
         deepspeed_combinations.secondary_partitions,
+        muon.problems,
         health.problems,
     ),
     *(generator.engine_arguments, model_servers.problems, trackers.problems, _variables),

@@ -13,8 +13,10 @@ WHOLE_CRITIC = 1e-5
 
 
 class Optimizer(Frozen):
-    """AdamW, for every trained model."""
+    """AdamW, for every trained model; Muon for their matrices where it is chosen."""
 
+    matrices: Literal["adamw", "muon"] = "adamw"
+    """Optimizer of the hidden layers' matrices. Embeddings, heads, norms and biases always have AdamW."""
     learning_rate: NonNegativeFloat = 1e-6
     critic_learning_rate: NonNegativeFloat | None = None
     """Learning rate of the critic. Unless given ten times `learningRate`; beside a policy with an adapter,

@@ -67,7 +67,8 @@ class Learner:
             except (MissingTensor, ValueError) as error:
                 # Of what the snapshot says that it holds: on every rank.
                 message = (
-                    f"the checkpoint belongs to another model: {error}; keep spec.algorithm and spec.model"
+                    f"the checkpoint belongs to another model or optimizer: {error}; keep spec.algorithm, spec.model "
+                    "and spec.optimizer.matrices"
                 )
                 raise InvalidJob([Problem(f"spec.model.{used.field}", message)]) from error
         for used, average in self.averages.items():

@@ -15,20 +15,27 @@ from torch.utils.cpp_extension import CUDA_HOME
 
 from rlhf_api.errors.problem import InvalidJob, Problem
 
+from .muon import check_engine, make_muon, step_eagerly
 from .zero import deepspeed, groups, installed_ops
 
 
-def initialize(model: Module, settings: dict[str, Any], adam: Mapping[str, Any]) -> Any:
+def initialize(
+    model: Module, settings: dict[str, Any], adam: Mapping[str, Any], *, muon: bool = False
+) -> Any:
     """DeepSpeed's engine for `model`, on every rank's GPU, with the configuration of `deepspeed_settings`; torch's
-    AdamW with the arguments `adam`, unless the configuration names an optimizer. Raises InvalidJob for settings that
-    DeepSpeed refuses, and for an optimizer that it compiles at its start, where this machine has nothing to compile it
-    with."""
+    AdamW with the arguments `adam`, unless the configuration names an optimizer, or `muon` asks for that of
+    `make_muon`. Raises InvalidJob for settings that DeepSpeed refuses, and for an optimizer that it compiles at its
+    start, where this machine has nothing to compile it with."""
     groups = _parameter_groups(model, settings.get("optimizer", {}).get("params", adam)["weight_decay"])
     away = settings["zero_optimization"].get("offload_optimizer", {}).get("device", "none") != "none"
     fused = not (
         away and torch.cuda.is_available()
     )  # offloaded, its tensors are on CPUs and the model on a GPU
-    optimizer = None if "optimizer" in settings else torch.optim.AdamW(groups, **adam, fused=fused)
+    optimizer: torch.optim.Optimizer | None = None
+    if muon:
+        optimizer = make_muon(model, adam)
+    elif "optimizer" not in settings:
+        optimizer = torch.optim.AdamW(groups, **adam, fused=fused)
     _find_programs()
     if missing := missing_tools(settings, away=away):
         message = (
@@ -47,6 +54,9 @@ def initialize(model: Module, settings: dict[str, Any], adam: Mapping[str, Any])
             config=settings,
             dist_init_required=False,
         )
+    if muon:
+        check_engine(engine)
+        step_eagerly(engine)
     if hasattr(engine.optimizer, "get_grads_for_reduction") or (
         distributed.get_world_size() == 1 and not engine.zero_optimization()
     ):

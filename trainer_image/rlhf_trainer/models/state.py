@@ -9,11 +9,13 @@ from torch.nn import Parameter
 
 from ..tensors.records import Sequences
 from .live_weights import LiveWeights
+from .muon import has_momentum
 from .trained_model import TrainedModel
 from .zero import deepspeed
 
 MASTER = "parameters"
 MOMENTS = ("exp_avg", "exp_avg_sq")
+MOMENTUM = ("momentum_buffer",)
 LOSS_SCALE = "loss_scale"
 SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 """Fields that DeepSpeed's dynamic loss scaler changes from step to step."""
@@ -21,7 +23,8 @@ SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 def training_state(engine: TrainedModel) -> Iterator[tuple[str, Tensor]]:
     """`step` (int64 scalar: optimizer steps taken), then float32 `parameters/<name>`, `exp_avg/<name>` and
-    `exp_avg_sq/<name>` for every trained parameter, whole, always in the same order. With a dynamic loss scale
+    `exp_avg_sq/<name>` for every trained parameter, whole, always in the same order; for one of Muon
+    `momentum_buffer/<name>` in place of both moments. With a dynamic loss scale
     (float16) `loss_scale` follows the step: float64 [4], in the order of `SCALER`.
 
     All ranks iterate in lockstep and get the same tensors; they may be the live state, so copy what you keep. The step
@@ -38,7 +41,7 @@ def training_state(engine: TrainedModel) -> Iterator[tuple[str, Tensor]]:
         master = _read(engine, parameter, None)
         live.compare(name, parameter, master)
         yield f"{MASTER}/{name}", master
-        for moment in MOMENTS:
+        for moment in _moments(parameter):
             value = _read(engine, parameter, moment) if step else _zeros(parameter)
             yield f"{moment}/{name}", value
     live.check(engine.device)
@@ -59,7 +62,7 @@ def load_training_state(engine: TrainedModel, get: Callable[[str], Tensor]) -> N
         _set_step(engine, step)
     for name, parameter in _trained(engine):
         _write(engine, parameter, None, _fitting(get, f"{MASTER}/{name}", parameter))
-        for moment in MOMENTS if begun else ():
+        for moment in _moments(parameter) if begun else ():
             _write(engine, parameter, moment, _fitting(get, f"{moment}/{name}", parameter))
     _load_scaler(engine, get)
 
@@ -71,6 +74,10 @@ def _trained(engine: TrainedModel) -> list[tuple[str, Parameter]]:
 
 def _shape(parameter: Parameter) -> torch.Size:
     return getattr(parameter, "ds_shape", parameter.shape)
+
+
+def _moments(parameter: Parameter) -> tuple[str, ...]:
+    return MOMENTUM if has_momentum(parameter) else MOMENTS
 
 
 def _zeros(parameter: Parameter) -> Tensor:
@@ -99,6 +106,8 @@ def _step(engine: TrainedModel) -> int:
 
 def _set_step(engine: TrainedModel, step: int) -> None:
     for state in _optimizer(engine).state.values():
+        if "step" not in state:  # of Muon
+            continue
         # torch stores a tensor, DeepSpeed's own Adams an int
         state["step"] = state["step"].fill_(step) if isinstance(state["step"], Tensor) else step
 

@@ -28,6 +28,7 @@ from .forward.sequence_parallel import SequenceGroup
 from .frozen import frozen_digest
 from .gathering import Named, gather_whole, undivided
 from .initialize import initialize
+from .muon import FACTOR
 from .pretrained.vision import vision_part
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ class TrainedModel:
     Every method is a collective: all ranks call it with the same arguments. The model stays in evaluation mode: an
     update's forward pass is that of `infer`, without dropout (a policy's first importance ratio is 1), layer drop or
     router noise, however its class names them. `deepspeed` is the user's own DeepSpeed configuration. AdamW from torch
-    unless that names Adam or AdamW of DeepSpeed's; biases and norms are not decayed. With an `adapter`, only the
+    unless that names Adam or AdamW of DeepSpeed's, with Muon for matrices if `optimizer` says so; biases and norms are
+    not decayed. With an `adapter`, only the
     adapter is trained, and the head of a reward model or critic. With `sequence_parallel_size` n, each n neighbouring
     ranks share micro-batches, which may be n times as large. Raises InvalidJob for settings that this model or
     machine cannot have.
@@ -87,7 +89,7 @@ class TrainedModel:
         self._routers, self._balance = Routers.of(model), balance
         if balance:
             check_balanced(model, self._routers)
-        self.deepspeed = initialize(model.eval(), settings, adam)
+        self.deepspeed = initialize(model.eval(), settings, adam, muon=optimizer.matrices == "muon")
         self._together = trainer.sequence_parallel_size
         self._group = SequenceGroup.of(self._together) if self._together > 1 else None
         self._forward = Forward.choose(
@@ -179,7 +181,7 @@ class TrainedModel:
             raise ValueError("an update needs at least one sequence; got none")
         engine = self.deepspeed
         for parameters in engine.optimizer.param_groups:
-            parameters["lr"] = learning_rate
+            parameters["lr"] = learning_rate * parameters.get(FACTOR, 1.0)
         totals: dict[str, Tensor] = {}
         balance = self._routers and ExpertBalance(self._balance, len(sequences.tokens), self._group)
         batches = self._forward.plan(sequences, self.world_size, group)[self.rank // self._together]

@@ -69,7 +69,7 @@ TRL = {
     "trainer.adam_beta1": "spec.optimizer.betas",
     "trainer.adam_epsilon": "spec.optimizer.epsilon",
     "trainer.max_grad_norm": "spec.optimizer.gradientClip",
-    "trainer.optim": "AdamW is the only optimizer",
+    "trainer.optim": "the optimizer is AdamW, or Muon for matrices",
     "trainer.per_device_train_batch_size": "spec.trainer.microBatchTokens",
     "trainer.gradient_accumulation_steps": "spec.trainer.microBatchTokens",
     "trainer.report_to": "spec.trackers",

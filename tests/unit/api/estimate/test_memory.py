@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.ports import free_port
 from tests.unit.api.estimate import kept as real
+from tests.unit.api.manifests import job
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf_api.errors.problem import InvalidJob
@@ -29,6 +30,8 @@ from rlhf_api.estimate.parameters import (
     magnitude_elements,
     shape_of,
 )
+from rlhf_api.estimate.sizes import Size, Sizes
+from rlhf_api.estimate.trainer_memory import trained
 from rlhf_api.estimate.zero import Zero, reducing, resident, stepping
 from rlhf_api.manifest.load import apply_override, parse
 from rlhf_api.sections.lora import Lora
@@ -36,6 +39,7 @@ from rlhf_api.sections.model import Model
 from rlhf_operator.commands.plan_table import plan_lines
 from rlhf_trainer.models.adapter import Adapter
 from rlhf_trainer.models.frozen import freeze_parts
+from rlhf_trainer.models.muon import has_momentum, make_muon
 
 PAGE = Path(__file__).parents[4] / "docs" / "reference" / "memory.md"
 # dtype, stage, ranks: bytes of each parameter that a model keeps, as torch.cuda saw them on H200s
@@ -354,3 +358,16 @@ def test_the_page_about_memory_is_what_the_code_does() -> None:
         with pytest.raises(InvalidJob) as caught:
             parse(changed)
         assert str(caught.value) == message
+
+
+def test_muon_keeps_one_momentum_of_hidden_matrices_which_the_plan_counts() -> None:
+    widths = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "vocab_size": 30}
+    model = LlamaForCausalLM(LlamaConfig(**widths, num_attention_heads=4))
+    config = model.config.to_dict()
+    parameters = sum(p.numel() for p in model.parameters())
+    make_muon(model, {"lr": 0.0, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.0})
+    mean = sum(p.numel() * (4 if has_momentum(p) else 8) for p in model.parameters()) / parameters
+    sizes = Sizes(policy=Size(parameters, shape_of(config)), critic=Size(parameters), frozen={})
+    policy, critic = trained(job("spec.optimizer.matrices=muon").spec, sizes)
+    assert mean <= policy.zero.moments <= mean + 0.1 < 5
+    assert critic.zero.moments == 8, "its widths are unknown"

@@ -109,7 +109,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], list[str], list[str]]] = {
         },
         [
             "use_vllm=true automatic: vLLM generates",
-            "optim='adamw_8bit' not here: AdamW is the only optimizer",
+            "optim='adamw_8bit' not here: the optimizer is AdamW, or Muon for matrices",
             "max_prompt_length not read: an expression, '2 ** 8', which is not computed; set spec.data.maxPromptLength",
             "num_gnerations=3 unknown",
             "reward_funcs not read: an expression, 'score'",

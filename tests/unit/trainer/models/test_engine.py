@@ -38,7 +38,7 @@ def runs(tmp_path_factory) -> dict[int, Path]:
 def expected() -> dict[str, tuple[list[dict], dict]]:
     """Statistics of every update and the final weights by a plain loop, one row at a time, without engine."""
     return {
-        case: plain_loop(kind, "lora" in case, "frozen" in case, "dora" in case)
+        case: plain_loop(kind, "lora" in case, "frozen" in case, "dora" in case, "muon" in case)
         for case, (_, _, kind) in ranks.CASES.items()
     }
 
@@ -49,7 +49,7 @@ def is_trained(name: str) -> bool:
 
 
 @cache
-def plain_loop(kind: str, lora: bool, frozen: bool, dora: bool = False) -> tuple[list[dict], dict]:
+def plain_loop(kind: str, lora: bool, frozen: bool, dora: bool, muon: bool) -> tuple[list[dict], dict]:
     """With PEFT's own wrapper of the whole model where it has an adapter."""
     model = ranks.make(kind)
     for name, parameter in model.named_parameters():
@@ -68,11 +68,19 @@ def plain_loop(kind: str, lora: bool, frozen: bool, dora: bool = False) -> tuple
         {"params": [p for p in model.parameters() if p.requires_grad and p.ndim >= 2], "weight_decay": 0.1},
         {"params": [p for p in model.parameters() if p.requires_grad and p.ndim < 2], "weight_decay": 0.0},
     ]
-    adam = torch.optim.AdamW(groups, betas=ranks.ADAM.betas, eps=ranks.ADAM.epsilon)
+    optimizers: list[torch.optim.Optimizer] = []
+    if muon:
+        hidden = {id(p) for name, p in model.named_parameters() if "_proj." in name and p.ndim == 2}
+        matrices = [p for group in groups for p in group["params"] if id(p) in hidden]
+        for group in groups:
+            group["params"] = [p for p in group["params"] if id(p) not in hidden]
+        own = {"weight_decay": 0.1, "adjust_lr_fn": "match_rms_adamw"}
+        optimizers.append(torch.optim.Muon(matrices, **own))
+    optimizers.append(torch.optim.AdamW(groups, betas=ranks.ADAM.betas, eps=ranks.ADAM.epsilon))
     statistics = []
     for update in range(ranks.UPDATES):
         sequences, weights = ranks.batch(update, kind)
-        for group in adam.param_groups:
+        for group in (group for each in optimizers for group in each.param_groups):
             group["lr"] = ranks.rate(update)
         total, part, largest = torch.zeros(()), torch.zeros(()), torch.zeros(())
         balance, loads = torch.zeros(()), torch.zeros(2, 4)
@@ -92,10 +100,11 @@ def plain_loop(kind: str, lora: bool, frozen: bool, dora: bool = False) -> tuple
             total, part = total + value, part + parts["part"]
             largest = torch.maximum(largest, parts["output_max"])
         total = total + ranks.BALANCE * balance
-        adam.zero_grad()
+        model.zero_grad()
         total.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), ranks.ADAM.gradient_clip)
-        adam.step()
+        for each in optimizers:
+            each.step()
         statistics.append(
             {
                 "loss": total,
@@ -131,12 +140,17 @@ exact = pytest.mark.parametrize(("world", "case"), [(w, case) for w in WORLDS fo
 @exact
 def test_updates_are_those_of_a_plain_loop(runs, expected, world, case):
     statistics, weights = expected[case]
+    # Both orthogonalise in bfloat16, DeepSpeed by other products than torch.
+    near = {"rel": 5e-3, "abs": 1e-3} if "muon" in case else {"rel": 1e-4, "abs": 1e-6}
     for mine, theirs in zip(report(runs, world, case)["statistics"], statistics, strict=True):
-        assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-6)
+        assert mine == pytest.approx(theirs, **near)
     assert max(s["grad_norm"] for s in statistics) > ranks.ADAM.gradient_clip  # clipping took part
     trained = load_file(runs[world] / f"{case}.weights")
     for name, tensor in trained.items():
-        torch.testing.assert_close(tensor, weights[name], rtol=0, atol=2e-5)
+        if "muon" in case:
+            assert (tensor - weights[name]).abs().mean() < 4e-4  # of a change of 3e-3
+        else:
+            torch.testing.assert_close(tensor, weights[name], rtol=0, atol=2e-5)
     tied = {"lm_head.weight"} if ranks.CASES[case][2] == "tied" else set()
     assert set(trained) == set(weights) - tied
 
@@ -185,7 +199,7 @@ def test_a_resumed_run_is_bit_for_bit_the_uninterrupted_one(runs, world, case):
 def test_one_rank_goes_on_from_the_state_of_two(runs, case):
     weights = load_file(runs[2] / f"{case}.weights")
     for name, tensor in load_file(runs[1] / f"{case}.resumed").items():
-        torch.testing.assert_close(tensor, weights[name], rtol=0, atol=1e-5)
+        torch.testing.assert_close(tensor, weights[name], rtol=0, atol=5e-3 if "muon" in case else 1e-5)
 
 
 @every
@@ -242,4 +256,4 @@ def test_the_experts_of_each_token_are_the_same_on_one_rank_and_two(runs):
 @pytest.mark.parametrize("case", EXACT)
 def test_two_ranks_infer_what_one_does(runs, case):
     one, two = (report(runs, world, case)["inferred"] for world in (1, 2))
-    assert one == pytest.approx(two, abs=2e-4)
+    assert one == pytest.approx(two, abs=2e-2 if "muon" in case else 2e-4)

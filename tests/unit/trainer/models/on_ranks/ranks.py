@@ -102,6 +102,9 @@ CASES = {
     "frozen-zero2": (2, False, "untied"),
     "frozen-zero3": (3, False, "tied"),
     "frozen-bf16-zero1": (1, True, "untied"),
+    "muon-zero0": (0, False, "untied"),
+    "muon-critic-zero0": (0, False, "critic"),
+    "muon-bf16-zero1": (1, True, "tied"),
 }
 BALANCE = 0.02
 """Coefficient of the mixture's balance."""
@@ -193,9 +196,10 @@ def engine_of(case: str, seed: int) -> TrainedModel:
     section = Trainer().model_copy(update=efficient)
     if kind.endswith("experts"):  # which on a CPU differ in rounding with what is packed beside them
         inference.packs_exactly = lambda *_: True
+    matrices = "muon" if "muon" in case else "adamw"
     return TrainedModel(
         model,
-        ADAM,
+        ADAM.model_copy(update={"matrices": matrices}),
         section,
         deepspeed=settings,
         micro_batch_tokens=40,
