@@ -68,7 +68,8 @@ def write_runs(folder: Path) -> Written:
     predicted = {"step": 3.2, "phases": {"generate": 1.1, "train": 1.3}, "by": "runs/kinder"}
     append_lines(kind / prediction.FILE, [predicted])
     append_lines(kind / timeline.FILE, [make_times(step).model_dump() for step in range(1, STEPS + 1)])
-    fill_store(kind / "checkpoints", {**make_episode()}, step=STORED)
+    for step, blobs in ((STORED - 1, {}), (STORED, make_episode())):
+        fill_store(kind / "checkpoints", {**blobs}, step=step)
     blunt = write_run(
         folder / "blunt",
         name="blunt",

@@ -95,8 +95,9 @@ def test_a_tree_of_snapshots_leads_to_clones_and_back(open_tab):
     open_run(tab)
     tree = tab.page.get_by_role("region", name="Tree of snapshots").get_by_role("row")
     expect(tree.nth(1)).to_contain_text(re.compile(f"{STORED}.*resume.*clone.*export"))
-    expect(tree.nth(2)).to_contain_text("clone of step 20: blunt")
-    tree.nth(2).get_by_role("link", name="blunt").click()
+    expect(tree.nth(2)).to_contain_text(f"the trainer was started again, and went on from step {STORED - 1}")
+    expect(tree.nth(4)).to_contain_text("clone of step 20: blunt")
+    tree.nth(4).get_by_role("link", name="blunt").click()
     expect(tab.page.get_by_role("heading", level=1)).to_have_text("blunt")
     expect(tree.last).to_contain_text("begun from step 20 of kind")
     assert tab.find_violations() == []

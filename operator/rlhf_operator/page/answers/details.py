@@ -1,6 +1,7 @@
 """Description of one run beside its figures: manifest, roles, prompts, starts, checkpoints, and the commands
 that go on from it."""
 
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -83,16 +84,17 @@ def _roles(status: JobStatus | None) -> dict[str, Any]:
 
 
 def _checkpoints(run: RunFolder) -> list[dict[str, Any]]:
-    commands = {name: run.commands[name] for name in ("clone", "export") if name in run.commands}
-    if (repeat := run.commands.get("repeat")) is not None:
-        commands["repeat"] = f"{repeat} --step {STEP}"
-    return [
-        {
-            **checkpoint,
-            **{name: command.replace(STEP, str(checkpoint["step"])) for name, command in commands.items()},
-        }
-        for checkpoint in list_checkpoints(run)
-    ]
+    checkpoints = list_checkpoints(run)
+    steps = {checkpoint["step"] for checkpoint in checkpoints}
+    return [{**each, **_list_commands(run.commands, each["step"], steps)} for each in checkpoints]
+
+
+def _list_commands(commands: Mapping[str, str], step: int, steps: Collection[int]) -> dict[str, str]:
+    """Those of a step's checkpoint; `repeat` where the step before, from which it is repeated, is among `steps`."""
+    named = {name: commands[name] for name in ("clone", "export") if name in commands}
+    if step - 1 in steps and "repeat" in commands:
+        named["repeat"] = f"{commands['repeat']} --step {STEP}"
+    return {name: command.replace(STEP, str(step)) for name, command in named.items()}
 
 
 def _dumped(record: Any) -> dict[str, Any]:

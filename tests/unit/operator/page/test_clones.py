@@ -61,9 +61,15 @@ def test_the_best_snapshot_has_the_highest_evaluation(tmp_path):
         fill_store(tmp_path / "checkpoints", {}, step=step, reward=reward)
     checkpoints = ask(tmp_path, "one")["checkpoints"]
     assert [(each["step"], each["best"]) for each in checkpoints] == [(20, True), (30, False)]
-    assert [each["repeat"] for each in checkpoints] == [
-        f"rlhf replay verify {tmp_path} --step {step}" for step in (20, 30)
-    ]
+
+
+def test_a_step_can_be_verified_if_the_one_before_has_a_checkpoint(tmp_path):
+    write_run(tmp_path, name="one")
+    for step in (20, 21):
+        fill_store(tmp_path / "checkpoints", {}, step=step)
+    checkpoints = ask(tmp_path, "one")["checkpoints"]
+    command = f"rlhf replay verify {tmp_path} --step 21"
+    assert [each.get("repeat") for each in checkpoints] == [None, command]
 
 
 def test_a_run_says_what_it_takes(tmp_path):
