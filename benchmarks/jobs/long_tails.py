@@ -1,13 +1,16 @@
 """Episodes whose numbers of turns differ by a hundred times: how long generators and trainer wait for one another.
 
     .venv/bin/python benchmarks/jobs/long_tails.py [--staleness 0 2 4] [--steps 12] [--longest 100] [--every 16]
+        [--step-seconds 0.1]
 
 GRPO of a tiny model with a vLLM generator and an environment whose episodes have one turn, but for those of each
-`--every`-th row, which have `--longest`; turns of 4 tokens and replies of as many. Each bound is a run of its own. One
-JSON line for each: figures of the steps after the first ones, as `iteration.py` has them.
+`--every`-th row, which have `--longest`; turns of 4 tokens and replies of as many, each after `--step-seconds`, as of a
+tool that waits for something: where it is 0 all that is measured is how generator and trainer share the cores. Each bound
+is a run of its own. One JSON line for each: figures of the steps after the first ones, as `iteration.py` has them.
 """
 
 import argparse
+import asyncio
 import json
 import sys
 import tempfile
@@ -21,10 +24,14 @@ ROWS, PROMPTS, RESPONSES, TURN = 64, 16, 4, 4
 class Tail:
     """An environment that ends after as many turns as its row says."""
 
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
     def reset(self, row: Mapping[str, Any]) -> None:
         self._left = int(row["turns"])
 
-    def step(self, message: Mapping[str, Any]) -> tuple[str, float, bool]:
+    async def step(self, message: Mapping[str, Any]) -> tuple[str, float, bool]:
+        await asyncio.sleep(self._seconds)
         self._left -= 1
         return " ok ", float(len(message["content"]) % 2), not self._left
 
@@ -38,6 +45,7 @@ def manifest(folder: Path, staleness: int, options: argparse.Namespace) -> Path:
         "data": {"train": [str(folder / "rows.jsonl")], "maxPromptLength": 16, "promptsPerStep": PROMPTS},
         "environment": {
             "path": "benchmarks.jobs.long_tails:Tail",
+            "settings": {"seconds": options.step_seconds},
             "turns": options.longest,
             "maxTokens": 10 * TURN * options.longest,
         },
@@ -66,6 +74,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--longest", type=int, default=100)
     parser.add_argument("--every", type=int, default=16)
+    parser.add_argument("--step-seconds", type=float, default=0.1)
     parser.add_argument(
         "--warm", type=int, default=2, help="first steps that are not timed, as when processes start"
     )

@@ -71,6 +71,9 @@ def check_run(jobs: Jobs) -> None:
     jobs.until(NAME, "Running", timeout=START_S)
     resumed = jobs.pods()
     assert resumed.keys() == {POD}
+    assert (restarts(jobs, "generator"), restarts(jobs, "trainer")) == (1, 1), (
+        "none of before is counted again"
+    )
 
     status = jobs.until(NAME, "Succeeded", timeout=RUN_S)
     assert {name: role["restarts"] for name, role in status["roles"].items()} == {

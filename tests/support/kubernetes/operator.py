@@ -25,6 +25,7 @@ from rlhf_api.contract.run import CONTROL_CHECKPOINT, CONTROL_MEMBERS, CONTROL_S
 from rlhf_api.roles import HEALTH
 
 TOKEN_KEY = "k" * 48
+ROLES = 'jsonpath={range .items[*]}{.metadata.name} {.status.roles}{"\\n"}{end}'
 _STOP_S = 60
 
 
@@ -217,16 +218,19 @@ class Jobs:
 
     @contextmanager
     def explained(self, *namespaces: str) -> Iterator[None]:
-        """Prints the last lines of all pods if the body fails, of other namespaces' too."""
+        """Prints the roles of all jobs and the last lines of all containers if the body fails, of other namespaces'
+        too."""
         try:
             yield
         except BaseException:
             print(self.kubectl("get", "rlhfjobs,pods", "-o", "wide"))
+            print(self.kubectl("get", "rlhfjobs", "-o", ROLES))
             for namespace in (self.namespace, *namespaces):
                 for pod in get(self.kubeconfig, "pods", "-n", namespace)["items"]:
                     name = pod["metadata"]["name"]
                     with suppress(KubectlError):
-                        log = kubectl(self.kubeconfig, "logs", name, "-n", namespace, "--tail=25")
+                        where = ("logs", name, "-n", namespace, "--all-containers", "--prefix")
+                        log = kubectl(self.kubeconfig, *where, "--tail=25")
                         print(f"--- {namespace}/{name}\n{log}")
             raise
 
