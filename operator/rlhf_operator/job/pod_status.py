@@ -29,7 +29,7 @@ _DISRUPTED = {
     "UnexpectedAdmissionError",
 }
 """Reasons of ends that are not the pod's own, for servers that have no DisruptionTarget condition."""
-_LOST = ("ContainerStatusUnknown", "Unknown")
+LOST = ("ContainerStatusUnknown", "Unknown")
 """Reasons of kubelets, and of containerd, for a container that is gone with no end seen: its node has started again."""
 NODE_UNREACHABLE = "NodeUnreachable"
 GATED = "GatedByKueue"
@@ -95,7 +95,7 @@ def read_end(
 
 def _by_its_node(reason: str, end: Body | None, conditions: Mapping[str, Body]) -> bool:
     targeted = conditions.get("DisruptionTarget", {}).get("status") == "True"
-    lost = end is not None and end.get("reason") in _LOST
+    lost = end is not None and end.get("reason") in LOST
     return targeted or lost or reason in _DISRUPTED or reason.startswith(_RACES)
 
 

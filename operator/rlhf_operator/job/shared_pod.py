@@ -14,7 +14,7 @@ from rlhf_api.rules.pods.template import CONTAINER
 
 from .names import INDEX, ROLE
 from .pod_resources import Body, devices
-from .pod_status import OVER
+from .pod_status import LOST, OVER
 from .snapshot import Pod
 
 
@@ -104,6 +104,9 @@ def _start(given: Body, is_counted: Callable[[int], bool]) -> _Start:
     end = state.get("terminated") or last
     if end is None:
         return _Start(number, state)
+    if "terminated" not in state and end.get("containerID", "") != given.get("containerID", ""):
+        # Its kubelet has lost this start's container: it names none, and still shows the end of the one before.
+        end = {"reason": LOST[0]}
     if not is_counted(number):
         return _Start(number, {"terminated": end})
     waiting = state if "waiting" in state else {}

@@ -44,7 +44,7 @@ _OF_STATUS = {
     "resourceClaimStatuses": ("name", "resourceClaimName"),
     "conditions": ("type", "status", "reason", "message"),
     "initContainerStatuses": ("name", "state"),
-    "containerStatuses": ("name", "state", "lastState", "ready", "started", "restartCount"),
+    "containerStatuses": ("name", "containerID", "state", "lastState", "ready", "started", "restartCount"),
 }
 
 

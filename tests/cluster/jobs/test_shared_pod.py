@@ -66,7 +66,7 @@ def check_run(jobs: Jobs) -> None:
 
     jobs.patch(NAME, suspend=True)
     jobs.until(NAME, "Suspended", timeout=STEP_S)
-    assert jobs.pods() == {}
+    eventually(lambda: jobs.pods() == {}, "the pod is gone", STEP_S)
     jobs.patch(NAME, suspend=False)
     jobs.until(NAME, "Running", timeout=START_S)
     resumed = jobs.pods()

@@ -1,7 +1,7 @@
 """A pod that the processes of all roles share: each is counted by itself, and its kubelet starts it again."""
 
 import pytest
-from tests.unit.operator.cluster.world import World, running
+from tests.unit.operator.cluster.world import World, running, stamp
 
 from rlhf_api.contract.run import EXIT_INVALID
 from rlhf_api.roles import Role
@@ -162,6 +162,34 @@ def test_what_was_counted_before_a_suspend_is_not_counted_when_the_job_is_resume
     )
     world.step()
     assert counts(world) == before == {"trainer": 1, "generator": 1, "reward": 0, "reference": 0}
+
+
+def test_the_end_of_a_start_before_is_not_taken_for_that_of_one_whose_container_is_lost(world):
+    """As kubelets show it that end a pod with a container which they had started again."""
+    end = {"exitCode": 137, "finishedAt": stamp(world.now), "containerID": "containerd://first"}
+    world.container_status(POD, "generator-0").update(
+        containerID="containerd://first", state={"terminated": end}
+    )
+    settled(world)
+    world.container_status(POD, "generator-0").update(
+        containerID="containerd://second", lastState={"terminated": end}
+    )
+    world.restart(POD, "generator-0")
+    settled(world)
+    resumed, world.overrides = world.overrides, (*world.overrides, "spec.suspend=true")
+    world.step()
+    world.crash(POD, "role", 79)
+    world.step()
+    lost = world.container_status(POD, "generator-0")
+    lost |= {"ready": False, "started": False, "state": {"waiting": {"reason": "ContainerCreating"}}}
+    del lost["containerID"]
+    for container in ("reward-0", "reference-0"):
+        world.crash(POD, container, 143)
+    world.step()
+    assert world.status.phase == "Suspended"
+    world.overrides = resumed
+    world.step()
+    assert counts(world)["generator"] == 1
 
 
 def test_a_suspended_job_deletes_the_pod_once_its_trainer_has_saved(world):
