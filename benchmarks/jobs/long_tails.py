@@ -5,8 +5,8 @@
 
 GRPO of a tiny model with a vLLM generator and an environment whose episodes have one turn, but for those of each
 `--every`-th row, which have `--longest`; turns of 4 tokens and replies of as many, each after `--step-seconds`, as of a
-tool that waits for something: where it is 0 all that is measured is how generator and trainer share the cores. Each bound
-is a run of its own. One JSON line for each: figures of the steps after the first ones, as `iteration.py` has them.
+tool that waits for something: at 0 all that is measured is how generator and trainer share the cores. Each bound is a
+run of its own. One JSON line for each: figures of the steps after the first ones, as `iteration.py` has them.
 """
 
 import argparse
