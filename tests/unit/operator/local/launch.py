@@ -18,6 +18,7 @@ from rlhf_operator.supervision import role_client
 sys.path.append(str(Path(__file__).parents[4]))
 from tests.support.clocks.haste import Haste
 from tests.support.forked.becoming import STAND_INS
+from tests.support.rlhf import ROOT
 
 
 def fake(_config: RunConfig, process: Process, python: str) -> list[str]:
@@ -25,6 +26,7 @@ def fake(_config: RunConfig, process: Process, python: str) -> list[str]:
 
 
 if __name__ == "__main__":
+    os.environ["PYTHONPATH"] = str(ROOT)  # for the roles
     role_client.LIVE_TIMEOUT_SECONDS = 1.5  # of each of LIVE_FAILURES probes in a row
     processes.LIVE_SECONDS = float(os.environ.get("RLHF_TEST_LIVE_SECONDS", "20"))
     if patience := os.environ.get("RLHF_TEST_STOP_SECONDS"):
