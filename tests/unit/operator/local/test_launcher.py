@@ -421,6 +421,7 @@ def test_an_interrupt_stops_everything_after_a_checkpoint(run: Run) -> None:
     options = ("--set", "optimizer.weightDecay=0.125", "--trial", "b")
     process = run.start(*options, trainer="hold", generator="stubborn")
     run.wait_for_step(2)
+    run.wait_for(lambda: run.status().get("lastCheckpoint"), "the launcher knows of the checkpoint")
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 130
