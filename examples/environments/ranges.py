@@ -30,5 +30,5 @@ class Ranges:
 
 
 def question(possible: range) -> str:
-    """What a turn answers."""
+    """Names the range that is left; a turn answers it."""
     return f"A number from {possible[0]} to {possible[-1]}:"

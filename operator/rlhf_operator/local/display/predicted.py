@@ -8,7 +8,7 @@ from ...console.text import span
 
 
 def before_line(prediction: Prediction, steps: int) -> str:
-    """What is predicted, for the start of a run."""
+    """Line of the predicted seconds, for the start of a run."""
     phases = ", ".join(f"{name} {seconds:.3g}" for name, seconds in prediction.phases.items())
     return (
         f"predicted: {prediction.step:.3g} s a step ({phases}), {steps} steps in {span(prediction.step * steps)}, "
@@ -17,7 +17,8 @@ def before_line(prediction: Prediction, steps: int) -> str:
 
 
 def after_line(prediction: Prediction, seconds: Mapping[str, float]) -> str | None:
-    """What was predicted beside what it took, for the end of a run; `seconds`: medians by phase, and of the `step`."""
+    """Line of the measured seconds beside the predicted ones, for the end of a run; `seconds`: medians by
+    phase, and of the `step`."""
     if (step := seconds.get("step")) is None:
         return None
     phases = ", ".join(

@@ -302,7 +302,7 @@ class Saved:
 
 
 def test_magnitudes_have_the_elements_that_peft_makes_of_them() -> None:
-    """What a backward pass keeps, by hooks on saved tensors; the norm's by the largest matrix."""
+    """Counts what a backward pass keeps by hooks on saved tensors; the norm's by the largest matrix."""
     widths = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "vocab_size": 30}
     config = LlamaConfig(**widths, num_attention_heads=4, num_key_value_heads=2, head_dim=12)
     shape, tokens = shape_of(config.to_dict()), 64

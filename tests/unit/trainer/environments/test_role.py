@@ -273,7 +273,7 @@ def test_a_process_that_does_not_answer_is_waited_for_so_long(tmp_path: Path) ->
 def test_a_process_that_takes_no_connection_is_asked_less_and_less(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who asks for a worker waits meanwhile."""
+    """A caller that needs a worker waits meanwhile."""
     times = list[float]()
 
     async def refuse(*_arguments: object, **_options: object) -> None:
