@@ -4,9 +4,9 @@
 
 Starts the server over so many runs, each with so many random figures of so many steps, and one with so many samples.
 Prints seconds by the clock: of the list of runs, the least and the most of the first view of each run (its description
-and the values of its eight charts), of pages of samples, and from the moment in which a step is appended to the reply
-that has it; processor seconds of the server; and its peak of memory. Runs share one file of figures by hard links,
-which the server reads as files of their own.
+and the values of its eight charts), of pages of samples in several orders once all of them were read, of a search in
+all, and from the moment in which a step is appended to the reply that has it; processor seconds of the server; and its
+peak of memory. Runs share one file of figures by hard links, which the server reads as files of their own.
 """
 
 import argparse
@@ -20,6 +20,7 @@ import time
 import urllib.request
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -112,12 +113,31 @@ def measure(folder: Path, process: "subprocess.Popen[str]", steps: int) -> None:
     samples = f"/runs/{ids['sampled']}/samples"
     before = read_work(process.pid)
     first, reply = page.get(samples)
-    print(f"reading samples takes {read_work(process.pid) - before:.2f} s of the processor")
-    again, search = (page.get(f"{samples}?{query}")[0] for query in ("order=best", "search=99"))
+    print(f"first page of samples {first:.2f} s", flush=True)
+    while not reply["whole"]:
+        seconds, reply = page.get(samples)
     print(
-        f"first page of {reply['count']:,} samples {first:.2f} s, best {again:.2f} s, search {search:.2f} s"
+        f"all {reply['total']:,} samples read with {read_work(process.pid) - before:.2f} s of the processor, "
+        f"the last request for a page while they were {seconds:.2f} s"
     )
+    queries = ("order=oldest", "order=best", "low=3&high=4", f"step={reply['steps'][0]}")
+    for query in queries:
+        seconds, reply = page.get(f"{samples}?{query}")
+        print(f"{query}: {seconds:.2f} s, the first of {reply['count']:,} is {reply['samples'][0]['id']}")
+    seconds, _ = page.get(f"/runs/{ids['sampled']}/scores")
+    print(f"scores {seconds:.2f} s, peak {read_peak(process.pid)} MB")
+    print(search_all(page, samples, f"{TEXT} 0"))
     print(f"peak {read_peak(process.pid)} MB")
+
+
+def search_all(page: Page, samples: str, text: str) -> str:
+    """Searches until the oldest sample, which alone has the text as its end."""
+    began, cursor, searched, slowest = time.perf_counter(), "", 0, 0.0
+    while cursor is not None:
+        seconds, reply = page.get(f"{samples}?search={quote(text)}&limit=500{cursor}")
+        searched, slowest = searched + reply["searched"], max(slowest, seconds)
+        cursor = f"&before={reply['next']}" if reply["next"] else None
+    return f"search of {searched:,} samples {time.perf_counter() - began:.2f} s, each page {slowest:.2f} s at most"
 
 
 def main() -> None:

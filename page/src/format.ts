@@ -12,6 +12,11 @@ export function formatNumber(value: number | null | undefined): string {
   return value.toFixed(digits).replace("-", "−");
 }
 
+/** Every digit, as of samples that are counted. */
+export function formatCount(count: number): string {
+  return count.toLocaleString("en-US").replaceAll(",", "\u202f");
+}
+
 export function formatSeconds(seconds: number | null | undefined): string {
   if (seconds === null || seconds === undefined) return NONE;
   if (seconds < 0.9995) return `${Math.round(seconds * 1000)} ms`;

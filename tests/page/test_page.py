@@ -119,6 +119,8 @@ def test_a_response_is_text_whatever_it_says(open_tab):
     open_run(tab, view="Samples")
     tab.page.get_by_role("searchbox", name="Text").fill("onerror")
     expect(tab.page.locator(".sample")).to_have_count(1)
+    expect(tab.page.get_by_text("Searched 123 of 123 samples: 1 found.")).to_be_visible()
+    expect(tab.page.get_by_role("heading", name="Scores of step 60: 1 sample with “onerror”")).to_be_visible()
     tab.page.locator(".sample .head").click()
     assert tab.page.locator(".whole .text").nth(1).text_content() == HOSTILE
     assert tab.page.locator("main img, main script").count() == 0

@@ -1,5 +1,5 @@
 // The data of an exported page: replies by path, and those that depend on arguments made of what is whole.
-import type { Sample, Series } from "./types.ts";
+import type { Sample, Samples, Series } from "./types.ts";
 
 export class Exported {
   readonly replies: Record<string, unknown>;
@@ -31,8 +31,10 @@ export class Exported {
   }
 
   private selectSamples(bare: string, wanted: URLSearchParams): unknown {
-    const whole = this.replies[bare] as { samples: Sample[]; steps?: number[] };
-    return { ...whole, samples: orderSamples(filterSamples(whole.samples, wanted), wanted.get("order")), next: null };
+    const whole = this.replies[bare] as Samples;
+    const samples = orderSamples(filterSamples(whole.samples, wanted), wanted.get("order"));
+    const searched = wanted.get("search") ? whole.samples.length : null;
+    return { ...whole, samples, searched, count: searched ?? samples.length, next: null };
   }
 }
 

@@ -208,7 +208,15 @@ export interface Sample {
 export interface Samples {
   samples: Sample[];
   next: string | null;
-  steps?: number[];
+  /** How many are chosen, without regard to the text that is searched. */
+  count: number;
+  /** How many of these were searched for the page; null without a text. */
+  searched: number | null;
+  /** How many there are. */
+  total: number;
+  /** False while older ones are being read, or are left out. */
+  whole: boolean;
+  steps: number[];
 }
 
 export interface Token {
@@ -228,6 +236,12 @@ export interface Token {
 export interface Scores {
   edges: number[];
   counts: number[];
+  unscored: number;
+  samples: number;
+  /** The first and the last. */
+  steps: [number, number];
+  /** False if there are others, or a text was searched in the newest alone. */
+  whole: boolean;
 }
 
 export interface Difference {

@@ -12,9 +12,20 @@ interface Pages {
   older: Samples[];
 }
 
+/** What the samples that are shown were chosen from. */
+export interface Extent {
+  count: number;
+  /** Null without a text that is searched. */
+  searched: number | null;
+  total: number;
+  whole: boolean;
+  steps: readonly number[];
+}
+
 export interface Paged {
   samples: Sample[];
   steps: number[];
+  extent: Extent | null;
   hasNewer: boolean;
   hasOlder: boolean;
   error: Refused | null;
@@ -30,7 +41,10 @@ export function usePages(run: string, query: Query, isHeld: boolean): Paged {
   const [pages, setPages] = useState<Pages>({ path, first: null, older: [] });
   const [problem, setProblem] = useState<Refused | null>(null);
   const isFresh = pages.path !== path || pages.first === null;
-  const showNewer = (): void => setPages({ path, first: data, older: [] });
+  const showNewer = (): void => {
+    setProblem(null);
+    setPages({ path, first: data, older: [] });
+  };
   useEffect(() => {
     if (data !== null && (isFresh || (!isHeld && pages.older.length === 0))) showNewer();
   }, [data, path]);
@@ -40,19 +54,41 @@ export function usePages(run: string, query: Query, isHeld: boolean): Paged {
   const showOlder = (): void => {
     if (next === null) return;
     get<Samples>(withQuery(base, { ...query, before: next })).then(
-      (page) => setPages((last) => (last.path === path ? { ...last, older: [...last.older, page] } : last)),
+      (page) => setPages((last) => (isNext(last, path, next) ? { ...last, older: [...last.older, page] } : last)),
       (reason: unknown) => setProblem(asRefused(reason)),
     );
   };
+  const samples = shown.flatMap((page) => page?.samples ?? []);
+  const searched = sumSearched(shown);
+  // A reply searches for a second at most: without a match in it the next one goes on.
+  const goesOn = searched !== null && samples.length < leastOf(query) && next !== null && !problem;
+  useEffect(() => {
+    if (goesOn) showOlder();
+  }, [goesOn, next]);
   return {
-    samples: shown.flatMap((page) => page?.samples ?? []),
+    samples,
     steps: data?.steps ?? [],
+    extent: data && { count: data.count, searched, total: data.total, whole: data.whole, steps: data.steps },
     hasNewer: data !== null && !isFresh && hasOthers(pages.first, data),
     hasOlder: next !== null,
     error: error ?? problem,
     showNewer,
     showOlder,
   };
+}
+
+/** False if the page is there by now, or pages of another question are. */
+function isNext(pages: Pages, path: string, next: string): boolean {
+  return pages.path === path && (pages.older.at(-1) ?? pages.first)?.next === next;
+}
+
+function sumSearched(pages: readonly (Samples | null)[]): number | null {
+  const counts = pages.map((page) => page?.searched ?? null);
+  return counts.includes(null) ? null : counts.reduce<number>((sum, count) => sum + (count ?? 0), 0);
+}
+
+function leastOf(query: Query): number {
+  return Number(query["limit"] ?? 1);
 }
 
 function hasOthers(shown: Samples | null, now: Samples): boolean {

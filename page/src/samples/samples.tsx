@@ -1,17 +1,18 @@
 // The samples of a run: newest, best or worst, of a step, with a text, or with scores of one bin.
-import { useId, useState } from "preact/hooks";
-import { withQuery } from "../api/client.ts";
+import { useState } from "preact/hooks";
+import { isExport, withQuery } from "../api/client.ts";
 import { usePolled } from "../api/polled.ts";
 import { useRun } from "../api/runs.ts";
 import type { Scores } from "../api/types.ts";
 import { Problem } from "../parts.tsx";
 import { replaceQuery, type Route } from "../routing.ts";
+import { Controls } from "./controls.tsx";
+import { describeExtent, describeScores } from "./extent.ts";
 import { HeldOut } from "./held_out.tsx";
 import { Histogram, type Bin } from "./histogram.tsx";
 import { usePages, type Paged } from "./paging.ts";
 import { SampleItem } from "./sample.tsx";
 
-const ORDERS = ["newest", "best", "worst"];
 const PAGE = 50;
 const BINS = 20;
 
@@ -21,12 +22,16 @@ export function SamplesView({ id, route }: { id: string; route: Route }) {
   const { order = "newest", step, search, low, high, prompt } = route.query;
   const paged = usePages(id, { order, step, search, low, high, prompt, limit: PAGE }, opened !== null);
   const newest = paged.steps.at(-1) ?? paged.samples[0]?.step;
+  const chooses = isExport ? {} : { search, prompt }; // an export has the scores of whole steps
+  const of = step ?? (Object.values(chooses).some(Boolean) ? undefined : newest);
   const scores = usePolled<Scores>(
-    step ?? newest ? withQuery(`/runs/${encodeURIComponent(id)}/scores`, { step: step ?? newest, bins: BINS }) : null,
+    newest === undefined
+      ? null
+      : withQuery(`/runs/${encodeURIComponent(id)}/scores`, { step: of, bins: BINS, ...chooses }),
   );
   const chosen = low !== undefined && high !== undefined ? { low: Number(low), high: Number(high) } : null;
   const choose = (bin: Bin | null): void =>
-    replaceQuery(route, { low: bin?.low ?? null, high: bin?.high ?? null, step: step ?? newest ?? null });
+    replaceQuery(route, { low: bin?.low ?? null, high: bin?.high ?? null, step: of ?? null });
   return (
     <>
       <div class="heading">
@@ -35,7 +40,7 @@ export function SamplesView({ id, route }: { id: string; route: Route }) {
       <Controls route={route} steps={paged.steps} />
       {scores.data && scores.data.counts.length > 0 && (
         <div class="scores">
-          <h2>Scores of step {step ?? newest}</h2>
+          <h2>{describeScores(scores.data, isExport ? undefined : search)}</h2>
           <Histogram scores={scores.data} chosen={chosen} onChoose={choose} />
         </div>
       )}
@@ -61,6 +66,11 @@ function List({ id, paged, opened, onOpen }: ListProps) {
           Show newer samples
         </button>
       )}
+      {paged.extent && paged.extent.total > 0 && (
+        <p class="hint" role="status">
+          {describeExtent(paged.extent, paged.samples.length, isExport)}
+        </p>
+      )}
       {paged.samples.length === 0 && !paged.error && <p class="empty">No sample.</p>}
       <ol class="samples">
         {paged.samples.map((sample) => (
@@ -79,54 +89,5 @@ function List({ id, paged, opened, onOpen }: ListProps) {
         </button>
       )}
     </section>
-  );
-}
-
-function Controls({ route, steps }: { route: Route; steps: readonly number[] }) {
-  const id = useId();
-  const { order = "newest", step = "", search = "", prompt } = route.query;
-  return (
-    <form class="controls" role="search" onSubmit={(event) => event.preventDefault()}>
-      <fieldset class="choice">
-        <legend>Order</legend>
-        {ORDERS.map((other) => (
-          <label key={other}>
-            <input type="radio" name="order" checked={order === other} onChange={() => replaceQuery(route, { order: other })} />
-            {other}
-          </label>
-        ))}
-      </fieldset>
-      <div class="field">
-        <label for={`${id}-step`}>Step</label>
-        <select
-          id={`${id}-step`}
-          value={step}
-          onChange={(event) => replaceQuery(route, { step: event.currentTarget.value, low: null, high: null })}
-        >
-          <option value="">all</option>
-          {steps.toReversed().map((other) => (
-            <option key={other} value={other}>
-              {other}
-            </option>
-          ))}
-        </select>
-      </div>
-      <div class="field">
-        <label for={`${id}-search`}>Text</label>
-        <input
-          id={`${id}-search`}
-          type="search"
-          placeholder="in prompts and responses"
-          value={search}
-          onInput={(event) => replaceQuery(route, { search: event.currentTarget.value })}
-        />
-      </div>
-      {prompt && (
-        <button type="button" onClick={() => replaceQuery(route, { prompt: null })}>
-          Of prompt {prompt} only <span aria-hidden="true">×</span>
-          <span class="visually-hidden">; show all again</span>
-        </button>
-      )}
-    </form>
   );
 }

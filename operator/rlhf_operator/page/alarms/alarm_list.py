@@ -27,7 +27,8 @@ def list_alarms(run: RunFolder) -> dict[str, Any]:
     def trend(name: str) -> Trend | None:
         return find_trend(run.metrics.values(name))
 
-    newest = list(run.samples.refresh())[-_NEWEST_SAMPLES:]
+    samples = run.samples.refresh()
+    newest = samples.read(range(max(0, len(samples) - _NEWEST_SAMPLES), len(samples)))
     alarms = [
         *_of_life(run),
         *find_suspicions(trend, _held_out(run), run.spec()),

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ..alarms.alarm_list import list_alarms
 from ..folder.run_folder import RunFolder
-from ..folder.sample_list import count_scores, list_samples
+from ..folder.sample_list import count_scores, list_samples, recall
 from ..refusal import Query, Refusal
 from .checkpoints import list_tokens
 from .clones import list_clones
@@ -51,7 +51,7 @@ def _metrics(request: Request) -> Answer:
 
 def _samples(request: Request) -> Answer:
     if not request.rest:
-        return list_samples(request.run.samples.refresh(), request.query)
+        return recall(request.run.samples.refresh(), list_samples, request.query)
     id, _, part = request.rest.partition("/")
     if part != "tokens":
         raise Refusal(404, "no such path of a sample; it has /tokens")
@@ -73,7 +73,7 @@ _OF_A_RUN: dict[str, Callable[[Request], Answer]] = {
     "marks": lambda request: list_marks(request.run),
     "metrics": _metrics,
     "samples": _samples,
-    "scores": lambda request: count_scores(request.run.samples.refresh(), request.query),
+    "scores": lambda request: recall(request.run.samples.refresh(), count_scores, request.query),
     "timeline": lambda request: read_timeline(request.run, request.query),
     "trace": lambda request: read_trace(request.run, request.query),
 }

@@ -53,9 +53,8 @@ def read_last(folder: Path, name: str, most: int) -> bytes:
 class GrowingFile:
     """A file of lines that another process appends to and may replace: each call reads what is new."""
 
-    def __init__(self, folder: Path, name: str, fetch: Fetch = leave, most: int | None = None) -> None:
-        """`most`: of a file with more bytes only the last ones are read at first."""
-        self._folder, self._name, self._fetch, self._most = folder, name, fetch, most
+    def __init__(self, folder: Path, name: str, fetch: Fetch = leave) -> None:
+        self._folder, self._name, self._fetch = folder, name, fetch
         self._offset, self._trace = 0, b""
 
     def begin(self) -> tuple[bool, Iterator[bytes]]:
@@ -80,13 +79,6 @@ class GrowingFile:
     def _new_lines(self, file: BinaryIO) -> Iterator[bytes]:
         with file:
             offset = file.seek(self._offset)
-            if (
-                offset == 0
-                and self._most is not None
-                and (size := os.fstat(file.fileno()).st_size) > self._most
-            ):
-                offset = file.seek(size - self._most)
-                offset += len(file.readline(LONGEST_LINE))
             is_too_long = False
             while line := file.readline(LONGEST_LINE):
                 offset += len(line)

@@ -16,7 +16,7 @@ from ..commands import folder_commands
 from ..open_archive import open_archive
 from .files import Fetch, GrowingFile, leave, read_first
 from .log_events import LogEvents
-from .sample_list import SampleList
+from .sample_index import SampleIndex
 from .series import Line, Series
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class RunFolder:
     def _empty(self) -> None:
         self.metrics = Series(self.folder, workdir.METRICS, fetch=self._fetch)
         self.evaluations = Series(self.folder, workdir.EVALUATIONS, _prefix_of_set, self._fetch)
-        self.samples = SampleList(self.folder, self._fetch)
+        self.samples = SampleIndex(self.folder, self._fetch)
 
     def lines(self, name: str) -> Iterator[bytes]:
         """The whole lines of a file; none without it."""

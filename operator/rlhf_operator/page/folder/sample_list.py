@@ -1,139 +1,105 @@
-"""A run's samples, read as they are appended, and the pages of them that a request chooses."""
+"""Replies about a run's samples: a page of those that a request chooses, one of them, and their scores in bins."""
 
-from collections import Counter, deque
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from math import inf
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from rlhf_api.contract.samples import Sample
-from rlhf_api.sections.samples import SAMPLES
+from ..refusal import Query, Refusal, read_choice, read_count
+from .sample_choice import choose, drop_unscored, find_place, match_lines, order_places, take_page
+from .sample_columns import Columns
+from .sample_index import Placed, SampleIndex
 
-from ...archive.samples import Order, order_samples, parse_samples
-from ..refusal import Query, Refusal, read_choice, read_count, read_number
-from .files import Fetch, GrowingFile, leave
-
-MOST_BYTES, MOST_SAMPLES = 24 << 20, 32_000
-"""Of samples in memory; beyond them the oldest are left out."""
-_OVERHEAD = 1600
-"""Bytes that a sample takes beside its texts."""
 _SHOWN, _MOST_SHOWN = 50, 500
-_ORDERS: tuple[Order, ...] = ("newest", "oldest", "best", "worst")
+_ORDERS = ("newest", "oldest", "best", "worst")
+Reply = dict[str, Any]
+_MOST_RECENT = 4
 _ROLES = {"policy": "model", "environment": "environment"}
 
 
-class Placed(NamedTuple):
-    """A sample, its place among those of its step, and the place of the first one of its group."""
-
-    sample: Sample
-    number: int
-    group: int
-    size: int
-
-    @property
-    def id(self) -> str:
-        return f"{self.sample.step}.{self.number}"
-
-    @property
-    def group_id(self) -> str:
-        return f"{self.sample.step}.{self.group}"
+def recall(index: SampleIndex, reply: Callable[[SampleIndex, Query], Reply], query: Query) -> Reply:
+    """A reply to a query, the last one again while the samples are the same: a page asks every other second."""
+    key = reply, frozenset(query.items())
+    if key not in index.recent:
+        if len(index.recent) >= _MOST_RECENT:
+            index.recent.pop(next(iter(index.recent)))
+        index.recent[key] = reply(index, query)
+    return index.recent[key]
 
 
-class SampleList:
-    """The samples of a run's folder, the oldest first. Not for several threads at once."""
-
-    def __init__(self, folder: Path, fetch: Fetch = leave) -> None:
-        """`fetch`: see GrowingFile."""
-        self._file = GrowingFile(folder, SAMPLES, fetch, MOST_BYTES)
-        self._samples = deque[Placed]()
-        self.bytes = 0
-        """Size of the samples' lines."""
-        self._groups: dict[str, int] = {}
-        """Of the newest step."""
-
-    @property
-    def memory_bytes(self) -> int:
-        """About."""
-        return self.bytes + _OVERHEAD * len(self._samples)
-
-    def refresh(self) -> Sequence[Placed]:
-        """The samples up to now."""
-        is_new, lines = self._file.begin()
-        if is_new:
-            self._samples.clear()
-            self.bytes = 0
-        for line in lines:
-            for sample in parse_samples([line]):
-                self._add(sample, len(line))
-        return self._samples
-
-    def _add(self, sample: Sample, size: int) -> None:
-        newest = self._samples[-1] if self._samples else None
-        goes_on = newest is not None and newest.sample.step == sample.step
-        number = newest.number + 1 if newest is not None and goes_on else 0
-        if number == 0:
-            self._groups = {}
-        group = self._groups.setdefault(sample.prompt_id, number)
-        self._samples.append(Placed(sample, number, group, size))
-        self.bytes += size
-        while self.bytes > MOST_BYTES or len(self._samples) > MOST_SAMPLES:
-            self.bytes -= self._samples.popleft().size
-
-
-def list_samples(samples: Sequence[Placed], query: Query) -> dict[str, Any]:
+def list_samples(index: SampleIndex, query: Query) -> dict[str, Any]:
     """`/runs/{id}/samples`: a page of the chosen samples, the `id` from which the next one goes on, and all steps that
     have some."""
+    columns, words = index.columns, query.get("search", "")
     order = read_choice(query, "order", _ORDERS)
     limit = read_count(query, "limit", _SHOWN, 1, _MOST_SHOWN)
-    ordered = order_samples(_choose(samples, query), order, lambda each: each.sample)
-    begin = 0
-    if before := query.get("before"):
-        places = [place for place, each in enumerate(ordered) if each.id == before]
-        if not places:
-            raise Refusal(400, f"before must be the id of a chosen sample; got {before[:40]!r}")
-        begin = places[0] + 1
-    page = ordered[begin : begin + limit]
+    places = choose(columns, query)
+    if order in ("best", "worst"):
+        places = drop_unscored(columns, places)
+    before, after = query.get("before"), None
+    if before and (after := find_place(columns, before)) is None:
+        raise Refusal(400, f"before must be the id of a sample; got {before[:40]!r}")
+    ordered = order_places(columns, places, order, after, None if words else limit + 1)
+    page = take_page(index, ordered, words, limit)
     return {
-        "samples": [describe(each) for each in page],
-        "next": page[-1].id if begin + limit < len(ordered) else None,
-        "count": len(ordered),
-        "steps": sorted({each.sample.step for each in samples}),
+        "samples": [describe(each) for each in page.samples],
+        "next": _id_of(columns, page.last) if page.has_more and page.last is not None else None,
+        "count": len(places),
+        "searched": page.examined if words else None,
+        "total": len(columns),
+        "whole": index.is_whole,
+        "steps": list_steps(columns),
     }
 
 
-def find_sample(samples: Sequence[Placed], id: str) -> tuple[Placed, int]:
+def find_sample(index: SampleIndex, id: str) -> tuple[Placed, int]:
     """The sample of an id, and the number of equal responses to its prompt before it in its step. Raises Refusal."""
-    match = next((each for each in samples if each.id == id), None)
-    if match is None:
+    place = find_place(index.columns, id)
+    if place is None or not (match := index.read([place])):
         raise Refusal(
             404, "no such sample; a long run keeps fewer and fewer steps (spec.samples.maxMegabytes)"
         )
-    same = Counter(
-        each.sample.response
-        for each in samples
-        if each.group_id == match.group_id and each.number < match.number
+    (placed,) = match
+    earlier = index.read(
+        other
+        for other in range(index.columns.begin_of(place), place)
+        if index.columns.groups[other] == placed.group
     )
-    return match, same[match.sample.response]
+    return placed, sum(other.sample.response == placed.sample.response for other in earlier)
 
 
-def count_scores(samples: Sequence[Placed], query: Query) -> dict[str, Any]:
-    """`/runs/{id}/scores`: a histogram of the scores of a step's samples, or of all."""
+def count_scores(index: SampleIndex, query: Query) -> dict[str, Any]:
+    """`/runs/{id}/scores`: a histogram of the scores of a step's samples, or of all; with words of as many of the
+    newest as the time allows."""
+    columns, words = index.columns, query.get("search", "")
     bins = read_count(query, "bins", 20, 1, 200)
-    scores = [each.sample.score for each in _choose(samples, query)]
-    values = sorted(score for score in scores if score is not None and -inf < score < inf)
+    places, is_whole = choose(columns, query), index.is_whole
+    if words:
+        places, is_over = _search(index, places, words)
+        is_whole = is_whole and is_over
+    if not places:
+        raise Refusal(404, "no sample there has a score")
+    scores = columns.scores
+    values = sorted(scores[place] for place in places if -inf < scores[place] < inf)
     if not values:
         raise Refusal(404, "no sample there has a score")
-    low, high = values[0], values[-1]
-    width = (high - low) / bins
-    if not 0 < width < inf:
-        return {"edges": [low, high], "counts": [len(values)], "unscored": len(scores) - len(values)}
-    counts = Counter(min(bins - 1, int((value - low) / width)) for value in values)
-    edges = [*(low + width * place for place in range(bins)), high]
+    steps = [columns.steps[places[0]], columns.steps[places[-1]]]
     return {
-        "edges": edges,
-        "counts": [counts[place] for place in range(bins)],
-        "unscored": len(scores) - len(values),
+        **_count(values, bins),
+        "unscored": len(places) - len(values),
+        "samples": len(places),
+        "steps": steps,
+        "whole": is_whole,
     }
+
+
+def list_steps(columns: Columns) -> list[int]:
+    """All steps that have samples."""
+    steps, place = list[int](), len(columns) - 1
+    while place >= 0:
+        steps.append(columns.steps[place])
+        place = columns.begin_of(place) - 1
+    return steps[::-1]
 
 
 def describe(placed: Placed) -> dict[str, Any]:
@@ -159,21 +125,27 @@ def describe(placed: Placed) -> dict[str, Any]:
     }
 
 
-def _choose(samples: Sequence[Placed], query: Query) -> list[Placed]:
-    """Those that the query's step, group, prompt, scores and words leave."""
-    step = read_count(query, "step", -1)
-    group, prompt, words = query.get("group"), query.get("prompt"), query.get("search", "").casefold()
-    low, high = read_number(query, "low", -inf), read_number(query, "high", inf)
-    is_scored = "low" in query or "high" in query
+def _search(index: SampleIndex, places: Sequence[int], words: str) -> tuple[list[int], bool]:
+    """Those that have the words, the oldest first, and False if the time was over before all were read."""
+    matching = list[int]()
+    for place, line in match_lines(index, reversed(places), words):
+        if line is None:
+            return matching[::-1], False
+        if line:
+            matching.append(place)
+    return matching[::-1], True
 
-    def is_chosen(each: Placed) -> bool:
-        sample = each.sample
-        return (
-            (step == -1 or sample.step == step)
-            and (not group or each.group_id == group)
-            and (not prompt or prompt in (sample.prompt_id, sample.prompt))
-            and (not is_scored or (sample.score is not None and low <= sample.score <= high))
-            and (not words or words in sample.prompt.casefold() or words in sample.response.casefold())
-        )
 
-    return [each for each in samples if is_chosen(each)]
+def _count(values: Sequence[float], bins: int) -> dict[str, list[float] | list[int]]:
+    """Edges of bins and the count in each, of sorted values; one bin if all are the same."""
+    low, high = values[0], values[-1]
+    width = (high - low) / bins
+    if not 0 < width < inf:
+        return {"edges": [low, high], "counts": [len(values)]}
+    counts = Counter(min(bins - 1, int((value - low) / width)) for value in values)
+    edges = [*(low + width * place for place in range(bins)), high]
+    return {"edges": edges, "counts": [counts[place] for place in range(bins)]}
+
+
+def _id_of(columns: Columns, place: int) -> str:
+    return f"{columns.steps[place]}.{columns.numbers[place]}"

@@ -14,6 +14,7 @@ from rlhf_api.host import strict_json
 from ...console.exits import Failure
 from ..answers.paths import answer
 from ..folder.catalog import Catalog
+from ..folder.run_folder import RunFolder
 from ..refusal import Refusal
 from .static_files import MISSING, find_assets
 
@@ -92,10 +93,17 @@ def collect_replies(catalog: Catalog) -> Iterator[tuple[str, Any]]:
     runs = answer(catalog, "/runs", {})["runs"][:MOST_RUNS]
     yield "/runs", {"runs": runs}
     for run in runs:
+        _read_samples(catalog.run(run["id"]))
         yield from _replies_of(catalog, f"/runs/{run['id']}")
     for first, second in combinations([run["id"] for run in runs[:MOST_COMPARED]], 2):
         for a, b in ((first, second), (second, first)):
             yield from _reply(catalog, "/compare", a=a, b=b)
+
+
+def _read_samples(run: RunFolder | None) -> None:
+    """Reads all, as the replies say how many there are."""
+    while run is not None and run.samples.refresh().is_being_read:
+        pass
 
 
 def _replies_of(catalog: Catalog, path: str) -> Iterator[tuple[str, Any]]:

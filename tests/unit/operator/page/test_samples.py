@@ -105,31 +105,18 @@ def test_turns_and_parts_are_there_as_text(folder):
 
 
 @pytest.mark.parametrize(
-    ("query", "edges", "counts", "unscored"),
+    ("query", "edges", "counts", "unscored", "steps"),
     [
-        ({"bins": "2"}, [0.0, 1.0, 2.0], [2, 2], 1),
-        ({"step": "1", "bins": "1"}, [0.0, 1.0], [2], 1),
-        ({"step": "2", "prompt": "2+2"}, [0.5, 0.5], [1], 0),
+        ({"bins": "2"}, [0.0, 1.0, 2.0], [2, 2], 1, [1, 2]),
+        ({"step": "1", "bins": "1"}, [0.0, 1.0], [2], 1, [1, 1]),
+        ({"step": "2", "prompt": "2+2"}, [0.5, 0.5], [1], 0, [2, 2]),
+        ({"search": "four"}, [0.5, 0.5], [1], 0, [2, 2]),
     ],
 )
-def test_scores_are_counted_in_bins(folder, query, edges, counts, unscored):
-    assert ask(folder, "scores", **query) == {"edges": edges, "counts": counts, "unscored": unscored}
-
-
-def test_the_oldest_samples_make_room(folder, monkeypatch):
-    monkeypatch.setattr("rlhf_operator.page.folder.sample_list.MOST_SAMPLES", 2)
-    assert ids(folder) == ["2.0", "2.1"]
-
-
-def test_of_a_large_file_the_end_alone_is_read_and_then_what_is_new(folder, monkeypatch):
-    written = (folder / "samples.jsonl").read_bytes()
-    last = sum(map(len, written.splitlines(keepends=True)[-2:]))
-    monkeypatch.setattr("rlhf_operator.page.folder.sample_list.MOST_BYTES", last + 10)
-    catalog = Catalog([folder])
-    assert [each["response"] for each in ask(folder, "samples", catalog)["samples"]] == ["four", "4"]
-    append_lines(folder / "samples.jsonl", [sample(3, response="5")])
-    newest = ask(folder, "samples", catalog)["samples"]
-    assert [(each["step"], each["response"]) for each in newest] == [(3, "5"), (2, "4")]
+def test_scores_are_counted_in_bins(folder, query, edges, counts, unscored, steps):
+    reply = ask(folder, "scores", **query)
+    assert (reply["edges"], reply["counts"], reply["unscored"]) == (edges, counts, unscored)
+    assert (reply["samples"], reply["steps"], reply["whole"]) == (sum(counts) + unscored, steps, True)
 
 
 EPISODE = {

@@ -1,0 +1,131 @@
+"""Chooses and orders samples by their columns, and searches the texts of those for a limited time."""
+
+import heapq
+import re
+import time
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from math import inf
+from typing import NamedTuple
+
+from ..refusal import Query, read_count, read_number
+from .sample_columns import Columns, read_sample
+from .sample_index import Placed, SampleIndex
+
+SEARCH_SECONDS = 1.0
+"""Of one reply; the next page goes on."""
+_AT_ONCE = 64
+"""Lines between two looks at the clock."""
+_ID = re.compile(r"(\d{1,15})\.(\d{1,15})", re.ASCII)
+
+
+class Chosen(NamedTuple):
+    """Samples of a page; the place of the last one that was examined, None without one; how many were examined; and
+    whether there may be more."""
+
+    samples: list[Placed]
+    last: int | None
+    examined: int
+    has_more: bool
+
+
+def choose(columns: Columns, query: Query) -> Sequence[int]:
+    """Places of the samples that the query's step, group, prompt and scores leave. Raises Refusal."""
+    places: Sequence[int] = range(len(columns))
+    if (step := read_count(query, "step", -1)) != -1:
+        places = _of_step(columns, step)
+    if group := query.get("group"):
+        first = find_place(columns, group)
+        places = [
+            place
+            for place in (() if first is None else _of_step(columns, columns.steps[first]))
+            if place in places and columns.groups[place] == columns.numbers[first or 0]
+        ]
+    if prompt := query.get("prompt"):
+        digest, ids, prompts = hash(prompt), columns.ids, columns.prompts
+        places = [place for place in places if digest in (ids[place], prompts[place])]
+    low, high = read_number(query, "low", -inf), read_number(query, "high", inf)
+    if "low" in query or "high" in query:
+        scores = columns.scores
+        places = [place for place in places if low <= scores[place] <= high]
+    return places
+
+
+def find_place(columns: Columns, id: str) -> int | None:
+    """The place of the sample with this id; None without one."""
+    if not (match := _ID.fullmatch(id)):
+        return None
+    places, number = _of_step(columns, int(match[1])), int(match[2])
+    return places[number] if number < len(places) else None
+
+
+def drop_unscored(columns: Columns, places: Sequence[int]) -> Sequence[int]:
+    """Places of those that have a score."""
+    scores = columns.scores
+    return [place for place in places if scores[place] == scores[place]]
+
+
+def order_places(
+    columns: Columns, places: Sequence[int], order: str, after: int | None, most: int | None
+) -> Iterable[int]:
+    """Places in the order of a page, those behind one of them, and no more than so many of the best or the worst, all
+    of which have a score."""
+    if order == "oldest":
+        return places if after is None else places[bisect_right(places, after) :]
+    if order == "newest":
+        return _order_newest(columns.steps, places, after)
+    sign, scores = (-1 if order == "best" else 1), columns.scores
+
+    def key(place: int) -> tuple[float, int]:
+        return sign * scores[place], place
+
+    if after is not None:
+        last = key(after)
+        places = [place for place in places if key(place) > last]
+    return sorted(places, key=key) if most is None else heapq.nsmallest(most, places, key=key)
+
+
+def take_page(index: SampleIndex, places: Iterable[int], words: str, limit: int) -> Chosen:
+    """The first samples, or with words the first ones that have them in prompt or response."""
+    samples, last, examined = list[Placed](), None, 0
+    for place, line in match_lines(index, places, words):
+        if line is None:  # the time is over
+            return Chosen(samples, last, examined, True)
+        if len(samples) == limit:
+            return Chosen(samples, last, examined, True)
+        last, examined = place, examined + 1
+        if line and (placed := index.parse(place, line)):
+            samples.append(placed)
+    return Chosen(samples, last, examined, False)
+
+
+def match_lines(index: SampleIndex, places: Iterable[int], words: str) -> Iterator[tuple[int, bytes | None]]:
+    """Places with the lines of those that have the words, empty lines of others, and None once the time is over."""
+    folded, deadline = words.casefold(), time.monotonic() + SEARCH_SECONDS
+    for count, (place, line) in enumerate(index.read_lines(places)):
+        if folded and count and count % _AT_ONCE == 0 and time.monotonic() > deadline:
+            yield place, None
+            return
+        yield place, line if not folded or _has_words(line, folded) else b""
+
+
+def _has_words(line: bytes, folded: str) -> bool:
+    sample = read_sample(line)
+    return sample is not None and any(folded in sample[key].casefold() for key in ("prompt", "response"))
+
+
+def _of_step(columns: Columns, step: int) -> range:
+    return range(bisect_left(columns.steps, step), bisect_right(columns.steps, step))
+
+
+def _order_newest(steps: Sequence[int], places: Sequence[int], after: int | None) -> Iterator[int]:
+    """Step after step, the newest first; within one in the order of the file."""
+    end = len(places)
+    if after is not None:
+        end = bisect_left(places, steps[after], key=steps.__getitem__)
+        rest = bisect_right(places, after), bisect_right(places, steps[after], key=steps.__getitem__)
+        yield from places[slice(*rest)]
+    while end:
+        begin = bisect_left(places, steps[places[end - 1]], 0, end, key=steps.__getitem__)
+        yield from places[begin:end]
+        end = begin
