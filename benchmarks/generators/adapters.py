@@ -18,8 +18,10 @@ class Adapted:
     """The benchmark's model with matrices beside all of its linear layers."""
 
     def __init__(self, model: Any, rank: int) -> None:
-        self._model, self._adapter = model, Adapter(model, Lora(rank=rank), 0, "a model")
-        self._base = Base.of(self._adapter, partial(self._tensors, trained=False))
+        self._model, adapter = model, Adapter(model, Lora(rank=rank), 0, "a model")
+        self._adapter, name = adapter, str(adapter.fingerprint["base"])
+        frozen = partial(self._tensors, trained=False)
+        self._base = Base(name, frozen, adapter.scale, adapter.transposed)
 
     def round(self, sync: Broadcaster, members: list[Member], version: int) -> dict[str, Any]:
         """Other matrices to `members`, the base before them where they lack it: figures of `BroadcastReport`."""

@@ -102,7 +102,7 @@ def measure(shape: str, ranks: list[int], device: torch.device) -> None:
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     model = Fused(shape, device, dtype)
     base = HeldBase("a base", model.random())
-    whole = base.with_adapter([], 1.0, ())
+    whole = base.with_trained([], 1.0, ())
     _, copies = Copies.watch(model, whole.plain, model.load)
     assert copies is not None
     assert copies.whole
@@ -120,7 +120,7 @@ def measure(shape: str, ranks: list[int], device: torch.device) -> None:
     tell(shape, "proof of whole weights", seconds(lambda: prove(whole), device), whole.plain)
     for rank in ranks:
         came = model.adapter(rank)
-        weights = base.with_adapter(came, 2.0, ())
+        weights = base.with_trained(came, 2.0, ())
         tell(shape, f"swap, merging rank {rank}", seconds(lambda w=weights: swap(w), device), came)
         tell(shape, f"proof, merging rank {rank}", seconds(lambda w=weights: prove(w), device), came)
     if device.type == "cuda":

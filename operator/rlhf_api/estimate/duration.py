@@ -13,6 +13,7 @@ from ..field_types import ModelField
 from ..graph import POLICY, Dataset, Generate, Graph, Infer, Score, Train, minibatch_count
 from ..roles import Role
 from ..spec import Spec
+from .parameters import Shape, frozen_parameters
 from .serving import data_parallel
 from .sizes import FileSizes, Size, Sizes
 from .zero import BYTES
@@ -82,7 +83,7 @@ class Batch:
 class Work:
     """Work of one step, for the process that has the most of each phase. Operations: `generating`, `score`, `train`.
     Bytes: `generate`, weights read once for every token of the longest responses, and `broadcast`, where whole weights
-    are sent: those of an adapter are not counted."""
+    are sent, without frozen parts: those of an adapter are not counted."""
 
     generate: float
     generating: float
@@ -108,7 +109,7 @@ class Work:
                 for node in graph.train
             )
             / ranks,
-            broadcast=sizes.of("policy") * BYTES[spec.trained_dtype("policy")] if sent else 0.0,
+            broadcast=_sent(spec, sizes) * BYTES[spec.trained_dtype("policy")] if sent else 0.0,
         )
 
 
@@ -158,6 +159,9 @@ class _Sizes:
         """Parameters that each token passes, of which operations are counted."""
         return float(self._size(field).passed)
 
+    def shape(self, field: ModelField) -> Shape | None:
+        return self._size(field).shape
+
     def _size(self, field: ModelField) -> Size:
         role = next((role for role in self._sizes.frozen if role.row.model == field), None)
         size: Size | None = (
@@ -206,6 +210,13 @@ def _scoring(spec: Spec, sizes: _Sizes, graph: Graph, ranks: int) -> float:
         elif isinstance(node, Infer):
             each[Role.TRAINER] += 2 * sizes.passed(node.model.field) / ranks
     return max(each.values())
+
+
+def _sent(spec: Spec, sizes: _Sizes) -> float:
+    """Parameters of the policy that each version brings, which are not frozen as far as its widths say."""
+    shape = sizes.shape("policy")
+    frozen = frozen_parameters(spec.model.is_frozen, shape) if spec.model.freeze and shape else 0
+    return sizes.of("policy") - frozen
 
 
 def _gpus(spec: Spec, role: Role) -> int:

@@ -292,19 +292,15 @@ class TrainedModel:
         return self._gather((name, tensor) for name, tensor in self.state_items() if not tensor.requires_grad)
 
     def base_tensors(self) -> Named:
-        """Frozen base weights of a model with an adapter, under their names in the merged model; as `named_tensors`."""
-        assert self.adapter is not None, "all of another model is trained"
-        for name, tensor in self._gather((n, t) for n, t in self.state_items() if not t.requires_grad):
-            yield self.adapter.travelling(name), tensor
+        """As `untrained_tensors`; those below an adapter under their names in the merged model."""
+        return self._travelling(self.untrained_tensors())
 
     def version_tensors(self) -> Named:
-        """Tensors that change with each version: all of `named_tensors`, or only the trained ones of a model with an
-        adapter, named by `Adapter.travelling`."""
-        if self.adapter is None:
-            yield from self.named_tensors()
-            return
-        for name, tensor in self.trained_tensors():
-            yield self.adapter.travelling(name), tensor
+        """As `trained_tensors`; those of an adapter are named by `Adapter.travelling`."""
+        return self._travelling(self.trained_tensors())
+
+    def _travelling(self, tensors: Named) -> Named:
+        return tensors if self.adapter is None else ((self.adapter.travelling(n), t) for n, t in tensors)
 
     def adapter_off(self) -> AbstractContextManager[None]:
         """Disables the adapter: the model computes as at the start of the run."""

@@ -7,23 +7,27 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from ..models.adapter import Adapter  # PEFT takes two seconds to import
+    from ..models.trained_model import TrainedModel  # DeepSpeed takes seconds to import
 
 
 @dataclass(frozen=True)
 class Base:
-    """Frozen weights, which `tensors()` yields under the `fingerprint` that tells them from all others. Generators
-    merge the matrices of a version into them (`maths.low_rank`), at one `scale`, and `transposed` where so named."""
+    """Frozen weights, which `tensors()` yields under the `fingerprint` that tells them from all others. Generators put
+    the trained tensors of a version beside them, and merge matrices of an adapter into them (`maths.low_rank`), at one
+    `scale`, and `transposed` where so named."""
 
     fingerprint: str
     tensors: Callable[[], Iterator[tuple[str, Tensor]]]
-    scale: float
+    scale: float = 1.0
     transposed: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, adapter: "Adapter", tensors: Callable[[], Iterator[tuple[str, Tensor]]]) -> "Base":
-        """The frozen weights below an adapter; `tensors` yields them as `TrainedModel.base_tensors` does."""
-        return cls(str(adapter.fingerprint["base"]), tensors, adapter.scale, adapter.transposed)
+    def of(cls, policy: "TrainedModel", tensors: Callable[[], Iterator[tuple[str, Tensor]]]) -> "Base | None":
+        """The frozen weights of a policy, below an adapter or not; None where all are trained. `tensors` yields them as
+        `TrainedModel.base_tensors` does."""
+        if (adapter := policy.adapter) is not None:
+            return cls(str(adapter.fingerprint["base"]), tensors, adapter.scale, adapter.transposed)
+        return None if policy.frozen is None else cls(policy.frozen, tensors)
 
     @property
     def itself(self) -> dict[str, Any]:
@@ -31,7 +35,7 @@ class Base:
         return {"part": "base", "base": self.fingerprint}
 
     @property
-    def adapter(self) -> dict[str, Any]:
-        """Fields of `ReceiveInfo` for an update that is merged into this base."""
+    def beside(self) -> dict[str, Any]:
+        """Fields of `ReceiveInfo` for an update of what is trained beside this base, or merged into it."""
         merge = {"scale": self.scale, "transposed": list(self.transposed)}
-        return {"part": "adapter", "base": self.fingerprint, **merge}
+        return {"part": "trained", "base": self.fingerprint, **merge}

@@ -37,8 +37,8 @@ class Publisher:
     rank 0 that say so.
 
     A generator that dies costs the weight group one epoch; one that is new, or back, gets the current weights before
-    it is asked anything. Of a policy with an adapter the matrices alone travel with each version, and the frozen
-    weights once to each generator.
+    it is asked anything. Of a policy with frozen weights, an adapter's or others, only what is trained travels with
+    each version, and the frozen ones once to each generator.
     """
 
     def __init__(
@@ -178,9 +178,9 @@ class Publisher:
         """Sends the weights, on rank 0, to the members that it has waited for."""
         assert self._sync is not None
         members = self._members
-        adapter = self._policy.adapter
-        base = Base.of(adapter, partial(self._announced, "base")) if adapter else None
-        report = self._sync.send(members, partial(self._announced, "version"), version, committing, base)
+        base = self._base()
+        part = "whole" if base is None else "version"
+        report = self._sync.send(members, partial(self._announced, part), version, committing, base)
         for target, reason in report.lost.items():
             log.warning("%s did not take weight version %d: %s", target.name, version, reason)
         if not report.holders:
@@ -197,6 +197,13 @@ class Publisher:
         self._report_broadcast(report)
         return True
 
+    def _base(self) -> Base | None:
+        """What generators keep of the policy. Those that sleep keep nothing, and are to have more room for their cache,
+        so that frozen weights are one of two parts that travel only where an adapter is merged into them."""
+        if self._turns is not None and self._policy.adapter is None:
+            return None
+        return Base.of(self._policy, partial(self._announced, "base"))
+
     def _give_up(self, report: BroadcastReport, members: Sequence[Member]) -> None:
         """Raises Unavailable for good where no generator took the weights. One that does not answer, dead or hung, is
         replaced by its host, which may take as long as a start; one that answers may refuse three times."""
@@ -212,7 +219,12 @@ class Publisher:
         yield from self._tensors(part)
 
     def _tensors(self, part: str) -> Iterator[tuple[str, Tensor]]:
-        return self._policy.base_tensors() if part == "base" else self._policy.version_tensors()
+        parts = {
+            "base": self._policy.base_tensors,
+            "version": self._policy.version_tensors,
+            "whole": self._policy.named_tensors,
+        }
+        return parts[part]()
 
     def _report_broadcast(self, report: BroadcastReport) -> None:
         assert self._ctx.services is not None

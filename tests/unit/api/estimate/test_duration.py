@@ -5,6 +5,7 @@ from tests.unit.trainer.graph.specs import OFFLINE, spec_of
 
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.estimate.duration import Batch, Machine, Work, of_step, predicted, rates
+from rlhf_api.estimate.parameters import shape_of
 from rlhf_api.estimate.sizes import Size
 
 N, R = 1e9, 2e9
@@ -43,6 +44,13 @@ def test_a_mixture_computes_with_the_experts_of_a_token_and_reads_all():
     assert (now.generate, now.broadcast) == (was.generate, was.broadcast)
     for phase in ("generating", "score", "train"):
         assert getattr(now, phase) == pytest.approx(getattr(was, phase) / 10)
+
+
+def test_frozen_parts_are_not_sent_with_each_version():
+    shape = shape_of({"model_type": "llama", "hidden_size": 40, "vocab_size": 500})
+    spec = spec_of("grpo", "", *SCORED, "spec.model.freeze=[embed_tokens]", "spec.model.dtype=bfloat16")
+    sent = Work.of(spec, {**FOUND, "policy": Size(N, shape)}, Batch.of(spec)).broadcast
+    assert sent == (N - 500 * 40) * 2
 
 
 @pytest.mark.parametrize(

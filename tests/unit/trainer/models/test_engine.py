@@ -237,7 +237,12 @@ def test_peft_loads_the_adapter_that_lies_beside_the_merged_model(runs, world, c
     assert not torch.equal(loaded["model.layers.0.self_attn.q_proj.weight"], weights_of(ranks.make(kind)))
 
 
-@pytest.mark.parametrize(("world", "case"), [(w, c) for w in WORLDS for c in ranks.cases(w) if "lora" in c])
+WITH_BASE = [
+    (w, c) for w in WORLDS for c in ranks.cases(w) if "lora" in c or (c.startswith("frozen") and w > 1)
+]
+
+
+@pytest.mark.parametrize(("world", "case"), WITH_BASE)
 def test_a_base_and_the_adapter_that_are_sent_make_the_merged_model_bit_for_bit(runs, world, case):
     assert report(runs, world, case)["sent_is_merged"]
 

@@ -14,12 +14,14 @@ from tests.support.clocks import deadlines
 from tests.support.forked.forks import run_ranks
 from tests.support.kubernetes.kube import eventually
 from tests.unit.trainer.scoring.servers import Generator
+from torch import distributed
 
 from rlhf_api.contract.run import Membership, RunConfig
 from rlhf_api.roles import Role
 from rlhf_trainer.data.sampling_request import SamplingRequest
 from rlhf_trainer.dispatch.control import Control
 from rlhf_trainer.dispatch.roster import Roster, Stopped, Unavailable
+from rlhf_trainer.process.gpu_turns import GpuTurns
 from rlhf_trainer.ranks.context import Services, TrainerContext
 from rlhf_trainer.ranks.ranks import Ranks
 from rlhf_trainer.rollout.clients.vllm_client import VllmClient, request_seed
@@ -52,6 +54,10 @@ class Policy:
     """In place of the model: names of what the ranks gather."""
 
     adapter: Any = None
+    frozen: str | None = None
+
+    def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield "of all", torch.zeros(1)
 
     def version_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield "of the version", torch.zeros(1)
@@ -279,9 +285,25 @@ def test_the_matrices_of_an_adapter_travel_beside_the_base_that_it_is_added_to(w
     assert weights.figures() == {"broadcast_bytes": 14, "generators_paused_seconds": 1.0}
     world.policy.adapter = SimpleNamespace(fingerprint={"base": "b"}, scale=2.0, transposed=())
     world.publish(1)
-    assert world.sent.came == [["of the version"]] * 2 + [["of the base", "of the version"]]
+    assert world.sent.came == [["of all"]] * 2 + [["of the base", "of the version"]]
     assert weights.figures() == {"broadcast_bytes": 107, "generators_paused_seconds": 0.5}
     assert weights.figures() == {"broadcast_bytes": 0, "generators_paused_seconds": 0}
+
+
+def test_frozen_weights_are_a_base_but_for_generators_that_keep_nothing_between_steps(world, http, tmp_path):
+    world.announce(Generator(http, "a"))
+    world.policy.frozen = "f"
+    world.publish(1)
+    taking_turns = Publisher(world.ctx, world.policy, world.sent, turns=GpuTurns(tmp_path, []))
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        taking_turns.publish(1, lambda: None)
+        world.policy.adapter = SimpleNamespace(fingerprint={"base": "b"}, scale=2.0, transposed=())
+        taking_turns.publish(1, lambda: None)
+    finally:
+        distributed.destroy_process_group()
+    beside = ["of the base", "of the version"]
+    assert world.sent.came == [beside, ["of all"], beside]
 
 
 def test_those_that_hold_weights_are_asked_what_they_serve(world, http):

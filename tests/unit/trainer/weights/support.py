@@ -12,6 +12,7 @@ from rlhf_api.contract.run import Member
 from rlhf_api.roles import Role
 from rlhf_api.sections.lora import Lora
 from rlhf_trainer.models.adapter import Adapter
+from rlhf_trainer.models.frozen import freeze_parts, frozen_digest
 from rlhf_trainer.models.trained_model import TrainedModel
 from rlhf_trainer.transport.http import HttpClient
 from rlhf_trainer.weights.base import Base
@@ -55,7 +56,21 @@ class Adapted(TrainedModel):
 
     @property
     def base(self) -> Base:
-        return Base.of(self.adapter, self.base_tensors)
+        base = Base.of(self, self.base_tensors)
+        assert base is not None
+        return base
+
+
+class PartlyTrained(Adapted):
+    """A model of which some parts are frozen; as `Adapted`."""
+
+    adapter = None
+
+    def __init__(self, model: PreTrainedModel, *frozen: str) -> None:
+        self.unwrapped = model
+        freeze_parts(model, frozen)
+        self.frozen = frozen_digest(model)
+        self.train(0)
 
 
 @torch.no_grad()

@@ -29,7 +29,7 @@ def test_a_base_and_an_adapter_make_the_merged_model_bit_for_bit(make, dtype, de
     merged = {name: tensor.clone() for name, tensor in policy.named_tensors()}
     base, came = list(policy.base_tensors()), list(policy.version_tensors())
     assert len(came) == (2 + decomposed) * 2 * (7 if make is llama else 4)
-    weights = HeldBase("a base", base).with_adapter(came, policy.base.scale, policy.base.transposed)
+    weights = HeldBase("a base", base).with_trained(came, policy.base.scale, policy.base.transposed)
     rebuilt = dict(weights.merged())
     assert list(rebuilt) == list(merged)
     assert all(torch.equal(rebuilt[name], merged[name]) for name in merged)
@@ -45,7 +45,7 @@ def pair(name: str, out: int, rank: int, width: int) -> list[tuple[str, Tensor]]
 
 def test_what_is_trained_whole_takes_the_place_of_the_base_s():
     came = [*pair("up", 4, 2, 6), ("norm", torch.zeros(4)), ("head", torch.ones(2))]
-    weights = HeldBase("a base", BASE).with_adapter(came, 0.5, ())
+    weights = HeldBase("a base", BASE).with_trained(came, 0.5, ())
     rebuilt = dict(weights.merged())
     assert list(rebuilt) == ["up", "norm", "head"]
     assert torch.equal(rebuilt["up"], torch.full((4, 6), 2.0))
@@ -70,7 +70,7 @@ def test_what_is_trained_whole_takes_the_place_of_the_base_s():
 )
 def test_what_does_not_fit_the_base_is_refused(came, says):
     with pytest.raises(ValueError, match=says):
-        HeldBase("a base", BASE).with_adapter(came, 1.0, ())
+        HeldBase("a base", BASE).with_trained(came, 1.0, ())
 
 
 def test_a_base_that_has_changed_is_told_by_the_proof_of_each_version():
@@ -79,7 +79,7 @@ def test_a_base_that_has_changed_is_told_by_the_proof_of_each_version():
     proof.loaded(3, (), base.parts)
     assert proof.prove()
     assert proof.changed is None
-    dict(base.with_adapter([], 1.0, ()).plain)["norm"][0] += 1
+    dict(base.with_trained([], 1.0, ()).plain)["norm"][0] += 1
     proof.loaded(4, (), base.parts)
     proof.prove()
     assert (

@@ -54,7 +54,7 @@ def compare(folder: Path) -> None:
             if "_proj.weight" in name
             for matrix, shape in (("lora_A", (3, weight.shape[1])), ("lora_B", (weight.shape[0], 3)))
         ]
-        weights = HeldBase("a base", received(policy)).with_adapter(adapter, 0.5, ())
+        weights = HeldBase("a base", received(policy)).with_trained(adapter, 0.5, ())
         swap.load(weights)
         proof = Served(served)
         proof.loaded(1, swap.arrived(weights))

@@ -41,6 +41,7 @@ from rlhf_trainer.models.state import load_training_state, training_state
 from rlhf_trainer.models.trained_model import TrainedModel
 from rlhf_trainer.tensors.batches import MicroBatch
 from rlhf_trainer.tensors.records import Sequences
+from rlhf_trainer.weights.base import Base
 
 SHAPE = {
     "vocab_size": 300,
@@ -214,10 +215,11 @@ def copied(items) -> dict[str, Tensor]:
 
 
 def sent_weights(engine: TrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """Sends base and adapter as to a generator; yields the weights that it merges of them."""
-    base, came = copied(engine.base_tensors()), copied(engine.version_tensors())
-    held = HeldBase("a base", list(base.items()))
-    return held.with_adapter(list(came.items()), engine.adapter.scale, engine.adapter.transposed).merged()
+    """Sends a base and what is trained beside it as to a generator; yields the weights that it makes of them."""
+    tensors, came = copied(engine.base_tensors()), copied(engine.version_tensors())
+    base, held = Base.of(engine, lambda: iter(tensors.items())), HeldBase("a base", list(tensors.items()))
+    assert base is not None
+    return held.with_trained(list(came.items()), base.scale, base.transposed).merged()
 
 
 def watch_gradients(engine) -> list[bool]:
@@ -247,7 +249,7 @@ def run(case: str, out: Path, states: Path | None) -> None:
     statistics.append(step(engine, kind, UPDATES - 1))
     weights, final = copied(engine.named_tensors()), copied(training_state(engine))
 
-    sent = copied(sent_weights(engine)) if engine.adapter else weights
+    sent = copied(sent_weights(engine)) if engine.adapter or engine.frozen else weights
 
     resumed = engine_of(case, seed=1)
     load_training_state(resumed, state.__getitem__)

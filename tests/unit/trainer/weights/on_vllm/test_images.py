@@ -9,9 +9,10 @@ import torch
 from tests.support.servers import vllm_server
 from tests.support.servers.vllm_server import Server
 from tests.support.tiny.vision import tiny_vision, write_rows
-from tests.unit.trainer.weights.support import TOKEN, generator, status, weights
-from transformers import AutoImageProcessor
+from tests.unit.trainer.weights.support import TOKEN, PartlyTrained, generator, status, weights
+from transformers import AutoImageProcessor, PreTrainedModel
 
+from rlhf_api.contract.run import Member
 from rlhf_api.sections.data import Data, Source
 from rlhf_api.sections.sampling import Sampling
 from rlhf_trainer.data.dataset import open_dataset
@@ -25,6 +26,7 @@ from rlhf_trainer.rollout.clients.vllm_client import VllmClient
 from rlhf_trainer.rollout.partial_rollout import PartialRollout
 from rlhf_trainer.tensors.images import Images
 from rlhf_trainer.tensors.records import Prompt, Sequences
+from rlhf_trainer.transport.http import HttpClient
 
 pytestmark = pytest.mark.slow
 ARGUMENTS = ("--mm-processor-cache-gb", "0", "--no-mm-device-do-normalize")
@@ -71,17 +73,44 @@ def test_responses_agree_with_the_trainer_and_follow_new_weights(policy, request
         report = sync.send([target], lambda: weights(model), version)
         assert report.holders == (target,), report.lost
         assert status(http, server)["digest"] == report.digest
-        works = [PartialRollout.begin(prompt, 2) for prompt in requested]
-        for work in works:
-            http.run(client.ask(target, work, lambda: None))
-        made = [rollout for work in works for rollout in work.rollouts()]
-        sequences = Sequences.pack([(each.prompt.tokens, each.tokens) for each in made])
-        sequences = replace(sequences, images=Images.of([each.prompt.pictures for each in made]))
-        with torch.no_grad():
-            own = infer(Forward(model, 512, 0), sequences, ResponseLogprobs(), sequences.response_lengths)
-        sampled = torch.cat([torch.tensor(each.logprobs) for each in made])
-        torch.testing.assert_close(sampled, own, rtol=0, atol=1e-5)
+        assert_agrees(http, client, target, requested, model)
         assert sync.changed([target]) == ""
+
+
+def test_the_frozen_part_that_reads_images_travels_once(policy, requested, server, http, make_sync):
+    trained = PartlyTrained(load_policy(str(policy), torch.float32).eval(), "visual")
+    visual = sum(tensor.nbytes for _, tensor in trained.base_tensors())
+    client = VllmClient(http, sampling=Sampling(maxNewTokens=8), seed=1, ends=[1])
+    sync, target = make_sync(), generator(0, server.address)
+    whole = sync.send([target], trained.named_tensors, 4)
+    for version in (5, 6):
+        trained.train(version)
+        report = sync.send([target], trained.version_tensors, version, base=trained.base)
+        assert report.holders == (target,), report.lost
+        assert_agrees(http, client, target, requested, trained.unwrapped)
+        assert sync.changed([target]) == ""
+        assert (report.base_bytes > 0) == (version == 5)
+        assert report.bytes <= whole.bytes - visual
+
+
+def assert_agrees(
+    http: HttpClient,
+    client: VllmClient,
+    target: Member,
+    requested: list[Prompt],
+    model: PreTrainedModel,
+) -> None:
+    """Responses are sampled with the log-probabilities of the model."""
+    works = [PartialRollout.begin(prompt, 2) for prompt in requested]
+    for work in works:
+        http.run(client.ask(target, work, lambda: None))
+    made = [rollout for work in works for rollout in work.rollouts()]
+    sequences = Sequences.pack([(each.prompt.tokens, each.tokens) for each in made])
+    sequences = replace(sequences, images=Images.of([each.prompt.pictures for each in made]))
+    with torch.no_grad():
+        own = infer(Forward(model, 512, 0), sequences, ResponseLogprobs(), sequences.response_lengths)
+    sampled = torch.cat([torch.tensor(each.logprobs) for each in made])
+    torch.testing.assert_close(sampled, own, rtol=0, atol=1e-5)
 
 
 def test_images_that_are_not_those_of_the_tokens_are_refused(requested, server, http, make_sync, policy):

@@ -20,7 +20,15 @@ from tests.support.forked.forks import ended, fork
 from tests.support.kubernetes.kube import eventually
 from tests.support.tiny.models import byte_tokenizer
 from tests.unit.trainer.weights.on_vllm import dying_trainer
-from tests.unit.trainer.weights.support import TOKEN, Adapted, generator, serves, status, weights
+from tests.unit.trainer.weights.support import (
+    TOKEN,
+    Adapted,
+    PartlyTrained,
+    generator,
+    serves,
+    status,
+    weights,
+)
 
 from rlhf_api.contract.run import Member
 from rlhf_api.sections.evaluation import NO_PENALTIES, Penalties
@@ -39,6 +47,7 @@ from rlhf_trainer.tensors.records import Prompt, Rollout, Sequences
 from rlhf_trainer.tensors.sampling_mask import Kept
 from rlhf_trainer.transport.frames import GENERATE
 from rlhf_trainer.transport.http import HttpError
+from rlhf_trainer.weights.buckets import Spec
 
 pytestmark = pytest.mark.slow
 
@@ -105,6 +114,46 @@ def test_a_base_and_an_adapter_serve_bit_for_bit_what_merged_weights_do(
         assert report.bytes < whole.bytes / 5
     if dtype is torch.float32:
         assert serves(http, server, policy.unwrapped)
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "frozen"),
+    [
+        ("tied", torch.float32, ("embed_tokens", "layers.0", "layers.1.self_attn.q_proj")),
+        ("untied", torch.bfloat16, ("layers.*.mlp", "norm", "layers.0.self_attn.v_proj")),
+        ("experts", torch.float32, ("embed_tokens", "experts")),
+    ],
+)
+def test_frozen_parts_and_what_is_trained_serve_bit_for_bit_what_whole_weights_do(
+    kind, dtype, frozen, request, http, make_sync, models
+):
+    """The frozen ones travel once, whichever trainer sends them, and the others alone with each version."""
+    server = request.getfixturevalue(kind)
+    policy, sync, served = PartlyTrained(models(kind, 1).to(dtype), *frozen), make_sync(), {}
+    for version in (1, 2):
+        policy.train(version)
+        whole = sync.send([target(server)], policy.named_tensors, version)
+        served[version] = call(http, server, "fingerprints")
+    assert served[1] != served[2]
+    for version, sender in ((1, sync), (2, make_sync())):
+        policy.train(version)
+        report = sender.send([target(server)], policy.version_tensors, version, base=policy.base)
+        assert report.holders == (target(server),), report.lost
+        assert call(http, server, "fingerprints") == served[version]
+        now = status(http, server)
+        assert (now["version"], now["digest"], now["base"]) == (version, report.digest, policy.frozen)
+        assert sender.changed([target(server)]) == ""
+        assert report.bytes == size(policy, trained=True)
+        assert report.base_bytes == (size(policy, trained=False) if version == 1 else 0)
+        assert report.bytes + size(policy, trained=False) == whole.bytes
+    if dtype is torch.float32:
+        assert serves(http, server, policy.unwrapped)
+
+
+def size(policy: PartlyTrained, *, trained: bool) -> int:
+    """Bytes in buckets."""
+    items = dict(policy.state_items()).items()
+    return sum(Spec.of(name, tensor).room for name, tensor in items if tensor.requires_grad == trained)
 
 
 def test_an_adapter_of_another_model_is_refused_and_the_old_version_stays(tied, http, make_sync, models):

@@ -50,12 +50,12 @@ class JoinInfo(WeightTransferInitInfo):
 @dataclass
 class ReceiveInfo(WeightTransferUpdateInfo):
     """Receive update number `update` of `epoch`, for weight version `version`: whole weights; or the frozen base named
-    `base`, to keep; or an adapter to merge into that base, see `weights.base.Base`."""
+    `base`, to keep; or what is trained beside that base or merged into it, see `weights.base.Base`."""
 
     epoch: str
     update: int
     version: int
-    part: Literal["whole", "base", "adapter"] = "whole"
+    part: Literal["whole", "base", "trained"] = "whole"
     base: str | None = None
     scale: float = 1.0
     transposed: tuple[str, ...] = ()
@@ -72,7 +72,7 @@ class BroadcastEngine(WeightTransferEngine[JoinInfo, ReceiveInfo]):
         self.epoch: str | None = None
         self.announced: int | None = None
         self.reception: Reception | None = None
-        self.base: HeldBase | None = None  # fields of an adapter update
+        self.base: HeldBase | None = None  # frozen weights, which later updates are put beside
         self.version: int | None = None  # version that serves; None: the checkpoint's weights
         self.digest: str | None = None
         tied = getattr(self.model_config.hf_config.get_text_config(), "tie_word_embeddings", False)
@@ -152,9 +152,9 @@ class BroadcastEngine(WeightTransferEngine[JoinInfo, ReceiveInfo]):
             self.announced = info.version
         if self.group is None or info.epoch != self.epoch:
             raise RuntimeError(f"asked for weights of epoch {info.epoch}, but joined {self.epoch}")
-        if info.part == "adapter" and (self.base is None or self.base.name != info.base):
-            raise RuntimeError(f"asked for an adapter of base {info.base}, which this engine does not hold")
-        if info.part != "adapter":
+        if info.part == "trained" and (self.base is None or self.base.name != info.base):
+            raise RuntimeError(f"asked for weights beside base {info.base}, which this engine does not hold")
+        if info.part != "trained":
             self.base = None  # memory for one copy beside the serving weights
         self.reception = Reception(
             self.group,
@@ -175,7 +175,7 @@ class BroadcastEngine(WeightTransferEngine[JoinInfo, ReceiveInfo]):
         def fit(came: Named) -> Weights | HeldBase:
             if info.part == "base":
                 return HeldBase(str(info.base), came)
-            weights = Weights(came) if base is None else base.with_adapter(came, info.scale, info.transposed)
+            weights = Weights(came) if base is None else base.with_trained(came, info.scale, info.transposed)
             check_fits([Spec.of(*named) for named in weights.plain], tables, optional=self.optional)
             return weights
 

@@ -18,7 +18,7 @@ class WeightStatus:
 
     def rlhf_status(self) -> dict[str, object]:
         """`version` and `digest` of the serving weights (None: the checkpoint's), the `epoch` joined, the
-        `announced_version` that the trainer sent last (arrived or not) and the name of the `base` kept for adapters;
+        `announced_version` that the trainer sent last (arrived or not) and the name of the `base` that it keeps;
         for an update under way, whether a session is `open`, the `staged_version` and `staged_digest` received, or the
         `failure` to receive them.
         """

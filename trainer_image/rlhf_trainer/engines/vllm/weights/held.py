@@ -1,4 +1,4 @@
-"""Weights to load into a model, merged lazily, and the frozen base that a worker keeps to merge adapters into."""
+"""Weights to load into a model, merged lazily, and the frozen base that a worker keeps for what is trained."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -45,10 +45,10 @@ class HeldBase:
         ]
         """Memory of the base weights, with fingerprints of the tensors as received."""
 
-    def with_adapter(self, came: Named, scale: float, transposed: Sequence[str]) -> Weights:
-        """The version whose trained tensors `came`: matrices A and B, some with magnitudes, and weights that replace
-        those of the base or are added to it. Raises ValueError where one has no counterpart or no weight of its
-        shape."""
+    def with_trained(self, came: Named, scale: float, transposed: Sequence[str]) -> Weights:
+        """The version whose trained tensors `came`: weights that are added to those of the base or replace them, and
+        an adapter's matrices A and B, some with magnitudes. Raises ValueError where one has no counterpart or no weight
+        of its shape."""
         given = dict(came)
         plain = dict(self._weights) | {n: w for n, w in came if not n.endswith(ENDS)}
         names = {name.removesuffix(end) for name in given for end in ENDS if name.endswith(end)}
