@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from rlhf_store.errors import DamagedSnapshot, UnusableStore
@@ -14,6 +15,8 @@ from ..refusal import Refusal
 if TYPE_CHECKING:
     from rlhf_store.archive import Archive
 
+_TRIED = 3
+"""Newest checkpoints of which one may be read: the run may delete another meanwhile."""
 _MOST_SIZES = 4096
 _sizes = dict[str, int]()
 """Bytes by the key of a manifest, which its content is named by."""
@@ -40,6 +43,22 @@ def list_checkpoints(run: RunFolder) -> list[dict[str, Any]]:
         ]
     except (RuntimeError, UnusableStore):  # the rest of the run is there
         return []
+
+
+def read_data_sums(run: RunFolder) -> dict[str, int]:
+    """Checksums of the rows of each source by its path, as the trainer read them, from the newest checkpoint that can
+    be read; none without one."""
+    try:
+        if (checkpoints := run.open_store()) is None:
+            return {}
+        for entry in reversed(checkpoints.entries()[-_TRIED:]):
+            with suppress(DamagedSnapshot):
+                sums = checkpoints.open(entry).state.get("data")
+                items = sums.items() if isinstance(sums, Mapping) else ()
+                return {path: each for path, each in items if type(each) is int}
+    except (RuntimeError, UnusableStore):
+        pass
+    return {}
 
 
 def list_tokens(run: RunFolder, id: str) -> dict[str, Any]:

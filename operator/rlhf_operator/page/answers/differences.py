@@ -1,10 +1,13 @@
-"""Differences between two runs: their manifests, their code, and the versions they ran with."""
+"""Differences between two runs: their manifests, the content of their data, their code, and their versions."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rlhf_api.sections.data import parsed
+
 from ...local.records.changes import Change, changed_values
 from ..folder.run_folder import RunFolder
+from .checkpoints import read_data_sums
 from .details import read_starts
 
 _OWN = ("spec.checkpoint.store",)
@@ -13,15 +16,43 @@ _OWN = ("spec.checkpoint.store",)
 
 def list_differences(first: RunFolder, second: RunFolder) -> dict[str, Any]:
     """`/compare?a=&b=`."""
+    sums = read_data_sums(first), read_data_sums(second)
     changes = [
         change
         for change in (
             *changed_values("spec", dict(first.spec()), dict(second.spec())),
+            *_of_data(*sums),
             *_of_starts(first, second),
         )
-        if change.field not in _OWN
+        if change.field not in _OWN and not _has_same_rows(change, *sums)
     ]
     return {"differences": [{"path": each.field, "a": each.old, "b": each.new} for each in changes]}
+
+
+def _of_data(first: Mapping[str, int], second: Mapping[str, int]) -> Iterator[Change]:
+    """Files that both runs read by the same path, each with other rows."""
+    for path in first.keys() & second.keys():
+        if first[path] != second[path]:
+            yield Change(
+                f"data {path}", *(f"rows with checksum {sums[path]:08x}" for sums in (first, second))
+            )
+
+
+def _has_same_rows(change: Change, first: Mapping[str, int], second: Mapping[str, int]) -> bool:
+    """True for two paths, with equal weights if any, of the same rows."""
+    old, new = (_read_source(value, sums) for value, sums in ((change.old, first), (change.new, second)))
+    return old is not None and old == new
+
+
+def _read_source(value: object, sums: Mapping[str, int]) -> tuple[int, float | None] | None:
+    """Checksum and weight of what a field names; None for what is no path of data."""
+    if not isinstance(value, str):
+        return None
+    try:
+        source = parsed(value)
+    except ValueError:
+        return None
+    return (sums[source.path], source.weight) if source.path in sums else None
 
 
 def _of_starts(first: RunFolder, second: RunFolder) -> Iterator[Change]:

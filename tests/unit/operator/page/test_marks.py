@@ -5,6 +5,7 @@ import os
 
 import pytest
 from tests.support.run_folders import write_run
+from tests.support.stores import fill_store
 
 from rlhf_operator.page.answers.paths import answer
 from rlhf_operator.page.folder.catalog import Catalog
@@ -165,3 +166,35 @@ def test_two_runs_differ_in_fields_code_and_versions(tmp_path):
     ]
     with pytest.raises(Refusal, match="no such run"):
         answer(catalog, "/compare", {"a": ids["a"], "b": "x"})
+
+
+@pytest.mark.parametrize(
+    ("paths", "sums", "expected"),
+    [
+        (("rows.jsonl", "rows.jsonl"), (7, 7), []),
+        (
+            ("rows.jsonl", "rows.jsonl"),
+            (7, 0xABC),
+            [("data rows.jsonl", "rows with checksum 00000007", "rows with checksum 00000abc")],
+        ),
+        (("rows.jsonl", "/copy/rows.jsonl"), (7, 7), []),
+        (("rows.jsonl::2", "copy.jsonl::2"), (7, 7), []),
+        (
+            ("rows.jsonl::2", "copy.jsonl::3"),
+            (7, 7),
+            [("spec.data.train[0]", "rows.jsonl::2", "copy.jsonl::3")],
+        ),
+        (("rows.jsonl", "other.jsonl"), (7, 8), [("spec.data.train[0]", "rows.jsonl", "other.jsonl")]),
+        (("rows.jsonl", "other.jsonl"), (7, None), [("spec.data.train[0]", "rows.jsonl", "other.jsonl")]),
+        (("rows.jsonl", "rows.jsonl"), (None, "seven"), []),
+    ],
+)
+def test_data_differ_in_their_rows_not_in_their_paths(tmp_path, paths, sums, expected):
+    for name, path, sum_ in zip("ab", paths, sums, strict=True):
+        folder = write_run(tmp_path / name, name=name, spec={"data": {"train": [path]}})
+        if sum_ is not None:
+            fill_store(folder / "checkpoints", {}, state={"data": {path.partition("::")[0]: sum_}})
+    catalog = Catalog([tmp_path])
+    ids = {run.summary()["name"]: run.id for run in catalog.runs()}
+    differences = answer(catalog, "/compare", {"a": ids["a"], "b": ids["b"]})["differences"]
+    assert [tuple(each.values()) for each in differences] == expected
