@@ -21,6 +21,7 @@ SHARED = "spec.generator.sharedWithTrainer=true"
 VLLM = "spec.generator.sharedWithTrainer=false"
 FLOAT32, BFLOAT16, FLOAT16 = (f"spec.model.dtype={dtype}" for dtype in ("float32", "bfloat16", "float16"))
 TRAINED = {"float32": FLOAT32, "bfloat16": BFLOAT16}
+MUON = "spec.optimizer.matrices=muon"
 TWO_RANKS = "spec.trainer.processesPerReplica=2"
 OF_TWO = {
     "ranks": (),
@@ -34,7 +35,8 @@ GRPO = Path(__file__).with_name("grpo.yaml")
 
 @dataclass(frozen=True)
 class Job:
-    """The manifest of an example, or `GRPO`, and what a user would set in it."""
+    """The manifest of an example, by its path or one of the sentiment's by its name, or `GRPO`; and what a user would
+    set in it."""
 
     manifest: str
     settings: tuple[str, ...] = ()
@@ -42,6 +44,8 @@ class Job:
     """Job whose model it starts from."""
     reward: str = ""
     """Job that made its reward model."""
+    reference: str = ""
+    """Job that made its teacher."""
     resumes: str = ""
     """Job in whose work directory it goes on."""
     gpus: int = 1
@@ -51,7 +55,8 @@ class Job:
 
     @property
     def file(self) -> Path:
-        return GRPO if self.manifest == "grpo" else SENTIMENT / f"{self.manifest}.yaml"
+        folder = SENTIMENT.parent if "/" in self.manifest else SENTIMENT
+        return GRPO if self.manifest == "grpo" else folder / f"{self.manifest}.yaml"
 
 
 JOBS: Mapping[str, Job] = {
@@ -86,12 +91,32 @@ JOBS: Mapping[str, Job] = {
     "grpo-in-turns": Job("grpo", (VLLM,), policy="sft", vllm=True),
     "grpo-divided": Job("grpo", (VLLM, "spec.rollout.maxStaleness=1"), policy="sft", vllm=True),
     "grpo-lora-in-turns": Job("grpo", (VLLM, "spec.model.lora.policy.rank=8"), policy="sft", vllm=True),
+    "grpo-dora-in-turns": Job(
+        "grpo",
+        (VLLM, "spec.model.lora.policy.rank=8", "spec.model.lora.policy.weightDecomposed=true"),
+        policy="sft",
+        vllm=True,
+    ),
+    "grpo-float32-head-in-turns": Job("grpo", (VLLM, "spec.model.float32Head=true"), policy="sft", vllm=True),
+    "sft-muon": Job("sft", (*SHORT, BFLOAT16, MUON)),
+    "sft-frozen": Job("sft", (*SHORT, BFLOAT16, "spec.model.freeze=[layers.0]")),
+    "images": Job("images/guess", (BFLOAT16,)),
+    "images-in-turns": Job("images/grpo", (VLLM, BFLOAT16, *FOUR), policy="images", vllm=True),
+    "experts": Job("experts/sft", (BFLOAT16,)),
+    "experts-grpo": Job("experts/grpo", (*SHORT, BFLOAT16), policy="experts"),
+    "teacher": Job("arithmetic/sft", SHORT),
+    "student": Job("distillation/student", SHORT),
+    "distillation": Job("distillation/distillation", SHORT, policy="student", reference="teacher"),
+    "distillation-in-turns": Job(
+        "distillation/distillation", (VLLM, *SHORT), policy="student", reference="teacher", vllm=True
+    ),
     **{f"sft-one-{dtype}": Job("sft", (*STEADY, setting)) for dtype, setting in TRAINED.items()},
     **{
         f"sft-{name}-of-two-{dtype}": Job("sft", (*STEADY, setting, TWO_RANKS, *settings), gpus=2)
         for dtype, setting in TRAINED.items()
         for name, settings in OF_TWO.items()
     },
+    "sft-muon-of-two": Job("sft", (*SHORT, BFLOAT16, MUON, TWO_RANKS), gpus=2),
     "grpo-tensor-parallel": Job(
         "grpo", (VLLM, "spec.generator.tensorParallelSize=2"), policy="sft", gpus=3, vllm=True
     ),
@@ -137,7 +162,9 @@ class Jobs:
 
     def _run(self, name: str) -> Finished:
         job = JOBS[name]
-        made = {field: getattr(job, field) for field in ("policy", "reward") if getattr(job, field)}
+        made = {
+            field: getattr(job, field) for field in ("policy", "reward", "reference") if getattr(job, field)
+        }
         for field, other in [*made.items(), *([("resumes", job.resumes)] if job.resumes else [])]:
             earlier = self.result(other)
             assert earlier.code == 0, f"its {field} {other!r} failed: {earlier.output[-1500:]}"

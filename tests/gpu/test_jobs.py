@@ -43,3 +43,8 @@ def test_two_gpus_train_as_one(jobs: Jobs, divided: str, dtype: str, difference:
     if reason := why_not(JOBS[name]):
         pytest.skip(reason)
     assert losses(jobs, name) == pytest.approx(losses(jobs, f"sft-one-{dtype}"), rel=difference)
+
+
+@pytest.mark.skipif(bool(why_not(JOBS["sft-muon-of-two"])), reason=why_not(JOBS["sft-muon-of-two"]))
+def test_two_gpus_train_as_one_by_muon(jobs: Jobs):
+    assert losses(jobs, "sft-muon-of-two") == pytest.approx(losses(jobs, "sft-muon"), rel=SAME)

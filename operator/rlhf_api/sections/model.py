@@ -86,6 +86,8 @@ class Model(Frozen):
 
 
 VISION = ("qwen3_vl",)
+INTERLEAVED = "mrope_interleaved"
+"""The key of their `rope_parameters` without which vLLM places images otherwise than Transformers."""
 """Types of the models that read images and can be trained."""
 BASE, CAUSAL = "Model", "ForCausalLM"
 KINDS = (BASE, CAUSAL, "ForSequenceClassification", "ForTokenClassification")

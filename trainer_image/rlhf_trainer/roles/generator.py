@@ -27,6 +27,7 @@ from rlhf_api.spec import Spec
 from ..engines.vllm.serve.launch import (
     SHARED,
     check_head_size,
+    check_places,
     cpu_options,
     engine_environment,
     gpu_memory,
@@ -85,9 +86,11 @@ def arguments(
         # One log line per prompt and probe would bury all others.
         "disable-uvicorn-access-log": True,
     }
-    options |= weight_options(model_source(config, "policy").path) | head_options(spec.model)
+    policy = model_source(config, "policy")
+    check_places(policy)
+    options |= weight_options(policy.path) | head_options(spec.model)
     if memory is None:
-        check_head_size(model_source(config, "policy"), SHARED)
+        check_head_size(policy, SHARED)
         check_cpu_workers(spec)
         given = spec.generator.engine_arguments.get("max-model-len")
         served = given if isinstance(given, int) else longest(spec)

@@ -285,6 +285,21 @@ def test_a_head_size_that_the_cpus_engine_lacks_is_refused_before_it_starts(tmp_
         options(made, memory=None)
 
 
+@pytest.mark.parametrize(("rope", "refused"), [({"mrope_interleaved": True}, False), ({}, True)])
+def test_a_policy_whose_images_the_engine_would_place_otherwise_is_refused(tmp_path, rope, refused):
+    shape = {
+        "model_type": "qwen3_vl",
+        "text_config": {"rope_parameters": {"mrope_section": [8, 4, 4], **rope}},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    made = config(tmp_path, {"policy": str(tmp_path)})
+    if not refused:
+        options(made)
+        return
+    with pytest.raises(InvalidJob, match=r"spec.model.policy: vLLM would place images otherwise"):
+        options(made)
+
+
 def test_the_list_of_head_sizes_is_the_installed_engines():
     """Read from its source: importing it takes vLLM's whole start."""
     (root,) = importlib.util.find_spec("vllm").submodule_search_locations

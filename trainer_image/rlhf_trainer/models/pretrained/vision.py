@@ -14,7 +14,7 @@ from transformers.utils.hub import cached_file
 from rlhf_api.contract.run import RunConfig
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.rules.vision import policy_problems
-from rlhf_api.sections.model import VISION
+from rlhf_api.sections.model import INTERLEAVED, VISION
 
 from ...data.vision import ImageReader
 from ...process.settings import model_source
@@ -65,10 +65,14 @@ def created_config(
     config: Mapping[str, Any], text: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
 ) -> Any:
     """The fields of a configuration that reads images: those of `text` are of its language model, unless `config` has
-    others; its tokens are the tokenizer's."""
+    others; its tokens are the tokenizer's. It says that the places of images are interleaved, as Transformers computes
+    them whatever it says, and vLLM only then."""
     own = config.get("text_config", {})
     tokens = {field: tokenizer.convert_tokens_to_ids(token) for field, token in TOKENS.items()}
-    return {**tokens, **config, "text_config": {**text, **(own if isinstance(own, Mapping) else {})}}
+    language: dict[str, Any] = {**text, **(own if isinstance(own, Mapping) else {})}
+    if isinstance(rope := language.get("rope_parameters"), Mapping):
+        language["rope_parameters"] = {INTERLEAVED: True, **rope}
+    return {**tokens, **config, "text_config": language}
 
 
 def write_processor(config: PreTrainedConfig, directory: Path) -> None:

@@ -10,12 +10,15 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
+from tests.support.rlhf import ROOT
 from tests.support.tiny.models import tiny_model
 from transformers import AutoConfig, Gemma3PreTrainedModel, Gemma3TextConfig, PreTrainedTokenizerFast
 from transformers.modeling_layers import GenericForTokenClassification
 
 from rlhf_api.errors.problem import InvalidJob
+from rlhf_trainer.engines.vllm.serve.launch import places_images
 from rlhf_trainer.export.model_files import save_model
 from rlhf_trainer.maths.outputs import response_values, sequence_scores
 from rlhf_trainer.models.deepspeed_config import deepspeed_settings
@@ -406,3 +409,15 @@ def test_pickled_weights_are_loaded_only_where_that_is_asked_for(path, tmp_path,
     monkeypatch.setenv("RLHF_PICKLED_WEIGHTS", "allow")
     again = load_policy(str(folder), torch.float32)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+
+
+def test_a_created_model_that_reads_images_says_how_both_engines_place_them():
+    """vLLM goes by it, Transformers does not."""
+    manifest = yaml.safe_load((ROOT / "examples" / "images" / "sft.yaml").read_text())
+    made = manifest["spec"]["model"]["create"]
+    tokenizer = create_tokenizer(["how many squares?"], made["tokenizer"]["vocabSize"], images=True)
+    model = create_policy(made["modelType"], made["config"], tokenizer, 0)
+    assert places_images(model.config.to_dict())
+    del made["config"]["text_config"]["rope_parameters"]["mrope_section"]
+    made["config"]["text_config"]["rope_parameters"]["mrope_interleaved"] = False
+    assert not places_images(create_policy(made["modelType"], made["config"], tokenizer, 0).config.to_dict())

@@ -30,6 +30,8 @@ from vllm.multimodal.inputs import (
 )
 from vllm.multimodal.processing import BaseProcessingInfo
 
+from .launch import PLACES, places_images
+
 IMAGE = "image"
 """vLLM's name of the kind of input."""
 
@@ -60,14 +62,10 @@ class NoProcessor:
 
     def __init__(self, info: Limits, _dummy_inputs: None) -> None:
         self.info = info
-        config: Any = info.get_hf_config()
-        if not config.text_config.rope_parameters.get(
-            "mrope_interleaved"
-        ):  # as Transformers computes at any rate
-            raise ValueError(
-                "vLLM would place images otherwise than Transformers does: set mrope_interleaved to true in the "
-                "rope_parameters of the policy's config.json"
-            )
+        if not places_images(
+            info.get_hf_config().to_dict()
+        ):  # of a hub's model, which nobody has read before
+            raise ValueError(f"spec.model.policy: {PLACES}")
 
     def get_dummy_mm_inputs(self, _mm_counts: Mapping[str, int], **_more: object) -> MultiModalInput:
         config: Any = self.info.get_hf_config()

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from pydantic import JsonValue
 
@@ -17,7 +18,7 @@ from rlhf_api.estimate.sharing import divide
 from rlhf_api.host.foreign_files import READ_ERRORS, read_json
 from rlhf_api.host.model_directory import takes_pickles
 from rlhf_api.roles import Role
-from rlhf_api.sections.model import VISION, Model
+from rlhf_api.sections.model import INTERLEAVED, VISION, Model
 
 from ....process.addresses import interface, is_loopback
 from ....process.settings import ModelSource
@@ -35,6 +36,10 @@ CPU_BATCH_TOKENS = 2048
 SHARED = "`generator.sharedWithTrainer: true`"
 """Setting with which the trainer generates, where vLLM cannot."""
 SHAPE_KEYS = (("hidden_size", "n_embd"), ("num_attention_heads", "n_head"))
+PLACES = (
+    "vLLM would place images otherwise than Transformers does: set mrope_interleaved to true in the rope_parameters of "
+    "its config.json"
+)
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Head sizes of vLLM 0.32's attention on CPUs; it starts with any other one, and crashes at the first request."""
 
@@ -128,6 +133,23 @@ def check_head_size(model: ModelSource, instead: str) -> None:
             f"use another model, GPUs, or {instead}"
         )
         raise InvalidJob([Problem(model.where, message)])
+
+
+def places_images(config: Any) -> bool:
+    """True unless a model's configuration is one whose images vLLM places otherwise than Transformers."""
+    return config["model_type"] not in VISION or bool(
+        config["text_config"]["rope_parameters"].get(INTERLEAVED)
+    )
+
+
+def check_places(model: ModelSource) -> None:
+    """Raises InvalidJob for a model in a directory with which vLLM and the trainer would disagree on images."""
+    try:
+        agrees = places_images(read_json(Path(model.path, "config.json")))
+    except READ_ERRORS:
+        return  # reported when the model is loaded
+    if not agrees:
+        raise InvalidJob([Problem(model.where, PLACES)])
 
 
 def option(name: str, value: object) -> list[str]:
