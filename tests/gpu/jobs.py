@@ -104,6 +104,7 @@ JOBS: Mapping[str, Job] = {
     "images-in-turns": Job("images/grpo", (VLLM, BFLOAT16, *FOUR), policy="images", vllm=True),
     "experts": Job("experts/sft", (BFLOAT16,)),
     "experts-grpo": Job("experts/grpo", (*SHORT, BFLOAT16), policy="experts"),
+    "experts-in-turns": Job("experts/grpo", (VLLM, *SHORT, BFLOAT16), policy="experts", vllm=True),
     "teacher": Job("arithmetic/sft", SHORT),
     "student": Job("distillation/student", SHORT),
     "distillation": Job("distillation/distillation", SHORT, policy="student", reference="teacher"),
