@@ -65,7 +65,12 @@ def write_runs(folder: Path) -> Written:
     (kind / "logs").mkdir()
     (kind / "logs" / "trainer-0.log").write_text("".join(make_log()))
     append_lines(kind / "samples.jsonl", make_samples())
-    predicted = {"step": 3.2, "phases": {"generate": 1.1, "train": 1.3}, "by": "runs/kinder"}
+    predicted = {
+        "step": 3.2,
+        "phases": {"generate": 1.1, "train": 1.3},
+        "by": "runs/kinder",
+        "memory": {"trainer": "2 GB: weights"},
+    }
     append_lines(kind / prediction.FILE, [predicted])
     append_lines(kind / timeline.FILE, [make_times(step).model_dump() for step in range(1, STEPS + 1)])
     for step, blobs in ((STORED - 1, {}), (STORED, make_episode())):

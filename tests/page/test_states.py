@@ -43,9 +43,31 @@ def test_predicted_seconds_stand_beside_measured_ones(open_tab):
         re.compile("Predicted"),
         "generate1.1 s1.2 s−8%",
         "train1.3 s1.1 s+18%",
+        "score–200 ms–",
+        "broadcast–100 ms–",
         re.compile("^whole step3.2 s"),
     ]
     expect(table).to_have_text(rows)
+
+
+def test_a_run_without_predicted_seconds_says_the_reason(open_tab):
+    tab = open_tab()
+    open_run(tab, "followed")
+    expect(
+        tab.page.get_by_text("No seconds were predicted: no earlier run of the same spec.model")
+    ).to_be_visible()
+    expect(
+        tab.page.get_by_text("No memory was predicted: the sizes of the models were not known")
+    ).to_be_visible()
+    table = tab.page.get_by_role("region", name="Predicted and measured seconds").get_by_role("row")
+    expect(table.filter(has_text="generate")).to_have_text("generate–1.2 s–")
+
+
+def test_predicted_memory_stands_by_role(open_tab):
+    tab = open_tab()
+    open_run(tab)
+    table = tab.page.get_by_role("region", name="Predicted and measured memory").get_by_role("row")
+    expect(table).to_have_text([re.compile("Predicted"), "trainer2 GB: weights–"])
 
 
 def test_the_reason_for_which_a_prompt_was_dropped_is_by_the_ledger(open_tab):

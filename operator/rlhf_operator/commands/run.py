@@ -32,7 +32,7 @@ from ..local.preflight.hub import check_hub
 from ..local.preflight.models import critic_from_policy
 from ..local.processes.process import Command
 from ..local.records import provenance, workdir
-from ..local.records.prediction import predict_seconds, write_prediction
+from ..local.records.prediction import predict, write_prediction
 from ..local.resources.placement import find_placement, foresee
 from ..local.resources.ports import place
 from ..page.serve.beside import page_beside
@@ -137,7 +137,7 @@ def run(options: argparse.Namespace, make: Command) -> int:
     with workdir.locked(folder), ExitStack() as beside:
         places = place(config, options.base_port)
         check_port(options.metrics_port, places)
-        predicted = None if options.resume else predict_seconds(folder, job.spec, file_sizes)
+        predicted = None if options.resume else predict(folder, job.spec, file_sizes)
         earlier = workdir.prepare(
             folder,
             config,
@@ -165,8 +165,8 @@ def run(options: argparse.Namespace, make: Command) -> int:
         shown.event(f"logs in {folder / workdir.LOGS}")  # alone: a panel cuts long lines
         for words in placed.lines:
             shown.event(words)
-        if predicted is not None:
-            shown.event(before_line(predicted, job.spec.steps))
+        if predicted is not None and (seconds := before_line(predicted, job.spec.steps)):
+            shown.event(seconds)
         for change in earlier.changes if earlier else ():
             shown.event(f"changed since the last start: {change}")
         if unheeded := of_a_cluster(job.spec):

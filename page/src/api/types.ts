@@ -93,9 +93,12 @@ export interface Usage {
   phaseSeconds?: Record<string, number>;
   /** Before the start, at the rates of an earlier run. */
   predicted?: { step: number; phases: Record<string, number>; by: string } | null;
+  /** The reason for which no seconds were predicted. */
+  unpredicted?: string | null;
   /** Gigabytes of a trainer's GPU. */
   memoryPeak: number | null;
-  memoryForeseen: string | null;
+  /** Of a GPU, by role, with the arithmetic. */
+  memoryPredicted: Record<string, string>;
 }
 
 export interface FirstChart {

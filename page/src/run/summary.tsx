@@ -22,12 +22,11 @@ export function Summary({ run, detail }: { run: Run; detail: RunDetail | null })
 
 /** What is known of a run's use of time, money and memory, as names and texts. */
 export function listUsage(usage: Usage): [string, string][] {
-  const { gpuSeconds, cost, costPerHour, stepSeconds, memoryPeak, memoryForeseen } = usage;
+  const { gpuSeconds, cost, costPerHour, stepSeconds, memoryPeak } = usage;
   const facts: [string, string][] = [];
   if (stepSeconds !== null) facts.push(["Median step", formatSeconds(stepSeconds)]);
   if (gpuSeconds !== null) facts.push(["GPU-hours", formatNumber(gpuSeconds / 3600)]);
   if (cost !== null) facts.push(["Cost", formatNumber(cost) + (costPerHour === null ? "" : `, ${formatNumber(costPerHour)} an hour`)]);
   if (memoryPeak !== null) facts.push(["Peak of a trainer's GPU", `${formatNumber(memoryPeak)} GB`]);
-  if (memoryForeseen !== null) facts.push(["It was foreseen", memoryForeseen]);
   return facts;
 }

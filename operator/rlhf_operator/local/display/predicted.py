@@ -7,8 +7,10 @@ from rlhf_api.contract.prediction import Prediction
 from ...console.text import span
 
 
-def before_line(prediction: Prediction, steps: int) -> str:
-    """Line of the predicted seconds, for the start of a run."""
+def before_line(prediction: Prediction, steps: int) -> str | None:
+    """Line of the predicted seconds, for the start of a run; None without them."""
+    if prediction.step is None:
+        return None
     phases = ", ".join(f"{name} {seconds:.3g}" for name, seconds in prediction.phases.items())
     return (
         f"predicted: {prediction.step:.3g} s a step ({phases}), {steps} steps in {span(prediction.step * steps)}, "
@@ -19,7 +21,7 @@ def before_line(prediction: Prediction, steps: int) -> str:
 def after_line(prediction: Prediction, seconds: Mapping[str, float]) -> str | None:
     """Line of the measured seconds beside the predicted ones, for the end of a run; `seconds`: medians by
     phase, and of the `step`."""
-    if (step := seconds.get("step")) is None:
+    if prediction.step is None or (step := seconds.get("step")) is None:
         return None
     phases = ", ".join(
         f"{name} {seconds[name]:.3g} ({predicted:.3g})"

@@ -1,4 +1,4 @@
-"""Predicts the seconds of a run's step before it starts, at the rates of an earlier run."""
+"""Predicts memory and seconds of a run before it starts, these at the rates of an earlier run."""
 
 import json
 from collections.abc import Iterator
@@ -7,6 +7,7 @@ from pathlib import Path
 from rlhf_api.contract.prediction import FILE, Prediction
 from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.estimate.duration import Batch, Work, of_step, predicted
+from rlhf_api.estimate.resources import plan
 from rlhf_api.estimate.sizes import FileSizes
 from rlhf_api.spec import Spec
 
@@ -17,6 +18,14 @@ _MOST_RUNS = 100
 """The newest ones, whose configuration is read."""
 _MOST_BYTES = 64 << 20
 """Of an earlier run's figures; larger ones would delay the start."""
+
+
+def predict(folder: Path, spec: Spec, file_sizes: FileSizes) -> Prediction:
+    """Memory where the models' sizes are known, and seconds where there is an earlier run."""
+    plans = plan(spec, file_sizes)
+    memory = {role.value: each.memory for role, each in plans.items() if each.memory}
+    prediction = predict_seconds(folder, spec, file_sizes) or Prediction()
+    return prediction.model_copy(update={"memory": memory})
 
 
 def predict_seconds(folder: Path, spec: Spec, file_sizes: FileSizes) -> Prediction | None:

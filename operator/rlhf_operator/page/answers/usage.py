@@ -10,7 +10,6 @@ from rlhf_api.contract.prediction import FILE, Prediction
 from rlhf_api.contract.status import JobStatus
 from rlhf_api.estimate.duration import PHASES
 from rlhf_api.estimate.resources import plan
-from rlhf_api.roles import Role
 from rlhf_api.spec import Spec
 
 from ..folder.run_folder import RunFolder
@@ -23,15 +22,18 @@ def describe_usage(run: RunFolder, status: JobStatus | None) -> dict[str, Any]:
     costs."""
     peak = max(_later(run.metrics.values("memory_peak_gigabytes")), default=None)
     seconds = _later(run.metrics.values("seconds"))
+    predicted = _read_prediction(run)
+    has_seconds = predicted.step is not None
     return {
         "gpuSeconds": status.gpu_seconds if status else None,
         "cost": status.cost if status else None,
         "costPerHour": status.cost_per_hour if status else None,
         "stepSeconds": median(seconds) if seconds else None,
         "phaseSeconds": _measure_phases(run),
-        "predicted": _read_prediction(run),
+        "predicted": predicted.model_dump(exclude={"memory"}) if has_seconds else None,
+        "unpredicted": None if has_seconds else run.unpredicted,
         "memoryPeak": peak,
-        "memoryForeseen": None if peak is None else _foresee_memory(run, status),
+        "memoryPredicted": predicted.memory or _plan_memory(run, status),
     }
 
 
@@ -43,12 +45,13 @@ def _measure_phases(run: RunFolder) -> dict[str, float]:
     return {phase: median(each) for phase, each in seconds.items() if each}
 
 
-def _read_prediction(run: RunFolder) -> dict[str, Any] | None:
+def _read_prediction(run: RunFolder) -> Prediction:
+    """An empty one where the run has left none."""
     try:
         content = b"".join(run.lines(FILE))[:_MOST_BYTES]
-        return Prediction.model_validate_json(content).model_dump()
+        return Prediction.model_validate_json(content)
     except ValueError:
-        return None
+        return Prediction()
 
 
 def _positive(values: Sequence[float]) -> list[float]:
@@ -60,11 +63,11 @@ def _later(values: Sequence[float]) -> list[float]:
     return finite[1:] or finite
 
 
-def _foresee_memory(run: RunFolder, status: JobStatus | None) -> str | None:
-    """The memory of a trainer's GPU with its arithmetic, by the status of a cluster's job or else by the manifest."""
+def _plan_memory(run: RunFolder, status: JobStatus | None) -> dict[str, str]:
+    """The memory of a GPU by role, with its arithmetic, by the status of a cluster's job or else by the manifest."""
     plans = status.plan if status else {}
     try:
         plans = plans or plan(Spec.model_validate_json(json.dumps(run.spec()), extra="ignore"))
     except ValueError:  # of another release
-        return None
-    return plans[Role.TRAINER].memory if Role.TRAINER in plans else None
+        return {}
+    return {role.value: each.memory for role, each in plans.items() if each.memory}

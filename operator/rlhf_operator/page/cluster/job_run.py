@@ -34,6 +34,10 @@ class JobRun(RunFolder):
     """An RLHFJob with the data of its store; `folder`: for copies of that, its own. Used while `lock` is held."""
 
     reads_tokens = False
+    unpredicted = (
+        "the operator plans memory alone: seconds need the rates of an earlier run, which are in its work directory; "
+        "`rlhf plan MANIFEST --measured RUN` predicts them at the rates of a run on the same machines"
+    )
 
     def __init__(self, id: str, folder: Path) -> None:
         self.lock = threading.Lock()

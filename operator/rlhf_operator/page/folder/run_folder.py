@@ -38,6 +38,12 @@ class RunFolder:
     reads_tokens = True
     """False where episodes are not parsed, as their libraries would have to be trusted with what others wrote."""
 
+    unpredicted = (
+        "no earlier run of the same spec.model, with every phase of this job, was beside it when it started, and it is "
+        "the rates of such a run at which seconds are predicted"
+    )
+    """The reason for which a run has no predicted seconds."""
+
     def __init__(self, id: str, folder: Path, fetch: Fetch = leave) -> None:
         """`fetch`: see GrowingFile."""
         self.id, self.folder, self._fetch = id, folder, fetch

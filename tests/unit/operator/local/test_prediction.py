@@ -13,7 +13,7 @@ from rlhf_api.contract.status import JobStatus
 from rlhf_api.estimate.sizes import NOTHING
 from rlhf_operator.commands.conclusion import print_conclusion
 from rlhf_operator.local.display.predicted import after_line, before_line
-from rlhf_operator.local.records.prediction import predict_seconds, write_prediction
+from rlhf_operator.local.records.prediction import predict, predict_seconds, write_prediction
 
 SFT = (
     "spec.model={policy: some/model, parameters: 1.0e9, dtype: bfloat16}",
@@ -58,6 +58,14 @@ def test_without_such_a_run_or_a_size_nothing_is_predicted(tmp_path, settings):
     if settings:
         leave_run(tmp_path / "old", *settings, seconds=2.0, changed=1)
     assert predict_seconds(tmp_path / "new", job(*SFT, *settings).spec, NOTHING) is None
+
+
+def test_the_first_run_of_a_job_has_its_memory_predicted(tmp_path):
+    prediction = predict(tmp_path / "new", job(*SFT).spec, NOTHING)
+    assert (prediction.step, prediction.phases, prediction.by) == (None, {}, None)
+    assert "1e9" in prediction.memory["trainer"]
+    assert before_line(prediction, 10) is None
+    assert after_line(prediction, {"step": 1.0}) is None
 
 
 PREDICTION = Prediction(step=1.25, phases={"generate": 0.5, "train": 0.75}, by="runs/a")

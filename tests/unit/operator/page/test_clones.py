@@ -96,8 +96,9 @@ def test_a_run_says_what_it_takes(tmp_path):
         "stepSeconds": 37.5,
         "phaseSeconds": {"train": 22.5, "broadcast": 4.0},
         "predicted": predicted,
+        "unpredicted": None,
         "memoryPeak": 48.0,
-        "memoryForeseen": "47.5 GB = all of it",
+        "memoryPredicted": {"trainer": "47.5 GB = all of it"},
     }
 
 
@@ -110,4 +111,15 @@ def test_memory_is_foreseen_by_the_manifest_where_no_status_has_it(tmp_path):
     }
     steps = [{"step": 1, "seconds": 1.0, "memory_peak_gigabytes": 20.0}]
     write_run(tmp_path, name="one", steps=steps, spec=spec)
-    assert "1e9" in ask(tmp_path, "one")["usage"]["memoryForeseen"]
+    usage = ask(tmp_path, "one")["usage"]
+    assert "1e9" in usage["memoryPredicted"]["trainer"]
+    assert usage["predicted"] is None
+    assert "no earlier run of the same spec.model" in usage["unpredicted"]
+
+
+def test_memory_that_was_predicted_before_the_start_comes_first(tmp_path):
+    write_run(tmp_path, name="one")
+    (tmp_path / "prediction.json").write_text('{"memory": {"trainer": "2 GB: weights"}}\n')
+    usage = ask(tmp_path, "one")["usage"]
+    assert usage["memoryPredicted"] == {"trainer": "2 GB: weights"}
+    assert (usage["predicted"], usage["unpredicted"] is None) == (None, False)
