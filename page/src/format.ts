@@ -12,6 +12,21 @@ export function formatNumber(value: number | null | undefined): string {
   return value.toFixed(digits).replace("-", "−");
 }
 
+/** A value at an axis: 12500 is "12.5k", so that two ticks never have the same text. */
+export function formatTick(value: number | null): string {
+  if (value === null) return "";
+  const size = Math.abs(value);
+  if (size >= 1e4 && size < 1e12) {
+    const [unit, letter] = size >= 1e9 ? [1e9, "G"] : size >= 1e6 ? [1e6, "M"] : [1e3, "k"];
+    return `${Number((value / unit).toFixed(3))}${letter}`.replace("-", "−");
+  }
+  return trimZeros(formatNumber(value));
+}
+
+function trimZeros(text: string): string {
+  return text.includes(".") && !text.includes("e") ? text.replace(/\.?0+$/, "") : text;
+}
+
 /** Every digit, as of samples that are counted. */
 export function formatCount(count: number): string {
   return count.toLocaleString("en-US").replaceAll(",", "\u202f");

@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import type { Run } from "../src/api/types.ts";
 import { parseRoute, formatRoute } from "../src/routing.ts";
-import { filterRuns, parseList, sortRuns, toggleInList } from "../src/runs/filter.ts";
+import { filterRuns, nameApart, parseList, sortRuns, toggleInList } from "../src/runs/filter.ts";
 
 function makeRun(name: string, values: Partial<Run> = {}): Run {
   return {
@@ -15,6 +15,14 @@ test("a filter asks for every word, wherever it is", () => {
   const runs = [makeRun("sft", { algorithm: "sft" }), makeRun("kind"), makeRun("kinder", { phase: "Failed" })];
   assert.deepEqual(filterRuns(runs, "KIND failed").map(({ name }) => name), ["kinder"]);
   assert.equal(filterRuns(runs, "").length, 3);
+});
+
+test("runs of one name are told apart by their places", () => {
+  const places = { a: "/runs/one/", b: "/runs/two", c: "/old/two", d: "/runs/three" };
+  const runs = Object.entries(places).map(([id, place]) => makeRun(id, { name: id === "d" ? "other" : "job", place }));
+  assert.deepEqual([...nameApart(runs)], [
+    ["a", "job (one)"], ["b", "job (/runs/two)"], ["c", "job (/old/two)"], ["d", "other"],
+  ]);
 });
 
 test("runs without a value are last in either direction", () => {

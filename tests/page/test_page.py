@@ -174,6 +174,7 @@ def test_samples_come_in_the_order_asked_for_and_turns_in_theirs(open_tab):
     tab.page.get_by_role("radio", name="best").check()
     expect(tab.page.locator(".sample").first).to_contain_text("You are at a door.")
     tab.page.locator(".sample .head").first.click()
+    expect(tab.page.locator(".whole .text").first).to_have_text("You are at a door.")
     expect(tab.page.get_by_role("list", name="Turns").get_by_role("listitem")).to_contain_text(
         ["open the door", "It is locked."]
     )

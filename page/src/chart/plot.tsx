@@ -1,7 +1,7 @@
 // uPlot in a box that it fills: made once, then given new data, so that a new step moves the line and nothing flickers.
 import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
-import { formatNumber } from "../format.ts";
+import { formatTick } from "../format.ts";
 import { pickStroke } from "../palette.ts";
 import type { ChartData, ChartMark } from "./data.ts";
 import { drawMarks, findMark } from "./marks.ts";
@@ -11,6 +11,9 @@ const FONT = "12px system-ui, sans-serif";
 const ROOM_PX = 10;
 /** uPlot's status after its first drawing, before which it lays out its axes. */
 const READY = 1;
+
+/** Distances of ticks between which no step is. */
+const WHOLE = Array.from({ length: 15 }, (_, power) => [1, 2, 5].map((digit) => digit * 10 ** power)).flat();
 
 interface Props {
   data: ChartData;
@@ -62,6 +65,10 @@ export function Plot({ data, marks, height, group, isDark, onCursor }: Props) {
   return <div class="plot" ref={box} aria-hidden="true" />;
 }
 
+function isWhole(steps: readonly number[]): boolean {
+  return steps.every(Number.isInteger);
+}
+
 function align(data: ChartData): uPlot.AlignedData {
   return [data.x, ...data.lines.map(({ values }) => values)];
 }
@@ -94,7 +101,7 @@ function makeOptions(data: ChartData, { width, height, group, isDark }: Look): u
     cursor: { sync: { key: group }, points: { size: 7 }, drag: { x: true, y: false } },
     scales: { x: { time: false }, y: { range: padRange } },
     axes: [
-      { ...axis, grid: { show: false }, space: 60, size: 26, values: (_, ticks) => ticks.map(formatTick) },
+      { ...axis, grid: { show: false }, space: 60, size: 26, ...(isWhole(data.x) && { incrs: WHOLE }), values: (_, ticks) => ticks.map(formatTick) },
       { ...axis, space: 36, size: 54, values: (_, ticks) => ticks.map(formatTick) },
     ],
     series: [
@@ -124,13 +131,4 @@ function padRange(_: uPlot, low: number, high: number): uPlot.Range.MinMax {
   if (low === null || high === null) return [0, 1];
   if (low === high) return [low - (Math.abs(low) || 1) / 2, high + (Math.abs(high) || 1) / 2];
   return uPlot.rangeNum(low, high, 0.1, true);
-}
-
-function formatTick(value: number | null): string {
-  if (value === null) return "";
-  return Math.abs(value) >= 10_000 ? value.toExponential(0).replace("e+", "e") : trimZeros(formatNumber(value));
-}
-
-function trimZeros(text: string): string {
-  return text.includes(".") && !text.includes("e") ? text.replace(/\.?0+$/, "") : text;
 }

@@ -4,10 +4,12 @@ import { formatNumber } from "../format.ts";
 import { Scroll } from "../parts.tsx";
 import type { ChartData } from "./data.ts";
 
-const MOST_ROWS = 100;
+/** At first, and with each press of the button. */
+const ROWS = 100;
 
 export function NumbersTable({ title, data, xName }: { title: string; data: ChartData; xName: string }) {
   const [isOpen, setIsOpen] = useState(false);
+  const [most, setMost] = useState(ROWS);
   return (
     <details class="numbers" onToggle={(event) => setIsOpen(event.currentTarget.open)}>
       <summary aria-label={`Table of ${title}`}>Table</summary>
@@ -24,16 +26,21 @@ export function NumbersTable({ title, data, xName }: { title: string; data: Char
                 ))}
               </tr>
             </thead>
-            <tbody>{listPlaces(data.x.length).map((place) => <Row key={place} data={data} place={place} />)}</tbody>
+            <tbody>{listPlaces(data.x.length, most).map((place) => <Row key={place} data={data} place={place} />)}</tbody>
           </table>
+          {data.x.length > most && (
+            <button type="button" onClick={() => setMost(most + ROWS)}>
+              Older rows
+            </button>
+          )}
         </Scroll>
       )}
     </details>
   );
 }
 
-function listPlaces(count: number): number[] {
-  return Array.from({ length: Math.min(count, MOST_ROWS) }, (_, index) => count - 1 - index);
+function listPlaces(count: number, most: number): number[] {
+  return Array.from({ length: Math.min(count, most) }, (_, index) => count - 1 - index);
 }
 
 function Row({ data, place }: { data: ChartData; place: number }) {

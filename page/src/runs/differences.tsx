@@ -4,9 +4,11 @@ import { withQuery } from "../api/client.ts";
 import type { Difference, Run } from "../api/types.ts";
 import { formatExact } from "../format.ts";
 import { Problem, Scroll } from "../parts.tsx";
+import { nameApart } from "./filter.ts";
 
 export function Differences({ first, second }: { first: Run; second: Run }) {
   const { data, error } = useFetched<{ differences: Difference[] }>(withQuery("/compare", { a: first.id, b: second.id }));
+  const names = nameApart([first, second]);
   return (
     <>
       <h3>What differs</h3>
@@ -18,8 +20,8 @@ export function Differences({ first, second }: { first: Run; second: Run }) {
             <thead>
               <tr>
                 <th scope="col">Field</th>
-                <th scope="col">{first.name}</th>
-                <th scope="col">{second.name}</th>
+                <th scope="col">{names.get(first.id)}</th>
+                <th scope="col">{names.get(second.id)}</th>
               </tr>
             </thead>
             <tbody>

@@ -28,6 +28,18 @@ export function formatProgress(run: Pick<Run, "step" | "steps">): string {
   return run.steps === null ? String(run.step) : `${run.step} / ${run.steps}`;
 }
 
+/** A name for each run that no other one has: those of the same job have the end of their place too. */
+export function nameApart(runs: readonly Run[]): Map<string, string> {
+  const withPlace = (run: Run): string => `${run.name} (${run.place.replace(/\/+$/, "").split("/").at(-1)})`;
+  const isAlone = (name: (run: Run) => string, run: Run): boolean => runs.filter((other) => name(other) === name(run)).length === 1;
+  return new Map(
+    runs.map((run) => {
+      if (isAlone(({ name }) => name, run)) return [run.id, run.name];
+      return [run.id, isAlone(withPlace, run) ? withPlace(run) : `${run.name} (${run.place})`];
+    }),
+  );
+}
+
 /** The list of identifiers in an argument, in the order chosen. */
 export function parseList(text: string | undefined): string[] {
   return (text ?? "").split(",").filter(Boolean).map(decodeURIComponent);

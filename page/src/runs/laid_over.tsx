@@ -9,7 +9,7 @@ import { formatTitle } from "../format.ts";
 import { MetricPicker, Section } from "../parts.tsx";
 import { replaceQuery, type Route } from "../routing.ts";
 import { Differences } from "./differences.tsx";
-import { parseList, toggleInList } from "./filter.ts";
+import { nameApart, parseList, toggleInList } from "./filter.ts";
 
 const USUAL = [/^reward_mean$/, /^evaluation\/.*\/mean$/, /^loss$/, /^accuracy$/];
 const MOST_RUNS = 12;
@@ -78,10 +78,11 @@ interface OverlayProps {
 
 function Overlay({ name, runs, series, isByTime, onClose }: OverlayProps) {
   const data = useMemo(() => {
+    const labels = nameApart(runs);
     const parts = runs.flatMap((run) => {
       const own = series[run.id];
       const values = own?.series[name];
-      return own && values ? [{ label: run.name, x: isByTime ? own.elapsed.map((seconds) => seconds / 60) : own.steps, values }] : [];
+      return own && values ? [{ label: labels.get(run.id) ?? run.name, x: isByTime ? own.elapsed.map((seconds) => seconds / 60) : own.steps, values }] : [];
     });
     return joinLines(parts);
   }, [runs.map(({ id }) => id).join(), series, name, isByTime]);

@@ -50,7 +50,7 @@ function Opened({ run, sample }: { run: string; sample: Sample }) {
           {sample.finished === false && ", truncated"}
         </Fact>
       </dl>
-      {sample.turns.length > 0 ? <Turns turns={sample.turns} /> : <Whole sample={sample} />}
+      <Whole sample={sample} />
       <Tokens run={run} sample={sample} />
       <Group run={run} sample={sample} />
       <p>
@@ -66,7 +66,7 @@ function Whole({ sample }: { sample: Sample }) {
       <h3>Prompt</h3>
       <p class="text">{sample.prompt}</p>
       <h3>Response</h3>
-      <p class="text">{sample.response}</p>
+      {sample.turns.length > 0 ? <Turns turns={sample.turns} /> : <p class="text">{sample.response}</p>}
     </div>
   );
 }

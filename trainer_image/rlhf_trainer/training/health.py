@@ -57,10 +57,12 @@ def judge(
     compared: bool = True,
     outliers: float = 1.0,
     other_weights: str = "",
+    learns_from_scores: bool = True,
 ) -> Verdict:
     """The verdict on the metrics of `step`. `begun`: every model is trained by now, so every metric exists; `compared`:
     log-probabilities of generators and trainer are comparable; `outliers`: the limit of `outlier_limit`;
-    `other_weights`: names of generators whose served weights differ from what was sent.
+    `other_weights`: names of generators whose served weights differ from what was sent; `learns_from_scores`: no
+    teacher tells responses apart where scores do not.
 
     A missing or NaN metric neither breaks a rule nor resets its count. Values that break a rule enter its running mean
     only once the rule has acted.
@@ -72,7 +74,7 @@ def judge(
         breaches.append(other_weights_breach(other_weights, step))
     if compared and (new_breach := find_other_policy(health, outliers, metrics, step)) is not None:
         breaches.append(new_breach)
-    if (share := metrics.get(SIGNAL)) is not None:
+    if learns_from_scores and (share := metrics.get(SIGNAL)) is not None:
         streak = watches.get(NO_SIGNAL, Watch()).streak + 1 if share == 1 else 0
         after[NO_SIGNAL] = Watch(streak)
         if streak >= STEPS_WITHOUT_SIGNAL:

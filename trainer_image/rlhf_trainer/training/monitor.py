@@ -97,6 +97,7 @@ class Monitor:
                 compared=not spec.sampling.cut,
                 outliers=spec.outlier_limit(),
                 other_weights=other_weights,
+                learns_from_scores=spec.algorithm != "distillation",
             )
             self._watches = verdict.watches
             breach = None if verdict.breach is None else asdict(verdict.breach)

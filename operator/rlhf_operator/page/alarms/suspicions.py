@@ -31,6 +31,7 @@ def _rises_with_reward(moved: Trend, trend: Trends) -> bool:
     return moved.late > 1.5 * moved.early > 0 and reward is not None and reward.has_risen
 
 
+_SPREAD = "groups_without_spread_share"
 _SIGNS = (
     _Sign(
         "response_length_mean",
@@ -40,7 +41,7 @@ _SIGNS = (
         "{metric: response_length_mean, deviationsAbove: 5, window: 30, steps: 3, action: pause}",
     ),
     _Sign(
-        "groups_without_spread_share",
+        _SPREAD,
         lambda moved, _: moved.late > 0.8,
         "{late:.0%} of groups have no spread of scores",
         "all responses to a prompt score alike, so it trains nothing: the prompts are too easy or too hard, or the "
@@ -92,6 +93,8 @@ def find_suspicions(trend: Trends, held_out: Sequence[float], spec: Mapping[str,
     """Alarms of suspicious figures; `held_out`: its held-out scores so far."""
     yield from _find_drift(trend, held_out, spec)
     for sign in _SIGNS:
+        if sign.metric == _SPREAD and spec.get("algorithm") == "distillation":
+            continue  # its teacher tells responses apart where scores do not
         moved = trend(sign.metric)
         if moved is not None and sign.is_shown(moved, trend):
             title = sign.title.format(early=moved.early, late=moved.late, rest=1 - moved.late)

@@ -65,6 +65,11 @@ def test_a_figure_that_moves_is_an_alarm(tmp_path, last, title):
     assert titles(tmp_path, steps=steps(**last)) == [title]
 
 
+def test_scores_without_spread_are_none_where_a_teacher_judges(tmp_path):
+    last = {"groups_without_spread_share": 1.0}
+    assert titles(tmp_path, steps=steps(**last), spec={"algorithm": "distillation"}) == []
+
+
 def test_few_steps_say_nothing(tmp_path):
     assert titles(tmp_path, steps=steps(9, entropy=0.0, finished_share=0.0)) == []
 

@@ -76,6 +76,12 @@ def test_a_reward_that_tells_no_response_from_another_warns_by_step_3(score):
     assert reports[0].message.startswith("spec.health: no signal for 3 steps in step 3: ")
 
 
+def test_a_teacher_is_a_signal_where_scores_are_none():
+    job = Job("distillation", "klCoefficient: 0.01", score=same)
+    assert monitored(job, 4) == []
+    assert {line[SHARE] for line in job.lines} == {1.0}
+
+
 def test_a_rule_ends_a_run_without_a_signal():
     job = Job("grpo", "", STOPS, score=same)
     with pytest.raises(RoleEnd, match=r"spec\.health\.rules\[0\]: groups_without_spread_share 1") as ended:
