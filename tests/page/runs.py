@@ -93,7 +93,15 @@ def write_runs(folder: Path) -> Written:
     write_run(folder / "empty", name="empty", phase="Failed")
     short = [make_step(step) for step in range(1, 4)]
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    status = {"startTime": now, "reward": 0.3}
+    generator = {
+        "role": "generator",
+        "name": "generator-0",
+        "uid": "1",
+        "ready": True,
+        "weightVersion": 2,
+        "epoch": 5,
+    }
+    status = {"startTime": now, "reward": 0.3, "weightVersion": 3, "queue": 11, "generators": [generator]}
     followed = write_run(folder / "followed", name="followed", phase="Running", steps=short, status=status)
     return Written(folder, followed)
 

@@ -63,6 +63,15 @@ def test_a_run_without_predicted_seconds_says_the_reason(open_tab):
     expect(table.filter(has_text="generate")).to_have_text("generate–1.2 s–")
 
 
+def test_generators_have_their_versions_and_what_waits_for_them(open_tab, written):
+    (written.followed / "status.json").touch()  # as a run that goes on does each second
+    tab = open_tab()
+    open_run(tab, "followed")
+    table = tab.page.get_by_role("region", name="Table of generators").get_by_role("row")
+    expect(table).to_have_text([re.compile("weightVersion"), re.compile("generator-0.*true25")])
+    expect(tab.page.get_by_text("Queue: prompts without responses").locator("xpath=..")).to_contain_text("11")
+
+
 def test_predicted_memory_stands_by_role(open_tab):
     tab = open_tab()
     open_run(tab)

@@ -118,6 +118,8 @@ export interface RunDetail {
   conditions?: Condition[];
   roles: Record<string, Record<string, Nested>>;
   generators: Record<string, Nested>[];
+  /** The weights that are served, and what waits; empty of a run that does not go on. */
+  serving?: Record<string, number>;
   ledger: Record<string, Nested>;
   estimatedEnd?: string | null;
   usage?: Usage;

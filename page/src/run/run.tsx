@@ -2,16 +2,17 @@
 import { usePolled } from "../api/polled.ts";
 import { useRun } from "../api/runs.ts";
 import type { Alarm, Mark, Metric, RunDetail } from "../api/types.ts";
-import { Phase, Problem, Section } from "../parts.tsx";
+import { Phase, Problem } from "../parts.tsx";
 import type { Route } from "../routing.ts";
 import { Alarms } from "./alarms.tsx";
 import { Conditions, Hidden } from "./conditions.tsx";
 import { Figures } from "./figures.tsx";
+import { Generators } from "./generators.tsx";
 import { Ledger } from "./ledger.tsx";
 import { Logs } from "./logs.tsx";
 import { Marks } from "./marks.tsx";
 import { Predicted } from "./predicted.tsx";
-import { List, Records, Roles } from "./roles.tsx";
+import { List, Roles } from "./roles.tsx";
 import { Snapshots } from "./snapshots.tsx";
 import { Summary } from "./summary.tsx";
 
@@ -43,11 +44,7 @@ export function RunView({ id, route }: { id: string; route: Route }) {
             <Ledger ledger={run.ledger} marks={marks?.marks ?? []} />
             <Predicted usage={run.usage} />
           </div>
-          {run.generators.length > 0 && (
-            <Section title="Generators">
-              <Records label="Table of generators" rows={run.generators} />
-            </Section>
-          )}
+          <Generators generators={run.generators} serving={run.serving} />
           <Snapshots id={id} checkpoints={run.checkpoints} commands={run.commands} />
           <Logs id={id} />
           <details>

@@ -31,6 +31,7 @@ def describe_run(run: RunFolder) -> dict[str, Any]:
         "ledger": _dumped(status.ledger if status else None),
         "health": _dumped(status.health if status else None),
         "generators": [_dumped(each) for each in status.generators] if status else [],
+        "serving": _describe_serving(run, status),
         "conditions": [_dumped(each) for each in status.conditions] if status else [],
         "estimatedEnd": status.estimated_end if status else None,
         "usage": describe_usage(run, status),
@@ -81,6 +82,21 @@ def _roles(status: JobStatus | None) -> dict[str, Any]:
         }
         for role, each in roles
     }
+
+
+def _describe_serving(run: RunFolder, status: JobStatus | None) -> dict[str, Any]:
+    """The weights that are served, and what waits; without what is not known, and empty of a run that does not go
+    on."""
+    if status is None or run.phase(status)[0] != "Running":
+        return {}
+    values = {
+        "weightVersion": status.weight_version,
+        "staleness": status.staleness,
+        "stalenessBound": status.staleness_bound,
+        "queue": status.queue,
+        "unscored": status.unscored,
+    }
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _checkpoints(run: RunFolder) -> list[dict[str, Any]]:

@@ -117,6 +117,15 @@ def test_memory_is_foreseen_by_the_manifest_where_no_status_has_it(tmp_path):
     assert "no earlier run of the same spec.model" in usage["unpredicted"]
 
 
+@pytest.mark.parametrize(
+    ("phase", "is_shown"), [("Running", True), ("Succeeded", False), ("Suspended", False)]
+)
+def test_a_run_that_goes_on_says_what_it_serves_and_what_waits(tmp_path, phase, is_shown):
+    status = {"weightVersion": 4, "staleness": 0.5, "stalenessBound": 1, "queue": 7}
+    write_run(tmp_path, name="one", phase=phase, status={**status, "unscored": None})
+    assert ask(tmp_path, "one")["serving"] == (status if is_shown else {})
+
+
 def test_memory_that_was_predicted_before_the_start_comes_first(tmp_path):
     write_run(tmp_path, name="one")
     (tmp_path / "prediction.json").write_text('{"memory": {"trainer": "2 GB: weights"}}\n')
