@@ -198,5 +198,5 @@ CarriedName = Annotated[str, Field(pattern=CARRIED, max_length=128)]
 CarriedText = Annotated[str, Field(max_length=256 << 10)]
 """Its content, which has a limit of its own: a spec's."""
 
-RowKind = Literal["prompts", "responses", "pairs", "graded", "labeled"]
+RowKind = Literal["prompts", "responses", "pairs", "graded", "labeled", "stepwise"]
 """Dataset rows: `{prompt}`, `{prompt, answer}`, or `{prompt, pos_answers, neg_answers}`."""

@@ -31,6 +31,7 @@ CRITIC = Model("critic", "critic", "value")
 REFERENCE = Model("reference", "reference", "causal")
 SUPERVISED = Model("model", "policy", "causal")
 REWARD_MODEL = Model("model", "policy", "score")
+PROCESS_REWARD_MODEL = Model("model", "policy", "token_score")
 
 SEQUENCES = "sequences"
 """Column of the tokens of prompts and responses, written by the first node."""
@@ -43,6 +44,9 @@ GIVEN = "given"
 """Column of rows: 1 for a response that the dataset gives in place of a sampled one."""
 TEACHER = "teacher"
 """Column of rows: the number of the teacher in `distillation.teachers`."""
+STEP_LABEL = "step_label"
+"""Column of response tokens that a source of rows with steps writes: at the last token of each step its label, from 0
+(wrong) to 1 (right), and -1 elsewhere."""
 MARGIN = "margin"
 """Column of rows that a source of graded ones writes: of both responses of a pair, by how much one is better."""
 REFERENCE_TOP = "reference_top"

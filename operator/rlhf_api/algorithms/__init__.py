@@ -3,7 +3,22 @@
 from ..field_types import Frozen
 from ..sections.common import CommonSpec
 from ..sections.teacher import NamedTeacher
-from . import cispo, custom, distillation, dpo, dr_grpo, grpo, gspo, kto, ppo, reinforce_pp, reward, rloo, sft
+from . import (
+    cispo,
+    custom,
+    distillation,
+    dpo,
+    dr_grpo,
+    grpo,
+    gspo,
+    kto,
+    ppo,
+    process_reward,
+    reinforce_pp,
+    reward,
+    rloo,
+    sft,
+)
 from .base import Algorithm
 
 ALGORITHMS: dict[str, Algorithm] = {
@@ -11,6 +26,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     for algorithm in (
         sft.ALGORITHM,
         reward.ALGORITHM,
+        process_reward.ALGORITHM,
         dpo.ALGORITHM,
         kto.ALGORITHM,
         ppo.ALGORITHM,

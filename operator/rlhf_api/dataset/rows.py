@@ -1,11 +1,11 @@
 """Row types of datasets."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from ..errors.problem import show
 from ..field_types import RowKind
@@ -218,7 +218,58 @@ class GradedPreferenceRow(PreferenceRow):
     margin: Margin
 
 
-ROW_FIELDS = ("prompt", "answer", "pos_answers", "neg_answers")
+def _not_blank(step: str) -> str:
+    if not step.strip():
+        raise ValueError(f"a step must have text; got {show(step)}")
+    return step
+
+
+Steps = Annotated[list[Annotated[str, AfterValidator(_not_blank)]], Field(min_length=1)]
+"""Texts of the steps of a response, none of them blank."""
+StepLabel = Annotated[
+    float,
+    BeforeValidator(lambda label: float(label) if isinstance(label, bool) else label),
+    Field(ge=0, le=1),
+]
+"""True or 1 for a right step, false or 0 for a wrong one; between them a probability, as of rollouts from the step."""
+
+
+class StepsRow(Row):
+    """A prompt with a response in steps, each with a label."""
+
+    prompt: Prompt
+    steps: Steps
+    labels: list[StepLabel]
+
+    @model_validator(mode="after")
+    def _has_a_label_for_each(self) -> Self:
+        _check_numbers("steps", self.steps, self.labels)
+        return self
+
+
+class CompletionsRow(Row):
+    """The same, whose steps are named as in TRL's data sets."""
+
+    prompt: Prompt
+    completions: Steps
+    labels: list[StepLabel]
+
+    @property
+    def steps(self) -> list[str]:
+        return self.completions
+
+    @model_validator(mode="after")
+    def _has_a_label_for_each(self) -> Self:
+        _check_numbers("completions", self.completions, self.labels)
+        return self
+
+
+def _check_numbers(name: str, steps: Sequence[str], labels: Sequence[float]) -> None:
+    if len(steps) != len(labels):
+        raise ValueError(f"{name} and labels must be equally long; got {len(steps)} and {len(labels)}")
+
+
+ROW_FIELDS = ("prompt", "answer", "pos_answers", "neg_answers", "steps")
 """Fields that training reads, over all row kinds."""
 ROW_TYPES: dict[RowKind, type[Row]] = {
     "prompts": PromptRow,
@@ -226,6 +277,7 @@ ROW_TYPES: dict[RowKind, type[Row]] = {
     "pairs": PairRow,
     "graded": GradedPairRow,
     "labeled": LabeledRow,
+    "stepwise": StepsRow,
 }
 RENDERED_FIELDS = (*ROW_FIELDS, "messages", "chosen", "rejected", "tools", "chat_template_kwargs")
 """Fields of conversations, over all row kinds, that a chat template reads."""
@@ -233,6 +285,7 @@ OTHER_TYPES: dict[RowKind, tuple[str, type[Row]]] = {
     "responses": ("messages", ConversationRow),
     "pairs": ("chosen", PreferenceRow),
     "graded": ("chosen", GradedPreferenceRow),
+    "stepwise": ("completions", CompletionsRow),
 }
 """Alternative row types of a kind, by a field that only they have."""
 

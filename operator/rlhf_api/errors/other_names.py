@@ -183,6 +183,7 @@ _NAMES = {
     "spec.dpo.margin": "simpo_gamma dpo.gamma",
     "spec.dpo.likelihoodCoefficient": "rpo_alpha nll_loss_coef pref_ftx cpo_alpha",
     "spec.kto.beta": "kto.beta",
+    "spec.data.stepSeparator": "step_separator",
     "spec.grpo.clipCov": "clip_cov_ratio",
     "spec.grpo.klCov": "kl_cov_ratio",
     "lossAggregation": "loss_type loss_agg_mode",

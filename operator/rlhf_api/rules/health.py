@@ -40,7 +40,11 @@ _REWARD = ("mean", "failed", "seconds", "without_spread_share")
 _SOURCE = ("reward_mean", "without_spread_share")
 """Metrics of each source of the training data, where there are several, prefixed by its number."""
 _GIVEN = ("prompts_cut", "responses_cut")
-_PAIRS = ("accuracy", "reward_margin", "chosen_reward", "rejected_reward", "kl_baseline")
+_JUDGED = (
+    *("accuracy", "reward_margin", "chosen_reward", "rejected_reward", "kl_baseline"),
+    *("right_step_score", "wrong_step_score"),
+)
+"""Metrics of given responses with judgements."""
 
 
 def metrics_of(spec: Spec) -> tuple[str, ...] | None:
@@ -54,7 +58,7 @@ def metrics_of(spec: Spec) -> tuple[str, ...] | None:
     named = _MODEL if len(models) == 1 else ("loss", *_MODEL)
     of_models = [f"{before}{name}" for before in models.values() for name in named]
     if not graph.generates:
-        return (*_STEP, *of_models, *_GIVEN, *_PAIRS)
+        return (*_STEP, *of_models, *_GIVEN, *_JUDGED)
     rewards = ["model", *(function.metric for function in spec.reward.functions)]
     of_rewards = [f"reward_{reward}_{name}" for reward in rewards for name in _REWARD]
     of_policy = [f"{models[POLICY]}{name}" for name in _POLICY]

@@ -50,6 +50,7 @@ def problems(spec: Spec) -> Iterator[Problem]:
         *_schedule(spec),
         *_settings(spec),
         *_teachers(spec),
+        *_steps(spec),
         *_responses(spec),
         *_scores(spec),
         *_curriculum(spec),
@@ -203,6 +204,13 @@ def _teachers(spec: Spec) -> Iterator[_Unread]:
     of, reason = "teachers with names", "spec.distillation.teachers is not set"
     for number, source in enumerate(() if teachers_of(spec) else spec.data.sources or ()):
         yield _Unread(f"spec.data.sources[{number}]", source, ["teacher"], of, reason)
+
+
+def _steps(spec: Spec) -> Iterator[_Unread]:
+    """What separates steps, where nothing is of steps."""
+    if spec.graph.rows != "stepwise":
+        reason = f"{spec.algorithm} trains on whole responses"
+        yield _Unread("spec.data", spec.data, ["step_separator"], "steps", reason)
 
 
 def _responses(spec: Spec) -> Iterator[_Unread]:

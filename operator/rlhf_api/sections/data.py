@@ -94,8 +94,8 @@ class Curriculum(Frozen):
 
 class Data(Frozen):
     """Files of rows: `{prompt, answer}` or `{messages}` for `sft`, `{prompt, chosen, rejected}` or
-    `{prompt, pos_answers, neg_answers}` for `reward` and `dpo`, `{prompt, answer, label}` for `kto`, `{prompt}` where
-    responses are sampled."""
+    `{prompt, pos_answers, neg_answers}` for `reward` and `dpo`, `{prompt, answer, label}` for `kto`, `{prompt, steps,
+    labels}` for `process_reward`, `{prompt}` where responses are sampled."""
 
     train: tuple[str, ...] | None = Field(None, min_length=1)
     """JSONL, JSON, Parquet, CSV or TSV: paths, or URLs (`s3://`, `gs://`, `az://`, `hf://OWNER/NAME:SPLIT`), each alone
@@ -124,6 +124,8 @@ class Data(Frozen):
     overlong: Literal["refuse", "drop", "cut"] = "refuse"
     """Rows with a longer prompt or response: refuse the job, leave the rows out, or cut. A text prompt keeps its last
     tokens, a conversation its last turns; a response its first tokens, without an end token."""
+    step_separator: str = Field("\n", min_length=1, max_length=64)
+    """Text that ends each step of a response but the last (docs/guides/data.md#steps-of-a-response)."""
     curriculum: Curriculum | None = None
     """From the second epoch on, fewer of the rows that the policy solves (docs/guides/data.md)."""
     prompts_per_step: Positive = 64

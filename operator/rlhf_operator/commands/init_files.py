@@ -111,14 +111,19 @@ def _comments(name: str, fields: Sequence[str], group: int) -> dict[str, str]:
 
 def sample_rows(kind: RowKind) -> str:
     """Rows of a kind, as JSONL: sums of two digits."""
-    rows: list[dict[str, str | bool]] = []
+    rows: list[dict[str, Any]] = []
     for a, b in ((a, b) for a in range(8) for b in range(8)):
         prompt, right, wrong = f"{a} + {b} =", f" {a + b}", f" {a + b + 1}"
-        made: dict[RowKind, dict[str, str | bool]] = {
+        made: dict[RowKind, dict[str, Any]] = {
             "prompts": {"prompt": prompt, "answer": right.strip()},
             "responses": {"prompt": prompt, "answer": right},
             "pairs": {"prompt": prompt, "chosen": right, "rejected": wrong},
             "labeled": {"prompt": prompt, "answer": right if b % 2 else wrong, "label": b % 2 == 1},
+            "stepwise": {
+                "prompt": prompt,
+                "steps": [f" {a} + {b} = {b} + {a}", f"= {a + b if b % 2 else a + b + 1}"],
+                "labels": [True, b % 2 == 1],
+            },
         }
         rows.append(made[kind])
     return "".join(json.dumps(row) + "\n" for row in rows)

@@ -31,7 +31,7 @@ class Context:
     @property
     def samples(self) -> bool:
         """True if responses are sampled."""
-        return self.algorithm not in ("sft", "dpo", "kto", "reward")
+        return self.algorithm not in ("sft", "dpo", "kto", "reward", "process_reward")
 
     @property
     def group(self) -> float:

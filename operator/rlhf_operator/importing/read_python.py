@@ -16,6 +16,7 @@ _ALGORITHMS = {
     "KTO": "kto",
     "SFT": "sft",
     "Reward": "reward",
+    "PRM": "process_reward",
     "RLOO": "rloo",
 }
 """Begin of the names of TRL's trainers and of their configurations -> our algorithm."""

@@ -13,7 +13,7 @@ from rlhf_api.spec import Spec
 SEVEN = "spec.model.parameters=7.6e9"
 GPU = "spec.pods.gpu={count: 1, memoryGigabytes: 80}"
 ALONE = "spec.model.reward=null"  # the critic then starts from the policy
-GIVEN = ("sft", "reward", "dpo", "kto")
+GIVEN = ("sft", "reward", "process_reward", "dpo", "kto")
 """Algorithms that train on given responses."""
 STAGE = "spec.trainer.deepspeed.zero_optimization.stage="
 

@@ -78,7 +78,7 @@ EDITS = {
         ("    reward: str | None = None\n", "    teacher: str | None = None\n    reward: str | None = None\n"),
     ),
     "rlhf_api/algorithms/__init__.py": (
-        (" custom, distillation,", " custom, distill, distillation,"),
+        ("    distillation,\n", "    distill,\n    distillation,\n"),
         ("        sft.ALGORITHM,\n", "        sft.ALGORITHM,\n        distill.ALGORITHM,\n"),
     ),
 }  # fmt: skip

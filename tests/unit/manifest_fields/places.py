@@ -80,7 +80,8 @@ _GROUPED = [
 
 def _algorithm(name: str, *more: str, **settings: object) -> tuple[str, ...]:
     own = [f"spec.{to_camel(name)}={json.dumps(settings)}"] if settings else []
-    given = ("spec.sampling={}", "spec.model.reward=null") if name in ("sft", "dpo", "kto", "reward") else ()
+    offline = ("sft", "dpo", "kto", "reward", "process_reward")
+    given = ("spec.sampling={}", "spec.model.reward=null") if name in offline else ()
     return ("spec.ppo={}", f"spec.algorithm={name}", *own, *given, *more)
 
 
@@ -220,6 +221,7 @@ BASES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     (r"sources\[0\]\.teacher$", _TAUGHT),
     (r"data\.curriculum", ("spec.data.curriculum={window: 2, floor: 0.2, solvedAt: 0.5}",)),
+    (r"stepSeparator", _algorithm("process_reward", "spec.data.train=[rows-steps.jsonl]")),
     (r"samplesPerEpoch", ("spec.data.train=[rows-prompts.jsonl, more-prompts.jsonl]",)),
     (
         r"[Cc]hatTemplate|systemPrompt",
@@ -274,6 +276,7 @@ VALUES: dict[str, list[Any]] = {
     r"architectures$": [["c:OwnModel"]],
     r"model\.freeze$": [["embed_tokens"]],
     r"solvedAt$": [1.0],
+    r"stepSeparator$": [";;"],
     r"\.url$": ["http://h/q"],
     r"secretHeaders$": [{"Authorization": "KEY"}],
     r"optimizer\.type$": ["AdamW"],

@@ -34,6 +34,8 @@ def here(tmp_path_factory):
                 "answer": f"one {i}",
                 "chosen": f"one {i}",
                 "rejected": f"two {i}",
+                "steps": ["one", f"two {i}"],
+                "labels": [True, False],
             }
             for i in range(5)
         ]
@@ -41,6 +43,7 @@ def here(tmp_path_factory):
             "prompts": ["prompt"],
             "answers": ["prompt", "answer"],
             "pairs": ["prompt", "chosen", "rejected"],
+            "steps": ["prompt", "steps", "labels"],
         }
         for kind, has in kinds.items():
             lines = [json.dumps({key: row[key] for key in has}) for row in rows]

@@ -17,7 +17,7 @@ from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.manifest.load import parse
 from rlhf_api.spec import Spec
 
-GIVEN = ("sft", "reward", "dpo", "kto")
+GIVEN = ("sft", "reward", "process_reward", "dpo", "kto")
 SAMPLED = [name for name in ALGORITHMS if name not in GIVEN]
 SECTIONS = {
     name: f"spec.{to_camel(algorithm.section)}."

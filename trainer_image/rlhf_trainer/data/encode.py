@@ -21,7 +21,8 @@ TokensOf = Callable[[str], list[int]]
 @dataclass(frozen=True)
 class Encoded:
     """Token ids of a prompt and its response, at least one each. `mask`: response tokens that are trained on.
-    `prompt_cut`, `response_cut`: number of tokens cut to fit; `pictures`: the prompt's images."""
+    `prompt_cut`, `response_cut`: number of tokens cut to fit; `pictures`: the prompt's images; `step_labels`:
+    of response tokens, see `steps.step_labels`."""
 
     prompt: tuple[int, ...]
     response: tuple[int, ...] = ()
@@ -29,6 +30,7 @@ class Encoded:
     prompt_cut: int = 0
     response_cut: int = 0
     pictures: tuple[Picture, ...] = ()
+    step_labels: tuple[float, ...] = ()
 
 
 class TooLong(InvalidJob):

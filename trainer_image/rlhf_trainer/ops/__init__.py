@@ -16,6 +16,7 @@ from ..maths.outputs import (
     TopLogprobs,
     response_values,
     sequence_scores,
+    token_scores,
 )
 from ..tensors.batches import OutputFn
 from ..tensors.records import Columns
@@ -47,6 +48,7 @@ COMPUTE: dict[str, ComputeFn] = {
 LOSSES: dict[str, LossFn] = {
     "likelihood": losses.likelihood,
     "preference": losses.preference,
+    "step_likelihood": losses.step_likelihood,
     "dpo": losses.dpo,
     "kto": losses.kto,
     "policy": losses.policy,
@@ -65,6 +67,7 @@ OUTPUTS: dict[str, Callable[[Spec], OutputFn]] = {
     "entropies": lambda spec: ResponseEntropies(spec.sampling.temperature, entropy="value"),
     "values": lambda _spec: response_values,
     "scores": lambda _spec: sequence_scores,
+    "token_scores": lambda _spec: token_scores,
 }
 """Log-probabilities are at the sampling temperature, but for `logprobs_untempered`; the entropy has a gradient with
 `logprobs_and_entropy_bonus` alone, which costs memory."""

@@ -8,11 +8,12 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_api.field_types import RowKind
-from rlhf_api.graph import LABEL, MARGIN
+from rlhf_api.graph import LABEL, MARGIN, STEP_LABEL
 from rlhf_api.sections.data import Data
 
 from ..data.chat import arguments_of
 from ..data.encode import Encoded, encode, turns
+from ..data.steps import joined, step_labels
 from ..data.vision import ImageReader, encode_with_images
 from ..tensors.images import Images
 from ..tensors.records import Columns, Sequences
@@ -49,11 +50,27 @@ def _encode_pairs(
     ]
 
 
+def _encode_steps(
+    rows: Sequence[Any],
+    tokenizer: PreTrainedTokenizerBase,
+    data: Data,
+    reader: ImageReader | None = None,
+) -> list[Encoded]:
+    """One sequence for each row, with labels at the ends of its steps."""
+    separator = data.step_separator
+    answers = [row.model_copy(update={"answer": joined(row.steps, separator)}) for row in rows]
+    return [
+        replace(made, step_labels=step_labels(tokenizer, made, row.labels, separator))
+        for made, row in zip(_encode_responses(answers, tokenizer, data, reader), rows, strict=True)
+    ]
+
+
 ENCODE: dict[RowKind, Encode] = {
     "responses": _encode_responses,
     "pairs": _encode_pairs,
     "graded": _encode_pairs,
     "labeled": _encode_responses,
+    "stepwise": _encode_steps,
 }
 
 
@@ -88,7 +105,8 @@ def given_columns(
 ) -> tuple[Columns, dict[str, float]]:
     """Columns of the rows' sequences, with a `mask` if some response tokens are not trained on; and metrics: the
     numbers of sequences whose prompt or response was cut. Labeled rows are followed by as many sequences of each one's
-    prompt with the next one's response, and have a column LABEL; graded ones have a column MARGIN."""
+    prompt with the next one's response, and have a column LABEL; graded ones have a column MARGIN, and those with steps
+    STEP_LABEL."""
     encoded = ENCODE[kind](rows, tokenizer, data, reader)
     mismatched = _mismatched(encoded) if kind == "labeled" else []
     sequences = Sequences.pack([(e.prompt, e.response) for e in (*encoded, *mismatched)])
@@ -100,6 +118,9 @@ def given_columns(
     if kind == "graded":
         margins = [row.margin for row in rows for _ in range(2 * len(row.pos_answers))]
         columns = columns.with_rows(**{MARGIN: torch.tensor(margins)})
+    if kind == "stepwise":
+        of_tokens = [label for each in encoded for label in each.step_labels]
+        columns = columns.with_tokens(**{STEP_LABEL: torch.tensor(of_tokens)})
     mask = torch.tensor([trained for e in (*encoded, *mismatched) for trained in e.mask])
     if not bool(mask.all()):
         columns = columns.with_tokens(mask=mask)

@@ -12,7 +12,7 @@ from rlhf_api.algorithms.kto import KTO
 from rlhf_api.algorithms.policy_gradient import PolicyGradient
 from rlhf_api.algorithms.ppo import PPO
 from rlhf_api.algorithms.reward import RewardModel
-from rlhf_api.graph import GIVEN, LABEL, MARGIN, REFERENCE_TOP, TEACHER
+from rlhf_api.graph import GIVEN, LABEL, MARGIN, REFERENCE_TOP, STEP_LABEL, TEACHER
 from rlhf_api.sections.common import CommonSpec
 
 from ..maths.agreement import agreement, comparable
@@ -30,6 +30,7 @@ from ..maths.losses import (
     token_weights,
 )
 from ..maths.preference import dpo_loss, implicit_rewards, ipo_loss, kto_loss, odds_ratio_loss
+from ..maths.steps import step_likelihood_loss
 from ..maths.values import normalize
 from ..tensors.batches import Loss, MicroBatch
 from ..tensors.packed import to_device
@@ -39,6 +40,8 @@ from ..tensors.top_tokens import top_logprobs_of
 from .compute import entropy_coefficient, kl_coefficient, value_moments
 from .context import OpContext
 
+HALF = 0.5
+"""Probability above which a step counts as right."""
 Named = dict[str, Tensor]
 Ratios = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 """(log-probabilities, those before the step, response lengths, mask) -> importance ratio of each token."""
@@ -70,6 +73,32 @@ def preference(columns: Columns, ctx: OpContext) -> Loss:
         if centering:
             of_pairs = of_pairs + centering * centering_loss(better, worse)
         return of_pairs.sum() / pairs, {"accuracy": right.sum() / pairs}
+
+    return loss
+
+
+def step_likelihood(columns: Columns, _ctx: OpContext) -> Loss:
+    """Mean negative log-likelihood of the labels of steps, at their last tokens, in nats; the share of steps that are
+    judged as their label is; and the mean probability of being right, of right steps and of wrong ones (0 where a step
+    of the job has none)."""
+    labels = columns[STEP_LABEL]
+    right, wrong = labels > HALF, (labels >= 0) & (labels <= HALF)
+    count, *counts = (max(1, int(of.sum())) for of in (labels >= 0, right, wrong))
+
+    def loss(scores: Tensor, micro: MicroBatch) -> tuple[Tensor, Named]:
+        index, device = micro.response_index, scores.device
+        label, *kinds = (to_device(of[index], device) for of in (labels, right, wrong))
+        ends, probability = label >= 0, torch.sigmoid(scores.detach())
+        of_steps = torch.where(ends, step_likelihood_loss(scores, label.clamp(min=0)), 0.0)
+        agree = (probability > HALF) == kinds[0]
+        of_right, of_wrong = (
+            (probability * kind).sum() / number for kind, number in zip(kinds, counts, strict=True)
+        )
+        return of_steps.sum() / count, {
+            "accuracy": (agree & ends).sum() / count,
+            "right_step_score": of_right,
+            "wrong_step_score": of_wrong,
+        }
 
     return loss
 

@@ -24,6 +24,7 @@ from rlhf_api.sections.data import Data
 from ..data.chat import UnusableTemplate
 from ..data.dataset import Dataset
 from ..data.encode import TooLong
+from ..data.steps import UnfitSteps
 from ..data.vision import ImageReader
 from ..process import progress
 from .datasets import encode_row
@@ -113,6 +114,9 @@ class RowChecker:
             return
         except UnusableTemplate:  # the same for each row
             raise
+        except UnfitSteps as error:
+            place = self.dataset.where(number)
+            raise InvalidJob([Problem(f"{place}: {p.where}", p.message) for p in error.problems]) from None
         except InvalidJob as error:
             place = f"{self.dataset.where(number)}: {prompt_field(row)}"
             raise InvalidJob([Problem(place, str(problem)) for problem in error.problems]) from None

@@ -179,3 +179,14 @@ def test_a_row_without_a_teacher_of_the_job_is_refused_with_its_place(made, tmp_
         f"{tmp_path}/rows0.jsonl:3: teacher: must be {there}; got 'up'",
     ]
     assert fit(dataset) == Fitting((), ""), "no teacher is asked about held-out rows"
+
+
+def test_a_step_with_its_separator_is_named_with_its_row(made, tmp_path):
+    rows = [{"prompt": "p", "steps": ["a", "b\nc"], "labels": [1, 0]} for _ in range(2)]
+    dataset = made(rows, kind="stepwise")
+    with pytest.raises(InvalidJob) as caught:
+        fit(dataset, "stepwise")
+    first = f"{tmp_path}/rows0.jsonl:1: steps[1]: has spec.data.stepSeparator, '\\n', which ends steps"
+    assert str(caught.value).startswith(first)
+    assert len(caught.value.problems) == 2
+    assert fit(dataset, "stepwise", stepSeparator=";") == Fitting((), "")

@@ -11,7 +11,7 @@ GROUPED = ("grpo", "dr_grpo", "rloo", "gspo", "cispo")
 REFERRED = ("ppo", "reinforce_pp", *GROUPED)
 """May have a KL penalty, or none."""
 ONLINE = (*REFERRED, "distillation")
-OFFLINE = ("sft", "reward", "dpo", "kto")
+OFFLINE = ("sft", "reward", "process_reward", "dpo", "kto")
 
 
 def spec_of(algorithm: str, settings: str = "", *overrides: str) -> Spec:

@@ -140,6 +140,7 @@ def test_roles_follow_the_coefficient_of_the_penalty(algorithm, coefficient):
     [
         ("sft", "responses", (TRAINER,)),
         ("reward", "pairs", (TRAINER,)),
+        ("process_reward", "stepwise", (TRAINER,)),
         ("dpo", "pairs", (TRAINER, REFERENCED)),
         ("kto", "labeled", (TRAINER, REFERENCED)),
     ],

@@ -37,6 +37,7 @@ def columns(seed: int = 0) -> Columns:
         "values": floats(),
         "advantages": floats(),
         "returns": floats(),
+        "step_label": torch.tensor([-1.0, 1.0, 0.0]).repeat(count)[:count],
         "entropies": torch.rand(count, generator=torch.Generator().manual_seed(seed + 100)),
     }
     rows = {

@@ -164,6 +164,7 @@ def test_policy_losses_and_their_gradients(algorithm, own, old):
         ("kto", "kto", ""),
         ("value", "ppo", "normalizeValues: true"),
         ("preference", "reward", ""),
+        ("step_likelihood", "process_reward", ""),
         ("likelihood", "sft", ""),
     ],
 )
@@ -484,6 +485,34 @@ def test_losses_of_labeled_answers_and_their_gradients(own):
         assert named["rejected_reward"] == pytest.approx(means[1], rel=1e-5)
         assert named["reward_margin"] == pytest.approx(means[0] - means[1], rel=1e-5)
         assert named["kl_baseline"] == pytest.approx(baseline, rel=1e-5)
+
+
+def test_the_loss_of_steps_and_its_gradient():
+    """Labels at some tokens, one of them of a probability; two rows have none, as of steps that were cut off."""
+    made, ctx, nothing = columns(), context("process_reward"), -1.0
+    labels = [nothing, 1.0, 0.0, nothing, 0.3, 1.0] + [nothing] * 13 + [0.0, 1.0]
+    made = made.with_tokens(step_label=torch.tensor(labels))
+    exact = torch.randn(21, generator=torch.Generator().manual_seed(3)).double().requires_grad_()
+    steps = [(exact[i], y) for i, y in enumerate(labels) if y >= 0]
+    probabilities = [1 / (1 + (-score).exp()) for score, _ in steps]
+    expected = torch.zeros(()).double()
+    for p, (_, y) in zip(probabilities, steps, strict=True):
+        expected = expected - (y * p.log() + (1 - y) * (1 - p).log()) / 6
+    expected.backward()
+    judged = [(float(p) > 0.5) == (y > 0.5) for p, (_, y) in zip(probabilities, steps, strict=True)]
+    right, wrong = (
+        [float(p) for p, (_, y) in zip(probabilities, steps, strict=True) if (y > 0.5) is kind]
+        for kind in (True, False)
+    )
+    for budget in BUDGETS:
+        output = exact.detach().clone().requires_grad_()
+        loss, named = summed("step_likelihood", made, ctx, output, budget)
+        loss.backward()
+        assert float(loss) == pytest.approx(float(expected), rel=1e-6)
+        torch.testing.assert_close(output.grad, exact.grad, rtol=1e-6, atol=1e-8)
+        assert named["accuracy"] == pytest.approx(sum(judged) / 6)
+        assert named["right_step_score"] == pytest.approx(sum(right) / 3)
+        assert named["wrong_step_score"] == pytest.approx(sum(wrong) / 3)
 
 
 def test_an_estimate_below_0_is_0():

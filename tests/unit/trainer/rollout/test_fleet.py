@@ -295,13 +295,11 @@ def test_frozen_weights_are_a_base_but_for_generators_that_keep_nothing_between_
     world.policy.frozen = "f"
     world.publish(1)
     taking_turns = Publisher(world.ctx, world.policy, world.sent, turns=GpuTurns(tmp_path, []))
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    try:
-        taking_turns.publish(1, lambda: None)
-        world.policy.adapter = SimpleNamespace(fingerprint={"base": "b"}, scale=2.0, transposed=())
-        taking_turns.publish(1, lambda: None)
-    finally:
-        distributed.destroy_process_group()
+    if not distributed.is_initialized():  # one for all tests of this process
+        distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    taking_turns.publish(1, lambda: None)
+    world.policy.adapter = SimpleNamespace(fingerprint={"base": "b"}, scale=2.0, transposed=())
+    taking_turns.publish(1, lambda: None)
     beside = ["of the base", "of the version"]
     assert world.sent.came == [beside, ["of all"], beside]
 

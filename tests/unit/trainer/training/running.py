@@ -89,6 +89,7 @@ class Job:
             "causal": (LlamaForCausalLM, 2),
             "value": (LlamaForTokenClassification, 1),
             "score": (LlamaForSequenceClassification, 1),
+            "token_score": (LlamaForTokenClassification, 1),
         }
         lora = self.spec.model.lora or Adapters()
         self.models = {m.name: engine(*kinds[m.head], 0.01, lora.of(m.field)) for m in graph.trained}

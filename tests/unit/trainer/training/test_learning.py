@@ -9,7 +9,7 @@ from tests.support.tiny.models import byte_tokenizer
 from tests.unit.trainer.training.running import Job
 from torch import Tensor
 
-from rlhf_api.dataset.rows import LabeledRow
+from rlhf_api.dataset.rows import LabeledRow, StepsRow
 from rlhf_trainer.maths.outputs import ResponseLogprobs
 from rlhf_trainer.ops import compute
 from rlhf_trainer.tensors.batches import MicroBatch, plan
@@ -114,6 +114,25 @@ def test_desirable_answers_become_more_probable_and_others_less(settings):
     assert first["kl_baseline"] == pytest.approx(0.0, abs=1e-6)
     assert last["chosen_reward"] > 0.1 > -0.1 > last["rejected_reward"]
     assert last["loss"] < first["loss"] - 0.1
+
+
+STEPWISE = [
+    StepsRow(prompt=f"p{i}", steps=["one", "two" if right else "axe", "six"], labels=[True, right, right])
+    for i in range(10)
+    for right in (True, False)
+]
+
+
+def test_steps_are_judged_by_what_stands_in_them():
+    """The last step reads alike in all rows: it is wrong after a wrong one."""
+    job = Job("process_reward", "", rows=STEPWISE, held_out={"held": STEPWISE}).steps(0, STEPS)
+    first, last = job.lines[0], job.lines[-1]
+    assert last["loss"] < first["loss"] / 3
+    assert last["accuracy"] == pytest.approx(1.0)
+    assert last["right_step_score"] > 0.8 > 0.2 > last["wrong_step_score"]
+    (line,) = job.task.evaluate(STEPS)
+    assert line["accuracy"] == pytest.approx(1.0)
+    assert line["count"] == len(STEPWISE)
 
 
 def test_the_estimate_is_of_the_next_answer_to_each_prompt():

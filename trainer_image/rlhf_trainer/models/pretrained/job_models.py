@@ -22,9 +22,9 @@ LOADERS: dict[Head, Loader] = {
     "causal": load.load_policy,
     "score": load.load_reward,
     "value": load.load_critic,
-    "token_score": load.load_token_reward,
+    "token_score": load.load_process_reward,
 }
-FROZEN = {**LOADERS, "score": load.load_scorer}
+FROZEN = {**LOADERS, "score": load.load_scorer, "token_score": load.load_token_reward}
 """Loaders of models that are not trained."""
 Loaded = TypeVar("Loaded")
 

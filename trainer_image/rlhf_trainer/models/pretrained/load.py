@@ -55,10 +55,13 @@ def load_reward(path: str, dtype: torch.dtype) -> PreTrainedModel:
     """A reward model to train, one score per sequence. A causal language model gets a new score head: small, random and
     the same at every call. Raises ValueError if the model cannot be loaded.
     """
-    config = load_config(path)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)  # every rank starts from the same head
-        return _with_head(config, path, dtype, SCORE, trained=_is(config, SCORE))
+    return _with_new_head(path, dtype, SCORE)
+
+
+def load_process_reward(path: str, dtype: torch.dtype) -> PreTrainedModel:
+    """A process reward model to train, one score per token. A causal language model gets a new head, as of
+    `load_reward`. Raises ValueError if the model cannot be loaded."""
+    return _with_new_head(path, dtype, VALUE)
 
 
 def load_scorer(path: str, dtype: torch.dtype) -> PreTrainedModel:
@@ -170,6 +173,14 @@ def check_trainable(model: PreTrainedModel, path: str) -> None:
             f"{path!r} is quantised ({getattr(method, 'value', method)}), and such weights cannot be trained; use the "
             "model's unquantised weights"
         )
+
+
+def _with_new_head(path: str, dtype: torch.dtype, kind: str) -> PreTrainedModel:
+    """A model of one output, with a new head unless it is of this kind already."""
+    config = load_config(path)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # every rank starts from the same head
+        return _with_head(config, path, dtype, kind, trained=_is(config, kind))
 
 
 def _with_head(

@@ -8,14 +8,16 @@ import sys
 import pytest
 import torch
 from torch import distributed
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForTokenClassification, LlamaConfig, LlamaForCausalLM
 
 from rlhf_api.contract.run import RunConfig
 from rlhf_api.dataset.rows import AnswerRow
 from rlhf_api.errors.problem import InvalidJob
-from rlhf_api.graph import CRITIC, POLICY, REWARD_MODEL
+from rlhf_api.graph import CRITIC, POLICY, PROCESS_REWARD_MODEL, REWARD_MODEL
 from rlhf_api.roles import Role
 from rlhf_api.sections.lora import Lora
+from rlhf_trainer.export.model_files import save_model
+from rlhf_trainer.maths.outputs import token_scores
 from rlhf_trainer.models.adapter import Adapter
 from rlhf_trainer.models.pretrained import job_models as loading
 from rlhf_trainer.models.pretrained.create import create_policy, create_tokenizer
@@ -26,10 +28,17 @@ from rlhf_trainer.models.pretrained.job_models import (
     load_trained,
     trained_source,
 )
-from rlhf_trainer.models.pretrained.load import load_policy, load_reward, load_tokenizer
+from rlhf_trainer.models.pretrained.load import (
+    load_policy,
+    load_process_reward,
+    load_reward,
+    load_token_reward,
+    load_tokenizer,
+)
 from rlhf_trainer.process import progress
 from rlhf_trainer.process.settings import ModelSource, model_source
 from rlhf_trainer.ranks.ranks import Ranks
+from rlhf_trainer.tensors.records import Sequences
 from rlhf_trainer.training import assembly
 
 LLAMA = {
@@ -97,6 +106,7 @@ def test_a_field_that_is_not_given_starts_from_another(model, field, where, path
         (POLICY, "LlamaForCausalLM"),
         (CRITIC, "LlamaForTokenClassification"),
         (REWARD_MODEL, "LlamaForSequenceClassification"),
+        (PROCESS_REWARD_MODEL, "LlamaForTokenClassification"),
     ],
 )
 def test_each_trained_model_has_the_head_of_its_graph(tokenizer, path, used, kind):
@@ -111,6 +121,27 @@ def test_each_frozen_model_has_the_head_of_its_role(tokenizer, path, role, kind,
     load_reward(path, torch.float32).save_pretrained(tmp_path)
     made = config({"policy": path, "reward": str(tmp_path)})
     assert type(load_frozen(made, role, tokenizer)).__name__ == kind
+
+
+def test_a_process_reward_model_is_trained_from_a_policy_and_loaded_by_transformers(
+    path, trained, tokenizer, tmp_path
+):
+    """Its head begins small and the same on every rank, and is saved with what was trained."""
+    one, again = (load_process_reward(path, torch.float32) for _ in range(2))
+    assert torch.equal(one.score.weight, again.score.weight)
+    assert 0 < one.score.weight.abs().max() < 0.2
+    engine = trained(one)
+    sequences = Sequences.pack([((1, 2), (3, 4, 5)), ((6,), (7, 8))])
+    before = engine.infer(sequences, token_scores, sequences.response_lengths)
+    engine.update(sequences, token_scores, lambda scores, _: (-scores.sum(), {}), 0.01)
+    after = engine.infer(sequences, token_scores, sequences.response_lengths)
+    assert bool((after > before).all())
+    save_model(engine, tokenizer, tmp_path / "policy")
+    saved = AutoModelForTokenClassification.from_pretrained(tmp_path / "policy").eval()
+    assert saved.config.num_labels == 1
+    logits = saved(torch.tensor([[1, 2, 3, 4, 5]])).logits[0, 2:, 0]
+    torch.testing.assert_close(logits, after[:3], rtol=0, atol=1e-5)
+    assert type(load_token_reward(str(tmp_path / "policy"), torch.float32)) is type(saved)
 
 
 def test_a_policy_is_no_reward_model(tokenizer, path):
