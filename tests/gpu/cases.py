@@ -45,6 +45,7 @@ class Update:
 
 
 UPDATES = (
+    Update("float32", "packed", "0", "policy", "whole", "selective", "auto"),
     Update("float32", "auto", "0", "policy", "lora", "none", "auto"),
     Update("float32", "auto", "1", "critic", "whole", "selective", "torch"),
     Update("float32", "auto", "2", "reward", "lora", "full", "torch"),
@@ -68,12 +69,9 @@ UPDATES = (
 
 
 def can_be(case: Update) -> bool:
-    """False for settings that a job is refused for, or that it replaces: mixed precision has stage 1 at least, no
-    attention packs float32, and no reward model packs."""
+    """False for settings that a job is refused for: mixed precision has stage 1 at least, and no reward model packs."""
     mixed = case.dtype != "float32"
-    return (mixed or case.attention != "packed") and not (
-        (mixed and case.zero == "0") or (case.attention == "packed" and case.head == "reward")
-    )
+    return not ((mixed and case.zero == "0") or (case.attention == "packed" and case.head == "reward"))
 
 
 def pairs_of(case: Update) -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:

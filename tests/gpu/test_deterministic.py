@@ -21,7 +21,9 @@ def deterministic(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.usefixtures("deterministic")
-@pytest.mark.parametrize(("dtype", "packed"), [(torch.bfloat16, True), (torch.float32, False)])
+@pytest.mark.parametrize(
+    ("dtype", "packed"), [(torch.bfloat16, True), (torch.float32, True), (torch.float32, False)]
+)
 def test_gradients_of_attention_are_the_same_each_time(dtype: torch.dtype, packed: bool):
     torch.manual_seed(0)
     inputs = [torch.randn(1, 8, LENGTH, 64, device="cuda", dtype=dtype, requires_grad=True) for _ in range(3)]

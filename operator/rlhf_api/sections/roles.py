@@ -77,8 +77,8 @@ class Trainer(ComputingRole):
     """Token budget of the critic's micro-batches; `microBatchTokens` unless given."""
     attention: Attention = "auto"
     """`packed`: sequences end to end, where a trial at the start shows that the model computes the same; `padded`: each
-    filled up to the longest. `auto`: packed on GPUs where that holds, else padded. For reference and reward models by
-    token too."""
+    filled up to the longest. `auto`: packed on GPUs in 16 bits where that holds, else padded. For reference and reward
+    models by token too."""
     sequence_parallel_size: Positive = 1
     """Number of neighbouring ranks that share each packed micro-batch, of up to this many times `microBatchTokens`, by
     its tokens. Must divide the ranks and the policy's attention heads."""

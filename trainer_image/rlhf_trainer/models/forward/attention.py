@@ -58,9 +58,10 @@ def packed_attention(
 
     Shapes: `query` [1, heads, T, D], `key` and `value` [1, key heads, T, D], `attention_mask` int32 [1, 1, 1, n + 1],
     where each sequence begins and the last one ends (`MicroBatch.attention_mask`) -> [1, T, heads, D]. On a GPU
-    FlashAttention over the lengths; on a CPU one call for each sequence; with a cap or sinks (`s_aux` [heads]) blocks
-    of plain operators. With a `sequence_group` T is this rank's part of the row, and the mask is that of the whole row.
-    Raises InvalidJob for arguments that it does not apply.
+    FlashAttention over the lengths; on a CPU one call for each sequence; blocks of plain operators with a cap, with
+    sinks (`s_aux` [heads]), and in float32 on a GPU, which FlashAttention lacks. With a `sequence_group` T is this
+    rank's part of the row, and the mask is that of the whole row. Raises InvalidJob for arguments that it does not
+    apply.
     """
     if attention_mask is None or attention_mask.dtype != torch.int32:
         own: dict[str, Any] = {
@@ -76,7 +77,8 @@ def packed_attention(
         query, key, value = sequence_group.to_heads(query, key, value)
         s_aux = None if s_aux is None else s_aux.view(sequence_group.size, -1)[sequence_group.rank]
     longest = int(starts.diff().max()) if max_length_q is None else max_length_q
-    if softcap is None and s_aux is None:
+    has_kernel = not (query.is_cuda and query.dtype == torch.float32)
+    if softcap is None and s_aux is None and has_kernel:
         output = _within(starts, longest, query, key, value, scaling, sliding_window)
     else:
         allowed = partial(_allowed, starts, sliding_window)

@@ -20,7 +20,7 @@ from ...tensors.records import Sequences
 from .attention import PACKED
 from .efficiency import fuse
 from .image_places import placing
-from .packing import can_pack, packs_exactly
+from .packing import can_pack, packing_fault
 from .response_head import install, response_head
 from .sequence_parallel import SequenceGroup, check_heads, heads_of
 
@@ -53,31 +53,35 @@ class Forward:
         engine: Any = None,
         sequence_group: SequenceGroup | None = None,
     ) -> Self:
-        """Packed if `attention` asks for it (`auto`: on GPUs) and a trial shows that packed logits equal padded ones.
+        """Packed if `attention` asks for it (`auto`: on GPUs, but in float32, where their fast kernels are of padded
+        sequences) and a trial shows that packed logits equal padded ones.
         Raises InvalidJob for `packed`, or a `sequence_group`, if the model does not support it.
         """
         padded = cls(model, token_budget, pad_token_id, engine)
         if sequence_group is not None:
             check_heads(*heads_of(model), sequence_group.size)
             attention = "packed"
-        if attention == "padded" or (attention == "auto" and padded.device.type == "cpu"):
+        is_slow = padded.device.type == "cpu" or model.dtype == torch.float32
+        if attention == "padded" or (attention == "auto" and is_slow):
             return padded
+        fault = "its attention reads no packed sequences"
         if can_pack(model):
             own, model.config._attn_implementation = model.config._attn_implementation, PACKED
             with torch.no_grad():
-                if packs_exactly(padded.logits, model.dtype, padded.device):
-                    return replace(padded, packed=True, sequence_group=sequence_group)
+                fault = packing_fault(padded.logits, model.dtype, padded.device)
+            if not fault:
+                return replace(padded, packed=True, sequence_group=sequence_group)
             model.config._attn_implementation = own
         if attention == "packed":
             field, value = (
                 ("attention", "packed") if sequence_group is None else ("sequenceParallelSize", "above 1")
             )
             message = (
-                f"is {value}, but the outputs of {type(model).__name__} in {model.dtype} change with what is packed "
-                f"beside them on {padded.device.type}; leave it out"
+                f"is {value}, and {type(model).__name__} in {model.dtype} cannot pack on {padded.device.type}: "
+                f"{fault}; leave it out"
             )
             raise InvalidJob([Problem(f"spec.trainer.{field}", message)])
-        log.info("%s in %s runs on padded sequences: it cannot pack", type(model).__name__, model.dtype)
+        log.info("%s in %s runs on padded sequences: %s", type(model).__name__, model.dtype, fault)
         return padded
 
     @property

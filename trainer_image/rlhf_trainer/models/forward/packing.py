@@ -1,7 +1,6 @@
 """Models that can read packed sequences: all sequences of a micro-batch end to end in one row, without padding."""
 
 import inspect
-import logging
 from collections.abc import Callable
 
 import torch
@@ -10,8 +9,6 @@ from transformers import PreTrainedModel
 
 from ...tensors.batches import MicroBatch
 from ...tensors.records import Sequences
-
-log = logging.getLogger(__name__)
 
 EXACT = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 """Largest difference between packed and padded logits attributed to rounding, relative to the largest logit, by dtype.
@@ -43,9 +40,10 @@ def _windows_in_masks(model: PreTrainedModel) -> bool:
     return not any("sliding_window" in inspect.getsource(layer.forward) for layer in layers)
 
 
-def packs_exactly(forward: Callable[[MicroBatch], Tensor], dtype: torch.dtype, device: torch.device) -> bool:
-    """True if a sequence's packed logits do not depend on the sequences before it, bit for bit, and equal its own up to
-    rounding. False for models whose layers mix packed sequences, such as convolutions over the row.
+def packing_fault(forward: Callable[[MicroBatch], Tensor], dtype: torch.dtype, device: torch.device) -> str:
+    """The reason for which a model cannot read packed sequences, "" where a sequence's packed logits do not depend on
+    the sequences before it, bit for bit, and equal its own up to rounding. Models have one whose layers mix packed
+    sequences, such as convolutions over the row.
 
     `forward`: micro-batch -> logits [n, T, ...].
     """
@@ -60,7 +58,8 @@ def packs_exactly(forward: Callable[[MicroBatch], Tensor], dtype: torch.dtype, d
         first, second = logits(one, last, packed=True), logits(other, last, packed=True)
         alone = logits(last, packed=False)
     except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:
-        log.info("packed attention failed: %s", error)
-        return False
-    scale = float(alone.abs().max())
-    return torch.equal(first, second) and float((first - alone).abs().max()) <= EXACT.get(dtype, 1e-4) * scale
+        return f"packed attention failed: {error}"
+    exact = float((first - alone).abs().max()) <= EXACT.get(dtype, 1e-4) * float(alone.abs().max())
+    return (
+        "" if exact and torch.equal(first, second) else "its outputs change with what is packed beside them"
+    )

@@ -67,7 +67,7 @@ class NoProcessor:
         ):  # of a hub's model, which nobody has read before
             raise ValueError(f"spec.model.policy: {PLACES}")
 
-    def get_dummy_mm_inputs(self, _mm_counts: Mapping[str, int], **_more: object) -> MultiModalInput:
+    def get_dummy_mm_inputs(self, mm_counts: Mapping[str, int], **_more: object) -> MultiModalInput:  # noqa: ARG002
         config: Any = self.info.get_hf_config()
         vision, longest = config.vision_config, self.info.ctx.model_config.max_model_len
         grid = torch.tensor([1, vision.spatial_merge_size, vision.spatial_merge_size * longest])
