@@ -205,7 +205,13 @@ def make_episode() -> dict[str, bytes]:
     count = len(WORDS)
     columns = {
         "prompt_id": ["0/1"],
+        "prompt": [PROMPTS[1]],
         "response": [" ".join(WORDS)],
+        "reward": [2.9],
+        "reward/judge": [3.0],
+        "finished": [True],
+        "weight_version": [STORED - 1],
+        "prompt_tokens": [[0, 1, 2]],
         "response_tokens": [list(range(count))],
         "sampled_logprobs": [SAMPLED],
         "logprobs": [OLD],

@@ -180,6 +180,24 @@ def test_samples_come_in_the_order_asked_for_and_turns_in_theirs(open_tab):
     )
 
 
+def test_all_responses_of_a_step_come_from_its_episode(open_tab):
+    tab = open_tab()
+    open_run(tab, view="Samples")
+    expect(
+        tab.page.get_by_text(f"Checkpoints have all responses of step {STORED}: choose one of them.")
+    ).to_be_visible()
+    tab.page.get_by_label("Step", exact=True).select_option(str(STORED))
+    expect(tab.page.get_by_text("15 of 15 samples.")).to_be_visible()
+    tab.page.get_by_label("all responses of the step").check()
+    expect(tab.page.get_by_text("1 of 1 sample.")).to_be_visible()
+    expect(tab.page.get_by_role("heading", name=f"Scores of step {STORED}: 1 sample")).to_be_visible()
+    tab.page.locator(".sample .head").click()
+    expect(tab.page.locator(".token")).to_have_text(list(WORDS), use_inner_text=True)
+    assert tab.find_violations() == []
+    tab.page.get_by_label("all responses of the step").uncheck()
+    expect(tab.page.get_by_text("15 of 15 samples.")).to_be_visible()
+
+
 def test_the_keyboard_reaches_everything(open_tab):
     """Each control is found by Tab, in the order of the page, and does what it does by Enter, Space or arrows."""
     tab = open_tab()

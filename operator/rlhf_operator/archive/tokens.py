@@ -9,8 +9,8 @@ from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.sections.replay import EPISODES
 from rlhf_store.errors import DamagedSnapshot
 
+from .episode_file import EpisodeFile
 from .open_store import package
-from .replay import opened
 
 if TYPE_CHECKING:
     from rlhf_store.archive import Archive, Snapshot
@@ -33,8 +33,6 @@ _LISTS = {
 """Of each token: its key, and its column in an episode, which not every job has."""
 _LONG = 1000
 """Characters of a response by which it is known: a sample has only the begin of a very long one."""
-_ROWS = 16
-"""Rows of an episode in memory at once."""
 _LATER = 16
 """Checkpoints after a step that may still hold its episode in their replay windows, and are tried."""
 Token = dict[str, Any]
@@ -47,13 +45,22 @@ def read_tokens(checkpoints: "Archive", sample: Sample, number: int = 0) -> list
     name = f"{EPISODES}{sample.step:08d}.parquet"
     for snapshot in _snapshots_from(checkpoints, sample.step):
         if name in snapshot.blobs and (row := _find_row(snapshot, name, sample, number)) is not None:
-            texts = _decode(snapshot, row["response_tokens"])
-            return [_describe(row, index, text) for index, text in enumerate(texts)]
+            return _describe_all(snapshot, row)
     message = (
         f"no checkpoint has the tokens of step {sample.step}: each has those of its newest episode, and of "
         "the window of spec.replay"
     )
     raise InvalidJob([Problem(checkpoints.store.url, message)])
+
+
+def read_row_tokens(snapshot: "Snapshot", file: EpisodeFile, row: int) -> list[Token]:
+    """The same of a row of an episode of the snapshot. Raises InvalidJob for what cannot be read."""
+    return _describe_all(snapshot, file.read_row(row, _columns_of(file)))
+
+
+def _describe_all(snapshot: "Snapshot", row: dict[str, Any]) -> list[Token]:
+    texts = _decode(snapshot, row["response_tokens"])
+    return [_describe(row, index, text) for index, text in enumerate(texts)]
 
 
 def _snapshots_from(checkpoints: "Archive", step: int) -> Iterator["Snapshot"]:
@@ -66,19 +73,22 @@ def _snapshots_from(checkpoints: "Archive", step: int) -> Iterator["Snapshot"]:
 
 
 def _find_row(snapshot: "Snapshot", name: str, sample: Sample, number: int) -> dict[str, Any] | None:
-    with opened(snapshot, name) as file:
-        there = file.schema_arrow.names
-        columns = [*_WHO, "response_tokens", *(column for column in _LISTS.values() if column in there)]
-        for batch in file.iter_batches(_ROWS, columns=columns, use_threads=False):
-            for index, (prompt_id, response) in enumerate(
-                zip(*(batch[key].to_pylist() for key in _WHO), strict=True)
-            ):
-                if prompt_id == sample.prompt_id and _is_response(response, sample.response):
-                    if number == 0:
-                        row: dict[str, Any] = batch.slice(index, 1).to_pylist()[0]
-                        return row
-                    number -= 1
+    file, row = EpisodeFile(snapshot, name), 0
+    for group in range(file.groups):
+        for prompt_id, response in zip(
+            *(file.read_group(group, _WHO)[key].to_pylist() for key in _WHO), strict=True
+        ):
+            if prompt_id == sample.prompt_id and _is_response(response, sample.response):
+                if number == 0:
+                    return file.read_row(row, _columns_of(file))
+                number -= 1
+            row += 1
     return None
+
+
+def _columns_of(file: EpisodeFile) -> tuple[str, ...]:
+    """Those of each token that the job has."""
+    return ("response_tokens", *(column for column in _LISTS.values() if column in file.columns))
 
 
 def _is_response(whole: str, text: str) -> bool:

@@ -8,9 +8,29 @@ const MOST_LISTED = 500;
 /** After the last key: each search reads a part of the samples. */
 const PAUSE_MS = 300;
 
-export function Controls({ route, steps }: { route: Route; steps: readonly number[] }) {
+/** Steps that a hint names. */
+const MOST_NAMED = 5;
+
+/** True if all responses of the chosen step are shown: where they are asked for, or no others of it are there. */
+export function isOfEpisode({ step, of }: Record<string, string>, kept: readonly number[] | null, whole: readonly number[]): boolean {
+  if (step === undefined || !whole.includes(Number(step))) return false;
+  return of === "all" || (kept !== null && !kept.includes(Number(step)));
+}
+
+interface Props {
+  route: Route;
+  /** Steps of which samples are kept; null until they are known. */
+  kept: readonly number[] | null;
+  /** Steps of which a checkpoint has all responses. */
+  whole: readonly number[];
+  isWhole: boolean;
+}
+
+export function Controls({ route, kept, whole, isWhole }: Props) {
   const { order = "newest", step = "", search = "", prompt } = route.query;
-  const chooseStep = (value: string): void => replaceQuery(route, { step: value, low: null, high: null });
+  const chooseStep = (value: string): void => replaceQuery(route, { step: value, low: null, high: null, of: null });
+  const chooseWhole = (isAll: boolean): void => replaceQuery(route, { of: isAll ? "all" : null, low: null, high: null });
+  const steps = [...new Set([...(kept ?? []), ...whole])].sort((a, b) => a - b);
   return (
     <form class="controls" role="search" onSubmit={(event) => event.preventDefault()}>
       <fieldset class="choice">
@@ -23,6 +43,17 @@ export function Controls({ route, steps }: { route: Route; steps: readonly numbe
         ))}
       </fieldset>
       <StepField steps={steps} step={step} onChoose={chooseStep} />
+      {whole.includes(Number(step)) && (
+        <label class="check">
+          <input
+            type="checkbox"
+            checked={isWhole}
+            disabled={!kept?.includes(Number(step))}
+            onChange={(event) => chooseWhole(event.currentTarget.checked)}
+          />
+          all responses of the step
+        </label>
+      )}
       <TextField text={search} onChange={(text) => replaceQuery(route, { search: text })} />
       {prompt && (
         <button type="button" onClick={() => replaceQuery(route, { prompt: null })}>
@@ -30,8 +61,15 @@ export function Controls({ route, steps }: { route: Route; steps: readonly numbe
           <span class="visually-hidden">; show all again</span>
         </button>
       )}
+      {step === "" && whole.length > 0 && <p class="hint">Checkpoints have all responses of {nameSteps(whole)}: choose one of them.</p>}
     </form>
   );
+}
+
+function nameSteps(steps: readonly number[]): string {
+  const named = steps.slice(-MOST_NAMED).join(", ");
+  const others = steps.length > MOST_NAMED ? ` and ${steps.length - MOST_NAMED} earlier ones` : "";
+  return `${steps.length === 1 ? "step" : "steps"} ${named}${others}`;
 }
 
 interface StepProps {

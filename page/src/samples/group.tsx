@@ -5,22 +5,23 @@ import { usePolled } from "../api/polled.ts";
 import type { Sample, Samples } from "../api/types.ts";
 import { formatNumber } from "../format.ts";
 import { Problem, Scroll } from "../parts.tsx";
+import type { Source } from "./paging.ts";
 
 const MOST = 64;
 
-export function Group({ run, sample }: { run: string; sample: Sample }) {
+export function Group({ source, sample }: { source: Source; sample: Sample }) {
   const [isOpen, setIsOpen] = useState(false);
   return (
     <details onToggle={(event) => setIsOpen(event.currentTarget.open)}>
       <summary>The group: all responses to this prompt in step {sample.step}</summary>
-      {isOpen && <SideBySide run={run} sample={sample} />}
+      {isOpen && <SideBySide source={source} sample={sample} />}
     </details>
   );
 }
 
-function SideBySide({ run, sample }: { run: string; sample: Sample }) {
+function SideBySide({ source, sample }: { source: Source; sample: Sample }) {
   const query = { group: sample.group, order: "best", limit: MOST };
-  const { data, error } = usePolled<Samples>(withQuery(`/runs/${encodeURIComponent(run)}/samples`, query));
+  const { data, error } = usePolled<Samples>(withQuery(source.list, query), source.isFixed);
   if (error) return <Problem error={error} />;
   return (
     <Scroll label="Responses of the group">

@@ -6,6 +6,26 @@ import type { Sample, Samples } from "../api/types.ts";
 
 export type Query = Record<string, string | number | null | undefined>;
 
+/** Where samples come from. */
+export interface Source {
+  list: string;
+  scores: string;
+  /** Before the id of one, and a part of it. */
+  one: string;
+  /** True for what never changes. */
+  isFixed: boolean;
+}
+
+/** Those that the run keeps of each step, or all of one step, from its episode. */
+export function pickSource(run: string, episode: string | undefined): Source {
+  const base = `/runs/${encodeURIComponent(run)}`;
+  if (episode === undefined) {
+    return { list: `${base}/samples`, scores: `${base}/scores`, one: `${base}/samples`, isFixed: false };
+  }
+  const list = `${base}/episodes/${encodeURIComponent(episode)}`;
+  return { list, scores: `${list}/scores`, one: `${base}/episodes`, isFixed: true };
+}
+
 interface Pages {
   path: string;
   first: Samples | null;
@@ -34,10 +54,10 @@ export interface Paged {
 }
 
 /** `isHeld`: someone reads, so what is new waits until they ask for it. */
-export function usePages(run: string, query: Query, isHeld: boolean): Paged {
-  const base = `/runs/${encodeURIComponent(run)}/samples`;
+export function usePages(source: Source, query: Query, isHeld: boolean): Paged {
+  const base = source.list;
   const path = withQuery(base, query);
-  const { data, error } = usePolled<Samples>(path);
+  const { data, error } = usePolled<Samples>(path, source.isFixed);
   const [pages, setPages] = useState<Pages>({ path, first: null, older: [] });
   const [problem, setProblem] = useState<Refused | null>(null);
   const isFresh = pages.path !== path || pages.first === null;

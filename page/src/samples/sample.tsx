@@ -4,17 +4,19 @@ import { flatten, formatName, formatNested, formatNumber } from "../format.ts";
 import { Fact } from "../parts.tsx";
 import { formatRoute } from "../routing.ts";
 import { Group } from "./group.tsx";
+import type { Source } from "./paging.ts";
 import { Tokens } from "./tokens.tsx";
 import { Turns } from "./turns.tsx";
 
 interface Props {
   run: string;
+  source: Source;
   sample: Sample;
   isOpen: boolean;
   onToggle: () => void;
 }
 
-export function SampleItem({ run, sample, isOpen, onToggle }: Props) {
+export function SampleItem({ run, source, sample, isOpen, onToggle }: Props) {
   return (
     <li class="sample" data-open={isOpen}>
       <button type="button" class="head" aria-expanded={isOpen} onClick={onToggle}>
@@ -28,12 +30,12 @@ export function SampleItem({ run, sample, isOpen, onToggle }: Props) {
         </span>
         <span class="step number">step {sample.step}</span>
       </button>
-      {isOpen && <Opened run={run} sample={sample} />}
+      {isOpen && <Opened run={run} source={source} sample={sample} />}
     </li>
   );
 }
 
-function Opened({ run, sample }: { run: string; sample: Sample }) {
+function Opened({ run, source, sample }: { run: string; source: Source; sample: Sample }) {
   const parts = flatten(sample.parts).filter(([name]) => name !== "");
   return (
     <div class="opened">
@@ -51,8 +53,8 @@ function Opened({ run, sample }: { run: string; sample: Sample }) {
         </Fact>
       </dl>
       <Whole sample={sample} />
-      <Tokens run={run} sample={sample} />
-      <Group run={run} sample={sample} />
+      <Tokens source={source} sample={sample} />
+      <Group source={source} sample={sample} />
       <p>
         <a href={formatRoute(["runs", run, "samples"], { prompt: sample.promptId })}>This prompt in all steps</a>
       </p>

@@ -3,14 +3,14 @@ import { useState } from "preact/hooks";
 import { isExport, withQuery } from "../api/client.ts";
 import { usePolled } from "../api/polled.ts";
 import { useRun } from "../api/runs.ts";
-import type { Scores } from "../api/types.ts";
+import type { Samples, Scores } from "../api/types.ts";
 import { Problem } from "../parts.tsx";
 import { replaceQuery, type Route } from "../routing.ts";
-import { Controls } from "./controls.tsx";
+import { Controls, isOfEpisode } from "./controls.tsx";
 import { describeExtent, describeScores } from "./extent.ts";
 import { HeldOut } from "./held_out.tsx";
 import { Histogram, type Bin } from "./histogram.tsx";
-import { usePages, type Paged } from "./paging.ts";
+import { pickSource, usePages, type Paged, type Source } from "./paging.ts";
 import { SampleItem } from "./sample.tsx";
 
 const PAGE = 50;
@@ -20,14 +20,18 @@ export function SamplesView({ id, route }: { id: string; route: Route }) {
   const run = useRun(id);
   const [opened, setOpened] = useState<string | null>(null);
   const { order = "newest", step, search, low, high, prompt } = route.query;
-  const paged = usePages(id, { order, step, search, low, high, prompt, limit: PAGE }, opened !== null);
-  const newest = paged.steps.at(-1) ?? paged.samples[0]?.step;
+  const { kept, whole } = useSteps(id);
+  const isWhole = isOfEpisode(route.query, kept, whole);
+  const source = pickSource(id, isWhole ? step : undefined);
+  const paged = usePages(source, { order, step, search, low, high, prompt, limit: PAGE }, opened !== null);
+  const newest = kept?.at(-1) ?? paged.steps.at(-1) ?? paged.samples[0]?.step;
   const chooses = isExport ? {} : { search, prompt }; // an export has the scores of whole steps
   const of = step ?? (Object.values(chooses).some(Boolean) ? undefined : newest);
   const scores = usePolled<Scores>(
-    newest === undefined
+    newest === undefined && of === undefined
       ? null
-      : withQuery(`/runs/${encodeURIComponent(id)}/scores`, { step: of, bins: BINS, ...chooses }),
+      : withQuery(source.scores, { step: of, bins: BINS, ...chooses }),
+    source.isFixed,
   );
   const chosen = low !== undefined && high !== undefined ? { low: Number(low), high: Number(high) } : null;
   const choose = (bin: Bin | null): void =>
@@ -37,7 +41,7 @@ export function SamplesView({ id, route }: { id: string; route: Route }) {
       <div class="heading">
         <h1>Samples of {run?.name ?? "…"}</h1>
       </div>
-      <Controls route={route} steps={paged.steps} />
+      <Controls route={route} kept={kept} whole={whole} isWhole={isWhole} />
       {scores.data && scores.data.counts.length > 0 && (
         <div class="scores">
           <h2>{describeScores(scores.data, isExport ? undefined : search)}</h2>
@@ -46,19 +50,28 @@ export function SamplesView({ id, route }: { id: string; route: Route }) {
       )}
       <HeldOut run={id} />
       <Problem error={paged.error} />
-      <List id={id} paged={paged} opened={opened} onOpen={setOpened} />
+      <List id={id} source={source} paged={paged} opened={opened} onOpen={setOpened} />
     </>
   );
 }
 
+/** The steps of which samples are kept, and those of which a checkpoint has all responses. */
+function useSteps(id: string): { kept: number[] | null; whole: number[] } {
+  const base = `/runs/${encodeURIComponent(id)}`;
+  const { data: samples } = usePolled<Samples>(withQuery(`${base}/samples`, { limit: 1 }));
+  const { data: episodes } = usePolled<{ steps: number[] }>(`${base}/episodes`);
+  return { kept: samples?.steps ?? null, whole: episodes?.steps ?? [] };
+}
+
 interface ListProps {
   id: string;
+  source: Source;
   paged: Paged;
   opened: string | null;
   onOpen: (id: string | null) => void;
 }
 
-function List({ id, paged, opened, onOpen }: ListProps) {
+function List({ id, source, paged, opened, onOpen }: ListProps) {
   return (
     <section aria-label="Samples">
       {paged.hasNewer && (
@@ -77,6 +90,7 @@ function List({ id, paged, opened, onOpen }: ListProps) {
           <SampleItem
             key={sample.id}
             run={id}
+            source={source}
             sample={sample}
             isOpen={opened === sample.id}
             onToggle={() => onOpen(opened === sample.id ? null : sample.id)}

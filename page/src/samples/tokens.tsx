@@ -4,10 +4,11 @@ import { useFetched } from "../api/polled.ts";
 import type { Sample, Token } from "../api/types.ts";
 import { shadeSigned } from "../palette.ts";
 import { Problem } from "../parts.tsx";
+import type { Source } from "./paging.ts";
 import { describeToken, listModes, MODE_HELP, shadeToken, type Mode } from "./shade.ts";
 
-export function Tokens({ run, sample }: { run: string; sample: Sample }) {
-  const path = `/runs/${encodeURIComponent(run)}/samples/${encodeURIComponent(sample.id)}/tokens`;
+export function Tokens({ source, sample }: { source: Source; sample: Sample }) {
+  const path = `${source.one}/${encodeURIComponent(sample.id)}/tokens`;
   const { data, error } = useFetched<{ tokens: Token[] }>(path);
   const [chosen, setMode] = useState<Mode>("ratio");
   if (error) return <Problem error={error} />;

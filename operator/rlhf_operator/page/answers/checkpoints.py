@@ -1,10 +1,12 @@
 """A run's checkpoints and tokens, from its store: in its folder, or where its manifest says."""
 
+import re
 import shlex
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rlhf_api.sections.replay import EPISODES
 from rlhf_store.errors import DamagedSnapshot, UnusableStore
 
 from ...archive.tokens import read_tokens
@@ -14,12 +16,21 @@ from ..refusal import Refusal
 
 if TYPE_CHECKING:
     from rlhf_store.archive import Archive
+    from rlhf_store.manifest import Entry
 
+_EPISODE = re.compile(rf"{EPISODES}(\d{{8,}})\.parquet", re.ASCII)
 _TRIED = 3
 """Newest checkpoints of which one may be read: the run may delete another meanwhile."""
-_MOST_SIZES = 4096
-_sizes = dict[str, int]()
-"""Bytes by the key of a manifest, which its content is named by."""
+_MOST_CONTENTS = 4096
+_contents = dict[str, "Content"]()
+"""By the key of a manifest, which its content is named by."""
+
+
+class Content(NamedTuple):
+    """Bytes of a checkpoint, and the steps whose episodes it has."""
+
+    bytes: int
+    episodes: frozenset[int]
 
 
 def list_checkpoints(run: RunFolder) -> list[dict[str, Any]]:
@@ -33,13 +44,14 @@ def list_checkpoints(run: RunFolder) -> list[dict[str, Any]]:
             {
                 "step": entry.step,
                 "created": entry.time,
-                "bytes": _size(checkpoints, entry),
+                "bytes": content.bytes if content else None,
                 "evaluation": entry.reward,
                 "best": best is not None and entry.reward == best,
                 "good": entry.good,
                 "epoch": entry.epoch,
             }
             for entry in entries
+            for content in [_read_content(checkpoints, entry)]
         ]
     except (RuntimeError, UnusableStore):  # the rest of the run is there
         return []
@@ -80,13 +92,25 @@ def list_tokens(run: RunFolder, id: str) -> dict[str, Any]:
         raise Refusal(404, f"the store cannot be read: {error}") from None
 
 
-def _size(checkpoints: "Archive", entry: Any) -> int | None:
-    if (size := _sizes.get(entry.key)) is None:
+def list_contents(checkpoints: "Archive") -> "list[tuple[Entry, Content]]":
+    """The checkpoints that can be read now, the oldest first. Raises UnusableStore."""
+    pairs = ((entry, _read_content(checkpoints, entry)) for entry in checkpoints.entries())
+    return [(entry, content) for entry, content in pairs if content is not None]
+
+
+def _read_content(checkpoints: "Archive", entry: "Entry") -> Content | None:
+    """None for a checkpoint that is damaged, or that the run has deleted meanwhile."""
+    if (content := _contents.get(entry.key)) is None:
         try:
-            size = sum(segment.size for segment in checkpoints.open(entry).manifest.segments())
+            snapshot = checkpoints.open(entry)
         except DamagedSnapshot:
             return None
-        if len(_sizes) >= _MOST_SIZES:
-            _sizes.clear()
-        _sizes[entry.key] = size
-    return size
+        matches = map(_EPISODE.fullmatch, snapshot.blobs)
+        content = Content(
+            sum(segment.size for segment in snapshot.manifest.segments()),
+            frozenset(int(match[1]) for match in matches if match),
+        )
+        if len(_contents) >= _MOST_CONTENTS:
+            _contents.clear()
+        _contents[entry.key] = content
+    return content

@@ -12,6 +12,7 @@ from .checkpoints import list_tokens
 from .clones import list_clones
 from .details import describe_run
 from .differences import list_differences
+from .episodes import answer_episodes
 from .evaluations import list_evaluations
 from .figures import list_figures, read_values
 from .logs import list_logs, read_log
@@ -67,6 +68,7 @@ def _logs(request: Request) -> Answer:
 _OF_A_RUN: dict[str, Callable[[Request], Answer]] = {
     "": lambda request: describe_run(request.run),
     "alarms": lambda request: list_alarms(request.run),
+    "episodes": lambda request: answer_episodes(request.run, request.rest, request.query),
     "evaluations": lambda request: list_evaluations(request.run),
     "clones": lambda request: list_clones(request.runs.runs(), request.run),
     "logs": _logs,

@@ -14,6 +14,7 @@ from ...local.records import workdir
 from ...status.condition import reason
 from ..commands import folder_commands
 from ..open_archive import open_archive
+from .episode_rows import EpisodeRows
 from .files import Fetch, GrowingFile, leave, read_first
 from .log_events import LogEvents
 from .sample_index import SampleIndex
@@ -127,7 +128,8 @@ class RunFolder:
     @property
     def memory_bytes(self) -> int:
         """Of its figures and samples, about."""
-        return self.metrics.bytes + self.samples.memory_bytes
+        episode = self.episode[1].memory_bytes if self.episode else 0
+        return self.metrics.bytes + self.samples.memory_bytes + episode
 
     def forget(self) -> None:
         """Frees the memory of its figures and samples, which the next use reads again."""
@@ -137,6 +139,8 @@ class RunFolder:
         self.metrics = Series(self.folder, workdir.METRICS, fetch=self._fetch)
         self.evaluations = Series(self.folder, workdir.EVALUATIONS, _prefix_of_set, self._fetch)
         self.samples = SampleIndex(self.folder, self._fetch)
+        self.episode: tuple[tuple[str, ...], EpisodeRows] | None = None
+        """The one that was opened last, with what its content is named by."""
 
     def lines(self, name: str) -> Iterator[bytes]:
         """The whole lines of a file; none without it."""

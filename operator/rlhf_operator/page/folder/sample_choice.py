@@ -6,17 +6,31 @@ import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from ..refusal import Query, read_count, read_number
 from .sample_columns import Columns, read_sample
-from .sample_index import Placed, SampleIndex
+from .sample_index import Placed
 
 SEARCH_SECONDS = 1.0
 """Of one reply; the next page goes on."""
 _AT_ONCE = 64
 """Lines between two looks at the clock."""
 _ID = re.compile(r"(\d{1,15})\.(\d{1,15})", re.ASCII)
+
+
+class Samples(Protocol):
+    """What samples are chosen from: a SampleIndex, or EpisodeRows."""
+
+    columns: Columns
+    recent: dict[Any, dict[str, Any]]
+
+    @property
+    def is_whole(self) -> bool: ...
+
+    def read_lines(self, places: Iterable[int]) -> Iterator[tuple[int, bytes]]: ...
+
+    def parse(self, place: int, line: bytes) -> Placed | None: ...
 
 
 class Chosen(NamedTuple):
@@ -85,7 +99,7 @@ def order_places(
     return sorted(places, key=key) if most is None else heapq.nsmallest(most, places, key=key)
 
 
-def take_page(index: SampleIndex, places: Iterable[int], words: str, limit: int) -> Chosen:
+def take_page(index: Samples, places: Iterable[int], words: str, limit: int) -> Chosen:
     """The first samples, or with words the first ones that have them in prompt or response."""
     samples, last, examined = list[Placed](), None, 0
     for place, line in match_lines(index, places, words):
@@ -99,7 +113,7 @@ def take_page(index: SampleIndex, places: Iterable[int], words: str, limit: int)
     return Chosen(samples, last, examined, False)
 
 
-def match_lines(index: SampleIndex, places: Iterable[int], words: str) -> Iterator[tuple[int, bytes | None]]:
+def match_lines(index: Samples, places: Iterable[int], words: str) -> Iterator[tuple[int, bytes | None]]:
     """Places with the lines of those that have the words, empty lines of others, and None once the time is over."""
     folded, deadline = words.casefold(), time.monotonic() + SEARCH_SECONDS
     for count, (place, line) in enumerate(index.read_lines(places)):

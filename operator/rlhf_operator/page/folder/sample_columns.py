@@ -39,6 +39,14 @@ class Columns:
                 self._add(line, offset, last)
             offset += len(line) + 1
 
+    def append(self, offset: int, step: int, score: float, prompt_id: str, prompt: str) -> None:
+        """Adds a sample; `score`: NaN for none."""
+        self.offsets.append(offset)
+        self.steps.append(step)
+        self.scores.append(score)
+        self.ids.append(hash(prompt_id))
+        self.prompts.append(hash(prompt))
+
     def number(self) -> None:
         """Numbers the samples that were added since the last call; the first of all begins a step."""
         begin = len(self.numbers)
@@ -77,13 +85,9 @@ class Columns:
 
     def _add(self, line: bytes, offset: int, last: float) -> None:
         sample = read_sample(line)
-        if sample is None or not (self.steps[-1] if self.steps else 0) <= sample["step"] <= last:
-            return
-        self.offsets.append(offset)
-        self.steps.append(sample["step"])
-        self.scores.append(_read_score(sample.get("score")))
-        self.ids.append(hash(sample["prompt_id"]))
-        self.prompts.append(hash(sample["prompt"]))
+        if sample is not None and (self.steps[-1] if self.steps else 0) <= sample["step"] <= last:
+            score = _read_score(sample.get("score"))
+            self.append(offset, sample["step"], score, sample["prompt_id"], sample["prompt"])
 
 
 def read_sample(line: bytes) -> Mapping[str, Any] | None:

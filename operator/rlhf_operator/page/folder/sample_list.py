@@ -6,7 +6,7 @@ from math import inf
 from typing import Any
 
 from ..refusal import Query, Refusal, read_choice, read_count
-from .sample_choice import choose, drop_unscored, find_place, match_lines, order_places, take_page
+from .sample_choice import Samples, choose, drop_unscored, find_place, match_lines, order_places, take_page
 from .sample_columns import Columns
 from .sample_index import Placed, SampleIndex
 
@@ -17,7 +17,7 @@ _MOST_RECENT = 4
 _ROLES = {"policy": "model", "environment": "environment"}
 
 
-def recall(index: SampleIndex, reply: Callable[[SampleIndex, Query], Reply], query: Query) -> Reply:
+def recall(index: Samples, reply: Callable[[Samples, Query], Reply], query: Query) -> Reply:
     """A reply to a query, the last one again while the samples are the same: a page asks every other second."""
     key = reply, frozenset(query.items())
     if key not in index.recent:
@@ -27,7 +27,7 @@ def recall(index: SampleIndex, reply: Callable[[SampleIndex, Query], Reply], que
     return index.recent[key]
 
 
-def list_samples(index: SampleIndex, query: Query) -> dict[str, Any]:
+def list_samples(index: Samples, query: Query) -> dict[str, Any]:
     """`/runs/{id}/samples`: a page of the chosen samples, the `id` from which the next one goes on, and all steps that
     have some."""
     columns, words = index.columns, query.get("search", "")
@@ -68,7 +68,7 @@ def find_sample(index: SampleIndex, id: str) -> tuple[Placed, int]:
     return placed, sum(other.sample.response == placed.sample.response for other in earlier)
 
 
-def count_scores(index: SampleIndex, query: Query) -> dict[str, Any]:
+def count_scores(index: Samples, query: Query) -> dict[str, Any]:
     """`/runs/{id}/scores`: a histogram of the scores of a step's samples, or of all; with words of as many of the
     newest as the time allows."""
     columns, words = index.columns, query.get("search", "")
@@ -125,7 +125,7 @@ def describe(placed: Placed) -> dict[str, Any]:
     }
 
 
-def _search(index: SampleIndex, places: Sequence[int], words: str) -> tuple[list[int], bool]:
+def _search(index: Samples, places: Sequence[int], words: str) -> tuple[list[int], bool]:
     """Those that have the words, the oldest first, and False if the time was over before all were read."""
     matching = list[int]()
     for place, line in match_lines(index, reversed(places), words):

@@ -82,6 +82,12 @@ def test_a_cluster_says_where_tokens_are_shown(folder, granted):
         ask(folder, grant, rest=f"samples/{page['samples'][0]['id']}/tokens")
 
 
+def test_a_cluster_reads_no_episode(folder, granted):
+    assert ask(folder, granted, rest="episodes") == [{"steps": []}]
+    with pytest.raises(Refusal, match="a cluster's page does not read"):
+        ask(folder, granted, rest="episodes/1")
+
+
 def test_secrets_of_a_job_are_not_in_its_manifest(folder, granted):
     (details,) = ask(folder, granted, rest="")
     assert "API_TOKEN" in details["manifest"]
