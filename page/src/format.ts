@@ -12,15 +12,15 @@ export function formatNumber(value: number | null | undefined): string {
   return value.toFixed(digits).replace("-", "−");
 }
 
-/** A value at an axis: 12500 is "12.5k", so that two ticks never have the same text. */
-export function formatTick(value: number | null): string {
-  if (value === null) return "";
-  const size = Math.abs(value);
-  if (size >= 1e4 && size < 1e12) {
-    const [unit, letter] = size >= 1e9 ? [1e9, "G"] : size >= 1e6 ? [1e6, "M"] : [1e3, "k"];
+/** Values at an axis: from 10,000 on all in one unit, 12500 as "12.5k", so that no two have the same text. */
+export function formatTicks(values: readonly (number | null)[]): string[] {
+  const largest = Math.max(...values.map((value) => Math.abs(value ?? 0)));
+  const [unit, letter] = largest < 1e4 || largest >= 1e12 ? [1, ""] : largest >= 1e9 ? [1e9, "G"] : largest >= 1e6 ? [1e6, "M"] : [1e3, "k"];
+  return values.map((value) => {
+    if (value === null) return "";
+    if (unit === 1 || value === 0) return trimZeros(formatNumber(value));
     return `${Number((value / unit).toFixed(3))}${letter}`.replace("-", "−");
-  }
-  return trimZeros(formatNumber(value));
+  });
 }
 
 function trimZeros(text: string): string {

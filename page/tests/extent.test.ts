@@ -23,5 +23,7 @@ test("a histogram says over which steps and samples it is", () => {
   const scores = { edges: [0, 1], counts: [3], unscored: 1, samples: 4, steps: [7, 7] as [number, number], whole: true };
   assert.equal(describeScores(scores, undefined), "Scores of step 7: 4 samples; 1 without a score");
   const part = { ...scores, unscored: 0, steps: [7, 9] as [number, number], whole: false };
+  const searched = { ...scores, whole: false };
+  assert.equal(describeScores(searched, "door"), "Scores of step 7: 4 samples with “door”; 1 without a score; older ones are not searched here");
   assert.equal(describeScores(part, "door"), "Scores of steps 7 to 9: 4 samples with “door”; older ones are not searched here");
 });

@@ -1,7 +1,7 @@
 // uPlot in a box that it fills: made once, then given new data, so that a new step moves the line and nothing flickers.
 import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
-import { formatTick } from "../format.ts";
+import { formatTicks } from "../format.ts";
 import { pickStroke } from "../palette.ts";
 import type { ChartData, ChartMark } from "./data.ts";
 import { drawMarks, findMark } from "./marks.ts";
@@ -101,8 +101,8 @@ function makeOptions(data: ChartData, { width, height, group, isDark }: Look): u
     cursor: { sync: { key: group }, points: { size: 7 }, drag: { x: true, y: false } },
     scales: { x: { time: false }, y: { range: padRange } },
     axes: [
-      { ...axis, grid: { show: false }, space: 60, size: 26, ...(isWhole(data.x) && { incrs: WHOLE }), values: (_, ticks) => ticks.map(formatTick) },
-      { ...axis, space: 36, size: 54, values: (_, ticks) => ticks.map(formatTick) },
+      { ...axis, grid: { show: false }, space: 60, size: 26, ...(isWhole(data.x) && { incrs: WHOLE }), values: (_, ticks) => formatTicks(ticks) },
+      { ...axis, space: 36, size: 54, values: (_, ticks) => formatTicks(ticks) },
     ],
     series: [
       {},

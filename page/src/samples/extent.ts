@@ -23,7 +23,7 @@ export function describeScores({ steps, samples, unscored, whole }: Scores, sear
   const where = first === last ? `step ${first}` : `steps ${first} to ${last}`;
   const parts = [countSamples(samples) + (search ? ` with “${search}”` : "")];
   if (unscored > 0) parts.push(`${formatCount(unscored)} without a score`);
-  if (!whole && first !== last) parts.push(search ? "older ones are not searched here" : "older ones are still being read, or left out");
+  if (!whole) parts.push(search ? "older ones are not searched here" : "older ones are still being read, or left out");
   return `Scores of ${where}: ${parts.join("; ")}`;
 }
 

@@ -73,7 +73,8 @@ def count_scores(index: Samples, query: Query) -> dict[str, Any]:
     newest as the time allows."""
     columns, words = index.columns, query.get("search", "")
     bins = read_count(query, "bins", 20, 1, 200)
-    places, is_whole = choose(columns, query), index.is_whole
+    places = choose(columns, query)
+    is_whole = index.is_whole or "step" in query  # a step is there as a whole, or not at all
     if words:
         places, is_over = _search(index, places, words)
         is_whole = is_whole and is_over
