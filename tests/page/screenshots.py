@@ -64,6 +64,7 @@ def take_all(tab: Tab, folder: Path) -> None:
     expect(page.locator(".sample")).to_have_count(1)
     page.get_by_role("button", name=re.compile("story told twice")).click()
     page.locator(".token").nth(len(WORDS) - 1).wait_for()
+    page.locator(".samples").evaluate("list => list.scrollIntoView()")
     take("samples")
     page.get_by_role("navigation").get_by_role("link", name="Timeline").click()
     page.get_by_role("row", name=re.compile("^trainer rank 0")).wait_for()

@@ -184,7 +184,7 @@ def test_all_responses_of_a_step_come_from_its_episode(open_tab):
     tab = open_tab()
     open_run(tab, view="Samples")
     expect(
-        tab.page.get_by_text(f"Checkpoints have all responses of step {STORED}: choose one of them.")
+        tab.page.get_by_text(f"Checkpoints have all responses of step {STORED}: choose it to see them.")
     ).to_be_visible()
     tab.page.get_by_label("Step", exact=True).select_option(str(STORED))
     expect(tab.page.get_by_text("15 of 15 samples.")).to_be_visible()

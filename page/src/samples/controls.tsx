@@ -61,7 +61,7 @@ export function Controls({ route, kept, whole, isWhole }: Props) {
           <span class="visually-hidden">; show all again</span>
         </button>
       )}
-      {step === "" && whole.length > 0 && <p class="hint">Checkpoints have all responses of {nameSteps(whole)}: choose one of them.</p>}
+      {step === "" && whole.length > 0 && <p class="hint">Checkpoints have all responses of {nameSteps(whole)}: choose {whole.length === 1 ? "it" : "one"} to see them.</p>}
     </form>
   );
 }
