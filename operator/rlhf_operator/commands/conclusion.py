@@ -56,6 +56,6 @@ def print_conclusion(status: JobStatus, message: str, folder: Path, store: str |
 def _list_seconds(folder: Path) -> Iterator[str]:
     """A step's seconds beside the predicted ones, of a run that has both."""
     prediction = workdir.read(folder / PREDICTION, Prediction)
-    if prediction is not None:
+    if prediction is not None and prediction.step is not None:
         with suppress(InvalidJob):  # without a step
             yield from filter(None, [after_line(prediction, Measured.read(folder).seconds)])

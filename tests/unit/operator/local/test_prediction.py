@@ -80,6 +80,14 @@ def test_the_lines_say_what_is_predicted_and_what_it_took():
     assert after_line(PREDICTION, {}) is None
 
 
+def test_the_end_of_a_run_without_predicted_seconds_reads_no_figure(tmp_path, capsys):
+    leave_run(tmp_path / "run", seconds=2.0, changed=1)
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n')
+    write_prediction(tmp_path / "run", Prediction(memory={"trainer": "2 GB"}))
+    print_conclusion(JobStatus(phase="Succeeded", step=2, total_steps=2), "", tmp_path / "run", None, "")
+    assert "predicted" not in capsys.readouterr().out
+
+
 def test_the_end_of_a_run_has_both(tmp_path, capsys):
     leave_run(tmp_path / "run", seconds=2.0, changed=1)
     write_prediction(tmp_path / "run", PREDICTION)
