@@ -12,7 +12,8 @@ from rlhf_api.contract.samples import Sample
 from rlhf_api.contract.status import ENDED, JobStatus
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.host.printing import write_line
-from rlhf_operator.archive.samples import Order, read_samples
+from rlhf_operator.archive.sample_order import Order
+from rlhf_operator.archive.samples import read_samples
 from rlhf_operator.console.exits import INTERRUPTED, USAGE, Failure
 from rlhf_operator.local.display.metrics import Metrics, read_figures
 from rlhf_operator.local.records import workdir

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from .files import LONGEST_LINE
+from .run_files import LONGEST_LINE
 
 BYTES = 56
 """Of a sample."""

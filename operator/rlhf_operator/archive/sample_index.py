@@ -4,6 +4,7 @@ they are appended."""
 import os
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from math import inf
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -14,7 +15,7 @@ from pydantic_core import from_json
 from rlhf_api.contract.samples import Sample
 from rlhf_api.sections.samples import SAMPLES
 
-from .files import LONGEST_LINE, Fetch, leave, open_inside
+from .run_files import LONGEST_LINE, Fetch, leave, open_inside
 from .sample_columns import BYTES, Columns
 
 MOST_SAMPLES = 2_000_000
@@ -48,9 +49,9 @@ class Placed(NamedTuple):
 class SampleIndex:
     """The samples of a run's folder, the oldest first. Not for several threads at once."""
 
-    def __init__(self, folder: Path, fetch: Fetch = leave) -> None:
-        """`fetch`: see GrowingFile."""
-        self._folder, self._fetch = folder, fetch
+    def __init__(self, folder: Path, fetch: Fetch = leave, name: str = SAMPLES) -> None:
+        """`fetch`: see GrowingFile; `name`: of the file."""
+        self._folder, self._fetch, self._name = folder, fetch, name
         self.recent = dict[Any, dict[str, Any]]()
         """Replies that are made of the columns as they are."""
         self._reset()
@@ -85,9 +86,9 @@ class SampleIndex:
 
     def refresh(self) -> "SampleIndex":
         """Reads what is new, and older samples for a while."""
-        self._fetch(SAMPLES)
+        self._fetch(self._name)
         try:
-            file = open_inside(self._folder, SAMPLES)
+            file = open_inside(self._folder, self._name)
         except OSError:
             if self._end:
                 self._reset()
@@ -105,10 +106,19 @@ class SampleIndex:
                     break
         return self
 
+    def read_all(self) -> "SampleIndex":
+        """Reads all at once of a file that does not grow, whose last line may have no end."""
+        while self.refresh().is_being_read:
+            pass
+        with suppress(OSError), open_inside(self._folder, self._name) as file:
+            self.columns.add_lines(_read_part(file, self._end, self._end + LONGEST_LINE), self._end)
+            self.columns.number()
+        return self
+
     def read_lines(self, places: Iterable[int]) -> Iterator[tuple[int, bytes]]:
         """Samples' places with their lines."""
         try:
-            file = open_inside(self._folder, SAMPLES)
+            file = open_inside(self._folder, self._name)
         except OSError:
             return
         with file:
@@ -141,7 +151,8 @@ class SampleIndex:
         self._reset()
         tail = _read_part(file, max(0, size - LONGEST_LINE), size)
         whole = tail[: tail.rfind(b"\n") + 1]
-        self._begin = self._end = size - len(tail) + len(whole) if whole else size
+        is_line = bool(whole) or len(tail) == size
+        self._begin = self._end = size - len(tail) + len(whole) if is_line else size
         self._trace = (whole or tail)[-_TRACE:]
 
     def _read_new(self, file: BinaryIO) -> None:

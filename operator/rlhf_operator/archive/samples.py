@@ -1,15 +1,15 @@
 """`rlhf samples`: prints responses that a run sampled while it trained, from its work directory or its store."""
 
 import argparse
-import json
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
-
-from pydantic import ValidationError
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 from rlhf_api.contract.samples import Sample, Turn
 from rlhf_api.errors.problem import InvalidJob, Problem
@@ -19,12 +19,12 @@ from ..console.exits import Misuse, print_line
 from ..console.subcommands import Commands, add_command
 from ..console.text import indented
 from .open_store import read_checkpoint
+from .sample_index import SampleIndex
+from .sample_order import Order, drop_unscored, of_steps, order_places
 
 if TYPE_CHECKING:
     from rlhf_store.archive import Snapshot
 
-T = TypeVar("T")
-Order = Literal["newest", "oldest", "best", "worst"]
 SHOWN = 5
 """Default number of responses that are printed."""
 
@@ -52,26 +52,34 @@ def show(options: argparse.Namespace) -> int:
     if options.limit is not None and options.limit < 1:
         raise Misuse(f"--limit must be at least 1; got {options.limit}")
     order: Order | None = "best" if options.best else "worst" if options.worst else None
-    samples = read_samples(options.store, options.step, options.prompt, order)
-    for sample in samples[: options.limit or SHOWN]:
+    limit = options.limit or SHOWN
+    for sample in read_samples(options.store, options.step, options.prompt, order, limit):
         print_line(sample.model_dump_json() if options.json else _formatted(sample), sys.stdout)
     return 0
 
 
 def read_samples(
-    store: str, steps: str | None = None, prompt: str | None = None, order: Order | None = None
+    store: str,
+    steps: str | None = None,
+    prompt: str | None = None,
+    order: Order | None = None,
+    limit: int | None = None,
 ) -> list[Sample]:
-    """Responses of these steps, `A`, `A..B`, `A..` or `..B`, to prompts that contain the text; the newest first, or
-    with a `prompt` the oldest. Raises InvalidJob if there is none."""
+    """Responses of these steps, `A`, `A..B`, `A..` or `..B`, to prompts that contain the text, no more than `limit` of
+    them; the newest first, or with a `prompt` the oldest. Raises InvalidJob if there is none."""
     first, last = _steps(steps)
-    samples = [
-        sample
-        for sample in parse_samples(_lines(store))
-        if first <= sample.step <= last and (prompt or "") in sample.prompt
-    ]
+    with _opened(store) as index:
+        columns = index.columns
+        places: Sequence[int] = of_steps(columns, first, last)
+        if order in ("best", "worst"):
+            places = drop_unscored(columns, places)
+        ordered = order_places(columns, places, order or ("oldest" if prompt else "newest"), None, None)
+        parsed = (index.parse(place, line) for place, line in index.read_lines(ordered))
+        chosen = (placed.sample for placed in parsed if placed and (prompt or "") in placed.sample.prompt)
+        samples = list(islice(chosen, limit))
     if not samples:
         raise InvalidJob([Problem(store, "holds no such sample")])
-    return order_samples(samples, order or ("oldest" if prompt else "newest"), lambda sample: sample)
+    return samples
 
 
 def _steps(text: str | None) -> tuple[float, float]:
@@ -85,41 +93,26 @@ def _steps(text: str | None) -> tuple[float, float]:
     return first, (int(match[3]) if match[3] else math.inf) if match[2] else first
 
 
-def _lines(store: str) -> list[bytes]:
-    """Lines of the file in a work directory, or else of the newest checkpoint's. Raises InvalidJob without either."""
+@contextmanager
+def _opened(store: str) -> Iterator[SampleIndex]:
+    """The file of a work directory, or else a copy of the newest checkpoint's. Raises InvalidJob without either."""
     file = Path(store) / SAMPLES
     if file.is_file():
-        return file.read_bytes().splitlines()
+        file = file.resolve()
+        yield SampleIndex(file.parent, name=file.name).read_all()
+        return
+    with TemporaryDirectory(prefix="rlhf-samples-") as folder:
 
-    def blob(snapshot: "Snapshot") -> bytes:
-        if SAMPLES not in snapshot.blobs:
-            message = (
-                "holds no samples: none were kept (spec.samples.promptsPerStep), or its release kept none"
-            )
-            raise InvalidJob([Problem(f"the checkpoint of step {snapshot.step}", message)])
-        return snapshot.blob(SAMPLES)
+        def copy(snapshot: "Snapshot") -> None:
+            if SAMPLES not in snapshot.blobs:
+                message = (
+                    "holds no samples: none were kept (spec.samples.promptsPerStep), or its release kept none"
+                )
+                raise InvalidJob([Problem(f"the checkpoint of step {snapshot.step}", message)])
+            snapshot.download(SAMPLES, Path(folder) / SAMPLES)
 
-    return read_checkpoint(store, blob).splitlines()
-
-
-def parse_samples(lines: Iterable[bytes]) -> list[Sample]:
-    """The samples; a line that a crash cut short is left out."""
-    samples = []
-    for line in lines:
-        try:
-            samples.append(Sample.model_validate(json.loads(line)))
-        except (ValueError, RecursionError, ValidationError):
-            continue
-    return samples
-
-
-def order_samples(items: Sequence[T], order: Order, sample_of: Callable[[T], Sample]) -> list[T]:
-    """Items that have a sample each: by its step, or by its score, without those that have none."""
-    if order in ("best", "worst"):
-        sign = -1 if order == "best" else 1
-        scored = [item for item in items if sample_of(item).score is not None]
-        return sorted(scored, key=lambda item: sign * (sample_of(item).score or 0.0))
-    return sorted(items, key=lambda item: sample_of(item).step, reverse=order == "newest")
+        read_checkpoint(store, copy)
+        yield SampleIndex(Path(folder)).read_all()
 
 
 def _formatted(sample: Sample) -> str:

@@ -10,9 +10,9 @@ from rlhf_api.contract.status import JobStatus
 from rlhf_api.host.strict_yaml import dumped
 from rlhf_api.job import API_VERSION, KIND
 
+from ...archive.run_files import read_last
 from ...local.records import provenance
 from ..commands import STEP
-from ..folder.files import read_last
 from ..folder.run_folder import RunFolder
 from .checkpoints import list_checkpoints
 from .figures import first_charts

@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from ...archive.run_files import read_last
 from ...local.records import workdir
-from ..folder.files import read_last
 from ..folder.run_folder import RunFolder, iso_time
 from ..refusal import Query, Refusal, read_count
 

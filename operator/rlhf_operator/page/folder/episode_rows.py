@@ -11,8 +11,8 @@ from pydantic_core import from_json, to_json
 from rlhf_api.contract.samples import Sample
 
 from ...archive.episode_file import EpisodeFile
-from .sample_columns import BYTES, Columns
-from .sample_index import Placed
+from ...archive.sample_columns import BYTES, Columns
+from ...archive.sample_index import Placed
 
 _LONGEST = 20_000
 """Characters of a text."""

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from ...archive.run_files import GrowingFile
 from ...local.processes.log import OLDER
 from ...local.records import workdir
-from .files import GrowingFile
 
 MOST_EVENTS = 1000
 """Of a log; the newest."""

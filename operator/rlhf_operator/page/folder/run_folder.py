@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from rlhf_api.contract.status import ENDED, JobStatus
 from rlhf_api.host.redaction import masked
 
+from ...archive.run_files import Fetch, GrowingFile, leave, read_first
+from ...archive.sample_index import SampleIndex
 from ...local.records import workdir
 from ...status.condition import reason
 from ..commands import folder_commands
 from ..open_archive import open_archive
 from .episode_rows import EpisodeRows
-from .files import Fetch, GrowingFile, leave, read_first
 from .log_events import LogEvents
-from .sample_index import SampleIndex
 from .series import Line, Series
 
 if TYPE_CHECKING:

@@ -1,16 +1,15 @@
 """Chooses and orders samples by their columns, and searches the texts of those for a limited time."""
 
-import heapq
 import re
 import time
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from math import inf
 from typing import Any, NamedTuple, Protocol
 
+from ...archive.sample_columns import Columns, read_sample
+from ...archive.sample_index import Placed
+from ...archive.sample_order import of_steps
 from ..refusal import Query, read_count, read_number
-from .sample_columns import Columns, read_sample
-from .sample_index import Placed
 
 SEARCH_SECONDS = 1.0
 """Of one reply; the next page goes on."""
@@ -47,12 +46,12 @@ def choose(columns: Columns, query: Query) -> Sequence[int]:
     """Places of the samples that the query's step, group, prompt and scores leave. Raises Refusal."""
     places: Sequence[int] = range(len(columns))
     if (step := read_count(query, "step", -1)) != -1:
-        places = _of_step(columns, step)
+        places = of_steps(columns, step)
     if group := query.get("group"):
         first = find_place(columns, group)
         places = [
             place
-            for place in (() if first is None else _of_step(columns, columns.steps[first]))
+            for place in (() if first is None else of_steps(columns, columns.steps[first]))
             if place in places and columns.groups[place] == columns.numbers[first or 0]
         ]
     if prompt := query.get("prompt"):
@@ -69,34 +68,8 @@ def find_place(columns: Columns, id: str) -> int | None:
     """The place of the sample with this id; None without one."""
     if not (match := _ID.fullmatch(id)):
         return None
-    places, number = _of_step(columns, int(match[1])), int(match[2])
+    places, number = of_steps(columns, int(match[1])), int(match[2])
     return places[number] if number < len(places) else None
-
-
-def drop_unscored(columns: Columns, places: Sequence[int]) -> Sequence[int]:
-    """Places of those that have a score."""
-    scores = columns.scores
-    return [place for place in places if scores[place] == scores[place]]
-
-
-def order_places(
-    columns: Columns, places: Sequence[int], order: str, after: int | None, most: int | None
-) -> Iterable[int]:
-    """Places in the order of a page, those behind one of them, and no more than so many of the best or the worst, all
-    of which have a score."""
-    if order == "oldest":
-        return places if after is None else places[bisect_right(places, after) :]
-    if order == "newest":
-        return _order_newest(columns.steps, places, after)
-    sign, scores = (-1 if order == "best" else 1), columns.scores
-
-    def key(place: int) -> tuple[float, int]:
-        return sign * scores[place], place
-
-    if after is not None:
-        last = key(after)
-        places = [place for place in places if key(place) > last]
-    return sorted(places, key=key) if most is None else heapq.nsmallest(most, places, key=key)
 
 
 def take_page(index: Samples, places: Iterable[int], words: str, limit: int) -> Chosen:
@@ -126,20 +99,3 @@ def match_lines(index: Samples, places: Iterable[int], words: str) -> Iterator[t
 def _has_words(line: bytes, folded: str) -> bool:
     sample = read_sample(line)
     return sample is not None and any(folded in sample[key].casefold() for key in ("prompt", "response"))
-
-
-def _of_step(columns: Columns, step: int) -> range:
-    return range(bisect_left(columns.steps, step), bisect_right(columns.steps, step))
-
-
-def _order_newest(steps: Sequence[int], places: Sequence[int], after: int | None) -> Iterator[int]:
-    """Step after step, the newest first; within one in the order of the file."""
-    end = len(places)
-    if after is not None:
-        end = bisect_left(places, steps[after], key=steps.__getitem__)
-        rest = bisect_right(places, after), bisect_right(places, steps[after], key=steps.__getitem__)
-        yield from places[slice(*rest)]
-    while end:
-        begin = bisect_left(places, steps[places[end - 1]], 0, end, key=steps.__getitem__)
-        yield from places[begin:end]
-        end = begin

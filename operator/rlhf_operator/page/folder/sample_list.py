@@ -5,13 +5,14 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
+from ...archive.sample_columns import Columns
+from ...archive.sample_index import Placed, SampleIndex
+from ...archive.sample_order import Order, drop_unscored, order_places
 from ..refusal import Query, Refusal, read_choice, read_count
-from .sample_choice import Samples, choose, drop_unscored, find_place, match_lines, order_places, take_page
-from .sample_columns import Columns
-from .sample_index import Placed, SampleIndex
+from .sample_choice import Samples, choose, find_place, match_lines, take_page
 
 _SHOWN, _MOST_SHOWN = 50, 500
-_ORDERS = ("newest", "oldest", "best", "worst")
+_ORDERS: tuple[Order, ...] = ("newest", "oldest", "best", "worst")
 Reply = dict[str, Any]
 _MOST_RECENT = 4
 _ROLES = {"policy": "model", "environment": "environment"}

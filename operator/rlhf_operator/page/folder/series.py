@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from .files import Fetch, GrowingFile, leave
+from ...archive.run_files import Fetch, GrowingFile, leave
 
 Line = Mapping[str, Any]
 MOST_NAMES = 2000

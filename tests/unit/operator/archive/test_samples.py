@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.run_folders import write_run
 from tests.support.stores import fill_store
+from tests.unit.operator.page.test_samples import ask
 
 from rlhf_api.sections.samples import SAMPLES
 from rlhf_operator import cli
@@ -94,6 +96,16 @@ def test_a_store_has_them_too(tmp_path, capsys):
     other = fill_store(tmp_path / "other", {})
     assert cli.main(["samples", other]) == 2
     assert "the checkpoint of step 3: holds no samples" in capsys.readouterr().err
+
+
+def test_the_command_and_the_page_read_alike(run, capsys):
+    """The same reader: also a line of an earlier step than the one before, as of a hand's edit, is left out."""
+    (run / SAMPLES).write_text("\n".join([*LINES, line(1, "2+2", 0.9), "[]", line(4, "4+4", 0.7)]) + "\n")
+    for order in ("best", "worst"):
+        assert cli.main(["samples", str(run), f"--{order}", "--json"]) == 0
+        printed = [json.loads(each)["score"] for each in capsys.readouterr().out.splitlines()]
+        assert printed == [each["score"] for each in ask(write_run(run), "samples", order=order)["samples"]]
+        assert sorted(printed) == [0.0, 0.5, 0.7, 1.0]
 
 
 def test_turns_of_an_episode_are_told_apart(tmp_path, capsys):

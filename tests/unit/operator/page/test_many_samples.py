@@ -8,7 +8,8 @@ import pytest
 from tests.support.run_folders import append_lines, write_run
 from tests.unit.operator.page.test_samples import ask, sample
 
-from rlhf_operator.page.folder import sample_choice, sample_index
+from rlhf_operator.archive import sample_index
+from rlhf_operator.page.folder import sample_choice
 from rlhf_operator.page.folder.catalog import Catalog
 
 STEPS, OF_A_STEP = 60, 6
