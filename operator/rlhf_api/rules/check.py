@@ -86,10 +86,22 @@ def _reward(spec: Spec) -> Iterator[Problem]:
             "spec.reward.bias",
             f"would be added to every token with fineGrained; use 0; got {spec.reward.bias:g}",
         )
+    yield from _step_scores(spec)
     if spec.reward.clip is not None and spec.reward.clip[0] >= spec.reward.clip[1]:
         yield Problem(
             "spec.reward.clip", f"the lower bound must be below the upper; got {list(spec.reward.clip)}"
         )
+
+
+def _step_scores(spec: Spec) -> Iterator[Problem]:
+    """Problems of scores of steps where rewards are of other parts of a response."""
+    how, fine_grained, where = spec.reward.step_scores, spec.reward.fine_grained, "spec.reward.stepScores"
+    if how == "each" and not fine_grained:
+        message = "gives tokens rewards, at the ends of steps; set fineGrained, or use min, product or last"
+        yield Problem(where, f"{message}; got 'each'")
+    elif how not in (None, "each") and fine_grained:
+        message = "scores a whole response, and fineGrained is of tokens; use each, or fineGrained false"
+        yield Problem(where, f"{message}; got {show(how)}")
 
 
 def _sampling(spec: Spec) -> Iterator[Problem]:

@@ -50,6 +50,9 @@ def _of_one_turn(spec: Spec) -> Iterator[Problem]:
     if spec.reward.fine_grained:
         message = "is not supported with spec.environment, whose rewards are of turns already; use false"
         yield Problem("spec.reward.fineGrained", f"{message}; got true")
+    if spec.reward.step_scores is not None:
+        message = "is not supported with spec.environment, whose responses have turns; remove it"
+        yield Problem("spec.reward.stepScores", f"{message}; got {show(spec.reward.step_scores)}")
     settings = settings_of(spec)
     if isinstance(settings, PolicyGradient) and settings.overlong_buffer:
         where = f"spec.{to_camel(algorithm_of(spec).name)}.overlongBuffer"

@@ -208,8 +208,12 @@ def _teachers(spec: Spec) -> Iterator[_Unread]:
 
 def _steps(spec: Spec) -> Iterator[_Unread]:
     """What separates steps, where nothing is of steps."""
-    if spec.graph.rows != "stepwise":
-        reason = f"{spec.algorithm} trains on whole responses"
+    if spec.graph.rows != "stepwise" and spec.reward.step_scores is None:
+        reason = (
+            "spec.reward.stepScores is not set"
+            if spec.graph.generates
+            else f"{spec.algorithm} trains on whole responses"
+        )
         yield _Unread("spec.data", spec.data, ["step_separator"], "steps", reason)
 
 
@@ -235,12 +239,12 @@ def _scores(spec: Spec) -> Iterator[_Unread]:
     of = "a reward model"
     if Role.REWARD not in roles_of(spec):
         return
+    names = ["dtype", "step_scores"]
     if spec.model.reward is None:
-        yield _Unread(
-            "spec.reward", spec.reward, ["dtype", "model_weight"], of, "spec.model.reward is not set"
-        )
+        names.append("model_weight")
+        yield _Unread("spec.reward", spec.reward, names, of, "spec.model.reward is not set")
     elif spec.reward.model_weight == 0:
-        yield _Unread("spec.reward", spec.reward, ["dtype"], of, "spec.reward.modelWeight is 0")
+        yield _Unread("spec.reward", spec.reward, names, of, "spec.reward.modelWeight is 0")
 
 
 def _curriculum(spec: Spec) -> Iterator[_Unread]:

@@ -1,7 +1,7 @@
 """The reward role's section: a model, functions, services and programs, combined with weights."""
 
 import re
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -128,6 +128,10 @@ class Reward(ModelServerSpec):
     fine_grained: bool = False
     """Token-level rewards: the reward model, if any, has one output per token (token classification), and functions may
     return a number for each token."""
+    step_scores: Literal["each", "min", "product", "last"] | None = None
+    """The reward model gives each step the probability that it is right, as `process_reward` trains it. The reward is
+    that of `each` step at its end (with `fineGrained`), or of a response the `min` or `product` of all, or the `last`.
+    """
     bias: float = 0.0
     """Added to the weighted sum."""
     scale: float = 1.0

@@ -123,6 +123,7 @@ def rewards(job: RLHFJob) -> Any:
         )
         for name in ("on_device", "served", "ModelScorer", "TokenScorer", "application", "serve"):
             patch.setattr(reward, name, lambda *given, **_: len(given))
+        patch.setattr(reward, "StepScorer", lambda *given: given[2:])
         for name in ("forward_scores", "positions_of", "check_served"):
             patch.setattr(reward, name, lambda *given: len(given))
         engine = SimpleNamespace(scores=None, restart_reason=None, close=lambda: None)
@@ -132,7 +133,7 @@ def rewards(job: RLHFJob) -> Any:
         reward.run(SimpleNamespace(config=config(job), prover=lambda: None, host="h", port=1))
     for (_, seconds, functions), named in made.told:
         parts += [seconds, [(f.name, f.weight, f.retries, f.scorer.made) for f in functions], named]
-    parts += [weight for (weight, *_), _ in weighted.told]
+    parts += [(weight, scorer) for (weight, scorer, *_), _ in weighted.told]
     parts.append([given[1:2] + given[3:] for given, _ in models.told])
     totals = torch.tensor([-2.0, 0.25, 3.0])
     parts += scaled_scores(totals, bias=section.bias, scale=section.scale, clip=section.clip).tolist()

@@ -238,6 +238,7 @@ BASES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"spec\.rollout", ("spec.rollout={maxStaleness: 1}", "spec.sampling.topK=0")),
     (r"spec\.rollout\.importance", ("spec.rollout={importance: token}",)),
     (r"spec\.reward\.functions", ("spec.reward.functions=[{function: 'a:b', name: f}]",)),
+    (r"reward\.stepScores$", ("spec.reward.stepScores=min",)),
     (r"functions.*program", (f"spec.reward.functions=[{_PROGRAM}]",)),
     (r"functions.*(url|secretHeaders)", ("spec.reward.functions=[{name: f, url: 'http://h/p'}]",)),
     (r"startFrom", ("spec.checkpoint.startFrom={store: 's3://x/z', step: 2}",)),

@@ -33,6 +33,7 @@ from ..scoring.rewards import (
     forward_scores,
 )
 from ..scoring.server import application, no_trouble
+from ..scoring.steps import StepScorer
 from ..transport.serving import serve
 from ..transport.wire import WireError
 
@@ -45,17 +46,22 @@ gets the reason.
 def model_scorer(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> ModelScore:
     """The reward model, run by transformers."""
     spec, own = config.spec, load_job_tokenizer(config, "reward")
-    model = load_frozen(config, Role.REWARD, own, "token_score" if spec.reward.fine_grained else None)
+    fine_grained, how = spec.reward.fine_grained, spec.reward.step_scores
+    model = load_frozen(config, Role.REWARD, own, "token_score" if fine_grained or how else None)
     on_device(model)
     budget = spec.reward.micro_batch(spec.trainer)
-    if not spec.reward.fine_grained:
+    if not fine_grained and how is None:
         scores = forward_scores(model, budget, padding_id(own))
         positions, variables = positions_of(model.config), spec.data.chat_template_kwargs
         return ModelScorer(scores, positions, tokenizer, own, spec.sampling.stop, variables)
     if own.get_vocab() != tokenizer.get_vocab():
         message = "the model has another vocabulary than the policy, so its tokens are not the policy's"
-        raise InvalidJob([Problem("spec.reward.fineGrained", f"{message}; got true")])
-    return TokenScorer(served(model, spec.trainer, budget, padding_id(tokenizer)))
+        field, value = ("fineGrained", "true") if how is None else ("stepScores", repr(how))
+        raise InvalidJob([Problem(f"spec.reward.{field}", f"{message}; got {value}")])
+    forward = served(model, spec.trainer, budget, padding_id(tokenizer))
+    if how is None:
+        return TokenScorer(forward)
+    return StepScorer(forward, tokenizer, spec.data.step_separator, how, spec.sampling.stop)
 
 
 def vllm_scorer(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[FrozenModel, ModelScore]:

@@ -77,8 +77,9 @@ def _served(spec: Spec, role: Role) -> Iterator[Problem]:
             yield Problem(
                 where, "the job has no reward model; set spec.model.reward, or transformers; got vllm"
             )
-        if spec.reward.fine_grained:
-            message = "vLLM serves no token classification of language models, which fineGrained needs"
+        if spec.reward.fine_grained or spec.reward.step_scores:
+            needs = "fineGrained" if spec.reward.fine_grained else "stepScores"
+            message = f"vLLM serves no token classification of language models, which {needs} needs"
             yield Problem(where, f"{message}; use transformers; got vllm")
     else:
         if spec.sampling.mask_size and spec.graph.generates:

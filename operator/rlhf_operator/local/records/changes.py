@@ -14,7 +14,7 @@ _FIXED = re.compile(r"spec\.(algorithm|seed|model)\b")
 """Fields that identify a run, and are the same for all of its steps."""
 _TASK = re.compile(
     r"spec\.data\.(?!promptsPerStep$)|spec\.workspace\.files|spec\.reward\."
-    r"((modelWeight|fineGrained|bias|scale|clip)\b"
+    r"((modelWeight|fineGrained|stepScores|bias|scale|clip)\b"
     r"|functions($|\[\d+\]($|\.(name|function|url|program|weight|failureScore)\b)))"
 )
 """Fields of what the policy learns, and from what: later steps of the run would have another goal than earlier ones."""

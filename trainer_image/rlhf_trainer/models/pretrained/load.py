@@ -72,7 +72,7 @@ def load_scorer(path: str, dtype: torch.dtype) -> PreTrainedModel:
 
 def load_token_reward(path: str, dtype: torch.dtype) -> PreTrainedModel:
     """A fine-grained reward model: token classification with one output. Raises ValueError for any other model."""
-    config = _check_kind(path, VALUE, "fine-grained rewards need a token-classification model")
+    config = _check_kind(path, VALUE, "rewards of tokens and steps need a token-classification model")
     return _with_head(config, path, dtype, VALUE, trained=True)
 
 
