@@ -64,6 +64,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "critic-fused": {**FUSED, "critic": True},
     "offload": {**FUSED, "gradient_checkpointing": "full", "stage": 2, "offload": True},
     "zero3": {**FUSED, "gradient_checkpointing": "full", "stage": 3, "ranks": 2},
+    "zero2": {**FUSED, "gradient_checkpointing": "full", "stage": 2, "ranks": 2},
+    "zero2-float32-sums": {
+        **FUSED,
+        "gradient_checkpointing": "full",
+        "stage": 2,
+        "ranks": 2,
+        "communication_data_type": "fp32",
+    },
     "sequence-2": {**FUSED, "ranks": 2, "sequence_parallel_size": 2},
 }
 """`padded` is the step as it was before sequences were packed: whole logits, the model's own layers. Those with `ranks`
@@ -104,6 +112,7 @@ def measure(name: str, options: argparse.Namespace) -> None:
     settings = dict(VARIANTS[name])
     critic, whole = settings.pop("critic", False), settings.pop("whole_logits", False)
     ranks, stage, offload = settings.pop("ranks", 1), settings.pop("stage", 1), settings.pop("offload", False)
+    sums = {key: settings.pop(key) for key in ("communication_data_type",) if key in settings}
     own = settings.pop("tokens")
     tokens = options.tokens or own
     cuda = torch.cuda.is_available()
@@ -115,7 +124,7 @@ def measure(name: str, options: argparse.Namespace) -> None:
     made = make_model(options.shape, critic=critic, device="cuda" if cuda else "cpu")
     model = TrainedModel(
         made, Optimizer(), Trainer().model_copy(update=settings),
-        deepspeed={"bf16": {"enabled": True}, "zero_optimization": zero},
+        deepspeed={"bf16": {"enabled": True}, "zero_optimization": zero, **sums},
         micro_batch_tokens=tokens, pad_token_id=1,
     )  # fmt: skip
     run = Pass(tokens, 2, settings.get("gradient_checkpointing", "none"), settings["kernels"] == "auto")
