@@ -1,4 +1,4 @@
-"""Columns of samples: what choosing and ordering them needs, 56 bytes each, while their texts stay in the file."""
+"""Columns of samples: what choosing and ordering them needs, 48 bytes each, while their texts stay in the file."""
 
 from array import array
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from pydantic_core import from_json
 
 from .run_files import LONGEST_LINE
 
-BYTES = 56
+BYTES = 48
 """Of a sample."""
 _LAST_STEP = 2**53
 _NAMES = ("offsets", "steps", "numbers", "groups", "scores", "ids", "prompts")
@@ -22,7 +22,7 @@ class Columns:
     def __init__(self) -> None:
         self.offsets, self.steps = array("q"), array("q")
         """Begin of each one's line in the file; its step."""
-        self.numbers, self.groups = array("q"), array("q")
+        self.numbers, self.groups = array("I"), array("I")
         """Each one's place among those of its step, and that of the first one of its group; see `number`."""
         self.scores = array("d")
         """NaN for none."""

@@ -20,7 +20,7 @@ from .sample_columns import BYTES, Columns
 
 MOST_SAMPLES = 2_000_000
 """In memory; beyond them the oldest are left out."""
-PART = 8 << 20
+PART = 4 << 20
 """Bytes that are read at once."""
 MOST_NEW = 32 << 20
 """Bytes that may be appended from one request to the next; beyond them all is read anew."""

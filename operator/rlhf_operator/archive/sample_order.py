@@ -1,12 +1,15 @@
 """The order of samples by their columns: by step or by score, from one of them on."""
 
 import heapq
+from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Literal
 
 from .sample_columns import Columns
 
+_BLOCK = 1 << 15
 Order = Literal["newest", "oldest", "best", "worst"]
 
 
@@ -17,17 +20,17 @@ def of_steps(columns: Columns, first: float, last: float | None = None) -> range
     )
 
 
-def drop_unscored(columns: Columns, places: Sequence[int]) -> Sequence[int]:
-    """Places of those that have a score."""
+def count_scored(columns: Columns, places: Iterable[int]) -> int:
+    """The number of those that have a score."""
     scores = columns.scores
-    return [place for place in places if scores[place] == scores[place]]
+    return sum(scores[place] == scores[place] for place in places)
 
 
 def order_places(
     columns: Columns, places: Sequence[int], order: Order, after: int | None, most: int | None
 ) -> Iterable[int]:
-    """Places in the order of a page, those behind one of them, and no more than so many of the best or the worst, all
-    of which have a score."""
+    """Places in the order of a page, those behind one of them; of the best and the worst those that have a score,
+    and no more than so many."""
     if order == "oldest":
         return places if after is None else places[bisect_right(places, after) :]
     if order == "newest":
@@ -37,10 +40,19 @@ def order_places(
     def key(place: int) -> tuple[float, int]:
         return sign * scores[place], place
 
+    scored = (place for place in places if scores[place] == scores[place])
     if after is not None:
         last = key(after)
-        places = [place for place in places if key(place) > last]
-    return sorted(places, key=key) if most is None else heapq.nsmallest(most, places, key=key)
+        scored = (place for place in scored if key(place) > last)
+    return _sort(scored, key) if most is None else heapq.nsmallest(most, scored, key=key)
+
+
+def _sort(places: Iterator[int], key: Callable[[int], tuple[float, int]]) -> Iterator[int]:
+    """Sorts blocks, and merges them as they are read: a list of all with their keys would take 140 bytes each."""
+    blocks: list[array[int]] = []
+    while block := list(islice(places, _BLOCK)):
+        blocks.append(array("q", sorted(block, key=key)))
+    return heapq.merge(*blocks, key=key)
 
 
 def _order_newest(steps: Sequence[int], places: Sequence[int], after: int | None) -> Iterator[int]:

@@ -4,7 +4,7 @@ import argparse
 import math
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -20,7 +20,7 @@ from ..console.subcommands import Commands, add_command
 from ..console.text import indented
 from .open_store import read_checkpoint
 from .sample_index import SampleIndex
-from .sample_order import Order, drop_unscored, of_steps, order_places
+from .sample_order import Order, of_steps, order_places
 
 if TYPE_CHECKING:
     from rlhf_store.archive import Snapshot
@@ -70,9 +70,7 @@ def read_samples(
     first, last = _steps(steps)
     with _opened(store) as index:
         columns = index.columns
-        places: Sequence[int] = of_steps(columns, first, last)
-        if order in ("best", "worst"):
-            places = drop_unscored(columns, places)
+        places = of_steps(columns, first, last)
         ordered = order_places(columns, places, order or ("oldest" if prompt else "newest"), None, None)
         parsed = (index.parse(place, line) for place, line in index.read_lines(ordered))
         chosen = (placed.sample for placed in parsed if placed and (prompt or "") in placed.sample.prompt)

@@ -16,7 +16,7 @@ DEPTH = 3
 """Levels of folders below a named one in which runs are searched."""
 _MOST_ENTRIES = 2000
 """Of a folder that is no run, such as one of data."""
-MOST_BYTES = 80 << 20
+MOST_BYTES = 64 << 20
 """Of the figures and samples in memory, of all runs but the newest one that was used."""
 _MARKS = (workdir.CONFIG, workdir.STATUS)
 

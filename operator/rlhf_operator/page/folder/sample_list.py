@@ -1,5 +1,6 @@
 """Replies about a run's samples: a page of those that a request chooses, one of them, and their scores in bins."""
 
+from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
 from math import inf
@@ -7,7 +8,7 @@ from typing import Any
 
 from ...archive.sample_columns import Columns
 from ...archive.sample_index import Placed, SampleIndex
-from ...archive.sample_order import Order, drop_unscored, order_places
+from ...archive.sample_order import Order, count_scored, order_places
 from ..refusal import Query, Refusal, read_choice, read_count
 from .sample_choice import Samples, choose, find_place, match_lines, take_page
 
@@ -35,8 +36,7 @@ def list_samples(index: Samples, query: Query) -> dict[str, Any]:
     order = read_choice(query, "order", _ORDERS)
     limit = read_count(query, "limit", _SHOWN, 1, _MOST_SHOWN)
     places = choose(columns, query)
-    if order in ("best", "worst"):
-        places = drop_unscored(columns, places)
+    count = count_scored(columns, places) if order in ("best", "worst") else len(places)
     before, after = query.get("before"), None
     if before and (after := find_place(columns, before)) is None:
         raise Refusal(400, f"before must be the id of a sample; got {before[:40]!r}")
@@ -45,7 +45,7 @@ def list_samples(index: Samples, query: Query) -> dict[str, Any]:
     return {
         "samples": [describe(each) for each in page.samples],
         "next": _id_of(columns, page.last) if page.has_more and page.last is not None else None,
-        "count": len(places),
+        "count": count,
         "searched": page.examined if words else None,
         "total": len(columns),
         "whole": index.is_whole,
@@ -82,7 +82,7 @@ def count_scores(index: Samples, query: Query) -> dict[str, Any]:
     if not places:
         raise Refusal(404, "no sample there has a score")
     scores = columns.scores
-    values = sorted(scores[place] for place in places if -inf < scores[place] < inf)
+    values = array("d", (scores[place] for place in places if -inf < scores[place] < inf))
     if not values:
         raise Refusal(404, "no sample there has a score")
     steps = [columns.steps[places[0]], columns.steps[places[-1]]]
@@ -139,8 +139,8 @@ def _search(index: Samples, places: Sequence[int], words: str) -> tuple[list[int
 
 
 def _count(values: Sequence[float], bins: int) -> dict[str, list[float] | list[int]]:
-    """Edges of bins and the count in each, of sorted values; one bin if all are the same."""
-    low, high = values[0], values[-1]
+    """Edges of bins and the count in each; one bin if all values are the same."""
+    low, high = min(values), max(values)
     width = (high - low) / bins
     if not 0 < width < inf:
         return {"edges": [low, high], "counts": [len(values)]}

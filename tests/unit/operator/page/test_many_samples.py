@@ -8,7 +8,7 @@ import pytest
 from tests.support.run_folders import append_lines, write_run
 from tests.unit.operator.page.test_samples import ask, sample
 
-from rlhf_operator.archive import sample_index
+from rlhf_operator.archive import sample_index, sample_order
 from rlhf_operator.page.folder import sample_choice
 from rlhf_operator.page.folder.catalog import Catalog
 
@@ -35,6 +35,7 @@ def folder(tmp_path, lines, monkeypatch) -> Path:
     """A run whose file is read in parts of about two steps, one with each request."""
     monkeypatch.setattr(sample_index, "PART", 2000)
     monkeypatch.setattr(sample_index, "PATIENCE", 0.0)
+    monkeypatch.setattr(sample_order, "_BLOCK", 50)
     write_run(tmp_path)
     append_lines(tmp_path / "samples.jsonl", lines)
     return tmp_path
