@@ -9,6 +9,9 @@ import { MetricPicker, Problem, Section } from "../parts.tsx";
 import { replaceQuery, type Route } from "../routing.ts";
 import { parseList, toggleInList } from "../runs/filter.ts";
 
+/** Of a request for values. */
+const MOST_NAMES = 64;
+
 interface Props {
   id: string;
   route: Route;
@@ -20,7 +23,7 @@ interface Props {
 export function Figures({ id, route, first, metrics, marks }: Props) {
   const added = parseList(route.query["figures"]);
   const charts = [...first, ...added.map((name) => ({ title: formatTitle(name), names: [name] }))];
-  const names = [...new Set(charts.flatMap((chart) => chart.names))];
+  const names = [...new Set(charts.flatMap((chart) => chart.names))].slice(0, MOST_NAMES);
   const { data, error } = useSeries(id, names);
   const points = useMemo(() => marks.map(({ step, kind, text }): ChartMark => ({ x: step, kind, text })), [marks]);
   const toggle = (name: string): void => replaceQuery(route, { figures: toggleInList(added, name) });

@@ -16,6 +16,8 @@ MOST_VALUES = 1_000_000
 """Of the reply with all figures, which of a long run has every second step, every third and so on."""
 FIRST = 8
 """Number of charts of the first view."""
+_LINES = 6
+"""Of one of them: a job may have dozens of rewards or evaluation sets, and a request has MOST_NAMES names."""
 _CHARTS = (
     ("Reward", ("reward_mean", "reward_*_mean")),
     ("Held-out score", (f"{EVALUATION}*/mean", f"{EVALUATION}*/loss")),
@@ -76,13 +78,18 @@ def first_charts(run: RunFolder) -> list[dict[str, Any]]:
     """The charts of the first view: the most important ones of which the run has a figure."""
     names = _names(run)
     charts = [
-        {
-            "title": title,
-            "names": list(dict.fromkeys(n for p in patterns for n in names if fnmatchcase(n, p))),
-        }
+        (title, list(dict.fromkeys(n for p in patterns for n in names if fnmatchcase(n, p))))
         for title, patterns in _CHARTS
     ]
-    return [chart for chart in charts if chart["names"]][:FIRST]
+    return [
+        {"title": _limit_title(title, len(figures)), "names": figures[:_LINES]}
+        for title, figures in charts
+        if figures
+    ][:FIRST]
+
+
+def _limit_title(title: str, count: int) -> str:
+    return f"{title} ({_LINES} of {count}, the others by search)" if count > _LINES else title
 
 
 def _names(run: RunFolder) -> list[str]:

@@ -97,6 +97,35 @@ def test_figures_are_served_by_step_and_the_new_ones_alone(runs):
     assert (new["steps"], new["series"]) == ([4], {"reward_mean": [0.4]})
 
 
+def test_a_job_of_many_rewards_and_sets_has_its_first_charts(tmp_path):
+    """Their values are one request, which has at most 64 names."""
+    rewards = {f"reward_{number}_mean": 0.5 for number in range(40)}
+    sets = [{"step": 1, "set": f"set_{number}", "mean": 0.5} for number in range(40)]
+    figures = {
+        "kl_mean": 0.1,
+        "entropy": 1.0,
+        "loss": 0.1,
+        "policy_loss": 0.1,
+        "critic_loss": 0.1,
+        "seconds": 1.0,
+    }
+    write_run(tmp_path, steps=[{"step": 1, "reward_mean": 1.0, **rewards, **figures}], evaluations=sets)
+
+    async def act(page):
+        path = f"/api/v1/runs/{(await page.get('/api/v1/runs'))[1]['runs'][0]['id']}"
+        first = (await page.get(path))[1]["first"]
+        names = ",".join(name for chart in first for name in chart["names"])
+        return first, (await page.get(f"{path}/metrics?names={names}"))[0]
+
+    first, status = browse(act, tmp_path)
+    assert status == 200
+    assert [chart["title"] for chart in first[:2]] == [
+        "Reward (6 of 41, the others by search)",
+        "Held-out score (6 of 40, the others by search)",
+    ]
+    assert first[0]["names"][0] == "reward_mean"
+
+
 def test_an_unchanged_answer_is_not_sent_again(runs):
     async def act(page):
         tag = (await page.get("/api/v1/runs"))[2]["ETag"]
