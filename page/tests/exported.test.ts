@@ -11,6 +11,7 @@ const EXPORTED = new Exported({
     samples: [
       { ...SAMPLE, id: "1", step: 1, response: "a Bear", score: 0.5 },
       { ...SAMPLE, id: "2", step: 2, response: "a cat", score: 2 },
+      { ...SAMPLE, id: "3", step: 2, response: "a dog", score: null },
     ],
     next: null,
   },
@@ -28,6 +29,8 @@ test("series of an export are those asked for, after a step", () => {
 
 test("samples of an export are filtered and ordered as the server does", () => {
   assert.deepEqual(listSamples("search=bear"), ["1"]);
+  assert.deepEqual(listSamples(""), ["2", "3", "1"]);
+  assert.deepEqual(listSamples("order=oldest"), ["1", "2", "3"]);
   assert.deepEqual(listSamples("order=best"), ["2", "1"]);
   assert.deepEqual(listSamples("order=worst"), ["1", "2"]);
   assert.deepEqual(listSamples("low=1&high=2"), ["2"]);

@@ -16,7 +16,8 @@ test("a search says in how many it has looked, and what is still to be read", ()
 });
 
 test("an export says how many samples the run had", () => {
-  assert.equal(describeExtent(ALL, 12, true), "This export has the newest of the run’s 1\u202f000\u202f000 samples.");
+  assert.equal(describeExtent({ ...ALL, count: 12 }, 12, true), "12 of 12 samples.");
+  assert.equal(describeExtent({ ...ALL, whole: false }, 12, true), "This export has the newest of the run’s 1\u202f000\u202f000 samples.");
 });
 
 test("a histogram says over which steps and samples it is", () => {

@@ -34,7 +34,8 @@ export class Exported {
     const whole = this.replies[bare] as Samples;
     const samples = orderSamples(filterSamples(whole.samples, wanted), wanted.get("order"));
     const searched = wanted.get("search") ? whole.samples.length : null;
-    return { ...whole, samples, searched, count: searched ?? samples.length, next: null };
+    const isAll = whole.samples.length === whole.total;
+    return { ...whole, samples, searched, count: searched ?? samples.length, whole: isAll, next: null };
   }
 }
 
@@ -56,9 +57,11 @@ function filterSamples(samples: Sample[], wanted: URLSearchParams): Sample[] {
 }
 
 function orderSamples(samples: Sample[], order: string | null): Sample[] {
-  if (order === "best") return samples.toSorted((a, b) => (b.score ?? -Infinity) - (a.score ?? -Infinity));
-  if (order === "worst") return samples.toSorted((a, b) => (a.score ?? Infinity) - (b.score ?? Infinity));
-  return samples.toSorted((a, b) => b.step - a.step);
+  const oldest = samples.toSorted((a, b) => a.step - b.step);
+  const scored = oldest.filter(({ score }) => score !== null);
+  if (order === "best") return scored.toSorted((a, b) => (b.score ?? 0) - (a.score ?? 0));
+  if (order === "worst") return scored.toSorted((a, b) => (a.score ?? 0) - (b.score ?? 0));
+  return order === "oldest" ? oldest : oldest.toSorted((a, b) => b.step - a.step);
 }
 
 export function readExport(): Exported | null {

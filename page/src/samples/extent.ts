@@ -7,7 +7,7 @@ import type { Extent } from "./paging.ts";
 export function describeExtent({ count, searched, total, whole, steps }: Extent, shown: number, isExport: boolean): string {
   const first = steps[0];
   const sentences = [];
-  if (isExport) {
+  if (isExport && !whole) {
     sentences.push(`This export has the newest of the run’s ${countSamples(total)}.`);
   } else if (searched !== null) {
     sentences.push(`Searched ${formatCount(searched)} of ${countSamples(count)}: ${formatCount(shown)} found.`);
