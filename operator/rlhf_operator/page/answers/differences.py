@@ -1,9 +1,12 @@
 """Differences between two runs: their manifests, the content of their data, their code, and their versions."""
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rlhf_api.host.redaction import masked
 from rlhf_api.sections.data import parsed
+from rlhf_api.spec import Spec
 
 from ...local.records.changes import Change, changed_values
 from ..folder.run_folder import RunFolder
@@ -20,13 +23,25 @@ def list_differences(first: RunFolder, second: RunFolder) -> dict[str, Any]:
     changes = [
         change
         for change in (
-            *changed_values("spec", dict(first.spec()), dict(second.spec())),
+            *changed_values("spec", *_complete(first.spec(), second.spec())),
             *_of_data(*sums),
             *_of_starts(first, second),
         )
         if change.field not in _OWN and not _has_same_rows(change, *sums)
     ]
     return {"differences": [{"path": each.field, "a": each.old, "b": each.new} for each in changes]}
+
+
+def _complete(*specs: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Specs with every field, as a work directory has them: a store and a cluster have those that are set. As they are
+    where one is of another release."""
+    try:
+        parsed_specs = [Spec.model_validate_json(json.dumps(spec), extra="ignore") for spec in specs]
+    except ValueError:
+        yield from map(dict, specs)
+        return
+    for spec in parsed_specs:
+        yield masked(spec.model_dump(mode="json", by_alias=True))
 
 
 def _of_data(first: Mapping[str, int], second: Mapping[str, int]) -> Iterator[Change]:

@@ -6,6 +6,7 @@ import os
 import pytest
 from tests.support.run_folders import write_run
 from tests.support.stores import fill_store
+from tests.unit.api.manifests import job
 
 from rlhf_operator.page.answers.paths import answer
 from rlhf_operator.page.folder.catalog import Catalog
@@ -166,6 +167,24 @@ def test_two_runs_differ_in_fields_code_and_versions(tmp_path):
     ]
     with pytest.raises(Refusal, match="no such run"):
         answer(catalog, "/compare", {"a": ids["a"], "b": "x"})
+
+
+def test_fields_that_one_run_leaves_at_their_defaults_do_not_differ(tmp_path):
+    """A work directory has every field, a store and a cluster those that are set."""
+    written = job("spec.seed=3").spec
+    specs = {
+        "whole": written.model_dump(mode="json", by_alias=True),
+        "short": written.model_dump(mode="json", by_alias=True, exclude_defaults=True),
+        "other": {**written.model_dump(mode="json", by_alias=True, exclude_defaults=True), "seed": 4},
+    }
+    for name, spec in specs.items():
+        write_run(tmp_path / name, name=name, spec=spec)
+    catalog = Catalog([tmp_path])
+    ids = {run.summary()["name"]: run.id for run in catalog.runs()}
+    assert answer(catalog, "/compare", {"a": ids["whole"], "b": ids["short"]})["differences"] == []
+    assert answer(catalog, "/compare", {"a": ids["whole"], "b": ids["other"]})["differences"] == [
+        {"path": "spec.seed", "a": 3, "b": 4}
+    ]
 
 
 @pytest.mark.parametrize(
