@@ -21,8 +21,8 @@ class UnfitSteps(InvalidJob):
 
 def step_ends(texts: Sequence[str], separator: str, *, cut: bool = False) -> list[int]:
     """The last token of each step of a response, whose tokens add `texts`: that in which a `separator` ends, and of the
-    last step the last one. Blank text is no step. Of a response that was `cut` the text after the last separator is
-    none either; any other response has at least one.
+    last step the last one, so that the end of a response is judged whatever stands before it. Blank text is no step. Of
+    a response that was `cut` the text after the last separator is none either; any other response has at least one.
     """
     whole, limits = "".join(texts), list(accumulate(map(len, texts)))
     ends, start = list[int](), 0
@@ -31,8 +31,9 @@ def step_ends(texts: Sequence[str], separator: str, *, cut: bool = False) -> lis
         if whole[start:match].strip():
             ends.append(bisect_left(limits, after))
         start = after
-    if not cut and (whole[start:].strip() or not ends):
-        ends.append(len(texts) - 1)
+    if not cut:
+        before = ends if whole[start:].strip() else ends[:-1]
+        ends = [*before, len(texts) - 1]
     return list(dict.fromkeys(ends))
 
 

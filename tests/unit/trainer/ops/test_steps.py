@@ -57,7 +57,7 @@ def test_steps_that_are_cut_off_have_no_label():
     [
         (["a", "b", "\n", "c", ""], "\n", [2, 4]),
         (["a.\n\n", "b", "\n", "\nc", ""], "\n\n", [0, 3, 4]),
-        (["a", "\n", "\n", "b", "\n", ""], "\n", [1, 4]),
+        (["a", "\n", "\n", "b", "\n", ""], "\n", [1, 5]),
         (["a", ""], "\n", [1]),
         ([""], "\n", [0]),
         (["\n", "\n"], "\n", [1]),
@@ -65,7 +65,8 @@ def test_steps_that_are_cut_off_have_no_label():
     ],
 )
 def test_steps_end_where_their_separator_does(texts, separator, ends):
-    """In the token with its last character, whatever it is merged with; blank steps are none."""
+    """In the token with its last character, whatever it is merged with; blank steps are none. The last one ends with
+    the response: one that stops behind a separator does not evade judgement of its end."""
     assert step_ends(texts, separator) == ends
 
 

@@ -22,7 +22,7 @@ TOKENIZER = byte_tokenizer()
 EOS = TOKENIZER.eos_token_id
 RESPONSES = [("one\ntwo", True), ("a\n\nbc\n", True), ("\n", True), ("x\nyz", False), ("end##", True)]
 """Texts, and whether the response ended."""
-ENDS = [[3, 7], [1, 5], [1], [1, 3], [5]]
+ENDS = [[3, 7], [1, 6], [1], [1, 3], [5]]
 """The last tokens of their steps, a byte each: blank text is no step, and what stops a response no text."""
 
 
