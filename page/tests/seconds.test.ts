@@ -25,6 +25,12 @@ test("each phase that was predicted stands beside what it took", () => {
   assert.deepEqual(rows.map(formatOff), ["+25%", NONE, "−20%"]);
 });
 
+test("generation that runs ahead is not compared with the time that the trainer waits for it", () => {
+  const [generate] = listRows({ ...USAGE, generatesAhead: true });
+  assert.equal(generate?.name, "generate, measured as waited for");
+  assert.equal(generate && formatOff(generate), NONE);
+});
+
 test("a run without a prediction has what it took, and no rows before its first step", () => {
   const rows = listRows({ ...USAGE, predicted: null });
   assert.deepEqual(rows, [

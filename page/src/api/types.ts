@@ -91,6 +91,8 @@ export interface Usage {
   stepSeconds: number | null;
   /** Medians by phase of a step. */
   phaseSeconds?: Record<string, number>;
+  /** True if generation goes on meanwhile: its measured seconds are those for which the trainer waits. */
+  generatesAhead?: boolean;
   /** Before the start, at the rates of an earlier run. */
   predicted?: { step: number; phases: Record<string, number>; by: string } | null;
   /** The reason for which no seconds were predicted. */

@@ -1,6 +1,6 @@
 // The generators, which weights they serve, and what waits for them.
 import type { Nested } from "../api/types.ts";
-import { formatNumber } from "../format.ts";
+import { formatNumber, formatTime } from "../format.ts";
 import { Fact, Section } from "../parts.tsx";
 import { Records } from "./roles.tsx";
 
@@ -11,6 +11,12 @@ const FACTS: Record<string, string> = {
   queue: "Queue: prompts without responses",
   unscored: "Responses without a reward yet",
 };
+
+/** Without its role, which is that of all, and the id of its process. */
+function nameColumns({ name = null, ready = null, weightVersion = null, epoch = null, lastSyncTime }: Record<string, Nested>): Record<string, Nested> {
+  const since = typeof lastSyncTime === "string" ? formatTime(lastSyncTime) : null;
+  return { generator: name, ready, "weight version": weightVersion, "membership epoch": epoch, "weights since": since };
+}
 
 interface Props {
   generators: Record<string, Nested>[];
@@ -31,7 +37,7 @@ export function Generators({ generators, serving = {} }: Props) {
           ))}
         </dl>
       )}
-      {generators.length > 0 && <Records label="Table of generators" rows={generators} />}
+      {generators.length > 0 && <Records label="Table of generators" rows={generators.map(nameColumns)} />}
     </Section>
   );
 }

@@ -6,19 +6,27 @@ export interface Row {
   name: string;
   predicted: number | null;
   measured: number | null;
+  /** True where one is not what the other is. */
+  isOther?: boolean;
 }
 
 /** Each phase that was predicted or measured; none before the first step of a run without a prediction. */
-export function listRows({ predicted, phaseSeconds = {}, stepSeconds }: Usage): Row[] {
+export function listRows({ predicted, phaseSeconds = {}, stepSeconds, generatesAhead }: Usage): Row[] {
   if (!predicted && stepSeconds === null) return [];
+  const isWait = (name: string): boolean => generatesAhead === true && name === "generate";
   const names = Object.keys({ ...predicted?.phases, ...phaseSeconds });
-  const phases = names.map((name) => ({ name, predicted: predicted?.phases[name] ?? null, measured: phaseSeconds[name] ?? null }));
+  const phases = names.map((name) => ({
+    name: isWait(name) ? "generate, measured as waited for" : name,
+    predicted: predicted?.phases[name] ?? null,
+    measured: phaseSeconds[name] ?? null,
+    ...(isWait(name) && { isOther: true }),
+  }));
   return [...phases, { name: "whole step", predicted: predicted?.step ?? null, measured: stepSeconds }];
 }
 
 /** How far the prediction was from what it took, as `rlhf plan --after` has it. */
-export function formatOff({ predicted, measured }: Row): string {
-  if (!measured || predicted === null) return NONE;
+export function formatOff({ predicted, measured, isOther }: Row): string {
+  if (!measured || predicted === null || isOther) return NONE;
   const percent = Math.round((predicted / measured - 1) * 100);
   return `${percent < 0 ? "−" : "+"}${Math.abs(percent)}%`;
 }

@@ -1,7 +1,7 @@
 """A run's needs: GPU time, cost, seconds of a step and memory of a trainer's GPU, predicted and measured."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from statistics import median
 from typing import Any
@@ -30,6 +30,7 @@ def describe_usage(run: RunFolder, status: JobStatus | None) -> dict[str, Any]:
         "costPerHour": status.cost_per_hour if status else None,
         "stepSeconds": median(seconds) if seconds else None,
         "phaseSeconds": _measure_phases(run),
+        "generatesAhead": _generates_ahead(run),
         "predicted": predicted.model_dump(exclude={"memory"}) if has_seconds else None,
         "unpredicted": None if has_seconds else run.unpredicted,
         "memoryPeak": peak,
@@ -43,6 +44,13 @@ def _measure_phases(run: RunFolder) -> dict[str, float]:
     sent = zip(run.metrics.values("broadcast_seconds"), run.metrics.values("broadcast_bytes"), strict=False)
     seconds["broadcast"] = _positive(_later([s for s, size in sent if size > 0])) or seconds["broadcast"]
     return {phase: median(each) for phase, each in seconds.items() if each}
+
+
+def _generates_ahead(run: RunFolder) -> bool:
+    """True if generation goes on while the trainer trains: `generate_seconds` is what the trainer waits for it."""
+    rollout = run.spec().get("rollout")
+    staleness = rollout.get("maxStaleness") if isinstance(rollout, Mapping) else None
+    return isinstance(staleness, int) and staleness > 0
 
 
 def _read_prediction(run: RunFolder) -> Prediction:

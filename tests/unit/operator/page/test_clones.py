@@ -87,7 +87,13 @@ def test_a_run_says_what_it_takes(tmp_path):
     ]
     plan = {"trainer": {"pods": 1, "gpus": 1, "memory": "47.5 GB = all of it"}}
     predicted = {"step": 30.0, "phases": {"train": 20.0}, "by": "runs/a"}
-    write_run(tmp_path, name="one", steps=steps, status={"gpuSeconds": 7200, "cost": 3.5, "plan": plan})
+    write_run(
+        tmp_path,
+        name="one",
+        steps=steps,
+        status={"gpuSeconds": 7200, "cost": 3.5, "plan": plan},
+        spec={"rollout": {"maxStaleness": 1}},
+    )
     (tmp_path / "prediction.json").write_text(json.dumps(predicted) + "\n")
     assert ask(tmp_path, "one")["usage"] == {
         "gpuSeconds": 7200,
@@ -95,6 +101,7 @@ def test_a_run_says_what_it_takes(tmp_path):
         "costPerHour": None,
         "stepSeconds": 37.5,
         "phaseSeconds": {"train": 22.5, "broadcast": 4.0},
+        "generatesAhead": True,
         "predicted": predicted,
         "unpredicted": None,
         "memoryPeak": 48.0,
