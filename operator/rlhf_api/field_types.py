@@ -75,6 +75,7 @@ OBJECT = r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*"
 TRACKER_PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb", "mlflow": "mlflow", "trackio": "trackio"}
 """Built-in trackers: kind -> the package of its client."""
 READY_MADE = {
+    "harbor": "rlhf_trainer.environments.ready.harbor_task:HarborTask",
     "openenv": "rlhf_trainer.environments.ready.openenv_server:OpenEnvServer",
     "reasoning-gym": "rlhf_trainer.environments.ready.reasoning_task:ReasoningTask",
     "textarena": "rlhf_trainer.environments.ready.textarena_game:TextArenaGame",

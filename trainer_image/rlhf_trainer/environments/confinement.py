@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from rlhf_api.field_types import READY_MADE
 from rlhf_api.sections.environment import Environment
 
 from ..process.limits import excess
@@ -14,9 +15,10 @@ PROCESSES = 512
 def privacy_of(section: Environment, *, network: bool, own_processes: bool) -> Privacy:
     """Of a worker, or of a program in it."""
     interpreter = () if section.python is None else (str(Path(section.python).absolute().parents[1]),)
+    tasks = (str(section.settings.get("folder", ".")),) if section.path == READY_MADE["harbor"] else ()
     return Privacy(
         network=network,
-        readable=(*interpreter, *(section.program or ())),
+        readable=(*interpreter, *tasks, *(section.program or ())),
         writable=section.writable,
         megabytes=section.memory_megabytes // 4,
         own_processes=own_processes,

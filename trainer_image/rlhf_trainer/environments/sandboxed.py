@@ -5,14 +5,18 @@ import asyncio
 import os
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from rlhf_api.host.reaper import descendants
 
-from ..process.sandbox import PROCESSES, Sandbox, sandbox_limits
+from ..process.limits import Limits
+from ..process.sandbox import PROCESSES, WORK_BYTES, Place, Sandbox, sandbox_limits
 
 _LONGEST_OUTPUT = 64 << 10
+_MOST_FILES = 10_000
 _LOOK_SECONDS, _WALL = 0.2, 10
 """Interval at which a command's processes are counted, as the kernel does not for root; longest wait for its end, in
 times its CPU seconds, most of which a busy machine or a sleeping command takes."""
@@ -35,15 +39,25 @@ async def run_in_sandbox(
     at most 32 processes has `seconds` of CPU time and `megabytes` of address space. Raises OSError where no sandbox can
     be made, which is not the command's doing."""
     limits = sandbox_limits(megabytes, seconds)
+    return await run_at(Place(), command, limits, _WALL * seconds, stdin)
+
+
+async def run_at(
+    place: Place, command: Sequence[str], limits: Limits, seconds: float, stdin: str = ""
+) -> Ran:
+    """As `run_in_sandbox`, with the folders of a place, for at most so many seconds. A command that lets what it may
+    write grow beyond 64 MiB or 10,000 files is ended."""
+    growth = _Growth([*place.writable.values()])
     places = _PLACES.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(os.cpu_count() or 1))
     async with places:
         with tempfile.TemporaryFile() as given:
             given.write(stdin.encode())
             given.seek(0)
-            sandbox = await Sandbox.start(command, limits, None, stdin=given, stdout=asyncio.subprocess.PIPE)
+            pipe = asyncio.subprocess.PIPE
+            sandbox = await Sandbox.start(command, limits, None, place=place, stdin=given, stdout=pipe)
         reading = asyncio.ensure_future(_read(sandbox))
         try:
-            output = await _output(sandbox, reading, _WALL * seconds)
+            output = await _output(sandbox, reading, seconds, growth)
         finally:
             reading.cancel()
             ended = await sandbox.end()
@@ -52,13 +66,37 @@ async def run_in_sandbox(
     return Ran(ended.code if output is not None else None, (output or b"").decode(errors="replace"))
 
 
-async def _output(sandbox: Sandbox, reading: "asyncio.Future[bytes]", seconds: float) -> bytes | None:
+class _Growth:
+    """Of folders that a command writes to: one that was too large before may not grow, so that it can be emptied."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._folders = folders
+        self._most = tuple(map(max, self._sizes(), (WORK_BYTES, _MOST_FILES)))
+
+    def is_too_much(self) -> bool:
+        return any(size > most for size, most in zip(self._sizes(), self._most, strict=True))
+
+    def _sizes(self) -> tuple[int, int]:
+        """Bytes and number of all files and folders."""
+        size = count = 0
+        for folder in self._folders:
+            for parent, folders, files in os.walk(folder):
+                for name in (*folders, *files):
+                    with suppress(OSError):  # it is gone
+                        size, count = size + os.lstat(Path(parent, name)).st_size, count + 1
+        return size, count
+
+
+async def _output(
+    sandbox: Sandbox, reading: "asyncio.Future[bytes]", seconds: float, growth: _Growth
+) -> bytes | None:
     """All of it, once the command has ended; None for too much of anything."""
     deadline = asyncio.get_running_loop().time() + seconds
     while not await sandbox.has_ended(_LOOK_SECONDS):
         late = asyncio.get_running_loop().time() > deadline
         flooded = reading.done() and len(reading.result()) > _LONGEST_OUTPUT
-        if late or flooded or len(descendants(sandbox.pid)) > PROCESSES:
+        too_many = len(descendants(sandbox.pid)) > PROCESSES
+        if late or flooded or too_many or growth.is_too_much():
             return None
     output = await reading
     return None if len(output) > _LONGEST_OUTPUT else output

@@ -6,7 +6,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Self
 
@@ -39,6 +39,17 @@ def sandbox_limits(megabytes: int, cpu_seconds: int) -> Limits:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where a command runs: folders of this machine that it finds at paths of its own, read-only or to write to, its
+    working directory, and its variables."""
+
+    readable: Mapping[str, Path] = field(default_factory=dict)
+    writable: Mapping[str, Path] = field(default_factory=dict)
+    directory: str = WORK
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Exit:
     """End of a sandbox: the command's exit code, 128 plus the signal that ended it, or None if it had not ended; and
     `error`, the reason why the sandbox itself has failed."""
@@ -60,6 +71,7 @@ class Sandbox:
         limits: Limits,
         files: Mapping[str, Path] | None,
         *,
+        place: Place | None = None,
         stdin: int | IO[bytes] = asyncio.subprocess.DEVNULL,
         stdout: int = asyncio.subprocess.DEVNULL,
     ) -> Self:
@@ -73,7 +85,7 @@ class Sandbox:
                 process = await process_groups.start(
                     *("choom", "-n", "1000", "--"),  # the OOM killer takes this process and not the server
                     *("bwrap", "--json-status-fd", str(status_end), "--seccomp", str(rules)),
-                    *(*_view(files), "--", *limits.command(), *command),
+                    *(*_view(files, place or Place()), "--", *limits.command(), *command),
                     stdin=stdin,
                     stdout=stdout,
                     stderr=errors,
@@ -131,16 +143,18 @@ def is_root() -> bool:
     return os.geteuid() == 0 and any(first <= NOBODY < first + count for first, _, count in ranges)
 
 
-def _view(files: Mapping[str, Path] | None) -> Iterator[str]:
+def _view(files: Mapping[str, Path] | None, place: Place) -> Iterator[str]:
     """Bubblewrap's options: mounts, and no namespace shared with the host."""
     job = str(Path.cwd())
     yield from ("--unshare-all", "--unshare-user", "--die-with-parent", "--new-session")
-    yield from ("--clearenv", "--setenv", "PATH", PATH, "--setenv", "HOME", WORK)
-    for place in (Path("/", name) for name in SYSTEM):
-        if place.is_symlink():
-            yield from ("--symlink", str(place.readlink()), str(place))
-        elif place.is_dir():
-            yield from ("--ro-bind", str(place), str(place))
+    yield "--clearenv"
+    for name, value in {"PATH": PATH, "HOME": WORK, **place.variables}.items():
+        yield from ("--setenv", name, value)
+    for folder in (Path("/", name) for name in SYSTEM):
+        if folder.is_symlink():
+            yield from ("--symlink", str(folder.readlink()), str(folder))
+        elif folder.is_dir():
+            yield from ("--ro-bind", str(folder), str(folder))
     yield from _hidden(str(Path(os.environ.get("RLHF_RUN_CONFIG", "/")).parent))
     yield from ("--dev", "/dev")
     if files is not None:
@@ -149,9 +163,13 @@ def _view(files: Mapping[str, Path] | None) -> Iterator[str]:
             yield from ("--ro-bind", carried, CARRIED)
     else:
         yield from _hidden(job)
-    yield from ("--size", str(WORK_BYTES), "--tmpfs", WORK, "--chdir", WORK)
+    yield from ("--size", str(WORK_BYTES), "--tmpfs", WORK)
     for name, file in (files or {}).items():
         yield from ("--ro-bind", str(file), f"{WORK}/{name}")
+    for option, folders in (("--ro-bind", place.readable), ("--bind", place.writable)):
+        for path, own in folders.items():
+            yield from (option, str(own), path)
+    yield from ("--chdir", place.directory)
     yield from ("--remount-ro", "/dev", "--remount-ro", "/")  # both are tmpfs without a size limit
 
 

@@ -1,0 +1,206 @@
+"""Harbor's tasks: folders with an instruction, files, tests and a solution, played in a sandbox that keeps files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.trainer.environments.test_pool import NONE
+from tests.unit.trainer.environments.test_ready_made import episodes
+
+from rlhf_trainer.environments.ready.harbor_files import instructions, read_task
+
+DOCKERFILE = """
+FROM python:3.12 AS build
+COPY missing /app
+FROM python:3.12-slim
+# a comment
+ENV WORD=hello \\
+    OTHER="two words"
+WORKDIR /app
+COPY data/ ./data
+COPY ["word.txt", "/srv/given/"]
+"""
+TESTS = '[ "$(cat answer.txt)" = "HELLO two words" ] && [ -d /logs/verifier ] && r=1 || r=0\necho judged\n'
+GIVES = "echo $r > /logs/verifier/reward.txt\n"
+SOLUTION = 'echo "$(tr a-z A-Z < data/word.txt) $OTHER" > answer.txt\n'
+
+
+def make_task(
+    folder: Path,
+    *,
+    dockerfile: str = DOCKERFILE,
+    tests: str = TESTS + GIVES,
+    solution: str | None = SOLUTION,
+    toml: str = "[verifier]\ntimeout_sec = 20.0\n",
+) -> Path:
+    files = {"task.toml": toml, "instruction.md": "Shout.", "environment/Dockerfile": dockerfile}
+    files |= {
+        "environment/data/word.txt": "hello\n",
+        "environment/word.txt": "given\n",
+        "tests/test.sh": tests,
+    }
+    files |= {"solution/solve.sh": solution} if solution is not None else {}
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def call(command: str) -> str:
+    return f"<tool_call>{json.dumps({'name': 'bash', 'arguments': {'command': command}})}</tool_call>"
+
+
+def play(folder: Path, *turns: str, row: dict[str, Any] | None = None, **settings: Any) -> list[Any]:
+    row = {"prompt": "Task:", "task": "shout"} if row is None else row
+    (made,) = episodes("harbor", (row, turns), folder=str(folder), **settings)
+    return made
+
+
+needs_sandbox = pytest.mark.skipif(bool(NONE), reason=NONE)
+
+
+@needs_sandbox
+def test_commands_of_an_episode_find_the_files_of_those_before_and_the_tests_judge_them(
+    tmp_path: Path,
+) -> None:
+    make_task(tmp_path / "shout")
+    shout = "echo HELLO $OTHER > answer.txt"
+    opening, listing, shouted, failed, end = play(
+        tmp_path,
+        call("pwd; cat data/word.txt /srv/given/word.txt; echo $WORD"),
+        call(f"{shout}; WORD=lost"),
+        call("cat answer.txt; echo $WORD; echo no >&2; exit 3"),
+        "Done.",
+    )
+    assert opening == "Shout."
+    assert listing[0] == "/app\nhello\ngiven\nhello\n"
+    assert shouted[0] == ""
+    assert failed[0] == "HELLO two words\nhello\nno\n\n(exit code 3)"
+    assert end[1:] == (1.0, True)
+
+
+@needs_sandbox
+def test_an_episode_whose_files_are_wrong_has_no_reward_whatever_it_plants(tmp_path: Path) -> None:
+    """Nor does it see tests or solution, nor the files of another episode."""
+    make_task(tmp_path / "shout")
+    plant = "mkdir -p /logs/verifier /app/logs/verifier; echo 1 > /logs/verifier/reward.txt"
+    *_, planted, listing, end = play(
+        tmp_path, call(plant), call(f"ls -d /tests /solution {tmp_path} /app/*"), ""
+    )
+    assert "Read-only file system" in planted[0]
+    assert listing[0].count("No such file") == 3
+    assert "/app/data" in listing[0]
+    assert "answer.txt" not in listing[0], "that the solution's check has left elsewhere"
+    assert end[1:] == (0.0, True)
+
+
+@needs_sandbox
+def test_a_command_that_takes_too_much_is_ended_and_the_episode_goes_on(tmp_path: Path) -> None:
+    make_task(tmp_path / "shout")
+    flood = "for i in $(seq 9); do head -c 16000000 /dev/zero > flood$i; done; sleep 60"
+    _, spun, flooded, printed, freed, end = play(
+        tmp_path,
+        call("while true; do :; done"),
+        call(flood),
+        call("yes"),
+        call("rm flood*; ls"),
+        "",
+        seconds=1,
+    )
+    assert spun[0] == "\n(exit code 152)", "SIGXCPU"
+    assert "took too long, or too much" in flooded[0]
+    assert printed[0].startswith("y\ny\n")
+    assert "(the rest is left out)" in printed[0]
+    assert freed[0] == "data\n"
+    assert end[1:] == (0.0, True)
+
+
+@needs_sandbox
+def test_a_task_whose_own_solution_fails_here_is_refused_with_what_was_left_out(tmp_path: Path) -> None:
+    dockerfile = f"{DOCKERFILE}RUN apt-get install shouter\n"
+    make_task(tmp_path / "shout", dockerfile=dockerfile, solution="shouter hello > answer.txt\n")
+    (refused,) = play(tmp_path)
+    assert "its own solution has a reward of 0 here" in refused
+    assert "RUN apt-get install shouter" in refused
+    assert "shouter: command not found" in refused
+    assert "judged" in refused
+    opening, *_ = play(tmp_path, check=False)
+    assert opening == "Shout."
+
+
+NO_REWARD = {
+    "none": ("", "it wrote neither reward.txt nor reward.json to /logs/verifier"),
+    "nan": ("echo nan > /logs/verifier/reward.txt", "its reward must be a finite number"),
+    "link": ("ln -s /etc/hostname /logs/verifier/reward.txt", "its reward.txt is a link"),
+    "folder": (
+        "rmdir /logs/verifier; mkdir /app/v; echo 1 > /app/v/reward.txt; ln -s ../app/v /logs/verifier",
+        "its reward.txt is a link",
+    ),
+    "pipe": ("mkfifo /logs/verifier/reward.txt", "is not a regular file"),
+    "names": (
+        'echo \'{"a": 1, "b": 0}\' > /logs/verifier/reward.json',
+        "its rewards are a, b: set settings.reward",
+    ),
+}
+"""What tests may leave, and what is said of it."""
+
+
+@needs_sandbox
+def test_tests_that_leave_no_reward_end_the_episode_without_one(tmp_path: Path) -> None:
+    for name, (gives, _) in NO_REWARD.items():
+        make_task(tmp_path / name, tests=TESTS + gives)
+    rows = [({"prompt": "", "task": name}, [""]) for name in NO_REWARD]
+    made = episodes("harbor", *rows, folder=str(tmp_path), check=False)
+    for (_, end), (_, problem) in zip(made, NO_REWARD.values(), strict=True):
+        assert problem in end[2]
+        assert "judged" in end[2]
+        assert end[1] is None
+
+
+@needs_sandbox
+def test_a_row_without_a_task_has_one_by_its_seed_and_named_rewards_are_chosen(tmp_path: Path) -> None:
+    several = 'echo \'{"style": 0.25, "right": 1}\' > /logs/verifier/reward.json'
+    for name in ("a", "b"):
+        make_task(tmp_path / name, tests=TESTS + several)
+        (tmp_path / name / "instruction.md").write_text(f"Task {name}.")
+    rows = [*({"prompt": "", "seed": seed} for seed in range(3)), {"prompt": "", "task": "../a"}]
+    settings = {"folder": str(tmp_path), "reward": "style", "check": False}
+    *made, unknown = episodes("harbor", *((row, [""]) for row in rows), **settings)
+    assert [(opening, end[1]) for opening, end in made] == [(f"Task {name}.", 0.25) for name in "aba"]
+    assert "the column task must name a folder of" in unknown[0]
+
+
+def test_a_dockerfile_is_read_as_its_last_stage(tmp_path: Path) -> None:
+    assert instructions("FROM a\nRUN x\nfrom b\nRUN y \\\n# c\n  && z\n") == [
+        ("FROM", "b"),
+        ("RUN", "y    && z"),
+    ]
+    task = read_task(make_task(tmp_path, dockerfile=f"{DOCKERFILE}COPY --from=build /x /y\n"))
+    assert (task.directory, task.variables) == ("/app", {"WORD": "hello", "OTHER": "two words"})
+    data, word = (tmp_path / "environment" / name for name in ("data", "word.txt"))
+    assert task.copies == ((data, "/app/data"), (word, "/srv/given/word.txt"))
+    assert task.left_out == ("COPY --from=build /x /y",)
+
+
+@pytest.mark.parametrize(
+    ("made", "problem"),
+    [
+        ({"toml": "verifier = 1"}, r"task.toml: verifier: .*; got 1"),
+        ({"toml": "[["}, "is no Harbor task"),
+        ({"toml": "[[steps]]\nname = 'a'"}, "has several steps, which are not supported"),
+        ({"toml": "[verifier]\nenv = {KEY = '${KEY}'}"}, "KEY is to be a variable of the host"),
+        ({"dockerfile": "COPY nothing /app/"}, "copies nothing, which is not there"),
+        ({"dockerfile": "COPY ../task.toml /app/"}, "copies ../task.toml, which is not there"),
+        (
+            {"dockerfile": "COPY word.txt /etc/word"},
+            "puts files in /etc, which a sandbox has of this machine",
+        ),
+        ({"dockerfile": "WORKDIR /tests"}, "puts files in /tests"),
+    ],
+)
+def test_a_folder_that_no_sandbox_can_be_a_place_for_is_refused(
+    tmp_path: Path, made: dict[str, str], problem: str
+) -> None:
+    with pytest.raises(ValueError, match=problem):
+        read_task(make_task(tmp_path, **made))

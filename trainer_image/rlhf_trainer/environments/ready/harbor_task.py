@@ -1,0 +1,95 @@
+"""Plays one Harbor task in an episode: the policy runs commands in a sandbox that keeps its files, and the task's own
+tests judge what it leaves."""
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from rlhf_api.errors.problem import show
+from rlhf_api.host.job_files import FOLDER
+
+from .harbor_box import SHOWN, Box
+from .harbor_files import Task, read_task, tasks_in
+from .row_seed import seed_of
+
+_RUN = f'bash -c "$1" 2>&1 | head -c {SHOWN}; exit "${{PIPESTATUS[0]}}"'
+_CHECKS = WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Path, "asyncio.Task[None]"]]()
+"""One for each task of a process."""
+
+
+class HarborTask:
+    """The row's column `task` names a folder of `folder`, or its `seed` chooses one. The instruction is added to the
+    prompt. `bash` is the only tool; a turn that calls none, or a limit, ends the episode, and then `tests/test.sh`
+    tells its reward. Before the first episode of a task in each process its own solution is judged: with a reward of 0
+    the task is refused, as it needs what is not here."""
+
+    def __init__(self, *, folder: str, check: bool = True, seconds: int = 10, reward: str = "reward") -> None:
+        """`folder`: of tasks; `check`: judge the tasks' own solutions first; `seconds`: of processor that a command
+        may take; `reward`: its name where the tests give several."""
+        self._folder, self._check, self._seconds, self._name = _find(folder), check, seconds, reward
+        self._box: Box | None = None
+
+    async def reset(self, **row: Any) -> str:
+        names = tasks_in(self._folder)
+        name = row["task"] if "task" in row else names[seed_of(row) % len(names)]
+        if name not in names:
+            raise ValueError(f"the column task must name a folder of {self._folder}; got {show(name)}")
+        task = read_task(self._folder / name)
+        if self._check:
+            checks = _CHECKS.setdefault(asyncio.get_running_loop(), {})
+            if task.folder not in checks:
+                checks[task.folder] = asyncio.create_task(_check(task, self._name))
+            await asyncio.shield(checks[task.folder])
+        self._box = await asyncio.to_thread(Box, task)
+        return task.instruction
+
+    async def bash(self, command: str) -> str:
+        """Runs a command in a shell. Files that it leaves stay for the next one; processes and variables do not.
+
+        Args:
+            command: The command.
+        """
+        assert self._box is not None, "it was reset"
+        ran = await self._box.run(("bash", "-c", _RUN, "bash", command), self._seconds, 10 * self._seconds)
+        if ran.code is None:
+            return "The command was ended: it took too long, or too much."
+        cut = "\n(the rest is left out)" if len(ran.output) >= SHOWN else ""
+        return f"{ran.output}{cut}" if ran.code == 0 else f"{ran.output}{cut}\n(exit code {ran.code})"
+
+    async def get_reward(self) -> float:
+        assert self._box is not None, "it was reset"
+        return (await self._box.judge(self._name)).reward
+
+    async def close(self) -> None:
+        if self._box is not None:
+            await asyncio.to_thread(self._box.remove)
+
+
+async def _check(task: Task, name: str) -> None:
+    """Raises RuntimeError for a task whose own solution has no reward here."""
+    left_out = "; ".join(task.left_out)
+    if task.solution is None:
+        if left_out:
+            message = f"{task.folder} has no solution to check it by, and its Dockerfile has {show(left_out)}"
+            raise RuntimeError(f"{message}; with `check: false` it is played as it is")
+        return
+    box = await asyncio.to_thread(Box, task)
+    try:
+        solved = await box.solve()
+        judged = await box.judge(name)
+    finally:
+        await asyncio.to_thread(box.remove)
+    if judged.reward <= 0:
+        missing = f"; its Dockerfile has {show(left_out)}, which was not run" if left_out else ""
+        raise RuntimeError(
+            f"{task.folder}: its own solution has a reward of {judged.reward:g} here{missing}; it printed "
+            f"{show(solved.output[-300:])}, and the tests {show(judged.output[-300:])}"
+        )
+
+
+def _find(folder: str) -> Path:
+    """A folder of tasks below the run's directory, or among the files that the job carries."""
+    carried = Path(os.environ.get(FOLDER, "."), folder)
+    return (carried if carried.is_dir() else Path(folder)).resolve()
