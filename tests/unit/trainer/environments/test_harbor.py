@@ -171,6 +171,14 @@ def test_a_row_without_a_task_has_one_by_its_seed_and_named_rewards_are_chosen(t
     assert "the column task must name a folder of" in unknown[0]
 
 
+def test_variables_of_a_dockerfile_are_expanded(tmp_path: Path) -> None:
+    lines = "ARG HOMES=/srv\nENV NAME a b\nENV PATH=$HOMES/bin:$PATH OWN=${NAME}$UNKNOWN\nWORKDIR $HOMES/x\n"
+    task = read_task(make_task(tmp_path, dockerfile=lines))
+    path = "/srv/bin:/usr/local/bin:/usr/bin:/bin"
+    assert task.variables == {"NAME": "a b", "PATH": path, "OWN": "a b"}
+    assert task.directory == "/srv/x"
+
+
 def test_a_dockerfile_is_read_as_its_last_stage(tmp_path: Path) -> None:
     assert instructions("FROM a\nRUN x\nfrom b\nRUN y \\\n# c\n  && z\n") == [
         ("FROM", "b"),

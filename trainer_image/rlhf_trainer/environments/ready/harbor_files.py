@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, Validati
 
 from rlhf_api.errors.problem import show
 
-from ...process.sandbox import SYSTEM
+from ...process.sandbox import PATH, SYSTEM, WORK
 
 DIRECTORY = "/app"
 """Working directory where the Dockerfile names none, as Harbor's templates have it."""
@@ -137,30 +137,35 @@ def _follow(
     context: Path, lines: list[tuple[str, str]]
 ) -> tuple[str, tuple[tuple[Path, str], ...], dict[str, str], tuple[str, ...]]:
     """The last four fields of a Task."""
-    directory, variables = PurePosixPath("/"), dict[str, str]()
+    directory, variables, known = PurePosixPath("/"), dict[str, str](), {"PATH": PATH, "HOME": WORK}
     copies, left_out = list[tuple[Path, str]](), list[str]()
     for instruction, argument in lines:
-        if instruction == "WORKDIR":
-            directory /= argument.strip("\"'")
-        elif instruction == "ENV":
-            variables |= dict(_variables(argument))
+        if instruction in ("ENV", "ARG"):
+            given = dict(_variables(argument, known))
+            known |= given
+            variables |= given if instruction == "ENV" else {}
+        elif instruction == "WORKDIR":
+            directory /= _expand(argument.strip("\"'"), known)
         elif instruction == "COPY" and "--from" not in argument:
-            copies += _copies(context, directory, argument)
+            copies += _copies(context, directory, _expand(argument, known))
         elif instruction in (*_LEFT_OUT, "COPY"):
             left_out.append(f"{instruction} {argument}")
     named = DIRECTORY if directory == PurePosixPath("/") else str(directory)
     return named, tuple(copies), variables, tuple(left_out)
 
 
-def _variables(argument: str) -> Iterator[tuple[str, str]]:
-    """Of `ENV NAME=value ...`, or `ENV NAME value`."""
+def _expand(text: str, known: Mapping[str, str]) -> str:
+    """With values in place of `$NAME` and `${NAME}`, empty for a variable that has none."""
+    return re.sub(r"\$(?:(\w+)|\{(\w+)\})", lambda match: known.get(match[1] or match[2], ""), text)
+
+
+def _variables(argument: str, known: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Of `NAME=value ...`, or `NAME value`."""
     words = shlex.split(argument)
     if words and "=" not in words[0]:
-        yield words[0], argument.split(None, 1)[1] if len(words) > 1 else ""
-        return
-    for word in words:
-        name, _, value = word.partition("=")
-        yield name, value
+        words = ["=".join(argument.split(None, 1))]
+    for name, _, value in (word.partition("=") for word in words):
+        yield name, _expand(value, known)
 
 
 def _copies(context: Path, directory: PurePosixPath, argument: str) -> Iterator[tuple[Path, str]]:
