@@ -142,9 +142,8 @@ def test_a_ready_made_environment_is_named_by_one_word():
     assert spec.environment.path == READY_MADE["textarena"]
     assert [*named_code(spec)] == [], "its class is none of the user's"
     assert job(*ALONE, f"spec.environment.path={spec.environment.path}").spec == spec
-    with pytest.raises(
-        InvalidJob, match=r"must be openenv, reasoning-gym, textarena, verifiers, or name a Python class as"
-    ):
+    words = "must be harbor, openenv, reasoning-gym, textarena, verifiers, or name a Python class as"
+    with pytest.raises(InvalidJob, match=words):
         job(*ALONE, "spec.environment.path=text-arena")
 
 
