@@ -5,7 +5,7 @@ import asyncio
 import os
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -43,11 +43,19 @@ async def run_in_sandbox(
 
 
 async def run_at(
-    place: Place, command: Sequence[str], limits: Limits, seconds: float, stdin: str = ""
+    place: Place,
+    command: Sequence[str],
+    limits: Limits,
+    seconds: float,
+    stdin: str = "",
+    *,
+    has_own_room: bool = False,
 ) -> Ran:
     """As `run_in_sandbox`, with the folders of a place, for at most so many seconds. A command that lets what it may
-    write grow beyond 64 MiB or 10,000 files is ended."""
-    growth = _Growth([*place.writable.values()])
+    write grow beyond 64 MiB or 10,000 files, or with `has_own_room` by as much, is ended; in a place that is larger
+    already it writes nothing more."""
+    growth = _Growth([*place.writable.values()], has_own_room=has_own_room)
+    limits = replace(limits, file_bytes=0) if growth.is_full else limits
     places = _PLACES.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(os.cpu_count() or 1))
     async with places:
         with tempfile.TemporaryFile() as given:
@@ -67,23 +75,37 @@ async def run_at(
 
 
 class _Growth:
-    """Of folders that a command writes to: one that was too large before may not grow, so that it can be emptied."""
+    """Of folders that a command writes to: one that was too large before may not grow, so that it can be emptied, but
+    by what has room of its own."""
 
-    def __init__(self, folders: Sequence[Path]) -> None:
+    def __init__(self, folders: Sequence[Path], *, has_own_room: bool) -> None:
         self._folders = folders
-        self._most = tuple(map(max, self._sizes(), (WORK_BYTES, _MOST_FILES)))
+        size, count = self._sizes()
+        self.is_full = size > WORK_BYTES and not has_own_room
+        room = WORK_BYTES, _MOST_FILES
+        self._most = (
+            (size + room[0], count + room[1]) if has_own_room else (max(size, room[0]), max(count, room[1]))
+        )
 
     def is_too_much(self) -> bool:
         return any(size > most for size, most in zip(self._sizes(), self._most, strict=True))
 
     def _sizes(self) -> tuple[int, int]:
-        """Bytes and number of all files and folders."""
-        size = count = 0
-        for folder in self._folders:
-            for parent, folders, files in os.walk(folder):
-                for name in (*folders, *files):
-                    with suppress(OSError):  # it is gone
-                        size, count = size + os.lstat(Path(parent, name)).st_size, count + 1
+        """Bytes and number of all files and folders. One that cannot be looked into, as it is closed or nested too
+        deeply, counts as all that there may be."""
+        size, count, folders = 0, 0, list[Path](self._folders)
+        while folders:
+            folder = folders.pop()
+            try:
+                with os.scandir(folder) as entries:
+                    for entry in entries:
+                        size, count = size + entry.stat(follow_symlinks=False).st_size, count + 1
+                        if entry.is_dir(follow_symlinks=False):
+                            folders.append(folder / entry.name)
+            except FileNotFoundError:  # it is gone
+                pass
+            except OSError:
+                count += _MOST_FILES
         return size, count
 
 
@@ -99,7 +121,7 @@ async def _output(
         if late or flooded or too_many or growth.is_too_much():
             return None
     output = await reading
-    return None if len(output) > _LONGEST_OUTPUT else output
+    return None if len(output) > _LONGEST_OUTPUT or growth.is_too_much() else output
 
 
 async def _read(sandbox: Sandbox) -> bytes:

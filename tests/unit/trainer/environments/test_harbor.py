@@ -1,6 +1,8 @@
 """Harbor's tasks: folders with an instruction, files, tests and a solution, played in a sandbox that keeps files."""
 
+import asyncio
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,9 @@ import pytest
 from tests.unit.trainer.environments.test_pool import NONE
 from tests.unit.trainer.environments.test_ready_made import episodes
 
-from rlhf_trainer.environments.ready.harbor_files import instructions, read_task
+from rlhf_trainer.environments.ready.harbor_dockerfile import instructions
+from rlhf_trainer.environments.ready.harbor_files import read_task
+from rlhf_trainer.environments.ready.harbor_task import HarborTask
 
 DOCKERFILE = """
 FROM python:3.12 AS build
@@ -117,6 +121,105 @@ def test_a_command_that_takes_too_much_is_ended_and_the_episode_goes_on(tmp_path
 
 
 @needs_sandbox
+def test_what_a_command_removes_or_leaves_running_does_not_hold_up_the_episode(tmp_path: Path) -> None:
+    """Its working directory, and a process that has its output, which would end at a limit."""
+    make_task(
+        tmp_path / "shout", dockerfile=f"{DOCKERFILE}WORKDIR sub\n", tests=f"sleep 60 &\n{TESTS}{GIVES}"
+    )
+    _, started, removed, listing, end = play(
+        tmp_path,
+        call("sleep 60 & echo started; exit 3"),
+        call("cd /; rm -r /app/sub"),
+        call("pwd"),
+        "",
+        check=False,
+    )
+    assert started[0] == "started\n\n(exit code 3)"
+    assert removed[0] == ""
+    assert listing[0] == "/app/sub\n"
+    assert end[1:] == (0.0, True)
+
+
+@needs_sandbox
+def test_files_do_not_grow_by_commands_that_end_before_they_are_looked_at(tmp_path: Path) -> None:
+    """Tests have room of their own, so that a place which is full is judged, too."""
+    make_task(tmp_path / "shout", tests=f"echo more > more; sleep 0.5\n{TESTS}{GIVES}")
+    flood = "for i in 1 2 3 4 5; do head -c 16000000 /dev/zero > $0$i; done"
+    _, flooded, more, sizes, end = play(
+        tmp_path,
+        call(flood),
+        call(f"mkdir more; cd more; {flood}"),
+        call("du -sm . | cut -f 1"),
+        "",
+        check=False,
+    )
+    assert "too much" in flooded[0]
+    assert "too much" in more[0]
+    assert int(sizes[0].split()[0]) <= 80
+    assert end[1:] == (0.0, True)
+
+
+@needs_sandbox
+def test_folders_nested_too_deeply_to_be_watched_are_too_much(tmp_path: Path) -> None:
+    make_task(tmp_path / "shout")
+    nest = "import os\nfor i in range(2000): os.mkdir('d' * 9); os.chdir('d' * 9)"
+    _, nested, end = play(tmp_path, call(f'python3 -c "{nest}"; sleep 1'), "", check=False)
+    assert "too much" in nested[0]
+    assert end[1:] == (0.0, True)
+
+
+@needs_sandbox
+def test_an_output_is_cut_by_its_bytes_and_a_command_has_a_length_that_is_said(tmp_path: Path) -> None:
+    make_task(tmp_path / "shout")
+    write = "python3 -c \"print('é' * {}, end='')\""
+    _, whole, cut, long, end = play(
+        tmp_path, call(write.format(8192)), call(write.format(8193)), call("#" * 131072), "", check=False
+    )
+    assert whole[0] == "é" * 8192
+    assert cut[0] == "é" * 8192 + "\n(the rest is left out)"
+    assert "at most 131071 bytes" in long[0]
+    assert end[1:] == (0.0, True)
+
+
+@needs_sandbox
+def test_a_check_that_had_no_sandbox_is_made_again_and_a_closed_episode_leaves_no_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_task(tmp_path / "shout")
+    deep = tmp_path / "shout" / "environment" / "data"
+    places = Path(tempfile.mkdtemp())  # as programs may run as another user
+    places.chmod(0o755)
+    monkeypatch.setattr(tempfile, "tempdir", str(places))
+
+    async def begin() -> None:
+        task = HarborTask(folder=str(tmp_path), seconds=5)
+        with monkeypatch.context() as without:
+            without.setenv("PATH", str(deep))
+            with pytest.raises(OSError, match="choom"):
+                await task.reset(task="shout")
+        assert await task.reset(task="shout") == "Shout."
+        assert len([*places.iterdir()]) == 1
+        nest = "import os\nfor i in range(2000): os.mkdir('d'); os.chdir('d')"
+        await task.bash(f'python3 -c "{nest}"; mkdir closed; chmod 0 closed')
+        await task.close()
+        late = HarborTask(folder=str(tmp_path))
+        opening = asyncio.create_task(late.reset(task="shout"))
+        await asyncio.sleep(0)
+        await late.close()
+        await opening
+        assert not [*places.iterdir()]
+
+    asyncio.run(begin())
+    places.rmdir()
+
+
+@pytest.mark.parametrize("settings", [{"seconds": 0}, {"seconds": "5"}, {"check": "no"}])
+def test_a_setting_that_is_none_is_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="check must be true or false, and seconds a whole number from 1"):
+        HarborTask(folder=".", **settings)
+
+
+@needs_sandbox
 def test_a_task_whose_own_solution_fails_here_is_refused_with_what_was_left_out(tmp_path: Path) -> None:
     dockerfile = f"{DOCKERFILE}RUN apt-get install shouter\n"
     make_task(tmp_path / "shout", dockerfile=dockerfile, solution="shouter hello > answer.txt\n")
@@ -137,6 +240,9 @@ NO_REWARD = {
         "rmdir /logs/verifier; mkdir /app/v; echo 1 > /app/v/reward.txt; ln -s ../app/v /logs/verifier",
         "its reward.txt is a link",
     ),
+    "loop": ("ln -s reward.txt /logs/verifier/reward.txt", "Too many levels of symbolic links"),
+    "nested": ("printf '[%.0s' {1..10000} > /logs/verifier/reward.json", "is nested too deeply"),
+    "late": ("sleep 60", "it took longer than 2 s, or too much"),
     "pipe": ("mkfifo /logs/verifier/reward.txt", "is not a regular file"),
     "names": (
         'echo \'{"a": 1, "b": 0}\' > /logs/verifier/reward.json',
@@ -149,12 +255,13 @@ NO_REWARD = {
 @needs_sandbox
 def test_tests_that_leave_no_reward_end_the_episode_without_one(tmp_path: Path) -> None:
     for name, (gives, _) in NO_REWARD.items():
-        make_task(tmp_path / name, tests=TESTS + gives)
+        seconds = 2 if name == "late" else 20
+        make_task(tmp_path / name, tests=TESTS + gives, toml=f"[verifier]\ntimeout_sec = {seconds}\n")
     rows = [({"prompt": "", "task": name}, [""]) for name in NO_REWARD]
     made = episodes("harbor", *rows, folder=str(tmp_path), check=False)
-    for (_, end), (_, problem) in zip(made, NO_REWARD.values(), strict=True):
+    for (_, end), (name, (_, problem)) in zip(made, NO_REWARD.items(), strict=True):
         assert problem in end[2]
-        assert "judged" in end[2]
+        assert ("judged" in end[2]) == (name != "late")
         assert end[1] is None
 
 
@@ -177,6 +284,53 @@ def test_variables_of_a_dockerfile_are_expanded(tmp_path: Path) -> None:
     path = "/srv/bin:/usr/local/bin:/usr/bin:/bin"
     assert task.variables == {"NAME": "a b", "PATH": path, "OWN": "a b"}
     assert task.directory == "/srv/x"
+    lines = "WORKDIR ${HOMES:-/srv}/x\nENV A=${HOMES:+no} B=${HOME:+is$HOME}\n"
+    task = read_task(make_task(tmp_path, dockerfile=lines))
+    assert (task.directory, task.variables) == ("/srv/x", {"A": "", "B": "is/tmp"})
+
+
+HERE = "RUN python3 <<EOF && cat <<-'END'\nfrom x import y\nWORKDIR /x\nEOF\nCOPY z /\n\tEND\n"
+
+
+def test_texts_in_a_dockerfile_are_no_instructions() -> None:
+    assert instructions(f"FROM a\nWORKDIR\t/app\n{HERE}ENV A b\n") == [
+        ("FROM", "a"),
+        ("WORKDIR", "/app"),
+        ("RUN", "python3 <<EOF && cat <<-'END'"),
+        ("ENV", "A b"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "target"),
+    [
+        ("COPY word.txt /app", "/app/word.txt"),
+        ("COPY word.txt /app/data/..", "/app/word.txt"),
+        ("COPY data /app/given\nCOPY word.txt given", "/app/given/word.txt"),
+        ("COPY data /app/given/in\nCOPY word.txt given", "/app/given/word.txt"),
+        ("COPY wor*.txt all", "/app/all"),
+        ('COPY --chown=a --chmod=755 ["word.txt", "run"]', "/app/run"),
+    ],
+)
+def test_a_file_is_copied_to_where_docker_puts_it(tmp_path: Path, line: str, target: str) -> None:
+    copy = read_task(make_task(tmp_path, dockerfile=f"WORKDIR /app\n{line}\n")).copies[-1]
+    assert (copy.target, copy.mode) == (target, 0o755 if "chmod" in line else None)
+
+
+@needs_sandbox
+def test_a_copy_has_the_mode_that_it_is_given(tmp_path: Path) -> None:
+    make_task(tmp_path / "shout", dockerfile="COPY --chmod=755 data /app/run\n")
+    (tmp_path / "shout/environment/data/word.txt").write_text("#!/bin/sh\necho ran\n")
+    assert play(tmp_path, call("run/word.txt"), check=False)[1][0] == "ran\n"
+
+
+def test_a_link_out_of_the_dockerfiles_folder_is_not_followed(tmp_path: Path) -> None:
+    task = make_task(tmp_path)
+    (task / "environment/data/own").symlink_to("word.txt")
+    assert read_task(task)
+    (task / "environment/data/other").symlink_to("/etc/hostname")
+    with pytest.raises(ValueError, match="data/other, a link to what is not in"):
+        read_task(task)
 
 
 def test_a_dockerfile_is_read_as_its_last_stage(tmp_path: Path) -> None:
@@ -187,7 +341,7 @@ def test_a_dockerfile_is_read_as_its_last_stage(tmp_path: Path) -> None:
     task = read_task(make_task(tmp_path, dockerfile=f"{DOCKERFILE}COPY --from=build /x /y\n"))
     assert (task.directory, task.variables) == ("/app", {"WORD": "hello", "OTHER": "two words"})
     data, word = (tmp_path / "environment" / name for name in ("data", "word.txt"))
-    assert task.copies == ((data, "/app/data"), (word, "/srv/given/word.txt"))
+    assert task.copies == ((data, "/app/data", None), (word, "/srv/given/word.txt", None))
     assert task.left_out == ("COPY --from=build /x /y",)
 
 
@@ -205,6 +359,20 @@ def test_a_dockerfile_is_read_as_its_last_stage(tmp_path: Path) -> None:
             "puts files in /etc, which a sandbox has of this machine",
         ),
         ({"dockerfile": "WORKDIR /tests"}, "puts files in /tests"),
+        ({"dockerfile": "COPY word.txt /app/../../srv/../etc/x"}, "puts files in /etc"),
+        ({"dockerfile": "WORKDIR /app\nWORKDIR ../../etc"}, "puts files in /etc"),
+        ({"dockerfile": "COPY data /"}, "puts data in /, where a sandbox has no files"),
+        ({"dockerfile": "COPY word.txt /word"}, "puts word.txt in /, where a sandbox has no files"),
+        ({"dockerfile": "COPY word.txt"}, "'COPY word.txt': must have a source and a target"),
+        ({"dockerfile": "COPY --parents data /app/"}, "--parents is not supported"),
+        ({"dockerfile": "COPY --chmod=u+x data /app/"}, "Dockerfile: .*chmod=u.x"),
+        ({"dockerfile": "COPY [1, 2]"}, "must name files"),
+        ({"dockerfile": "COPY <<E /app/x\na\nE"}, "is not supported; put it in a file"),
+        ({"dockerfile": "ENV A=it's"}, "Dockerfile: .*ENV A=it's.*: No closing quotation"),
+        ({"dockerfile": "WORKDIR"}, "'WORKDIR': has no argument"),
+        ({"toml": "[verifier]\ntimeout_sec = inf"}, "verifier.timeout_sec: .*; got Infinity"),
+        ({"toml": "[environment]\nmemory_mb = 1000000000000"}, "environment.memory_mb: "),
+        ({"toml": f"a = {'[' * 5000}"}, "is no Harbor task"),
     ],
 )
 def test_a_folder_that_no_sandbox_can_be_a_place_for_is_refused(

@@ -1,28 +1,41 @@
 """Keeps the files of one episode of a Harbor task, in which its commands, solution and tests run in a sandbox each."""
 
 import asyncio
-import json
 import math
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlhf_api.errors.problem import show
-from rlhf_api.host.foreign_files import open_regular
+from rlhf_api.host.foreign_files import open_regular, parse_json
 
 from ...process.numbers import finite_number
 from ...process.sandbox import Place, sandbox_limits
 from ..adapter import LARGEST_REWARD
 from ..sandboxed import Ran, run_at
+from .harbor_dockerfile import Copy
 from .harbor_files import LOGS, SOLUTION, TESTS, Task
 
 SHOWN = 16 << 10
-"""Characters of an output that are read, at most."""
+"""Bytes of an output that are read, at most."""
+LAST = f"tail -c {SHOWN}"
+_IN_DIRECTORY = 'mkdir -p "$0" 2>/dev/null; cd "$0" 2>/dev/null; exec "$@"'
+"""Runs a command in the task's directory, which another may have removed: then it is made again."""
+_REMOVE = 'chmod -R u+rwx "$0"; rm -rf "$0"'
 _MEGABYTES = 4096
 """Of address space of each process, unless `task.toml` says otherwise."""
+
+
+def script(command: str, reader: str) -> str:
+    """A shell's text that pipes a command's outputs to `reader`, and ends what the command leaves in the background,
+    which would keep the pipe open."""
+    ended = f'trap - TERM; {command} 2>&1; code=$?; kill -TERM -1; exit "$code"'
+    return f'trap "" TERM; {{ {ended}; }} | {{ {reader}; }}; exit "${{PIPESTATUS[0]}}"'
 
 
 class Judged(NamedTuple):
@@ -39,12 +52,20 @@ class Box:
     def __init__(self, task: Task) -> None:
         self._task, self._folder = task, Path(tempfile.mkdtemp())
         self._folder.chmod(0o711)  # programs may run as another user
-        for source, target in task.copies:
-            _copy(source, self._folder / target.lstrip("/"))
+        try:
+            self._fill()
+        except BaseException:
+            self.remove()
+            raise
+        self._writable = {f"/{root}": self._folder / root for root in task.roots}
+
+    def _fill(self) -> None:
+        task = self._task
+        for copy in task.copies:
+            _copy(copy, self._folder / copy.target.lstrip("/"))
         for path in (task.directory, *(f"/{root}" for root in task.roots)):
             (self._folder / path.lstrip("/")).mkdir(parents=True, exist_ok=True)
         _open(self._folder / root for root in task.roots)
-        self._writable = {f"/{root}": self._folder / root for root in task.roots}
 
     async def run(
         self,
@@ -54,17 +75,21 @@ class Box:
         readable: Mapping[str, Path] | None = None,
         writable: Mapping[str, Path] | None = None,
         variables: Mapping[str, str] | None = None,
+        *,
+        is_own: bool = False,
     ) -> Ran:
-        """A command in the task's directory, with folders and variables besides its own."""
+        """A command in the task's directory, with folders and variables besides its own; `is_own`: the task's, which
+        may add as much as an empty place has room for."""
         task = self._task
         place = Place(
             readable or {},
             {**self._writable, **(writable or {})},
-            task.directory,
+            "/",
             {**task.variables, **(variables or {})},
         )
         limits = sandbox_limits(task.settings.environment.memory_mb or _MEGABYTES, cpu_seconds)
-        return await run_at(place, command, limits, seconds)
+        command = ("bash", "-c", _IN_DIRECTORY, task.directory, *command)
+        return await run_at(place, command, limits, seconds, has_own_room=is_own)
 
     async def solve(self) -> Ran:
         """Runs the task's own solution."""
@@ -72,7 +97,7 @@ class Box:
         assert solution is not None, "it has one"
         seconds = limits.verifier.timeout_sec
         more = {SOLUTION: await asyncio.to_thread(self._lend, solution)}
-        command = ("bash", "-c", f"bash {SOLUTION}/solve.sh 2>&1")
+        command = ("bash", "-c", script(f"bash {SOLUTION}/solve.sh", LAST))
         return await self.run(command, math.ceil(seconds), seconds, more, variables=limits.solution.env)
 
     async def judge(self, name: str) -> Judged:
@@ -82,18 +107,25 @@ class Box:
         (logs / "verifier").mkdir()
         _open([logs])
         more = {TESTS: await asyncio.to_thread(self._lend, self._task.tests)}
-        command = ("bash", "-c", f"bash {TESTS}/test.sh 2>&1 | tail -c {SHOWN}")
+        command = ("bash", "-c", script(f"bash {TESTS}/test.sh", LAST))
         seconds = verifier.timeout_sec
-        ran = await self.run(command, math.ceil(seconds), seconds, more, {LOGS: logs}, variables=verifier.env)
+        ran = await self.run(
+            command, math.ceil(seconds), seconds, more, {LOGS: logs}, verifier.env, is_own=True
+        )
         try:
             return Judged(_reward(logs, name), ran.output)
         except (OSError, ValueError) as error:
-            raise RuntimeError(
-                f"{self._task.folder}/tests/test.sh: {error}; its output ends with {show(ran.output[-300:])}"
-            ) from None
+            ended = f"its output ends with {show(ran.output[-300:])}"
+            if ran.code is None:
+                ended = f"it was ended, as it took longer than {seconds:g} s, or too much"
+            raise RuntimeError(f"{self._task.folder}/tests/test.sh: {error}; {ended}") from None
 
     def remove(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+        """Also folders that are nested deeper, or closed tighter, than Python removes."""
+        with suppress(RecursionError):
+            shutil.rmtree(self._folder, ignore_errors=True)
+        if self._folder.exists():
+            subprocess.run(("sh", "-c", _REMOVE, self._folder), check=False, capture_output=True)
 
     def _lend(self, folder: Path) -> Path:
         """A copy that the sandbox's user can read."""
@@ -109,11 +141,11 @@ def _reward(logs: Path, name: str) -> float:
     for file in (logs / "verifier" / "reward.json", logs / "verifier" / "reward.txt"):
         if not os.path.lexists(file):
             continue
-        if file.resolve() != file:
+        if os.path.realpath(file) != str(file):
             raise ValueError(f"its {file.name} is a link")
         with open_regular(file) as opened:
             text = opened.read(SHOWN).decode(errors="replace").strip()
-        number = _named(json.loads(text), name) if file.suffix == ".json" else text
+        number = _named(parse_json(text.encode()), name) if file.suffix == ".json" else text
         try:
             return finite_number(float(number), LARGEST_REWARD)
         except (TypeError, ValueError):
@@ -129,13 +161,17 @@ def _named(rewards: Any, name: str) -> Any:
     return rewards.get(name, next(iter(rewards.values())))
 
 
-def _copy(source: Path, target: Path) -> None:
+def _copy(copy: Copy, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    if source.is_dir():
-        shutil.copytree(source, target, dirs_exist_ok=True)
+
+    def copy_file(source: str, place: str) -> None:
+        shutil.copyfile(source, place)
+        Path(place).chmod(Path(source).stat().st_mode if copy.mode is None else copy.mode)
+
+    if copy.source.is_dir():
+        shutil.copytree(copy.source, target, dirs_exist_ok=True, copy_function=copy_file)
     else:
-        shutil.copyfile(source, target)
-        target.chmod(source.stat().st_mode)
+        copy_file(str(copy.source), str(target))
 
 
 def _open(folders: Iterable[Path]) -> None:

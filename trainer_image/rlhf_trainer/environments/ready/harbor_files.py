@@ -1,18 +1,17 @@
 """Reads the folder of a Harbor task: its instruction, its limits, and what of its Dockerfile a sandbox can give."""
 
-import json
-import re
-import shlex
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rlhf_api.errors.problem import show
 
-from ...process.sandbox import PATH, SYSTEM, WORK
+from ...process.sandbox import SYSTEM
+from .harbor_dockerfile import Copy, follow
 
 DIRECTORY = "/app"
 """Working directory where the Dockerfile names none, as Harbor's templates have it."""
@@ -21,8 +20,8 @@ LOGS, TESTS, SOLUTION = "/logs", "/tests", "/solution"
 TAKEN = (*SYSTEM, "dev", "proc", "tmp", *(place.strip("/") for place in (LOGS, TESTS, SOLUTION)))
 """Folders of the sandbox's root that are not the task's own."""
 COMPOSE = "environment/docker-compose.yaml"
-_LEFT_OUT = ("RUN", "ADD")
-"""Instructions that change the image, which no sandbox can follow."""
+_Seconds = Annotated[float, Field(gt=0, le=7 * 86400)]
+_Megabytes = Annotated[int, Field(gt=0, le=1 << 30)]
 
 
 class _Section(BaseModel):
@@ -30,7 +29,7 @@ class _Section(BaseModel):
 
 
 class _Verifier(_Section):
-    timeout_sec: PositiveFloat = 600.0
+    timeout_sec: _Seconds = 600.0
     env: dict[str, str] = {}
 
 
@@ -39,7 +38,7 @@ class _Solution(_Section):
 
 
 class _Environment(_Section):
-    memory_mb: PositiveInt | None = None
+    memory_mb: _Megabytes | None = None
 
 
 class _Settings(_Section):
@@ -59,8 +58,7 @@ class Task:
     instruction: str
     settings: _Settings
     directory: str
-    copies: tuple[tuple[Path, str], ...]
-    """Files and folders of the Dockerfile's context, and where they lie."""
+    copies: tuple[Copy, ...]
     variables: Mapping[str, str]
     left_out: tuple[str, ...]
     """Lines of the Dockerfile that were not followed."""
@@ -68,9 +66,8 @@ class Task:
     @property
     def roots(self) -> set[str]:
         """Folders of the container's root that the task's own files lie in."""
-        return {
-            PurePosixPath(path).parts[1] for path in (self.directory, *(target for _, target in self.copies))
-        }
+        paths = (self.directory, *(copy.target for copy in self.copies))
+        return {PurePosixPath(path).parts[1] for path in paths}
 
     @property
     def tests(self) -> Path:
@@ -95,7 +92,7 @@ def read_task(folder: Path) -> Task:
     try:
         settings = _Settings.model_validate(tomllib.loads((folder / "task.toml").read_text()))
         instruction = (folder / "instruction.md").read_text()
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{folder} is no Harbor task: {error}") from None
     except ValidationError as error:
         first = error.errors()[0]
@@ -112,72 +109,18 @@ def read_task(folder: Path) -> Task:
             raise ValueError(f"{message}; got {show(value)}")
     context = folder / "environment"
     file = context / "Dockerfile"
-    lines = instructions(file.read_text()) if file.is_file() else []
-    task = Task(folder, instruction, settings, *_follow(context, lines))
+    made = follow(context, file.read_text() if file.is_file() else "")
+    directory = DIRECTORY if made.directory == PurePosixPath("/") else str(made.directory)
+    for copy in made.copies:
+        place = PurePosixPath(copy.target)
+        if len((place if copy.source.is_dir() else place.parent).parts) == 1:
+            message = f"{file} puts {copy.source.name} in /, where a sandbox has no files"
+            raise ValueError(f"{message}; put it below {DIRECTORY}")
+    task = Task(
+        folder, instruction, settings, directory, tuple(made.copies), made.variables, tuple(made.left_out)
+    )
     if taken := task.roots.intersection(TAKEN):
         names = ", ".join(f"/{name}" for name in sorted(taken))
         message = f"{context}/Dockerfile puts files in {names}, which a sandbox has of this machine"
         raise ValueError(f"{message}; put them below {DIRECTORY}")
     return task
-
-
-def instructions(text: str) -> list[tuple[str, str]]:
-    """Instructions of a Dockerfile's last stage and their arguments, continued lines joined."""
-    lines = [line for line in text.splitlines() if not re.match(r"\s*#", line)]
-    joined = re.sub(r"\\[ \t]*\n", " ", "\n".join(lines))
-    made = list[tuple[str, str]]()
-    for words in (line.split(None, 1) for line in joined.splitlines() if line.strip()):
-        if words[0].upper() == "FROM":
-            made.clear()
-        made.append((words[0].upper(), words[1].strip() if len(words) > 1 else ""))
-    return made
-
-
-def _follow(
-    context: Path, lines: list[tuple[str, str]]
-) -> tuple[str, tuple[tuple[Path, str], ...], dict[str, str], tuple[str, ...]]:
-    """The last four fields of a Task."""
-    directory, variables, known = PurePosixPath("/"), dict[str, str](), {"PATH": PATH, "HOME": WORK}
-    copies, left_out = list[tuple[Path, str]](), list[str]()
-    for instruction, argument in lines:
-        if instruction in ("ENV", "ARG"):
-            given = dict(_variables(argument, known))
-            known |= given
-            variables |= given if instruction == "ENV" else {}
-        elif instruction == "WORKDIR":
-            directory /= _expand(argument.strip("\"'"), known)
-        elif instruction == "COPY" and "--from" not in argument:
-            copies += _copies(context, directory, _expand(argument, known))
-        elif instruction in (*_LEFT_OUT, "COPY"):
-            left_out.append(f"{instruction} {argument}")
-    named = DIRECTORY if directory == PurePosixPath("/") else str(directory)
-    return named, tuple(copies), variables, tuple(left_out)
-
-
-def _expand(text: str, known: Mapping[str, str]) -> str:
-    """With values in place of `$NAME` and `${NAME}`, empty for a variable that has none."""
-    return re.sub(r"\$(?:(\w+)|\{(\w+)\})", lambda match: known.get(match[1] or match[2], ""), text)
-
-
-def _variables(argument: str, known: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Of `NAME=value ...`, or `NAME value`."""
-    words = shlex.split(argument)
-    if words and "=" not in words[0]:
-        words = ["=".join(argument.split(None, 1))]
-    for name, _, value in (word.partition("=") for word in words):
-        yield name, _expand(value, known)
-
-
-def _copies(context: Path, directory: PurePosixPath, argument: str) -> Iterator[tuple[Path, str]]:
-    """Each file or folder that a COPY names, and its path in the container. Raises ValueError for what is not there."""
-    words = json.loads(argument) if argument.startswith("[") else shlex.split(argument)
-    *sources, target = (word for word in words if not word.startswith("--"))
-    place = directory / target
-    into = target.endswith("/") or target in (".", "./") or len(sources) > 1
-    for source in sources:
-        pattern = source.lstrip("/").removeprefix("./")
-        matches = [context] if pattern in ("", ".") else sorted(context.glob(pattern))
-        if not matches or not all(own.resolve().is_relative_to(context.resolve()) for own in matches):
-            raise ValueError(f"{context}/Dockerfile copies {source}, which is not there")
-        for own in matches:
-            yield own, str(place / own.name if into and not own.is_dir() else place)

@@ -10,11 +10,14 @@ from weakref import WeakKeyDictionary
 from rlhf_api.errors.problem import show
 from rlhf_api.host.job_files import FOLDER
 
-from .harbor_box import SHOWN, Box
+from .harbor_box import SHOWN, Box, script
 from .harbor_files import Task, read_task, tasks_in
 from .row_seed import seed_of
 
-_RUN = f'bash -c "$1" 2>&1 | head -c {SHOWN}; exit "${{PIPESTATUS[0]}}"'
+_CUT = "(the rest is left out)"
+_RUN = script('bash -c "$1"', f"head -c {SHOWN}; [ $(head -c 1 | wc -c) = 0 ] || printf '\\n{_CUT}'")
+_LONGEST = (128 << 10) - 1
+"""Bytes of a command, as Linux passes it to a process."""
 _CHECKS = WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Path, "asyncio.Task[None]"]]()
 """One for each task of a process."""
 
@@ -28,8 +31,12 @@ class HarborTask:
     def __init__(self, *, folder: str, check: bool = True, seconds: int = 10, reward: str = "reward") -> None:
         """`folder`: of tasks; `check`: judge the tasks' own solutions first; `seconds`: of processor that a command
         may take; `reward`: its name where the tests give several."""
+        if not isinstance(check, bool) or type(seconds) is not int or seconds < 1:
+            message = "settings: check must be true or false, and seconds a whole number from 1"
+            raise ValueError(f"{message}; got {show(check)} and {show(seconds)}")
         self._folder, self._check, self._seconds, self._name = _find(folder), check, seconds, reward
         self._box: Box | None = None
+        self._is_closed = False
 
     async def reset(self, **row: Any) -> str:
         names = tasks_in(self._folder)
@@ -38,12 +45,23 @@ class HarborTask:
             raise ValueError(f"the column task must name a folder of {self._folder}; got {show(name)}")
         task = read_task(self._folder / name)
         if self._check:
-            checks = _CHECKS.setdefault(asyncio.get_running_loop(), {})
-            if task.folder not in checks:
-                checks[task.folder] = asyncio.create_task(_check(task, self._name))
-            await asyncio.shield(checks[task.folder])
+            await self._checked(task)
         self._box = await asyncio.to_thread(Box, task)
+        if self._is_closed:
+            await self.close()
         return task.instruction
+
+    async def _checked(self, task: Task) -> None:
+        """Once, unless this machine had no sandbox to do it."""
+        checks = _CHECKS.setdefault(asyncio.get_running_loop(), {})
+        if (check := checks.get(task.folder)) is None:
+            check = checks[task.folder] = asyncio.create_task(_check(task, self._name))
+        try:
+            await asyncio.shield(check)
+        except OSError:
+            if checks.get(task.folder) is check:
+                del checks[task.folder]
+            raise
 
     async def bash(self, command: str) -> str:
         """Runs a command in a shell. Files that it leaves stay for the next one; processes and variables do not.
@@ -52,17 +70,21 @@ class HarborTask:
             command: The command.
         """
         assert self._box is not None, "it was reset"
+        if "\0" in command or len(command.encode(errors="replace")) > _LONGEST:
+            return (
+                f"A command has at most {_LONGEST} bytes, and no NUL; write a longer text to files in parts."
+            )
         ran = await self._box.run(("bash", "-c", _RUN, "bash", command), self._seconds, 10 * self._seconds)
         if ran.code is None:
             return "The command was ended: it took too long, or too much."
-        cut = "\n(the rest is left out)" if len(ran.output) >= SHOWN else ""
-        return f"{ran.output}{cut}" if ran.code == 0 else f"{ran.output}{cut}\n(exit code {ran.code})"
+        return ran.output if ran.code == 0 else f"{ran.output}\n(exit code {ran.code})"
 
     async def get_reward(self) -> float:
         assert self._box is not None, "it was reset"
         return (await self._box.judge(self._name)).reward
 
     async def close(self) -> None:
+        self._is_closed = True
         if self._box is not None:
             await asyncio.to_thread(self._box.remove)
 
