@@ -48,6 +48,15 @@ def joined(steps: Sequence[str], separator: str) -> str:
     return separator.join(steps)
 
 
+def check_separator(tokenizer: PreTrainedTokenizerBase, separator: str) -> None:
+    """Raises InvalidJob for a separator that the tokens' text lacks, as of a special token: no step would end there."""
+    tokens = tokenizer(f"a{separator}a", add_special_tokens=False)["input_ids"]
+    text = tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    if separator not in text:
+        message = "is no text of the tokenizer's: a special token has none, and others may be changed"
+        raise InvalidJob([Problem("spec.data.stepSeparator", f"{message}; got {show(separator)}")])
+
+
 def step_labels(
     tokenizer: PreTrainedTokenizerBase, encoded: Encoded, labels: Sequence[float], separator: str
 ) -> tuple[float, ...]:

@@ -13,6 +13,7 @@ from rlhf_api.host.reaper import become_subreaper
 from rlhf_api.roles import Role
 from rlhf_api.sections.reward import RewardFunction
 
+from ..data.steps import check_separator
 from ..engines.vllm.frozen import FrozenModel
 from ..models.forward.inference import served
 from ..models.pretrained import architectures
@@ -61,6 +62,7 @@ def model_scorer(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Model
     forward = served(model, spec.trainer, budget, padding_id(tokenizer))
     if how is None:
         return TokenScorer(forward)
+    check_separator(tokenizer, spec.data.step_separator)
     return StepScorer(forward, tokenizer, spec.data.step_separator, how, spec.sampling.stop)
 
 

@@ -116,6 +116,9 @@ def test_models_of_other_tokens_or_outputs_are_refused(folder):
     other = SimpleNamespace(get_vocab=lambda: {"a": 0}, pad_token_id=0, eos_token_id=0)
     with pytest.raises(InvalidJob, match=r"spec.reward.stepScores: .* another vocabulary .*got 'min'"):
         reward.model_scorer(made, other)
+    separated = config(folder, "spec.reward.stepScores=min", f"spec.data.stepSeparator={TOKENIZER.eos_token}")
+    with pytest.raises(InvalidJob, match=r"spec.data.stepSeparator: is no text of the tokenizer's"):
+        reward.model_scorer(separated, TOKENIZER)
     with pytest.raises(InvalidJob, match=r"spec.model.reward: .* tokens and steps need a token-class"):
         reward.model_scorer(config(folder, "spec.reward.stepScores=min", model="policy"), TOKENIZER)
 
