@@ -114,7 +114,7 @@ def test_an_algorithm_of_ones_own(own, capsys):
     [
         ("pp", 'pp: is neither a file nor an experiment (did you mean "ppo"?); experiments are sft, '),
         ("missing.yaml", "missing.yaml: cannot be read: No such file or directory"),
-        ("own:", "spec.algorithm: must be one of sft, reward, dpo"),
+        ("own:", "spec.algorithm: must be one of sft, reward, process_reward, dpo"),
         (
             "absent:ALGORITHM",
             "'absent:ALGORITHM' cannot be imported: ModuleNotFoundError: No module named 'absent'",
