@@ -91,8 +91,8 @@ class _Growth:
         return any(size > most for size, most in zip(self._sizes(), self._most, strict=True))
 
     def _sizes(self) -> tuple[int, int]:
-        """Bytes and number of all files and folders. One that cannot be looked into, as it is closed or nested too
-        deeply, counts as all that there may be."""
+        """Bytes and number of all files and folders. What cannot be looked into counts as all that there may be, where
+        it is nested too deeply, and as a quarter of it, where it is closed, so that a few may be."""
         size, count, folders = 0, 0, list[Path](self._folders)
         while folders:
             folder = folders.pop()
@@ -104,6 +104,8 @@ class _Growth:
                             folders.append(folder / entry.name)
             except FileNotFoundError:  # it is gone
                 pass
+            except PermissionError:
+                size, count = size + WORK_BYTES // 4, count + _MOST_FILES // 4
             except OSError:
                 count += _MOST_FILES
         return size, count

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -80,12 +81,16 @@ class Sandbox:
         status, status_end = os.pipe()
         os.set_blocking(status, False)
         errors, nobody = tempfile.TemporaryFile(), NOBODY if is_root() else None  # noqa: SIM115
+        tool, *limited = limits.command()
+        tool = (
+            shutil.which(tool, path=PATH) or tool
+        )  # whatever PATH the place has, which its commands may write to
         try:
             with filter_pipe() as rules:
                 process = await process_groups.start(
                     *("choom", "-n", "1000", "--"),  # the OOM killer takes this process and not the server
                     *("bwrap", "--json-status-fd", str(status_end), "--seccomp", str(rules)),
-                    *(*_view(files, place or Place()), "--", *limits.command(), *command),
+                    *(*_view(files, place or Place()), "--", tool, *limited, *command),
                     stdin=stdin,
                     stdout=stdout,
                     stderr=errors,

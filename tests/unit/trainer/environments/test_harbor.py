@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from tests.unit.trainer.environments.test_pool import NONE
 from tests.unit.trainer.environments.test_ready_made import episodes
 
+from rlhf_trainer.environments import sandboxed
 from rlhf_trainer.environments.ready.harbor_dockerfile import instructions
 from rlhf_trainer.environments.ready.harbor_files import read_task
 from rlhf_trainer.environments.ready.harbor_task import HarborTask
@@ -213,10 +215,45 @@ def test_a_check_that_had_no_sandbox_is_made_again_and_a_closed_episode_leaves_n
     places.rmdir()
 
 
-@pytest.mark.parametrize("settings", [{"seconds": 0}, {"seconds": "5"}, {"check": "no"}])
-def test_a_setting_that_is_none_is_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="check must be true or false, and seconds a whole number from 1"):
-        HarborTask(folder=".", **settings)
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"seconds": 0}, "seconds must be a whole number from 1; got 0"),
+        ({"seconds": "5"}, "seconds must be a whole number from 1; got '5'"),
+        ({"check": "no"}, "check must be true or false; got 'no'"),
+        ({"folder": 5}, "folder must be text; got 5"),
+        ({"reward": None}, "reward must be text; got null"),
+    ],
+)
+def test_a_setting_that_is_none_is_refused(settings: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=f"settings.{problem}"):
+        HarborTask(**{"folder": ".", **settings})
+
+
+@needs_sandbox
+def test_limits_are_set_by_no_program_that_a_command_has_left(tmp_path: Path) -> None:
+    make_task(tmp_path / "shout", dockerfile="WORKDIR /app\nENV PATH=/app/bin:$PATH\n")
+    script = 'echo planted; while [ "$1" != -- ]; do shift; done; shift; exec "$@"'
+    plant = f"mkdir bin; echo '#!/bin/bash\n{script}' > bin/prlimit; chmod +x bin/prlimit; prlimit -- true"
+    _, planted, limits, _ = play(tmp_path, call(plant), call("ulimit -f"), "", check=False)
+    assert planted[0] == "planted\n"
+    assert limits[0] == "16384\n"
+
+
+def test_a_few_folders_may_be_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a policy's commands close them, to this process too unless it is root."""
+    scan = os.scandir
+
+    def refuse(path: Path) -> Any:
+        if path.name.startswith("closed"):
+            raise PermissionError
+        return scan(path)
+
+    monkeypatch.setattr(sandboxed.os, "scandir", refuse)
+    growth = sandboxed._Growth([tmp_path], has_own_room=False)
+    for number in range(5):
+        (tmp_path / f"closed{number}").mkdir()
+        assert growth.is_too_much() == (number >= 3)
 
 
 @needs_sandbox

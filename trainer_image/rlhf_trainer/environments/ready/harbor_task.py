@@ -31,9 +31,12 @@ class HarborTask:
     def __init__(self, *, folder: str, check: bool = True, seconds: int = 10, reward: str = "reward") -> None:
         """`folder`: of tasks; `check`: judge the tasks' own solutions first; `seconds`: of processor that a command
         may take; `reward`: its name where the tests give several."""
-        if not isinstance(check, bool) or type(seconds) is not int or seconds < 1:
-            message = "settings: check must be true or false, and seconds a whole number from 1"
-            raise ValueError(f"{message}; got {show(check)} and {show(seconds)}")
+        if type(seconds) is not int or seconds < 1:
+            raise ValueError(f"settings.seconds must be a whole number from 1; got {show(seconds)}")
+        for name, value, kind in (("folder", folder, str), ("reward", reward, str), ("check", check, bool)):
+            if not isinstance(value, kind):
+                what = "text" if kind is str else "true or false"
+                raise ValueError(f"settings.{name} must be {what}; got {show(value)}")
         self._folder, self._check, self._seconds, self._name = _find(folder), check, seconds, reward
         self._box: Box | None = None
         self._is_closed = False
