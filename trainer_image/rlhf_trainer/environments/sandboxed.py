@@ -4,7 +4,7 @@ else."""
 import asyncio
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -49,12 +49,12 @@ async def run_at(
     seconds: float,
     stdin: str = "",
     *,
-    has_own_room: bool = False,
+    before: tuple[int, int] = (0, 0),
 ) -> Ran:
     """As `run_in_sandbox`, with the folders of a place, for at most so many seconds. A command that lets what it may
-    write grow beyond 64 MiB or 10,000 files, or with `has_own_room` by as much, is ended; in a place that is larger
-    already it writes nothing more."""
-    growth = _Growth([*place.writable.values()], has_own_room=has_own_room)
+    write grow beyond 64 MiB or 10,000 files, besides the sizes that it had `before`, is ended; in a place that is
+    larger already it writes nothing more."""
+    growth = _Growth([*place.writable.values()], before)
     limits = replace(limits, file_bytes=0) if growth.is_full else limits
     places = _PLACES.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(os.cpu_count() or 1))
     async with places:
@@ -75,40 +75,38 @@ async def run_at(
 
 
 class _Growth:
-    """Of folders that a command writes to: one that was too large before may not grow, so that it can be emptied, but
-    by what has room of its own."""
+    """Of folders that a command writes to: those that were too large before may not grow, so that they can be
+    emptied."""
 
-    def __init__(self, folders: Sequence[Path], *, has_own_room: bool) -> None:
-        self._folders = folders
-        size, count = self._sizes()
-        self.is_full = size > WORK_BYTES and not has_own_room
-        room = WORK_BYTES, _MOST_FILES
-        self._most = (
-            (size + room[0], count + room[1]) if has_own_room else (max(size, room[0]), max(count, room[1]))
-        )
+    def __init__(self, folders: Sequence[Path], before: tuple[int, int]) -> None:
+        size, count = sizes_of(folders)
+        most_bytes, most_files = before[0] + WORK_BYTES, before[1] + _MOST_FILES
+        self.is_full = size > most_bytes
+        self._folders, self._most = folders, (max(size, most_bytes), max(count, most_files))
 
     def is_too_much(self) -> bool:
-        return any(size > most for size, most in zip(self._sizes(), self._most, strict=True))
+        return any(size > most for size, most in zip(sizes_of(self._folders), self._most, strict=True))
 
-    def _sizes(self) -> tuple[int, int]:
-        """Bytes and number of all files and folders. What cannot be looked into counts as all that there may be, where
-        it is nested too deeply, and as a quarter of it, where it is closed, so that a few may be."""
-        size, count, folders = 0, 0, list[Path](self._folders)
-        while folders:
-            folder = folders.pop()
-            try:
-                with os.scandir(folder) as entries:
-                    for entry in entries:
-                        size, count = size + entry.stat(follow_symlinks=False).st_size, count + 1
-                        if entry.is_dir(follow_symlinks=False):
-                            folders.append(folder / entry.name)
-            except FileNotFoundError:  # it is gone
-                pass
-            except PermissionError:
-                size, count = size + WORK_BYTES // 4, count + _MOST_FILES // 4
-            except OSError:
-                count += _MOST_FILES
-        return size, count
+
+def sizes_of(folders: Iterable[Path]) -> tuple[int, int]:
+    """Bytes and number of all files and folders in some. What cannot be looked into counts as all that there may be,
+    where it is nested too deeply, and as a quarter of it, where it is closed, so that a few may be."""
+    size, count, left = 0, 0, [*folders]
+    while left:
+        folder = left.pop()
+        try:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    size, count = size + entry.stat(follow_symlinks=False).st_size, count + 1
+                    if entry.is_dir(follow_symlinks=False):
+                        left.append(folder / entry.name)
+        except FileNotFoundError:  # it is gone
+            pass
+        except PermissionError:
+            size, count = size + WORK_BYTES // 4, count + _MOST_FILES // 4
+        except OSError:
+            count += _MOST_FILES
+    return size, count
 
 
 async def _output(

@@ -162,6 +162,25 @@ def test_files_do_not_grow_by_commands_that_end_before_they_are_looked_at(tmp_pa
 
 
 @needs_sandbox
+def test_a_tasks_own_files_take_no_room_from_those_of_commands(tmp_path: Path) -> None:
+    task = make_task(tmp_path / "shout", solution=f"head -c 16000000 /dev/zero > more\n{SOLUTION}")
+    with (task / "environment/data/large").open("wb") as large:
+        large.truncate(70 << 20)
+    opening, written, end = play(tmp_path, call("head -c 16000000 /dev/zero > more; ls"), "")
+    assert opening == "Shout."
+    assert written[0] == "data\nmore\n"
+    assert end[1:] == (0.0, True)
+
+
+@needs_sandbox
+def test_a_solution_that_is_ended_is_told(tmp_path: Path) -> None:
+    toml = "[verifier]\ntimeout_sec = 1\n"
+    make_task(tmp_path / "shout", solution="sleep 30\n", toml=toml)
+    (refused,) = play(tmp_path)
+    assert "it was ended, as it took too long, or too much, and the tests printed" in refused
+
+
+@needs_sandbox
 def test_folders_nested_too_deeply_to_be_watched_are_too_much(tmp_path: Path) -> None:
     make_task(tmp_path / "shout")
     nest = "import os\nfor i in range(2000): os.mkdir('d' * 9); os.chdir('d' * 9)"
@@ -250,7 +269,7 @@ def test_a_few_folders_may_be_closed(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return scan(path)
 
     monkeypatch.setattr(sandboxed.os, "scandir", refuse)
-    growth = sandboxed._Growth([tmp_path], has_own_room=False)
+    growth = sandboxed._Growth([tmp_path], (0, 0))
     for number in range(5):
         (tmp_path / f"closed{number}").mkdir()
         assert growth.is_too_much() == (number >= 3)

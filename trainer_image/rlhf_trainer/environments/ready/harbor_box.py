@@ -17,7 +17,7 @@ from rlhf_api.host.foreign_files import open_regular, parse_json
 from ...process.numbers import finite_number
 from ...process.sandbox import Place, sandbox_limits
 from ..adapter import LARGEST_REWARD
-from ..sandboxed import Ran, run_at
+from ..sandboxed import Ran, run_at, sizes_of
 from .harbor_dockerfile import Copy
 from .harbor_files import LOGS, SOLUTION, TESTS, Task
 
@@ -58,6 +58,7 @@ class Box:
             self.remove()
             raise
         self._writable = {f"/{root}": self._folder / root for root in task.roots}
+        self._before = sizes_of(self._writable.values())
 
     def _fill(self) -> None:
         task = self._task
@@ -79,7 +80,7 @@ class Box:
         is_own: bool = False,
     ) -> Ran:
         """A command in the task's directory, with folders and variables besides its own; `is_own`: the task's, which
-        may add as much as an empty place has room for."""
+        may add to what others have left as much as these might."""
         task = self._task
         place = Place(
             readable or {},
@@ -88,8 +89,9 @@ class Box:
             {**task.variables, **(variables or {})},
         )
         limits = sandbox_limits(task.settings.environment.memory_mb or _MEGABYTES, cpu_seconds)
+        before = sizes_of(place.writable.values()) if is_own else self._before
         command = ("bash", "-c", _IN_DIRECTORY, task.directory, *command)
-        return await run_at(place, command, limits, seconds, has_own_room=is_own)
+        return await run_at(place, command, limits, seconds, before=before)
 
     async def solve(self) -> Ran:
         """Runs the task's own solution."""

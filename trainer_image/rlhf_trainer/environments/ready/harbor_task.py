@@ -108,9 +108,11 @@ async def _check(task: Task, name: str) -> None:
         await asyncio.to_thread(box.remove)
     if judged.reward <= 0:
         missing = f"; its Dockerfile has {show(left_out)}, which was not run" if left_out else ""
+        printed = f"printed {show(solved.output[-300:])}"
+        did = "was ended, as it took too long, or too much" if solved.code is None else printed
         raise RuntimeError(
-            f"{task.folder}: its own solution has a reward of {judged.reward:g} here{missing}; it printed "
-            f"{show(solved.output[-300:])}, and the tests {show(judged.output[-300:])}"
+            f"{task.folder}: its own solution has a reward of {judged.reward:g} here{missing}; it {did}, and the tests "
+            f"printed {show(judged.output[-300:])}"
         )
 
 
