@@ -224,7 +224,7 @@ def _not_blank(step: str) -> str:
     return step
 
 
-Steps = Annotated[list[Annotated[str, AfterValidator(_not_blank)]], Field(min_length=1)]
+Steps = Annotated[list[Annotated[str, Field(min_length=1), AfterValidator(_not_blank)]], Field(min_length=1)]
 """Texts of the steps of a response, none of them blank."""
 StepLabel = Annotated[
     float,

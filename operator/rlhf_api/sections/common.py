@@ -135,9 +135,9 @@ class CommonSpec(Frozen):
 
     def evaluation_sets(self) -> tuple[EvaluationSet, ...]:
         """The sets of `spec.evaluation`, with their number of samples and temperature resolved; empty without
-        evaluation."""
+        evaluation, and of one without data, which is refused."""
         section = self.evaluation
-        if section is None:
+        if section is None or (section.sets is None and section.data is None):
             return ()
         given = section.sets or (EvaluationSet(name=UNNAMED, data=section.data or ()),)
         usual = self.sampling.temperature if section.temperature is None else section.temperature

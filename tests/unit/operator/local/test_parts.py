@@ -578,6 +578,8 @@ def test_validate(
         capsys.readouterr().err
         == "error: spec.data.train[0]: d.jsonl: cannot be read: No such file or directory\n"
     )
+    assert main(["validate", "job.yaml", "--set", "spec.evaluation.everySteps=1"]) == 2
+    assert "spec.evaluation: needs exactly one of data (files) and sets" in capsys.readouterr().err
     assert main(["validate", "job.yaml", "--no-files", "--set", "spec.trainer.replicas=2"]) == 0
     assert capsys.readouterr().out == "job.yaml is valid: x, sft, 3 steps on trainer x 2\n"
     secret = ["--set", "environment.HF_TOKEN=s3cr3t", "--set", "environment.URL=https://me:s3cr3t@h"]

@@ -76,6 +76,7 @@ def test_steps_end_where_their_separator_does(texts, separator, ends):
         ({"steps": ["a", "b"], "labels": [True]}, "steps and labels must be equally long; got 2 and 1"),
         ({"completions": ["a"], "labels": []}, "completions and labels must be equally long; got 1 and 0"),
         ({"steps": ["a", " "], "labels": [True, True]}, "steps.1: a step must have text"),
+        ({"steps": ["a\ud800"], "labels": [1]}, "steps.0: must be Unicode text"),
         ({"steps": [], "labels": []}, "steps: "),
         ({"steps": ["a"], "labels": [1.5]}, "labels.0: must be"),
         ({"steps": ["a"], "labels": ["good"]}, "labels.0: must be"),
