@@ -207,7 +207,7 @@ def _teachers(spec: Spec) -> Iterator[_Unread]:
 
 
 def _steps(spec: Spec) -> Iterator[_Unread]:
-    """What separates steps, where nothing is of steps."""
+    """The separator of steps, where nothing is of steps."""
     if spec.graph.rows != "stepwise" and spec.reward.step_scores is None:
         reason = (
             "spec.reward.stepScores is not set"

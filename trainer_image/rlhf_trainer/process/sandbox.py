@@ -41,8 +41,8 @@ def sandbox_limits(megabytes: int, cpu_seconds: int) -> Limits:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a command runs: folders of this machine that it finds at paths of its own, read-only or to write to, its
-    working directory, and its variables."""
+    """Surroundings of a command: folders of this machine that it finds at paths of its own, read-only or to write to,
+    its working directory, and its variables."""
 
     readable: Mapping[str, Path] = field(default_factory=dict)
     writable: Mapping[str, Path] = field(default_factory=dict)

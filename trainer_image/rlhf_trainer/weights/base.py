@@ -35,7 +35,7 @@ class Base:
         return {"part": "base", "base": self.fingerprint}
 
     @property
-    def beside(self) -> dict[str, Any]:
+    def trained(self) -> dict[str, Any]:
         """Fields of `ReceiveInfo` for an update of what is trained beside this base, or merged into it."""
         merge = {"scale": self.scale, "transposed": list(self.transposed)}
         return {"part": "trained", "base": self.fingerprint, **merge}

@@ -123,7 +123,7 @@ class Broadcaster:
                     self._make_room(state.left)
                 if base is not None:
                     base_bytes += self._bring(base, state.left, version)
-                sent = self._stage(state.left, tensors, version, base.beside if base else {})
+                sent = self._stage(state.left, tensors, version, base.trained if base else {})
                 committing()
                 paused, doubtful = self._commit(state.left, version, sent, base)
                 state.drop(doubtful)

@@ -198,8 +198,9 @@ class Publisher:
         return True
 
     def _base(self) -> Base | None:
-        """What generators keep of the policy. Those that sleep keep nothing, and are to have more room for their cache,
-        so that frozen weights are one of two parts that travel only where an adapter is merged into them."""
+        """The part of the policy that generators keep. Those that sleep keep nothing, and are to have more room for
+        their cache, so that frozen weights are one of two parts that travel only where an adapter is merged into
+        them."""
         if self._turns is not None and self._policy.adapter is None:
             return None
         return Base.of(self._policy, partial(self._announced, "base"))

@@ -19,7 +19,7 @@ _ID = re.compile(r"(\d{1,15})\.(\d{1,15})", re.ASCII)
 
 
 class Samples(Protocol):
-    """What samples are chosen from: a SampleIndex, or EpisodeRows."""
+    """Rows that samples are chosen from: a SampleIndex, or EpisodeRows."""
 
     columns: Columns
     recent: dict[Any, dict[str, Any]]

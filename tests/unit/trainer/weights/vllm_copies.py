@@ -1,5 +1,5 @@
-"""Whether a swap that repeats copies, as on a GPU, does to a model of vLLM's what its own loading does, of a base and
-an adapter: `vllm_copies FOLDER...`, one JSON line for each."""
+"""Compares a swap that repeats copies, as on a GPU, with a model's own loading by vLLM, of a base and an adapter:
+`vllm_copies FOLDER...`, one JSON line for each."""
 
 import json
 import sys

@@ -34,7 +34,7 @@ class Copy(NamedTuple):
 
 @dataclass
 class Followed:
-    """What a Dockerfile's last stage gives; `left_out`: lines of it that were not followed."""
+    """Directory, files and variables of a Dockerfile's last stage; `left_out`: lines of it that were not followed."""
 
     directory: PurePosixPath = field(default_factory=lambda: PurePosixPath("/"))
     copies: list[Copy] = field(default_factory=list)

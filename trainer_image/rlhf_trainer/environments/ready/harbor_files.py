@@ -42,7 +42,7 @@ class _Environment(_Section):
 
 
 class _Settings(_Section):
-    """What is read of `task.toml`."""
+    """The fields of `task.toml` that act."""
 
     verifier: _Verifier = _Verifier()
     solution: _Solution = _Solution()
