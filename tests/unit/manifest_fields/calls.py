@@ -124,7 +124,7 @@ def rewards(job: RLHFJob) -> Any:
         for name in ("on_device", "served", "ModelScorer", "TokenScorer", "application", "serve"):
             patch.setattr(reward, name, lambda *given, **_: len(given))
         patch.setattr(reward, "StepScorer", lambda *given: given[2:])
-        for name in ("forward_scores", "positions_of", "check_served"):
+        for name in ("forward_scores", "positions_of", "check_served", "check_separator"):
             patch.setattr(reward, name, lambda *given: len(given))
         engine = SimpleNamespace(scores=None, restart_reason=None, close=lambda: None)
         patch.setattr(reward, "FrozenModel", SimpleNamespace(of=lambda *_: engine))

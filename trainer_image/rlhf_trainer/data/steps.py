@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_api.errors.problem import InvalidJob, Problem, show
 
 from .encode import Encoded
-from .text import token_texts
+from .text import continued_text, token_texts
 
 NO_STEP_ENDS = -1.0
 """Label of tokens at which no step ends."""
@@ -51,8 +51,7 @@ def joined(steps: Sequence[str], separator: str) -> str:
 def check_separator(tokenizer: PreTrainedTokenizerBase, separator: str) -> None:
     """Raises InvalidJob for a separator that the tokens' text lacks, as of a special token: no step would end there."""
     tokens = tokenizer(f"a{separator}a", add_special_tokens=False)["input_ids"]
-    text = tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    if separator not in text:
+    if separator not in continued_text(tokenizer, (), tokens):
         message = "is no text of the tokenizer's: a special token has none, and others may be changed"
         raise InvalidJob([Problem("spec.data.stepSeparator", f"{message}; got {show(separator)}")])
 
