@@ -102,14 +102,7 @@ def test_a_base_and_an_adapter_serve_bit_for_bit_what_merged_weights_do(
         assert status(http, server)["base"] is None, "there is no room for it beside whole weights"
     assert served[1] != served[2]
     for version, sender in ((1, sync), (2, make_sync())):
-        policy.train(version)
-        report = sender.send([target(server)], policy.version_tensors, version, base=policy.base)
-        assert report.holders == (target(server),), report.lost
-        assert call(http, server, "fingerprints") == served[version]
-        now = status(http, server)
-        assert (now["version"], now["digest"]) == (version, report.digest)
-        assert now["base"] == policy.base.fingerprint
-        assert sender.changed([target(server)]) == ""
+        report = send_trained(sender, http, server, policy, version, served[version])
         assert (report.base_bytes > 0) == (version == 1)
         assert report.bytes < whole.bytes / 5
     if dtype is torch.float32:
@@ -136,18 +129,27 @@ def test_frozen_parts_and_what_is_trained_serve_bit_for_bit_what_whole_weights_d
         served[version] = call(http, server, "fingerprints")
     assert served[1] != served[2]
     for version, sender in ((1, sync), (2, make_sync())):
-        policy.train(version)
-        report = sender.send([target(server)], policy.version_tensors, version, base=policy.base)
-        assert report.holders == (target(server),), report.lost
-        assert call(http, server, "fingerprints") == served[version]
-        now = status(http, server)
-        assert (now["version"], now["digest"], now["base"]) == (version, report.digest, policy.frozen)
-        assert sender.changed([target(server)]) == ""
+        report = send_trained(sender, http, server, policy, version, served[version])
+        assert status(http, server)["base"] == policy.frozen
         assert report.bytes == size(policy, trained=True)
         assert report.base_bytes == (size(policy, trained=False) if version == 1 else 0)
         assert report.bytes + size(policy, trained=False) == whole.bytes
     if dtype is torch.float32:
         assert serves(http, server, policy.unwrapped)
+
+
+def send_trained(sender, http, server, policy: Adapted | PartlyTrained, version: int, served: object) -> Any:
+    """The report of sending what the policy trains for this version beside its base, which makes the server's memory
+    that of `served`."""
+    policy.train(version)
+    report = sender.send([target(server)], policy.version_tensors, version, base=policy.base)
+    assert report.holders == (target(server),), report.lost
+    assert call(http, server, "fingerprints") == served
+    now = status(http, server)
+    assert (now["version"], now["digest"]) == (version, report.digest)
+    assert now["base"] == policy.base.fingerprint
+    assert sender.changed([target(server)]) == ""
+    return report
 
 
 def size(policy: PartlyTrained, *, trained: bool) -> int:

@@ -62,9 +62,8 @@ class NoProcessor:
 
     def __init__(self, info: Limits, _dummy_inputs: None) -> None:
         self.info = info
-        if not places_images(
-            info.get_hf_config().to_dict()
-        ):  # of a hub's model, which nobody has read before
+        config = info.get_hf_config().to_dict()
+        if not places_images(config):  # of a hub's model, which nobody has read before
             raise ValueError(f"spec.model.policy: {PLACES}")
 
     def get_dummy_mm_inputs(self, mm_counts: Mapping[str, int], **_more: object) -> MultiModalInput:  # noqa: ARG002
