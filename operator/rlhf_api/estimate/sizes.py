@@ -62,7 +62,7 @@ class Sizes:
         def size(field: ModelField) -> Size | None:
             if field == Role.REFERENCE.row.model and teachers:
                 return max(teachers.values(), key=lambda each: each.parameters if each else 0.0)
-            name, _ = model.source(field) or ("policy", "")
+            name, _ = spec.source(field) or ("policy", "")
             return policy if name == "policy" else known(name)
 
         frozen = {role: size(role.row.model) for role in Role if role.row.model and _holds_model(spec, role)}

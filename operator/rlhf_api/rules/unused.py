@@ -130,7 +130,8 @@ def _compares(spec: Spec) -> bool:
 
 def _starts_critic(spec: Spec, field: str) -> bool:
     """True if the critic starts from this model, which no role loads."""
-    return field == "reward" and spec.model.critic is None and CRITIC in spec.graph.trained
+    started = spec.source("critic") if CRITIC in spec.graph.trained else None
+    return started is not None and started[0] == "reward" == field
 
 
 def _critic(spec: Spec) -> Iterator[_Unread]:

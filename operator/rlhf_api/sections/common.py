@@ -108,6 +108,18 @@ class CommonSpec(Frozen):
         assert isinstance(section, ModelServerSpec), f"{role.value} runs no frozen model"
         return section
 
+    def source(self, field: ModelField | Literal["tokenizer"]) -> tuple[str, str] | None:
+        """The field of `model` that names what is loaded for `field`, and the path or hub name that it holds; None
+        where the job creates that model. What is not given starts from the policy; the critic from a reward model that
+        scores whole responses, if there is one: the reward of a token or step is no value.
+        """
+        of_parts = self.reward.fine_grained or self.reward.step_scores is not None
+        scorer = "reward" if field == "critic" and not of_parts else "policy"
+        for name in (field, scorer, "policy"):
+            if path := getattr(self.model, name):
+                return name, path
+        return None
+
     def learning_rate(self, field: ModelField) -> float:
         """Highest learning rate of the trained model in this field. A critic's follows what is trained: a policy's
         adapter has some hundred times the rate of a whole model."""

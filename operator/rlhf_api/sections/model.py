@@ -1,7 +1,7 @@
 """`spec.model`: the models that a job starts from, and where each is found."""
 
 from fnmatch import fnmatchcase
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field, JsonValue
 
@@ -42,7 +42,7 @@ class Model(Frozen):
     reference: str | None = None
     """Frozen policy of the KL penalty, the policy at the start of the run unless given; `distillation`'s teacher."""
     critic: str | None = None
-    """Initial critic; the reward model, or else the policy, unless given."""
+    """Initial critic; a reward model of whole responses, or else the policy, unless given."""
     reward: str | None = None
     """A sequence-classification model with one output, which scores sampled responses."""
     tokenizer: str | None = None
@@ -66,15 +66,6 @@ class Model(Frozen):
     """The compute dtype of every role that does not set its own; optimizer states are always float32."""
     float32_head: bool = False
     """Policy and reference have their logits in float32, in the trainer and in vLLM (docs/guides/models/parts.md)."""
-
-    def source(self, field: ModelField | Literal["tokenizer"]) -> tuple[str, str] | None:
-        """The field that names what is loaded for `field`, and the path or hub name that it holds; None where the job
-        creates that model. What is not given starts from the policy; the critic from the reward model, if there is one.
-        """
-        for name in (field, "reward" if field == "critic" else "policy", "policy"):
-            if path := getattr(self, name):
-                return name, path
-        return None
 
     def is_frozen(self, name: str) -> bool:
         """True if the policy's parameter of this name is named by `freeze`."""

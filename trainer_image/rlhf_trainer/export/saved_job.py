@@ -75,7 +75,7 @@ def describe_job(ctx: TrainerContext, models: Sequence[SavedModel] = ()) -> Save
 
 def describe_model(ctx: TrainerContext, used: Model, ends: Sequence[int]) -> SavedModel:
     """`ends`: the model's end tokens; see `model_ends`."""
-    _, start = ctx.spec.model.source(used.field) or ("", str(ctx.workdir / INITIAL))
+    _, start = ctx.spec.source(used.field) or ("", str(ctx.workdir / INITIAL))
     return SavedModel(
         field=used.field,
         group=used.name,

@@ -19,8 +19,8 @@ class ModelSource:
 
 
 def model_source(config: RunConfig, field: ModelField | Literal["tokenizer"]) -> ModelSource:
-    """Resolves a field of `spec.model`: see `Model.source`; else the model made in the work directory."""
-    source = config.spec.model.source(field)
+    """Resolves a field of `spec.model`: see `CommonSpec.source`; else the model made in the work directory."""
+    source = config.spec.source(field)
     if source is None:
         return ModelSource("spec.model.create", f"{config.workdir}/initial")
     name, path = source

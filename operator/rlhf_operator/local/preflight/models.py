@@ -50,7 +50,7 @@ def layer_problems(spec: Spec) -> Iterator[Problem]:
     model = spec.model
     yield from _frozen_parts(spec)
     for used in spec.graph.trained:
-        field, lora, named = used.field, model.adapter(used.field), model.source(used.field)
+        field, lora, named = used.field, model.adapter(used.field), spec.source(used.field)
         if lora is None or named is None:
             continue
         _, name = named
@@ -91,10 +91,8 @@ def tokenizer_problems(spec: Spec) -> Iterator[Problem]:
 
 def critic_from_policy(spec: Spec) -> str | None:
     """A line for a job whose critic would start from the reward model, but for its tokenizer."""
-    name = spec.model.reward
-    if name is None or spec.model.critic is not None or CRITIC not in spec.graph.trained:
-        return None
-    if not _other_tokens(spec, name):
+    field, name = spec.source("critic") or ("policy", "")
+    if field != "reward" or CRITIC not in spec.graph.trained or not _other_tokens(spec, name):
         return None
     return f"the critic starts from the policy: the tokenizer of {name} is another"
 
@@ -166,5 +164,5 @@ def _looks_local(name: str) -> bool:
 def _engines(spec: Spec) -> Iterator[Problem]:
     for role, view in role_views(spec):
         if on_vllm(view, role):
-            named, path = view.model.source(role.row.model or "policy") or ("policy", "")
+            named, path = view.source(role.row.model or "policy") or ("policy", "")
             yield from engine_problems(view, role, model_field(view, named), path)

@@ -101,6 +101,17 @@ def test_a_field_that_is_not_given_starts_from_another(model, field, where, path
 
 
 @pytest.mark.parametrize(
+    "reward", [{"fineGrained": True}, {"fineGrained": True, "stepScores": "each"}, {"stepScores": "min"}]
+)
+def test_a_critic_starts_from_no_model_that_scores_tokens_or_steps(reward):
+    """Its head would give log-odds of a step, or the reward of a token, as the value of all that is to come."""
+    parts = config(GIVEN | {"reward": "r"}, reward=reward)
+    assert model_source(parts, "critic") == ModelSource("spec.model.policy", "p")
+    named = config(GIVEN | {"reward": "r", "critic": "c"}, reward=reward)
+    assert model_source(named, "critic") == ModelSource("spec.model.critic", "c")
+
+
+@pytest.mark.parametrize(
     ("used", "kind"),
     [
         (POLICY, "LlamaForCausalLM"),
