@@ -10,6 +10,7 @@ from rlhf_api.estimate.activations import Pass, backward_bytes
 from rlhf_api.estimate.memory import Trained, trainer
 from rlhf_api.estimate.parameters import shape_of
 from rlhf_api.estimate.zero import BYTES, Zero
+from rlhf_trainer.engines.vllm.serve.gpu import gpu_memory
 
 from .cases import ZERO, Update
 from .reference import Batch, make_engine, update
@@ -74,3 +75,7 @@ def test_an_update_takes_no_more_memory_than_planned(case: Update):
     plan = planned(case, sum(getattr(p, "ds_numel", p.numel()) for p in engine.unwrapped.parameters()))
     print(f"{case}: {peak / 1e9:.2f} GB, planned {plan / 1e9:.2f}")
     assert peak < plan + SLACK
+
+
+def test_the_driver_tells_the_memory_that_torch_and_vllm_count():
+    assert gpu_memory() == torch.cuda.get_device_properties(0).total_memory

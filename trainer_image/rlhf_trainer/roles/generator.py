@@ -1,6 +1,5 @@
-"""The generator role: execs the stock vLLM server, with our weight-transfer engine as a plugin.
-
-Heavy imports are avoided, except to read a GPU's memory: they would add to vLLM's start-up time.
+"""The generator role: execs the stock vLLM server, with our weight-transfer engine as a plugin. Heavy imports would add
+to vLLM's start-up time.
 """
 
 import json
@@ -24,13 +23,13 @@ from rlhf_api.rules.engines.vllm_options import engine_problems
 from rlhf_api.sections.sampling import MOST_KEPT
 from rlhf_api.spec import Spec
 
+from ..engines.vllm.serve.gpu import gpu_memory
 from ..engines.vllm.serve.launch import (
     SHARED,
     check_head_size,
     check_places,
     cpu_options,
     engine_environment,
-    gpu_memory,
     group_environment,
     group_options,
     head_options,

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from rlhf_api.contract.run import RunConfig
 from rlhf_api.errors.problem import InvalidJob
@@ -15,6 +16,7 @@ from rlhf_api.rules.engines import vllm_options
 from rlhf_api.rules.engines.arguments import REFUSED, TRIED
 from rlhf_api.rules.engines.generator import OTHER_ENGINE_ARGUMENTS, OWNED_ENGINE_ARGUMENTS
 from rlhf_api.sections.roles import option_of
+from rlhf_trainer.engines.vllm.serve.gpu import gpu_memory
 from rlhf_trainer.engines.vllm.serve.launch import (
     CPU_HEAD_SIZES,
     engine_environment,
@@ -361,6 +363,23 @@ def test_what_users_set_in_the_environment_stands_but_for_what_weights_and_the_p
     assert environment["DO_NOT_TRACK"] == "1"
     assert environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
     assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in engine_environment({}, cpu=False)
+
+
+def test_kernels_of_triton_are_compiled_once_for_all_models():
+    """Without the variable vLLM has them in a folder of each model, and only while that model is compiled."""
+    home = engine_environment({"HOME": "/tmp"}, cpu=False)
+    assert home["TRITON_CACHE_DIR"] == "/tmp/.triton/cache", "where Triton has them itself"
+    assert engine_environment({"TRITON_CACHE_DIR": "/models/triton"}, cpu=False)["TRITON_CACHE_DIR"] == (
+        "/models/triton"
+    )
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU answers here")
+def test_where_no_gpu_answers_the_driver_s_reason_is_quoted():
+    with pytest.raises(
+        RuntimeError, match=r"^no GPU for vLLM: (libcuda\.so\.1: cannot open|cuInit: CUDA_ERROR_)"
+    ):
+        gpu_memory()
 
 
 def test_on_one_machine_vllm_s_groups_listen_on_loopback():

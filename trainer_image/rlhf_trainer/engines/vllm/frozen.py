@@ -28,7 +28,8 @@ from ...tensors.sampling_mask import LEFT_OUT
 from .front.probes import ENGINE_DEAD, HUNG_SECONDS
 from .serve import watchdog
 from .serve.forking import fork_engine
-from .serve.launch import engine_environment, frozen_options, gpu_memory, instead_of, on_cpu, option
+from .serve.gpu import gpu_memory
+from .serve.launch import engine_environment, frozen_options, instead_of, on_cpu, option
 from .serve.refusal import refusals
 
 TEMPERED = "rlhf_trainer.engines.vllm.weights.extension.Tempered"
@@ -50,8 +51,7 @@ class FrozenModel:
         words = [word for name, value in options.items() for word in option(name, value)]
         parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
         arguments = AsyncEngineArgs.from_cli_args(parser.parse_args(words))
-        if on_cpu():
-            fork_engine()
+        fork_engine()
         engine: Any = AsyncLLM.from_engine_args(arguments)
         watchdog.start(engine)
         self._engine = engine

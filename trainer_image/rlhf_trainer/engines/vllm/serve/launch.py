@@ -1,6 +1,5 @@
-"""Options and environment with which vLLM starts, on GPUs or a CPU. Imports no torch.
-
-Heavy imports are avoided, except to read a GPU's memory: they would add to vLLM's start-up time.
+"""Options and environment with which vLLM starts, on GPUs or a CPU. Heavy imports, such as torch, would add to vLLM's
+start-up time.
 """
 
 import json
@@ -162,6 +161,8 @@ def option(name: str, value: object) -> list[str]:
 def engine_environment(environ: Mapping[str, str], cpu: bool) -> dict[str, str]:
     """Environment variables of vLLM; the user's own values win."""
     settings = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    # Triton's own default. Without it vLLM compiles its kernels, for 20 s, in the first two starts of each model.
+    settings["TRITON_CACHE_DIR"] = str(Path(environ.get("HOME") or Path.home(), ".triton", "cache"))
     if cpu:
         # Without the first, the CPU platform starts a worker process beside the engine's: 10 s and 600 MB more.
         # Without the second, its sampler compiles C++ at the first request, with a compiler that may be missing.
@@ -170,7 +171,7 @@ def engine_environment(environ: Mapping[str, str], cpu: bool) -> dict[str, str]:
     if is_loopback(host) and (name := interface(host)):
         # By default gloo would listen at the host name's address, which others may reach.
         settings |= {"VLLM_HOST_IP": host, "GLOO_SOCKET_IFNAME": name}
-    # A process that is forked would not call our plugin again (plugin.py), unless it is told to (forking.py).
+    # Of workers beside the engine: one that is forked would not call our plugin again (plugin.py).
     needed = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "1"}
     needed["VLLM_API_KEY"] = ""  # beside the job's token it would keep the probes' requests out
     return {**settings, **environ, **needed, "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
@@ -203,10 +204,3 @@ def on_cpu() -> bool:
     except metadata.PackageNotFoundError:
         return False
     return True
-
-
-def gpu_memory() -> int:
-    """Memory of one GPU in bytes, counted as vLLM does."""
-    import torch
-
-    return torch.cuda.get_device_properties(0).total_memory

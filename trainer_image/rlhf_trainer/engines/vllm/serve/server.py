@@ -1,4 +1,4 @@
-"""The stock vLLM server, whose start is mostly imports: done without garbage collections, and on a CPU done once.
+"""The stock vLLM server, whose start is mostly imports: done once, and without garbage collections.
 `python -m rlhf_trainer.engines.vllm.serve.server` takes the options of `vllm serve`.
 """
 
@@ -13,7 +13,7 @@ from rlhf_api.roles import Role
 
 from ....process import termination
 from .forking import fork_engine
-from .launch import SHARED, on_cpu
+from .launch import SHARED
 from .refusal import refusals
 
 SERVER = "vllm.entrypoints.openai.api_server"
@@ -27,8 +27,7 @@ def main() -> None:
         importlib.import_module(module)
     gc.freeze()
     gc.enable()
-    if on_cpu():
-        fork_engine()
+    fork_engine()
     try:
         with refusals(Role.GENERATOR, SHARED):
             runpy.run_module(SERVER, run_name="__main__")
