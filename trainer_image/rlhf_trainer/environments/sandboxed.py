@@ -4,7 +4,8 @@ else."""
 import asyncio
 import os
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -14,14 +15,36 @@ from rlhf_api.host.reaper import descendants
 
 from ..process.limits import Limits
 from ..process.sandbox import PROCESSES, WORK_BYTES, Place, Sandbox, sandbox_limits
+from .call_clock import seconds_left, waiting
 
 _LONGEST_OUTPUT = 64 << 10
 _MOST_FILES = 10_000
 _LOOK_SECONDS, _WALL = 0.2, 10
 """Interval at which a command's processes are counted, as the kernel does not for root; longest wait for its end, in
 times its CPU seconds, most of which a busy machine or a sleeping command takes."""
-_PLACES = WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]()
-"""Those among the commands that run at once, of each event loop."""
+_SHARE_OF_CALL = 0.8
+"""Share of what is left of a call's seconds that its command may take: then the call still has a reply."""
+
+
+class _Places:
+    """Those among the commands that run at once, one for each core."""
+
+    def __init__(self) -> None:
+        self._free, self.progress = asyncio.Semaphore(os.cpu_count() or 1), 0
+        """Counts on as commands are looked at, each of which has limits, and as they end."""
+
+    @asynccontextmanager
+    async def taken(self) -> AsyncIterator[None]:
+        async with waiting_for_commands():
+            await self._free.acquire()
+        try:
+            yield
+        finally:
+            self.progress += 1
+            self._free.release()
+
+
+_PLACES = WeakKeyDictionary[asyncio.AbstractEventLoop, _Places]()
 
 
 class Ran(NamedTuple):
@@ -30,6 +53,17 @@ class Ran(NamedTuple):
 
     code: int | None
     output: str
+
+
+def _places() -> _Places:
+    """Of this event loop."""
+    return _PLACES.setdefault(asyncio.get_running_loop(), _Places())
+
+
+def waiting_for_commands() -> AbstractAsyncContextManager[None]:
+    """A wait for commands of any episode, which does not count as a call's while they go on."""
+    places = _places()
+    return waiting(lambda: places.progress)
 
 
 async def run_in_sandbox(
@@ -51,13 +85,13 @@ async def run_at(
     *,
     before: tuple[int, int] = (0, 0),
 ) -> Ran:
-    """As `run_in_sandbox`, with the folders of a place, for at most so many seconds. A command that lets what it may
+    """As `run_in_sandbox`, with the folders of a place, for at most so many seconds, and before the call that it is of
+    has taken too long. A command that lets what it may
     write grow beyond 64 MiB or 10,000 files, besides the sizes that it had `before`, is ended; in a place that is
     larger already it writes nothing more."""
     growth = _Growth([*place.writable.values()], before)
     limits = replace(limits, file_bytes=0) if growth.is_full else limits
-    places = _PLACES.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(os.cpu_count() or 1))
-    async with places:
+    async with _places().taken():
         with tempfile.TemporaryFile() as given:
             given.write(stdin.encode())
             given.seek(0)
@@ -65,7 +99,7 @@ async def run_at(
             sandbox = await Sandbox.start(command, limits, None, place=place, stdin=given, stdout=pipe)
         reading = asyncio.ensure_future(_read(sandbox))
         try:
-            output = await _output(sandbox, reading, seconds, growth)
+            output = await _output(sandbox, reading, min(seconds, _SHARE_OF_CALL * seconds_left()), growth)
         finally:
             reading.cancel()
             ended = await sandbox.end()
@@ -115,6 +149,7 @@ async def _output(
     """All of it, once the command has ended; None for too much of anything."""
     deadline = asyncio.get_running_loop().time() + seconds
     while not await sandbox.has_ended(_LOOK_SECONDS):
+        _places().progress += 1
         late = asyncio.get_running_loop().time() > deadline
         flooded = reading.done() and len(reading.result()) > _LONGEST_OUTPUT
         too_many = len(descendants(sandbox.pid)) > PROCESSES

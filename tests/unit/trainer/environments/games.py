@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from rlhf_trainer.environments import sandboxed
 from rlhf_trainer.environments.step import Step
+from rlhf_trainer.process.sandbox import Place, sandbox_limits
 
 _LIFE = random.SystemRandom().random()
 """Of this process alone."""
@@ -320,3 +322,18 @@ class ToolWithoutTypes(OnlyReset):
 
 def function(**_row: Any) -> None:
     """Not a class."""
+
+
+class Sandboxes:
+    """Runs a turn as a command in a sandbox, and replies with its output, or that it was ended; one command at a time,
+    of whatever episode."""
+
+    async def reset(self, _row: dict[str, Any]) -> str:
+        os.cpu_count = lambda: 1
+        return "Go."
+
+    async def step(self, message: dict[str, Any]) -> Step:
+        ran = await sandboxed.run_at(
+            Place(), ("sh", "-c", message["content"]), sandbox_limits(512, 5), seconds=100
+        )
+        return Step("ended" if ran.code is None else ran.output.strip())

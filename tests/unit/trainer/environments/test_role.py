@@ -19,7 +19,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from tests.support.ports import free_port
 from tests.unit.trainer.environments.test_limits import AGENTS
-from tests.unit.trainer.environments.test_pool import GAMES, LONG, SLOW, end, reset, say
+from tests.unit.trainer.environments.test_pool import GAMES, LONG, NONE, SLOW, end, reset, say
+from tests.unit.trainer.environments.test_sandboxed import run_at_once
 from tests.unit.trainer.environments.test_verifiers import PYTHON, installed
 from tests.unit.trainer.rollout.test_turns import (
     DATA,
@@ -257,6 +258,15 @@ def test_a_class_that_hangs_is_blamed_by_the_process_that_it_is_in(tmp_path: Pat
     asyncio.run(play())
 
 
+@pytest.mark.skipif(bool(NONE), reason=NONE)
+def test_a_wait_for_a_place_is_none_of_a_calls_seconds_there(tmp_path: Path) -> None:
+    async def play() -> list[object]:
+        async with roles(tmp_path, "Sandboxes") as made:
+            return await run_at_once(await made.client.free())
+
+    assert asyncio.run(play()) == ["well"] * 4
+
+
 def test_a_process_that_does_not_answer_is_waited_for_so_long(tmp_path: Path) -> None:
     async def play() -> None:
         with HttpClient(TOKEN) as http:
@@ -392,8 +402,9 @@ async def _say_to(frames: Sequence[str]) -> dict[str, Any]:
 
 
 def test_replies_to_no_call_are_left_out() -> None:
-    """As one of an episode that went on elsewhere."""
+    """As one of an episode that went on elsewhere; nor is the sign of a call that waits for others a reply."""
     frames = [f'{{"id": {number}, "reply": {ENDED}}}' for number in (7, -1, 0, 0)]
+    frames = ['{"id": 0, "waits": true}', *frames]
     assert asyncio.run(_say_to(frames))["reward"] == 1.5
 
 

@@ -3,9 +3,10 @@
 import asyncio
 
 import pytest
-from tests.unit.trainer.environments.test_pool import GAMES, LONG, NONE, reset
+from tests.unit.trainer.environments.test_pool import GAMES, LONG, NONE, pool, reset, say
 
 from rlhf_api.sections.environment import Environment
+from rlhf_trainer.environments.workers.interface import EpisodeWorker
 from rlhf_trainer.environments.workers.pool import WorkerPool
 from rlhf_trainer.extend import Ran, run_in_sandbox
 from rlhf_trainer.process import sandbox
@@ -85,3 +86,31 @@ def test_an_environment_in_its_own_namespaces_has_sandboxes_and_loads_no_torch()
             await made.close()
 
     assert asyncio.run(play()) == "well False"
+
+
+async def run_at_once(worker: EpisodeWorker) -> list[object]:
+    """Replies to commands of four episodes that have one place, each of two of the six seconds that its call has."""
+    await asyncio.gather(*(worker.call(reset(each), LONG) for each in range(4)))
+    replies = await asyncio.gather(*(worker.call(say("sleep 2; echo well", each), 6.0) for each in range(4)))
+    assert max(reply["seconds"] for reply in replies) < 6.0
+    return [reply["messages"][0]["content"] for reply in replies]
+
+
+def test_a_wait_for_a_place_is_none_of_a_calls_seconds() -> None:
+    async def play() -> list[object]:
+        async with pool("Sandboxes") as made:
+            return await run_at_once(await made.free())
+
+    assert asyncio.run(play()) == ["well"] * 4
+
+
+def test_a_command_is_ended_before_the_call_that_it_is_of() -> None:
+    """Which would be ended with its process, and all episodes in that."""
+
+    async def play() -> object:
+        async with pool("Sandboxes") as made:
+            worker = await made.free()
+            await worker.call(reset(), LONG)
+            return (await worker.call(say("sleep 99"), 5.0))["messages"][0]["content"]
+
+    assert asyncio.run(play()) == "ended"

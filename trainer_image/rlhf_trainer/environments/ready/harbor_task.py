@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 from rlhf_api.errors.problem import show
 from rlhf_api.host.job_files import FOLDER
 
+from ..sandboxed import waiting_for_commands
 from .harbor_box import SHOWN, Box, script
 from .harbor_files import Task, read_task, tasks_in
 from .row_seed import seed_of
@@ -60,7 +61,8 @@ class HarborTask:
         if (check := checks.get(task.folder)) is None:
             check = checks[task.folder] = asyncio.create_task(_check(task, self._name))
         try:
-            await asyncio.shield(check)
+            async with waiting_for_commands():
+                await asyncio.shield(check)
         except OSError:
             if checks.get(task.folder) is check:
                 del checks[task.folder]

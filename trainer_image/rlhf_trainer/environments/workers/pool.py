@@ -3,7 +3,7 @@
 import asyncio
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any, Self
@@ -40,6 +40,8 @@ class Worker:
     def __init__(self, process: asyncio.subprocess.Process, *, one_by_one: bool = False) -> None:
         self._process, self._numbers, self._one_by_one = process, count(), one_by_one
         self._replies = dict[int, asyncio.Future[dict[str, Any]]]()
+        self._waits = dict[int, Callable[[float], None]]()
+        """Called with the seconds for which a call under way has waited for others."""
         self._turns: asyncio.Lock | None = None
         self._ended = ""
         self._reading: asyncio.Future[None] | None = None
@@ -75,12 +77,15 @@ class Worker:
     def pid(self) -> int:
         return self._process.pid
 
-    async def call(self, message: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        """Sends a call and waits for the reply. Raises WorkerEnded: a worker that takes longer is killed."""
+    async def call(
+        self, message: Mapping[str, Any], seconds: float, on_wait: Callable[[], None] = lambda: None
+    ) -> dict[str, Any]:
+        """Sends a call and waits for the reply. Raises WorkerEnded: a worker that takes longer is killed. The time in
+        which the call waits for others does not count; `on_wait` is called again and again meanwhile."""
         if self._turns is None:
-            return await self._call(message, seconds)
+            return await self._call(message, seconds, on_wait)
         async with self._turns:
-            return await self._call(message, seconds)
+            return await self._call(message, seconds, on_wait)
 
     async def end(self, reason: str) -> None:
         """Kills the process and its children."""
@@ -90,16 +95,26 @@ class Worker:
             task.cancel()
         self._fail(blamed=False)
 
-    async def _call(self, message: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    async def _call(
+        self, message: Mapping[str, Any], seconds: float, on_wait: Callable[[], None]
+    ) -> dict[str, Any]:
         if not self.lives:
             raise WorkerEnded(self._ended or "the environment's process has ended", blamed=False)
         number = next(self._numbers)
         reply = self._replies[number] = asyncio.get_running_loop().create_future()
         stdin = self._process.stdin
         assert stdin is not None
+        call = {"id": number, "seconds": seconds, **message}
         try:
-            stdin.write(json.dumps({"id": number, **message}, separators=(",", ":")).encode() + b"\n")
-            async with asyncio.timeout(seconds):
+            stdin.write(json.dumps(call, separators=(",", ":")).encode() + b"\n")
+            async with asyncio.timeout(seconds) as timeout:
+
+                def extend(waited: float) -> None:
+                    if not timeout.expired():
+                        timeout.reschedule((timeout.when() or 0.0) + waited)
+                        on_wait()
+
+                self._waits[number] = extend
                 answer: dict[str, Any] = await reply
         except TimeoutError:
             self._replies.pop(number, None)
@@ -108,6 +123,7 @@ class Worker:
             raise WorkerEnded(reason, blamed=True) from None
         finally:
             self._replies.pop(number, None)
+            self._waits.pop(number, None)
         if answer.pop("limit", False):
             await self.end(f"the environment's process was ended since another {answer['failed']}")
             raise WorkerEnded(answer["failed"], blamed=True)
@@ -120,8 +136,13 @@ class Worker:
         try:
             while (line := await stdout.readline()).endswith(b"\n"):
                 reply = json.loads(line)
+                number = reply.pop("id")
+                if "waited" in reply:
+                    if (extend := self._waits.get(number)) is not None:
+                        extend(float(reply["waited"]))
+                    continue
                 float(reply["seconds"])
-                future = self._replies.get(reply.pop("id"))
+                future = self._replies.get(number)
                 if future is not None and not future.done():
                     future.set_result(reply)
             reason = f"the environment's process {private_processes.how_ended(await self._process.wait())}"

@@ -37,7 +37,7 @@ class RoleWorker:
         self._socket, self._numbers, self._ended = socket, count(), ""
         self._replies = dict[int, asyncio.Future[dict[str, Any]]]()
         self._replied = time.monotonic()
-        """Time of the last reply to a call."""
+        """Time of the last reply to a call, or of the last sign that one waits for others."""
         self._reading: asyncio.Future[None] | None = None
 
     @classmethod
@@ -139,7 +139,7 @@ class RoleWorker:
             error = WorkerEnded(reason, blamed=reply["blamed"] is True, suspected=reply["suspected"] is True)
             if future is not None and not future.done():
                 future.set_exception(error)
-        elif future is not None and not future.done():
+        elif "waits" not in reply and future is not None and not future.done():
             future.set_result(dict(reply["reply"]))
         if future is not None:
             self._replied = time.monotonic()

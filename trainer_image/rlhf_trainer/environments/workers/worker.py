@@ -6,14 +6,14 @@ the policy for its turns or not, and `spec.environment` as JSON, first writes
 A call has an `id`, which its reply repeats, an `episode` and what to `do`: `reset` with a `row`, `step` with the fields
 of a `TurnText`, or `end`. A reply has the result, `failed` (a reason that another try may not have) or `error` (one of
 this episode); its `seconds`; beside `failed`, whether it is a `limit` of this process, which then is to end; and of a
-`step`, whether its messages are `cut` off, which no episode has room for.
+`step`, whether its messages are `cut` off, which no episode has room for. A call has its `seconds` too, to which
+`{"id", "waited"}` adds while it waits for commands of others.
 """
 
 import asyncio
 import json
 import os
 import sys
-import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
@@ -24,6 +24,7 @@ from ...process.imports import import_function
 from ...process.limits import is_limit, limit_data
 from ...process.worker_pipes import take_pipes
 from ..adapter import EpisodeOfClass, Opening, Unfit, check_class, is_sync, schemas_of
+from ..call_clock import CLOCK, CallClock
 from ..step import AgentStep, Step
 from ..turn_text import TurnText
 
@@ -155,11 +156,14 @@ async def _serve(episodes: Episodes, calls: TextIO, replies: TextIO) -> None:
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), calls)
 
     async def answer(line: bytes) -> None:
-        began, call = time.monotonic(), json.loads(line)
+        call = json.loads(line)
+        number = call["id"]
+        clock = CallClock(call["seconds"], lambda waited: _send({"id": number, "waited": waited}, replies))
+        CLOCK.set(clock)
         reply = await episodes.answer(call)
         if os.getpid() != own:  # a child that the environment forked, and that returned as well
             os._exit(0)
-        _send({"id": call["id"], "seconds": time.monotonic() - began, **reply}, replies)
+        _send({"id": number, "seconds": clock.spent, **reply}, replies)
 
     while line := await reader.readline():
         task = asyncio.ensure_future(answer(line))

@@ -112,8 +112,11 @@ class _Connection:
             await self._send({"schemas": worker.schemas})
 
     async def _pass_on(self, worker: Worker, number: int, seconds: float, call: Mapping[str, Any]) -> None:
+        def tell() -> None:
+            self._begin(self._send({"id": number, "waits": True}))
+
         try:
-            await self._send({"id": number, "reply": await worker.call(call, seconds)})
+            await self._send({"id": number, "reply": await worker.call(call, seconds, tell)})
         except WorkerEnded as error:
             blame = {"blamed": error.blamed, "suspected": error.suspected}
             await self._send({"id": number, "ended": str(error), **blame})
