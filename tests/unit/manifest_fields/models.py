@@ -107,9 +107,9 @@ def data(job: RLHFJob) -> Any:
     places, requested = stream(rows, spec.seed).take(12), None
     if spec.data.curriculum is not None:
         rates = SolveRates(spec.data.curriculum, spec.seed)
-        for scores in ((0.9, 0.9), (0.1, 0.1), (0.1, 0.9)):
-            rates.record(0, [0.9])
-            rates.record(1, scores)
+        for epoch, scores in enumerate(((0.9, 0.9), (0.1, 0.1), (0.1, 0.9))):
+            rates.record(2 * epoch, 0, [0.9])
+            rates.record(2 * epoch + 1, 1, scores)
         requested = [(rates.asks(at, 0), rates.asks(at, 1)) for at in range(99)]
     if isinstance(spec.graph.source, Generate):
         tokens: Any = prompts(rows, places, tokenizer, spec.data)

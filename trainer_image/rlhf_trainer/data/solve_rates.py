@@ -12,12 +12,14 @@ class SolveRates:
 
     def __init__(self, settings: Curriculum, seed: int) -> None:
         self._settings, self._seed = settings, seed
-        self._latest: dict[int, tuple[float, ...]] = {}
+        self._latest: dict[int, dict[int, float]] = {}
+        """By row, its shares by their positions in the run's order."""
 
-    def record(self, row: int, scores: Sequence[float]) -> None:
-        """Records a group of responses to a row."""
+    def record(self, position: int, row: int, scores: Sequence[float]) -> None:
+        """Records a group of responses to a row, in place of others at the same position: those were given up, and the
+        prompt asked again."""
         solved = sum(score >= self._settings.solved_at for score in scores) / len(scores)
-        self._latest[row] = (*self._latest.get(row, ()), solved)[-self._settings.window :]
+        self._keep(row, {**self._latest.get(row, {}), position: solved})
 
     def asks(self, position: int, row: int) -> bool:
         """True for a row that is to be asked at a position of the run's order: with probability max(floor, 1 - s), s
@@ -26,14 +28,18 @@ class SolveRates:
         latest = self._latest.get(row)
         if latest is None:
             return True
-        chance = max(self._settings.floor, 1 - sum(latest) / len(latest))
+        chance = max(self._settings.floor, 1 - sum(latest.values()) / len(latest))
         return random.Random(f"{self._seed}/curriculum/{position}").random() < chance
 
-    def state(self) -> dict[str, list[float]]:
+    def state(self) -> dict[str, list[tuple[int, float]]]:
         """State for a snapshot's JSON."""
-        return {str(row): list(shares) for row, shares in self._latest.items()}
+        return {str(row): [*shares.items()] for row, shares in self._latest.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Inverse of `state`."""
-        latest = -self._settings.window
-        self._latest = {int(row): tuple(shares)[latest:] for row, shares in state.items()}
+        self._latest = {}
+        for row, shares in state.items():
+            self._keep(int(row), dict(shares))
+
+    def _keep(self, row: int, shares: Mapping[int, float]) -> None:
+        self._latest[row] = dict(sorted(shares.items())[-self._settings.window :])

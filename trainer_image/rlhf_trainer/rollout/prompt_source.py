@@ -81,8 +81,8 @@ class PromptSource:
         groups: dict[int, list[float]] = {}
         for position, score in zip(positions, scores, strict=True):
             groups.setdefault(position, []).append(score)
-        for (_, row), group in zip(self._stream.at(groups), groups.values(), strict=True):
-            self._rates.record(row, group)
+        for (position, group), (_, row) in zip(groups.items(), self._stream.at(groups), strict=True):
+            self._rates.record(position, row, group)
 
     def take_metrics(self) -> dict[str, float]:
         """`passed_over_share`: of the rows drawn since the last call, the share that was passed over; empty without a

@@ -180,11 +180,24 @@ def test_solve_rates_are_of_the_latest_answers_and_go_with_the_checkpoint():
     assert [ask(after, 4) for _ in range(20)] == [ask(before, 4) for _ in range(20)]
     assert after.take_metrics() == before.take_metrics()
     rates = SolveRates(Curriculum(floor=0.001, window=2), 0)
-    rates.record(3, [0.0])
+    rates.record(3, 3, [0.0])
     assert all(rates.asks(at, 3) for at in range(20))
-    rates.record(3, [1.0])
-    rates.record(3, [1.0])
+    rates.record(9, 3, [1.0])
+    rates.record(15, 3, [1.0])
     assert not any(rates.asks(at, 3) for at in range(20)), "the first answer is no longer one of the last two"
+
+
+def test_a_row_whose_prompt_is_asked_again_counts_once_by_its_later_answer():
+    """As where a run resumes from a snapshot whose responses are given up."""
+    before, _ = source(6, "spec.data.curriculum={floor: 0.001, window: 2}")
+    prompts = before.issue(6)
+    before.score([*range(6)], [0.0] * 6)
+    after, _ = source(6, "spec.data.curriculum={floor: 0.001, window: 2}")
+    after.restore(json.loads(json.dumps(before.state(None))), None)
+    assert [prompt.id for prompt in after.issue(6)] == [prompt.id for prompt in prompts]
+    after.score([*range(6)], [1.0] * 6)
+    shares = [latest for _, latest in sorted(after.state(None)["solve_rates"].items())]
+    assert [[share for _, share in latest] for latest in shares] == [[1.0]] * 6
 
 
 def test_a_curriculum_within_one_epoch_is_said_to_have_no_effect(caplog):
