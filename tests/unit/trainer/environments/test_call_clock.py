@@ -37,10 +37,10 @@ def test_a_wait_for_what_goes_on_does_not_count() -> None:
 
 def test_a_wait_for_what_does_not_go_on_counts() -> None:
     async def wait() -> None:
-        waits, asked, enough = list[float](), count(), asyncio.Event()
+        waits, observations, enough = list[float](), count(), asyncio.Event()
 
         def stand_still() -> int:
-            if next(asked) == 20:
+            if next(observations) == 20:
                 enough.set()
             return 0
 
