@@ -15,6 +15,7 @@ from rlhf_api.host.reaper import descendants
 
 from ..process.limits import Limits
 from ..process.sandbox import PROCESSES, WORK_BYTES, Place, Sandbox, sandbox_limits
+from ..process.usage import spent, usage
 from .call_clock import seconds_left, waiting
 
 _LONGEST_OUTPUT = 64 << 10
@@ -22,8 +23,9 @@ _MOST_FILES = 10_000
 _LOOK_SECONDS, _WALL = 0.2, 10
 """Interval at which a command's processes are counted, as the kernel does not for root; longest wait for its end, in
 times its CPU seconds, most of which a busy machine or a sleeping command takes."""
-_SHARE_OF_CALL = 0.8
-"""Share of what is left of a call's seconds that its command may take: then the call still has a reply."""
+_SHARE_OF_CALL, _LAST_SHARE = 0.7, 0.85
+"""Shares of what is left of a call's seconds that its command may take, without the time in which it waits for a CPU
+and with it: then the call still has a reply."""
 
 
 class _Places:
@@ -85,8 +87,8 @@ async def run_at(
     *,
     before: tuple[int, int] = (0, 0),
 ) -> Ran:
-    """As `run_in_sandbox`, with the folders of a place, for at most so many seconds, and before the call that it is of
-    has taken too long. A command that lets what it may
+    """As `run_in_sandbox`, with the folders of a place, for at most so many seconds, in which a wait for a CPU does not
+    count, and before the call that it is of has taken too long. A command that lets what it may
     write grow beyond 64 MiB or 10,000 files, besides the sizes that it had `before`, is ended; in a place that is
     larger already it writes nothing more."""
     growth = _Growth([*place.writable.values()], before)
@@ -99,7 +101,7 @@ async def run_at(
             sandbox = await Sandbox.start(command, limits, None, place=place, stdin=given, stdout=pipe)
         reading = asyncio.ensure_future(_read(sandbox))
         try:
-            output = await _output(sandbox, reading, min(seconds, _SHARE_OF_CALL * seconds_left()), growth)
+            output = await _output(sandbox, reading, seconds, growth)
         finally:
             reading.cancel()
             ended = await sandbox.end()
@@ -146,11 +148,16 @@ def sizes_of(folders: Iterable[Path]) -> tuple[int, int]:
 async def _output(
     sandbox: Sandbox, reading: "asyncio.Future[bytes]", seconds: float, growth: _Growth
 ) -> bytes | None:
-    """All of it, once the command has ended; None for too much of anything."""
-    deadline = asyncio.get_running_loop().time() + seconds
+    """All of it, once the command has ended; None for too much of anything. Raises TimeoutError where its call has
+    no time left because it had no CPU."""
+    began, left = asyncio.get_running_loop().time(), seconds_left()
+    seconds = min(seconds, _SHARE_OF_CALL * left)
     while not await sandbox.has_ended(_LOOK_SECONDS):
         _places().progress += 1
-        late = asyncio.get_running_loop().time() > deadline
+        passed = asyncio.get_running_loop().time() - began
+        late = passed > seconds and spent(usage([sandbox.pid]), passed) > seconds
+        if not late and passed > _LAST_SHARE * left:
+            raise TimeoutError(f"a command has waited for a CPU for most of {passed:.0f} s")
         flooded = reading.done() and len(reading.result()) > _LONGEST_OUTPUT
         too_many = len(descendants(sandbox.pid)) > PROCESSES
         if late or flooded or too_many or growth.is_too_much():

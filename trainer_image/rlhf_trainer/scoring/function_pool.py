@@ -10,9 +10,9 @@ from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.sections.reward import RewardFunction
 
 from ..process import process_groups
+from ..process.timeouts import Timeouts
+from ..process.usage import usage
 from .samples import CallFailure, Failure, Result, Sample, even_calls, failed
-from .timeouts import Timeouts
-from .usage import usage
 
 
 async def start(where: str, entry: RewardFunction) -> "FunctionPool":

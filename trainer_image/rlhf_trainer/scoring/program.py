@@ -14,9 +14,9 @@ from rlhf_api.host import strict_json
 from rlhf_api.sections.reward import RewardFunction
 
 from ..process.sandbox import JOB, TOOLS, Exit, Sandbox, is_root, sandbox_limits
+from ..process.timeouts import Timeouts
+from ..process.usage import out_of_memory_kills, spent, usage
 from .samples import Result, Sample, failed
-from .timeouts import Timeouts
-from .usage import Usage, out_of_memory_kills, usage
 
 ROW, RESPONSE = "row.json", "response.txt"
 """Files in a program's working directory: the dataset's row, and the response, which is also its stdin."""
@@ -180,12 +180,6 @@ class Program:
 
     def _refuse(self, message: str) -> None:
         raise InvalidJob([Problem(self._where, message)])
-
-
-def spent(used: Usage, passed: float) -> float:
-    """Seconds of its time limit that a program has spent: those that `passed` without a wait for a CPU; at least the
-    CPU time of its processes, who may wait for each other."""
-    return max(passed - used.waited, used.computed)
 
 
 class _Turn:

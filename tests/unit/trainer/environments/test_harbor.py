@@ -298,7 +298,7 @@ NO_REWARD = {
     ),
     "loop": ("ln -s reward.txt /logs/verifier/reward.txt", "Too many levels of symbolic links"),
     "nested": ("printf '[%.0s' {1..10000} > /logs/verifier/reward.json", "is nested too deeply"),
-    "late": ("sleep 60", "it took longer than 2 s, or too much"),
+    "late": ("sleep 60", "it took longer than 2 s or its turn may, or too much"),
     "pipe": ("mkfifo /logs/verifier/reward.txt", "is not a regular file"),
     "names": (
         'echo \'{"a": 1, "b": 0}\' > /logs/verifier/reward.json',
@@ -319,6 +319,22 @@ def test_tests_that_leave_no_reward_end_the_episode_without_one(tmp_path: Path) 
         assert problem in end[2]
         assert ("judged" in end[2]) == (name != "late")
         assert end[1] is None
+
+
+@needs_sandbox
+def test_files_that_keep_the_tests_from_an_end_have_a_reward_of_0_where_others_were_judged(
+    tmp_path: Path,
+) -> None:
+    """As a reward's program gives: the tests of the task's own solution have ended."""
+    tests = f"[ ! -e hang ] || sleep 99; [ ! -e exit ] || exit 1\n{TESTS}{GIVES}"
+    make_task(tmp_path / "shout", tests=tests, toml="[verifier]\ntimeout_sec = 3.0\n")
+    row = {"prompt": "Task:", "task": "shout"}
+    turns = [(row, [call(f"touch {name}"), ""]) for name in ("hang", "exit")]
+    for _, _, end in episodes("harbor", *turns, folder=str(tmp_path)):
+        assert end[1:] == (0.0, True)
+    hung, left = episodes("harbor", *turns, folder=str(tmp_path), check=False)
+    assert "it took longer than 3 s or its turn may" in hung[-1][2]
+    assert "it wrote neither" in left[-1][2]
 
 
 @needs_sandbox

@@ -6,10 +6,13 @@ import pytest
 from tests.unit.trainer.environments.test_pool import GAMES, LONG, NONE, pool, reset, say
 
 from rlhf_api.sections.environment import Environment
+from rlhf_trainer.environments import sandboxed
+from rlhf_trainer.environments.call_clock import CLOCK, CallClock
 from rlhf_trainer.environments.workers.interface import EpisodeWorker
 from rlhf_trainer.environments.workers.pool import WorkerPool
 from rlhf_trainer.extend import Ran, run_in_sandbox
 from rlhf_trainer.process import sandbox
+from rlhf_trainer.process.usage import Usage
 
 pytestmark = pytest.mark.skipif(bool(NONE), reason=NONE)
 
@@ -57,6 +60,17 @@ HAS_ENDED = sandbox.Sandbox.has_ended
 )
 def test_a_command_that_takes_too_much_has_no_exit_code(script: str) -> None:
     assert run("sh", "-c", script, seconds=1) in (Ran(None, ""), Ran(2, ""))
+
+
+def test_a_command_that_has_no_cpu_is_not_to_blame(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandboxed, "usage", lambda _: Usage(waited=99.0))
+
+    async def play() -> None:
+        CLOCK.set(CallClock(2.0, lambda _: None))
+        await run_in_sandbox(("sleep", "99"))
+
+    with pytest.raises(TimeoutError, match="a command has waited for a CPU for most of 2 s"):
+        asyncio.run(play())
 
 
 def test_where_no_sandbox_can_be_made_that_is_no_end_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,12 +21,12 @@ from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.manifest.load import load
 from rlhf_trainer.process import sandbox as sandbox_module
 from rlhf_trainer.process import syscall_filter
+from rlhf_trainer.process.timeouts import IN_A_ROW, Timeouts
+from rlhf_trainer.process.usage import Usage, spent, usage
 from rlhf_trainer.scoring import program as module
 from rlhf_trainer.scoring.call_queue import CallQueue
-from rlhf_trainer.scoring.program import Program, spent
+from rlhf_trainer.scoring.program import Program
 from rlhf_trainer.scoring.samples import Failure, Sample
-from rlhf_trainer.scoring.timeouts import IN_A_ROW, Timeouts
-from rlhf_trainer.scoring.usage import Usage, usage
 
 ROOT = Path(__file__).parents[4]
 WHERE = "spec.reward.functions[0].program"

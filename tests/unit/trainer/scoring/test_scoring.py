@@ -19,6 +19,7 @@ from rlhf_api.errors.problem import InvalidJob
 from rlhf_trainer.models.pretrained.create import create_tokenizer
 from rlhf_trainer.models.pretrained.load import positions_of
 from rlhf_trainer.process.imports import import_function
+from rlhf_trainer.process.usage import Usage
 from rlhf_trainer.scoring import call_queue, function_pool
 from rlhf_trainer.scoring.function_pool import FunctionPool
 from rlhf_trainer.scoring.messages import ScoreReport
@@ -32,7 +33,6 @@ from rlhf_trainer.scoring.rewards import (
     texts_of_tokens,
     to_float32,
 )
-from rlhf_trainer.scoring.usage import Usage
 from rlhf_trainer.tensors.records import Sequences
 
 TOKENIZER = byte_tokenizer()

@@ -6,6 +6,8 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +18,8 @@ from rlhf_api.host.foreign_files import open_regular, parse_json
 
 from ...process.numbers import finite_number
 from ...process.sandbox import Place, sandbox_limits
+from ...process.timeouts import Timeouts
+from ...process.usage import out_of_memory_kills
 from ..adapter import LARGEST_REWARD
 from ..sandboxed import Ran, run_at, sizes_of
 from .harbor_dockerfile import Copy
@@ -29,6 +33,8 @@ _IN_DIRECTORY = 'mkdir -p "$0" 2>/dev/null; cd "$0" 2>/dev/null; exec "$@"'
 _REMOVE = 'chmod -R u+rwx "$0"; rm -rf "$0"'
 _MEGABYTES = 4096
 """Of address space of each process, unless `task.toml` says otherwise."""
+_JUDGMENTS = defaultdict[Path, Timeouts](Timeouts)
+"""Of each task of this process, which of its tests have left a reward."""
 
 
 def script(command: str, reader: str) -> str:
@@ -103,24 +109,30 @@ class Box:
         return await self.run(command, math.ceil(seconds), seconds, more, variables=limits.solution.env)
 
     async def judge(self, name: str) -> Judged:
-        """Runs the task's tests, which write to folders that no command before could. Raises RuntimeError where they
-        leave no reward."""
+        """Runs the task's tests, which write to folders that no command before could. Where they leave no reward, as
+        they take too long or are ended, the files that they judge are to blame, with a reward of 0, as long as others
+        leave one (`Timeouts`); else raises RuntimeError."""
         verifier, logs = self._task.settings.verifier, Path(tempfile.mkdtemp(dir=self._folder)).resolve()
         (logs / "verifier").mkdir()
         _open([logs])
         more = {TESTS: await asyncio.to_thread(self._lend, self._task.tests)}
         command = ("bash", "-c", script(f"bash {TESTS}/test.sh", LAST))
-        seconds = verifier.timeout_sec
+        seconds, judgments = verifier.timeout_sec, _JUDGMENTS[self._task.folder]
+        began, kills = time.monotonic(), out_of_memory_kills()
         ran = await self.run(
             command, math.ceil(seconds), seconds, more, {LOGS: logs}, verifier.env, is_own=True
         )
         try:
-            return Judged(_reward(logs, name), ran.output)
+            judged = Judged(_reward(logs, name), ran.output)
         except (OSError, ValueError) as error:
+            if out_of_memory_kills() == kills and judgments.is_of_response(began):
+                return Judged(0.0, ran.output)
             ended = f"its output ends with {show(ran.output[-300:])}"
             if ran.code is None:
-                ended = f"it was ended, as it took longer than {seconds:g} s, or too much"
+                ended = f"it was ended, as it took longer than {seconds:g} s or its turn may, or too much"
             raise RuntimeError(f"{self._task.folder}/tests/test.sh: {error}; {ended}") from None
+        judgments.record_end()
+        return judged
 
     def remove(self) -> None:
         """Also folders that are nested deeper, or closed tighter, than Python removes."""

@@ -1,11 +1,15 @@
-"""CPU time and waiting time of processes with all their descendants, and the kernel's kills for lack of memory."""
+"""CPU time and waiting time of processes with all their descendants, and the kernel's kills for lack of memory. Imports
+no torch."""
 
+import os
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
+from rlhf_api.host.reaper import descendants
+
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -21,13 +25,18 @@ def usage(roots: Iterable[int]) -> Usage:
     """The usage of the processes with these ids and of their descendants, without those that cannot be read."""
     computed = waited = 0.0
     for root in roots:
-        with suppress(psutil.Error):
-            leader = psutil.Process(root)
-            for process in (leader, *leader.children(recursive=True)):
-                with suppress(psutil.Error, OSError, ValueError):
-                    computed += sum(process.cpu_times()[:4])  # also of children that it has waited for
-                    waited = max([waited, *map(_waited, _threads(process.pid))])
+        for process in (Path("/proc", str(pid)) for pid in (root, *descendants(root))):
+            with suppress(OSError):
+                fields = (process / "stat").read_text(errors="replace").rpartition(")")[2].split()
+                computed += sum(map(int, fields[11:15])) / _TICKS  # also of children that it has waited for
+                waited = max([waited, *map(_waited, (process / "task").iterdir())])
     return Usage(computed, waited)
+
+
+def spent(used: Usage, passed: float) -> float:
+    """Seconds of its time limit that a program has spent: those that `passed` without a wait for a CPU; at least the
+    CPU time of its processes, who may wait for each other."""
+    return max(passed - used.waited, used.computed)
 
 
 def out_of_memory_kills() -> int:
@@ -39,10 +48,6 @@ def out_of_memory_kills() -> int:
             if name == "oom_kill":
                 return int(value)
     return 0
-
-
-def _threads(process: int) -> Iterable[Path]:
-    return Path("/proc", str(process), "task").iterdir()
 
 
 def _waited(thread: Path) -> float:
