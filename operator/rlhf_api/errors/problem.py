@@ -26,12 +26,12 @@ class Problem:
 
 
 class InvalidJob(ValueError):
-    """A job that can't run as it stands; `problems` has at least one entry. `job`: as much of it as could be
-    read, without its wrong fields, where that makes one."""
+    """A job that can't run as it stands; `problems` has at least one entry, each once. `job`: as much of it as could
+    be read, without its wrong fields, where that makes one."""
 
     def __init__(self, problems: Sequence[Problem], job: Any = None) -> None:
-        super().__init__("\n".join(map(str, problems)))
-        self.problems, self.job = tuple(problems), job
+        self.problems, self.job = tuple(dict.fromkeys(problems)), job
+        super().__init__("\n".join(map(str, self.problems)))
 
 
 def show(value: object) -> str:

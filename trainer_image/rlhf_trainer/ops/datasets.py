@@ -13,7 +13,7 @@ from rlhf_api.sections.data import Data
 
 from ..data.chat import arguments_of
 from ..data.encode import Encoded, encode, turns
-from ..data.steps import check_separator, joined, step_labels
+from ..data.steps import joined, step_labels
 from ..data.vision import ImageReader, encode_with_images
 from ..tensors.images import Images
 from ..tensors.records import Columns, Sequences
@@ -58,7 +58,6 @@ def _encode_steps(
 ) -> list[Encoded]:
     """One sequence for each row, with labels at the ends of its steps."""
     separator = data.step_separator
-    check_separator(tokenizer, separator)
     answers = [row.model_copy(update={"answer": joined(row.steps, separator)}) for row in rows]
     return [
         replace(made, step_labels=step_labels(tokenizer, made, row.labels, separator))

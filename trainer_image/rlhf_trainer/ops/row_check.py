@@ -24,7 +24,7 @@ from rlhf_api.sections.data import Data
 from ..data.chat import UnusableTemplate
 from ..data.dataset import Dataset
 from ..data.encode import TooLong
-from ..data.steps import UnfitSteps
+from ..data.steps import UnfitSteps, check_separator
 from ..data.vision import ImageReader
 from ..process import progress
 from .datasets import encode_row
@@ -80,8 +80,14 @@ class RowChecker:
     """Names of teachers, of which each row has one; empty: it needs none."""
 
     def check(self, rows: range) -> RowCheck:
-        """Checks these rows, in several processes if they are many and in files."""
+        """Checks these rows, in several processes if they are many and in files; none if their steps have a separator
+        that ends none."""
         result = RowCheck()
+        if self.kind == "stepwise" and self.tokenizer is not None:
+            try:
+                check_separator(self.tokenizer, self.data.step_separator)
+            except InvalidJob as error:
+                return RowCheck(problems=[*error.problems])
         with _results(self, rows) as results:
             for each in results:
                 progress.sign()

@@ -190,3 +190,13 @@ def test_a_step_with_its_separator_is_named_with_its_row(made, tmp_path):
     assert str(caught.value).startswith(first)
     assert len(caught.value.problems) == 2
     assert fit(dataset, "stepwise", stepSeparator=";") == Fitting((), "")
+
+
+def test_a_separator_that_is_no_text_of_the_tokens_is_one_error_whatever_rows_there_are(made):
+    """The tokens are asked once; a batch of a step no more."""
+    dataset = made([{"prompt": "p", "steps": ["a"], "labels": [1]} for _ in range(3)], kind="stepwise")
+    settings, tokenizer = Data(train=("unused",), stepSeparator=";<eos>"), chat_tokenizer()
+    with pytest.raises(InvalidJob) as caught:
+        check_all([RowChecker(dataset, "stepwise", tokenizer, settings)] * 2)
+    (problem,) = caught.value.problems
+    assert str(problem).startswith("spec.data.stepSeparator: is no text of the tokenizer's")

@@ -96,9 +96,3 @@ def test_a_step_with_the_separator_is_refused(steps, number):
         labels_of(row(steps=steps, labels=[True, True]))
     with pytest.raises(InvalidJob, match=r"steps\[0\]"):
         labels_of(row(steps=["a-", "b"], labels=[True, True]), separator="--")
-
-
-def test_a_separator_that_is_no_text_of_the_tokens_is_refused():
-    tokenizer = chat_tokenizer()
-    with pytest.raises(InvalidJob, match=r"spec.data.stepSeparator: is no text .*got ';<eos>'"):
-        given_columns("stepwise", [row(steps=["a"], labels=[1])], tokenizer, data(";<eos>"))
