@@ -27,8 +27,8 @@ def kill_generator_in_broadcast(point: str) -> None:
     _kill_generator_at("bucket:1", point)
 
 
-def kill_generator_before_an_adapter(point: str) -> None:
-    """The same, before the first bytes: those of an adapter fit one bucket."""
+def kill_generator_before_the_first_bytes(point: str) -> None:
+    """The same, before any byte: those of an adapter, or of a few weights beside a base, fit one bucket."""
     _kill_generator_at("bucket:0", point)
 
 

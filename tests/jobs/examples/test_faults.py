@@ -26,7 +26,7 @@ def test_a_generator_killed_as_an_adapter_comes_costs_nothing_but_a_detour(chain
         *("spec.model.lora={policy: {rank: 4}}", "spec.trainer.processesPerReplica=2"),
         "spec.trainer.deepspeed.zero_optimization.stage=3",
         *("spec.generator.replicas=2", "spec.weights.bucketMegabytes=1", "spec.weights.timeoutSeconds=120.0"),
-        RLHF_FAULTS="tests.support.faults:kill_generator_before_an_adapter",
+        RLHF_FAULTS="tests.support.faults:kill_generator_before_the_first_bytes",
     )
     assert finished.status["roles"]["generator"]["restarts"] == 1
     assert [line["step"] for line in finished.steps] == [1, 2, 3, 4, 5]

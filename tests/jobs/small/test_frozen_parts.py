@@ -25,7 +25,7 @@ def test_a_generator_that_came_back_gets_the_frozen_parts_again_and_the_others_d
         tmp_path / "job.yaml",
         tmp_path / "run",
         PYTHONPATH=paths,
-        RLHF_FAULTS="tests.support.faults:kill_generator_before_an_adapter",
+        RLHF_FAULTS="tests.support.faults:kill_generator_before_the_first_bytes",
     )
     assert finished.status["roles"]["generator"]["restarts"] == 1
     trainer = finished.log("trainer-0")
