@@ -1,4 +1,4 @@
-"""One browser, and one `rlhf ui` over runs whose folders are written as runs write them."""
+"""A browser, and one `rlhf ui` over runs whose folders are written as runs write them."""
 
 import re
 import subprocess
@@ -10,8 +10,9 @@ from tests.page.browser import Tab, require_browser, running_browser
 from tests.page.runs import Written, write_runs
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser():
+    """Of a module, as Playwright's event loop runs in this thread until it ends, and asyncio then starts none."""
     with running_browser(require_browser()) as browser:
         yield browser
 
