@@ -6,6 +6,8 @@ import re
 import subprocess
 from pathlib import Path
 
+from .redaction import without_secrets
+
 LEAST_PYTHON, LEAST_PYDANTIC = (3, 11), (2, 12)
 ISOLATED = ("PYTHONPATH", "PYTHONHOME")
 """Variables that would give it the packages of another."""
@@ -50,7 +52,7 @@ def problem_by_running(python: str) -> str:
     """As `problem_by_files`, and what the interpreter itself says."""
     if reason := problem_by_files(python):
         return reason
-    environ = {name: value for name, value in os.environ.items() if name not in ISOLATED}
+    environ = {name: value for name, value in without_secrets(os.environ).items() if name not in ISOLATED}
     command = [python, "-c", _PROBE]
     try:
         probe = subprocess.run(

@@ -91,12 +91,17 @@ def is_secret(name: str, value: str) -> bool:
 
 def secrets_of(environment: Mapping[str, str]) -> list[str]:
     """The values of the environment variables that are secrets, by their name or by their look; the longest first."""
-    secrets = {
-        value.strip()
-        for name, value in environment.items()
-        if len(value.strip()) >= SHORTEST and (is_secret(name, value) or _has_secret_form(value))
-    }
-    return sorted(secrets, key=len, reverse=True)
+    secrets = {value.strip() for name, value in environment.items() if _is_secret_variable(name, value)}
+    return sorted((each for each in secrets if len(each) >= SHORTEST), key=len, reverse=True)
+
+
+def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment variables that are none, for a process that needs no key."""
+    return {name: value for name, value in environment.items() if not _is_secret_variable(name, value)}
+
+
+def _is_secret_variable(name: str, value: str) -> bool:
+    return is_secret(name, value) or _has_secret_form(value)
 
 
 def masked(manifest: Mapping[str, Any], secrets: Collection[str] = ()) -> dict[str, Any]:

@@ -41,7 +41,7 @@ async def own_generator(config: RunConfig, http: HttpClient, token: str) -> Asyn
                 stdout=log,
                 stderr=log,
                 process_group=0,
-                env=private_processes.without_keys() | variables,
+                env=private_processes.variables_for(network=True) | variables,
             )
         try:
             member = Member(role=Role.GENERATOR, name=process.name, uid="", address=f"http://{HOST}:{port}")

@@ -13,6 +13,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from rlhf_api.host.redaction import without_secrets
+
 COMPILE_SECONDS = 5.0
 """Processor time of compiling a template: the longest that a manifest may give takes 1 s, unless it chains filters."""
 RENDER_SECONDS = 0.8
@@ -115,4 +117,5 @@ def _worker(_of: int) -> _Worker:
 def _started() -> "subprocess.Popen[str]":
     command = [sys.executable, "-P", "-m", _MODULE]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, encoding="utf-8")
+    variables = without_secrets(os.environ)
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, encoding="utf-8", env=variables)

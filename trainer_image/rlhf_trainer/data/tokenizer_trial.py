@@ -5,6 +5,7 @@ Its patterns backtrack, and one of ten characters may take minutes for each that
 each attempt alone. A replacement of replacements makes a letter terabytes.
 """
 
+import os
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from tokenizers import Tokenizer
 
 from rlhf_api.host.foreign_files import LARGEST_JSON, read_regular
 from rlhf_api.host.printing import write_line
+from rlhf_api.host.redaction import without_secrets
 
 from ..process.limits import limit_memory
 
@@ -29,8 +31,10 @@ def tokenizer_problem(file: Path) -> str:
     """The problem of a file that takes too long or too much for a short text, or ends the library; '' without one.
     What it raises is left to whoever loads it."""
     command = [sys.executable, "-P", "-m", __name__, str(file)]
+    nothing = subprocess.DEVNULL
+    variables = without_secrets(os.environ)
     done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False
+        command, stdin=nothing, stdout=subprocess.PIPE, stderr=nothing, env=variables, check=False
     )
     if done.returncode == -signal.SIGPROF:
         times = f"{LOAD_SECONDS:g} s to load, or {TEXT_SECONDS:g} s for {len(TEXT)} characters"

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from rlhf_api.host.job_files import module_places
 from rlhf_api.host.reaper import descendants
+from rlhf_api.host.redaction import without_secrets
 
 from . import process_groups
 from .limits import TOOL
@@ -29,8 +30,11 @@ KEYS = (
     "AWS_SECRET_ACCESS_KEY",
     "AWS_SESSION_TOKEN",
     "AZURE_STORAGE_ACCOUNT_KEY",
+    "WANDB_API_KEY",
+    "MLFLOW_TRACKING_TOKEN",
+    "MLFLOW_TRACKING_PASSWORD",
 )
-"""Variables that hold the keys of the job and of its store."""
+"""Variables that hold the keys of the job, of its store and of its trackers."""
 KEY_FILES = ("AWS_SHARED_CREDENTIALS_FILE", "GOOGLE_APPLICATION_CREDENTIALS")
 """Variables that name a file with keys of the store."""
 SERVICE_ACCOUNT = Path("/var/run/secrets")
@@ -76,9 +80,11 @@ class Privacy:
                 yield from ("--ro-bind", "/dev/null", str(file.resolve()))
 
 
-def without_keys() -> dict[str, str]:
-    """The variables of this process but for those of keys."""
-    return {name: value for name, value in os.environ.items() if name not in (*KEYS, *KEY_FILES)}
+def variables_for(*, network: bool) -> dict[str, str]:
+    """This process's variables without KEYS and KEY_FILES; and without any secret for a command that has no `network`
+    in which to show it."""
+    variables = dict(os.environ) if network else without_secrets(os.environ)
+    return {name: value for name, value in variables.items() if name not in (*KEYS, *KEY_FILES)}
 
 
 async def why_impossible() -> str:
@@ -96,7 +102,7 @@ async def why_impossible() -> str:
                 stderr=asyncio.subprocess.PIPE,
                 process_group=0,
                 pass_fds=(rules,),
-                env=without_keys(),
+                env=variables_for(network=False),
             )
     except KeyError as error:
         return f"the system calls of this machine ({error}) are not known"

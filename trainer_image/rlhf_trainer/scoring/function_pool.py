@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import Sequence
 from typing import Any, Self
@@ -138,7 +139,10 @@ class _Worker:
 
     @classmethod
     async def start(cls, where: str, path: str) -> Self:
-        return cls(await process_groups.start_worker("rlhf_trainer.scoring.worker", where, path))
+        environ = {name: value for name, value in os.environ.items() if name != "RLHF_TOKEN"}
+        return cls(
+            await process_groups.start_worker("rlhf_trainer.scoring.worker", where, path, environ=environ)
+        )
 
     async def ask(self, message: Any, seconds: float) -> dict[str, Any]:
         """Sends a message (None: nothing) and waits for the reply. Raises _Ended, on timeout _TimedOut."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlhf_api.host.redaction import end_of_log, is_secret, masked, redacted, secrets_of
+from rlhf_api.host.redaction import end_of_log, is_secret, masked, redacted, secrets_of, without_secrets
 
 S = "s3cr3t-v4lue"
 HEX = "0123456789abcdef0123456789abcdef01234567"
@@ -119,6 +119,12 @@ def test_the_values_of_secret_variables_are_left_out_wherever_they_stand():
     )
     text = redacted('sent "a/b c12", a%2Fb%20c12, https://me:pa55word@h from /root/home', secrets)
     assert text == 'sent "***", ***, *** from /root/home'
+
+
+def test_a_process_that_needs_no_key_gets_none():
+    keys = {"HF_TOKEN": "short", "OPENAI_API_KEY": "k" * 20, "DATABASE": "https://me:pa55word@h"}
+    others = {"HOME": "/root/home", "HF_TOKEN_PATH": "/secrets/hf", "TOKENIZERS_PARALLELISM": "false"}
+    assert without_secrets(keys | others) == others
 
 
 def test_a_manifest_is_masked_where_names_are_the_users_and_where_values_tell():

@@ -129,3 +129,12 @@ def test_a_manifests_template_is_held_to_the_same_limits(tmp_path: Path) -> None
     assert problems(LONG) == []
     (problem,) = problems(POWER)
     assert problem.message.endswith("processor time; give a simpler template")
+
+
+def test_the_process_of_a_template_has_no_keys(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "a-secret")
+    with template_renderer._started() as process:
+        variables = Path(f"/proc/{process.pid}/environ").read_bytes()
+        process.kill()
+    assert b"PATH=" in variables
+    assert b"a-secret" not in variables

@@ -362,7 +362,7 @@ def test_a_process_that_starts_for_minutes_is_waited_for_briefly_where_there_is_
 @pytest.fixture
 def secrets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[str, Any]]:
     """A row with a file of keys and the port of a server; keys are in this process's variables, too."""
-    for name in ("RLHF_TOKEN", "AWS_SECRET_ACCESS_KEY"):
+    for name in ("RLHF_TOKEN", "AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY"):
         monkeypatch.setenv(name, "a-secret")
     keys = tmp_path / "credentials"
     keys.write_text("a-secret")
@@ -397,6 +397,15 @@ def test_environments_reach_no_keys_and_the_network_only_where_they_may(
     secrets: dict[str, Any], *, network: bool
 ) -> None:
     assert observed(secrets, network=network) == {"keys": False, "file": "", "network": network}
+
+
+@pytest.mark.skipif(bool(NONE), reason=NONE)
+@pytest.mark.parametrize("network", [False, True])
+def test_an_environment_has_a_users_own_keys_only_where_it_has_a_network(
+    monkeypatch: pytest.MonkeyPatch, *, network: bool
+) -> None:
+    monkeypatch.setenv("JUDGE_API_KEY", "a-secret")
+    assert observed({"file": "", "port": 0}, network=network)["keys"] == network
 
 
 def test_classes_run_without_namespaces_where_there_are_none_which_is_logged_once(

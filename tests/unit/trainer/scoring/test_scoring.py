@@ -50,6 +50,10 @@ SEQUENCES = Sequences.pack([(ids(prompt), [*ids(answer), EOS]) for prompt, answe
 
 
 FUNCTIONS = """
+def keys(prompts, responses, rows):
+    import os
+    return [list(os.environ.values()).count("a-secret") for _ in rows]
+
 import ctypes, os, sys, time
 from pathlib import Path
 
@@ -402,6 +406,12 @@ def test_one_response_that_a_function_dies_of_costs_that_response(score, name, r
     assert list(report.failures) == [1]
     assert report.failures[1].startswith(f"{name}: {reason}")
     assert (report.parts[name].failed, report.parts["lengths"].failed) == (1, 0)
+
+
+def test_a_function_has_the_users_keys_and_not_the_jobs(score, monkeypatch):
+    monkeypatch.setenv("RLHF_TOKEN", "a-secret")
+    monkeypatch.setenv("JUDGE_API_KEY", "a-secret")
+    assert score(("keys", 1.0))[0].tolist() == [1.0] * len(ROWS)
 
 
 def test_a_function_that_hangs_is_ended(score):

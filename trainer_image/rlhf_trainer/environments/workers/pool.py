@@ -192,7 +192,7 @@ class Worker:
 
 async def _start_process(section: Environment, *, is_private: bool) -> asyncio.subprocess.Process:
     """A worker's process. One of programs only starts them, each with processes and limits of its own."""
-    environ = SAME_HASHES | private_processes.without_keys()
+    environ = SAME_HASHES | private_processes.variables_for(network=section.network)
     if section.python is not None:
         environ = {name: value for name, value in environ.items() if name not in ISOLATED}
     command = (
