@@ -13,9 +13,8 @@ from ..field_types import ModelField
 from ..graph import POLICY, Dataset, Generate, Graph, Infer, Score, Train, minibatch_count
 from ..roles import Role
 from ..spec import Spec
-from .parameters import Shape, frozen_parameters
 from .serving import data_parallel
-from .sizes import FileSizes, Size, Sizes
+from .sizes import FileSizes, Size, Sizes, frozen_part
 from .zero import BYTES
 
 PHASES = ("generate", "score", "train", "broadcast")
@@ -153,16 +152,14 @@ class _Sizes:
 
     def of(self, field: ModelField) -> float:
         """Parameters of a model."""
-        return float(self._size(field).parameters)
+        return float(self.size(field).parameters)
 
     def passed(self, field: ModelField) -> float:
         """Parameters that each token passes, of which operations are counted."""
-        return float(self._size(field).passed)
+        return float(self.size(field).passed)
 
-    def shape(self, field: ModelField) -> Shape | None:
-        return self._size(field).shape
-
-    def _size(self, field: ModelField) -> Size:
+    def size(self, field: ModelField) -> Size:
+        """Raises InvalidJob where it is not known."""
         role = next((role for role in self._sizes.frozen if role.row.model == field), None)
         size: Size | None = (
             self._sizes.frozen[role] if role is not None else getattr(self._sizes, field, None)
@@ -213,10 +210,8 @@ def _scoring(spec: Spec, sizes: _Sizes, graph: Graph, ranks: int) -> float:
 
 
 def _sent(spec: Spec, sizes: _Sizes) -> float:
-    """Parameters of the policy that each version brings, which are not frozen as far as its widths say."""
-    shape = sizes.shape("policy")
-    frozen = frozen_parameters(spec.model.is_frozen, shape) if spec.model.freeze and shape else 0
-    return sizes.of("policy") - frozen
+    """Parameters of the policy that each version brings, which are not frozen as far as is known."""
+    return sizes.of("policy") - frozen_part(spec, sizes.size("policy"))
 
 
 def _gpus(spec: Spec, role: Role) -> int:

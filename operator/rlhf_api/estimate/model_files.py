@@ -11,11 +11,13 @@ from ..contract.teachers import named_models
 from ..host.foreign_files import LARGEST_JSON, READ_ERRORS, open_regular, parse_json, read_json
 from ..host.hub_cache import downloaded
 from ..host.model_directory import shard_names
-from ..sections.model import VISION
+from ..sections.model import VISION, Model, is_of_part
 from ..spec import Spec
 from .parameters import Shape, count_parameters, idle_share, shape_of
 from .sizes import LOADED, Size
 
+_HEAD = "lm_head.weight"
+"""Of the output layer, which no file has where it is tied to the embeddings."""
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _MOST_DIMENSIONS = 16
 _EXPERT = re.compile(r"\.experts\.\d+\.")
@@ -27,11 +29,12 @@ def model_sizes(spec: Spec, environ: Mapping[str, str] = os.environ) -> dict[str
     """Sizes by the field that names a directory, or a model of the hub that was downloaded before; unreadable ones are
     left out. `environ`: with the variables of the hub's client."""
     sizes: dict[str, Size] = {}
-    for _, where, name in named_models(spec, LOADED):
+    for field, where, name in named_models(spec, LOADED):
         folder = _folder(name, {**environ, **spec.env})
         parameters = None if folder is None else _parameters(folder)
         if folder is not None and parameters is not None:
-            size = Size(parameters, _shape(folder), active=_active(folder, parameters))
+            frozen = _frozen(folder, spec.model) if field == "policy" else None
+            size = Size(parameters, _shape(folder), active=_active(folder, parameters), frozen=frozen)
             sizes[where.removeprefix("spec.model.")] = size
     return sizes
 
@@ -127,6 +130,33 @@ def _active(directory: Path, parameters: int) -> float | None:
         return parameters - idle * _in_files(directory, ".experts.") if idle else None
     except READ_ERRORS:
         return None
+
+
+def _frozen(directory: Path, model: Model) -> int | None:
+    """Parameters in the policy's files that the job freezes; None where these cannot be read."""
+    try:
+        reads_images = read_json(directory / "config.json").get("model_type") in VISION
+        shapes = {name: shape for file in _files(directory) for name, shape in _shapes(file).items()}
+    except READ_ERRORS:
+        return None
+    sees = reads_images and not model.train_vision
+    tied = model.is_frozen(_HEAD) and _HEAD not in shapes
+
+    def is_frozen(name: str) -> bool:
+        return (
+            model.is_frozen(_parameter_of(name))
+            or (sees and is_of_part(name, "visual"))
+            or (tied and is_of_part(name, "embed_tokens"))
+        )
+
+    return sum(math.prod(shape) for name, shape in shapes.items() if is_frozen(name))
+
+
+def _parameter_of(name: str) -> str:
+    """The parameter that a file's tensor becomes, or a part of which it does: Transformers fuses experts."""
+    if not _EXPERT.search(name):
+        return name
+    return re.sub(r"\.(gate|up)_proj\b", ".gate_up_proj", _EXPERT.sub(".experts.", name))
 
 
 def _files(directory: Path) -> list[Path]:

@@ -10,7 +10,7 @@ from ..field_types import ModelField
 from ..roles import Role
 from ..sections.model import Model
 from ..spec import Spec
-from .parameters import Shape, count_parameters, shape_of
+from .parameters import Shape, count_parameters, frozen_parameters, shape_of
 
 LOADED: tuple[ModelField, ...] = ("policy", "critic", *(role.row.model for role in Role if role.row.model))
 """Fields of `spec.model` whose models some role loads."""
@@ -19,12 +19,14 @@ LOADED: tuple[ModelField, ...] = ("policy", "critic", *(role.row.model for role 
 @dataclass(frozen=True)
 class Size:
     """Parameters of a model, and its widths if known; `guessed`: unknown, assumed to be as large as the policy;
-    `active`: parameters that each token passes, without the other experts of a mixture, all unless known."""
+    `active`: parameters that each token passes, without the other experts of a mixture, all unless known; `frozen`:
+    those of the policy's files that the job freezes, None without files."""
 
     parameters: float
     shape: Shape | None = None
     guessed: bool = False
     active: float | None = None
+    frozen: float | None = None
 
     @property
     def passed(self) -> float:
@@ -91,6 +93,14 @@ def _holds_model(spec: Spec, role: Role) -> bool:
     if role is Role.REWARD and spec.reward.model_weight == 0:
         return False
     return role.row.or_policy or getattr(spec.model, role.row.model or "") is not None
+
+
+def frozen_part(spec: Spec, size: Size) -> float:
+    """Parameters of the policy that no update changes, by the names in its files, else by its widths; 0 where neither
+    are known."""
+    if size.frozen is not None:
+        return size.frozen
+    return frozen_parameters(spec.model.is_frozen, size.shape) if spec.model.freeze and size.shape else 0.0
 
 
 def _certain(size: Size | None) -> Size | None:

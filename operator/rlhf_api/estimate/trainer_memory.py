@@ -8,8 +8,8 @@ from ..graph import POLICY, Dataset, Model
 from ..spec import Spec
 from .activations import Pass, backward_bytes
 from .memory import Need, Trained, trainer
-from .parameters import Shape, adapter_parameters, frozen_parameters, hidden_parameters, magnitude_elements
-from .sizes import Size, Sizes
+from .parameters import Shape, adapter_parameters, hidden_parameters, magnitude_elements
+from .sizes import Size, Sizes, frozen_part
 from .zero import BYTES, Zero
 
 
@@ -69,9 +69,8 @@ def _part(spec: Spec, model: Model, size: Size) -> float | None:
     settings = spec.model.adapter(model.field)
     if settings is not None:
         return adapter_parameters(settings, size.shape) if size.shape else 0.0
-    if model.field != "policy" or not spec.model.freeze or size.shape is None:
-        return None
-    return size.parameters - frozen_parameters(spec.model.is_frozen, size.shape)
+    frozen = frozen_part(spec, size) if model.field == "policy" else 0.0
+    return size.parameters - frozen if frozen else None
 
 
 def _activations(spec: Spec, model: Model, size: Size) -> float | None:

@@ -1,5 +1,6 @@
 """Numbers of parameters: by configuration, and by the files of a model."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,13 @@ from transformers import (
     AutoModelForSequenceClassification,
 )
 
+from rlhf_api.estimate.memory import count
 from rlhf_api.estimate.model_files import model_sizes
 from rlhf_api.estimate.parameters import count_parameters, idle_share, shape_of
-from rlhf_api.estimate.sizes import Size
+from rlhf_api.estimate.sizes import Size, Sizes, frozen_part
+from rlhf_api.estimate.trainer_memory import trained, training
+from rlhf_trainer.models.frozen import freeze_parts
+from rlhf_trainer.models.pretrained.vision import freeze
 
 TYPES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "gpt2")
 SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
@@ -147,3 +152,38 @@ def test_a_model_that_reads_images_has_all_its_parameters_and_the_widths_of_its_
     assert size.shape is not None
     assert (size.shape.layers, size.shape.hidden, size.shape.queries, size.shape.keys) == (2, 64, 64, 32)
     assert size.shape.vocabulary == model.config.text_config.vocab_size
+
+
+FROZEN = {
+    "parts": (partial(tiny_model, seed=0, tie=False), ["embed_tokens", "layers.0"]),
+    "a tied head": (partial(tiny_model, seed=0, tie=True), ["lm_head"]),
+    "experts": (partial(tiny_experts, seed=0), ["experts.gate_up_proj", "lm_head"]),
+    "what reads images": (tiny_vision, []),
+    "that and more": (tiny_vision, ["layers.1"]),
+}
+
+
+@pytest.mark.parametrize("name", FROZEN)
+def test_what_a_job_freezes_is_counted_by_the_names_in_its_policys_files(name: str, tmp_path: Path) -> None:
+    make, parts = FROZEN[name]
+    folder = make(tmp_path / "policy")
+    spec = unchecked(f"spec.model={{policy: {folder}, freeze: {parts}}}")
+    kind = AutoModelForImageTextToText if make is tiny_vision else AutoModelForCausalLM
+    model = kind.from_pretrained(folder)
+    freeze(model)
+    freeze_parts(model, parts)
+    frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
+    size = model_sizes(spec)["policy"]
+    assert size.frozen == frozen_part(spec, size) == frozen > 0
+    trained = spec.model_copy(update={"model": spec.model.model_copy(update={"train_vision": True})})
+    assert make is not tiny_vision or model_sizes(trained)["policy"].frozen < frozen
+
+
+def test_a_frozen_part_that_reads_images_has_no_optimizer_state(tmp_path: Path) -> None:
+    spec = unchecked(f"spec.model.policy={tiny_vision(tmp_path / 'policy')}")
+    sizes = Sizes.of(spec, model_sizes(spec))
+    assert sizes.policy is not None
+    assert sizes.policy.frozen
+    (policy, *_) = trained(spec, sizes)
+    assert policy.learned == sizes.policy.parameters - sizes.policy.frozen
+    assert f"{count(sizes.policy.frozen)} parameters, frozen, x 2 B" in training(spec, sizes).words
