@@ -131,12 +131,20 @@ class TrainedModel:
         `sizes` int64 [N]: values per row (the response lengths, or ones) -> float32 [sum(sizes)] on the CPU of every
         rank. Without gradients.
         """
+        if torch.equal(sizes, sequences.response_lengths):  # values of tokens
+            sequences = self._forward.divided(sequences)
+            sizes = sequences.response_lengths
         batches = self._forward.plan(sequences, self.world_size)[self.rank // self._together]
         packed = self._forward.infer(sequences, read, sizes, batches)
         if self.rank % self._together:
             packed.zero_()  # the group's first rank has the same values
         distributed.all_reduce(packed)
         return packed.cpu()
+
+    def divided(self, sequences: Sequences) -> Sequences:
+        """As `Forward.divided`, for a loss each of whose tokens counts alone: not where experts are balanced, which is
+        of whole sequences."""
+        return sequences if self._balance else self._forward.divided(sequences)
 
     @property
     def replays_routing(self) -> bool:
@@ -147,6 +155,8 @@ class TrainedModel:
         """As `infer`, and the experts that a mixture's routers chose: int16 [sum(lengths), L, K] on the CPU, as
         `Sequences.routing`. Without sequence parallelism."""
         assert self._routers is not None
+        sequences = self._forward.divided(sequences)
+        sizes = sequences.response_lengths
         packed, routing = torch.zeros(0, device=self.device), torch.zeros(0, dtype=torch.int16)
         for rows in self._forward.plan(sequences, self.world_size)[self.rank]:
             with self._routers.recording() as routings:

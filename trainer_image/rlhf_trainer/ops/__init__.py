@@ -56,6 +56,8 @@ LOSSES: dict[str, LossFn] = {
     "cispo": losses.cispo,
     "value": losses.value,
 }
+OF_TOKENS = ("policy", "cispo", "value")
+"""Losses each of whose tokens counts alone: a sequence may be divided between micro-batches."""
 OUTPUTS: dict[str, Callable[[Spec], OutputFn]] = {
     "logprobs": lambda spec: ResponseLogprobs(spec.sampling.temperature),
     "logprobs_untempered": lambda _spec: ResponseLogprobs(),
@@ -133,6 +135,7 @@ def _find(table: Mapping[str, Callable[..., Any]], key: str, parameters: str) ->
 __all__ = [
     "COMPUTE",
     "LOSSES",
+    "OF_TOKENS",
     "OUTPUTS",
     "ROW_OUTPUTS",
     "ComputeFn",

@@ -44,7 +44,7 @@ HALF = 0.5
 """Probability above which a step counts as right."""
 Named = dict[str, Tensor]
 Ratios = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
-"""(log-probabilities, those before the step, response lengths, mask) -> importance ratio of each token."""
+"""(log-probabilities, those before the step, rows of the micro-batch, mask) -> importance ratio of each token."""
 PerToken = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(importance ratio, log-probability, advantage) -> loss of each token."""
 
@@ -172,7 +172,11 @@ def gspo(columns: Columns, ctx: OpContext[PolicyGradient]) -> Loss:
     """Clipped surrogate of the sequence-level ratio (GSPO, Zheng et al. 2025, arXiv:2507.18071, eq. 5), with the
     settings' KL penalty and entropy bonus.
     """
-    return _policy_gradient(columns, ctx, sequence_ratio, _surrogate(ctx))
+
+    def of_sequences(logprobs: Tensor, old: Tensor, rows: Tensor, mask: Tensor | None) -> Tensor:
+        return sequence_ratio(logprobs, old, columns.lengths[rows], mask)
+
+    return _policy_gradient(columns, ctx, of_sequences, _surrogate(ctx))
 
 
 def cispo(columns: Columns, ctx: OpContext[PolicyGradient]) -> Loss:
@@ -214,7 +218,7 @@ def _clip(ctx: OpContext[PolicyGradient]) -> tuple[float, float]:
     return low, low if high is None else high
 
 
-def _of_tokens(logprobs: Tensor, old: Tensor, _lengths: Tensor, _mask: Tensor | None) -> Tensor:
+def _of_tokens(logprobs: Tensor, old: Tensor, _rows: Tensor, _mask: Tensor | None) -> Tensor:
     return ratio(logprobs, old)
 
 
@@ -274,7 +278,7 @@ def _policy_gradient(
         if given is not None:  # of which nobody sampled a token
             old = torch.where(to_device(given[index], device), new, old)
         mask = None if columns.mask is None else to_device(columns.mask[index], device)
-        r = ratios(logprobs, old, columns.lengths[micro.rows], mask)
+        r = ratios(logprobs, old, micro.rows, mask)
         total = (corrected * per_token(r, logprobs, column("advantages"))).sum()
         if "kl_cov" in columns:  # Cui et al. 2025 (arXiv:2505.22617), KL-Cov, with a coefficient of 1
             total = total + (corrected * column("kl_cov") * token_kl_k3(old, logprobs)).sum()

@@ -177,6 +177,29 @@ class Sequences:
         )
         return apart, torch.bucketize(starts, self.starts, right=True) - 1
 
+    def divided(self, budget: int) -> "Sequences":
+        """Sequences whose branches would exceed a budget of tokens, were each padded to the longest, as several with
+        some of their branches, in order; with the same response tokens in the same order."""
+        if self.branches is None or self.sampled is None:
+            return self
+        lengths = self.branch_lengths or []
+        first = torch.tensor([flag for own in lengths for flag in _divide(own, budget)])
+        if int(first.sum()) == len(self):
+            return self
+        apart, owners = self.by_branch()
+        begins = F.pad(owners.diff(), (1, 0), value=1) > 0
+        stays = torch.ones_like(self.branches)
+        stays[self.branches] = ~first[~begins]
+        number = first.cumsum(0) - 1
+        return replace(
+            self,
+            lengths=torch.zeros(int(first.sum()), dtype=torch.int64).index_add(0, number, apart.lengths),
+            prompt_lengths=apart.prompt_lengths[first],
+            finished=None,
+            sampled=self.sampled[stays],
+            branches=self.branches[stays],
+        )
+
     @property
     def branch_lengths(self) -> list[list[int]] | None:
         """Lengths of the branches of each sequence, as `by_branch` has them; None without any."""
@@ -260,6 +283,18 @@ class Sequences:
             images=Images.join([(part.images, len(part)) for part in parts]),
             routing=_join_routing(parts),
         )
+
+
+def _divide(branches: Sequence[int], budget: int) -> list[bool]:
+    """Of each branch of a sequence, by their lengths, whether a part begins with it whose padded size is within the
+    budget."""
+    begins, count, longest = list[bool](), 0, 0
+    for length in branches:
+        count, longest = count + 1, max(longest, length)
+        begins.append(count == 1 or count * longest > budget)
+        if begins[-1]:
+            count, longest = 1, length
+    return begins
 
 
 def _join_routing(parts: Sequence[Sequences]) -> Tensor | None:

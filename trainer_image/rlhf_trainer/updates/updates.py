@@ -13,7 +13,7 @@ from ..data.dataset import stream
 from ..graph.learner import Learner
 from ..maths.agreement import AGREEMENT
 from ..maths.schedule import learning_rate
-from ..ops import loss_fn, train_output_fn
+from ..ops import OF_TOKENS, loss_fn, train_output_fn
 from ..ops.datasets import given_columns
 from ..ops.pretraining import mixed
 from ..process import faults
@@ -81,6 +81,8 @@ class Updates:
         loss = loss_fn(node.loss, spec)(part, self._ctx)
         rate = learning_rate_of(spec, node.model == CRITIC, self._ctx.step, node.from_step)
         model, sequences = self._models[node.model], part.sequences
+        if node.loss in OF_TOKENS and self._text is None:
+            sequences = model.divided(sequences)
         if self._text is not None and node.model == POLICY:
             sequences, loss = mixed(sequences, loss, self._text.take(), self._text.coefficient)
         metrics = model.update(sequences, train_output_fn(node, spec, part), loss, rate, self._group)

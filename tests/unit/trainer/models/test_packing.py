@@ -152,9 +152,9 @@ def test_a_branch_reads_nothing_of_what_came_before_it(kind, budget):
     model = llama()
     forward = Forward(model, budget, 0) if kind == "padded" else Forward.choose(model, budget, 0, "packed")
     weights, results = torch.linspace(-1, 1, 8).double(), []
-    for sequences in (BRANCHED, APART):
+    for whole in (BRANCHED, APART):
         model.zero_grad()
-        outputs = torch.zeros(8).double()
+        outputs, sequences = torch.zeros(8).double(), forward.divided(whole)
         for rows in forward.plan(sequences)[0]:
             micro = forward.build(sequences, rows)
             assert {*micro.owners.tolist()} <= {*range(len(rows) + 1)}
@@ -178,6 +178,22 @@ def test_a_padded_micro_batch_of_branches_is_within_its_budget():
     forward = Forward(llama(), 24, 0)
     sizes = [forward.build(sequences, rows).input_ids.shape for rows in forward.plan(sequences)[0]]
     assert sizes == [(1, 11), (6, 2)]
+
+
+def test_a_row_whose_branches_exceed_a_padded_budget_is_divided():
+    """A long branch and six short ones, with a row that has room: none of these would be wider than the longest."""
+    whole = Sequences.pack([([1], [*range(2, 23)]), ([1, 2], [3, 4])])
+    begins = torch.zeros(23, dtype=torch.bool)
+    begins[9:21:2] = True
+    sequences = replace(whole, sampled=~begins, branches=begins)
+    forward, roomy = (Forward(llama(), budget, 0) for budget in (24, 1000))
+    divided = forward.divided(sequences)
+    sizes = [forward.build(divided, rows).input_ids.shape for rows in forward.plan(divided)[0]]
+    assert sizes == [(2, 10), (6, 4)]
+    assert roomy.divided(sequences) is sequences
+    expected = infer(roomy, sequences, ResponseLogprobs(), sequences.response_lengths)
+    values = infer(forward, sequences, ResponseLogprobs(), sequences.response_lengths)
+    torch.testing.assert_close(values, expected, rtol=1e-9, atol=1e-10)
 
 
 def test_a_reward_model_reads_the_last_branch():

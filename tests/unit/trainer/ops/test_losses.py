@@ -1,6 +1,8 @@
 """Losses of every algorithm against plain loops with autograd in double precision, however they are cut up."""
 
 import math
+from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from tests.unit.trainer.graph.specs import ONLINE
 from tests.unit.trainer.ops.made import LENGTHS, columns, context
 
 from rlhf_api.graph import Compute
-from rlhf_trainer.ops import COMPUTE, LOSSES, OpContext
+from rlhf_trainer.ops import COMPUTE, LOSSES, OF_TOKENS, OpContext
 from rlhf_trainer.tensors.batches import MAXIMUM, MicroBatch, plan
 from rlhf_trainer.tensors.records import Columns, Sequences
 from rlhf_trainer.updates.updates import trained_rows
@@ -115,6 +117,34 @@ def test_with_one_update_a_step_tokens_of_earlier_weights_are_not_compared_with_
         assert statistics["logprob_difference"] == pytest.approx(float(off), rel=1e-6)
     else:
         assert "logprob_difference" not in statistics, "of 63 few are left, or keys and values are of both"
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "cispo"])
+def test_a_row_that_is_divided_by_its_branches_has_the_same_loss(algorithm):
+    """Of losses each of whose tokens counts alone."""
+    made, ctx, name = columns(), context(algorithm, "klCoefficient: 0.3"), OWN_LOSS.get(algorithm, "policy")
+    pairs, flags = list[tuple[list[int], list[int]]](), list[bool]()
+    for i, prompt in enumerate(made.sequences.prompt_lengths.tolist()):
+        row = made.sequences.row(i).tolist()
+        response = [token for each in row[prompt:] for token in (1, each)][
+            1:
+        ]  # a branch at each but the first
+        pairs.append((row[:prompt], response))
+        flags += [place % 2 == 1 for place in range(len(response))]
+    begins = torch.tensor(flags)
+    branched = replace(Sequences.pack(pairs), sampled=~begins, branches=begins)
+    made = Columns(branched, made.tokens, made.rows)
+    expected, whole = summed(name, made, ctx, output := moved(made), 1000)
+    loss, total, parts, divided = LOSSES[name](made, ctx), 0.0, Counter[str](), branched.divided(12)
+    assert name in OF_TOKENS
+    assert len(divided) > len(branched)
+    batches = plan(divided.lengths.tolist(), 1, 12, branches=divided.branch_lengths)[0]
+    for micro in (MicroBatch.build(divided, rows, pad_token_id=0) for rows in batches):
+        value, statistics = loss(output[micro.response_index], micro)
+        total += float(value)
+        parts.update({key: float(each) for key, each in statistics.items()})
+    assert total == pytest.approx(float(expected), rel=1e-9)
+    assert dict(parts) == pytest.approx(whole)
 
 
 @pytest.mark.parametrize("old", [True, False], ids=["before the step", "one update"])

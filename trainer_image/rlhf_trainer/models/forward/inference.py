@@ -95,6 +95,10 @@ class Forward:
         branches = None if self.packed else sequences.branch_lengths
         return plan(lengths, ranks // together, budget, group, packed=self.packed, branches=branches)
 
+    def divided(self, sequences: Sequences) -> Sequences:
+        """The sequences, those with branches that a padded micro-batch has no room for as several."""
+        return sequences if self.packed else sequences.divided(self.token_budget)
+
     def build(self, sequences: Sequences, rows: Sequence[int]) -> MicroBatch:
         return MicroBatch.build(sequences, rows, self.pad_token_id, self.device, packed=self.packed)
 
@@ -167,6 +171,9 @@ def infer(forward: Forward, sequences: Sequences, read: OutputFn, sizes: Tensor)
 
     `sizes` int64 [N]: values per row (the response lengths, or ones) -> float32 [sum(sizes), ...] on the CPU.
     """
+    if torch.equal(sizes, sequences.response_lengths):  # values of tokens
+        sequences = forward.divided(sequences)
+        sizes = sequences.response_lengths
     (batches,) = forward.plan(sequences)
     return forward.infer(sequences, read, sizes, batches).cpu()
 
