@@ -8,9 +8,14 @@ from .field_types import Head, ModelField
 
 HEALTH = "/health"
 """GET on every role, without a token."""
+PROGRESS = "/progress"
+"""GET on the trainer, without a token: answers while it makes progress."""
 LIVE_SECONDS, LIVE_FAILURES, LIVE_TIMEOUT_SECONDS = 20, 6, 5
 """Liveness of a process that serves: how often it is asked, after how many failures in a row it is ended and started
 again, and the deadline of an answer, for which it may ask its workers."""
+
+HUNG_GRACE_SECONDS = 30
+"""Grace period of a trainer that has made no progress, which will make no checkpoint either."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +38,9 @@ class RoleRow:
     """Path that answers while the process serves."""
     live: str | None = HEALTH
     """Path that answers unless the process hangs; None: no liveness probe."""
+    progress: str | None = None
+    """Path that answers while the process makes progress, as `progressDeadlineSeconds` counts it: what ends its
+    container alone in a pod that others share."""
     drain: str | None = None
     """Path called before SIGTERM; answers when the last request is done and the trainer knows that the process is
     draining.
@@ -56,7 +64,7 @@ class Role(StrEnum):
         return role
 
     # The trainer makes a checkpoint when it is asked to end; an update may keep it from answering for minutes.
-    TRAINER = "trainer", RoleRow(work="train", grace_seconds=300, live=None)
+    TRAINER = "trainer", RoleRow(work="train", grace_seconds=300, live=None, progress=PROGRESS)
     GENERATOR = (
         "generator",
         RoleRow(work="generate", grace_seconds=120, ready="/ready", live="/live", drain="/drain"),

@@ -17,7 +17,7 @@ from rlhf_api.contract.run import (
     Member,
     Membership,
 )
-from rlhf_api.roles import HEALTH, Role
+from rlhf_api.roles import HEALTH, LIVE_SECONDS, PROGRESS, Role
 
 from ..process import progress
 
@@ -25,14 +25,15 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def token_required(prover: Prover) -> Any:
-    """aiohttp middleware: every path but `/health` needs this process's key; answers who asks for its proof."""
+    """aiohttp middleware: every path but `/health` and `/progress` needs this process's key; answers who asks for its
+    proof."""
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.path == PROOF and (answer := prover.answer(request.query.get("nonce", ""))):
             return web.Response(text=answer, content_type="application/json")
         given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-        if request.path != HEALTH and not prover.admits(given):
+        if request.path not in (HEALTH, PROGRESS) and not prover.admits(given):
             raise web.HTTPUnauthorized(text="this API needs the job's token")
         return await handler(request)
 
@@ -41,6 +42,13 @@ def token_required(prover: Prover) -> Any:
 
 async def healthy(_request: web.Request) -> web.Response:
     return web.json_response({"status": "ok"})
+
+
+async def progresses(_request: web.Request) -> web.Response:
+    """Its kubelet asks each LIVE_SECONDS, and counts the times in a row that there is nothing new."""
+    silent = progress.silent_seconds()
+    status = 200 if silent < 2 * LIVE_SECONDS else 503
+    return web.json_response({"silentSeconds": round(silent)}, status=status)
 
 
 class Control:
@@ -92,6 +100,7 @@ class Control:
         app.add_routes(
             [
                 web.get(HEALTH, healthy),
+                web.get(PROGRESS, progresses),
                 web.get(CONTROL_STATUS, self._get_status),
                 web.put(CONTROL_MEMBERS, self._put_members),
                 web.post(CONTROL_STOP, self._post_stop),

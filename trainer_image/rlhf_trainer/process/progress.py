@@ -7,6 +7,7 @@ deadline of its own; by other threads than the one that trains only for work tha
 import itertools
 import os
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,19 +16,24 @@ from typing import TypeVar
 GROWTH_SECONDS = 5.0
 """Interval at which the sizes of files that a library writes are checked, seconds."""
 _signs = itertools.count(1)
-_count = 0
+_count, _last = 0, time.monotonic()
 T = TypeVar("T")
 
 
 def sign() -> None:
     """Counts one more sign of progress; on any thread."""
-    global _count
-    _count = next(_signs)
+    global _count, _last
+    _count, _last = next(_signs), time.monotonic()
 
 
 def count() -> int:
     """Signs since the process began."""
     return _count
+
+
+def silent_seconds() -> float:
+    """Time since the last sign, or since the process began."""
+    return time.monotonic() - _last
 
 
 def each(items: Iterable[T]) -> Iterator[T]:

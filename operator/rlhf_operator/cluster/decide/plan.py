@@ -31,6 +31,7 @@ from .consequences import (
 from .describe import Event, describe
 from .next_step import POLL_SECONDS, Plan, deletions
 from .pod_groups import (
+    KUBELET_SECONDS,
     PodGroups,
     evicted_pods,
     group_pods,
@@ -110,7 +111,8 @@ def _gather_facts(observed: Observed, before: JobStatus, now: datetime.datetime)
     cluster = deadlines.with_progress(observed, first, cluster, now)
     activity = observed.trainer.activity if observed.trainer else None
     silence = trainer_silence(spec, processes, groups, cluster, activity)
-    processes = mark_hung_trainers(processes, silence.ended(now.timestamp()) if silence else None)
+    due_by = now.timestamp() - (KUBELET_SECONDS if spec.placement == "shared" else 0.0)
+    processes = mark_hung_trainers(processes, silence.ended(due_by) if silence else None)
     return _Facts(cluster, groups, restarts, processes, silence, waited, unmade)
 
 

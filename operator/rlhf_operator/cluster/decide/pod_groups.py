@@ -16,6 +16,9 @@ from ...supervision.progress_deadline import Silence, silence
 LOST_SECONDS = 30.0
 """Time beyond its grace period after which a lingering pod is given up, seconds."""
 
+KUBELET_SECONDS = 300.0
+"""Time beyond its progress deadline that a trainer has in a pod that others share, whose kubelet ends its container
+alone; after it the whole pod is made again."""
 NO_CONFIG = "CreateContainerConfigError"
 """Kubelets' reason for a container whose environment refers to a missing Secret or ConfigMap."""
 

@@ -5,10 +5,18 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from rlhf_api.contract.run import command, listens
-from rlhf_api.roles import HEALTH, LIVE_FAILURES, LIVE_SECONDS, LIVE_TIMEOUT_SECONDS, Role
+from rlhf_api.roles import (
+    HEALTH,
+    HUNG_GRACE_SECONDS,
+    LIVE_FAILURES,
+    LIVE_SECONDS,
+    LIVE_TIMEOUT_SECONDS,
+    Role,
+)
 from rlhf_api.rules.pods.template import CONTAINER
 from rlhf_api.sections.pods import Gpu, PodSettings
 from rlhf_api.sections.roles import RoleSpec
+from rlhf_api.spec import Spec
 
 from ...job.names import GPU_CLAIM
 from ..config.settings import Defaults
@@ -54,7 +62,7 @@ def build_containers(
         "volumeMounts": mounts(config, role, pods),
     }
     section = config.view_of(role, place.index).spec.section(role)
-    served = _probes(role, section, place) | _lifecycle(role) if listens(process) else {}
+    served = _probes(config.spec, section, place) | _lifecycle(role) if listens(process) else {}
     command_line = command(config, process, torchrun=defaults.torchrun)
     cached = pods.model_cache and (place.container == CONTAINER or not place.index)
     cache = _model_cache(container, place, pods) if cached else None
@@ -96,10 +104,11 @@ def is_claimed(gpu: Gpu | None) -> TypeGuard[Gpu]:
     return gpu is not None and gpu.device_class is not None
 
 
-def _probes(role: Role, section: RoleSpec, place: Place) -> Body:
+def _probes(spec: Spec, section: RoleSpec, place: Place) -> Body:
     """Startup, readiness and liveness probes: startup bounds the loading of a model, readiness shows which server
     serves, liveness detects hangs. In a shared pod, whose grace period is the trainer's, those that end a container
-    have its role's."""
+    have its role's; and the trainer has one that ends it alone where it makes no progress."""
+    role = place.role
     grace = {} if place.container == CONTAINER else {"terminationGracePeriodSeconds": role.row.grace_seconds}
 
     def probe(path: str, period: int, failures: int) -> Body:
@@ -113,6 +122,10 @@ def _probes(role: Role, section: RoleSpec, place: Place) -> Body:
     }
     if role.row.live is not None:
         probes["livenessProbe"] = probe(role.row.live, LIVE_SECONDS, LIVE_FAILURES) | grace
+    elif role.row.progress is not None and spec.placement == "shared":
+        times = math.ceil(spec.trainer.progress_deadline_seconds / LIVE_SECONDS)
+        hung = {"terminationGracePeriodSeconds": HUNG_GRACE_SECONDS}
+        probes["livenessProbe"] = probe(role.row.progress, LIVE_SECONDS, times) | hung
     return probes
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.support.ports import free_port
 
 from rlhf_api.contract.proof import Prover
-from rlhf_api.roles import Role
+from rlhf_api.roles import LIVE_SECONDS, Role
 from rlhf_trainer.dispatch.control import Control
 from rlhf_trainer.process import progress
 from rlhf_trainer.transport.http import HttpClient
@@ -71,6 +71,16 @@ def test_everything_needs_the_token(served, method, path, token):
 
 def test_but_for_the_health_check(served):
     assert ask(served[1] + "/health", token="")[0] == 200
+
+
+def test_who_asks_for_progress_needs_no_token_and_makes_none(served, monkeypatch):
+    control, address = served
+    control.report(activity="training")
+    assert ask(address + "/progress", token="")[0] == 200
+    monkeypatch.setattr(progress, "_last", progress._last - 2 * LIVE_SECONDS)
+    assert [ask(address + "/progress", token="")[0] for _ in range(2)] == [503, 503]
+    progress.sign()
+    assert ask(address + "/progress", token="")[0] == 200
 
 
 def test_the_status_is_the_last_report(served):

@@ -1,6 +1,7 @@
 """A pod that the processes of all roles share: each is counted by itself, and its kubelet starts it again."""
 
 import pytest
+from tests.unit.api.manifests import job
 from tests.unit.operator.cluster.world import World, running, stamp
 
 from rlhf_api.contract.run import EXIT_INVALID
@@ -130,8 +131,19 @@ def test_an_evicted_pod_is_made_again(world):
     assert counts(world) == {"trainer": 0, "generator": 0, "reward": 0, "reference": 0}
 
 
-def test_a_trainer_that_hangs_takes_its_pod_with_it(world):
-    """Nothing but the end of the pod ends one of its containers from outside."""
+def test_a_trainer_that_hangs_is_its_kubelets_to_end_and_counts_alone(world):
+    world.trainer = world.trainer.model_copy(update={"progress_count": 1})
+    limit = job(*SHARED).spec.trainer.progress_deadline_seconds
+    for _ in range(limit // 100 + 3):
+        assert not world.step(100).delete
+    world.crash(POD, "role", 137)
+    world.restart(POD, "role")
+    settled(world)
+    assert counts(world) == {"trainer": 1, "generator": 0, "reward": 0, "reference": 0}
+    assert world.made == [POD]
+
+
+def test_a_trainer_that_hangs_and_that_its_kubelet_does_not_end_takes_its_pod_with_it(world):
     world.trainer = world.trainer.model_copy(update={"progress_count": 1})
     plans = (world.step(100) for _ in range(30))
     first = next(todo.delete for todo in plans if todo.delete)

@@ -128,6 +128,17 @@ def test_an_engine_that_hangs_has_the_grace_of_its_own_role() -> None:
     assert "terminationGracePeriodSeconds" not in built["role"]["startupProbe"]
 
 
+def test_a_trainer_that_makes_no_progress_is_ended_by_its_kubelet_beside_engines_that_live() -> None:
+    deadline = "spec.trainer.progressDeadlineSeconds=610"
+    probe = containers(deadline)["role"]["livenessProbe"]
+    assert probe["httpGet"] == {"path": "/progress", "port": "http"}
+    assert (probe["periodSeconds"], probe["failureThreshold"]) == (20, 31)
+    assert probe["terminationGracePeriodSeconds"] == 30, "it will make no checkpoint"
+    alone = Pinned.make("job", job(deadline).spec, SETTINGS.defaults)
+    body = build_pod(alone, NewPod(Role.TRAINER, 0, 1, resume=False), "1")
+    assert "livenessProbe" not in body["spec"]["containers"][0], "the operator ends its pod"
+
+
 def test_kueue_admits_the_pod_as_one_of_the_trainer() -> None:
     body = job(*BASE).model_dump(mode="json", by_alias=True, exclude_unset=True)
     body["metadata"] |= {"namespace": "ns", "uid": "1", "labels": {QUEUE: "team"}}
