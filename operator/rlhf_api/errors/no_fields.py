@@ -207,7 +207,7 @@ _ANSWERS = (
     ),
     ("val_only", "evaluations are part of a run: spec.evaluation.everySteps"),
     (
-        "router_replay enable_router_replay enable_rollout_routing_replay use_prefix_grouper tiled_mlp "
+        "use_prefix_grouper tiled_mlp "
         "mtp turbo_config disaggregation transfer_queue skip trace use_shm over_sample_rate "
         "oversampling_factor esi_redundant_time max_concurrent_runs ring_head_stride value_head_prefix "
         "perf grad_accum_dtype rollout_tasks_per_gpu tasks_per_minute strict_async_level",

@@ -138,6 +138,7 @@ _NAMES = {
     ),
     "spec.trainer.kernels": "use_liger_kernel use_liger",
     "spec.trainer.deterministic": "full_determinism",
+    "spec.experts.replay": "router_replay enable_router_replay enable_rollout_routing_replay",
     "spec.trainer.progressDeadlineSeconds": "ddp_timeout nccl_timeout dist_timeout_seconds",
     "spec.trainer.deepspeed": "deepspeed_config",
     "spec.trainer.deepspeed.zero_optimization.stage": "trainer.mode zero_stage",

@@ -18,7 +18,7 @@ _MODEL = (
     *("balance_loss", "expert_share_max", "expert_entropy", "experts_unused_share"),
 )
 """Metrics of each trained model, prefixed by its name where there are several."""
-_POLICY = ("clip_fraction", "ratio_mean", "update_kl", "pretraining_loss")
+_POLICY = ("clip_fraction", "ratio_mean", "update_kl", "pretraining_loss", "experts_replaced_share")
 """Metrics of the policy in a job that samples responses, prefixed in the same way."""
 _SAMPLED = (
     *("reward_mean", "reward_std", "responses_dropped", "responses_dropped_share", "groups_filtered"),

@@ -38,7 +38,8 @@ def serving(job: RLHFJob) -> Any:
     if job.spec.environment is not None:  # see `episodes`
         return parts
     with instead(assembly, "Broadcaster") as sync:
-        policy = SimpleNamespace(generation_config=None, vocabulary=300)
+        routers = SimpleNamespace(shape="of a row")
+        policy = SimpleNamespace(generation_config=None, vocabulary=300, routers=routers)
         rollouts: Any = assembly.make_rollouts(context(job), made, policy, None)
     fleet = rollouts._fleet
     for _, named in sync.told:

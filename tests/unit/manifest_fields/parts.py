@@ -23,7 +23,7 @@ class Made:
 
     def __call__(self, *given: Any, **named: Any) -> Any:
         self.told.append((given, named))
-        return SimpleNamespace(cuts=[], told=self.told, config=None, replays_routing=False)
+        return SimpleNamespace(cuts=[], told=self.told, config=None, routers=None)
 
 
 @contextmanager

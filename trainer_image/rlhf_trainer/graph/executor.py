@@ -146,6 +146,8 @@ class Executor:
         if isinstance(node, Infer):
             sizes = torch.ones_like(columns.lengths) if node.output in ROW_OUTPUTS else columns.lengths
             model, sequences = self._learner.models[node.model], columns.sequences
+            if node.writes != REPLAYED:  # not of the policy before the step, which alone chose them
+                sequences = replace(sequences, routing=None)
             if self._replays and node.writes == REPLAYED:
                 output, routing = model.infer_routed(sequences, self._outputs[node.name], sizes)
                 columns = replace(columns, sequences=replace(sequences, routing=routing))

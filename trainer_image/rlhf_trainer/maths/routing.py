@@ -28,6 +28,14 @@ def balance_loss(logits: Tensor, loads: Tensor, owners: Tensor, lengths: Tensor)
     return logits.shape[1] * (shares * logits.float().softmax(-1)).sum()
 
 
+def count_replaced(own: Tensor, replayed: Tensor) -> Tensor:
+    """Number of tokens of which a router's `own` experts, [T, K], are others than those `replayed`, and of those that
+    have some to replay: float64 [2]. Their order does not matter; one that is negative stands for none."""
+    known = replayed[:, 0] >= 0
+    differ = (own.sort().values != replayed.sort().values).any(-1) & known
+    return torch.stack([differ.sum(), known.sum()]).double()
+
+
 def load_statistics(loads: Tensor) -> dict[str, float]:
     """Statistics of the choices [L, E] of each layer's experts: the largest share of a layer's choices that one expert
     has, the mean entropy of these shares as a share of the largest possible one, and the share of experts that no token

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from rlhf_api.errors.problem import InvalidJob, Problem
 
-from ..maths.routing import balance_loss, expert_loads, load_statistics
+from ..maths.routing import balance_loss, count_replaced, expert_loads, load_statistics
 from ..tensors.batches import MicroBatch
 from .forward.routers import Routers, Routing
 from .forward.sequence_parallel import SequenceGroup
@@ -35,6 +35,7 @@ class ExpertBalance:
     def __init__(self, coefficient: float, tokens: int, group: SequenceGroup | None) -> None:
         self._coefficient, self._tokens, self._group = coefficient, tokens, group
         self._loads: Tensor | None = None
+        self._replaced: Tensor | None = None
 
     def add(self, routings: Sequence[Routing], micro: MicroBatch, lengths: Tensor) -> Tensor | None:
         """The mean balance loss of this rank's tokens, before the coefficient; None without one. `lengths` int64 [n]:
@@ -44,6 +45,10 @@ class ExpertBalance:
         loads = torch.stack(
             [expert_loads(each.chosen, owners, count, each.logits.shape[1]) for each in routings]
         )
+        counts = [count_replaced(r.own, r.replayed) for r in routings if r.replayed is not None]
+        if counts:
+            replaced = torch.stack(counts).sum(0)
+            self._replaced = replaced if self._replaced is None else self._replaced + replaced
         own = loads.sum(1).double()
         self._loads = own if self._loads is None else self._loads + own
         if not self._coefficient:
@@ -57,7 +62,13 @@ class ExpertBalance:
         return torch.stack(losses).sum() / (len(routings) * self._tokens)
 
     def statistics(self) -> dict[str, float]:
-        """`load_statistics` of all ranks; a collective."""
+        """`load_statistics` of all ranks, and where choices are replayed the share of tokens, in all layers, of which
+        the router's own would be others; a collective."""
         assert self._loads is not None, "an update has micro-batches"
         distributed.all_reduce(self._loads)
-        return load_statistics(self._loads.cpu())
+        statistics = load_statistics(self._loads.cpu())
+        if self._replaced is None:
+            return statistics
+        distributed.all_reduce(self._replaced)
+        differ, known = self._replaced.tolist()
+        return statistics | {"experts_replaced_share": differ / max(known, 1.0)}

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -63,10 +64,11 @@ class TrainedModel:
         adapter: "Adapter | None" = None,
         balance: float = 0.0,
         float32_head: bool = False,
+        replays: bool = True,
     ) -> None:
         """`deepspeed` and `micro_batch_tokens` are this model's; `trainer` holds what all models share. `balance`: the
         coefficient of the loss that evens out the load of a mixture's experts. `float32_head`: a language model's
-        logits are computed in float32."""
+        logits are computed in float32. `replays`: the routing of sequences is of this model's routers."""
         adam = {
             "lr": optimizer.learning_rate,
             "betas": optimizer.betas,
@@ -86,15 +88,17 @@ class TrainedModel:
         fuse(model, trainer.kernels)
         recompute(model, trainer.gradient_checkpointing)
         install(model, float32=float32_head)
-        self._routers, self._balance = Routers.of(model), balance
+        self.routers, self._balance = Routers.of(model), balance
+        """Those of a mixture."""
         if balance:
-            check_balanced(model, self._routers)
+            check_balanced(model, self.routers)
         self.deepspeed = initialize(model.eval(), settings, adam, muon=optimizer.matrices == "muon")
         self._together = trainer.sequence_parallel_size
         self._group = SequenceGroup.of(self._together) if self._together > 1 else None
-        self._forward = Forward.choose(
+        forward = Forward.choose(
             model, micro_batch_tokens, pad_token_id, trainer.attention, self.deepspeed, self._group
         )
+        self._forward = replace(forward, routers=self.routers if replays else None)
         self.stage = int(self.deepspeed.zero_optimization_stage())
         self.moving_updates = 0
         """Updates so far, in this process, that changed weights and moments; 0 where these are not float32, as a small
@@ -131,6 +135,7 @@ class TrainedModel:
         `sizes` int64 [N]: values per row (the response lengths, or ones) -> float32 [sum(sizes)] on the CPU of every
         rank. Without gradients.
         """
+        sequences = self._to_read(sequences)
         if torch.equal(sizes, sequences.response_lengths):  # values of tokens
             sequences = self._forward.divided(sequences)
             sizes = sequences.response_lengths
@@ -146,20 +151,15 @@ class TrainedModel:
         of whole sequences."""
         return sequences if self._balance else self._forward.divided(sequences)
 
-    @property
-    def replays_routing(self) -> bool:
-        """True for a mixture whose routers can replay choices."""
-        return self._routers is not None and self._routers.can_replay
-
     def infer_routed(self, sequences: Sequences, read: OutputFn, sizes: Tensor) -> tuple[Tensor, Tensor]:
         """As `infer`, and the experts that a mixture's routers chose: int16 [sum(lengths), L, K] on the CPU, as
         `Sequences.routing`. Without sequence parallelism."""
-        assert self._routers is not None
-        sequences = self._forward.divided(sequences)
+        assert self.routers is not None
+        sequences = self._forward.divided(replace(sequences, routing=None))
         sizes = sequences.response_lengths
         packed, routing = torch.zeros(0, device=self.device), torch.zeros(0, dtype=torch.int16)
         for rows in self._forward.plan(sequences, self.world_size)[self.rank]:
-            with self._routers.recording() as routings:
+            with self.routers.recording() as routings:
                 values = self._forward.infer(sequences, read, sizes, [rows])
             packed = packed + values if len(packed) else values
             micro = self._forward.build(sequences, rows)
@@ -189,11 +189,12 @@ class TrainedModel:
         """
         if not len(sequences):
             raise ValueError("an update needs at least one sequence; got none")
+        sequences = self._to_read(sequences)
         engine = self.deepspeed
         for parameters in engine.optimizer.param_groups:
             parameters["lr"] = learning_rate * parameters.get(FACTOR, 1.0)
         totals: dict[str, Tensor] = {}
-        balance = self._routers and ExpertBalance(self._balance, len(sequences.tokens), self._group)
+        balance = self.routers and ExpertBalance(self._balance, len(sequences.tokens), self._group)
         batches = self._forward.plan(sequences, self.world_size, group)[self.rank // self._together]
         for i, rows in enumerate(batches):
             # The number of micro-batches varies from update to update, which a fixed
@@ -202,7 +203,7 @@ class TrainedModel:
             # reduces the gradient of stage 0 in step() only, where its norm cannot be read before clipping.
             engine.set_gradient_accumulation_boundary(i == len(batches) - 1)
             micro = self._forward.build(sequences, rows)
-            with self._replaying(micro):
+            with self._forward.replaying(micro):
                 with self._recording() as routings:
                     output = self._forward(micro, read)
                 value, statistics = loss(output, micro)
@@ -232,10 +233,11 @@ class TrainedModel:
     @torch.no_grad()
     def measure(self, sequences: Sequences, read: OutputFn, loss: Loss, group: int = 1) -> dict[str, float]:
         """`loss` and statistics as in `update`, without a gradient or a step."""
-        totals: dict[str, Tensor] = {}
+        totals, sequences = dict[str, Tensor](), self._to_read(sequences)
         for rows in self._forward.plan(sequences, self.world_size, group)[self.rank // self._together]:
             micro = self._forward.build(sequences, rows)
-            self._add(totals, *loss(self._forward(micro, read), micro))
+            with self._forward.replaying(micro):
+                self._add(totals, *loss(self._forward(micro, read), micro))
         return self._summed(totals)
 
     def _add(self, totals: dict[str, Tensor], loss: Tensor, statistics: Mapping[str, Tensor]) -> None:
@@ -247,11 +249,12 @@ class TrainedModel:
                 number = torch.maximum(before, number) if name.endswith(MAXIMUM) else before + number
             totals[name] = number
 
-    def _replaying(self, micro: MicroBatch) -> AbstractContextManager[None]:
-        return nullcontext() if self._routers is None else self._routers.replaying(micro.routing)
+    def _to_read(self, sequences: Sequences) -> Sequences:
+        """Sequences without the routing of another model."""
+        return sequences if self._forward.routers is not None else replace(sequences, routing=None)
 
     def _recording(self) -> AbstractContextManager[list[Routing]]:
-        return self._routers.recording() if self._routers else nullcontext([])
+        return self.routers.recording() if self.routers else nullcontext([])
 
     def _add_balance(
         self,

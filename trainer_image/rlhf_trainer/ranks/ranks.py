@@ -31,7 +31,10 @@ STOP_SECONDS = 1.0
 """Interval at which ranks exchange stop requests and signs of progress, seconds; well below a host's grace period."""
 _DTYPES = {
     str(dtype): dtype
-    for dtype in (torch.int64, torch.int32, torch.uint8, torch.float32, torch.float64, torch.bool)
+    for dtype in (
+        *(torch.int64, torch.int32, torch.int16, torch.uint8),
+        *(torch.float32, torch.float64, torch.bool),
+    )
 }
 """Dtypes that `share` can broadcast."""
 GLOO = "gloo/transport"

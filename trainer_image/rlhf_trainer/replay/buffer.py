@@ -76,13 +76,14 @@ class ReplayBuffer:
     """Episodes that were trained on, first in, first out: those in the replay window; and, on the rank whose blobs are
     stored, always the newest."""
 
-    def __init__(self, replay: Replay, texts: Texts, *, stored: bool = True) -> None:
-        self._replay, self._texts, self._stored = replay, texts, stored
+    def __init__(self, replay: Replay, texts: Texts, *, stored: bool = True, routed: bool = False) -> None:
+        """`routed`: with the experts that generators chose; those of the policy are of the present step alone."""
+        self._replay, self._texts, self._stored, self._routed = replay, texts, stored, routed
         self._retained: list[EpisodeReplayBuffer] = []
 
     def add(self, episode: Episode, step: int) -> None:
         """Adds an episode that `step` trained on, and evicts those that are too old for the window."""
-        self._keep(EpisodeReplayBuffer(replace(episode, trained=step), self._texts))
+        self._keep(self._buffered(replace(episode, trained=step)))
 
     def replayable(self) -> list[EpisodeReplayBuffer]:
         """The window, oldest first; empty if the job does not replay."""
@@ -109,7 +110,7 @@ class ReplayBuffer:
 
     def blobs(self, pending: Episode | None) -> dict[str, Callable[[], bytes]]:
         """Encoders of all episodes' tables, by their names in a snapshot; `pending` has not been trained on yet."""
-        more = [] if pending is None else [EpisodeReplayBuffer(pending, self._texts)]
+        more = [] if pending is None else [self._buffered(pending)]
         return {
             f"{EPISODES}{buffer.episode_id:08d}.parquet": buffer.blob for buffer in (*self._retained, *more)
         }
@@ -127,6 +128,12 @@ class ReplayBuffer:
             else:
                 self._keep(EpisodeReplayBuffer(episode, self._texts, data))
         return pending
+
+    def _buffered(self, episode: Episode) -> EpisodeReplayBuffer:
+        if not self._routed:
+            sequences = replace(episode.columns.sequences, routing=None)
+            episode = replace(episode, columns=replace(episode.columns, sequences=sequences))
+        return EpisodeReplayBuffer(episode, self._texts)
 
     def _keep(self, buffer: EpisodeReplayBuffer) -> None:
         self._retained.append(buffer)

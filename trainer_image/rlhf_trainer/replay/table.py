@@ -17,6 +17,7 @@ from ..maths.kl import token_kl
 from ..tensors.packed import ragged_index
 from ..tensors.records import Columns, Sequences
 from ..tensors.sampling_mask import WHOLE, Kept
+from . import expert_column
 from .wide_columns import join_columns, split_column
 
 FORMAT = b"1"
@@ -24,6 +25,8 @@ _ORDER = ("sampled_logprobs", "logprobs", "reference_logprobs", "values", "advan
 """Token columns that come first, in this order; those of other algorithms follow by name."""
 _GROUP_TOKENS = 1 << 19
 """Response tokens of a row group: Parquet's writer holds all of one in memory."""
+_EXPERTS = 32
+"""Experts whose bytes count there as a token."""
 _OWN_ROWS = ("scores", "finished", "position")
 """Row columns that are stored among the fixed ones; `scores` as `reward`."""
 _NO_VERSION = -1
@@ -64,7 +67,7 @@ _FIXED = (
 is the step that trained on it, null before; `position` is the prompt's position in the run's prompt order. The
 algorithm's own columns follow: lists with one float per token, and floats; `kept_counts` and `kept_tokens` if tokens
 have a sampling mask, see `sampling_mask.Kept`; `sampled` if there are context tokens, at which floats are 0 and the
-version is _NO_VERSION; `weight_versions` is the last."""
+version is _NO_VERSION; `experts`, see `expert_column`, where they are replayed; `weight_versions` is the last."""
 _VERSIONS = _column("weight_versions", _list(pa.int64()))
 _FLOATS = _list(pa.float32())
 _KEPT = (_column("kept_counts", _list(pa.int32())), _column("kept_tokens", _list(pa.int32(), large=True)))
@@ -141,16 +144,20 @@ def encode(episode: Episode, texts: Texts) -> bytes:
         *(_column(n, pa.float32()) for n in rows),
         *(_KEPT if masks else ()),
         *(_FLAGS[name] for name in flags),
-        _VERSIONS,
     ]
-    schema = pa.schema(fields, metadata={b"rlhf_episode": FORMAT})
+    experts, metadata, width = list[pa.Array](), {b"rlhf_episode": FORMAT}, 0
+    if sequences.routing is not None:
+        column, more = expert_column.encode_routing(sequences.routing, sequences)
+        experts, metadata, width = [column], metadata | more, sequences.routing.numel() // _EXPERTS
+        fields.append(expert_column.FIELD)
+    schema = pa.schema([*fields, _VERSIONS], metadata=metadata)
     whole_versions = _ragged(sequences.after_prompts(versions, _NO_VERSION), lengths)
-    arrays = [*fixed, *tokens.values(), *rows.values(), *masks, *flags.values(), whole_versions]
+    arrays = [*fixed, *tokens.values(), *rows.values(), *masks, *flags.values(), *experts, whole_versions]
     out = pa.BufferOutputStream()
     pq.write_table(
         pa.Table.from_arrays(arrays, schema=schema),
         out,
-        row_group_size=max(1, _GROUP_TOKENS * count // len(versions)),
+        row_group_size=max(1, _GROUP_TOKENS * count // (len(versions) + width)),
         compression="zstd",
         use_dictionary=False,
     )
@@ -176,7 +183,7 @@ def decode(data: bytes) -> Episode:
     columns = {name: table.column(name).chunk(0) for name in table.schema.names}
     prompt_tokens, prompt_lengths = _packed(columns["prompt_tokens"])
     response_tokens, response_lengths = _packed(columns["response_tokens"])
-    known = {f.name for f in (*_FIXED, *_KEPT, *_FLAGS.values(), _VERSIONS)}
+    known = {f.name for f in (*_FIXED, *_KEPT, *_FLAGS.values(), expert_column.FIELD, _VERSIONS)}
     own = [field for field in table.schema if field.name not in known]
     flags = [field for name, field in _FLAGS.items() if name in columns]
     aligned = {
@@ -192,7 +199,12 @@ def decode(data: bytes) -> Episode:
     tokens[ragged_index(starts, prompt_lengths)] = prompt_tokens.long()
     tokens[ragged_index(starts + prompt_lengths, response_lengths)] = response_tokens.long()
     sampled, branches = (aligned.pop(name, (None, None))[0] for name in _FLAGS)
-    sequences = Sequences(tokens, lengths, prompt_lengths, sampled=sampled, branches=branches)
+    routing = columns.pop(expert_column.FIELD.name, None)
+    if routing is not None:
+        routing = expert_column.decode_routing(routing, table.schema.metadata, lengths)
+    sequences = Sequences(
+        tokens, lengths, prompt_lengths, sampled=sampled, branches=branches, routing=routing
+    )
     if bool((sequences.response_lengths < 1).any()):
         raise ValueError("a token of each response was sampled; this table has responses without any")
     token_values = {
@@ -225,8 +237,8 @@ def decode(data: bytes) -> Episode:
 def _has_known_columns(schema: pa.Schema) -> bool:
     """True if the fixed columns have their types, and all others except those of the mask and of flags are floats."""
     masks = _KEPT if any(f.name in schema.names for f in _KEPT) else ()
-    flags = [field for name, field in _FLAGS.items() if name in schema.names]
-    fixed = (*_FIXED, *masks, *flags, _VERSIONS)
+    own = (*_FLAGS.values(), expert_column.FIELD)
+    fixed = (*_FIXED, *masks, *(field for field in own if field.name in schema.names), _VERSIONS)
     names = {field.name for field in fixed}
     return all(f.name in schema.names and schema.field(f.name).type == f.type for f in fixed) and all(
         field.type in (_FLOATS, pa.float32()) for field in schema if field.name not in names

@@ -30,6 +30,7 @@ from ..engines.vllm.serve.launch import (
     check_places,
     cpu_options,
     engine_environment,
+    experts_options,
     group_environment,
     group_options,
     head_options,
@@ -88,6 +89,7 @@ def arguments(
     policy = model_source(config, "policy")
     check_places(policy)
     options |= weight_options(policy.path) | head_options(spec.model)
+    options |= experts_options(spec, cpu=memory is None)
     if memory is None:
         check_head_size(policy, SHARED)
         check_cpu_workers(spec)

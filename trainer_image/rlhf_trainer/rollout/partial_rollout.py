@@ -4,9 +4,12 @@ from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from rlhf_api.sections.evaluation import NO_PENALTIES, Penalties
 
 from ..environments.environments import Next
+from ..tensors.expert_rows import ExpertRows
 from ..tensors.records import Given, Outcome, Prompt, Rollout
 from ..tensors.sampling_mask import filled
 
@@ -32,6 +35,8 @@ class Response:
     outcome: Outcome | None = None
     branches: "array[int]" = field(default_factory=lambda: array("i"))
     """All three as in `Rollout`; `outcome` once the episode has ended."""
+    experts: ExpertRows = field(default_factory=ExpertRows)
+    """As in `Rollout`: of all tokens but the last, which no router has seen yet, where they are asked for."""
 
     def add(
         self,
@@ -40,9 +45,11 @@ class Response:
         version: int,
         counts: "array[int] | None" = None,
         kept_tokens: "array[int] | None" = None,
+        experts: Iterable[np.ndarray] = (),
     ) -> None:
         """Appends tokens sampled by weight version `version`, with their log-probabilities and, if there is one, their
-        sampling mask."""
+        sampling mask; and rows of the `experts` of the tokens before them that have none."""
+        self.experts.add(experts)
         if counts and kept_tokens is not None:
             self.kept_counts += filled(array("i"), len(self.tokens) - len(self.kept_counts)) + counts
             self.kept += kept_tokens
@@ -82,6 +89,7 @@ class Response:
 
     def cut(self, length: int) -> None:
         """Removes the tokens after the first `length` ones."""
+        self.experts.cut(len(self.tokens) - length if length else len(self.experts))
         del self.kept[sum(count for count in self.kept_counts[:length] if count > 0) :]
         for each in (self.tokens, self.logprobs, self.versions, self.sampled, self.kept_counts):
             del each[length:]
@@ -99,7 +107,8 @@ class Response:
     def copy(self) -> "Response":
         own = self.tokens[:], self.logprobs[:], self.versions[:], self.end
         return Response(
-            *(*own, self.kept_counts[:], self.kept[:], self.sampled[:], self.outcome, self.branches[:])
+            *(*own, self.kept_counts[:], self.kept[:], self.sampled[:], self.outcome, self.branches[:]),
+            self.experts.copy(),
         )
 
 
@@ -217,6 +226,7 @@ class PartialRollout:
                 r.sampled,
                 r.outcome,
                 r.branches,
+                r.experts,
             )
             for r in self.responses
         ]

@@ -12,6 +12,7 @@ from rlhf_api.graph import GIVEN, TEACHER
 
 from ..ranks.ranks import Message, Ranks
 from ..replay.table import Episode
+from ..tensors.expert_rows import pack_rows
 from ..tensors.packed import flat_flags, flat_floats, flat_int32s, flat_places
 from ..tensors.records import Columns, Rollout, Sequences
 from ..tensors.sampling_mask import Kept, filled
@@ -54,7 +55,13 @@ def collected(
     arrays["versions"] = _run_lengths(arrays["versions"], arrays["version_counts"])
     lengths = arrays["lengths"], arrays["prompt_lengths"]
     sampled, branches = arrays.get("sampled"), arrays.get("branches")
-    sequences = Sequences(tokens, *lengths, kept=kept_tokens, sampled=sampled, branches=branches)
+    sequences = Sequences(
+        *(tokens, *lengths),
+        kept=kept_tokens,
+        sampled=sampled,
+        branches=branches,
+        routing=arrays.get("routing"),
+    )
     columns = Columns(
         sequences,
         {name: arrays[name] for name in _OF_TOKENS if name in arrays},
@@ -103,8 +110,8 @@ def sampled_part(episode: Episode) -> Episode:
 
 def message(responses: Responses, places: Mapping[str, int], teachers: Sequence[str] = ()) -> Message:
     """Message with the responses for the other ranks: 8 bytes per sampled token and 5 per context token, plus sampling
-    masks; `places` and `teachers` as in `collected`. Versions are run-length encoded: they change only where new
-    weights come during a response."""
+    masks and experts; `places` and `teachers` as in `collected`. Versions are run-length encoded: they change only
+    where new weights come during a response."""
     rollouts = responses.rollouts
     lengths = [(len(r.prompt.tokens), len(r.tokens)) for r in rollouts]
     dropped: dict[str, list[int]] = {}
@@ -129,6 +136,10 @@ def message(responses: Responses, places: Mapping[str, int], teachers: Sequence[
         counts = (r.of_sampled(filled(r.kept_counts, len(r.tokens))) for r in rollouts)
         more["kept_counts"] = flat_int32s(counts)
         more["kept"] = flat_int32s(r.kept for r in rollouts)
+    if (
+        routing := pack_rows([(r.experts, sum(n)) for r, n in zip(rollouts, lengths, strict=True)])
+    ) is not None:
+        more["routing"] = routing
     return more | {
         "tokens": flat_int32s(part for r in rollouts for part in (r.prompt.tokens, r.tokens)),
         "lengths": torch.tensor([sum(pair) for pair in lengths], dtype=torch.int64),

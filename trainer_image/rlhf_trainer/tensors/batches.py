@@ -8,6 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from .expert_rows import UNKNOWN
 from .images import Images
 from .packed import ragged_index, to_device
 from .records import Sequences
@@ -99,7 +100,7 @@ class MicroBatch:
     `response_index` [A_mb], the place of the same tokens in response-aligned arrays of all the sequences, and
     `host_column` [A_mb], a copy of `response_column`.
     `kept`, int64 [A_mb, K] on the device: the tokens that each one was sampled from, see `Kept.with_own`; None for all.
-    `routing`, int16 [n T, L, K] on the device, as in `Sequences`, -1 for padding.
+    `routing`, int16 [s T, L, K] on the device, as in `Sequences`, UNKNOWN for padding.
     `pad_token_id` is no row's last token, so that a sequence-classification head, which pools at the last token that is
     not padding, pools at the right one.
 
@@ -166,7 +167,7 @@ class MicroBatch:
         targets = input_ids[row, column]
         routing = picked.routing
         if routing is not None and not (packed and rows):
-            whole = routing.new_full((input_ids.numel(), *routing.shape[1:]), -1)
+            whole = routing.new_full((input_ids.numel(), *routing.shape[1:]), UNKNOWN)
             if rows:
                 whole[real.flatten()] = routing
             routing = whole

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from rlhf_api.graph import REFERENCE_TOP
 
+from .expert_rows import UNKNOWN, ExpertRows
 from .images import Images, Picture
 from .packed import flat_ints, ragged_index
 from .sampling_mask import Kept
@@ -68,7 +69,8 @@ class Rollout:
     length limit cut the response off. `kept`: the other tokens that each one was sampled from, end to end, and
     `kept_counts`, how many: int32 arrays, empty where no sampling mask is replayed. `sampled`: int8 array, 1 for each
     token that was sampled, 0 for a context token; empty where all were. `branches`: int32 array, the places in
-    `tokens` at which a branch begins, see `Sequences`. `outcome`: of an episode; else None."""
+    `tokens` at which a branch begins, see `Sequences`. `outcome`: of an episode; else None. `experts`: those that a
+    mixture's routers chose for the first tokens of prompt and response; without any where none are replayed."""
 
     prompt: Prompt
     tokens: "array[int]"
@@ -80,6 +82,7 @@ class Rollout:
     sampled: "array[int]" = field(default_factory=lambda: array("b"))
     outcome: Outcome | None = None
     branches: "array[int]" = field(default_factory=lambda: array("i"))
+    experts: ExpertRows = field(default_factory=ExpertRows)
 
     def of_sampled(self, values: "array[Any]") -> "array[Any]":
         """The values of sampled tokens, of an array with one for each token."""
@@ -95,8 +98,7 @@ class Sequences:
     bool as `sampled`: context tokens that begin a branch, a prompt of its own with what was sampled after it, where no
     token before it is read; None without any. `images`: of
     the prompts, whose tokens have as many places for each as it needs; None without any. `routing`, int16
-    [sum(lengths), L, K]: the experts that are replayed for each token in each layer of a mixture, -1 for none; of the
-    present step alone, no store has it.
+    [sum(lengths), L, K]: the experts that are replayed for each token in each layer of a mixture, UNKNOWN for none.
 
     Every sequence has at least one prompt token and one response token.
     """
@@ -298,11 +300,11 @@ def _divide(branches: Sequence[int], budget: int) -> list[bool]:
 
 
 def _join_routing(parts: Sequence[Sequences]) -> Tensor | None:
-    """`routing` of all parts, -1 for those without."""
+    """`routing` of all parts, UNKNOWN for those without."""
     known = next((part.routing for part in parts if part.routing is not None), None)
     if known is None:
         return None
-    free = [known.new_full((len(part.tokens), *known.shape[1:]), -1) for part in parts]
+    free = [known.new_full((len(part.tokens), *known.shape[1:]), UNKNOWN) for part in parts]
     return torch.cat([each if p.routing is None else p.routing for p, each in zip(parts, free, strict=True)])
 
 

@@ -12,7 +12,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from rlhf_api.contract.report import STARTING
 from rlhf_api.contract.run import RunConfig, roles_of
 from rlhf_api.dataset.rows import Row
-from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.graph import POLICY, Model
 from rlhf_api.host.event_loop import EventLoop
 from rlhf_api.roles import Role
@@ -29,6 +28,7 @@ from ..environments.environments import start_environments
 from ..export.model_files import INITIAL, renamed_into_place
 from ..graph.learner import Learner
 from ..models.average import MovingAverage
+from ..models.forward.routers import check_replayed
 from ..models.frozen import freeze_parts
 from ..models.pretrained.create import create_policy, create_tokenizer
 from ..models.pretrained.job_models import load_job_tokenizer, load_trained, loading, trained_source
@@ -163,6 +163,7 @@ def engine(
     precision = {"bfloat16": {"bf16": {"enabled": True}}, "float16": {"fp16": {"enabled": True}}}.get(
         spec.trained_dtype(used.field), {}
     )
+    replays = used.field == "policy" and spec.experts.replay != "none"
     trained = TrainedModel(
         model,
         spec.optimizer,
@@ -173,10 +174,10 @@ def engine(
         adapter=adapter,
         balance=spec.experts.balance_coefficient if used.field == "policy" else 0.0,
         float32_head=spec.model.float32_head,
+        replays=replays,
     )
-    if used.field == "policy" and spec.experts.replay != "none" and not trained.replays_routing:
-        message = f"needs routers whose weights are a softmax, which {type(model).__name__} has not; use none"
-        raise InvalidJob([Problem("spec.experts.replay", f"{message}; got {spec.experts.replay!r}")])
+    if replays:
+        check_replayed(model, trained.routers, of_engine=spec.experts.replay == "rollout")
     return trained
 
 
@@ -244,6 +245,7 @@ def connect_generators(
         ends=ends,
         stops=StopStrings(ctx.tokenizer, spec.sampling.stop),
         vocabulary=policy.vocabulary,
+        experts=policy.routers.shape if policy.routers and spec.experts.replay == "rollout" else None,
     )
     if spec.environment is None:
         return sync, client

@@ -70,7 +70,8 @@ class OnlineTask(GraphTask):
         self._judge, self._held_out = remote.judge, held_out
         self._texts = partial(texts, tokenizer=ctx.tokenizer, stop=ctx.spec.sampling.stop)
         self._sampling = EpisodeSampler(ctx.spec.replay, ctx.spec.seed)
-        self._buffer = ReplayBuffer(ctx.spec.replay, self._texts, stored=ctx.ranks.first)
+        routed = ctx.spec.experts.replay == "rollout"
+        self._buffer = ReplayBuffer(ctx.spec.replay, self._texts, stored=ctx.ranks.first, routed=routed)
         assert isinstance(self._graph.source, Generate)
         self._source, self._reader = PromptSource(ctx, rows, self._graph.source.given, reader), reader
         self._collector = EpisodeCollector(ctx, learner, rollouts, self._executor, self._source, remote)

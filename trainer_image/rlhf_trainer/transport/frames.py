@@ -4,12 +4,12 @@ A frame is a header of five little-endian 32-bit integers, the payload's size in
 of its request, the frame's `Kind`, its number of tokens n and the weight version that sampled them; and then the
 payload: n int32 token ids followed by n float32 log-probabilities in nats; of an ERROR, its HTTP code and its message
 as JSON. That is 8 bytes a token, where JSON takes 83. With a sampling mask n int32 counts follow, and then that many
-int32 ids of other tokens that were kept: 12 bytes a token and 4 for each other one.
+int32 ids of other tokens that were kept: 12 bytes a token and 4 for each other one. EXPERTS has no token: its n rows,
+see `ExpertsShape`, are what routers chose for the tokens before those of the response's next frame, each once.
 """
 
 import base64
 import json
-import math
 import struct
 import sys
 from array import array
@@ -18,20 +18,19 @@ from enum import IntEnum
 from itertools import chain
 from typing import Any, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+import numpy as np
+from pydantic import BaseModel, ConfigDict
 
-from rlhf_api.sections.sampling import MOST_KEPT
-
+from ..tensors.expert_rows import ExpertRows
 from ..tensors.images import Picture
-from ..tensors.sampling_mask import ROUNDING
 
 GENERATE = "/generate"
 """Path. POST `Asked` as JSON to a generator; replies with the frames of the responses."""
-_HEADER = struct.Struct("<IIIIi")
+HEADER = struct.Struct("<IIIIi")
 NO_VERSION = -1
 """Weight version of a server that has none of a trainer's; tokens that it sampled are refused."""
-_TOKEN_BYTES = 8
-_COUNT_BYTES = _ID_BYTES = 4
+TOKEN_BYTES = 8
+COUNT_BYTES = ID_BYTES = 4
 MOST_TOKENS = 4096
 """Largest number of tokens in a frame; bounds the reader's buffer."""
 MOST_ERROR_BYTES = 16 << 10
@@ -78,6 +77,8 @@ class Asked(BaseModel):
     """Above 0: return each token's sampling mask, of at most this many tokens."""
     images: Sequence[AskedImage] = ()
     """Those of the prompt, whose tokens are among its own."""
+    experts_from: int | None = None
+    """Return the experts that routers chose from this token of the prompt on; None: none."""
 
 
 class Kind(IntEnum):
@@ -90,15 +91,13 @@ class Kind(IntEnum):
     """The server interrupted the response; another request may continue it."""
     ERROR = 4
     """The request failed; the frame has no tokens."""
-
-
-_KINDS = tuple(Kind)  # a dict, several times faster than the enum's lookup by value
+    EXPERTS = 5
 
 
 class Frame(NamedTuple):
     """New tokens of the request's response number `response`, all sampled by weight version `version`: int32 and, in
     nats, float32 arrays of one length. With a sampling mask `counts`, int32 of that length, says how many ids of
-    `kept`, int32, belong to each token."""
+    `kept`, int32, belong to each token. `experts`: rows int16 [n, L, K] in parts, those of EXPERTS frames before."""
 
     response: int
     kind: Kind
@@ -107,30 +106,18 @@ class Frame(NamedTuple):
     logprobs: "array[float]"
     counts: "array[int]" = array("i")
     kept: "array[int]" = array("i")
+    experts: Sequence[np.ndarray] = ()
 
     def ending(self, count: int) -> "Frame":
         """The first `count` tokens, as the end of the response."""
         counts = self.counts[:count]
         kept_tokens = self.kept[: sum(counts)]
         tokens, logprobs = self.tokens[:count], self.logprobs[:count]
-        return Frame(self.response, Kind.STOP, self.version, tokens, logprobs, counts, kept_tokens)
-
-
-class RequestFailed(Exception):
-    """An ERROR frame: `code` as an HTTP status."""
-
-    def __init__(self, code: int, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-
-
-class NotFinite(ValueError):
-    """A log-probability is NaN or infinite: the engine's arithmetic failed at this response, and its server lives."""
-
-
-class _Error(BaseModel):
-    code: int
-    message: str
+        rows = ExpertRows(self.experts)
+        rows.cut(len(self.tokens) - count)
+        return Frame(
+            self.response, Kind.STOP, self.version, tokens, logprobs, counts, kept_tokens, rows.parts
+        )
 
 
 def encode(
@@ -140,9 +127,10 @@ def encode(
     tokens: Sequence[int],
     logprobs: Sequence[float],
     kept_tokens: Sequence[Sequence[int]] | None = None,
+    experts: np.ndarray | None = None,
 ) -> bytes:
     """A frame, or several if the tokens do not fit; the last has the `kind`. `kept_tokens`: for each token the other
-    tokens of its sampling mask.
+    tokens of its sampling mask; `experts`: rows [n, L, K] of the tokens before these, uint8 or uint16.
 
     Raises ValueError unless there is one log-probability, and with `kept_tokens` one mask, per token.
     """
@@ -151,100 +139,47 @@ def encode(
         raise ValueError(f"{len(tokens)} tokens with {len(logprobs)} log-probabilities{beside}")
     frames = list[bytes]()
     for at in range(0, max(1, len(tokens)), MOST_TOKENS):
+        frames += _encode_experts(index, rows_between(experts, len(tokens), at, at + MOST_TOKENS))
         last = at + MOST_TOKENS >= len(tokens)
         ids, theirs = array("i", tokens[at : at + MOST_TOKENS]), array("f", logprobs[at : at + MOST_TOKENS])
         arrays: list[array[Any]] = [ids, theirs]
         if kept_tokens is not None:
             masks = kept_tokens[at : at + MOST_TOKENS]
             arrays += [array("i", map(len, masks)), array("i", chain.from_iterable(masks))]
-        payload = b"".join(_little(part).tobytes() for part in arrays)
+        payload = b"".join(little_endian(part).tobytes() for part in arrays)
         frames += [
-            _HEADER.pack(len(payload), index, kind if last else Kind.TOKENS, len(ids), version),
+            HEADER.pack(len(payload), index, kind if last else Kind.TOKENS, len(ids), version),
             payload,
         ]
     return b"".join(frames)
+
+
+def rows_between(experts: np.ndarray | None, count: int, begin: int, end: int) -> np.ndarray | None:
+    """The rows that go with tokens `begin` to `end` of `count` ones: with each that of the token before it, with the
+    first also those of the prompt."""
+    if experts is None:
+        return None
+    ahead = len(experts) - count
+    return experts[ahead + begin if begin else 0 : ahead + min(end, count)]
+
+
+def _encode_experts(index: int, rows: np.ndarray | None) -> Iterator[bytes]:
+    if rows is None:
+        return
+    for at in range(0, len(rows), MOST_TOKENS):
+        part = rows[at : at + MOST_TOKENS]
+        payload = part.astype(part.dtype.newbyteorder("<"), copy=False).tobytes()
+        yield HEADER.pack(len(payload), index, Kind.EXPERTS, len(part), NO_VERSION) + payload
 
 
 def encode_error(code: int, message: str) -> bytes:
     """The last frame of a failed request."""
     text = message.encode(errors="replace")[: MOST_ERROR_BYTES // 8].decode(errors="ignore")
     payload = json.dumps({"code": code, "message": text}).encode()
-    return _HEADER.pack(len(payload), 0, Kind.ERROR, 0, NO_VERSION) + payload
+    return HEADER.pack(len(payload), 0, Kind.ERROR, 0, NO_VERSION) + payload
 
 
-class FrameReader:
-    """Parses frames from a byte stream that arrives in pieces of any size."""
-
-    def __init__(self, oldest: int = 0) -> None:
-        """`oldest`: the lowest weight version that is one; -1 is that of the weights with which an engine starts."""
-        self._rest, self._oldest = b"", oldest
-
-    def feed(self, data: bytes) -> Iterator[Frame]:
-        """Frames that `data` completes.
-
-        Raises:
-            RequestFailed: an ERROR frame came.
-            ValueError: the header, a token or a log-probability is invalid.
-        """
-        data, at = self._rest + data if self._rest else data, 0
-        while len(data) - at >= _HEADER.size:
-            size, index, number, count, version = _HEADER.unpack_from(data, at)
-            kind = _kind(size, number, count)
-            begin, end = at + _HEADER.size, at + _HEADER.size + size
-            if end > len(data):
-                break
-            at = end
-            if kind is Kind.ERROR:
-                raise _failure(data[begin:end])
-            if count and version < self._oldest:
-                raise ValueError(f"{count} tokens of no weight version of a trainer")
-            yield _frame(index, kind, version, count, data[begin:end])
-        self._rest = data[at:]
-
-    def close(self) -> None:
-        """Raises ValueError where the stream ended inside a frame."""
-        if self._rest:
-            raise ValueError(f"the stream ended {len(self._rest)} bytes into a frame")
-
-
-def _kind(size: int, number: int, count: int) -> Kind:
-    if number >= len(_KINDS):
-        raise ValueError(f"unknown kind of frame: {number}")
-    kind = _KINDS[number]
-    plain, masked = _TOKEN_BYTES * count, (_TOKEN_BYTES + _COUNT_BYTES) * count
-    most = MOST_ERROR_BYTES if kind is Kind.ERROR else masked + _ID_BYTES * MOST_KEPT * count
-    if count > MOST_TOKENS or size > most:
-        raise ValueError(f"a frame of {size} bytes and {count} tokens; one of {kind.name} has at most {most}")
-    if kind is not Kind.ERROR and size != plain and (size < masked or size % _ID_BYTES):
-        raise ValueError(f"a frame of {size} bytes cannot hold {count} tokens")
-    return kind
-
-
-def _frame(index: int, kind: Kind, version: int, count: int, payload: bytes) -> Frame:
-    size = 4 * count
-    tokens, logprobs = array("i", payload[:size]), array("f", payload[size : 2 * size])
-    counts, kept_tokens = array("i", payload[2 * size : 3 * size]), array("i", payload[3 * size :])
-    for ids in (tokens, kept_tokens):
-        if ids and (lowest := min(_little(ids))) < 0:
-            raise ValueError(f"{lowest} is not a token id")
-    if not math.isfinite(sum(_little(logprobs))):
-        raise NotFinite("a log-probability is not finite")
-    if logprobs and (highest := max(logprobs)) > ROUNDING:
-        raise ValueError(f"{highest:g} is not a log-probability: it is above 0")
-    if counts and (min(_little(counts)) < 0 or max(counts) > MOST_KEPT or sum(counts) != len(kept_tokens)):
-        raise ValueError(f"a sampling mask of {len(kept_tokens)} tokens does not match its counts")
-    return Frame(index, kind, version, tokens, logprobs, counts, kept_tokens)
-
-
-def _failure(payload: bytes) -> RequestFailed:
-    try:
-        message = _Error.model_validate_json(payload)
-    except ValidationError as error:
-        raise ValueError(f"an ERROR frame without a valid message: {error}") from None
-    return RequestFailed(message.code, message.message)
-
-
-def _little(values: "array[Any]") -> "array[Any]":
+def little_endian(values: "array[Any]") -> "array[Any]":
     """Byte-swaps to or from little-endian, in place, on big-endian machines."""
     if sys.byteorder == "big":
         values.byteswap()

@@ -19,7 +19,7 @@ TRIED = (
 )
 """Options that ran with weights of a trainer and gave log-probabilities of its policy, or that the code of several GPUs
 is written for; docs/reference/engine-arguments.md says where each ran and what it needs."""
-_ROUTED = "returns the experts of each token, which no training replays (docs/guides/models/experts.md)"
+_ROUTED = "is set where spec.experts.replay is rollout"
 _KEYS = "keeps keys and values beyond the engine, where those of earlier weights are not cleared"
 _MOVES = "moves experts between GPUs while they serve, and what is served is compared with what arrived"
 _SPECULATIVE = (

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
-from rlhf_trainer.maths.routing import balance_loss, expert_loads, load_statistics
+from rlhf_trainer.maths.routing import balance_loss, count_replaced, expert_loads, load_statistics
 
 
 @pytest.fixture
@@ -39,3 +39,9 @@ def test_statistics_of_even_and_uneven_loads():
     assert load_statistics(torch.tensor([[4.0, 0.0], [2.0, 2.0]])) == pytest.approx(
         {"expert_share_max": 1.0, "expert_entropy": 0.5, "experts_unused_share": 0.25}
     )
+
+
+def test_tokens_whose_replayed_experts_are_others_are_counted_whatever_their_order():
+    own = torch.tensor([[0, 1], [1, 2], [3, 0], [3, 0]])
+    replayed = torch.tensor([[1, 0], [1, 3], [-1, -1], [2, 1]], dtype=torch.int16)
+    assert count_replaced(own, replayed).tolist() == [2, 3]

@@ -3,6 +3,7 @@
 import json
 import math
 from functools import cache
+from operator import ne
 from pathlib import Path
 
 import pytest
@@ -83,7 +84,7 @@ def plain_loop(kind: str, lora: bool, frozen: bool, dora: bool, muon: bool) -> t
         for group in (group for each in optimizers for group in each.param_groups):
             group["lr"] = ranks.rate(update)
         total, part, largest = torch.zeros(()), torch.zeros(()), torch.zeros(())
-        balance, loads = torch.zeros(()), torch.zeros(2, 4)
+        balance, loads, replaced = torch.zeros(()), torch.zeros(2, 4), torch.zeros(())
         for row in range(len(sequences)):
             micro = MicroBatch.build(sequences, [row], 0)
             routed = {"output_router_logits": True} if kind.endswith("experts") else {}
@@ -94,7 +95,10 @@ def plain_loop(kind: str, lora: bool, frozen: bool, dora: bool, muon: bool) -> t
                 with choosing(None if micro.routing is None else micro.routing[:, layer:]):
                     own = load_balancing_loss_func((logits,), 4, 2, micro.attention_mask)
                 balance = balance + own * len(logits) / (2 * len(sequences.tokens))
-                chosen = logits.topk(2).indices if micro.routing is None else micro.routing[:, layer]
+                chosen = logits.topk(2).indices
+                if micro.routing is not None:
+                    replaced += sum(map(ne, sets_of(chosen), sets_of(micro.routing[:, layer])))
+                    chosen = micro.routing[:, layer]
                 loads[layer] += torch.bincount(chosen.flatten(), minlength=4)
             value, parts = ranks.loss(weights)(output, micro)
             total, part = total + value, part + parts["part"]
@@ -113,10 +117,16 @@ def plain_loop(kind: str, lora: bool, frozen: bool, dora: bool, muon: bool) -> t
                 "grad_norm": norm,
                 "output_max": largest,
                 **(routing(balance, loads / loads.sum(1, keepdim=True)) if kind.endswith("experts") else {}),
+                **({"experts_replaced_share": replaced / loads.sum() * 2} if "replayed" in kind else {}),
             }
         )
     whole = model.merge_and_unload() if lora else model
     return [{k: v.item() for k, v in s.items()} for s in statistics], whole.state_dict()
+
+
+def sets_of(chosen: torch.Tensor) -> list[set[int]]:
+    """The experts of each token."""
+    return [set(row) for row in chosen.tolist()]
 
 
 def routing(balance: torch.Tensor, shares: torch.Tensor) -> dict[str, torch.Tensor]:

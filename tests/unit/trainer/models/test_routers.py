@@ -1,5 +1,7 @@
 """Routers of real families: which are recorded, and of which the load can be balanced."""
 
+import re
+
 import pytest
 import torch
 from tests.unit.trainer.models.choosing import choosing
@@ -9,7 +11,8 @@ from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.sections.roles import Trainer
 from rlhf_trainer.models.balance import check_balanced
 from rlhf_trainer.models.forward.efficiency import recompute
-from rlhf_trainer.models.forward.routers import Routers
+from rlhf_trainer.models.forward.routers import Routers, check_replayed
+from rlhf_trainer.tensors.expert_rows import ExpertsShape
 
 SHAPE = {
     "vocab_size": 64,
@@ -87,6 +90,26 @@ def test_replayed_experts_are_those_of_another_pass_with_the_weights_of_this_one
 
 
 @pytest.mark.parametrize("family", REPLAYED)
+@pytest.mark.parametrize("recomputed", [False, True])
+def test_the_gradient_of_replayed_experts_reaches_the_router_by_their_weights(family, recomputed):
+    """Against the family's own code, as above; a layer that is computed again replays the same."""
+    tokens, gradients = torch.arange(1, 8)[None], []
+    choices = torch.stack([torch.stack([torch.randperm(4)[:2] for _ in range(7)]) for _ in range(2)], dim=1)
+    for replayed in (True, False):
+        model = made(family)
+        if recomputed and replayed:
+            recompute(model, Trainer(gradientCheckpointing="full").gradient_checkpointing)
+        with Routers.of(model).replaying(choices.to(torch.int16)) if replayed else choosing(choices):
+            model(tokens, use_cache=False).logits.logsumexp(-1).sum().backward()
+        gradients.append({name: weight.grad for name, weight in model.named_parameters()})
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradient, gradients[1][name], rtol=1e-4, atol=1e-5)
+    routers = [name for name in gradients[0] if re.search(r"\.(gate|router|router\.layer)\.weight", name)]
+    assert len(routers) == 2
+    assert all(gradients[0][name].abs().sum() > 0 for name in routers)
+
+
+@pytest.mark.parametrize("family", REPLAYED)
 def test_replaying_a_passs_own_choices_or_none_changes_nothing(family):
     model, tokens = made(family), torch.arange(1, 8)[None]
     routers = Routers.of(model)
@@ -98,8 +121,35 @@ def test_replaying_a_passs_own_choices_or_none_changes_nothing(family):
             torch.testing.assert_close(model(tokens).logits, own, rtol=1e-5, atol=1e-6)
 
 
-def test_routers_with_weights_of_another_kind_replay_nothing():
-    assert not Routers.of(made("glm4_moe")).can_replay
+@pytest.mark.parametrize(
+    ("family", "own", "of_engine", "says"),
+    [
+        (
+            "glm4_moe",
+            {},
+            False,
+            "needs routers whose weights are a softmax, which Glm4MoeForCausalLM has not",
+        ),
+        ("llama", {}, False, "needs a mixture of experts, which LlamaForCausalLM is not"),
+        (
+            "qwen3_moe",
+            {"mlp_only_layers": [0]},
+            True,
+            "needs experts in every layer of Qwen3MoeForCausalLM, and 1 of 2 have some",
+        ),
+    ],
+)
+def test_a_model_that_cannot_replay_is_refused(family, own, of_engine, says):
+    model = made(family, **own)
+    with pytest.raises(InvalidJob, match=f"spec.experts.replay: {says}"):
+        check_replayed(model, Routers.of(model), of_engine=of_engine)
+
+
+@pytest.mark.parametrize("family", REPLAYED)
+def test_a_mixture_tells_the_shape_of_its_choices(family):
+    model = made(family)
+    assert Routers.of(model).shape == ExpertsShape(layers=2, chosen=2, experts=4)
+    check_replayed(model, Routers.of(model), of_engine=True)
 
 
 def test_a_dense_model_has_no_routers_and_no_balance():

@@ -86,6 +86,7 @@ def same(one: Columns, other: Columns) -> bool:
         own = {**columns.tokens, **{f"{name} of rows": column for name, column in columns.rows.items()}}
         floats = {n: v.view(torch.int32) if v.dtype == torch.float32 else v for n, v in own.items()}
         named = {name: getattr(columns.sequences, name) for name in ("sampled", "branches")}
+        named["routing"] = columns.sequences.routing
         flags = {f"{name} of sequences": each for name, each in named.items() if each is not None}
         return {**floats, **flags, **{name: vars(columns.sequences)[name] for name in PACKED}}
 

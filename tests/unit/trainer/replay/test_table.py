@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.unit.trainer.replay.made import FLAGS, LENGTHS, episode, same, with_replies, words
 
 from rlhf_api.host import parquet_pages
-from rlhf_trainer.replay.table import decode, encode
+from rlhf_trainer.replay.table import Episode, decode, encode
 from rlhf_trainer.tensors.records import Columns
 from rlhf_trainer.tensors.sampling_mask import WHOLE, Kept
 
@@ -226,3 +226,32 @@ def test_a_table_without_a_sampled_token_in_a_response_is_refused():
     at = table.schema.get_field_index("sampled")
     with pytest.raises(ValueError, match="a token of each response was sampled"):
         decode(written(table.set_column(at, table.schema.field(at), flags)))
+
+
+def routed() -> Episode:
+    made = episode(4)
+    tokens = len(made.columns.sequences.tokens)
+    routing = torch.randint(-1, 300, (tokens, 3, 2), generator=torch.Generator().manual_seed(0))
+    sequences = replace(made.columns.sequences, routing=routing.to(torch.int16))
+    return replace(made, columns=replace(made.columns, sequences=sequences))
+
+
+def test_the_experts_of_each_token_survive():
+    made = routed()
+    back = decode(encode(made, words)).columns
+    assert same(back, made.columns)
+    assert back.sequences.routing.dtype == torch.int16
+    assert torch.equal(back.select(torch.tensor([2])).sequences.routing, made.columns.sequences.routing[7:13])
+
+
+@pytest.mark.parametrize(
+    ("shape", "says"),
+    [(b"3,3", "each token has 9 experts"), (b"", "how many a token has"), (b"0,6", "how many a token has")],
+)
+def test_a_table_whose_experts_have_another_shape_is_refused(shape, says):
+    table = pq.read_table(io.BytesIO(encode(routed(), words)))
+    out = io.BytesIO()
+    metadata = {**table.schema.metadata, b"rlhf_experts": shape}
+    pq.write_table(table.replace_schema_metadata(metadata), out, compression="zstd", use_dictionary=False)
+    with pytest.raises(ValueError, match=says):
+        decode(out.getvalue())

@@ -25,6 +25,7 @@ from rlhf_trainer.engines.vllm.serve.launch import (
     option,
     weight_options,
 )
+from rlhf_trainer.engines.vllm.serve.routed import WORKER
 from rlhf_trainer.process.addresses import interface, listen_host
 from rlhf_trainer.process.settings import frozen_source
 from rlhf_trainer.roles.generator import arguments
@@ -209,10 +210,23 @@ def test_experts_stay_where_their_weights_are_compared(tmp_path):
     assert not check(config(tmp_path, engineArguments={"enable-eplb": False}).spec)
 
 
+@pytest.mark.parametrize("replay", ["none", "policy", "rollout"])
+def test_vllm_returns_the_experts_that_training_replays(tmp_path, replay):
+    """On a CPU by a worker of ours."""
+    made = config(tmp_path)
+    experts = made.spec.experts.model_copy(update={"replay": replay})
+    made = made.model_copy(update={"spec": made.spec.model_copy(update={"experts": experts})})
+    on_gpu, on_cpu = options(made), options(made, memory=None)
+    returned = [each.get("enable-return-routed-experts", False) for each in (on_gpu, on_cpu)]
+    assert returned == [replay == "rollout"] * 2
+    assert "worker-cls" not in on_gpu
+    assert on_cpu.get("worker-cls") == (WORKER if replay == "rollout" else None)
+
+
 def test_experts_that_nobody_replays_are_not_returned(tmp_path):
     (problem,) = check(config(tmp_path, engineArguments={"enable-return-routed-experts": True}).spec)
     assert problem.where == "spec.generator.engineArguments.enable-return-routed-experts"
-    assert "which no training replays" in problem.message
+    assert problem.message == "is set where spec.experts.replay is rollout; remove it; got true"
 
 
 def test_the_cpu_build_is_spared_what_it_does_not_need(tmp_path):

@@ -4,17 +4,18 @@ import random
 import struct
 from array import array
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlhf_trainer.tensors.expert_rows import ExpertsShape
+from rlhf_trainer.transport.frame_reader import FrameReader, RequestFailed
 from rlhf_trainer.transport.frames import (
     MOST_TOKENS,
     NO_VERSION,
     Frame,
-    FrameReader,
     Kind,
-    RequestFailed,
     encode,
     encode_error,
 )
@@ -69,6 +70,52 @@ def test_more_tokens_than_one_frame_takes_are_several_whose_last_says_the_end():
     assert [frame.kind for frame in frames] == [Kind.TOKENS, Kind.TOKENS, Kind.LENGTH]
     assert {frame.version for frame in frames} == {7}
     assert [token for frame in frames for token in frame.tokens] == list(range(count))
+
+
+SHAPE = ExpertsShape(layers=2, chosen=1, experts=8)
+
+
+def with_rows(*parts: bytes, most: int = 2 * MOST_TOKENS) -> list[Frame]:
+    reader = FrameReader(experts=SHAPE, most_experts=most)
+    return [frame for part in parts for frame in reader.feed(part)]
+
+
+def test_experts_come_with_the_tokens_that_they_go_before():
+    """Of a prompt of three tokens and the first of two tokens; then of both."""
+    rows = np.arange(10, dtype=np.uint8).reshape(5, 2, 1) % 8
+    first = encode(1, Kind.TOKENS, 0, [5, 6], [-0.5] * 2, experts=rows[:4])
+    frames = with_rows(first + encode(1, Kind.STOP, 0, [7], [-0.5], experts=rows[4:]))
+    assert [list(frame.tokens) for frame in frames] == [[5, 6], [7]]
+    assert [np.concatenate(frame.experts).tolist() for frame in frames] == [
+        rows[:4].tolist(),
+        rows[4:].tolist(),
+    ]
+    assert [len(row) for row in frames[0].ending(1).experts] == [3]
+
+
+def test_experts_of_more_tokens_than_one_frame_takes_are_several():
+    count = 2 * MOST_TOKENS + 1
+    rows = np.zeros((count + 3, 2, 1), dtype=np.uint8)
+    frames = with_rows(encode(0, Kind.LENGTH, 7, range(count), [-0.5] * count, experts=rows))
+    assert [sum(map(len, frame.experts)) for frame in frames] == [MOST_TOKENS + 3, MOST_TOKENS, 1]
+
+
+def test_experts_without_tokens_are_bounded():
+    """Each of few bytes, of any number of responses."""
+    sent = [struct.pack("<IIIIi", 2, index, Kind.EXPERTS, 1, -1) + bytes(2) for index in range(4)]
+    assert with_rows(*sent, most=4) == []
+    with pytest.raises(ValueError, match="experts of 4 tokens before a frame; at most 3"):
+        with_rows(*sent, most=3)
+
+
+@pytest.mark.parametrize(
+    ("size", "says"), [(3, "3 bytes and 1 rows of experts, of 2 bytes each"), (1 << 30, "of 2 bytes each")]
+)
+def test_experts_of_another_shape_are_refused(size, says):
+    with pytest.raises(ValueError, match=says):
+        with_rows(header(size, Kind.EXPERTS))
+    with pytest.raises(ValueError, match="rows of experts, that were not asked for"):
+        read(header(2, Kind.EXPERTS))
 
 
 def header(size: int, number: int, count: int = 1, version: int = 0) -> bytes:

@@ -8,6 +8,7 @@ from tests.support.servers.vllm_server import Server
 from tests.support.tiny.models import tiny_biased_experts, tiny_experts, tiny_model
 from tests.unit.trainer.weights.support import TOKEN, load
 
+from rlhf_trainer.engines.vllm.serve.routed import WORKER
 from rlhf_trainer.transport.http import HttpClient
 from rlhf_trainer.weights.broadcaster import Broadcaster
 
@@ -61,9 +62,11 @@ def untied(folder, starting_tied) -> Iterator[Server]:  # noqa: ARG001  they sta
     yield from serving(folder, "untied", *SPOILABLE)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def experts(folder) -> Iterator[Server]:
-    yield from serving(folder, "experts", *SPOILABLE)
+    """Returns the experts that it chose."""
+    routed = ("--enable-return-routed-experts", "--worker-cls", WORKER)
+    yield from serving(folder, "experts", *SPOILABLE, *routed)
 
 
 @pytest.fixture(scope="module")

@@ -1,16 +1,21 @@
 """Frames of what vLLM puts out, with its own types."""
 
 import math
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, groupby
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from vllm.logprobs import FlatLogprobs, Logprob
 from vllm.outputs import CompletionOutput
 
+from rlhf_trainer.engines.vllm.front.experts import TakenExperts
 from rlhf_trainer.engines.vllm.front.streams import encoded, sampled_from
-from rlhf_trainer.transport.frames import NO_VERSION, FrameReader, Kind
+from rlhf_trainer.transport.frame_reader import FrameReader
+from rlhf_trainer.transport.frames import NO_VERSION, Asked, Kind
 
 
 def step(*entries: tuple[int, float]) -> dict[int, Logprob]:
@@ -74,3 +79,60 @@ def test_each_token_of_a_response_comes_once_with_the_version_that_sampled_it(ve
     ]
     assert [frame.kind for frame in frames] == [Kind.TOKENS] * (len(frames) - 1) + [Kind.LENGTH]
     assert {frame.response for frame in frames} == {4}
+
+
+class Engine:
+    """As much of vLLM's as knows the response number 0 to a request, of which it has read tokens up to `read`."""
+
+    def __init__(self) -> None:
+        self.state = SimpleNamespace(request_index=0, routed_experts_chunks=[])
+        self.output_processor = SimpleNamespace(
+            request_states={"a": self.state}, external_req_ids={"name": ["a"]}
+        )
+
+    def reads(self, *tokens: int) -> None:
+        self.state.routed_experts_chunks.append(rows_of(tokens))
+
+    def output(self, *tokens: int, end: str | None = None) -> CompletionOutput:
+        """At its end vLLM returns all that nobody took."""
+        chunks = self.state.routed_experts_chunks
+        whole = np.concatenate(chunks) if end and chunks else None
+        return CompletionOutput(0, "", tokens, None, None, routed_experts=whole, finish_reason=end)
+
+
+def rows_of(tokens: Iterable[int]) -> np.ndarray:
+    return np.array([*tokens], dtype=np.uint8).reshape(-1, 1, 1)
+
+
+def test_experts_go_with_the_token_after_theirs_however_far_the_engine_is():
+    engine, prompt = Engine(), (1, 2, 3)
+    taken = TakenExperts(engine, "name", request_of(prompt, experts_from=0))
+    engine.reads(1, 2, 3)
+    assert taken.take(engine.output(4)).flatten().tolist() == [1, 2, 3]
+    engine.reads(4)
+    engine.reads(5)  # of which token 6 came, too late for this output
+    assert taken.take(engine.output(5)).flatten().tolist() == [4]
+    assert taken.take(engine.output(6)).flatten().tolist() == [5]
+    engine.reads(6)
+    assert taken.take(engine.output(7, end="stop")).flatten().tolist() == [6]
+
+
+@pytest.mark.parametrize(("begin", "expected"), [(2, [3]), (None, None)])
+def test_only_experts_that_were_asked_for_are_taken(begin, expected):
+    engine = Engine()
+    engine.reads(3)  # of which alone vLLM returns them
+    rows = TakenExperts(engine, "name", request_of((1, 2, 3), experts_from=begin)).take(engine.output(4))
+    assert (rows if rows is None else rows.flatten().tolist()) == expected
+
+
+def test_an_interrupted_response_has_those_that_came():
+    engine = Engine()
+    taken = TakenExperts(engine, "name", request_of((1, 2), experts_from=0))
+    engine.reads(1, 2)
+    assert taken.take(engine.output(3, 4, end="abort")).flatten().tolist() == [1, 2]
+
+
+def request_of(prompt: Sequence[int], experts_from: int | None) -> Asked:
+    settings = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_tokens": 0, "max_tokens": 9}
+    more = {"stop_token_ids": (), "stream_interval": 1, "experts_from": experts_from}
+    return Asked(prompt=prompt, **settings, **more)

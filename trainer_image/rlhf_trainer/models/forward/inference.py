@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -22,6 +23,7 @@ from .efficiency import fuse
 from .image_places import placing
 from .packing import can_pack, packing_fault
 from .response_head import install, response_head
+from .routers import Routers
 from .sequence_parallel import SequenceGroup, check_heads, heads_of
 
 log = logging.getLogger(__name__)
@@ -42,6 +44,8 @@ class Forward:
     engine: Any = None
     packed: bool = False
     sequence_group: SequenceGroup | None = None
+    routers: Routers | None = None
+    """Those of the model, which replay the routing of micro-batches."""
 
     @classmethod
     def choose(
@@ -109,6 +113,13 @@ class Forward:
             return self.sequence_group.read(micro, lambda part: self._read(part, read))
         return self._read(micro, read)
 
+    def replaying(self, micro: MicroBatch) -> AbstractContextManager[None]:
+        """Has the routers replay the micro-batch's routing, if it has any; to be left after a backward pass."""
+        if self.routers is None or micro.routing is None:
+            return nullcontext()
+        group, routing = self.sequence_group, micro.routing
+        return self.routers.replaying(routing if group is None else group.slice_routing(routing))
+
     def _read(self, micro: MicroBatch, read: OutputFn) -> Tensor:
         head = response_head(self.model)
         if head is not None and head.fits and isinstance(read, ResponseLogprobs):
@@ -159,7 +170,9 @@ class Forward:
         packed = torch.zeros(int(sizes.sum()), device=self.device)
         for i, rows in enumerate(batches):
             micro = self.build(sequences, rows)
-            index, values = ragged_index(starts[micro.rows], sizes[micro.rows]), self(micro, read).float()
+            index = ragged_index(starts[micro.rows], sizes[micro.rows])
+            with self.replaying(micro):
+                values = self(micro, read).float()
             if i == 0:
                 packed = packed.new_zeros((len(packed), *values.shape[1:]))
             packed[to_device(index, self.device)] = values

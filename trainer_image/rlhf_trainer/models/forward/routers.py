@@ -10,25 +10,36 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from rlhf_api.errors.problem import InvalidJob, Problem
+
+from ...tensors.expert_rows import UNKNOWN, ExpertsShape
+
 
 @dataclass(frozen=True)
 class Routing:
-    """The router's `logits` [T, E] of a layer's tokens, and the experts `chosen` for each, int64 [T, K]."""
+    """The router's `logits` [T, E] of a layer's tokens, the experts `chosen` for each, int64 [T, K], the router's
+    `own`, and where choices are replayed these, int16 [T, K], UNKNOWN for none."""
 
     logits: Tensor
     chosen: Tensor
+    own: Tensor
+    replayed: Tensor | None
 
 
 class Routers:
     """The routers of a model, one a layer of experts, in the order of the layers.
 
-    `can_replay`: the weights of a token's experts follow from their logits, by a softmax over all experts or over the
-    chosen ones, as a trial of the first router showed.
+    `shape`: of the choices for a token. `can_replay`: the weights of a token's experts follow from their logits, by a
+    softmax over all experts or over the chosen ones, as a trial of the first router showed.
     """
 
-    def __init__(self, modules: Sequence[nn.Module], logits_at: int, normalizes: bool | None) -> None:
-        """`logits_at`: the place of the logits in a router's output; `normalizes`: whether the weights of a token's
-        experts sum to 1, None where they do not follow from the logits."""
+    def __init__(self, modules: Sequence[nn.Module], logits_at: int, tried: tuple[Tensor, ...]) -> None:
+        """`logits_at`: the place of the logits in a router's output; `tried`: the first one's output for some
+        tokens."""
+        normalizes = _normalizes(tried, logits_at)
+        self.shape = ExpertsShape(
+            len(modules), *(tried[at].shape[1] for at in (_choices_at(tried), logits_at))
+        )
         self._logits_at, self._normalizes = logits_at, normalizes
         self.can_replay = normalizes is not None
         self._record: list[Routing] | None = None
@@ -45,7 +56,7 @@ class Routers:
             kind, place = getattr(declared, "target_class", None), getattr(declared, "index", 0)
             routers = [each for each in model.modules() if kind is not None and isinstance(each, kind)]
             if routers and (output := _tried(routers[0], model.config.get_text_config().hidden_size, place)):
-                return cls(routers, place, _normalizes(output, place))
+                return cls(routers, place, output)
         return None
 
     @contextmanager
@@ -60,9 +71,10 @@ class Routers:
 
     @contextmanager
     def replaying(self, choices: Tensor | None) -> Iterator[None]:
-        """Has the routers choose `choices`, int16 [T, L, K], for the T tokens of an input, -1 where the router itself
-        chooses; None for all. The weights of the experts are those of the present logits, with their gradient (Zheng et
-        al. 2025, arXiv:2507.18071, section 5.3). To be left after the backward pass, which may compute layers again."""
+        """Has the routers choose `choices`, int16 [T, L, K], for the T tokens of an input, UNKNOWN where the router
+        itself chooses; None for all. The weights of the experts are those of the present logits, with their gradient
+        (Zheng et al. 2025, arXiv:2507.18071, section 5.3). To be left after the backward pass, which may compute layers
+        again."""
         self._replayed = choices
         try:
             yield
@@ -72,19 +84,42 @@ class Routers:
     def _route(
         self, layer: int, _module: nn.Module, _inputs: object, output: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
+        at, replayed = _choices_at(output), None
+        own = output[at]
         if self._replayed is not None:
-            output = self._chosen(output, self._replayed[:, layer])
+            replayed = self._replayed[:, layer]
+            output = self._chosen(output, replayed)
         if self._record is not None:  # computes nothing: a layer computed again must save the same tensors
-            self._record.append(Routing(output[self._logits_at], output[_choices_at(output)]))
+            self._record.append(Routing(output[self._logits_at], output[at], own, replayed))
         return output
 
     def _chosen(self, output: tuple[Tensor, ...], replayed: Tensor) -> tuple[Tensor, ...]:
         """The router's output with the replayed experts and their weights."""
         at = _choices_at(output)
-        chosen = torch.where(replayed < 0, output[at], replayed.to(output[at].dtype))
+        chosen = torch.where(replayed == UNKNOWN, output[at], replayed.to(output[at].dtype))
         scores = _weights(output[self._logits_at], chosen, bool(self._normalizes))
         places = {at: chosen, _scores_at(self._logits_at, at): scores}
         return tuple(places[i].to(part.dtype) if i in places else part for i, part in enumerate(output))
+
+
+def check_replayed(model: PreTrainedModel, routers: Routers | None, *, of_engine: bool) -> None:
+    """Raises InvalidJob for a model whose routers cannot replay choices, or not those `of_engine`, which has a place
+    for each layer: vLLM does not tell which layers have no experts."""
+    kind = type(model).__name__
+    if routers is None:
+        reason = f"needs a mixture of experts, which {kind} is not; leave it out"
+    elif not routers.can_replay:
+        reason = f"needs routers whose weights are a softmax, which {kind} has not; use none"
+    elif of_engine and (has := routers.shape.layers) != (layers := _layers_of(model)):
+        reason = f"needs experts in every layer of {kind}, and {has} of {layers} have some; use policy"
+    else:
+        return
+    raise InvalidJob([Problem("spec.experts.replay", reason)])
+
+
+def _layers_of(model: PreTrainedModel) -> int:
+    count: int = model.config.get_text_config().num_hidden_layers
+    return count
 
 
 def _tried(router: nn.Module, width: int, place: int) -> tuple[Tensor, ...] | None:

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from rlhf_api.errors.problem import InvalidJob, Problem
 
 from ...tensors.batches import MicroBatch
+from ...tensors.expert_rows import UNKNOWN
 from ...tensors.packed import to_device
 
 
@@ -78,6 +79,12 @@ class SequenceGroup:
         width = -(-micro.input_ids.shape[1] // self.size)
         missing = self.size * width - micro.input_ids.shape[1]
         return pad(micro.owners, (0, missing), value=len(micro.rows))[self.rank * width :][:width]
+
+    def slice_routing(self, routing: Tensor) -> Tensor:
+        """Routing of the tokens of this rank's slice, int16 [T, L, K] -> [T / size, L, K]."""
+        width = -(-len(routing) // self.size)
+        missing = self.size * width - len(routing)
+        return pad(routing, (0, 0, 0, 0, 0, missing), value=UNKNOWN)[self.rank * width :][:width]
 
     def to_heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[1, H, T / size, D] each -> [1, H / size, T, D]. Key heads that `size` does not divide are repeated first."""

@@ -11,16 +11,9 @@ from rlhf_api.sections.sampling import Sampling
 
 from ...data.stop_strings import StopStrings
 from ...dispatch.outcomes import Failed, Interrupted, Refused
-from ...transport.frames import (
-    GENERATE,
-    Asked,
-    AskedImage,
-    Frame,
-    FrameReader,
-    Kind,
-    NotFinite,
-    RequestFailed,
-)
+from ...tensors.expert_rows import ExpertsShape
+from ...transport.frame_reader import FrameReader, NotFinite, RequestFailed
+from ...transport.frames import GENERATE, Asked, AskedImage, Frame, Kind
 from ...transport.http import HttpClient, HttpError
 from ..partial_rollout import PartialRollout, Response
 
@@ -55,12 +48,13 @@ class VllmClient:
         vocabulary: int = 1 << 31,
         stream_interval: int = STREAM_INTERVAL,
         oldest_version: int = 0,
+        experts: ExpertsShape | None = None,
     ) -> None:
         """`ends`: end tokens, see `data.encode.end_tokens`; `stops`: stop strings; `vocabulary`: number of tokens that
         the policy has embeddings for; `stream_interval`: tokens of a response per frame; `oldest_version`: as
-        `FrameReader.oldest`."""
+        `FrameReader.oldest`; `experts`: of rows to ask for, where training replays them."""
         self._http, self._seed, self._stops = http, seed, stops
-        self._vocabulary, self._oldest_version = vocabulary, oldest_version
+        self._vocabulary, self._oldest_version, self._experts = vocabulary, oldest_version, experts
         self._base_request = Asked(
             prompt=(),
             temperature=sampling.temperature,
@@ -122,19 +116,26 @@ class VllmClient:
     ) -> None:
         """One request, whose k-th response is the response `indices[k]`; they share the tokens so far."""
         url, prompt_id = member.address + GENERATE, work.prompt.id
-        begun = len(work.responses[indices[0]].tokens)
+        first = work.responses[indices[0]]
+        begun, before = len(first.tokens), first.before(work.prompt)
         changes: dict[str, object] = {
-            "prompt": work.responses[indices[0]].before(work.prompt),
+            "prompt": before,
             "images": tuple(map(AskedImage.of, work.prompt.pictures)),
         }
         if work.temperature is not None:
             changes["temperature"] = work.temperature
         changes |= {f"{name}_penalty": value for name, value in work.penalties._asdict().items()}
+        shape = self._experts if work.masks else None
         if not work.masks:
             changes["kept"] = 0
+        if shape is not None:
+            ahead = len(work.prompt.tokens) + begun - len(before)  # of the last branch
+            first.experts.fill(ahead, (shape.layers, shape.chosen))
+            changes["experts_from"] = len(first.experts) - ahead
         request = request.model_copy(update=changes)
         body = request.model_dump()
-        reader = FrameReader(self._oldest_version)
+        longest = len(before) + request.max_tokens
+        reader = FrameReader(self._oldest_version, shape, longest * len(indices))
         try:
             async with aclosing(self._http.stream(url, body)) as parts:
                 async for part in parts:
@@ -144,6 +145,8 @@ class VllmClient:
                         last = self._completing(work.prompt.tokens, response, frame, begun)
                         most = work.turn_end(response, self._base_request.max_tokens)
                         self._add(response, last or frame, most, masked=request.kept > 0)
+                        if shape is not None and frame.tokens:
+                            _check_routed(work.prompt.tokens, response)
                         if response.end:
                             work.ended(work.prompt, response)
                         if last:
@@ -190,9 +193,16 @@ class VllmClient:
             raise ValueError(f"the length limit of {most} tokens ended a response of {count}")
         if len(frame.counts) != (len(frame.tokens) if masked else 0):
             raise ValueError(f"{len(frame.tokens)} tokens with {len(frame.counts)} sampling masks")
-        response.add(frame.tokens, frame.logprobs, frame.version, frame.counts, frame.kept)
+        experts = frame.experts if frame.tokens else ()  # a response that is not begun has none of the prompt
+        response.add(frame.tokens, frame.logprobs, frame.version, frame.counts, frame.kept, experts)
         if frame.kind in (Kind.STOP, Kind.LENGTH):
             response.finish(frame.kind.name.lower())
 
     async def listens(self, member: Member) -> bool:
         return await self._http.listens(member.address)
+
+
+def _check_routed(prompt: Sequence[int], response: Response) -> None:
+    """Raises ValueError unless all tokens but the last, of which none is known, have a row of experts."""
+    if (count := len(response.experts)) != (expected := len(prompt) + len(response.tokens) - 1):
+        raise ValueError(f"experts of {count} tokens, where {expected} have been read")

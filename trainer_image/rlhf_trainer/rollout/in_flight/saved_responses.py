@@ -3,10 +3,12 @@
 from array import array
 from collections.abc import Iterable
 from dataclasses import asdict
+from itertools import islice
 from typing import Any
 
 import torch
 
+from ...tensors.expert_rows import ExpertRows, pack_rows
 from ...tensors.packed import flat_flags, flat_floats, flat_int32s
 from ...tensors.records import Outcome, Prompt
 from ...tensors.sampling_mask import filled
@@ -19,8 +21,9 @@ BLOB = "responses-ahead"
 
 def encode(works: Iterable[PartialRollout]) -> bytes:
     """Responses by the ids of their prompts: int32 `tokens` and `versions` and float32 `logprobs`, end to end; int32
-    `prompts`, their tokens, `kept_counts` and `kept` where tokens have sampling masks, and bool `sampled` where some
-    are context tokens."""
+    `prompts`, their tokens, `kept_counts` and `kept` where tokens have sampling masks, int16 `experts` [n, L, K] and
+    int64 `expert_counts`, their number in each response, where these have some, and bool `sampled` where some are
+    context tokens."""
     works = list(works)
     responses = [response for work in works for response in work.responses]
     arrays = {
@@ -34,6 +37,9 @@ def encode(works: Iterable[PartialRollout]) -> bytes:
             "kept_counts": flat_int32s(filled(r.kept_counts, len(r.tokens)) for r in responses),
             "kept": flat_int32s(r.kept for r in responses),
         }
+    counts = [len(r.experts) for r in responses]
+    if (experts := pack_rows([(r.experts, len(r.experts)) for r in responses])) is not None:
+        arrays |= {"experts": experts, "expert_counts": torch.tensor(counts)}
     if (sampled := flat_flags([(r.sampled, len(r.tokens)) for r in responses])) is not None:
         arrays["sampled"] = sampled
     layouts = [[work.prompt.id, [_layout(r) for r in work.responses]] for work in works]
@@ -49,6 +55,7 @@ def decode(data: bytes) -> list[PartialRollout]:
     at, kept_at, works = 0, 0, list[PartialRollout]()
     counts, kept_tokens = (arrays.get(name, torch.zeros(0)).tolist() for name in ("kept_counts", "kept"))
     flags = arrays.get("sampled", torch.zeros(0)).tolist()
+    experts = iter(arrays["experts"].split(arrays["expert_counts"].tolist()) if "experts" in arrays else ())
     for (prompt_id, responses), prompt in zip(header["works"], prompts, strict=True):
         work = PartialRollout(Prompt(prompt_id, tuple(prompt.tolist()), {}), [])
         for length, end, *more in responses:
@@ -65,6 +72,7 @@ def decode(data: bytes) -> list[PartialRollout]:
                 sampled=array("b") if all(sampled) else sampled,
                 branches=array("i", *more[1:]),
                 outcome=_outcome(more[0]) if more and more[0] else None,
+                experts=ExpertRows(rows.numpy() for rows in islice(experts, 1) if len(rows)),
             )
             work.responses.append(response)
             at, kept_at = at + length, kept_at + size

@@ -98,6 +98,7 @@ CASES = {
     "sequence-experts-zero1": (1, False, "experts"),
     "replayed-zero2": (2, False, "replayed experts"),
     "replayed-zero3": (3, False, "replayed experts"),
+    "sequence-replayed-zero1": (1, False, "replayed experts"),
     "lora-experts-zero2": (2, False, "experts"),
     "lora-experts-zero3": (3, False, "experts"),
     "frozen-zero2": (2, False, "untied"),
@@ -275,7 +276,7 @@ def run(case: str, out: Path, states: Path | None) -> None:
             )[0].tolist()
     after = engine.infer(sequences, reader(kind), sequences.response_lengths)
     report["inferred"] = before.tolist()
-    if kind == "replayed experts":
+    if case.startswith("replayed"):
         values, routing = engine.infer_routed(sequences, reader(kind), sequences.response_lengths)
         report["routing"] = routing.tolist() if torch.equal(values, before) else "other values"
     report["gathering_changes_nothing"] = torch.equal(before, after)

@@ -7,12 +7,14 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from pydantic import ValidationError
 from starlette.responses import StreamingResponse
 
 from ....tensors.sampling_mask import ROUNDING
-from ....transport.frames import GENERATE, NO_VERSION, Asked, Kind, encode, encode_error
+from ....transport.frames import GENERATE, NO_VERSION, Asked, Kind, encode, encode_error, rows_between
 from .asgi import body, reply
+from .experts import TakenExperts, state_of
 from .gate import WEIGHTS
 from .guard import App, Receive, Scope, Send
 from .images import prompt_of
@@ -69,18 +71,20 @@ async def _frames(engine: "AsyncLLM", request: Asked, weights: int | None) -> As
         most = min(request.kept, engine.model_config.get_vocab_size())
         prompt = prompt_of(request, engine.model_config.hf_config, weights)
         name, sent = f"{REQUEST}{uuid.uuid4()}", Counter[int]()
+        taken = TakenExperts(engine, name, request)
         async for request_output in engine.generate(prompt, _sampling(request, most), name):
             begun = True
             # All at once: while a frame is sent, the engine may forget a response that has ended.
             starts = [_starts(engine, name, output) for output in request_output.outputs]
-            for output, theirs in zip(request_output.outputs, starts, strict=True):
+            experts = [taken.take(output) for output in request_output.outputs]
+            for output, theirs, rows in zip(request_output.outputs, starts, experts, strict=True):
                 if output.finish_reason not in KINDS:
                     raise RuntimeError(f"vLLM ended response {output.index} with {output.finish_reason!r}")
                 logprobs, kept_tokens = sampled_from(output, most)
                 masks = kept_tokens if request.kept else None
                 kind, first = KINDS[output.finish_reason], sent[output.index]
                 sent[output.index] += len(output.token_ids)
-                yield encoded(output.index, kind, theirs, first, output.token_ids, logprobs, masks)
+                yield encoded(output.index, kind, theirs, first, output.token_ids, logprobs, masks, rows)
     except Exception as error:  # any error of an engine, dead ones included
         code = 400 if isinstance(error, ValueError | VLLMClientError) and not begun else 500
         log.log(logging.INFO if code == 400 else logging.WARNING, "a request failed: %r", error)
@@ -95,13 +99,16 @@ def encoded(
     tokens: Sequence[int],
     logprobs: Sequence[float],
     kept_tokens: Sequence[Sequence[int]] | None,
+    experts: np.ndarray | None = None,
 ) -> bytes:
-    """Frames of a response's tokens from number `first` on, one for each weight version; `starts` as in `_starts`."""
+    """Frames of a response's tokens from number `first` on, one for each weight version; `starts` as in `_starts`,
+    `experts` as in `encode`."""
     frames = list[bytes]()
     for version, begin, end in _parts(starts, first, len(tokens)):
         masks = None if kept_tokens is None else kept_tokens[begin:end]
         last = kind if end == len(tokens) else Kind.TOKENS
-        frames.append(encode(index, last, version, tokens[begin:end], logprobs[begin:end], masks))
+        rows = rows_between(experts, len(tokens), begin, end)
+        frames.append(encode(index, last, version, tokens[begin:end], logprobs[begin:end], masks, rows))
     return b"".join(frames)
 
 
@@ -123,9 +130,7 @@ def _starts(engine: "AsyncLLM", name: str, output: "CompletionOutput") -> list[t
     if output.finish_reason is not None:
         spans = [(span.version, span.start) for span in output.weight_versions or ()]
     else:
-        processor = engine.output_processor
-        states = (processor.request_states[each] for each in processor.external_req_ids.get(name, ()))
-        (spans,) = (state.weight_version_starts for state in states if state.request_index == output.index)
+        spans = state_of(engine, name, output.index).weight_version_starts
     known = [(int(version) if version.isdecimal() else NO_VERSION, start) for version, start in spans]
     return known or [(NO_VERSION, 0)]
 
@@ -133,13 +138,15 @@ def _starts(engine: "AsyncLLM", name: str, output: "CompletionOutput") -> list[t
 def _sampling(request: Asked, most: int) -> "SamplingParams":
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-    fields = request.model_dump(exclude={"prompt", "kept", "images"})
+    fields = request.model_dump(exclude={"prompt", "kept", "images", "experts_from"})
+    begin = len(request.prompt) if request.experts_from is None else request.experts_from
     return SamplingParams(
         **fields,
         logprobs=most,
         flat_logprobs=True,
         detokenize=bool(request.stop),
         output_kind=RequestOutputKind.DELTA,
+        routed_experts_prompt_start=begin,
     )
 
 

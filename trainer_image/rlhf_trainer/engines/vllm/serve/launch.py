@@ -18,10 +18,12 @@ from rlhf_api.host.foreign_files import READ_ERRORS, read_json
 from rlhf_api.host.model_directory import takes_pickles
 from rlhf_api.roles import Role
 from rlhf_api.sections.model import INTERLEAVED, VISION, Model
+from rlhf_api.spec import Spec
 
 from ....process.addresses import interface, is_loopback
 from ....process.settings import ModelSource
 from ....process.sizes import job_sizes
+from .routed import WORKER
 
 CPU_OPTIONS: dict[str, JsonValue] = {
     "enforce-eager": True,
@@ -64,6 +66,13 @@ which vLLM reserves no memory: 3 GB for 2,048 tokens and a vocabulary of 150,000
 def head_options(model: Model) -> dict[str, JsonValue]:
     """Has vLLM compute logits in float32 where the job does, see `maths.logprobs.head_logits`."""
     return {"hf-overrides": {"head_dtype": "float32"}} if model.float32_head else {}
+
+
+def experts_options(spec: Spec, *, cpu: bool) -> dict[str, JsonValue]:
+    """Has vLLM return the experts that its routers chose, where the trainer replays them."""
+    if spec.experts.replay != "rollout":
+        return {}
+    return {"enable-return-routed-experts": True} | ({"worker-cls": WORKER} if cpu else {})
 
 
 def weight_options(path: str) -> dict[str, JsonValue]:
