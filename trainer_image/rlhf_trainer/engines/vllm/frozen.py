@@ -27,7 +27,8 @@ from ...tensors.records import Sequences
 from ...tensors.sampling_mask import LEFT_OUT
 from .front.probes import ENGINE_DEAD, HUNG_SECONDS
 from .serve import watchdog
-from .serve.forking import fork_engine
+from .serve.expected import check_vllm
+from .serve.forking import fork_processes
 from .serve.gpu import gpu_memory
 from .serve.launch import engine_environment, frozen_options, instead_of, on_cpu, option
 from .serve.refusal import refusals
@@ -51,7 +52,7 @@ class FrozenModel:
         words = [word for name, value in options.items() for word in option(name, value)]
         parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
         arguments = AsyncEngineArgs.from_cli_args(parser.parse_args(words))
-        fork_engine()
+        fork_processes()
         engine: Any = AsyncLLM.from_engine_args(arguments)
         watchdog.start(engine)
         self._engine = engine
@@ -78,6 +79,7 @@ class FrozenModel:
         options |= {"max-logprobs": most_logprobs} if most_logprobs else {}
         # Only what changes: a variable that is set again moves, and then no process that is forked can set its title.
         os.environ.update(engine_environment(os.environ, cpu).items() - os.environ.items())
+        check_vllm(f"spec.{role.value}")
         with refusals(role, instead_of(role)):
             return cls(options, temperature)
 

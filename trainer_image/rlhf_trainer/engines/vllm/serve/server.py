@@ -12,7 +12,8 @@ from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.roles import Role
 
 from ....process import termination
-from .forking import fork_engine
+from .expected import check_vllm
+from .forking import fork_processes
 from .launch import SHARED
 from .refusal import refusals
 
@@ -27,8 +28,9 @@ def main() -> None:
         importlib.import_module(module)
     gc.freeze()
     gc.enable()
-    fork_engine()
     try:
+        check_vllm(f"spec.{Role.GENERATOR.value}")
+        fork_processes()
         with refusals(Role.GENERATOR, SHARED):
             runpy.run_module(SERVER, run_name="__main__")
     except InvalidJob as error:
