@@ -1,12 +1,10 @@
 """GRPO here and in TRL with vLLM, each alone on one GPU: the same model, prompts, lengths, updates; samples a second.
 
-    CUDA_VISIBLE_DEVICES=0,0 .venv/bin/python benchmarks/jobs/against_trl_vllm.py [--shape qwen2.5-1.5b] \
-        [--staleness 0 1] \
-        --set spec.generator.engineArguments='{gpu-memory-utilization: 0.2, kv-cache-memory-bytes: 20000000000}'
+    .venv/bin/python benchmarks/jobs/against_trl_vllm.py [--shape qwen2.5-1.5b] [--staleness 0 1]
 
 Needs `trl==1.16` and `datasets` beside vLLM. Both sides make one update of all responses of a step; theirs with weights
-and moments in bfloat16 and Liger's kernels and loss, ours with float32 master weights. Ours has a vLLM server
-beside the trainer on the same GPU; theirs has vLLM in its process (`colocate`).
+and moments in bfloat16 and Liger's kernels and loss, ours with float32 master weights. Ours has a vLLM server that
+takes turns with the trainer on the GPU, or shares it; theirs has vLLM in its process (`colocate`).
 """
 
 import argparse
