@@ -104,6 +104,9 @@ JOBS: Mapping[str, Job] = {
     "images-in-turns": Job("images/grpo", (VLLM, *FOUR), policy="images", vllm=True),
     "experts": Job("experts/sft", (BFLOAT16,)),
     "experts-divided": Job("experts/grpo", (*SHORT, BFLOAT16), policy="experts", vllm=True),
+    "experts-replayed": Job(
+        "experts/grpo", (*SHORT, BFLOAT16, "spec.experts.replay=rollout"), policy="experts", vllm=True
+    ),
     "teacher": Job("arithmetic/sft", SHORT),
     "student": Job("distillation/student", SHORT),
     "distillation": Job("distillation/distillation", SHORT, policy="student", reference="teacher"),

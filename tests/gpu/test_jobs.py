@@ -31,6 +31,21 @@ def test_packed_and_padded_sequences_train_the_same(jobs: Jobs):
     assert losses(jobs, "sft-packed") == pytest.approx(losses(jobs, "sft-padded"), rel=SAME)
 
 
+REPLAYED = "experts-replayed"
+
+
+@pytest.mark.skipif(bool(why_not(JOBS[REPLAYED])), reason=why_not(JOBS[REPLAYED]))
+def test_log_probabilities_agree_better_with_the_experts_that_the_generator_chose(jobs: Jobs):
+    """In bfloat16, before the first update."""
+    replayed, own = (jobs.result(name).steps[0] for name in (REPLAYED, "experts-divided"))
+    differences = {
+        name: (replayed[name], own[name]) for name in ("logprob_difference", "logprob_difference_max")
+    }
+    print(differences, replayed["experts_replaced_share"])
+    assert 0 < replayed["experts_replaced_share"] < 0.2
+    assert all(with_replay < without for with_replay, without in differences.values()), differences
+
+
 @pytest.mark.parametrize(("name", "half"), [("sft", 3), ("grpo", 2)])
 def test_a_resumed_job_makes_the_steps_of_one_that_never_stopped(jobs: Jobs, name: str, half: int):
     assert losses(jobs, f"{name}-resumed")[half:] == losses(jobs, f"{name}-whole")[half:]
