@@ -13,7 +13,7 @@ from ..host.hub_cache import downloaded
 from ..host.model_directory import shard_names
 from ..sections.model import VISION, Model, is_of_part
 from ..spec import Spec
-from .parameters import Shape, count_parameters, idle_share, shape_of
+from .parameters import Shape, choices, count_parameters, idle_share, shape_of
 from .sizes import LOADED, Size
 
 _HEAD = "lm_head.weight"
@@ -34,7 +34,9 @@ def model_sizes(spec: Spec, environ: Mapping[str, str] = os.environ) -> dict[str
         parameters = None if folder is None else _parameters(folder)
         if folder is not None and parameters is not None:
             frozen = _frozen(folder, spec.model) if field == "policy" else None
-            size = Size(parameters, _shape(folder), active=_active(folder, parameters), frozen=frozen)
+            active = _active(folder, parameters)
+            chosen = choices(read_json(folder / "config.json")) if active else 0
+            size = Size(parameters, _shape(folder), active=active, choices=chosen, frozen=frozen)
             sizes[where.removeprefix("spec.model.")] = size
     return sizes
 

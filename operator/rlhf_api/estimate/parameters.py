@@ -134,6 +134,12 @@ def idle_share(config: Config) -> float:
     return 1 - chosen / every if isinstance(chosen, int) and 0 < chosen <= every else 0.0
 
 
+def choices(config: Config) -> int:
+    """Experts chosen for a token in all layers of a mixture, at most; 0 for a dense model."""
+    layers = config.get("num_hidden_layers")
+    return layers * config["num_experts_per_tok"] if idle_share(config) and isinstance(layers, int) else 0
+
+
 def _decoder(kind: str, config: Config) -> tuple[int, int]:
     """Number of parameters without the head, and the width of the hidden states."""
     width, heads = config["hidden_size"], config["num_attention_heads"]

@@ -19,13 +19,15 @@ LOADED: tuple[ModelField, ...] = ("policy", "critic", *(role.row.model for role 
 @dataclass(frozen=True)
 class Size:
     """Parameters of a model, and its widths if known; `guessed`: unknown, assumed to be as large as the policy;
-    `active`: parameters that each token passes, without the other experts of a mixture, all unless known; `frozen`:
-    those of the policy's files that the job freezes, None without files."""
+    `active`: parameters that each token passes, without the other experts of a mixture, all unless known; `choices`: of
+    such experts in all layers, 0 unless known; `frozen`: those of the policy's files that the job freezes, None without
+    files."""
 
     parameters: float
     shape: Shape | None = None
     guessed: bool = False
     active: float | None = None
+    choices: int = 0
     frozen: float | None = None
 
     @property

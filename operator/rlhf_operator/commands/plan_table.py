@@ -18,7 +18,8 @@ _HEAD = ("role", "pods", "GPUs", "memory of one GPU")
 def plan_lines(spec: Spec, file_sizes: FileSizes = NOTHING) -> list[str]:
     """A table, then settings that would make the plan more precise (no table if the job gives neither GPUs nor sizes);
     the memory of a step's responses, if large; and settings that such a step cannot reach."""
-    plans, responses = plan(spec, file_sizes), StepMemory.of(spec)
+    policy = file_sizes.get("policy")
+    plans, responses = plan(spec, file_sizes), StepMemory.of(spec, policy.choices if policy else 0)
     last = [responses.line] if responses and responses.line else []
     last += [*filter(None, [lacks_gpus(spec, file_sizes)]), *without_effect(spec)]
     if not any(each.gpus or each.memory for each in plans.values()):

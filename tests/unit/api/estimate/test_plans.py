@@ -206,6 +206,21 @@ def test_the_plan_tells_what_long_responses_take_with_their_masks() -> None:
     assert "4.33 GB of the node's memory in each rank of the trainer, 4.72 GB in rank 0" in replayed
 
 
+@pytest.mark.parametrize(
+    ("replay", "each", "first", "experts"), [("rollout", 27.0, 80.0, 76.7), ("policy", 27.0, 28.8, 25.6)]
+)
+def test_the_plan_tells_what_replayed_experts_take(
+    replay: str, each: float, first: float, experts: float
+) -> None:
+    """Of 33,280 tokens with the longest prompt, eight in each of 48 layers."""
+    settings = ("spec.data.promptsPerStep=1000", "spec.sampling={maxNewTokens: 32768, topK: -1}")
+    job = unchecked(*settings, f"spec.experts.replay={replay}")
+    lines = plan_lines(job, {"policy": Size(30e9, choices=48 * 8)})
+    (line,) = (line for line in lines if line.startswith("a step's responses"))
+    assert f"take {each:g} GB of the node's memory in each rank" in line
+    assert line.endswith(f"{first:g} GB in rank 0, of which {experts:g} GB are experts")
+
+
 def test_validate_shows_the_plan_and_refuses_by_the_sizes_of_files(
     tmp_path: Path, monkeypatch, capsys
 ) -> None:

@@ -107,6 +107,7 @@ def test_a_token_passes_the_experts_that_are_chosen_for_it_and_all_else(make, tm
     assert size.parameters >= sum(p.numel() for p in parameters.values())  # with buffers
     assert experts > 0
     assert size.passed == size.parameters - experts / 2, "two of four"
+    assert size.choices == 2 * 2, "in two layers"
 
 
 @pytest.mark.parametrize(
