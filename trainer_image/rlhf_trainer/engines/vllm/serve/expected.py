@@ -33,6 +33,7 @@ EXPECTED: Mapping[str, Sequence[str]] = {
     "vllm.v1.engine.output_processor": (
         *("OutputProcessor.request_states", "OutputProcessor.external_req_ids"),
         *("RequestState.request_index", "RequestState.weight_version_starts"),
+        "RequestState.routed_experts_chunks",
     ),
     "vllm.v1.engine.detokenizer": (
         "FastIncrementalDetokenizer._protected_step(next_token_id)",
@@ -42,7 +43,8 @@ EXPECTED: Mapping[str, Sequence[str]] = {
     "vllm.v1.executor.multiproc_executor": ("WorkerProc.worker_main()", "MultiprocExecutor.workers"),
     "vllm.v1.worker.worker_base": ("WorkerBase.get_model()",),
     "vllm.renderers.base": ("BaseRenderer.clear_mm_cache_async()",),
-    "vllm.outputs": ("CompletionOutput.weight_versions",),
+    "vllm.config": ("VllmConfig._verify_aux_output_compatibility()",),
+    "vllm.outputs": ("CompletionOutput.weight_versions", "CompletionOutput.routed_experts"),
     "vllm.logprobs": tuple(
         f"FlatLogprobs.{name}" for name in ("start_indices", "end_indices", "token_ids", "logprobs")
     ),
