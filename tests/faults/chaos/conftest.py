@@ -101,7 +101,7 @@ def stores(seaweed: Seaweed) -> Iterator[Stores]:
         yield Stores(seaweed)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def job(tmp_path_factory, seaweed: Seaweed) -> Iterator[Job]:
     folder = tmp_path_factory.mktemp("chaos")
     policy = tiny_model(folder / "policy", tie=False, seed=1)
@@ -127,11 +127,6 @@ def spec(folder: Path, policy: Path) -> dict[str, Any]:
         "replay": {"maxReplayEpisode": 2, "samplesPerStep": 2},
         "optimizer": {"learningRate": 0.001},
         "generator": {"sharedWithTrainer": True},
-        "reward": {"functions": [{"function": "tests.faults.chaos.conftest:reward"}]},
+        "reward": {"functions": [{"function": "tests.faults.matrix.reward:shorter"}]},
         "checkpoint": {"everySteps": 1},
     }
-
-
-def reward(prompts: list[str], responses: list[str], rows: list[dict]) -> list[float]:  # noqa: ARG001
-    """Shorter is better."""
-    return [-len(response) / 10 for response in responses]

@@ -26,6 +26,17 @@ KILLED = [
 ]
 
 
+def test_an_environments_process_that_fails_has_its_episodes_played_again(
+    tmp_path: Path, store_server: Server
+):
+    """First here: the job of the other tests trains on for as long as they last."""
+    with running("episodes", tmp_path, store_server) as job:
+        for cell in cells("episodes"):
+            outcome = job.strike(cell)
+            assert (outcome.lost, outcome.twice, outcome.old, outcome.end) == (0, 0, 0, ""), outcome
+            assert happened({"events": outcome.events, "end": ""}) == "went on", outcome
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("matrix")
@@ -43,16 +54,6 @@ def test_what_is_killed_is_started_again_and_nothing_is_lost(job: Running, victi
     assert (outcome.lost, outcome.twice, outcome.gone, outcome.old, outcome.end) == (0, 0, 0, 0, ""), outcome
     assert any(words in event for event in outcome.events), outcome
     assert happened({"events": outcome.events, "end": outcome.end}) == f"{role} started again"
-
-
-def test_an_environments_process_that_fails_has_its_episodes_played_again(
-    tmp_path: Path, store_server: Server
-):
-    with running("episodes", tmp_path, store_server) as job:
-        for cell in cells("episodes"):
-            outcome = job.strike(cell)
-            assert (outcome.lost, outcome.twice, outcome.old, outcome.end) == (0, 0, 0, ""), outcome
-            assert happened({"events": outcome.events, "end": ""}) == "went on", outcome
 
 
 def test_generators_tell_a_trainer_from_those_before_it(job: Running, folder: Path):  # noqa: ARG001  after those kills
