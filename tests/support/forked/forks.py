@@ -1,5 +1,6 @@
 """Processes that start in a moment: forked from one that has imported everything already."""
 
+import gc
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -17,7 +18,11 @@ WITH_AN_ENGINE = "deepspeed.runtime.zero.muon.muon_optimizer"
 where they come after `gc.freeze`."""
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
-    [*(f"rlhf_trainer.roles.{name}" for name in ("trainer", "reward", "reference")), WITH_AN_ENGINE]
+    [
+        "tests.support.forked.uncollected",
+        *(f"rlhf_trainer.roles.{name}" for name in ("trainer", "reward", "reference")),
+        WITH_AN_ENGINE,
+    ]
 )
 
 
@@ -83,6 +88,8 @@ def _run(
     environ: Mapping[str, str],
 ) -> None:
     """In the new process."""
+    gc.freeze()
+    gc.enable()
     os.environ.update(environ)
     for number, file in enumerate(streams, start=1):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)

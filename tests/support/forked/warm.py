@@ -157,6 +157,7 @@ def execute(path: str, command: Sequence[str], environ: Mapping[str, str]) -> No
 
 
 def _warm_up() -> None:
+    gc.disable()
     library()
     subprocess.Popen, os.execve = Popen, execute  # type: ignore[misc, assignment]
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as from a terminal
@@ -164,6 +165,7 @@ def _warm_up() -> None:
         importlib.import_module(module)
     setproctitle.getproctitle()  # it takes note of where the words of a command are, as they are still Python's own
     gc.freeze()
+    gc.enable()
 
 
 if __name__ == "__main__":
