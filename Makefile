@@ -9,7 +9,7 @@ PINS   := $(wildcard constraints/*.txt)
 # The first of Python 3.11 to 3.13 that is here, unless PYTHON names one.
 python  = $(or $(shell tools/python $(PYTHON)),$(error no Python to use))
 
-.PHONY: install page demo test quick units browser operator current-api e2e examples jobs chaos weights episodes trainer gpu faults
+.PHONY: install page demo test prepared servers quick units browser operator current-api e2e examples jobs chaos weights episodes trainer gpu faults
 .PHONY: sweep cluster images cluster-down lint docs generated release publish bundle clean
 
 install: $(STAMP)
@@ -62,13 +62,22 @@ $(VENV)-verifiers: constraints/verifiers.txt | $(STAMP)
 # Each part runs to its end, whatever became of those before; then all are reported together. Parts wait for half of
 # their time, the first three for most of it, so there are three more at once than there are cores, the next one as soon
 # as one ends; on a cluster that they share, one after the other. The longest go first, which make does only with goals
-# whose needs are all there: so what the servers of the tests are made of is built by the parts themselves, before their
-# tests, none of whose time limits has room for it.
-test: install $(TASKS) $(VENV)-verifiers $(BIN)/helm
+# whose needs are all there: so what the servers of the tests are made of is there before, or built by the parts
+# themselves, before their tests, none of whose time limits has room for it.
+test:
+	tools/system-packages $(python)
+	$(MAKE) servers & $(MAKE) prepared && wait
 	rm -rf $(RESULTS)
-	-$(MAKE) page
 	-$(MAKE) --keep-going --jobs=$(if $(RLHF_TEST_KUBECONFIG),1,$(AT_ONCE)) --output-sync=target $(PARTS)
 	@$(BIN)/python tools/results $(RESULTS) $(PARTS); code=$$?; $(BIN)/python tools/gpu --state; exit $$code
+
+prepared: install $(TASKS) $(VENV)-verifiers $(BIN)/helm
+	-$(MAKE) page
+
+# pip takes one core; what these compile has the other meanwhile. They need no package of PyPI.
+servers:
+	-PYTHONPATH=operator nice $(python) -m tests.cluster.binaries
+	-PYTHONPATH=operator nice $(python) -m tests.api_server.current
 
 PARTS   := e2e examples operator chaos jobs trainer episodes weights units browser current-api lint
 AT_ONCE := $(shell expr 3 + $$(nproc))
@@ -96,7 +105,7 @@ browser: page
 # They wait more than they compute.
 OPERATOR := tests/api_server/oldest tests/unit/operator/verbs
 operator: install $(BIN)/helm
-	-$(BIN)/python -m tests.cluster binaries
+	-$(BIN)/python -m tests.cluster.binaries
 	$(PYTEST) $(OPERATOR)
 	$(PASSED)
 
@@ -112,7 +121,7 @@ current-api: install $(BIN)/helm
 E2E := tests/cluster/jobs
 e2e: install $(BIN)/helm
 	-$(BIN)/python -m tests.cluster build
-	-$(BIN)/python -m tests.cluster binaries
+	-$(BIN)/python -m tests.cluster.binaries
 	$(PYTEST) $(E2E)
 	$(PASSED)
 

@@ -1,4 +1,4 @@
-"""`python -m tests.cluster up|join|binaries|build|images|down [--state DIR]`: what `make cluster` and its like run."""
+"""`python -m tests.cluster up|join|build|images|down [--state DIR]`: what `make cluster` and its like run."""
 
 import argparse
 import sys
@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 
 from tests.cluster import images
-from tests.cluster.binaries import binaries
 from tests.cluster.down import down, running
 from tests.cluster.node import Place
 from tests.cluster.packages import Unavailable, cache
@@ -17,7 +16,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="tests.cluster", description="A real Kubernetes with one node, or two, for tests."
     )
-    parser.add_argument("verb", choices=("up", "join", "binaries", "build", "images", "down"))
+    parser.add_argument("verb", choices=("up", "join", "build", "images", "down"))
     parser.add_argument(
         "--state", type=Path, default=cache() / "cluster", help="its folder; default %(default)s"
     )
@@ -33,8 +32,6 @@ def main() -> None:
             up(place)
             images.load(join(place))
             print(f"{place.second.name} has joined, with our images")
-        elif arguments.verb == "binaries":
-            binaries()
         elif arguments.verb == "build":
             images.build()
         elif arguments.verb == "images":

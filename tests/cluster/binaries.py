@@ -1,4 +1,7 @@
-"""Servers of Kubernetes: built from Debian's packages once, kept in the cache."""
+"""Servers of Kubernetes: built from Debian's packages once, kept in the cache.
+
+`python -m tests.cluster.binaries` does so beside other work. Imports no library, so that any Python can.
+"""
 
 import hashlib
 import subprocess
@@ -6,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.cluster.packages import BUILD, cache, lock, require
+from tests.cluster.packages import BUILD, Unavailable, cache, lock, require
 
 VERSION = "1.20.2"
 _SCRIPT = Path(__file__).with_name("build-kubernetes")
@@ -36,8 +39,15 @@ def built(name: str, script: Path, packages: tuple[str, ...]) -> Path:
     with lock(name):
         if not folder.exists():
             require(packages)
-            print(f"building {name} into {folder}, once: about 4 minutes on 2 cores", file=sys.stderr)
+            print(f"building {name} into {folder}, once: 3 or 4 minutes on 2 cores", file=sys.stderr)
             with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=cache()) as part:
                 subprocess.run([str(script), f"{part}/out", part], check=True, timeout=_BUILD_S)
                 Path(part, "out").rename(folder)
     return folder
+
+
+if __name__ == "__main__":
+    try:
+        print(f"Kubernetes {VERSION} is in {binaries()}")
+    except Unavailable as error:
+        sys.exit(f"error: {error}")
