@@ -134,7 +134,9 @@ def test_a_manifests_template_is_held_to_the_same_limits(tmp_path: Path) -> None
 def test_the_process_of_a_template_has_no_keys(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "a-secret")
     with template_renderer._started() as process:
-        variables = Path(f"/proc/{process.pid}/environ").read_bytes()
+        file = Path(f"/proc/{process.pid}/environ")
+        while not (variables := file.read_bytes()):  # the program has not quite begun
+            pass
         process.kill()
     assert b"PATH=" in variables
     assert b"a-secret" not in variables
