@@ -135,7 +135,7 @@ def _active(directory: Path, parameters: int) -> float | None:
 
 
 def _frozen(directory: Path, model: Model) -> int | None:
-    """Parameters in the policy's files that the job freezes; None where these cannot be read."""
+    """Parameters in the policy's files that the job freezes; None where these cannot be read, or name none."""
     try:
         reads_images = read_json(directory / "config.json").get("model_type") in VISION
         shapes = {name: shape for file in _files(directory) for name, shape in _shapes(file).items()}
@@ -151,7 +151,7 @@ def _frozen(directory: Path, model: Model) -> int | None:
             or (tied and is_of_part(name, "embed_tokens"))
         )
 
-    return sum(math.prod(shape) for name, shape in shapes.items() if is_frozen(name))
+    return sum(math.prod(shape) for name, shape in shapes.items() if is_frozen(name)) or None
 
 
 def _parameter_of(name: str) -> str:

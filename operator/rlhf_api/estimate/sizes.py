@@ -20,8 +20,8 @@ LOADED: tuple[ModelField, ...] = ("policy", "critic", *(role.row.model for role 
 class Size:
     """Parameters of a model, and its widths if known; `guessed`: unknown, assumed to be as large as the policy;
     `active`: parameters that each token passes, without the other experts of a mixture, all unless known; `choices`: of
-    such experts in all layers, 0 unless known; `frozen`: those of the policy's files that the job freezes, None without
-    files."""
+    such experts in all layers, 0 unless known; `frozen`: those of the policy's files that the job freezes, None if
+    these name none."""
 
     parameters: float
     shape: Shape | None = None

@@ -69,7 +69,7 @@ def test_a_command_that_has_no_cpu_is_not_to_blame(monkeypatch: pytest.MonkeyPat
         CLOCK.set(CallClock(2.0, lambda _: None))
         await run_in_sandbox(("sleep", "99"))
 
-    with pytest.raises(TimeoutError, match="a command has waited for a CPU for most of 2 s"):
+    with pytest.raises(TimeoutError, match=r"a command has waited for a CPU for most of \d s"):
         asyncio.run(play())
 
 
