@@ -128,11 +128,12 @@ def succeed(
 
 
 def imitate(example: Path, folder: Path, steps: int) -> Finished:
-    """An example's fine-tuning of `steps` steps, with its last checkpoint alone."""
-    return succeed(example / "sft.yaml", folder, f"spec.checkpoint.everySteps={steps}")
+    """`steps` steps of an example's fine-tuning, with the last checkpoint alone."""
+    sets = (f"spec.steps={steps}", f"spec.checkpoint.everySteps={steps}")
+    return succeed(example / "sft.yaml", folder, *sets)
 
 
-def improve_by_grpo(example: Path, imitated: Finished, folder: Path) -> Finished:
-    """20 steps of an example's GRPO, evaluated before the first and after the last."""
-    start = f"spec.model.policy={imitated.workdir / 'policy'}"
-    return succeed(example / "grpo.yaml", folder, start, "spec.steps=20", "spec.evaluation.everySteps=20")
+def improve_by_grpo(example: Path, imitated: Finished, folder: Path, steps: int) -> Finished:
+    """`steps` steps of an example's GRPO, evaluated before the first and after the last."""
+    sets = (f"spec.steps={steps}", f"spec.evaluation.everySteps={steps}")
+    return succeed(example / "grpo.yaml", folder, f"spec.model.policy={imitated.workdir / 'policy'}", *sets)

@@ -64,8 +64,8 @@ def held_out_pairs() -> list[dict[str, str]]:
 
 @pytest.fixture(scope="session")
 def summing(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """The fine-tuning of examples/arithmetic."""
-    return imitate(ARITHMETIC, tmp_path_factory.mktemp("summing") / "sft", 600)
+    """Two thirds of the fine-tuning of examples/arithmetic."""
+    return imitate(ARITHMETIC, tmp_path_factory.mktemp("summing") / "sft", 400)
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ from tests.support.rlhf import improve_by_grpo, lines
 
 
 def test_it_learns_to_add(summing, tmp_path):
-    done = improve_by_grpo(ARITHMETIC, summing, tmp_path / "grpo")
+    done = improve_by_grpo(ARITHMETIC, summing, tmp_path / "grpo", 14)
     shares = [line["mean"] for line in lines(done.workdir / "evaluation.jsonl")]
     assert shares[0] < 0.65, "half of the answers that it imitates are wrong"
     assert shares[-1] > shares[0] + 0.1

@@ -6,7 +6,7 @@ EXAMPLE = ROOT / "examples" / "sorting"
 
 
 def test_it_learns_to_sort(tmp_path):
-    done = improve_by_grpo(EXAMPLE, imitate(EXAMPLE, tmp_path / "sft", 300), tmp_path / "grpo")
+    done = improve_by_grpo(EXAMPLE, imitate(EXAMPLE, tmp_path / "sft", 300), tmp_path / "grpo", 20)
     shares = [line["mean"] for line in lines(done.workdir / "evaluation.jsonl")]
     assert shares[0] < 0.65, "half of the answers that it imitates are wrong"
     assert shares[-1] > shares[0] + 0.2
