@@ -70,7 +70,9 @@ def test_each_step_has_its_probability_at_its_last_token(model, budget):
     parts = scores.split(SEQUENCES.response_lengths.tolist())
     for part, expected in zip(parts, probabilities(model), strict=True):
         assert part.tolist() == pytest.approx([expected.get(i, 0.0) for i in range(len(part))], abs=1e-5)
-    weighted, report = WeightedModel(0.5, scorer(model, "each"), fine_grained=True).score(SEQUENCES, [])
+    weighted, report = WeightedModel(0.5, scorer(model, "each", budget), fine_grained=True).score(
+        SEQUENCES, []
+    )
     assert weighted.tolist() == pytest.approx((0.5 * scores).tolist())
     assert not report.failures
 
