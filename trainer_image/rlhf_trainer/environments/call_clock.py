@@ -53,8 +53,7 @@ def seconds_left() -> float:
 
 @asynccontextmanager
 async def waiting(progress: Callable[[], object]) -> AsyncIterator[None]:
-    """What is awaited here does not count as long as others go on: as `progress` returns something else again and
-    again."""
+    """Stops the call's clock within, as long as others go on: as `progress` returns something else again and again."""
     clock = CLOCK.get()
     following = None if clock is None else asyncio.ensure_future(clock.follow(progress))
     try:

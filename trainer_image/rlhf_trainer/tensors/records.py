@@ -160,8 +160,8 @@ class Sequences:
         return self.response_lengths.cumsum(0) - self.response_lengths
 
     def by_branch(self) -> tuple["Sequences", Tensor]:
-        """What models read: each branch as a sequence, and what comes before the first one, with the same tokens and
-        the same response tokens in the same order; and the sequence here of each: int64 [their number]."""
+        """Each branch as a sequence, as models read it, and the tokens before the first one, with the same response
+        tokens in the same order; and the sequence here of each: int64 [their number]."""
         owners = torch.arange(len(self))
         if self.branches is None or self.sampled is None:
             return self, owners

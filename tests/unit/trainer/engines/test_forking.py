@@ -1,4 +1,4 @@
-"""Which processes of vLLM are forked. The servers that other tests start are forked here; what has CUDA cannot be."""
+"""Processes of vLLM that are forked, unless the one that starts them has CUDA."""
 
 import os
 import sys

@@ -119,7 +119,7 @@ def test_a_wait_for_a_place_is_none_of_a_calls_seconds() -> None:
 
 
 def test_a_command_is_ended_before_the_call_that_it_is_of() -> None:
-    """Which would be ended with its process, and all episodes in that."""
+    """A call that is too late ends its process, and all episodes in that."""
 
     async def play() -> object:
         async with pool("Sandboxes") as made:

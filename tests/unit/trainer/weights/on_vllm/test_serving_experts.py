@@ -50,8 +50,8 @@ def difference(model, responses: list[Rollout], routing: Tensor | None) -> Tenso
 
 
 def test_training_replays_the_experts_that_the_generator_chose(experts, http, make_sync, models):
-    """Which are the trainer's own in float32, of prompts from the cache too; and not in bfloat16, where
-    log-probabilities agree better if they are replayed."""
+    """They are the trainer's own in float32, of prompts from the cache too; not in bfloat16, where log-probabilities
+    agree better if they are replayed."""
     model, responses = models("experts", 1), list[Rollout]()
     make_sync().send([target(experts)], lambda: weights(model), 1)
     asker = client(http, model, tokens=24)

@@ -46,7 +46,7 @@ class TakenExperts:
 
 
 def state_of(engine: "AsyncLLM", name: str, index: int) -> Any:
-    """What vLLM's output processor knows of a response that has not ended: the one of that index to the request."""
+    """The state in vLLM's output processor of a response that has not ended: the one of that index to the request."""
     processor = engine.output_processor
     states = (processor.request_states[each] for each in processor.external_req_ids.get(name, ()))
     (state,) = (state for state in states if state.request_index == index)

@@ -1,5 +1,5 @@
-"""What this package takes from vLLM beside its documented interfaces, checked by name before a model is loaded. Another
-release may rename any of it: then the start ends, where else a response could have a wrong version or no weights.
+"""Names of vLLM beside its documented interfaces that this package uses, looked for before a model is loaded. Another
+release may change any of them: then the start ends, where else a response could have a wrong version or no weights.
 
 `python -m rlhf_trainer.engines.vllm.serve.expected` says what the installed vLLM lacks; docs/reference/vllm.md says
 what each name is for.
