@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from .ops.context import ComputeFn, LossFn, OpContext
     from .replay.buffer import EpisodeReplayBuffer
     from .tensors.batches import Loss, MicroBatch
+    from .tensors.columns import Columns
     from .tensors.ragged import pad, response_mask, sequence_sums, to_tokens
-    from .tensors.records import Columns, Sequences
+    from .tensors.records import Sequences
 
 __all__ = [
     "Columns",
@@ -42,8 +43,9 @@ _NAMES = {
     "ops.context": ("ComputeFn", "LossFn", "OpContext"),
     "replay.buffer": ("EpisodeReplayBuffer",),
     "tensors.batches": ("Loss", "MicroBatch"),
+    "tensors.columns": ("Columns",),
     "tensors.ragged": ("pad", "response_mask", "sequence_sums", "to_tokens"),
-    "tensors.records": ("Columns", "Sequences"),
+    "tensors.records": ("Sequences",),
 }
 
 

@@ -22,7 +22,7 @@ from ..dispatch.roster import Stopped
 from ..ops import ROW_OUTPUTS, compute_fn, output_fn
 from ..process.timeline import RECORDER
 from ..ranks.ranks import Message, Ranks
-from ..tensors.records import Columns
+from ..tensors.columns import Columns
 from .learner import Learner
 
 REPLAYED = ("logprobs",)

@@ -8,7 +8,7 @@ from rlhf_api.graph import ENVIRONMENT_REWARD
 from ..maths.agreement import agreement
 from ..maths.importance import effective_share
 from ..maths.kl import token_kl
-from ..tensors.records import Columns
+from ..tensors.columns import Columns
 
 
 def step_metrics(columns: Columns, compared: Tensor | None = None) -> dict[str, float]:

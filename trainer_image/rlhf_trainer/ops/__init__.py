@@ -19,7 +19,7 @@ from ..maths.outputs import (
     token_scores,
 )
 from ..tensors.batches import OutputFn
-from ..tensors.records import Columns
+from ..tensors.columns import Columns
 from ..tensors.top_tokens import top_ids
 from . import compute, losses
 from .context import ComputeFn, LossFn, OpContext

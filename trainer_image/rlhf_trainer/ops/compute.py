@@ -25,8 +25,8 @@ from ..maths.kl import kl_estimate, token_rewards
 from ..maths.preference import mismatched_divergence
 from ..maths.rewards import overlong_penalty
 from ..maths.values import Moments, denormalize, update_moments
+from ..tensors.columns import Columns
 from ..tensors.ragged import sequence_sums, to_tokens
-from ..tensors.records import Columns
 from .context import OpContext
 
 

@@ -9,7 +9,7 @@ from typing_extensions import TypeVar
 from rlhf_api.spec import Spec
 
 from ..tensors.batches import Loss
-from ..tensors.records import Columns
+from ..tensors.columns import Columns
 
 S_co = TypeVar("S_co", covariant=True, default=Any)
 """Section of the algorithm; any where it is not named."""

@@ -15,8 +15,9 @@ from ..data.chat import arguments_of
 from ..data.encode import Encoded, encode, turns
 from ..data.steps import joined, step_labels
 from ..data.vision import ImageReader, encode_with_images
+from ..tensors.columns import Columns
 from ..tensors.images import Images
-from ..tensors.records import Columns, Sequences
+from ..tensors.records import Sequences
 
 Encode = Callable[[Sequence[Any], PreTrainedTokenizerBase, Data, ImageReader | None], list[Encoded]]
 

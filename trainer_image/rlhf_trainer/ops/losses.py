@@ -33,9 +33,9 @@ from ..maths.preference import dpo_loss, implicit_rewards, ipo_loss, kto_loss, o
 from ..maths.steps import step_likelihood_loss
 from ..maths.values import normalize
 from ..tensors.batches import Loss, MicroBatch
+from ..tensors.columns import Columns
 from ..tensors.packed import to_device
 from ..tensors.ragged import sequence_sums, to_tokens
-from ..tensors.records import Columns
 from ..tensors.top_tokens import top_logprobs_of
 from .compute import entropy_coefficient, kl_coefficient, value_moments
 from .context import OpContext

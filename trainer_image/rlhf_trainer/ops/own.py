@@ -16,7 +16,7 @@ from rlhf_api.rules.own_algorithm import WHERE
 
 from ..process.imports import import_function
 from ..tensors.batches import Loss, MicroBatch, OutputFn
-from ..tensors.records import Columns
+from ..tensors.columns import Columns
 from .context import ComputeFn, LossFn, OpContext
 
 OF_THE_MACHINE = (OSError, MemoryError, torch.OutOfMemoryError, torch.AcceleratorError, distributed.DistError)

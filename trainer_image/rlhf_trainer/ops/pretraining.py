@@ -6,8 +6,9 @@ from torch import Tensor
 
 from ..maths.losses import token_weights
 from ..tensors.batches import Loss, MicroBatch
+from ..tensors.columns import Columns
 from ..tensors.packed import to_device
-from ..tensors.records import Columns, Sequences
+from ..tensors.records import Sequences
 
 
 def mixed(own: Sequences, loss: Loss, text: Columns, coefficient: float) -> tuple[Sequences, Loss]:

@@ -9,7 +9,7 @@ import torch
 
 from rlhf_api.sections.replay import EPISODES, Replay
 
-from ..tensors.records import Columns
+from ..tensors.columns import Columns
 from .table import Episode, Texts, decode, encode, token_columns
 
 

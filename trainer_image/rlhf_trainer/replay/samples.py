@@ -8,7 +8,8 @@ import torch
 
 from rlhf_api.contract.samples import Sample, Turn
 
-from ..tensors.records import Columns, Sequences
+from ..tensors.columns import Columns
+from ..tensors.records import Sequences
 from .table import Episode, Texts
 
 TEXT_CHARACTERS = 20_000

@@ -14,8 +14,9 @@ from torch.nn import functional as F
 from rlhf_api.host.parquet_pages import check_inflation
 
 from ..maths.kl import token_kl
+from ..tensors.columns import Columns
 from ..tensors.packed import ragged_index
-from ..tensors.records import Columns, Sequences
+from ..tensors.records import Sequences
 from ..tensors.sampling_mask import WHOLE, Kept
 from . import expert_column
 from .wide_columns import join_columns, split_column

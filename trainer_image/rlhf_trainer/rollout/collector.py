@@ -20,7 +20,8 @@ from ..maths.groups import has_spread
 from ..ranks.context import TrainerContext
 from ..replay.table import Episode
 from ..scoring.reward_client import Unscored
-from ..tensors.records import Columns, Prompt
+from ..tensors.columns import Columns
+from ..tensors.records import Prompt
 from .clients.vllm_client import is_refusal
 from .failed_episodes import FailedEpisodes
 from .in_flight.requests import Responses

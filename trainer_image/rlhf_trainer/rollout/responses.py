@@ -12,9 +12,10 @@ from rlhf_api.graph import GIVEN, TEACHER
 
 from ..ranks.ranks import Message, Ranks
 from ..replay.table import Episode
+from ..tensors.columns import Columns
 from ..tensors.expert_rows import pack_rows
 from ..tensors.packed import flat_flags, flat_floats, flat_int32s, flat_places
-from ..tensors.records import Columns, Rollout, Sequences
+from ..tensors.records import Rollout, Sequences
 from ..tensors.sampling_mask import Kept, filled
 from .in_flight.requests import Responses
 from .partial_rollout import Response

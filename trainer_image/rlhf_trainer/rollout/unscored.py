@@ -5,7 +5,7 @@ from torch import Tensor
 
 from rlhf_api.graph import ENVIRONMENT_REWARD, Graph, Score
 
-from ..tensors.records import Columns
+from ..tensors.columns import Columns
 
 
 def score_columns(graph: Graph) -> tuple[str, ...]:

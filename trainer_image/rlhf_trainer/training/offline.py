@@ -17,7 +17,7 @@ from ..ops.datasets import given_columns
 from ..process.timeline import RECORDER
 from ..ranks.context import TrainerContext
 from ..rollout.remote import Remote
-from ..tensors.records import Columns
+from ..tensors.columns import Columns
 from ..updates.updates import Updates, held_out_losses, trained_rows
 from .graph_task import GraphTask
 

@@ -35,7 +35,8 @@ from ..rollout.remote import Remote
 from ..rollout.responses import joined, sampled_part
 from ..rollout.rollouts import Rollouts
 from ..scoring.rewards import texts
-from ..tensors.records import Columns, Prompt
+from ..tensors.columns import Columns
+from ..tensors.records import Prompt
 from ..updates.coefficients import adapt_coefficients
 from ..updates.updates import PretrainingText, Updates
 from .graph_task import GraphTask

@@ -22,7 +22,7 @@ from ..rollout.collector import EpisodeCollector
 from ..rollout.responses import sampled_part
 from ..rollout.rollouts import Rollouts
 from ..scoring.reward_client import RewardClient
-from ..tensors.records import Columns
+from ..tensors.columns import Columns
 
 
 class OnlineMetrics:

@@ -35,7 +35,7 @@ from ..ranks.context import TrainerContext
 from ..ranks.ranks import Ranks
 from ..replay.table import Episode, decode
 from ..rollout.responses import sampled_part
-from ..tensors.records import Columns
+from ..tensors.columns import Columns
 from ..updates.coefficients import adapt_coefficients
 from ..updates.updates import Updates
 from .assembly import make_learner, prepare_model

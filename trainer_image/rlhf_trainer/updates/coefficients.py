@@ -3,7 +3,7 @@
 from rlhf_api.graph import POLICY
 
 from ..graph.learner import Learner
-from ..tensors.records import Columns
+from ..tensors.columns import Columns
 from .entropy_control import adapt_entropy_coefficient
 from .kl_control import adapt_kl_coefficient
 

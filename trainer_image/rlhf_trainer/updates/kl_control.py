@@ -6,7 +6,7 @@ from ..maths.kl import adaptive_kl_coefficient
 from ..metrics.step import step_metrics
 from ..ops import OpContext
 from ..ops.compute import kl_coefficient
-from ..tensors.records import Columns
+from ..tensors.columns import Columns
 
 
 def adapt_kl_coefficient(ctx: OpContext, columns: Columns, metrics: dict[str, float]) -> None:

@@ -20,7 +20,7 @@ from ..process import faults
 from ..process.timeline import RECORDER
 from ..ranks.context import TrainerContext
 from ..tensors.batches import MAXIMUM
-from ..tensors.records import Columns
+from ..tensors.columns import Columns
 
 SHARED = ("kl_mean", "entropy", *AGREEMENT)
 """Metrics of the step rather than of a model: logged without the model's name."""

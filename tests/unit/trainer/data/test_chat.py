@@ -30,7 +30,8 @@ from rlhf_trainer.ops import LOSSES, OpContext
 from rlhf_trainer.ops.datasets import given_columns
 from rlhf_trainer.ops.pretraining import mixed
 from rlhf_trainer.tensors.batches import MicroBatch
-from rlhf_trainer.tensors.records import Columns, Sequences
+from rlhf_trainer.tensors.columns import Columns
+from rlhf_trainer.tensors.records import Sequences
 
 TOKENIZER = chat_tokenizer()
 END = TOKENIZER.convert_tokens_to_ids("<|im_end|>")

@@ -14,7 +14,8 @@ from rlhf_trainer.dispatch.roster import Stopped
 from rlhf_trainer.ops import OpContext
 from rlhf_trainer.process import timeline
 from rlhf_trainer.ranks.ranks import Ranks
-from rlhf_trainer.tensors.records import Columns, Sequences
+from rlhf_trainer.tensors.columns import Columns
+from rlhf_trainer.tensors.records import Sequences
 
 order: list[str] = []
 referred = threading.Event()

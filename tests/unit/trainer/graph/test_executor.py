@@ -16,7 +16,8 @@ from rlhf_trainer.graph.executor import Executor
 from rlhf_trainer.graph.learner import Learner
 from rlhf_trainer.ops import OpContext
 from rlhf_trainer.ranks.ranks import Ranks
-from rlhf_trainer.tensors.records import Columns, Sequences
+from rlhf_trainer.tensors.columns import Columns
+from rlhf_trainer.tensors.records import Sequences
 
 PATIENCE = 240
 ALONE = Ranks(0, 1, torch.device("cpu"))

@@ -7,7 +7,8 @@ from tests.unit.trainer.graph.specs import ONLINE, spec_of
 
 from rlhf_api.algorithms import settings_of
 from rlhf_trainer.ops import OpContext
-from rlhf_trainer.tensors.records import Columns, Sequences
+from rlhf_trainer.tensors.columns import Columns
+from rlhf_trainer.tensors.records import Sequences
 
 LENGTHS = (3, 1, 2, 4, 2, 3, 1, 5)
 """Response tokens: two groups of three, one of two; the last response was cut off at its limit."""

@@ -12,7 +12,7 @@ from tests.unit.trainer.ops.made import LENGTHS, columns, context, groups, lists
 from rlhf_trainer.maths.advantages import distillation_advantages
 from rlhf_trainer.maths.values import Moments, update_moments
 from rlhf_trainer.ops import COMPUTE, OpContext
-from rlhf_trainer.tensors.records import Columns
+from rlhf_trainer.tensors.columns import Columns
 
 CLOSE = {"rel": 1e-5, "abs": 2e-6}
 

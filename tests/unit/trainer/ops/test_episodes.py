@@ -11,7 +11,7 @@ from torch import Tensor
 from rlhf_api.graph import Compute, Train
 from rlhf_trainer.ops import OpContext, compute_fn, loss_fn, output_fn
 from rlhf_trainer.tensors.batches import MicroBatch
-from rlhf_trainer.tensors.records import Columns
+from rlhf_trainer.tensors.columns import Columns
 
 VOCABULARY = 7
 SETTINGS = {

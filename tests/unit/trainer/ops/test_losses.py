@@ -14,7 +14,8 @@ from tests.unit.trainer.ops.made import LENGTHS, columns, context
 from rlhf_api.graph import Compute
 from rlhf_trainer.ops import COMPUTE, LOSSES, OF_TOKENS, OpContext
 from rlhf_trainer.tensors.batches import MAXIMUM, MicroBatch, plan
-from rlhf_trainer.tensors.records import Columns, Sequences
+from rlhf_trainer.tensors.columns import Columns
+from rlhf_trainer.tensors.records import Sequences
 from rlhf_trainer.updates.updates import trained_rows
 
 BUDGETS = (1000, 12)

@@ -15,7 +15,8 @@ from rlhf_api.sections.data import Data
 from rlhf_trainer.ops import LOSSES, OpContext
 from rlhf_trainer.ops.datasets import given_columns
 from rlhf_trainer.tensors.batches import MicroBatch
-from rlhf_trainer.tensors.records import Columns, Sequences
+from rlhf_trainer.tensors.columns import Columns
+from rlhf_trainer.tensors.records import Sequences
 
 EOS = 256
 CONTEXT = OpContext(job().spec, Frozen())

@@ -13,7 +13,7 @@ from rlhf_trainer.models.forward.inference import Forward, infer
 from rlhf_trainer.models.forward.response_head import install
 from rlhf_trainer.ops import LOSSES, train_output_fn
 from rlhf_trainer.tensors.batches import plan
-from rlhf_trainer.tensors.records import Columns
+from rlhf_trainer.tensors.columns import Columns
 from rlhf_trainer.tensors.sampling_mask import LEFT_OUT
 from rlhf_trainer.tensors.top_tokens import is_valid, known_tokens, top_ids, top_logprobs_of
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 import torch
 
 from rlhf_trainer.replay.table import Episode
-from rlhf_trainer.tensors.records import Columns, Sequences
+from rlhf_trainer.tensors.columns import Columns
+from rlhf_trainer.tensors.records import Sequences
 
 LENGTHS = ((2, 3), (1, 1), (4, 2), (3, 5))
 """Tokens of each prompt and of its answer."""

@@ -17,7 +17,7 @@ from rlhf_api.sections.replay import Replay
 from rlhf_trainer.replay.buffer import EpisodeReplayBuffer, ReplayBuffer
 from rlhf_trainer.replay.samplers import EpisodeSampler
 from rlhf_trainer.replay.table import Episode, decode
-from rlhf_trainer.tensors.records import Columns
+from rlhf_trainer.tensors.columns import Columns
 
 
 def filled(replay: Replay, episodes: int = 5) -> ReplayBuffer:

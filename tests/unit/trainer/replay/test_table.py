@@ -14,7 +14,7 @@ from tests.unit.trainer.replay.made import FLAGS, LENGTHS, episode, same, with_r
 
 from rlhf_api.host import parquet_pages
 from rlhf_trainer.replay.table import Episode, decode, encode
-from rlhf_trainer.tensors.records import Columns
+from rlhf_trainer.tensors.columns import Columns
 from rlhf_trainer.tensors.sampling_mask import WHOLE, Kept
 
 NAMES = [

@@ -12,7 +12,8 @@ from rlhf_trainer.ranks.ranks import Ranks
 from rlhf_trainer.rollout.in_flight.requests import Responses
 from rlhf_trainer.rollout.partial_rollout import PartialRollout, Response
 from rlhf_trainer.rollout.responses import Collected, collected, pack
-from rlhf_trainer.tensors.records import Columns, Outcome, Prompt, Rollout
+from rlhf_trainer.tensors.columns import Columns
+from rlhf_trainer.tensors.records import Outcome, Prompt, Rollout
 from rlhf_trainer.tensors.sampling_mask import WHOLE
 
 PROMPTS = [Prompt(f"0/{i}", (i + 1,) * (i + 1), {}) for i in range(2)]

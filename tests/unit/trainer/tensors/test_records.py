@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf_trainer.tensors.batches import MicroBatch
+from rlhf_trainer.tensors.columns import Columns, MissingColumn
 from rlhf_trainer.tensors.packed import ragged_index
-from rlhf_trainer.tensors.records import Columns, MissingColumn, Sequences
+from rlhf_trainer.tensors.records import Sequences
 from rlhf_trainer.tensors.sampling_mask import WHOLE, Kept
 
 repeatable = settings(derandomize=True, deadline=None)

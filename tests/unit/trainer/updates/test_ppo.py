@@ -17,7 +17,8 @@ from rlhf_trainer.metrics.step import step_metrics
 from rlhf_trainer.models.forward.inference import Forward, infer
 from rlhf_trainer.ops import COMPUTE, LOSSES, OpContext
 from rlhf_trainer.tensors.batches import MicroBatch, plan
-from rlhf_trainer.tensors.records import Columns, Sequences
+from rlhf_trainer.tensors.columns import Columns
+from rlhf_trainer.tensors.records import Sequences
 from rlhf_trainer.updates.updates import balanced_minibatches, minibatches
 
 PAIRS = [((1, 2), (3, 4, 5)), ((6,), (7,)), ((8, 9, 10), (11, 12)), ((13, 14), (15, 16, 17, 18))]
