@@ -7,6 +7,8 @@ import ctypes
 import subprocess
 import sys
 
+from rlhf_api.host.printing import write_line
+
 DRIVER = "libcuda.so.1"
 
 
@@ -40,6 +42,6 @@ def ask_driver() -> int:
 
 if __name__ == "__main__":
     try:
-        print(ask_driver())
+        write_line(str(ask_driver()), sys.stdout)
     except (OSError, RuntimeError) as error:
         sys.exit(f"no GPU for vLLM: {error}")
