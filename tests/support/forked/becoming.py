@@ -27,11 +27,10 @@ from rlhf_trainer.engines.vllm.serve.launch import on_cpu
 ROLES = [f"rlhf_trainer.roles.{name}" for name in ("trainer", "reward", "reference", "generator")]
 VLLM = [f"rlhf_trainer.engines.vllm.serve.{name}" for name in ("server", "follower")]
 TOOLS = [f"rlhf_trainer.commands.{name}" for name in ("data", "environment", "export", "repeat")]
-TEMPLATES = "rlhf_trainer.data.template_worker"
 STAND_INS = "tests.unit.operator.local.launch"
 """`rlhf` with stand-ins for its roles."""
 COMMANDS = ("rlhf_operator.cli", "rlhf_operator.entry", "tests.support.clocks.haste", STAND_INS)
-MODULES = (*COMMANDS, "rlhf_trainer.torchrun", *ROLES, *VLLM, *TOOLS, TEMPLATES)
+MODULES = (*COMMANDS, "rlhf_trainer.torchrun", *ROLES, *VLLM, *TOOLS)
 OF_TESTS = "tests.unit."
 """Where the names of modules begin that tests run as programs, which are imported then."""
 _inherited: list[object] = []
