@@ -13,9 +13,7 @@ from rlhf_api.contract.run import SHARE_CORES
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
-# Before torch is loaded, also where tests compute in a process of their own. Models of tests are so small that a second
-# thread takes more of the processor than it saves in time, the more the more tests there are at once.
-os.environ |= {"OMP_NUM_THREADS": "1", **SHARE_CORES}
+os.environ |= SHARE_CORES  # before torch is loaded, also where tests compute in a process of their own
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as whoever starts them in the background has it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 # What is imported stays, so that no garbage collection needs to look at it, as in a role: a trainer's loop asks for one
