@@ -227,8 +227,8 @@ _ANSWERS = (
         "dpo has four losses: sigmoid, ipo, simpo and orpo",
     ),
     (
-        "generation_kwargs vllm_structured_outputs_regex extra_body",
-        "nucleus, min-p and top-k sampling are all: training computes with the same mask",
+        "generation_kwargs extra_body",
+        "nucleus, min-p and top-k sampling and structured outputs are all: training computes with the same mask",
     ),
     (
         "tools tool_config_path function_tool_path tool_call_parser",

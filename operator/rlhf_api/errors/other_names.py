@@ -75,6 +75,8 @@ _NAMES = {
     "spec.sampling.temperature": "temperature",
     "spec.sampling.responseEndId": "eos_token_id stop_token_id",
     "spec.sampling.stop": "stop_strings",
+    "spec.sampling.structuredOutputs": "structured_outputs guided_decoding",
+    "spec.sampling.structuredOutputs.regex": "vllm_structured_outputs_regex guided_regex",
     "spec.optimizer.learningRate": "lr actor_lr actor_learning_rate",
     "spec.optimizer.criticLearningRate": "critic_lr",
     "spec.optimizer.schedule": "lr_scheduler lr_scheduler_type lr_decay_rate scheduler warmup_style",

@@ -9,7 +9,6 @@ from ..algorithms import ALGORITHMS, CUSTOM, algorithm_of, settings_of
 from ..errors.problem import Problem, path, show
 from ..estimate import resources
 from ..roles import Role
-from ..sections.sampling import MOST_KEPT
 from ..spec import Spec
 from . import (
     architectures,
@@ -21,6 +20,7 @@ from . import (
     lora,
     replay,
     rollout,
+    sampling,
     trackers,
     trainer,
     unused,
@@ -104,25 +104,6 @@ def _step_scores(spec: Spec) -> Iterator[Problem]:
         yield Problem(where, f"{message}; got {show(how)}")
 
 
-def _sampling(spec: Spec) -> Iterator[Problem]:
-    s = spec.sampling
-    compared = spec.replay.dynamic or spec.weights.every_steps > 1 or spec.rollout.max_staleness
-    if s.cut and spec.graph.generates and (compared or spec.rollout.level != "none"):
-        yield Problem(
-            "spec.sampling",
-            f"topP, minP, minNewTokens and a topK above {MOST_KEPT} mask tokens in the sampler alone, and "
-            "replay.streamDataLoaderType dynamic, weights.everySteps above 1, rollout.maxStaleness and "
-            "rollout.importance compare its log-probabilities with the trainer's; set topK too, from 1 to "
-            f"{MOST_KEPT}, so that the trainer applies the same mask, or use none of them; got topP {s.top_p:g}, "
-            f"minP {s.min_p:g}, topK {s.top_k}, minNewTokens {s.min_new_tokens}",
-        )
-    if s.min_new_tokens > s.max_new_tokens:
-        yield Problem(
-            "spec.sampling.minNewTokens",
-            f"must not exceed maxNewTokens ({s.max_new_tokens}); got {s.min_new_tokens}",
-        )
-
-
 def _evaluation(spec: Spec) -> Iterator[Problem]:
     yield from evaluation.problems(spec, sampled=spec.graph.generates)
 
@@ -166,7 +147,7 @@ def _variables(spec: Spec) -> Iterator[Problem]:
 
 
 RULES: tuple[Rule, ...] = (
-    *(_algorithm, _policy, architectures.problems, vision.problems, _reward, _sampling),
+    *(_algorithm, _policy, architectures.problems, vision.problems, _reward, sampling.problems),
     *(trainer.batches, trainer.critic),
     *(
         trainer.sequence_parallel,

@@ -268,7 +268,7 @@ def _compared(spec: Spec) -> Iterator[_Unread]:
         return
     reason = ""
     if spec.sampling.cut:
-        reason = "sampling.topP, minP, topK or minNewTokens leave out what training does not replay"
+        reason = "sampling.topP, minP, topK, minNewTokens or structuredOutputs leave out what training does not replay"
     elif spec.rollout.max_staleness and spec.rollout.proximal == "sampled":
         reason = "rollout.proximal is sampled"
     if reason:

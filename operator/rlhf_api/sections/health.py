@@ -57,7 +57,7 @@ class Health(Frozen):
     """Action if a loss or gradient norm is NaN or infinite."""
     logprob_difference: float = Field(0.3, ge=0, allow_inf_nan=False)
     """The job fails if log-probabilities of trainer and generators, with the same weights, differ by more in a step. 0
-    disables it, as do topP, minP and minNewTokens without a topK of up to 256."""
+    disables it, as do topP, minP, minNewTokens and structuredOutputs without a topK of up to 256."""
     logprob_outliers: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)
     """The job fails if log-probabilities of trainer and generators differ by over 1 nat at more than this share of a
     step's tokens, and at 10: 0 at any, 1 never. Unless given 0 in float32, 0.02 if engine arguments quantize, else

@@ -1,8 +1,9 @@
 """`spec.sampling`: how responses are sampled."""
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, JsonValue, model_validator
+from pydantic.alias_generators import to_camel
 
 from ..field_types import COLDEST, HOTTEST, Frozen, Positive, former
 
@@ -11,6 +12,29 @@ MOST_KEPT = 256
 
 
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
+Text = Annotated[str, Field(min_length=1)]
+
+
+class StructuredOutputs(Frozen):
+    """What the text of every response, or of every turn, must be; exactly one of these, as vLLM's structured outputs
+    take it."""
+
+    regex: Text | None = None
+    """A regular expression that matches all of it."""
+    json_schema: dict[str, JsonValue] | None = None
+    """The schema of the JSON that it is; {} is any."""
+    choice: tuple[Text, ...] | None = Field(None, min_length=1)
+    """It is one of these."""
+    grammar: Text | None = None
+    """A context-free grammar, in EBNF or Lark's form, whose language it is of."""
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        names = [to_camel(name) for name in type(self).model_fields if getattr(self, name) is not None]
+        if len(names) != 1:
+            given = " and ".join(names) or "none"
+            raise ValueError(f"needs exactly one of regex, jsonSchema, choice and grammar; got {given}")
+        return self
 
 
 class Sampling(Frozen):
@@ -34,6 +58,9 @@ class Sampling(Frozen):
     """An additional end token, besides those of the tokenizer and of the policy's generation_config.json."""
     stop: tuple[StopString, ...] = Field((), max_length=16)
     """Stop strings: a response ends with the token that completes one, and its text ends before it."""
+    structured_outputs: StructuredOutputs | None = None
+    """What responses must be: tokens that cannot lead there are never sampled. Training applies the same mask only if
+    topK is set too."""
     responses_per_prompt: Positive = Field(
         1, validation_alias=former("responsesPerPrompt", "answersPerPrompt")
     )
@@ -47,4 +74,4 @@ class Sampling(Frozen):
     def cut(self) -> bool:
         """True if tokens are left out, or the end token is banned, and training does not replay that."""
         masked = self.top_p < 1 or self.min_p > 0 or self.top_k > 0 or self.min_new_tokens > 0
-        return masked and not self.mask_size
+        return (masked or self.structured_outputs is not None) and not self.mask_size

@@ -78,7 +78,8 @@ def _small(spec: Spec) -> Overrides:
     auto = _auto(spec) if algorithm_of(spec) is not CUSTOM else {}
     if not generates:
         return {"data.promptsPerStep": prompts, **auto}
-    uncut = {"sampling.topP": 1.0, "sampling.minP": 0.0, "sampling.topK": -1} if sampling.cut else {}
+    off = {"sampling.topP": 1.0, "sampling.minP": 0.0, "sampling.topK": -1, **_unstructured(spec)}
+    uncut = off if sampling.cut else {}
     return {
         "data.promptsPerStep": prompts,
         "sampling.maxNewTokens": min(sampling.max_new_tokens, TOKENS),
@@ -138,14 +139,19 @@ def _optimizer(rate: float, critic: float | None) -> Overrides:
 
 
 def _canary(spec: Spec) -> Overrides:
-    """The canary as the only reward, untransformed."""
+    """The canary as the only reward, untransformed, of responses that may be any."""
     return {
+        **_unstructured(spec),
         "reward.functions": [{"function": CANARY}],
         **_without_model(spec),
         "reward.bias": 0.0,
         "reward.scale": 1.0,
         "reward.clip": None,
     }
+
+
+def _unstructured(spec: Spec) -> Overrides:
+    return {} if spec.sampling.structured_outputs is None else {"sampling.structuredOutputs": None}
 
 
 def _without_model(spec: Spec) -> Overrides:

@@ -55,7 +55,11 @@ Engine = tuple[EngineClient, Member, Sequence[int]]
 @contextmanager
 def transformers_engine(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Iterator[Engine]:
     """The policy in this process."""
-    spec, model = config.spec, load_trained(config, POLICY, tokenizer)
+    spec = config.spec
+    if spec.sampling.structured_outputs is not None:
+        message = "are vLLM's, and this model is asked without it; add --vllm, or remove this"
+        raise InvalidJob([Problem("spec.sampling.structuredOutputs", message)])
+    model = load_trained(config, POLICY, tokenizer)
     on_device(model)
     torch.manual_seed(spec.seed)
     with sampling_of_the_job_alone(model) as own:

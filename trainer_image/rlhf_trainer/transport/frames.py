@@ -75,6 +75,10 @@ class Asked(BaseModel):
     stream_interval: int
     kept: int = 0
     """Above 0: return each token's sampling mask, of at most this many tokens."""
+    structured: dict[str, Any] | None = None
+    """What responses must be, as `StructuredOutputs` of the manifest, by vLLM's names."""
+    constrained: int = 0
+    """Number of the prompt's last tokens that belong to the response, and to what it must be."""
     images: Sequence[AskedImage] = ()
     """Those of the prompt, whose tokens are among its own."""
     experts_from: int | None = None

@@ -29,6 +29,7 @@ _ADAPTERS = (
     "gives vLLM's layers other names, so that the first commit of weights fails; spec.model.lora trains an adapter and "
     "merges it into what is served"
 )
+_REASONING = "reads replies of vLLM's chat path, which no role asks, and would put off structured outputs"
 _COMMIT = "names another version of the model than the one that the trainer reads"
 REFUSED = {
     "config": "names a file of options that nothing checks; write its options here",
@@ -38,6 +39,7 @@ REFUSED = {
     **dict.fromkeys(("kv-transfer-config", "kv-offloading-size", "kv-offloading-backend"), _KEYS),
     **dict.fromkeys(("enable-lora", "lora-modules", "default-mm-loras"), _ADAPTERS),
     **dict.fromkeys(("revision", "code-revision", "tokenizer-revision", "hf-config-path"), _COMMIT),
+    **dict.fromkeys(("reasoning-parser", "reasoning-parser-plugin", "reasoning-config"), _REASONING),
     "logits-processors": "changes what is sampled, and training knows nothing of it",
     "enable-sleep-mode": "lets others drop the trainer's weights; the job sets it where both share GPUs in turns",
     "grpc": "serves no HTTP, by which the trainer asks",

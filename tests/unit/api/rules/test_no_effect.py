@@ -231,7 +231,10 @@ REFUSED: dict[tuple[str, ...], list[tuple[str, ...]]] = {
         ("spec.reward.dtype=float32", "spec.reward.modelWeight is 0; remove it"),
     ],
     ("spec.sampling={topP: 0.9}",): [
-        ("spec.health.logprobDifference=0.1", "has none: sampling.topP, minP, topK or minNewTokens leave"),
+        (
+            "spec.health.logprobDifference=0.1",
+            "has none: sampling.topP, minP, topK, minNewTokens or structured",
+        ),
     ],
     ("spec.rollout={maxStaleness: 1, proximal: sampled}",): [
         ("spec.health.logprobDifference=0.1", "that are compared, and the job has none: rollout.proximal is"),

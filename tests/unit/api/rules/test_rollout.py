@@ -64,6 +64,27 @@ REFUSED = [
     ),
     ((AHEAD, "spec.sampling.minP=0.1"), "spec.sampling", "set topK too, from 1 to 256"),
     ((AHEAD, "spec.sampling.minNewTokens=2"), "spec.sampling", "set topK too"),
+    ((AHEAD, "spec.sampling.structuredOutputs={regex: a+}"), "spec.sampling", "set topK too"),
+    (
+        ("spec.generator.sharedWithTrainer=true", "spec.sampling.structuredOutputs={choice: [a, b]}"),
+        *("spec.sampling.structuredOutputs", "the trainer samples; use generators, or remove this"),
+    ),
+    (
+        ("spec.sampling={minNewTokens: 2, structuredOutputs: {jsonSchema: {}}}",),
+        *("spec.sampling.minNewTokens", "structuredOutputs allow no other; use 0"),
+    ),
+    (
+        ("spec.sampling={stop: ['.'], structuredOutputs: {regex: a}}",),
+        *("spec.sampling.stop", "would end responses before structuredOutputs do"),
+    ),
+    (
+        ("spec.sampling.structuredOutputs={regex: a, choice: [b]}",),
+        *(
+            "spec.sampling.structuredOutputs",
+            "exactly one of regex, jsonSchema, choice and grammar; got regex and",
+        ),
+    ),
+    (("spec.sampling.structuredOutputs={}",), "spec.sampling.structuredOutputs", "got none"),
     (
         ("spec.algorithm=sft", "spec.ppo={}", "spec.rollout={maxStaleness: 1}"),
         *(

@@ -196,6 +196,7 @@ def test_passed_through_parts_are_open_and_the_rest_is_closed() -> None:
         ".spec.environment.settings",
         ".spec.model.create.config",
         *(f".spec.{role}.engineArguments" for role in ("generator", "reward", "reference")),
+        ".spec.sampling.structuredOutputs.jsonSchema",
         ".spec.trackers[].settings",
         *(
             f".spec.trainer.{section}.{key}"

@@ -29,6 +29,7 @@ HOSTILE = (
         "optimizer.criticLearningRate=0.1",
     ),
     *("rollout.maxStaleness=2", "weights.everySteps=2", "replay.maxReplayEpisode=4", "sampling.topK=20"),
+    "sampling.structuredOutputs={choice: [a, b]}",
     *(
         "sampling.responsesPerPrompt=8",
         "ppo.overlongFilter=true",
@@ -41,7 +42,7 @@ HOSTILE = (
     *("ppo.minibatchSize=512", "ppo.valueMinibatchSize=256", "reward.scale=-1.0", "reward.clip=[0, 1]"),
     *("reward.engine=vllm", "reward.dtype=float32"),
     *("trainer.backoffLimit=0", "reward.failureRules=[{action: FailJob, exitCodes: [137]}]"),
-    *("checkpoint.store=s3://of/the-job", "trackers=[{kind: wandb}]", "sampling.minNewTokens=40"),
+    *("checkpoint.store=s3://of/the-job", "trackers=[{kind: wandb}]"),
     *(
         "health.rules=[{metric: kl_mean, above: 0, action: fail}]",
         "checkpoint.startFrom={store: s3://b/a, step: 3}",
@@ -85,10 +86,12 @@ def test_nothing_of_a_job_can_hide_a_fault_or_write_elsewhere():
     assert small.data.prompts_per_step * small.sampling.responses_per_prompt == small.ppo.minibatch_size == 64
     assert (small.ppo.overlong_filter, small.ppo.critic_warmup_steps) == (False, 0)
     assert small.reward.scale == -1, "the first half has the job's own reward"
+    assert small.sampling.structured_outputs == spec.sampling.structured_outputs
     learning = load(PPO, [*HOSTILE, *as_arguments(second_half(spec, 20))]).spec
     assert learning.optimizer.learning_rate == pytest.approx(10 * spec.optimizer.learning_rate)
     assert (learning.steps, learning.reward.scale, learning.reward.clip) == (20, 1, None)
     assert learning.optimizer.warmup_steps == 0
+    assert learning.sampling.structured_outputs is None
 
 
 def test_each_role_that_the_job_has_is_killed():

@@ -12,6 +12,7 @@ import torch
 from rlhf_api.host.reaper import end_with_parent
 
 from ...transport.tcp_store import use_everywhere
+from .serve.constraints import read_begun_responses
 from .serve.routed import allow_on_cpus
 from .serve.watchdog import quote_causes
 
@@ -24,10 +25,11 @@ def register() -> None:
     """Entry point of `vllm.general_plugins`: vLLM calls it in each of its processes, possibly more than once.
 
     Registers the backend of `--weight-transfer-config '{"backend": "rlhf"}'`, the model that reads images as they are
-    given, and the job's own model classes, has CPUs return routed experts, and reports fatal errors to the host. Keeps
-    the stores of one machine's workers on loopback. Ties the life of an engine to its server and of a worker to its
-    engine, also under SIGKILL: an orphan would hold its GPU. Asks the kernel for AMX, where the processor has it:
-    vLLM's attention in bfloat16 uses it unasked, which is SIGILL unless a large enough product of matrices came before.
+    given, and the job's own model classes, has CPUs return routed experts and structured outputs of interrupted
+    responses go on, and reports fatal errors to the host. Keeps the stores of one machine's workers on loopback. Ties
+    the life of an engine to its server and of a worker to its engine, also under SIGKILL: an orphan would hold its GPU.
+    Asks the kernel for AMX, where the processor has it: vLLM's attention in bfloat16 uses it unasked, which is SIGILL
+    unless a large enough product of matrices came before.
     """
     quote_causes()
     use_everywhere()
@@ -48,6 +50,7 @@ def register() -> None:
     given = "rlhf_trainer.engines.vllm.serve.given_images"
     ModelRegistry.models[READS_IMAGES] = _LazyRegisteredModel(given, "Qwen3VLOfPatches")
     allow_on_cpus()
+    read_begun_responses()
     if names := own_architectures(os.environ):
         from ...models.pretrained.architectures import register_served
 

@@ -4,6 +4,7 @@ own seed."""
 import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
+from typing import Any
 
 from rlhf_api.contract.run import Member
 from rlhf_api.host.tasks import run_together
@@ -67,6 +68,7 @@ class VllmClient:
             stop=stops.strings if stops else (),
             stream_interval=stream_interval,
             kept=sampling.mask_size,
+            structured=_constraint(sampling),
         )
 
     async def ask(self, member: Member, work: PartialRollout, progress: Callable[[], None]) -> PartialRollout:
@@ -103,6 +105,7 @@ class VllmClient:
             "seed": request_seed(self._seed, f"{work.prompt.id}/{index}/{so_far}"),
             "max_tokens": most - so_far,
             "min_tokens": max(0, self._base_request.min_tokens - so_far + response.turn_start),
+            "constrained": so_far - response.turn_start,
         }
         await self._stream(member, work, [index], self._base_request.model_copy(update=changes), progress)
 
@@ -200,6 +203,14 @@ class VllmClient:
 
     async def listens(self, member: Member) -> bool:
         return await self._http.listens(member.address)
+
+
+def _constraint(sampling: Sampling) -> dict[str, Any] | None:
+    """What responses must be, by vLLM's names."""
+    if sampling.structured_outputs is None:
+        return None
+    given = sampling.structured_outputs.model_dump(exclude_none=True)
+    return {{"json_schema": "json"}.get(name, name): value for name, value in given.items()}
 
 
 def _check_routed(prompt: Sequence[int], response: Response) -> None:

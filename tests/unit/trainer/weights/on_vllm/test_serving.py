@@ -1,6 +1,7 @@
 """One trainer and one real vLLM server at a time: what is served, and what is refused."""
 
 import json
+import re
 import signal
 import threading
 import time
@@ -400,6 +401,43 @@ def test_the_trainer_replays_the_sampling_mask_of_the_generator(tied, http, make
         held_out = PartialRollout.begin(Prompt("0/1", (65, 66, 67), {}), 1, temperature, masks=False)
         (response,) = http.run(client.ask(target(tied), held_out, lambda: None)).rollouts()
         assert not response.kept_counts
+
+
+STRUCTURED = [
+    ({"regex": "[a-f]{6}(yes|no)"}, r"[a-f]{6}(yes|no)"),
+    ({"choice": ("eleven men", "eleven women")}, r"eleven (wo)?men"),
+    ({"grammar": "root ::= pair | pair pair\npair ::= [a-c] [0-9]"}, r"([a-c][0-9]){1,2}"),
+    ({"jsonSchema": {"enum": ["no", False]}}, '"no"|false'),
+]
+
+
+@pytest.mark.parametrize(("constraint", "expected"), STRUCTURED, ids=str)
+def test_responses_are_what_they_must_be_and_training_replays_what_that_leaves_out(
+    tied, http, make_sync, models, constraint, expected
+):
+    """Also where another request goes on in the middle of one."""
+    model, tokenizer = models("tied", 1), byte_tokenizer()
+    make_sync().send([target(tied)], lambda: weights(model), 1)
+    sampling = Sampling(maxNewTokens=24, temperature=0.8, topK=20, structuredOutputs=constraint)
+    client = VllmClient(http, sampling=sampling, seed=1, ends=[256])
+    work, finished = PartialRollout.begin(Prompt("0/1", (65, 66, 67), {}), 4), 0
+    for begun in (0, 2):
+        before = [list(response.tokens[:begun]) for response in work.responses]
+        for response in work.responses:
+            response.cut(begun)
+            response.end = None
+        http.run(client.ask(target(tied), work, lambda: None))
+        for response, so_far in zip(work.rollouts(), before, strict=True):
+            sampled = torch.tensor(response.logprobs)
+            assert list(response.tokens[:begun]) == so_far
+            assert torch.allclose(of_model(model, response, temperature=0.8), sampled, atol=1e-4)
+            whole = replace(response, kept_counts=array("i"), kept=array("i"))
+            assert (of_model(model, whole, temperature=0.8) - sampled).abs().mean() > 0.5
+            if response.finished:
+                text = tokenizer.decode(list(response.tokens[:-1]))
+                assert re.fullmatch(expected, text)
+                finished += 1
+    assert finished >= 4
 
 
 def test_a_stop_string_ends_a_response_where_the_trainer_would_end_it(tied, http, make_sync, models):

@@ -13,6 +13,7 @@ from starlette.responses import StreamingResponse
 
 from ....tensors.sampling_mask import ROUNDING
 from ....transport.frames import GENERATE, NO_VERSION, Asked, Kind, encode, encode_error, rows_between
+from ..serve.constraints import CONSTRAINED
 from .asgi import body, reply
 from .experts import TakenExperts, state_of
 from .gate import WEIGHTS
@@ -136,9 +137,13 @@ def _starts(engine: "AsyncLLM", name: str, output: "CompletionOutput") -> list[t
 
 
 def _sampling(request: Asked, most: int) -> "SamplingParams":
-    from vllm.sampling_params import RequestOutputKind, SamplingParams
+    from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
-    fields = request.model_dump(exclude={"prompt", "kept", "images", "experts_from"})
+    own = {"prompt", "kept", "images", "experts_from", "structured", "constrained"}
+    fields = request.model_dump(exclude=own)
+    if request.structured is not None:
+        fields["structured_outputs"] = StructuredOutputsParams(**request.structured)
+        fields["extra_args"] = {CONSTRAINED: request.constrained}
     begin = len(request.prompt) if request.experts_from is None else request.experts_from
     return SamplingParams(
         **fields,

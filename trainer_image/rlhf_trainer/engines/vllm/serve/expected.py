@@ -42,6 +42,7 @@ EXPECTED: Mapping[str, Sequence[str]] = {
     "vllm.v1.engine.utils": ("get_mp_context()",),
     "vllm.v1.executor.multiproc_executor": ("WorkerProc.worker_main()", "MultiprocExecutor.workers"),
     "vllm.v1.worker.worker_base": ("WorkerBase.get_model()",),
+    "vllm.v1.structured_output": ("StructuredOutputManager._create_grammar(request)",),
     "vllm.renderers.base": ("BaseRenderer.clear_mm_cache_async()",),
     "vllm.config": ("VllmConfig._verify_aux_output_compatibility()",),
     "vllm.outputs": ("CompletionOutput.weight_versions", "CompletionOutput.routed_experts"),
