@@ -1,4 +1,5 @@
-"""Runs for the page, in folders as runs leave them: one with samples and a store, one that failed, one that goes on."""
+"""Runs for the page, in folders as runs leave them: one with samples and a store, one that failed, one that goes on,
+and one of which nothing can be read."""
 
 import datetime
 import io
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 import pyarrow as arrow
 from pyarrow import parquet
 from tests.support.run_folders import append_lines, write_run
-from tests.support.stores import fill_store
+from tests.support.stores import damage_store, fill_store
 from tokenizers import Tokenizer, models
 
 from rlhf_api.contract import prediction, timeline
@@ -90,7 +91,9 @@ def write_runs(folder: Path) -> Written:
     )
     (blunt / "logs").mkdir()
     (blunt / "logs" / "trainer-0.log").write_text(f"{stamp(0, 1)},000 WARNING {GIVEN_UP}\n")
-    write_run(folder / "empty", name="empty", phase="Failed")
+    empty = write_run(folder / "empty", name="empty", phase="Failed", spec={"algorithm": {"no": "text"}})
+    fill_store(empty / "checkpoints", {})
+    damage_store(empty / "checkpoints")
     short = [make_step(step) for step in range(1, 4)]
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     generator = {

@@ -28,3 +28,10 @@ def fill_store(
     saver.begin(step, dict(state or {}), {"model": {"weight": torch.ones(3)}.items()}, functions, reward)
     saver.finish()
     return url
+
+
+def damage_store(place: Path) -> None:
+    """Overwrites every object of a store in a folder."""
+    for file in place.rglob("*"):
+        if file.is_file():
+            file.write_bytes(b"no checkpoint")

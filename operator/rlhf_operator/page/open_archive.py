@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 _PATIENCE = timedelta(seconds=3)
 """Time for which a store may fail: others wait for the reply too."""
+FAILED_SECONDS = 15.0
+"""Time for which a store that failed is not asked again: others wait meanwhile."""
 
 
 def open_archive(url: str, keys: Mapping[str, str] | None = None) -> "Archive":

@@ -127,6 +127,8 @@ export interface RunDetail {
   usage?: Usage;
   provenance: Record<string, Nested>;
   checkpoints: Checkpoint[];
+  /** Why its store cannot be read; empty if it can. */
+  storeProblem: string;
   commands: Record<string, string>;
   first: FirstChart[];
 }

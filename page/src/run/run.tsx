@@ -42,10 +42,10 @@ export function RunView({ id, route }: { id: string; route: Route }) {
           <div class="columns">
             <Roles roles={run.roles} />
             <Ledger ledger={run.ledger} marks={marks?.marks ?? []} />
-            <Predicted usage={run.usage} />
           </div>
+          <Predicted usage={run.usage} />
           <Generators generators={run.generators} serving={run.serving} />
-          <Snapshots id={id} checkpoints={run.checkpoints} commands={run.commands} />
+          <Snapshots id={id} checkpoints={run.checkpoints} problem={run.storeProblem} commands={run.commands} />
           <Logs id={id} />
           <details>
             <summary>What it started with</summary>

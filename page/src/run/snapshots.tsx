@@ -10,15 +10,16 @@ import { growTree, type Branch } from "./tree.ts";
 interface Props {
   id: string;
   checkpoints: readonly Checkpoint[];
+  problem: string;
   commands: Record<string, string>;
 }
 
-export function Snapshots({ id, checkpoints, commands }: Props) {
+export function Snapshots({ id, checkpoints, problem, commands }: Props) {
   const { data } = usePolled<Clones>(`/runs/${encodeURIComponent(id)}/clones`);
   const branches = growTree(checkpoints, data ?? { origin: null, clones: [] });
   return (
     <Section title="Snapshots">
-      {checkpoints.length === 0 && <p class="empty">No snapshot yet.</p>}
+      {problem ? <p class="problem">The store cannot be read: {problem}</p> : checkpoints.length === 0 && <p class="empty">No snapshot yet.</p>}
       {branches.length > 0 && (
         <Scroll label="Tree of snapshots">
           <table class="tree">

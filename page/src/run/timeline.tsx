@@ -108,7 +108,7 @@ function pickKind(name: string, names: readonly string[]): string {
 }
 
 function Bars({ row, names, length }: { row: SpanRow; names: string[]; length: number }) {
-  const share = (seconds: number): number => (length > 0 ? (1000 * seconds) / length : 0);
+  const share = (seconds: number): number => (length > 0 ? 1000 * (seconds / length) : 0);
   return (
     <tr>
       <th scope="row">{row.name}</th>

@@ -22,7 +22,7 @@ export function RunRow({ run, hasCost, isSelected, onSelect }: Props) {
       <th scope="row">
         <a href={formatRoute(["runs", run.id])}>{run.name}</a>
         <span class="place" title={run.place}>
-          {run.algorithm} · {run.place}
+          {[run.algorithm, run.place].filter(Boolean).join(" · ")}
         </span>
       </th>
       <td>

@@ -84,7 +84,7 @@ function List({ id, source, paged, opened, onOpen }: ListProps) {
           {describeExtent(paged.extent, paged.samples.length, isExport)}
         </p>
       )}
-      {paged.samples.length === 0 && !paged.error && <p class="empty">No sample.</p>}
+      {paged.samples.length === 0 && !paged.error && <p class="empty">{paged.extent ? "No sample." : "Reading the samples…"}</p>}
       <ol class="samples">
         {paged.samples.map((sample) => (
           <SampleItem

@@ -25,10 +25,14 @@ class Trend(NamedTuple):
 
 
 def find_trend(values: Sequence[float]) -> Trend | None:
-    """The trend of a column; None for one of too few finite values."""
+    """The trend of a column; None for one of too few finite values, or of values beyond floats."""
     finite = [value for value in values if isfinite(value)]
     if len(finite) < FEWEST_STEPS:
         return None
     width = min(max(len(finite) // 5, _WINDOW[0]), _WINDOW[1])
     first, last = finite[:width], finite[-width:]
-    return Trend(statistics.fmean(first), statistics.fmean(last), statistics.pstdev(first))
+    try:
+        trend = Trend(statistics.fmean(first), statistics.fmean(last), statistics.pstdev(first))
+    except OverflowError:
+        return None
+    return trend if all(map(isfinite, trend)) else None

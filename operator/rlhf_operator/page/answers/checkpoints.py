@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.sections.replay import EPISODES
 from rlhf_store.errors import DamagedSnapshot, UnusableStore
 
@@ -33,42 +34,46 @@ class Content(NamedTuple):
     episodes: frozenset[int]
 
 
-def list_checkpoints(run: RunFolder) -> list[dict[str, Any]]:
-    """The checkpoints that can be read now, the oldest first."""
+def list_checkpoints(run: RunFolder) -> tuple[list[dict[str, Any]], str]:
+    """The checkpoints that can be read now, the oldest first, and why the store cannot be read; empty if it can."""
     try:
-        if (checkpoints := run.open_store()) is None:
-            return []
-        entries = checkpoints.entries()
-        best = max((entry.reward for entry in entries if entry.reward is not None), default=None)
-        return [
-            {
-                "step": entry.step,
-                "created": entry.time,
-                "bytes": content.bytes if content else None,
-                "evaluation": entry.reward,
-                "best": best is not None and entry.reward == best,
-                "good": entry.good,
-                "epoch": entry.epoch,
-            }
-            for entry in entries
-            for content in [_read_content(checkpoints, entry)]
-        ]
-    except (RuntimeError, UnusableStore):  # the rest of the run is there
-        return []
+        with run.opened_store() as checkpoints:
+            return [] if checkpoints is None else _describe_all(checkpoints), ""
+    except (RuntimeError, UnusableStore, InvalidJob) as error:  # the rest of the run is there
+        return [], str(error)
+
+
+def _describe_all(checkpoints: "Archive") -> list[dict[str, Any]]:
+    entries = checkpoints.entries()
+    best = max((entry.reward for entry in entries if entry.reward is not None), default=None)
+    return [
+        {
+            "step": entry.step,
+            "created": entry.time,
+            "bytes": content.bytes if content else None,
+            "evaluation": entry.reward,
+            "best": best is not None and entry.reward == best,
+            "good": entry.good,
+            "epoch": entry.epoch,
+        }
+        for entry in entries
+        for content in [_read_content(checkpoints, entry)]
+    ]
 
 
 def read_data_sums(run: RunFolder) -> dict[str, int]:
     """Checksums of the rows of each source by its path, as the trainer read them, from the newest checkpoint that can
     be read; none without one."""
     try:
-        if (checkpoints := run.open_store()) is None:
-            return {}
-        for entry in reversed(checkpoints.entries()[-_TRIED:]):
-            with suppress(DamagedSnapshot):
-                sums = checkpoints.open(entry).state.get("data")
-                items = sums.items() if isinstance(sums, Mapping) else ()
-                return {path: each for path, each in items if type(each) is int}
-    except (RuntimeError, UnusableStore):
+        with run.opened_store() as checkpoints:
+            if checkpoints is None:
+                return {}
+            for entry in reversed(checkpoints.entries()[-_TRIED:]):
+                with suppress(DamagedSnapshot):
+                    sums = checkpoints.open(entry).state.get("data")
+                    items = sums.items() if isinstance(sums, Mapping) else ()
+                    return {path: each for path, each in items if type(each) is int}
+    except (RuntimeError, UnusableStore, InvalidJob):
         pass
     return {}
 
@@ -85,9 +90,12 @@ def list_tokens(run: RunFolder, id: str) -> dict[str, Any]:
         )
     placed, number = find_sample(run.samples.refresh(), id)
     try:
-        if (checkpoints := run.open_store()) is None:
-            raise Refusal(404, "the run has no checkpoints, which have the tokens of the newest responses")
-        return {"tokens": read_tokens(checkpoints, placed.sample, number)}
+        with run.opened_store() as checkpoints:
+            if checkpoints is None:
+                raise Refusal(
+                    404, "the run has no checkpoints, which have the tokens of the newest responses"
+                )
+            return {"tokens": read_tokens(checkpoints, placed.sample, number)}
     except (RuntimeError, UnusableStore) as error:
         raise Refusal(404, f"the store cannot be read: {error}") from None
 

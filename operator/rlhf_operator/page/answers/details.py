@@ -1,7 +1,7 @@
 """Description of one run beside its figures: manifest, roles, prompts, starts, checkpoints, and the commands
 that go on from it."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -24,6 +24,7 @@ _PROVENANCE_BYTES = 4 << 20
 def describe_run(run: RunFolder) -> dict[str, Any]:
     """`/runs/{id}`."""
     status = run.status()
+    checkpoints, problem = list_checkpoints(run)
     return {
         **run.summary(),
         "manifest": _manifest(run),
@@ -37,7 +38,8 @@ def describe_run(run: RunFolder) -> dict[str, Any]:
         "usage": describe_usage(run, status),
         "starts": (starts := read_starts(run)),
         "provenance": starts[-1] if starts else {},
-        "checkpoints": _checkpoints(run),
+        "checkpoints": _add_commands(checkpoints, run.commands),
+        "storeProblem": problem,
         "commands": {name: command for name, command in run.commands.items() if name != "export"},
         "first": first_charts(run),
     }
@@ -99,10 +101,9 @@ def _describe_serving(run: RunFolder, status: JobStatus | None) -> dict[str, Any
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _checkpoints(run: RunFolder) -> list[dict[str, Any]]:
-    checkpoints = list_checkpoints(run)
+def _add_commands(checkpoints: Sequence[dict[str, Any]], commands: Mapping[str, str]) -> list[dict[str, Any]]:
     steps = {checkpoint["step"] for checkpoint in checkpoints}
-    return [{**each, **_list_commands(run.commands, each["step"], steps)} for each in checkpoints]
+    return [{**each, **_list_commands(commands, each["step"], steps)} for each in checkpoints]
 
 
 def _list_commands(commands: Mapping[str, str], step: int, steps: Collection[int]) -> dict[str, str]:

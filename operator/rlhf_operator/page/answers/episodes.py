@@ -48,9 +48,9 @@ def _list_steps(run: RunFolder) -> list[int]:
     if not run.reads_tokens:
         return []
     try:
-        checkpoints = run.open_store()
-        contents = [] if checkpoints is None else list_contents(checkpoints)
-    except (RuntimeError, UnusableStore):  # the rest of the run is there
+        with run.opened_store() as checkpoints:
+            contents = [] if checkpoints is None else list_contents(checkpoints)
+    except (RuntimeError, UnusableStore, InvalidJob):  # the rest of the run is there
         return []
     return sorted({step for _, content in contents for step in content.episodes})
 
@@ -60,13 +60,14 @@ def _open_episode(run: RunFolder, step: int) -> "tuple[Snapshot, EpisodeRows]":
     if not run.reads_tokens:
         raise Refusal(404, "episodes are in Parquet, which a cluster's page does not read")
     try:
-        snapshot = _find_snapshot(run.open_store(), step)
-        name = f"{EPISODES}{step:08d}.parquet"
-        key = tuple(part.digest for part in snapshot.parts(name))
-        if run.episode is None or run.episode[0] != key:
-            run.episode = None  # before another one takes its room
-            run.episode = key, EpisodeRows(EpisodeFile(snapshot, name), step)
-        return snapshot, run.episode[1]
+        with run.opened_store() as checkpoints:
+            snapshot = _find_snapshot(checkpoints, step)
+            name = f"{EPISODES}{step:08d}.parquet"
+            key = tuple(part.digest for part in snapshot.parts(name))
+            if run.episode is None or run.episode[0] != key:
+                run.episode = None  # before another one takes its room
+                run.episode = key, EpisodeRows(EpisodeFile(snapshot, name), step)
+            return snapshot, run.episode[1]
     except (RuntimeError, UnusableStore) as error:
         raise Refusal(404, f"the store cannot be read: {error}") from None
 

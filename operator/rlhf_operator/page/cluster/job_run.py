@@ -35,8 +35,7 @@ class JobRun(RunFolder):
 
     reads_tokens = False
     unpredicted = (
-        "the operator plans memory alone: seconds need the rates of an earlier run, which are in its work directory; "
-        "`rlhf plan MANIFEST --measured RUN` predicts them at the rates of a run on the same machines"
+        "an operator has the rates of no run; `rlhf plan MANIFEST --measured WORKDIR` takes those of one"
     )
 
     def __init__(self, id: str, folder: Path) -> None:

@@ -3,19 +3,22 @@ stay as they are."""
 
 import datetime
 import json
+import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlhf_api.contract.status import ENDED, JobStatus
 from rlhf_api.host.redaction import masked
+from rlhf_store.errors import DamagedSnapshot, UnusableStore
 
 from ...archive.run_files import Fetch, GrowingFile, leave, read_first
 from ...archive.sample_index import SampleIndex
 from ...local.records import workdir
 from ...status.condition import reason
 from ..commands import folder_commands
-from ..open_archive import open_archive
+from ..open_archive import FAILED_SECONDS, open_archive
 from .episode_rows import EpisodeRows
 from .log_events import LogEvents
 from .series import Line, Series
@@ -23,6 +26,7 @@ from .series import Line, Series
 if TYPE_CHECKING:
     from rlhf_store.archive import Archive
 
+Value = TypeVar("Value", str, int)
 MOST_BYTES = 8 << 20
 """Of `run.json` and `status.json`."""
 EVALUATION = "evaluation/"
@@ -39,10 +43,7 @@ class RunFolder:
     reads_tokens = True
     """False where episodes are not parsed, as their libraries would have to be trusted with what others wrote."""
 
-    unpredicted = (
-        "no earlier run of the same spec.model, with every phase of this job, was beside it when it started, and it is "
-        "the rates of such a run at which seconds are predicted"
-    )
+    unpredicted = "no run beside it had trained the same spec.model in the same phases, so it had no rates"
     """The reason for which a run has no predicted seconds."""
 
     def __init__(self, id: str, folder: Path, fetch: Fetch = leave) -> None:
@@ -50,6 +51,8 @@ class RunFolder:
         self.id, self.folder, self._fetch = id, folder, fetch
         self._empty()
         self.events = LogEvents(folder)
+        self._failure = 0.0, ""
+        """When the store may be asked again, and why it cannot be read."""
         self._documents: dict[str, tuple[tuple[int, int, int] | None, dict[str, Any]]] = {}
 
     @property
@@ -61,6 +64,21 @@ class RunFolder:
     def commands(self) -> Mapping[str, str]:
         """Command lines that go on from the run."""
         return folder_commands(self.place)
+
+    @contextmanager
+    def opened_store(self) -> "Iterator[Archive | None]":
+        """The checkpoint store; None without one. Raises UnusableStore and StoreError for one that cannot be read, and
+        the same again for FAILED_SECONDS without asking it."""
+        until, problem = self._failure
+        if time.monotonic() < until:
+            raise UnusableStore(problem)
+        try:
+            yield self.open_store()
+        except DamagedSnapshot:
+            raise
+        except (RuntimeError, UnusableStore) as error:
+            self._failure = time.monotonic() + FAILED_SECONDS, str(error)
+            raise
 
     def open_store(self) -> "Archive | None":
         """The checkpoint store; None without one. What the folder has is read only if it is there: opening one makes
@@ -106,9 +124,9 @@ class RunFolder:
             "place": self.place,
             "phase": phase,
             "reason": cause,
-            "algorithm": spec.get("algorithm"),
+            "algorithm": _typed(spec.get("algorithm"), str),
             "step": status.step if status else None,
-            "steps": status.total_steps if status else spec.get("steps"),
+            "steps": status.total_steps if status else _typed(spec.get("steps"), int),
             "reward": status.reward if status else None,
             "loss": status.loss if status else None,
             "heldOut": self._held_out(),
@@ -196,6 +214,11 @@ def _prefix_of_set(line: Line) -> str:
 def iso_time(seconds: float) -> str:
     """A time in seconds since 1970, in UTC."""
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec="seconds")
+
+
+def _typed(value: object, kind: type[Value]) -> Value | None:
+    """A value of `run.json`, which anything may have written; None for one of another type."""
+    return value if isinstance(value, kind) else None
 
 
 def _seconds(began: str | None, end: str | None) -> float | None:

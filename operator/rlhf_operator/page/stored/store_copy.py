@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from rlhf_store.errors import UnusableStore
 
+from ..open_archive import FAILED_SECONDS
+
 if TYPE_CHECKING:
     from rlhf_store.archive import Archive, Snapshot
 
@@ -15,8 +17,6 @@ MOST_BYTES = 128 << 20
 """Of a file that is copied."""
 _FRESH_SECONDS = 2.0
 """Time for which the newest checkpoint is not asked for again."""
-_FAILED_SECONDS = 15.0
-"""The same after a failure: others wait meanwhile."""
 OpenStore = Callable[[], "Archive"]
 
 
@@ -50,7 +50,7 @@ class StoreCopy:
                     self._snapshot = None if newest is None else self.store().open(newest)
             except (RuntimeError, UnusableStore) as error:
                 self.problem = str(error)
-            self._asks_at = time.monotonic() + (_FAILED_SECONDS if self.problem else _FRESH_SECONDS)
+            self._asks_at = time.monotonic() + (FAILED_SECONDS if self.problem else _FRESH_SECONDS)
         return self._snapshot
 
     def fetch(self, name: str) -> None:

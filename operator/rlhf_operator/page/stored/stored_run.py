@@ -22,6 +22,8 @@ STORED = "Stored"
 class StoredRun(RunFolder):
     """A run in a store; `folder`: for copies of its files, its own."""
 
+    unpredicted = "its store has none, like that of a cluster's job or of the first run of its models"
+
     def __init__(self, id: str, url: str, open_store: OpenStore, folder: Path) -> None:
         self._copy = StoreCopy(open_store, folder)
         super().__init__(id, folder, self._copy.fetch)

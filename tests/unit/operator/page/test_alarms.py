@@ -70,8 +70,9 @@ def test_scores_without_spread_are_none_where_a_teacher_judges(tmp_path):
     assert titles(tmp_path, steps=steps(**last), spec={"algorithm": "distillation"}) == []
 
 
-def test_few_steps_say_nothing(tmp_path):
+def test_few_steps_and_values_beyond_floats_say_nothing(tmp_path):
     assert titles(tmp_path, steps=steps(9, entropy=0.0, finished_share=0.0)) == []
+    assert titles(tmp_path, steps=steps(groups_without_spread_share=1e308)) == []
 
 
 def test_a_length_that_grows_with_the_reward_is_one_and_without_it_is_none(tmp_path):

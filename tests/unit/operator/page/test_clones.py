@@ -121,7 +121,7 @@ def test_memory_is_foreseen_by_the_manifest_where_no_status_has_it(tmp_path):
     usage = ask(tmp_path, "one")["usage"]
     assert "1e9" in usage["memoryPredicted"]["trainer"]
     assert usage["predicted"] is None
-    assert "no earlier run of the same spec.model" in usage["unpredicted"]
+    assert "had trained the same spec.model" in usage["unpredicted"]
 
 
 @pytest.mark.parametrize(

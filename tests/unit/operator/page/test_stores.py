@@ -1,13 +1,16 @@
 """Runs that are read from their stores alone, on a real S3 server."""
 
 import json
+import shutil
 
 import pytest
-from tests.support.stores import fill_store
+from tests.support.run_folders import write_run
+from tests.support.stores import damage_store, fill_store
 from tests.unit.operator.page.test_samples import sample
 
 from rlhf_operator import cli
 from rlhf_operator.page.answers.paths import answer
+from rlhf_operator.page.folder import run_folder
 from rlhf_operator.page.folder.catalog import Catalog
 from rlhf_operator.page.stored import store_copy
 from rlhf_operator.page.stored.stores import find_stored_runs
@@ -130,6 +133,22 @@ def test_a_store_that_fails_later_is_said_and_the_rest_goes_on(bucket, open_cata
     phases = {run["place"]: (run["phase"], run["reason"]) for run in answer(catalog, "/runs", {})["runs"]}
     assert phases.pop(broken.place) == ("Unknown", "it fails")
     assert [phase for phase, _ in phases.values()] == ["Stored"]
+
+
+@pytest.mark.parametrize(("pause", "steps"), [(60.0, []), (0.0, [4])])
+def test_a_run_says_why_its_store_cannot_be_read_and_asks_it_again_later(tmp_path, monkeypatch, pause, steps):
+    monkeypatch.setattr(run_folder, "FAILED_SECONDS", pause)
+    store = write_run(tmp_path / "run") / "checkpoints"
+    fill_store(store, {})
+    damage_store(store)
+    catalog = Catalog([tmp_path])
+    before = ask(catalog)
+    assert (before["checkpoints"], "is damaged" in before["storeProblem"]) == ([], True)
+    shutil.rmtree(store)
+    fill_store(store, {}, step=4)
+    after = ask(catalog)
+    assert [each["step"] for each in after["checkpoints"]] == steps
+    assert after["storeProblem"] == ("" if steps else before["storeProblem"])
 
 
 @pytest.mark.parametrize(
