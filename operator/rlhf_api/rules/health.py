@@ -24,7 +24,7 @@ _SAMPLED = (
     *("reward_mean", "reward_std", "responses_dropped", "responses_dropped_share", "groups_filtered"),
     *("groups_without_spread_share", "groups_all_highest_share", "groups_all_lowest_share"),
     *("response_length_mean", "response_length_p50", "response_length_p99"),
-    *("finished_share", "kl_mean", "kl_coefficient", "entropy", "entropy_coefficient"),
+    *("finished_share", "thoughts_cut_share", "kl_mean", "kl_coefficient", "entropy", "entropy_coefficient"),
     "value_explained_variance",
     *("logprob_difference", "token_mult_prob_error", "ratio_outside_share", "importance_effective_share"),
     *("logprob_outlier_share", "logprob_outliers", "logprob_difference_max"),

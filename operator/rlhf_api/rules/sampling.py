@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ..errors.problem import Problem, show
-from ..sections.sampling import MOST_KEPT
+from ..sections.sampling import MOST_KEPT, Thinking
 from ..spec import Spec
 
 
@@ -27,6 +27,8 @@ def problems(spec: Spec) -> Iterator[Problem]:
         )
     if s.structured_outputs is not None and spec.graph.generates:
         yield from _structured(spec)
+    if s.thinking is not None and spec.graph.generates:
+        yield from _thinking(spec, s.thinking)
 
 
 def _structured(spec: Spec) -> Iterator[Problem]:
@@ -43,3 +45,26 @@ def _structured(spec: Spec) -> Iterator[Problem]:
             "would end responses before structuredOutputs do; remove it, or have the constraint end there"
         )
         yield Problem("spec.sampling.stop", f"{message}; got {show(list(s.stop))}")
+
+
+def _thinking(spec: Spec, thinking: Thinking) -> Iterator[Problem]:
+    """Problems of the budget's own fields, and of what it does not go with."""
+    where, most = "spec.sampling.thinking", spec.sampling.max_new_tokens
+    if thinking.budget >= most:
+        message = f"must be below sampling.maxNewTokens ({most}), which counts the thought and the answer"
+        yield Problem(f"{where}.budget", f"{message}; got {thinking.budget}")
+    if thinking.end not in thinking.closing_text:
+        message = f"must have {show(thinking.end)} in it, which ends the thought"
+        yield Problem(f"{where}.closing", f"{message}; got {show(thinking.closing)}")
+    section, evaluation = spec.reward, spec.evaluation
+    others = {
+        "spec.generator.sharedWithTrainer": spec.generator.shared_with_trainer,
+        "spec.environment": spec.environment is not None,
+        "spec.sampling.structuredOutputs": spec.sampling.structured_outputs is not None,
+        "spec.reward.fineGrained": section.fine_grained,
+        "spec.reward.stepScores": section.step_scores is not None,
+        "spec.evaluation.presencePenalty": evaluation is not None and evaluation.presence_penalty != 0,
+        "spec.evaluation.frequencyPenalty": evaluation is not None and evaluation.frequency_penalty != 0,
+    }
+    for other in (name for name, is_there in others.items() if is_there):
+        yield Problem(where, f"is not supported with {other}; remove one of them")

@@ -37,6 +37,22 @@ class StructuredOutputs(Frozen):
         return self
 
 
+class Thinking(Frozen):
+    """Most tokens of the thought that a response begins with. Tokens that close a longer one are not the policy's, and
+    not trained on."""
+
+    budget: Positive
+    """Tokens, of those of `sampling.maxNewTokens`."""
+    end: Text = "</think>"
+    """Text by which the policy ends a thought."""
+    closing: Text | None = None
+    """What a thought gets at the budget, with `end` in it; `end` alone unless given."""
+
+    @property
+    def closing_text(self) -> str:
+        return self.end if self.closing is None else self.closing
+
+
 class Sampling(Frozen):
     """Sampling of responses."""
 
@@ -61,6 +77,7 @@ class Sampling(Frozen):
     structured_outputs: StructuredOutputs | None = None
     """What responses must be: tokens that cannot lead there are never sampled. Training applies the same mask only if
     topK is set too."""
+    thinking: Thinking | None = None
     responses_per_prompt: Positive = Field(
         1, validation_alias=former("responsesPerPrompt", "answersPerPrompt")
     )

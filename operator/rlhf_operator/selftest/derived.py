@@ -85,6 +85,7 @@ def _small(spec: Spec) -> Overrides:
         "sampling.maxNewTokens": min(sampling.max_new_tokens, TOKENS),
         "sampling.minNewTokens": 0,
         **uncut,
+        **({} if sampling.thinking is None else {"sampling.thinking": None}),
         "replay": {},
         "rollout": {},
         "weights.everySteps": 1,

@@ -44,7 +44,7 @@ def serving(job: RLHFJob) -> Any:
     fleet = rollouts._fleet
     for _, named in sync.told:
         parts.append({key: value for key, value in named.items() if key != "fault"})
-    parts += [fleet._client._base_request.model_dump(), fleet._client._seed]
+    parts += [fleet._client._base_request.model_dump(), fleet._client._seed, fleet._client._thought]
     works = fleet.fresh(prompts(open_datasets(job.spec).rows, [(0, 0)], tokenizer(), job.spec.data))
     parts += [len(work.responses) for work in works]
     with instead(Fleet, "_present"), pytest.MonkeyPatch.context() as patch:

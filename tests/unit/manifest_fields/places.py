@@ -142,6 +142,7 @@ BASES: tuple[tuple[str, tuple[str, ...]], ...] = (
     *((rf"spec\.{camel}\.", _algorithm(name, **_ONLINE)) for camel, name in _GROUPED),
     (r"spec\.distillation\.", ("spec.model.reference=org/teacher",)),
     (r"spec\.ppo\.", tuple(f"spec.ppo.{key}={value}" for key, value in _ONLINE.items())),
+    (r"\.sampling\.thinking\.", ("spec.sampling={maxNewTokens: 5, thinking: {budget: 2, end: x}}",)),
     (r"\.distillation\.beta$", ("spec.distillation.teacherTopK=8",)),
     (
         r"\.distillation\.givenShare$",

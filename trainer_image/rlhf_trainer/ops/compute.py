@@ -221,7 +221,7 @@ def _scores(columns: Columns, ctx: OpContext[PolicyGradient]) -> Tensor:
     if not settings.overlong_buffer:
         return scores
     longest = ctx.spec.sampling.max_new_tokens
-    penalty = overlong_penalty(columns.lengths, longest, settings.overlong_buffer)
+    penalty = overlong_penalty(columns.sequences.after_lengths, longest, settings.overlong_buffer)
     return torch.add(scores, penalty, alpha=settings.overlong_penalty)
 
 

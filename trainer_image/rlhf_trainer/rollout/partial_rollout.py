@@ -21,7 +21,7 @@ ENDS = ("stop", "length")
 class Response:
     """Tokens of one response so far, with each one's log-probability in nats and weight version: int32, float32 and
     int32 arrays, since a step may have tens of millions of tokens. A response of several turns has context tokens
-    between them, those of the environment's replies."""
+    between them, those of the environment's replies, and one whose thought was closed has those of the closing."""
 
     tokens: "array[int]" = field(default_factory=lambda: array("i"))
     logprobs: "array[float]" = field(default_factory=lambda: array("f"))

@@ -42,6 +42,7 @@ from ..process.settings import model_source
 from ..ranks.context import TrainerContext
 from ..ranks.ranks import Ranks
 from ..rollout.clients.engine_client import EngineClient
+from ..rollout.clients.thought_budget import ThoughtBudget
 from ..rollout.clients.turn_rounds import TurnRounds
 from ..rollout.clients.turns_client import turns_client
 from ..rollout.clients.vllm_client import VllmClient
@@ -246,6 +247,7 @@ def connect_generators(
         stops=StopStrings(ctx.tokenizer, spec.sampling.stop),
         vocabulary=policy.vocabulary,
         experts=policy.routers.shape if policy.routers and spec.experts.replay == "rollout" else None,
+        thought=ThoughtBudget.of(spec.sampling, ctx.tokenizer),
     )
     if spec.environment is None:
         return sync, client

@@ -23,6 +23,7 @@ from ..rollout.responses import sampled_part
 from ..rollout.rollouts import Rollouts
 from ..scoring.reward_client import RewardClient
 from ..tensors.columns import Columns
+from ..tensors.records import Sequences
 
 
 class OnlineMetrics:
@@ -48,6 +49,7 @@ class OnlineMetrics:
         own = sampled_part(episode)
         return {
             **step_metrics(own.columns, self._compared(own.columns)),
+            **(of_thoughts(own.columns.sequences) if self._ctx.spec.sampling.thinking else {}),
             **self._of_teachers(own.columns),
             **self._spread(own, int(figures.get("groups_filtered", 0))),
             **of_sources(own, self._rows),
@@ -121,6 +123,12 @@ class OnlineMetrics:
             return None
         keep = self._ctx.spec.rollout.in_flight == "keep"
         return comparable(columns["versions"], self._rollouts.version, keep=keep)
+
+
+def of_thoughts(sequences: Sequences) -> dict[str, float]:
+    """The share of responses whose thought was closed, of which the closing alone is no response token."""
+    closed = sequences.after_lengths > sequences.response_lengths
+    return {"thoughts_cut_share": float(closed.double().mean())}
 
 
 def of_sources(episode: Episode, rows: Sequence[Row]) -> dict[str, float]:

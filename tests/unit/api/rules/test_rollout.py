@@ -84,6 +84,26 @@ REFUSED = [
             "exactly one of regex, jsonSchema, choice and grammar; got regex and",
         ),
     ),
+    (
+        ("spec.sampling={maxNewTokens: 8, thinking: {budget: 8}}",),
+        *("spec.sampling.thinking.budget", "must be below sampling.maxNewTokens (8)"),
+    ),
+    (
+        ("spec.sampling.thinking={budget: 8, closing: Enough.}",),
+        *("spec.sampling.thinking.closing", "must have '</think>' in it, which ends the thought"),
+    ),
+    *(
+        (
+            (f"spec.{other}", "spec.sampling.thinking.budget=8"),
+            *("spec.sampling.thinking", f"not supported with spec.{other.partition('=')[0]}; remove one"),
+        )
+        for other in (
+            "generator.sharedWithTrainer=true",
+            "reward.fineGrained=true",
+            "sampling.structuredOutputs={regex: a}",
+            "environment={path: 'a:b'}",
+        )
+    ),
     (("spec.sampling.structuredOutputs={}",), "spec.sampling.structuredOutputs", "got none"),
     (
         ("spec.algorithm=sft", "spec.ppo={}", "spec.rollout={maxStaleness: 1}"),

@@ -17,13 +17,15 @@ from tests.support.tiny.models import byte_tokenizer
 from tests.unit.trainer.scoring.servers import IN_STREAM, Generator
 
 from rlhf_api.contract.run import Member
+from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.sections.evaluation import Penalties
-from rlhf_api.sections.sampling import Sampling
+from rlhf_api.sections.sampling import Sampling, Thinking
 from rlhf_trainer.data.stop_strings import StopStrings
 from rlhf_trainer.dispatch.assignments import Limits
 from rlhf_trainer.dispatch.dispatch import Observer
 from rlhf_trainer.dispatch.outcomes import Interrupted
 from rlhf_trainer.process import progress
+from rlhf_trainer.rollout.clients.thought_budget import ThoughtBudget
 from rlhf_trainer.rollout.clients.vllm_client import VllmClient, request_seed
 from rlhf_trainer.rollout.in_flight.rounds import Round, start_round
 from rlhf_trainer.rollout.partial_rollout import PartialRollout, Response
@@ -540,6 +542,47 @@ def test_interrupted_responses_keep_what_comes_after_the_first_of_them_has_ended
         http.run(client(http).ask(server.member, work, lambda: None))
     assert [list(response.tokens) for response in work.responses] == [[5], [6, 7, 8]]
     assert server.given_up == []
+
+
+def test_a_thought_is_closed_at_its_budget_by_tokens_that_nobody_sampled(http):
+    """One that ended before goes on as it is; one that another request began has the same budget."""
+    server, tokenizer = Generator(http, "a"), byte_tokenizer()
+
+    async def speak(response: web.StreamResponse, body: dict, *_: object) -> None:
+        for k in range(body["n"]):
+            text = "b>" if k else "aa"
+            text = " yes" if ">" in tokenizer.decode(body["prompt"]) else text.ljust(body["max_tokens"], "c")
+            kind = Kind.STOP if text == " yes" else Kind.LENGTH
+            await response.write(encode(k, kind, 0, tokenizer(text)["input_ids"], [-0.5] * len(text)))
+
+    server._stream = speak
+    sampling = Sampling(maxNewTokens=20, minNewTokens=9, thinking=Thinking(budget=8, end=">", closing="!>+"))
+    budget = ThoughtBudget.of(sampling, tokenizer)
+    asker = VllmClient(http, sampling=sampling, seed=1, ends=ENDS, thought=budget)
+    fresh, begun, whole = (PartialRollout.begin(PROMPTS[i], n) for i, n in enumerate((2, 1, 1)))
+    add(begun.responses[0], *tokenizer("ddd")["input_ids"])
+    add(whole.responses[0], *tokenizer("eeeeeeee")["input_ids"])
+    made = list[tuple[str, str]]()
+    for work in (fresh, begun, whole):
+        http.run(asker.ask(server.member, work, lambda: None))
+        for each in work.rollouts():
+            assert each.finished
+            made.append((tokenizer.decode(list(each.tokens)), "".join(map(str, each.sampled))))
+    assert made == [
+        ("aacccccc!>+ yes", "111111110001111"),
+        ("b>cccccc yes", ""),
+        ("dddaaccc!>+ yes", "111111110001111"),
+        ("eeeeeeee!>+ yes", "111111110001111"),
+    ]
+    requested = [(body["max_tokens"], body["min_tokens"]) for body in server.asked]
+    assert requested == [(8, 8), (9, 0), (12, 1), (5, 5), (9, 0), (9, 0)]
+
+
+def test_a_budget_that_leaves_no_answer_is_an_error_with_the_tokens_of_its_closing():
+    with pytest.raises(
+        InvalidJob, match=r"8 tokens and the 8 of closing are 16, and sampling.maxNewTokens is 16"
+    ):
+        ThoughtBudget.of(Sampling(maxNewTokens=16, thinking=Thinking(budget=8)), byte_tokenizer())
 
 
 def test_a_response_whose_tokens_are_counted_is_begun_anew(http):

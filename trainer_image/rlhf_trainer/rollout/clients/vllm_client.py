@@ -17,6 +17,7 @@ from ...transport.frame_reader import FrameReader, NotFinite, RequestFailed
 from ...transport.frames import GENERATE, Asked, AskedImage, Frame, Kind
 from ...transport.http import HttpClient, HttpError
 from ..partial_rollout import PartialRollout, Response
+from .thought_budget import ThoughtBudget
 
 REFUSING_CODES = (400, 413, 422)
 """HTTP codes with which a server refuses a prompt itself."""
@@ -50,11 +51,13 @@ class VllmClient:
         stream_interval: int = STREAM_INTERVAL,
         oldest_version: int = 0,
         experts: ExpertsShape | None = None,
+        thought: ThoughtBudget | None = None,
     ) -> None:
         """`ends`: end tokens, see `data.encode.end_tokens`; `stops`: stop strings; `vocabulary`: number of tokens that
         the policy has embeddings for; `stream_interval`: tokens of a response per frame; `oldest_version`: as
-        `FrameReader.oldest`; `experts`: of rows to ask for, where training replays them."""
-        self._http, self._seed, self._stops = http, seed, stops
+        `FrameReader.oldest`; `experts`: of rows to ask for, where training replays them; `thought`: of responses of one
+        turn."""
+        self._http, self._seed, self._stops, self._thought = http, seed, stops, thought
         self._vocabulary, self._oldest_version, self._experts = vocabulary, oldest_version, experts
         self._base_request = Asked(
             prompt=(),
@@ -73,21 +76,27 @@ class VllmClient:
 
     async def ask(self, member: Member, work: PartialRollout, progress: Callable[[], None]) -> PartialRollout:
         """Extends the responses until they are complete: one request for all responses to a fresh prompt, else one for
-        each unfinished response, with the tokens so far appended to its prompt."""
-        if work.begun:
-            parts = [self._continue(member, work, index, progress) for index in work.unfinished]
-        else:
-            changes = {
-                "seed": request_seed(self._seed, work.prompt.id),
-                "n": len(work.responses),
-                "max_tokens": work.turn_end(work.responses[0], self._base_request.max_tokens),
-            }
-            request = self._base_request.model_copy(update=changes)
-            parts = [self._stream(member, work, range(len(work.responses)), request, progress)]
-        await run_together(parts)
+        each unfinished response, with the tokens so far appended to its prompt; and one more after its thought's
+        budget."""
+        going_on = work.unfinished
+        if not work.begun:
+            await self._begin(member, work, progress)
+            going_on = [index for index in work.unfinished if self._is_at_budget(work.responses[index])]
+        await run_together([self._continue(member, work, index, progress) for index in going_on])
         if not work.is_complete:  # told once all have their last tokens
             raise Interrupted
         return work
+
+    async def _begin(self, member: Member, work: PartialRollout, progress: Callable[[], None]) -> None:
+        most = self._limit(work, work.responses[0])
+        changes = {
+            "seed": request_seed(self._seed, work.prompt.id),
+            "n": len(work.responses),
+            "max_tokens": most,
+            "min_tokens": min(self._base_request.min_tokens, most),
+        }
+        request = self._base_request.model_copy(update=changes)
+        await self._stream(member, work, range(len(work.responses)), request, progress)
 
     async def _continue(
         self, member: Member, work: PartialRollout, index: int, progress: Callable[[], None]
@@ -96,7 +105,9 @@ class VllmClient:
         if work.penalties.presence or work.penalties.frequency:
             # Penalties count the turn's tokens, but the server would treat these as part of the prompt.
             response.cut(response.turn_start)
-        so_far, most = len(response.tokens), work.turn_end(response, self._base_request.max_tokens)
+        if self._thought is not None and self._thought.is_reached(response):
+            self._thought.close(work.prompt, response)
+        so_far, most = len(response.tokens), self._limit(work, response)
         if so_far >= most:  # all tokens came, but not the finish reason
             response.finish("length")
             work.ended(work.prompt, response)
@@ -104,10 +115,28 @@ class VllmClient:
         changes = {
             "seed": request_seed(self._seed, f"{work.prompt.id}/{index}/{so_far}"),
             "max_tokens": most - so_far,
-            "min_tokens": max(0, self._base_request.min_tokens - so_far + response.turn_start),
-            "constrained": so_far - response.turn_start,
+            "min_tokens": min(
+                max(0, self._base_request.min_tokens - so_far + self._turn_start(response)), most - so_far
+            ),
+            "constrained": so_far - self._turn_start(response),
         }
         await self._stream(member, work, [index], self._base_request.model_copy(update=changes), progress)
+        if so_far < len(response.tokens) and self._is_at_budget(response):
+            await self._continue(member, work, index, progress)
+
+    def _is_at_budget(self, response: Response) -> bool:
+        return self._thought is not None and self._thought.is_reached(response)
+
+    def _turn_start(self, response: Response) -> int:
+        """Number of tokens before the present turn, which a closed thought does not begin."""
+        return response.turn_start if self._thought is None else 0
+
+    def _limit(self, work: PartialRollout, response: Response) -> int:
+        """Most tokens that a response has at the end of its present request."""
+        if self._thought is not None and len(response.tokens) < self._thought.tokens:
+            return self._thought.tokens
+        longest = self._base_request.max_tokens
+        return longest if self._thought is not None else work.turn_end(response, longest)
 
     async def _stream(
         self,
@@ -120,7 +149,7 @@ class VllmClient:
         """One request, whose k-th response is the response `indices[k]`; they share the tokens so far."""
         url, prompt_id = member.address + GENERATE, work.prompt.id
         first = work.responses[indices[0]]
-        begun, before = len(first.tokens), first.before(work.prompt)
+        begun, before, most = len(first.tokens), first.before(work.prompt), self._limit(work, first)
         changes: dict[str, object] = {
             "prompt": before,
             "images": tuple(map(AskedImage.of, work.prompt.pictures)),
@@ -146,7 +175,6 @@ class VllmClient:
                     for frame in reader.feed(part):
                         response = work.responses[indices[frame.response]]
                         last = self._completing(work.prompt.tokens, response, frame, begun)
-                        most = work.turn_end(response, self._base_request.max_tokens)
                         self._add(response, last or frame, most, masked=request.kept > 0)
                         if shape is not None and frame.tokens:
                             _check_routed(work.prompt.tokens, response)
@@ -170,7 +198,7 @@ class VllmClient:
     ) -> Frame | None:
         """The start of a frame up to the token that completes a stop string whose first characters were sampled before
         this request, in the same turn; `begun`: tokens of the response before this request. None if there is none."""
-        start = response.turn_start
+        start = self._turn_start(response)
         if self._stops is None or begun <= start:
             return None
         before = (*prompt, *response.tokens[:start]) if start else prompt
@@ -185,8 +213,9 @@ class VllmClient:
         return None
 
     def _add(self, response: Response, frame: Frame, most: int, *, masked: bool) -> None:
-        """Appends a frame's tokens. Raises ValueError for more tokens than requested, `most` of the response, for fewer
-        where their number ends it, and for unknown ones."""
+        """Appends a frame's tokens, whose end is the response's but at the budget of its thought. Raises ValueError for
+        more tokens than requested, `most` of the response, for fewer where their number ends it, and for unknown
+        ones."""
         if (highest := max(max(ids, default=0) for ids in (frame.tokens, frame.kept))) >= self._vocabulary:
             raise ValueError(f"token id {highest} is outside the vocabulary of {self._vocabulary}")
         count = len(response.tokens) + len(frame.tokens)
@@ -198,7 +227,7 @@ class VllmClient:
             raise ValueError(f"{len(frame.tokens)} tokens with {len(frame.counts)} sampling masks")
         experts = frame.experts if frame.tokens else ()  # a response that is not begun has none of the prompt
         response.add(frame.tokens, frame.logprobs, frame.version, frame.counts, frame.kept, experts)
-        if frame.kind in (Kind.STOP, Kind.LENGTH):
+        if frame.kind is Kind.STOP or (frame.kind is Kind.LENGTH and not self._is_at_budget(response)):
             response.finish(frame.kind.name.lower())
 
     async def listens(self, member: Member) -> bool:

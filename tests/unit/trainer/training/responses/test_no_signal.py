@@ -18,7 +18,7 @@ from rlhf_trainer.data.dataset import open_dataset
 from rlhf_trainer.process.role import RoleEnd
 from rlhf_trainer.tensors.records import Sequences
 from rlhf_trainer.training.monitor import Monitor
-from rlhf_trainer.training.online_metrics import of_sources
+from rlhf_trainer.training.online_metrics import of_sources, of_thoughts
 
 SHARE = "groups_without_spread_share"
 STOPS = "spec.health={rules: [{metric: groups_without_spread_share, above: 0.99, steps: 4, action: fail}]}"
@@ -53,6 +53,13 @@ def test_each_source_of_a_mixture_has_its_own_score_and_share(tmp_path):
         "source_1_without_spread_share": 0.0,
     }
     assert of_sources(made, rows[:]) == {}, "of one source there is nothing to tell apart"
+
+
+def test_responses_whose_thought_was_closed_are_counted():
+    sequences = replace(episode(0, lengths=((1, 1), (2, 3))).columns.sequences, sampled=None)
+    assert of_thoughts(sequences) == {"thoughts_cut_share": 0.0}
+    closed = replace(sequences, sampled=torch.tensor([True, True, False, True]))
+    assert of_thoughts(closed) == {"thoughts_cut_share": 0.5}
 
 
 def every_other_prompt(_sequences: Sequences, rows: Any) -> torch.Tensor:

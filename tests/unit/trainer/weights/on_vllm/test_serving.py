@@ -33,7 +33,7 @@ from tests.unit.trainer.weights.support import (
 
 from rlhf_api.contract.run import Member
 from rlhf_api.sections.evaluation import NO_PENALTIES, Penalties
-from rlhf_api.sections.sampling import Sampling
+from rlhf_api.sections.sampling import Sampling, Thinking
 from rlhf_trainer.data.stop_strings import StopStrings
 from rlhf_trainer.dispatch.assignments import Limits
 from rlhf_trainer.dispatch.dispatch import Observer
@@ -41,6 +41,7 @@ from rlhf_trainer.dispatch.outcomes import Interrupted, Refused
 from rlhf_trainer.local_generation.processors import Penalized
 from rlhf_trainer.maths.outputs import ResponseLogprobs
 from rlhf_trainer.models.forward.inference import Forward, infer
+from rlhf_trainer.rollout.clients.thought_budget import ThoughtBudget
 from rlhf_trainer.rollout.clients.vllm_client import VllmClient, request_seed
 from rlhf_trainer.rollout.in_flight.rounds import start_round
 from rlhf_trainer.rollout.partial_rollout import PartialRollout
@@ -357,6 +358,8 @@ def of_model(model, response: Rollout, *, temperature: float = 1.0, ends: Sequen
             *(torch.tensor(part, dtype=torch.int32) for part in (response.kept_counts, response.kept))
         )
         sequences = replace(sequences, kept=mask)
+    if response.sampled:
+        sequences = replace(sequences, sampled=torch.tensor(response.sampled, dtype=torch.bool))
     if not ends:
         read = ResponseLogprobs(temperature)
         return infer(Forward(model, 512, 257), sequences, read, sequences.response_lengths)
@@ -438,6 +441,25 @@ def test_responses_are_what_they_must_be_and_training_replays_what_that_leaves_o
                 assert re.fullmatch(expected, text)
                 finished += 1
     assert finished >= 4
+
+
+def test_what_follows_a_thought_that_was_closed_is_sampled_after_the_closing(tied, http, make_sync, models):
+    model = models("tied", 1)
+    make_sync().send([target(tied)], lambda: weights(model), 1)
+    sampling = Sampling(maxNewTokens=24, topK=20, thinking=Thinking(budget=9, end="</t>", closing="...</t>"))
+    budget = ThoughtBudget.of(sampling, byte_tokenizer())
+    client = VllmClient(http, sampling=sampling, seed=1, ends=[256], thought=budget)
+    work = PartialRollout.begin(Prompt("0/1", (65, 66, 67), {}), 8)
+    closed = 0
+    for response in http.run(client.ask(target(tied), work, lambda: None)).rollouts():
+        if response.sampled:
+            closed += 1
+            assert list(response.sampled) == [1] * 9 + [0] * 7 + [1] * (len(response.tokens) - 16)
+            assert response.tokens[9:16] == budget.closing
+        sampled = torch.tensor(response.of_sampled(response.logprobs))
+        replayed = replace(response, kept_counts=response.of_sampled(response.kept_counts))
+        assert torch.allclose(of_model(model, replayed), sampled, atol=1e-4)
+    assert closed >= 4
 
 
 def test_a_stop_string_ends_a_response_where_the_trainer_would_end_it(tied, http, make_sync, models):
