@@ -21,7 +21,7 @@ from ..maths.outputs import (
 from ..tensors.batches import OutputFn
 from ..tensors.columns import Columns
 from ..tensors.top_tokens import top_ids
-from . import compute, losses
+from . import compute, losses, policy_losses
 from .context import ComputeFn, LossFn, OpContext
 from .own import guarded_compute, guarded_loss, guarded_output, own_function
 
@@ -51,9 +51,9 @@ LOSSES: dict[str, LossFn] = {
     "step_likelihood": losses.step_likelihood,
     "dpo": losses.dpo,
     "kto": losses.kto,
-    "policy": losses.policy,
-    "gspo": losses.gspo,
-    "cispo": losses.cispo,
+    "policy": policy_losses.policy,
+    "gspo": policy_losses.gspo,
+    "cispo": policy_losses.cispo,
     "value": losses.value,
 }
 OF_TOKENS = ("policy", "cispo", "value")

@@ -1,52 +1,30 @@
-"""Losses of the training nodes: each turns a minibatch's columns into weighted sums over its micro-batches."""
-
-from collections.abc import Callable
+"""Losses of likelihoods, preferences and critics: each turns a minibatch's columns into weighted sums over its
+micro-batches."""
 
 import torch
 from torch import Tensor
 
-from rlhf_api.algorithms import teacher_kl, teachers_of
-from rlhf_api.algorithms.distillation import Distillation
 from rlhf_api.algorithms.dpo import DPO
 from rlhf_api.algorithms.kto import KTO
-from rlhf_api.algorithms.policy_gradient import PolicyGradient
 from rlhf_api.algorithms.ppo import PPO
 from rlhf_api.algorithms.reward import RewardModel
-from rlhf_api.graph import GIVEN, LABEL, MARGIN, REFERENCE_TOP, STEP_LABEL, TEACHER
-from rlhf_api.sections.common import CommonSpec
+from rlhf_api.graph import LABEL, MARGIN, STEP_LABEL
 
-from ..maths.agreement import agreement, comparable
-from ..maths.divergence import top_divergence
-from ..maths.kl import kl_estimate, token_kl_k3
-from ..maths.losses import (
-    centering_loss,
-    clipped_surrogate,
-    clipped_value_loss,
-    clipped_weight_loss,
-    outside_clip,
-    pairwise_loss,
-    ratio,
-    sequence_ratio,
-    token_weights,
-)
+from ..maths.losses import centering_loss, clipped_value_loss, pairwise_loss, token_weights
 from ..maths.preference import dpo_loss, implicit_rewards, ipo_loss, kto_loss, odds_ratio_loss
 from ..maths.steps import step_likelihood_loss
 from ..maths.values import normalize
 from ..tensors.batches import Loss, MicroBatch
 from ..tensors.columns import Columns
 from ..tensors.packed import to_device
-from ..tensors.ragged import sequence_sums, to_tokens
-from ..tensors.top_tokens import top_logprobs_of
-from .compute import entropy_coefficient, kl_coefficient, value_moments
+from ..tensors.ragged import sequence_sums
+from .compute import value_moments
 from .context import OpContext
+from .policy_losses import loss_weights
 
 HALF = 0.5
 """Probability above which a step counts as right."""
 Named = dict[str, Tensor]
-Ratios = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
-"""(log-probabilities, those before the step, rows of the micro-batch, mask) -> importance ratio of each token."""
-PerToken = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(importance ratio, log-probability, advantage) -> loss of each token."""
 
 
 def likelihood(columns: Columns, _ctx: OpContext) -> Loss:
@@ -163,44 +141,16 @@ def kto(columns: Columns, ctx: OpContext[KTO]) -> Loss:
     return loss
 
 
-def policy(columns: Columns, ctx: OpContext[PolicyGradient]) -> Loss:
-    """Clipped surrogate of each token's importance ratio, with the settings' KL penalty and entropy bonus."""
-    return _policy_gradient(columns, ctx, _of_tokens, _surrogate(ctx))
-
-
-def gspo(columns: Columns, ctx: OpContext[PolicyGradient]) -> Loss:
-    """Clipped surrogate of the sequence-level ratio (GSPO, Zheng et al. 2025, arXiv:2507.18071, eq. 5), with the
-    settings' KL penalty and entropy bonus.
-    """
-
-    def of_sequences(logprobs: Tensor, old: Tensor, rows: Tensor, mask: Tensor | None) -> Tensor:
-        return sequence_ratio(logprobs, old, columns.lengths[rows], mask)
-
-    return _policy_gradient(columns, ctx, of_sequences, _surrogate(ctx))
-
-
-def cispo(columns: Columns, ctx: OpContext[PolicyGradient]) -> Loss:
-    """Log-probability of each token, weighed by its clipped importance ratio and its advantage, with the settings' KL
-    penalty and entropy bonus (MiniMax 2025, arXiv:2506.13585, eq. 4)."""
-    low, high = _clip(ctx)
-
-    def per_token(r: Tensor, logprobs: Tensor, advantages: Tensor) -> Tensor:
-        return clipped_weight_loss(r, logprobs, advantages, low, high)
-
-    return _policy_gradient(columns, ctx, _of_tokens, per_token)
-
-
 def value(columns: Columns, ctx: OpContext[PPO]) -> Loss:
     """Clipped squared error of the critic against the returns. If values are normalised, in units of the new moments;
     the clip is around what the critic said, whatever units it was trained with then."""
     settings = ctx.settings
-    weights = _weights(columns, ctx)
+    weights = loss_weights(columns, ctx)
     old_values, all_returns = columns["values"], columns["returns"]
     if settings.normalize_values:
         moments = value_moments(ctx)
-        has_outputs = (
-            "critic_outputs" in columns
-        )  # which `gae` writes; another operation may give values in units of reward
+        # `gae` writes them; another operation may give values in units of reward.
+        has_outputs = "critic_outputs" in columns
         old_values = columns["critic_outputs"] if has_outputs else normalize(old_values, moments)
         all_returns = normalize(all_returns, moments)
 
@@ -211,120 +161,3 @@ def value(columns: Columns, ctx: OpContext[PPO]) -> Loss:
         return (to_device(weights[index], device) * per_token).sum(), {}
 
     return loss
-
-
-def _clip(ctx: OpContext[PolicyGradient]) -> tuple[float, float]:
-    low, high = ctx.settings.clip_ratio, ctx.settings.clip_ratio_high
-    return low, low if high is None else high
-
-
-def _of_tokens(logprobs: Tensor, old: Tensor, _rows: Tensor, _mask: Tensor | None) -> Tensor:
-    return ratio(logprobs, old)
-
-
-def _surrogate(ctx: OpContext[PolicyGradient]) -> PerToken:
-    low, high = _clip(ctx)
-
-    def per_token(r: Tensor, _logprobs: Tensor, advantages: Tensor) -> Tensor:
-        return clipped_surrogate(r, advantages, low, high, ctx.settings.dual_clip)
-
-    return per_token
-
-
-def _policy_gradient(
-    columns: Columns, ctx: OpContext[PolicyGradient], ratios: Ratios, per_token: PerToken
-) -> Loss:
-    settings = ctx.settings
-    weights = _weights(columns, ctx)
-    # Weights of the metrics, whatever the loss's aggregation: over all tokens where the mask counts none.
-    counted = None if columns.mask is None or not bool(columns.mask.any()) else columns.mask
-    shares = token_weights(columns.lengths, "token", counted)
-    low, high = _clip(ctx)
-    penalised = settings.kl_penalty == "loss" and "reference_logprobs" in columns
-    tokens = max(1, int(columns.lengths.sum()))
-    # If a step is one update, the policy in it is the policy before it, and is compared with the sampler here.
-    keep = ctx.spec.rollout.in_flight == "keep"
-    compared = None if "logprobs" in columns else comparable(columns["versions"], ctx.step, keep=keep)
-    given = to_tokens(columns[GIVEN] > 0, columns.lengths) if GIVEN in columns else None
-    if compared is not None and given is not None:
-        compared = compared & ~given
-
-    taught = {name: of / of.sum() for name, of in tokens_of_teachers(columns, ctx.spec).items()}
-
-    def loss(output: Tensor, micro: MicroBatch) -> tuple[Tensor, Named]:
-        index, device = micro.response_index, output.device
-        logprobs, entropy = (output[:, :2] if REFERENCE_TOP in columns else output).unbind(-1)
-        weight, share = to_device(weights[index], device), to_device(shares[index], device)
-        if "importance_weights" in columns:
-            corrected = weight * to_device(columns["importance_weights"][index], device)
-        else:
-            corrected = weight
-        if "entropy_mask" in columns:
-            corrected = corrected * to_device(columns["entropy_mask"][index], device)
-        if "clip_cov" in columns:
-            corrected = corrected * ~to_device(columns["clip_cov"][index], device)
-
-        def column(name: str) -> Tensor:
-            return to_device(columns[name][index], device)
-
-        def mean_kl(kl: Tensor) -> Named:
-            of_teachers = {
-                name: (kl * to_device(share[index], device)).sum() for name, share in taught.items()
-            }
-            return {"kl_mean": kl.sum() / tokens, **of_teachers}
-
-        new = logprobs.detach()
-        old = column("logprobs") if compared is None else new
-        if given is not None:  # of which nobody sampled a token
-            old = torch.where(to_device(given[index], device), new, old)
-        mask = None if columns.mask is None else to_device(columns.mask[index], device)
-        r = ratios(logprobs, old, micro.rows, mask)
-        total = (corrected * per_token(r, logprobs, column("advantages"))).sum()
-        if "kl_cov" in columns:  # Cui et al. 2025 (arXiv:2505.22617), KL-Cov, with a coefficient of 1
-            total = total + (corrected * column("kl_cov") * token_kl_k3(old, logprobs)).sum()
-        statistics = {
-            "clip_fraction": (share * outside_clip(r.detach(), low, high)).sum(),
-            "update_kl": (share * token_kl_k3(old, new)).sum(),
-            "entropy": entropy.detach().sum() / tokens,
-            "ratio_mean": (share * r.detach()).sum(),
-        }
-        if REFERENCE_TOP in columns:
-            teacher = to_device(top_logprobs_of(columns[REFERENCE_TOP][index]), device)
-            divergence = top_divergence(output[:, 2:], teacher, _beta(ctx))
-            total = total + kl_coefficient(ctx) * (weight * divergence).sum()
-            statistics |= mean_kl(top_divergence(output[:, 2:].detach(), teacher, 1.0))
-        if penalised:
-            kl = kl_estimate(logprobs, column("reference_logprobs"), settings.kl_estimator)
-            if settings.kl_corrected:
-                kl = ratio(logprobs, old) * kl
-            total = total + kl_coefficient(ctx) * (weight * kl).sum()
-        if settings.entropy_coefficient:
-            total = total - entropy_coefficient(ctx) * (weight * entropy).sum()
-        if compared is not None:
-            same = compared[index].nonzero()[:, 0]
-            if bool(compared.any()):
-                sampled = to_device(columns["sampled_logprobs"][index[same]], device)
-                statistics |= agreement(new[to_device(same, device)], sampled, int(compared.sum()))
-            if "reference_logprobs" in columns:
-                statistics |= mean_kl(new - column("reference_logprobs"))
-        return total, statistics
-
-    return loss
-
-
-def tokens_of_teachers(columns: Columns, spec: CommonSpec) -> dict[str, Tensor]:
-    """Tokens of the responses of each teacher that has any, bool [A], by the name of its divergence in the metrics."""
-    if TEACHER not in columns:
-        return {}
-    numbers, names = to_tokens(columns[TEACHER], columns.lengths), enumerate(teachers_of(spec))
-    tokens = {teacher_kl(teacher): numbers == number for number, teacher in names}
-    return {name: of for name, of in tokens.items() if bool(of.any())}
-
-
-def _beta(ctx: OpContext[PolicyGradient]) -> float:
-    return ctx.settings.beta if isinstance(ctx.settings, Distillation) else 1.0
-
-
-def _weights(columns: Columns, ctx: OpContext[PolicyGradient]) -> Tensor:
-    longest = ctx.spec.longest_response
-    return token_weights(columns.lengths, ctx.settings.loss_aggregation, columns.mask, constant=longest)

@@ -15,7 +15,7 @@ from ..maths.kl import token_kl
 from ..metrics.step import step_metrics
 from ..models.trained_model import TrainedModel
 from ..ops import output_fn
-from ..ops.losses import tokens_of_teachers
+from ..ops.policy_losses import tokens_of_teachers
 from ..ranks.context import TrainerContext
 from ..replay.table import Episode
 from ..rollout.collector import EpisodeCollector
