@@ -1,9 +1,11 @@
-"""Reads the tokens of one response, with the log-probabilities of each, from the episodes in a store's checkpoints."""
+"""Reads the tokens of one response, with the log-probabilities of each, from a store's checkpoints: of any response
+from the episodes, which are Parquet, of a sample also from what is JSON."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import exp, isfinite
 from typing import TYPE_CHECKING, Any
 
+from rlhf_api.contract.sample_tokens import FILE, TOKENS, VALUES, StepTokens
 from rlhf_api.contract.samples import Sample
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.sections.replay import EPISODES
@@ -17,22 +19,10 @@ if TYPE_CHECKING:
 
 _TOKENIZER = "export/policy/tokenizer.json"
 _WHO = ("prompt_id", "response")
-_LISTS = {
-    "logprob": "sampled_logprobs",
-    "old": "logprobs",
-    "reference": "reference_logprobs",
-    "entropy": "entropies",
-    "advantage": "advantages",
-    "value": "values",
-    "return": "returns",
-    "weight": "importance_weights",
-    "score": "token_scores",
-    "mask": "sampled",
-    "version": "weight_versions",
-}
-"""Of each token: its key, and its column in an episode, which not every job has."""
 _LONG = 1000
 """Characters of a response by which it is known: a sample has only the begin of a very long one."""
+_MOST_BYTES = 16 << 20
+"""Of the samples' tokens of a step, all of which are parsed for one of them."""
 _LATER = 16
 """Checkpoints after a step that may still hold its episode in their replay windows, and are tried."""
 Token = dict[str, Any]
@@ -40,7 +30,7 @@ Token = dict[str, Any]
 
 def read_tokens(checkpoints: "Archive", sample: Sample, number: int = 0) -> list[Token]:
     """The tokens of a sample's response; `number`: of equal responses to the same prompt before it. Each has `text`,
-    `id`, the keys of _LISTS and, where there are both log-probabilities, `ratio`, old to sampled, and `kl`. Raises
+    `id`, the keys of VALUES and, where there are both log-probabilities, `ratio`, old to sampled, and `kl`. Raises
     InvalidJob if no checkpoint has it any more."""
     name = f"{EPISODES}{sample.step:08d}.parquet"
     for snapshot in _snapshots_from(checkpoints, sample.step):
@@ -53,13 +43,34 @@ def read_tokens(checkpoints: "Archive", sample: Sample, number: int = 0) -> list
     raise InvalidJob([Problem(checkpoints.store.url, message)])
 
 
+def read_sample_tokens(checkpoints: "Archive", sample: Sample, number: int) -> list[Token]:
+    """The same of a sample of a checkpoint's own step, from JSON alone; `number`: its place among the samples of the
+    step. Raises InvalidJob if no checkpoint has it any more."""
+    for snapshot in _snapshots_from(checkpoints, sample.step):
+        if (
+            snapshot.step == sample.step
+            and 0 < sum(part.size for part in snapshot.parts(FILE)) <= _MOST_BYTES
+        ):
+            try:
+                responses = StepTokens.model_validate_json(snapshot.blob(FILE)).responses
+            except ValueError:
+                continue
+            if number < len(responses) and (response := responses[number]).prompt_id == sample.prompt_id:
+                pieces = zip(response.texts, response.columns.get(TOKENS, ()), strict=False)
+                return [_describe(response.columns, index, text) for index, (text, _) in enumerate(pieces)]
+    message = (
+        "no checkpoint has the tokens of this sample: each has those of the first samples of its own step"
+    )
+    raise InvalidJob([Problem(f"step {sample.step}", message)])
+
+
 def read_row_tokens(snapshot: "Snapshot", file: EpisodeFile, row: int) -> list[Token]:
     """The same of a row of an episode of the snapshot. Raises InvalidJob for what cannot be read."""
     return _describe_all(snapshot, file.read_row(row, _columns_of(file)))
 
 
 def _describe_all(snapshot: "Snapshot", row: dict[str, Any]) -> list[Token]:
-    texts = _decode(snapshot, row["response_tokens"])
+    texts = _decode(snapshot, row[TOKENS])
     return [_describe(row, index, text) for index, text in enumerate(texts)]
 
 
@@ -88,7 +99,7 @@ def _find_row(snapshot: "Snapshot", name: str, sample: Sample, number: int) -> d
 
 def _columns_of(file: EpisodeFile) -> tuple[str, ...]:
     """Those of each token that the job has."""
-    return ("response_tokens", *(column for column in _LISTS.values() if column in file.columns))
+    return (TOKENS, *(column for column in VALUES.values() if column in file.columns))
 
 
 def _is_response(whole: str, text: str) -> bool:
@@ -108,14 +119,14 @@ def _decode(snapshot: "Snapshot", ids: Sequence[int]) -> list[str]:
         return [f"#{each}" for each in ids]
 
 
-def _describe(row: dict[str, Any], index: int, text: str) -> Token:
-    token: Token = {"text": text, "id": row["response_tokens"][index]}
-    for key, column in _LISTS.items():
+def _describe(row: Mapping[str, Any], index: int, text: str) -> Token:
+    token: Token = {"text": text, "id": row[TOKENS][index]}
+    for key, column in VALUES.items():
         values = row.get(column)
         token[key] = values[index] if values is not None and index < len(values) else None
     token["mask"] = token["mask"] is not False
     if not token["mask"]:  # of an environment's reply, which nothing sampled
-        token |= dict.fromkeys(_LISTS.keys() - {"mask"})
+        token |= dict.fromkeys(VALUES.keys() - {"mask"})
     token["ratio"] = _ratio(token["old"], token["logprob"])
     current = token["old"] if token["old"] is not None else token["logprob"]
     token["kl"] = None if None in (current, token["reference"]) else current - token["reference"]

@@ -19,6 +19,7 @@ from tests.support.servers.seaweed import Seaweed
 from tests.support.stores import fill_store
 from tests.unit.operator.page.test_stores import blobs
 
+from rlhf_api.contract import sample_tokens
 from rlhf_operator.page.cluster import fresh_replies
 from rlhf_operator.page.cluster.api_server import connect
 from rlhf_operator.page.cluster.application import make_application
@@ -93,7 +94,10 @@ class Team:
         self.kubectl("create", "secret", "generic", f"{name}-keys", *literals)
         url = server.url(f"{self.namespace}/{name}")
         self.add_job(name, checkpoint={"store": url}, pods={"secrets": [f"{name}-keys"]})
-        fill_store(url, blobs(3))
+        tokens = [
+            {"prompt_id": "0/2+2", "texts": ["of"], "columns": {"response_tokens": [7], "logprobs": [-0.5]}}
+        ]
+        fill_store(url, {**blobs(3), sample_tokens.FILE: json.dumps({"responses": tokens}).encode()})
 
 
 @pytest.fixture
@@ -192,17 +196,19 @@ def test_figures_and_samples_come_from_the_job_s_bucket_with_the_viewer_s_rights
 
     async def act(page: Page) -> list[Any]:
         run = f"/api/v1/runs/{(await page.ids(alice, first.namespace))['job-a']}"
-        parts = ("", "/metrics?names=reward_mean", "/samples", "/alarms", "/marks")
+        tokens = "/samples/3.0/tokens"
+        parts = ("", "/metrics?names=reward_mean", "/samples", tokens, "/alarms", "/marks")
         return [await page.get(f"{run}{part}", alice) for part in parts]
 
     replies = browse(act)
     assert {status for status, _ in replies} == {200}
-    details, values, samples, *_ = [body for _, body in replies]
+    details, values, samples, tokens, *_ = [body for _, body in replies]
     assert (details["hidden"], details["phase"], details["namespace"]) == ("", "Running", first.namespace)
     assert [each["step"] for each in details["checkpoints"]] == [3]
     assert details["commands"]["status"] == f"kubectl rlhf status job-a -n {first.namespace}"
     assert values["series"] == {"reward_mean": [0.1, 0.2, 0.3]}
     assert [each["response"] for each in samples["samples"]] == ["of step 3"]
+    assert [(each["text"], each["old"]) for each in tokens["tokens"]] == [("of", -0.5)]
     shown = json.dumps([body for _, body in replies])
     for secret in (SECRET, Seaweed("").secret, Seaweed("").key, alice):
         assert secret not in shown
@@ -221,7 +227,7 @@ def test_a_job_of_another_namespace_is_not_there_even_after_its_own_viewer_has_r
         paths = (
             *(
                 f"/api/v1/runs/{theirs}{part}"
-                for part in ("", "/samples", "/metrics?names=reward_mean", "/logs")
+                for part in ("", "/samples", "/samples/3.0/tokens", "/metrics?names=reward_mean", "/logs")
             ),
             f"/api/v1/compare?a={mine}&b={theirs}",
             "/api/v1/runs/0123456789abcdef",

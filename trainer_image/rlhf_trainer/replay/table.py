@@ -105,6 +105,22 @@ def token_columns(columns: Columns) -> list[str]:
 
 def encode(episode: Episode, texts: Texts) -> bytes:
     """Serializes an episode to Parquet, deterministically."""
+    routing = episode.columns.sequences.routing
+    tokens = len(episode.columns["versions"]) + (0 if routing is None else routing.numel() // _EXPERTS)
+    out = pa.BufferOutputStream()
+    pq.write_table(
+        tabulate(episode, texts),
+        out,
+        row_group_size=max(1, _GROUP_TOKENS * len(episode) // tokens),
+        compression="zstd",
+        use_dictionary=False,
+    )
+    data: bytes = out.getvalue().to_pybytes()
+    return data
+
+
+def tabulate(episode: Episode, texts: Texts) -> pa.Table:
+    """An episode as the table that `encode` writes."""
     columns, sequences = episode.columns, episode.columns.sequences
     prompts, responses = texts(sequences)
     lengths = sequences.after_lengths
@@ -146,24 +162,15 @@ def encode(episode: Episode, texts: Texts) -> bytes:
         *(_KEPT if masks else ()),
         *(_FLAGS[name] for name in flags),
     ]
-    experts, metadata, width = list[pa.Array](), {b"rlhf_episode": FORMAT}, 0
+    experts, metadata = list[pa.Array](), {b"rlhf_episode": FORMAT}
     if sequences.routing is not None:
         column, more = expert_column.encode_routing(sequences.routing, sequences)
-        experts, metadata, width = [column], metadata | more, sequences.routing.numel() // _EXPERTS
+        experts, metadata = [column], metadata | more
         fields.append(expert_column.FIELD)
     schema = pa.schema([*fields, _VERSIONS], metadata=metadata)
     whole_versions = _ragged(sequences.after_prompts(versions, _NO_VERSION), lengths)
     arrays = [*fixed, *tokens.values(), *rows.values(), *masks, *flags.values(), *experts, whole_versions]
-    out = pa.BufferOutputStream()
-    pq.write_table(
-        pa.Table.from_arrays(arrays, schema=schema),
-        out,
-        row_group_size=max(1, _GROUP_TOKENS * count // (len(versions) + width)),
-        compression="zstd",
-        use_dictionary=False,
-    )
-    data: bytes = out.getvalue().to_pybytes()
-    return data
+    return pa.Table.from_arrays(arrays, schema=schema)
 
 
 def decode(data: bytes) -> Episode:

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import torch
 
+from rlhf_api.contract.sample_tokens import FILE
 from rlhf_api.contract.samples import Sample
 from rlhf_api.dataset.rows import Row
 from rlhf_api.graph import POLICY, Generate
@@ -24,6 +25,7 @@ from ..dispatch.roster import Stopped
 from ..graph.learner import Learner
 from ..ranks.context import TrainerContext
 from ..replay.buffer import EpisodeReplayBuffer, ReplayBuffer
+from ..replay.sample_tokens import encode_tokens
 from ..replay.samplers import EpisodeSampler
 from ..replay.samples import choose_samples, describe_samples
 from ..replay.table import Episode
@@ -150,11 +152,15 @@ class OnlineTask(GraphTask):
         return {**self._source.state(self._pending), **self._learner.state(), **text}
 
     def blobs(self) -> Mapping[str, Callable[[], bytes]]:
-        return {**self._buffer.blobs(self._pending), **self._rollouts.blobs()}
+        blobs = {**self._buffer.blobs(self._pending), **self._rollouts.blobs()}
+        if self._sampled:
+            blobs[FILE] = partial(encode_tokens, self._sampled, self._texts, self._ctx.tokenizer)
+        return blobs
 
     def restore(self, snapshot: Snapshot) -> None:
         """Inverse of `state`. Raises InvalidJob if the run's prompts, an adapter or its base have changed."""
         self._learner.restore(snapshot)
+        self._sampled = None
         changed = self._source.has_other_images(cast(dict[str, int], snapshot.state.get("data", {})))
         try:
             episodes = [name for name in snapshot.blobs if name.startswith(EPISODES)]

@@ -10,7 +10,7 @@ from rlhf_api.errors.problem import InvalidJob
 from rlhf_api.sections.replay import EPISODES
 from rlhf_store.errors import DamagedSnapshot, UnusableStore
 
-from ...archive.tokens import read_tokens
+from ...archive.tokens import read_sample_tokens, read_tokens
 from ..folder.run_folder import RunFolder
 from ..folder.sample_list import find_sample
 from ..refusal import Refusal
@@ -80,14 +80,6 @@ def read_data_sums(run: RunFolder) -> dict[str, int]:
 
 def list_tokens(run: RunFolder, id: str) -> dict[str, Any]:
     """`/runs/{id}/samples/{sample}/tokens`. Raises Refusal without them."""
-    if not run.reads_tokens:
-        section = run.spec().get("checkpoint")
-        store = section.get("store") if isinstance(section, Mapping) else None
-        raise Refusal(
-            404,
-            "tokens are in Parquet, which a cluster's page does not read; with keys of your own "
-            f"`rlhf ui {shlex.quote(str(store or 'URL'))}` shows them",
-        )
     placed, number = find_sample(run.samples.refresh(), id)
     try:
         with run.opened_store() as checkpoints:
@@ -95,9 +87,23 @@ def list_tokens(run: RunFolder, id: str) -> dict[str, Any]:
                 raise Refusal(
                     404, "the run has no checkpoints, which have the tokens of the newest responses"
                 )
-            return {"tokens": read_tokens(checkpoints, placed.sample, number)}
+            if run.reads_episodes:
+                return {"tokens": read_tokens(checkpoints, placed.sample, number)}
+            return {"tokens": read_sample_tokens(checkpoints, placed.sample, placed.number)}
+    except InvalidJob as error:
+        if run.reads_episodes:
+            raise
+        raise Refusal(404, f"{error}; {_name_command(run)}") from None
     except (RuntimeError, UnusableStore) as error:
         raise Refusal(404, f"the store cannot be read: {error}") from None
+
+
+def _name_command(run: RunFolder) -> str:
+    """The command that reads episodes where the page does not."""
+    section = run.spec().get("checkpoint")
+    store = section.get("store") if isinstance(section, Mapping) else None
+    place = shlex.quote(str(store or "URL"))
+    return f"with keys of your own `rlhf ui {place}` shows those of all responses of the newest steps"
 
 
 def list_contents(checkpoints: "Archive") -> "list[tuple[Entry, Content]]":

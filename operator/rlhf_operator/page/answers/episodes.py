@@ -45,7 +45,7 @@ def _answer(snapshot: "Snapshot", rows: EpisodeRows, id: str, part: str, query: 
 
 
 def _list_steps(run: RunFolder) -> list[int]:
-    if not run.reads_tokens:
+    if not run.reads_episodes:
         return []
     try:
         with run.opened_store() as checkpoints:
@@ -57,7 +57,7 @@ def _list_steps(run: RunFolder) -> list[int]:
 
 def _open_episode(run: RunFolder, step: int) -> "tuple[Snapshot, EpisodeRows]":
     """A step's episode, in the newest checkpoint that has it; the run holds the last one that was opened."""
-    if not run.reads_tokens:
+    if not run.reads_episodes:
         raise Refusal(404, "episodes are in Parquet, which a cluster's page does not read")
     try:
         with run.opened_store() as checkpoints:

@@ -33,7 +33,7 @@ class Grant(NamedTuple):
 class JobRun(RunFolder):
     """An RLHFJob with the data of its store; `folder`: for copies of that, its own. Used while `lock` is held."""
 
-    reads_tokens = False
+    reads_episodes = False
     unpredicted = (
         "an operator has the rates of no run; `rlhf plan MANIFEST --measured WORKDIR` takes those of one"
     )

@@ -40,7 +40,7 @@ _FRESH_SECONDS = 10.0
 class RunFolder:
     """A run's work directory. Not for several threads at once."""
 
-    reads_tokens = True
+    reads_episodes = True
     """False where episodes are not parsed, as their libraries would have to be trusted with what others wrote."""
 
     unpredicted = "no run beside it had trained the same spec.model in the same phases, so it had no rates"

@@ -25,6 +25,7 @@ from rlhf_api.dataset.rows import PromptRow
 from rlhf_api.graph import CRITIC, POLICY
 from rlhf_api.sections.lora import Lora
 from rlhf_api.sections.optimizer import Optimizer
+from rlhf_api.sections.replay import EPISODES
 from rlhf_api.sections.roles import Trainer
 from rlhf_trainer.checkpoint.rng import restore_generators, save_generators
 from rlhf_trainer.data.sampling_request import SamplingRequest
@@ -244,9 +245,13 @@ def changed() -> dict[str, Any]:
     second.task.restore(Snapshot(first.task, first.ranks, STOP))
     for step in range(STOP, STEPS):
         second.steps(step, step + 1)
-        *_, newest = sorted(second.task.blobs().items())
-        columns.append(sorted(decode(newest[1]()).columns.tokens))
+        blobs = second.task.blobs()
+        columns.append(sorted(decode(blobs[max(filter(is_episode, blobs))]()).columns.tokens))
     return {"shares": [line["replay_share"] for line in second.lines], "columns": columns}
+
+
+def is_episode(name: str) -> bool:
+    return name.startswith(EPISODES)
 
 
 def main(out: Path) -> None:
