@@ -50,6 +50,21 @@ class FailureStatus(Report):
     """The last lines of the process's log, without secrets."""
 
 
+class TeacherStatus(Report):
+    """Processes of one teacher of several, in the reference role."""
+
+    name: Word
+    first: int
+    """Index of its first process; its others follow."""
+    desired: int
+    ready: int
+
+    @property
+    def processes(self) -> str:
+        last = f" to {self.first + self.desired - 1}" if self.desired > 1 else ""
+        return f"{Role.REFERENCE.value}-{self.first}{last}"
+
+
 class RoleStatus(Report):
     """Processes of a role."""
 
@@ -57,7 +72,14 @@ class RoleStatus(Report):
     ready: int
     restarts: int = 0
     """Restarts counted against `backoffLimit`; those after a disruption are not."""
+    teachers: tuple[TeacherStatus, ...] | None = Field(None, max_length=16)
+    """Of a job with teachers by name."""
     last_failure: FailureStatus | None = None
+
+    @property
+    def can_serve(self) -> bool:
+        """True if a process is ready, of each teacher where there are several."""
+        return self.ready > 0 and all(each.ready for each in self.teachers or ())
 
 
 class RolePlan(Report):

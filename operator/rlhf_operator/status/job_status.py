@@ -6,8 +6,15 @@ import signal
 from collections.abc import Mapping, Sequence
 
 from rlhf_api.contract.report import LARGEST_COUNT, STARTING, HealthStatus, TrainerStatus
-from rlhf_api.contract.run import EXIT_SUSPENDED, process_name, replicas, roles_of
-from rlhf_api.contract.status import ENDED, Condition, FailureStatus, JobStatus, Phase, RoleStatus
+from rlhf_api.contract.run import EXIT_SUSPENDED, process_name, roles_of
+from rlhf_api.contract.status import (
+    ENDED,
+    Condition,
+    FailureStatus,
+    JobStatus,
+    Phase,
+    RoleStatus,
+)
 from rlhf_api.roles import Role
 from rlhf_api.spec import Spec
 
@@ -15,6 +22,7 @@ from ..console.text import time_text
 from ..supervision.exit_reasons import is_consequence
 from ..supervision.process_state import SIGTERMED, Ended, Finish, ProcessState
 from .condition import LONGEST, ConditionType, condition, with_times
+from .role_status import ready_words, role_status
 
 NO_PROGRESS = "NoProgress"
 """Reason of the Stalled condition for a trainer without progress."""
@@ -49,7 +57,7 @@ def job_status(
     have been reported late, those that are replaced or gone among them."""
     stamp = time_text(now)
     roles = {
-        role: _role_status(spec, role, processes, restarts, over=finish is not None).model_copy(
+        role: role_status(spec, role, processes, restarts, over=finish is not None).model_copy(
             update={"last_failure": _last_failure(role, processes, ended, before.roles.get(role), stamp)}
         )
         for role in roles_of(spec)
@@ -162,13 +170,6 @@ def _phase(processes: Sequence[ProcessState], trainer: TrainerStatus | None, bef
     return "Provisioning" if trainer is None or trainer.activity.startswith(STARTING) else "Running"
 
 
-def _role_status(
-    spec: Spec, role: Role, processes: Sequence[ProcessState], restarts: Mapping[Role, int], *, over: bool
-) -> RoleStatus:
-    ready = 0 if over else sum(s.role is role and s.rank == 0 and s.ready and not s.ended for s in processes)
-    return RoleStatus(desired=replicas(spec, role), ready=ready, restarts=restarts.get(role, 0))
-
-
 def _last_failure(
     role: Role,
     processes: Sequence[ProcessState],
@@ -221,7 +222,7 @@ def _left_a_log(end: Ended) -> bool:
 
 
 def _waiting_for(roles: Mapping[Role, RoleStatus]) -> str:
-    waiting = [f"{role.value} {s.ready}/{s.desired}" for role, s in roles.items() if s.ready < s.desired]
+    waiting = [f"{role.value} {ready_words(s)}" for role, s in roles.items() if s.ready < s.desired]
     return f"waiting for {', '.join(waiting)}" if waiting else ""
 
 

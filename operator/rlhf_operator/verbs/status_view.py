@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.text import Text
 
-from rlhf_api.contract.status import Condition, JobStatus
+from rlhf_api.contract.status import Condition, JobStatus, TeacherStatus
 from rlhf_api.roles import Role
 
 from ..archive.export import export_command
@@ -111,12 +111,16 @@ def _progress(status: JobStatus, now: datetime.datetime) -> Text:
 
 
 def _roles(status: JobStatus) -> Text:
-    rows = [
-        (role.value, f"{s.ready}/{s.desired}", str(s.restarts), _gpus(status, role))
-        for role in Role
-        if (s := status.roles.get(role))
-    ]
+    rows = list[tuple[str, str, str, str]]()
+    for role in Role:
+        if s := status.roles.get(role):
+            rows.append((role.value, f"{s.ready}/{s.desired}", str(s.restarts), _gpus(status, role)))
+            rows += [(_teacher(each), f"{each.ready}/{each.desired}", "", "") for each in s.teachers or ()]
     return _table([("ROLE", "READY", "RESTARTS", "GPUS"), *rows]) if rows else Text()
+
+
+def _teacher(status: TeacherStatus) -> str:
+    return f"  {one_line(status.name)} ({status.processes})"
 
 
 def _gpus(status: JobStatus, role: Role) -> str:

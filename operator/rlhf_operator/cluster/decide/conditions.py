@@ -147,7 +147,8 @@ def _stalled(
     state: ReconcileState, silent_since: float | None, status: JobStatus, phase: Phase, stamp: str, now: float
 ) -> Condition:
     """Stalled, with kstatus semantics: the first reason why the job makes no progress. A job that trains with at least
-    one server of each role goes on without those that still wait; RolesReady and PodsScheduled tell of them."""
+    one server of each role, and of each teacher, goes on without those that still wait; RolesReady and PodsScheduled
+    tell of them."""
     pods, refused = state.pods, state.observed.refused
     if silent_since is not None and now >= silent_since + SILENT_SECONDS:
         since = time_text(datetime.datetime.fromtimestamp(silent_since, datetime.UTC))
@@ -164,7 +165,7 @@ def _stalled(
         return condition("Stalled", "True", "PodHeld", message, stamp)
     if isinstance(refused, str):
         return condition("Stalled", "True", "PodsRefused", refused, stamp)
-    if phase == "Running" and all(role.ready for role in status.roles.values()):
+    if phase == "Running" and all(role.can_serve for role in status.roles.values()):
         return stalled(state.stall, stamp)
     living = [pod for pod in pods if pod.ended is None]
     if waiting := [pod for pod in living if not pod.scheduled]:

@@ -18,6 +18,7 @@ from rich.text import Text
 from rlhf_api.contract.status import JobStatus
 
 from ...console.terminal import CleanConsole
+from ...status.role_status import ready_words
 from .figures import Waiting, time_left, timing, waiting_line
 
 _EVENTS = 6
@@ -118,7 +119,7 @@ def _figures(status: JobStatus) -> Columns:
 
 def _roles(status: JobStatus) -> Columns:
     return _row(
-        (role.value, f"{s.ready}/{s.desired}" + (f" ({s.restarts} restarts)" if s.restarts else ""))
+        (role.value, ready_words(s) + (f" ({s.restarts} restarts)" if s.restarts else ""))
         for role, s in status.roles.items()
     )
 

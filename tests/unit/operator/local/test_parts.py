@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from tests.unit.api.manifests import job
+from tests.unit.api.rules.test_teachers import TAUGHT
 
 from rlhf_api.contract.report import CheckpointStatus, TrainerStatus
 from rlhf_api.contract.run import Membership, Process, RunConfig, command
@@ -439,6 +440,21 @@ def test_files_of_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         "spec.model.reward: must be in Hugging Face format, but has no config.json; got 'runs/no'",
         f"spec.reward.functions[0].function: no module 'other' in {tmp_path} or installed; got 'other.module:f'",
     ]
+
+
+def test_a_status_has_the_processes_of_each_teacher() -> None:
+    spec = job(*TAUGHT).spec
+    states = [ProcessState(role, 0, started=1.0, ready=True) for role in Role]
+    states.append(ProcessState(Role.REFERENCE, 1, started=1.0))
+    status = job_status(spec, states, {}, None, before=first_status(spec, None), now=NOW)
+    assert status.message == "waiting for reference 1/3 (small 1/2, large 0/1)"
+    teachers = status.roles[Role.REFERENCE].teachers
+    assert [(each.name, each.processes, each.ready) for each in teachers] == [
+        ("small", "reference-0 to 1", 1),
+        ("large", "reference-2", 0),
+    ]
+    assert not status.roles[Role.REFERENCE].can_serve, "no row of large can be judged"
+    assert status.roles[Role.TRAINER].can_serve
 
 
 def test_models_and_rows_of_several_teachers_are_checked_before_anything_starts(tmp_path: Path) -> None:

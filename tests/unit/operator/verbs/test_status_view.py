@@ -89,6 +89,22 @@ def shown(status: Any = None, events: list[Any] = [], **meta: Any) -> str:  # no
     return page(Job.of(job_body), status_of(job_body), events, NOW).plain
 
 
+def test_each_teacher_has_a_row_below_its_role() -> None:
+    teachers = [
+        {"name": "small", "first": 0, "desired": 2, "ready": 2},
+        {"name": "large", "first": 2, "desired": 1, "ready": 0},
+    ]
+    roles = {"reference": {"desired": 3, "ready": 2, "restarts": 1, "teachers": teachers}}
+    assert "\n".join(
+        [
+            "ROLE                         READY   RESTARTS   GPUS",
+            "reference                    2/3     1",
+            "  small (reference-0 to 1)   2/2",
+            "  large (reference-2)        0/1",
+        ]
+    ) in shown({**RUNNING, "roles": roles})
+
+
 def test_a_running_job_at_a_glance() -> None:
     events = [
         event(58, "PodFailed", type="Warning", message="generator-1 was ended\nby SIGKILL", count=3),
