@@ -90,9 +90,15 @@ def tokenizer_problems(spec: Spec) -> Iterator[Problem]:
 
 
 def critic_from_policy(spec: Spec) -> str | None:
-    """A line for a job whose critic would start from the reward model, but for its tokenizer."""
+    """A line for a job whose critic would start from the reward model, but for its tokenizer or its scores."""
     field, name = spec.source("critic") or ("policy", "")
-    if field != "reward" or CRITIC not in spec.graph.trained or not _other_tokens(spec, name):
+    if CRITIC not in spec.graph.trained:
+        return None
+    if field == "policy" and spec.model.reward is not None:
+        setting = "fineGrained" if spec.reward.fine_grained else "stepScores"
+        parts = f"{spec.model.reward} scores parts of a response (spec.reward.{setting})"
+        return f"the critic starts from the policy: {parts}, and the reward of a part is no value"
+    if field != "reward" or not _other_tokens(spec, name):
         return None
     return f"the critic starts from the policy: the tokenizer of {name} is another"
 

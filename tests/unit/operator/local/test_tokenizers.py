@@ -61,6 +61,19 @@ def test_a_critic_with_other_tokens_is_refused_and_one_from_such_a_reward_model_
     assert critic_from_policy(scored) == (line if difference else None)
 
 
+def test_a_critic_whose_reward_model_scores_parts_is_said_to_start_from_the_policy():
+    models = "spec.model={policy: org/policy, reward: org/reward}"
+    line = critic_from_policy(job(models, "spec.reward.fineGrained=true").spec)
+    assert line is not None
+    assert line.startswith(
+        "the critic starts from the policy: org/reward scores parts of a response (spec.reward.fine"
+    )
+    assert critic_from_policy(job(models).spec) is None
+    assert (
+        critic_from_policy(job("spec.model={policy: org/policy}", "spec.environment.path=a:b").spec) is None
+    )
+
+
 def test_tokenizers_that_are_not_there_are_not_compared(saved, tmp_path):
     policy = saved("policy", POLICY)
     Path(tmp_path, "unread").mkdir()
