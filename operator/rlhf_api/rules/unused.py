@@ -13,18 +13,14 @@ from pydantic.alias_generators import to_camel
 from ..algorithms import algorithm_of, settings_of, teachers_of
 from ..algorithms.distillation import Distillation
 from ..algorithms.dpo import DPO
-from ..algorithms.policy_gradient import PolicyGradient, is_one_update
-from ..algorithms.ppo import PPO
+from ..algorithms.policy_gradient import PolicyGradient
 from ..contract.run import dtype_of, role_views, roles_of
 from ..errors.problem import Problem, show
 from ..field_types import Frozen
 from ..graph import CRITIC, REFERENCE_COLUMNS, Generate
 from ..roles import Role
-from ..sections.reward import RewardFunction
 from ..sections.roles import RoleSpec
 from ..spec import Spec
-from .deepspeed.idle import idle_keys
-from .deepspeed.keys import given_sections
 
 COMPARED = ("logprob_difference", "logprob_outliers")
 """Fields of spec.health: limits of the difference between generators and trainer."""
@@ -82,7 +78,7 @@ def _roles(spec: Spec) -> Iterator[_Unread]:
         if role is Role.ENVIRONMENT:  # whose own fields act beside the trainer too
             fields = set(RoleSpec.model_fields) if spec.graph.generates else set()
         yield _Unread(f"spec.{role.value}", section, fields, of, reason)
-        if role.row.model is not None and not _starts_critic(spec, role.row.model):
+        if role.row.model is not None and not starts_critic(spec, role.row.model):
             yield _Unread("spec.model", spec.model, [role.row.model], of, reason)
 
 
@@ -128,7 +124,7 @@ def _compares(spec: Spec) -> bool:
     return any(column in node.writes for node in spec.graph.nodes for column in REFERENCE_COLUMNS)
 
 
-def _starts_critic(spec: Spec, field: str) -> bool:
+def starts_critic(spec: Spec, field: str) -> bool:
     """True if the critic starts from this model, which no role loads."""
     started = spec.source("critic") if CRITIC in spec.graph.trained else None
     return started is not None and started[0] == "reward" == field
@@ -278,90 +274,3 @@ def _compared(spec: Spec) -> Iterator[_Unread]:
         )
         on = [name for name in COMPARED if getattr(spec.health, name) != switched_off[name]]
         yield _Unread("spec.health", spec.health, on, of, reason)
-
-
-def without_effect(spec: Spec) -> list[str]:
-    """Warnings of fields that have no effect with the present numbers: settings of larger steps in a step of one
-    update, a reward model whose weight is 0, timeouts of calls beyond those of chunks, keys of DeepSpeed; of a penalty
-    with little effect, and of a learning rate that no step reaches. Such fields are not refused, as users change these
-    numbers from run to run."""
-    idle = [f"spec.{to_camel(algorithm_of(spec).name)}.{to_camel(name)}" for name in _unreached(spec)]
-    reason = "a step is one update, of a model that has not moved from what it is compared with"
-    lines = [f"no effect: {', '.join(idle)}; {reason}"] if idle else []
-    lines += _weak_penalty(spec)
-    scored = Role.REWARD in roles_of(spec) and spec.reward.model_weight == 0
-    if scored and spec.model.reward is not None and not _starts_critic(spec, "reward"):
-        lines.append("no effect: spec.model.reward; spec.reward.modelWeight is 0")
-    return lines + _idle(spec) + _cut_short(spec) + _never_warm(spec) + _cut_episodes(spec)
-
-
-def _idle(spec: Spec) -> list[str]:
-    """A warning of each key of DeepSpeed's configurations that has no effect with the others."""
-    return [
-        f"no effect: {section.where(key)}; {reason}"
-        for section, config in given_sections(spec)
-        for key, reason in idle_keys(config, spec.trained_dtype(section.model))
-    ]
-
-
-def _cut_short(spec: Spec) -> list[str]:
-    """Warnings of a reward function's timeout that is at least the timeout of a whole chunk."""
-    default, most = RewardFunction.model_fields["timeout_seconds"].default, spec.reward.timeout_seconds
-    reason = f"spec.reward.timeoutSeconds ends a call with all its retries after {most} s; raise that"
-    return [
-        f"no effect: spec.reward.functions[{i}].timeoutSeconds {entry.timeout_seconds}; {reason}"
-        for i, entry in enumerate(spec.reward.functions)
-        if entry.timeout_seconds >= most and entry.timeout_seconds != default
-    ]
-
-
-def _never_warm(spec: Spec) -> list[str]:
-    """A warning of a warm-up that is longer than the job, or of a decay that is longer than the rest of it."""
-    warm, falls, steps = spec.optimizer.warmup_steps, spec.optimizer.decay_steps or 0, spec.steps
-    line = f"spec.optimizer.warmupSteps {warm}: the job has {steps} steps, and none reaches the learning rate"
-    if warm > steps:
-        return [line]
-    line = f"spec.optimizer.decaySteps {falls}: {steps - warm} steps follow the warm-up, and the rate falls in all"
-    return [line] if falls > steps - warm else []
-
-
-def _cut_episodes(spec: Spec) -> list[str]:
-    """A warning of an environment's episodes that end before their last turn."""
-    environment, turn = spec.environment, spec.sampling.max_new_tokens
-    if environment is None or environment.turns * turn <= environment.max_tokens:
-        return []
-    turns = f"{environment.turns} turns of up to {turn} tokens (sampling.maxNewTokens)"
-    return [
-        f"spec.environment.maxTokens {environment.max_tokens}: {turns} do not fit; long episodes end there"
-    ]
-
-
-def _weak_penalty(spec: Spec) -> list[str]:
-    """A warning of a KL estimator whose value is right and whose gradient, as a reward, is not."""
-    settings = settings_of(spec)
-    if not isinstance(settings, PolicyGradient) or settings.kl_penalty != "reward":
-        return []
-    if settings.kl_estimator == "k1":
-        return []
-    where = f"spec.{to_camel(algorithm_of(spec).name)}"
-    line = f"little effect: {where}.klCoefficient; as a reward, {settings.kl_estimator} has next to no gradient near"
-    return [f"{line} the reference: set {where}.klEstimator k1, or klIn loss"]
-
-
-def _unreached(spec: Spec) -> list[str]:
-    """Settings of the algorithm, by Python name, that bound how far a model moves within a step, in steps of one
-    update."""
-    settings = settings_of(spec)
-    if not isinstance(settings, PolicyGradient):
-        return []
-    idle = list[str]()
-    if is_one_update(spec, settings, settings.minibatch_size):
-        idle += ["stop_ratio", "kl_cov"]
-        ahead = spec.rollout.max_staleness > 0 and spec.rollout.proximal == "sampled"
-        if not (ahead or spec.replay.dynamic or spec.weights.every_steps > 1):
-            idle += ["clip_ratio", "clip_ratio_high", "dual_clip"]
-    if isinstance(settings, PPO) and settings.value_ema is None:
-        size = settings.value_minibatch_size or settings.minibatch_size
-        idle += ["clip_value"] if is_one_update(spec, settings, size) else []
-    given = settings.model_dump(exclude_defaults=True)
-    return [name for name in sorted(idle) if name in given]

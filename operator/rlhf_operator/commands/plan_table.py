@@ -8,8 +8,8 @@ from rlhf_api.estimate.resources import gpu_of, host_memory, lacks_gpus, plan
 from rlhf_api.estimate.sharing.divide import divide
 from rlhf_api.estimate.sizes import NOTHING, FileSizes, Sizes
 from rlhf_api.roles import Role
+from rlhf_api.rules.idle import list_idle_fields
 from rlhf_api.rules.pods.placement import cluster_problems
-from rlhf_api.rules.unused import without_effect
 from rlhf_api.spec import Spec
 
 _HEAD = ("role", "pods", "GPUs", "memory of one GPU")
@@ -21,7 +21,7 @@ def plan_lines(spec: Spec, file_sizes: FileSizes = NOTHING) -> list[str]:
     policy = file_sizes.get("policy")
     plans, responses = plan(spec, file_sizes), StepMemory.of(spec, policy.choices if policy else 0)
     last = [responses.line] if responses and responses.line else []
-    last += [*filter(None, [lacks_gpus(spec, file_sizes)]), *without_effect(spec)]
+    last += [*filter(None, [lacks_gpus(spec, file_sizes)]), *list_idle_fields(spec)]
     if not any(each.gpus or each.memory for each in plans.values()):
         return last
     rows = [(role.value, str(each.pods), str(each.gpus), each.memory or "-") for role, each in plans.items()]

@@ -18,7 +18,7 @@ from rlhf_api.host.redaction import redacted
 from rlhf_api.host.variables import ENVIRONMENT, NO_ENVIRONMENT
 from rlhf_api.job import RLHFJob
 from rlhf_api.manifest.load import load
-from rlhf_api.rules.unused import without_effect
+from rlhf_api.rules.idle import list_idle_fields
 
 from ..console.exits import FAILED, INTERRUPTED, Misuse, print_line
 from ..console.manifest_arguments import add_manifest, add_runtime, add_trial, with_runtime_of
@@ -171,7 +171,7 @@ def run(options: argparse.Namespace, make: Command) -> int:
             shown.event(f"changed since the last start: {change}")
         if unheeded := of_a_cluster(job.spec):
             shown.event(f"no effect on this machine, only on a cluster: {', '.join(unheeded)}")
-        for line in (critic_from_policy(job.spec), *without_effect(job.spec), *plain_secrets(job.spec)):
+        for line in (critic_from_policy(job.spec), *list_idle_fields(job.spec), *plain_secrets(job.spec)):
             if line is not None:
                 shown.event(line)
         try:

@@ -19,7 +19,7 @@ from rlhf_api.contract.run import EXIT_SUSPENDED, ProcessEnv, RunConfig
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.host.event_loop import EventLoop
 from rlhf_api.roles import Role
-from rlhf_api.rules.unused import without_effect
+from rlhf_api.rules.idle import list_idle_fields
 from rlhf_api.sections.checkpoint import Origin
 from rlhf_api.spec import Spec
 from rlhf_store import copying
@@ -124,7 +124,7 @@ def work(config: RunConfig, ranks: Ranks, services: Services | None, run: str = 
     if ranks.first:
         check_local_interpreter(spec.environment)
         make_workdir(Path(config.workdir))
-        for line in without_effect(spec):
+        for line in list_idle_fields(spec):
             log.warning("%s", line)
     tracking = (
         Tracking(config.job, spec, Path(config.workdir), run, partial(report_trackers, services))

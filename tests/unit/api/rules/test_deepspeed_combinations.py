@@ -4,7 +4,7 @@ import pytest
 from tests.unit.api.manifests import job, refusals
 
 from rlhf_api.estimate.zero import Zero
-from rlhf_api.rules.unused import without_effect
+from rlhf_api.rules.idle import list_idle_fields
 from rlhf_operator.commands.plan_table import plan_lines
 
 AT = "spec.trainer.deepspeed"
@@ -105,7 +105,7 @@ IDLE = [
 @pytest.mark.parametrize(("override", "key"), IDLE)
 def test_a_key_without_effect_is_named(override, key) -> None:
     spec = job(override).spec
-    (line,) = without_effect(spec)
+    (line,) = list_idle_fields(spec)
     assert line.startswith(f"no effect: {AT}.{key}; ")
     assert line in plan_lines(spec)
 
@@ -115,4 +115,4 @@ def test_what_is_deepspeeds_default_is_not_named() -> None:
         "allgather_partitions: true, overlap_comm: true, reduce_scatter: true, contiguous_gradients: true"
     )
     given = f"{AT}.zero_optimization={{stage: 2, {defaults}, round_robin_gradients: false}}"
-    assert without_effect(job(given).spec) == []
+    assert list_idle_fields(job(given).spec) == []

@@ -13,7 +13,7 @@ from rlhf_api.estimate.host_memory import StepMemory
 from rlhf_api.field_types import READY_MADE
 from rlhf_api.graph import ENVIRONMENT_REWARD, Score
 from rlhf_api.roles import Role
-from rlhf_api.rules.unused import without_effect
+from rlhf_api.rules.idle import list_idle_fields
 from rlhf_operator.commands.plan_table import plan_lines
 from rlhf_operator.local.preflight.files import check_files
 from rlhf_operator.local.records.provenance import named_code
@@ -129,8 +129,8 @@ def test_the_plan_says_where_environments_run():
 
 
 def test_turns_that_do_not_fit_are_told():
-    assert without_effect(job(*ALONE, "spec.environment.turns=3").spec) == []
-    (line,) = without_effect(job(*ALONE, "spec.environment.turns=4").spec)
+    assert list_idle_fields(job(*ALONE, "spec.environment.turns=3").spec) == []
+    (line,) = list_idle_fields(job(*ALONE, "spec.environment.turns=4").spec)
     assert line == (
         "spec.environment.maxTokens 1000: 4 turns of up to 256 tokens (sampling.maxNewTokens) do not fit; long "
         "episodes end there"

@@ -10,7 +10,7 @@ from tests.unit.trainer.graph.specs import ONLINE
 from rlhf_api.algorithms import ALGORITHMS
 from rlhf_api.manifest.load import from_cluster
 from rlhf_api.manifest.runtime import parse_runtime, with_runtime
-from rlhf_api.rules.unused import without_effect
+from rlhf_api.rules.idle import list_idle_fields
 from rlhf_operator.commands.plan_table import plan_lines
 
 SFT = ("spec.algorithm=sft", "spec.ppo={}")
@@ -301,7 +301,7 @@ def test_what_a_step_of_one_update_cannot_reach_is_said(overrides, idle) -> None
     """A warning and no error: other steps of the same manifest may have more updates."""
     bounds = "spec.ppo={minibatchSize: 8, clipRatioHigh: 0.3, dualClip: 3.0, stopRatio: 2.0, clipValue: 0.1}"
     spec = job(bounds, *overrides).spec
-    lines = without_effect(spec)
+    lines = list_idle_fields(spec)
     reason = "a step is one update, of a model that has not moved from what it is compared with"
     assert lines == ([f"no effect: {idle}; {reason}"] if idle else [])
     assert plan_lines(spec) == lines
@@ -311,7 +311,7 @@ def test_what_a_step_of_one_update_cannot_reach_is_said(overrides, idle) -> None
     ("overrides", "acts"), [((), True), (("spec.model.critic=c",), False), (GRPO, False)]
 )
 def test_a_reward_model_of_no_weight_is_said_unless_a_critic_starts_from_it(overrides, acts) -> None:
-    lines = without_effect(job(*UNUSED, *overrides).spec)
+    lines = list_idle_fields(job(*UNUSED, *overrides).spec)
     assert lines == ([] if acts else ["no effect: spec.model.reward; spec.reward.modelWeight is 0"])
 
 
@@ -324,21 +324,21 @@ def test_a_time_for_a_call_that_its_chunk_does_not_have_is_said(seconds, chunk, 
     spec = job(f"spec.reward.functions={functions}", f"spec.reward.timeoutSeconds={chunk}").spec
     line = "no effect: spec.reward.functions[1].timeoutSeconds 300; spec.reward.timeoutSeconds ends"
     line = f"{line} a call with all its retries after 120 s; raise that"
-    assert without_effect(spec) == ([line] if is_warned else [])
+    assert list_idle_fields(spec) == ([line] if is_warned else [])
 
 
 @pytest.mark.parametrize(("warm", "is_warned"), [(4, False), (5, True)])
 def test_a_warm_up_longer_than_the_job_is_said(warm, is_warned) -> None:
     spec = job("spec.steps=4", f"spec.optimizer.warmupSteps={warm}").spec
     line = "spec.optimizer.warmupSteps 5: the job has 4 steps, and none reaches the learning rate"
-    assert without_effect(spec) == ([line] if is_warned else [])
+    assert list_idle_fields(spec) == ([line] if is_warned else [])
 
 
 @pytest.mark.parametrize(("falls", "is_warned"), [(3, False), (4, True)])
 def test_a_decay_longer_than_the_steps_after_the_warm_up_is_said(falls, is_warned) -> None:
     optimizer = f"spec.optimizer={{schedule: linear, warmupSteps: 1, decaySteps: {falls}}}"
     line = "spec.optimizer.decaySteps 4: 3 steps follow the warm-up, and the rate falls in all"
-    assert without_effect(job("spec.steps=4", optimizer).spec) == ([line] if is_warned else [])
+    assert list_idle_fields(job("spec.steps=4", optimizer).spec) == ([line] if is_warned else [])
 
 
 @pytest.mark.parametrize(
@@ -346,7 +346,7 @@ def test_a_decay_longer_than_the_steps_after_the_warm_up_is_said(falls, is_warne
 )
 def test_an_estimator_that_holds_nothing_back_as_a_reward_is_said(settings, weak) -> None:
     section = f"spec.grpo={{minibatchSize: 4, klCoefficient: 0.1{settings}}}"
-    lines = without_effect(
+    lines = list_idle_fields(
         job("spec.algorithm=grpo", "spec.ppo={}", "spec.sampling={responsesPerPrompt: 2}", section).spec
     )
     assert [f"as a reward, {weak}" in line and "spec.grpo.klEstimator k1" in line for line in lines] == [
