@@ -7,10 +7,11 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Turn(BaseModel):
-    """Text of the policy in a turn of an episode, or of its environment's reply."""
+    """Text of the policy in a turn of an episode, or of its environment's reply; without an environment, text that the
+    policy was given within its response, such as the closing of its thought."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
-    by: Literal["policy", "environment"]
+    by: Literal["policy", "environment", "given"]
     text: str
     reward: float | None = None
     """The reward of the policy's turn, where it has one."""

@@ -53,9 +53,10 @@ def describe_samples(step: int, episode: Episode, texts: Texts) -> list[Sample]:
 
 
 def _turns(one: Columns, texts: Texts) -> tuple[Turn, ...]:
-    """Texts of the policy and of the environment in one response, by turns; none without replies."""
-    sampled = one.sequences.sampled_of(0)
-    if sampled is None:
+    """Texts of the policy and of the environment, or of what it was given else, in one response, by turns; none without
+    replies."""
+    sampled, other = one.sequences.sampled_of(0), "environment" if "turn_rewards" in one.tokens else "given"
+    if sampled is None or (other == "given" and all(sampled)):
         return ()
     tokens, begin = one.sequences.row(0).tolist(), int(one.sequences.prompt_lengths)
     runs = [(flag, len(list(run))) for flag, run in groupby(sampled)]
@@ -68,7 +69,7 @@ def _turns(one: Columns, texts: Texts) -> tuple[Turn, ...]:
     rewards = one.sequences.after_prompts(one.tokens.get("turn_rewards", torch.zeros(sum(sampled)))).tolist()
     for text, end, (by_policy, _) in zip(texts(Sequences.pack(pairs))[1], ends, runs, strict=True):
         reward = rewards[end - begin - 1] or None
-        turns.append(Turn(by="policy" if by_policy else "environment", text=text[:left], reward=reward))
+        turns.append(Turn(by="policy" if by_policy else other, text=text[:left], reward=reward))
         left = max(0, left - len(text))
     return tuple(turns)
 

@@ -16,7 +16,7 @@ _SHOWN, _MOST_SHOWN = 50, 500
 _ORDERS: tuple[Order, ...] = ("newest", "oldest", "best", "worst")
 Reply = dict[str, Any]
 _MOST_RECENT = 4
-_ROLES = {"policy": "model", "environment": "environment"}
+_ROLES = {"policy": "model", "environment": "environment", "given": "given"}
 
 
 def recall(index: Samples, reply: Callable[[Samples, Query], Reply], query: Query) -> Reply:

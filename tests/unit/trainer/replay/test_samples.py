@@ -52,6 +52,14 @@ def test_a_sample_of_an_episode_tells_its_turns_apart():
     assert [each.turns for each in describe_samples(3, episode(3), words)] == [()] * 4
 
 
+def test_a_sample_whose_thought_was_closed_shows_what_closed_it():
+    whole = with_replies(episode(3))
+    tokens = {name: each for name, each in whole.columns.tokens.items() if name != "turn_rewards"}
+    described = describe_samples(3, replace(whole, columns=replace(whole.columns, tokens=tokens)), words)
+    assert [turn.by for turn in described[3].turns] == ["policy", "given", "policy"]
+    assert () in [each.turns for each in described], "of one that was not closed"
+
+
 def test_the_turns_of_a_long_episode_are_cut_together(monkeypatch):
     monkeypatch.setattr(samples, "TEXT_CHARACTERS", 8)
     turns = describe_samples(3, with_replies(episode(3)), words)[3].turns
