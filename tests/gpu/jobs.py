@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from tests.support.rlhf import SENTIMENT, Finished, run
 
-AT_ONCE = max(6, (os.cpu_count() or 1) // 3)
+AT_ONCE = max(10, (os.cpu_count() or 1) // 3)
 """Jobs beside each other: each has up to four processes, which mostly import and wait."""
 ZERO = "spec.trainer.deepspeed.zero_optimization"
 STEADY = ("spec.steps=6", "spec.optimizer.schedule=constant", "spec.optimizer.warmupSteps=0")
