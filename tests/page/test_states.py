@@ -8,10 +8,9 @@ from tests.page.runs import STEPS
 from tests.page.test_page import open_run
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("name", ["blunt", "empty", "followed"])
-def test_every_view_of_a_run_without_much_can_be_read_by_everyone(open_tab, name, scheme):
-    tab = open_tab(color_scheme=scheme)
+def test_every_view_of_a_run_without_much_can_be_read_by_everyone(open_tab, name):
+    tab = open_tab()
     open_run(tab, name)
     snapshots = tab.page.get_by_role("region", name="Snapshots", exact=True)
     expect(snapshots).to_contain_text("The store cannot be read" if name == "empty" else "No snapshot yet")
@@ -25,9 +24,8 @@ def test_every_view_of_a_run_without_much_can_be_read_by_everyone(open_tab, name
         assert tab.find_violations() == []
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_held_out_prompt_is_followed_over_time(open_tab, scheme):
-    tab = open_tab(color_scheme=scheme)
+def test_a_held_out_prompt_is_followed_over_time(open_tab):
+    tab = open_tab()
     open_run(tab, view="Samples")
     tab.page.get_by_text("Held-out prompts over time (1)").click()
     responses = tab.page.get_by_role("list", name="Responses, the newest first").get_by_role("listitem")
@@ -36,7 +34,7 @@ def test_a_held_out_prompt_is_followed_over_time(open_tab, scheme):
     assert tab.find_violations() == []
 
 
-def test_predicted_seconds_stand_beside_measured_ones(open_tab):
+def test_predicted_seconds_and_memory_stand_beside_measured_ones(open_tab):
     tab = open_tab()
     open_run(tab)
     table = tab.page.get_by_role("region", name="Predicted and measured seconds").get_by_role("row")
@@ -49,9 +47,12 @@ def test_predicted_seconds_stand_beside_measured_ones(open_tab):
         re.compile("^whole step3.2 s"),
     ]
     expect(table).to_have_text(rows)
+    memory = tab.page.get_by_role("region", name="Predicted and measured memory").get_by_role("row")
+    expect(memory).to_have_text([re.compile("Predicted"), "trainer2 GB: weights–"])
 
 
-def test_a_run_without_predicted_seconds_says_the_reason(open_tab):
+def test_a_run_that_goes_on_has_its_generators_and_says_why_nothing_was_predicted(open_tab, written):
+    (written.followed / "status.json").touch()  # as a run that goes on does each second
     tab = open_tab()
     open_run(tab, "followed")
     expect(
@@ -62,22 +63,9 @@ def test_a_run_without_predicted_seconds_says_the_reason(open_tab):
     ).to_be_visible()
     table = tab.page.get_by_role("region", name="Predicted and measured seconds").get_by_role("row")
     expect(table.filter(has_text="generate")).to_have_text("generate–1.2 s–")
-
-
-def test_generators_have_their_versions_and_what_waits_for_them(open_tab, written):
-    (written.followed / "status.json").touch()  # as a run that goes on does each second
-    tab = open_tab()
-    open_run(tab, "followed")
     table = tab.page.get_by_role("region", name="Table of generators").get_by_role("row")
     expect(table).to_have_text([re.compile("weight version"), "generator-0true25–"])
     expect(tab.page.get_by_text("Queue: prompts without responses").locator("xpath=..")).to_contain_text("11")
-
-
-def test_predicted_memory_stands_by_role(open_tab):
-    tab = open_tab()
-    open_run(tab)
-    table = tab.page.get_by_role("region", name="Predicted and measured memory").get_by_role("row")
-    expect(table).to_have_text([re.compile("Predicted"), "trainer2 GB: weights–"])
 
 
 def test_the_reason_for_which_a_prompt_was_dropped_is_by_the_ledger(open_tab):
@@ -87,13 +75,6 @@ def test_the_reason_for_which_a_prompt_was_dropped_is_by_the_ledger(open_tab):
     expect(
         tab.page.get_by_role("listitem").filter(has_text="three generators failed on it")
     ).not_to_have_count(0)
-
-
-def test_a_button_has_the_command_that_verifies_a_step(open_tab):
-    tab = open_tab()
-    open_run(tab)
-    button = tab.page.get_by_role("button", name=f"Copy the command to verify step {STEPS} by repeating it")
-    expect(button).to_have_attribute("title", re.compile(f"^rlhf replay verify .* --step {STEPS}$"))
 
 
 def test_the_list_of_runs_has_what_they_cost(open_tab):

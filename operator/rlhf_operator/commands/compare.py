@@ -19,24 +19,23 @@ from ..console.text import columns, span
 from ..console.trainer_packages import run_module
 from ..local.display.metrics import read_figures
 from ..local.records import workdir
-from ..local.records.changes import changed_fields
+from ..page.answers.differences import list_differences
+from ..page.folder.run_folder import RunFolder
 from ..status.condition import reason
 
 Line = Mapping[str, Any]
 CURVES = ("reward_mean", "kl_mean", "loss", "response_length_mean", "tokens", "seconds")
 """Figures of a step in the file of `--csv`."""
 ABSENT = "-"
-_PLACE = "spec.checkpoint.store"
-"""Each run has one of its own, as it has a work directory."""
 MOST_COLUMNS = 4
 """Runs that stand side by side on a wide terminal."""
 
 
 class Run(NamedTuple):
-    """A work directory as it is now: its configuration, its last status, lines of steps and of evaluations."""
+    """A work directory as it is now: as the page reads it, its last status, lines of steps and of evaluations."""
 
     name: str
-    config: RunConfig
+    folder: RunFolder
     status: JobStatus | None
     steps: list[Line]
     evaluations: list[Line]
@@ -44,13 +43,12 @@ class Run(NamedTuple):
     @classmethod
     def read(cls, folder: Path) -> Self:
         """Raises InvalidJob for a directory without a run of this version."""
-        config = workdir.read(folder / workdir.CONFIG, RunConfig)
-        if config is None:
+        if workdir.read(folder / workdir.CONFIG, RunConfig) is None:
             message = f"holds no run: {workdir.CONFIG} is missing, or of another version"
             raise InvalidJob([Problem(str(folder), message)])
         status = workdir.read(folder / workdir.STATUS, JobStatus)
         lines = (read_figures(folder / name) for name in (workdir.METRICS, workdir.EVALUATIONS))
-        return cls(str(folder), config, status, *lines)
+        return cls(str(folder), RunFolder(str(folder), folder), status, *lines)
 
 
 def add_compare(commands: Commands) -> None:
@@ -91,20 +89,15 @@ def table(runs: Sequence[Run]) -> str:
 
 
 def _differences(runs: Sequence[Run]) -> Iterator[tuple[str, ...]]:
-    """A row for each field that is not the same in all runs."""
-    first, *others = runs
+    """A row for each field, and each other thing that the page compares, that is not the same in all runs."""
+    first, *others = (run.folder for run in runs)
     changes = [
-        {
-            each.field: each
-            for each in changed_fields(first.config.spec, run.config.spec)
-            if each.field != _PLACE
-        }
-        for run in others
+        {each["path"]: each for each in list_differences(first, other)["differences"]} for other in others
     ]
-    for field in dict.fromkeys(field for fields in changes for field in fields):
-        old = next(fields[field].old for fields in changes if field in fields)
-        new = [show(fields[field].new if field in fields else old) for fields in changes]
-        yield field, show(old), *new
+    for path in dict.fromkeys(path for paths in changes for path in paths):
+        old = next(paths[path]["a"] for paths in changes if path in paths)
+        new = [show(paths[path]["b"] if path in paths else old) for paths in changes]
+        yield path, show(old), *new
 
 
 def _figures(runs: Sequence[Run]) -> Iterator[tuple[str, ...]]:

@@ -1,4 +1,5 @@
 // What a chart draws, as plain data: joined series, the words that describe them, the rows of their table.
+import type { Mark } from "../api/types.ts";
 import { formatNumber } from "../format.ts";
 
 export interface Line {
@@ -15,6 +16,10 @@ export interface ChartMark {
   x: number;
   kind: string;
   text: string;
+}
+
+export function toChartMark({ step, kind, text }: Mark): ChartMark {
+  return { x: step, kind, text };
 }
 
 /** Lines with abscissas of their own on those of all, in order. */

@@ -3,7 +3,7 @@ import { useMemo } from "preact/hooks";
 import { useSeries } from "../api/series.ts";
 import type { FirstChart, Mark, Metric, Series } from "../api/types.ts";
 import { Chart } from "../chart/chart.tsx";
-import type { ChartData, ChartMark } from "../chart/data.ts";
+import { toChartMark, type ChartData, type ChartMark } from "../chart/data.ts";
 import { formatName, formatTitle } from "../format.ts";
 import { MetricPicker, Problem, Section } from "../parts.tsx";
 import { replaceQuery, type Route } from "../routing.ts";
@@ -25,7 +25,7 @@ export function Figures({ id, route, first, metrics, marks }: Props) {
   const charts = [...first, ...added.map((name) => ({ title: formatTitle(name), names: [name] }))];
   const names = [...new Set(charts.flatMap((chart) => chart.names))].slice(0, MOST_NAMES);
   const { data, error } = useSeries(id, names);
-  const points = useMemo(() => marks.map(({ step, kind, text }): ChartMark => ({ x: step, kind, text })), [marks]);
+  const points = useMemo(() => marks.map(toChartMark), [marks]);
   const toggle = (name: string): void => replaceQuery(route, { figures: toggleInList(added, name) });
   return (
     <Section title="Figures">

@@ -9,13 +9,13 @@ from tests.unit.api.manifests import job
 
 from rlhf_api.contract.run import RunConfig
 from rlhf_operator import cli
-from rlhf_operator.local.records import workdir
+from rlhf_operator.local.records import provenance, workdir
 from rlhf_operator.status.job_status import first_status
 
 
 def made(folder: Path, *overrides: str, rewards: list[float | None], evaluations: list[float] = []) -> str:  # noqa: B006
     """A run's work directory, with a step for each reward, of 2 s and 100 tokens."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     config = RunConfig(job=folder.name, spec=job(*overrides).spec, workdir=str(folder))
     workdir.write_config(folder, config)
     workdir.write(folder / workdir.STATUS, first_status(config.spec, None))
@@ -29,6 +29,11 @@ def made(folder: Path, *overrides: str, rewards: list[float | None], evaluations
     return str(folder)
 
 
+def write_start(folder: Path, commit: str) -> None:
+    folder.mkdir()
+    (folder / provenance.FILE).write_text(provenance.Start(time="", commit=commit).model_dump_json() + "\n")
+
+
 def table(out: str) -> dict[str, list[str]]:
     """Cells by the title of their row; columns are three spaces apart, or more."""
     rows = [[cell.strip() for cell in line.split("   ") if cell.strip()] for line in out.splitlines()]
@@ -36,6 +41,8 @@ def table(out: str) -> dict[str, list[str]]:
 
 
 def test_changed_fields_and_figures_stand_side_by_side(tmp_path, capsys):
+    for name, commit in (("low", "0a"), ("high", "0b"), ("same", "0a")):
+        write_start(tmp_path / name, commit)
     low = made(tmp_path / "low", rewards=[0.0, 0.5], evaluations=[0.1, 0.4, 0.3])
     high = made(
         tmp_path / "high", "spec.optimizer.learningRate=1e-3", rewards=[0.0, 0.25, None], evaluations=[0.1]
@@ -46,6 +53,7 @@ def test_changed_fields_and_figures_stand_side_by_side(tmp_path, capsys):
     rate = job().spec.optimizer.learning_rate
     assert shown["spec.optimizer.learningRate"] == [str(rate), "0.001", str(rate)]
     assert [title for title in shown if title.startswith("spec.")] == ["spec.optimizer.learningRate"]
+    assert shown["commit"] == ["'0a'", "'0b'", "'0a'"]
     assert shown["steps"] == ["2", "3", "1"]
     assert shown["reward, last"] == ["0.5", "0.25", "1"]
     assert shown["reward, best of 10 steps"] == ["0.25 (to step 2)", "0.125 (to step 2)", "1 (to step 1)"]
@@ -71,7 +79,7 @@ def test_the_figures_of_every_step_are_written_for_other_programs(tmp_path, caps
 
 def test_many_runs_have_a_line_each(tmp_path, capsys):
     runs = [
-        made(tmp_path / str(i), f"spec.steps={i}", f"spec.checkpoint.store=s3://b/{i}", rewards=[i])
+        made(tmp_path / str(i), f"spec.steps={i}", f"spec.checkpoint.store=file:///nowhere/{i}", rewards=[i])
         for i in range(1, 6)
     ]
     assert cli.main(["compare", *runs]) == 0
