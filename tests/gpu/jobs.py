@@ -89,6 +89,18 @@ JOBS: Mapping[str, Job] = {
     "ppo-zero3": Job("ppo", (*SHORT, SHARED, BFLOAT16, f"{ZERO}.stage=3"), policy="sft", reward="reward"),
     "grpo-vllm": Job("grpo", (VLLM,), policy="sft", gpus=2, vllm=True),
     "grpo-in-turns": Job("grpo", (VLLM,), policy="sft", vllm=True),
+    "grpo-structured-in-turns": Job(
+        "grpo",
+        (VLLM, "spec.sampling.topK=32", "spec.sampling.structuredOutputs={regex: '[a-z ]+[.]?'}"),
+        policy="sft",
+        vllm=True,
+    ),
+    "grpo-thinking-in-turns": Job(
+        "grpo",
+        (VLLM, "spec.sampling.thinking={budget: 8, end: '.', closing: ' so.'}"),
+        policy="sft",
+        vllm=True,
+    ),
     "grpo-divided": Job("grpo", (VLLM, "spec.rollout.maxStaleness=1"), policy="sft", vllm=True),
     "grpo-lora-in-turns": Job("grpo", (VLLM, "spec.model.lora.policy.rank=8"), policy="sft", vllm=True),
     "grpo-dora-in-turns": Job(
