@@ -12,8 +12,8 @@ const SPANS = [
 ];
 
 test("a process has one row, which is busy while any of its spans but a wait goes on", () => {
-  const idle = { "trainer rank 0": 3, "generator-0": 5 };
-  const { rows, length } = groupSpans({ step: 1, recorded: true, spans: SPANS, idle });
+  const waits = { "trainer rank 0": 3, "generator-0": 5 };
+  const { rows, length } = groupSpans({ step: 1, recorded: true, spans: SPANS, idle: waits });
   assert.equal(length, 8);
   assert.deepEqual(
     rows.map(({ name, busy, idle }) => [name, busy, idle]),

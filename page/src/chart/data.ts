@@ -24,7 +24,7 @@ export function toChartMark({ step, kind, text }: Mark): ChartMark {
 
 /** Lines with abscissas of their own on those of all, in order. */
 export function joinLines(parts: { x: number[]; label: string; values: (number | null)[] }[]): ChartData {
-  const x = [...new Set(parts.flatMap((part) => part.x))].sort((a, b) => a - b);
+  const x = [...new Set(parts.flatMap((part) => part.x))].toSorted((a, b) => a - b);
   const places = new Map(x.map((value, place) => [value, place]));
   const lines = parts.map((part) => {
     const values: (number | null)[] = x.map(() => null);

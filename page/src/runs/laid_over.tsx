@@ -1,5 +1,5 @@
 // The curves of the selected runs in one chart a figure, by step or by time since each run's first step.
-import { useMemo, useState } from "preact/hooks";
+import { useEffect, useMemo, useState } from "preact/hooks";
 import { usePolled } from "../api/polled.ts";
 import { useSeries } from "../api/series.ts";
 import type { Metric, Run, Series } from "../api/types.ts";
@@ -64,7 +64,9 @@ function pickUsual(metrics: readonly Metric[]): string[] {
 /** Reads one run's series: hooks cannot be called in a loop, components can. */
 function Feed({ run, names, onSeries }: { run: Run; names: string[]; onSeries: (series: Series) => void }) {
   const { data } = useSeries(run.id, names);
-  useMemo(() => data && queueMicrotask(() => onSeries(data)), [data]);
+  useEffect(() => {
+    if (data) onSeries(data);
+  }, [data]);
   return null;
 }
 

@@ -30,7 +30,7 @@ export function Controls({ route, kept, whole, isWhole }: Props) {
   const { order = "newest", step = "", search = "", prompt } = route.query;
   const chooseStep = (value: string): void => replaceQuery(route, { step: value, low: null, high: null, of: null });
   const chooseWhole = (isAll: boolean): void => replaceQuery(route, { of: isAll ? "all" : null, low: null, high: null });
-  const steps = [...new Set([...(kept ?? []), ...whole])].sort((a, b) => a - b);
+  const steps = [...new Set([...(kept ?? []), ...whole])].toSorted((a, b) => a - b);
   return (
     <form class="controls" role="search" onSubmit={(event) => event.preventDefault()}>
       <fieldset class="choice">
