@@ -154,7 +154,7 @@ class PartialRollout:
     most: int | None = None
     """Most tokens of a response, all turns and replies; None: as many as one turn has."""
     closing: Callable[[], bool] = never
-    """True once its round is closed: then no response begins another turn."""
+    """True once its round is closed: then no response begins another turn, or goes on after its thought's budget."""
 
     @classmethod
     def begin(

@@ -28,7 +28,7 @@ from rlhf_trainer.process import progress
 from rlhf_trainer.rollout.clients.thought_budget import ThoughtBudget
 from rlhf_trainer.rollout.clients.vllm_client import VllmClient, request_seed
 from rlhf_trainer.rollout.in_flight.rounds import Round, start_round
-from rlhf_trainer.rollout.partial_rollout import PartialRollout, Response
+from rlhf_trainer.rollout.partial_rollout import PartialRollout, Response, never
 from rlhf_trainer.tensors.records import Prompt, Rollout
 from rlhf_trainer.transport import http as module
 from rlhf_trainer.transport.frames import NO_VERSION, Kind, encode, encode_error
@@ -563,6 +563,11 @@ def test_a_thought_is_closed_at_its_budget_by_tokens_that_nobody_sampled(http):
     add(begun.responses[0], *tokenizer("ddd")["input_ids"])
     add(whole.responses[0], *tokenizer("eeeeeeee")["input_ids"])
     made = list[tuple[str, str]]()
+    begun.closing = lambda: True
+    with pytest.raises(Interrupted):
+        http.run(asker.ask(server.member, begun, lambda: None))
+    assert tokenizer.decode(list(begun.responses[0].tokens)) == "dddaaccc", "the next round goes on"
+    begun.closing = never
     for work in (fresh, begun, whole):
         http.run(asker.ask(server.member, work, lambda: None))
         for each in work.rollouts():
@@ -575,7 +580,7 @@ def test_a_thought_is_closed_at_its_budget_by_tokens_that_nobody_sampled(http):
         ("eeeeeeee!>+ yes", "111111110001111"),
     ]
     requested = [(body["max_tokens"], body["min_tokens"]) for body in server.asked]
-    assert requested == [(8, 8), (9, 0), (12, 1), (5, 5), (9, 0), (9, 0)]
+    assert requested == [(5, 5), (8, 8), (9, 0), (12, 1), (9, 0), (9, 0)]
 
 
 def test_a_budget_that_leaves_no_answer_is_an_error_with_the_tokens_of_its_closing():

@@ -17,6 +17,7 @@ from ...transport.frame_reader import FrameReader, NotFinite, RequestFailed
 from ...transport.frames import GENERATE, Asked, AskedImage, Frame, Kind
 from ...transport.http import HttpClient, HttpError
 from ..partial_rollout import PartialRollout, Response
+from .frame_checks import check_frame, check_routed
 from .thought_budget import ThoughtBudget
 
 REFUSING_CODES = (400, 413, 422)
@@ -81,7 +82,7 @@ class VllmClient:
         going_on = work.unfinished
         if not work.begun:
             await self._begin(member, work, progress)
-            going_on = [index for index in work.unfinished if self._is_at_budget(work.responses[index])]
+            going_on = [index for index in work.unfinished if self._goes_on(work, work.responses[index])]
         await run_together([self._continue(member, work, index, progress) for index in going_on])
         if not work.is_complete:  # told once all have their last tokens
             raise Interrupted
@@ -121,8 +122,12 @@ class VllmClient:
             "constrained": so_far - self._turn_start(response),
         }
         await self._stream(member, work, [index], self._base_request.model_copy(update=changes), progress)
-        if so_far < len(response.tokens) and self._is_at_budget(response):
+        if so_far < len(response.tokens) and self._goes_on(work, response):
             await self._continue(member, work, index, progress)
+
+    def _goes_on(self, work: PartialRollout, response: Response) -> bool:
+        """True at the budget of the thought, unless the round is closed: the next one goes on then."""
+        return self._is_at_budget(response) and not work.closing()
 
     def _is_at_budget(self, response: Response) -> bool:
         return self._thought is not None and self._thought.is_reached(response)
@@ -177,7 +182,7 @@ class VllmClient:
                         last = self._completing(work.prompt.tokens, response, frame, begun)
                         self._add(response, last or frame, most, masked=request.kept > 0)
                         if shape is not None and frame.tokens:
-                            _check_routed(work.prompt.tokens, response)
+                            check_routed(work.prompt.tokens, response)
                         if response.end:
                             work.ended(work.prompt, response)
                         if last:
@@ -213,18 +218,8 @@ class VllmClient:
         return None
 
     def _add(self, response: Response, frame: Frame, most: int, *, masked: bool) -> None:
-        """Appends a frame's tokens, whose end is the response's but at the budget of its thought. Raises ValueError for
-        more tokens than requested, `most` of the response, for fewer where their number ends it, and for unknown
-        ones."""
-        if (highest := max(max(ids, default=0) for ids in (frame.tokens, frame.kept))) >= self._vocabulary:
-            raise ValueError(f"token id {highest} is outside the vocabulary of {self._vocabulary}")
-        count = len(response.tokens) + len(frame.tokens)
-        if response.end is not None or count > most:
-            raise ValueError(f"{count} tokens of a response that had ended, or that has at most {most}")
-        if frame.kind is Kind.LENGTH and count < most:
-            raise ValueError(f"the length limit of {most} tokens ended a response of {count}")
-        if len(frame.counts) != (len(frame.tokens) if masked else 0):
-            raise ValueError(f"{len(frame.tokens)} tokens with {len(frame.counts)} sampling masks")
+        """Appends a frame's tokens, whose end is the response's but at the budget of its thought."""
+        check_frame(response, frame, most, self._vocabulary, masked=masked)
         experts = frame.experts if frame.tokens else ()  # a response that is not begun has none of the prompt
         response.add(frame.tokens, frame.logprobs, frame.version, frame.counts, frame.kept, experts)
         if frame.kind is Kind.STOP or (frame.kind is Kind.LENGTH and not self._is_at_budget(response)):
@@ -240,9 +235,3 @@ def _constraint(sampling: Sampling) -> dict[str, Any] | None:
         return None
     given = sampling.structured_outputs.model_dump(exclude_none=True)
     return {{"json_schema": "json"}.get(name, name): value for name, value in given.items()}
-
-
-def _check_routed(prompt: Sequence[int], response: Response) -> None:
-    """Raises ValueError unless all tokens but the last, of which none is known, have a row of experts."""
-    if (count := len(response.experts)) != (expected := len(prompt) + len(response.tokens) - 1):
-        raise ValueError(f"experts of {count} tokens, where {expected} have been read")
