@@ -44,7 +44,8 @@ def write_runs(folder: Path) -> Written:
         folder / "kind",
         name="kind",
         status={
-            "reward": 1.75,
+            "totalSteps": STEPS,
+            "reward": make_step(STEPS)["reward_mean"],
             "completionTime": "2026-01-01T00:03:20Z",
             "gpuSeconds": 5400,
             "cost": 4.5,
@@ -80,7 +81,12 @@ def write_runs(folder: Path) -> Written:
         folder / "blunt",
         name="blunt",
         phase="Failed",
-        status={"message": "trainer-0 exited with code 1 three times", "ledger": LEDGER},
+        status={
+            "totalSteps": STEPS,
+            "reward": make_step(30, 0.6)["reward_mean"],
+            "message": "trainer-0 exited with code 1 three times",
+            "ledger": LEDGER,
+        },
         steps=[make_step(step, 0.6) for step in range(1, 31)],
         spec={
             "algorithm": "grpo",

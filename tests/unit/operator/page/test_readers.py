@@ -121,7 +121,11 @@ def test_a_cluster_has_the_tokens_of_samples_without_parquet(folder, granted, tm
         assert one == pytest.approx(other, rel=1e-5)
 
 
-def test_a_cluster_says_where_other_tokens_are_shown(folder, granted):
+@pytest.mark.parametrize("content", [None, b"[" * 100_000, b'{"responses": [{"prompt_id": "0/2+2"}]}'])
+def test_a_cluster_says_where_other_tokens_are_shown(folder, granted, tmp_path, content):
+    if content is not None:
+        url = fill_store(tmp_path / "hostile", {**blobs(3), sample_tokens.FILE: content})
+        granted = granted._replace(access=Access(url, {}))
     spec = {**BODY["spec"], "checkpoint": {"store": "s3://bucket/a b"}}
     (page,) = ask(folder, grant := granted._replace(body={**BODY, "spec": spec}))
     with pytest.raises(Refusal, match=r"no checkpoint has the tokens .* `rlhf ui 's3://bucket/a b'` shows"):
