@@ -6,9 +6,15 @@ from itertools import groupby
 
 from rlhf_api.contract.run import pod_roles, replicas
 from rlhf_api.contract.teachers import Share, shares_of
+from rlhf_api.errors.problem import Problem, show
 from rlhf_api.estimate.resources import host_memory
 from rlhf_api.roles import Role
 from rlhf_api.spec import Spec
+
+from ...job.names import QUEUE
+
+MOST_SETS = 8
+"""Most sets of pods that Kueue takes."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,17 @@ def pod_sets(spec: Spec) -> list[PodSet]:
         else:
             sets += [_of_teachers(role, number, kind) for number, kind in enumerate(kinds)]
     return sets
+
+
+def too_many_sets(spec: Spec, queue: str | None) -> Problem | None:
+    """The problem of a job in a queue whose pods are of more kinds than Kueue takes; None without a problem."""
+    if queue is None or (count := len(pod_sets(spec))) <= MOST_SETS:
+        return None
+    message = (
+        f"a Workload of Kueue has at most {MOST_SETS} sets of pods, and this job's pods are of {count} kinds"
+    )
+    hint = "let teachers whose pods are alike follow each other in spec.distillation.teachers, or use fewer kinds"
+    return Problem(f"metadata.labels[{show(QUEUE)}]", f"{message}; {hint}")
 
 
 def set_of(spec: Spec, role: Role, index: int) -> PodSet:

@@ -17,6 +17,7 @@ from ..config.limits import Limits
 from ..config.settings import Defaults
 from ..objects.limit_checks import check, lacks_queue, wrong_priority
 from ..objects.pinned import Pinned, with_generators
+from ..objects.pod_sets import too_many_sets
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,8 @@ def desired_state(
         check(limits, own, whole=spec.runtime is None)
         if problem := lacks_queue(limits, job.queue):
             return Desired(own, spec, waits=Wait("QueueRequired", str(problem)))
+        if problem := too_many_sets(spec, job.queue):
+            return Desired(own, spec, waits=Wait("TooManyPodSets", str(problem)))
         if problem := wrong_priority(limits, job.priority):
             return Desired(own, spec, waits=Wait("PriorityRefused", str(problem)))
         if isinstance(runtime, NamedRuntime):

@@ -23,6 +23,7 @@ from ...status.condition import refused
 from ..config.settings import Settings
 from ..objects.limit_checks import check, lacks_queue, wrong_priority
 from ..objects.pinned import Pinned
+from ..objects.pod_sets import too_many_sets
 from .probes import listen
 from .turns import TooManyWaiting, Turns
 
@@ -83,6 +84,7 @@ def _judged(body: Mapping[str, Any], settings: Settings) -> tuple[Spec | None, S
     labels = body["metadata"].get("labels", {})
     label_problems = (
         lacks_queue(settings.limits, labels.get(QUEUE)),
+        too_many_sets(spec, labels.get(QUEUE)),
         wrong_priority(settings.limits, labels.get(PRIORITY)),
     )
     return spec, [problem for problem in label_problems if problem]

@@ -12,7 +12,8 @@ from rlhf_operator.cluster.objects.kueue import workload
 from rlhf_operator.cluster.objects.pinned import Pinned
 from rlhf_operator.cluster.objects.placement import placed
 from rlhf_operator.cluster.objects.pod import NewPod, build_pod
-from rlhf_operator.cluster.objects.pod_sets import pod_sets, set_of
+from rlhf_operator.cluster.objects.pod_sets import pod_sets, set_of, too_many_sets
+from rlhf_operator.cluster.observe.desired import Wait, desired_state
 from rlhf_operator.job.snapshot import Job, Pod
 
 F = Role.REFERENCE
@@ -69,6 +70,21 @@ def test_teachers_whose_pods_are_alike_are_one_set():
         0,
         5,
     )
+
+
+def test_a_job_with_more_kinds_of_pods_than_kueue_takes_is_told():
+    sources = ", ".join(f"{{path: {i}.jsonl, teacher: t{i}}}" for i in range(7))
+    teachers = ", ".join(f"{{name: t{i}, model: m, pods: {{nodeSelector: {{gpu: g{i}}}}}}}" for i in range(7))
+    spec = f"spec.distillation={{minibatchSize: 8, teachers: [{teachers}]}}"
+    job, pinned = made(spec, f"spec.data={{promptsPerStep: 8, sources: [{sources}]}}")
+    problem = too_many_sets(pinned.config.spec, job.queue)
+    assert problem is not None
+    assert (
+        "at most 8 sets of pods, and this job's pods are of 9 kinds; let teachers whose pods"
+        in problem.message
+    )
+    assert too_many_sets(pinned.config.spec, None) is None
+    assert desired_state(job, None, DEFAULTS).waits == Wait("TooManyPodSets", str(problem))
 
 
 def test_each_pod_gets_the_flavor_of_its_own_set():
