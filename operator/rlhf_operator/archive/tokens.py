@@ -1,11 +1,12 @@
 """Reads the tokens of one response, with the log-probabilities of each, from a store's checkpoints: of any response
 from the episodes, which are Parquet, of a sample also from what is JSON."""
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from math import exp, isfinite
 from typing import TYPE_CHECKING, Any
 
-from rlhf_api.contract.sample_tokens import FILE, TOKENS, VALUES, StepTokens
+from rlhf_api.contract.sample_tokens import FILE, TOKENS, VALUES, ResponseTokens, StepTokens
 from rlhf_api.contract.samples import Sample
 from rlhf_api.errors.problem import InvalidJob, Problem
 from rlhf_api.sections.replay import EPISODES
@@ -21,8 +22,10 @@ _TOKENIZER = "export/policy/tokenizer.json"
 _WHO = ("prompt_id", "response")
 _LONG = 1000
 """Characters of a response by which it is known: a sample has only the begin of a very long one."""
-_MOST_BYTES = 16 << 20
+_MOST_BYTES = 8 << 20
 """Of the samples' tokens of a step, all of which are parsed for one of them."""
+_parsing = threading.Lock()
+"""One at a time: what somebody wrote may be twenty times as large in memory."""
 _LATER = 16
 """Checkpoints after a step that may still hold its episode in their replay windows, and are tried."""
 Token = dict[str, Any]
@@ -47,21 +50,26 @@ def read_sample_tokens(checkpoints: "Archive", sample: Sample, number: int) -> l
     """The same of a sample of a checkpoint's own step, from JSON alone; `number`: its place among the samples of the
     step. Raises InvalidJob if no checkpoint has it any more."""
     for snapshot in _snapshots_from(checkpoints, sample.step):
-        if (
-            snapshot.step == sample.step
-            and 0 < sum(part.size for part in snapshot.parts(FILE)) <= _MOST_BYTES
-        ):
-            try:
-                responses = StepTokens.model_validate_json(snapshot.blob(FILE)).responses
-            except ValueError:
-                continue
-            if number < len(responses) and (response := responses[number]).prompt_id == sample.prompt_id:
-                pieces = zip(response.texts, response.columns.get(TOKENS, ()), strict=False)
-                return [_describe(response.columns, index, text) for index, (text, _) in enumerate(pieces)]
+        response = _find_response(snapshot, number) if snapshot.step == sample.step else None
+        if response is not None and response.prompt_id == sample.prompt_id:
+            pieces = zip(response.texts, response.columns.get(TOKENS, ()), strict=False)
+            return [_describe(response.columns, index, text) for index, (text, _) in enumerate(pieces)]
     message = (
         "no checkpoint has the tokens of this sample: each has those of the first samples of its own step"
     )
     raise InvalidJob([Problem(f"step {sample.step}", message)])
+
+
+def _find_response(snapshot: "Snapshot", number: int) -> ResponseTokens | None:
+    if not 0 < sum(part.size for part in snapshot.parts(FILE)) <= _MOST_BYTES:
+        return None
+    content = snapshot.blob(FILE)
+    with _parsing:
+        try:
+            responses = StepTokens.model_validate_json(content).responses
+        except ValueError:
+            return None
+        return responses[number] if number < len(responses) else None
 
 
 def read_row_tokens(snapshot: "Snapshot", file: EpisodeFile, row: int) -> list[Token]:
