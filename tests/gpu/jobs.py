@@ -3,9 +3,11 @@
 import os
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Lock
 
 import torch
 from tests.support.rlhf import SENTIMENT, Finished, run
@@ -50,6 +52,8 @@ class Job:
     """Job in whose work directory it goes on."""
     gpus: int = 1
     vllm: bool = False
+    fills: bool = False
+    """Its engine fills the memory that others leave, all along: one such job at a time."""
     architectures: str = ""
     """TORCH_CUDA_ARCH_LIST, as images set it."""
 
@@ -101,7 +105,7 @@ JOBS: Mapping[str, Job] = {
         policy="sft",
         vllm=True,
     ),
-    "grpo-divided": Job("grpo", (VLLM, "spec.rollout.maxStaleness=1"), policy="sft", vllm=True),
+    "grpo-divided": Job("grpo", (VLLM, "spec.rollout.maxStaleness=1"), policy="sft", vllm=True, fills=True),
     "grpo-lora-in-turns": Job("grpo", (VLLM, "spec.model.lora.policy.rank=8"), policy="sft", vllm=True),
     "grpo-dora-in-turns": Job(
         "grpo",
@@ -115,9 +119,13 @@ JOBS: Mapping[str, Job] = {
     "images": Job("images/guess"),
     "images-in-turns": Job("images/grpo", (VLLM, *FOUR), policy="images", vllm=True),
     "experts": Job("experts/sft", (BFLOAT16,)),
-    "experts-divided": Job("experts/grpo", (*SHORT, BFLOAT16), policy="experts", vllm=True),
+    "experts-divided": Job("experts/grpo", (*SHORT, BFLOAT16), policy="experts", vllm=True, fills=True),
     "experts-replayed": Job(
-        "experts/grpo", (*SHORT, BFLOAT16, "spec.experts.replay=rollout"), policy="experts", vllm=True
+        "experts/grpo",
+        (*SHORT, BFLOAT16, "spec.experts.replay=rollout"),
+        policy="experts",
+        vllm=True,
+        fills=True,
     ),
     "teacher": Job("arithmetic/sft", SHORT),
     "student": Job("distillation/student", SHORT),
@@ -163,6 +171,7 @@ class Jobs:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._pool = ThreadPoolExecutor(AT_ONCE)
+        self._filled = Lock()
         self._runs: dict[str, Future[Finished]] = {}
         for name, job in JOBS.items():  # a job waits for earlier ones alone, so some worker always runs one
             if not why_not(job):
@@ -185,12 +194,13 @@ class Jobs:
             assert earlier.code == 0, f"its {field} {other!r} failed: {earlier.output[-1500:]}"
         models = [f"spec.model.{field}={self._folder / other / 'policy'}" for field, other in made.items()]
         flags = ("--resume",) if job.resumes else ()
-        return run(
-            job.file,
-            self._folder / (job.resumes or name),
-            *(*models, *job.settings),
-            flags=flags,
-            CUDA_VISIBLE_DEVICES=",".join(map(str, range(job.gpus))),
-            **({"TORCH_CUDA_ARCH_LIST": job.architectures} if job.architectures else {}),
-            PYTHONPATH=os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(Path.cwd())))),
-        )
+        with self._filled if job.fills else nullcontext():
+            return run(
+                job.file,
+                self._folder / (job.resumes or name),
+                *(*models, *job.settings),
+                flags=flags,
+                CUDA_VISIBLE_DEVICES=",".join(map(str, range(job.gpus))),
+                **({"TORCH_CUDA_ARCH_LIST": job.architectures} if job.architectures else {}),
+                PYTHONPATH=os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(Path.cwd())))),
+            )

@@ -26,6 +26,7 @@ from rlhf_api.spec import Spec
 from ..engines.vllm.serve.gpu import gpu_memory
 from ..engines.vllm.serve.launch import (
     SHARED,
+    SLEEP_OPTIONS,
     check_head_size,
     check_places,
     cpu_options,
@@ -130,8 +131,8 @@ def part_of_gpu(config: RunConfig, memory: float) -> dict[str, JsonValue]:
         sizes = job_sizes(spec)
         if wrong := problems(spec, sizes, memory, config.shared_gpu_count):
             raise InvalidJob(wrong)
-        sleeps: dict[str, JsonValue] = {"enable-sleep-mode": True} if config.takes_turns else {}
-        return generator_options(spec, sizes, memory, config.shared_gpu_count) | sleeps
+        options = generator_options(spec, sizes, memory, config.shared_gpu_count)
+        return options | (SLEEP_OPTIONS if config.takes_turns else {})
     sizes = Sizes.of(spec, model_sizes(spec))
     serving = Serving.of(spec, sizes)
     if serving is None:

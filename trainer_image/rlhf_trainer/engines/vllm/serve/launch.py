@@ -45,6 +45,13 @@ CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Head sizes of vLLM 0.32's attention on CPUs; it starts with any other one, and crashes at the first request."""
 
 
+SLEEP_OPTIONS: dict[str, JsonValue] = {
+    "enable-sleep-mode": True,
+    "worker-cls": "rlhf_trainer.engines.vllm.serve.sleeping_worker.SleepingWorker",
+}
+"""Has an engine give its memory back in the turns of a trainer on its GPU."""
+
+
 def cpu_options(longest: int, tensor_parallel_size: int) -> dict[str, JsonValue]:
     """Engine options on a CPU, for sequences of up to `longest` tokens."""
     options = CPU_OPTIONS | {"max-num-batched-tokens": max(CPU_BATCH_TOKENS, longest)}

@@ -25,8 +25,10 @@ log = logging.getLogger("vllm.rlhf")
 POLL_SECONDS = 0.5
 LINGER_SECONDS = 5.0
 """Grace period of a server after its engine was told to end, or died without an error message; seconds."""
+FAREWELL_SECONDS = 0.5
+"""Time in which a process that ends itself still answers."""
 EXIT_ENGINE_DEAD = 70
-"""EX_SOFTWARE; also the exit code of a worker whose weight swap failed."""
+"""EX_SOFTWARE; also the exit code of a worker that ends itself."""
 FATAL = frozenset({"run_engine_core", "worker_main", "monitor_workers"})
 """Functions of vLLM whose logged errors mean the end of the engine; other errors are returned to the caller."""
 
@@ -88,6 +90,14 @@ def _watch(
         "requests in progress have delayed this server's shutdown for %g s; it ends now", LINGER_SECONDS
     )
     os._exit(0)
+
+
+def end_soon(cause: str) -> None:
+    """Ends this process, a worker or its engine, whose memory is not what it must be: it must not serve, and vLLM's
+    /health would stay healthy. The caller of the method that failed still gets its error."""
+    log.critical("%s; this process ends", cause)
+    termination.write(cause)
+    threading.Timer(FAREWELL_SECONDS, os._exit, [EXIT_ENGINE_DEAD]).start()
 
 
 def cause_of_death(processes: Iterable[EngineProcess], oom: str, *, late: bool) -> str:

@@ -1,8 +1,6 @@
 """vLLM's weight-transfer engine: receives new weights beside the old ones and swaps on commit."""
 
 import logging
-import os
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,10 +14,10 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
-from ....process import faults, termination
+from ....process import faults
 from ....weights.buckets import Spec
 from ....weights.group import Group, connect_store
-from ..serve.watchdog import EXIT_ENGINE_DEAD
+from ..serve.watchdog import end_soon
 from .copy_plan import Named
 from .held import HeldBase, Weights
 from .receiver import Received, Reception
@@ -28,8 +26,6 @@ from .swap import Swap
 from .weight_check import Table, architecture_table, check_fits, checkpoint_table, most_bytes
 
 log = logging.getLogger("vllm.rlhf")  # below vLLM's logger, so that it goes where vLLM's lines go
-
-FAREWELL_S = 0.5
 
 
 @dataclass
@@ -195,11 +191,8 @@ class BroadcastEngine(WeightTransferEngine[JoinInfo, ReceiveInfo]):
             with torch.no_grad():
                 self.swap.load(staged.weights)
         except BaseException as error:
-            # The model is a mix of old and new weights and must not serve, but /health would stay healthy.
-            # The engine stays paused until this process has ended; the caller still gets the reason.
-            log.critical("the swap to weight version %s failed, this process ends", staged.version)
-            termination.write(f"the swap to weight version {staged.version} failed: {error}")
-            threading.Timer(FAREWELL_S, os._exit, [EXIT_ENGINE_DEAD]).start()
+            # The model is a mix of old and new weights. The engine stays paused until this process has ended.
+            end_soon(f"the swap to weight version {staged.version} failed: {error}")
             raise
         self.version, self.digest = staged.version, staged.digest
         base_parts = self.base.parts if self.base else ()
