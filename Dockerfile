@@ -67,8 +67,9 @@ RUN command -v bwrap >/dev/null || { apt-get update -qq \
     && apt-get install -qq -y --no-install-recommends bubblewrap && rm -rf /var/lib/apt/lists/*; }
 COPY --from=wheel /wheel /wheel
 RUN pip install --quiet --no-deps /wheel/*.whl
-# A process that a library's fault ends shows where, in its log.
-ENV PYTHONFAULTHANDLER=1
+# A process that a library's fault ends shows where, in its log; memory that a tensor had stays for the next one, as
+# processes of a local run have it (rlhf_operator/local/processes/process.py).
+ENV PYTHONFAULTHANDLER=1 MALLOC_MMAP_THRESHOLD_=33554432 MALLOC_TRIM_THRESHOLD_=134217728
 # Manifests name their files relative to it.
 WORKDIR /workspace
 RUN chown 65532:65532 /workspace

@@ -16,6 +16,9 @@ install: $(STAMP)
 
 # Some environments forbid it, and then each process that imports torch, transformers and DeepSpeed compiles all of them.
 unexport PYTHONDONTWRITEBYTECODE
+# As processes of a local run have it; those of tests are forked from others.
+export MALLOC_MMAP_THRESHOLD_=33554432
+export MALLOC_TRIM_THRESHOLD_=134217728
 
 # torch first: with it in place nothing pulls another build of it. torchvision, torchaudio and torchcodec come with vLLM,
 # most in builds made for another torch: nothing here uses them and importing transformers would fail. On a GPU vLLM

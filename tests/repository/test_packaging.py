@@ -16,6 +16,8 @@ import yaml
 from tests.support.sources.packaging import OF_WHEEL, ROOT, WHEEL, done, normalized, pins
 from tools.release.files import NOT_IN_IMAGES
 
+from rlhf_operator.local.processes.process import MALLOC
+
 PAGE = ROOT / "operator" / "rlhf_operator" / "page" / "static" / "index.html"
 IMPORTS = """
 import importlib.util, pkgutil, sys, rlhf, rlhf_api, rlhf_operator, rlhf_store
@@ -151,6 +153,13 @@ def test_the_operators_image_has_the_client_of_stores_and_no_reader_of_episodes(
     }
     assert installed["obstore"] == pins("common.txt")["obstore"]
     assert not {"pyarrow", "tokenizers", "torch"} & set(installed)
+
+
+def test_images_and_tests_keep_freed_memory_as_local_runs_do():
+    dockerfile, makefile = ((ROOT / name).read_text() for name in ("Dockerfile", "Makefile"))
+    for name, value in MALLOC.items():
+        assert f" {name}={value}" in dockerfile
+        assert f"export {name}={value}\n" in makefile
 
 
 def test_the_image_of_environments_installs_what_is_pinned():
