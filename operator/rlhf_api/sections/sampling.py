@@ -16,7 +16,7 @@ Text = Annotated[str, Field(min_length=1)]
 
 
 class StructuredOutputs(Frozen):
-    """What the text of every response, or of every turn, must be; exactly one of these, as vLLM's structured outputs
+    """Constraint on the text of every response, or of every turn; exactly one of these, as vLLM's structured outputs
     take it."""
 
     regex: Text | None = None
@@ -75,8 +75,8 @@ class Sampling(Frozen):
     stop: tuple[StopString, ...] = Field((), max_length=16)
     """Stop strings: a response ends with the token that completes one, and its text ends before it."""
     structured_outputs: StructuredOutputs | None = None
-    """What responses must be: tokens that cannot lead there are never sampled. Training applies the same mask only if
-    topK is set too."""
+    """Constraint on responses: tokens that cannot lead to one that meets it are never sampled. Training applies the
+    same mask only if topK is set too."""
     thinking: Thinking | None = None
     responses_per_prompt: Positive = Field(
         1, validation_alias=former("responsesPerPrompt", "answersPerPrompt")

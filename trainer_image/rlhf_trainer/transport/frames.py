@@ -76,7 +76,7 @@ class Asked(BaseModel):
     kept: int = 0
     """Above 0: return each token's sampling mask, of at most this many tokens."""
     structured: dict[str, Any] | None = None
-    """What responses must be, as `StructuredOutputs` of the manifest, by vLLM's names."""
+    """Constraint on responses, as `StructuredOutputs` of the manifest, by vLLM's names."""
     constrained: int = 0
     """Number of the prompt's last tokens that belong to the response, and to what it must be."""
     images: Sequence[AskedImage] = ()

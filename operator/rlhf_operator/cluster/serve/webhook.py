@@ -63,7 +63,7 @@ def _problems(
     if before is None:
         return problems
     if problems or spec is None:
-        _, known = _judged(before, settings) if _goes_on(before, body) else (None, ())
+        _, known = _judged(before, settings) if _keeps_running(before, body) else (None, ())
         return [problem for problem in problems if problem not in known]
     if _failed_by_its_spec(before):
         return ()
@@ -102,7 +102,7 @@ def _asks_for(body: Mapping[str, Any]) -> tuple[Any, ...]:
     return body.get("spec"), labels.get(QUEUE), labels.get(PRIORITY)
 
 
-def _goes_on(before: Mapping[str, Any], body: Mapping[str, Any]) -> bool:
+def _keeps_running(before: Mapping[str, Any], body: Mapping[str, Any]) -> bool:
     """True if a change sets only what may change while a job runs, and does not resume it. Such a change is refused for
     what it makes wrong alone: limits and rules may have become tighter since the job began."""
     resumed = before["spec"].get("suspend") and not body["spec"].get("suspend")

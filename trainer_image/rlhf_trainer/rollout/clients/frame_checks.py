@@ -1,4 +1,4 @@
-"""What is wrong with a frame of a response, which another process has written."""
+"""Checks of a frame of a response, which another process has written."""
 
 from collections.abc import Sequence
 

@@ -82,7 +82,9 @@ class VllmClient:
         going_on = work.unfinished
         if not work.begun:
             await self._begin(member, work, progress)
-            going_on = [index for index in work.unfinished if self._goes_on(work, work.responses[index])]
+            going_on = [
+                index for index in work.unfinished if self._continues_at_budget(work, work.responses[index])
+            ]
         await run_together([self._continue(member, work, index, progress) for index in going_on])
         if not work.is_complete:  # told once all have their last tokens
             raise Interrupted
@@ -122,10 +124,10 @@ class VllmClient:
             "constrained": so_far - self._turn_start(response),
         }
         await self._stream(member, work, [index], self._base_request.model_copy(update=changes), progress)
-        if so_far < len(response.tokens) and self._goes_on(work, response):
+        if so_far < len(response.tokens) and self._continues_at_budget(work, response):
             await self._continue(member, work, index, progress)
 
-    def _goes_on(self, work: PartialRollout, response: Response) -> bool:
+    def _continues_at_budget(self, work: PartialRollout, response: Response) -> bool:
         """True at the budget of the thought, unless the round is closed: the next one goes on then."""
         return self._is_at_budget(response) and not work.closing()
 
@@ -230,7 +232,7 @@ class VllmClient:
 
 
 def _constraint(sampling: Sampling) -> dict[str, Any] | None:
-    """What responses must be, by vLLM's names."""
+    """The constraint on responses, by vLLM's names."""
     if sampling.structured_outputs is None:
         return None
     given = sampling.structured_outputs.model_dump(exclude_none=True)
