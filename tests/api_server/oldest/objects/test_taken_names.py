@@ -172,7 +172,9 @@ def test_a_workload_whose_labels_somebody_takes_is_found_again(
 def test_what_the_collector_is_to_take_from_an_earlier_job_is_waited_for(
     operators: Operators, namespace: str, version: str, kind: str
 ) -> None:
-    """A collector deletes by uid, whoever owns the object by then: here it has begun, and a finalizer holds it up."""
+    """A collector deletes by uid, whoever owns the object by then: here it has begun, and a finalizer holds it up. It
+    has taken the other one."""
+    (other,) = {"Service", kind_of(theirs(namespace, *GANG))} - {kind_of(theirs(namespace, version, kind))}
 
     async def hold(operator: SteppedOperator, key: str, finalizers: list[str] | None) -> None:
         path = body_path(theirs(namespace, version, kind), THEIRS[version, kind][0])
@@ -186,6 +188,8 @@ def test_what_the_collector_is_to_take_from_an_earlier_job_is_waited_for(
         await hold(operator, key, ["example.com/hold"])
         await operator.api.delete("RLHFJob", namespace, "ppo")
         while "deletionTimestamp" not in (await operator.api.get(key, namespace, name))["metadata"]:
+            await asyncio.sleep(0.1)
+        while await operator.names(other):
             await asyncio.sleep(0.1)
         second = await operator.api.create(with_all(namespace))
         operator.cache.drop_uids("RLHFJob", [first["metadata"]["uid"]])
