@@ -145,10 +145,10 @@ class _PolicyLoss:
     def __call__(self, output: Tensor, micro: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
         columns, settings = self._columns, self._ctx.settings
         tokens = _Tokens(columns, output, micro, self._weights)
-        old = self._old_logprobs(tokens)
-        total, metrics = self._surrogate_term(tokens, old)
+        old, corrected = self._old_logprobs(tokens), self._corrected(tokens)
+        total, metrics = self._surrogate_term(tokens, old, corrected)
         if "kl_cov" in columns:  # Cui et al. 2025 (arXiv:2505.22617), KL-Cov, with a coefficient of 1
-            covariant = self._corrected(tokens) * tokens.column("kl_cov")
+            covariant = corrected * tokens.column("kl_cov")
             total = total + (covariant * token_kl_k3(old, tokens.logprobs)).sum()
         if tokens.top is not None:
             divergence, of_divergence = self._divergence_term(tokens, tokens.top)
@@ -174,12 +174,14 @@ class _PolicyLoss:
                 weight = weight * tokens.column(name)
         return weight * ~tokens.column("clip_cov") if "clip_cov" in self._columns else weight
 
-    def _surrogate_term(self, tokens: _Tokens, old: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def _surrogate_term(
+        self, tokens: _Tokens, old: Tensor, corrected: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         mask = None if self._columns.mask is None else tokens.of(self._columns.mask)
         ratios = self._ratios(tokens.logprobs, old, tokens.micro.rows, mask)
         of_tokens = self._surrogate(ratios, tokens.logprobs, tokens.column("advantages"))
         share, constant = tokens.of(self._shares), ratios.detach()
-        return (self._corrected(tokens) * of_tokens).sum(), {
+        return (corrected * of_tokens).sum(), {
             "clip_fraction": (share * outside_clip(constant, *_clip_range(self._ctx))).sum(),
             "update_kl": (share * token_kl_k3(old, tokens.new)).sum(),
             "entropy": tokens.entropy.detach().sum() / self._count,

@@ -88,8 +88,8 @@ class Supervised:
         environ = {**os.environ, **variables, **more, "RLHF_TOKEN": role_token(token, self.process.role)}
         environ |= gpus.variables(config, self.process, gpus.present(environ))
         environ["PYTHONUNBUFFERED"] = "1"
-        defaults = {"PYTHONFAULTHANDLER": "1", **MALLOC}  # a library's fault shows where, as in the image
-        environ = defaults | environ
+        # As in the image, unless the user says otherwise; with the first a library's fault shows where.
+        environ = {"PYTHONFAULTHANDLER": "1", **MALLOC} | environ
         cores = len(os.sched_getaffinity(0))
         environ.setdefault("OMP_NUM_THREADS", str(threads_each(config.spec, self.process.role, cores)))
         self.end.unlink(missing_ok=True)
